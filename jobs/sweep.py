@@ -1,7 +1,7 @@
 """Entry point of a sweep's job: python jobs/sweep.py CONFIG.yaml [key=value ...]
 
-Start it with `marl-ray submit sweep`, with `ray job submit --working-dir . -- python jobs/sweep.py ...`, or as the
-entrypoint of a RayJob. The cluster's image must have marl-ray installed.
+Start it with `ray job submit --working-dir . -- python jobs/sweep.py ...`, or as the entrypoint of a RayJob. The
+cluster's image must have marl-ray installed. `marl-ray submit sweep` needs no file of this folder.
 
 The file is there because a job's entrypoint names a file of its working directory, and `--working-dir .` sends this one
 along with `jobs/configs/`. It does what the command `marl-ray sweep` does, and nothing else.

@@ -1,7 +1,9 @@
 """Fixtures that tests of several folders share, a local Ray above all, and the order in which tests run."""
 
 import ast
+import asyncio
 import gc
+import inspect
 import os
 import sqlite3
 import sys
@@ -44,7 +46,8 @@ RAYS = dict.fromkeys(
 @cache
 def shares_ray(path: Path) -> bool:
     """Return True if a test or a fixture of the file has `ray_cluster` as its argument."""
-    functions = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef))
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    functions = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds))
     return any(argument.arg == "ray_cluster" for function in functions for argument in function.args.args)
 
 
@@ -84,6 +87,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is an `async def` in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
+
+
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[LocalRay]:
     """A local Ray with four logical CPUs, a dashboard and token authentication; its workers can import the toys."""
@@ -112,7 +125,12 @@ def text_gateway(text_bundles: dict[str, str], tmp_path: Path) -> "GatewayConfig
 
 @pytest.fixture(scope="session", autouse=True)
 def mlflow_tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """MLflow makes a database in forty migrations, a second of work: in this process it makes one, and others are copies."""
+    """MLflow makes a database in forty migrations, a second of work for each of hundreds of tests: in this process it makes
+    one, and others are copies.
+
+    Processes that tests start are as MLflow made them. Those of `test_mlflow_database.py` make databases by its migrations,
+    at once and until they are killed; so do the commands and the servers of other tests.
+    """
     if "mlflow" not in sys.modules:  # no test that was collected has a registry
         yield
         return

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol, TypeVar
-from unittest.mock import patch
 
 from marl_ray.errors import MarlRayError, one_line
 
@@ -342,11 +341,19 @@ def loopback_only(log_monitor: bool) -> Iterator[None]:
 
     options: dict[str, Any] = {"dashboard_agent_listen_port": 0, "include_log_monitor": log_monitor}
     parameters = partial(parameter.RayParams, **options)
-    with (
-        patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False),
-        patch.object(parameter, "RayParams", parameters),
-    ):
+    with _replaced(ray_constants, "ENABLE_RAY_CLUSTER", False), _replaced(parameter, "RayParams", parameters):
         yield
+
+
+@contextmanager
+def _replaced(module: Any, name: str, value: object) -> Iterator[None]:
+    """Give an attribute of a module another value within the block."""
+    own = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, own)
 
 
 def listen_on_node_address() -> None:

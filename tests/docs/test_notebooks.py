@@ -14,7 +14,7 @@ CELL_S = 300
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", sorted(ROOT.glob("docs/notebooks/*.ipynb")), ids=lambda path: path.stem)
-def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
+def test_a_notebook_runs(path: Path, tmp_path: Path):
     folder = tmp_path / "docs" / "notebooks"
     folder.mkdir(parents=True)
     shutil.copytree(ROOT / "jobs", tmp_path / "jobs")

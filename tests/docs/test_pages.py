@@ -26,7 +26,7 @@ STEPS = sorted(
     indirect=["walk"],
     scope="module",  # else pytest ends a walk after each of its pages, and the next page begins it anew
 )
-def test_a_page_can_be_followed(walk: Walk, page: Path) -> None:
+def test_a_page_can_be_followed(walk: Walk, page: Path):
     for step in [*pages_before(page), page]:
         if step not in walk.followed:
             walk.follow(step)

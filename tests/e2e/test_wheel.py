@@ -13,16 +13,25 @@ from pathlib import Path
 import pytest
 
 from marl_ray.extensions import POINTS
+from marl_ray.first_steps.demo import ARMS
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 120.0
-"""Longest wait for a command; each takes a few seconds."""
+TIMEOUT_S = 240.0
+"""Longest wait for a command; each takes a few seconds, but for a job, which compiles a gridworld in a minute."""
 MIGRATE = """
 import sqlalchemy as sa
 from marl_ray.experiments.database.migrations import upgrade
 engine = sa.create_engine("sqlite:///experiments.db")
 upgrade(engine)
 print(sa.inspect(engine).get_table_names())
+"""
+SUBMIT = """
+import sys
+from marl_ray.cli import main
+from marl_ray.cluster.local_ray import local_ray
+from marl_ray.first_steps.demo import ARMS
+with local_ray(num_cpus=4) as ray:
+    main(["submit", "train", str(ARMS["mappo"]), "--address", ray.dashboard_url, *sys.argv[1:]])
 """
 
 
@@ -45,7 +54,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("checkout")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
-    shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("src", "jobs"):  # files of the first are links to files of the second
+        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=ignored)
     build = ["wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", "dist", "."]
     succeeded([sys.executable, "-m", "pip", *build], copy)
     (built,) = (copy / "dist").glob("*.whl")
@@ -68,10 +79,11 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fresh / "bin"
 
 
-def test_the_wheel_holds_every_file_of_the_package_and_the_license(wheel: Path) -> None:
+def test_the_wheel_holds_every_file_of_the_package_and_the_license(wheel: Path):
     with zipfile.ZipFile(wheel) as archive:
         held = set(archive.namelist())
         metadata = archive.read(next(name for name in held if name.endswith(".dist-info/METADATA"))).decode()
+        configs = {path.name: archive.read(f"marl_ray/first_steps/configs/{path.name}") for path in ARMS.values()}
     sources = {
         str(path.relative_to(ROOT / "src"))
         for path in (ROOT / "src" / "marl_ray").rglob("*")
@@ -80,16 +92,18 @@ def test_the_wheel_holds_every_file_of_the_package_and_the_license(wheel: Path) 
     assert sources == {name for name in held if name.startswith("marl_ray/")}
     assert {"marl_ray/cluster/lint/kuberay-v1.7.0.json", "marl_ray/serving/pages/style.css"} < sources
     assert {f"marl_ray/templates/{kind}/NAME.py.j2" for kind in POINTS} < sources
+    assert configs == {name: (ROOT / "jobs/configs" / name).read_bytes() for name in configs}
     assert any(name.endswith("licenses/LICENSE") for name in held)
     assert "License-Expression: Apache-2.0" in metadata
 
 
 @pytest.mark.slow
-def test_its_commands_run_in_a_fresh_environment(installed: Path, tmp_path: Path) -> None:
+def test_its_commands_run_in_a_fresh_environment(installed: Path, tmp_path: Path):
     where = "import marl_ray; print(marl_ray.__file__)"
     assert succeeded([installed / "python", "-c", where], tmp_path).startswith(str(installed.parent))
     program = installed / "marl-ray"
     assert "Usage: marl-ray" in succeeded([program, "--help"], tmp_path)
+    assert "Train two teams" in succeeded([program, "demo", "--help"], tmp_path)
     assert "mappo" in succeeded([program, "algorithms"], tmp_path)
     schema = json.loads(succeeded([program, "config", "schema", "gateway"], tmp_path))
     assert "experiments" in schema["properties"]
@@ -100,7 +114,7 @@ def test_its_commands_run_in_a_fresh_environment(installed: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_files_that_are_read_at_run_time_are_where_they_are_looked_for(installed: Path, tmp_path: Path) -> None:
+def test_files_that_are_read_at_run_time_are_where_they_are_looked_for(installed: Path, tmp_path: Path):
     """Migrations, the pages of the gateway and of reports, and the programs that go into the sandbox."""
     assert "'exposures'" in succeeded([installed / "python", "-c", MIGRATE], tmp_path)
     read = [
@@ -114,7 +128,9 @@ def test_files_that_are_read_at_run_time_are_where_they_are_looked_for(installed
     succeeded([installed / "python", "-c", "\n".join(read)], tmp_path)
 
 
-@pytest.mark.slow
-def test_the_demo_says_that_it_needs_a_checkout(installed: Path, tmp_path: Path) -> None:
-    done = run([installed / "marl-ray", "demo"], tmp_path)
-    assert done.returncode == 2 and "run the demo from a checkout of marl-ray" in " ".join(done.stderr.split())
+@pytest.mark.long
+def test_it_submits_a_config_of_the_demo_as_a_job_as_the_demo_does(installed: Path, tmp_path: Path):
+    short = ["train.total_steps=512", "train.env_copies=4", "evaluation.episodes=2", "resources.workers=1"]
+    log = succeeded([installed / "python", "-c", SUBMIT, f"storage={tmp_path}/runs", *short], tmp_path)
+    assert "gridworld-mappo: best return" in log
+    assert (tmp_path / "runs" / "gridworld-mappo" / "bundle" / "bundle.json").is_file()

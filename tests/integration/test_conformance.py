@@ -18,7 +18,7 @@ UNEVEN = [[[0.3, 0.7], [0.6, 0.4], [0.2, 0.8], [0.5, 0.5], [0.5, 0.5]], [[0.1, 0
 
 
 @pytest.mark.parametrize("algorithm", [name for name, spec in SPECS.items() if not spec.pairs])
-def test_every_algorithm_does_what_its_formulas_say(algorithm: str) -> None:
+def test_every_algorithm_does_what_its_formulas_say(algorithm: str):
     assert [each for each in check_algorithm(algorithm) if each.failure] == []
 
 
@@ -34,12 +34,12 @@ def test_every_algorithm_does_what_its_formulas_say(algorithm: str) -> None:
         ("SHORT_SIGHTED", properties.reward_gradient, GridPoint(2, 1, below=True)),
     ],
 )
-def test_a_mistake_is_found(name: str, check: Callable[[str, GridPoint], str | None], case: GridPoint) -> None:
+def test_a_mistake_is_found(name: str, check: Callable[[str, GridPoint], str | None], case: GridPoint):
     with process_group():
         assert check(f"toys.broken_algorithms:{name}", case) is not None
 
 
-def test_the_command_prints_a_line_for_every_property_and_fails_where_one_differs() -> None:
+def test_the_command_prints_a_line_for_every_property_and_fails_where_one_differs():
     good = CliRunner().invoke(app, ["check", "plugin", "algorithm", "reinforce_pp"])
     assert good.exit_code == 0
     assert all(line.startswith("ok  ") for line in good.output.splitlines())
@@ -49,7 +49,7 @@ def test_the_command_prints_a_line_for_every_property_and_fails_where_one_differ
     assert "ok      refusals: " in bad.output
 
 
-def test_truth_of_the_smallest_game_by_hand() -> None:
+def test_truth_of_the_smallest_game_by_hand():
     """Probabilities 1/2: the first move earns 0.125 and costs 0.75, the second 0.1875 and 1; the other signal likewise."""
     uniform = [[[0.5, 0.5]] * STATES]
     j, first, second = truth.expected(GameRules(), uniform, truth.nothing())
@@ -59,7 +59,7 @@ def test_truth_of_the_smallest_game_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("ends", "most"), list(itertools.product((True, False), (1, 2))))
-def test_gradients_are_those_of_the_expectations(ends: bool, most: int) -> None:
+def test_gradients_are_those_of_the_expectations(ends: bool, most: int):
     """dJ / d logit_1 = p_0 p_1 (dJ / dp_1 - dJ / dp_0), by differences of the probabilities."""
     rules = GameRules(policies=2, ends=ends)
     after = {state: (0.1 * state, 1.0, 0.5 * state) for state in range(STATES)}
@@ -78,7 +78,7 @@ def test_gradients_are_those_of_the_expectations(ends: bool, most: int) -> None:
 @pytest.mark.parametrize(
     ("policies", "agents", "ends", "early"), list(itertools.product((1, 2), (1, 3), (True, False), (True, False)))
 )
-def test_the_environment_plays_the_rules(policies: int, agents: int, ends: bool, early: bool) -> None:
+def test_the_environment_plays_the_rules(policies: int, agents: int, ends: bool, early: bool):
     env = TinyGame(policies=policies, agents=agents, ends=ends, early=early)
     for path in itertools.islice(env.rules.paths(), 0, None, 7):
         env.reset(seed=0)

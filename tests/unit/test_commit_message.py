@@ -24,7 +24,7 @@ WHY = "\n\nThe old one was slow.\n"
         "Merge wt-parity: both engines score the same\n",
     ],
 )
-def test_messages_that_pass(message: str) -> None:
+def test_messages_that_pass(message: str):
     assert problem(message) is None
 
 
@@ -53,11 +53,11 @@ def test_messages_that_pass(message: str) -> None:
         ("Merge\n", "subject: expected what is merged"),
     ],
 )
-def test_messages_that_are_refused(message: str, start: str) -> None:
+def test_messages_that_are_refused(message: str, start: str):
     assert problem(message).startswith(start)
 
 
-def test_git_calls_it_with_a_file_that_stays_as_it_is(tmp_path: Path) -> None:
+def test_git_calls_it_with_a_file_that_stays_as_it_is(tmp_path: Path):
     file = tmp_path / "COMMIT_EDITMSG"
     for message, status in (("lint: sort an import\n", 1), ("lint: sort an import" + WHY + "\n# comment\n", 0)):
         file.write_text(message)

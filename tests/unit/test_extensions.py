@@ -40,7 +40,7 @@ def install(folder: Path, package: str, points: str) -> None:
     (metadata / "entry_points.txt").write_text(points)
 
 
-def test_a_package_ships_an_algorithm_by_name(installed: Path) -> None:
+def test_a_package_ships_an_algorithm_by_name(installed: Path):
     (installed / "shipped_ppo.py").write_text("from marl_ray.algorithms.with_critic.ppo import PPO as OURS\n")
     install(installed, "shipped", "[marl_ray.algorithms]\nour_ppo = shipped_ppo:OURS\nppo = shipped_ppo:OTHER\n")
     assert algorithm_of("our_ppo") is algorithm_of("ppo")
@@ -48,7 +48,7 @@ def test_a_package_ships_an_algorithm_by_name(installed: Path) -> None:
     sys.modules.pop("shipped_ppo")
 
 
-def test_a_name_that_two_packages_claim_is_refused_with_both(installed: Path) -> None:
+def test_a_name_that_two_packages_claim_is_refused_with_both(installed: Path):
     install(installed, "one", "[marl_ray.environments]\nmaze = one_maze:make\n")
     install(installed, "two", "[marl_ray.environments]\nmaze = two_maze:make\n")
     with pytest.raises(MarlRayError, match=r"'maze' is of one and two; expected package.module:NAME to say which"):
@@ -56,7 +56,7 @@ def test_a_name_that_two_packages_claim_is_refused_with_both(installed: Path) ->
 
 
 @pytest.mark.parametrize("point", extensions.POINTS.values(), ids=lambda point: point.kind)
-def test_every_built_in_is_where_its_extension_point_says(point: ExtensionPoint) -> None:
+def test_every_built_in_is_where_its_extension_point_says(point: ExtensionPoint):
     for name in point.builtins:
         assert callable(point.load(name)) or point in (ALGORITHM, BENCHMARK)
 
@@ -118,14 +118,14 @@ def sweep_of(scheduler: Any) -> SweepConfig:
 
 
 @pytest.mark.parametrize(("name", "metric"), [("own_benchmark", "own_benchmark"), ("own_parts:OWN_BENCHMARK",) * 2])
-def test_a_run_is_measured_on_a_benchmark_of_a_package(parts: Path, name: str, metric: str) -> None:
+def test_a_run_is_measured_on_a_benchmark_of_a_package(parts: Path, name: str, metric: str):
     config = run_of(evaluation={"benchmarks": [{"name": name, "data": "x.jsonl"}]})
     assert config.evaluation.benchmarks[0].metric == metric.replace(":", ".")
     assert benchmark(name) is benchmark("humaneval")
 
 
 @pytest.mark.parametrize("name", ["own_tracker", "own_parts:OwnTracker"])
-def test_a_run_logs_to_a_tracker_of_a_package(parts: Path, tmp_path: Path, name: str) -> None:
+def test_a_run_logs_to_a_tracker_of_a_package(parts: Path, tmp_path: Path, name: str):
     config = run_of(storage=str(tmp_path), tracking={"also": [name, "tensorboard"]})
     sinks = open_sinks(config, "id")
     assert list(sinks) == [name, "tensorboard"] and type(sinks[name]) is type(sinks["tensorboard"])
@@ -136,7 +136,7 @@ def test_a_run_logs_to_a_tracker_of_a_package(parts: Path, tmp_path: Path, name:
 
 
 @pytest.mark.parametrize("name", ["own_engine", "own_parts:OwnEngine"])
-def test_a_policy_samples_with_an_engine_of_a_package(parts: Path, name: str) -> None:
+def test_a_policy_samples_with_an_engine_of_a_package(parts: Path, name: str):
     generation = run_of(name).team["solver"].generation
     policy = build_token_policy(ModelConfig.model_validate(MODEL), generation, 0)
     assert type(make_engine(policy)).__name__ == "TorchEngine"
@@ -144,7 +144,7 @@ def test_a_policy_samples_with_an_engine_of_a_package(parts: Path, name: str) ->
 
 
 @pytest.mark.parametrize("kind", ["own_scheduler", "own_parts:OwnScheduler"])
-def test_a_sweep_has_a_scheduler_of_a_package_with_settings_of_its_own(parts: Path, kind: str) -> None:
+def test_a_sweep_has_a_scheduler_of_a_package_with_settings_of_its_own(parts: Path, kind: str):
     config = sweep_of({"kind": kind, "patience": 5})
     assert config.resolved()["scheduler"] == {"kind": kind, "patience": 5}
     assert type(make_scheduler(config, 1000)).__name__ == "OwnScheduler"
@@ -192,9 +192,7 @@ def test_a_sweep_has_a_scheduler_of_a_package_with_settings_of_its_own(parts: Pa
         (lambda: sweep_of("own_parts:NoScheduler"), r"'own_parts:NoScheduler' has no class `Settings`"),
     ],
 )
-def test_what_is_wrong_with_a_part_is_said_before_anything_starts(
-    parts: Path, make: Callable[[], Any], message: str
-) -> None:
+def test_what_is_wrong_with_a_part_is_said_before_anything_starts(parts: Path, make: Callable[[], Any], message: str):
     with pytest.raises((MarlRayError, ValidationError), match=message):
         make()
 

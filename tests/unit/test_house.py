@@ -234,6 +234,16 @@ def test_no_test_reads_a_private_name_of_the_product():
     assert [name for _, name in private_uses(ast.parse("a._b = self._c\npatch.setattr('m._d', 1)"))] == ["_b", "_d"]
 
 
+def test_tests_have_no_annotation_of_what_they_return():
+    annotated = [
+        f"{file}: {node.name}"
+        for file, tree in trees_beside_the_sources().items()
+        for node in nodes(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_") and node.returns
+    ]
+    assert annotated == []
+
+
 def test_a_name_says_what_a_variable_holds_or_a_function_does():
     assert vague_names(trees()) == []
     assert vague_names(trees_beside_the_sources()) == []
@@ -259,6 +269,23 @@ def test_one_file_imports_the_private_parts_of_ray():
         if name.startswith("_")
     }
     assert private == {"marl_ray.ray_seams"}
+
+
+def test_the_product_imports_no_library_of_tests():
+    """Only a driver in the sandbox does, which runs the unit tests of a benchmark."""
+    driver = "marl_ray.evaluation.benchmarks.sandboxed.unittest_driver"
+    libraries = {"hypothesis", "pytest", "unittest"}
+    users = [
+        name
+        for name, tree in trees().items()
+        for node in nodes(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for module in (
+            [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+        )
+        if module.partition(".")[0] in libraries
+    ]
+    assert set(users) == {driver}
 
 
 def overridden_privates(tree: ast.Module) -> list[str]:

@@ -27,35 +27,35 @@ CHANGELOG = """# Changelog
 """
 
 
-def test_the_notes_are_the_section_of_the_version() -> None:
+def test_the_notes_are_the_section_of_the_version():
     assert notes("v0.2.0", SOURCES, CHANGELOG) == "### Fixed\n\n- A defect.\n"
 
 
 @pytest.mark.parametrize("tag", ["v0.1.0", "0.2.0", "v0.2.0rc1"])
-def test_a_tag_of_another_version_is_refused(tag: str) -> None:
+def test_a_tag_of_another_version_is_refused(tag: str):
     with pytest.raises(ReleaseError, match=rf"expected the tag v0\.2\.0, because __version__ is 0\.2\.0; got {tag}"):
         notes(tag, SOURCES, CHANGELOG)
 
 
-def test_a_version_without_a_dated_section_is_refused() -> None:
+def test_a_version_without_a_dated_section_is_refused():
     with pytest.raises(ReleaseError, match=r"expected a heading '## \[0\.2\.0\] - YYYY-MM-DD'"):
         notes("v0.2.0", SOURCES, CHANGELOG.replace("2027-01-31", "not yet released"))
 
 
-def test_a_release_leaves_no_change_unreleased() -> None:
+def test_a_release_leaves_no_change_unreleased():
     """The page of the release would not name it, and the package would have it."""
     with pytest.raises(ReleaseError, match=r"expected nothing below '## \[Unreleased\]': v0\.2\.0 releases all of it"):
         notes("v0.2.0", SOURCES, CHANGELOG.replace("## [Unreleased]\n", "## [Unreleased]\n\n### Added\n\n- Later.\n"))
 
 
-def test_the_changelog_and_the_citation_name_this_version() -> None:
+def test_the_changelog_and_the_citation_name_this_version():
     sources = (ROOT / "src/marl_ray/__init__.py").read_text()
     version = sources.split('__version__ = "')[1].split('"')[0]
     assert f"\n## [{version}] - " in (ROOT / "CHANGELOG.md").read_text()
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
 
 
-def test_every_action_is_pinned_by_the_hash_of_a_commit() -> None:
+def test_every_action_is_pinned_by_the_hash_of_a_commit():
     """A tag can be moved to other code; the release's workflow may publish under this project's name."""
     for workflow in (ROOT / ".github/workflows").glob("*.yml"):
         for action in re.findall(r"uses: (.*)", workflow.read_text()):

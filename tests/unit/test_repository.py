@@ -32,7 +32,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_somewhere(page: Path):
     for link in LINK.findall(FENCED.sub("", page.read_text())):
         name, _, anchor = link.partition("#")
         target = (page.parent / name).resolve() if name else page
@@ -41,12 +41,12 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_files_that_a_page_names_exist(page: Path) -> None:
+def test_files_that_a_page_names_exist(page: Path):
     for path in NAMED.findall(page.read_text()):
         assert any((ROOT / base / path).exists() for base in ("", "src/marl_ray")), path
 
 
-def test_identifiers_that_the_recipes_name_exist() -> None:
+def test_identifiers_that_the_recipes_name_exist():
     words = {
         word
         for base in ("src", "tests")
@@ -58,7 +58,7 @@ def test_identifiers_that_the_recipes_name_exist() -> None:
     assert [name for name in named if name not in files and not words.issuperset(name.split("."))] == []
 
 
-def test_a_decision_is_short_has_its_headings_and_is_listed() -> None:
+def test_a_decision_is_short_has_its_headings_and_is_listed():
     listed = (ROOT / "docs/decisions/README.md").read_text()
     assert len(DECISIONS) >= 4
     for path in DECISIONS:
@@ -69,7 +69,7 @@ def test_a_decision_is_short_has_its_headings_and_is_listed() -> None:
 
 
 @pytest.mark.parametrize("path", DECISIONS, ids=lambda path: path.stem)
-def test_a_decision_has_a_date_and_a_status(path: Path) -> None:
+def test_a_decision_has_a_date_and_a_status(path: Path):
     title, empty, date, status = path.read_text().splitlines()[:4]
     assert title.startswith(f"# {path.name[:4]}: ") and not empty
     assert (
@@ -80,14 +80,14 @@ def test_a_decision_has_a_date_and_a_status(path: Path) -> None:
     assert re.match(r"- Status: (accepted|replaced by \[\d{4}\]\()", status)
 
 
-def test_the_commands_of_make_that_pages_name_exist() -> None:
+def test_the_commands_of_make_that_pages_name_exist():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in PAGES:
         for words in MAKE.findall(page.read_text()):
             assert {word for word in words.split() if word.islower()} <= targets, (page.name, words)
 
 
-def test_commits_are_checked_as_make_check_does() -> None:
+def test_commits_are_checked_as_make_check_does():
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
     checks = (ROOT / "Makefile").read_text().split("\ncheck: install")[1].split("\n\n")[0]
     commands = [line.strip().replace("$(BIN)", ".venv/bin") for line in checks.splitlines()[1:]]
@@ -97,7 +97,7 @@ def test_commits_are_checked_as_make_check_does() -> None:
     assert [(ROOT / entry.split()[1]).exists() for entry in of_messages] == [True]
 
 
-def test_the_workflow_runs_what_ci_runs() -> None:
+def test_the_workflow_runs_what_ci_runs():
     workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
     assert ".ci/run" in [step.get("run") for step in workflow["jobs"]["run"]["steps"]]
     kinds = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
@@ -114,7 +114,7 @@ def commands(workflow: str, job: str) -> list[str]:
     return [step["run"] for step in steps if "run" in step]
 
 
-def test_the_shards_of_the_night_run_every_test_once() -> None:
+def test_the_shards_of_the_night_run_every_test_once():
     jobs = yaml.safe_load((ROOT / ".github/workflows/nightly.yml").read_text())["jobs"]
     paths = [
         path
@@ -130,7 +130,7 @@ def test_the_shards_of_the_night_run_every_test_once() -> None:
 
 
 @pytest.mark.parametrize(("runs", "status"), [("https://github.com/o/r/actions/runs/7", 0), ("", 1)])
-def test_a_release_is_of_a_commit_that_passed_ci_and_its_unit_tests(runs: str, status: int, tmp_path: Path) -> None:
+def test_a_release_is_of_a_commit_that_passed_ci_and_its_unit_tests(runs: str, status: int, tmp_path: Path):
     """The first command asks GitHub; here a program answers in the place of GitHub's own."""
     first, *others = commands("release.yml", "build")
     assert {"make check", "make unit"} <= set(others)
@@ -159,7 +159,7 @@ def test_what_a_test_imports_of_other_tests_is_there():
     assert missing == []
 
 
-def test_hints_name_extras_that_a_checkout_can_install() -> None:
+def test_hints_name_extras_that_a_checkout_can_install():
     """The package is on no index, so `pip install marl-ray[wandb]` would find nothing, or something else."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     sources = "".join(path.read_text() for path in [*PAGES, *(ROOT / "src").rglob("*.py")])
@@ -168,7 +168,7 @@ def test_hints_name_extras_that_a_checkout_can_install() -> None:
     assert "marl-ray[" not in sources
 
 
-def test_the_files_that_share_a_ray_exist() -> None:
+def test_the_files_that_share_a_ray_exist():
     """`tests/conftest.py` names them, and a renamed one would move to another Ray without a word."""
     named = re.findall(r'"(test_\w+\.py)"', (ROOT / "tests/conftest.py").read_text())
     assert len(named) > 5 and set(named) <= {path.name for path in (ROOT / "tests").rglob("test_*.py")}

@@ -1,4 +1,4 @@
-"""Runs marl-ray's entry scripts as Ray Jobs: submits them, follows the log and returns the exit status."""
+"""Runs commands of marl-ray as Ray Jobs: submits them, follows the log and returns the exit status."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ def submit(
     python: str = "python",
     timeout_s: float = WEEK_S,
 ) -> int:
-    """Run `jobs/KIND.py CONFIG key=value...` on the cluster whose dashboard is `address`; returns its status.
+    """Run `marl-ray KIND CONFIG key=value...` on the cluster whose dashboard is `address`; returns its status.
 
     The config is validated here before anything is sent. A job fails once and for good, it is never retried. With a
     `submission_id` a second call joins the job that the first one started. `python` is the interpreter's name in the
@@ -65,22 +65,16 @@ def submit(
         overrides = [*overrides, f"storage={Path(config.storage).resolve()}"]
         config = read_config(kind, config_path, overrides)
     refuse_relative_paths(config)
-    script = Path(__file__).parents[3] / "jobs" / f"{kind}.py"
-    if not script.is_file():
-        raise MarlRayError(f"submit {kind}: {script} is missing; submit from a checkout of marl-ray")
     client = connect(address)
     with temporary_folder("job") as folder:
         # Only what the job reads, so that the upload stays small whatever lies around the config.
-        shutil.copytree(
-            script.parent, Path(folder, "jobs"), ignore=lambda _, names: {n for n in names if n[-3:] != ".py"}
-        )
         if isinstance(config, SweepConfig):  # its file may name its run's, which stays here
             Path(folder, "config.yaml").write_text(json.dumps(config.model_dump(mode="json", exclude_unset=True)))
         else:
             shutil.copyfile(config_path, Path(folder, "config.yaml"))
         return run_job(
             client,
-            shlex.join([python, f"jobs/{kind}.py", "config.yaml", *overrides]),
+            shlex.join([python, "-m", "marl_ray", kind, "config.yaml", *overrides]),
             str(folder),
             submission_id=submission_id,
             metadata={"kind": kind, "run": config.name, "config_hash": config_hash(config)},

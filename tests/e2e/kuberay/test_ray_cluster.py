@@ -19,7 +19,7 @@ print("nodes:", len(set(ray.get([play.remote() for _ in range(2)], timeout=600))
 """
 
 
-def test_the_server_refuses_what_the_schemas_forbid(site: Site) -> None:
+def test_the_server_refuses_what_the_schemas_forbid(site: Site):
     [manifest, *others] = render(site.config(site.name("refused")))
     unknown = {**manifest, "spec": {**manifest["spec"], "rayVersoin": "2.60.0"}}
     with pytest.raises(RequestRefusedError, match="rayVersoin"):
@@ -42,12 +42,12 @@ def test_the_server_refuses_what_the_schemas_forbid(site: Site) -> None:
     ],
     ids=["RayJob", "RayCronJob", "RayJob in a queue", "RayService", "RayCluster that scales"],
 )
-def test_the_server_takes_what_is_rendered(site: Site, more: dict[str, object]) -> None:
+def test_the_server_takes_what_is_rendered(site: Site, more: dict[str, object]):
     for manifest in render(site.config(site.name("taken"), **more)):
         apply(site.connection, manifest, dry_run=True)
 
 
-def test_a_cluster_comes_up_and_leaves_nothing(site: Site) -> None:
+def test_a_cluster_comes_up_and_leaves_nothing(site: Site):
     config = site.config(site.name("cluster"))
     site.apply(config)
     assert site.wait("RayCluster", config.name, Phase.READY).phase is Phase.READY
@@ -61,7 +61,7 @@ def test_a_cluster_comes_up_and_leaves_nothing(site: Site) -> None:
     site.delete("RayCluster", config.name)
 
 
-def test_a_group_scales_out_for_work_and_in_after_it(site: Site) -> None:
+def test_a_group_scales_out_for_work_and_in_after_it(site: Site):
     name = site.name("scales")
     # Beside the autoscaler and the submitter, of half a CPU each, two workers must have room on two CPUs.
     group = {**WORKER, "cpus": 0.25, "replicas": [0, 2], "resources": {"rollout": 1}, "idle_timeout_s": 20}

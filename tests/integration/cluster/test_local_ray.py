@@ -58,7 +58,7 @@ finally:
 )
 def test_nothing_is_left(
     ray_cluster: LocalRay, tmp_path: Path, ending: str, number: signal.Signals | None, status: int
-) -> None:
+):
     """Also two Rays at a time: the shared one keeps running beside this one, and each runs its own jobs."""
     env = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "GLOO_"))}
     env |= {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
@@ -102,7 +102,7 @@ def _is_running(pid: int, started: float) -> bool:
 
 
 @pytest.mark.parametrize("path", ["/api/jobs/", "/api/serve/applications/", "/nodes?view=summary"])
-def test_the_dashboard_asks_for_the_token(ray_cluster: LocalRay, path: str) -> None:
+def test_the_dashboard_asks_for_the_token(ray_cluster: LocalRay, path: str):
     def status(**headers: str) -> int:
         return httpx.get(ray_cluster.dashboard_url + path, headers=headers, timeout=30).status_code
 
@@ -111,7 +111,7 @@ def test_the_dashboard_asks_for_the_token(ray_cluster: LocalRay, path: str) -> N
     assert status(Authorization=f"Bearer {ray_cluster.token}") == 200
 
 
-def test_only_loopback_listens(ray_cluster: LocalRay) -> None:
+def test_only_loopback_listens(ray_cluster: LocalRay):
     hosts = set()
     for process in [psutil.Process(), *processes_of(ray_cluster.temp_dir)]:
         for connection in process.net_connections("inet"):
@@ -120,11 +120,11 @@ def test_only_loopback_listens(ray_cluster: LocalRay) -> None:
     assert hosts == {"127.0.0.1"}
 
 
-def test_other_users_cannot_look_inside(ray_cluster: LocalRay) -> None:
+def test_other_users_cannot_look_inside(ray_cluster: LocalRay):
     assert ray_cluster.temp_dir.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_port_on_which_somebody_listens_is_refused_before_ray_starts(tmp_path: Path) -> None:
+def test_a_port_on_which_somebody_listens_is_refused_before_ray_starts(tmp_path: Path):
     """Serve's proxies share a port: a second gateway would answer some of the first one's requests."""
     config = tmp_path / "serve.yaml"
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as other:
@@ -138,7 +138,7 @@ def test_a_port_on_which_somebody_listens_is_refused_before_ray_starts(tmp_path:
             serve_locally(config, 60)
 
 
-def test_a_temporary_folder_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_folder_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     monkeypatch.setattr("marl_ray.cluster.local_ray.short_temp_root", lambda: str(tmp_path / "none"))
     with pytest.raises(MarlRayError, match=f"^local_ray: Ray gets no folder in {tmp_path}/none: "), local_ray():
@@ -146,12 +146,12 @@ def test_a_temporary_folder_that_cannot_be_written_is_one_line(tmp_path: Path, m
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_a_second_ray_in_one_process_is_refused() -> None:
+def test_a_second_ray_in_one_process_is_refused():
     with pytest.raises(MarlRayError, match="already initialised"), local_ray():
         pass
 
 
-def test_workers_talk_over_loopback(ray_cluster: LocalRay, tmp_path: Path) -> None:
+def test_workers_talk_over_loopback(ray_cluster: LocalRay, tmp_path: Path):
     """torch's gloo, in two of Ray's workers. (The listening socket of torch's rendezvous store is on all interfaces, which
     no option changes.)"""
     import ray

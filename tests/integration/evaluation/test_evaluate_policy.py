@@ -45,7 +45,7 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_a_bundle_is_measured_and_a_second_call_writes_nothing_anew(
     team: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     arguments = ["--policy", team, "--num-samples", "2", "--max-tokens", "6", "--out", tmp_path / "out"]
     assert command(*arguments) == 0
     printed = capsys.readouterr().out
@@ -80,7 +80,7 @@ def test_a_bundle_is_measured_and_a_second_call_writes_nothing_anew(
 )
 def test_mistakes_are_one_line_and_status_2(
     team: str, arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     filled = [team if argument == "TEAM" else argument for argument in arguments]
     assert command(*filled, "--out", tmp_path / "out") == 2
     output = capsys.readouterr().err
@@ -88,7 +88,7 @@ def test_mistakes_are_one_line_and_status_2(
 
 
 @pytest.mark.long
-def test_on_ray_the_samples_are_those_of_one_process(ray_cluster: LocalRay, team: str) -> None:
+def test_on_ray_the_samples_are_those_of_one_process(ray_cluster: LocalRay, team: str):
     problems = load(benchmark("jsonl"), str(DATA)).problems
     request, jobs = (
         WritingRequest(team, num_samples=2),

@@ -49,7 +49,7 @@ def play(env: CodeTeam, *texts: str) -> list[dict[str, float]]:
     return rewards
 
 
-def test_pettingzoo_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pettingzoo_contract(monkeypatch: pytest.MonkeyPatch):
     # This one check of the package reads `dtype` of observations, which a str has not.
     module = sys.modules["pettingzoo.test.api_test"]
     monkeypatch.setattr(module, "_test_observation_space_compatibility", lambda *_, **__: None)
@@ -58,14 +58,14 @@ def test_pettingzoo_contract(monkeypatch: pytest.MonkeyPatch) -> None:
         api_test(CodeTeam(count=20, cost=["calls"]), num_cycles=20)
 
 
-def test_a_right_program_ends_the_episode(tmp_path: Any) -> None:
+def test_a_right_program_ends_the_episode(tmp_path: Any):
     env = team(tmp_path)
     assert play(env, RIGHT) == [{"generator": 1.1, "reviewer": 1.0}]
     end = {"pass": 1.0, "hidden": 1.0, "public": 1.0, "first": 1.0, "turns": 1.0}
     assert env.infos == {agent: {"solved": True, "metrics": end} for agent in env.agents}
 
 
-def test_a_review_earns_what_the_revision_gains(tmp_path: Any) -> None:
+def test_a_review_earns_what_the_revision_gains(tmp_path: Any):
     env = team(tmp_path)
     env.reset(options={"index": 0})
     assert env.observe("generator") == "Square x.\n"
@@ -81,14 +81,14 @@ def test_a_review_earns_what_the_revision_gains(tmp_path: Any) -> None:
     assert env.infos["reviewer"]["metrics"] == {"pass": 1.0, "hidden": 1.0, "public": 1.0, "first": 0.0, "turns": 3.0}
 
 
-def test_a_harmful_review_is_paid_for_and_turns_run_out(tmp_path: Any) -> None:
+def test_a_harmful_review_is_paid_for_and_turns_run_out(tmp_path: Any):
     env = team(tmp_path, review_weight=1.0, shaping=0.2, reward={"code_tests": {"correctness": 2.0}})
     rewards = play(env, ONE_PUBLIC, "worse", "def square(x): return 4")
     assert rewards[2] == {"generator": -0.1, "reviewer": -0.25}
     assert not env.infos["generator"]["solved"] and all(env.terminations.values())
 
 
-def test_shaping_adds_up_and_only_hidden_tests_score(tmp_path: Any) -> None:
+def test_shaping_adds_up_and_only_hidden_tests_score(tmp_path: Any):
     env = team(tmp_path, turns=3)
     rewards = play(env, FOR_PUBLIC)
     assert rewards == [{"generator": 0.1, "reviewer": 0.0}]  # public tests pass, so it is over, and nothing scores
@@ -97,7 +97,7 @@ def test_shaping_adds_up_and_only_hidden_tests_score(tmp_path: Any) -> None:
     assert sum(step["generator"] for step in play(env, *texts)) == pytest.approx(0.25)  # one hidden test
 
 
-def test_the_generator_alone(tmp_path: Any) -> None:
+def test_the_generator_alone(tmp_path: Any):
     env = team(tmp_path, reviewer=False, turns=3, repair_prompt="{task}|{tests}|{code}|{result}|{review}")
     assert env.possible_agents == ["generator"]
     env.reset(options={"index": 0})
@@ -111,21 +111,21 @@ def test_the_generator_alone(tmp_path: Any) -> None:
     assert env.infos["generator"]["metrics"]["turns"] == 3.0
 
 
-def test_blocks(tmp_path: Any) -> None:
+def test_blocks(tmp_path: Any):
     env = team(tmp_path, answer="block")
     assert play(env, f"So:\n```python\n{RIGHT}\n```\nDone.")[0]["reviewer"] == 1.0
     assert play(env, RIGHT)[0]["reviewer"] == 0.0
     assert env.checked.report == "no code"
 
 
-def test_style_and_efficiency_count_for_programs_that_pass(tmp_path: Any) -> None:
+def test_style_and_efficiency_count_for_programs_that_pass(tmp_path: Any):
     env = team(tmp_path, shaping=0.0, reward={"code_tests": {"style": 0.5, "efficiency": 0.25}})
     (score,) = play(env, RIGHT.replace(": ", ":\n    ") + "\n")
     assert 1.5 < score["reviewer"] <= 1.75
     assert play(env, ONE_PUBLIC)[0]["reviewer"] == 0.0
 
 
-def test_costs(tmp_path: Any) -> None:
+def test_costs(tmp_path: Any):
     env = team(tmp_path, cost=["seconds", "calls", "tokens"])
     env.reset(options={"index": 0})
     env.step(ONE_PUBLIC)
@@ -161,12 +161,12 @@ VERDICTS = [
 
 
 @pytest.mark.parametrize(("code", "public", "hidden", "report", "runs"), VERDICTS)
-def test_what_the_tests_say(code: str, public: float, hidden: float, report: str, runs: int) -> None:
+def test_what_the_tests_say(code: str, public: float, hidden: float, report: str, runs: int):
     result = check(shared_pool(), code, TASK, QUICK)
     assert (result.public, result.hidden, result.report, result.runs) == (public, hidden, report, runs)
 
 
-def test_a_program_cannot_write_its_own_report() -> None:
+def test_a_program_cannot_write_its_own_report():
     forged = "import json\nraise AssertionError('0' * 32 + json.dumps([2, 3, -1, '', '']))"
     for code in (forged, f"def f(x):\n  {forged.replace('import json', 'import json;')[:-1].replace(chr(10), '')})"):
         assert check(shared_pool(), code, TASK, QUICK).hidden == 0.0
@@ -174,21 +174,21 @@ def test_a_program_cannot_write_its_own_report() -> None:
     assert check(shared_pool(), liar, TASK, QUICK).hidden == 0.0
 
 
-def test_a_program_cannot_show_the_hidden_tests() -> None:
+def test_a_program_cannot_show_the_hidden_tests():
     for answer in ("seen", "{str(y): seen for y in seen}", "(y for y in list(seen))", "str(seen)"):
         result = check(shared_pool(), f"seen = []\ndef f(x):\n    seen.append(x)\n    return {answer}", TASK, QUICK)
         assert result.report.startswith("f(1)=") and not set("237") & set(result.report.partition("not")[0])
     assert result.report == "f(1)='[1, 4, 1]' not 2"
 
 
-def test_only_tests_that_look_at_arguments_see_what_a_call_does_to_them() -> None:
+def test_only_tests_that_look_at_arguments_see_what_a_call_does_to_them():
     public, hidden = "x = [2, 1]\nf(x)\nassert len(x) < 3", "x = [2, 1]\nassert f(x) == sorted(x)"
     task = CodeTask((CallTest(hidden),), (CallTest(public),), "f")
     emptied = check(shared_pool(), "def f(x):\n    x.clear()\n    return []", task, QUICK)
     assert (emptied.public, emptied.hidden) == (1.0, 0.0)
 
 
-def test_setup_is_for_the_tests_alone_and_without_public_tests_nothing_is_told() -> None:
+def test_setup_is_for_the_tests_alone_and_without_public_tests_nothing_is_told():
     setup = "import math\ndef f(x): return 0\ndef twice(x): return f(x)"
     task = CodeTask((CallTest("assert math.floor(twice(2)) == 4"),), entry_point="f", setup=setup)
     assert check(shared_pool(), "def f(x): return 2 * x", task, QUICK).hidden == 1.0
@@ -197,7 +197,7 @@ def test_setup_is_for_the_tests_alone_and_without_public_tests_nothing_is_told()
         assert (result.public, result.hidden, result.report) == (0.0, 0.0, "no tests")
 
 
-def test_programs_that_read_and_print() -> None:
+def test_programs_that_read_and_print():
     task = CodeTask((StdioTest(b"2", b"4\n"), StdioTest(b"-3", b"-6\n")), (StdioTest(b"1", b"2\n"),))
     right = check(shared_pool(), "print(2 * int(input()))", task, Limits())
     assert (right.public, right.hidden, right.report, right.runs) == (1.0, 1.0, "passes", 3)
@@ -205,7 +205,7 @@ def test_programs_that_read_and_print() -> None:
     assert (wrong.public, wrong.hidden, wrong.report) == (0.0, 0.5, "fails (wrong): 1 -> 2")
 
 
-def test_a_program_that_waits_in_every_test_is_not_waited_for_in_each() -> None:
+def test_a_program_that_waits_in_every_test_is_not_waited_for_in_each():
     """A step has a deadline, and a task may have hundreds of tests."""
     numbers = [StdioTest(b"%d" % n, b"%d" % n) for n in range(100)]
     program = "import time\nn = int(input())\nif n > 1: time.sleep(99)\nprint(n)"
@@ -225,11 +225,11 @@ def test_a_program_that_waits_in_every_test_is_not_waited_for_in_each() -> None:
         ("assert f(", ("", "")),
     ],
 )
-def test_both_sides_of_an_equality(source: str, sides: tuple[str, str]) -> None:
+def test_both_sides_of_an_equality(source: str, sides: tuple[str, str]):
     assert equality(source) == sides
 
 
-def test_hidden_tests_are_in_no_prompt() -> None:
+def test_hidden_tests_are_in_no_prompt():
     env = CodeTeam(levels=(1, 2, 3, 4), count=40, prompt="{task} {tests}\n", turns=3)
     for index in range(20):
         env.reset(options={"index": index})
@@ -240,7 +240,7 @@ def test_hidden_tests_are_in_no_prompt() -> None:
             env.step("def f(x,y=0):return x")
 
 
-def test_demonstrations_are_played_and_end_well() -> None:
+def test_demonstrations_are_played_and_end_well():
     env = CodeTeam(levels=(1, 2, 3, 4), count=60, seed=3)
     env.reset(options={"index": 0})
     before = env.observe("generator")
@@ -261,7 +261,7 @@ def test_demonstrations_are_played_and_end_well() -> None:
     assert {demonstration.agent for demonstration in CodeTeam(count=20, turns=1).demonstrations(20, 0)} == {"generator"}
 
 
-def test_demonstrations_of_a_file(tmp_path: Any) -> None:
+def test_demonstrations_of_a_file(tmp_path: Any):
     env = team(tmp_path, answer="block", mistakes=1.0)
     shown = env.demonstrations(1, 0)
     assert [demonstration.agent for demonstration in shown] == ["generator", "reviewer", "generator"]
@@ -278,7 +278,7 @@ def test_demonstrations_of_a_file(tmp_path: Any) -> None:
             team(folder, [{**SQUARE, "reference": reference}]).demonstrations(1, 0)
 
 
-def test_copies_share_one_sandbox_from_many_threads() -> None:
+def test_copies_share_one_sandbox_from_many_threads():
     env = CodeTeam(count=30)
 
     def episode(index: int) -> bool:
@@ -307,14 +307,14 @@ def test_copies_share_one_sandbox_from_many_threads() -> None:
         ({"cost": ["money"]}, "cost: 'money', expected some of"),
     ],
 )
-def test_mistakes_are_one_line_and_name_the_key(kwargs: dict[str, Any], message: str) -> None:
+def test_mistakes_are_one_line_and_name_the_key(kwargs: dict[str, Any], message: str):
     with pytest.raises(MarlRayError) as caught:
         make_env(EnvConfig(id="code_team", kwargs=kwargs))
     assert f"env.kwargs: code_team rejected {kwargs} (" in str(caught.value)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_an_unknown_option_is_named_with_those_that_there_are() -> None:
+def test_an_unknown_option_is_named_with_those_that_there_are():
     with pytest.raises(
         MarlRayError, match=r"^env\.kwargs\.budget: code_team has no such argument; expected one of data, "
     ):

@@ -49,7 +49,7 @@ def train(**options: Any) -> list[dict[str, Any]]:
     return train_alone(parse_config(RunConfig, run))
 
 
-def test_a_judge_pays_and_its_cost_is_a_metric(judge: tuple[str, list[str]], tmp_path: Path) -> None:
+def test_a_judge_pays_and_its_cost_is_a_metric(judge: tuple[str, list[str]], tmp_path: Path):
     url, prompts = judge
     rows = train(url=url, cache=str(tmp_path / "judge.sqlite"))
     for row in rows:
@@ -62,7 +62,7 @@ def test_a_judge_pays_and_its_cost_is_a_metric(judge: tuple[str, list[str]], tmp
     assert all(row["env/judge_cached"] == 1.0 for row in again)
 
 
-def test_without_a_judge_a_run_goes_on_for_a_while_and_ends_by_name() -> None:
+def test_without_a_judge_a_run_goes_on_for_a_while_and_ends_by_name():
     url = "http://127.0.0.1:9/v1"
     rows = train(url=url, retries=0, fallback=0.25)
     assert all((row["solver/reward"], row["env/judge_failed"]) == (0.25, 1.0) for row in rows)

@@ -19,16 +19,16 @@ MOST_LINES = 40
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_an_example_is_short(name: str) -> None:
+def test_an_example_is_short(name: str):
     assert len(FILES[name].splitlines()) < MOST_LINES
 
 
-def test_every_kind_of_part_has_an_example() -> None:
+def test_every_kind_of_part_has_an_example():
     assert RUNS == ["own_model.yaml", "own_reward.yaml", "own_tool.yaml", "own_env.yaml"]
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_an_example_trains(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_example_trains(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for file, text in FILES.items():
         (tmp_path / file).write_text(text)
     monkeypatch.chdir(tmp_path)

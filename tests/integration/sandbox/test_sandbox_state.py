@@ -61,14 +61,14 @@ if __name__ == "__main__":
 import pytest  # noqa: E402  the process of the attacks has none
 
 
-def test_worker_and_host_are_as_before_after_hostile_programs(results: list) -> None:
+def test_worker_and_host_are_as_before_after_hostile_programs(results: list):
     assert results == []
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("level", ["PATHS", "NAMESPACES"])
-def test_worker_and_host_are_as_before_after_any_hostile_program(level: str, tmp_path: Path) -> None:
+def test_worker_and_host_are_as_before_after_any_hostile_program(level: str, tmp_path: Path):
     from hypothesis import HealthCheck, given, settings
     from hypothesis import strategies as st
 

@@ -116,18 +116,15 @@ def test_a_session_keeps_its_arm_and_tells_its_outcome(site, client):
     assert set(arms.values()) == {"one", "two"}
 
 
-def test_many_streams_at_once(site):
+async def test_many_streams_at_once(site):
     async def ask_once(client: openai.AsyncOpenAI, k: int) -> str:
         stream = await client.chat.completions.create(**HELLO | {"seed": k}, user="s", stream=True)
         return "".join([chunk.choices[0].delta.content async for chunk in stream])
 
-    async def run() -> tuple[list[str], list[str]]:
-        options: dict[str, Any] = {"base_url": f"{site.url}/v1", "api_key": "game", "timeout": WAIT_S}
-        async with openai.AsyncOpenAI(**options) as client:
-            together = await asyncio.gather(*(ask_once(client, k) for k in range(12)))
-            return together, [await ask_once(client, k) for k in range(12)]
-
-    together, alone = asyncio.run(run())
+    options: dict[str, Any] = {"base_url": f"{site.url}/v1", "api_key": "game", "timeout": WAIT_S}
+    async with openai.AsyncOpenAI(**options) as client:
+        together = await asyncio.gather(*(ask_once(client, k) for k in range(12)))
+        alone = [await ask_once(client, k) for k in range(12)]
     assert together == alone and len(set(together)) > 1
 
 

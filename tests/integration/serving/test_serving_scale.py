@@ -62,9 +62,7 @@ def counted() -> dict[str, float]:
     return counts
 
 
-def test_a_replica_comes_under_load_and_goes_after_it_and_no_request_fails(
-    ray_cluster: LocalRay, tmp_path: Path
-) -> None:
+def test_a_replica_comes_under_load_and_goes_after_it_and_no_request_fails(ray_cluster: LocalRay, tmp_path: Path):
     arms = {name: {"bundle": make_bundle(tmp_path, number)} for number, name in enumerate(("zero", "one"))}
     args = {
         "experiments": [{"name": "exp", "arms": arms}],

@@ -1,5 +1,6 @@
-"""Runs whose processes are killed or cut off at generated lines, whose checkpoints are damaged and whose trackers are dead
-or slow: the same command ends with the journal, the state and the sinks of a run that met nothing."""
+"""Runs whose processes are killed or cut off at generated lines or before chosen calls, whose checkpoints are damaged and
+whose trackers are dead or slow: the same command ends with the journal, the state and the sinks of a run that met nothing.
+"""
 
 import json
 import os
@@ -37,8 +38,16 @@ from marl_ray.training.run_folder.bundle_link import linked_bundle
 from marl_ray.training.run_folder.metrics_file import iteration_of
 from marl_ray.training.run_folder.record import filesystem_of, record_of, write_record
 
-RUN = "training/loop/run.py"
-"""A file of the product whose lines a worker runs in every iteration."""
+STEP = "training/loop/run.py:Run.step"
+"""The function of the product that a worker calls in every iteration."""
+WRITE_INDEX = "training/checkpoints/tensor_files.py:TensorWriter.finish"
+"""Called once a checkpoint, when its tensors and its bundle are written and its index and its manifest are not."""
+WRITE_CHECKPOINT = "training/checkpoints/saving.py:write"
+"""Called by each worker once a checkpoint, before its first file is written."""
+DELIVER = "training/journal/mlflow_sink.py:MlflowSink.log"
+"""Called by the driver with rows that MLflow has not got."""
+CHECK_OWNER = "training/run_folder/lease.py:check_owned"
+"""Called by a worker when it has taken its attempt's number and nothing else is done."""
 
 
 @pytest.fixture(scope="module")
@@ -99,14 +108,26 @@ def remote_teams(root: Path, remote: Bench) -> Bench:
 MANY = settings(deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck), print_blob=True)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(Start(groups=(Fault(WRITE_CHECKPOINT, 2, rank=1),)), id="a worker, in a checkpoint"),
+        pytest.param(Start(driver=Fault(DELIVER, 1)), id="the driver, while workers train"),
+    ],
+)
+def test_a_run_of_which_one_process_is_killed_is_as_if_nothing_had_happened(both: Bench, first: Start):
+    survives(both, [Event(first, None, False, {})])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("linger_s", [0.5, 1.5])
-@pytest.mark.parametrize("second", [None, Fault("training/run_folder/owners.py", 4, STOP)])
+@pytest.mark.parametrize("second", [None, Fault(CHECK_OWNER, 1, STOP)])
 def test_workers_that_sleep_in_a_checkpoint_complete_it_in_vain(
     local: Bench, remote: Bench, second: Fault | None, linger_s: float
 ):
     for bench in (local, remote):
-        asleep = Fault("training/checkpoints/tensor_files.py", 48, STOP)
+        asleep = Fault(WRITE_INDEX, 1, STOP)
         survives(bench, [Event(Start(None, (asleep, second), linger_s), None, False, {})])
 
 
@@ -150,17 +171,15 @@ def test_a_team_of_two_policies_that_dies_anywhere_is_as_if_nothing_had_happened
 @pytest.mark.timeout(600)
 def test_a_run_that_dies_and_goes_on_with_other_numbers_of_workers_learns_the_same(teams: Bench):
     run = teams.run("other-workers")
-    deadly = teams.lines["worker"][RUN] // 3
     for workers, last in ((1, False), (4, False), (2, False), (1, True)):
         run = parse_config(RunConfig, run.as_given() | {"resources": {"workers": workers, "max_failures": 0}})
-        how = Start() if last else Start(groups=(Fault(RUN, deadly),))
+        how = Start() if last else Start(groups=(Fault(STEP, 3),))
         ended = teams.begin(run, how)
+        assert ended.met == ([] if last else [STEP])
         # Of two workers the one that lives may be the first to say that the other is gone.
         assert (ended.status == 0 or " failed: worker " in ended.output) and "Traceback" not in ended.output, (
             ended.output
         )
-        if ended.status == 0:
-            break
     result = Result(run)
     assert [iteration_of(row) for row in result.rows] == EVERY
     for row, calm in zip(result.rows, teams.result.rows, strict=True):
@@ -257,8 +276,8 @@ def test_a_copy_of_a_run_that_began_from_another_goes_on_without_it(local: Bench
     longer = {"train": local.calm.as_given()["train"] | {"total_steps": 32 * (ITERATIONS + 4)}}
     keys = longer | {"resume_from": local.calm.name, "resources": {"max_failures": 0}}
     run = parse_config(RunConfig, local.run("next").as_given() | keys)
-    ended = local.begin(run, Start(groups=(Fault(RUN, local.lines["worker"][RUN] // 2),)))
-    assert ended.status == 1 and "The actor died" in ended.output, ended.output
+    ended = local.begin(run, Start(groups=(Fault(STEP, 3),)))
+    assert ended.status == 1 and "The actor died" in ended.output and ended.met == [STEP], ended.output
     shutil.copytree(f"{run.storage}/{run.name}", tmp_path / run.name, symlinks=True)
     copy = run.model_copy(update={"storage": str(tmp_path)})  # where the other run is not
     (last, *_) = reversed(published(StoredFolder(*filesystem_of(copy))))
@@ -274,13 +293,12 @@ def test_a_copy_of_a_run_that_began_from_another_goes_on_without_it(local: Bench
 @pytest.mark.slow
 def test_a_run_that_is_copied_to_an_object_store_and_back_is_as_if_it_had_stayed(remote: Bench, tmp_path: Path):
     run = remote.run("copied")
-    lines = remote.lines["worker"][RUN]
     places = (str(tmp_path / "first"), remote.storage, str(tmp_path / "last"))
-    for place, following, deadly in zip(places, (*places[1:], None), (lines // 2, lines // 4, None), strict=True):
+    for place, following, deadly in zip(places, (*places[1:], None), (4, 2, None), strict=True):
         run = parse_config(RunConfig, run.as_given() | {"storage": place, "resources": {"max_failures": 0}})
-        ended = remote.begin(run, Start(groups=() if deadly is None else (Fault(RUN, deadly),)))
+        ended = remote.begin(run, Start(groups=() if deadly is None else (Fault(STEP, deadly),)))
         assert ended.status == (0 if deadly is None else 1) and "Traceback" not in ended.output, ended.output
-        assert deadly is None or "The actor died" in ended.output, ended.output
+        assert deadly is None or ("The actor died" in ended.output and ended.met == [STEP]), ended.output
         if following is not None:
             old, new = filesystem_of(run), filesystem_of(run.model_copy(update={"storage": following}))
             new[0].create_dir(new[1])

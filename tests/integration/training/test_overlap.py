@@ -51,7 +51,7 @@ def alone() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_batch_is_played_by_the_weights_of_one_update_before(name: str, alone: None) -> None:
+def test_a_batch_is_played_by_the_weights_of_one_update_before(name: str, alone: None):
     overlapped, plain = (Run(config(*ALGORITHMS[name], *more), torch.device("cpu")) for more in ((OVERLAP,), ()))
     plain.collector = OneLate(plain.collector)
     for _ in range(4):
@@ -62,14 +62,14 @@ def test_a_batch_is_played_by_the_weights_of_one_update_before(name: str, alone:
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_resumed_run_equals_the_one_that_never_stopped(name: str, tmp_path: Path) -> None:
+def test_a_resumed_run_equals_the_one_that_never_stopped(name: str, tmp_path: Path):
     run = config(*ALGORITHMS[name], OVERLAP)
     uninterrupted = train_alone(run, tmp_path)
     again = train_alone(run, resume=tmp_path / "2")
     assert timeless(again) == timeless([row for row in uninterrupted if row["iteration"] > 2]) != []
 
 
-def test_a_run_plays_no_batch_that_it_does_not_learn_from(alone: None) -> None:
+def test_a_run_plays_no_batch_that_it_does_not_learn_from(alone: None):
     run = Run(config(OVERLAP), torch.device("cpu"))
     while not run.done:
         run.step()
@@ -77,7 +77,7 @@ def test_a_run_plays_no_batch_that_it_does_not_learn_from(alone: None) -> None:
     run.close()
 
 
-def test_two_workers_play_what_one_plays(tmp_path: Path) -> None:
+def test_two_workers_play_what_one_plays(tmp_path: Path):
     keys = (
         OVERLAP,
         "evaluation.every=0",
@@ -96,11 +96,11 @@ def test_two_workers_play_what_one_plays(tmp_path: Path) -> None:
         ("train.rollout=episodes", "train.overlap: expected actor-critics and train.rollout=steps"),
     ],
 )
-def test_other_algorithms_refuse_it(override: str, words: str) -> None:
+def test_other_algorithms_refuse_it(override: str, words: str):
     more = ("constraints=[{budget: 4}]",) if override.endswith("cpo") else ()
     with pytest.raises(MarlRayError, match=words):
         config(OVERLAP, override, *more)
 
 
-def test_the_key_is_off_by_default() -> None:
+def test_the_key_is_off_by_default():
     assert not RunConfig.model_validate({"name": "plain", "env": {"id": "toys.envs:countdown"}}).train.overlap

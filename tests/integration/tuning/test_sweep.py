@@ -210,16 +210,24 @@ run_sweep(parse_config(SweepConfig, json.loads(sys.argv[2])))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rates", "seeds", "grace"),
+    [
+        pytest.param([0.001, 0.03], 1, 64, marks=pytest.mark.long),
+        pytest.param([0.001, 0.003, 0.01, 0.03], 2, 160, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.timeout(600)  # three sweeps of many legs, on a machine that may be busy
-def test_a_sweep_whose_driver_is_killed_goes_on_to_the_same_result(ray_cluster: LocalRay, tmp_path: Path):
+def test_a_sweep_whose_driver_is_killed_goes_on_to_the_same_result(
+    ray_cluster: LocalRay, tmp_path: Path, rates: list[float], seeds: int, grace: int
+):
     keys: dict[str, Any] = {
         "run": TOY,
-        "set": {"train.total_steps": 640, "checkpoint.every": 1},
-        "space": {"hyper.lr": {"grid": [0.001, 0.003, 0.01, 0.03]}},
-        "scheduler": {"kind": "asha", "grace": 160, "reduction": 2},
+        "set": {"train.total_steps": len(rates) * grace, "checkpoint.every": 1},
+        "space": {"hyper.lr": {"grid": rates}},
+        "scheduler": {"kind": "asha", "grace": grace, "reduction": 2},
         "max_concurrent": 1,
-        "seeds": 2,
+        "seeds": seeds,
     }
     calm = sweep(tmp_path / "calm", **keys)
     config = {"name": "toy-sweep", "storage": str(tmp_path / "killed")} | keys
@@ -242,7 +250,7 @@ def test_a_sweep_whose_driver_is_killed_goes_on_to_the_same_result(ray_cluster: 
     assert ends == [(t.status, t.steps, t.scores, t.objectives, t.played) for t in calm.records.trials]
     assert resumed.records.winner == calm.records.winner
     assert resumed.report == report and "The sweep has not ended" not in Path(report).read_text()
-    for number in range(4):
+    for number in range(len(rates)):
         curves = [
             [
                 (row["iteration"], row["steps"], row.get("objective/eval/return"), row.get("seed-1/eval/return"))

@@ -30,7 +30,7 @@ __all__ = ["browser"]
 )
 def test_the_report_shows_all_its_drawings_at_any_width_in_light_and_dark(
     browser: Any, tmp_path: Path, name: str, width: int, dark: bool
-) -> None:
+):
     sweep = finished_sweep(tmp_path)
     path = write_report(sweep.end(), sweep.records)
     look(browser, width, dark)
@@ -113,7 +113,7 @@ def registered(storage: Path) -> ToySweep:
 
 def test_a_winner_meets_what_is_in_production(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     monkeypatch.setenv("MARL_RAY_API_KEY", "ada")
     sweep = registered(tmp_path)
     assert sweep.records.winner_model == "models:/toy/1"
@@ -152,7 +152,7 @@ def test_a_winner_meets_what_is_in_production(
 
 def test_what_cannot_be_deployed_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     ToySweep(tmp_path, "empty").end()
     finished_sweep(tmp_path, trials=2).end(model="")
     for arguments, message in (

@@ -17,7 +17,7 @@ def begin(env: MiniWob, index: int = 0) -> None:
 
 
 @pytest.mark.parametrize("page", miniwob.pages())
-def test_a_page_opens_and_ends_by_itself(monkeypatch: pytest.MonkeyPatch, page: str) -> None:
+def test_a_page_opens_and_ends_by_itself(monkeypatch: pytest.MonkeyPatch, page: str):
     monkeypatch.setattr(miniwob, "NEVER_MS", 400)  # with the usual time no page ends before it is solved
     env = MiniWob([page], variants=1, held_out=1, max_steps=200)  # more than are done in that time
     begin(env)
@@ -32,7 +32,7 @@ def test_a_page_opens_and_ends_by_itself(monkeypatch: pytest.MonkeyPatch, page: 
     assert not env.infos[AGENT]["solved"]
 
 
-def test_tasks_are_solved_with_the_actions_of_an_agent() -> None:
+def test_tasks_are_solved_with_the_actions_of_an_agent():
     env = MiniWob(["click-test"], variants=1, held_out=3)
     for index in range(3):
         begin(env, index)
@@ -57,7 +57,7 @@ def test_tasks_are_solved_with_the_actions_of_an_agent() -> None:
         assert env.rewards[AGENT] == 1.0
 
 
-def test_a_wrong_answer_pays_nothing() -> None:
+def test_a_wrong_answer_pays_nothing():
     env = MiniWob(["click-test-2"], variants=1, held_out=1)
     begin(env)
     env.step(f"click [{element(env, 'button .TWO.')}]")
@@ -67,7 +67,7 @@ def test_a_wrong_answer_pays_nothing() -> None:
     assert (env.infos[AGENT]["ending"], env.rewards[AGENT]) == ("stopped", 0.0)
 
 
-def test_an_agent_may_leave_the_page_and_come_back() -> None:
+def test_an_agent_may_leave_the_page_and_come_back():
     env = MiniWob(["click-test"], variants=1, held_out=1)
     begin(env)
     env.step("new_tab")
@@ -82,7 +82,7 @@ def test_an_agent_may_leave_the_page_and_come_back() -> None:
     assert (env.infos[AGENT]["ending"], env.rewards[AGENT]) == ("stopped", 0.0)
 
 
-def test_a_task_is_the_same_whenever_it_is_begun() -> None:
+def test_a_task_is_the_same_whenever_it_is_begun():
     env = MiniWob(["click-checkboxes", "email-inbox"], variants=2, held_out=2)
     seen = []
     for _ in range(2):
@@ -96,6 +96,6 @@ def test_a_task_is_the_same_whenever_it_is_begun() -> None:
     env.close()
 
 
-def test_a_page_that_is_none_is_named() -> None:
+def test_a_page_that_is_none_is_named():
     with pytest.raises(ValueError, match="tasks: 'click-tset' is no page; did you mean click-test"):
         MiniWob(["click-tset"])

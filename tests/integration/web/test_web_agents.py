@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import psutil
 import pytest
 from servers.little_site import little_site, web_record
 from servers.playwright_chromium import AGENT, IN_CHROMIUM, element, no_chromium_stays
 from toy_models.tokens import tiny
-from toy_serving.gateways import LINEAGE, gateway_config, make_bundle, with_gateway
+from toy_serving.gateways import LINEAGE, gateway_config, make_bundle, serving
 
 import marl_ray
 from marl_ray.cli import main
@@ -40,7 +39,7 @@ def first_element(tmp_path: Path) -> str:
     return make_bundle(tmp_path / "bundle", 0, spaces[0], (AGENT,), spaces[1])
 
 
-def test_a_gateway_serves_a_trained_policy_that_drives_the_browser(tmp_path: Path) -> None:
+async def test_a_gateway_serves_a_trained_policy_that_drives_the_browser(tmp_path: Path):
     run = load_config(
         RunConfig,
         Path(__file__).parents[3] / "jobs/configs/miniwob_click.yaml",
@@ -53,10 +52,8 @@ def test_a_gateway_serves_a_trained_policy_that_drives_the_browser(tmp_path: Pat
     config = gateway_config(dict.fromkeys(("one", "four"), bundle), tmp_path / "experiments.db")
     env = MiniWobElements(tasks=["click-test"], max_steps=8)
 
-    async def body(client: httpx.AsyncClient) -> list[float]:
-        return [(await play_episode(client, env, f"session-{k}", k, "exp")).ret for k in range(20)]
-
-    assert np.mean(with_gateway(config, body)) > 0.8
+    async with serving(config) as (client, _):
+        assert np.mean([(await play_episode(client, env, f"session-{k}", k, "exp")).ret for k in range(20)]) > 0.8
     env.close()
     assert browsers() == [], "no environment is open"
 

@@ -23,7 +23,7 @@ def begin(env: WebArena, index: int) -> MadeTask:
     return TASKS[env.intent()]
 
 
-def test_the_expert_does_every_task() -> None:
+def test_the_expert_does_every_task():
     env = WebArena()
     assert env.tasks == 60
     assert env.held_out > 20
@@ -37,7 +37,7 @@ def test_the_expert_does_every_task() -> None:
     assert failed == {}
 
 
-def test_an_agent_that_acts_by_chance_does_hardly_any() -> None:
+def test_an_agent_that_acts_by_chance_does_hardly_any():
     env, rng, solved = WebArena(max_steps=6), random.Random(0), 0
     for index in range(30):
         begin(env, index)
@@ -49,7 +49,7 @@ def test_an_agent_that_acts_by_chance_does_hardly_any() -> None:
     assert solved < 3
 
 
-def test_a_run_that_would_copy_episodes_is_refused_before_it_begins() -> None:
+def test_a_run_that_would_copy_episodes_is_refused_before_it_begins():
     config = EnvConfig(id="webarena")
     warm_up(config)
     with pytest.raises(

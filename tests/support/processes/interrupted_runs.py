@@ -230,7 +230,7 @@ def harm(run: RunConfig, damage: Damage, harmed: set[str]) -> None:
 
 
 def survives(bench: Bench, plan: list[Event]) -> None:
-    """Let a run meet the plan; what it has in the end must be what the calm run has."""
+    """Let a run meet the plan; what it has in the end must be what the calm run has. Faults before a call must be met."""
     run, harmed = bench.run("run"), set[str]()
     mood = bench.root / "tracked" / f"{run.name}.mood"
     for event in plan:
@@ -238,6 +238,8 @@ def survives(bench: Bench, plan: list[Event]) -> None:
         ended = bench.begin(run, event.start)
         note(f"{run.name}: status {ended.status}, {ended.groups} groups: {ended.output}")
         assert ended.status in ((0,) if event.start.driver is None else (0, -9, None))
+        planned = [fault.place for fault in (event.start.driver, *event.start.groups) if fault is not None]
+        assert [place for place in planned if ":" in place and place not in ended.met] == []
         if event.half_a_line and "://" not in run.storage and ended.status != 0:
             for name in ("metrics.jsonl", "events.jsonl"):
                 path = Path(run.storage, run.name, name)

@@ -1,4 +1,5 @@
-"""The driver and the workers of `plain_train` in their processes, which die or stop before a chosen line of the product."""
+"""The driver and the workers of `plain_train` in their processes, which die or stop before a chosen line or call of the
+product."""
 
 import contextlib
 import faulthandler
@@ -30,24 +31,30 @@ PARTS = (
 FILES = ("training/driver.py", "training/run_result.py", "training/worker.py", "temporary_folders.py")
 """Files of the product in which processes die; PARTS are such folders."""
 KILL, STOP = "kill", "stop"
+MET = "met.txt"
+"""The file with the places of the faults that processes have met since the command was started."""
 BEAT_S, LOST_S = 0.3, 2.0
 """Those of the drivers, in place of the product's."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A process dies, or sleeps, before the `nth` line that it runs of a file of the product."""
+    """A process dies, or sleeps, before the `nth` line that it runs of a file of the product, or before its `nth` call of a
+    function there."""
 
-    file: str
+    place: str
+    """`FILE`, whose lines count, or `FILE:FUNCTION`, whose calls do; a method is `Class.method`."""
     nth: int
     how: str = KILL
     rank: int = 0
     """The worker whose fault it is; a driver has none."""
 
 
-def watch_lines(fault: Fault | None) -> Counter[str]:
-    """Count the lines that this process runs of the product's files, and die before the one that is chosen."""
+def watch_lines(fault: Fault | None, folder: Path) -> Counter[str]:
+    """Count the lines that this process runs of the product's files, and die before the chosen line or call after a note of
+    its place in `folder`."""
     counts: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
     names: dict[str, str] = {}
 
     def name_of(path: str) -> str:
@@ -56,20 +63,33 @@ def watch_lines(fault: Fault | None) -> Counter[str]:
             names[path] = file if file in FILES or file.startswith(PARTS) else ""
         return names[path]
 
+    def count(counter: Counter[str], place: str) -> None:
+        counter[place] += 1
+        if fault is not None and place == fault.place and counter[place] == fault.nth:
+            note_met(folder, place)
+            os.kill(os.getpid(), signal.SIGKILL if fault.how == KILL else signal.SIGSTOP)
+
     def line(frame: Any, event: str, argument: Any) -> Any:
         if event == "line":
-            name = names[frame.f_code.co_filename]
-            counts[name] += 1
-            if fault is not None and name == fault.file and counts[name] == fault.nth:
-                os.kill(os.getpid(), signal.SIGKILL if fault.how == KILL else signal.SIGSTOP)
+            count(counts, names[frame.f_code.co_filename])
         return line
 
     def call(frame: Any, event: str, argument: Any) -> Any:
-        return line if name_of(frame.f_code.co_filename) else None
+        name = name_of(frame.f_code.co_filename)
+        if not name:
+            return None
+        count(calls, f"{name}:{frame.f_code.co_qualname}")
+        return line
 
     threading.settrace(call)
     sys.settrace(call)
     return counts
+
+
+def note_met(folder: Path, place: str) -> None:
+    """Note that a process has met its fault. The line is written at once, because the process dies."""
+    with (folder / MET).open("a", buffering=1) as file:
+        file.write(f"{place}\n")
 
 
 def write_counts(path: Path, counts: Mapping[str, int]) -> None:
@@ -135,7 +155,7 @@ def drive(config: dict[str, Any], pipe: Any, fault: Fault | None, output: Path, 
     delivery.RETRY_S, delivery.LOG_EVERY_S = 0.05, 0.02
     deliveries.REGISTERED_S = 1.0
     owners.BEAT_S, owners.LOST_S = BEAT_S, LOST_S
-    counts = watch_lines(fault)
+    counts = watch_lines(fault, folder)
     status = 0
     try:
         driver.train(parse_config(RunConfig, config))
@@ -164,7 +184,7 @@ def work(payload: Any, rank: int, count: int, store: str, pipe: Any, fault: Faul
     context: Any = SimpleNamespace(get_world_rank=lambda: rank)
     ray.train.get_context = lambda: context
     ray.train.torch.get_device = lambda: torch.device("cpu")
-    counts = watch_lines(fault)
+    counts = watch_lines(fault, folder)
     try:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
         answer = "value", worker(payload)

@@ -1,4 +1,4 @@
-"""The driver and the workers of a run as plain processes, which die or stop before a chosen line of the product.
+"""The driver and the workers of a run as plain processes, which die or stop before a chosen line or call of the product.
 
 `marl_ray.training.driver.train` and `marl_ray.training.worker.worker` run as they are. Of Ray Train there is what these
 call: a trainer that starts a group of workers and starts another where one is lost. One process, which has loaded the
@@ -27,6 +27,7 @@ from typing import Any
 import psutil
 
 from processes.plain_processes import (
+    MET,
     SOURCES,
     Fault,
     drive,
@@ -78,6 +79,8 @@ class Ended:
     """Exit status of the driver; negative for a signal, and None where it sleeps."""
     output: str
     groups: int
+    met: list[str] = field(default_factory=list)
+    """Places of the faults that processes have met."""
     lines: dict[str, dict[str, int]] = field(default_factory=dict)
     """`driver` and `worker` -> file -> number of lines that one which ended by itself has run."""
 
@@ -149,6 +152,8 @@ class Machine:
         self.name = config["name"]
         # A file of its own, because a driver of before that slept may wake and go on writing.
         self.starts += 1
+        met = self.folder / MET
+        met.write_text("")
         output, (receiver, other) = self.folder / f"said-{self.starts}.txt", self.forks.Pipe()
         driver = self._fork(drive, config, other, how.driver, output)
         other.close()
@@ -177,7 +182,7 @@ class Machine:
         lines = {
             role: json.loads(path.read_text()) for role in ("driver", "worker") if (path := self._lines(role)).exists()
         }
-        return Ended(status, output.read_text(), groups, lines)
+        return Ended(status, output.read_text(), groups, met.read_text().splitlines(), lines)
 
     def close(self) -> None:
         """End all that count as lost."""

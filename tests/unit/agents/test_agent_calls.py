@@ -27,6 +27,9 @@ def mix(first: str, second: str) -> str:
     return first + second
 
 
+MOST_CPU_S = 20.0
+"""CPU seconds for a long text, which takes some hundredths where the time is linear in its length and minutes where it is
+quadratic."""
 TOOLS = {tool.name: tool for tool in (tool_of(write), tool_of(mix), *make_tools([]).values())}
 
 
@@ -81,7 +84,7 @@ TOOLS = {tool.name: tool for tool in (tool_of(write), tool_of(mix), *make_tools(
         f"[THINK]{JSON.replace('2', '9')}[/THINK][TOOL_CALLS]add[ARGS]{{'a': 2, 'b': 3}}",
     ],
 )
-def test_a_call_is_found_in_every_form(text: str) -> None:
+def test_a_call_is_found_in_every_form(text: str):
     call = parse(text)
     assert (call.tool, call.arguments, call.problem) == ("add", {"a": 2, "b": 3}, "")
     assert text.startswith(call.text)
@@ -105,28 +108,28 @@ def test_a_call_is_found_in_every_form(text: str) -> None:
         ("[TOOL_CALLS]add[ARGS]2", "bad_json"),
     ],
 )
-def test_what_is_no_call(text: str, problem: str) -> None:
+def test_what_is_no_call(text: str, problem: str):
     call = parse(text)
     assert (call.problem, call.arguments) == (problem, None)
     observation = act(call, TOOLS, 5.0).observation
     assert "\n" not in observation and "No tool ''" not in observation
 
 
-def test_a_think_tag_inside_of_a_call_is_text() -> None:
+def test_a_think_tag_inside_of_a_call_is_text():
     call = parse('<tool_call>{"name": "write", "arguments": {"program": "print(\'<think>\')"}}</tool_call>')
     assert call.arguments == {"program": "print('<think>')"}
 
 
-def test_a_call_may_leave_its_arguments_out_behind_a_tag() -> None:
+def test_a_call_may_leave_its_arguments_out_behind_a_tag():
     assert parse('<tool_call>{"name": "look"}</tool_call>').arguments == {}
 
 
-def test_the_call_of_a_response_is_said_with_its_end_and_without_what_follows() -> None:
+def test_the_call_of_a_response_is_said_with_its_end_and_without_what_follows():
     assert parse(f"<tool_call>{JSON}</tool_call>\nmore").text == f"<tool_call>{JSON}</tool_call>"
     assert parse(f"[TOOL_CALLS] [{JSON}] more").text == f"[TOOL_CALLS] [{JSON}]"
 
 
-def test_a_fenced_program_is_the_argument_of_a_tool_that_takes_one_text() -> None:
+def test_a_fenced_program_is_the_argument_of_a_tool_that_takes_one_text():
     text = "Action: {}\nInput:\n```python\nprint('a')\n```\nObservation: a"
     result = act(parse(text.format("write")), TOOLS, 5.0)
     assert (result.problem, result.observation) == ("", "print('a')\n")
@@ -144,7 +147,7 @@ def test_a_fenced_program_is_the_argument_of_a_tool_that_takes_one_text() -> Non
         ("{'a': {'b': 'x\ny'}}", {"a": {"b": "x\ny"}}),
     ],
 )
-def test_json_as_models_write_it(text: str, value: object) -> None:
+def test_json_as_models_write_it(text: str, value: object):
     assert decode(text + " and more") == (value, len(text))
 
 
@@ -161,7 +164,7 @@ def test_json_as_models_write_it(text: str, value: object) -> None:
         "{'a': '\\ud83d'}",
     ],
 )
-def test_what_is_no_json_is_a_few_words(text: str) -> None:
+def test_what_is_no_json_is_a_few_words(text: str):
     with pytest.raises(ValueError, match=r"^[^\n]{3,80}$"):
         decode(text)
 
@@ -175,7 +178,7 @@ VALUES = st.recursive(
 
 @settings(max_examples=60)
 @given(VALUES)
-def test_json_and_what_python_writes_are_both_read(value: object) -> None:
+def test_json_and_what_python_writes_are_both_read(value: object):
     assert decode(json.dumps(value)) == (value, len(json.dumps(value)))
     assert decode(repr(value)) == (value, len(repr(value)))
 
@@ -187,7 +190,7 @@ PIECES = [
 ]  # fmt: skip
 
 
-def test_arguments_in_marks_are_texts() -> None:
+def test_arguments_in_marks_are_texts():
     """So Qwen 3 Coder and GLM 4.5 write them; a tool's types make numbers of them."""
     program = 'print("<b>")\n  {x}'
     both = (("a", "2"), ("code", program))
@@ -211,7 +214,7 @@ def test_arguments_in_marks_are_texts() -> None:
 
 @settings(max_examples=200)
 @given(st.one_of(st.text(max_size=60), st.lists(st.sampled_from(PIECES), max_size=12).map("".join)))
-def test_no_text_raises(text: str) -> None:
+def test_no_text_raises(text: str):
     call = parse(text)
     assert text.encode("utf-8", "replace").decode().startswith(call.text)
     assert (call.arguments is None) == bool(call.problem)
@@ -237,9 +240,9 @@ def test_no_text_raises(text: str) -> None:
         "<function=f>",
     ],
 )
-def test_a_long_text_is_read_in_linear_time(piece: str) -> None:
+def test_a_long_text_is_read_in_linear_time(piece: str):
     text = piece * ((1 << 17) // len(piece))
     for given_text in (text, f"Action: add\nInput: {text}", f"<tool_call>{text}", f"x{text}{JSON}", f"[f(a={text}"):
         begin = time.process_time()
         parse(given_text)
-        assert time.process_time() - begin < 0.5
+        assert time.process_time() - begin < MOST_CPU_S

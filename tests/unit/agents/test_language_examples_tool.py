@@ -34,7 +34,7 @@ class Stock:
 '''
 
 
-def test_own_tools_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_tools_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "shop_tools.py").write_text(EXAMPLE)
     (tmp_path / "stock.txt").write_text("apple 7\npear 0\n")
     (tmp_path / "questions.jsonl").write_text('{"prompt": "What do four apples cost?", "answer": "1.80"}\n')

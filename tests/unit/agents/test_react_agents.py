@@ -52,7 +52,7 @@ def replied(text: str, timeout_s: float = 5.0) -> tuple[str, str]:
     return result.problem, result.observation
 
 
-def test_a_call_is_read_and_made() -> None:
+def test_a_call_is_read_and_made():
     call = parse(CALL)
     assert (call.text, call.thought, call.tool, call.arguments) == (CALL, "I add.", "add", {"a": 2, "b": 3})
     result = act(call, TOOLS, 5.0)
@@ -71,18 +71,18 @@ def test_a_call_is_read_and_made() -> None:
         CALL + '\nObservation: 6\nThought: done.\nAction: answer\nInput: {"answer": "6"}',
     ],
 )
-def test_other_ways_to_write_the_same_call(text: str) -> None:
+def test_other_ways_to_write_the_same_call(text: str):
     assert (parse(text).thought, replied(text)) == ("I add.", ("", "5"))
 
 
-def test_what_follows_the_first_call_is_not_repeated() -> None:
+def test_what_follows_the_first_call_is_not_repeated():
     assert parse(CALL + '\nAction: add\nInput: {"a": 9}').text == CALL
     assert parse(CALL + "\nObservation: 6").text == CALL
     assert parse("Thought: hm\nobservation: 6").text == "Thought: hm"
     assert parse('Thought: hm\nObservation: 6\nAction: answer\nInput: {"answer": "6"}').problem == "no_call"
 
 
-def test_programs_with_real_line_breaks_are_strings() -> None:
+def test_programs_with_real_line_breaks_are_strings():
     assert parse('Action: x\nInput: {"code": "a = 1\nprint(a)\t#"}').arguments == {"code": "a = 1\nprint(a)\t#"}
 
 
@@ -110,20 +110,20 @@ def test_programs_with_real_line_breaks_are_strings() -> None:
         ('Action: misbehave\nInput: {"how": "fail"}', "failed", "Not today."),
     ],
 )
-def test_every_mistake_is_an_observation(text: str, problem: str, words: str) -> None:
+def test_every_mistake_is_an_observation(text: str, problem: str, words: str):
     action, observation = replied(text)
     assert action == problem
     assert words in observation
     assert "\n" not in observation
 
 
-def test_a_tool_has_until_its_deadline() -> None:
+def test_a_tool_has_until_its_deadline():
     slow = 'Action: misbehave\nInput: {"how": "sleep"}'
     assert replied(slow, 0.05) == ("timeout", "misbehave gave no result within 0.05 s.")
     assert replied(slow)[0] == ""
 
 
-def test_calls_that_were_left_behind_do_not_pile_up() -> None:
+def test_calls_that_were_left_behind_do_not_pile_up():
     over = threading.Event()
     calls: list[int] = []
 
@@ -141,13 +141,13 @@ def test_calls_that_were_left_behind_do_not_pile_up() -> None:
     over.set()
 
 
-def test_observations_are_cut_and_can_be_encoded() -> None:
+def test_observations_are_cut_and_can_be_encoded():
     result = act(parse('Action: misbehave\nInput: {"how": "junk"}'), TOOLS, 5.0, limit=100)
     assert len(result.observation) == 100
     result.observation.encode()
 
 
-def test_the_answer_ends_and_is_never_cut() -> None:
+def test_the_answer_ends_and_is_never_cut():
     result = act(parse('Action: answer\nInput: {"answer": "' + 200 * "x" + '"}'), TOOLS, 5.0, limit=20)
     assert (result.ends, result.observation) == (True, 200 * "x")
     assert act(parse('Action: answer\nInput: {"answer": 4.5}'), TOOLS, 5.0).observation == "4.5"
@@ -185,7 +185,7 @@ WORDS += [
 @given(st.one_of(st.text(max_size=60), st.lists(st.sampled_from(WORDS)).map("".join)))
 @example("Action: add\nInput: " + 100_000 * "[")
 @example("Input:" + 10_000 * "\nAction:")
-def test_no_text_raises(text: str) -> None:
+def test_no_text_raises(text: str):
     call = parse(text)
     assert text.encode("utf-8", "replace").decode().startswith(call.text)
     assert (call.arguments is None) == bool(call.problem)
@@ -202,7 +202,7 @@ def test_no_text_raises(text: str) -> None:
         st.text(max_size=5) | st.sampled_from(["name", "arguments"]), st.text(max_size=9) | st.just({"a": 1})
     ),
 )
-def test_what_is_written_by_the_format_is_read_back(thought: str, tool: str, arguments: dict[str, object]) -> None:
+def test_what_is_written_by_the_format_is_read_back(thought: str, tool: str, arguments: dict[str, object]):
     wrapped = set(arguments) == {"name", "arguments"} and isinstance(arguments["arguments"], dict)
     thought = " ".join(thought.replace(":", " ").split())
     call = parse(f"Thought: {thought}\nAction: {tool}\nInput: {json.dumps(arguments)}\nThought: more")
@@ -210,7 +210,7 @@ def test_what_is_written_by_the_format_is_read_back(thought: str, tool: str, arg
     assert call.arguments == (arguments["arguments"] if wrapped else arguments)
 
 
-def test_instructions_name_tools_and_arguments() -> None:
+def test_instructions_name_tools_and_arguments():
     text = instructions(TOOLS)
     assert 'add {"a": integer, "b"?: integer}: Adds two numbers.\n' in text
     assert signature(TOOLS["answer"]) == 'answer {"answer": string}'
@@ -218,7 +218,7 @@ def test_instructions_name_tools_and_arguments() -> None:
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.text("ab", max_size=40), st.text("ab", max_size=40)), max_size=6), st.integers(0, 500))
-def test_a_prompt_keeps_its_limit_and_the_latest_turns(pairs: list[tuple[str, str]], extra: int) -> None:
+def test_a_prompt_keeps_its_limit_and_the_latest_turns(pairs: list[tuple[str, str]], extra: int):
     turns = [ReactTurn(*pair) for pair in pairs]
     fixed = len(transcript("head\n", "what?", [], 0, "foot\n"))
     text = transcript("head\n", "what?", turns, fixed + 40 + extra, "foot\n")
@@ -232,7 +232,7 @@ def test_a_prompt_keeps_its_limit_and_the_latest_turns(pairs: list[tuple[str, st
         assert "(earlier turns are left out)" in text or len(turns) == 1
 
 
-def test_the_oldest_turns_go_first() -> None:
+def test_the_oldest_turns_go_first():
     turns = [ReactTurn(f"said {i}", f"saw {i}") for i in range(9)]
     text = transcript("", "q", turns, 110)
     numbers = [i for i in range(9) if f"said {i}" in text]
@@ -240,7 +240,7 @@ def test_the_oldest_turns_go_first() -> None:
     assert 0 < numbers[0] < 8
 
 
-def test_types_become_a_schema() -> None:
+def test_types_become_a_schema():
     def look(
         place: Annotated[str, Field(description="Where.")], near: list[int] | None = None, *, deadline: float
     ) -> str:
@@ -290,7 +290,7 @@ def lost(a: "Nowhere") -> str:  # type: ignore[name-defined]  # noqa: F821
         (lambda: "", "'<lambda>' is no name for a tool"),
     ],
 )
-def test_a_function_that_is_no_tool_is_one_line(function: object, words: str) -> None:
+def test_a_function_that_is_no_tool_is_one_line(function: object, words: str):
     with pytest.raises(MarlRayError, match=ONE_LINE) as error:
         tool_of(function)  # type: ignore[arg-type]
     assert words in str(error.value)
@@ -322,13 +322,13 @@ def test_a_function_that_is_no_tool_is_one_line(function: object, words: str) ->
         ({"math:gcd_of": {}}, "tools: 'gcd_of' of 'math:gcd_of' is not in the module; did you mean gcd?"),
     ],
 )
-def test_a_wrong_choice_of_tools_is_one_line(chosen: object, words: str) -> None:
+def test_a_wrong_choice_of_tools_is_one_line(chosen: object, words: str):
     with pytest.raises(MarlRayError, match=ONE_LINE) as error:
         make_tools(chosen)  # type: ignore[arg-type]
     assert words in str(error.value)
 
 
-def test_options_of_a_function_are_fixed_and_unseen() -> None:
+def test_options_of_a_function_are_fixed_and_unseen():
     tool = tool_of(add, fixed={"b": 40})
     assert set(tool.parameters["properties"]) == {"a"}
     assert tool.call({"a": 2}, time.monotonic() + 5) == "42"
@@ -354,7 +354,7 @@ class Surrender:
         return self.words
 
 
-def test_a_class_says_its_name_that_it_ends_the_episode_and_how_it_prepares(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_says_its_name_that_it_ends_the_episode_and_how_it_prepares(monkeypatch: pytest.MonkeyPatch):
     module = types.ModuleType("surrendering")
     module.Surrender = Surrender  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "surrendering", module)

@@ -74,7 +74,7 @@ def ask(search: Callable[[str, float], str], query: str = "what", seconds: float
     return search(query, time.monotonic() + seconds)
 
 
-def test_the_request_is_serpers() -> None:
+def test_the_request_is_serpers():
     with serving((200, {"organic": ORGANIC})) as service:
         assert ask(GoogleSearchSerper(base_url=service.url), "caf\u00e9?") == "1. T1: s1\n2. T2: s2\n3. T3: s3"
         [(path, headers, body)] = service.requests
@@ -94,7 +94,7 @@ def test_the_request_is_serpers() -> None:
         ({"searchParameters": {"q": "x"}}, "No results."),
     ],
 )
-def test_the_answer_box_comes_first(reply: object, text: str) -> None:
+def test_the_answer_box_comes_first(reply: object, text: str):
     with serving((200, reply)) as service:
         assert ask(GoogleSearchSerper(base_url=service.url)) == text
 
@@ -102,26 +102,26 @@ def test_the_answer_box_comes_first(reply: object, text: str) -> None:
 @pytest.mark.parametrize(
     "reply", [b"", b"<html>", b"[1]", b'{"organic": 5}', b'{"organic": [{"title": 1}]}', b"\xff", b"[" * 100_000]
 )
-def test_a_malformed_response_is_told(reply: bytes) -> None:
+def test_a_malformed_response_is_told(reply: bytes):
     with serving((200, reply)) as service, pytest.raises(ToolError, match="malformed"):
         ask(GoogleSearchSerper(base_url=service.url))
 
 
-def test_what_passes_is_tried_again() -> None:
+def test_what_passes_is_tried_again():
     with serving((503, {}), (429, {}), (200, {"answerBox": {"answer": "yes"}})) as service:
         assert ask(GoogleSearchSerper(base_url=service.url)) == "yes"
         assert len(service.requests) == 3
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 302])
-def test_what_does_not_pass_is_told_at_once(status: int) -> None:
+def test_what_does_not_pass_is_told_at_once(status: int):
     with serving((status, {"message": f"Unauthorized {KEY}"})) as service:
         with pytest.raises(ToolError, match=f"^Search failed: HTTP {status}.$"):
             ask(GoogleSearchSerper(base_url=service.url))
         assert len(service.requests) == 1
 
 
-def test_no_wait_passes_the_deadline() -> None:
+def test_no_wait_passes_the_deadline():
     with serving((503, {})) as service:
         service.headers = {"retry-after": "3600"}
         with pytest.raises(ToolError, match="HTTP 503"):
@@ -136,12 +136,12 @@ def test_no_wait_passes_the_deadline() -> None:
         ask(GoogleSearchSerper(base_url="http://127.0.0.1:9"), seconds=0.2)
 
 
-def test_a_response_may_not_be_huge() -> None:
+def test_a_response_may_not_be_huge():
     with serving((200, b" " * (2 << 20))) as service, pytest.raises(ToolError, match="too large"):
         ask(GoogleSearchSerper(base_url=service.url))
 
 
-def test_a_question_is_asked_once(tmp_path: Path) -> None:
+def test_a_question_is_asked_once(tmp_path: Path):
     path = str(tmp_path / "cache.db")
     with serving(
         (500, {}), (200, {"answerBox": {"answer": "one"}}), (200, {"answerBox": {"answer": "two"}})
@@ -154,7 +154,7 @@ def test_a_question_is_asked_once(tmp_path: Path) -> None:
         assert len(service.requests) == 3
 
 
-def test_the_cache_is_bounded_and_survives(tmp_path: Path) -> None:
+def test_the_cache_is_bounded_and_survives(tmp_path: Path):
     path = str(tmp_path / "c.db")
     cache = SearchCache(path, 3)
     for i in range(10):
@@ -168,15 +168,13 @@ def test_the_cache_is_bounded_and_survives(tmp_path: Path) -> None:
         SearchCache(str(tmp_path / "junk"))
 
 
-def test_many_threads_may_search(tmp_path: Path) -> None:
+def test_many_threads_may_search(tmp_path: Path):
     with serving((200, {"answerBox": {"answer": "yes"}})) as service, ThreadPoolExecutor(8) as threads:
         search = GoogleSearchSerper(base_url=service.url, cache=str(tmp_path / "c.db"), cache_entries=5)
         assert set(threads.map(lambda i: ask(search, str(i % 9), 30), range(60))) == {"yes"}
 
 
-def test_the_key_is_nowhere(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_key_is_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]):
     for name in ("", "httpx", "httpcore"):
         caplog.set_level(logging.DEBUG, logger=name)
     path = tmp_path / "cache.db"
@@ -198,7 +196,7 @@ def test_the_key_is_nowhere(
     assert not [text for text in seen if KEY in text]
 
 
-def test_where_the_key_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_key_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = tmp_path / "key"
     file.write_text("from-a-file\n")
     with serving((200, {})) as service:
@@ -217,7 +215,7 @@ def test_where_the_key_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("url", ["http://google.serper.dev", "ftp://127.0.0.1", "google.serper.dev", "http://[", 5])
-def test_the_key_travels_encrypted_or_not_at_all(url: str) -> None:
+def test_the_key_travels_encrypted_or_not_at_all(url: str):
     with pytest.raises(MarlRayError, match="base_url: "):
         GoogleSearchSerper(base_url=url)
 
@@ -225,7 +223,7 @@ def test_the_key_travels_encrypted_or_not_at_all(url: str) -> None:
 TEXTS = ["the cat sat on the mat", "a dog", "the dog and the cat", "cat cat cat", "birds sing", "", "The CAT!"]
 
 
-def test_bm25_is_its_formula() -> None:
+def test_bm25_is_its_formula():
     corpus = Corpus([Document(text=text) for text in TEXTS])
     docs = [text.lower().replace("!", "").split() for text in TEXTS]
     mean = sum(map(len, docs)) / len(docs)
@@ -241,7 +239,7 @@ def test_bm25_is_its_formula() -> None:
         assert corpus.scores(query) == pytest.approx(expected)
 
 
-def test_a_corpus_is_searched_like_the_web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_corpus_is_searched_like_the_web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv(KEY_VARIABLE)
     path = tmp_path / "corpus.jsonl"
     path.write_text("".join(json.dumps({"title": f"D{i}", "text": text}) + "\n\n" for i, text in enumerate(TEXTS)))
@@ -265,7 +263,7 @@ def test_a_corpus_is_searched_like_the_web(tmp_path: Path, monkeypatch: pytest.M
         GoogleSearchSerper(corpus="towns", results=0)
 
 
-def test_the_made_up_country_answers_its_questions() -> None:
+def test_the_made_up_country_answers_its_questions():
     search = GoogleSearchSerper(corpus="towns")
     assert len({title for title, _ in documents()}) == len(documents())
     assert len({question.prompt for question in questions()}) == len(questions())

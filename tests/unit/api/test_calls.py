@@ -11,13 +11,13 @@ from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError
 
 
-def test_a_section_keeps_the_keys_that_a_change_does_not_name() -> None:
+def test_a_section_keeps_the_keys_that_a_change_does_not_name():
     before = {"hyper": {"lr": 1, "gamma": 2}, "seeds": [1, 2]}
     assert merged(before, {"hyper": {"lr": 3}, "seeds": [4]}) == {"hyper": {"lr": 3, "gamma": 2}, "seeds": [4]}
     assert before == {"hyper": {"lr": 1, "gamma": 2}, "seeds": [1, 2]}
 
 
-def test_a_file_and_a_mapping_are_the_same_run(tmp_path: Path) -> None:
+def test_a_file_and_a_mapping_are_the_same_run(tmp_path: Path):
     (tmp_path / "run.yaml").write_text("name: run\nenv: {id: MultiGrid-Empty-5x5-v0}\n")
     expected = run("hyper.lr=3e-3")
     for source in (tmp_path / "run.yaml", GOOD):
@@ -25,7 +25,7 @@ def test_a_file_and_a_mapping_are_the_same_run(tmp_path: Path) -> None:
         assert parse_config(RunConfig, data, source=name) == expected
 
 
-def test_what_is_no_config_is_one_line(tmp_path: Path) -> None:
+def test_what_is_no_config_is_one_line(tmp_path: Path):
     (tmp_path / "list.yaml").write_text("- 1\n")
     with pytest.raises(MarlRayError, match=r"list.yaml: expected a mapping of keys at the top, got list"):
         data_of(tmp_path / "list.yaml", {})
@@ -33,12 +33,12 @@ def test_what_is_no_config_is_one_line(tmp_path: Path) -> None:
         data_of("none.yaml", {})
 
 
-def test_a_dotted_change_is_answered_with_its_section() -> None:
+def test_a_dotted_change_is_answered_with_its_section():
     with pytest.raises(MarlRayError, match=r"^hyper.lr: expected the section as an argument: hyper=\{'lr': 0.1\}$"):
         data_of(GOOD, {"hyper.lr": 0.1})
 
 
-def test_a_misspelt_argument_is_named_with_what_was_meant() -> None:
+def test_a_misspelt_argument_is_named_with_what_was_meant():
     @named_arguments
     def act(self: int, *, greedy: bool = False) -> bool:
         return greedy
@@ -50,7 +50,7 @@ def test_a_misspelt_argument_is_named_with_what_was_meant() -> None:
 
 def test_ctrl_c_ends_a_script_with_one_line_and_may_be_caught(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # the block sets another
     with pytest.raises(KeyboardInterrupt) as caught, short_interrupt():
         raise KeyboardInterrupt

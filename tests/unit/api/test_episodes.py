@@ -17,7 +17,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(folder.rglob("bundle.json")).parent
 
 
-def test_a_bundle_is_scored_on_whole_episodes_of_its_environment(bundle: Path) -> None:
+def test_a_bundle_is_scored_on_whole_episodes_of_its_environment(bundle: Path):
     scores = marl_ray.evaluate(policy=bundle, episodes=8)
     assert len(scores.returns) == len(scores.lengths) == 8 and scores.cut == 0
     assert scores.score == pytest.approx(sum(scores.returns) / 8)
@@ -41,6 +41,6 @@ def test_a_bundle_is_scored_on_whole_episodes_of_its_environment(bundle: Path) -
         ({"episodes": 3, "env": {"lenght": 3}}, r"env.kwargs.lenght: toys.envs:countdown has no such argument"),
     ],
 )
-def test_a_wrong_argument_is_named(bundle: Path, arguments, message: str) -> None:
+def test_a_wrong_argument_is_named(bundle: Path, arguments, message: str):
     with pytest.raises(MarlRayError, match=message):
         marl_ray.evaluate(policy=bundle, **arguments)

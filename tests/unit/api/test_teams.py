@@ -23,7 +23,7 @@ def writers(tmp_path_factory: pytest.TempPathFactory) -> marl_ray.LoadedTeam:
     )
 
 
-def test_actor_critics_act_as_arrays_and_lists_ask(tmp_path: Path) -> None:
+def test_actor_critics_act_as_arrays_and_lists_ask(tmp_path: Path):
     team = marl_ray.load(make_bundle(tmp_path, 4))
     assert team.agents == {"agent_0": "p", "agent_1": "p"}
     assert team.act(SEES, greedy=True) == {"agent_0": 4, "agent_1": 4}
@@ -50,12 +50,12 @@ def test_actor_critics_act_as_arrays_and_lists_ask(tmp_path: Path) -> None:
         (SEES, {"generation": {"max_tokens": 3}}, "generation: expected none, the bundle holds actor-critics"),
     ],
 )
-def test_a_wrong_observation_is_named(tmp_path: Path, observations, options, message) -> None:
+def test_a_wrong_observation_is_named(tmp_path: Path, observations, options, message):
     with pytest.raises(MarlRayError, match=message):
         marl_ray.load(make_bundle(tmp_path, 4)).act(observations, **options)
 
 
-def test_the_folder_of_a_run_is_answered_with_its_bundle(tmp_path: Path) -> None:
+def test_the_folder_of_a_run_is_answered_with_its_bundle(tmp_path: Path):
     Path(make_bundle(tmp_path, 4)).rename(tmp_path / "bundle")
     with pytest.raises(MarlRayError, match=rf"it is the folder of a run, whose bundle is {tmp_path}/bundle$"):
         marl_ray.load(tmp_path)
@@ -65,7 +65,7 @@ def test_the_folder_of_a_run_is_answered_with_its_bundle(tmp_path: Path) -> None
         marl_ray.load("mine")
 
 
-def test_language_models_answer_texts(writers: marl_ray.LoadedTeam) -> None:
+def test_language_models_answer_texts(writers: marl_ray.LoadedTeam):
     prompts = {"coder": "def f(x):", "critic": "it fails"}
     drawn = writers.act(prompts, seed=3)
     assert drawn == writers.act(prompts, seed=3) != writers.act(prompts, seed=4)
@@ -87,6 +87,6 @@ def test_language_models_answer_texts(writers: marl_ray.LoadedTeam) -> None:
         ({"coder": "x"}, {"action_masks": {}}, "action_masks: expected none, the bundle holds language models"),
     ],
 )
-def test_a_wrong_prompt_is_named(writers: marl_ray.LoadedTeam, observations, options, message) -> None:
+def test_a_wrong_prompt_is_named(writers: marl_ray.LoadedTeam, observations, options, message):
     with pytest.raises(MarlRayError, match=message):
         writers.act(observations, **options)

@@ -250,7 +250,7 @@ def test_numbers_that_are_not_finite_are_null():
     assert plain({"a": (float("nan"), 1.5), 2: Path("x")}) == {"a": [None, 1.5], "2": "x"}
 
 
-def test_what_a_program_wrote_is_in_its_files_when_it_ends(tmp_path: Path) -> None:
+def test_what_a_program_wrote_is_in_its_files_when_it_ends(tmp_path: Path):
     """Files that nothing closes, in a cycle of objects, which Python writes when it searches for garbage at its end."""
     code = f"""
 from marl_ray.cli import main

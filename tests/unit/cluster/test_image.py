@@ -59,3 +59,11 @@ def test_the_image_is_of_the_user_and_the_paths_that_manifests_name():
     path = Path(values["jobs"]["gridworld"]["configFile"])
     copied = {copy[-1]: copy[-2] for copy in words("COPY")}
     assert (ROOT / copied["/opt/marl-ray/jobs"] / path.relative_to("/opt/marl-ray/jobs")).is_file()
+
+
+def test_files_that_the_package_links_to_are_copied_before_it_is_installed():
+    install = next(number for number, line in enumerate(LINES) if '".[' in line)
+    copied = [shlex.split(line)[1] for line in LINES[:install] if line.startswith("COPY ")]
+    links = [path for path in (ROOT / "src").rglob("*") if path.is_symlink()]
+    assert links and all(path.readlink().parts[0] == ".." for path in links)
+    assert {path.resolve().relative_to(ROOT).parts[0] for path in links} <= set(copied)

@@ -37,13 +37,13 @@ def file_refusal(path: Path, text: str) -> str:
 
 
 @pytest.mark.parametrize("number", ["3e-4", "3E-4", "0.0003", "3.0e-4", ".3e-3", "+3e-4"])
-def test_numbers_read_as_numbers_in_overrides_and_files(tmp_path: Path, number: str) -> None:
+def test_numbers_read_as_numbers_in_overrides_and_files(tmp_path: Path, number: str):
     assert run(f"hyper.lr={number}").hyper.lr == 3e-4
     (tmp_path / "c.yaml").write_text(f"name: run\nenv: {{id: x}}\nhyper: {{lr: {number}}}\n")
     assert load_config(RunConfig, tmp_path / "c.yaml").hyper.lr == 3e-4
 
 
-def test_overrides_reach_every_kind_of_value() -> None:
+def test_overrides_reach_every_kind_of_value():
     config = run(
         "name=other",
         "env.kwargs.max_steps=10",
@@ -64,16 +64,16 @@ def test_overrides_reach_every_kind_of_value() -> None:
     assert config.tracking.uri == "http://host:5000/x=y"
 
 
-def test_the_last_override_wins() -> None:
+def test_the_last_override_wins():
     assert run("seed=1", "seed=2", seed=3).seed == 2
 
 
-def test_configs_do_not_change() -> None:
+def test_configs_do_not_change():
     with pytest.raises(ValueError, match="frozen"):
         run().seed = 1  # type: ignore[misc]
 
 
-def test_policy_hyper_lies_over_the_runs() -> None:
+def test_policy_hyper_lies_over_the_runs():
     config = run(hyper={"lr": 1e-3, "gamma": 0.9}, team={"a": {"hyper": {"lr": 5e-4}}})
     assert (config.hyper_of("a").lr, config.hyper_of("a").gamma) == (5e-4, 0.9)
 
@@ -104,7 +104,7 @@ def test_policy_hyper_lies_over_the_runs() -> None:
         ("seed=[1", "override 'seed=[1'"),
     ],
 )
-def test_a_bad_override_is_named(override: str, message: str) -> None:
+def test_a_bad_override_is_named(override: str, message: str):
     assert message in refusal(override, seed=0)
 
 
@@ -119,7 +119,7 @@ def test_a_bad_override_is_named(override: str, message: str) -> None:
         ("evaluation.max_steps", 1 << 26),
     ],
 )
-def test_a_number_that_no_random_stream_has_bits_for_is_refused(key: str, most: int) -> None:
+def test_a_number_that_no_random_stream_has_bits_for_is_refused(key: str, most: int):
     given = ["algorithm=dapo", "train.group_size=4"]
     run(*given, f"{key}={most}")
     assert refusal(*given, f"{key}={most + 1}") == (
@@ -127,29 +127,29 @@ def test_a_number_that_no_random_stream_has_bits_for_is_refused(key: str, most: 
     )
 
 
-def test_the_number_of_further_problems_is_told() -> None:
+def test_the_number_of_further_problems_is_told():
     assert refusal("hyper.lr=-1", "hyper.gamma=2").endswith("(and 1 more)")
 
 
-def test_a_missing_key_is_named() -> None:
+def test_a_missing_key_is_named():
     with pytest.raises(MarlRayError, match="config: missing key 'env'"):
         parse_config(RunConfig, {"name": "run"})
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path):
     with pytest.raises(MarlRayError, match=r"none\.yaml.*No such file"):
         load_config(RunConfig, tmp_path / "none.yaml")
     with pytest.raises(MarlRayError, match="cannot be read"):
         load_config(RunConfig, tmp_path)
 
 
-def test_bad_yaml_has_its_line(tmp_path: Path) -> None:
+def test_bad_yaml_has_its_line(tmp_path: Path):
     path = tmp_path / "c.yaml"
     assert file_refusal(path, "name: run\nenv:\n  id: [x\nseed: 1\n").startswith(f"{path}, line 4: not valid YAML")
     assert "line 2" in file_refusal(path, "name: run\n\tenv: x\n")
 
 
-def test_a_key_given_twice_has_its_line(tmp_path: Path) -> None:
+def test_a_key_given_twice_has_its_line(tmp_path: Path):
     path = tmp_path / "c.yaml"
     assert file_refusal(path, "name: a\nenv: {id: x}\nname: b\n") == (
         f"{path}, line 3: not valid YAML: key 'name' is given twice"
@@ -158,24 +158,24 @@ def test_a_key_given_twice_has_its_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "- a\n", "just words\n", "5\n"])
-def test_a_file_that_is_no_mapping(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_mapping(tmp_path: Path, text: str):
     assert "expected a mapping of keys at the top" in file_refusal(tmp_path / "c.yaml", text)
 
 
 @pytest.mark.parametrize(
     "text", ["? [a, b]\n: 1\n", "1: x\nname: a\nenv: {id: x}\n", "a: &a [*a]\n", "\x00\n", "a: !!python/x y\n"]
 )
-def test_odd_yaml_is_one_line(tmp_path: Path, text: str) -> None:
+def test_odd_yaml_is_one_line(tmp_path: Path, text: str):
     assert str(tmp_path) in file_refusal(tmp_path / "c.yaml", text)
 
 
-def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+def test_bytes_that_are_no_text(tmp_path: Path):
     (tmp_path / "c.yaml").write_bytes(b"name: \xff\xfe")
     with pytest.raises(MarlRayError, match="cannot be read"):
         load_config(RunConfig, tmp_path / "c.yaml")
 
 
-def test_env_copies_divide_among_workers() -> None:
+def test_env_copies_divide_among_workers():
     assert run("train.env_copies=6", "resources.workers=3").batch_steps == 6 * 64
     assert "train.env_copies=6 must be a multiple of resources.workers=4" in refusal(
         "train.env_copies=6", "resources.workers=4"
@@ -190,7 +190,7 @@ LANGUAGE = {
 }
 
 
-def test_groups_of_workers_divide_the_workers() -> None:
+def test_groups_of_workers_divide_the_workers():
     for parallel, groups in (
         ({}, 1),
         ({"replicate": 2}, 2),
@@ -228,19 +228,19 @@ def test_groups_of_workers_divide_the_workers() -> None:
     )
 
 
-def test_frozen_policies() -> None:
+def test_frozen_policies():
     assert "team.a: frozen: true needs `bundle`" in refusal(team={"a": {"frozen": True}})
     frozen = {"frozen": True, "bundle": "/b"}
     assert "every policy is frozen" in refusal(team={"a": frozen, "b": frozen})
     assert run(team={"a": frozen, "b": {}}).team["a"].frozen
 
 
-def test_minibatches_fit_the_horizon() -> None:
+def test_minibatches_fit_the_horizon():
     message = "minibatches=9 of policy 'a' must not exceed train.horizon=8"
     assert message in refusal("train.horizon=8", team={"a": {"hyper": {"minibatches": 9}}})
 
 
-def test_policy_of() -> None:
+def test_policy_of():
     config = run(team={"chiefs": {"agents": ["agent_0"]}, "others": {"agents": ["agent_*"]}})
     assert config.policy_of(["agent_0", "agent_1"]) == {"agent_0": "chiefs", "agent_1": "others"}
     with pytest.raises(ValueError, match=r"no policy plays agent 'x' \(agents: agent_0, x\)"):
@@ -249,7 +249,7 @@ def test_policy_of() -> None:
         config.policy_of(["agent_0"])
 
 
-def test_gateway() -> None:
+def test_gateway():
     arms = {"a": {"bundle": "/a"}, "b": {"bundle": "/b", "weight": 0}}
     experiment = {"name": "e", "arms": arms}
     assert parse_config(GatewayConfig, {"experiments": [experiment]}).experiments[0].arms["b"].weight == 0
@@ -268,7 +268,7 @@ def test_gateway() -> None:
 # Identity
 
 
-def test_the_hash_is_of_the_meaning_not_of_the_file(tmp_path: Path) -> None:
+def test_the_hash_is_of_the_meaning_not_of_the_file(tmp_path: Path):
     (tmp_path / "a.yaml").write_text("name: run\nenv: {id: x}\nhyper:\n  lr: 0.0007\n")
     (tmp_path / "b.yaml").write_text("# a comment\nenv:\n  id: x\nname: run\n")
     first, other = (load_config(RunConfig, tmp_path / name) for name in ("a.yaml", "b.yaml"))
@@ -278,7 +278,7 @@ def test_the_hash_is_of_the_meaning_not_of_the_file(tmp_path: Path) -> None:
     assert len(config_hash(first)) == 64
 
 
-def test_the_hash_is_the_same_in_another_process() -> None:
+def test_the_hash_is_the_same_in_another_process():
     code = (
         "from marl_ray.config import *; print(config_hash(parse_config(RunConfig, {'name': 'r', 'env': {'id': 'x'}})))"
     )
@@ -298,7 +298,7 @@ def test_the_hash_is_the_same_in_another_process() -> None:
 # The package
 
 
-def test_importing_configs_loads_neither_torch_nor_ray() -> None:
+def test_importing_configs_loads_neither_torch_nor_ray():
     code = "import sys, marl_ray.config; print(*sorted({'torch', 'ray', 'transformers', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == ""
@@ -323,7 +323,7 @@ def _leaves() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("language", [False, True])
-def test_no_run_reads_more_than_a_hundred_keys(language: bool) -> None:
+def test_no_run_reads_more_than_a_hundred_keys(language: bool):
     """Whatever its algorithm: those of the other family of policies and of other algorithms are not for it, and a run with
     `data` reads that key and three fewer of `train`. A model comes from `path` or from `preset`, and a
     warm start, which has more keys, is refused beside `kl_coef` and beside `resume_from`."""
@@ -343,13 +343,13 @@ def test_no_run_reads_more_than_a_hundred_keys(language: bool) -> None:
     assert len(family) + most <= 100
 
 
-def test_every_key_says_what_it_is() -> None:
+def test_every_key_says_what_it_is():
     plain = {"seed", "team.network.activation", "hyper.adam_eps", "hyper.entropy_coef", "tracking.experiment"}
     plain |= {"resources.cpus_per_worker"}
     assert {key for key, value in _leaves().items() if "description" not in value} <= plain
 
 
-def test_defaults_are_valid() -> None:
+def test_defaults_are_valid():
     assert AlgorithmConfig().clip == 0.2
     assert PolicyConfig().agents == ("*",)
 

@@ -73,7 +73,7 @@ COST = ["constraints=[{budget: 4}]"]
         (["resume_from=other", "warm_start={data: x.parquet}"], "warm_start: expected no resume_from beside it"),
     ],
 )
-def test_what_an_algorithm_needs_is_checked_before_anything_starts(overrides: list[str], message: str) -> None:
+def test_what_an_algorithm_needs_is_checked_before_anything_starts(overrides: list[str], message: str):
     with pytest.raises(MarlRayError) as caught:
         parse_config(RunConfig, {"name": "a", "env": {"id": "x"}}, overrides)
     assert message in str(caught.value) and "\n" not in str(caught.value)
@@ -94,7 +94,7 @@ def test_what_an_algorithm_needs_is_checked_before_anything_starts(overrides: li
         (["team.b.agents=[x]"], "team.b.model: expected a language model, as the other policies are"),
     ],
 )
-def test_what_language_models_need_is_checked_before_anything_starts(overrides: list[str], message: str) -> None:
+def test_what_language_models_need_is_checked_before_anything_starts(overrides: list[str], message: str):
     policy = {"model": {"preset": "tiny-0.2m"}, "generation": {"max_tokens": 8}}
     base = {"name": "a", "env": {"id": "math"}, "algorithm": "grpo", "train": {"group_size": 8}, "team": {"a": policy}}
     with pytest.raises(MarlRayError) as caught:
@@ -102,7 +102,7 @@ def test_what_language_models_need_is_checked_before_anything_starts(overrides: 
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_defaults_are_the_algorithms_own_until_something_is_given() -> None:
+def test_defaults_are_the_algorithms_own_until_something_is_given():
     base = {"name": "a", "env": {"id": "x"}, "train": {"group_size": 4}}
     config = parse_config(RunConfig, base, ["algorithm=dapo"])
     assert config.hyper_of("shared").clip_range == (0.8, 1.28) and config.whole_episodes
@@ -115,7 +115,7 @@ def test_defaults_are_the_algorithms_own_until_something_is_given() -> None:
     assert config_hash(changed) != config_hash(config)
 
 
-def test_every_default_and_hyper_parameter_of_an_algorithm_is_a_key() -> None:
+def test_every_default_and_hyper_parameter_of_an_algorithm_is_a_key():
     keys = set(AlgorithmConfig.model_fields)
     for name, spec in SPECS.items():
         assert set(spec.defaults) <= keys and set(spec.keys) <= keys, name
@@ -123,7 +123,7 @@ def test_every_default_and_hyper_parameter_of_an_algorithm_is_a_key() -> None:
     assert {key for spec in SPECS.values() for key in spec.reads} == keys
 
 
-def test_a_run_may_have_keys_that_only_some_of_its_policies_read() -> None:
+def test_a_run_may_have_keys_that_only_some_of_its_policies_read():
     team = {"a": {"agents": ["x"]}, "b": {"agents": ["y"], "algorithm": "pid_lagrangian"}}
     base = {"name": "a", "env": {"id": "x"}, "team": team, "constraints": [{"budget": 3}]}
     config = parse_config(RunConfig, base, ["hyper.pid_kp=5", "hyper.lr=0.1"])
@@ -134,13 +134,13 @@ def test_a_run_may_have_keys_that_only_some_of_its_policies_read() -> None:
         parse_config(RunConfig, base, ["team.a.hyper.pid_kp=5"])
 
 
-def test_the_algorithm_of_the_run_says_nothing_of_a_frozen_policy() -> None:
+def test_the_algorithm_of_the_run_says_nothing_of_a_frozen_policy():
     team = {"a": {"agents": ["x"], "algorithm": "ppo"}, "b": {"agents": ["y"], "frozen": True, "bundle": "b"}}
     config = parse_config(RunConfig, {"name": "a", "env": {"id": "x"}, "team": team}, ["algorithm=remax"])
     assert not config.greedy and not config.whole_episodes
 
 
-def test_a_greedy_member_leaves_two_others_to_compare() -> None:
+def test_a_greedy_member_leaves_two_others_to_compare():
     team = {"a": {"agents": ["x"], "algorithm": "remax"}, "b": {"agents": ["y"], "algorithm": "grpo"}}
     base = {"name": "a", "env": {"id": "x"}, "team": team, "train": {"env_copies": 12}}
     with pytest.raises(MarlRayError, match=r"train.group_size=2: grpo of policy 'b' needs 3 or more"):
@@ -149,20 +149,20 @@ def test_a_greedy_member_leaves_two_others_to_compare() -> None:
     assert parse_config(RunConfig, base, ["train.group_size=2", "team.b.algorithm=remax"]).greedy
 
 
-def test_a_frozen_policy_has_no_hyper_parameters() -> None:
+def test_a_frozen_policy_has_no_hyper_parameters():
     team = {"a": {"agents": ["x"]}, "b": {"agents": ["y"], "frozen": True, "bundle": "b", "hyper": {"lr": 0.1}}}
     with pytest.raises(MarlRayError, match=r"team.b.hyper.lr: a frozen policy has no hyper-parameters"):
         parse_config(RunConfig, {"name": "a", "env": {"id": "x"}, "team": team})
 
 
-def test_bounds_are_compared_with_the_algorithms_own_defaults() -> None:
+def test_bounds_are_compared_with_the_algorithms_own_defaults():
     base = {"name": "a", "env": {"id": "x"}, "train": {"group_size": 4}, "algorithm": "gspo"}
     assert parse_config(RunConfig, base, ["hyper.clip_high=0.001"]).hyper_of("shared").clip_range == (0.9997, 1.001)
     weighted = parse_config(RunConfig, base, ["algorithm=cispo", "hyper.clip_high=0.28"])
     assert weighted.hyper_of("shared").clip_range == (0.0, 1.28)
 
 
-def test_a_benchmark_is_a_name_or_a_group_of_keys() -> None:
+def test_a_benchmark_is_a_name_or_a_group_of_keys():
     override = (
         "evaluation.benchmarks=[humaneval, {name: math, data: s3://b/m.jsonl, samples: 4, temperature: 0.6, every: 5}]"
     )
@@ -195,13 +195,13 @@ def test_a_benchmark_is_a_name_or_a_group_of_keys() -> None:
         ),
     ],
 )
-def test_benchmarks_that_cannot_be_measured_are_refused(overrides: tuple[str, ...], message: str) -> None:
+def test_benchmarks_that_cannot_be_measured_are_refused(overrides: tuple[str, ...], message: str):
     with pytest.raises(MarlRayError, match=re.escape(message)) as caught:
         language(*overrides)
     assert "\n" not in str(caught.value)
 
 
-def test_actor_critics_are_measured_on_no_benchmark() -> None:
+def test_actor_critics_are_measured_on_no_benchmark():
     assert "evaluation.benchmarks: expected a text environment and language models" in refusal(
         "evaluation.benchmarks=[humaneval]"
     )

@@ -52,13 +52,13 @@ def _module(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_a_mistake_is_named(name: str, failures: list[str]) -> None:
+def test_a_mistake_is_named(name: str, failures: list[str]):
     lines = [f"{each.name}: {each.failure}" for each in check(f"checked_rewards:{name}", {}) if each.failure]
     assert len(lines) == len(failures)
     assert all(line.startswith(failure) for line, failure in zip(lines, failures, strict=True))
 
 
-def test_settings_are_options() -> None:
+def test_settings_are_options():
     lines = [each.failure for each in check("checked_rewards:once", {"strict": True})]
     assert lines == [None, "every answer was paid 0, so nothing is learnt from it", None, None]
     with pytest.raises(MarlRayError, match="reward: checked_rewards:once has no option 'strct'; did you mean strict"):
@@ -69,10 +69,10 @@ def test_settings_are_options() -> None:
     ("name", "settings"),
     [("math_answer", {}), ("solved", {}), ("short_answer", {}), ("exact_match", {}), ("llm_judge", {"offline": True})],
 )
-def test_a_built_in_passes(name: str, settings: dict[str, Any]) -> None:
+def test_a_built_in_passes(name: str, settings: dict[str, Any]):
     assert [str(each) for each in check(name, settings) if each.failure] == []
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
-def test_a_reward_of_programs_passes() -> None:
+def test_a_reward_of_programs_passes():
     assert [str(each) for each in check("code_tests", {"style": 0.5}) if each.failure] == []

@@ -74,19 +74,19 @@ def _module(monkeypatch: pytest.MonkeyPatch) -> None:
         ("talks", ["description: it has 349 characters, expected at most 200"]),
     ],
 )
-def test_a_mistake_is_named(name: str, failures: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_is_named(name: str, failures: list[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(checker, "DEADLINE_S", 0.1 if name == "sleeps" else 20.0)
     lines = [f"{each.name}: {each.failure}" for each in check(f"checked_tools:{name}", {}) if each.failure]
     assert len(lines) == len(failures)
     assert all(line.startswith(failure) for line, failure in zip(lines, failures, strict=True))
 
 
-def test_settings_are_options() -> None:
+def test_settings_are_options():
     assert [each.failure for each in check("checked_tools:travel", {"price": 2.0})] == [None] * 5
     with pytest.raises(MarlRayError, match="tools: checked_tools:travel has no option 'prce'; did you mean price"):
         list(check("checked_tools:travel", {"prce": 2.0}))
 
 
 @pytest.mark.parametrize(("name", "settings"), [("answer", {}), ("google_search_serper", {"corpus": "towns"})])
-def test_a_built_in_passes(name: str, settings: dict[str, Any]) -> None:
+def test_a_built_in_passes(name: str, settings: dict[str, Any]):
     assert [str(each) for each in check(name, settings) if each.failure] == []

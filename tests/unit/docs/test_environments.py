@@ -12,12 +12,12 @@ CLASS = re.compile(r"^class (\w+)\((?:\w+\.)?(?:ParallelEnv|AECEnv|TextEnv|Env)\
 SHOWN = [block for page in PAGES for block in blocks(page) if CLASS.search(block.text)]
 
 
-def test_the_pages_show_environments() -> None:
+def test_the_pages_show_environments():
     assert {name for block in SHOWN for name in CLASS.findall(block.text)} >= {"NameIt", "MyEnv", "SecretWord"}
 
 
 @pytest.mark.parametrize("block", SHOWN, ids=str)
-def test_a_shown_environment_passes_its_check(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shown_environment_passes_its_check(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     module = f"shown_{block.page.stem}_{block.line}"  # imports are kept, so each block needs a name of its own
     (tmp_path / f"{module}.py").write_text(block.text)
     monkeypatch.syspath_prepend(str(tmp_path))

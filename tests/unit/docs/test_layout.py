@@ -30,7 +30,7 @@ def is_one_word(line: str) -> bool:
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
-def test_prose_is_wrapped_and_rows_are_short(page: Path) -> None:
+def test_prose_is_wrapped_and_rows_are_short(page: Path):
     lines = prose(page)
     wide = [number for number, line in lines if is_prose(line) and len(line) > WIDTH and not is_one_word(line)]
     assert wide == [], f"{page.name}: expected lines of at most {WIDTH} characters"
@@ -39,7 +39,7 @@ def test_prose_is_wrapped_and_rows_are_short(page: Path) -> None:
     assert long == [], f"{page.name}: expected rows of at most {ROW} characters; a list has room for paragraphs"
 
 
-def test_contributors_read_the_width() -> None:
+def test_contributors_read_the_width():
     assert f"at {WIDTH} characters" in (ROOT / "CONTRIBUTING.md").read_text()
     assert is_prose("- a line") and not is_prose("  | a | row |")
     assert is_one_word("  - `code with spaces`,") and not is_one_word("- two words")

@@ -53,12 +53,12 @@ def templates() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("message", quoted())
-def test_an_explained_message_is_one_of_the_source(message: str) -> None:
+def test_an_explained_message_is_one_of_the_source(message: str):
     parts = [part.strip() for part in re.split(r"\.\.\.|\b(?:NAME|KEY)\b", message) if part.strip()]
     assert sum(map(str.isalpha, "".join(parts))) >= LEAST
     pattern = re.compile(".*?".join(map(re.escape, parts)), re.DOTALL)
     assert any(pattern.search(text) for text in source_texts()), f"no text of the source fits {message!r}"
 
 
-def test_the_page_explains_many_messages() -> None:
+def test_the_page_explains_many_messages():
     assert len(set(quoted())) == len(quoted()) > 60

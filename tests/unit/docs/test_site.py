@@ -14,16 +14,16 @@ IMPORT = re.compile(r"^from (marl_ray[\w.]*) import (?:\(([^)]*)\)|(.*))$", re.M
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES, ids=[".".join(parts) for parts in NAMES])
-def test_a_name_of_the_api_is_there_and_documented(module: str, name: str) -> None:
+def test_a_name_of_the_api_is_there_and_documented(module: str, name: str):
     assert getattr(importlib.import_module(module), name).__doc__
 
 
 @pytest.mark.parametrize(("module", "name"), CONSTANTS, ids=[".".join(parts) for parts in CONSTANTS])
-def test_a_constant_of_the_api_is_there(module: str, name: str) -> None:
+def test_a_constant_of_the_api_is_there(module: str, name: str):
     assert hasattr(importlib.import_module(module), name)
 
 
-def test_every_imported_name_is_in_the_reference() -> None:
+def test_every_imported_name_is_in_the_reference():
     imported = {
         f"{module}.{name.split()[0]}"
         for page in WALKED
@@ -36,7 +36,7 @@ def test_every_imported_name_is_in_the_reference() -> None:
     assert sorted(imported - listed) == []
 
 
-def test_every_page_is_listed() -> None:
+def test_every_page_is_listed():
     listed = (ROOT / "docs/README.md").read_text()
     folders = {ROOT / "docs/decisions", ROOT / "docs/extending"}  # their own README lists their pages
     pages = [
@@ -46,26 +46,26 @@ def test_every_page_is_listed() -> None:
     assert [path for path in pages if f"]({path.relative_to(ROOT / 'docs')})" not in listed] == []
 
 
-def test_every_shipped_config_is_a_recipe() -> None:
+def test_every_shipped_config_is_a_recipe():
     text = (ROOT / "docs/recipes.md").read_text()
     assert [path.stem for path in (ROOT / "jobs/configs").glob("*.yaml") if f"`{path.stem}`" not in text] == []
 
 
-def test_the_tables_of_the_recipes_are_those_of_the_stored_results(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tables_of_the_recipes_are_those_of_the_stored_results(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     page = importlib.import_module("parts.recipe_page")
     text, stored = (ROOT / "docs/recipes.md").read_text(), (ROOT / "benchmarks/results/recipes.json").read_text()
     assert page.with_tables(text, json.loads(stored)) == text, "run: .venv/bin/python benchmarks/recipes.py --write"
 
 
-def test_one_page_says_how_many_keys_a_run_has() -> None:
+def test_one_page_says_how_many_keys_a_run_has():
     run = (ROOT / "docs/config.md").read_text().partition("\n## Run\n")[2].partition("\n## ")[0]
     stated = re.findall(r"(\d+) keys\.", run)
     assert stated == [str(len(re.findall(r"^\| `", run, re.MULTILINE)))] and int(stated[0]) < 800
     assert [str(page) for page in PAGES if re.search(r"fewer than \d+ (documented )?keys", page.read_text())] == []
 
 
-def test_the_keys_that_a_comparison_names_are_there() -> None:
+def test_the_keys_that_a_comparison_names_are_there():
     named = re.findall(
         r"`((?:hyper|train|resources|evaluation|generation|model)\.\w+)`", (ROOT / "docs/comparison.md").read_text()
     )

@@ -39,7 +39,7 @@ def groups_of(env: Any) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(("env_id", "kwargs"), WORLDS)
-def test_batches_equal_the_loop_step_for_step(env_id: str, kwargs: dict[str, Any]) -> None:
+def test_batches_equal_the_loop_step_for_step(env_id: str, kwargs: dict[str, Any]):
     copies, config = 6, EnvConfig(id=env_id, kwargs=kwargs)
     env = make_env(config)
     groups = groups_of(env)
@@ -83,12 +83,12 @@ def test_batches_equal_the_loop_step_for_step(env_id: str, kwargs: dict[str, Any
         ("gymnasium.CartPole-v0", {}),
     ],
 )
-def test_a_world_with_other_arguments_runs_in_the_loop(env_id: str, kwargs: dict[str, Any]) -> None:
+def test_a_world_with_other_arguments_runs_in_the_loop(env_id: str, kwargs: dict[str, Any]):
     config = EnvConfig(id=env_id, kwargs=kwargs)
     assert isinstance(make_batch(config, 1, [make_env(config).possible_agents]), EnvLoop)
 
 
-def test_an_environment_whose_id_begins_with_that_of_a_compiled_one_is_not_replaced_by_it() -> None:
+def test_an_environment_whose_id_begins_with_that_of_a_compiled_one_is_not_replaced_by_it():
     """Gymnasium takes any number as a version, and a user's CartPole-v10 has rules of its own."""
     gymnasium.register("CartPole-v10", "gymnasium.envs.classic_control.cartpole:CartPoleEnv", max_episode_steps=7)
     config = EnvConfig(id="gymnasium.CartPole-v10")
@@ -127,14 +127,14 @@ class Narrow(BudgetDag):
 )
 def test_the_check_compares_a_batch_with_the_environment(
     env_id: str, failed: list[str], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+):
     monkeypatch.syspath_prepend(str(request.path.parent))
     properties = list(check(env_id, {"workers": 2}))
     assert [each.name for each in properties if each.failure is not None] == failed
     assert [each.name for each in properties[-2:]] == ["batch", "close"]
 
 
-def test_an_impossible_action_is_named() -> None:
+def test_an_impossible_action_is_named():
     batch = make_batch(EnvConfig(id="budget_dag"), 1, [["worker_0"]])
     batch.reset(0, 0)
     with pytest.raises(ValueError, match="action 3 of worker_0 is not in 0 to 2"):
@@ -142,7 +142,7 @@ def test_an_impossible_action_is_named() -> None:
 
 
 @pytest.mark.parametrize(("env_id", "kwargs"), [WORLDS[0], WORLDS[-1]])
-def test_a_replayed_copy_goes_on_as_one_that_played(env_id: str, kwargs: dict[str, Any]) -> None:
+def test_a_replayed_copy_goes_on_as_one_that_played(env_id: str, kwargs: dict[str, Any]):
     config = EnvConfig(id=env_id, kwargs=kwargs)
     groups = [make_env(config).possible_agents]
     played, replayed = make_batch(config, 2, groups), make_batch(config, 2, groups)
@@ -249,16 +249,14 @@ class Strict(Relay):
         return batch
 
 
-def test_a_warm_up_takes_actions_that_are_possible(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_a_warm_up_takes_actions_that_are_possible(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest):
     monkeypatch.syspath_prepend(str(request.path.parent))
     warm_up(EnvConfig(id="test_array_batch:Strict"))
 
 
 def test_a_batch_of_agents_that_leave_and_have_other_actions_equals_the_loop(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+):
     monkeypatch.syspath_prepend(str(request.path.parent))
     properties = list(check("test_array_batch:Relay", {}))
     assert [(each.name, each.failure) for each in properties if each.failure is not None] == []
@@ -274,7 +272,7 @@ def test_a_batch_of_agents_that_leave_and_have_other_actions_equals_the_loop(
 )
 def test_a_faulty_batch_is_refused(
     fault: str, words: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+):
     monkeypatch.syspath_prepend(str(request.path.parent))
     with pytest.raises(MarlRayError, match=words):
         make_batch(EnvConfig(id="test_array_batch:Relay", kwargs={"fault": fault}), 3, [["first"], ["second"]]).reset(
@@ -282,7 +280,7 @@ def test_a_faulty_batch_is_refused(
         )
 
 
-def test_wrong_shapes_are_named() -> None:
+def test_wrong_shapes_are_named():
     relay = Relay()
     groups = [["first"], ["second"]]
     with pytest.raises(MarlRayError, match=r"the state of seed 100 has shape \(4,\), expected \(3,\)"):

@@ -58,7 +58,7 @@ VARIANTS: list[tuple[dict[str, Any], dict[str, float]]] = [
 
 
 @pytest.mark.parametrize("env_id", IDS)
-def test_gridworlds_equal_the_loop_over_them(env_id: str) -> None:
+def test_gridworlds_equal_the_loop_over_them(env_id: str):
     copies = 3
     for kwargs, cost in VARIANTS:
         if "Blocked" in env_id and "success_termination_mode" in kwargs:
@@ -94,7 +94,7 @@ def test_gridworlds_equal_the_loop_over_them(env_id: str) -> None:
         slow.close()
 
 
-def test_open_doors_and_carried_objects_survive_compiled_steps() -> None:
+def test_open_doors_and_carried_objects_survive_compiled_steps():
     """Objects are used in Python and the steps between are compiled: both must see one state."""
     config = EnvConfig(id="MultiGrid-Playground-v0", kwargs={"agents": 2, "max_steps": 600})
     fast, slow = GridworldBatch(config, 3, [names(2)]), EnvLoop(config, 3, [names(2)])
@@ -118,7 +118,7 @@ def test_open_doors_and_carried_objects_survive_compiled_steps() -> None:
     seed=st.integers(0, 2**31),
     length=st.integers(0, 70),
 )
-def test_replay_equals_having_played(env_id: str, seed: int, length: int) -> None:
+def test_replay_equals_having_played(env_id: str, seed: int, length: int):
     toy = env_id.startswith("toy")
     agents, n = (["a", "b"], 2) if toy else (names(2), 7)
     config = EnvConfig(id=env_id, kwargs={"length": 80} if toy else {"agents": 2})
@@ -142,7 +142,7 @@ def test_replay_equals_having_played(env_id: str, seed: int, length: int) -> Non
         assert_equal(replayed.step(actions), played.step(actions))
 
 
-def test_observe_only_some_copies() -> None:
+def test_observe_only_some_copies():
     batch = make_batch(EnvConfig(id=EMPTY, kwargs={"agents": 2}), 3, [names(2)])
     for c in range(3):
         batch.reset(c, c)
@@ -154,14 +154,14 @@ def test_observe_only_some_copies() -> None:
 
 
 @pytest.mark.parametrize("actions", [[7, DONE], [-1, DONE], [DONE, 9]])
-def test_an_impossible_action_is_an_error(actions: list[int]) -> None:
+def test_an_impossible_action_is_an_error(actions: list[int]):
     batch = make_batch(EnvConfig(id=EMPTY, kwargs={"agents": 2}), 1, [names(2)])
     batch.reset(0, 0)
     with pytest.raises(ValueError, match=r"action -?\d of agent_\d is not in Discrete\(7\)"):
         batch.step([np.array([actions])])
 
 
-def test_layouts_that_never_vary_are_kept_and_others_drawn() -> None:
+def test_layouts_that_never_vary_are_kept_and_others_drawn():
     fixed, drawn = (
         make_batch(EnvConfig(id=env_id, kwargs={"agents": 2}), 1, [names(2)])
         for env_id in (EMPTY, "MultiGrid-Empty-Random-5x5-v0")
@@ -176,13 +176,13 @@ def test_layouts_that_never_vary_are_kept_and_others_drawn() -> None:
 
 
 @pytest.mark.parametrize("start", [(0, 0), (9, 9), (-1, 2)])
-def test_an_impossible_start_is_named(start: tuple[int, int]) -> None:
+def test_an_impossible_start_is_named(start: tuple[int, int]):
     batch = make_batch(EnvConfig(id=EMPTY, kwargs={"agent_start_pos": start}), 1, [names(1)])
     with pytest.raises(MarlRayError, match=r"env\.kwargs: MultiGrid-Empty-5x5-v0 cannot start \(agent starts o"):
         batch.reset(0, 0)
 
 
-def test_no_room_and_wrong_groups_are_named() -> None:
+def test_no_room_and_wrong_groups_are_named():
     batch = make_batch(EnvConfig(id="MultiGrid-Empty-Random-5x5-v0", kwargs={"agents": 10}), 1, [names(10)])
     with pytest.raises(MarlRayError, match=r"env\.kwargs: MultiGrid-Empty-Random-5x5-v0 has no room"):
         batch.reset(0, 0)
@@ -251,7 +251,7 @@ def play(batch: EnvBatch, b: int = 1, a: int = 2) -> BatchStep:
     return batch.step([np.array([[b], [b]]), np.array([[a], [a]])])
 
 
-def test_agents_that_leave_early() -> None:
+def test_agents_that_leave_early():
     batch = scripted()
     rows = [np.full((2, 1, 1), 9, np.int8) for _ in range(2)]
     assert not batch.alive.any() and not play(batch).rewards.any()
@@ -273,7 +273,7 @@ def test_agents_that_leave_early() -> None:
     batch.close()
 
 
-def test_action_masks() -> None:
+def test_action_masks():
     assert scripted().action_masks == [None, None]
     batch = scripted({"b": {"action_mask": np.array([1, 0, 1], np.int8)}}, {"a": {"action_mask": [True, False, False]}})
     batch.reset(0, 0)
@@ -287,12 +287,12 @@ def test_action_masks() -> None:
 
 
 @pytest.mark.parametrize("mask", [[1, 0], [0, 0, 0], "all", [0.5, 0.5, 0.0]])
-def test_wrong_masks_are_named(mask: Any) -> None:
+def test_wrong_masks_are_named(mask: Any):
     with pytest.raises(MarlRayError, match=r'infos\["action_mask"\] of b .*expected 3 flags'):
         scripted({"b": {"action_mask": mask}}).reset(0, 0)
 
 
-def test_costs() -> None:
+def test_costs():
     for signals, cost, expected in [
         (1, 0.5, [0.5]),
         (1, 2, [2]),
@@ -319,7 +319,7 @@ def test_costs() -> None:
         (2, [[1], [2, 3]], r"\[\[1\], \[2, 3\]\]: expected a sequence of 2 numbers"),
     ],
 )
-def test_wrong_costs_are_named(signals: int, cost: Any, expected: str) -> None:
+def test_wrong_costs_are_named(signals: int, cost: Any, expected: str):
     batch = scripted(after={"b": {"cost": cost}}, signals=signals)
     batch.reset(0, 0)
     with pytest.raises(MarlRayError, match=rf'infos\["cost"\] of b is {expected}') as caught:
@@ -327,7 +327,7 @@ def test_wrong_costs_are_named(signals: int, cost: Any, expected: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_continuous_actions_and_flattened_observations() -> None:
+def test_continuous_actions_and_flattened_observations():
     batch = make_batch(EnvConfig(id="test_env_batch:Pointing"), 1, [["a", "b"]])
     batch.reset(0, 0)
     rows = [np.full((1, 2, 4), 9, np.float32)]
@@ -344,13 +344,13 @@ class Masked(Pointing):
         return super().reset(seed, options)[0], {"a": {"action_mask": [1]}}
 
 
-def test_masks_need_a_discrete_space() -> None:
+def test_masks_need_a_discrete_space():
     batch = make_batch(EnvConfig(id="test_env_batch:Masked"), 1, [["a", "b"]])
     with pytest.raises(MarlRayError, match=r'infos\["action_mask"\] of a: expected none, its action space is Box'):
         batch.reset(0, 0)
 
 
-def test_objects_are_used_from_arrays() -> None:
+def test_objects_are_used_from_arrays():
     """A key taken through the batch is in the arrays and in the package's object alike."""
     batch = make_batch(EnvConfig(id="MultiGrid-LockedHallway-2Rooms-v0"), 1, [names(1)])
     assert isinstance(batch, GridworldBatch)

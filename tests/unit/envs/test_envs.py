@@ -29,12 +29,12 @@ def build(env_id: str, cost: dict[str, float] | None = None, **kwargs: Any) -> A
     return make_env(EnvConfig(id=env_id, kwargs=kwargs, cost=cost or {}))
 
 
-def test_ids_are_the_packages() -> None:
+def test_ids_are_the_packages():
     assert len(IDS) == 13 and set(IDS) == set(CONFIGURATIONS)
 
 
 @pytest.mark.parametrize("env_id", [*IDS, SPREAD])
-def test_pettingzoo_contract(env_id: str) -> None:
+def test_pettingzoo_contract(env_id: str):
     kwargs = {"agents": 3, "max_steps": 30} if env_id in IDS else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # style advice of the tests; failures are assertions
@@ -74,7 +74,7 @@ SINGLE_ENDS = {"agents": 3, "success_termination_mode": "all", "failure_terminat
 
 
 @pytest.mark.parametrize("env_id", IDS)
-def test_steps_equal_the_packages(env_id: str) -> None:
+def test_steps_equal_the_packages(env_id: str):
     """Random play: bit-identical rows, rewards and ends, in episodes that end in every way."""
     variants = VARIANTS if "Blocked" in env_id else [*VARIANTS, SINGLE_ENDS]
     rng = np.random.default_rng(0)
@@ -106,7 +106,7 @@ def test_steps_equal_the_packages(env_id: str) -> None:
                 np.testing.assert_array_equal(env.world.rows, raw.agent_states.view(np.ndarray))
 
 
-def test_spaces_and_types() -> None:
+def test_spaces_and_types():
     env = build(EMPTY, agents=2)
     space = env.observation_space("agent_0")
     assert space.nvec.tolist() == [11, 6, 4] * 49 + [4] and space.dtype == np.int8
@@ -119,7 +119,7 @@ def test_spaces_and_types() -> None:
     assert build(EMPTY).possible_agents == ["agent_0"]
 
 
-def test_mission_is_the_real_target() -> None:
+def test_mission_is_the_real_target():
     """The last entry names the box in the grid; 12 missions: 6 colours, box or key."""
     env = build("MultiGrid-BlockedUnlockPickup-v0")
     missions = set()
@@ -133,7 +133,7 @@ def test_mission_is_the_real_target() -> None:
     assert len(missions) > 2
 
 
-def test_reset_without_seed_goes_on_from_the_last_seed() -> None:
+def test_reset_without_seed_goes_on_from_the_last_seed():
     def layouts(env: Any) -> list[list[int]]:
         first = env.reset(seed=3)[0]["agent_0"].tolist()
         return [first, *(env.reset()[0]["agent_0"].tolist() for _ in range(3))]
@@ -144,7 +144,7 @@ def test_reset_without_seed_goes_on_from_the_last_seed() -> None:
     assert len({tuple(row) for row in layouts(used)}) > 1
 
 
-def test_agents_finish_one_by_one() -> None:
+def test_agents_finish_one_by_one():
     env = build(EMPTY, agents=2, success_termination_mode="all")
     env.reset(seed=0)
     for action in (FORWARD, FORWARD, RIGHT, FORWARD):  # agent_0 walks to the goal; agent_1 stays
@@ -160,7 +160,7 @@ def test_agents_finish_one_by_one() -> None:
     assert terminated == {"agent_1": True} and env.agents == []
 
 
-def test_lava_ends_only_the_agent_on_it() -> None:
+def test_lava_ends_only_the_agent_on_it():
     """No id of the package has lava, but the adapter's moves know it as the package's do."""
     env = build(EMPTY, agents=2)
     env.reset(seed=0)
@@ -170,7 +170,7 @@ def test_lava_ends_only_the_agent_on_it() -> None:
     assert env.agents == ["agent_1"]
 
 
-def test_truncation_ends_all() -> None:
+def test_truncation_ends_all():
     env = build(EMPTY, agents=2, max_steps=3)
     env.reset(seed=0)
     for t in range(3):
@@ -181,7 +181,7 @@ def test_truncation_ends_all() -> None:
 
 
 @pytest.mark.parametrize(("collision", "action"), [(1.0, 0.0), (0.0, 0.25), (1.0, 0.25)])
-def test_costs(collision: float, action: float) -> None:
+def test_costs(collision: float, action: float):
     env = build(EMPTY, {"collision": collision, "action": action}, agents=2)
     _, infos = env.reset(seed=0)
     assert infos == {"agent_0": {"cost": 0.0}, "agent_1": {"cost": 0.0}}
@@ -196,14 +196,14 @@ def test_costs(collision: float, action: float) -> None:
     assert costs(LEFT, DONE) == (action, 0.0)
 
 
-def test_an_agent_in_the_way_is_a_collision() -> None:
+def test_an_agent_in_the_way_is_a_collision():
     env = build(EMPTY, {"collision": 2.0}, agents=2, allow_agent_overlap=False)
     env.reset(seed=0)
     assert [i["cost"] for i in env.step({"agent_0": FORWARD, "agent_1": DONE})[4].values()] == [0.0, 0.0]
     assert [i["cost"] for i in env.step({"agent_0": DONE, "agent_1": FORWARD})[4].values()] == [0.0, 2.0]
 
 
-def test_render_and_close() -> None:
+def test_render_and_close():
     env = build(EMPTY, agents=2, render_mode="rgb_array")
     before, _ = env.reset(seed=0)
     picture = env.render()
@@ -217,7 +217,7 @@ def test_render_and_close() -> None:
 
 
 @pytest.mark.parametrize("name", ["Counter", "Turns"])
-def test_user_environments(name: str) -> None:
+def test_user_environments(name: str):
     env = build(f"sample_envs:{name}", length=2)
     observations, _ = env.reset(seed=0)
     assert observations == {"a": 0, "b": 0}
@@ -226,12 +226,12 @@ def test_user_environments(name: str) -> None:
     assert observations == {"a": 2, "b": 2} and truncated == {"a": True, "b": True} and not env.agents
 
 
-def test_a_warm_up_of_a_gridworld_compiles_the_step_of_workers() -> None:
+def test_a_warm_up_of_a_gridworld_compiles_the_step_of_workers():
     warm_up(EnvConfig(id=EMPTY))
     assert moves.play.signatures
 
 
-def test_a_warm_up_resets_steps_once_and_closes() -> None:
+def test_a_warm_up_resets_steps_once_and_closes():
     import sample_envs
 
     sample_envs.Recorded.calls.clear()
@@ -239,7 +239,7 @@ def test_a_warm_up_resets_steps_once_and_closes() -> None:
     assert sample_envs.Recorded.calls == ["reset", "step", "close"]
 
 
-def test_a_warm_up_refuses_a_reward_that_is_not_finite() -> None:
+def test_a_warm_up_refuses_a_reward_that_is_not_finite():
     with pytest.raises(MarlRayError, match="gives a a reward of nan, expected a finite number"):
         warm_up(EnvConfig(id="sample_envs:Unpaid"))
 
@@ -291,19 +291,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("config", "message"), REFUSED)
-def test_mistakes_are_one_line_and_name_the_key(config: dict[str, Any], message: str) -> None:
+def test_mistakes_are_one_line_and_name_the_key(config: dict[str, Any], message: str):
     with pytest.raises(MarlRayError) as caught:
         make_env(EnvConfig(**config))
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_no_room_is_an_error_and_no_hang() -> None:
+def test_no_room_is_an_error_and_no_hang():
     env = build("MultiGrid-Empty-Random-5x5-v0", agents=10)  # 8 free cells
     with pytest.raises(MarlRayError, match=r"env\.kwargs: MultiGrid-Empty-Random-5x5-v0 has no room"):
         env.reset(seed=0)
 
 
-def test_missing_or_impossible_actions_are_errors() -> None:
+def test_missing_or_impossible_actions_are_errors():
     env = Gridworld(EMPTY, CostConfig(), agents=2)
     env.reset(seed=0)
     with pytest.raises(KeyError, match="agent_1"):
@@ -312,7 +312,7 @@ def test_missing_or_impossible_actions_are_errors() -> None:
         env.step({"agent_0": 7, "agent_1": DONE})
 
 
-def test_import_is_light() -> None:
+def test_import_is_light():
     code = "import marl_ray.envs.registry, sys; print({'torch', 'ray', 'multigrid', 'pygame', 'mpe2'} & {*sys.modules})"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert result.stdout.strip() == "set()", result.stderr
@@ -340,12 +340,12 @@ def test_an_observation_outside_its_space_is_said_with_what_its_numbers_do_not_s
     assert str(failures["observations"]).endswith(f"of a is not in Box(0.0, 1.0, (3,), float32){reason}")
 
 
-def test_new_spaces_at_every_call_are_one_failure_and_not_a_seed_that_does_not_repeat() -> None:
+def test_new_spaces_at_every_call_are_one_failure_and_not_a_seed_that_does_not_repeat():
     failures = [str(each) for each in check("sample_envs:NewSpaces", {}) if each.failure]
     assert len(failures) == 1 and "new space at every call, whose draws would repeat: expected the same" in failures[0]
 
 
-def test_a_check_closes_every_environment_that_it_makes() -> None:
+def test_a_check_closes_every_environment_that_it_makes():
     import sample_envs
 
     assert [each.failure for each in check("sample_envs:Opened", {})] == [None] * 7
@@ -355,7 +355,7 @@ def test_a_check_closes_every_environment_that_it_makes() -> None:
     assert sample_envs.Opened.now == []
 
 
-def test_a_run_is_warned_of_the_first_fault_of_its_environment_and_of_no_other_environment() -> None:
+def test_a_run_is_warned_of_the_first_fault_of_its_environment_and_of_no_other_environment():
     fault = first_fault(EnvConfig(id="sample_envs:Misfit", kwargs={"value": 2, "shape": [3], "dtype": "int8"}))
     assert fault is not None and fault.name == "observations"
     assert first_fault(EnvConfig(id="toys.envs:countdown")) is None

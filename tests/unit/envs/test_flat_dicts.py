@@ -16,7 +16,7 @@ NESTED = spaces.Dict(
 )
 
 
-def test_rows_have_all_numbers_in_the_order_of_the_space() -> None:
+def test_rows_have_all_numbers_in_the_order_of_the_space():
     space = flat_space(NESTED)
     assert isinstance(space, spaces.Box) and space.dtype == np.float32
     drawn = [NESTED.sample() for _ in range(5)]
@@ -33,7 +33,7 @@ def test_rows_have_all_numbers_in_the_order_of_the_space() -> None:
         assert space.contains(row)
 
 
-def test_other_spaces_stay_as_they_are() -> None:
+def test_other_spaces_stay_as_they_are():
     box = spaces.Box(0, 1, (3,))
     assert flat_space(box) is box
     with pytest.raises(MarlRayError, match=r"observation space Text.* is not supported in a Dict: expected numbers"):

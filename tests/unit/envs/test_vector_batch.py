@@ -40,7 +40,7 @@ def walk(batch: EnvBatch, copies: int, steps: int, reset: bool) -> list[np.ndarr
 
 
 @pytest.mark.parametrize("reset", [True, False])
-def test_a_gymnasium_vector_equals_the_loop(reset: bool) -> None:
+def test_a_gymnasium_vector_equals_the_loop(reset: bool):
     copies = 3
     makers = [lambda: gymnasium.make("CartPole-v1")] * copies
     vector = VectorBatch(SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED), AGENTS, 1)
@@ -67,7 +67,7 @@ class Forbidding(gymnasium.Wrapper):
         return {} if self.steps % 4 == 3 else {"action_mask": np.array([may_go_left, not may_go_left])}
 
 
-def test_a_gymnasium_vector_gives_the_action_masks_of_its_infos() -> None:
+def test_a_gymnasium_vector_gives_the_action_masks_of_its_infos():
     copies = 3
     makers = [lambda: Forbidding(gymnasium.make("CartPole-v1"))] * copies
     vector = VectorBatch(SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED), AGENTS, 1)
@@ -95,12 +95,12 @@ def test_a_gymnasium_vector_gives_the_action_masks_of_its_infos() -> None:
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-def test_a_gymnasium_vector_that_resets_itself_is_refused(mode: AutoresetMode) -> None:
+def test_a_gymnasium_vector_that_resets_itself_is_refused(mode: AutoresetMode):
     with pytest.raises(MarlRayError, match=f"autoreset_mode of the VectorEnv is {mode}, expected .*DISABLED"):
         VectorBatch(SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")], autoreset_mode=mode), AGENTS, 1)
 
 
-def test_an_envpool_id_without_envpool_says_what_to_install() -> None:
+def test_an_envpool_id_without_envpool_says_what_to_install():
     try:
         import envpool  # noqa: F401
     except ImportError:
@@ -108,7 +108,7 @@ def test_an_envpool_id_without_envpool_says_what_to_install() -> None:
             make_env(EnvConfig(id="envpool.CartPole-v1"))
 
 
-def test_a_pool_plays_the_episodes_of_its_seeds() -> None:
+def test_a_pool_plays_the_episodes_of_its_seeds():
     pytest.importorskip("envpool")
     config = EnvConfig(id="envpool.CartPole-v1")
     first, again = (make_batch(config, 4, AGENTS) for _ in range(2))
@@ -123,7 +123,7 @@ def test_a_pool_plays_the_episodes_of_its_seeds() -> None:
         make_env(EnvConfig(id="envpool.CartPole-v7"))
 
 
-def test_a_pool_gives_images_with_channels_last() -> None:
+def test_a_pool_gives_images_with_channels_last():
     pytest.importorskip("envpool")
     config = EnvConfig(id="envpool.Pong-v5")
     env = make_env(config)
@@ -141,7 +141,7 @@ def test_a_pool_gives_images_with_channels_last() -> None:
 
 
 @pytest.mark.parametrize("name", ["MiniGrid-Empty-5x5-v0", "CheetahRun-v1"])
-def test_a_pool_gives_dicts_as_rows_and_its_batch_equals_its_single_copies(name: str) -> None:
+def test_a_pool_gives_dicts_as_rows_and_its_batch_equals_its_single_copies(name: str):
     pytest.importorskip("envpool")
     properties = list(check(f"envpool.{name}", {"max_episode_steps": 20}))
     # EnvPool declares velocities of dm_control as positive, which they are not.
@@ -149,7 +149,7 @@ def test_a_pool_gives_dicts_as_rows_and_its_batch_equals_its_single_copies(name:
     assert "batch" in [each.name for each in properties]
 
 
-def test_a_pool_of_several_players_is_refused() -> None:
+def test_a_pool_of_several_players_is_refused():
     pytest.importorskip("envpool")
     with pytest.raises(MarlRayError, match=r"env\.id: 'envpool.IntersectionMultiAgent-v0' has 2 players, expected one"):
         make_env(EnvConfig(id="envpool.IntersectionMultiAgent-v0"))

@@ -342,4 +342,4 @@ def test_long_answers_are_compared_quickly(piece, length):
     begin = time.process_time()
     answers_match(text, text + " 1")
     math_reward(f"\\boxed{{{text}}}", "1, 2")
-    assert time.process_time() - begin < 2.0
+    assert time.process_time() - begin < 20.0  # some hundredths, where a quadratic comparison takes minutes

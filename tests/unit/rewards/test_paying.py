@@ -92,23 +92,23 @@ def paid(reward: Any, answer: str, task: Any = TASK, **metrics: float) -> float:
         ({"exact_match": None}, "7", 1.0),
     ],
 )
-def test_a_built_in_reward_compares_with_the_tasks_answer(reward: Any, answer: str, value: float) -> None:
+def test_a_built_in_reward_compares_with_the_tasks_answer(reward: Any, answer: str, value: float):
     assert paid(reward, answer) == value
 
 
-def test_the_tolerance_is_an_option() -> None:
+def test_the_tolerance_is_an_option():
     task = MathTask("t", "pi?", "3.14")
     assert [paid(reward, "3.2", task) for reward in ("math_answer", {"math_answer": {"tolerance": 0.1}})] == [0.0, 1.0]
 
 
-def test_words_are_compared_without_case_and_articles() -> None:
+def test_words_are_compared_without_case_and_articles():
     assert paid({"exact_match": {"ignore_case": True}}, "PARIS", MathTask("t", "?", "Paris")) == 1.0
     assert paid("exact_match", "PARIS", MathTask("t", "?", "Paris")) == 0.0
     assert paid("short_answer", "the Eiffel tower.", MathTask("t", "?", "Eiffel Tower")) == 1.0
     assert same_answer("the Eiffel tower.", "Eiffel Tower")
 
 
-def test_the_environments_own_judgement_is_a_reward() -> None:
+def test_the_environments_own_judgement_is_a_reward():
     assert [paid("solved", "", **{"pass": share}) for share in (0.0, 1.0)] == [0.0, 1.0]
 
 
@@ -120,7 +120,7 @@ def play(reward: Any, answer: str) -> MathTasks:
 
 
 @pytest.mark.usefixtures("own_rewards")
-def test_a_function_gets_its_options_and_the_environments_metrics() -> None:
+def test_a_function_gets_its_options_and_the_environments_metrics():
     env = play({"own_rewards:short": {"per_character": 0.25}}, "RIGHT")
     assert env.rewards["solver"] == 1 - 0.25 * len(env.task.answer)
     assert env.infos["solver"]["metrics"] == {"pass": 1.0, "turns": 1.0, "reward_failed": 0.0}
@@ -128,7 +128,7 @@ def test_a_function_gets_its_options_and_the_environments_metrics() -> None:
 
 
 @pytest.mark.usefixtures("own_rewards")
-def test_a_class_is_made_with_its_options_and_reports_metrics() -> None:
+def test_a_class_is_made_with_its_options_and_reports_metrics():
     env = play({"own_rewards:Bonus": {"word": "so"}}, "so it is")
     assert env.rewards["solver"] == 0.5 and not env.infos["solver"]["solved"]
     assert env.infos["solver"]["metrics"] == {"pass": 0.0, "has_word": 1.0, "turns": 1.0, "reward_failed": 0.0}
@@ -160,7 +160,7 @@ def test_a_class_is_made_with_its_options_and_reports_metrics() -> None:
         (3, "reward: expected NAME or {NAME: {OPTION: VALUE}}, got 3"),
     ],
 )
-def test_a_wrong_choice_is_one_line(reward: Any, words: str) -> None:
+def test_a_wrong_choice_is_one_line(reward: Any, words: str):
     with pytest.raises(MarlRayError) as error:
         make_env(EnvConfig(id="math", kwargs={"reward": reward}))
     assert words in str(error.value) and "\n" not in str(error.value)
@@ -175,14 +175,14 @@ def test_a_wrong_choice_is_one_line(reward: Any, words: str) -> None:
         ("math_answer", "reward: math_answer reads task.answer, which tasks of this environment do not have"),
     ],
 )
-def test_a_wrong_choice_for_programs_is_one_line(reward: Any, words: str) -> None:
+def test_a_wrong_choice_for_programs_is_one_line(reward: Any, words: str):
     with pytest.raises(MarlRayError) as error:
         make_env(EnvConfig(id="code_team", kwargs={"reward": reward, "count": 2}))
     assert words in str(error.value)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
-def test_programs_are_tested_where_the_environment_has_not() -> None:
+def test_programs_are_tested_where_the_environment_has_not():
     tests = tuple(CallTest(f"assert double({number}) == {2 * number}") for number in range(4))
     task = GivenProgram("t", "Double x.", CodeTask(tests, entry_point="double"))
     assert paid("code_tests", "def double(x): return 2 * x", task) == 1.0
@@ -200,7 +200,7 @@ def test_programs_are_tested_where_the_environment_has_not() -> None:
         ("stops", "the service of our reward is gone"),
     ],
 )
-def test_a_broken_reward_is_named_before_a_run(name: str, words: str) -> None:
+def test_a_broken_reward_is_named_before_a_run(name: str, words: str):
     with pytest.raises(MarlRayError) as error:
         check_reward(make_env(EnvConfig(id="math", kwargs={"reward": f"own_rewards:{name}"})))
     assert words in str(error.value)
@@ -208,7 +208,7 @@ def test_a_broken_reward_is_named_before_a_run(name: str, words: str) -> None:
 
 
 @pytest.mark.usefixtures("own_rewards")
-def test_an_answer_that_a_reward_fails_on_pays_nothing_and_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_answer_that_a_reward_fails_on_pays_nothing_and_is_counted(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING):
         env = play("own_rewards:fragile", "abc")
     assert env.rewards["solver"] == 0.0
@@ -218,7 +218,7 @@ def test_an_answer_that_a_reward_fails_on_pays_nothing_and_is_counted(caplog: py
 
 
 @pytest.mark.usefixtures("own_rewards")
-def test_a_reward_ends_a_run_only_with_the_error_that_users_see() -> None:
+def test_a_reward_ends_a_run_only_with_the_error_that_users_see():
     with pytest.raises(MarlRayError, match="the service of our reward is gone"):
         play("own_rewards:stops", "abc")
 
@@ -238,7 +238,7 @@ def test_a_reward_ends_a_run_only_with_the_error_that_users_see() -> None:
 )
 def test_a_dry_run_refuses_a_reward(
     kwargs: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     solver = {"model": {"preset": "tiny-0.2m", "context": 64}, "generation": {"max_tokens": 6}}
     train = {"env_copies": 8, "group_size": 4, "horizon": 1}
     run = {"name": "r", "algorithm": "grpo", "env": {"id": "math", "kwargs": kwargs}, "team": {"solver": solver}}
@@ -250,12 +250,12 @@ def test_a_dry_run_refuses_a_reward(
     assert words in printed.err if words else "own_rewards:short" in printed.out
 
 
-def test_a_built_in_is_not_asked_before_a_run() -> None:
+def test_a_built_in_is_not_asked_before_a_run():
     env = MathTasks(reward={"llm_judge": {"url": "http://127.0.0.1:9", "model": "m"}})
     check_reward(env)
     assert env.agents == []
 
 
-def test_every_built_in_reward_is_made_by_its_name() -> None:
+def test_every_built_in_reward_is_made_by_its_name():
     options = {"llm_judge": {"offline": True}}
     assert [make_reward({name: options.get(name)}).name for name in REWARD.builtins] == list(REWARD.builtins)

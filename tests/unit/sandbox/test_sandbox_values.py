@@ -56,13 +56,13 @@ def types(value: object) -> object:
 
 
 @given(values)
-def test_builtin_values_cross_unchanged(value: object) -> None:
+def test_builtin_values_cross_unchanged(value: object):
     crossed = through(value)
     assert crossed == value
     assert types(crossed) == types(value)
 
 
-def test_what_equality_hides_crosses_too() -> None:
+def test_what_equality_hides_crosses_too():
     for value in (-0.0, math.inf, 1 << 20_000, True, "\ud800", 2**63):
         crossed = through(value)
         assert repr(crossed)[:50] == repr(value)[:50] if isinstance(value, float) else crossed == value
@@ -79,7 +79,7 @@ class Number(int):
 @pytest.mark.parametrize(
     "value", [Number(1), [Number(1)], {Number(1): 0}, iter([]), len, Number, object(), {1: (Number(0),)}]
 )
-def test_anything_else_is_refused(value: object) -> None:
+def test_anything_else_is_refused(value: object):
     with pytest.raises(codec.ForeignTypeError):
         codec.pack(value)
 
@@ -97,14 +97,14 @@ STANDARD = [
 
 
 @pytest.mark.parametrize("value", STANDARD, ids=repr)
-def test_values_of_the_standard_library_cross_as_what_they_are(value: object) -> None:
+def test_values_of_the_standard_library_cross_as_what_they_are(value: object):
     crossed = through(value)
     assert crossed == value
     assert type(crossed) is type(value)
     assert repr(crossed) == repr(value)
 
 
-def test_named_tuples_and_views_cross_with_their_ways() -> None:
+def test_named_tuples_and_views_cross_with_their_ways():
     crossed = through([Point(1, [2]), {1: [2]}.values()])
     assert (crossed[0].x, crossed[0]._asdict(), crossed[0] == (1, [2])) == (1, {"x": 1, "y": [2]}, True)
     assert [*crossed[1]] == [[2]] and len(crossed[1]) == 1
@@ -114,14 +114,14 @@ def test_named_tuples_and_views_cross_with_their_ways() -> None:
     assert through(defaultdict(lambda: 1, a=1)) == {"a": 1}  # its factory is a function, and stays behind
 
 
-def test_iterators_cross_where_somebody_says_how() -> None:
+def test_iterators_cross_where_somebody_says_how():
     assert codec.pack([map(str, [1])], lambda items: [codec.pack(item) for item in items]) == [{"g": ["1"]}]
     assert [*codec.unpack({"g": [1, 2]}, FRAME, iter)] == [1, 2]
     with pytest.raises(wire.MalformedMessageError):
         codec.unpack({"g": [1]}, FRAME)
 
 
-def test_depth_and_size_are_bounded() -> None:
+def test_depth_and_size_are_bounded():
     cyclic: list = []
     cyclic.append(cyclic)
     with pytest.raises(wire.MalformedMessageError):
@@ -142,7 +142,7 @@ def test_depth_and_size_are_bounded() -> None:
         codec.unpack(json.loads("[" * 400 + "]" * 400), FRAME)
 
 
-def test_the_parser_is_bounded_also_where_tests_have_lifted_the_limits_of_the_interpreter() -> None:
+def test_the_parser_is_bounded_also_where_tests_have_lifted_the_limits_of_the_interpreter():
     recursion, digits = sys.getrecursionlimit(), sys.get_int_max_str_digits()
     try:
         sys.setrecursionlimit(1 << 30)
@@ -158,7 +158,7 @@ def test_the_parser_is_bounded_also_where_tests_have_lifted_the_limits_of_the_in
 
 
 @given(json_values)
-def test_decoding_makes_builtin_values_or_says_malformed(value: object) -> None:
+def test_decoding_makes_builtin_values_or_says_malformed(value: object):
     try:
         crossed = codec.unpack(codec.loads(json.dumps(value).encode()), FRAME)
     except wire.MalformedMessageError:
@@ -207,7 +207,7 @@ def pieces(draw: st.DrawFn) -> bytes:
 @example(b'{"b":"0"}')
 @example(b'{"i":"0x"}')
 @example(b"NaN")
-def test_whatever_bytes_arrive_become_a_value_or_are_malformed(data: bytes) -> None:
+def test_whatever_bytes_arrive_become_a_value_or_are_malformed(data: bytes):
     try:
         crossed = codec.unpack(codec.loads(data), FRAME)
     except wire.MalformedMessageError:
@@ -217,7 +217,7 @@ def test_whatever_bytes_arrive_become_a_value_or_are_malformed(data: bytes) -> N
 
 
 @given(st.binary(max_size=100) | st.text(max_size=50).map(lambda text: f"passed\0{text}".encode()))
-def test_whatever_a_judge_says_is_a_verdict_or_malformed(data: bytes) -> None:
+def test_whatever_a_judge_says_is_a_verdict_or_malformed(data: bytes):
     try:
         name, message = wire.read_verdict(data)
     except wire.MalformedMessageError:
@@ -227,7 +227,7 @@ def test_whatever_a_judge_says_is_a_verdict_or_malformed(data: bytes) -> None:
 
 
 @given(st.text(st.characters(codec=None), max_size=40), st.integers(0, 50))
-def test_texts_are_cut_by_their_bytes_between_characters(text: str, most: int) -> None:
+def test_texts_are_cut_by_their_bytes_between_characters(text: str, most: int):
     short = wire.cut(text, most)
     assert len(short.encode()) <= most
     assert text.encode("utf-8", "backslashreplace").startswith(short.encode())
@@ -235,12 +235,12 @@ def test_texts_are_cut_by_their_bytes_between_characters(text: str, most: int) -
 
 
 @given(st.binary(max_size=40))
-def test_whatever_the_official_pipe_holds_is_a_text(data: bytes) -> None:
+def test_whatever_the_official_pipe_holds_is_a_text(data: bytes):
     assert len(data) >= 8 or first_result(data) == "timed out"
     assert first_result(len(data).to_bytes(8, "little") + data) == data.decode("utf-8", "backslashreplace")
 
 
-def test_changes_happen_in_place_and_keep_what_is_nested() -> None:
+def test_changes_happen_in_place_and_keep_what_is_nested():
     inner = [1]
     outer = [inner, {"a": inner}]
     codec.restore(outer, [[1, 2], {"b": 3}, 4])
@@ -251,14 +251,14 @@ def test_changes_happen_in_place_and_keep_what_is_nested() -> None:
     assert seen == {3}
 
 
-def test_limits_reach_the_server_as_they_are() -> None:
+def test_limits_reach_the_server_as_they_are():
     limits = Limits(wall_s=1.5, cpu_s=0.5, memory_bytes=5, file_bytes=6, open_files=7, stack_bytes=8, frame_bytes=9)
     assert Limits.unpack(limits.pack()) == limits
     assert Limits.unpack(Limits(cpu_s=2).pack()) == Limits(cpu_s=2, wall_s=2 * WALL_FACTOR)
 
 
 @given(st.lists(st.binary(max_size=50), min_size=1, max_size=5))
-def test_payloads_come_back(blobs: list[bytes]) -> None:
+def test_payloads_come_back(blobs: list[bytes]):
     fd = wire.payload(*blobs)
     try:
         assert wire.read_payload(fd) == blobs
@@ -268,21 +268,19 @@ def test_payloads_come_back(blobs: list[bytes]) -> None:
         os.close(fd)
 
 
-def test_silence_of_the_official_harness_is_a_timeout() -> None:
+def test_silence_of_the_official_harness_is_a_timeout():
     assert first_result(b"") == first_result(b"\1\0") == "timed out"
     assert first_result(b"\6\0\0\0\0\0\0\0passed\1") == "passed"
 
 
 @pytest.mark.parametrize("machine", ARCHES)
 @pytest.mark.parametrize("owners", [False, True])
-def test_filters_assemble_for_both_architectures(machine: str, owners: bool) -> None:
+def test_filters_assemble_for_both_architectures(machine: str, owners: bool):
     assert 100 < len(Filter.of_server(machine, owners)) < 500
     assert 20 < len(Filter.of_run(machine, owners, owners)) < 120  # every run installs it
 
 
-def test_what_cannot_be_removed_in_time_is_replaced_or_set_aside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_removed_in_time_is_replaced_or_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(run_folder, "REMOVE_S", -1.0)
     mounted, replaced = tmp_path / "mounted", []
     mounted.mkdir(0o700)
@@ -304,7 +302,7 @@ def test_what_cannot_be_removed_in_time_is_replaced_or_set_aside(
     assert os.listdir(tmp_path / "aside") == []
 
 
-def test_a_folder_is_emptied_however_it_was_left(tmp_path: Path) -> None:
+def test_a_folder_is_emptied_however_it_was_left(tmp_path: Path):
     outside = tmp_path / "outside"
     outside.write_text("kept")
     work = tmp_path / "work"

@@ -7,17 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from toy_serving.gateways import AGENTS, SEES, act, gateway_config, make_bundle, with_gateway
+from toy_serving.gateways import AGENTS, SEES, act, gateway_config, make_bundle, serving, with_gateway
 
 from marl_ray.policies.bundles.actor_critic import Bundle
 from marl_ray.serving.http.protocol import route_path
 
 
-def test_act_answers_with_the_arm_its_actions_and_log_probs(config):
-    async def body(client):
-        return [await act(client, f"s{i}", mode=("sample", "greedy")[i % 2]) for i in range(20)]
-
-    for answer in with_gateway(config, body):
+async def test_act_answers_with_the_arm_its_actions_and_log_probs(config):
+    async with serving(config) as (client, _):
+        answers = [await act(client, f"s{i}", mode=("sample", "greedy")[i % 2]) for i in range(20)]
+    for answer in answers:
         action = {"one": 1, "four": 4}[answer["arm"]]
         assert answer["actions"] == dict.fromkeys(AGENTS, action)
         assert set(answer) == {"experiment", "arm", "epoch", "propensity", "actions", "log_probs"}
@@ -25,20 +24,18 @@ def test_act_answers_with_the_arm_its_actions_and_log_probs(config):
         assert all(-0.1 < answer["log_probs"][agent] <= 0 for agent in AGENTS)
 
 
-def test_continuous_actions_are_lists_and_one_agent_may_act_alone(tmp_path):
+async def test_continuous_actions_are_lists_and_one_agent_may_act_alone(tmp_path):
     box, out = spaces.Box(-1, 1, (2,), np.float32), spaces.Box(-1, 1, (3,), np.float32)
     made = {arm: make_bundle(tmp_path, k, box, actions=out) for k, arm in enumerate(("one", "four"))}
 
-    async def body(client):
-        return await act(client, "s", observations={"agent_1": [0.5, -1]})
-
-    actions = with_gateway(gateway_config(made, tmp_path / "x.db"), body)["actions"]
+    async with serving(gateway_config(made, tmp_path / "x.db")) as (client, _):
+        actions = (await act(client, "s", observations={"agent_1": [0.5, -1]}))["actions"]
     assert list(actions) == ["agent_1"]
     assert len(actions["agent_1"]) == 3
 
 
-def test_sessions_may_come_by_header_and_the_body_wins(config):
-    async def body(client):
+async def test_sessions_may_come_by_header_and_the_body_wins(config):
+    async with serving(config) as (client, _):
         by_body = [(await act(client, f"s{i}"))["arm"] for i in range(12)]
         by_header = []
         for i in range(12):
@@ -48,9 +45,7 @@ def test_sessions_may_come_by_header_and_the_body_wins(config):
             "/v1/act", json={"session_id": "s0", "observations": SEES}, headers={"x-session-id": "other"}
         )
         report = (await client.get("/v1/experiments/exp")).json()
-        return by_body, by_header, mixed.status_code, report
-
-    by_body, by_header, status, report = with_gateway(config, body)
+        status = mixed.status_code
     assert by_body == by_header
     assert set(by_body) == {"one", "four"}
     assert status == 200
@@ -91,12 +86,10 @@ def as_bytes(content: Any) -> bytes:
     return content if isinstance(content, bytes) else json.dumps(content).encode()
 
 
-def test_bad_acts_are_4xx_with_the_field_and_leave_no_exposure(config):
-    async def body(client):
+async def test_bad_acts_are_4xx_with_the_field_and_leave_no_exposure(config):
+    async with serving(config) as (client, _):
         answers = [await client.post("/v1/act", content=as_bytes(content)) for content, *_ in BAD_ACTS]
-        return answers, (await client.get("/v1/experiments/exp")).json()
-
-    answers, report = with_gateway(config, body)
+        report = (await client.get("/v1/experiments/exp")).json()
     for answer, (content, status, field, message) in zip(answers, BAD_ACTS, strict=True):
         error = answer.json()["error"]
         assert (answer.status_code, error["field"]) == (status, field), (content, error)
@@ -119,12 +112,10 @@ def test_bad_acts_are_4xx_with_the_field_and_leave_no_exposure(config):
         (b'{"session_id": "never acted", "value": 1}', 404, "session_id"),
     ],
 )
-def test_bad_outcomes_are_4xx_with_the_field(config, content, status, field):
-    async def body(client):
+async def test_bad_outcomes_are_4xx_with_the_field(config, content, status, field):
+    async with serving(config) as (client, _):
         await act(client, "s")
-        return await client.post("/v1/outcomes", content=content)
-
-    answer = with_gateway(config, body)
+        answer = await client.post("/v1/outcomes", content=content)
     assert (answer.status_code, answer.json()["error"]["field"]) == (status, field)
 
 
@@ -163,28 +154,23 @@ def test_a_mount_prefix_is_taken_off():
     assert route_path({"path": "/ab", "root_path": "/ab"}) == "/"
 
 
-def test_one_of_several_experiments_must_be_named(bundles, tmp_path):
-    async def body(client):
+async def test_one_of_several_experiments_must_be_named(bundles, tmp_path):
+    async with serving(gateway_config(bundles, tmp_path / "e.db", names=("x", "y"))) as (client, _):
         unnamed = await client.post("/v1/act", json={"session_id": "s", "observations": SEES})
-        return unnamed, [await act(client, f"s{i}", experiment=e) for i in range(30) for e in ("x", "y")]
-
-    unnamed, answers = with_gateway(gateway_config(bundles, tmp_path / "e.db", names=("x", "y")), body)
+        answers = [await act(client, f"s{i}", experiment=e) for i in range(30) for e in ("x", "y")]
     assert (unnamed.status_code, unnamed.json()["error"]["field"]) == (400, "experiment")
     arms = {e: [a["arm"] for a in answers if a["experiment"] == e] for e in ("x", "y")}
     assert arms["x"] != arms["y"]  # salted by name
 
 
-def test_masked_actions_are_never_taken_and_masks_are_checked(config):
-    async def body(client):
+async def test_masked_actions_are_never_taken_and_masks_are_checked(config):
+    async with serving(config) as (client, _):
         only = {"agent_0": [0, 0, 0, 0, 0, 1]}
         answers = [await act(client, f"s{k}", action_masks=only, mode=("sample", "greedy")[k % 2]) for k in range(8)]
         bad = []
         for masks in ({"agent_0": [1, 0]}, {"agent_0": [0] * 6}, {"agent_9": [1] * 6}, [1], {"agent_0": [2] * 6}):
             sent = {"session_id": "x", "observations": SEES, "action_masks": masks}
             bad.append(await client.post("/v1/act", json=sent))
-        return answers, bad
-
-    answers, bad = with_gateway(config, body)
     assert {answer["actions"]["agent_0"] for answer in answers} == {5}
     assert {answer["log_probs"]["agent_0"] for answer in answers} == {0.0}
     assert {answer["actions"]["agent_1"] for answer in answers} <= {1, 4}
@@ -192,7 +178,7 @@ def test_masked_actions_are_never_taken_and_masks_are_checked(config):
     assert all(answer.json()["error"]["field"].startswith("action_masks") for answer in bad)
 
 
-def test_concurrent_requests_share_passes_and_never_mix_arms(config, monkeypatch):
+async def test_concurrent_requests_share_passes_and_never_mix_arms(config, monkeypatch):
     passes: list[tuple[str, int, bool]] = []
     original = Bundle.act
 
@@ -202,11 +188,9 @@ def test_concurrent_requests_share_passes_and_never_mix_arms(config, monkeypatch
 
     monkeypatch.setattr(Bundle, "act", counted)
 
-    async def body(client):
+    async with serving(config.model_copy(update={"max_batch": 64})) as (client, _):
         modes = ("sample", "greedy")
-        return await asyncio.gather(*(act(client, f"s{i}", mode=modes[i % 2]) for i in range(200)))
-
-    answers = with_gateway(config.model_copy(update={"max_batch": 64}), body)
+        answers = await asyncio.gather(*(act(client, f"s{i}", mode=modes[i % 2]) for i in range(200)))
     for answer in answers:
         assert answer["actions"] == dict.fromkeys(AGENTS, {"one": 1, "four": 4}[answer["arm"]])
     assert sum(size for _, size, _ in passes) == 200
@@ -214,7 +198,7 @@ def test_concurrent_requests_share_passes_and_never_mix_arms(config, monkeypatch
     assert max(size for _, size, _ in passes) == 32  # two agents each
 
 
-def test_a_failing_pass_is_answered_by_the_control_and_the_next_one_works(config, monkeypatch):
+async def test_a_failing_pass_is_answered_by_the_control_and_the_next_one_works(config, monkeypatch):
     original = Bundle.act
     failures = iter([True, True])  # the control's own too, where it is the session's arm
 
@@ -225,12 +209,11 @@ def test_a_failing_pass_is_answered_by_the_control_and_the_next_one_works(config
 
     monkeypatch.setattr(Bundle, "act", failing)
 
-    async def body(client):
+    async with serving(config) as (client, _):
         first = await client.post("/v1/act", json={"session_id": "s", "observations": SEES})
         second = await client.post("/v1/act", json={"session_id": "s", "observations": SEES})
-        return first, second, await act(client, "s"), (await client.get("/v1/experiments/exp")).json()
-
-    first, second, _, report = with_gateway(config, body)
+        await act(client, "s")
+        report = (await client.get("/v1/experiments/exp")).json()
     assert first.status_code == 503
     assert "secret" not in first.text
     assert second.status_code in (200, 503)

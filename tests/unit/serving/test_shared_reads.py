@@ -12,7 +12,7 @@ from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.shared_reads import SharedReads
 
 
-def test_what_many_ask_for_at_once_is_made_once_and_never_before_the_question():
+async def test_what_many_ask_for_at_once_is_made_once_and_never_before_the_question():
     made: list[int] = []
     stored = [0]
     begun, go = threading.Event(), threading.Event()
@@ -24,21 +24,18 @@ def test_what_many_ask_for_at_once_is_made_once_and_never_before_the_question():
         made.append(value)
         return value
 
-    async def body() -> None:
-        reads = SharedReads()
-        first = asyncio.create_task(reads.read("a", make))
-        await until_async(begun.is_set, "the first read")
-        stored[0] = 1
-        later = [asyncio.create_task(reads.read("a", make)) for _ in range(50)]
-        await asyncio.sleep(0)  # all have asked
-        go.set()
-        results = await asyncio.gather(*later)
-        assert results == [1] * 50
-        await first
-        assert len(made) == 2
-        reads.close()
-
-    asyncio.run(body())
+    reads = SharedReads()
+    first = asyncio.create_task(reads.read("a", make))
+    await until_async(begun.is_set, "the first read")
+    stored[0] = 1
+    later = [asyncio.create_task(reads.read("a", make)) for _ in range(50)]
+    await asyncio.sleep(0)  # all have asked
+    go.set()
+    results = await asyncio.gather(*later)
+    assert results == [1] * 50
+    await first
+    assert len(made) == 2
+    reads.close()
 
 
 class Clock:
@@ -67,73 +64,60 @@ class Clock:
 @pytest.mark.parametrize(
     ("took_s", "pause_s"), [(0.01, 10 * 0.01), (0.1, 1.0), (5.0, 1.0)], ids=["ten times as long", "both", "a second"]
 )
-def test_a_reading_pauses_ten_times_as_long_as_it_took_and_a_second_at_most(took_s: float, pause_s: float):
+async def test_a_reading_pauses_ten_times_as_long_as_it_took_and_a_second_at_most(took_s: float, pause_s: float):
     clock = Clock()
 
-    async def body() -> None:
-        reads = SharedReads(clock=clock, sleep=clock.sleep)
-        for _ in range(3):
-            await asyncio.gather(*(reads.read("a", clock.taking(took_s)) for _ in range(20)))
-        reads.close()
-
-    asyncio.run(body())
+    reads = SharedReads(clock=clock, sleep=clock.sleep)
+    for _ in range(3):
+        await asyncio.gather(*(reads.read("a", clock.taking(took_s)) for _ in range(20)))
+    reads.close()
     assert clock.pauses == pytest.approx([pause_s, pause_s])
 
 
-def test_no_reading_waits_for_the_pause_of_another_or_for_one_that_is_over():
+async def test_no_reading_waits_for_the_pause_of_another_or_for_one_that_is_over():
     clock = Clock()
 
-    async def body() -> None:
-        reads = SharedReads(clock=clock, sleep=clock.sleep)
-        for what in ("a", "b"):
-            await reads.read(what, clock.taking(0.01))
-        clock.now += 0.3
-        await reads.read("a", clock.taking(0.01))
-        reads.close()
-
-    asyncio.run(body())
+    reads = SharedReads(clock=clock, sleep=clock.sleep)
+    for what in ("a", "b"):
+        await reads.read(what, clock.taking(0.01))
+    clock.now += 0.3
+    await reads.read("a", clock.taking(0.01))
+    reads.close()
     assert clock.pauses == []
 
 
-def test_different_reads_wait_in_a_bounded_queue_and_errors_reach_every_reader():
-    async def body() -> list[BaseException | None]:
-        reads, go = SharedReads(threads=1, waiting=3), threading.Event()
+async def test_different_reads_wait_in_a_bounded_queue_and_errors_reach_every_reader():
+    reads, go = SharedReads(threads=1, waiting=3), threading.Event()
 
-        def make() -> None:
-            go.wait(5)
-            raise ValueError("no")
+    def make() -> None:
+        go.wait(5)
+        raise ValueError("no")
 
-        readers = [asyncio.create_task(reads.read(k, make)) for k in range(6)]
-        readers.append(asyncio.create_task(reads.read(5, make)))
-        await asyncio.sleep(0.01)
-        go.set()
-        results = await asyncio.gather(*readers, return_exceptions=True)
-        reads.close()
-        return results
-
-    results = asyncio.run(body())
+    readers = [asyncio.create_task(reads.read(k, make)) for k in range(6)]
+    readers.append(asyncio.create_task(reads.read(5, make)))
+    await asyncio.sleep(0.01)
+    go.set()
+    results = await asyncio.gather(*readers, return_exceptions=True)
+    reads.close()
     refused = [error for error in results if isinstance(error, RequestError)]
     assert 2 <= len(refused) <= 4
     assert all(error.status == 503 and error.headers for error in refused)
     assert sum(isinstance(error, ValueError) for error in results) == len(results) - len(refused)
 
 
-def test_a_reader_who_goes_away_leaves_the_answer_to_the_others():
-    async def body() -> int:
-        reads = SharedReads()
+async def test_a_reader_who_goes_away_leaves_the_answer_to_the_others():
+    reads = SharedReads()
 
-        def make() -> int:
-            time.sleep(0.01)
-            return 7
+    def make() -> int:
+        time.sleep(0.01)
+        return 7
 
-        first = asyncio.create_task(reads.read("a", make))
-        second = asyncio.create_task(reads.read("a", make))
-        await asyncio.sleep(0.001)
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        result = await second
-        reads.close()
-        return result
-
-    assert asyncio.run(body()) == 7
+    first = asyncio.create_task(reads.read("a", make))
+    second = asyncio.create_task(reads.read("a", make))
+    await asyncio.sleep(0.001)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    result = await second
+    reads.close()
+    assert result == 7

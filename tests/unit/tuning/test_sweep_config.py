@@ -336,7 +336,7 @@ def test_the_shipped_sweep_of_algorithms_gives_groups_only_to_those_that_compare
     assert {size for name, size in sizes.items() if name in ("ippo", "mappo", "reinforce_pp")} == {1}
 
 
-def test_a_benchmark_that_judges_a_sweep_must_be_measured() -> None:
+def test_a_benchmark_that_judges_a_sweep_must_be_measured():
     run = {"name": "r", "algorithm": "reinforce_pp", "env": {"id": "math"}}
     run |= {"team": {"solver": {"model": {"preset": "tiny-0.2m"}}}, "evaluation": {"benchmarks": ["humaneval"]}}
     keys = {"name": "s", "run": run, "space": {"hyper.lr": {"grid": [1.0e-4]}}, "seeds": 1}
@@ -347,7 +347,7 @@ def test_a_benchmark_that_judges_a_sweep_must_be_measured() -> None:
         check_space(parse_config(SweepConfig, keys | {"metric": "benchmark/math/pass_at_1"}))
 
 
-def test_trials_begin_anew() -> None:
+def test_trials_begin_anew():
     run = {"name": "r", "env": {"id": "budget_dag"}, "resume_from": "other"}
     keys = {"name": "s", "run": run, "space": {"hyper.lr": {"grid": [1.0e-4]}}, "seeds": 1}
     with pytest.raises(

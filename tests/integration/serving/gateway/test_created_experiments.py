@@ -1,15 +1,13 @@
 """Experiments that are created over HTTP: every replica has them, and an endpoint outlives them."""
 
-import asyncio
-
 import pytest
-from toy_serving.gateways import SEES, acts_of, bearer, keyed_config, serving, with_gateway
+from toy_serving.gateways import SEES, acts_of, bearer, keyed_config, serving
 from waiting import until_async
 
 OPS = bearer("ops")
 
 
-def test_an_experiment_created_over_http_reaches_every_replica(bundles, tmp_path):
+async def test_an_experiment_created_over_http_reaches_every_replica(bundles, tmp_path):
     config = keyed_config(tmp_path, bundles)
     new = {
         "name": "new",
@@ -18,22 +16,18 @@ def test_an_experiment_created_over_http_reaches_every_replica(bundles, tmp_path
         "reason": "try it",
     }
 
-    async def body():
-        async with serving(config) as (first, _), serving(config) as (second, other):
-            made = await first.post("/v1/experiments", json=new, headers=OPS)
-            twice = await first.post("/v1/experiments", json=new, headers=OPS)
-            await until_async(
-                lambda: "new" in other.service.endpoints.routers and other.service.endpoints.routers["new"].arms
-            )
-            answer = await second.post(
-                "/v1/act", json={"experiment": "new", "session_id": "s", "observations": SEES}, headers=OPS
-            )
-            audit = (await second.get("/v1/experiments/new/audit", headers=OPS)).json()["audit"]
-        async with serving(config) as (_, app):  # and after a restart
-            assert app.service.endpoints.routers["new"].arms.keys() == {"a", "b"}
-        return made, twice, answer, audit
-
-    made, twice, answer, audit = asyncio.run(body())
+    async with serving(config) as (first, _), serving(config) as (second, other):
+        made = await first.post("/v1/experiments", json=new, headers=OPS)
+        twice = await first.post("/v1/experiments", json=new, headers=OPS)
+        await until_async(
+            lambda: "new" in other.service.endpoints.routers and other.service.endpoints.routers["new"].arms
+        )
+        answer = await second.post(
+            "/v1/act", json={"experiment": "new", "session_id": "s", "observations": SEES}, headers=OPS
+        )
+        audit = (await second.get("/v1/experiments/new/audit", headers=OPS)).json()["audit"]
+    async with serving(config) as (_, app):  # and after a restart
+        assert app.service.endpoints.routers["new"].arms.keys() == {"a", "b"}
     assert made.status_code == 201 and made.json()["status"] == "running"
     assert (twice.status_code, twice.json()["error"]["field"]) == (409, "name")
     assert answer.json()["experiment"] == "new"
@@ -51,44 +45,38 @@ def test_an_experiment_created_over_http_reaches_every_replica(bundles, tmp_path
         ({"placement": "deployment"}, 409, "experiment"),
     ],
 )
-def test_experiments_that_cannot_be_are_refused(bundles, tmp_path, change, status, field):
+async def test_experiments_that_cannot_be_are_refused(bundles, tmp_path, change, status, field):
     new = {"name": "new", "arms": {"a": {"bundle": bundles["one"]}}, "reason": "r"} | change
 
-    async def body(client):
+    async with serving(keyed_config(tmp_path, bundles)) as (client, _):
         refused = await client.post("/v1/experiments", json=new, headers=OPS)
-        return refused, (await client.get("/v1/experiments", headers=OPS)).json()["experiments"]
-
-    refused, rows = with_gateway(keyed_config(tmp_path, bundles), body)
+        rows = (await client.get("/v1/experiments", headers=OPS)).json()["experiments"]
     assert (refused.status_code, refused.json()["error"]["field"]) == (status, field), refused.text
     assert [row["name"] for row in rows] == ["exp"]
 
 
-def test_an_endpoint_outlives_its_experiments_and_sessions_finish_where_they_began(bundles, tmp_path):
+async def test_an_endpoint_outlives_its_experiments_and_sessions_finish_where_they_began(bundles, tmp_path):
     config = keyed_config(tmp_path, bundles)
     arms = {"production": {"bundle": bundles["four"]}, "candidate": {"bundle": bundles["one"]}}
     new = {"name": "exp-2", "endpoint": "exp", "arms": arms, "reason": "next"}
 
-    async def body():
-        async with serving(config) as (client, app), serving(config) as (other, second):
-            client.headers.update(OPS)
-            other.headers.update(OPS)
-            before = await acts_of(client, [f"s{k}" for k in range(10)])
-            busy = await client.post("/v1/experiments", json=new)
-            for action in ("promote",):
-                await client.post(f"/v1/experiments/exp/{action}", json={"reason": "good", "arm": "four"})
-            where = (await client.get("/v1/endpoints")).json()["endpoints"]["exp"]
-            made = await client.post("/v1/experiments", json=new)
-            await until_async(lambda: "exp-2" in second.service.endpoints.routers)
-            app.service.exposures.flush()
-            again = [await acts_of(c, [f"s{k}" for k in range(10)], experiment="exp") for c in (client, other)]
-            fresh = await acts_of(other, ["fresh"], experiment="exp")
-            posts = [
-                (await client.post("/v1/outcomes", json={"session_id": s, "value": 1, "experiment": "exp"})).json()
-                for s in ("s0",)
-            ]
-            return before, busy, where, made, again, fresh, posts
-
-    before, busy, where, made, again, fresh, posts = asyncio.run(body())
+    async with serving(config) as (client, app), serving(config) as (other, second):
+        client.headers.update(OPS)
+        other.headers.update(OPS)
+        before = await acts_of(client, [f"s{k}" for k in range(10)])
+        busy = await client.post("/v1/experiments", json=new)
+        for action in ("promote",):
+            await client.post(f"/v1/experiments/exp/{action}", json={"reason": "good", "arm": "four"})
+        where = (await client.get("/v1/endpoints")).json()["endpoints"]["exp"]
+        made = await client.post("/v1/experiments", json=new)
+        await until_async(lambda: "exp-2" in second.service.endpoints.routers)
+        app.service.exposures.flush()
+        again = [await acts_of(c, [f"s{k}" for k in range(10)], experiment="exp") for c in (client, other)]
+        fresh = await acts_of(other, ["fresh"], experiment="exp")
+        posts = [
+            (await client.post("/v1/outcomes", json={"session_id": s, "value": 1, "experiment": "exp"})).json()
+            for s in ("s0",)
+        ]
     assert busy.status_code == 409 and "exp" in busy.text
     assert where["production"]["arm"] == "four" and where["production"]["bundle"] == bundles["four"]
     assert made.status_code == 201, made.text

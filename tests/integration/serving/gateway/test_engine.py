@@ -1,6 +1,5 @@
 """The gateway as an engine: circuits, shadows, limits, deadlines, data kept."""
 
-import asyncio
 import json
 import logging
 import math
@@ -10,16 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from toy_serving.gateways import (
-    SEES,
-    acts_of,
-    bearer,
-    keyed_config,
-    make_bundle,
-    serving,
-    windows_end,
-    with_gateway,
-)
+from toy_serving.gateways import SEES, acts_of, bearer, keyed_config, make_bundle, serving, windows_end
 from waiting import until_async
 
 from marl_ray.config import ExperimentConfig, parse_config
@@ -46,20 +36,17 @@ def broken(tmp_path: Path) -> str:
     return make_bundle(tmp_path / "broken", 2, bias=math.nan)
 
 
-def test_an_arm_that_fails_is_answered_for_by_the_control(bundles, broken, tmp_path):
+async def test_an_arm_that_fails_is_answered_for_by_the_control(bundles, broken, tmp_path):
     breaker = {"failures": 3, "open_s": 60}
     config = keyed_config(tmp_path, {"one": bundles["one"], "bad": broken}, breaker=breaker)
 
-    async def body():
-        async with serving(config) as (client, app):
-            client.headers.update(OPS)
-            answers = await acts_of(client, [f"s{k}" for k in range(40)])
-            assert app.service.endpoints.routers["exp"].state.status is ExperimentStatus.RUNNING
-            metrics = (await client.get("/metrics")).text
-            app.service.exposures.flush()
-            return answers, metrics, {arm: s.exposures for arm, s in app.service.store.summary("exp").items()}
-
-    answers, metrics, exposed = asyncio.run(body())
+    async with serving(config) as (client, app):
+        client.headers.update(OPS)
+        answers = await acts_of(client, [f"s{k}" for k in range(40)])
+        assert app.service.endpoints.routers["exp"].state.status is ExperimentStatus.RUNNING
+        metrics = (await client.get("/metrics")).text
+        app.service.exposures.flush()
+        exposed = {arm: s.exposures for arm, s in app.service.store.summary("exp").items()}
     assert {answer["arm"] for answer in answers} == {"one"}
     stood_in = [answer for answer in answers if "fallback_for" in answer]
     assert stood_in and {answer["fallback_for"] for answer in stood_in} == {"bad"}
@@ -68,36 +55,30 @@ def test_an_arm_that_fails_is_answered_for_by_the_control(bundles, broken, tmp_p
     assert 'marl_ray_gateway_circuit{arm="bad",experiment="exp"} 1.0' in metrics
 
 
-def test_a_control_that_fails_is_a_503_with_a_time_to_come_again(bundles, broken, tmp_path):
+async def test_a_control_that_fails_is_a_503_with_a_time_to_come_again(bundles, broken, tmp_path):
     config = keyed_config(tmp_path, {"bad": broken, "one": bundles["one"]}, breaker={"failures": 2, "open_s": 30})
 
-    async def body(client):
+    async with serving(config) as (client, _):
         answers = []
         for k in range(60):
             body = {"session_id": f"s{k}", "observations": SEES}
             answers.append(await client.post("/v1/act", json=body, headers=OPS))
-        return answers
-
-    answers = with_gateway(config, body)
     assert {a.status_code for a in answers} == {200, 503}
     assert {a.json()["arm"] for a in answers if a.status_code == 200} == {"one"}
     assert {a.headers["retry-after"] for a in answers if a.status_code == 503} == {"1"}
 
 
-def test_shadows_get_copies_and_are_compared(bundles, tmp_path):
+async def test_shadows_get_copies_and_are_compared(bundles, tmp_path):
     config = keyed_config(tmp_path, {"one": bundles["one"], "four": bundles["four"]}, strategy="shadow")
 
-    async def body():
-        async with serving(config) as (client, app):
-            client.headers.update(OPS)
-            answers = await acts_of(client, [f"s{k}" for k in range(10)])
-            totals = app.service.endpoints.routers["exp"].shadows.totals
-            await until_async(lambda: "four" in totals and totals["four"].acts == 10)
-            app.service.follower.decide()
-            report = (await client.get("/v1/experiments/exp")).json()
-            return answers, report, (await client.get("/metrics")).text
-
-    answers, report, metrics = asyncio.run(body())
+    async with serving(config) as (client, app):
+        client.headers.update(OPS)
+        answers = await acts_of(client, [f"s{k}" for k in range(10)])
+        totals = app.service.endpoints.routers["exp"].shadows.totals
+        await until_async(lambda: "four" in totals and totals["four"].acts == 10)
+        app.service.follower.decide()
+        report = (await client.get("/v1/experiments/exp")).json()
+        metrics = (await client.get("/metrics")).text
     assert {answer["arm"] for answer in answers} == {"one"}
     shadow = report["shadow"]["four"]
     assert (shadow["acts"], shadow["decisions"], shadow["agreed"], shadow["dropped"]) == (10, 20, 0, 0)
@@ -105,40 +86,34 @@ def test_shadows_get_copies_and_are_compared(bundles, tmp_path):
     assert 'marl_ray_gateway_shadow{arm="four",count="acts",experiment="exp"} 10.0' in metrics
 
 
-def test_an_experiment_that_cannot_be_judged_keeps_no_other_from_it(bundles, tmp_path):
+async def test_an_experiment_that_cannot_be_judged_keeps_no_other_from_it(bundles, tmp_path):
     bad = {"name": "aaa", "arms": {arm: {"bundle": bundles[arm]} for arm in ("one", "four")}}
     config = keyed_config(tmp_path, {"one": bundles["one"], "four": bundles["four"]}, strategy="shadow")
     config = config.model_copy(update={"experiments": (parse_config(ExperimentConfig, bad), *config.experiments)})
 
-    async def body():
-        async with serving(config) as (client, app):
-            client.headers.update(OPS)
-            await acts_of(client, [f"s{k}" for k in range(5)], experiment="exp")
-            totals = app.service.endpoints.routers["exp"].shadows.totals
-            await until_async(lambda: "four" in totals and totals["four"].acts == 5)
-            app.service.follower.close()
-            router = app.service.endpoints.routers["aaa"]
-            router.config = router.config.model_copy(update={"margin": -1.0})  # no test can be made of this
-            app.service.follower.decide()
-            return (await client.get("/v1/experiments/exp")).json()["shadow"]["four"]["acts"]
-
-    assert asyncio.run(body()) == 5
+    async with serving(config) as (client, app):
+        client.headers.update(OPS)
+        await acts_of(client, [f"s{k}" for k in range(5)], experiment="exp")
+        totals = app.service.endpoints.routers["exp"].shadows.totals
+        await until_async(lambda: "four" in totals and totals["four"].acts == 5)
+        app.service.follower.close()
+        router = app.service.endpoints.routers["aaa"]
+        router.config = router.config.model_copy(update={"margin": -1.0})  # no test can be made of this
+        app.service.follower.decide()
+        assert (await client.get("/v1/experiments/exp")).json()["shadow"]["four"]["acts"] == 5
 
 
-def test_a_batch_answers_each_part_and_counts_as_many(bundles, tmp_path):
+async def test_a_batch_answers_each_part_and_counts_as_many(bundles, tmp_path):
     config = keyed_config(tmp_path, bundles, {"max_batch_requests": 8, "rate_limit": {"per_s": 0.001, "burst": 6}})
     part = {"observations": SEES}
 
-    async def body(client):
+    async with serving(config) as (client, _):
         client.headers.update(OPS)
         parts = [part | {"session_id": "a"}, part | {"session_id": "b"}, part, {"sesion_id": "c"}]
         good = await client.post("/batch", json={"requests": parts})
         long = await client.post("/batch", json={"requests": [part] * 9})
         often = await client.post("/batch", json={"requests": [part | {"session_id": "d"}] * 3})
         rest = [await client.post("/batch", json=sent) for sent in ({}, {"requests": []}, {"requests": "x"})]
-        return good, long, often, rest
-
-    good, long, often, rest = with_gateway(config, body)
     single, two, nameless, misspelt = good.json()["answers"]
     assert single["actions"] and two["actions"]
     assert (nameless["status"], nameless["error"]["field"]) == (400, "session_id")
@@ -148,33 +123,27 @@ def test_a_batch_answers_each_part_and_counts_as_many(bundles, tmp_path):
     assert [answer.status_code for answer in rest] == [400, 400, 400]
 
 
-def test_rates_are_limited_by_key(bundles, tmp_path):
+async def test_rates_are_limited_by_key(bundles, tmp_path):
     config = keyed_config(tmp_path, bundles, {"rate_limit": {"per_s": 0.001, "burst": 2}})
 
-    async def body(client):
+    async with serving(config) as (client, _):
         sent = {"session_id": "s", "observations": SEES}
-        return [
+        assert [
             (await client.post("/v1/act", json=sent, headers=bearer(k))).status_code for k in ("ops",) * 3 + ("game",)
-        ]
-
-    assert with_gateway(config, body) == [200, 200, 429, 200]
+        ] == [200, 200, 429, 200]
 
 
-def test_requests_have_ids_deadlines_and_lines_in_the_log(bundles, tmp_path, caplog):
+async def test_requests_have_ids_deadlines_and_lines_in_the_log(bundles, tmp_path, caplog):
     caplog.set_level(logging.WARNING, "marl_ray.access")
 
-    async def body():
-        app_config = keyed_config(tmp_path, bundles)
-        async with serving(app_config) as (client, _):
-            own = await client.get("/health", headers={"x-request-id": "mine-1"})
-            bad = await client.get("/v1/experiments/none", headers=OPS | {"x-request-id": "two\tlines"})
-            wish = await client.get("/health", headers={"x-request-timeout-seconds": "soon"})
-            with write_lock(tmp_path / "experiments.db"):
-                headers = OPS | {"x-request-timeout-seconds": "0.2"}
-                late = await client.post("/v1/experiments/exp/pause", json={"reason": "r"}, headers=headers)
-            return own, bad, wish, late
-
-    own, bad, wish, late = asyncio.run(body())
+    app_config = keyed_config(tmp_path, bundles)
+    async with serving(app_config) as (client, _):
+        own = await client.get("/health", headers={"x-request-id": "mine-1"})
+        bad = await client.get("/v1/experiments/none", headers=OPS | {"x-request-id": "two\tlines"})
+        wish = await client.get("/health", headers={"x-request-timeout-seconds": "soon"})
+        with write_lock(tmp_path / "experiments.db"):
+            headers = OPS | {"x-request-timeout-seconds": "0.2"}
+            late = await client.post("/v1/experiments/exp/pause", json={"reason": "r"}, headers=headers)
     assert own.headers["x-request-id"] == "mine-1"
     assert bad.headers["x-request-id"] != "two\tlines" and len(bad.headers["x-request-id"]) > 8
     assert (wish.status_code, wish.json()["error"]["field"]) == (400, "x-request-timeout-seconds")
@@ -185,38 +154,33 @@ def test_requests_have_ids_deadlines_and_lines_in_the_log(bundles, tmp_path, cap
 
 
 @pytest.mark.parametrize("url", ["memory:"])
-def test_greedy_answers_are_kept(bundles, tmp_path, url):
+async def test_greedy_answers_are_kept(bundles, tmp_path, url):
     config = keyed_config(tmp_path, bundles, {"cache": {"url": url}})
 
-    async def body():
-        async with serving(config) as (client, app):
-            client.headers.update(OPS)
-            first = await acts_of(client, [f"s{k}" for k in range(12)], mode="greedy")
-            for arm in app.service.endpoints.routers["exp"].arms.values():
-                arm.act = None  # an answer that is not kept would fail
-            again = await acts_of(client, [f"s{k}" for k in range(12)], mode="greedy")
-            return first, again
-
-    first, again = asyncio.run(body())
+    async with serving(config) as (client, app):
+        client.headers.update(OPS)
+        first = await acts_of(client, [f"s{k}" for k in range(12)], mode="greedy")
+        for arm in app.service.endpoints.routers["exp"].arms.values():
+            arm.act = None  # an answer that is not kept would fail
+        again = await acts_of(client, [f"s{k}" for k in range(12)], mode="greedy")
     assert first == again and {a["arm"] for a in first} == {"one", "four"}
 
 
-def test_decisions_are_kept_for_training(bundles, tmp_path):
+async def test_decisions_are_kept_for_training(bundles, tmp_path):
     config = keyed_config(tmp_path, bundles, {"decision_log": str(tmp_path / "log")})
 
-    async def body(client):
+    async with serving(config) as (client, _):
         client.headers.update(OPS)
-        return await acts_of(client, ["a", "b", "a"])
-
-    answers = with_gateway(config, body)
+        answers = await acts_of(client, ["a", "b", "a"])
     kept = list(read_logged(str(tmp_path / "log"), "exp"))
     assert sorted(d.unit for d in kept) == ["a", "a", "b"]
     assert {d.arm for d in kept} == {a["arm"] for a in answers}
     assert kept[0].observations == SEES and set(kept[0].log_probs) == set(SEES)
 
 
-def test_models_are_listed_and_loaded_ahead(bundles, tmp_path):
-    async def body(client):
+async def test_models_are_listed_and_loaded_ahead(bundles, tmp_path):
+    more = {"tracking_uri": f"sqlite:///{tmp_path}/mlflow.db"}
+    async with serving(keyed_config(tmp_path, bundles, more)) as (client, _):
         listed = (await client.get("/v1/models", headers=OPS)).json()["models"]
         codes = [
             (await client.post(path, headers=headers)).status_code
@@ -226,84 +190,67 @@ def test_models_are_listed_and_loaded_ahead(bundles, tmp_path):
                 ("/models/none:1/load", OPS),
             )
         ]
-        return listed, codes
-
-    more = {"tracking_uri": f"sqlite:///{tmp_path}/mlflow.db"}
-    listed, codes = with_gateway(keyed_config(tmp_path, bundles, more), body)
     assert sorted(arm for row in listed for arm in row["arms"]) == ["exp/four", "exp/one"]
     assert codes == [403, 400, 409]
 
 
-def test_text_is_refused_by_policies_that_have_none(config):
-    async def body(client):
-        return await client.post("/generate", json={"prompt": "x"})
-
-    refused = with_gateway(config, body)
+async def test_text_is_refused_by_policies_that_have_none(config):
+    async with serving(config) as (client, _):
+        refused = await client.post("/generate", json={"prompt": "x"})
     assert refused.status_code == 422 and "expected token policies" in refused.text
 
 
-def test_clusters_share_an_arm(bundles, tmp_path):
+async def test_clusters_share_an_arm(bundles, tmp_path):
     config = keyed_config(tmp_path, bundles, randomize="cluster")
 
-    async def body(client):
+    async with serving(config) as (client, _):
         client.headers.update(OPS)
         arms_of: dict[str, set[str]] = {}
         for k in range(60):
             answer = (await acts_of(client, [f"s{k}"], cluster_id=f"match-{k % 12}"))[0]
             arms_of.setdefault(f"match-{k % 12}", set()).add(answer["arm"])
-        return arms_of
-
-    arms_of = with_gateway(config, body)
     assert {len(arms) for arms in arms_of.values()} == {1}
     assert {arm for arms in arms_of.values() for arm in arms} == {"one", "four"}
 
 
-def test_the_guardrails_error_and_latency_are_measured_here(bundles, broken, tmp_path):
+async def test_the_guardrails_error_and_latency_are_measured_here(bundles, broken, tmp_path):
     rails = [{"name": "error", "margin": 0.1}, {"name": "latency_s", "margin": 1.0}]
     arms = {"one": bundles["one"], "bad": broken}
     breaker = {"failures": 1000}
     config = keyed_config(tmp_path, arms, guardrails=rails, breaker=breaker, min_outcomes=30)
 
-    async def body():
-        async with serving(config) as (client, app):
-            client.headers.update(OPS)
-            for k in range(100):
-                await acts_of(client, [f"s{k}"])
-                await client.post("/v1/outcomes", json={"session_id": f"s{k}", "value": k % 2})
-            windows_end(app)
-            await until_async(lambda: "bad" in app.service.endpoints.routers["exp"].state.rolled_back)
-            report = (await client.get("/v1/experiments/exp")).json()
-            return report["guardrails"], app.service.store.audit("exp")[-1]
-
-    (errors, latency), entry = asyncio.run(body())
+    async with serving(config) as (client, app):
+        client.headers.update(OPS)
+        for k in range(100):
+            await acts_of(client, [f"s{k}"])
+            await client.post("/v1/outcomes", json={"session_id": f"s{k}", "value": k % 2})
+        windows_end(app)
+        await until_async(lambda: "bad" in app.service.endpoints.routers["exp"].state.rolled_back)
+        report = (await client.get("/v1/experiments/exp")).json()
+        (errors, latency) = report["guardrails"]
+        entry = app.service.store.audit("exp")[-1]
     assert (errors["mean"], errors["control_mean"], errors["proven"]) == (1, 0, True)
     assert 0 < latency["control_mean"] < 1 and not latency["proven"]
     assert (entry.action, entry.reason) == (Action.ROLLBACK.value, "harm proven by error")
 
 
-def test_a_config_with_one_arm_is_served_as_it_is(bundles, tmp_path):
-    async def body(client):
+async def test_a_config_with_one_arm_is_served_as_it_is(bundles, tmp_path):
+    async with serving(keyed_config(tmp_path, {"one": bundles["one"]})) as (client, _):
         client.headers.update(OPS)
         answers = await acts_of(client, [f"s{k}" for k in range(5)])
-        return answers, (await client.get("/v1/experiments/exp")).json()
-
-    answers, report = with_gateway(keyed_config(tmp_path, {"one": bundles["one"]}), body)
+        report = (await client.get("/v1/experiments/exp")).json()
     assert {a["arm"] for a in answers} == {"one"} and report["arms"]["one"]["exposures"] == 5
 
 
-def test_acting_goes_on_without_the_database_and_its_exposures_arrive_later(bundles, tmp_path):
+async def test_acting_goes_on_without_the_database_and_its_exposures_arrive_later(bundles, tmp_path):
     config = keyed_config(tmp_path, bundles)
     database = tmp_path / "experiments.db"
 
-    async def body():
-        async with serving(config) as (client, app):
-            client.headers.update(OPS)
-            with write_lock(database):
-                answers = await acts_of(client, [f"s{k}" for k in range(50)])
-            await until_async(lambda: app.service.exposures.waiting == 0)
-            return answers
-
-    answers = asyncio.run(body())
+    async with serving(config) as (client, app):
+        client.headers.update(OPS)
+        with write_lock(database):
+            answers = await acts_of(client, [f"s{k}" for k in range(50)])
+        await until_async(lambda: app.service.exposures.waiting == 0)
     store = ExperimentStore(f"sqlite:///{database}")
     assert {unit: store.assignment("exp", unit).arm for unit in (f"s{k}" for k in range(50))} == {
         f"s{k}": answer["arm"] for k, answer in enumerate(answers)

@@ -129,15 +129,12 @@ def test_a_new_experiment_without_a_bundle_is_refused_by_name(folder):
         answers(config_of(folder, experiment(folder)), 1)
 
 
-def test_a_content_is_held_once_whatever_names_it(folder):
+async def test_a_content_is_held_once_whatever_names_it(folder):
     shutil.copytree(folder / "zero", folder / "copy")
     both = [experiment(folder, "a"), experiment(folder, "b", ("copy", "one"))]
 
-    async def body() -> list[Any]:
-        async with serving(config_of(folder, *both)) as (_, app):
-            return [arm.bundle for router in app.service.endpoints.routers.values() for arm in router.arms.values()]
-
-    message = asyncio.run(body())
+    async with serving(config_of(folder, *both)) as (_, app):
+        message = [arm.bundle for router in app.service.endpoints.routers.values() for arm in router.arms.values()]
     assert len(message) == 4
     assert len({id(bundle) for bundle in message}) == 2
 
@@ -186,7 +183,7 @@ def test_experiments_that_are_over_cost_no_bundle_and_no_query(folder):
     assert few[0] == 4  # with those of the last one that is over, whose sessions may finish
 
 
-def test_what_is_over_is_looked_at_when_a_window_ends_and_an_outcome_comes(folder, monkeypatch):
+async def test_what_is_over_is_looked_at_when_a_window_ends_and_an_outcome_comes(folder, monkeypatch):
     config = config_of(folder, experiment(folder, outcome_window_s=20.0))
     looks: list[float] = []
     look = ExperimentStore.look
@@ -195,33 +192,30 @@ def test_what_is_over_is_looked_at_when_a_window_ends_and_an_outcome_comes(folde
         looks.extend([store.settled_at()] if record.name == "exp" else [])
         return look(store, record, *more, **named)
 
-    async def body() -> None:
-        async with serving(config) as (client, app):
-            follower, store = app.service.follower, app.service.store
-            follower.close()
-            now = time.time()
-            store.clock = lambda: now
-            await act(client, "early", experiment="exp")
-            app.service.exposures.flush()
-            now += 5.0
-            await act(client, "later", experiment="exp")
-            app.service.exposures.flush()
-            end(folder, "exp", Action.PROMOTE, "one")
-            follower.look()
-            monkeypatch.setattr(ExperimentStore, "look", counted)
-            monkeypatch.setattr(follower, "winners_at", math.inf)
-            started = now
-            for _ in range(30):
-                follower.decide()
-                now += 1.0
-            assert [round(at - started) for at in looks] == [0, 16, 21]
-            sent = {"session_id": "later", "value": 1.0, "experiment": "exp"}
-            assert not (await client.post("/v1/outcomes", json=sent)).json()["counts"]
-            for _ in range(3):
-                follower.decide()
-            assert len(looks) == 4
-
-    asyncio.run(body())
+    async with serving(config) as (client, app):
+        follower, store = app.service.follower, app.service.store
+        follower.close()
+        now = time.time()
+        store.clock = lambda: now
+        await act(client, "early", experiment="exp")
+        app.service.exposures.flush()
+        now += 5.0
+        await act(client, "later", experiment="exp")
+        app.service.exposures.flush()
+        end(folder, "exp", Action.PROMOTE, "one")
+        follower.look()
+        monkeypatch.setattr(ExperimentStore, "look", counted)
+        monkeypatch.setattr(follower, "winners_at", math.inf)
+        started = now
+        for _ in range(30):
+            follower.decide()
+            now += 1.0
+        assert [round(at - started) for at in looks] == [0, 16, 21]
+        sent = {"session_id": "later", "value": 1.0, "experiment": "exp"}
+        assert not (await client.post("/v1/outcomes", json=sent)).json()["counts"]
+        for _ in range(3):
+            follower.decide()
+        assert len(looks) == 4
 
 
 def test_late_outcomes_of_what_is_over_are_taken_and_prove_harm(folder):

@@ -16,22 +16,19 @@ from marl_ray.serving.http import fields
 from marl_ray.serving.logs.exposures import ExposureLog
 
 
-def test_outcomes_may_be_corrected_while_their_window_lasts_and_are_final_then(config):
-    async def run():
-        async with serving(config) as (client, app):
+async def test_outcomes_may_be_corrected_while_their_window_lasts_and_are_final_then(config):
+    async with serving(config) as (client, app):
 
-            async def post(value: float):
-                return await client.post("/v1/outcomes", json={"session_id": "s", "value": value})
+        async def post(value: float):
+            return await client.post("/v1/outcomes", json={"session_id": "s", "value": value})
 
-            arm = (await act(client, "s"))["arm"]
-            posts = [await post(value) for value in (0.5, 0.5, 0.6)]
-            early = (await client.get("/v1/experiments/exp")).json()["arms"][arm]
-            windows_end(app)
-            posts += [await post(0.6), await post(0.7)]
-            report = (await client.get("/v1/experiments/exp")).json()["arms"][arm]
-            return arm, posts, early, report, app.service.store.corrections("exp")
-
-    arm, posts, early, report, corrections = asyncio.run(run())
+        arm = (await act(client, "s"))["arm"]
+        posts = [await post(value) for value in (0.5, 0.5, 0.6)]
+        early = (await client.get("/v1/experiments/exp")).json()["arms"][arm]
+        windows_end(app)
+        posts += [await post(0.6), await post(0.7)]
+        report = (await client.get("/v1/experiments/exp")).json()["arms"][arm]
+        corrections = app.service.store.corrections("exp")
     assert [post.status_code for post in posts] == [200, 200, 200, 200, 409]
     assert posts[2].json() == {"experiment": "exp", "arm": arm, "value": 0.6, "counts": True}
     message = "session 's' already has outcome 0.6, got 0.7; its window of 600 s for corrections is over"
@@ -41,27 +38,20 @@ def test_outcomes_may_be_corrected_while_their_window_lasts_and_are_final_then(c
     assert [report[key] for key in ("exposures", "judged", "in_window", "outcomes", "mean")] == [1, 1, 0, 1, 0.6]
 
 
-def test_what_comes_after_the_window_is_kept_and_does_not_count(config):
-    async def run():
-        async with serving(config) as (client, app):
-            arm = (await act(client, "s"))["arm"]
-            windows_end(app)
-            post = await client.post("/v1/outcomes", json={"session_id": "s", "value": 0.5})
-            return (
-                arm,
-                post,
-                (await client.get("/v1/experiments/exp")).json()["arms"][arm],
-                list(app.service.store.outcomes("exp")),
-            )
-
-    arm, post, report, stored = asyncio.run(run())
+async def test_what_comes_after_the_window_is_kept_and_does_not_count(config):
+    async with serving(config) as (client, app):
+        arm = (await act(client, "s"))["arm"]
+        windows_end(app)
+        post = await client.post("/v1/outcomes", json={"session_id": "s", "value": 0.5})
+        report = (await client.get("/v1/experiments/exp")).json()["arms"][arm]
+        stored = list(app.service.store.outcomes("exp"))
     assert post.json()["arm"] == arm
     assert post.status_code == 200 and post.json()["counts"] is False
     assert "s after the session's outcome window of 600 s: it is kept and does not count" in post.json()["note"]
     assert (report["judged"], report["outcomes"]) == (1, 0) and stored[0].value == 0.5
 
 
-def test_outcomes_in_a_batch_are_answered_one_by_one(config):
+async def test_outcomes_in_a_batch_are_answered_one_by_one(config):
     parts = [
         {"session_id": "s", "value": 1, "at": 1_700_000_000},
         {"session_id": "s", "metrics": {"cost": 2}, "at": "2026-01-31T12:00:00+01:00"},
@@ -75,21 +65,14 @@ def test_outcomes_in_a_batch_are_answered_one_by_one(config):
         {"session_id": "t", "value": 0, "experiment": "exp"},
     ]
 
-    async def run():
-        async with serving(config) as (client, app):
-            arms = [(await act(client, session))["arm"] for session in "st"]
-            answers = (await client.post("/v1/outcomes/batch", json={"outcomes": parts})).json()["answers"]
-            lists = [], 257 * parts[:1]
-            wrong = [await client.post("/v1/outcomes/batch", json={"outcomes": given}) for given in lists]
-            return (
-                arms,
-                answers,
-                wrong,
-                list(app.service.store.outcomes("exp")),
-                list(app.service.store.metric_values("exp", "cost")),
-            )
-
-    (s, t), answers, wrong, stored, costs = asyncio.run(run())
+    async with serving(config) as (client, app):
+        arms = [(await act(client, session))["arm"] for session in "st"]
+        answers = (await client.post("/v1/outcomes/batch", json={"outcomes": parts})).json()["answers"]
+        lists = [], 257 * parts[:1]
+        wrong = [await client.post("/v1/outcomes/batch", json={"outcomes": given}) for given in lists]
+        (s, t) = arms
+        stored = list(app.service.store.outcomes("exp"))
+        costs = list(app.service.store.metric_values("exp", "cost"))
     assert answers[0] == {"experiment": "exp", "arm": s, "value": 1.0, "counts": True}
     assert answers[1] == {"experiment": "exp", "arm": s, "counts": True}
     assert answers[9] == {"experiment": "exp", "arm": t, "value": 0.0, "counts": True}
@@ -111,28 +94,25 @@ def test_outcomes_in_a_batch_are_answered_one_by_one(config):
     assert costs == [("s", 2.0)]
 
 
-def test_outcomes_outside_their_bounds_are_refused_and_the_exact_test_decides(config):
+async def test_outcomes_outside_their_bounds_are_refused_and_the_exact_test_decides(config):
     """Also what the gateway measures itself, which is moved into its range."""
     rails = [{"name": "cost", "bounds": [0, 5]}, {"name": "latency_s", "winsorize": [0, 1]}]
     given = config.experiments[0].model_dump(mode="json") | {"bounds": [0, 1], "margin": "20%", "guardrails": rails}
     bounded = config.model_copy(update={"experiments": [parse_config(ExperimentConfig, given)]})
 
-    async def run():
-        async with serving(bounded) as (client, app):
+    async with serving(bounded) as (client, app):
 
-            async def post(session: str, **fields: object):
-                return await client.post("/v1/outcomes", json={"session_id": session} | fields)
+        async def post(session: str, **fields: object):
+            return await client.post("/v1/outcomes", json={"session_id": session} | fields)
 
-            first = (await act(client, "s"))["arm"]
-            refused = [await post("s", value=1.5), await post("s", value=0.5, metrics={"cost": -1})]
-            assert list(app.service.store.outcomes("exp")) == []
-            arms = {"s": first} | {f"s{k}": (await act(client, f"s{k}"))["arm"] for k in range(80)}
-            for session, arm in arms.items():
-                assert (await post(session, value=float(arm == "one"), metrics={"cost": 1})).status_code == 200
-            windows_end(app)
-            return refused, (await client.get("/v1/experiments/exp")).json()
-
-    refused, report = asyncio.run(run())
+        first = (await act(client, "s"))["arm"]
+        refused = [await post("s", value=1.5), await post("s", value=0.5, metrics={"cost": -1})]
+        assert list(app.service.store.outcomes("exp")) == []
+        arms = {"s": first} | {f"s{k}": (await act(client, f"s{k}"))["arm"] for k in range(80)}
+        for session, arm in arms.items():
+            assert (await post(session, value=float(arm == "one"), metrics={"cost": 1})).status_code == 200
+        windows_end(app)
+        report = (await client.get("/v1/experiments/exp")).json()
     assert [answer.status_code for answer in refused] == [400, 400]
     assert [answer.json()["error"] for answer in refused] == [
         {"field": "value", "message": "expected a number from 0 to 1, its bounds, got 1.5"},
@@ -144,22 +124,19 @@ def test_outcomes_outside_their_bounds_are_refused_and_the_exact_test_decides(co
     assert {rail["name"] for rail in report["guardrails"]} == {"cost", "latency_s", "error"}
 
 
-def test_the_report_has_lineage_intervals_and_a_verdict(config):
+async def test_the_report_has_lineage_intervals_and_a_verdict(config):
     rng = np.random.default_rng(0)
 
-    async def run():
-        async with serving(config) as (client, app):
+    async with serving(config) as (client, app):
 
-            async def episode(i):
-                arm = (await act(client, f"s{i}"))["arm"]
-                sent = {"session_id": f"s{i}", "value": float(rng.normal(0.9 if arm == "four" else 0.1, 0.1))}
-                assert (await client.post("/v1/outcomes", json=sent)).status_code == 200
+        async def episode(i):
+            arm = (await act(client, f"s{i}"))["arm"]
+            sent = {"session_id": f"s{i}", "value": float(rng.normal(0.9 if arm == "four" else 0.1, 0.1))}
+            assert (await client.post("/v1/outcomes", json=sent)).status_code == 200
 
-            await asyncio.gather(*(episode(i) for i in range(60)))
-            windows_end(app)
-            return (await client.get("/v1/experiments/exp")).json()
-
-    report = asyncio.run(run())
+        await asyncio.gather(*(episode(i) for i in range(60)))
+        windows_end(app)
+        report = (await client.get("/v1/experiments/exp")).json()
     arm_one, arm_four = report["arms"]["one"], report["arms"]["four"]
     assert report["control"] == "one"
     assert report["config"]["min_outcomes"] == 5
@@ -176,24 +153,20 @@ def test_the_report_has_lineage_intervals_and_a_verdict(config):
     assert arm_one["exposures"] + arm_four["exposures"] == arm_one["outcomes"] + arm_four["outcomes"] == 60
 
 
-def test_a_fresh_experiment_knows_nothing_yet(config):
-    async def body(client):
-        return (await client.get("/v1/experiments/exp")).json()
-
-    four = with_gateway(config, body)["arms"]["four"]
+async def test_a_fresh_experiment_knows_nothing_yet(config):
+    async with serving(config) as (client, _):
+        four = (await client.get("/v1/experiments/exp")).json()["arms"]["four"]
     assert (four["exposures"], four["outcomes"]) == (0, 0)
     assert {four[key] for key in ("mean", "variance", "interval", "difference", "difference_interval")} == {None}
     assert four["verdict"] == "undecided"
 
 
-def test_metrics_are_prometheus_text(config):
-    async def body(client):
+async def test_metrics_are_prometheus_text(config):
+    async with serving(config) as (client, _):
         for _ in range(5):
             await act(client, "s")
         await client.get("/nowhere/at/all")
-        return (await client.get("/metrics")).text
-
-    text = with_gateway(config, body)
+        text = (await client.get("/metrics")).text
     assert 'marl_ray_gateway_requests_total{endpoint="/v1/act",status="200"} 5.0' in text
     assert 'marl_ray_gateway_errors_total{endpoint="other",status="404"} 1.0' in text
     assert 'marl_ray_gateway_act_seconds_bucket{arm="one",experiment="exp",le="0.0005"}' in text
@@ -222,25 +195,24 @@ def test_a_session_keeps_its_arm_through_restarts_and_new_weights(bundles, tmp_p
     assert with_gateway(gateway_config(bundles, database, weights=(1.0, 0.0)), arms) == first  # nobody's tables agree
 
 
-def test_after_a_change_of_weights_only_sessions_whose_arm_may_be_another_are_looked_up_together(bundles, tmp_path):
+async def test_after_a_change_of_weights_only_sessions_whose_arm_may_be_another_are_looked_up_together(
+    bundles, tmp_path
+):
     database = tmp_path / "experiments.db"
 
     def look_ups(statements):
         return sum("FROM exposures" in statement and "propensity" in statement for statement, _ in statements)
 
-    async def run():
-        async with serving(gateway_config(bundles, database, weights=(3.0, 1.0))) as (client, _):
-            with noted_statements() as one_by_one:
-                for i in range(60):
-                    await act(client, f"one by one {i}")
-            with noted_statements() as at_once:
-                await asyncio.gather(*(act(client, f"together {i}") for i in range(60)))
-            return look_ups(one_by_one), look_ups(at_once)
-
-    with_gateway(gateway_config(bundles, database), lambda client: act(client, "first"))
-    alone, together = asyncio.run(run())
-    assert 0 < alone < 30  # a quarter of the units move
-    assert 0 < together < 10
+    async with serving(gateway_config(bundles, database)) as (client, _):
+        await act(client, "first")
+    async with serving(gateway_config(bundles, database, weights=(3.0, 1.0))) as (client, _):
+        with noted_statements() as one_by_one:
+            for i in range(60):
+                await act(client, f"one by one {i}")
+        with noted_statements() as at_once:
+            await asyncio.gather(*(act(client, f"together {i}") for i in range(60)))
+    assert 0 < look_ups(one_by_one) < 30  # a quarter of the units move
+    assert 0 < look_ups(at_once) < 10
 
 
 def test_weights_of_another_salt_are_no_past(bundles, tmp_path):
@@ -255,55 +227,47 @@ def test_weights_of_another_salt_are_no_past(bundles, tmp_path):
     store.close()
 
 
-def test_exposures_survive_forgetting_and_a_full_queue(config, monkeypatch):
+async def test_exposures_survive_forgetting_and_a_full_queue(config, monkeypatch):
     monkeypatch.setattr("marl_ray.serving.routing.router.REMEMBERED", 3)
 
-    async def run():
-        async with serving(config) as (client, app):
-            for i in range(20):
-                await act(client, f"s{i % 10}")
-            assert len(app.service.endpoints.routers["exp"].remembered) == 3
-            app.service.exposures.capacity = 0
-            await act(client, "late")
-            app.service.exposures.capacity = 10
-            first = (await client.get("/v1/experiments/exp")).json()
-            await act(client, "late")
-            return app.service.exposures.dropped, first, (await client.get("/v1/experiments/exp")).json()
-
-    dropped, first, second = asyncio.run(run())
+    async with serving(config) as (client, app):
+        for i in range(20):
+            await act(client, f"s{i % 10}")
+        assert len(app.service.endpoints.routers["exp"].remembered) == 3
+        app.service.exposures.capacity = 0
+        await act(client, "late")
+        app.service.exposures.capacity = 10
+        first = (await client.get("/v1/experiments/exp")).json()
+        await act(client, "late")
+        dropped = app.service.exposures.dropped
+        second = (await client.get("/v1/experiments/exp")).json()
     assert dropped == 1
     assert [sum(a["exposures"] for a in r["arms"].values()) for r in (first, second)] == [10, 11]
 
 
-def test_closing_writes_what_is_queued(config):
-    async def run():
-        async with serving(config) as (client, app):
-            app.service.exposures.interval_s = 1e6  # from the second round on
-            await act(client, "s")
-
-    asyncio.run(run())
+async def test_closing_writes_what_is_queued(config):
+    async with serving(config) as (client, app):
+        app.service.exposures.interval_s = 1e6  # from the second round on
+        await act(client, "s")
     store = ExperimentStore(config.database)
     assert sum(arm.exposures for arm in store.summary("exp").values()) == 1
 
 
-def test_the_lifespan_starts_and_stops(config):
-    async def run():
-        app, sent = Gateway(config), []
-        messages = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
+async def test_the_lifespan_starts_and_stops(config):
+    app, sent = Gateway(config), []
+    messages = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
 
-        async def receive():
-            return next(messages)
+    async def receive():
+        return next(messages)
 
-        async def send(message):
-            sent.append(message["type"])
+    async def send(message):
+        sent.append(message["type"])
 
-        await app({"type": "lifespan"}, receive, send)
-        return sent
-
-    assert asyncio.run(run()) == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+    await app({"type": "lifespan"}, receive, send)
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
-def test_a_failing_database_is_a_503_and_loses_nothing(config, monkeypatch):
+async def test_a_failing_database_is_a_503_and_loses_nothing(config, monkeypatch):
     original, broken = ExperimentStore.record_exposures, [True]
 
     def record(self, exposures):
@@ -313,29 +277,24 @@ def test_a_failing_database_is_a_503_and_loses_nothing(config, monkeypatch):
 
     monkeypatch.setattr(ExperimentStore, "record_exposures", record)
 
-    async def body(client):
+    async with serving(config) as (client, _):
         await act(client, "s")  # acting does not need the database
         down = await client.post("/v1/outcomes", json={"session_id": "s", "value": 1})
         broken.clear()
-        return down, await client.post("/v1/outcomes", json={"session_id": "s", "value": 1})
-
-    down, up = with_gateway(config, body)
+        up = await client.post("/v1/outcomes", json={"session_id": "s", "value": 1})
     assert (down.status_code, up.status_code) == (503, 200)
 
 
-def test_an_outcome_waits_for_another_replicas_exposure(bundles, tmp_path):
+async def test_an_outcome_waits_for_another_replicas_exposure(bundles, tmp_path):
     config = gateway_config(bundles, tmp_path / "e.db", replicas=2)
 
-    async def run():
-        async with serving(config) as (first_app, app), serving(config) as (two, _):
-            app.service.exposures.flush = lambda: None  # its exposure is under way ...
-            await act(first_app, "s")
-            post = asyncio.create_task(two.post("/v1/outcomes", json={"session_id": "s", "value": 1}))
-            await asyncio.sleep(0.05)
-            ExposureLog.flush(app.service.exposures)  # ... and arrives
-            return await post
-
-    assert asyncio.run(run()).status_code == 200
+    async with serving(config) as (first_app, app), serving(config) as (two, _):
+        app.service.exposures.flush = lambda: None  # its exposure is under way ...
+        await act(first_app, "s")
+        post = asyncio.create_task(two.post("/v1/outcomes", json={"session_id": "s", "value": 1}))
+        await asyncio.sleep(0.05)
+        ExposureLog.flush(app.service.exposures)  # ... and arrives
+        assert (await post).status_code == 200
 
 
 def test_arms_must_understand_the_same_requests(bundles, tmp_path):

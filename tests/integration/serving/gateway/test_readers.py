@@ -33,13 +33,11 @@ def basic(secret: str) -> dict[str, str]:
     return {"authorization": "Basic " + base64.b64encode(f"any:{secret}".encode()).decode()}
 
 
-def test_reading_needs_the_scope_read_which_admin_holds(keyed):
-    async def body(client) -> dict[str, list[int]]:
+async def test_reading_needs_the_scope_read_which_admin_holds(keyed):
+    async with serving(keyed) as (client, _):
         shown = {"none": {}, "wrong": bearer("x"), "game": bearer("game"), "eye": bearer("eye"), "ops": bearer("ops")}
         shown |= {"browser": basic("eye"), "odd": {"authorization": "Basic !!"}}
-        return {key: [(await client.get(path, headers=h)).status_code for path in READ] for key, h in shown.items()}
-
-    statuses = with_gateway(keyed, body)
+        statuses = {key: [(await client.get(path, headers=h)).status_code for path in READ] for key, h in shown.items()}
     for holder, status in {
         "none": 401,
         "wrong": 401,
@@ -52,62 +50,53 @@ def test_reading_needs_the_scope_read_which_admin_holds(keyed):
         assert set(statuses[holder]) == {status}, holder
 
 
-def test_models_are_for_players_too_and_some_paths_for_anybody(keyed):
-    async def body(client) -> list[int]:
+async def test_models_are_for_players_too_and_some_paths_for_anybody(keyed):
+    async with serving(keyed) as (client, _):
         requests = [("/v1/models", bearer("game")), ("/v1/models", bearer("eye")), *((path, {}) for path in OPEN)]
-        return [(await client.get(path, headers=headers)).status_code for path, headers in requests]
-
-    assert set(with_gateway(keyed, body)) == {200}
+        assert {(await client.get(path, headers=headers)).status_code for path, headers in requests} == {200}
 
 
-def test_what_a_browser_sends_by_itself_opens_reading_alone(keyed):
-    async def body(client) -> tuple[Any, ...]:
+async def test_what_a_browser_sends_by_itself_opens_reading_alone(keyed):
+    async with serving(keyed) as (client, _):
         page = await client.get("/ui")
         act = await client.post("/v1/act", json={"session_id": "s", "observations": SEES}, headers=basic("game"))
         stop = await client.post("/v1/experiments/exp/stop", json={"reason": "r"}, headers=basic("ops"))
         form = await client.post("/ui/experiments/exp/stop", data={"reason": "r"}, headers=basic("ops"))
         blind = await client.post("/ui/experiments/exp/stop", data={"reason": "r", "key": "game"})
-        return page, act.status_code, stop.status_code, form, blind
-
-    page, act, stop, form, blind = with_gateway(keyed, body)
+        act = act.status_code
+        stop = stop.status_code
     assert page.status_code == 401 and page.headers["www-authenticate"].startswith("Basic realm=")
     assert (act, stop) == (401, 401)
     assert form.status_code == 401 and "admin key" in form.text  # who may read sees the page again
     assert blind.status_code == 403 and "<html" not in blind.text
 
 
-def test_readers_have_a_limit_of_their_own_and_are_refused_slowly(bundles, tmp_path, monkeypatch):
+async def test_readers_have_a_limit_of_their_own_and_are_refused_slowly(bundles, tmp_path, monkeypatch):
     monkeypatch.setattr(admission, "REFUSAL_S", 0.05)
     config = gateway_config(bundles, tmp_path / "x.db", read_limit={"per_s": 0.1, "burst": 3})
 
-    async def body(client) -> tuple[list[int], Any, float, int]:
+    async with serving(config) as (client, _):
         loop = asyncio.get_running_loop()
         codes = [(await client.get("/v1/experiments")).status_code for _ in range(3)]
         begin = loop.time()
         refused = await client.get("/v1/experiments/exp")
         took = loop.time() - begin
-        return codes, refused, took, len([await act(client, f"s{k}") for k in range(20)])
-
-    codes, refused, took, acts = with_gateway(config, body)
+        acts = len([await act(client, f"s{k}") for k in range(20)])
     assert codes == [200] * 3 and refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
     assert took >= 0.05 and acts == 20
 
 
-def test_a_replica_is_ready_when_what_takes_traffic_is_loaded(bundles, tmp_path):
-    async def body() -> tuple[Any, Any, Any, Any]:
-        async with serving(gateway_config(bundles, tmp_path / "x.db")) as (client, app):
-            ready, health = await client.get("/ready"), await client.get("/health")
-            router = app.service.endpoints.routers["exp"]
-            arm = router.arms["one"]
-            app.service.follower.close()
-            app.service.endpoints.hold(router, {"four": router.arms["four"]})
-            lacking = await client.get("/ready")  # the control is still to come
-            app.service.endpoints.hold(router, {"one": arm})
-            app.service.follower.missing["exp"] = {"four": "its bundle is gone"}
-            degraded = await client.get("/ready")
-            return ready, health, lacking, degraded
-
-    ready, health, lacking, degraded = asyncio.run(body())
+async def test_a_replica_is_ready_when_what_takes_traffic_is_loaded(bundles, tmp_path):
+    async with serving(gateway_config(bundles, tmp_path / "x.db")) as (client, app):
+        ready, health = await client.get("/ready"), await client.get("/health")
+        router = app.service.endpoints.routers["exp"]
+        arm = router.arms["one"]
+        app.service.follower.close()
+        app.service.endpoints.hold(router, {"four": router.arms["four"]})
+        lacking = await client.get("/ready")  # the control is still to come
+        app.service.endpoints.hold(router, {"one": arm})
+        app.service.follower.missing["exp"] = {"four": "its bundle is gone"}
+        degraded = await client.get("/ready")
     state = ready.json()
     assert (ready.status_code, state["ready"], state["missing"]) == (200, True, [])
     assert state["arms"] == {"exp": {"one": "loaded", "four": "loaded"}}
@@ -118,45 +107,35 @@ def test_a_replica_is_ready_when_what_takes_traffic_is_loaded(bundles, tmp_path)
     assert (degraded.status_code, degraded.json()["missing"]) == (200, ["exp/four"])
 
 
-def test_an_experiment_that_loads_after_the_start_takes_no_replica_out_of_traffic(bundles, tmp_path):
-    async def body() -> Any:
-        async with serving(gateway_config(bundles, tmp_path / "x.db", names=("exp", "new"))) as (client, app):
-            app.service.follower.close()
-            app.service.endpoints.hold(app.service.endpoints.routers["new"], {})  # created over HTTP at another replica
-            return await client.get("/ready")
-
-    answer = asyncio.run(body())
+async def test_an_experiment_that_loads_after_the_start_takes_no_replica_out_of_traffic(bundles, tmp_path):
+    async with serving(gateway_config(bundles, tmp_path / "x.db", names=("exp", "new"))) as (client, app):
+        app.service.follower.close()
+        app.service.endpoints.hold(app.service.endpoints.routers["new"], {})  # created over HTTP at another replica
+        answer = await client.get("/ready")
     assert (answer.status_code, answer.json()["arms"]["new"]) == (200, {"one": "loading", "four": "loading"})
     assert answer.json()["missing"] == ["new/one", "new/four"]
 
 
-def test_a_replica_that_has_not_begun_is_not_ready(bundles, tmp_path):
+async def test_a_replica_that_has_not_begun_is_not_ready(bundles, tmp_path):
     import httpx
 
-    async def body() -> int:
-        app = Gateway(gateway_config(bundles, tmp_path / "x.db"))
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://g") as client:
-            status = (await client.get("/ready")).status_code
-        app.service.close()
-        return status
-
-    assert asyncio.run(body()) == 503
+    app = Gateway(gateway_config(bundles, tmp_path / "x.db"))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://g") as client:
+        status = (await client.get("/ready")).status_code
+    app.service.close()
+    assert status == 503
 
 
-def test_metrics_of_one_of_several_replicas_say_which_it_is(config):
-    async def body() -> tuple[str, list[Any]]:
-        import httpx
+async def test_metrics_of_one_of_several_replicas_say_which_it_is(config):
+    import httpx
 
-        app = Gateway(config, replica="r7")
-        app.service.start()
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://g") as client:
-            await act(client, "s")
-            text = (await client.get("/metrics")).text
-        samples = [sample for family in app.service.samples() for sample in family.samples]
-        app.service.close()
-        return text, samples
-
-    text, samples = asyncio.run(body())
+    app = Gateway(config, replica="r7")
+    app.service.start()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://g") as client:
+        await act(client, "s")
+        text = (await client.get("/metrics")).text
+    samples = [sample for family in app.service.samples() for sample in family.samples]
+    app.service.close()
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert lines and all('replica="r7"' in line for line in lines)
     assert not any("replica" in sample.labels for sample in samples)  # Ray has a label of its own
@@ -165,10 +144,10 @@ def test_metrics_of_one_of_several_replicas_say_which_it_is(config):
 ASK = {"origin": "https://play.example.com", "access-control-request-method": "POST"}
 
 
-def test_pages_of_named_sites_may_ask_and_no_others(bundles, tmp_path):
+async def test_pages_of_named_sites_may_ask_and_no_others(bundles, tmp_path):
     config = gateway_config(bundles, tmp_path / "x.db", cors=["https://play.example.com"])
 
-    async def body(client) -> tuple[Any, ...]:
+    async with serving(config) as (client, _):
         before = await client.options("/v1/act", headers=ASK)
         other = await client.options("/v1/act", headers=ASK | {"origin": "https://evil.example.com"})
         plain = await client.options("/v1/act")
@@ -176,9 +155,6 @@ def test_pages_of_named_sites_may_ask_and_no_others(bundles, tmp_path):
         answer = await client.post("/v1/act", json=sent, headers={"origin": "https://play.example.com"})
         refused = await client.post("/v1/act", json={}, headers={"origin": "https://play.example.com"})
         foreign = await client.post("/v1/act", json=sent, headers={"origin": "https://evil.example.com"})
-        return before, other, plain, answer, refused, foreign
-
-    before, other, plain, answer, refused, foreign = with_gateway(config, body)
     assert before.status_code == 204 and before.content == b""
     assert "authorization" in before.headers["access-control-allow-headers"]
     assert "POST" in before.headers["access-control-allow-methods"]
@@ -211,11 +187,10 @@ def test_origins_are_checked(bundles, tmp_path, origin):
         parse_config(GatewayConfig, {"cors": [origin]})
 
 
-def test_the_docs_show_every_operation_and_load_nothing_from_elsewhere(config):
-    async def body(client) -> tuple[Any, Any]:
-        return await client.get("/docs"), await client.get("/openapi.json")
-
-    page, document = with_gateway(config, body)
+async def test_the_docs_show_every_operation_and_load_nothing_from_elsewhere(config):
+    async with serving(config) as (client, _):
+        page = await client.get("/docs")
+        document = await client.get("/openapi.json")
     assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in page.headers["content-security-policy"]
     for path, methods in json.loads(document.content)["paths"].items():
@@ -226,21 +201,18 @@ def test_the_docs_show_every_operation_and_load_nothing_from_elsewhere(config):
     assert "<script" not in page.text and "http://" not in page.text and "https://" not in page.text
 
 
-def test_reports_of_what_is_over_are_told_without_its_bundles(tmp_path):
+async def test_reports_of_what_is_over_are_told_without_its_bundles(tmp_path):
     made = {"one": make_bundle(tmp_path, 1), "four": make_bundle(tmp_path, 4)}
     config = gateway_config(made, tmp_path / "x.db")
 
     async def stop(client, app) -> None:
         app.service.store.change("exp", Action.STOP, epoch=None, actor="ops", reason="done")
 
-    async def body() -> Any:
-        async with serving(config) as (client, app):
-            await stop(client, app)
-        shutil.rmtree(made["four"])
-        async with serving(config) as (client, _):
-            return [await client.get(path) for path in READ]
-
-    answers = asyncio.run(body())
+    async with serving(config) as (client, app):
+        await stop(client, app)
+    shutil.rmtree(made["four"])
+    async with serving(config) as (client, _):
+        answers = [await client.get(path) for path in READ]
     assert [answer.status_code for answer in answers] == [200] * len(READ)
     arms = answers[1].json()["arms"]
     assert arms["four"]["digest"] and arms["four"]["lineage"] is None and arms["one"]["lineage"]["run"] == "r"

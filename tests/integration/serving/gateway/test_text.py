@@ -5,7 +5,7 @@ import json
 import logging
 
 import pytest
-from toy_serving.gateways import bearer, with_gateway, write_keys
+from toy_serving.gateways import bearer, serving, write_keys
 from toy_serving.text_gateways import ASK, CHAT, events, make_text_bundle, post, text_config
 
 from marl_ray.config import ExperimentConfig, parse_config
@@ -19,15 +19,13 @@ from marl_ray.policies.prompting.prompts import encode_prompt
 TOKENIZER = byte_tokenizer()
 
 
-def test_text_is_what_the_policy_says_and_its_stream_is_the_same(text_gateway, text_bundles):
-    async def body(client):
+async def test_text_is_what_the_policy_says_and_its_stream_is_the_same(text_gateway, text_bundles):
+    async with serving(text_gateway) as (client, _):
         answers = []
         for k in range(8):
             request = {"session_id": f"s{k}", "prompt": "hello", "seed": k}
             answers.append((await post(client, "/generate", request), await events(client, "/generate", request)))
-        return answers, (await client.get("/v1/experiments/exp")).json()
-
-    answers, report = with_gateway(text_gateway, body)
+        report = (await client.get("/v1/experiments/exp")).json()
     engines = {arm: TorchEngine(load_bundle(text_bundles[arm]).policies["lm"]) for arm in text_bundles}
     ids = tuple(encode_prompt(TOKENIZER, "hello", True))
     for k, (full, parts) in enumerate(answers):
@@ -46,24 +44,20 @@ def test_text_is_what_the_policy_says_and_its_stream_is_the_same(text_gateway, t
     assert sum(arm["exposures"] for arm in report["arms"].values()) == 8
 
 
-def test_a_response_does_not_depend_on_its_company(text_gateway):
+async def test_a_response_does_not_depend_on_its_company(text_gateway):
     requests = [
         {"session_id": "s", "prompt": "a" * (1 + 7 * k % 40), "seed": k, "max_tokens": 3 + 5 * (k % 4)}
         | ({"temperature": 0.5 * (k % 3)} if k % 2 else {"top_k": 5, "top_p": 0.9})
         for k in range(12)
     ]
-
-    async def body(client):
+    async with serving(text_gateway.model_copy(update={"max_batch": 5})) as (client, _):
         together = await asyncio.gather(*(post(client, "/generate", request) for request in requests))
         alone = [await post(client, "/generate", request) for request in requests]
-        return together, alone
-
-    for together, alone in zip(*with_gateway(text_gateway.model_copy(update={"max_batch": 5}), body), strict=True):
-        assert together["tokens"] == alone["tokens"]
+    assert [answer["tokens"] for answer in together] == [answer["tokens"] for answer in alone]
 
 
-def test_a_session_meets_one_arm_by_every_route(text_gateway):
-    async def body(client):
+async def test_a_session_meets_one_arm_by_every_route(text_gateway):
+    async with serving(text_gateway) as (client, _):
         arms = []
         for k in range(6):
             session = f"s{k}"
@@ -79,19 +73,16 @@ def test_a_session_meets_one_arm_by_every_route(text_gateway):
         assert alone.headers["x-session-id"] == alone.json()["id"]
         outcome = await post(client, "/v1/outcomes", {"session_id": alone.json()["id"], "value": 1})
         assert outcome["arm"] == alone.headers["x-arm"]
-        return arms
-
-    arms = with_gateway(text_gateway, body)
     assert all(len(names) == 1 for names in arms) and len(set().union(*arms)) == 2
 
 
-def test_texts_are_for_the_population_and_the_hold_out_too(text_bundles, tmp_path):
+async def test_texts_are_for_the_population_and_the_hold_out_too(text_bundles, tmp_path):
     config = text_config(text_bundles, tmp_path, holdouts={"exp": 0.4})
     given = {"population": {"attributes": {"country": ["de"]}}}
     experiment = parse_config(ExperimentConfig, config.experiments[0].model_dump(mode="json") | given)
     attributes = {"attributes": {"country": "de"}}
 
-    async def body(client):
+    async with serving(config.model_copy(update={"experiments": [experiment]})) as (client, _):
         for k in range(6):
             out, fast = held_out("exp", 0.4, f"s{k}"), {"max_tokens": 1}
             outside = await post(client, "/generate", ASK | fast | {"session_id": f"s{k}"})
@@ -105,50 +96,42 @@ def test_texts_are_for_the_population_and_the_hold_out_too(text_bundles, tmp_pat
         bad = await client.post("/v1/chat/completions", json=CHAT | {"attributes": {"country": None}})
         assert (bad.status_code, bad.json()["error"]["param"]) == (400, "attributes.country")
 
-    with_gateway(config.model_copy(update={"experiments": [experiment]}), body)
 
-
-def test_texts_are_acts_too(text_gateway):
-    async def body(client):
+async def test_texts_are_acts_too(text_gateway):
+    async with serving(text_gateway) as (client, _):
         act = {"session_id": "s", "observations": {"writer": "hello"}, "mode": "greedy"}
         acted = await post(client, "/v1/act", act)
         said = await post(client, "/generate", ASK | {"temperature": 0})
         batch = await post(client, "/batch", {"requests": [act, act | {"observations": {"writer": 3}}]})
-        return acted, said, batch["answers"]
-
-    acted, said, batch = with_gateway(text_gateway, body)
+        batch = batch["answers"]
     assert acted["actions"] == {"writer": said["text"]}
     assert acted["log_probs"]["writer"] == pytest.approx(sum(said["log_probs"]), abs=1e-4)
     assert batch[0]["actions"] == acted["actions"]
     assert (batch[1]["status"], batch[1]["error"]["field"]) == (400, "observations.writer")
 
 
-def test_teams_name_the_agent(tmp_path):
+async def test_teams_name_the_agent(tmp_path):
     agents = {"planner": "p", "critic": "q"}
     config = text_config({"one": make_text_bundle(tmp_path, 1, agents)}, tmp_path)
 
-    async def body(client):
+    async with serving(config) as (client, _):
         listed = [model["id"] for model in (await client.get("/v1/models")).json()["data"]]
         unnamed = await client.post("/v1/chat/completions", json=CHAT)
         chats = [await post(client, "/v1/chat/completions", CHAT | {"model": model}) for model in listed]
         said = [await post(client, "/generate", ASK | {"agent": agent}) for agent in agents]
         both = await post(client, "/v1/act", {"session_id": "s", "observations": dict.fromkeys(agents, "hello")})
-        return listed, unnamed, chats, said, both
-
-    listed, unnamed, chats, said, both = with_gateway(config, body)
     assert listed == ["exp/planner", "exp/critic"]
     assert unnamed.status_code == 400 and unnamed.json()["error"]["param"] == "model"
     assert [chat["choices"][0]["message"]["content"] for chat in chats] == [reply["text"] for reply in said]
     assert said[0]["text"] != said[1]["text"] and set(both["actions"]) == set(agents)
 
 
-def test_metrics_and_logs_tell_tokens_and_the_time_to_the_first(text_gateway, caplog):
-    async def body(client):
-        said = await post(client, "/generate", ASK)
-        return said["arm"], (await client.get("/metrics")).text
-
+async def test_metrics_and_logs_tell_tokens_and_the_time_to_the_first(text_gateway, caplog):
     with caplog.at_level(logging.WARNING, "marl_ray.access"):
-        arm, metrics = with_gateway(text_gateway.model_copy(update={"access_log": "all"}), body)
+        async with serving(text_gateway.model_copy(update={"access_log": "all"})) as (client, _):
+            said = await post(client, "/generate", ASK)
+            arm = said["arm"]
+            metrics = (await client.get("/metrics")).text
     labels = f'arm="{arm}",experiment="exp"'
     assert f'marl_ray_gateway_tokens_total{{{labels},kind="generated"}} 12.0' in metrics
     assert f'marl_ray_gateway_tokens_total{{{labels},kind="prompt"}} 6.0' in metrics
@@ -158,14 +141,14 @@ def test_metrics_and_logs_tell_tokens_and_the_time_to_the_first(text_gateway, ca
     assert (text["prompt_tokens"], text["tokens"], text["finish"], text["arm"]) == (6, 12, "length", arm)
 
 
-def test_a_bundle_is_rolled_out_as_any_other(text_bundles, tmp_path):
+async def test_a_bundle_is_rolled_out_as_any_other(text_bundles, tmp_path):
     """`marl-ray deploy` does this: alone, then a candidate at the same endpoint, which is rolled back and cut off."""
     keys = write_keys(tmp_path / "keys.yaml", ops=("admin", "inference"))
     config = text_config({"one": text_bundles["one"]}, tmp_path, api_keys=keys, experiments=[])
     arms = {"production": {"bundle": text_bundles["one"]}, "candidate": {"bundle": text_bundles["four"]}}
     next_one = {"name": "exp-2", "endpoint": "exp", "arms": arms, "strategy": "gradual", "stages": [0.5, 1.0]}
 
-    async def body(client):
+    async with serving(config) as (client, _):
         client.headers.update(bearer("ops"))
         first = {"name": "exp", "arms": {"production": {"bundle": text_bundles["one"]}}}
         assert (await client.post("/v1/experiments", json=first | {"reason": "r"})).status_code == 201
@@ -181,9 +164,6 @@ def test_a_bundle_is_rolled_out_as_any_other(text_bundles, tmp_path):
             await client.get(path)
             for path in ("/ui", "/ui/experiments/exp-2", "/v1/experiments/exp-2", "/v1/endpoints")
         ]
-        return before, forced, after, pages
-
-    before, forced, after, pages = with_gateway(config, body)
     assert {answer["experiment"] for answer in before} == {"exp-2"}
     assert {answer["arm"] for answer in before} == {"production", "candidate"}
     assert forced.headers["x-arm"] == "candidate"

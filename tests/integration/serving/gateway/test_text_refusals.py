@@ -1,11 +1,10 @@
 """Requests for texts: the fields that are refused, with their errors, and the unusual ones that are accepted."""
 
-import asyncio
 import json
 from typing import Any
 
 import pytest
-from toy_serving.gateways import bearer, make_bundle, serving, with_gateway, write_keys
+from toy_serving.gateways import bearer, make_bundle, serving, write_keys
 from toy_serving.text_gateways import ASK, CHAT, CONTEXT, TEXT, events, make_text_bundle, post, rows, text_config
 
 from marl_ray.errors import MarlRayError
@@ -97,56 +96,48 @@ WRONG = [
 ]
 
 
-def test_wrong_requests_are_refused_by_name_and_no_arm_is_blamed(text_gateway):
-    async def run():
-        async with serving(text_gateway) as (client, app):
-            for path, change, status, field in WRONG:
-                answer = await client.post(path, json=BODIES[path] | change)
-                error = answer.json()["error"]
-                assert (answer.status_code, error["field"]) == (status, field), (change, answer.text)
-                if path != "/generate":
-                    assert error["param"] == field and error["type"] == "invalid_request_error", error
-            assert error.keys() == {"message", "type", "param", "code", "field"}
-            metrics = (await client.get("/metrics")).text
-            assert "marl_ray_gateway_arm_failures_total{" not in metrics and rows(app) == 0
-
-    asyncio.run(run())
+async def test_wrong_requests_are_refused_by_name_and_no_arm_is_blamed(text_gateway):
+    async with serving(text_gateway) as (client, app):
+        for path, change, status, field in WRONG:
+            answer = await client.post(path, json=BODIES[path] | change)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["field"]) == (status, field), (change, answer.text)
+            if path != "/generate":
+                assert error["param"] == field and error["type"] == "invalid_request_error", error
+        assert error.keys() == {"message", "type", "param", "code", "field"}
+        metrics = (await client.get("/metrics")).text
+        assert "marl_ray_gateway_arm_failures_total{" not in metrics and rows(app) == 0
 
 
-def test_neutral_fields_and_tiny_temperatures_are_fine(text_gateway):
+async def test_neutral_fields_and_tiny_temperatures_are_fine(text_gateway):
     neutral = {"n": 1, "presence_penalty": 0.0, "tools": [], "logit_bias": None, "response_format": {"type": "text"}}
 
-    async def body(client):
+    async with serving(text_gateway) as (client, _):
         cold = [await post(client, "/v1/chat/completions", CHAT | neutral | {"temperature": t}) for t in (0, 1e-38)]
         await post(client, "/v1/chat/completions", CHAT | {"top_p": 5e-324, "top_logprobs": 0})
-        return [chat["choices"][0]["message"]["content"] for chat in cold]
-
-    greedy, cold = with_gateway(text_gateway, body)
+        greedy, cold = [chat["choices"][0]["message"]["content"] for chat in cold]
     assert greedy == cold
 
 
-def test_actor_critics_have_no_text_and_are_in_no_list(tmp_path):
+async def test_actor_critics_have_no_text_and_are_in_no_list(tmp_path):
     config = text_config({"one": make_bundle(tmp_path, 1)}, tmp_path)
 
-    async def body(client):
+    async with serving(config) as (client, _):
         refused = [await client.post("/generate", json=ASK), await client.post("/v1/chat/completions", json=CHAT)]
-        return [(answer.status_code, answer.json()["error"]["field"]) for answer in refused], (
-            await client.get("/v1/models")
-        ).json()["data"]
+        assert (
+            [(answer.status_code, answer.json()["error"]["field"]) for answer in refused],
+            (await client.get("/v1/models")).json()["data"],
+        ) == ([(422, "experiment"), (422, "model")], [])
 
-    assert with_gateway(config, body) == ([(422, "experiment"), (422, "model")], [])
 
-
-def test_keys_are_needed_and_errors_tell_openais_clients_so(text_gateway, tmp_path):
+async def test_keys_are_needed_and_errors_tell_openais_clients_so(text_gateway, tmp_path):
     keys = write_keys(tmp_path / "keys.yaml", game=("inference",), ops=("admin",))
 
-    async def body(client):
+    async with serving(text_gateway.model_copy(update={"api_keys": keys})) as (client, _):
         for shown, status, kind in (({}, 401, "authentication_error"), (bearer("ops"), 403, "permission_error")):
             answer = await client.post("/v1/chat/completions", json=CHAT, headers=shown)
             assert (answer.status_code, answer.json()["error"]["type"]) == (status, kind)
         await post(client, "/v1/chat/completions", CHAT, headers=bearer("game"))
-
-    with_gateway(text_gateway.model_copy(update={"api_keys": keys}), body)
 
 
 def test_what_texts_cannot_do_is_refused_in_one_line(text_bundles, tmp_path):
@@ -161,7 +152,7 @@ def test_what_texts_cannot_do_is_refused_in_one_line(text_bundles, tmp_path):
     assert other == "experiments.exp.arms.four: plays agents reader, arm 'one' plays writer"
 
 
-def test_what_clients_send_along_is_tolerated(text_gateway):
+async def test_what_clients_send_along_is_tolerated(text_gateway):
     """Hints for the provider, and what other providers' answers have in their messages."""
     hints = {
         "metadata": {"a": "b"},
@@ -182,13 +173,12 @@ def test_what_clients_send_along_is_tolerated(text_gateway):
     part = {"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}
     user = {"role": "user", "content": [part], "name": "Ann"}
 
-    async def body(client):
+    async with serving(text_gateway) as (client, _):
         plain = await post(client, "/v1/chat/completions", CHAT)
         hinted = await post(client, "/v1/chat/completions", CHAT | hints | {"messages": [user]})
         await post(client, "/v1/chat/completions", CHAT | {"messages": [user, answered, user]})
         options = {"include_usage": True, "include_obfuscation": False}
         streamed = await events(client, "/v1/chat/completions", CHAT | {"stream_options": options})
-        return plain["choices"], hinted["choices"], streamed
-
-    plain, hinted, streamed = with_gateway(text_gateway, body)
+        plain = plain["choices"]
+        hinted = hinted["choices"]
     assert plain == hinted and streamed[-2]["usage"]

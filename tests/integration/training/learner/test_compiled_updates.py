@@ -86,7 +86,7 @@ def assert_close(actual: tuple[Any, Any], reference: tuple[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_iterations_equal_those_of_torch(name: str) -> None:
+def test_iterations_equal_those_of_torch(name: str):
     config = config_of(CASES[name])
     with process_group():
         assert_close(played(config, True), played(config, False))
@@ -98,7 +98,7 @@ def half(config: RunConfig) -> tuple[list[dict[str, float]], list[np.ndarray]]:
 
 
 @pytest.mark.parametrize("name", ["three agents and layers", "categories", "central critic"])
-def test_two_workers_take_the_steps_of_one(name: str) -> None:
+def test_two_workers_take_the_steps_of_one(name: str):
     case = CASES[name]
     with process_group():
         alone = played(config_of(case), True)
@@ -106,7 +106,7 @@ def test_two_workers_take_the_steps_of_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["three agents and layers", "categories"])
-def test_two_threads_take_the_steps_of_one(name: str) -> None:
+def test_two_threads_take_the_steps_of_one(name: str):
     with process_group():
         assert_close(*(played(config_of(CASES[name], threads_per_worker=threads), True) for threads in (2, 1)))
 
@@ -120,7 +120,7 @@ def test_two_threads_take_the_steps_of_one(name: str) -> None:
         ("team.all.network.hidden=[512, 512]", "its networks are not small perceptrons over vectors or categories"),
     ],
 )
-def test_other_updates_stay_with_torch_and_one_line_says_why(override: str, why: str) -> None:
+def test_other_updates_stay_with_torch_and_one_line_says_why(override: str, why: str):
     env = "env={id: mpe2.simple_spread_v3}", "team={all: {}}", "train.group_size=2"
     config, lines = short("ppo", *env, override), list[str]()
     with process_group():
@@ -131,7 +131,7 @@ def test_other_updates_stay_with_torch_and_one_line_says_why(override: str, why:
     assert lines == [f"policy 'all': torch takes its gradient steps, because {why}"]
 
 
-def test_policies_that_are_updated_in_turn_equal_those_of_torch() -> None:
+def test_policies_that_are_updated_in_turn_equal_those_of_torch():
     """HAPPO's later policy learns from the change that the earlier one made."""
     teams = "team={chasers: {agents: ['adversary_*']}, prey: {agents: [agent_0]}}"
     config = short("happo", "env={id: mpe2.simple_tag_v3}", teams, "hyper.lr=0.01")
@@ -150,7 +150,7 @@ def test_policies_that_are_updated_in_turn_equal_those_of_torch() -> None:
         assert_close((rows(True), []), (rows(False), []))
 
 
-def test_a_gradient_that_differs_from_torch_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gradient_that_differs_from_torch_is_not_used(monkeypatch: pytest.MonkeyPatch):
     config, lines = config_of(CASES["plain"]), list[str]()
     with process_group():
         expected = played(config, False)
@@ -178,7 +178,7 @@ def test_a_gradient_that_differs_from_torch_is_not_used(monkeypatch: pytest.Monk
     )
 
 
-def test_tanh_is_exact_within_a_millionth() -> None:
+def test_tanh_is_exact_within_a_millionth():
     rows = np.linspace(-12, 12, 4001, dtype=np.float32)[None]
     expected = np.tanh(rows.astype(np.float64))
     kernels.activate(rows, np.zeros(4001, np.float32), True)
@@ -189,7 +189,7 @@ def test_tanh_is_exact_within_a_millionth() -> None:
 
 
 @pytest.mark.parametrize("descend", [gradient_epochs.descend, epochs.descend])
-def test_a_minibatch_without_decisions_does_not_lower_the_epochs_kl(descend: Callable[..., Any]) -> None:
+def test_a_minibatch_without_decisions_does_not_lower_the_epochs_kl(descend: Callable[..., Any]):
     """The mean that `target_kl` bounds is over the steps that were taken."""
 
     def after(target_kl: float | None, count: int) -> tuple[float, torch.Tensor]:

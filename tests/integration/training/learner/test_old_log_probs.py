@@ -62,7 +62,7 @@ def seen(learner: Learner) -> list[Evaluated]:
 
 
 @pytest.mark.parametrize("algorithm", LANGUAGE)
-def test_the_first_step_of_every_algorithm_clips_nothing(algorithm: str) -> None:
+def test_the_first_step_of_every_algorithm_clips_nothing(algorithm: str):
     rows = train_alone(texts(algorithm, *WAYS["both"], "train.total_steps=16"))
     learned = [row for row in rows if "kl" in row]
     assert [(row["clip_fraction"], row["kl"]) for row in learned] == [(0.0, 0.0)] * len(learned)
@@ -70,7 +70,7 @@ def test_the_first_step_of_every_algorithm_clips_nothing(algorithm: str) -> None
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_all_passes_of_unmoved_weights_agree_to_the_bit(way: str) -> None:
+def test_all_passes_of_unmoved_weights_agree_to_the_bit(way: str):
     """With as many minibatches and passes as there may be: they are the passes that the old log-probabilities are from."""
     more = ["train.env_copies=16", "train.total_steps=16", "hyper.minibatches=2", "train.micro_batch=3", STILL]
     (row,) = train_alone(texts("gspo", *WAYS[way], *more, "hyper.kl_coef=0.1"))
@@ -78,7 +78,7 @@ def test_all_passes_of_unmoved_weights_agree_to_the_bit(way: str) -> None:
     assert row["reference_kl"] == pytest.approx(0, abs=1e-4)
 
 
-def test_later_epochs_agree_within_rounding() -> None:
+def test_later_epochs_agree_within_rounding():
     more = ["train.env_copies=16", "train.total_steps=16", "hyper.minibatches=2", "hyper.epochs=3", STILL]
     (row,) = train_alone(texts("rloo", *WAYS["both"], *more))
     assert row["clip_fraction"] == 0.0
@@ -86,7 +86,7 @@ def test_later_epochs_agree_within_rounding() -> None:
 
 
 @pytest.mark.parametrize("minibatches", [1, 2])
-def test_what_sampled_is_still_known(minibatches: int) -> None:
+def test_what_sampled_is_still_known(minibatches: int):
     """`importance_cap` weighs by it, and an algorithm of one's own may."""
     run = texts("grpo", *WAYS["both"], "hyper.importance_cap=1.0", f"hyper.minibatches={minibatches}", STILL)
     learner, batch = begun(run, mixed=True)
@@ -108,7 +108,7 @@ def test_what_sampled_is_still_known(minibatches: int) -> None:
         (["hyper.minibatches=2"], False, 2),
     ],
 )
-def test_a_pass_more_is_made_only_where_its_result_is_needed(overrides: list[str], mixed: bool, passes: int) -> None:
+def test_a_pass_more_is_made_only_where_its_result_is_needed(overrides: list[str], mixed: bool, passes: int):
     learner, batch = begun(texts("grpo", *overrides), mixed)
     calls: list[Any] = []
     learner.policy.model.register_forward_hook(lambda *arguments: calls.append(arguments))
@@ -116,7 +116,7 @@ def test_a_pass_more_is_made_only_where_its_result_is_needed(overrides: list[str
     assert len(calls) == passes
 
 
-def test_actor_critics_too() -> None:
+def test_actor_critics_too():
     run = toy_runs.config("algorithm=ppo", "hyper.epochs=1", "hyper.minibatches=2", STILL)
     for mixed in (False, True):
         learner, batch = begun(run, mixed)
@@ -130,7 +130,7 @@ def test_actor_critics_too() -> None:
         assert learner.policy.recomputes == mixed
 
 
-def test_a_trust_region_learns_on_the_copy_that_sampled() -> None:
+def test_a_trust_region_learns_on_the_copy_that_sampled():
     learner, batch = begun(toy_runs.config("algorithm=cpo", "constraints=[{budget: 4}]"), mixed=True)
     evaluations = seen(learner)
     learner.update(batch, 0, 0, CostStats((4.5,), 3, 6.0))

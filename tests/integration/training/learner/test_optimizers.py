@@ -41,7 +41,7 @@ def learner(run: RunConfig) -> Learner:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_both_families_have_every_key_of_the_optimiser(family: str) -> None:
+def test_both_families_have_every_key_of_the_optimiser(family: str):
     keys = ["hyper.adam_betas=[0.8,0.95]", "hyper.adam_eps=1e-4", "hyper.weight_decay=0.1", "hyper.critic_lr=0.5"]
     optimizer = learner(FAMILIES[family]("algorithm=ppo", *keys)).policy.optimizer
     assert isinstance(optimizer, torch.optim.AdamW)
@@ -54,7 +54,7 @@ def test_both_families_have_every_key_of_the_optimiser(family: str) -> None:
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
-def test_weight_decay_leaves_norms_biases_and_embeddings_alone(lora: Any) -> None:
+def test_weight_decay_leaves_norms_biases_and_embeddings_alone(lora: Any):
     policy = tiny(lora=lora)
     names = {id(parameter): name for name, parameter in policy.named_parameters()}
     optimizer = optimizer_of(AlgorithmConfig(weight_decay=0.1), [([policy.lm], 1.0), (policy.heads, 1.0)])
@@ -65,7 +65,7 @@ def test_weight_decay_leaves_norms_biases_and_embeddings_alone(lora: Any) -> Non
     assert {0.1, 0.0} == set(decay.values())
 
 
-def test_weight_decay_is_apart_from_the_gradient() -> None:
+def test_weight_decay_is_apart_from_the_gradient():
     layer = nn.Linear(2, 1)
     for optimizer in ("adamw", "sgd"):
         before = [parameter.detach().clone() for parameter in layer.parameters()]
@@ -77,7 +77,7 @@ def test_weight_decay_is_apart_from_the_gradient() -> None:
         assert torch.equal(layer.bias, before[1])
 
 
-def test_rates_rise_batch_by_batch_and_fall_with_the_steps() -> None:
+def test_rates_rise_batch_by_batch_and_fall_with_the_steps():
     run = toy_runs.config("hyper.lr=0.01", "hyper.critic_lr=0.02", "hyper.lr_decay=true", "hyper.lr_warmup=4")
     warmed, rates = learner(run), []
     for batch in range(6):
@@ -94,7 +94,7 @@ def test_rates_rise_batch_by_batch_and_fall_with_the_steps() -> None:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_run_that_warms_up_and_decays_goes_on_bit_for_bit(tmp_path: Path, family: str, optimizer: str) -> None:
+def test_a_run_that_warms_up_and_decays_goes_on_bit_for_bit(tmp_path: Path, family: str, optimizer: str):
     overrides = [*EVERYTHING, f"hyper.optimizer={optimizer}", "algorithm=ppo"]
     run = FAMILIES[family](*overrides, "train.group_size=1")
     uninterrupted = train_alone(run, tmp_path / "whole")
@@ -111,7 +111,7 @@ def test_a_run_that_warms_up_and_decays_goes_on_bit_for_bit(tmp_path: Path, fami
 
 
 @pytest.mark.parametrize(("settings", "rate"), [("{data: environment}", 0.01), ("{data: environment, lr: 0.5}", 0.5)])
-def test_a_warm_start_has_the_same_keys_and_a_rate_of_its_own(settings: str, rate: float) -> None:
+def test_a_warm_start_has_the_same_keys_and_a_rate_of_its_own(settings: str, rate: float):
     keys = [f"warm_start={settings}", "hyper.lr=1e-3", "hyper.weight_decay=0.1", "hyper.adam_betas=[0.8,0.95]"]
     run = toy_texts.config(*keys)
     assert run.warm_start is not None
@@ -120,7 +120,7 @@ def test_a_warm_start_has_the_same_keys_and_a_rate_of_its_own(settings: str, rat
     assert {group["weight_decay"] for group in groups} == {0.1, 0.0}
 
 
-def test_the_critics_weight_scales_their_loss_alone() -> None:
+def test_the_critics_weight_scales_their_loss_alone():
     """Plain gradient descent shows it: the critic's first step is as much shorter, the actor's is the same."""
     moved: dict[float, list[torch.Tensor]] = {}
     for weight in (1.0, 0.25):

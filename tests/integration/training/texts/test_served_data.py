@@ -229,24 +229,21 @@ def test_pairs_are_of_different_outcomes_and_of_different_responses(rewards):
     assert bool(pairs) == (len(set(rewards)) > 1)
 
 
-def test_from_requests_over_parquet_to_a_run_that_learns_from_the_outcomes(tmp_path, bundle):
+async def test_from_requests_over_parquet_to_a_run_that_learns_from_the_outcomes(tmp_path, bundle):
     """Serve, report outcomes, export, estimate, train: each by what users have."""
     logging = text_config({"one": bundle}, tmp_path, decision_log=str(tmp_path / "log"))
 
-    async def run() -> Any:
-        async with serving(logging) as (client, app):
+    async with serving(logging) as (client, app):
 
-            async def served(k: int) -> None:
-                body = {"session_id": f"s{k}", "prompt": "hello", "max_tokens": 2}
-                answer = await post(client, "/generate", body)
-                await post(client, "/v1/outcomes", {"session_id": f"s{k}", "value": good(answer["tokens"])})
+        async def served(k: int) -> None:
+            body = {"session_id": f"s{k}", "prompt": "hello", "max_tokens": 2}
+            answer = await post(client, "/generate", body)
+            await post(client, "/v1/outcomes", {"session_id": f"s{k}", "value": good(answer["tokens"])})
 
-            for begin in range(0, 128, 16):
-                await asyncio.gather(*(served(k) for k in range(begin, begin + 16)))
-            await asyncio.to_thread(app.service.acts.close)
-            return export(app.service.store, "exp", logging.decision_log, str(tmp_path / "exported"))
-
-    summary = asyncio.run(run())
+        for begin in range(0, 128, 16):
+            await asyncio.gather(*(served(k) for k in range(begin, begin + 16)))
+        await asyncio.to_thread(app.service.acts.close)
+        summary = export(app.service.store, "exp", logging.decision_log, str(tmp_path / "exported"))
     assert (summary.units, summary.sequences) == (128, 128)
     data = f"decisions://{tmp_path}/exported/exp"
     check_run(learn(bundle, data, "algorithm=rloo", f"storage={tmp_path}"))

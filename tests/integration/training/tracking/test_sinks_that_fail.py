@@ -30,7 +30,7 @@ from marl_ray.training.journal.delivery import read_mark
 from marl_ray.training.run_folder.metrics_file import iteration_of, read_metrics
 from marl_ray.training.run_folder.record import record_of
 from marl_ray.training.tracking.mlflow_run import MlflowRun
-from marl_ray.tuning.reporting.mlflow_runs import SweepMlflowRuns
+from marl_ray.tuning.reporting.mlflow_runs import END_S, SweepMlflowRuns
 
 ALSO = 'tracking.also=[tensorboard, "toys.trackers:Lines", "toys.trackers:Slow", "toys.trackers:Full"]'
 
@@ -126,9 +126,9 @@ def test_a_sweep_ends_well_without_mlflow_and_the_same_command_delivers_the_rest
     tracker.log(records[0], rows[8:])  # two rows were played again
     tracker.log(records[1], rows[:20])
     tracker.end(records[0])
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < END_S  # nobody has waited for MLflow
     tracker.close("finished")
-    assert time.monotonic() - began < 40
+    assert time.monotonic() - began < 3 * END_S
     assert "the same command delivers them" in capsys.readouterr().err
     server.start()
     tracker = SweepMlflowRuns(sweep.config, sweep.records)

@@ -122,7 +122,7 @@ BUILDERS["CartPole"] = partial(single_agent, "CartPole-v1")
 
 
 @pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS)
-def test_pettingzoo_contract(build: Any) -> None:
+def test_pettingzoo_contract(build: Any):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # style advice of the tests; failures are assertions
         parallel_api_test(build(), num_cycles=600)
@@ -131,7 +131,7 @@ def test_pettingzoo_contract(build: Any) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
 @pytest.mark.parametrize("observe_budget", [True, False])
-def test_an_episode_of_the_chain(workers: int, observe_budget: bool) -> None:
+def test_an_episode_of_the_chain(workers: int, observe_budget: bool):
     env = BudgetDag(workers, 40.0, observe_budget)
     observations, infos = env.reset(seed=5)
     spent = 0
@@ -160,7 +160,7 @@ def test_an_episode_of_the_chain(workers: int, observe_budget: bool) -> None:
 
 
 @pytest.mark.parametrize("effort", range(3))
-def test_success_rates(effort: int) -> None:
+def test_success_rates(effort: int):
     env = BudgetDag()
     rewards = []
     for seed in range(1500):
@@ -170,7 +170,7 @@ def test_success_rates(effort: int) -> None:
     assert abs(np.mean(rewards) - p) < 4 * np.sqrt(p * (1 - p) / len(rewards))
 
 
-def test_overspending_stays_in_the_space() -> None:
+def test_overspending_stays_in_the_space():
     env = BudgetDag(budget=7.3)
     env.reset(seed=0)
     for _ in range(TASKS):
@@ -180,19 +180,19 @@ def test_overspending_stays_in_the_space() -> None:
 
 
 @pytest.mark.parametrize("kwargs", [{"workers": 0}, {"workers": 9}, {"budget": 0.0}, {"budget": float("inf")}])
-def test_senseless_arguments(kwargs: dict[str, Any]) -> None:
+def test_senseless_arguments(kwargs: dict[str, Any]):
     with pytest.raises(ValueError, match=next(iter(kwargs))):
         BudgetDag(**kwargs)
 
 
-def test_known_optima() -> None:
+def test_known_optima():
     assert best_expected_reward(30) == pytest.approx(6.528571, abs=1e-6)
     assert best_capped_reward(30) == pytest.approx(6.4)
     assert [best_constant_reward(budget) for budget in (8, 30, 79, 80)] == pytest.approx([4.8, 6.4, 6.4, 7.6])
 
 
 @pytest.mark.parametrize("budget", [8, 8.5, 11, 24, 29.9, 30, 31, 47.25, 80, 200])
-def test_optima_equal_brute_force(budget: float) -> None:
+def test_optima_equal_brute_force(budget: float):
     """All plans, and all mixtures of two: an optimum of a linear programme with one constraint mixes no more."""
     assert best_capped_reward(budget) == pytest.approx(PLAN_REWARDS[budget >= PLAN_COSTS].max())
     points = np.unique(np.stack([PLAN_COSTS, PLAN_REWARDS], 1).round(9), axis=0)
@@ -205,13 +205,13 @@ def test_optima_equal_brute_force(budget: float) -> None:
 
 
 @pytest.mark.parametrize("solve", [best_expected_reward, best_capped_reward, best_constant_reward])
-def test_no_plan_is_cheap_enough(solve: Any) -> None:
+def test_no_plan_is_cheap_enough(solve: Any):
     with pytest.raises(MarlRayError, match=r"budget: 7\.9 is less than 8"):
         solve(7.9)
 
 
 @given(st.integers(CHEAPEST, 85), st.sampled_from([1, 2, 8]), st.randoms(use_true_random=False), st.booleans())
-def test_no_chain_costs_more_than_its_limit(limit: int, workers: int, random: Any, obedient: bool) -> None:
+def test_no_chain_costs_more_than_its_limit(limit: int, workers: int, random: Any, obedient: bool):
     """Not even where players choose what the masks forbid: that is replaced."""
     env = HardBudget(BudgetDag(workers), [limit])
     _, _, costs = play(env, lambda mask: random.choice(np.flatnonzero(mask | (not obedient)).tolist()))
@@ -220,7 +220,7 @@ def test_no_chain_costs_more_than_its_limit(limit: int, workers: int, random: An
 
 @pytest.mark.parametrize(("limit", "best"), [(5, 8), (8, 8), (9, 8), (10, 10), (30, 30), (79, 73), (80, 80)])
 @pytest.mark.parametrize("workers", [1, 8])
-def test_masks_leave_exactly_what_is_affordable(limit: float, best: int, workers: int) -> None:
+def test_masks_leave_exactly_what_is_affordable(limit: float, best: int, workers: int):
     """Not only safe: in every state each action is allowed from which a plan within the limit goes on.
 
     The cheapest is always allowed, even if none does.
@@ -247,7 +247,7 @@ def markets(draw: Any, signals: int) -> Market:
 
 
 @pytest.mark.parametrize("signals", [1, 2, 3])
-def test_no_team_costs_more_than_its_limits(signals: int) -> None:
+def test_no_team_costs_more_than_its_limits(signals: int):
     """Several agents act in the same step; whatever each picks, all limits hold, even where only one plan fits."""
 
     @given(markets(signals), st.integers(0, 30), st.randoms(use_true_random=False), st.booleans())
@@ -263,7 +263,7 @@ def test_no_team_costs_more_than_its_limits(signals: int) -> None:
 
 
 @given(markets(1), st.integers(0, 100))
-def test_joint_choices_are_safe_and_not_wasteful(market: Market, room: int) -> None:
+def test_joint_choices_are_safe_and_not_wasteful(market: Market, room: int):
     """Every combination of allowed actions fits; an agent alone in exceeding its reserve could not do more when first."""
     needs, headroom = list(market.prices[0]), np.array([room / 10])
     masks, cheapest = affordable(needs, headroom, headroom + 1.0, turn=room)
@@ -279,13 +279,13 @@ def test_joint_choices_are_safe_and_not_wasteful(market: Market, room: int) -> N
     assert masks[first].tolist() == (costs <= headroom[0] + 1e-6).tolist()
 
 
-def test_agents_come_first_in_turn() -> None:
+def test_agents_come_first_in_turn():
     needs = [np.array([[0.0], [1.0]])] * 3
     firsts = [affordable(needs, np.ones(1), np.ones(1), turn)[0] for turn in range(3)]
     assert [[int(mask.sum()) for mask in masks] for masks in firsts] == [[2, 1, 1], [1, 2, 1], [1, 1, 2]]
 
 
-def test_each_signal_has_its_own_limit() -> None:
+def test_each_signal_has_its_own_limit():
     """Offers cost (0, 3), (3, 0), (1, 1); a free signal takes nothing away."""
     market = Market(np.array([[0, 3], [3, 0], [1, 1]], float)[None, None].repeat(2, 0), to_go=False)
     expected = {(None, 2): [0, 1, 1], (2, None): [1, 0, 1], (2, 2): [0, 0, 1], (3, 3): [1, 1, 1], (None, 0): [0, 1, 0]}
@@ -294,7 +294,7 @@ def test_each_signal_has_its_own_limit() -> None:
         assert infos["b0"]["action_mask"].tolist() == mask
 
 
-def test_one_joint_choice_is_found_among_conflicting_signals() -> None:
+def test_one_joint_choice_is_found_among_conflicting_signals():
     """Each agent's balanced offer breaks the limits; only opposite extremes fit together."""
     offers = np.array([[0, 10], [10, 0], [6, 6]], float)
     masks, _ = affordable([offers, offers], np.full(2, 10.0), np.full(2, 10.0))
@@ -302,14 +302,14 @@ def test_one_joint_choice_is_found_among_conflicting_signals() -> None:
     assert sorted(chosen) == [[0], [1]]
 
 
-def test_without_cost_to_go_only_the_next_step_is_checked() -> None:
+def test_without_cost_to_go_only_the_next_step_is_checked():
     market = Market(np.array([[1.0], [3.0]])[None, None].repeat(2, 0), to_go=False)
     _, info_rows, costs = play(HardBudget(market, [3.5]), dearest)
     assert [info["b0"]["action_mask"].tolist() for info in info_rows[:2]] == [[1, 1], [1, 0]]
     assert np.sum(costs) == 4.0
 
 
-def test_a_box_observation_gets_the_remaining_share() -> None:
+def test_a_box_observation_gets_the_remaining_share():
     env = HardBudget(BudgetDag(2, observe_budget=False), [20])
     space = env.observation_space("worker_0")
     assert space is env.observation_space("worker_0") and space.shape == (10,) and space.dtype == np.float32
@@ -325,7 +325,7 @@ def test_a_box_observation_gets_the_remaining_share() -> None:
     [(spaces.Discrete(9, start=1), 1), (spaces.MultiDiscrete([9, 9], dtype=np.int8), 2)],
     ids=["Discrete", "MultiDiscrete"],
 )
-def test_a_categorical_observation_gets_levels(space: Any, first: int) -> None:
+def test_a_categorical_observation_gets_levels(space: Any, first: int):
     prices = np.array([[1.0, 0.0]])[None, None].repeat(2, 0)
     env = HardBudget(Market(prices, space), [4.0, 0.0])
     wider: Any = env.observation_space("b0")
@@ -337,7 +337,7 @@ def test_a_categorical_observation_gets_levels(space: Any, first: int) -> None:
     assert [row["b0"][0] for row in seen] == [1, 2, 3]
 
 
-def test_what_hard_limits_refuse() -> None:
+def test_what_hard_limits_refuse():
     with pytest.raises(MarlRayError, match=r"constraints: hard_limit needs .* infos\[agent\]\['next_costs'\]"):
         HardBudget(single_agent("CartPole-v1"), [1.0]).reset(seed=0)
     prices = np.ones((2, 1, 2, 2))

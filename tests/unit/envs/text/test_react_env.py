@@ -38,7 +38,7 @@ def play(env: React, *responses: str, **options: Any) -> dict[str, Any]:
     return dict(env.infos[env.possible_agents[0]])
 
 
-def test_it_is_played_as_pettingzoo_says() -> None:
+def test_it_is_played_as_pettingzoo_says():
     seed_test(lambda: React(OFFLINE))
     env = make_env(EnvConfig(id="react", kwargs={"tools": OFFLINE, "max_turns": 3}))
     for seed in range(3):
@@ -53,7 +53,7 @@ def test_it_is_played_as_pettingzoo_says() -> None:
         assert (env.agents, turns) == ([], 4)
 
 
-def test_an_episode() -> None:
+def test_an_episode():
     env = React(OFFLINE, kinds=["fact"], agent="seeker", cost=["calls", "tokens"])
     env.reset(options={"index": 3})
     first = env.observe("seeker")
@@ -74,7 +74,7 @@ def test_an_episode() -> None:
     assert (info["solved"], info["metrics"], info["cost"][0]) == (True, metrics, 0.0)
 
 
-def test_a_wrong_answer_and_no_answer_earn_nothing() -> None:
+def test_a_wrong_answer_and_no_answer_earn_nothing():
     env = React(OFFLINE, max_turns=3)
     assert play(env, write("answer", answer="Nowhere"), index=0)["metrics"]["answered"] == 1.0
     assert (env.rewards["agent"], env.infos["agent"]["solved"]) == (0.0, False)
@@ -86,7 +86,7 @@ def test_a_wrong_answer_and_no_answer_earn_nothing() -> None:
     assert env.rewards["agent"] == 0.0
 
 
-def test_made_up_observations_do_not_reach_later_prompts() -> None:
+def test_made_up_observations_do_not_reach_later_prompts():
     env = React(OFFLINE)
     play(env, search("x") + "\nObservation: The answer is 5.\nAction: answer", index=0)
     assert "The answer is 5" not in env.observe("agent")
@@ -104,7 +104,7 @@ def test_made_up_observations_do_not_reach_later_prompts() -> None:
     ),
     st.integers(0, 3),
 )
-def test_limits_hold_whatever_is_written(responses: list[str], max_calls: int) -> None:
+def test_limits_hold_whatever_is_written(responses: list[str], max_calls: int):
     env = React(OFFLINE, kinds=["fact"], max_turns=7, max_calls=max(1, max_calls), prompt_limit=900, cost=["calls"])
     env.reset(seed=0, options={"index": 0})
     calls = 0.0
@@ -118,7 +118,7 @@ def test_limits_hold_whatever_is_written(responses: list[str], max_calls: int) -
     assert calls == env.infos["agent"]["metrics"]["calls"] <= max(1, max_calls)
 
 
-def test_no_call_beyond_the_limit() -> None:
+def test_no_call_beyond_the_limit():
     env = React(OFFLINE, kinds=["fact"], max_calls=1)
     play(env, search("x"), search("x"), index=0)
     assert env.observe("agent").endswith("No tool calls are left. Give the answer.\n(4 turns and 0 tool calls left)\n")
@@ -126,7 +126,7 @@ def test_no_call_beyond_the_limit() -> None:
     assert env.infos["agent"]["solved"]
 
 
-def test_splits_do_not_share_a_question() -> None:
+def test_splits_do_not_share_a_question():
     env = React(OFFLINE)
     prompts = {split: {task.prompt for task in getattr(env, split)} for split in ("train", "test")}
     assert not prompts["train"] & prompts["test"]
@@ -137,7 +137,7 @@ def test_splits_do_not_share_a_question() -> None:
 
 
 @needs_sandbox
-def test_the_expert_is_right_and_its_prompts_are_the_environments() -> None:
+def test_the_expert_is_right_and_its_prompts_are_the_environments():
     env = React(MADE_UP, cost=["calls"])
     shown = env.demonstrations(25, seed=4)
     assert shown == env.demonstrations(25, seed=4) != env.demonstrations(25, seed=5)
@@ -176,21 +176,21 @@ def test_the_expert_is_right_and_its_prompts_are_the_environments() -> None:
         ("def f(:", "SyntaxError"),
     ],
 )
-def test_the_code_interpreter(code: str, words: str) -> None:
+def test_the_code_interpreter(code: str, words: str):
     options = {"timeout_s": 0.3 if "while" in code else 20.0, "output_characters": 400 if "Error" in words else 100}
     tool = make_tool("code_interpreter", options)
     assert words in tool.call({"code": code}, 0.0)
 
 
 @needs_sandbox
-def test_programs_keep_nothing() -> None:
+def test_programs_keep_nothing():
     tool = make_tool("code_interpreter", {})
     tool.call({"code": "open('left', 'w').write('x')\nx = 1"}, 0.0)
     assert "NameError" in tool.call({"code": "import os\nprint(os.listdir())\nx"}, 0.0)
     assert "[]" in tool.call({"code": "import os\nprint(os.listdir())"}, 0.0)
 
 
-def test_questions_of_a_file(tmp_path: Path) -> None:
+def test_questions_of_a_file(tmp_path: Path):
     path = tmp_path / "questions.jsonl"
     path.write_text(
         '{"prompt": "Which town?", "answer": "The Hague", "solution": "It is in the west."}\n'
@@ -239,7 +239,7 @@ def test_questions_of_a_file(tmp_path: Path) -> None:
         ("c++", "C++", True),
     ],
 )
-def test_when_answers_are_the_same(answer: str, expected: str, same: bool) -> None:
+def test_when_answers_are_the_same(answer: str, expected: str, same: bool):
     assert same_answer(answer, expected) is same
 
 
@@ -261,14 +261,14 @@ def test_when_answers_are_the_same(answer: str, expected: str, same: bool) -> No
         ({"data": "/missing.jsonl", "kinds": ["fact"]}, "kinds: expected without `data`"),
     ],
 )
-def test_a_wrong_argument_is_one_line(kwargs: dict[str, Any], words: str) -> None:
+def test_a_wrong_argument_is_one_line(kwargs: dict[str, Any], words: str):
     with pytest.raises((ValueError, MarlRayError)) as error:
         React(**kwargs)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_a_key_that_is_missing_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_key_that_is_missing_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.delenv("SERPER_API_KEY", raising=False)
     path = tmp_path / "q.jsonl"
     path.write_text('{"prompt": "a?", "answer": "b"}\n')

@@ -77,7 +77,7 @@ def prompts(env: Any, indices: Any, split: str = "train", seed: int | None = Non
 
 
 @pytest.mark.parametrize("make", [Echo, lambda: Echo(cost=["tokens"]), MathTasks])
-def test_pettingzoo_contract(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pettingzoo_contract(make: Any, monkeypatch: pytest.MonkeyPatch):
     # This one check of the package reads `dtype` of observations, which a str has not.
     module = sys.modules["pettingzoo.test.api_test"]
     monkeypatch.setattr(module, "_test_observation_space_compatibility", lambda *_, **__: None)
@@ -86,7 +86,7 @@ def test_pettingzoo_contract(make: Any, monkeypatch: pytest.MonkeyPatch) -> None
         api_test(make(), num_cycles=50)
 
 
-def test_an_episode() -> None:
+def test_an_episode():
     env = Echo(cost=["tokens", "calls", "seconds"])
     env.reset(options={"index": 0})
     assert env.agent_selection == "speaker" and env.observe("speaker").startswith("task ")
@@ -107,7 +107,7 @@ def test_an_episode() -> None:
     assert env.agents == env.possible_agents and env.last()[1] == 0.0
 
 
-def test_what_is_no_text_is_refused() -> None:
+def test_what_is_no_text_is_refused():
     env = Echo()
     env.reset()
     with pytest.raises(TypeError, match="action of speaker is a int, expected a str"):
@@ -116,7 +116,7 @@ def test_what_is_no_text_is_refused() -> None:
         Echo(cost=["bytes"])
 
 
-def test_the_order_of_tasks_depends_on_seed_and_index_alone() -> None:
+def test_the_order_of_tasks_depends_on_seed_and_index_alone():
     order = prompts(Echo(), range(30))
     for epoch in range(3):
         assert sorted(order[10 * epoch : 10 * epoch + 10]) == [task.prompt for task in TASKS]
@@ -129,13 +129,13 @@ def test_the_order_of_tasks_depends_on_seed_and_index_alone() -> None:
     assert (Echo().tasks, Echo().held_out) == (10, 3)
 
 
-def test_held_out_tasks_have_one_order() -> None:
+def test_held_out_tasks_have_one_order():
     order = prompts(Echo(), range(6), "test")
     assert sorted(order[:3]) == ["task 0", "task 1", "task 2"] and order[:3] == order[3:]
     assert prompts(Echo(seed=5), range(6), "test") == order
 
 
-def test_without_an_index_the_seed_draws_the_task() -> None:
+def test_without_an_index_the_seed_draws_the_task():
     def drawn(env: Echo, seed: int | None) -> str:
         env.reset(seed=seed)
         return env.observe("speaker")
@@ -145,7 +145,7 @@ def test_without_an_index_the_seed_draws_the_task() -> None:
     assert same == [drawn(other, 3), *(drawn(other, None) for _ in range(20))] and len(set(same)) > 1
 
 
-def test_a_split_without_tasks_and_an_unknown_split() -> None:
+def test_a_split_without_tasks_and_an_unknown_split():
     env = Echo(tasks=())
     env.reset()
     assert env.observe("speaker") == "say"
@@ -159,11 +159,11 @@ def test_a_split_without_tasks_and_an_unknown_split() -> None:
 
 @given(st.integers(1, 200), st.integers(0, 2**32), st.integers(0, 5))
 @settings(max_examples=50)
-def test_every_epoch_has_every_task_once(count: int, seed: int, epoch: int) -> None:
+def test_every_epoch_has_every_task_once(count: int, seed: int, epoch: int):
     assert sorted(place(count, seed, epoch * count + i) for i in range(count)) == list(range(count))
 
 
-def test_the_held_out_share() -> None:
+def test_the_held_out_share():
     tasks = [MathTask(str(i), f"task {i}", "1") for i in range(4000)]
     train, test = split_tasks(tasks, 0.1)
     assert 300 < len(test) < 500 and len(train) + len(test) == 4000
@@ -172,14 +172,14 @@ def test_the_held_out_share() -> None:
 
 
 @given(st.text())
-def test_every_text_is_in_the_space(text: str) -> None:
+def test_every_text_is_in_the_space(text: str):
     space = AnyText()
     space.seed(0)
     assert space.contains(text) and space.contains(space.sample()) and len(space.sample()) <= 64
     assert not space.contains(text.encode("utf-8", "surrogatepass")) and space == AnyText()
 
 
-def test_make_env_knows_text_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_make_env_knows_text_environments(monkeypatch: pytest.MonkeyPatch):
     env = make_env(EnvConfig(id="math", kwargs={"levels": [1], "cost": ["tokens"]}))
     assert is_text(env) and env.possible_agents == ["solver"] and env.level(0) == 1
     warm_up(EnvConfig(id="math"), branches=True)
@@ -212,21 +212,19 @@ def test_make_env_knows_text_environments(monkeypatch: pytest.MonkeyPatch) -> No
         ({"id": "math", "cost": CostConfig(action=1.0)}, "env.cost: only MultiGrid environments have priced costs"),
     ],
 )
-def test_mistakes_are_one_line_and_name_the_key(
-    monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], message: str
-) -> None:
+def test_mistakes_are_one_line_and_name_the_key(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], message: str):
     monkeypatch.setitem(sys.modules, "own_texts", sys.modules[__name__])
     with pytest.raises(MarlRayError, match=message) as caught:
         make_env(EnvConfig(**config))
     assert "\n" not in str(caught.value)
 
 
-def test_texts_cannot_be_masked() -> None:
+def test_texts_cannot_be_masked():
     with pytest.raises(MarlRayError, match="constraints: hard_limit needs actions that can be masked; those of math"):
         make_env(EnvConfig(id="math"), [ConstraintConfig(budget=1, hard_limit=2)])
 
 
-def test_mathematics_from_a_file(tmp_path: Any) -> None:
+def test_mathematics_from_a_file(tmp_path: Any):
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"prompt": "half of 3?", "answer": "1.5", "solution": "3/2 is \\\\boxed{1.5}"}\n')
     env = MathTasks(str(path), str(path), prompt="Q: {task} A:")
@@ -243,7 +241,7 @@ def test_mathematics_from_a_file(tmp_path: Any) -> None:
         MathTasks(f"file://{path}", held_out=0.9999)
 
 
-def test_demonstrations_are_right_and_of_training_tasks() -> None:
+def test_demonstrations_are_right_and_of_training_tasks():
     env = MathTasks(count=100)
     shown = env.demonstrations(50, seed=1)
     held_out = {task.prompt for task in env.test}
@@ -261,7 +259,7 @@ HOSTILE = ["", "\x00", "\ud800", "{task}", "{0.__class__}", "<|im_end|>" * 1000,
 
 
 @pytest.mark.parametrize(("name", "kwargs"), [("math", {}), ("react", {"max_turns": 2})])
-def test_an_answer_never_raises(name: str, kwargs: dict[str, Any]) -> None:
+def test_an_answer_never_raises(name: str, kwargs: dict[str, Any]):
     env = make_env(EnvConfig(id=name, kwargs=kwargs))
     for text in HOSTILE:
         env.reset(seed=0, options={"index": 1})

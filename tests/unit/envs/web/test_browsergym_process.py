@@ -42,7 +42,7 @@ def program(folder: Path, lines: str) -> str:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("browsergym") is not None, reason="BrowserGym is installed")
-def test_an_id_says_what_to_install() -> None:
+def test_an_id_says_what_to_install():
     for env_id, hint in {
         "browsergym/miniwob.click-test": r"needs browsergym-miniwob, .* pip install -c constraints.txt '.\[browsergym\]'",
         "browsergym/webarena.310": r"needs browsergym-webarena, .* whose Python env\.kwargs\.python names",
@@ -52,7 +52,7 @@ def test_an_id_says_what_to_install() -> None:
         assert "\n" not in str(raised.value)
 
 
-def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
+def test_what_is_wrong_is_one_line(tmp_path: Path):
     for env_id, kwargs, message in (
         ("browsergym/minwob.click-test", {}, "of no family of BrowserGym; did you mean miniwob"),
         ("browsergym/miniwob.click-test", {"python": "/no/python"}, "python='/no/python' is no program"),
@@ -65,7 +65,7 @@ def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
 
 def test_a_process_that_does_not_answer_is_ended_with_all_that_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(process_module, "CLOSE_S", 0.2)
     process = BrowserGymProcess(program(tmp_path, "sleep 300 & sleep 300"))
     begun = time.monotonic()
@@ -80,7 +80,7 @@ def test_a_process_that_does_not_answer_is_ended_with_all_that_it_started(
     assert all(ended(child) for child in started)
 
 
-def test_an_error_of_a_call_is_a_fault_and_ends_the_process() -> None:
+def test_an_error_of_a_call_is_a_fault_and_ends_the_process():
     process = BrowserGymProcess(None)
     with pytest.raises(BrowserError, match="BrowserGym's step failed: AttributeError: 'NoneType' object has no"):
         process.call("step", 30.0, action="noop()")

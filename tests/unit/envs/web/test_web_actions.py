@@ -170,7 +170,7 @@ def test_a_base_url_is_replaced_where_it_stands_for_itself():
     assert with_bases(text, bases) == replaced
 
 
-def test_an_earlier_answer_is_a_line_with_its_thought_and_its_action() -> None:
+def test_an_earlier_answer_is_a_line_with_its_thought_and_its_action():
     assert past_answer(" click [3]\n", "") == "click [3]"
     assert past_answer("fly [3]", "'fly' is no action") == "fly [3] ('fly' is no action)"
     thought = "The search box is\nelement 6.\n```type [6] [coral] [1]``` Done."
@@ -179,7 +179,7 @@ def test_an_earlier_answer_is_a_line_with_its_thought_and_its_action() -> None:
     assert past_answer("```go_back```", "") == "go_back"
 
 
-def test_a_prompt_asks_for_a_thought_only_where_one_is_wanted() -> None:
+def test_a_prompt_asks_for_a_thought_only_where_one_is_wanted():
     plain, react = head(False), head(True)
     assert "```" not in plain and "First think" in react
     for form in FORMS.values():

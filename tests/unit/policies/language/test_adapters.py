@@ -72,7 +72,7 @@ WAYS: dict[str, Callable[[TokenPolicy, Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @torch.no_grad()
-def test_bfloat16_keeps_an_adapter_of_one_step(way: str) -> None:
+def test_bfloat16_keeps_an_adapter_of_one_step(way: str):
     """The effect in bfloat16 is that in float32 and noise: its projection on that is about 1. Merged weights keep 0.14 of
     it at this rate, and two rounded outputs that are added 0.21."""
     trained = young(2e-5)
@@ -93,7 +93,7 @@ def _effect(policy: TokenPolicy, ids: Tensor, way: Callable[[TokenPolicy, Tensor
 
 
 @torch.no_grad()
-def test_merged_weights_add_in_float32() -> None:
+def test_merged_weights_add_in_float32():
     policy = young(1e-3)
     plain = plain_copy(policy)
     name, layer = adapted(plain.lm)[0]
@@ -102,7 +102,7 @@ def test_merged_weights_add_in_float32() -> None:
     assert torch.equal(merged_weights(plain.lm)[f"{name}.weight"], expected.bfloat16())
 
 
-def test_the_sums_gradients_are_those_of_its_parts() -> None:
+def test_the_sums_gradients_are_those_of_its_parts():
     torch.manual_seed(0)
     x, base, bias, down, up = (torch.randn(*s).double() for s in ((2, 3, 5), (4, 5), (4,), (2, 5), (4, 2)))
     for tensor in (x, down, up):
@@ -114,7 +114,7 @@ def test_the_sums_gradients_are_those_of_its_parts() -> None:
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_gradients_in_bfloat16_are_those_in_float32(checkpointing: bool) -> None:
+def test_gradients_in_bfloat16_are_those_in_float32(checkpointing: bool):
     exact, rounded = (tiny(lora=LORA, activation_checkpointing=checkpointing) for _ in range(2))
     rounded.to(torch.bfloat16)
     for policy in (exact, rounded):
@@ -125,7 +125,7 @@ def test_gradients_in_bfloat16_are_those_in_float32(checkpointing: bool) -> None
 
 
 @torch.no_grad()
-def test_a_product_is_its_layers_and_is_written_through() -> None:
+def test_a_product_is_its_layers_and_is_written_through():
     policy = plain_copy(stirred(tiny(lora=LORA | {"targets": ("q_proj", "v_proj")})))
     attention = policy.lm.model.layers[0].self_attn
     layers = (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -145,7 +145,7 @@ def saved(policy: TokenPolicy, folder: Path) -> Path:
 @pytest.mark.parametrize("targets", ["all-linear", ("q_proj", "down_proj")])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @torch.no_grad()
-def test_peft_reads_the_adapter_beside_a_merged_model(tmp_path: Path, dtype: str, targets: Any) -> None:
+def test_peft_reads_the_adapter_beside_a_merged_model(tmp_path: Path, dtype: str, targets: Any):
     policy = tiny(critic=False, signals=0, dtype=dtype, lora=LORA | {"targets": targets})
     plain, bare = plain_copy(policy), tiny(critic=False, signals=0)
     folder = saved(policy, tmp_path / "bundle")
@@ -167,7 +167,7 @@ def test_peft_reads_the_adapter_beside_a_merged_model(tmp_path: Path, dtype: str
     assert load_bundle(folder.parent).policies["solver"].config.lora is None
 
 
-def test_an_adapter_names_the_model_it_belongs_to(tmp_path: Path) -> None:
+def test_an_adapter_names_the_model_it_belongs_to(tmp_path: Path):
     policy = tiny(critic=False, signals=0)
     policy.lm.save_pretrained(tmp_path / "base")
     policy.tokenizer.save_pretrained(tmp_path / "base")
@@ -178,7 +178,7 @@ def test_an_adapter_names_the_model_it_belongs_to(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_peft_reads_adapters_of_transposed_weights(tmp_path: Path) -> None:
+def test_peft_reads_adapters_of_transposed_weights(tmp_path: Path):
     config = GPT2Config(vocab_size=259, n_embd=32, n_layer=1, n_head=2, initializer_range=0.3)
     lm = GPT2LMHeadModel(config).eval()
     lm.save_pretrained(tmp_path / "base")
@@ -231,7 +231,7 @@ def mixture(name: str) -> PreTrainedModel:
 
 @pytest.mark.parametrize("name", MIXTURES)
 @torch.no_grad()
-def test_a_mixture_has_adapters_beside_its_experts(tmp_path: Path, name: str) -> None:
+def test_a_mixture_has_adapters_beside_its_experts(tmp_path: Path, name: str):
     """peft would also put some around the experts, which nothing here switches off, merges or exports."""
     bare, lm = mixture(name), mixture(name)
     model = ModelConfig.model_validate({"preset": "tiny-1m", "context": 64, "lora": LORA})
@@ -253,6 +253,6 @@ def test_a_mixture_has_adapters_beside_its_experts(tmp_path: Path, name: str) ->
     torch.testing.assert_close(read(ids).logits, lm(ids).logits, atol=1e-4, rtol=0)
 
 
-def test_layers_that_peft_takes_for_experts_are_refused() -> None:
+def test_layers_that_peft_takes_for_experts_are_refused():
     with pytest.raises(MarlRayError, match=r"'down_proj' of architecture qwen3_moe for its experts"):
         add_adapters(mixture("qwen3_moe"), LoraConfig(targets=("down_proj",)))

@@ -24,13 +24,13 @@ WORDS = st.integers(0, 2**64 - 1)
         ),
     ],
 )
-def test_it_is_philox(counter: tuple[int, ...], key: tuple[int, int], expected: tuple[int, ...]) -> None:
+def test_it_is_philox(counter: tuple[int, ...], key: tuple[int, int], expected: tuple[int, ...]):
     words = philox([np.array([word], np.uint64) for word in counter], (np.uint64(key[0]), np.uint64(key[1])))
     assert tuple(int(word[0]) for word in words) == expected
 
 
 @given(WORDS, st.lists(WORDS, min_size=1, max_size=5), st.integers(1, 9))
-def test_a_number_depends_on_seed_stream_and_token_alone(seed: int, streams: list[int], tokens: int) -> None:
+def test_a_number_depends_on_seed_stream_and_token_alone(seed: int, streams: list[int], tokens: int):
     together = token_uniforms(seed, streams, tokens)
     assert together.shape == (len(streams), tokens)
     assert (together >= 0).all() and (together < 1).all()
@@ -38,7 +38,7 @@ def test_a_number_depends_on_seed_stream_and_token_alone(seed: int, streams: lis
         assert (token_uniforms(seed, [stream], 11)[0, :tokens] == row).all()
 
 
-def test_uniform_and_independent() -> None:
+def test_uniform_and_independent():
     numbers = token_uniforms(3, range(250), 200)
     assert stats.kstest(numbers.ravel(), "uniform").pvalue > 1e-3
     # A token's place in the stream, and a stream, is uniform by itself.
@@ -57,5 +57,5 @@ def test_uniform_and_independent() -> None:
     assert stats.chisquare(pairs.ravel()).pvalue > 1e-3
 
 
-def test_negative_seeds_and_streams_count_modulo_two_to_the_64() -> None:
+def test_negative_seeds_and_streams_count_modulo_two_to_the_64():
     assert (token_uniforms(-1, [-2], 5) == token_uniforms(2**64 - 1, [2**64 - 2], 5)).all()

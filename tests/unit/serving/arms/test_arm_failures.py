@@ -19,17 +19,16 @@ from marl_ray.serving.arms.errors import ArmError, NotFiniteError
 from marl_ray.serving.asgi import Gateway
 
 
-def test_inputs_that_no_arm_can_take_end_nothing(tmp_path):
+async def test_inputs_that_no_arm_can_take_end_nothing(tmp_path):
     arms = {"one": bundle(tmp_path, 1, True), "four": bundle(tmp_path, 4, True)}
     breaker = {"failures": 3, "on_open": "rollback", "rounds": 1}
 
-    async def body():
-        async with serving(config_of_arms(tmp_path, arms, breaker=breaker)) as (client, app):
-            bad = [await ask(client, f"bad{k}", STRANGE) for k in range(40)]
-            good = [await ask(client, f"s{k}") for k in range(40)]
-            return bad, good, circuits(app), errors_of(app), app.service.store.experiment("exp").state
-
-    bad, good, states, errors, state = asyncio.run(body())
+    async with serving(config_of_arms(tmp_path, arms, breaker=breaker)) as (client, app):
+        bad = [await ask(client, f"bad{k}", STRANGE) for k in range(40)]
+        good = [await ask(client, f"s{k}") for k in range(40)]
+        states = circuits(app)
+        errors = errors_of(app)
+        state = app.service.store.experiment("exp").state
     assert {answer.status_code for answer in bad} == {400}
     assert {answer.json()["error"]["field"] for answer in bad} == {"observations"}
     assert Counter(answer.json()["arm"] for answer in good).keys() == {"one", "four"}
@@ -37,18 +36,16 @@ def test_inputs_that_no_arm_can_take_end_nothing(tmp_path):
     assert (state.status, state.rolled_back) == (ExperimentStatus.RUNNING, frozenset())
 
 
-def test_an_input_that_one_arm_alone_cannot_take_is_that_arms_failure(tmp_path):
+async def test_an_input_that_one_arm_alone_cannot_take_is_that_arms_failure(tmp_path):
     arms = {"one": bundle(tmp_path, 1, False), "four": bundle(tmp_path, 4, True)}
 
-    async def body():
-        async with serving(config_of_arms(tmp_path, arms, breaker={"failures": 3, "open_s": 60})) as (client, app):
-            answers = {f"s{k}": (await ask(client, f"s{k}", STRANGE)).json() for k in range(40)}
-            early, states = errors_of(app), circuits(app)
-            app.service.endpoints.routers["exp"].circuits["four"].until = 0.0  # time for a probe
-            later = {f"t{k}": (await ask(client, f"t{k}", STRANGE)).json() for k in range(40)}
-            return answers, later, states, early, errors_of(app), app.service.store.experiment("exp").state.rolled_back
-
-    answers, later, states, early, errors, rolled_back = asyncio.run(body())
+    async with serving(config_of_arms(tmp_path, arms, breaker={"failures": 3, "open_s": 60})) as (client, app):
+        answers = {f"s{k}": (await ask(client, f"s{k}", STRANGE)).json() for k in range(40)}
+        early, states = errors_of(app), circuits(app)
+        app.service.endpoints.routers["exp"].circuits["four"].until = 0.0  # time for a probe
+        later = {f"t{k}": (await ask(client, f"t{k}", STRANGE)).json() for k in range(40)}
+        errors = errors_of(app)
+        rolled_back = app.service.store.experiment("exp").state.rolled_back
     assert {answer["arm"] for answer in (answers | later).values()} == {"one"}
     failed, failed_later = (
         [s for s, answer in replies.items() if "fallback_for" in answer] for replies in (answers, later)
@@ -59,32 +56,28 @@ def test_an_input_that_one_arm_alone_cannot_take_is_that_arms_failure(tmp_path):
     assert states == {"one": CLOSED, "four": OPEN} and not rolled_back
 
 
-def test_one_session_opens_no_circuit_and_fails_for_nobody_else(tmp_path):
+async def test_one_session_opens_no_circuit_and_fails_for_nobody_else(tmp_path):
     arms = {"one": bundle(tmp_path, 1, False), "four": bundle(tmp_path, 4, True)}
 
-    async def body():
-        async with serving(config_of_arms(tmp_path, arms, breaker={"failures": 3})) as (client, app):
-            table = app.service.endpoints.routers["exp"].table
-            session = next(f"s{k}" for k in range(99) if table.assign(f"s{k}").arm == "four")
-            answers = [(await ask(client, session, STRANGE)).json() for _ in range(40)]
-            await asyncio.gather(*(ask(client, session, STRANGE) for _ in range(40)))
-            return session, answers, circuits(app), errors_of(app)
-
-    session, answers, states, errors = asyncio.run(body())
+    async with serving(config_of_arms(tmp_path, arms, breaker={"failures": 3})) as (client, app):
+        table = app.service.endpoints.routers["exp"].table
+        session = next(f"s{k}" for k in range(99) if table.assign(f"s{k}").arm == "four")
+        answers = [(await ask(client, session, STRANGE)).json() for _ in range(40)]
+        await asyncio.gather(*(ask(client, session, STRANGE) for _ in range(40)))
+        states = circuits(app)
+        errors = errors_of(app)
     assert all(answer["fallback_for"] == "four" for answer in answers)
     assert errors == {session: 1.0} and set(states.values()) == {CLOSED}
 
 
-def test_inputs_that_the_control_alone_cannot_take_do_not_close_it_to_others(tmp_path):
+async def test_inputs_that_the_control_alone_cannot_take_do_not_close_it_to_others(tmp_path):
     arms = {"one": bundle(tmp_path, 1, True), "four": bundle(tmp_path, 4, False)}
 
-    async def body():
-        async with serving(config_of_arms(tmp_path, arms, breaker={"failures": 3, "open_s": 60})) as (client, app):
-            bad = {f"bad{k}": await ask(client, f"bad{k}", STRANGE) for k in range(40)}
-            good = [await ask(client, f"s{k}") for k in range(20)]
-            return bad, good, circuits(app), errors_of(app)
-
-    bad, good, states, errors = asyncio.run(body())
+    async with serving(config_of_arms(tmp_path, arms, breaker={"failures": 3, "open_s": 60})) as (client, app):
+        bad = {f"bad{k}": await ask(client, f"bad{k}", STRANGE) for k in range(40)}
+        good = [await ask(client, f"s{k}") for k in range(20)]
+        states = circuits(app)
+        errors = errors_of(app)
     refused = {session for session, answer in bad.items() if answer.status_code == 503}
     assert refused and {answer.status_code for answer in bad.values()} == {200, 503}
     assert all(int(bad[session].headers["retry-after"]) >= 1 for session in refused)
@@ -92,7 +85,7 @@ def test_inputs_that_the_control_alone_cannot_take_do_not_close_it_to_others(tmp
     assert {answer.status_code for answer in good} == {200} and set(states.values()) == {CLOSED}
 
 
-def test_a_strange_input_takes_none_of_its_pass_with_it(tmp_path, monkeypatch):
+async def test_a_strange_input_takes_none_of_its_pass_with_it(tmp_path, monkeypatch):
     original = Bundle.act
 
     def picky(self, requests, noise=None, masks=(), act=None):
@@ -103,18 +96,15 @@ def test_a_strange_input_takes_none_of_its_pass_with_it(tmp_path, monkeypatch):
     monkeypatch.setattr(Bundle, "act", picky)
     served = load_actor_critics(bundle(tmp_path, 1, False))
 
-    async def run():
-        batcher = ArmBatcher(served, Passes(64, np.random.default_rng(0)))
-        seen = [np.array(STRANGE if k == 7 else GOOD, np.float32) for k in range(20)]
-        return await asyncio.gather(*(batcher.act({"agent": row}, False) for row in seen), return_exceptions=True)
-
-    results = asyncio.run(run())
+    batcher = ArmBatcher(served, Passes(64, np.random.default_rng(0)))
+    seen = [np.array(STRANGE if k == 7 else GOOD, np.float32) for k in range(20)]
+    results = await asyncio.gather(*(batcher.act({"agent": row}, False) for row in seen), return_exceptions=True)
     assert [k for k, result in enumerate(results) if isinstance(result, ArmError)] == [7]
     assert {int(result["agent"][0]) for k, result in enumerate(results) if k != 7} == {1}
 
 
 @pytest.mark.parametrize("how", ["raises", "not finite"])
-def test_requests_that_share_a_failed_pass_count_once(tmp_path, monkeypatch, how):
+async def test_requests_that_share_a_failed_pass_count_once(tmp_path, monkeypatch, how):
     four = bundle(tmp_path, 4, False, broken=how == "not finite", units=16)  # of another size: it has passes of its own
     arms = {"one": bundle(tmp_path, 1, False), "four": four}
     digest = load_actor_critics(four).digest
@@ -127,16 +117,13 @@ def test_requests_that_share_a_failed_pass_count_once(tmp_path, monkeypatch, how
 
     monkeypatch.setattr(Bundle, "act", failing)
 
-    async def body():
-        async with serving(config_of_arms(tmp_path, arms, breaker={"failures": 3, "open_s": 60})) as (client, app):
-            seen = []
-            for batch in range(3):
-                answers = await asyncio.gather(*(ask(client, f"s{batch}-{k}") for k in range(40)))
-                assert {answer.json()["arm"] for answer in answers} == {"one"}
-                seen.append(circuits(app)["four"])
-            return seen
-
-    assert asyncio.run(body()) == [CLOSED, CLOSED, OPEN]
+    async with serving(config_of_arms(tmp_path, arms, breaker={"failures": 3, "open_s": 60})) as (client, app):
+        seen = []
+        for batch in range(3):
+            answers = await asyncio.gather(*(ask(client, f"s{batch}-{k}") for k in range(40)))
+            assert {answer.json()["arm"] for answer in answers} == {"one"}
+            seen.append(circuits(app)["four"])
+        assert seen == [CLOSED, CLOSED, OPEN]
 
 
 def test_circuits_fall_back_and_sessions_leave_a_rolled_back_arm_by_default():
@@ -144,32 +131,26 @@ def test_circuits_fall_back_and_sessions_leave_a_rolled_back_arm_by_default():
     assert parse_config(ExperimentConfig, {"name": "e", "arms": {"a": {"bundle": "a"}}}).on_rollback == "cut"
 
 
-def test_sessions_of_a_rolled_back_arm_go_on_with_the_control(tmp_path):
+async def test_sessions_of_a_rolled_back_arm_go_on_with_the_control(tmp_path):
     arms = {"one": bundle(tmp_path, 1, False), "four": bundle(tmp_path, 4, False)}
 
-    async def body():
-        async with serving(config_of_arms(tmp_path, arms)) as (client, app):
-            before = {f"s{k}": (await ask(client, f"s{k}")).json()["arm"] for k in range(20)}
-            router = app.service.endpoints.routers["exp"]
-            app.service.roll_back(router, "four", "test")
-            await until_async(lambda: "four" in router.state.rolled_back)
-            return before, {session: (await ask(client, session)).json()["arm"] for session in before}
-
-    before, after = asyncio.run(body())
+    async with serving(config_of_arms(tmp_path, arms)) as (client, app):
+        before = {f"s{k}": (await ask(client, f"s{k}")).json()["arm"] for k in range(20)}
+        router = app.service.endpoints.routers["exp"]
+        app.service.roll_back(router, "four", "test")
+        await until_async(lambda: "four" in router.state.rolled_back)
+        after = {session: (await ask(client, session)).json()["arm"] for session in before}
     assert set(before.values()) == {"one", "four"} and set(after.values()) == {"one"}
 
 
-def test_weights_that_were_rolled_back_are_refused_under_another_runs_name(tmp_path):
+async def test_weights_that_were_rolled_back_are_refused_under_another_runs_name(tmp_path):
     arms = {"one": bundle(tmp_path, 1, False), "four": bundle(tmp_path, 4, False)}
     again = arms | {"four": bundle(tmp_path, 4, False, run="another")}
     assert again["four"] != arms["four"]
 
-    async def body():
-        async with serving(config_of_arms(tmp_path, arms)) as (_, app):
-            app.service.roll_back(app.service.endpoints.routers["exp"], "four", "test")
-            await until_async(lambda: app.service.endpoints.routers["exp"].state.rolled_back)
-
-    asyncio.run(body())
+    async with serving(config_of_arms(tmp_path, arms)) as (_, app):
+        app.service.roll_back(app.service.endpoints.routers["exp"], "four", "test")
+        await until_async(lambda: app.service.endpoints.routers["exp"].state.rolled_back)
     config = config_of_arms(tmp_path, again, name="next")
     with pytest.raises(MarlRayError, match=r"arms\.four: the weights of bundle .* have been rolled back in"):
         Gateway(config)

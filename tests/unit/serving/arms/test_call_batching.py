@@ -24,67 +24,58 @@ class Callee:
         return [ValueError(f"{n} is odd") if n % 2 else 2 * n for n in given]
 
 
-def test_what_comes_while_calls_are_under_way_goes_together():
-    async def run():
-        callee = Callee()
-        requests = CallBatcher(callee, replicas=1, deadline_s=5)
-        first = [asyncio.ensure_future(requests.ask(n)) for n in (0, 2)]
-        await until_async(lambda: len(callee.calls) == 1, "the first call")
-        second = asyncio.ensure_future(requests.ask(4))
-        await until_async(lambda: len(callee.calls) == 2, "the second call")
-        others = [asyncio.ensure_future(requests.ask(n)) for n in (6, 8, 10)]
-        await asyncio.sleep(0.01)
-        assert callee.calls == [[0, 2], [4]]
-        callee.open.set()
-        assert await asyncio.gather(*first, second, *others) == [0, 4, 8, 12, 16, 20]
-        assert callee.calls[2:] == [[6, 8, 10]]
-        assert await requests.ask(12) == 24
-
-    asyncio.run(run())
+async def test_what_comes_while_calls_are_under_way_goes_together():
+    callee = Callee()
+    requests = CallBatcher(callee, replicas=1, deadline_s=5)
+    first = [asyncio.ensure_future(requests.ask(n)) for n in (0, 2)]
+    await until_async(lambda: len(callee.calls) == 1, "the first call")
+    second = asyncio.ensure_future(requests.ask(4))
+    await until_async(lambda: len(callee.calls) == 2, "the second call")
+    others = [asyncio.ensure_future(requests.ask(n)) for n in (6, 8, 10)]
+    await asyncio.sleep(0.01)
+    assert callee.calls == [[0, 2], [4]]
+    callee.open.set()
+    assert await asyncio.gather(*first, second, *others) == [0, 4, 8, 12, 16, 20]
+    assert callee.calls[2:] == [[6, 8, 10]]
+    assert await requests.ask(12) == 24
 
 
-def test_a_request_that_fails_fails_alone_and_a_call_that_fails_fails_all_its_requests():
-    async def run():
-        callee = Callee()
-        callee.open.set()
-        requests = CallBatcher(callee, replicas=1, deadline_s=5)
-        results = await asyncio.gather(*(requests.ask(n) for n in (1, 2)), return_exceptions=True)
-        assert repr(results[0]) == "ValueError('1 is odd')" and results[1] == 4
+async def test_a_request_that_fails_fails_alone_and_a_call_that_fails_fails_all_its_requests():
+    callee = Callee()
+    callee.open.set()
+    requests = CallBatcher(callee, replicas=1, deadline_s=5)
+    results = await asyncio.gather(*(requests.ask(n) for n in (1, 2)), return_exceptions=True)
+    assert repr(results[0]) == "ValueError('1 is odd')" and results[1] == 4
 
-        async def broken(given):
-            raise OSError("gone")
+    async def broken(given):
+        raise OSError("gone")
 
-        async def short(given):
-            return []
+    async def short(given):
+        return []
 
-        for call, message in ((broken, "gone"), (short, "expected 2 answers, got 0")):
-            failing = CallBatcher(call, replicas=1, deadline_s=5)
-            results = await asyncio.gather(failing.ask(0), failing.ask(2), return_exceptions=True)
-            assert [str(error) for error in results] == [message, message]
-            assert results[0].pass_number == results[1].pass_number
-
-    asyncio.run(run())
+    for call, message in ((broken, "gone"), (short, "expected 2 answers, got 0")):
+        failing = CallBatcher(call, replicas=1, deadline_s=5)
+        results = await asyncio.gather(failing.ask(0), failing.ask(2), return_exceptions=True)
+        assert [str(error) for error in results] == [message, message]
+        assert results[0].pass_number == results[1].pass_number
 
 
-def test_calls_that_hang_free_their_place_and_given_up_requests_are_not_sent():
-    async def run():
-        callee = Callee()
-        requests = CallBatcher(callee, replicas=1, deadline_s=0.3)
-        hangs = []
-        for number, n in enumerate((0, 8), 1):
-            hangs.append(asyncio.ensure_future(requests.ask(n)))
-            await until_async(lambda number=number: len(callee.calls) == number, "a call that hangs")
-        given_up, late = asyncio.ensure_future(requests.ask(2)), asyncio.ensure_future(requests.ask(4))
-        await asyncio.sleep(0.05)
-        given_up.cancel()
-        results = await asyncio.gather(*hangs, late, return_exceptions=True)
-        assert [type(error) for error in results] == [LostError] * 3
-        assert results[0].pass_number != results[1].pass_number
-        callee.open.set()
-        assert await requests.ask(6) == 12
-        assert 2 not in [n for call in callee.calls for n in call]
-
-    asyncio.run(run())
+async def test_calls_that_hang_free_their_place_and_given_up_requests_are_not_sent():
+    callee = Callee()
+    requests = CallBatcher(callee, replicas=1, deadline_s=0.3)
+    hangs = []
+    for number, n in enumerate((0, 8), 1):
+        hangs.append(asyncio.ensure_future(requests.ask(n)))
+        await until_async(lambda number=number: len(callee.calls) == number, "a call that hangs")
+    given_up, late = asyncio.ensure_future(requests.ask(2)), asyncio.ensure_future(requests.ask(4))
+    await asyncio.sleep(0.05)
+    given_up.cancel()
+    results = await asyncio.gather(*hangs, late, return_exceptions=True)
+    assert [type(error) for error in results] == [LostError] * 3
+    assert results[0].pass_number != results[1].pass_number
+    callee.open.set()
+    assert await requests.ask(6) == 12
+    assert 2 not in [n for call in callee.calls for n in call]
 
 
 def test_waiting_too_long_behind_calls_that_are_answered_is_no_failure():
@@ -104,7 +95,7 @@ def test_waiting_too_long_behind_calls_that_are_answered_is_no_failure():
     assert results[:4] == [0, 1, 2, 3]
 
 
-def test_no_call_is_made_in_the_name_of_one_client():
+async def test_no_call_is_made_in_the_name_of_one_client():
     client = contextvars.ContextVar("client", default="nobody")
     names = []
 
@@ -117,46 +108,34 @@ def test_no_call_is_made_in_the_name_of_one_client():
         client.set(n)
         return await requests.ask(n)
 
-    async def run():
-        requests = CallBatcher(call, replicas=1, deadline_s=5)
-        assert await asyncio.gather(*(ask_all(requests, n) for n in range(3))) == [0, 1, 2]
-        assert await asyncio.gather(*(ask_all(requests, n) for n in range(3))) == [0, 1, 2]
-
-    asyncio.run(run())
+    requests = CallBatcher(call, replicas=1, deadline_s=5)
+    assert await asyncio.gather(*(ask_all(requests, n) for n in range(3))) == [0, 1, 2]
+    assert await asyncio.gather(*(ask_all(requests, n) for n in range(3))) == [0, 1, 2]
     assert names == ["nobody", "nobody"]
 
 
-def test_a_call_that_the_other_side_cancels_fails_at_once():
+async def test_a_call_that_the_other_side_cancels_fails_at_once():
     async def cancelled(given):
         raise asyncio.CancelledError
 
-    async def run():
-        requests = CallBatcher(cancelled, replicas=1, deadline_s=30)
-        results = await asyncio.wait_for(asyncio.gather(requests.ask(0), requests.ask(1), return_exceptions=True), 5)
-        assert [str(error) for error in results] == ["the call was cancelled"] * 2
-
-    asyncio.run(run())
+    requests = CallBatcher(cancelled, replicas=1, deadline_s=30)
+    results = await asyncio.wait_for(asyncio.gather(requests.ask(0), requests.ask(1), return_exceptions=True), 5)
+    assert [str(error) for error in results] == ["the call was cancelled"] * 2
 
 
-def test_idle_replicas_share_a_burst():
-    async def run():
-        callee = Callee()
-        callee.open.set()
-        requests = CallBatcher(callee, replicas=4, deadline_s=5)
-        await asyncio.gather(*(requests.ask(n) for n in range(0, 16, 2)))
-        assert [len(call) for call in callee.calls] == [2, 2, 2, 2]
-
-    asyncio.run(run())
+async def test_idle_replicas_share_a_burst():
+    callee = Callee()
+    callee.open.set()
+    requests = CallBatcher(callee, replicas=4, deadline_s=5)
+    await asyncio.gather(*(requests.ask(n) for n in range(0, 16, 2)))
+    assert [len(call) for call in callee.calls] == [2, 2, 2, 2]
 
 
-def test_a_call_has_a_largest_size(monkeypatch):
+async def test_a_call_has_a_largest_size(monkeypatch):
     monkeypatch.setattr(call_batching, "LARGEST_CALL", 3)
 
-    async def run():
-        callee = Callee()
-        callee.open.set()
-        requests = CallBatcher(callee, replicas=1, deadline_s=5)
-        assert await asyncio.gather(*(requests.ask(n) for n in range(0, 20, 2))) == list(range(0, 40, 4))
-        assert all(len(call) <= 3 for call in callee.calls)
-
-    asyncio.run(run())
+    callee = Callee()
+    callee.open.set()
+    requests = CallBatcher(callee, replicas=1, deadline_s=5)
+    assert await asyncio.gather(*(requests.ask(n) for n in range(0, 20, 2))) == list(range(0, 40, 4))
+    assert all(len(call) <= 3 for call in callee.calls)

@@ -1,6 +1,6 @@
 """An arm that is somebody else's model: our own gateway over real HTTP is the other side."""
 
-import asyncio
+import contextlib
 import json
 
 import httpx
@@ -50,87 +50,117 @@ async def by_arm(client, **more) -> dict[str, str]:
     return sessions
 
 
-def test_our_model_against_theirs_by_every_route(other_gateway, text_bundles, tmp_path):
-    """The arm says what the other gateway says of itself; its tokens have a price, which its sessions carry."""
+SAMPLED = {"max_tokens": 30, "temperature": 0.7, "top_p": 0.9}
+DIRECT = {"model": "exp", "messages": CHAT["messages"], "seed": ASK["seed"]} | SAMPLED
+"""The question that ours asks theirs, as a client of theirs would ask it."""
+
+
+@contextlib.asynccontextmanager
+async def both_models(other_gateway: str, bundle: str, folder):
+    """A client of our gateway, our gateway, and a session that meets theirs and has had one token of it."""
     rails = [{"name": "cost_usd", "margin": 0.01}]
-
-    async def run():
-        headers = {"authorization": f"Bearer {KEY}"}
-        async with (
-            serving(against(other_gateway, text_bundles["one"], tmp_path, guardrails=rails)) as (client, app),
-            httpx.AsyncClient(base_url=other_gateway, headers=headers, timeout=60) as direct,
-        ):
-            session = (await by_arm(client))["theirs"]
-            question = ASK | {"session_id": session, "max_tokens": 30, "temperature": 0.7, "top_p": 0.9}
-            said = await post(client, "/generate", question)
-            body = {"model": "exp", "messages": [{"role": "user", "content": "hello"}], "seed": 5}
-            body |= {"max_tokens": 30, "temperature": 0.7, "top_p": 0.9}
-            expected = (await direct.post("/chat/completions", json=body)).json()
-            choice = expected["choices"][0]
-            assert (said["arm"], said["text"], said["finish_reason"]) == (
-                "theirs", choice["message"]["content"], choice["finish_reason"],
-            )  # fmt: skip
-            assert said["tokens"] == said["log_probs"] == []
-            parts = await events(client, "/generate", question)
-            assert len(parts) > 2 and "".join(part["text"] for part in parts) == said["text"]
-            chat = CHAT | {"user": session, "logprobs": True, "top_logprobs": 2, "max_tokens": 30}
-            reply = await post(client, "/v1/chat/completions", chat)
-            own = await direct.post("/chat/completions", json=body | {k: chat[k] for k in ("logprobs", "top_logprobs")})
-            assert reply["usage"]["completion_tokens"] == 30 == len(reply["choices"][0]["logprobs"]["content"])
-            assert len(own.json()["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == 2
-            acted = await post(client, "/v1/act", {"session_id": session, "observations": {"writer": "hello"}})
-            assert acted["arm"] == "theirs" and isinstance(acted["actions"]["writer"], str) and acted["log_probs"] == {}
-            prompt = expected["usage"]["prompt_tokens"]
-            first, longer, act = 1, 30, 12
-            tokens = first + 3 * longer + act
-            spent = (5 * prompt * PRICE["prompt"] + tokens * PRICE["completion"]) / 1e6
-            await post(client, "/v1/outcomes", {"session_id": session, "value": 1})
-            assert dict(app.service.store.metric_values("exp", "cost_usd"))[session] == pytest.approx(spent)
-            metrics = (await client.get("/metrics")).text
-            assert 'marl_ray_gateway_cost_usd_total{arm="theirs",experiment="exp"}' in metrics
-            assert 'cost_usd_total{arm="ours"' not in metrics and f"Bearer {KEY}" not in metrics
-            report = (await client.get("/v1/experiments/exp")).json()
-            assert report["arms"]["theirs"]["bundle"] == other_gateway and report["guardrails"][0]["name"] == "cost_usd"
-            listed = (await client.get("/v1/models")).json()["models"]
-            assert {model["bundle"] for model in listed} == {text_bundles["one"], other_gateway}
-            page = await client.get("/ui/experiments/exp")
-            assert page.status_code == 200 and (await client.get("/v1/endpoints")).status_code == 200
-
-    asyncio.run(run())
+    async with serving(against(other_gateway, bundle, folder, guardrails=rails)) as (client, app):
+        yield client, app, (await by_arm(client))["theirs"]
 
 
-def test_what_a_unit_costs_is_added_up_over_replicas(other_gateway, text_bundles, tmp_path):
+def directly(other_gateway: str) -> httpx.AsyncClient:
+    """A client of their gateway."""
+    headers = {"authorization": f"Bearer {KEY}"}
+    return httpx.AsyncClient(base_url=other_gateway, headers=headers, timeout=60)
+
+
+async def test_a_text_of_theirs_is_what_their_gateway_writes_whole_or_in_parts(other_gateway, text_bundles, tmp_path):
+    async with (
+        both_models(other_gateway, text_bundles["one"], tmp_path) as (client, _, session),
+        directly(other_gateway) as direct,
+    ):
+        question = ASK | SAMPLED | {"session_id": session}
+        said = await post(client, "/generate", question)
+        parts = await events(client, "/generate", question)
+        [choice] = (await direct.post("/chat/completions", json=DIRECT)).json()["choices"]
+    assert (said["arm"], said["text"]) == ("theirs", choice["message"]["content"])
+    assert said["finish_reason"] == choice["finish_reason"]
+    assert said["tokens"] == said["log_probs"] == []  # ours does not know their tokens
+    assert len(parts) > 2 and "".join(part["text"] for part in parts) == said["text"]
+
+
+async def test_a_chat_with_theirs_has_their_log_probabilities(other_gateway, text_bundles, tmp_path):
+    wanted = {"logprobs": True, "top_logprobs": 2}
+    async with (
+        both_models(other_gateway, text_bundles["one"], tmp_path) as (client, _, session),
+        directly(other_gateway) as direct,
+    ):
+        reply = await post(client, "/v1/chat/completions", CHAT | wanted | SAMPLED | {"user": session})
+        own = (await direct.post("/chat/completions", json=DIRECT | wanted)).json()
+    tokens = reply["choices"][0]["logprobs"]["content"]
+    assert reply["usage"]["completion_tokens"] == 30 == len(tokens)
+    assert tokens == own["choices"][0]["logprobs"]["content"] and len(tokens[0]["top_logprobs"]) == 2
+
+
+async def test_an_act_of_theirs_is_a_text(other_gateway, text_bundles, tmp_path):
+    async with both_models(other_gateway, text_bundles["one"], tmp_path) as (client, _, session):
+        acted = await post(client, "/v1/act", {"session_id": session, "observations": {"writer": "hello"}})
+    assert acted["arm"] == "theirs" and isinstance(acted["actions"]["writer"], str) and acted["log_probs"] == {}
+
+
+async def test_each_token_of_theirs_has_its_price_by_every_route(other_gateway, text_bundles, tmp_path):
+    """The outcome of a session carries what its requests have cost; a metric has the sum, and nobody reads the key."""
+    async with both_models(other_gateway, text_bundles["one"], tmp_path) as (client, app, session):
+        question = ASK | SAMPLED | {"session_id": session}
+        await post(client, "/generate", question)
+        await events(client, "/generate", question)
+        chat = await post(client, "/v1/chat/completions", CHAT | SAMPLED | {"user": session})
+        await post(client, "/v1/act", {"session_id": session, "observations": {"writer": "hello"}})
+        await post(client, "/v1/outcomes", {"session_id": session, "value": 1})
+        cost = dict(app.service.store.metric_values("exp", "cost_usd"))[session]
+        metrics = (await client.get("/metrics")).text
+    first, longer, act, prompt = 1, 30, 12, chat["usage"]["prompt_tokens"]
+    tokens = first + 3 * longer + act
+    assert cost == pytest.approx((5 * prompt * PRICE["prompt"] + tokens * PRICE["completion"]) / 1e6)
+    assert 'marl_ray_gateway_cost_usd_total{arm="theirs",experiment="exp"}' in metrics
+    assert 'cost_usd_total{arm="ours"' not in metrics and f"Bearer {KEY}" not in metrics
+
+
+async def test_reports_lists_and_pages_name_theirs_by_its_url(other_gateway, text_bundles, tmp_path):
+    async with both_models(other_gateway, text_bundles["one"], tmp_path) as (client, _, _):
+        report = (await client.get("/v1/experiments/exp")).json()
+        listed = (await client.get("/v1/models")).json()["models"]
+        page = await client.get("/ui/experiments/exp")
+        endpoints = await client.get("/v1/endpoints")
+    assert report["arms"]["theirs"]["bundle"] == other_gateway and report["guardrails"][0]["name"] == "cost_usd"
+    assert {model["bundle"] for model in listed} == {text_bundles["one"], other_gateway}
+    assert (page.status_code, endpoints.status_code) == (200, 200) and other_gateway in page.text
+
+
+async def test_what_a_unit_costs_is_added_up_over_replicas(other_gateway, text_bundles, tmp_path):
     """Also where the outcome comes to a replica that has not met the unit; a unit of ours costs nothing."""
     config = against(other_gateway, text_bundles["one"], tmp_path, guardrails=[{"name": "cost_usd", "margin": 0.01}])
 
-    async def run():
-        async with serving(config) as (client, app), serving(config) as (other, second):
-            sessions = await by_arm(client)
-            question = ASK | {"session_id": sessions["theirs"], "max_tokens": 2}
-            for replica in (client, client, other):
-                await post(replica, "/generate", question)
-            app.service.follower.decide()
-            for session in sessions.values():
-                await post(other, "/v1/outcomes", {"session_id": session, "value": 1})
-            await post(client, "/generate", question)  # behind the outcome, in the unit's window
-            app.service.unit_reports.write()
-            metered = [
-                gateway.service.metrics.meters_of(gateway.service.endpoints.routers["exp"].config)
-                for gateway in (app, second)
-            ]
-            spent = sum(meters["theirs"].cost_usd for meters in metered)
-            stored = dict(second.service.store.metric_values("exp", "cost_usd"))
-            assert stored[sessions["theirs"]] == pytest.approx(spent) and spent > 0
-            assert stored[sessions["ours"]] == 0.0 and not second.service.store.corrections("exp")
-
-    asyncio.run(run())
+    async with serving(config) as (client, app), serving(config) as (other, second):
+        sessions = await by_arm(client)
+        question = ASK | {"session_id": sessions["theirs"], "max_tokens": 2}
+        for replica in (client, client, other):
+            await post(replica, "/generate", question)
+        app.service.follower.decide()
+        for session in sessions.values():
+            await post(other, "/v1/outcomes", {"session_id": session, "value": 1})
+        await post(client, "/generate", question)  # behind the outcome, in the unit's window
+        app.service.unit_reports.write()
+        metered = [
+            gateway.service.metrics.meters_of(gateway.service.endpoints.routers["exp"].config)
+            for gateway in (app, second)
+        ]
+        spent = sum(meters["theirs"].cost_usd for meters in metered)
+        stored = dict(second.service.store.metric_values("exp", "cost_usd"))
+        assert stored[sessions["theirs"]] == pytest.approx(spent) and spent > 0
+        assert stored[sessions["ours"]] == 0.0 and not second.service.store.corrections("exp")
 
 
-def test_tools_and_objects_are_theirs_too(other_gateway, tmp_path):
+async def test_tools_and_objects_are_theirs_too(other_gateway, tmp_path):
     arms = {"theirs": external(other_gateway)}
     weather = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 
-    async def body(client):
+    async with serving(against(other_gateway, "", tmp_path, arms)) as (client, _):
         question = CHAT | {"tools": [weather], "tool_choice": "required", "max_tokens": 400}
         path = "/v1/chat/completions"
         for seed in range(8):
@@ -157,22 +187,18 @@ def test_tools_and_objects_are_theirs_too(other_gateway, tmp_path):
         ]
         assert [answer.json()["error"]["field"] for answer in refused] == ["prompt", "top_k"]
 
-    with_gateway(against(other_gateway, "", tmp_path, arms), body)
-
 
 @pytest.mark.parametrize(
     ("url", "change"), [("", {"model": "none"}), ("", {"api_key_env": "WRONG"}), ("http://127.0.0.1:9/v1", {})]
 )
-def test_where_theirs_fails_ours_answers(url, change, other_gateway, text_bundles, tmp_path, monkeypatch, caplog):
+async def test_where_theirs_fails_ours_answers(url, change, other_gateway, text_bundles, tmp_path, monkeypatch, caplog):
     """An unknown model, a wrong key, nobody there: the control answers, and the failure counts."""
     monkeypatch.setenv("WRONG", "wrong-secret")
     arms = {"ours": {"bundle": text_bundles["one"]}, "theirs": external(url or other_gateway, **change)}
 
-    async def body(client):
+    async with serving(against(other_gateway, "", tmp_path, arms)) as (client, _):
         answers = [await post(client, "/generate", ASK | {"session_id": f"s{k}", "max_tokens": 1}) for k in range(12)]
-        return answers, (await client.get("/metrics")).text
-
-    answers, metrics = with_gateway(against(other_gateway, "", tmp_path, arms), body)
+        metrics = (await client.get("/metrics")).text
     assert {answer["arm"] for answer in answers} == {"ours"}
     assert {answer.get("fallback_for") for answer in answers} == {None, "theirs"}
     assert 'marl_ray_gateway_arm_failures_total{arm="theirs",experiment="exp"}' in metrics
@@ -186,30 +212,28 @@ def test_where_theirs_fails_ours_answers(url, change, other_gateway, text_bundle
         (chunk(delta={"content": "a"}), 503),  # it breaks off in mid-response
     ],
 )
-def test_a_unit_whose_cost_nobody_knows_has_none(other_gateway, tmp_path, body, status, caplog):
+async def test_a_unit_whose_cost_nobody_knows_has_none(other_gateway, tmp_path, body, status, caplog):
     """A server that names no usage is not for free: its units give no evidence on `cost_usd`, and one line says so."""
     usage = b'data: {"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": 3}}\n\n'
     arms = {"theirs": external(other_gateway, price=PRICE)}
     now = [1_000.0]
 
-    async def run():
-        config = against(other_gateway, "", tmp_path, arms, guardrails=[{"name": "cost_usd", "margin": 0.01}])
-        async with serving(config) as (client, app):
-            store, arm = app.service.store, app.service.endpoints.routers["exp"].arms["theirs"]
-            store.clock = lambda: now[0]
-            finished = chunk(delta={"content": "a"}) + chunk(finish_reason="stop")
-            for session, replies in (("a", finished + usage), ("b", body), ("b", finished + usage)):
-                arm.close()
-                arm.transport = httpx.ASGITransport(Replies(200, replies))
-                sent = await client.post("/generate", json=ASK | {"session_id": session})
-                assert sent.status_code == (status if replies is body else 200)
-            app.service.unit_reports.write()
-            now[0] += 10_000.0
-            record = store.experiment("exp")
-            values = store.judged_units(record, ["cost_usd"]).values["cost_usd"]
-            return values, store.look(record).reported["cost_usd"], (await client.get("/metrics")).text
-
-    values, reported, metrics = asyncio.run(run())
+    config = against(other_gateway, "", tmp_path, arms, guardrails=[{"name": "cost_usd", "margin": 0.01}])
+    async with serving(config) as (client, app):
+        store, arm = app.service.store, app.service.endpoints.routers["exp"].arms["theirs"]
+        store.clock = lambda: now[0]
+        finished = chunk(delta={"content": "a"}) + chunk(finish_reason="stop")
+        for session, replies in (("a", finished + usage), ("b", body), ("b", finished + usage)):
+            arm.close()
+            arm.transport = httpx.ASGITransport(Replies(200, replies))
+            sent = await client.post("/generate", json=ASK | {"session_id": session})
+            assert sent.status_code == (status if replies is body else 200)
+        app.service.unit_reports.write()
+        now[0] += 10_000.0
+        record = store.experiment("exp")
+        values = store.judged_units(record, ["cost_usd"]).values["cost_usd"]
+        reported = store.look(record).reported["cost_usd"]
+        metrics = (await client.get("/metrics")).text
     assert sorted(value for value in values if value == value) == pytest.approx([0.004]) and len(values) == 2
     assert reported == {"theirs": 1}
     assert caplog.text.count("names no usage") == (status == 200)

@@ -91,7 +91,7 @@ class Handle:
         return self._answer(*arguments)
 
 
-def test_an_arm_that_is_made_in_a_thread_uses_its_handle_on_the_loop(tmp_path):
+async def test_an_arm_that_is_made_in_a_thread_uses_its_handle_on_the_loop(tmp_path):
     from marl_ray.serving.arms.remote import RemoteArm
 
     served = load_actor_critics(bundle(tmp_path, 1, False))
@@ -99,11 +99,11 @@ def test_an_arm_that_is_made_in_a_thread_uses_its_handle_on_the_loop(tmp_path):
     async def answer(requests: Any) -> Any:
         return served.act([observations for observations, _, _ in requests])
 
-    async def body() -> Any:
-        arm = await asyncio.to_thread(RemoteArm, served, Handle(answer), 5.0, 1)
-        return [await arm.act({"agent": np.array(GOOD, np.float32)}, True) for _ in range(2)]
-
-    assert [int(actions["agent"][0]) for actions in asyncio.run(body())] == [1, 1]
+    arm = await asyncio.to_thread(RemoteArm, served, Handle(answer), 5.0, 1)
+    assert [
+        int(actions["agent"][0])
+        for actions in [await arm.act({"agent": np.array(GOOD, np.float32)}, True) for _ in range(2)]
+    ] == [1, 1]
 
 
 class Elsewhere:

@@ -113,16 +113,13 @@ def test_memory_keeps_the_last_used_answers_for_their_time(steps):
     asyncio.run(body())
 
 
-def test_a_get_counts_as_use():
-    async def body():
-        cache = MemoryCache(CacheConfig(entries=2), Clock())
-        await cache.put(b"a", b"1")
-        await cache.put(b"b", b"2")
-        await cache.get(b"a")
-        await cache.put(b"c", b"3")
-        return [await cache.get(key) for key in (b"a", b"b", b"c")]
-
-    assert asyncio.run(body()) == [b"1", None, b"3"]
+async def test_a_get_counts_as_use():
+    cache = MemoryCache(CacheConfig(entries=2), Clock())
+    await cache.put(b"a", b"1")
+    await cache.put(b"b", b"2")
+    await cache.get(b"a")
+    await cache.put(b"c", b"3")
+    assert [await cache.get(key) for key in (b"a", b"b", b"c")] == [b"1", None, b"3"]
 
 
 def test_the_config_chooses_the_cache():
@@ -332,7 +329,7 @@ def test_redis_that_hangs_is_a_miss(server, monkeypatch, caplog):
     assert len(caplog.messages) == 1
 
 
-def test_after_a_failure_only_one_request_a_second_asks_again(monkeypatch, caplog):
+async def test_after_a_failure_only_one_request_a_second_asks_again(monkeypatch, caplog):
     monkeypatch.setattr(module, "DEADLINE_S", 0.2)
     clock, came = Clock(), []
 
@@ -343,24 +340,21 @@ def test_after_a_failure_only_one_request_a_second_asks_again(monkeypatch, caplo
         finally:
             writer.close()
 
-    async def body():
-        async with await asyncio.start_server(silent, "127.0.0.1", 0) as listening:
-            port = listening.sockets[0].getsockname()[1]
-            cache = RedisCache(CacheConfig(url=f"redis://127.0.0.1:{port}/0"), clock)
-            questions = []
-            for _ in range(4):
-                for _ in range(5):
-                    assert await cache.get(b"k") is None
-                await asyncio.gather(*(cache.get(b"k") for _ in range(20)))
-                questions.append(len(came))
-                clock.now += 1.5
-            before = len(came)
-            await asyncio.gather(*(cache.get(b"k") for _ in range(20)))  # all at once, when it may be asked again
-            questions.append(len(came) - before)
-            await cache.close()
-        return questions
-
-    assert asyncio.run(body()) == [1, 2, 3, 4, 1]
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        cache = RedisCache(CacheConfig(url=f"redis://127.0.0.1:{port}/0"), clock)
+        questions = []
+        for _ in range(4):
+            for _ in range(5):
+                assert await cache.get(b"k") is None
+            await asyncio.gather(*(cache.get(b"k") for _ in range(20)))
+            questions.append(len(came))
+            clock.now += 1.5
+        before = len(came)
+        await asyncio.gather(*(cache.get(b"k") for _ in range(20)))  # all at once, when it may be asked again
+        questions.append(len(came) - before)
+        await cache.close()
+    assert questions == [1, 2, 3, 4, 1]
     assert len(caplog.messages) == 1
 
 

@@ -10,7 +10,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.serving.client.admin import ask
 
 
-def test_what_a_second_terminal_needs_is_printed_for_pasting() -> None:
+def test_what_a_second_terminal_needs_is_printed_for_pasting():
     lines = address_lines({"one": "http://127.0.0.1:8017", "two": "http://127.0.0.1:8017/two"}, "secret")
     assert lines[1:] == [
         "two runs at http://127.0.0.1:8017/two, its page at http://127.0.0.1:8017/two/ui",
@@ -30,7 +30,7 @@ def test_what_a_second_terminal_needs_is_printed_for_pasting() -> None:
 )
 def test_what_a_gateway_names_is_read_before_ray_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: str, named: str
-) -> None:
+):
     monkeypatch.chdir(tmp_path)
     Path("runs").mkdir()
     Path("serve.yaml").write_text(
@@ -42,7 +42,7 @@ def test_what_a_gateway_names_is_read_before_ray_starts(
     assert capsys.readouterr().err.splitlines()[-1].endswith("s  checking what serve.yaml names")
 
 
-def test_a_gateway_that_does_not_answer_is_an_error_with_the_remedy() -> None:
+def test_a_gateway_that_does_not_answer_is_an_error_with_the_remedy():
     with pytest.raises(
         MarlRayError,
         match=r"^gateway http://127.0.0.1:9/? does not answer: .* \(--url or MARL_RAY_GATEWAY names another",

@@ -1,11 +1,10 @@
 """An arm alone, for clients that compute actions themselves."""
 
-import asyncio
 import re
 from typing import Any
 
 import pytest
-from toy_serving.gateways import act, gateway_config, make_bundle, serving, with_gateway
+from toy_serving.gateways import act, gateway_config, make_bundle, serving
 from waiting import until_async
 
 from marl_ray.config import GatewayConfig, parse_config
@@ -14,14 +13,13 @@ from marl_ray.errors import MarlRayError
 from marl_ray.serving.scaling import scaling
 
 
-def test_an_arm_is_told_with_its_bundle_and_its_outcome_counts(config, bundles):
-    async def body(client) -> tuple[Any, ...]:
+async def test_an_arm_is_told_with_its_bundle_and_its_outcome_counts(config, bundles):
+    async with serving(config) as (client, _):
         answers = [(await client.post("/v1/assign", json={"session_id": f"s{k}"})).json() for k in range(20)]
         arms = [(await act(client, f"s{k}"))["arm"] for k in range(20)]
         outcome = await client.post("/v1/outcomes", json={"session_id": "s0", "value": 1.0})
-        return answers, arms, outcome.status_code, (await client.get("/v1/experiments/exp")).json()
-
-    answers, arms, outcome, report = with_gateway(config, body)
+        outcome = outcome.status_code
+        report = (await client.get("/v1/experiments/exp")).json()
     assert [answer["arm"] for answer in answers] == arms and set(arms) == {"one", "four"}
     for answer in answers:
         assert answer["bundle"] == bundles[answer["arm"]] and answer["digest"].startswith(
@@ -32,43 +30,35 @@ def test_an_arm_is_told_with_its_bundle_and_its_outcome_counts(config, bundles):
     assert sum(arm["exposures"] for arm in report["arms"].values()) == 20
 
 
-def test_who_only_asks_is_no_unit(config):
-    async def body(client) -> tuple[Any, ...]:
+async def test_who_only_asks_is_no_unit(config):
+    async with serving(config) as (client, _):
         first = (await client.post("/v1/assign", json={"session_id": "s", "expose": False})).json()
         outcome = await client.post("/v1/outcomes", json={"session_id": "s", "value": 1.0})
-        return first, outcome.status_code, (await act(client, "s"))["arm"]
-
-    first, outcome, arm = with_gateway(config, body)
+        outcome = outcome.status_code
+        arm = (await act(client, "s"))["arm"]
     assert (first["exposed"], outcome, first["arm"]) == (False, 404, arm)
 
 
-def test_bad_questions_are_named(config):
-    async def body(client) -> list[tuple[int, str]]:
+async def test_bad_questions_are_named(config):
+    async with serving(config) as (client, _):
         bodies = [{}, {"session_id": "s", "expose": "no"}, {"session_id": "s", "observations": {}}]
         bodies += [{"session_id": "s", "experiment": "none"}]
         answers = [await client.post("/v1/assign", json=body) for body in bodies]
-        return [(answer.status_code, answer.json()["error"]["field"]) for answer in answers]
-
-    messages = with_gateway(config, body)
+        messages = [(answer.status_code, answer.json()["error"]["field"]) for answer in answers]
     assert messages == [(400, "session_id"), (400, "expose"), (400, "observations"), (404, "experiment")]
 
 
-def test_a_bundle_that_one_replica_loads_ahead_all_hold(bundles, tmp_path, monkeypatch):
+async def test_a_bundle_that_one_replica_loads_ahead_all_hold(bundles, tmp_path, monkeypatch):
     config = gateway_config(bundles, tmp_path / "x.db")
     extra = make_bundle(tmp_path, 2)
 
-    async def body() -> None:
-        async with serving(config) as (_, first), serving(config) as (client, second):
-            first.service.notices.preload(extra, 4e9)  # as `POST /models/{version}/load` does
-            await until_async(
-                lambda: (
-                    extra in first.service.live_experiments.models and extra in second.service.live_experiments.models
-                )
-            )
-            listed = (await client.get("/v1/models")).json()["models"]
-            assert extra in {model["bundle"] for model in listed}
-
-    asyncio.run(body())
+    async with serving(config) as (_, first), serving(config) as (client, second):
+        first.service.notices.preload(extra, 4e9)  # as `POST /models/{version}/load` does
+        await until_async(
+            lambda: extra in first.service.live_experiments.models and extra in second.service.live_experiments.models
+        )
+        listed = (await client.get("/v1/models")).json()["models"]
+        assert extra in {model["bundle"] for model in listed}
 
 
 def test_replicas_are_a_number_or_a_range():

@@ -6,7 +6,7 @@ import jsonschema
 import numpy as np
 import pytest
 from gymnasium import spaces
-from toy_serving.gateways import SEES, act, bearer, gateway_config, make_bundle, with_gateway, write_keys
+from toy_serving.gateways import SEES, act, bearer, gateway_config, make_bundle, serving, write_keys
 from toy_serving.text_gateways import make_text_bundle, text_config
 
 from marl_ray.serving.handlers.openapi.document import openapi
@@ -23,16 +23,14 @@ def config(tmp_path):
     return gateway_config(bundles, tmp_path / "x.db")
 
 
-def test_server_and_model_tell_of_themselves(config):
-    async def body(client):
+async def test_server_and_model_tell_of_themselves(config):
+    async with serving(config) as (client, _):
         paths = ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/exp", "/v2/models/exp/ready")
         answers = [await client.get(path) for path in paths]
         assert [answer.status_code for answer in answers] == [200] * 5
         missing = [await client.get(f"/v2/models/none{end}") for end in ("", "/ready")]
         assert all(answer.status_code == 404 and answer.json().keys() == {"error"} for answer in missing)
-        return [answer.json() for answer in answers]
-
-    server, live, ready, model, model_ready = with_gateway(config, body)
+        server, live, ready, model, model_ready = [answer.json() for answer in answers]
     assert (server["name"], server["extensions"], live, ready) == ("marl-ray", [], {"live": True}, {"ready": True})
     assert model_ready == {"name": "exp", "ready": True}
     assert model["inputs"] == [{"name": agent, "datatype": "INT64", "shape": [3]} for agent in SEES]
@@ -42,23 +40,21 @@ def test_server_and_model_tell_of_themselves(config):
     ]
 
 
-def test_the_document_says_where_null_is_as_good_as_nothing(config):
+async def test_the_document_says_where_null_is_as_good_as_nothing(config):
     schema = {"$ref": "#/components/schemas/InferRequest", "components": DOCUMENT["components"]}
 
-    async def body(client):
+    async with serving(config) as (client, _):
         full = {"inputs": INPUTS, "id": None, "outputs": None, "parameters": {}}
         for name in full:
             sent = full | {name: None}
             status = (await client.post(INFER, json=sent, headers={"x-session-id": "s"})).status_code
             assert status == (200 if jsonschema.Draft202012Validator(schema).is_valid(sent) else 400), name
 
-    with_gateway(config, body)
 
-
-def test_an_inference_is_an_act(config):
+async def test_an_inference_is_an_act(config):
     """The session meets the same arm, by whichever of three names it comes, and its outcome counts."""
 
-    async def body(client):
+    async with serving(config) as (client, _):
         arms = set()
         for k in range(8):
             acted = await act(client, f"s{k}", mode="greedy")
@@ -86,37 +82,31 @@ def test_an_inference_is_an_act(config):
         assert reported.status_code == 200
         unknown = await client.post("/v1/outcomes", json={"session_id": "x", "value": 1})
         assert unknown.status_code == 404
-        return arms
-
-    assert with_gateway(config, body) == {"one", "four"}
+        assert arms == {"one", "four"}
 
 
-def test_outputs_may_be_chosen_and_actions_masked(config):
+async def test_outputs_may_be_chosen_and_actions_masked(config):
     mask = {"name": "agent_0.action_mask", "shape": [6], "datatype": "BOOL", "data": [False] * 5 + [True]}
 
-    async def body(client):
+    async with serving(config) as (client, _):
         body_sent = {"id": "s", "inputs": [INPUTS[0], mask], "outputs": [{"name": "agent_0.action"}]}
-        return (await client.post(INFER, json=body_sent)).json()["outputs"]
-
-    [output] = with_gateway(config, body)
+        [output] = (await client.post(INFER, json=body_sent)).json()["outputs"]
     assert output == {"name": "agent_0.action", "datatype": "INT64", "shape": [1], "data": [5]}
 
 
-def test_tensors_are_nested_or_flat(tmp_path):
+async def test_tensors_are_nested_or_flat(tmp_path):
     sees = spaces.Box(-1, 1, (2, 3), np.float32)
     bundle = make_bundle(tmp_path, 0, sees, ("a",), spaces.Box(-1, 1, (2,), np.float32))
     config = gateway_config({"one": bundle, "four": bundle}, tmp_path / "x.db")
     tensor = {"name": "a", "shape": [2, 3], "datatype": "FP32"}
     flat = [0, 0.5, 1, -1, 0.25, 0]
 
-    async def body(client):
+    async with serving(config) as (client, _):
         answers = []
         for data in (flat, [flat[:3], flat[3:]]):
             question = {"id": "s", "inputs": [tensor | {"data": data}], "parameters": {"mode": "greedy"}}
             answers.append((await client.post(INFER, json=question)).json()["outputs"])
-        return answers
-
-    first, second = with_gateway(config, body)
+        first, second = answers
     assert first == second and first[0]["shape"] == [2] == [len(first[0]["data"])]
 
 
@@ -152,8 +142,8 @@ WRONG = [
 ]
 
 
-def test_wrong_requests_are_refused_in_the_protocols_words(config):
-    async def body(client):
+async def test_wrong_requests_are_refused_in_the_protocols_words(config):
+    async with serving(config) as (client, _):
         for change, message in WRONG:
             answer = await client.post(INFER, json={"id": "s", "inputs": INPUTS} | change)
             assert answer.status_code == 400 and answer.json().keys() == {"error"}, (change, answer.text)
@@ -161,18 +151,16 @@ def test_wrong_requests_are_refused_in_the_protocols_words(config):
         binary = await client.post(INFER, content=b"{}123", headers={"inference-header-content-length": "2"})
         assert binary.status_code == 400 and "binary data extension" in binary.json()["error"]
 
-    with_gateway(config, body)
 
-
-def test_texts_are_for_other_routes_and_keys_are_needed(tmp_path):
+async def test_texts_are_for_other_routes_and_keys_are_needed(tmp_path):
     keys = write_keys(tmp_path / "keys.yaml", game=("inference",), ops=("admin",))
     config = text_config({"one": make_text_bundle(tmp_path, 1)}, tmp_path, api_keys=keys)
 
-    async def body(client):
+    statuses = [422, 403, 401, 422, 401]
+    async with serving(config) as (client, _):
         question = {"id": "s", "inputs": INPUTS}
         given = [await client.post(INFER, json=question, headers=bearer(key)) for key in ("game", "ops", "none")]
         answers = [await client.get("/v2/models/exp", headers=bearer("game")), await client.get("/v2/models/exp")]
-        return [(answer.status_code, list(answer.json())) for answer in (*given, *answers)]
-
-    statuses = [422, 403, 401, 422, 401]
-    assert with_gateway(config, body) == [(status, ["error"]) for status in statuses]
+        assert [(answer.status_code, list(answer.json())) for answer in (*given, *answers)] == [
+            (status, ["error"]) for status in statuses
+        ]

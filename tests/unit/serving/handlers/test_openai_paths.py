@@ -1,7 +1,7 @@
 """OpenAI's paths in the gateway: chats, completions and names of models."""
 
 import pytest
-from toy_serving.gateways import with_gateway
+from toy_serving.gateways import serving
 from toy_serving.text_gateways import ASK, CHAT, TEXT, events, make_text_bundle, post, text_config
 
 from marl_ray.policies.bundles.actor_critic import load_bundle
@@ -12,8 +12,8 @@ from marl_ray.policies.language.tiny_models import byte_tokenizer
 TOKENIZER = byte_tokenizer()
 
 
-def test_a_chat_is_the_text_in_openais_words(text_gateway, text_bundles):
-    async def body(client):
+async def test_a_chat_is_the_text_in_openais_words(text_gateway, text_bundles):
+    async with serving(text_gateway) as (client, _):
         said = await post(client, "/generate", ASK)
         chat = await post(client, "/v1/chat/completions", CHAT | {"logprobs": True})
         usage = {"stream_options": {"include_usage": True}}
@@ -21,9 +21,6 @@ def test_a_chat_is_the_text_in_openais_words(text_gateway, text_bundles):
         split = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
         other = await post(client, "/v1/chat/completions", CHAT | {"messages": [{"role": "user", "content": split}]})
         listed = (await client.get("/v1/models")).json()
-        return said, chat, parts, other, listed
-
-    said, chat, parts, other, listed = with_gateway(text_gateway, body)
     [choice] = chat["choices"]
     assert choice["message"] == {"role": "assistant", "content": said["text"], "refusal": None}
     assert [token["logprob"] for token in choice["logprobs"]["content"]] == said["log_probs"]
@@ -43,26 +40,24 @@ def test_a_chat_is_the_text_in_openais_words(text_gateway, text_bundles):
     assert [model["id"] for model in listed["data"]] == ["exp"] and len(listed["models"]) == 2
 
 
-def test_stop_strings_end_texts_and_chats_do_not_show_them(text_gateway):
-    async def body(client):
+async def test_stop_strings_end_texts_and_chats_do_not_show_them(text_gateway):
+    async with serving(text_gateway) as (client, _):
         free = await post(client, "/generate", ASK | {"max_tokens": 40})
         text = free["text"]
         at = next(k for k in range(3, len(text) - 2) if text[k : k + 2].isascii() and text.find(text[k : k + 2]) == k)
         stop = text[at : at + 2]
         said = await post(client, "/generate", ASK | {"max_tokens": 40, "stop": stop})
         parts = await events(client, "/v1/chat/completions", CHAT | {"max_tokens": 40, "stop": ["never", stop]})
-        return text[:at], stop, said, parts
-
-    before, stop, said, parts = with_gateway(text_gateway, body)
+        before = text[:at]
     assert (said["text"], said["finish_reason"]) == (before + stop, "stop")
     assert "".join(part["choices"][0]["delta"]["content"] for part in parts[:-1]) == before
 
 
-def test_completions_go_on_from_prompts_as_they_are(text_gateway, text_bundles):
+async def test_completions_go_on_from_prompts_as_they_are(text_gateway, text_bundles):
     """Without the chat template; several prompts are several choices by one arm."""
     path = "/v1/completions"
 
-    async def body(client):
+    async with serving(text_gateway) as (client, _):
         full = await post(client, path, TEXT | {"logprobs": 2})
         several = await post(client, path, TEXT | {"prompt": ["hello", "bye"]})
         ids = await post(client, path, TEXT | {"prompt": [*b"hello"]})
@@ -70,9 +65,6 @@ def test_completions_go_on_from_prompts_as_they_are(text_gateway, text_bundles):
         usage = {"stream_options": {"include_usage": True}}
         both = await events(client, path, TEXT | usage | {"prompt": [[*b"hello"], [*b"bye"]]})
         alone = await client.post(path, json=TEXT | {"user": None})
-        return full, several, ids, parts, both, alone
-
-    full, several, ids, parts, both, alone = with_gateway(text_gateway, body)
     [choice] = full["choices"]
     [engine] = [
         TorchEngine(b.policies["lm"])
@@ -99,14 +91,13 @@ def test_completions_go_on_from_prompts_as_they_are(text_gateway, text_bundles):
     assert alone.headers["x-session-id"] == alone.json()["id"]
 
 
-def test_the_most_likely_tokens_are_told_beside_each(text_gateway):
+async def test_the_most_likely_tokens_are_told_beside_each(text_gateway):
     question = CHAT | {"logprobs": True, "top_logprobs": 3, "temperature": 0}
 
-    async def body(client):
+    async with serving(text_gateway) as (client, _):
         full = await post(client, "/v1/chat/completions", question)
-        return full["choices"][0], await events(client, "/v1/chat/completions", question)
-
-    choice, parts = with_gateway(text_gateway, body)
+        choice = full["choices"][0]
+        parts = await events(client, "/v1/chat/completions", question)
     content = choice["logprobs"]["content"]
     for token in content:
         tops = token["top_logprobs"]
@@ -116,16 +107,14 @@ def test_the_most_likely_tokens_are_told_beside_each(text_gateway):
     assert streamed == content
 
 
-def test_a_model_is_found_by_its_name(tmp_path):
+async def test_a_model_is_found_by_its_name(tmp_path):
     agents = {"planner": "p", "critic": "q"}
     config = text_config({"one": make_text_bundle(tmp_path, 1, agents)}, tmp_path)
 
-    async def body(client):
+    async with serving(config) as (client, _):
         listed = (await client.get("/v1/models")).json()["data"]
         models = [(await client.get(f"/v1/models/{model['id']}")).json() for model in listed]
         quoted = (await client.get("/v1/models/exp%2Fcritic")).json()
         missing = [await client.get(f"/v1/models/{name}") for name in ("none", "exp", "exp/nobody")]
-        return listed, models, quoted, [(answer.status_code, answer.json()["error"]["code"]) for answer in missing]
-
-    listed, models, quoted, missing = with_gateway(config, body)
+        missing = [(answer.status_code, answer.json()["error"]["code"]) for answer in missing]
     assert models == listed and quoted == listed[1] and missing == [(404, "model_not_found")] * 3

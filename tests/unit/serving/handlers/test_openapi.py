@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 import schemathesis
-from toy_serving.gateways import with_gateway
+from toy_serving.gateways import serving
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.serving.handlers.openapi.document import PAGES, openapi
@@ -119,8 +119,8 @@ def test_a_request_to_create_is_a_config_with_a_reason():
     assert set(request["required"]) == {"name", "arms", "reason"}
 
 
-def test_the_examples_work_and_answers_are_as_described(config):
-    async def body(client):
+async def test_the_examples_work_and_answers_are_as_described(config):
+    async with serving(config) as (client, _):
         served = (await client.get("/openapi.json")).json()
         answers = []
         for path in ("/v1/act", "/v1/outcomes"):
@@ -128,9 +128,6 @@ def test_the_examples_work_and_answers_are_as_described(config):
             request = resolved(operation["requestBody"]["content"]["application/json"]["schema"])
             answer = await client.post(path, json=request["examples"][0])
             answers.append((answer, operation))
-        return served, answers
-
-    served, answers = with_gateway(config, body)
     assert served == json.loads(openapi(ROUTES, "", False))
     for answer, operation in answers:
         assert answer.status_code == 200, answer.text

@@ -1,6 +1,5 @@
 """Tools of chats: how templates show them, how calls are found, and that forced ones are calls."""
 
-import asyncio
 import json
 
 import pytest
@@ -132,56 +131,50 @@ def caller(tmp_path_factory):
     return make_text_bundle(tmp_path_factory.mktemp("caller"), 3, template=QWEN)
 
 
-def test_a_forced_call_and_an_object_come_from_the_gateway(caller, tmp_path):
+async def test_a_forced_call_and_an_object_come_from_the_gateway(caller, tmp_path):
     question = CHAT | {"tools": [tool("warmth"), tool("wind")], "max_tokens": 300}
 
-    async def run():
-        async with serving(text_config({"one": caller}, tmp_path)) as (client, app):
-            path, called = "/v1/chat/completions", []
-            for seed in range(3):
-                for choice in ("required", {"type": "function", "function": {"name": "wind"}}):
-                    body = question | {"tool_choice": choice, "seed": seed, "logprobs": True}
-                    full = (await post(client, path, body))["choices"][0]
-                    parts = [part["choices"][0] for part in (await events(client, path, body))[:-1]]
-                    assert parts[-1]["finish_reason"] == full["finish_reason"]
-                    if full["finish_reason"] != "tool_calls":
-                        continue
-                    [call] = full["message"]["tool_calls"]
-                    [joined] = [call for part in parts for call in part["delta"].get("tool_calls", [])]
-                    assert joined["function"] == call["function"] and isinstance(
-                        json.loads(call["function"]["arguments"], strict=False), dict
-                    )
-                    assert full["message"]["content"] is None
-                    called.append(call["function"]["name"])
-                    back = [*CHAT["messages"], full["message"]]
-                    back.append({"role": "tool", "tool_call_id": call["id"], "content": "20"})
-                    await post(client, path, question | {"messages": back, "max_tokens": 2})
-            assert "wind" in called
-            free = (await post(client, path, question | {"tool_choice": "none", "max_tokens": 2}))["choices"][0]
-            assert "tool_calls" not in free["message"]
-            objects = 0
-            for seed in range(4):
-                body = CHAT | {"response_format": {"type": "json_object"}, "seed": seed, "max_tokens": 300}
-                choice = (await post(client, path, body))["choices"][0]
-                if choice["finish_reason"] == "stop":
-                    objects += isinstance(json.loads(choice["message"]["content"], strict=False), dict)
-            assert objects and rows(app) == 0
-
-    asyncio.run(run())
+    async with serving(text_config({"one": caller}, tmp_path)) as (client, app):
+        path, called = "/v1/chat/completions", []
+        for seed in range(3):
+            for choice in ("required", {"type": "function", "function": {"name": "wind"}}):
+                body = question | {"tool_choice": choice, "seed": seed, "logprobs": True}
+                full = (await post(client, path, body))["choices"][0]
+                parts = [part["choices"][0] for part in (await events(client, path, body))[:-1]]
+                assert parts[-1]["finish_reason"] == full["finish_reason"]
+                if full["finish_reason"] != "tool_calls":
+                    continue
+                [call] = full["message"]["tool_calls"]
+                [joined] = [call for part in parts for call in part["delta"].get("tool_calls", [])]
+                assert joined["function"] == call["function"] and isinstance(
+                    json.loads(call["function"]["arguments"], strict=False), dict
+                )
+                assert full["message"]["content"] is None
+                called.append(call["function"]["name"])
+                back = [*CHAT["messages"], full["message"]]
+                back.append({"role": "tool", "tool_call_id": call["id"], "content": "20"})
+                await post(client, path, question | {"messages": back, "max_tokens": 2})
+        assert "wind" in called
+        free = (await post(client, path, question | {"tool_choice": "none", "max_tokens": 2}))["choices"][0]
+        assert "tool_calls" not in free["message"]
+        objects = 0
+        for seed in range(4):
+            body = CHAT | {"response_format": {"type": "json_object"}, "seed": seed, "max_tokens": 300}
+            choice = (await post(client, path, body))["choices"][0]
+            if choice["finish_reason"] == "stop":
+                objects += isinstance(json.loads(choice["message"]["content"], strict=False), dict)
+        assert objects and rows(app) == 0
 
 
-def test_tools_calls_and_guides_are_in_the_log(caller, tmp_path):
+async def test_tools_calls_and_guides_are_in_the_log(caller, tmp_path):
     kept = text_config({"one": caller}, tmp_path, decision_log=str(tmp_path / "log"))
     back = [*CHAT["messages"], CALLED | {"tool_calls": [CALLED["tool_calls"][0] | {"function": WARM}]}, RESULT]
     question = CHAT | {"tools": [tool("warmth")], "messages": back, "max_tokens": 8}
 
-    async def run():
-        async with serving(kept) as (client, _):
-            await post(client, "/v1/chat/completions", question)
-            await post(client, "/v1/chat/completions", question | {"tool_choice": "required"})
-            await post(client, "/v1/completions", {"model": "exp", "prompt": [1, 2, 3], "user": "s", "max_tokens": 2})
-
-    asyncio.run(run())
+    async with serving(kept) as (client, _):
+        await post(client, "/v1/chat/completions", question)
+        await post(client, "/v1/chat/completions", question | {"tool_choice": "required"})
+        await post(client, "/v1/completions", {"model": "exp", "prompt": [1, 2, 3], "user": "s", "max_tokens": 2})
     free, forced, raw = read_logged(str(kept.decision_log), "exp")
     assert free.messages[1]["tool_calls"][0]["function"] == {"name": "warmth", "arguments": {"city": "é"}}
     assert list(free.tools) == [tool("warmth")] and free.messages[2]["content"] == RESULT["content"]

@@ -7,40 +7,34 @@ import pytest
 from marl_ray.serving.http.deadlines import Deadlines
 
 
-def test_work_in_time_is_returned_and_late_work_is_cancelled():
-    async def run():
-        deadlines, cancelled = Deadlines(), []
+async def test_work_in_time_is_returned_and_late_work_is_cancelled():
+    deadlines, cancelled = Deadlines(), []
 
-        async def work(seconds):
-            try:
-                await asyncio.sleep(seconds)
-            except asyncio.CancelledError:
-                cancelled.append(seconds)
-                raise
-            return seconds
+    async def work(seconds):
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            cancelled.append(seconds)
+            raise
+        return seconds
 
-        assert await deadlines.run(work(0.01), 5) == 0.01
-        many = [asyncio.create_task(deadlines.run(work(s), 0.1)) for s in (0.0, 0.01, 3.0, 4.0)]
-        results = await asyncio.gather(*many, return_exceptions=True)
-        assert results[:2] == [0.0, 0.01]
-        assert [type(result) for result in results[2:]] == [TimeoutError, TimeoutError]
-        assert sorted(cancelled) == [3.0, 4.0]
-        # Nobody's cancellation is left behind: the same task goes on.
-        with pytest.raises(TimeoutError):
-            await deadlines.run(work(3.0), 0.01)
-        await asyncio.sleep(0)
-        return asyncio.current_task().cancelling()
-
-    assert asyncio.run(run()) == 0
+    assert await deadlines.run(work(0.01), 5) == 0.01
+    many = [asyncio.create_task(deadlines.run(work(s), 0.1)) for s in (0.0, 0.01, 3.0, 4.0)]
+    results = await asyncio.gather(*many, return_exceptions=True)
+    assert results[:2] == [0.0, 0.01]
+    assert [type(result) for result in results[2:]] == [TimeoutError, TimeoutError]
+    assert sorted(cancelled) == [3.0, 4.0]
+    # Nobody's cancellation is left behind: the same task goes on.
+    with pytest.raises(TimeoutError):
+        await deadlines.run(work(3.0), 0.01)
+    await asyncio.sleep(0)
+    assert asyncio.current_task().cancelling() == 0
 
 
-def test_a_cancellation_from_outside_is_one():
-    async def run():
-        deadlines = Deadlines()
-        task = asyncio.create_task(deadlines.run(asyncio.sleep(5), 5))
-        await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(run())
+async def test_a_cancellation_from_outside_is_one():
+    deadlines = Deadlines()
+    task = asyncio.create_task(deadlines.run(asyncio.sleep(5), 5))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -31,20 +30,17 @@ def read(kept: GatewayConfig) -> list[LoggedText]:
     return list(read_logged(str(kept.decision_log), "exp"))
 
 
-def test_every_route_logs_what_it_sent(kept, text_bundles):
+async def test_every_route_logs_what_it_sent(kept, text_bundles):
     bundles = {arm: load_bundle(text_bundles[arm]) for arm in text_bundles}
 
-    async def run() -> dict[str, Any]:
-        async with serving(kept) as (client, _):
-            return {
-                "whole": await post(client, "/generate", ASK | {"session_id": "a", "temperature": 0.5, "top_k": 7}),
-                "parts": await events(client, "/generate", ASK | {"session_id": "b"}),
-                "chat": await post(client, "/v1/chat/completions", CHAT | {"user": "c"}),
-                "act": await post(client, "/v1/act", {"session_id": "d", "observations": {"writer": "so"}}),
-                "greedy": await post(client, "/generate", ASK | {"session_id": "e", "temperature": 0}),
-            }
-
-    answers = asyncio.run(run())
+    async with serving(kept) as (client, _):
+        answers = {
+            "whole": await post(client, "/generate", ASK | {"session_id": "a", "temperature": 0.5, "top_k": 7}),
+            "parts": await events(client, "/generate", ASK | {"session_id": "b"}),
+            "chat": await post(client, "/v1/chat/completions", CHAT | {"user": "c"}),
+            "act": await post(client, "/v1/act", {"session_id": "d", "observations": {"writer": "so"}}),
+            "greedy": await post(client, "/generate", ASK | {"session_id": "e", "temperature": 0}),
+        }
     logged = {record.unit: record for record in read(kept)}
     assert sorted(logged) == ["a", "b", "c", "d", "e"]
     full, parts = answers["whole"], answers["parts"]
@@ -71,50 +67,44 @@ def test_every_route_logs_what_it_sent(kept, text_bundles):
     assert list(again.ids) == first.ids
 
 
-def test_of_a_stream_whose_client_leaves_the_log_has_what_was_sent(kept):
-    async def run() -> bytes:
-        async with serving(kept) as (_, app):
-            sent, left = [], asyncio.Event()
-            body = {"session_id": "s", "prompt": "hello", "stream": True, "max_tokens": CONTEXT - 20, "temperature": 0}
-            received = iter([{"type": "http.request", "body": json.dumps(body).encode()}])
+async def test_of_a_stream_whose_client_leaves_the_log_has_what_was_sent(kept):
+    async with serving(kept) as (_, app):
+        sent, left = [], asyncio.Event()
+        body = {"session_id": "s", "prompt": "hello", "stream": True, "max_tokens": CONTEXT - 20, "temperature": 0}
+        received = iter([{"type": "http.request", "body": json.dumps(body).encode()}])
 
-            async def receive():
-                if (message := next(received, None)) is not None:
-                    return message
-                await left.wait()
-                return {"type": "http.disconnect"}
+        async def receive():
+            if (message := next(received, None)) is not None:
+                return message
+            await left.wait()
+            return {"type": "http.disconnect"}
 
-            async def send(message):
-                sent.append(message.get("body", b""))
+        async def send(message):
+            sent.append(message.get("body", b""))
 
-            scope = {"type": "http", "method": "POST", "path": "/generate", "headers": []}
-            task = asyncio.create_task(app(scope, receive, send))
-            await until_async(lambda: len(sent) > 3)
-            left.set()
-            await asyncio.wait_for(task, 10)
-            await until_async(lambda: rows(app) == 0)
-            return b"".join(sent)
-
-    sent = asyncio.run(run()).split(b"\n\n")
-    events = [json.loads(line.removeprefix(b"data: ")) for line in sent if line]
+        scope = {"type": "http", "method": "POST", "path": "/generate", "headers": []}
+        task = asyncio.create_task(app(scope, receive, send))
+        await until_async(lambda: len(sent) > 3)
+        left.set()
+        await asyncio.wait_for(task, 10)
+        await until_async(lambda: rows(app) == 0)
+        lines = b"".join(sent).split(b"\n\n")
+    events = [json.loads(line.removeprefix(b"data: ")) for line in lines if line]
     (record,) = read(kept)
     ids = [number for part in events for number in part["tokens"]]
     assert record.finish == "cut" and record.ids[: len(ids)] == ids and 0 <= len(record.ids) - len(ids) < 50
 
 
-def test_texts_come_back_from_parquet_with_their_outcomes(kept, tmp_path):
-    async def run():
-        async with serving(kept) as (client, app):
-            for k in range(3):
-                await post(client, "/generate", ASK | {"session_id": "a", "seed": k})
-            await post(client, "/v1/chat/completions", CHAT | {"user": "b", "top_p": 0.5})
-            await post(client, "/generate", ASK | {"session_id": "silent"})
-            for unit, value in {"a": 0.25, "b": 1.0}.items():
-                await post(client, "/v1/outcomes", {"session_id": unit, "value": value, "metrics": {"cost": 2.0}})
-            await asyncio.to_thread(app.service.acts.close)
-            return export(app.service.store, "exp", kept.decision_log, str(tmp_path / "out"))
-
-    summary = asyncio.run(run())
+async def test_texts_come_back_from_parquet_with_their_outcomes(kept, tmp_path):
+    async with serving(kept) as (client, app):
+        for k in range(3):
+            await post(client, "/generate", ASK | {"session_id": "a", "seed": k})
+        await post(client, "/v1/chat/completions", CHAT | {"user": "b", "top_p": 0.5})
+        await post(client, "/generate", ASK | {"session_id": "silent"})
+        for unit, value in {"a": 0.25, "b": 1.0}.items():
+            await post(client, "/v1/outcomes", {"session_id": unit, "value": value, "metrics": {"cost": 2.0}})
+        await asyncio.to_thread(app.service.acts.close)
+        summary = export(app.service.store, "exp", kept.decision_log, str(tmp_path / "out"))
     assert (summary.units, summary.sequences, summary.decisions, summary.censored) == (2, 4, 4, 1)
     table = pq.read_table(summary.path).to_pylist()
     logged = [record for record in read(kept) if record.unit != "silent"]
@@ -131,36 +121,30 @@ def test_texts_come_back_from_parquet_with_their_outcomes(kept, tmp_path):
     assert (table[3]["top_p"], table[3]["asked"], table[0]["asked"]) == (0.5, ["top_p"], [])
 
 
-def test_a_response_that_was_exported_twice_is_read_once(kept, tmp_path):
+async def test_a_response_that_was_exported_twice_is_read_once(kept, tmp_path):
     """A second export into the same folder replaces the first; into another one beside it, it overlaps."""
     out = tmp_path / "out"
 
-    async def run():
-        async with serving(kept) as (client, app):
-            for k in range(3):  # two of them alike
-                await post(client, "/generate", ASK | {"session_id": "a", "seed": min(k, 1)})
-            await post(client, "/generate", ASK | {"session_id": "b"})
-            await asyncio.to_thread(app.service.acts.close)
-            for unit, folder in (("a", out), ("b", out), ("b", out / "tuesday")):
-                await post(client, "/v1/outcomes", {"session_id": unit, "value": 1.0})
-                export(app.service.store, "exp", kept.decision_log, str(folder))
-
-    asyncio.run(run())
+    async with serving(kept) as (client, app):
+        for k in range(3):  # two of them alike
+            await post(client, "/generate", ASK | {"session_id": "a", "seed": min(k, 1)})
+        await post(client, "/generate", ASK | {"session_id": "b"})
+        await asyncio.to_thread(app.service.acts.close)
+        for unit, folder in (("a", out), ("b", out), ("b", out / "tuesday")):
+            await post(client, "/v1/outcomes", {"session_id": unit, "value": 1.0})
+            export(app.service.store, "exp", kept.decision_log, str(folder))
     assert [path.name for path in out.rglob("*.parquet")] == ["exp.parquet"] * 2
     assert [record.unit for record in read_served(str(out))] == ["exp/a", "exp/a", "exp/a", "exp/b"]
 
 
-def test_an_answer_that_stands_in_is_logged_as_the_controls(text_bundles, tmp_path):
+async def test_an_answer_that_stands_in_is_logged_as_the_controls(text_bundles, tmp_path):
     bundles = {"one": text_bundles["one"], "four": make_text_bundle(tmp_path, 4, broken=True)}
     kept = text_config(bundles, tmp_path, decision_log=str(tmp_path / "log"))
 
-    async def run():
-        async with serving(kept) as (client, _):
-            for k in range(6):
-                await post(client, "/generate", ASK | {"session_id": f"s{k}"})
-                await post(client, "/v1/act", {"session_id": f"t{k}", "observations": {"writer": "hello"}})
-
-    asyncio.run(run())
+    async with serving(kept) as (client, _):
+        for k in range(6):
+            await post(client, "/generate", ASK | {"session_id": f"s{k}"})
+            await post(client, "/v1/act", {"session_id": f"t{k}", "observations": {"writer": "hello"}})
     logged = read(kept)
     assert len(logged) == 12 and {(record.arm, record.digest) for record in logged} == {
         ("one", load_bundle(text_bundles["one"]).digest)

@@ -1,7 +1,5 @@
 """The guardrail on errors that every experiment has."""
 
-import asyncio
-
 import numpy as np
 import pytest
 from toy_serving.fragile_arms import ask, bundle, config_of_arms
@@ -16,19 +14,16 @@ from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposur
 from marl_ray.serving.rollouts.rollout_control import ERRORS, config_of, decide, findings
 
 
-def test_every_experiment_has_a_guardrail_on_errors(tmp_path):
+async def test_every_experiment_has_a_guardrail_on_errors(tmp_path):
     arms = {"one": bundle(tmp_path, 1, False), "four": bundle(tmp_path, 4, False, broken=True)}
 
-    async def body():
-        async with serving(config_of_arms(tmp_path, arms)) as (client, app):
-            for k in range(30):
-                await ask(client, f"s{k}")
-            app.service.unit_reports.write()
-            record = app.service.store.experiment("exp")
-            (guardrail,) = findings(app.service.store, record, config_of(record)).guardrails
-            return guardrail, (await client.get("/v1/experiments/exp")).json()["guardrails"]
-
-    guardrail, (row,) = asyncio.run(body())
+    async with serving(config_of_arms(tmp_path, arms)) as (client, app):
+        for k in range(30):
+            await ask(client, f"s{k}")
+        app.service.unit_reports.write()
+        record = app.service.store.experiment("exp")
+        (guardrail,) = findings(app.service.store, record, config_of(record)).guardrails
+        (row,) = (await client.get("/v1/experiments/exp")).json()["guardrails"]
     assert (guardrail.name, guardrail.arm, guardrail.margin, guardrail.alpha) == ("error", "four", 0.01, 0.01)
     assert (row["name"], row["margin"]) == ("error", 0.01)
 

@@ -170,19 +170,16 @@ def test_of_several_replicas_one_sends_and_another_goes_on_for_one_that_died(rec
     assert not notices.claim(entry.id, now + 100, now + 130)
 
 
-def test_a_gateway_tells_at_once_and_waits_for_nobody(receiver, bundles, tmp_path):
+async def test_a_gateway_tells_at_once_and_waits_for_nobody(receiver, bundles, tmp_path):
     receiver.may_answer.clear()
     config = gateway_config(bundles, tmp_path / "x.db", webhook={"url": receiver.url})
 
-    async def body() -> None:
-        async with serving(config) as (_, first), serving(config):
-            first.service.store.change("exp", Action.ROLLBACK, epoch=None, actor="gateway", reason="harm", arm="four")
-            first.service.follower.look()
-            await until_async(lambda: receiver.got)
-            receiver.may_answer.set()
-            await asyncio.sleep(0.4)
-
-    asyncio.run(body())
+    async with serving(config) as (_, first), serving(config):
+        first.service.store.change("exp", Action.ROLLBACK, epoch=None, actor="gateway", reason="harm", arm="four")
+        first.service.follower.look()
+        await until_async(lambda: receiver.got)
+        receiver.may_answer.set()
+        await asyncio.sleep(0.4)
     assert receiver.in_time == [True], "the change waited for the answer"
     assert [json.loads(body)["arm"] for _, body in receiver.got] == ["four"]
 

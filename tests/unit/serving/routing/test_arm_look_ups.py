@@ -30,7 +30,7 @@ def test_a_ramp_leaves_most_units_where_they_are():
     assert PastTables([{"a": 1, "b": 1}, {"a": 2.0, "b": 2, "c": 0}], "salt").agree("anyone")
 
 
-def test_sessions_asked_for_together_share_a_statement_and_nobody_is_asked_for_twice():
+async def test_sessions_asked_for_together_share_a_statement_and_nobody_is_asked_for_twice():
     reads: list[list[tuple[str, str]]] = []
     gate = threading.Event()
 
@@ -39,24 +39,21 @@ def test_sessions_asked_for_together_share_a_statement_and_nobody_is_asked_for_t
         assert gate.wait(5)
         return {key: Assignment("a", 1, 0.5) for key in keys if key[1] != "new"}
 
-    async def play():
-        look_ups = LookUps(read, threads=1)
-        first = [asyncio.create_task(look_ups.ask("e", "s0")) for _ in range(3)]
-        await until_async(lambda: reads, "the first statement")
-        later = [asyncio.create_task(look_ups.ask("e", name)) for name in ("s1", "s2", "new", "s0", "s2")]
-        await asyncio.sleep(0.01)
-        later[0].cancel()  # it leaves, and the others have their answers
-        gate.set()
-        answers = await asyncio.wait_for(asyncio.gather(*first, *later[1:]), 5)
-        look_ups.close()
-        return answers
-
-    arms = [answer and answer.arm for answer in asyncio.run(play())]
+    look_ups = LookUps(read, threads=1)
+    first = [asyncio.create_task(look_ups.ask("e", "s0")) for _ in range(3)]
+    await until_async(lambda: reads, "the first statement")
+    later = [asyncio.create_task(look_ups.ask("e", name)) for name in ("s1", "s2", "new", "s0", "s2")]
+    await asyncio.sleep(0.01)
+    later[0].cancel()  # it leaves, and the others have their answers
+    gate.set()
+    answers = await asyncio.wait_for(asyncio.gather(*first, *later[1:]), 5)
+    look_ups.close()
+    arms = [answer and answer.arm for answer in answers]
     assert arms == ["a", "a", "a", "a", None, "a", "a"]
     assert [len(keys) for keys in reads] == [1, 3]
 
 
-def test_a_failure_reaches_everyone_who_waits_and_the_next_one_asks_anew():
+async def test_a_failure_reaches_everyone_who_waits_and_the_next_one_asks_anew():
     calls = []
 
     def read(keys):
@@ -65,17 +62,14 @@ def test_a_failure_reaches_everyone_who_waits_and_the_next_one_asks_anew():
             raise OSError("away")
         return {}
 
-    async def play():
-        look_ups = LookUps(read, threads=1)
-        results = await asyncio.gather(*(look_ups.ask("e", "s") for _ in range(2)), return_exceptions=True)
-        assert [str(error) for error in results] == ["away", "away"]
-        assert await look_ups.ask("e", "s") is None
-        look_ups.close()
-
-    asyncio.run(play())
+    look_ups = LookUps(read, threads=1)
+    results = await asyncio.gather(*(look_ups.ask("e", "s") for _ in range(2)), return_exceptions=True)
+    assert [str(error) for error in results] == ["away", "away"]
+    assert await look_ups.ask("e", "s") is None
+    look_ups.close()
 
 
-def test_a_statement_that_hangs_stops_no_other():
+async def test_a_statement_that_hangs_stops_no_other():
     begun, hung = threading.Event(), threading.Event()
 
     def read(keys):
@@ -84,14 +78,11 @@ def test_a_statement_that_hangs_stops_no_other():
             assert hung.wait(5)
         return {}
 
-    async def play():
-        look_ups = LookUps(read, threads=2)
-        slow = asyncio.create_task(look_ups.ask("e", "slow"))
-        await until_async(begun.is_set, "the slow statement")
-        assert await look_ups.ask("e", "quick") is None
-        assert not slow.done()
-        hung.set()
-        await slow
-        look_ups.close()
-
-    asyncio.run(play())
+    look_ups = LookUps(read, threads=2)
+    slow = asyncio.create_task(look_ups.ask("e", "slow"))
+    await until_async(begun.is_set, "the slow statement")
+    assert await look_ups.ask("e", "quick") is None
+    assert not slow.done()
+    hung.set()
+    await slow
+    look_ups.close()

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from toy_serving.gateways import act, serving, with_gateway
+from toy_serving.gateways import act, serving
 from toy_serving.gateways import gateway_config as config_of
 from waiting import until_async
 
@@ -39,61 +39,46 @@ def gateway(bundles, tmp_path, population: dict[str, Any] | None = None, **more:
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/act", "/v1/assign"])
-def test_bad_attributes_are_named(bundles, tmp_path, attributes, field, path):
-    async def body(client):
+async def test_bad_attributes_are_named(bundles, tmp_path, attributes, field, path):
+    async with serving(gateway(bundles, tmp_path)) as (client, _):
         sent = {"session_id": "s", "attributes": attributes} | (
             {"observations": {"agent_0": [0, 1, 2]}} if "act" in path else {}
         )
-        return await client.post(path, json=sent)
-
-    answer = with_gateway(gateway(bundles, tmp_path), body)
+        answer = await client.post(path, json=sent)
     assert (answer.status_code, answer.json()["error"]["field"]) == (400, field)
 
 
-def test_units_outside_of_the_population_are_with_the_control_and_not_counted(bundles, tmp_path):
+async def test_units_outside_of_the_population_are_with_the_control_and_not_counted(bundles, tmp_path):
     config = gateway(bundles, tmp_path, {"share": 0.5, "attributes": {"country": ["de", "at"], "paid": [True]}})
 
-    async def body():
-        async with serving(config) as (client, app):
-            right = {
-                f"s{k}": (await act(client, f"s{k}", attributes={"country": "at", "paid": True})) for k in range(80)
-            }
-            for k, wrong in enumerate(
-                [{"country": "de"}, {"country": "fr", "paid": True}, {"country": "de", "paid": 1}]
-            ):
-                for n in range(10):
-                    assert (await act(client, f"w{k}-{n}", attributes=wrong))["arm"] == "one"
-            assert (await act(client, "none"))["arm"] == "one"
-            app.service.exposures.flush()
-            return (
-                right,
-                {unit for unit in right if app.service.store.assignment("exp", unit)},
-                app.service.store.summary("exp"),
-            )
-
-    right, stored, summary = asyncio.run(body())
+    async with serving(config) as (client, app):
+        right = {f"s{k}": (await act(client, f"s{k}", attributes={"country": "at", "paid": True})) for k in range(80)}
+        for k, wrong in enumerate([{"country": "de"}, {"country": "fr", "paid": True}, {"country": "de", "paid": 1}]):
+            for n in range(10):
+                assert (await act(client, f"w{k}-{n}", attributes=wrong))["arm"] == "one"
+        assert (await act(client, "none"))["arm"] == "one"
+        app.service.exposures.flush()
+        stored = {unit for unit in right if app.service.store.assignment("exp", unit)}
+        summary = app.service.store.summary("exp")
     assert stored == {unit for unit in right if in_share("exp", 0.5, unit)} and 20 < len(stored) < 60
     assert {right[unit]["arm"] for unit in right if unit not in stored} == {"one"}
     assert sum(arm.exposures for arm in summary.values()) == len(stored)
 
 
-def test_clusters_take_part_or_are_held_out_as_wholes(bundles, tmp_path):
+async def test_clusters_take_part_or_are_held_out_as_wholes(bundles, tmp_path):
     config = gateway(bundles, tmp_path, {"share": 0.5}, holdouts={"exp": 0.3})
     config = config.model_copy(
         update={"experiments": [config.experiments[0].model_copy(update={"randomize": "cluster"})]}
     )
 
-    async def body():
-        async with serving(config) as (client, app):
-            for cluster in (f"c{k}" for k in range(20)):
-                answers = [await act(client, f"{cluster}-{k}", cluster_id=cluster) for k in range(2)]
-                app.service.exposures.flush()
-                out, inside = held_out("exp", 0.3, cluster), in_share("exp", 0.5, cluster)
-                stored = [app.service.store.assignment("exp", f"{cluster}-{k}") is not None for k in range(2)]
-                assert [answer.get("holdout", False) for answer in answers] == [out, out]
-                assert stored == [inside and not out] * 2
-
-    asyncio.run(body())
+    async with serving(config) as (client, app):
+        for cluster in (f"c{k}" for k in range(20)):
+            answers = [await act(client, f"{cluster}-{k}", cluster_id=cluster) for k in range(2)]
+            app.service.exposures.flush()
+            out, inside = held_out("exp", 0.3, cluster), in_share("exp", 0.5, cluster)
+            stored = [app.service.store.assignment("exp", f"{cluster}-{k}") is not None for k in range(2)]
+            assert [answer.get("holdout", False) for answer in answers] == [out, out]
+            assert stored == [inside and not out] * 2
 
 
 def test_a_unit_keeps_its_place_in_a_layer_in_whatever_cluster_it_comes(bundles, tmp_path):
@@ -132,45 +117,39 @@ def test_a_unit_keeps_its_place_in_a_layer_in_whatever_cluster_it_comes(bundles,
     assert unmoved["experiment"] == other["experiment"] == "high" and unmoved["arm"] == other["arm"]
 
 
-def test_treatments_get_no_copies_of_what_units_outside_of_the_population_ask(bundles, tmp_path):
+async def test_treatments_get_no_copies_of_what_units_outside_of_the_population_ask(bundles, tmp_path):
     config = gateway(bundles, tmp_path, {"share": 0.5})
     config = config.model_copy(
         update={"experiments": [config.experiments[0].model_copy(update={"strategy": "shadow"})]}
     )
 
-    async def body():
-        async with serving(config) as (client, app):
-            for k in range(20):
-                await act(client, f"s{k}")
-            shadows = app.service.endpoints.routers["exp"].shadows
-            inside = sum(in_share("exp", 0.5, f"s{k}") for k in range(20))
-            await until_async(lambda: shadows.totals["four"].acts >= inside)
-            await shadows.close()
-            assert shadows.totals["four"].acts == inside
-
-    asyncio.run(body())
+    async with serving(config) as (client, app):
+        for k in range(20):
+            await act(client, f"s{k}")
+        shadows = app.service.endpoints.routers["exp"].shadows
+        inside = sum(in_share("exp", 0.5, f"s{k}") for k in range(20))
+        await until_async(lambda: shadows.totals["four"].acts >= inside)
+        await shadows.close()
+        assert shadows.totals["four"].acts == inside
 
 
-def test_what_a_unit_has_met_it_keeps_whatever_its_attributes_are_later(bundles, tmp_path):
+async def test_what_a_unit_has_met_it_keeps_whatever_its_attributes_are_later(bundles, tmp_path):
     config = gateway(bundles, tmp_path, {"attributes": {"country": ["de"]}}, weights=(1.0, 1e6))
     inside, outside = {"attributes": {"country": "de"}}, {"attributes": {"country": "fr"}}
 
-    async def body():
-        async with serving(config) as (client, app):
-            assert (await act(client, "s", **inside))["arm"] == "four"
-            assert (await act(client, "s", **outside))["arm"] == (await act(client, "s"))["arm"] == "four"
-            assert (await act(client, "late", **outside))["arm"] == "one"
-            assert (await act(client, "late", **inside))["arm"] == "four"
-            assert (await act(client, "late", **outside))["arm"] == "four"
-            app.service.exposures.flush()
-        async with serving(config) as (client, app):  # which remembers nothing
-            assert [(await act(client, unit, **outside))["arm"] for unit in ("s", "late", "new")] == [
-                "four",
-                "four",
-                "one",
-            ]
-
-    asyncio.run(body())
+    async with serving(config) as (client, app):
+        assert (await act(client, "s", **inside))["arm"] == "four"
+        assert (await act(client, "s", **outside))["arm"] == (await act(client, "s"))["arm"] == "four"
+        assert (await act(client, "late", **outside))["arm"] == "one"
+        assert (await act(client, "late", **inside))["arm"] == "four"
+        assert (await act(client, "late", **outside))["arm"] == "four"
+        app.service.exposures.flush()
+    async with serving(config) as (client, app):  # which remembers nothing
+        assert [(await act(client, unit, **outside))["arm"] for unit in ("s", "late", "new")] == [
+            "four",
+            "four",
+            "one",
+        ]
 
 
 @pytest.mark.parametrize("later", [{"share": 0.01}, {"attributes": {"country": ["de"]}}])
@@ -192,43 +171,37 @@ def test_a_population_that_changes_is_an_epoch_and_leaves_everyone_where_they_ar
     assert second == first
 
 
-def test_units_that_never_can_have_been_in_are_not_looked_up(bundles, tmp_path, monkeypatch):
-    async def body():
-        for population in ({"share": 0.5}, {"share": 0.4}):
-            async with serving(gateway(bundles, tmp_path, population)) as (client, app):
-                units_read: list[str] = []
-                read = app.service.assigner.look_ups.ask
+async def test_units_that_never_can_have_been_in_are_not_looked_up(bundles, tmp_path, monkeypatch):
+    for population in ({"share": 0.5}, {"share": 0.4}):
+        async with serving(gateway(bundles, tmp_path, population)) as (client, app):
+            units_read: list[str] = []
+            read = app.service.assigner.look_ups.ask
 
-                async def ask(experiment: str, unit: str, read=read, units_read=units_read) -> Any:
-                    units_read.append(unit)
-                    return await read(experiment, unit)
+            async def ask(experiment: str, unit: str, read=read, units_read=units_read) -> Any:
+                units_read.append(unit)
+                return await read(experiment, unit)
 
-                monkeypatch.setattr(app.service.assigner.look_ups, "ask", ask)
-                for k in range(60):
-                    await act(client, f"s{population['share']}-{k}")
-        return units_read
-
-    units_read = asyncio.run(body())
+            monkeypatch.setattr(app.service.assigner.look_ups, "ask", ask)
+            for k in range(60):
+                await act(client, f"s{population['share']}-{k}")
     between = {
         f"s0.4-{k}" for k in range(60) if not in_share("exp", 0.4, f"s0.4-{k}") and in_share("exp", 0.5, f"s0.4-{k}")
     }
     assert set(units_read) == between and len(units_read) == len(between)
 
 
-def test_units_that_are_held_out_meet_no_experiment_and_are_told_so(bundles, tmp_path):
+async def test_units_that_are_held_out_meet_no_experiment_and_are_told_so(bundles, tmp_path):
     config = gateway(bundles, tmp_path, weights=(1.0, 1e6), holdouts={"exp": 0.3})
 
-    async def body():
-        async with serving(config) as (client, app):
-            answers = {f"s{k}": await act(client, f"s{k}") for k in range(60)}
-            report = await client.post(
-                "/v1/assign", json={"session_id": next(u for u in answers if held_out("exp", 0.3, u))}
-            )
-            app.service.exposures.flush()
-            stored = {unit for unit in answers if app.service.store.assignment("exp", unit)}
-            return answers, report.json(), stored, (await client.get("/metrics")).text
-
-    answers, report, stored, metrics = asyncio.run(body())
+    async with serving(config) as (client, app):
+        answers = {f"s{k}": await act(client, f"s{k}") for k in range(60)}
+        report = await client.post(
+            "/v1/assign", json={"session_id": next(u for u in answers if held_out("exp", 0.3, u))}
+        )
+        app.service.exposures.flush()
+        stored = {unit for unit in answers if app.service.store.assignment("exp", unit)}
+        report = report.json()
+        metrics = (await client.get("/metrics")).text
     out = {unit for unit in answers if held_out("exp", 0.3, unit)}
     assert {unit for unit, answer in answers.items() if answer.get("holdout")} == out and 5 < len(out) < 35
     assert all(answers[unit]["arm"] == "one" for unit in out) and stored == answers.keys() - out
@@ -236,32 +209,25 @@ def test_units_that_are_held_out_meet_no_experiment_and_are_told_so(bundles, tmp
     assert f'marl_ray_gateway_holdouts_total{{endpoint="exp"}} {len(out) + 1}.0' in metrics
 
 
-def test_a_hold_out_that_begins_later_leaves_units_with_what_they_have_met(bundles, tmp_path):
-    async def body():
-        async with serving(gateway(bundles, tmp_path, weights=(1.0, 1e6))) as (client, app):
-            assert {(await act(client, f"s{k}"))["arm"] for k in range(20)} == {"four"}
-            app.service.exposures.flush()
-        async with serving(gateway(bundles, tmp_path, weights=(1.0, 1e6), holdouts={"exp": 0.5})) as (client, app):
-            old = [await act(client, f"s{k}") for k in range(20)]
-            new = [await act(client, f"t{k}") for k in range(20)]
-            return old, new
-
-    old, new = asyncio.run(body())
+async def test_a_hold_out_that_begins_later_leaves_units_with_what_they_have_met(bundles, tmp_path):
+    async with serving(gateway(bundles, tmp_path, weights=(1.0, 1e6))) as (client, app):
+        assert {(await act(client, f"s{k}"))["arm"] for k in range(20)} == {"four"}
+        app.service.exposures.flush()
+    async with serving(gateway(bundles, tmp_path, weights=(1.0, 1e6), holdouts={"exp": 0.5})) as (client, app):
+        old = [await act(client, f"s{k}") for k in range(20)]
+        new = [await act(client, f"t{k}") for k in range(20)]
     assert all(answer["arm"] == "four" and "holdout" not in answer for answer in old)
     assert {answer["arm"] for answer in new} == {"one", "four"}
     assert all((answer["arm"] == "one") == answer.get("holdout", False) for answer in new)
 
 
-def test_a_promoted_arm_is_for_those_outside_too_and_not_for_the_hold_out(bundles, tmp_path):
+async def test_a_promoted_arm_is_for_those_outside_too_and_not_for_the_hold_out(bundles, tmp_path):
     config = gateway(bundles, tmp_path, {"share": 0.3}, holdouts={"exp": 0.3})
 
-    async def body():
-        async with serving(config) as (client, app):
-            app.service.store.change("exp", Action.PROMOTE, epoch=1, actor="a", reason="r", arm="four")
-            app.service.follower.look()
-            return {f"s{k}": await act(client, f"s{k}") for k in range(40)}
-
-    answers = asyncio.run(body())
+    async with serving(config) as (client, app):
+        app.service.store.change("exp", Action.PROMOTE, epoch=1, actor="a", reason="r", arm="four")
+        app.service.follower.look()
+        answers = {f"s{k}": await act(client, f"s{k}") for k in range(40)}
     for unit, answer in answers.items():
         assert answer["arm"] == ("one" if held_out("exp", 0.3, unit) else "four")
 

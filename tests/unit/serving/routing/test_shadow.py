@@ -25,62 +25,53 @@ async def settled(shadows: Shadows) -> None:
     await until_async(lambda: not shadows.under_way, "the end of all copies")
 
 
-def test_agreement_is_counted_per_decision_and_copies_are_greedy():
+async def test_agreement_is_counted_per_decision_and_copies_are_greedy():
     requests = []
 
     async def act(observations, greedy, masks):
         requests.append((observations, greedy, masks))
         return answers(1, [0.5, 2.0])
 
-    async def body():
-        shadows, masks = Shadows(4), {"a": np.array([True, False])}
-        assert shadows.send("new", act, SEEN, masks, answers(1, [0.5, 2.0]))
-        assert shadows.send("new", act, SEEN, masks, answers(1, [0.5, 2.5]))
-        assert not requests, "the caller waited"
-        await settled(shadows)
-        return shadows.totals, masks
-
-    totals, masks = asyncio.run(body())
+    shadows, masks = Shadows(4), {"a": np.array([True, False])}
+    assert shadows.send("new", act, SEEN, masks, answers(1, [0.5, 2.0]))
+    assert shadows.send("new", act, SEEN, masks, answers(1, [0.5, 2.5]))
+    assert not requests, "the caller waited"
+    await settled(shadows)
+    totals = shadows.totals
     new = totals["new"]
     assert (new.acts, new.errors, new.dropped, new.decisions, new.agreed) == (2, 0, 0, 4, 3)
     assert new.seconds >= 0
     assert all(seen is SEEN and greedy is True and allowed is masks for seen, greedy, allowed in requests)
 
 
-def test_a_real_arm_is_compared(bundles):
+async def test_a_real_arm_is_compared(bundles):
     agents = {"agent_0": np.array([0, 1, 2]), "agent_1": np.array([2, 3, 4])}
 
-    async def body():
-        arm_one, arm_four = (
-            ArmBatcher(load_bundle(bundles[arm]), Passes(64, np.random.default_rng(0))) for arm in ("one", "four")
-        )
-        shadows = Shadows(4)
-        for arm, batcher in (("one", arm_one), ("four", arm_four)):
-            shadows.send(arm, batcher.act, agents, {}, await arm_one.act(agents, True))
-        await settled(shadows)
-        return shadows.totals
-
-    totals = asyncio.run(body())
+    arm_one, arm_four = (
+        ArmBatcher(load_bundle(bundles[arm]), Passes(64, np.random.default_rng(0))) for arm in ("one", "four")
+    )
+    shadows = Shadows(4)
+    for arm, batcher in (("one", arm_one), ("four", arm_four)):
+        shadows.send(arm, batcher.act, agents, {}, await arm_one.act(agents, True))
+    await settled(shadows)
+    totals = shadows.totals
     assert {arm: (t.decisions, t.agreed) for arm, t in totals.items()} == {"one": (2, 2), "four": (2, 0)}
 
 
-def test_more_than_the_limit_are_dropped_and_counted():
+async def test_more_than_the_limit_are_dropped_and_counted():
     gate = asyncio.Event()
 
     async def act(observations, greedy, masks):
         await gate.wait()
         return answers(1, 1)
 
-    async def body():
-        shadows = Shadows(2)
-        sent = [shadows.send("new", act, SEEN, {}, answers(1, 1)) for _ in range(5)]
-        gate.set()
-        await settled(shadows)
-        sent.append(shadows.send("new", act, SEEN, {}, answers(1, 1)))
-        await settled(shadows)
-        return sent, shadows.totals["new"]
-
-    sent, totals = asyncio.run(body())
+    shadows = Shadows(2)
+    sent = [shadows.send("new", act, SEEN, {}, answers(1, 1)) for _ in range(5)]
+    gate.set()
+    await settled(shadows)
+    sent.append(shadows.send("new", act, SEEN, {}, answers(1, 1)))
+    await settled(shadows)
+    totals = shadows.totals["new"]
     assert sent == [True, True, False, False, False, True]
     assert (totals.acts, totals.dropped) == (3, 3)
 
@@ -108,34 +99,28 @@ def _is_no_coroutine(observations, greedy, masks):
 
 
 @pytest.mark.parametrize("act", [_fails, _hangs, _forgets_an_agent, _is_cancelled_from_within, _is_no_coroutine])
-def test_failures_and_timeouts_are_counted_and_raise_nothing(act, caplog):
-    async def body():
-        complaints = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        shadows = Shadows(4, deadline_s=0.01)
-        assert shadows.send("new", act, SEEN, {}, answers(1, 1))
-        await settled(shadows)
-        return shadows.totals["new"], complaints
-
-    totals, complaints = asyncio.run(body())
+async def test_failures_and_timeouts_are_counted_and_raise_nothing(act, caplog):
+    complaints = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    shadows = Shadows(4, deadline_s=0.01)
+    assert shadows.send("new", act, SEEN, {}, answers(1, 1))
+    await settled(shadows)
+    totals = shadows.totals["new"]
     assert (totals.acts, totals.errors, totals.decisions, totals.agreed, totals.seconds) == (0, 1, 0, 0, 0.0)
     assert not complaints
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "\n" not in caplog.messages[0]
 
 
-def test_errors_are_logged_once_a_minute_per_arm(caplog):
+async def test_errors_are_logged_once_a_minute_per_arm(caplog):
     now = [0.0]
 
-    async def body():
-        shadows = Shadows(4, clock=lambda: now[0])
-        for now[0] in (0.0, 1.0, COMPLAINT_S - 1, COMPLAINT_S, COMPLAINT_S + 1):
-            shadows.send("new", _fails, SEEN, {}, answers(1, 1))
-            await settled(shadows)
-        shadows.send("other", _fails, SEEN, {}, answers(1, 1))
+    shadows = Shadows(4, clock=lambda: now[0])
+    for now[0] in (0.0, 1.0, COMPLAINT_S - 1, COMPLAINT_S, COMPLAINT_S + 1):
+        shadows.send("new", _fails, SEEN, {}, answers(1, 1))
         await settled(shadows)
-
-    asyncio.run(body())
+    shadows.send("other", _fails, SEEN, {}, answers(1, 1))
+    await settled(shadows)
     assert caplog.messages == [
         "shadow new: 1 copies failed so far, this one of RuntimeError: no weights",
         "shadow new: 4 copies failed so far, this one of RuntimeError: no weights",
@@ -143,7 +128,7 @@ def test_errors_are_logged_once_a_minute_per_arm(caplog):
     ]
 
 
-def test_close_cancels_what_is_under_way_and_no_more_is_sent(caplog):
+async def test_close_cancels_what_is_under_way_and_no_more_is_sent(caplog):
     cancelled = []
 
     async def act(observations, greedy, masks):
@@ -153,33 +138,28 @@ def test_close_cancels_what_is_under_way_and_no_more_is_sent(caplog):
             cancelled.append(True)
             raise
 
-    async def body():
-        shadows = Shadows(4)
-        for _ in range(3):
-            shadows.send("new", act, SEEN, {}, answers(1, 1))
-        await asyncio.sleep(0)
-        await shadows.close()
-        return shadows.send("new", act, SEEN, {}, answers(1, 1)), shadows.totals["new"]
-
-    sent, totals = asyncio.run(body())
+    shadows = Shadows(4)
+    for _ in range(3):
+        shadows.send("new", act, SEEN, {}, answers(1, 1))
+    await asyncio.sleep(0)
+    await shadows.close()
+    sent = shadows.send("new", act, SEEN, {}, answers(1, 1))
+    totals = shadows.totals["new"]
     assert not sent
     assert len(cancelled) == 3
     assert (totals.errors, totals.dropped) == (0, 1)
     assert not caplog.messages
 
 
-def test_close_does_not_wait_for_ever_for_an_arm_that_ignores_it():
+async def test_close_does_not_wait_for_ever_for_an_arm_that_ignores_it():
     async def act(observations, greedy, masks):
         for _ in range(50):
             with suppress(asyncio.CancelledError):
                 await asyncio.sleep(0.01)
         return answers(1, 1)
 
-    async def body():
-        shadows = Shadows(1, deadline_s=0.02)
-        shadows.send("new", act, SEEN, {}, answers(1, 1))
-        await asyncio.sleep(0)
-        await shadows.close()
-        return shadows.under_way
-
-    assert asyncio.run(body()) == 1
+    shadows = Shadows(1, deadline_s=0.02)
+    shadows.send("new", act, SEEN, {}, answers(1, 1))
+    await asyncio.sleep(0)
+    await shadows.close()
+    assert shadows.under_way == 1

@@ -4,7 +4,6 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from toy_serving.gateways import serving
@@ -20,25 +19,22 @@ from marl_ray.serving.routing.shadow import Shadows
 ASKED = TextRequest("writer", "hello", 5)
 
 
-def test_copies_of_every_route_are_written_and_compared(text_bundles, tmp_path):
+async def test_copies_of_every_route_are_written_and_compared(text_bundles, tmp_path):
     arms = {"one": text_bundles["one"], "same": text_bundles["one"], "four": text_bundles["four"]}
     shadowing = {"name": "exp", "strategy": "shadow", "arms": {arm: {"bundle": b} for arm, b in arms.items()}}
 
-    async def run() -> Any:
-        async with serving(text_config({}, tmp_path, experiments=[shadowing])) as (client, app):
-            answers = [
-                await post(client, "/generate", ASK),
-                (await events(client, "/generate", ASK | {"seed": 6}))[-1],
-                await post(client, "/v1/act", {"session_id": "s", "observations": {"writer": "hello"}}),
-            ]
-            await post(client, "/v1/chat/completions", CHAT)
-            totals = app.service.endpoints.routers["exp"].shadows.totals
-            await until_async(lambda: len(totals) == 2 and all(t.acts == 4 for t in totals.values()), deadline_s=30)
-            app.service.follower.decide()
-            shadow = (await client.get("/v1/experiments/exp")).json()["shadow"]
-            return answers, shadow, (await client.get("/ui/experiments/exp")).text
-
-    answers, shadow, page = asyncio.run(run())
+    async with serving(text_config({}, tmp_path, experiments=[shadowing])) as (client, app):
+        answers = [
+            await post(client, "/generate", ASK),
+            (await events(client, "/generate", ASK | {"seed": 6}))[-1],
+            await post(client, "/v1/act", {"session_id": "s", "observations": {"writer": "hello"}}),
+        ]
+        await post(client, "/v1/chat/completions", CHAT)
+        totals = app.service.endpoints.routers["exp"].shadows.totals
+        await until_async(lambda: len(totals) == 2 and all(t.acts == 4 for t in totals.values()), deadline_s=30)
+        app.service.follower.decide()
+        shadow = (await client.get("/v1/experiments/exp")).json()["shadow"]
+        page = (await client.get("/ui/experiments/exp")).text
     assert {answer["arm"] for answer in answers} == {"one"}
     same, four = shadow["same"], shadow["four"]
     assert (same["acts"], same["decisions"], same["agreed"], same["errors"]) == (4, 4, 4, 0)
@@ -50,70 +46,58 @@ def test_copies_of_every_route_are_written_and_compared(text_bundles, tmp_path):
     assert "Nats per served token" in page and f"{four['log_prob'] / tokens:.2f} (served" in page
 
 
-def test_a_text_of_another_tokenizer_is_read_in_the_arms_own_tokens(text_bundles):
-    async def run() -> Any:
-        arm = TextBatcher(load_bundle(text_bundles["one"]), 4, 10.0)
-        try:
-            prompt = [104, 105]
-            own = await arm.score("writer", prompt, [120, 121], "xy")
-            return (
-                own,
-                await arm.score("writer", prompt, [999_999], "xy"),
-                await arm.score("writer", prompt, [65], "xy"),
-            )
-        finally:
-            arm.close()
-
-    own, unknown, other = asyncio.run(run())
+async def test_a_text_of_another_tokenizer_is_read_in_the_arms_own_tokens(text_bundles):
+    arm = TextBatcher(load_bundle(text_bundles["one"]), 4, 10.0)
+    try:
+        prompt = [104, 105]
+        own = await arm.score("writer", prompt, [120, 121], "xy")
+        unknown = await arm.score("writer", prompt, [999_999], "xy")
+        other = await arm.score("writer", prompt, [65], "xy")
+    finally:
+        arm.close()
     assert own[0] == 2 and unknown == pytest.approx(own) and other == pytest.approx(own)
 
 
-def test_what_cannot_be_read_or_written_is_the_copys_error_alone(text_bundles, tmp_path):
+async def test_what_cannot_be_read_or_written_is_the_copys_error_alone(text_bundles, tmp_path):
     broken = make_text_bundle(tmp_path, 4, broken=True)
 
-    async def run() -> Any:
-        shadows, failing = Shadows(2), TextBatcher(load_bundle(broken), 4, 10.0)
-        short = TextBatcher(load_bundle(make_text_bundle(tmp_path, 1, context=16)), 4, 10.0)
-        try:
-            with pytest.raises(ArmError, match="a text of 20 tokens cannot be read here"):
-                await short.score("writer", [104], [65] * 20, "A" * 20)
-            assert shadows.send_text("failing", failing, ASKED, [65], [-1.0], "A")
-            too_long = replace(ASKED, changes={"max_tokens": 4000})
-            assert shadows.send_text("short", short, too_long, [65], [-1.0], "A")
-            assert not shadows.send_text("short", short, ASKED, [65], [-1.0], "A")  # two are under way
-            await until_async(lambda: not shadows.under_way, deadline_s=30)
-            return shadows.totals
-        finally:
-            failing.close()
-            short.close()
-
-    totals = asyncio.run(run())
+    shadows, failing = Shadows(2), TextBatcher(load_bundle(broken), 4, 10.0)
+    short = TextBatcher(load_bundle(make_text_bundle(tmp_path, 1, context=16)), 4, 10.0)
+    try:
+        with pytest.raises(ArmError, match="a text of 20 tokens cannot be read here"):
+            await short.score("writer", [104], [65] * 20, "A" * 20)
+        assert shadows.send_text("failing", failing, ASKED, [65], [-1.0], "A")
+        too_long = replace(ASKED, changes={"max_tokens": 4000})
+        assert shadows.send_text("short", short, too_long, [65], [-1.0], "A")
+        assert not shadows.send_text("short", short, ASKED, [65], [-1.0], "A")  # two are under way
+        await until_async(lambda: not shadows.under_way, deadline_s=30)
+        totals = shadows.totals
+    finally:
+        failing.close()
+        short.close()
     assert [(t.acts, t.errors, t.dropped) for t in (totals["failing"], totals["short"])] == [(0, 1, 0), (0, 1, 1)]
 
 
-def test_copies_that_wait_to_be_read_hold_up_no_client(text_bundles, monkeypatch):
-    async def run() -> bool:
-        arm, free = TextBatcher(load_bundle(text_bundles["one"]), 4, 10.0), threading.Event()
-        monkeypatch.setattr(arm.model("writer"), "score", lambda *given: free.wait(10) and (1, -1.0))
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
-        scores = [asyncio.create_task(arm.score("writer", [1], [2], "x")) for _ in range(4)]
-        await asyncio.sleep(0)
-        reply = arm.write(ASKED)
-        try:
-            piece = await asyncio.wait_for(reply.next(), 5)
-            reply.leave()
-            scores[3].cancel()  # as a copy's deadline does
-            free.set()
-            assert await asyncio.gather(*scores[:3]) == [(1, -1.0)] * 3
-            return bool(piece.ids)
-        finally:
-            free.set()
-            arm.close()
-
-    assert asyncio.run(run())
+async def test_copies_that_wait_to_be_read_hold_up_no_client(text_bundles, monkeypatch):
+    arm, free = TextBatcher(load_bundle(text_bundles["one"]), 4, 10.0), threading.Event()
+    monkeypatch.setattr(arm.model("writer"), "score", lambda *given: free.wait(10) and (1, -1.0))
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+    scores = [asyncio.create_task(arm.score("writer", [1], [2], "x")) for _ in range(4)]
+    await asyncio.sleep(0)
+    reply = arm.write(ASKED)
+    try:
+        piece = await asyncio.wait_for(reply.next(), 5)
+        reply.leave()
+        scores[3].cancel()  # as a copy's deadline does
+        free.set()
+        assert await asyncio.gather(*scores[:3]) == [(1, -1.0)] * 3
+        assert bool(piece.ids)
+    finally:
+        free.set()
+        arm.close()
 
 
-def test_an_arm_that_tells_no_tokens_is_compared_by_its_text(text_bundles):
+async def test_an_arm_that_tells_no_tokens_is_compared_by_its_text(text_bundles):
     class Teller:
         def __init__(self, text: str):
             self.text, self.left = text, False
@@ -127,17 +111,14 @@ def test_an_arm_that_tells_no_tokens_is_compared_by_its_text(text_bundles):
         def leave(self) -> None:
             self.left = True
 
-    async def run() -> Any:
-        own = TextBatcher(load_bundle(text_bundles["one"]), 4, 10.0)
-        shadows, tellers = Shadows(4), {"right": Teller("A"), "wrong": Teller("B")}
-        for name, teller in tellers.items():
-            shadows.send_text(name, teller, ASKED, [65], [-1.0], "A")
-        shadows.send_text("own", own, ASKED, [], [], "what somebody else's model said")
-        await until_async(lambda: not shadows.under_way, deadline_s=10)
-        own.close()
-        assert all(teller.left for teller in tellers.values())
-        return shadows.totals
-
-    totals = asyncio.run(run())
+    own = TextBatcher(load_bundle(text_bundles["one"]), 4, 10.0)
+    shadows, tellers = Shadows(4), {"right": Teller("A"), "wrong": Teller("B")}
+    for name, teller in tellers.items():
+        shadows.send_text(name, teller, ASKED, [65], [-1.0], "A")
+    shadows.send_text("own", own, ASKED, [], [], "what somebody else's model said")
+    await until_async(lambda: not shadows.under_way, deadline_s=10)
+    own.close()
+    assert all(teller.left for teller in tellers.values())
+    totals = shadows.totals
     counts = {name: (t.agreed, t.decisions, t.tokens, t.errors) for name, t in totals.items()}
     assert counts == {"right": (1, 1, 0, 0), "wrong": (0, 1, 0, 0), "own": (0, 1, 0, 0)}

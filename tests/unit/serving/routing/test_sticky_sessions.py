@@ -33,49 +33,45 @@ def test_a_session_that_comes_with_another_cluster_after_a_restart_keeps_its_arm
     assert asyncio.run(arms("the next match")) == first
 
 
-def test_a_replica_that_was_cut_off_from_the_database_takes_up_what_others_assigned_meanwhile(gateway, monkeypatch):
+async def test_a_replica_that_was_cut_off_from_the_database_takes_up_what_others_assigned_meanwhile(
+    gateway, monkeypatch
+):
     monkeypatch.setattr(router, "OVERLAP_S", 0.0)
     config = gateway(strategy="thompson")
 
-    async def body() -> tuple[list[str], list[str], list[str]]:
-        async with serving(config) as (client, app), serving(config) as (other, there):
-            app.service.follower.close()  # it hears nothing
-            there.service.store.reallocate("exp", {"one": 0.05, "four": 1}, epoch=1, actor="gateway", reason="r")
-            there.service.follower.look()
-            of_other = [(await act(other, unit))["arm"] for unit in UNITS]
-            there.service.exposures.flush()
-            outdated = [(await act(client, unit))["arm"] for unit in UNITS]
-            await asyncio.sleep(0.01)
-            app.service.follower.look()
-            return of_other, outdated, [(await act(client, unit))["arm"] for unit in UNITS]
-
-    of_other, outdated, later = asyncio.run(body())
+    async with serving(config) as (client, app), serving(config) as (other, there):
+        app.service.follower.close()  # it hears nothing
+        there.service.store.reallocate("exp", {"one": 0.05, "four": 1}, epoch=1, actor="gateway", reason="r")
+        there.service.follower.look()
+        of_other = [(await act(other, unit))["arm"] for unit in UNITS]
+        there.service.exposures.flush()
+        outdated = [(await act(client, unit))["arm"] for unit in UNITS]
+        await asyncio.sleep(0.01)
+        app.service.follower.look()
+        later = [(await act(client, unit))["arm"] for unit in UNITS]
     assert outdated != of_other
     assert later == of_other
 
 
-def test_a_new_session_asks_all_that_drain_at_its_endpoint_in_one_statement(bundles, tmp_path):
+async def test_a_new_session_asks_all_that_drain_at_its_endpoint_in_one_statement(bundles, tmp_path):
     keys = write_keys(tmp_path / "keys.yaml", ops=("admin", "inference"))
     where = {"database": f"sqlite:///{tmp_path}/x.db", "spool": f"{tmp_path}/spool", "api_keys": keys}
     config = parse_config(GatewayConfig, where)
     arms = {arm: {"bundle": bundle} for arm, bundle in bundles.items()}
     statements = []
 
-    async def body() -> tuple[str, str]:
-        async with serving(config) as (client, app):
-            client.headers.update(bearer("ops"))
-            for number in range(6):
-                if number:
-                    await client.post(f"/v1/experiments/e{number - 1}/stop", json={"reason": "r"})
-                new = {"name": f"e{number}", "endpoint": "game", "arms": arms, "reason": "r"}
-                assert (await client.post("/v1/experiments", json=new)).status_code == 201
-                await act(client, f"s{number}")
-            app.service.exposures.flush()
-            read = app.service.assigner.look_ups.read
-            app.service.assigner.look_ups.read = lambda sessions: statements.append(len(sessions)) or read(sessions)
-            fresh = (await act(client, "new"))["experiment"]
-            app.service.endpoints.routers["e2"].remembered.clear()  # as after a restart
-            return fresh, (await act(client, "s2"))["experiment"]
-
-    assert asyncio.run(body()) == ("e5", "e2")
+    async with serving(config) as (client, app):
+        client.headers.update(bearer("ops"))
+        for number in range(6):
+            if number:
+                await client.post(f"/v1/experiments/e{number - 1}/stop", json={"reason": "r"})
+            new = {"name": f"e{number}", "endpoint": "game", "arms": arms, "reason": "r"}
+            assert (await client.post("/v1/experiments", json=new)).status_code == 201
+            await act(client, f"s{number}")
+        app.service.exposures.flush()
+        read = app.service.assigner.look_ups.read
+        app.service.assigner.look_ups.read = lambda sessions: statements.append(len(sessions)) or read(sessions)
+        fresh = (await act(client, "new"))["experiment"]
+        app.service.endpoints.routers["e2"].remembered.clear()  # as after a restart
+        assert (fresh, (await act(client, "s2"))["experiment"]) == ("e5", "e2")
     assert statements == [5, 3]  # that s2 was not in e0 and e1 has just been told

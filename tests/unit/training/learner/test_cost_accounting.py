@@ -17,7 +17,7 @@ from marl_ray.training.single_process import process_group
 
 
 @pytest.mark.parametrize("team", [[], [TWO_POLICIES]])
-def test_decisions_belong_to_episodes_also_where_these_outlast_a_batch(team: list[str]) -> None:
+def test_decisions_belong_to_episodes_also_where_these_outlast_a_batch(team: list[str]):
     """Another collector that goes on where the first one stopped counts the same."""
     run = short("ppo", "train.horizon=2", "hyper.minibatches=1", *team)
     counts = []
@@ -38,7 +38,7 @@ def test_decisions_belong_to_episodes_also_where_these_outlast_a_batch(team: lis
         assert episode.decisions == {name: sum(map(lengths.get, agents)) for name, agents in playing.agents.items()}
 
 
-def test_a_budget_is_compared_by_whole_episodes() -> None:
+def test_a_budget_is_compared_by_whole_episodes():
     """Decisions per episode are those of the episodes that ended, not the batch's over their number."""
     run = short("p3o", "train.horizon=2", "hyper.minibatches=1", "train.total_steps=96")
     with process_group():
@@ -53,7 +53,7 @@ def test_a_budget_is_compared_by_whole_episodes() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["ppo_lagrangian", "pid_lagrangian", "mappo_lagrangian"])
-def test_a_multiplier_moves_once_per_measurement(algorithm: str) -> None:
+def test_a_multiplier_moves_once_per_measurement(algorithm: str):
     run = short(algorithm)
     with process_group():
         team = team_of(run)
@@ -67,7 +67,7 @@ def test_a_multiplier_moves_once_per_measurement(algorithm: str) -> None:
         assert learner.state.multipliers != before
 
 
-def test_a_multiplier_counts_what_earlier_policies_moved_once() -> None:
+def test_a_multiplier_counts_what_earlier_policies_moved_once():
     """`costs` holds it already: a policy that stands still moves its multiplier by `costs` alone."""
     run = short("mappo_lagrangian", TWO_POLICIES, "hyper.lr=1e-12")
     with process_group():
@@ -83,7 +83,7 @@ def test_a_multiplier_counts_what_earlier_policies_moved_once() -> None:
         assert learner.state.multipliers[0].value == pytest.approx(expected.value, rel=1e-5)
 
 
-def test_a_joint_ratio_counts_once_for_all_agents_of_a_policy() -> None:
+def test_a_joint_ratio_counts_once_for_all_agents_of_a_policy():
     run = short("macpo", "train.rollout=episodes")
     with process_group():
         team = team_of(run)
@@ -103,12 +103,12 @@ def test_a_joint_ratio_counts_once_for_all_agents_of_a_policy() -> None:
         assert moved == pytest.approx(4.5 + total / len(factor), rel=1e-4)
 
 
-def test_an_empty_batch_moves_no_normaliser() -> None:
+def test_an_empty_batch_moves_no_normaliser():
     norms = (ValueNorm().updated(3.0, 10.0), ValueNorm())
     assert updated_norms(norms, torch.zeros(2, 3)) == norms
 
 
-def test_an_adaptive_coefficient_counts_a_row_once() -> None:
+def test_an_adaptive_coefficient_counts_a_row_once():
     """Minibatches by time hold a part of every row."""
     run = short("ppo", "hyper.kl_coef=0.1", "hyper.kl_target=0.01", "hyper.minibatches=4")
     with process_group():
@@ -124,7 +124,7 @@ def test_an_adaptive_coefficient_counts_a_row_once() -> None:
 
 @pytest.mark.parametrize("ends", [True, False])
 @pytest.mark.parametrize("policies", [1, 2])
-def test_costs_that_come_when_an_agent_is_done_are_its_own_too(ends: bool, policies: int) -> None:
+def test_costs_that_come_when_an_agent_is_done_are_its_own_too(ends: bool, policies: int):
     """The team pays for what an agent did when others go on without it, in this batch or behind its end."""
     names = ["first", "second"][:policies]
     agents = [["quick"], ["slow"]] if policies == 2 else [["*"]]

@@ -28,7 +28,7 @@ def played(run: RunConfig) -> tuple[Learner, Trajectories]:
     return team.learners[name], batch.trajectories[name]
 
 
-def test_an_algorithm_of_ones_own_trains_with_a_key_of_its_own() -> None:
+def test_an_algorithm_of_ones_own_trains_with_a_key_of_its_own():
     run = config(f"algorithm={OWN}", "hyper.behaviour_cap=1.5", "train.total_steps=64")
     assert run.hyper_of("shared").behaviour_cap == 1.5
     assert RunConfig.model_validate(run.as_given()) == run
@@ -41,7 +41,7 @@ def test_an_algorithm_of_ones_own_trains_with_a_key_of_its_own() -> None:
         config("algorithm=ppo", "hyper.behaviour_cap=1.5")
 
 
-def test_decoupled_ppo_tells_the_policies_apart() -> None:
+def test_decoupled_ppo_tells_the_policies_apart():
     """It is PPO if nothing is stale; if another policy sampled, its loss is weighted by pi_old / pi_behaviour."""
     with process_group():
         for stale in (0.0, 0.3):
@@ -65,7 +65,7 @@ def test_decoupled_ppo_tells_the_policies_apart() -> None:
         ("own_algorithms:", r"expected package.module:NAME"),
     ],
 )
-def test_what_is_no_algorithm_is_refused_by_name(reference: str, message: str) -> None:
+def test_what_is_no_algorithm_is_refused_by_name(reference: str, message: str):
     with pytest.raises(MarlRayError, match=message) as caught:
         parse_config(RunConfig, {"name": "a", "env": {"id": "x"}, "algorithm": reference})
     assert "algorithm: " in str(caught.value) and "\n" not in str(caught.value)
@@ -78,7 +78,7 @@ def test_what_is_no_algorithm_is_refused_by_name(reference: str, message: str) -
         (lambda batch, hyper: (batch.rewards[:, :1], batch.rewards), "gives advantages of shape \\(8, 1\\), expected"),
     ],
 )
-def test_advantages_of_another_shape_are_refused_by_name(advantages: Any, message: str) -> None:
+def test_advantages_of_another_shape_are_refused_by_name(advantages: Any, message: str):
     with process_group():
         learner, batch = played(config("algorithm=ppo"))
         learner.policy = replace(learner.policy, algorithm=replace(learner.policy.algorithm, advantages=advantages))
@@ -86,7 +86,7 @@ def test_advantages_of_another_shape_are_refused_by_name(advantages: Any, messag
             learner.update(batch, 0, 0, CostStats(None, 0))
 
 
-def test_a_spec_and_its_functions_must_fit() -> None:
+def test_a_spec_and_its_functions_must_fit():
     with pytest.raises(MarlRayError, match="its spec asks for a `critic_targets`"):
         replace(algorithm_of("ppo"), spec=SPECS["direct_dapo"])
     with pytest.raises(MarlRayError, match="its spec asks for no `multiplier`"):
@@ -124,7 +124,7 @@ BY_OTHERS = {"lr_decay", "lr_warmup", "dynamic_sampling"}
 
 
 @pytest.mark.parametrize("name", PLAYING)
-def test_an_algorithm_reads_every_key_that_its_spec_names(name: str) -> None:
+def test_an_algorithm_reads_every_key_that_its_spec_names(name: str):
     spec = SPECS[name]
     overrides = [f"hyper.{key}={value}" for key, value in EVERYTHING.items() if key in spec.reads]
     ways = [["hyper.kl_place=loss"], ["hyper.kl_place=reward"]] if "kl_place" in spec.reads else [[]]
@@ -158,6 +158,6 @@ def test_an_algorithm_reads_every_key_that_its_spec_names(name: str) -> None:
         ({"defaults": {"gamma": 7.0}}, "gamma"),
     ],
 )
-def test_a_spec_that_contradicts_itself_is_refused_by_name(fields: dict, problem: str) -> None:
+def test_a_spec_that_contradicts_itself_is_refused_by_name(fields: dict, problem: str):
     with pytest.raises(MarlRayError, match=f"^Spec 'Own': {problem}"):
         Spec("Own", "no paper", **fields)

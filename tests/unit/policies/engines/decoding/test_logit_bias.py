@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
-from toy_serving.gateways import with_gateway
+from toy_serving.gateways import serving
 from toy_serving.text_gateways import CHAT, TEXT, events, post
 
 from marl_ray.policies.bundles.actor_critic import load_bundle
@@ -49,26 +49,18 @@ def test_a_biased_row_is_drawn_from_shifted_logits_and_its_company_is_as_ever(te
         ids.append(token)
 
 
-def test_clients_force_and_forbid_tokens_and_repeat_less(text_gateway):
+async def test_clients_force_and_forbid_tokens_and_repeat_less(text_gateway):
     letter = ord("q")
 
-    async def body(client):
+    async with serving(text_gateway) as (client, _):
         plain = await post(client, "/v1/completions", TEXT | {"logprobs": 0})
         forced = await post(client, "/v1/completions", TEXT | {"logit_bias": {str(letter): 100}})
         chat = await post(client, "/v1/chat/completions", CHAT | {"logit_bias": {str(letter): 100, "1": 0}})
         parts = await events(client, "/v1/chat/completions", CHAT | {"logit_bias": {str(letter): 100}})
         fresh = TEXT | {"logit_bias": {str(letter): 40, str(letter + 1): 39.5}, "presence_penalty": 2, "temperature": 0}
         none = TEXT | {"logit_bias": {}, "presence_penalty": 0, "frequency_penalty": None}
-        return (
-            plain,
-            forced,
-            chat,
-            parts,
-            await post(client, "/v1/completions", fresh),
-            await post(client, "/v1/completions", none),
-        )
-
-    plain, forced, chat, parts, fresh, none = with_gateway(text_gateway, body)
+        fresh = await post(client, "/v1/completions", fresh)
+        none = await post(client, "/v1/completions", none)
     assert forced["choices"][0]["text"] == chat["choices"][0]["message"]["content"] == "q" * 12
     assert "".join(part["choices"][0]["delta"].get("content", "") for part in parts[:-1]) == "q" * 12
     assert set(fresh["choices"][0]["text"]) == {"q", "r"}

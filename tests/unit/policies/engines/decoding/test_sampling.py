@@ -33,7 +33,7 @@ def reference_choice(logits: list[float], uniform: float, temperature: float, to
     st.sampled_from([1.0, 0.4, 3.0]),
     st.integers(0, 1000),
 )
-def test_drawing(words: list[int], top_k: int, top_p: float, temperature: float, stream: int) -> None:
+def test_drawing(words: list[int], top_k: int, top_p: float, temperature: float, stream: int):
     logits = [number / 13 for number in words]
     uniforms = token_uniforms(0, [stream], 6)[0]
     rows = torch.tensor([logits] * 6)
@@ -42,7 +42,7 @@ def test_drawing(words: list[int], top_k: int, top_p: float, temperature: float,
     torch.testing.assert_close(log_probs, rows.div(temperature).log_softmax(-1)[range(6), tokens])
 
 
-def test_frequencies_are_the_probabilities() -> None:
+def test_frequencies_are_the_probabilities():
     logits = torch.tensor([0.0, 1.0, -torch.inf, 2.0]).repeat(20_000, 1)
     uniforms = torch.from_numpy(token_uniforms(0, range(20_000), 1)[:, 0])
     tokens, _ = draw(logits, uniforms, None, 1.0)

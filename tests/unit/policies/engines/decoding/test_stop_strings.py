@@ -47,7 +47,7 @@ def written(tokenizer: Any, sayings: list[list[int]], *stop: str) -> list[list[i
     return got
 
 
-def test_a_stop_string_may_span_tokens() -> None:
+def test_a_stop_string_may_span_tokens():
     tokenizer = byte_tokenizer()
     sayings = [list(text.encode()) for text in ("one\n\ntwo", "a STOP b", "é\n €\n\n", "never")]
     expected = ["one\n\n", "a STOP", "é\n €\n\n", "never"]
@@ -55,7 +55,7 @@ def test_a_stop_string_may_span_tokens() -> None:
     assert written(tokenizer, [list("say €5!".encode())], "€") == [list("say €".encode())]
 
 
-def test_special_tokens_do_not_hide_a_stop_string() -> None:
+def test_special_tokens_do_not_hide_a_stop_string():
     tokenizer = byte_tokenizer()
     reply = tokenizer.convert_tokens_to_ids("<|reply|>")
     assert written(tokenizer, [[97, 98, reply, reply, reply, reply, 99, 100]], "abc") == [[97, 98, *[reply] * 4, 99]]
@@ -64,7 +64,7 @@ def test_special_tokens_do_not_hide_a_stop_string() -> None:
 @pytest.mark.parametrize(
     "stop", ["<|reply|>", "b<|reply|>", "<|reply|><|reply|>", "<|reply|>c", "|reply|>c", "bcd", "d\n"]
 )
-def test_stop_strings_see_special_tokens(stop: str) -> None:
+def test_stop_strings_see_special_tokens(stop: str):
     """One in the text as it is written with them or without them ends a response, as soon as it is there."""
     tokenizer = byte_tokenizer()
     reply = tokenizer.convert_tokens_to_ids("<|reply|>")
@@ -76,6 +76,6 @@ def test_stop_strings_see_special_tokens(stop: str) -> None:
     assert ids == saying[: len(ids)] and len(ids) < len(saying)
 
 
-def test_a_stop_string_may_be_part_of_a_token() -> None:
+def test_a_stop_string_may_be_part_of_a_token():
     tokenizer = word_tokenizer("a", "b.\n", "\nc", "x.\n\ny", "d")
     assert written(tokenizer, [[0, 1, 2, 4], [0, 3, 4], [0, 4, 4]], "\n\n") == [[0, 1, 2], [0, 3], [0, 4, 4]]

@@ -11,7 +11,7 @@ from marl_ray.policies.engines.vllm.process.shared_process import FairLock
 PATIENCE_S = 60.0
 
 
-def test_a_thread_that_asks_again_and_again_starves_nobody() -> None:
+def test_a_thread_that_asks_again_and_again_starves_nobody():
     lock, order, both = FairLock(), [], threading.Barrier(2)
 
     def ask(name: str) -> None:
@@ -31,7 +31,7 @@ def test_a_thread_that_asks_again_and_again_starves_nobody() -> None:
     assert len(order) == 400 and switches > 200
 
 
-def test_who_waits_in_vain_gives_its_place_up() -> None:
+def test_who_waits_in_vain_gives_its_place_up():
     lock = FairLock()
     with lock.turn(), pytest.raises(EngineLostError, match=r"other arms used its process for 0\.01 s"), lock.turn(0.01):
         pass
