@@ -91,7 +91,7 @@ async def play_episode(
 
 
 async def _play_steps(env: ParallelEnv, seed: int, act: Act) -> float:
-    """The return of an episode in which all agents act at once."""
+    """Play an episode in which all agents act at once; returns its return."""
     observations, infos = env.reset(seed=seed)
     total = 0.0
     while env.agents:
@@ -105,8 +105,10 @@ async def _play_steps(env: ParallelEnv, seed: int, act: Act) -> float:
 
 
 async def _play_turns(env: AECEnv, seed: int, act: Act) -> float:
-    """The return of an episode in which agents take turns with texts. As in training, a text that the environment refuses,
-    because it is not in the agent's action space, ends the episode."""
+    """Play an episode in which agents take turns with texts; returns its return.
+
+    As in training, a text that the environment refuses, because it is not in the agent's action space, ends the episode.
+    """
     env.reset(seed=seed)
     total = 0.0
     while env.agents:
