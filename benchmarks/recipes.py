@@ -18,6 +18,7 @@ from typing import Any
 from gridworld import RESULTS, machine
 from parts.recipe_page import write_page
 from parts.recipe_runs import plan_recipe, run_recipe, sweep_recipe
+from parts.recipe_serving import serve_texts
 
 RUNS = {
     "math_grpo": "pass_at_1",
@@ -25,9 +26,12 @@ RUNS = {
     "code_team_grpo": "pass_at_1",
     "code_team_shared": "pass_at_1",
     "preferences_dpo": "pass_at_1",
+    "served_texts": "pass_at_1",
     "webarena_test": "pass_at_1",
 }
 """Config -> the metric of its evaluations; those of small policies have stored tables of their own."""
+SERVED = {"served_texts": serve_texts}
+"""Config -> what makes its `data`."""
 SWEEPS = ("sweep_algorithms", "sweep_gridworld", "sweep_constrained", "sweep_tpe", "sweep_pbt", "sweep_language")
 PLANS = {"qwen_coder_team": [4, 8], "qwen_react": [4, 8], "webarena_standard": [4, 8], "webarena_full": [8, 16]}
 """Config that needs GPUs -> numbers of them."""
@@ -47,7 +51,7 @@ def main() -> None:
             for name, metric in RUNS.items():
                 if is_due(stored["runs"], options.only, config=name, seed=seed):
                     with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as folder:
-                        store(stored, "runs", run_recipe(name, metric, seed, Path(folder)))
+                        store(stored, "runs", run_recipe(name, metric, seed, Path(folder), SERVED.get(name)))
         for name in SWEEPS:
             if is_due(stored["sweeps"], options.only, config=name):
                 with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as folder:
@@ -64,7 +68,8 @@ def is_due(rows: list[dict[str, Any]], only: list[str] | None, **keys: Any) -> b
 
 
 def store(stored: dict[str, Any], part: str, row: dict[str, Any]) -> None:
-    """Put a row in the place of the one of the same config and seed, and write all of them."""
+    """Put a row in the place of the one of the same config and seed, with its processor, and write all of them."""
+    row["cpu"] = stored["machine"]["cpu"]
     print(", ".join(f"{key} {value}" for key, value in row.items() if isinstance(value, str | int | float)), flush=True)
     key = (row["config"], row.get("seed"))
     rows = [other for other in stored[part] if (other["config"], other.get("seed")) != key]

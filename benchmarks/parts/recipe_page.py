@@ -62,7 +62,7 @@ LANGUAGE = {
     "code_sft": "both roles imitate scripted experts, and no more",
     "math_grpo": "sums of two digits: demonstrations teach some of them, rewards the others",
     "preferences_dpo": "the same sums, from preferred pairs alone, after the demonstrations",
-    "served_texts": "sums, from texts that a gateway served",
+    "served_texts": "the same sums, from 4,096 texts that a gateway served and their outcomes, after the demonstrations",
     "webarena_test": "nothing: it shows that a language model can be trained in a real Chromium",
 }
 NEVER = {

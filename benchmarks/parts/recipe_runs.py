@@ -5,26 +5,30 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT_S = 3600.0
+LIMIT_S = 7200.0
 """Longest time of one command."""
-
-
-START = {"preferences_dpo": ("math_grpo", "name=math-sft", "train.total_steps=0")}
+DEMONSTRATIONS = ("math_grpo", "name=math-sft", "train.total_steps=0")
+START = {"preferences_dpo": DEMONSTRATIONS, "served_texts": DEMONSTRATIONS}
 """Config -> the config and the changes of the run whose bundle it begins with, as its comment says."""
 
 
-def run_recipe(name: str, metric: str, seed: int, folder: Path) -> dict[str, Any]:
+def run_recipe(
+    name: str, metric: str, seed: int, folder: Path, serve: Callable[[str, Path, Path, int], str] | None = None
+) -> dict[str, Any]:
     """Train one seed of a config: its learning curve, the score of its best bundle on other episodes, and its seconds,
-    without those of the run that it begins with."""
+    without those of the run that it begins with. `serve` makes its `data` of (config, that run's bundle, folder, seed)."""
     storage = folder / f"{name}-{seed}"
     overrides = [f"seed={seed}", f"storage={storage}"]
     if name in START:
         config, *changes = START[name]
-        marl_ray("train", f"jobs/configs/{config}.yaml", *changes, *overrides)
+        start = marl_ray("train", f"jobs/configs/{config}.yaml", *changes, *overrides)
+        if serve:
+            overrides.append(f"data={serve(name, Path(start['bundle']), storage, seed)}")
     load, begun = os.getloadavg()[0], time.perf_counter()
     marl_ray("train", f"jobs/configs/{name}.yaml", *overrides, f"name={name}")
     seconds = time.perf_counter() - begun

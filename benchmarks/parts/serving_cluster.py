@@ -32,7 +32,7 @@ CPUS = 0.25
 OBSERVATIONS = 256
 """Distinct requests but for their sessions."""
 ARMS = ("control", "treatment")
-DEPLOY_S = 180.0
+DEPLOY_S = 600.0
 SETTLE_S = 5.0
 """HAProxy is reloaded when replicas come, a little later than they are said to run; that closes connections."""
 

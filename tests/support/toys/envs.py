@@ -63,6 +63,19 @@ def countdown(**kwargs: Any) -> Countdown:
     return Countdown(**kwargs)
 
 
+class Chase(Countdown):
+    """A wolf among sheep: in every step it earns 2, and every sheep loses 1, whatever they do."""
+
+    def step(self, actions: dict[str, int]) -> Any:
+        observations, _, *rest = super().step(actions)
+        return observations, {agent: 2.0 if agent == "wolf" else -1.0 for agent in actions}, *rest
+
+
+def chase() -> Chase:
+    """Make the environment of `env.id: toys.envs:chase`."""
+    return Chase(agents=("sheep_0", "wolf", "sheep_1"))
+
+
 def not_an_environment() -> str:
     """A function that a mistaken `env.id` may name."""
     return "hello"

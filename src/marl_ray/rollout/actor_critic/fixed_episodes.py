@@ -39,6 +39,8 @@ class WholeEpisode(NamedTuple):
     """Environment steps."""
     cut: bool
     """True if the limit of steps has ended it."""
+    policy_returns: dict[str, float]
+    """Policy -> return of its agents alone: sum of their rewards, averaged over them."""
 
 
 class Arena:
@@ -88,6 +90,7 @@ class Arena:
         for c, start in enumerate(starts):
             envs.reset(c, episode_seed(self.seed, start.number, EVALUATION + start.start_set))
         returns, costs, lengths = np.zeros(count), np.zeros((count, self.signals)), np.zeros(count, np.int64)
+        agent_returns = np.zeros(envs.alive.shape)
         for t in range(self.most_steps):
             alive = envs.alive.copy()
             playing = alive.any(1)
@@ -100,11 +103,20 @@ class Arena:
             parts = zip(players.values(), buffers, envs.action_masks, uniforms, strict=True)
             step = envs.step([act(*part, 0, alive[:, part[1].columns], greedy) for part in parts])
             returns += step.rewards.mean(1)
+            agent_returns += step.rewards
             costs += step.costs.sum(1)
             lengths += playing
         cut = [bool(agents.any()) for agents in envs.alive]
+        by_policy = {name: agent_returns[:, own].mean(1).tolist() for name, own in self.columns.items()}
         return [
-            WholeEpisode(float(returns[c]), tuple(costs[c].tolist()), int(lengths[c]), cut[c]) for c in range(count)
+            WholeEpisode(
+                float(returns[c]),
+                tuple(costs[c].tolist()),
+                int(lengths[c]),
+                cut[c],
+                {name: values[c] for name, values in by_policy.items()},
+            )
+            for c in range(count)
         ]
 
     def _noise(self, starts: Sequence[FixedStart], block: int, width: int) -> torch.Tensor:

@@ -42,6 +42,8 @@ class TextEpisode(NamedTuple):
     """Metrics that the environment reports, averaged over the episode."""
     decisions: dict[str, int]
     """Policy -> number of its decisions: the tokens of its agents' responses."""
+    policy_returns: dict[str, float]
+    """Policy -> return of its agents alone: sum of their rewards, averaged over them."""
     start: int = 0
     """The same as in `Episode`. Every batch is whole episodes, so no episode waits for another."""
 
@@ -190,6 +192,10 @@ class TextCopy:
             metrics={name: sum(values) / len(values) for name, values in self.reports.items()},
             decisions={
                 name: sum(len(turn.completion.ids) for turn in self.turns if turn.agent in agents)
+                for name, agents in self.policies.items()
+            },
+            policy_returns={
+                name: sum(self.rewards[agent] for agent in agents) / len(agents)
                 for name, agents in self.policies.items()
             },
         )

@@ -3,18 +3,20 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import numpy as np
-from pettingzoo import ParallelEnv
+from pettingzoo import AECEnv, ParallelEnv
 
 from marl_ray.errors import MarlRayError, one_line
 
 REQUEST_S = 30.0
 """Deadline of one request."""
+Act = Callable[[Mapping[str, Any], Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+"""Observations and action masks by agent -> actions by agent."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class PlayedEpisode:
 
 async def play_episodes(
     url: str,
-    make_env: Callable[[], ParallelEnv],
+    make_env: Callable[[], ParallelEnv | AECEnv],
     episodes: int,
     *,
     experiment: str | None = None,
@@ -65,26 +67,64 @@ async def play_episodes(
 
 
 async def play_episode(
-    client: httpx.AsyncClient, env: ParallelEnv, session: str, seed: int, experiment: str | None
+    client: httpx.AsyncClient, env: ParallelEnv | AECEnv, session: str, seed: int, experiment: str | None
 ) -> PlayedEpisode:
-    """Play one episode as a session, and post its return as the outcome. Raises MarlRayError as `play_episodes` does."""
+    """Play one episode as a session, and post its return as the outcome. All agents of a `ParallelEnv` act in one request;
+    those of an `AECEnv` of texts take turns, each in a request of its own. Raises MarlRayError as `play_episodes` does."""
     named = {"session_id": session} | ({"experiment": experiment} if experiment else {})
+    latencies, arm = list[float](), ""
+
+    async def act(observations: Mapping[str, Any], masks: Mapping[str, Any]) -> Mapping[str, Any]:
+        nonlocal arm
+        before = time.perf_counter()
+        body = named | {"observations": observations} | ({"action_masks": masks} if masks else {})
+        answer = await post(client, "/v1/act", body)
+        latencies.append(time.perf_counter() - before)
+        arm = answer["arm"]
+        actions: Mapping[str, Any] = answer["actions"]
+        return actions
+
+    play = _play_turns if isinstance(env, AECEnv) else _play_steps
+    total = await play(env, seed, act)
+    await post(client, "/v1/outcomes", named | {"value": total})
+    return PlayedEpisode(session, arm, total, latencies)
+
+
+async def _play_steps(env: ParallelEnv, seed: int, act: Act) -> float:
+    """Play an episode in which all agents act at once; returns its return."""
     observations, infos = env.reset(seed=seed)
-    total, latencies, answer = 0.0, [], {"arm": ""}
+    total = 0.0
     while env.agents:
         rows = {agent: np.asarray(observations[agent]).tolist() for agent in env.agents}
-        before = time.perf_counter()
         masks = {
             a: np.asarray(infos[a]["action_mask"]).tolist() for a in env.agents if "action_mask" in infos.get(a, {})
         }
-        answer = await post(
-            client, "/v1/act", named | {"observations": rows} | ({"action_masks": masks} if masks else {})
-        )
-        latencies.append(time.perf_counter() - before)
-        observations, rewards, _, _, infos = env.step(answer["actions"])
+        observations, rewards, _, _, infos = env.step(dict(await act(rows, masks)))
         total += sum(rewards.values()) / len(env.possible_agents)
-    await post(client, "/v1/outcomes", named | {"value": total})
-    return PlayedEpisode(session, answer["arm"], total, latencies)
+    return total
+
+
+async def _play_turns(env: AECEnv, seed: int, act: Act) -> float:
+    """Play an episode in which agents take turns with texts; returns its return.
+
+    As in training, a text that the environment refuses, because it is not in the agent's action space, ends the episode.
+    """
+    env.reset(seed=seed)
+    total = 0.0
+    while env.agents:
+        agent = env.agent_selection
+        if env.terminations[agent] or env.truncations[agent]:
+            env.step(None)
+            continue
+        text = (await act({agent: env.observe(agent)}, {}))[agent]
+        try:
+            env.step(text)
+        except (AssertionError, ValueError):
+            if env.action_space(agent).contains(text):
+                raise
+            break
+        total += sum(env.rewards.values()) / len(env.possible_agents)
+    return total
 
 
 async def post(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -35,6 +35,8 @@ class EpisodeResult(Protocol):
     def costs(self) -> tuple[float, ...]: ...
     @property
     def length(self) -> int: ...
+    @property
+    def policy_returns(self) -> Mapping[str, float]: ...
 
 
 class Evaluation(NamedTuple):
@@ -92,6 +94,9 @@ class Evaluator:
         metrics = {"return": _mean([episode.ret for episode in sampled])}
         starts = [sampled[first : first + each] for first in range(0, len(sampled), each)]
         metrics |= _bounds([_mean([episode.ret for episode in start]) for start in starts])
+        policies = sampled[0].policy_returns
+        if len(policies) > 1:
+            metrics |= {f"return/{name}": _mean([e.policy_returns[name] for e in sampled]) for name in policies}
         if greedy:
             metrics["greedy_return"] = _mean([episode.ret for episode in greedy])
         metrics["episode_length"] = _mean([episode.length for episode in sampled])

@@ -225,6 +225,15 @@ def test_confirmation_plays_other_starts_than_the_choice():
     judge.close()
 
 
+def test_every_policy_of_several_has_its_own_return(tmp_path: Path):
+    """That of opponents says nothing where their rewards cancel."""
+    team = "team={wolves: {agents: [wolf]}, flock: {agents: [sheep_*]}}"
+    rows = train_alone(config("env.id=toys.envs:chase", team, "train.total_steps=32"))
+    for prefix in ("eval/return", "best/return"):
+        assert (rows[0][prefix], rows[0][f"{prefix}/wolves"], rows[0][f"{prefix}/flock"]) == (0, 12, -6)
+    assert not any("/return/" in key for key in train_alone(config("train.total_steps=32"))[0])  # one plays all agents
+
+
 def test_group_algorithms_report_how_their_groups_differ():
     rows = train_alone(short("grpo", "train.total_steps=32"))
     assert 0 < rows[-1]["informative_groups"] <= 1 and rows[-1]["group_spread"] > 0

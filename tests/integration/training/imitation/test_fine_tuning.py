@@ -40,6 +40,7 @@ def test_a_tuned_team_writes_what_was_demonstrated(tmp_path):
         likelihoods = [row[f"{name}/warm_start/log_likelihood"] for row in epochs]
         assert likelihoods == sorted(likelihoods) and likelihoods[-1] > -0.2
     assert last["eval/greedy"] == 1 and last["eval/pass_at_1"] == 1
+    assert [last[f"eval/return/{name}"] for name in ("first", "second")] == pytest.approx([1.1, 1.1])
     bundle = load_bundle(tmp_path / "0" / "bundle")
     assert bundle.agents == {"a": "first", "b": "second"}
 
@@ -174,7 +175,7 @@ def test_a_run_of_prompts_that_nobody_can_read_ends(algorithm, to, read):
 
 def test_an_episode_that_was_cut_counts_as_unsolved():
     def episode(solved, cut):
-        return TextEpisode(0, 0, 0.0, (), 1, 0, 0, solved, 1, cut, {}, {})
+        return TextEpisode(0, 0, 0.0, (), 1, 0, 0, solved, 1, cut, {}, {}, {})
 
     episodes = [episode(True, False), episode(None, True), episode(False, False), episode(None, True)]
     assert solved_shares(episodes, [episode(None, True)], 2) == {"greedy": 0.0, "pass_at_1": 0.25, "pass_at_2": 0.5}

@@ -1,0 +1,54 @@
+"""Episodes of language models that a client plays over HTTP."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gymnasium.spaces import Text
+from toy_serving.gateways import serving
+from toy_serving.text_gateways import make_text_bundle, text_config
+from toys.texts import Echo
+
+from marl_ray.config import GatewayConfig
+from marl_ray.serving.client.play import PlayedEpisode, play_episode
+
+
+class Narrow(Echo):
+    """Echo whose agent `b` may write digits alone."""
+
+    def action_space(self, agent: str) -> Any:
+        return Text(99, charset="0123456789") if agent == "b" else super().action_space(agent)
+
+    def act(self, agent: str, text: str) -> None:
+        assert self.action_space(agent).contains(text)
+        super().act(agent, text)
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> GatewayConfig:
+    return text_config({"one": make_text_bundle(tmp_path / "bundle", 1, {"a": "lm", "b": "lm"}, context=64)}, tmp_path)
+
+
+def play(gateway: GatewayConfig, *envs: Echo) -> list[PlayedEpisode]:
+    """Play one episode of each; the store has their returns as outcomes."""
+
+    async def run() -> list[PlayedEpisode]:
+        async with serving(gateway) as (client, app):
+            played = [await play_episode(client, env, f"s{k}", 0, "exp") for k, env in enumerate(envs)]
+            stored = {outcome.unit: outcome.value for outcome in app.service.store.outcomes("exp")}
+            assert stored == {episode.session_id: episode.ret for episode in played}
+            return played
+
+    return asyncio.run(run())
+
+
+def test_agents_of_texts_take_turns_and_their_return_is_the_outcome(gateway):
+    played = play(gateway, *(Echo(("a", "b")) for _ in range(3)))
+    assert [(len(episode.latencies), episode.arm) for episode in played] == [(2, "one")] * 3
+    assert all(episode.ret > 0 for episode in played)
+
+
+def test_a_text_that_the_environment_refuses_ends_the_episode(gateway):
+    (cut,) = play(gateway, Narrow(("a", "b")))
+    assert len(cut.latencies) == 2 and cut.ret > 0  # what the agents had earned until then
