@@ -255,7 +255,9 @@ def name_of(node: ast.AST) -> str:
     return ""
 
 
+@cache
 def is_vague(name: str) -> bool:
+    """True if the name does not say what a variable holds or a function does; the same names come a hundred times."""
     words = name.strip("_").split("_")
     return "_".join(words) in VAGUE or (words[0] != "is" and not VAGUE_PARTS.isdisjoint(words))
 
