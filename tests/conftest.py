@@ -12,9 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import hypothesis
 import pytest
-import sqlalchemy as sa
 
 from marl_ray.cluster.local_ray import LocalRay, local_ray
 
@@ -29,11 +27,18 @@ PATHS = filter(None, [str(SUPPORT / "every_process"), os.environ.get("PYTHONPATH
 os.environ["PYTHONPATH"] = os.pathsep.join(PATHS)
 
 if TYPE_CHECKING:
+    import sqlalchemy as sa
+
     from marl_ray.config import GatewayConfig
 
-# Speed is measured in benchmarks; a busy machine fails no test.
-hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
+
+def pytest_collection() -> None:
+    """Only processes that collect tests import Hypothesis: the one that hands tests out to others does not."""
+    import hypothesis
+
+    # Speed is measured in benchmarks; a busy machine fails no test.
+    hypothesis.settings.register_profile("untimed", deadline=None)
+    hypothesis.settings.load_profile("untimed")
 
 
 RAYS = dict.fromkeys(
@@ -46,8 +51,11 @@ RAYS = dict.fromkeys(
 @cache
 def shares_ray(path: Path) -> bool:
     """Return True if a test or a fixture of the file has `ray_cluster` as its argument."""
+    text = path.read_text()
+    if "ray_cluster" not in text:  # of most files, whose trees would take a second of each process
+        return False
     kinds = ast.FunctionDef | ast.AsyncFunctionDef
-    functions = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds))
+    functions = (node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds))
     return any(argument.arg == "ray_cluster" for function in functions for argument in function.args.args)
 
 
@@ -66,7 +74,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Freeze the million objects loaded by now: no collection looks through them again, and collections are rarer."""
     gc.freeze()
-    gc.set_threshold(20_000)
+    gc.set_threshold(100_000)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -134,11 +142,12 @@ def mlflow_tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     if "mlflow" not in sys.modules:  # no test that was collected has a registry
         yield
         return
+    import sqlalchemy as sa
     from mlflow.store.db import utils
 
     template, make = tmp_path_factory.mktemp("mlflow") / "empty.db", utils._initialize_tables
 
-    def initialize(engine: sa.Engine) -> None:
+    def initialize(engine: "sa.Engine") -> None:
         if engine.dialect.name != "sqlite":
             make(engine)
             return

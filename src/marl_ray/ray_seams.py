@@ -348,12 +348,12 @@ def loopback_only(log_monitor: bool) -> Iterator[None]:
 @contextmanager
 def _replaced(module: Any, name: str, value: object) -> Iterator[None]:
     """Give an attribute of a module another value within the block."""
-    own = getattr(module, name)
+    before = getattr(module, name)
     setattr(module, name, value)
     try:
         yield
     finally:
-        setattr(module, name, own)
+        setattr(module, name, before)
 
 
 def listen_on_node_address() -> None:

@@ -30,6 +30,7 @@ def name_of(node: ast.AST) -> str:
     return ""
 
 
+@cache
 def is_vague(name: str) -> bool:
     """Return True if a name, or a word of it, says nothing."""
     words = name.strip("_").split("_")

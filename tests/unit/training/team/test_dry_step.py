@@ -1,5 +1,6 @@
 """A step whose tensors have no numbers takes the memory that a real one of that shape must take."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,12 @@ def model(**more):
     return ModelConfig.model_validate({"preset": "tiny-1m", "context": LENGTH, "activation_checkpointing": True} | more)
 
 
+@cache
+def tiny_step(workers, rows):
+    """The peak of a step of the small model; several tests look at the same one."""
+    return dry_step(TINY, model(), workers, DryPass(rows, 8))
+
+
 def numbers(shape):
     return sum(parameter.numel() for parameter in empty_lm(shape).parameters())
 
@@ -42,7 +49,7 @@ def run_of(**model):
 
 @pytest.mark.parametrize("workers", [1, 4])
 def test_workers_share_weights_gradients_and_moments(workers):
-    peak = dry_step(TINY, model(), workers, DryPass(2, 8))
+    peak = tiny_step(workers, 2)
     share = 4 * TINY_WEIGHTS / workers
     assert peak.weights == pytest.approx(share, rel=0.02) == peak.gradients
     assert peak.optimizer == pytest.approx(2 * share, rel=0.02)
@@ -66,7 +73,7 @@ def test_tied_weights_count_once():
 
 
 def test_activations_grow_with_the_rows_of_a_pass():
-    peaks = [dry_step(TINY, model(), 4, DryPass(rows, 8)) for rows in (1, 2, 3)]
+    peaks = [tiny_step(4, rows) for rows in (1, 2, 3)]
     first, second, third = (peak.activations for peak in peaks)
     assert third - second == pytest.approx(second - first, rel=0.02) and second > 1.5 * first
 
