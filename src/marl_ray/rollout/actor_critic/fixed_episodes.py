@@ -107,7 +107,7 @@ class Arena:
             costs += step.costs.sum(1)
             lengths += playing
         cut = [bool(agents.any()) for agents in envs.alive]
-        by_policy = {name: agent_returns[:, own].mean(1).tolist() for name, own in self.columns.items()}
+        by_policy = {name: agent_returns[:, columns].mean(1).tolist() for name, columns in self.columns.items()}
         return [
             WholeEpisode(
                 float(returns[c]),
