@@ -120,9 +120,9 @@ def test_a_bad_override_is_named(override: str, message: str):
     ],
 )
 def test_a_number_that_no_random_stream_has_bits_for_is_refused(key: str, most: int):
-    given = ["algorithm=dapo", "train.group_size=4"]
-    run(*given, f"{key}={most}")
-    assert refusal(*given, f"{key}={most + 1}") == (
+    overrides = ["algorithm=dapo", "train.group_size=4"]
+    run(*overrides, f"{key}={most}")
+    assert refusal(*overrides, f"{key}={most + 1}") == (
         f"config: {key}: Input should be less than or equal to {most}, got {most + 1}"
     )
 
