@@ -1,0 +1,1 @@
+"""What the algorithms learn, and how fast they compute."""

@@ -1,0 +1,1 @@
+"""What a run, a sweep and a command cost besides the learning."""
