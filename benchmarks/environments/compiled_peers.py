@@ -1,6 +1,6 @@
 """Speed and learning of small policies beside compiled JAX, on one machine, in turn.
 
-    .venv/bin/python -m benchmarks.environments.compiled_peers             speed at three settings of two tasks, then time to a target
+    .venv/bin/python -m benchmarks.environments.compiled_peers  speed at three settings of two tasks, then time to a target
     .venv/bin/python -m benchmarks.environments.compiled_peers --parts speed --tasks cartpole
 
 The peers (`peers/jax_ppo.py`) run in a Python of their own, `.venv-jax`, which is made on the first run: JaxMARL's

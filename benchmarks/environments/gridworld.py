@@ -1,7 +1,7 @@
 """Gridworld training: environment steps per second against RLlib, and how fast the team learns.
 
     .venv/bin/python -m benchmarks.environments.gridworld                 steps per second, RLlib measured in the same run
-    .venv/bin/python -m benchmarks.environments.gridworld --learning      environment steps to a mean return of 0.93, five seeds
+    .venv/bin/python -m benchmarks.environments.gridworld --learning  environment steps to a mean return of 0.93, five seeds
 
 Writes `benchmarks/results/gridworld.{json,md}` and `gridworld_learning.{json,md}`. RLlib gets a Python environment
 of its own, made on the first run.

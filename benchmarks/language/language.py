@@ -2,7 +2,7 @@
 engines that sample.
 
     .venv/bin/python -m benchmarks.language.language
-    .venv/bin/python -m benchmarks.language.language --parts engines --store    the engines alone; the rest stays as it is stored
+    .venv/bin/python -m benchmarks.language.language --parts engines --store  the engines alone; the rest stays as stored
 
 One step is 8 prompts x 8 responses of at most 64 tokens, and one gradient step on them. Both sides begin with the same
 weights of a model without a download and compute in the same precision. Writes `benchmarks/results/language.{json,md}` with
@@ -195,7 +195,15 @@ def measure_own(
     `apart` runs at the same time share the batch, and nothing else.
     """
     with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as folder:
-        shared = [sys.executable, "-m", "benchmarks.language.language", "--train", preset, f"--steps={steps}", f"--threads={threads}"]
+        shared = [
+            sys.executable,
+            "-m",
+            "benchmarks.language.language",
+            "--train",
+            preset,
+            f"--steps={steps}",
+            f"--threads={threads}",
+        ]
         shared += [f"--precision={precision}", f"--workers={workers}", f"--share={apart}"]
         runs = [(f"--rank={rank}", f"--meeting={folder}/{run}") for run in range(apart) for rank in range(workers)]
         processes = [start([*shared, *own]) for own in runs]

@@ -1,7 +1,8 @@
 """Language models of random weights on a GPU: sampling, training steps, and their memory against the plan.
 
-    .venv/bin/python -m benchmarks.language.language_accelerator --store                    one GPU of 80 GB: 0.5 B and 3 B parameters
-    .venv/bin/python -m benchmarks.language.language_accelerator --device cpu --sizes tiny --context 64 --tokens 16 --responses 8
+    .venv/bin/python -m benchmarks.language.language_accelerator --store  one GPU of 80 GB: 0.5 B and 3 B parameters
+    .venv/bin/python -m benchmarks.language.language_accelerator --device cpu --sizes tiny --context 64 --tokens 16 \
+        --responses 8
 
 The second line runs the same code where there is no GPU. The ceilings are measured in the same run: a copy of a large
 tensor, and a large bfloat16 product. Sampling, of the first size, reads all weights and all keys and values at each step. A

@@ -4,7 +4,7 @@
     .venv/bin/python -m benchmarks.learning.learning --tasks cartpole    some of them
 
 Every run is a shipped config; its best bundle is played on fresh seeds. Of `budget_dag` the final policy and the best bundle
-are also scored by enumeration (`benchmarks/learning/budget_exact.py`), against the exact optimum and the best policy that always makes the
+are also scored by enumeration (`budget_exact.py`), against the exact optimum and the best policy that always makes the
 same effort. Writes `benchmarks/results/learning.{json,md}`; the JSON has the shape that marl-eval reads.
 """
 

@@ -53,7 +53,11 @@ def back_to_back(config: SweepConfig) -> float:
     runs = [config.run_config(values, "run", seed).given() for values in combinations(config) for seed in config.seeds]
     began = time.perf_counter()
     subprocess.run(
-        [sys.executable, "-m", "benchmarks.runs.sweep", "--alone"], input=json.dumps(runs), text=True, check=True, stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "benchmarks.runs.sweep", "--alone"],
+        input=json.dumps(runs),
+        text=True,
+        check=True,
+        stdout=subprocess.DEVNULL,
     )
     return time.perf_counter() - began
 

@@ -53,7 +53,7 @@ def test_identifiers_that_the_recipes_name_exist() -> None:
         for path in (ROOT / base).rglob("*.py")
         for word in WORD.findall(path.read_text())
     }
-    files = {path.name for path in (*ROOT.iterdir(), *ROOT.glob("benchmarks/*"), *(ROOT / "src").rglob("*.py"))}
+    files = {path.name for path in (*ROOT.iterdir(), *(ROOT / "benchmarks").rglob("*"), *(ROOT / "src").rglob("*.py"))}
     named = IDENTIFIER.findall(FENCED.sub("", (ROOT / "CONTRIBUTING.md").read_text()))
     assert [name for name in named if name not in files and not words.issuperset(name.split("."))] == []
 
