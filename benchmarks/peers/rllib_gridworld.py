@@ -1,6 +1,6 @@
 """RLlib's PPO on the gridworld: prints one JSON object with what each training iteration took.
 
-Runs in a Python environment of its own (see `benchmarks/gridworld.py`), because RLlib pins an older gymnasium.
+Runs in a Python environment of its own (see `benchmarks/environments/gridworld.py`), because RLlib pins an older gymnasium.
 """
 
 from __future__ import annotations

@@ -28,11 +28,11 @@ def test_looks_after_workers_are_rarer_the_more_there_are(monkeypatch: pytest.Mo
 def test_rays_attributes_are_back_after_the_start_of_a_loopback_ray_however_it_ends():
     from ray._private import parameter, ray_constants
 
-    inner = ray_constants.ENABLE_RAY_CLUSTER, parameter.RayParams
+    before = ray_constants.ENABLE_RAY_CLUSTER, parameter.RayParams
     with contextlib.suppress(OSError), ray_seams.loopback_only(log_monitor=False):
         assert not ray_constants.ENABLE_RAY_CLUSTER and parameter.RayParams().dashboard_agent_listen_port == 0
         raise OSError("Ray does not start")
-    assert inner == (ray_constants.ENABLE_RAY_CLUSTER, parameter.RayParams)
+    assert before == (ray_constants.ENABLE_RAY_CLUSTER, parameter.RayParams)
 
 
 def test_a_run_on_a_ray_of_its_own_starts_no_process_that_frees_resources_or_asks_an_autoscaler():

@@ -43,7 +43,7 @@ def test_links_lead_somewhere(page: Path):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_that_a_page_names_exist(page: Path):
     for path in NAMED.findall(page.read_text()):
-        assert any((ROOT / base / path).exists() for base in ("", "src/marl_ray")), path
+        assert any((ROOT / base / path).exists() for base in ("", "src/marl_ray", page.parent)), path
 
 
 def test_identifiers_that_the_recipes_name_exist():
@@ -53,7 +53,7 @@ def test_identifiers_that_the_recipes_name_exist():
         for path in (ROOT / base).rglob("*.py")
         for word in WORD.findall(path.read_text())
     }
-    files = {path.name for path in (*ROOT.iterdir(), *ROOT.glob("benchmarks/*"), *(ROOT / "src").rglob("*.py"))}
+    files = {path.name for path in (*ROOT.iterdir(), *(ROOT / "benchmarks").rglob("*"), *(ROOT / "src").rglob("*.py"))}
     named = IDENTIFIER.findall(FENCED.sub("", (ROOT / "CONTRIBUTING.md").read_text()))
     assert [name for name in named if name not in files and not words.issuperset(name.split("."))] == []
 

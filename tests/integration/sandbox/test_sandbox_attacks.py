@@ -269,7 +269,7 @@ def test_code_hidden_in_an_answer_gets_the_verdict_of_what_was_extracted(results
 
 
 def test_the_official_mode_says_what_the_official_harness_says(results: dict):
-    """All references and their mutants are compared by benchmarks/judge_agreement.py."""
+    """All references and their mutants are compared by benchmarks/code/judge_agreement.py."""
     assert results["official"] == OFFICIAL
 
 

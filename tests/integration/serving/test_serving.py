@@ -249,10 +249,14 @@ def test_a_deployment_that_takes_too_long_says_how_far_it_is(
         "route_prefix": "/crowded",
         "args": application["args"] | {"cpus_per_replica": 1000},
     }
-    late = r"^after 15 s not everything runs: .*'crowded' is DEPLOYING \(0 of 1 replicas run"
+    late = r"^after 10 s not everything runs: .*'crowded' is DEPLOYING"
     try:
-        with pytest.raises(MarlRayError, match=late):
-            deploy(serve_config | {"applications": [application, crowded]}, ray_cluster.dashboard_url, timeout_s=15)
+        for _ in range(6):  # on a busy machine Serve builds the applications for longer than ten seconds
+            with pytest.raises(MarlRayError, match=late) as caught:
+                deploy(serve_config | {"applications": [application, crowded]}, ray_cluster.dashboard_url, timeout_s=10)
+            if "replicas" in str(caught.value):
+                break
+        assert "'crowded' is DEPLOYING (0 of 1 replicas run" in str(caught.value)
     finally:
         deploy(serve_config, ray_cluster.dashboard_url)
 

@@ -52,10 +52,12 @@ def test_every_shipped_config_is_a_recipe():
 
 
 def test_the_tables_of_the_recipes_are_those_of_the_stored_results(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    page = importlib.import_module("parts.recipe_page")
+    monkeypatch.syspath_prepend(str(ROOT))
+    page = importlib.import_module("benchmarks.learning.recipe_page")
     text, stored = (ROOT / "docs/recipes.md").read_text(), (ROOT / "benchmarks/results/recipes.json").read_text()
-    assert page.with_tables(text, json.loads(stored)) == text, "run: .venv/bin/python benchmarks/recipes.py --write"
+    assert page.with_tables(text, json.loads(stored)) == text, (
+        "run: .venv/bin/python -m benchmarks.learning.recipes --write"
+    )
 
 
 def test_one_page_says_how_many_keys_a_run_has():

@@ -1,0 +1,1 @@
+"""The judge of code: its speed and its verdicts."""

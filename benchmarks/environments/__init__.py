@@ -1,0 +1,1 @@
+"""Environment steps per second, with and without learning."""

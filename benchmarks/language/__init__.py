@@ -1,0 +1,1 @@
+"""Language models: their speed, their memory and what they learn."""

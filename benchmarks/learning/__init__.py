@@ -1,0 +1,1 @@
+"""Learning: the scores that algorithms reach, and the time that they compute."""

@@ -1,0 +1,47 @@
+"""Seconds until the command line answers: `marl-ray --help` against a bare Python, in turn.
+
+.venv/bin/python -m benchmarks.runs.commands
+
+Writes `benchmarks/results/commands.{json,md}`.
+"""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.records import RESULTS
+
+RUNS = 11
+COMMANDS = {
+    "marl-ray --help": [str(Path(sys.executable).parent / "marl-ray"), "--help"],
+    "marl-ray config schema": [str(Path(sys.executable).parent / "marl-ray"), "config", "schema"],
+    "python -c pass": [sys.executable, "-c", "pass"],
+}
+
+
+def main() -> None:
+    """Measure, print and store."""
+    seconds: dict[str, list[float]] = {name: [] for name in COMMANDS}
+    for _ in range(RUNS):
+        for name, command in COMMANDS.items():
+            start = time.perf_counter()
+            subprocess.run(command, check=True, capture_output=True, timeout=60)
+            seconds[name].append(time.perf_counter() - start)
+    machine = f"{os.cpu_count()} cores, Python {platform.python_version()}, {platform.system()}"
+    lines = [f"{RUNS} runs each, in turn; {machine}.", "", "| command | median s | min-max s |", "|---|---|---|"]
+    for name, values in seconds.items():
+        lines.append(f"| `{name}` | {statistics.median(values):.2f} | {min(values):.2f}-{max(values):.2f} |")
+    table = "\n".join(lines) + "\n"
+    print(table)
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "commands.md").write_text(table)
+    (RESULTS / "commands.json").write_text(json.dumps({"machine": machine, "seconds": seconds}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

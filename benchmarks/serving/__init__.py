@@ -1,0 +1,1 @@
+"""The gateway and its experiments: speed, faults and statistics."""

@@ -1,0 +1,66 @@
+"""The part `epochs` of `serving.py`: what an act costs once the weights of an experiment have changed."""
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.serving.serving_cluster import Running, gateway, make_bundles, serving, short_folder, write_observations
+from benchmarks.serving.serving_load import wrk
+from marl_ray.experiments.lifecycle import Action
+from marl_ray.experiments.store.experiment_store import ExperimentStore
+
+STAGES = (0.25, 0.5, 0.75)
+"""Weights of the treatment: every change moves a quarter of the units."""
+RAMP = {"strategy": "gradual", "stages": STAGES, "min_duration_s": 1e9, "promotion": "manual"}
+SESSIONS = (1, 5, 20)
+"""Acts of a session."""
+NAME = "exp"
+FOLLOW_S = 10.0
+
+
+def epochs(options: argparse.Namespace, connections: int) -> dict[str, Any]:
+    """Two gateways side by side, one in its experiment's first epoch and one in its third, measured in turn."""
+    rows: list[dict[str, Any]] = []
+    with short_folder() as folder:
+        bundles, observations = make_bundles(folder / "bundles"), write_observations(folder / "observations")
+        parts = {name: gateway(folder / name, bundles, (NAME,), RAMP) for name in ("first", "third")}
+        with serving(parts, optimized=True) as running:
+            _advance(parts["third"]["args"]["database"], running["third"], observations)
+            for number in range(options.passes):
+                for acts in SESSIONS:
+                    row: dict[str, Any] = {"acts": acts, "load_before": os.getloadavg()[0]}
+                    for name in ("first", "third")[:: -1 if number % 2 else 1]:
+                        row[name] = _measured(running[name], options.seconds, connections, observations, acts)
+                    rows.append(row)
+                    print(row, flush=True)
+    return {"rows": rows, "seconds": options.seconds, "connections": connections, "stages": STAGES}
+
+
+def _advance(database: str, running: Running, observations: Path) -> None:
+    """Two stages on, and wait until the gateway assigns by the last one."""
+    store = ExperimentStore(database)
+    for _ in STAGES[1:]:
+        record = store.experiment(NAME)
+        assert record is not None
+        epoch = store.change(NAME, Action.NEXT_STAGE, epoch=record.epoch, actor="benchmark", reason="ramp").epoch
+    store.close()
+    body = b'{"session_id":"%b","observations":%b}' % (b"%d", observations.read_bytes().splitlines()[0])
+    deadline = time.monotonic() + FOLLOW_S
+    for number in range(1_000_000):
+        answer = httpx.post(running.act, content=body % number, timeout=FOLLOW_S).json()
+        if answer["epoch"] == epoch:
+            return
+        if time.monotonic() > deadline:
+            raise SystemExit(f"the gateway is at epoch {answer['epoch']}, expected {epoch} within {FOLLOW_S:g} s")
+
+
+def _measured(running: Running, seconds: int, connections: int, observations: Path, acts: int) -> dict[str, float]:
+    wrk(running.act, 1, connections, observations, acts)
+    cpu = running.cpu_seconds()
+    rate = wrk(running.act, seconds, connections, observations, acts)
+    used = running.cpu_seconds() - cpu
+    return {"rps": rate["rps"], "cpu_us": 1e6 * used / rate["requests"], "p99_ms": rate["p99_ms"]}
