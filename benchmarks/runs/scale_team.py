@@ -69,7 +69,7 @@ def team_config(policies: int) -> RunConfig:
         RunConfig,
         {
             "name": f"team-{policies}",
-            "env": {"id": "parts.scale_team:crowd", "kwargs": {"count": policies}},
+            "env": {"id": "benchmarks.runs.scale_team:crowd", "kwargs": {"count": policies}},
             "algorithm": "ippo",
             "team": {f"policy_{agent}": {"agents": [agent]} for agent in agents},
             "train": {"total_steps": 10**9, "env_copies": COPIES, "horizon": HORIZON},
