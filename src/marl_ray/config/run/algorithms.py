@@ -45,8 +45,11 @@ class Spec:
     """The spec of one named algorithm, as configs read it."""
 
     title: str
+    """Its name as people write it."""
     paper: str
+    """Where its formulas are."""
     critic: Literal["none", "local", "central"] = "none"
+    """What its critic sees. Local: what the policy sees; central: the observations of all agents."""
     groups: bool = False
     """True if it compares several episodes from one start: then `train.group_size` must be two or more."""
     group_norm: bool = False
@@ -59,6 +62,7 @@ class Spec:
     critic_first: bool = False
     """True if the critic is fitted to the batch's returns before the actor sees its advantages."""
     constraint: Literal["none", "multiplier", "penalty", "trust_region"] = "none"
+    """How it keeps budgets of costs: by a Lagrange multiplier, a penalty in the loss, or a trust region's step."""
     order: Literal["simultaneous", "sequential"] = "simultaneous"
     """Sequential: policies are updated one after another, each given the change of those before it."""
     recompute: bool = False
