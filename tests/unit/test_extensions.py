@@ -227,7 +227,7 @@ CLIPFREE = Algorithm("clipfree", PPO.spec, PPO.advantages, PPO.policy_loss)
 )
 def test_a_misspelt_part_is_answered_with_the_parts_of_the_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: extensions.ExtensionPoint, text: str, name: str, end: str
-) -> None:
+):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "clipfree_parts.py").write_text(text)
     monkeypatch.delitem(sys.modules, "clipfree_parts", raising=False)
@@ -236,7 +236,7 @@ def test_a_misspelt_part_is_answered_with_the_parts_of_the_module(
     sys.modules.pop("clipfree_parts")
 
 
-def test_the_classes_of_parts_are_those_of_the_built_in_ones() -> None:
+def test_the_classes_of_parts_are_those_of_the_built_in_ones():
     for point in (ALGORITHM, BENCHMARK):
         classes = tuple(extensions.imported(reference) for reference in point.classes)
         assert {type(point.load(name)) for name in point.builtins} == set(classes)
@@ -254,7 +254,7 @@ def test_the_classes_of_parts_are_those_of_the_built_in_ones() -> None:
         ("marl_ray.no_relay:Relay", r"No module named 'marl_ray.no_relay'\)$"),
     ],
 )
-def test_a_file_or_a_module_that_is_not_found_is_told_the_form_and_the_place(name: str, message: str) -> None:
+def test_a_file_or_a_module_that_is_not_found_is_told_the_form_and_the_place(name: str, message: str):
     for kind in ("environment", "benchmark", "algorithm"):
         with pytest.raises(MarlRayError, match=message):
             next(iter(importlib.import_module(f"marl_ray.conformance.extensions.{kind}").check(name, {})))

@@ -25,12 +25,12 @@ def default(field: Field) -> str:
     return "" if field.default is MISSING else repr(field.default).replace("'", '"')
 
 
-def test_every_field_of_a_spec_is_in_the_table() -> None:
+def test_every_field_of_a_spec_is_in_the_table():
     section = PAGE.partition("\n## The spec\n")[2].partition("\n## ")[0]
     assert FIELD.findall(section) == [(field.name, default(field)) for field in fields(Spec)]
 
 
-def test_every_field_of_a_spec_is_documented() -> None:
+def test_every_field_of_a_spec_is_documented():
     body = ast.parse(inspect.getsource(Spec)).body[0].body  # type: ignore[attr-defined]
     following = pairwise(body)
     documented = [
@@ -41,7 +41,7 @@ def test_every_field_of_a_spec_is_documented() -> None:
     assert documented == [field.name for field in fields(Spec)]
 
 
-def test_functions_that_compute_advantages_are_shown_with_their_arguments() -> None:
+def test_functions_that_compute_advantages_are_shown_with_their_arguments():
     rows = FUNCTION.findall(PAGE)
     assert {module for module, _, _ in rows} == {"batch_gae", "gae", "returns"}
     for module, name, arguments in rows:

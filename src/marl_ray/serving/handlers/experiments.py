@@ -176,8 +176,8 @@ async def changed(service: Service, router: Router, actor: str, action: str, dat
     arm, epoch = data.get("arm"), data.get("epoch", None if Action(action) in RETREATS else router.state.epoch)
     arms = list(router.config.arms)  # a list, because JSON has values that are not hashable
     if arm is not None and arm not in arms:
-        given = arm[:NAME_LENGTH] if isinstance(arm, str) else ""
-        raise RequestError(400, "arm", f"{given!r} is unknown{did_you_mean(given, arms)}")
+        name = arm[:NAME_LENGTH] if isinstance(arm, str) else ""
+        raise RequestError(400, "arm", f"{name!r} is unknown{did_you_mean(name, arms)}")
     if epoch is not None and (isinstance(epoch, bool) or not isinstance(epoch, int)):
         raise RequestError(400, "epoch", "expected the epoch that the change was decided on")
 

@@ -1,5 +1,4 @@
-"""What a person reads who deploys a bundle to a gateway by hand: of a rolled-back bundle, of misspelt names, and while
-nothing is judged."""
+"""Answers to a person who deploys by hand: of a rolled-back bundle, of misspelt names, and while nothing is judged."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,15 +24,13 @@ def gateway(bundles: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def said(*arguments: str, status: int = 0) -> str:
-    """What a command prints, or its error."""
+    """The output of a command, or its error."""
     result = CliRunner().invoke(app, list(arguments))
     assert (2 if result.exception else 0) == status, result.output
     return str(result.exception) if status else result.output
 
 
-def test_a_rolled_back_bundle_is_deployed_with_the_flag_that_the_refusal_names(
-    gateway: Site, bundles: dict[str, str]
-) -> None:
+def test_a_rolled_back_bundle_is_deployed_with_the_flag_that_the_refusal_names(gateway: Site, bundles: dict[str, str]):
     said("experiment", "rollback", "exp", "--arm", "four", "--reason", "r")
     assert "rolled_back" in said("experiment", "status", "exp")
     deploy = ("deploy", bundles["four"], "--endpoint", "exp", "--strategy", "ab")
@@ -43,7 +40,7 @@ def test_a_rolled_back_bundle_is_deployed_with_the_flag_that_the_refusal_names(
     assert "allow_rolled_back candidate" in said("experiment", "audit", "exp-2")
 
 
-def test_misspelt_names_are_answered_with_those_that_are_close(gateway: Site, bundles: dict[str, str]) -> None:
+def test_misspelt_names_are_answered_with_those_that_are_close(gateway: Site, bundles: dict[str, str]):
     said("experiment", "stop", "exp", "--reason", "r")
     refusal = said("deploy", bundles["four"], "--endpoint", "exp", "--set", "outcome_windw_s=10", status=2)
     assert "400: outcome_windw_s: unknown field; did you mean outcome_window_s or" in refusal
@@ -51,7 +48,7 @@ def test_misspelt_names_are_answered_with_those_that_are_close(gateway: Site, bu
     assert refusal.endswith("400: arm: 'fuor' is unknown; did you mean four?")
 
 
-def test_status_says_when_units_are_judged_while_none_is(gateway: Site) -> None:
+def test_status_says_when_units_are_judged_while_none_is(gateway: Site):
     line = "no unit is judged yet: each is judged when its window of 600 s is over (outcome_window_s)"
     assert line not in said("experiment", "status", "exp")
     sent = {"experiment": "exp", "session_id": "s", "observations": SEES}

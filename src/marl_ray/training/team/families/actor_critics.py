@@ -100,12 +100,14 @@ def mismatch(env: ParallelEnv, agent: str, trained: ServedPolicy) -> str:
     """Return why a policy of a bundle, whose weights do not fit, cannot play an agent of the environment."""
     observations = env.observation_space(agent), trained.observation_space
     actions = env.action_space(agent), trained.action_space
-    for what, (own, other) in (("observations", observations), ("actions", actions)):
-        if own.shape != other.shape:
-            return f"{agent}'s {what} have shape {list(own.shape or ())}, the bundle's {list(other.shape or ())}"
-        boxes = isinstance(own, spaces.Box) and isinstance(other, spaces.Box)  # whose bounds change no weight's shape
-        if own != other and not boxes:
-            return " ".join(f"{agent}'s {what} are {own}, the bundle's {other}".split())
+    for name, (played, known) in (("observations", observations), ("actions", actions)):
+        if played.shape != known.shape:
+            return f"{agent}'s {name} have shape {list(played.shape or ())}, the bundle's {list(known.shape or ())}"
+        boxes = isinstance(played, spaces.Box) and isinstance(
+            known, spaces.Box
+        )  # whose bounds change no weight's shape
+        if played != known and not boxes:
+            return " ".join(f"{agent}'s {name} are {played}, the bundle's {known}".split())
     return f"{agent}'s network has other layers than the bundle's; expected the bundle's `network`"
 
 
