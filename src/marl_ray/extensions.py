@@ -9,10 +9,11 @@ An entry point is a line of a package's own `pyproject.toml`, in the group `marl
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
@@ -30,6 +31,8 @@ class ExtensionPoint:
     """A noun: algorithm, environment, ..."""
     builtins: Mapping[str, str]
     """Name -> `package.module:NAME`. A built-in's name wins over an entry point of the same name."""
+    classes: tuple[str, ...] = ()
+    """`package.module:NAME` of the classes whose instances are the parts; empty if parts are called or are classes."""
 
     @property
     def group(self) -> str:
@@ -60,7 +63,7 @@ class ExtensionPoint:
 
     def load(self, name: str) -> Any:
         """Return the object. Raises MarlRayError as `reference` does, or if the import fails."""
-        return imported(self.reference(name))
+        return imported(self.reference(name), self.classes)
 
 
 ALGORITHM = ExtensionPoint(
@@ -89,6 +92,7 @@ ALGORITHM = ExtensionPoint(
         "map3o": "marl_ray.algorithms.constrained.map3o:MAP3O",
         "macpo": "marl_ray.algorithms.constrained.macpo:MACPO",
     },
+    ("marl_ray.algorithms.base:Algorithm",),
 )
 """See `marl_ray.algorithms.Algorithm`; `config.SPECS` has the specs of the built-in ones, which need no torch."""
 ENVIRONMENT = ExtensionPoint(
@@ -142,6 +146,7 @@ BENCHMARK = ExtensionPoint(
         "webarena": "marl_ray.evaluation.web_agents.base:WEBARENA",
         "miniwob": "marl_ray.evaluation.web_agents.base:MINIWOB",
     },
+    ("marl_ray.evaluation.benchmarks.base:Benchmark", "marl_ray.evaluation.web_agents.base:WebBenchmark"),
 )
 """See `marl_ray.evaluation.benchmarks.Benchmark`, and `marl_ray.evaluation.web_agents.base.WebBenchmark`."""
 SCHEDULER = ExtensionPoint(
@@ -176,9 +181,12 @@ POINTS = {point.kind: point for point in (ALGORITHM, ENVIRONMENT, REWARD, TOOL, 
 """Every kind of extension."""
 
 
-def imported(reference: str) -> Any:
-    """Return the object that `package.module:NAME` names; NAME may be dotted. Raises MarlRayError with the reason if it
-    fails."""
+def imported(reference: str, classes: Collection[str] = ()) -> Any:
+    """Return the object that `package.module:NAME` names; NAME may be dotted.
+
+    Raises MarlRayError with the reason if it fails. If the module has no such name, the error offers its instances of
+    `classes` (`package.module:NAME` each), or else what it defines.
+    """
     module, colon, name = reference.partition(":")
     if not (module and colon and name):
         raise MarlRayError(f"expected {REFERENCE}, got {reference!r}")
@@ -186,40 +194,58 @@ def imported(reference: str) -> Any:
         target: Any = importlib.import_module(module)
     except (Exception, SystemExit) as error:  # whatever the user's module raises while it loads
         if "/" in module or module.endswith(".py"):
-            instead = module.removesuffix(".py").removeprefix("./").replace("/", ".")
-            raise MarlRayError(f"expected {REFERENCE}, got a file: did you mean {instead}:{name}?") from error
+            raise MarlRayError(
+                f"expected {REFERENCE}, got a file: did you mean {_module_of(module)}:{name}?"
+            ) from error
+        missing = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
+        where = "; commands look in the folder in which they are started" if missing else ""
         raise MarlRayError(
-            f"cannot import {module!r} of {reference!r} ({type(error).__name__}: {one_line(error)})"
+            f"cannot import {module!r} of {reference!r} ({type(error).__name__}: {one_line(error)}){where}"
         ) from error
     for part in name.split("."):
         if not hasattr(target, part):
             raise MarlRayError(
-                f"{part!r} of {reference!r} is not in the module{did_you_mean(part, _defined_names(target))}"
+                f"{part!r} of {reference!r} is not in the module{did_you_mean(part, _defined_names(target, classes))}"
             )
         target = getattr(target, part)
     return target
 
 
 def with_colon(name: str) -> str:
-    """Return '; did you mean package.module:NAME?' for a name that is `package.module.NAME` of a module that there is;
-    else empty."""
+    """Return the end of an error about a name that lacks a colon: '; did you mean package.module:NAME?' for
+    `package.module.NAME` of a module that there is, '; expected module:NAME, not a file' for a file; else empty."""
+    if name.endswith(".py"):
+        return f"; expected {_module_of(name)}:NAME, not a file"
     module, _, last = name.rpartition(".")
     try:
-        spec = module and last != "py" and importlib.util.find_spec(module)
+        spec = module and importlib.util.find_spec(module)
     except (ImportError, ValueError):  # a package of it is missing, or the name is no name of a module
         return ""
     return f"; did you mean {module}:{last}?" if spec else ""
 
 
-def _defined_names(target: Any) -> list[str]:
-    """Return the names that a module or its package defines, without those that it imports; of anything else all
-    names."""
+def _module_of(file: str) -> str:
+    """Return the dotted name by which the module of a file is imported in the folder where commands are started."""
+    path = PurePosixPath(file.removesuffix(".py"))
+    return path.name if path.is_absolute() else ".".join(path.parts)
+
+
+def _defined_names(target: Any, classes: Collection[str]) -> list[str]:
+    """Return the names of a module's instances of `classes`; if it has none, the names that the module or its package
+    defines, without those that it imports; of anything else all names."""
     names = dir(target)
     if not inspect.ismodule(target):
         return names
+    if parts := [n for n in names if not _classes_of(getattr(target, n)).isdisjoint(classes)]:
+        return parts
     package = target.__name__.partition(".")[0]
     defined = [n for n in names if (getattr(getattr(target, n), "__module__", None) or "").partition(".")[0] == package]
     return defined or names
+
+
+def _classes_of(value: Any) -> set[str]:
+    """Return `package.module:NAME` of an object's class and of its bases."""
+    return {f"{each.__module__}:{each.__qualname__}" for each in type(value).__mro__}
 
 
 def make_from_options(name: str, make: Callable[..., T], options: Mapping[str, Any]) -> T:

@@ -1,5 +1,6 @@
 """Built-ins, entry points of installed packages and `package.module:NAME` come through one door."""
 
+import importlib
 import pickle
 import sys
 from collections.abc import Callable, Iterator
@@ -203,6 +204,60 @@ def test_a_misspelt_name_is_answered_with_what_the_module_defines(tmp_path: Path
     (tmp_path / "carrying.py").write_text(text)
     with pytest.raises(MarlRayError, match=r"; expected one of Carry$"):
         extensions.imported("carrying:Nope")
+
+
+OWN_ALGORITHM = """
+from marl_ray.algorithms import Algorithm
+from marl_ray.algorithms.with_critic.ppo import PPO
+
+class ClipfreeHyper:
+    pass
+
+CLIPFREE = Algorithm("clipfree", PPO.spec, PPO.advantages, PPO.policy_loss)
+"""
+
+
+@pytest.mark.parametrize(
+    ("point", "text", "name", "end"),
+    [
+        (ALGORITHM, OWN_ALGORITHM, "CLIPFRE", r"; did you mean CLIPFREE\?$"),
+        (ALGORITHM, OWN_ALGORITHM, "Nope", r"; expected one of CLIPFREE, PPO$"),
+        (ALGORITHM, "class Other:\n    pass\n", "Nope", r"; expected one of Other$"),
+    ],
+)
+def test_a_misspelt_part_is_answered_with_the_parts_of_the_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: extensions.ExtensionPoint, text: str, name: str, end: str
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "clipfree_parts.py").write_text(text)
+    monkeypatch.delitem(sys.modules, "clipfree_parts", raising=False)
+    with pytest.raises(MarlRayError, match=end):
+        point.load(f"clipfree_parts:{name}")
+    sys.modules.pop("clipfree_parts")
+
+
+def test_the_classes_of_parts_are_those_of_the_built_in_ones():
+    for point in (ALGORITHM, BENCHMARK):
+        classes = tuple(extensions.imported(reference) for reference in point.classes)
+        assert {type(point.load(name)) for name in point.builtins} == set(classes)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("relay.py", r"'relay.py' is unknown; expected relay:NAME, not a file$"),
+        ("./relay.py", r"'./relay.py' is unknown; expected relay:NAME, not a file$"),
+        ("own/relay.py", r"expected own.relay:NAME, not a file$"),
+        ("/own/relay.py", r"expected relay:NAME, not a file$"),
+        ("./relay.py:Relay", r"got a file: did you mean relay:Relay\?$"),
+        ("no_relay:Relay", r"No module named 'no_relay'\); commands look in the folder in which they are started$"),
+        ("marl_ray.no_relay:Relay", r"No module named 'marl_ray.no_relay'\)$"),
+    ],
+)
+def test_a_file_or_a_module_that_is_not_found_is_told_the_form_and_the_place(name: str, message: str):
+    for kind in ("environment", "benchmark", "algorithm"):
+        with pytest.raises(MarlRayError, match=message):
+            next(iter(importlib.import_module(f"marl_ray.conformance.extensions.{kind}").check(name, {})))
 
 
 def test_a_long_list_of_names_says_how_many_are_left_out():

@@ -74,7 +74,12 @@ def evaluate_episodes(
         manifest = read_manifest(folder)
         if not isinstance(manifest, Manifest):
             raise MarlRayError(f"policy: {policy} holds language models; expected actor-critics, or a benchmark")
-        played = play_bundle(_run_of(manifest, env or {}), folder, episodes, seed, max_steps, greedy)
+        try:
+            played = play_bundle(_run_of(manifest, env or {}), folder, episodes, seed, max_steps, greedy)
+        except FieldError as error:
+            if not (error.field.startswith("team.") and error.field.endswith(".bundle")):
+                raise
+            raise FieldError("policy", f"{policy}: {error.message}") from error  # the team is the bundle's own
     return EpisodeScores(
         [episode.ret for episode in played],
         [episode.length for episode in played],

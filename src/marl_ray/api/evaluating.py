@@ -129,7 +129,7 @@ def evaluate(
         refusal = f"{web.name} has none: it is played in a browser, whose options are `env`"
         return _call(_browser_benchmark, arguments | {"benchmark": web}, refusal)
     if (samples is None) == (policy is None):
-        raise FieldError("policy", "expected either this, a bundle that writes samples, or `samples`, ready ones")
+        raise FieldError("policy", "expected a bundle, which writes samples, or ready samples by --samples (samples=)")
     if samples is not None:
         return _call(_ready_samples, arguments, "expected with a policy, not with ready samples")
     return _call(_written_samples, arguments, "expected with a benchmark in a browser, or with `episodes`")

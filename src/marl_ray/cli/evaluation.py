@@ -230,8 +230,9 @@ def tasks(
     count: Annotated[int, typer.Option(min=1, help="Most tasks to print; the split test has 256.")] = 256,
     levels: Annotated[str, typer.Option(help="Difficulties, in equal parts.")] = "1,2",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws; environments draw with 0.")] = 0,
+    as_json: Json = False,
 ) -> None:
-    """Print made tasks as JSON lines.
+    """Print made tasks as JSON lines, or with --json as one document.
 
     `--benchmark jsonl:FILE` and the environments code_team and math read them.
     """
@@ -245,8 +246,7 @@ def tasks(
             lines = [asdict(task) for task in arithmetic(count, task_levels, split, seed)]
     except ValueError as error:
         raise MarlRayError(f"--levels {levels!r}: {error}") from error
-    for line in lines:
-        print(json.dumps(line))
+    show(as_json, lines, map(json.dumps, lines))
 
 
 def _record(task: "ProgramTask") -> dict[str, Any]:

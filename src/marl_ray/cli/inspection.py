@@ -117,13 +117,15 @@ def _language_defaults(spec: "Spec") -> dict[str, str]:
 @config_app.command("schema")
 def config_schema(
     kind: Annotated[str, typer.Argument(help="run, sweep, experiment, gateway or cluster.")] = "run",
+    as_json: Json = False,
 ) -> None:
-    """Print the JSON schema of a config."""
+    """Print the JSON schema of a config, with or without --json."""
     from marl_ray.config.reference import CONFIGS
 
     if kind not in CONFIGS:
         raise MarlRayError(f"kind {kind!r} is unknown{did_you_mean(kind, CONFIGS)}")
-    print(json.dumps(CONFIGS[kind].model_json_schema(), indent=2))
+    schema = CONFIGS[kind].model_json_schema()
+    show(as_json, schema, [json.dumps(schema, indent=2)])
 
 
 @config_app.command("reference")

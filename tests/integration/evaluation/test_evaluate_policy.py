@@ -66,7 +66,7 @@ def test_a_bundle_is_measured_and_a_second_call_writes_nothing_anew(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "--policy: expected either this, a bundle that writes samples, or `samples`, ready ones"),
+        ([], "--policy: expected a bundle, which writes samples, or ready samples by --samples (samples=)"),
         (["--samples", DATA, "--num-samples", "2"], "--num-samples: expected with a policy, not with ready samples"),
         (["--policy", "TEAM", "--k", "2"], "--k: problem 'add' has only 1 sample, not 2"),
         (["--policy", "TEAM", "--data", DATA], "--benchmark: expected jsonl and data, or jsonl:FILE, got jsonl:"),

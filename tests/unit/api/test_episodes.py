@@ -3,11 +3,18 @@
 from pathlib import Path
 
 import pytest
+from gymnasium import spaces
 from toy_runs.runs import config
+from toys.envs import countdown
 
 import marl_ray
+from marl_ray.config import NetworkConfig
 from marl_ray.errors import MarlRayError
+from marl_ray.policies.actor_critic.distributions import distribution_of
+from marl_ray.policies.actor_critic.networks import Network
+from marl_ray.policies.bundles.actor_critic import ServedPolicy
 from marl_ray.training.single_process import train_alone
+from marl_ray.training.team.families.actor_critics import mismatch
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +45,28 @@ def test_a_bundle_is_scored_on_whole_episodes_of_its_environment(bundle: Path):
         ({"episodes": 3, "k": [1]}, "k: expected none beside `episodes`"),
         ({"episodes": 3, "min_level": "namespaces"}, "min_level: expected none beside `episodes`"),
         ({"episodes": 3, "progress": print}, "progress: expected none beside `episodes`"),
+        (
+            {"episodes": 3, "env": {"length": 9}},
+            r"^policy: /.*: a's observations are MultiDiscrete\(\[10 +2\].*, the bundle's MultiDiscrete\(\[7 2\]",
+        ),
+        ({"episodes": 3, "env": {"floats": True}}, r"^policy: /.*: a's observations are Box"),
         ({"episodes": 3, "env": {"lenght": 3}}, r"env.kwargs.lenght: toys.envs:countdown has no such argument"),
     ],
 )
 def test_a_wrong_argument_is_named(bundle: Path, arguments, message: str):
     with pytest.raises(MarlRayError, match=message):
         marl_ray.evaluate(policy=bundle, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("seen", "actions", "message"),
+    [
+        (spaces.Box(0, 1, (6,)), spaces.Discrete(2), "a's observations have shape [2], the bundle's [6]"),
+        (spaces.Box(0, 1, (2,)), spaces.Discrete(3), "a's actions are Discrete(2), the bundle's Discrete(3)"),
+        (spaces.Box(0, 1, (2,)), spaces.Discrete(2), "a's network has other layers than the bundle's; expected the"),
+    ],
+)
+def test_a_bundle_whose_weights_do_not_fit_is_told_what_differs(seen, actions, message: str):
+    distribution = distribution_of(actions)
+    trained = ServedPolicy(seen, actions, distribution, Network(seen, NetworkConfig(), distribution.parameters, 1.0))
+    assert mismatch(countdown(floats=True), "a", trained).startswith(message)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -247,6 +248,29 @@ def test_policy_of():
         config.policy_of(["agent_0", "x"])
     with pytest.raises(ValueError, match=r"team\.others: plays no agent"):
         config.policy_of(["agent_0"])
+
+
+def test_an_agent_that_is_misspelt_in_the_team_is_named():
+    config = run(team={"all": {"agents": ["painter", "callr"]}})
+    message = "'caller' (agents: caller, painter); 'callr' of team.all.agents matches no agent; did you mean caller?"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        config.policy_of(["caller", "painter"])
+    config = run(team={"painter": {"agents": ["paintr"]}, "others": {}})
+    with pytest.raises(
+        ValueError, match=r"team.painter: plays no agent .*; 'paintr' of team.painter.agents matches no"
+    ):
+        config.policy_of(["painter"])
+
+
+def test_a_python_file_is_no_config():
+    with pytest.raises(MarlRayError, match=r"^config file 'relay.py': expected a YAML file, got a Python file$"):
+        load_config(RunConfig, "relay.py")
+
+
+def test_a_key_that_is_not_read_names_the_command_that_lists_the_others():
+    assert refusal("hyper.pid_kp=5").endswith(
+        "mappo does not read it; see what is read with `marl-ray algorithms mappo`"
+    )
 
 
 def test_gateway():

@@ -109,6 +109,7 @@ FORMS: dict[str, dict[str, str]] = {
         "value, low, high": "The weighted mean, and its interval.",
         "parts": "`variant`, `value` and `weight` of each evaluation.",
     },
+    "tasks": {"[]": "The lines that are printed without `--json`, each an object."},
     "serve": {"urls": "Application -> URL."},
     "deploy": EXPERIMENT,
     "experiment create": EXPERIMENT,
@@ -177,6 +178,7 @@ FORMS: dict[str, dict[str, str]] = {
         "[].language_models": "True if it also trains these.",
         "...": "With NAME one of these, with `hyper`: `key`, `default`, `of_language_models`, `own`, `description`.",
     },
+    "config schema": {"...": "The schema."},
     "config reference": {
         "run, sweep, experiment, gateway, cluster": "`key`, `type`, `default` and `description` of each key."
     },

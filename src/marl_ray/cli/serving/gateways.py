@@ -99,6 +99,12 @@ def deploy(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any other key of the experiment, such as min_outcomes=100."),
     ] = None,
+    allow_rolled_back: Annotated[
+        bool,
+        typer.Option(
+            "--allow-rolled-back", help="Accept a bundle that another experiment rolled back; the audit log keeps this."
+        ),
+    ] = False,
     reason: Annotated[str | None, typer.Option(help="Why, for the audit log.")] = None,
     url: GatewayUrl = LOCAL_GATEWAY,
     as_json: Json = False,
@@ -126,7 +132,7 @@ def deploy(
     assert bundle is not None
     reason = reason or "deployed by marl-ray deploy"
     options = _settings([f"margin={margin}", *(settings or ())])
-    report = deploy_bundle(url, bundle, strategy, endpoint, options, reason)
+    report = deploy_bundle(url, bundle, strategy, endpoint, options, reason, allow_rolled_back)
     show(as_json, report, lines(report))
 
 

@@ -45,8 +45,11 @@ class Spec:
     """The spec of one named algorithm, as configs read it."""
 
     title: str
+    """Its name as people write it."""
     paper: str
+    """The paper or page that has its formulas."""
     critic: Literal["none", "local", "central"] = "none"
+    """The input of its critic. Local: what the policy sees; central: the observations of all agents."""
     groups: bool = False
     """True if it compares several episodes from one start: then `train.group_size` must be two or more."""
     group_norm: bool = False
@@ -59,6 +62,7 @@ class Spec:
     critic_first: bool = False
     """True if the critic is fitted to the batch's returns before the actor sees its advantages."""
     constraint: Literal["none", "multiplier", "penalty", "trust_region"] = "none"
+    """Means by which it keeps budgets of costs: a Lagrange multiplier, a penalty in the loss, or a trust region's step."""
     order: Literal["simultaneous", "sequential"] = "simultaneous"
     """Sequential: policies are updated one after another, each given the change of those before it."""
     recompute: bool = False
@@ -280,7 +284,8 @@ def check_key_is_read(where: str, key: str, specs: Mapping[str, Spec]) -> None:
     if not any(key in spec.hyper.model_fields for spec in specs.values()):
         readable = sorted({name for spec in specs.values() for name in spec.reads})
         raise ValueError(f"unknown key {where!r}{did_you_mean(key, readable, before=where.removesuffix(key))}")
-    names = " and ".join(specs)
+    names, commands = " and ".join(specs), "` and `marl-ray algorithms ".join(specs)
     raise ValueError(
-        f"{where}: {names} {'does' if len(specs) == 1 else 'do'} not read it; `marl-ray algorithms NAME` says what is read"
+        f"{where}: {names} {'does' if len(specs) == 1 else 'do'} not read it; see what is read with "
+        f"`marl-ray algorithms {commands}`"
     )

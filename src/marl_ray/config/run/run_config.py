@@ -23,6 +23,7 @@ from marl_ray.config.run.sections import (
     TrackingConfig,
     TrainConfig,
     WarmStartConfig,
+    agents_of_error,
 )
 
 DECISIONS = "decisions://"
@@ -392,8 +393,8 @@ class RunConfig(Config):
                     table[agent] = name
                     break
             else:
-                raise ValueError(f"team: no policy plays agent {agent!r} (agents: {', '.join(agents)})")
+                raise ValueError(f"team: no policy plays agent {agent!r} {agents_of_error(self.team, agents)}")
         for name in self.team:
             if name not in table.values():
-                raise ValueError(f"team.{name}: plays no agent (agents: {', '.join(agents)})")
+                raise ValueError(f"team.{name}: plays no agent {agents_of_error(self.team, agents)}")
         return table

@@ -1,6 +1,8 @@
 """The sections of a run's config."""
 
+import fnmatch
 import math
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -17,7 +19,7 @@ from marl_ray.config.base import NAME_PATTERN, Config, known
 from marl_ray.config.random_streams import Copies, Epochs, EvaluationSteps
 from marl_ray.config.run.algorithms import spec_of
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import MarlRayError, suggested
 from marl_ray.extensions import BENCHMARK, TRACKER
 
 NAME_FIELD = Field(pattern=NAME_PATTERN)
@@ -105,6 +107,18 @@ class PolicyConfig(Config):
         if self.frozen and self.bundle is None and (self.model is None or self.model.path is None):
             raise ValueError("frozen: true needs `bundle` (or `model.path`), the weights to play with")
         return self
+
+
+def agents_of_error(team: Mapping[str, PolicyConfig], agents: Sequence[str]) -> str:
+    """Return the end of an error about who plays whom: the environment's agents, and the first pattern of the team that
+    matches none of them."""
+    listed = f"(agents: {', '.join(agents)})"
+    for name, policy in team.items():
+        for pattern in policy.agents:
+            if not any(fnmatch.fnmatchcase(agent, pattern) for agent in agents):
+                meant = suggested(pattern, agents)
+                return f"{listed}; {pattern!r} of team.{name}.agents matches no agent{meant}"
+    return listed
 
 
 class TrainConfig(Config):

@@ -105,7 +105,8 @@ def allowed_arms(
         if not part.get("allow_rolled_back", False):
             raise MarlRayError(
                 f"experiment {name!r}: arms.{row.arm}: the weights of bundle {row.digest[:16]} have been rolled back in "
-                f"experiment {row.elsewhere!r}; expected another bundle, weight 0, or allow_rolled_back: true"
+                f"experiment {row.elsewhere!r}; expected another bundle, weight 0, or allow_rolled_back: true "
+                "(marl-ray deploy --allow-rolled-back)"
             )
         if not (same_bundle and earlier.get("allow_rolled_back", False)):
             allowed[row.arm] = row.elsewhere

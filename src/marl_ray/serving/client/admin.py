@@ -52,11 +52,21 @@ def ask_with(
 
 
 def deploy_bundle(
-    url: str, bundle: str, strategy: str, endpoint: str | None, options: dict[str, Any], reason: str
+    url: str,
+    bundle: str,
+    strategy: str,
+    endpoint: str | None,
+    options: dict[str, Any],
+    reason: str,
+    allow_rolled_back: bool = False,
 ) -> dict[str, Any]:
     """Start an experiment with the bundle (`candidate`) against the arm that serves the endpoint now (`production`), or
-    serve the bundle alone if nothing serves there. Returns the new experiment's report. Raises MarlRayError, also if an
-    experiment is still under way at the endpoint."""
+    serve the bundle alone if nothing serves there.
+
+    `allow_rolled_back` accepts a bundle that another experiment has rolled back. Returns the new experiment's report.
+    Raises MarlRayError, also if an experiment is still under way at the endpoint.
+    """
+    arm = {"bundle": bundle} | ({"allow_rolled_back": True} if allow_rolled_back else {})
     endpoints = ask(url, "/v1/endpoints")["endpoints"]
     if endpoint is None:
         if len(endpoints) != 1:
@@ -64,7 +74,9 @@ def deploy_bundle(
         endpoint = next(iter(endpoints))
     earlier = endpoints.get(endpoint)
     if earlier is None:
-        return ask(url, "/v1/experiments", _alone(endpoint, bundle, options) | {"reason": reason})
+        return ask(
+            url, "/v1/experiments", {"name": endpoint, "arms": {"production": arm}} | options | {"reason": reason}
+        )
     now = ask(url, f"/v1/experiments/{earlier['experiments'][0]}")
     open_now = now["status"] in ("draft", "running", "paused")
     if open_now and len(now["arms"]) > 1:
@@ -73,7 +85,7 @@ def deploy_bundle(
         )
     if open_now:  # an experiment of one arm compares nothing, so replacing it disturbs nothing
         ask(url, f"/v1/experiments/{now['name']}/stop", {"reason": f"succeeded by {bundle}"})
-    arms = {"production": _part(url, earlier["production"]), "candidate": {"bundle": bundle}}
+    arms = {"production": _part(url, earlier["production"]), "candidate": arm}
     number = len(earlier["experiments"]) + 1
     config = {"name": f"{endpoint}-{number}", "endpoint": endpoint, "arms": arms, "strategy": strategy}
     return ask(url, "/v1/experiments", config | options | {"reason": reason})
@@ -85,10 +97,6 @@ def _part(url: str, production: dict[str, Any]) -> dict[str, Any]:
     if config["url"] is None:
         return {"bundle": production["bundle"]}
     return {name: config[name] for name in ("url", "model", "api_key_env", "deadline_s", "price")}
-
-
-def _alone(endpoint: str, bundle: str, options: dict[str, Any]) -> dict[str, Any]:
-    return {"name": endpoint, "arms": {"production": {"bundle": bundle}}} | options
 
 
 def lines(report: dict[str, Any]) -> list[str]:
@@ -110,6 +118,12 @@ def lines(report: dict[str, Any]) -> list[str]:
         note += ", rolled back" if arm["rolled_back"] else ""
         counts = " ".join(f"{arm[key]:>9,}" for key in ("exposures", "in_window", "judged", "outcomes"))
         rows.append(f"  {name:<16} {arm['propensity']:>8.1%} {counts}  {mean:>9}  {note}")
+    arms = report["arms"].values()
+    if any(arm["in_window"] for arm in arms) and not any(arm["judged"] for arm in arms):
+        window = report["config"]["outcome_window_s"]
+        rows.append(
+            f"  no unit is judged yet: each is judged when its window of {window:g} s is over (outcome_window_s)"
+        )
     return rows + [f"  warning: {warning}" for warning in report.get("warnings", ())]
 
 

@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import torch
+from gymnasium import spaces
 from pettingzoo import ParallelEnv
 from torch.distributed.device_mesh import DeviceMesh
 
 from marl_ray.config import RunConfig
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import FieldError
 from marl_ray.policies.actor_critic.compiled.network import CompiledNetwork
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.actor_critic.spaces import joint_space
-from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, load_actor_critics, save_bundle
+from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, ServedPolicy, load_actor_critics, save_bundle
 from marl_ray.rollout.actor_critic.buffers import Player
 from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.team.team import Team, TrainedTensor, WeightsSaver
@@ -77,22 +78,37 @@ def build_models(config: RunConfig, env: ParallelEnv, agents: Mapping[str, list[
             len(members),
             config.signals if spec.costs and not frozen else 0,
         )
-        _load_weights(config, name, members, models[name])
+        _load_weights(config, name, members, models[name], env)
     return models
 
 
-def _load_weights(config: RunConfig, name: str, members: list[str], model: ActorCritic) -> None:
+def _load_weights(config: RunConfig, name: str, members: list[str], model: ActorCritic, env: ParallelEnv) -> None:
     reference = config.team[name].bundle
     if reference is None:
         return
     bundle = load_actor_critics(reference, uri_of(config))
     source = bundle.agents.get(members[0])
     if source is None:
-        raise MarlRayError(f"team.{name}.bundle: {reference!r} has no policy for agent {members[0]!r}")
+        raise FieldError(f"team.{name}.bundle", f"the bundle has no policy for agent {members[0]!r}")
     try:
         model.actor.load_state_dict(bundle.policies[source].actor.state_dict())
     except RuntimeError as error:
-        raise MarlRayError(f"team.{name}.bundle: {reference!r} holds a network of another shape") from error
+        raise FieldError(f"team.{name}.bundle", mismatch(env, members[0], bundle.policies[source])) from error
+
+
+def mismatch(env: ParallelEnv, agent: str, trained: ServedPolicy) -> str:
+    """Return why a policy of a bundle, whose weights do not fit, cannot play an agent of the environment."""
+    observations = env.observation_space(agent), trained.observation_space
+    actions = env.action_space(agent), trained.action_space
+    for name, (played, known) in (("observations", observations), ("actions", actions)):
+        if played.shape != known.shape:
+            return f"{agent}'s {name} have shape {list(played.shape or ())}, the bundle's {list(known.shape or ())}"
+        boxes = isinstance(played, spaces.Box) and isinstance(
+            known, spaces.Box
+        )  # whose bounds change no weight's shape
+        if played != known and not boxes:
+            return " ".join(f"{agent}'s {name} are {played}, the bundle's {known}".split())
+    return f"{agent}'s network has other layers than the bundle's; expected the bundle's `network`"
 
 
 def horizon(config: RunConfig, name: str) -> int:
