@@ -23,7 +23,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.runs.comparison import compare, student
 from marl_ray.runs.following import log_lines
 from marl_ray.runs.naming import load_named, parse_named
-from marl_ray.runs.picture import legend_of
+from marl_ray.runs.picture import key_of, label_of, line_of
 from marl_ray.runs.stored import find_run
 from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
 from marl_ray.training.checkpoints.storage import folder_here
@@ -270,7 +270,7 @@ def test_an_attempt_leaves_how_it_ended(storage: Path, error: BaseException, sta
 
 
 def test_runs_are_compared_by_seeds(storage: Path):
-    picture = storage / "pictures" / "all.png"
+    picture = storage / "all.png"
     arguments = ("runs", "compare", "first", "second", "other", "--storage", storage, "--out", picture)
     compared = document(*arguments)
     assert set(compared) == keys_of("runs compare") and compared["metric"] == "eval/return"
@@ -298,13 +298,28 @@ def test_a_longer_run_is_of_another_group_and_no_seed_counts_twice(storage: Path
     assert next(g for g in groups if g.runs[0].name == "longer").differences["train.total_steps"] == 640
 
 
-def test_what_differs_is_in_the_table_and_in_the_legend(storage: Path):
+def test_a_picture_is_not_written_into_a_folder_that_is_missing(storage: Path):
+    out = storage / "pictures" / "all.png"
+    with pytest.raises(MarlRayError, match=r"^out: '.*all\.png' cannot be written: there is no folder '.*pictures'$"):
+        api.compare(["first"], storage=storage).plot(out)
+    assert not out.parent.exists()
+
+
+def test_the_legend_is_below_the_axes_and_short(storage: Path):
+    stored(storage, "fast", "seed=1", "hyper.lr=10", "train.horizon=16", "checkpoint.every=3", score=-1.0)
+    groups = compare([find_run(name, str(storage)) for name in ("first", "second", "fast")])
+    assert [label_of(group) for group in groups] == ["first and 1 more: 1.5 [-4.85, 7.85]", "fast: -1 [-1.5, -0.5]"]
+    assert key_of(groups[1:]) == "band: 95 % interval of each point; number: last evaluation [95 % interval]"
+    assert key_of(groups[:1]) == ("thin: each seed, thick: their mean; number: mean over 2 seeds [95 % interval]")
+
+
+def test_what_differs_is_in_the_line_of_a_group(storage: Path):
     stored(storage, "fast", "seed=1", "hyper.lr=10", "train.horizon=16", score=-1.0)
     runs = [find_run(name, str(storage)) for name in ("first", "fast")]
     first, fast = compare(runs)
     assert first.differences == {"hyper.lr": 0.01, "train.horizon": 8}
     assert fast.differences == {"hyper.lr": 10, "train.horizon": 16}
-    assert legend_of(fast) == "fast: mappo, seed 1, hyper.lr=10.0, train.horizon=16, -1 [-1.5, -0.5]"
+    assert line_of(fast) == "fast: mappo, seed 1, hyper.lr=10.0, train.horizon=16, -1 [-1.5, -0.5]"
 
 
 def test_a_metric_of_which_more_may_be_worse_ranks_nobody(storage: Path):
