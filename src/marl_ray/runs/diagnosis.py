@@ -21,7 +21,7 @@ LARGEST_VALUE_LOSS = 50.0
 SMALLEST_NORM = 1e-6
 """Norm of the gradient below which nothing is learned."""
 NOTHING = 1e-9
-"""Size of a return that is 0 but for rounding."""
+"""Size of a return, or of a difference of returns, that is 0 but for rounding."""
 FEWEST_GROUPS = 0.01
 """Share of informative groups below which comparisons teach nothing."""
 SMALLEST_EXPLAINED_VARIANCE = -5.0
@@ -52,6 +52,11 @@ def diagnose(config: Mapping[str, Any], rows: _Rows) -> list[str]:
     return sentences
 
 
+def only_not_yet(sentences: Sequence[str]) -> bool:
+    """Return whether `diagnose` says no more than how the return went, which is no news after a short run."""
+    return len(sentences) == 1 and sentences[0].startswith(("eval/return ", "return "))
+
+
 class _Keys:
     """The hyper-parameters of a policy as users name them."""
 
@@ -72,12 +77,20 @@ class _Keys:
 def _course(metric: str, scored: _Rows) -> str | None:
     """Say how a return went that did not rise, or did not stay; None for one that did."""
     first, last, best = scored[0], scored[-1], max(scored, key=lambda row: row[metric])
-    if all(abs(row.get(f"{metric}{end}", math.inf)) < NOTHING for row in scored for end in ("", "_low", "_high")):
+    value = first[metric]
+    every = [row.get(f"{metric}{end}", math.inf) for row in scored for end in ("", "_low", "_high")]
+    if max(map(abs, every)) < NOTHING:
         return (
             f"{metric} is 0 in every evaluated episode: no reward was met, or those of opponents cancel, because a return "
             "is averaged over all agents"
         )
-    if last[metric] <= first[metric]:
+    greedy = [row.get("eval/greedy_return", value) for row in scored]
+    if all(math.isclose(other, value, abs_tol=NOTHING) for other in (*every, *greedy)):
+        return (
+            f"every episode returned {value:,.3f}: the reward does not depend on what the policies do, or no episode met "
+            "another"
+        )
+    if last[metric] <= value:
         return f"{metric} did not rise: {_at(first, metric)}, {_at(last, metric)}"
     high = first.get(f"{metric}_high", first[metric])
     if last[metric] <= high:

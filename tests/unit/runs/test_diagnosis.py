@@ -79,6 +79,17 @@ def test_returns_that_cancel_or_are_never_met_are_told_from_those_that_do_not_ri
     assert sentence.startswith("eval/return is 0 in every evaluated episode: no reward was met, or those of opponents")
 
 
+def test_a_reward_that_is_the_same_in_every_episode_is_said():
+    played = rows({0: 10.0, 2: 10.0})
+    for row in played:
+        row |= {key: 10.0 for key in row if key.startswith("eval/")}
+    assert diagnose(CONFIG, played) == [
+        "every episode returned 10.000: the reward does not depend on what the policies do, or no episode met another"
+    ]
+    played[-1]["eval/greedy_return"] = 12.0
+    assert diagnose(CONFIG, played) == ["eval/return did not rise: 10.000 at step 0, 10.000 at step 2,048"]
+
+
 def test_of_several_policies_each_has_its_own_keys():
     team: Any = "team={first: {agents: [a]}, second: {agents: [b], hyper: {lr: 7}}}"
     metrics = {"first__kl": [0.01, 0.01], "second__kl": [0.01, 3.0]}

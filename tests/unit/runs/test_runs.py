@@ -18,6 +18,7 @@ from pyarrow import fs
 from toy_runs.runs import config, mark_delivered
 
 import marl_ray as api
+from marl_ray.cli.training.train import warn_of
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.runs.comparison import compare, student
@@ -167,6 +168,18 @@ def test_a_run_is_shown_by_the_keys_that_were_given_and_by_what_is_wrong_with_it
     details = document("runs", "show", "bad", "--storage", storage)
     assert details["given"]["hyper"]["lr"] == 10 and len(details["warnings"]) == 1
     assert document("runs", "show", "first", "--storage", storage)["warnings"] == []
+
+
+def test_training_ends_with_what_shows_a_collapse_and_not_with_a_return_that_did_not_rise_yet(
+    storage: Path, capsys: pytest.CaptureFixture[str]
+):
+    run_config = stored(storage, "bad", "hyper.lr=10", score=-1.0)
+    warn_of(run_config)
+    assert capsys.readouterr().err == ""
+    path = storage / "bad" / "metrics.jsonl"
+    path.write_text(re.sub(r'"eval/return(_low|_high)?": [-.0-9]+', r'"eval/return\1": 3.0', path.read_text()))
+    warn_of(run_config)
+    assert capsys.readouterr().err.startswith("bad: warning: every episode returned 3.000: the reward does not depend")
 
 
 def test_a_run_is_not_made_shorter_than_it_is(storage: Path):
