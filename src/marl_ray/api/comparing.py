@@ -33,16 +33,17 @@ class RunComparison:
         """Draw the curves into the PNG `out`, and return its path. Raises FieldError if it cannot be written."""
         from marl_ray.runs.picture import plot_comparison
 
+        if not Path(out).parent.is_dir():
+            raise FieldError("out", f"{str(out)!r} cannot be written: there is no folder {str(Path(out).parent)!r}")
         try:
-            Path(out).parent.mkdir(parents=True, exist_ok=True)
             return plot_comparison(self.groups, Path(out), self.title)
         except OSError as error:
             raise FieldError("out", f"{str(out)!r} cannot be written: {one_line_without(error, out)}") from error
 
     def __str__(self) -> str:
-        from marl_ray.runs.picture import legend_of
+        from marl_ray.runs.picture import line_of
 
-        return "\n".join(map(legend_of, self.groups))
+        return "\n".join(map(line_of, self.groups))
 
     def _repr_png_(self) -> bytes:
         from marl_ray.temporary_folders import temporary_folder

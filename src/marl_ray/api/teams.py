@@ -27,20 +27,29 @@ def load(bundle: str | Path, tracking: str | None = None) -> "LoadedTeam":
     """
     from marl_ray.policies.bundles.actor_critic import load_bundle
 
-    return LoadedTeam(load_bundle(bundle, tracking_uri(tracking)))
+    return LoadedTeam(load_bundle(bundle, tracking_uri(tracking)), str(bundle))
 
 
 class LoadedTeam:
     """The policies of a bundle, which act for its agents. One thread at a time uses it."""
 
-    def __init__(self, bundle: "Bundle | TokenBundle"):
+    def __init__(self, bundle: "Bundle | TokenBundle", source: str):
+        """`source` is what the bundle was read from: its folder, or its name in MLflow."""
         self.bundle = bundle
+        self.source = source
         self._engines: dict[str, Engine] = {}
 
     @property
     def agents(self) -> dict[str, str]:
         """Agent -> the policy that plays it."""
         return self.bundle.agents
+
+    def __repr__(self) -> str:
+        algorithms = self.bundle.manifest.lineage.algorithm
+        agents = ", ".join(
+            f"{agent}: {policy} ({algorithms.get(policy, 'not trained')})" for agent, policy in self.agents.items()
+        )
+        return f"<LoadedTeam {agents}; from {self.source}>"
 
     @named_arguments
     def act(

@@ -21,13 +21,20 @@ LARGEST_VALUE_LOSS = 50.0
 SMALLEST_NORM = 1e-6
 """Norm of the gradient below which nothing is learned."""
 NOTHING = 1e-9
-"""Size of a return that is 0 but for rounding."""
+"""Size of a return, or of a difference of returns, that is 0 but for rounding."""
 FEWEST_GROUPS = 0.01
 """Share of informative groups below which comparisons teach nothing."""
+SMALLEST_EXPLAINED_VARIANCE = -5.0
+"""Explained variance below which a critic is far worse than one number for all states."""
+EARLY = 0.25
+"""Part of a run's steps in which no healthy run stops changing."""
+LATE = 0.75
+"""Part of a run's steps after which a healthy critic no longer diverges."""
 
 
 def diagnose(config: Mapping[str, Any], rows: _Rows) -> list[str]:
-    """Return the sentences about a run whose return did not rise, or fell again; empty for a run that learns.
+    """Return the sentences about a run whose return did not rise, or fell again, and about policies that show what no
+    healthy run shows; empty for a run that learns.
 
     `config` is the run's config as plain data with every default written out, `rows` are those of its `metrics.jsonl`.
     A run of fewer than two evaluations is judged by its training episodes.
@@ -35,15 +42,19 @@ def diagnose(config: Mapping[str, Any], rows: _Rows) -> list[str]:
     rows = [row for row in rows if iteration_of(row) >= 0]
     metric = "eval/return" if len({row["steps"] for row in rows if "eval/return" in row}) > 1 else "return"
     scored = [row for row in rows if metric in row]
-    if len(scored) < 2 or (course := _course(metric, scored)) is None:
-        return []
+    course = _course(metric, scored) if len(scored) > 1 else None
     trained = {name: policy for name, policy in config["team"].items() if not policy["frozen"]}
-    sentences = [course]
+    sentences = [] if course is None else [course]
     for name, policy in trained.items():
-        several = len(trained) > 1
-        keys = _Keys(f"team.{name}.hyper" if several else "hyper", policy["hyper"])
-        sentences += _of_policy(f"{name}/" if several else "", keys, rows)
+        prefix, path = (f"{name}/", f"team.{name}.hyper") if len(trained) > 1 else ("", "hyper")
+        if course is not None or _broken(prefix, rows):
+            sentences += _of_policy(prefix, _Keys(path, policy["hyper"]), rows)
     return sentences
+
+
+def only_not_yet(sentences: Sequence[str]) -> bool:
+    """Return whether `diagnose` says no more than how the return went, which is no news after a short run."""
+    return len(sentences) == 1 and sentences[0].startswith(("eval/return ", "return "))
 
 
 class _Keys:
@@ -66,12 +77,20 @@ class _Keys:
 def _course(metric: str, scored: _Rows) -> str | None:
     """Say how a return went that did not rise, or did not stay; None for one that did."""
     first, last, best = scored[0], scored[-1], max(scored, key=lambda row: row[metric])
-    if all(abs(row.get(f"{metric}{end}", math.inf)) < NOTHING for row in scored for end in ("", "_low", "_high")):
+    value = first[metric]
+    every = [row.get(f"{metric}{end}", math.inf) for row in scored for end in ("", "_low", "_high")]
+    if max(map(abs, every)) < NOTHING:
         return (
             f"{metric} is 0 in every evaluated episode: no reward was met, or those of opponents cancel, because a return "
             "is averaged over all agents"
         )
-    if last[metric] <= first[metric]:
+    greedy = [row.get("eval/greedy_return", value) for row in scored]
+    if all(math.isclose(other, value, abs_tol=NOTHING) for other in (*every, *greedy)):
+        return (
+            f"every episode returned {value:,.3f}: the reward does not depend on what the policies do, or no episode met "
+            "another"
+        )
+    if last[metric] <= value:
         return f"{metric} did not rise: {_at(first, metric)}, {_at(last, metric)}"
     high = first.get(f"{metric}_high", first[metric])
     if last[metric] <= high:
@@ -84,9 +103,33 @@ def _course(metric: str, scored: _Rows) -> str | None:
     return None
 
 
+def _broken(prefix: str, rows: _Rows) -> bool:
+    """Return whether a policy shows what no healthy run shows, whatever its return did: it has not changed since the
+    first part of the run, though its groups differ, or its critic is still diverging in the last part.
+
+    An entropy of 0 is no such sign: a good run ends so.
+    """
+    since = _since(rows, f"{prefix}grad_norm", SMALLEST_NORM)
+    stuck = since is not None and since["steps"] <= EARLY * rows[-1]["steps"]
+    alike = _since(rows, f"{prefix}informative_groups", FEWEST_GROUPS) is not None
+    return (stuck and not alike) or any(_diverging(prefix, rows))
+
+
+def _diverging(prefix: str, rows: _Rows) -> tuple[bool, bool]:
+    """Return whether value_loss, and explained_variance, are beyond all bounds in every row of the last part of a run."""
+    late = [row for row in rows if row["steps"] >= LATE * rows[-1]["steps"]]
+    losses, explained = (
+        [row[f"{prefix}{name}"] for row in late if f"{prefix}{name}" in row]
+        for name in ("value_loss", "explained_variance")
+    )
+    return (
+        bool(losses) and min(losses) > LARGEST_VALUE_LOSS,
+        bool(explained) and max(explained) < SMALLEST_EXPLAINED_VARIANCE,
+    )
+
+
 def _of_policy(prefix: str, keys: _Keys, rows: _Rows) -> Iterator[str]:
-    names = ("entropy", "kl", "value_loss", "grad_norm", "informative_groups")
-    entropy, kl, value_loss, norm, groups = ([row for row in rows if f"{prefix}{name}" in row] for name in names)
+    entropy, kl, value_loss = ([row for row in rows if f"{prefix}{n}" in row] for n in ("entropy", "kl", "value_loss"))
     yield from _about_entropy(f"{prefix}entropy", keys, entropy, rows)
     if kl:
         largest = max(kl, key=lambda row: row[f"{prefix}kl"])
@@ -94,21 +137,23 @@ def _of_policy(prefix: str, keys: _Keys, rows: _Rows) -> Iterator[str]:
             yield f"{prefix}kl was {_at(largest, f'{prefix}kl')}: an update changed too much, {keys('lr')} may be too high"
         elif largest[f"{prefix}kl"] < SMALLEST_KL and keys.gradient_steps > 1:
             yield f"{prefix}kl is at most {largest[f'{prefix}kl']:.1g}: the policy stands still, {keys('lr')} may be too low"
-    if value_loss:
-        largest = max(value_loss, key=lambda row: row[f"{prefix}value_loss"])
-        if largest[f"{prefix}value_loss"] > LARGEST_VALUE_LOSS:
-            rate = "lr" if keys.hyper.get("critic_lr") is None else "critic_lr"
-            yield (
-                f"{prefix}value_loss was {_at(largest, f'{prefix}value_loss')}: the critic diverged, "
-                f"{keys(rate)} may be too high"
-            )
-    since = _since(groups, f"{prefix}informative_groups", FEWEST_GROUPS)
+    largest = max(value_loss, key=lambda row: row[f"{prefix}value_loss"], default={})
+    rate = keys("lr" if keys.hyper.get("critic_lr") is None else "critic_lr")
+    if largest.get(f"{prefix}value_loss", 0.0) > LARGEST_VALUE_LOSS:
+        yield f"{prefix}value_loss was {_at(largest, f'{prefix}value_loss')}: the critic diverged, {rate} may be too high"
+    elif _diverging(prefix, rows)[1]:
+        last = next(row for row in reversed(rows) if f"{prefix}explained_variance" in row)
+        yield (
+            f"{prefix}explained_variance is {_at(last, f'{prefix}explained_variance')}: the critic is far worse than one "
+            f"number for all states, {rate} may be too high"
+        )
+    since = _since(rows, f"{prefix}informative_groups", FEWEST_GROUPS)
     if since is not None:
         yield (
             f"{prefix}informative_groups is 0 since step {since['steps']:,.0f}: all members of a group score the same, "
             "train.group_size may be too small or the tasks too hard"
         )
-    since = _since(norm, f"{prefix}grad_norm", SMALLEST_NORM)
+    since = _since(rows, f"{prefix}grad_norm", SMALLEST_NORM)
     if since is not None:
         yield f"{prefix}grad_norm is 0 since step {since['steps']:,.0f}: nothing is learned any more"
 
@@ -138,9 +183,9 @@ def _about_entropy(name: str, keys: _Keys, entropies: _Rows, rows: _Rows) -> Ite
 
 
 def _since(rows: _Rows, name: str, below: float) -> Mapping[str, float] | None:
-    """Return the first of the last rows that are all below a value; None if the last one is not."""
+    """Return the first of the last rows with a metric that are all below a value; None if the last one is not."""
     first = None
-    for row in reversed(rows):
+    for row in reversed([row for row in rows if name in row]):
         if row[name] >= below:
             break
         first = row

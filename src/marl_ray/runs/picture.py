@@ -1,54 +1,76 @@
 """Draws the curves of several runs into one picture."""
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from marl_ray.runs.comparison import RunCurve, SeedGroup
+from marl_ray.runs.summary import Score
 
 MOST_KEYS = 3
-"""Most keys of a config in a line of the legend."""
+"""Most keys of a config in a line about a group."""
+LINE = 90
+"""Most characters in a line below the axes, as wide as the picture."""
 
 
 def plot_comparison(groups: Sequence[SeedGroup], path: Path, title: str) -> Path:
-    """Draw every run's curve into a PNG, a colour for each group, with scores and seeds in the legend; its path.
+    """Draw every run's curve into a PNG, a colour for each group, with names and scores below the axes; its path.
 
     Points have their intervals. A group of several seeds has its mean as a thick line, where all have been measured.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    labels = [textwrap.fill(label_of(group), LINE) for group in groups]
+    lines = sum(label.count("\n") + 1 for label in labels)
+    figure = Figure(figsize=(8, 5 + 0.2 * lines), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    for number, group in enumerate(groups):
+    for number, (group, label) in enumerate(zip(groups, labels, strict=True)):
         color, several = f"C{number % 10}", len(group.runs) > 1
         for curve in group.runs:
             steps, values = zip(*curve.points, strict=True)
             style = (
                 {"linewidth": 0.8, "alpha": 0.5} if several else {"linewidth": 1.8, "marker": "o", "markersize": 3.0}
             )
-            axes.plot(steps, values, color=color, label=None if several else legend_of(group), **style)
+            axes.plot(steps, values, color=color, label=None if several else label, **style)
             if curve.intervals and not several:
                 at, low, high = zip(*curve.intervals, strict=True)
                 axes.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)
         if several:
             means = mean_curve(group.runs)
-            axes.plot(
-                *(zip(*means, strict=True) if means else ((), ())), color=color, linewidth=2.2, label=legend_of(group)
-            )
+            axes.plot(*(zip(*means, strict=True) if means else ((), ())), color=color, linewidth=2.2, label=label)
     axes.set(title=title, xlabel="environment steps", ylabel=groups[0].runs[0].metric)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="best", frameon=False)
+    figure.legend(loc="outside lower center", frameon=False, title=textwrap.fill(key_of(groups), LINE))
     figure.savefig(path, dpi=130)
     return path
 
 
-def legend_of(group: SeedGroup) -> str:
-    """Return the group in one line: runs, algorithm, seeds, up to three keys in which it differs, and score with its
-    interval."""
+def label_of(group: SeedGroup) -> str:
+    """Return the group's line in the legend: runs and score with its interval."""
+    return group.label if group.score is None else f"{group.label}: {_scored(group.score)}"
+
+
+def key_of(groups: Sequence[SeedGroup]) -> str:
+    """Return what the lines, the bands and the numbers of the picture are."""
+    parts = []
+    if any(curve.intervals for group in groups if len(group.runs) == 1 for curve in group.runs):
+        parts.append("band: 95 % interval of each point")
+    if any(len(group.runs) > 1 for group in groups):
+        parts.append("thin: each seed, thick: their mean")
+    if scores := [group.score for group in groups if group.score is not None]:
+        intervals = " [95 % interval]" * any(score.low is not None for score in scores)
+        parts.append(f"number: {' or '.join(dict.fromkeys(score.episodes for score in scores))}{intervals}")
+    return "; ".join(parts)
+
+
+def line_of(group: SeedGroup) -> str:
+    """Return all about the group in one line: runs, algorithm, seeds, up to three keys in which it differs, and score with
+    its interval."""
     seeds = ", ".join(str(curve.seed) for curve in group.runs)
     text = f"{group.label}: {group.runs[0].algorithm}, seed{'s' if len(group.runs) > 1 else ''} {seeds}"
     differences = [(key, value) for key, value in group.differences.items() if key != "algorithm"]
@@ -58,9 +80,7 @@ def legend_of(group: SeedGroup) -> str:
         text += ", ..."
     if group.score is None:
         return text
-    score = group.score
-    interval = "" if score.low is None or score.high is None else f" [{score.low:.3g}, {score.high:.3g}]"
-    return f"{text}, {score.value:.3g}{interval}"
+    return f"{text}, {_scored(group.score)}"
 
 
 def difference(key: str, value: Any) -> str:
@@ -73,3 +93,8 @@ def mean_curve(curves: Sequence[RunCurve]) -> list[tuple[int, float]]:
     tables = [dict(curve.points) for curve in curves]
     shared = sorted(set.intersection(*(set(table) for table in tables)))
     return [(step, sum(table[step] for table in tables) / len(tables)) for step in shared]
+
+
+def _scored(score: Score) -> str:
+    interval = "" if score.low is None or score.high is None else f" [{score.low:.3g}, {score.high:.3g}]"
+    return f"{score.value:.3g}{interval}"

@@ -15,7 +15,7 @@ from pyarrow import fs
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, named, one_line
 from marl_ray.ray_seams import for_ray_of_one_run, observing_callback, unwrap_failures, worker_failures
-from marl_ray.training.checkpoints.index import checkpoints_in, published, resume_line
+from marl_ray.training.checkpoints.index import checkpoints_in, kept_line, published, resume_line
 from marl_ray.training.checkpoints.origin import source_of
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.journal.deliveries import ALL_TAKEN, END_S, MLFLOW, OPEN_S, Deliveries
@@ -213,9 +213,7 @@ def _fit(attempt: _Attempt, trainer: Any, follower: Follower) -> dict[str, float
     if REFUSED in returned:
         raise MarlRayError(f"run {config.name!r} failed: {returned[REFUSED]}")
     if STOPPED in returned:
-        raise MarlRayError(
-            f"run {config.name!r} stopped at {returned[STOPPED]}; its last checkpoint is kept in {attempt.folder.path}"
-        )
+        raise MarlRayError(f"run {config.name!r} stopped at {returned[STOPPED]}; {kept_line(config)}")
     return dict(returned)
 
 

@@ -2,11 +2,14 @@
 
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
+
+from marl_ray.envs.arrays import ArrayBatch
 
 
 class Countdown(ParallelEnv[str, Any, int]):  # type: ignore[misc]  # PettingZoo has no types
@@ -158,6 +161,46 @@ class Poisoned(Countdown):
 def poisoned(**kwargs: Any) -> Poisoned:
     """Make the environment of `env.id: toys.envs:poisoned`."""
     return Poisoned(**kwargs)
+
+
+class Faulty(Countdown):
+    """Gives agent b a reward that is not a number at step 2 of an episode whose seed is a multiple of 7."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(floats=True, **kwargs)
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.fault = seed is not None and seed % 7 == 0
+        return super().reset(seed, options)
+
+    def step(self, actions: dict[str, int]) -> Any:
+        observations, rewards, *rest = super().step(actions)
+        if self.fault and self.time == 2:
+            rewards["b"] = float("nan")
+        return observations, rewards, *rest
+
+
+class FaultyArrays(Faulty):
+    """The same fault in a batch of arrays, which pays 1 for every step."""
+
+    def batch(self, copies: int, groups: Sequence[Sequence[str]], signals: int) -> ArrayBatch:
+        return ArrayBatch(self, copies, groups, signals, lambda seed: np.array([seed % 7, 0.0]), self._play, self._look)
+
+    @staticmethod
+    def _play(states: Any, alive: Any, actions: Any, rewards: Any, costs: Any, terminated: Any, truncated: Any) -> None:
+        states[:, 1] += 1
+        rewards[:] = 1.0
+        rewards[(states[:, 0] == 0) & (states[:, 1] == 2), 1] = np.nan
+        truncated[states[:, 1] >= 6] = True
+
+    @staticmethod
+    def _look(states: Any, copies: Any, agents: Any, rows: Any) -> None:
+        rows[copies] = states[copies, None]
+
+
+def faulty(arrays: bool = False, **kwargs: Any) -> Faulty:
+    """Make the environment of `env.id: toys.envs:faulty`."""
+    return FaultyArrays(**kwargs) if arrays else Faulty(**kwargs)
 
 
 class QuickAgent(ParallelEnv[str, Any, int]):  # type: ignore[misc]  # PettingZoo has no types

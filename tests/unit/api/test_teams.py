@@ -26,6 +26,7 @@ def writers(tmp_path_factory: pytest.TempPathFactory) -> marl_ray.LoadedTeam:
 def test_actor_critics_act_as_arrays_and_lists_ask(tmp_path: Path):
     team = marl_ray.load(make_bundle(tmp_path, 4))
     assert team.agents == {"agent_0": "p", "agent_1": "p"}
+    assert str(team) == f"<LoadedTeam agent_0: p (ippo), agent_1: p (ippo); from {team.source}>"
     assert team.act(SEES, greedy=True) == {"agent_0": 4, "agent_1": 4}
     arrays = {agent: np.array(row) for agent, row in SEES.items()}
     assert team.act(arrays, seed=1) == team.act(SEES, seed=1)

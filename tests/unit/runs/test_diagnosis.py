@@ -11,6 +11,7 @@ from marl_ray.runs.diagnosis import diagnose
 
 CONFIG = config("hyper.lr=10", "hyper.entropy_coef=0.01", "hyper.epochs=4").resolved()
 STEPS = 1024
+METRICS = ["entropy", "kl", "grad_norm", "value_loss", "explained_variance", "return", "eval/return"]
 
 
 def rows(evaluations: dict[int, float], **metrics: list[float]) -> list[dict[str, float]]:
@@ -78,6 +79,17 @@ def test_returns_that_cancel_or_are_never_met_are_told_from_those_that_do_not_ri
     assert sentence.startswith("eval/return is 0 in every evaluated episode: no reward was met, or those of opponents")
 
 
+def test_a_reward_that_is_the_same_in_every_episode_is_said():
+    played = rows({0: 10.0, 2: 10.0})
+    for row in played:
+        row |= {key: 10.0 for key in row if key.startswith("eval/")}
+    assert diagnose(CONFIG, played) == [
+        "every episode returned 10.000: the reward does not depend on what the policies do, or no episode met another"
+    ]
+    played[-1]["eval/greedy_return"] = 12.0
+    assert diagnose(CONFIG, played) == ["eval/return did not rise: 10.000 at step 0, 10.000 at step 2,048"]
+
+
 def test_of_several_policies_each_has_its_own_keys():
     team: Any = "team={first: {agents: [a]}, second: {agents: [b], hyper: {lr: 7}}}"
     metrics = {"first__kl": [0.01, 0.01], "second__kl": [0.01, 3.0]}
@@ -108,12 +120,52 @@ def test_a_run_that_learns_or_has_hardly_begun_is_not_blamed():
     assert diagnose(CONFIG, [{"iteration": -1, "steps": 0, "kl": 9.0, "return": 0.0}] * 2) == []
 
 
-@settings(max_examples=50, deadline=None)
-@given(
-    st.lists(
-        st.dictionaries(st.sampled_from(["entropy", "kl", "grad_norm", "return", "eval/return"]), st.floats(-1, 9))
+def test_a_policy_that_collapsed_is_named_though_the_return_happened_to_rise():
+    bad = rows(
+        {0: -0.5, 8: 0.9},
+        entropy=[0.35] + [0.0] * 7,
+        kl=[10.85] + [0.0] * 7,
+        value_loss=[0.5, 300.0, 1400.0, 400.0, 500.0, 600.0, 700.0, 800.0],
+        explained_variance=[-1.0, -50.0, -112.0, -60.0, -60.0, -60.0, -60.0, -60.0],
+        grad_norm=[0.27] + [0.0] * 7,
     )
+    assert [sentence.split(" ")[0] for sentence in diagnose(CONFIG, bad)] == [
+        "entropy",
+        "kl",
+        "value_loss",
+        "grad_norm",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        ({"grad_norm": [0.3, 0.0]}, "grad_norm is 0 since step 2,048: nothing is learned any more"),
+        ({"value_loss": [0.5, 70.0]}, "value_loss was 70.000 at step 2,048: the critic diverged, hyper.lr=10 may"),
+        ({"explained_variance": [0.5, -30.0]}, "explained_variance is -30.000 at step 8,192: the critic is far worse"),
+    ],
 )
+def test_one_sign_that_no_healthy_run_shows_is_enough(metrics: dict[str, list[float]], expected: str):
+    course = {name: [first] + [then] * 7 for name, (first, then) in metrics.items()}
+    (sentence,) = diagnose(CONFIG, rows({0: -0.5, 8: 0.9}, **course))
+    assert sentence.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"grad_norm": [0.3] * 6 + [0.0] * 2},
+        {"grad_norm": [0.0] * 8, "informative_groups": [0.0] * 8},
+        {"value_loss": [900.0] * 3 + [0.1] * 5},
+        {"explained_variance": [-90.0] * 3 + [0.5] * 5},
+    ],
+)
+def test_a_run_that_learned_is_not_blamed_for_what_passed_or_for_having_finished(metrics: dict[str, list[float]]):
+    assert diagnose(CONFIG, rows({0: -0.5, 8: 0.9}, **metrics)) == []
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from(METRICS), st.floats(-99, 99))))
 def test_any_rows_give_sentences_of_one_line(metrics: list[dict[str, float]]):
     played = [{"iteration": n, "steps": n * STEPS} | row for n, row in enumerate(metrics)]
     assert all(sentence and "\n" not in sentence for sentence in diagnose(CONFIG, played))

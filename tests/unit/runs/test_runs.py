@@ -18,12 +18,13 @@ from pyarrow import fs
 from toy_runs.runs import config, mark_delivered
 
 import marl_ray as api
+from marl_ray.cli.training.train import warn_of
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.runs.comparison import compare, student
 from marl_ray.runs.following import log_lines
 from marl_ray.runs.naming import load_named, parse_named
-from marl_ray.runs.picture import legend_of
+from marl_ray.runs.picture import key_of, label_of, line_of
 from marl_ray.runs.stored import find_run
 from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
 from marl_ray.training.checkpoints.storage import folder_here
@@ -150,7 +151,7 @@ def test_a_run_is_shown_with_its_files(storage: Path):
     assert "second: finished, mappo on toys.envs:countdown, seed 2" in shown and "score       2.000" in shown
     assert marl_ray("runs", "logs", "second", "--storage", storage).stdout.endswith("  training\n")
     assert (
-        "goes on     with `marl-ray runs resume other`"
+        "goes on     with `marl-ray runs resume other`, anew: no checkpoint has been written\n"
         in marl_ray("runs", "show", "other", "--storage", storage).stdout
     )
     assert "did you mean second?" in marl_ray("runs", "show", "secnd", "--storage", storage).stderr
@@ -167,6 +168,18 @@ def test_a_run_is_shown_by_the_keys_that_were_given_and_by_what_is_wrong_with_it
     details = document("runs", "show", "bad", "--storage", storage)
     assert details["given"]["hyper"]["lr"] == 10 and len(details["warnings"]) == 1
     assert document("runs", "show", "first", "--storage", storage)["warnings"] == []
+
+
+def test_training_ends_with_what_shows_a_collapse_and_not_with_a_return_that_did_not_rise_yet(
+    storage: Path, capsys: pytest.CaptureFixture[str]
+):
+    run_config = stored(storage, "bad", "hyper.lr=10", score=-1.0)
+    warn_of(run_config)
+    assert capsys.readouterr().err == ""
+    path = storage / "bad" / "metrics.jsonl"
+    path.write_text(re.sub(r'"eval/return(_low|_high)?": [-.0-9]+', r'"eval/return\1": 3.0', path.read_text()))
+    warn_of(run_config)
+    assert capsys.readouterr().err.startswith("bad: warning: every episode returned 3.000: the reward does not depend")
 
 
 def test_a_run_is_not_made_shorter_than_it_is(storage: Path):
@@ -270,7 +283,7 @@ def test_an_attempt_leaves_how_it_ended(storage: Path, error: BaseException, sta
 
 
 def test_runs_are_compared_by_seeds(storage: Path):
-    picture = storage / "pictures" / "all.png"
+    picture = storage / "all.png"
     arguments = ("runs", "compare", "first", "second", "other", "--storage", storage, "--out", picture)
     compared = document(*arguments)
     assert set(compared) == keys_of("runs compare") and compared["metric"] == "eval/return"
@@ -298,13 +311,28 @@ def test_a_longer_run_is_of_another_group_and_no_seed_counts_twice(storage: Path
     assert next(g for g in groups if g.runs[0].name == "longer").differences["train.total_steps"] == 640
 
 
-def test_what_differs_is_in_the_table_and_in_the_legend(storage: Path):
+def test_a_picture_is_not_written_into_a_folder_that_is_missing(storage: Path):
+    out = storage / "pictures" / "all.png"
+    with pytest.raises(MarlRayError, match=r"^out: '.*all\.png' cannot be written: there is no folder '.*pictures'$"):
+        api.compare(["first"], storage=storage).plot(out)
+    assert not out.parent.exists()
+
+
+def test_the_legend_is_below_the_axes_and_short(storage: Path):
+    stored(storage, "fast", "seed=1", "hyper.lr=10", "train.horizon=16", "checkpoint.every=3", score=-1.0)
+    groups = compare([find_run(name, str(storage)) for name in ("first", "second", "fast")])
+    assert [label_of(group) for group in groups] == ["first and 1 more: 1.5 [-4.85, 7.85]", "fast: -1 [-1.5, -0.5]"]
+    assert key_of(groups[1:]) == "band: 95 % interval of each point; number: last evaluation [95 % interval]"
+    assert key_of(groups[:1]) == ("thin: each seed, thick: their mean; number: mean over 2 seeds [95 % interval]")
+
+
+def test_what_differs_is_in_the_line_of_a_group(storage: Path):
     stored(storage, "fast", "seed=1", "hyper.lr=10", "train.horizon=16", score=-1.0)
     runs = [find_run(name, str(storage)) for name in ("first", "fast")]
     first, fast = compare(runs)
     assert first.differences == {"hyper.lr": 0.01, "train.horizon": 8}
     assert fast.differences == {"hyper.lr": 10, "train.horizon": 16}
-    assert legend_of(fast) == "fast: mappo, seed 1, hyper.lr=10.0, train.horizon=16, -1 [-1.5, -0.5]"
+    assert line_of(fast) == "fast: mappo, seed 1, hyper.lr=10.0, train.horizon=16, -1 [-1.5, -0.5]"
 
 
 def test_a_metric_of_which_more_may_be_worse_ranks_nobody(storage: Path):

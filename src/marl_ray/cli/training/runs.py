@@ -204,7 +204,8 @@ def _lines(details: "RunDetails", defaults: bool) -> Iterator[str]:
     if details.error and run.state == "failed":
         yield f"  error       {details.error}"
     if run.state not in ("finished", "running"):
-        yield f"  goes on     with `marl-ray runs resume {run.name}`, from its last checkpoint"
+        begins = "from its last checkpoint" if details.checkpoints else "anew: no checkpoint has been written"
+        yield f"  goes on     with `marl-ray runs resume {run.name}`, {begins}"
     if run.score is not None:
         yield f"  score       {_number(run.score)} ({run.score.episodes})"
     for sentence in details.warnings:

@@ -63,11 +63,12 @@ def result_lines(result: "RunResult") -> Iterator[str]:
 def warn_of(run: "RunConfig") -> None:
     """Say what the metrics of a run that has ended show of a collapse. A return that did not rise yet, without any other
     sign, is no news after a short run; `runs show` says that too."""
+    from marl_ray.runs.diagnosis import only_not_yet
     from marl_ray.runs.stored import find_run
     from marl_ray.runs.summary import details_of
 
     sentences = details_of(find_run(run.name, run.storage)).warnings
-    if len(sentences) > 1:
+    if not only_not_yet(sentences):
         for sentence in sentences:
             print(f"{run.name}: warning: {sentence}", file=sys.stderr)
 

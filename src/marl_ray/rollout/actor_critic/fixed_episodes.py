@@ -41,6 +41,8 @@ class WholeEpisode(NamedTuple):
     """True if the limit of steps has ended it."""
     policy_returns: dict[str, float]
     """Policy -> return of its agents alone: sum of their rewards, averaged over them."""
+    not_finite: str = ""
+    """The first reward or cost that is not finite, with its step and the seed of the episode; empty if there is none."""
 
 
 class Arena:
@@ -63,7 +65,7 @@ class Arena:
         self.copies = copies
         self.signals = signals
         self.seed, self.most_steps = seed, most_steps
-        order = list(env.possible_agents)
+        self.order = order = list(env.possible_agents)
         self.columns = {name: [order.index(agent) for agent in members] for name, members in agents.items()}
 
     def close(self) -> None:
@@ -87,8 +89,10 @@ class Arena:
         ]
         widths = [player.model.distribution.noise * len(player.agents) for player in players.values()]
         greedy = np.array([start.greedy for start in starts])
-        for c, start in enumerate(starts):
-            envs.reset(c, episode_seed(self.seed, start.number, EVALUATION + start.start_set))
+        seeds = [episode_seed(self.seed, start.number, EVALUATION + start.start_set) for start in starts]
+        for c, seed in enumerate(seeds):
+            envs.reset(c, seed)
+        not_finite: dict[int, str] = {}
         returns, costs, lengths = np.zeros(count), np.zeros((count, self.signals)), np.zeros(count, np.int64)
         agent_returns = np.zeros(envs.alive.shape)
         for t in range(self.most_steps):
@@ -105,6 +109,10 @@ class Arena:
             returns += step.rewards.mean(1)
             agent_returns += step.rewards
             costs += step.costs.sum(1)
+            if not (np.isfinite(returns).all() and np.isfinite(costs).all()):
+                for c in range(count):
+                    if c not in not_finite and (what := self._not_finite(step.rewards[c], step.costs[c])):
+                        not_finite[c] = f"{what} at step {t + 1} of the episode of reset(seed={seeds[c]})"
             lengths += playing
         cut = [bool(agents.any()) for agents in envs.alive]
         by_policy = {name: agent_returns[:, columns].mean(1).tolist() for name, columns in self.columns.items()}
@@ -115,9 +123,20 @@ class Arena:
                 int(lengths[c]),
                 cut[c],
                 {name: values[c] for name, values in by_policy.items()},
+                not_finite.get(c, ""),
             )
             for c in range(count)
         ]
+
+    def _not_finite(self, rewards: np.ndarray, costs: np.ndarray) -> str:
+        """Return the first of the rewards (agents,) and costs (agents, signals) that is not finite, with its agent; empty if
+        there is none."""
+        for i, agent in enumerate(self.order):
+            if not np.isfinite(rewards[i]):
+                return f"the reward of {agent} is {rewards[i]}"
+            for k in np.flatnonzero(~np.isfinite(costs[i])):
+                return f"cost {k} of {agent} is {costs[i, k]}"
+        return ""
 
     def _noise(self, starts: Sequence[FixedStart], block: int, width: int) -> torch.Tensor:
         """Return (BLOCK_STEPS, copies, width) uniforms."""

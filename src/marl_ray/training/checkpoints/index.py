@@ -231,6 +231,12 @@ def resume_line(config: RunConfig) -> str:
     return f"kept iteration {at.iteration:,}, step {at.steps:,} in {latest.place}; the same command goes on from there"
 
 
+def kept_line(config: RunConfig) -> str:
+    """Return what a run that stopped has kept: its last checkpoint, or none."""
+    latest = newest(StoredFolder(*filesystem_of(config)))
+    return "no checkpoint had been written" if latest is None else f"its last checkpoint is kept: {latest.place}"
+
+
 def unneeded(checkpoints: Sequence[PublishedCheckpoint], keep: int, interval: int | None) -> list[PublishedCheckpoint]:
     """Return the checkpoints to remove of these, which are the oldest first: all but the newest `keep`, the best, and
     the first of every `interval` iterations."""

@@ -30,7 +30,8 @@ class ArenaPlayer:
         everywhere = [pair for part in gather(list(zip(numbers, played, strict=True))) for pair in part]
         episodes = [episode for _, episode in sorted(everywhere)]
         cut = sum(episode.cut for episode in episodes) / len(episodes)
-        return PlayedStarts(episodes[:count], episodes[count:], 1, {"cut": cut})
+        not_finite = next((episode.not_finite for episode in episodes if episode.not_finite), "")
+        return PlayedStarts(episodes[:count], episodes[count:], 1, {"cut": cut}, not_finite)
 
     def close(self) -> None:
         if self.arena is not None:

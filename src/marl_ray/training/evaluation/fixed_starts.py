@@ -59,6 +59,8 @@ class PlayedStarts(NamedTuple):
     """Number of neighbouring sampled episodes that have one start, and are so not independent of each other."""
     metrics: dict[str, float]
     """Metrics that only this family of policies has."""
+    not_finite: str = ""
+    """The first reward or cost that is not finite, and where; empty if there is none, or where that is not known."""
 
 
 class StartsPlayer(Protocol):
@@ -87,10 +89,11 @@ class Evaluator:
         Raises DivergedError if a return or a cost is not finite.
         """
         config = self.config
-        sampled, greedy, each, extra = self.starts.play(players, start_set)
+        sampled, greedy, each, extra, not_finite = self.starts.play(players, start_set)
         costs = [episode.costs for episode in sampled]
         if not all(map(math.isfinite, (n for e in (*sampled, *greedy) for n in (e.ret, *e.costs)))):
-            raise DivergedError(f"evaluation at step {steps}: returns or costs are not finite")
+            place = f": {not_finite}" if not_finite else ""
+            raise DivergedError(f"evaluation at step {steps}: returns or costs are not finite{place}")
         metrics = {"return": _mean([episode.ret for episode in sampled])}
         starts = [sampled[first : first + each] for first in range(0, len(sampled), each)]
         metrics |= _bounds([_mean([episode.ret for episode in start]) for start in starts])

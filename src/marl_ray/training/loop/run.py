@@ -16,6 +16,7 @@ from marl_ray.training.checkpoints.origin import holds_of, play_of
 from marl_ray.training.checkpoints.saving import CheckpointContents, CheckpointSaver
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.collectives import worker_mesh, world
+from marl_ray.training.errors import DivergedError
 from marl_ray.training.evaluation.fixed_starts import Evaluator, StartSet
 from marl_ray.training.evaluation.recent_episodes import RecentEpisodes, cost_stats
 from marl_ray.training.evaluation.schedule import first_wait, next_wait
@@ -23,6 +24,7 @@ from marl_ray.training.evaluation.whole_episodes import gather_episodes
 from marl_ray.training.loop.collection import build_collector, group_metrics
 from marl_ray.training.loop.families.family import run_family
 from marl_ray.training.loop.listeners import SILENT, Listeners, Metrics
+from marl_ray.training.loop.not_finite import where_not_finite
 from marl_ray.training.loop.phase_clock import PhaseClock
 from marl_ray.training.loop.start import ANEW, RunStart, load_start
 from marl_ray.training.run_folder.record import identity_hash
@@ -188,7 +190,11 @@ class Run:
         self.team.rest()
         self.saver.wait_for_copy()
         with self.clock.phase("update"):
-            losses = update_team(self.config, self.team, batch.trajectories, self.iteration, before, self.costs)
+            try:
+                losses = update_team(self.config, self.team, batch.trajectories, self.iteration, before, self.costs)
+            except DivergedError as error:  # of all workers together
+                place = where_not_finite(self.config, self.team.agents, batch, self.collector.running, self.iteration)
+                raise DivergedError(f"{error}{place}") from error
         self._say_why_torch(self.team)
         self.iteration += 1
         ends = self.done or (until is not None and self.steps >= until)

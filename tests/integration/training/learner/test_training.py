@@ -1,6 +1,7 @@
 """The learner and the loop: the same update however the batch is cut up, and bit-for-bit resume. No Ray."""
 
 import json
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -92,11 +93,30 @@ def test_a_trust_region_shrinks_with_the_rest_of_the_run(alone):
 def test_a_number_that_is_not_finite_stops_the_run_and_is_named(alone, tmp_path):
     poison = ["env={id: 'toys.envs:poisoned', kwargs: {after: 7}}", "train.total_steps=100000", "evaluation.every=0"]
     with pytest.raises(
-        DivergedError, match=r"policy 'shared', iteration \d+, step \d+: rewards of the batch are not finite"
+        DivergedError,
+        match=r"policy 'shared', iteration \d+, step \d+: rewards of the batch are not finite: the reward of a is nan "
+        r"at step 1 of the episode of reset\(seed=\d+\)$",
     ):
         train_alone(config(*poison), tmp_path)
     checkpoints = sorted(int(path.name) for path in tmp_path.iterdir())
     assert checkpoints and (tmp_path / str(checkpoints[-1]) / "state.json").exists()
+
+
+@pytest.mark.parametrize("rollout", ["steps", "episodes"])
+@pytest.mark.parametrize("arrays", [False, True])
+def test_the_place_of_a_number_that_is_not_finite_is_where_it_is_met_again(alone, arrays, rollout):
+    made = config(
+        f"env={{id: 'toys.envs:faulty', kwargs: {{arrays: {arrays}}}}}",
+        f"train.rollout={rollout}",
+        "train.total_steps=100000",
+        "evaluation.every=0",
+    )
+    with pytest.raises(DivergedError) as caught:
+        train_alone(made)
+    place = re.search(
+        r"are not finite: the reward of b is nan at step 2 of the episode of reset\(seed=(\d+)\)$", str(caught.value)
+    )
+    assert place and int(place[1]) % 7 == 0
 
 
 def test_losses_that_are_not_finite_stop_the_run(alone, tmp_path):

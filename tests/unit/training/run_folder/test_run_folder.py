@@ -19,7 +19,7 @@ from marl_ray.config import RunConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
 from marl_ray.runs.stored import find_run, stored
-from marl_ray.training.checkpoints.index import checkpoint_name, resume_line
+from marl_ray.training.checkpoints.index import checkpoint_name, kept_line, resume_line
 from marl_ray.training.checkpoints.loading import UnreadableCheckpointError
 from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
 from marl_ray.training.checkpoints.storage import UnwritableCheckpointError, folder_here
@@ -149,6 +149,7 @@ def manifest(iteration: int, steps: int, identity: str = "1") -> CheckpointManif
 def test_what_is_kept_is_the_last_whole_checkpoint(tmp_path: Path):
     run_config = config(f"storage={tmp_path}")
     assert resume_line(run_config) == "no checkpoint had been written, so the same command begins anew"
+    assert kept_line(run_config) == "no checkpoint had been written"
     for number, content in enumerate(("", "{", "[]", "{}")):
         folder = tmp_path / "toy" / f"checkpoint_{number + 20}"
         folder.mkdir(parents=True)
@@ -160,6 +161,7 @@ def test_what_is_kept_is_the_last_whole_checkpoint(tmp_path: Path):
         publish(folder_here(tmp_path / "toy" / f"checkpoint_{number:02}"), manifest(number, steps))
     where = f"{tmp_path}/toy/checkpoint_12"
     assert resume_line(run_config) == f"kept iteration 12, step 3,456 in {where}; the same command goes on from there"
+    assert kept_line(run_config) == f"its last checkpoint is kept: {where}"
 
 
 def test_tracebacks_lie_by_rank(tmp_path: Path):

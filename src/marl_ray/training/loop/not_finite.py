@@ -1,0 +1,83 @@
+"""Says where in a batch a reward or a cost is not finite: agent, step and seed of its episode."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from marl_ray.config import RunConfig
+from marl_ray.config.random_streams import ATTEMPT_BITS
+from marl_ray.rollout.actor_critic.collector import Batch
+from marl_ray.rollout.protocol import CollectedBatch
+from marl_ray.rollout.rng import episode_seed
+from marl_ray.training.collectives import gather, world
+
+
+class NotFinite(NamedTuple):
+    """The place of a number that is not finite; places are ordered by time."""
+
+    step: int
+    """Step of the batch, from 0."""
+    copy: int
+    """Number of the environment copy among those of all workers."""
+    text: str
+    """A text such as `the reward of scout is nan`."""
+    ended: int
+    """Number of episodes of this copy that ended before in the batch."""
+    begun: int
+    """Number of the episode that this copy began the batch with."""
+    start: int
+    """Step at which the episode began; see `Episode.start`."""
+
+
+def where_not_finite(
+    config: RunConfig,
+    agents: Mapping[str, Sequence[str]],
+    batch: CollectedBatch,
+    running: Sequence[tuple[int, int]],
+    iteration: int,
+) -> str:
+    """Return `: the reward of ...` about the first reward or cost of all workers' batches that is not finite; empty if there
+    is none. `running` are the starts of this worker's episodes that go on. Every worker takes part."""
+    place_here = first_not_finite(config, agents, batch, running) if isinstance(batch, Batch) else None
+    places = [NotFinite(*place) for place in gather(place_here and tuple(place_here)) if place is not None]
+    if not places:
+        return ""
+    first = min(places)
+    step = iteration * config.train.horizon + first.step - first.start + 1
+    if not config.whole_episodes:
+        seed = episode_seed(config.seed, first.copy, first.begun + first.ended)
+    elif not any(config.hyper_of(name).dynamic_sampling for name in batch.trajectories):
+        seed = episode_seed(config.seed, first.copy // config.train.group_size, iteration << ATTEMPT_BITS)
+    else:  # the group may have been played again, from another start
+        return f": {first.text} at step {step} of an episode"
+    return f": {first.text} at step {step} of the episode of reset(seed={seed})"
+
+
+def first_not_finite(
+    config: RunConfig, agents: Mapping[str, Sequence[str]], batch: Batch, running: Sequence[tuple[int, int]]
+) -> NotFinite | None:
+    """Return the first reward or cost of this worker's batch that is not finite; None if there is none."""
+    places: list[NotFinite] = []
+    rank, workers = world()
+    for name, rows in batch.trajectories.items():
+        members = agents[name]
+        for signal, values in (("reward", rows.rewards[..., None]), ("cost", rows.costs)):
+            steps = [(t, *divmod(row, len(members)), k) for row, t, k in (~values.isfinite()).nonzero().tolist()]
+            if not steps:
+                continue
+            step, c, agent, k = min(steps)
+            subject = f"the reward of {members[agent]}" if signal == "reward" else f"cost {k} of the team"
+            copy = rank * (config.train.env_copies // workers) + c
+            episodes = sorted((e.step, e.start) for e in batch.episodes if e.copy == copy)
+            later = [start for end, start in episodes if end >= step]
+            starts = later + [start for start, _ in running[c : c + 1]] + [start for _, start in episodes]
+            places.append(
+                NotFinite(
+                    step,
+                    copy,
+                    f"{subject} is {float(values[c * len(members) + agent, step, k])}",
+                    len(episodes) - len(later),
+                    int(rows.episode[c * len(members)]),
+                    starts[0],
+                )
+            )
+    return min(places, default=None)
