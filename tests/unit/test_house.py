@@ -250,10 +250,9 @@ def test_a_name_says_what_a_variable_holds_or_a_function_does():
 
 
 def test_a_word_that_says_nothing_alone_is_no_name():
-    """Also in benchmarks and tests, but for hypothesis's `given`; the tests of serving still have such names."""
-    beside = {file: tree for file, tree in trees_beside_the_sources().items() if "/serving/" not in file}
+    """That holds in benchmarks and tests too, but for hypothesis's `given`."""
     assert vague_alone(trees()) == []
-    assert vague_alone(beside) == []
+    assert vague_alone(trees_beside_the_sources()) == []
     seen = "left, right = 1, 2\ndef _left(given): self.kept = here\ndef ends(): left, right = 1, 2"
     names = [name for _, name in (line.split(": ") for line in vague_alone({"a": ast.parse(seen)}))]
     assert sorted(names) == ["_left", "given", "here", "kept", "left"]

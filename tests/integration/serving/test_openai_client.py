@@ -168,7 +168,7 @@ def test_an_arm_that_fails_in_mid_response_is_an_error_in_the_stream(site, clien
     for part in parts:
         next(part)
     norms = [arm.bundle.policies["lm"].lm.model.norm for arm in site.app.service.endpoints.routers["exp"].arms.values()]
-    kept = [norm.weight.detach().clone() for norm in norms]
+    saved_weights = [norm.weight.detach().clone() for norm in norms]
     with torch.no_grad():
         for norm in norms:
             norm.weight.fill_(torch.nan)
@@ -176,7 +176,7 @@ def test_an_arm_that_fails_in_mid_response_is_an_error_in_the_stream(site, clien
         with pytest.raises(openai.APIError, match="failed in mid-response"):
             list(part)
     with torch.no_grad():
-        for norm, weight in zip(norms, kept, strict=True):
+        for norm, weight in zip(norms, saved_weights, strict=True):
             norm.weight.copy_(weight)
     client.chat.completions.create(**HELLO)
 

@@ -37,9 +37,9 @@ end
 """
 
 
-def eventually(measure: Callable[[], Any], wanted: Callable[[Any], bool], deadline_s: float) -> Any:
+def eventually(measure: Callable[[], Any], predicate: Callable[[Any], bool], deadline_s: float) -> Any:
     end = time.monotonic() + deadline_s
-    while not wanted(last := measure()):
+    while not predicate(last := measure()):
         assert time.monotonic() < end, last
         time.sleep(0.5)
     return last

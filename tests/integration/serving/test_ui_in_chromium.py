@@ -123,10 +123,10 @@ def text(browser: Any) -> str:
     return browser.find_element(By.TAG_NAME, "body").text
 
 
-def wait_for(browser: Any, wanted: str) -> None:
+def wait_for(browser: Any, expected_text: str) -> None:
     # The page may be replaced while it is read: the driver has no class of its own for a body that is just gone.
     waiting = WebDriverWait(browser, WAIT_S, ignored_exceptions=[WebDriverException])
-    waiting.until(lambda b: wanted in text(b), f"the page never showed {wanted!r}")
+    waiting.until(lambda b: expected_text in text(b), f"the page never showed {expected_text!r}")
 
 
 def press(browser: Any, action: str, key: str, reason: str, arm: str | None = None) -> None:

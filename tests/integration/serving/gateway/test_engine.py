@@ -138,13 +138,13 @@ async def test_requests_have_ids_deadlines_and_lines_in_the_log(bundles, tmp_pat
 
     app_config = keyed_config(tmp_path, bundles)
     async with serving(app_config) as (client, _):
-        own = await client.get("/health", headers={"x-request-id": "mine-1"})
+        with_id = await client.get("/health", headers={"x-request-id": "mine-1"})
         bad = await client.get("/v1/experiments/none", headers=OPS | {"x-request-id": "two\tlines"})
         wish = await client.get("/health", headers={"x-request-timeout-seconds": "soon"})
         with write_lock(tmp_path / "experiments.db"):
             headers = OPS | {"x-request-timeout-seconds": "0.2"}
             late = await client.post("/v1/experiments/exp/pause", json={"reason": "r"}, headers=headers)
-    assert own.headers["x-request-id"] == "mine-1"
+    assert with_id.headers["x-request-id"] == "mine-1"
     assert bad.headers["x-request-id"] != "two\tlines" and len(bad.headers["x-request-id"]) > 8
     assert (wish.status_code, wish.json()["error"]["field"]) == (400, "x-request-timeout-seconds")
     assert late.status_code == 504 and "no answer within 0.2 s" in late.text
@@ -172,10 +172,10 @@ async def test_decisions_are_kept_for_training(bundles, tmp_path):
     async with serving(config) as (client, _):
         client.headers.update(OPS)
         answers = await acts_of(client, ["a", "b", "a"])
-    kept = list(read_logged(str(tmp_path / "log"), "exp"))
-    assert sorted(d.unit for d in kept) == ["a", "a", "b"]
-    assert {d.arm for d in kept} == {a["arm"] for a in answers}
-    assert kept[0].observations == SEES and set(kept[0].log_probs) == set(SEES)
+    decisions = list(read_logged(str(tmp_path / "log"), "exp"))
+    assert sorted(d.unit for d in decisions) == ["a", "a", "b"]
+    assert {d.arm for d in decisions} == {a["arm"] for a in answers}
+    assert decisions[0].observations == SEES and set(decisions[0].log_probs) == set(SEES)
 
 
 async def test_models_are_listed_and_loaded_ahead(bundles, tmp_path):

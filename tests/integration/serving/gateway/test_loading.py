@@ -272,16 +272,16 @@ def test_states_are_read_again_only_after_a_change(folder):
 def state(
     name: str, status: ExperimentStatus, created: float, weights: dict[str, float], **more: Any
 ) -> AssignmentState:
-    given: dict[str, Any] = {"experiment": name, "epoch": 1, "status": status, "stage": 0, "weights": weights}
-    given |= {"control": "a", "salt": name, "shadows": (), "rolled_back": frozenset(), "cut": False, "layer": None}
-    given |= {
+    fields: dict[str, Any] = {"experiment": name, "epoch": 1, "status": status, "stage": 0, "weights": weights}
+    fields |= {"control": "a", "salt": name, "shadows": (), "rolled_back": frozenset(), "cut": False, "layer": None}
+    fields |= {
         "layer_share": (0.0, 1.0),
         "endpoint": "game",
         "randomize": "session",
         "block_s": 600.0,
         "created": created,
     }
-    return AssignmentState(**(given | more))
+    return AssignmentState(**(fields | more))
 
 
 def test_what_is_needed_is_what_serves_and_what_may_still_have_sessions():
@@ -296,7 +296,7 @@ def test_what_is_needed_is_what_serves_and_what_may_still_have_sessions():
     assert needed([draft, won], now) == {"draft": {"a", "d"}, "won": {"a", "b"}}  # which serves until the draft starts
     older = state("older", ExperimentStatus.STOPPED, now - 3 * day, {"a": 1.0, "e": 0.0})
     successor = state("successor", ExperimentStatus.RUNNING, now - 60, {"a": 1.0})
-    wanted = needed([older, successor, won], now)  # sessions of the last one finish there
-    assert (wanted["won"], wanted["older"]) == ({"a", "b", "c"}, set())
+    needed_arms = needed([older, successor, won], now)  # sessions of the last one finish there
+    assert (needed_arms["won"], needed_arms["older"]) == ({"a", "b", "c"}, set())
     ended = state("gone", ExperimentStatus.RUNNING, now, {"a": 1.0, "b": 0.0}, rolled_back=frozenset("b"), cut=True)
     assert needed([ended], now) == {"gone": {"a"}}

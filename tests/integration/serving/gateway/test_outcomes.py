@@ -69,7 +69,7 @@ async def test_outcomes_in_a_batch_are_answered_one_by_one(config):
         arms = [(await act(client, session))["arm"] for session in "st"]
         answers = (await client.post("/v1/outcomes/batch", json={"outcomes": parts})).json()["answers"]
         lists = [], 257 * parts[:1]
-        wrong = [await client.post("/v1/outcomes/batch", json={"outcomes": given}) for given in lists]
+        wrong = [await client.post("/v1/outcomes/batch", json={"outcomes": batch}) for batch in lists]
         (s, t) = arms
         stored = list(app.service.store.outcomes("exp"))
         costs = list(app.service.store.metric_values("exp", "cost"))
@@ -97,8 +97,8 @@ async def test_outcomes_in_a_batch_are_answered_one_by_one(config):
 async def test_outcomes_outside_their_bounds_are_refused_and_the_exact_test_decides(config):
     """Also what the gateway measures itself, which is moved into its range."""
     rails = [{"name": "cost", "bounds": [0, 5]}, {"name": "latency_s", "winsorize": [0, 1]}]
-    given = config.experiments[0].model_dump(mode="json") | {"bounds": [0, 1], "margin": "20%", "guardrails": rails}
-    bounded = config.model_copy(update={"experiments": [parse_config(ExperimentConfig, given)]})
+    data = config.experiments[0].model_dump(mode="json") | {"bounds": [0, 1], "margin": "20%", "guardrails": rails}
+    bounded = config.model_copy(update={"experiments": [parse_config(ExperimentConfig, data)]})
 
     async with serving(bounded) as (client, app):
 

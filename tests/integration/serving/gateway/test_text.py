@@ -61,13 +61,13 @@ async def test_a_session_meets_one_arm_by_every_route(text_gateway):
         arms = []
         for k in range(6):
             session = f"s{k}"
-            said = await post(client, "/generate", ASK | {"session_id": session})
+            reply = await post(client, "/generate", ASK | {"session_id": session})
             acted = await post(client, "/v1/act", {"session_id": session, "observations": {"writer": "hello"}})
             chat = await client.post("/v1/chat/completions", json=CHAT | {"user": session})
             named = await client.post(
                 "/v1/chat/completions", json=CHAT | {"user": None}, headers={"x-session-id": session}
             )
-            arms.append({said["arm"], acted["arm"], chat.headers["x-arm"], named.headers["x-arm"]})
+            arms.append({reply["arm"], acted["arm"], chat.headers["x-arm"], named.headers["x-arm"]})
             assert chat.headers["x-experiment"] == "exp" and chat.headers["x-session-id"] == session
         alone = await client.post("/v1/chat/completions", json=CHAT | {"user": None})
         assert alone.headers["x-session-id"] == alone.json()["id"]
@@ -78,18 +78,18 @@ async def test_a_session_meets_one_arm_by_every_route(text_gateway):
 
 async def test_texts_are_for_the_population_and_the_hold_out_too(text_bundles, tmp_path):
     config = text_config(text_bundles, tmp_path, holdouts={"exp": 0.4})
-    given = {"population": {"attributes": {"country": ["de"]}}}
-    experiment = parse_config(ExperimentConfig, config.experiments[0].model_dump(mode="json") | given)
+    population = {"population": {"attributes": {"country": ["de"]}}}
+    experiment = parse_config(ExperimentConfig, config.experiments[0].model_dump(mode="json") | population)
     attributes = {"attributes": {"country": "de"}}
 
     async with serving(config.model_copy(update={"experiments": [experiment]})) as (client, _):
         for k in range(6):
             out, fast = held_out("exp", 0.4, f"s{k}"), {"max_tokens": 1}
             outside = await post(client, "/generate", ASK | fast | {"session_id": f"s{k}"})
-            said = await post(client, "/generate", ASK | fast | attributes | {"session_id": f"s{k}"})
+            inside = await post(client, "/generate", ASK | fast | attributes | {"session_id": f"s{k}"})
             chat = await client.post("/v1/chat/completions", json=CHAT | fast | attributes | {"user": f"s{k}"})
-            assert said.get("holdout", False) is outside.get("holdout", False) is out
-            assert (chat.headers.get("x-holdout"), chat.headers["x-arm"]) == ("true" if out else None, said["arm"])
+            assert inside.get("holdout", False) is outside.get("holdout", False) is out
+            assert (chat.headers.get("x-holdout"), chat.headers["x-arm"]) == ("true" if out else None, inside["arm"])
             assert outside["arm"] == "one"
             outcome = await client.post("/v1/outcomes", json={"session_id": f"s{k}", "value": 1})
             assert outcome.status_code == (404 if out else 200)
@@ -101,11 +101,11 @@ async def test_texts_are_acts_too(text_gateway):
     async with serving(text_gateway) as (client, _):
         act = {"session_id": "s", "observations": {"writer": "hello"}, "mode": "greedy"}
         acted = await post(client, "/v1/act", act)
-        said = await post(client, "/generate", ASK | {"temperature": 0})
+        reply = await post(client, "/generate", ASK | {"temperature": 0})
         batch = await post(client, "/batch", {"requests": [act, act | {"observations": {"writer": 3}}]})
         batch = batch["answers"]
-    assert acted["actions"] == {"writer": said["text"]}
-    assert acted["log_probs"]["writer"] == pytest.approx(sum(said["log_probs"]), abs=1e-4)
+    assert acted["actions"] == {"writer": reply["text"]}
+    assert acted["log_probs"]["writer"] == pytest.approx(sum(reply["log_probs"]), abs=1e-4)
     assert batch[0]["actions"] == acted["actions"]
     assert (batch[1]["status"], batch[1]["error"]["field"]) == (400, "observations.writer")
 
@@ -118,19 +118,19 @@ async def test_teams_name_the_agent(tmp_path):
         listed = [model["id"] for model in (await client.get("/v1/models")).json()["data"]]
         unnamed = await client.post("/v1/chat/completions", json=CHAT)
         chats = [await post(client, "/v1/chat/completions", CHAT | {"model": model}) for model in listed]
-        said = [await post(client, "/generate", ASK | {"agent": agent}) for agent in agents]
+        replies = [await post(client, "/generate", ASK | {"agent": agent}) for agent in agents]
         both = await post(client, "/v1/act", {"session_id": "s", "observations": dict.fromkeys(agents, "hello")})
     assert listed == ["exp/planner", "exp/critic"]
     assert unnamed.status_code == 400 and unnamed.json()["error"]["param"] == "model"
-    assert [chat["choices"][0]["message"]["content"] for chat in chats] == [reply["text"] for reply in said]
-    assert said[0]["text"] != said[1]["text"] and set(both["actions"]) == set(agents)
+    assert [chat["choices"][0]["message"]["content"] for chat in chats] == [reply["text"] for reply in replies]
+    assert replies[0]["text"] != replies[1]["text"] and set(both["actions"]) == set(agents)
 
 
 async def test_metrics_and_logs_tell_tokens_and_the_time_to_the_first(text_gateway, caplog):
     with caplog.at_level(logging.WARNING, "marl_ray.access"):
         async with serving(text_gateway.model_copy(update={"access_log": "all"})) as (client, _):
-            said = await post(client, "/generate", ASK)
-            arm = said["arm"]
+            reply = await post(client, "/generate", ASK)
+            arm = reply["arm"]
             metrics = (await client.get("/metrics")).text
     labels = f'arm="{arm}",experiment="exp"'
     assert f'marl_ray_gateway_tokens_total{{{labels},kind="generated"}} 12.0' in metrics

@@ -73,13 +73,13 @@ async def test_a_client_that_leaves_frees_its_row(text_gateway, path):
             for arm in app.service.endpoints.routers["exp"].arms.values():
                 model = arm.model("writer")
                 model.generation = model.generation.model_copy(update={"max_tokens": CONTEXT - 20})
-        sent, left = [], asyncio.Event()
+        sent, disconnected = [], asyncio.Event()
         received = iter([{"type": "http.request", "body": json.dumps(bodies[path]).encode()}])
 
         async def receive():
             if (message := next(received, None)) is not None:
                 return message
-            await left.wait()
+            await disconnected.wait()
             return {"type": "http.disconnect"}
 
         async def send(message):
@@ -88,7 +88,7 @@ async def test_a_client_that_leaves_frees_its_row(text_gateway, path):
         scope = {"type": "http", "method": "POST", "path": path, "headers": []}
         task = asyncio.create_task(app(scope, receive, send))
         await until_async(lambda: rows(app) == 1)
-        left.set()
+        disconnected.set()
         await asyncio.wait_for(task, 10)
         await until_async(lambda: rows(app) == 0)
         assert all(b"DONE" not in message.get("body", b"") for message in sent)

@@ -18,10 +18,10 @@ class Callee:
     def __init__(self):
         self.calls, self.open = [], asyncio.Event()
 
-    async def __call__(self, given):
-        self.calls.append(list(given))
+    async def __call__(self, batch):
+        self.calls.append(list(batch))
         await self.open.wait()
-        return [ValueError(f"{n} is odd") if n % 2 else 2 * n for n in given]
+        return [ValueError(f"{n} is odd") if n % 2 else 2 * n for n in batch]
 
 
 async def test_what_comes_while_calls_are_under_way_goes_together():
@@ -47,10 +47,10 @@ async def test_a_request_that_fails_fails_alone_and_a_call_that_fails_fails_all_
     results = await asyncio.gather(*(requests.ask(n) for n in (1, 2)), return_exceptions=True)
     assert repr(results[0]) == "ValueError('1 is odd')" and results[1] == 4
 
-    async def broken(given):
+    async def broken(batch):
         raise OSError("gone")
 
-    async def short(given):
+    async def short(batch):
         return []
 
     for call, message in ((broken, "gone"), (short, "expected 2 answers, got 0")):
@@ -79,9 +79,9 @@ async def test_calls_that_hang_free_their_place_and_given_up_requests_are_not_se
 
 
 def test_waiting_too_long_behind_calls_that_are_answered_is_no_failure():
-    async def slow(given):
+    async def slow(batch):
         await asyncio.sleep(0.3)
-        return given
+        return batch
 
     async def run(monkeypatch):
         monkeypatch.setattr(call_batching, "LARGEST_CALL", 1)
@@ -99,10 +99,10 @@ async def test_no_call_is_made_in_the_name_of_one_client():
     client = contextvars.ContextVar("client", default="nobody")
     names = []
 
-    async def call(given):
+    async def call(batch):
         names.append(client.get())
         await asyncio.sleep(0.01)
-        return given
+        return batch
 
     async def ask_all(requests, n):
         client.set(n)
@@ -115,7 +115,7 @@ async def test_no_call_is_made_in_the_name_of_one_client():
 
 
 async def test_a_call_that_the_other_side_cancels_fails_at_once():
-    async def cancelled(given):
+    async def cancelled(batch):
         raise asyncio.CancelledError
 
     requests = CallBatcher(cancelled, replicas=1, deadline_s=30)

@@ -44,9 +44,9 @@ def test_special_tokens_without_a_name_have_no_text_either():
 
 
 @given(st.lists(st.sampled_from(["a", "b", "▁", "\n", "<s>", "</s>"]), max_size=12))
-def test_a_special_token_does_not_make_the_next_word_the_first(said):
+def test_a_special_token_does_not_make_the_next_word_the_first(tokens):
     tokenizer = spaced(LLAMA2)
-    ids = tokenizer.convert_tokens_to_ids(said)
+    ids = tokenizer.convert_tokens_to_ids(tokens)
     detokenizer = Detokenizer(tokenizer)
     parts = [detokenizer.add([number], False) for number in ids] + [detokenizer.add([], True)]
     assert "".join(parts) == tokenizer.decode(ids, skip_special_tokens=True)
@@ -62,8 +62,8 @@ def test_tokens_that_the_tokenizer_does_not_know_have_no_text_either():
     st.lists(st.sampled_from(["a", "b", "€", "<|reply|>", "<|end|>"]), max_size=12),
     st.lists(st.sampled_from(["ab", "a<|reply|>", "<|reply|>b", "a<|reply|>b", "<|end|>", "b€"]), max_size=2),
 )
-def test_nothing_of_a_hidden_stop_with_special_tokens_is_told(said, stops):
-    ids = TOKENIZER.encode("".join(said))
+def test_nothing_of_a_hidden_stop_with_special_tokens_is_told(pieces, stops):
+    ids = TOKENIZER.encode("".join(pieces))
     at = first_stop(TOKENIZER, tuple(stops), ids) if stops else None
     ids = ids if at is None else ids[: at + 1]
     shown, plain = (TOKENIZER.decode(ids, skip_special_tokens=skip) for skip in (False, True))

@@ -43,8 +43,8 @@ async def by_arm(client, **more) -> dict[str, str]:
     """A session of each arm."""
     sessions: dict[str, str] = {}
     for k in range(40):
-        said = await post(client, "/generate", ASK | {"session_id": f"s{k}", "max_tokens": 1} | more)
-        sessions.setdefault(said["arm"], f"s{k}")
+        reply = await post(client, "/generate", ASK | {"session_id": f"s{k}", "max_tokens": 1} | more)
+        sessions.setdefault(reply["arm"], f"s{k}")
         if len(sessions) == 2:
             break
     return sessions
@@ -75,26 +75,26 @@ async def test_a_text_of_theirs_is_what_their_gateway_writes_whole_or_in_parts(o
         directly(other_gateway) as direct,
     ):
         question = ASK | SAMPLED | {"session_id": session}
-        said = await post(client, "/generate", question)
+        reply = await post(client, "/generate", question)
         parts = await events(client, "/generate", question)
         [choice] = (await direct.post("/chat/completions", json=DIRECT)).json()["choices"]
-    assert (said["arm"], said["text"]) == ("theirs", choice["message"]["content"])
-    assert said["finish_reason"] == choice["finish_reason"]
-    assert said["tokens"] == said["log_probs"] == []  # ours does not know their tokens
-    assert len(parts) > 2 and "".join(part["text"] for part in parts) == said["text"]
+    assert (reply["arm"], reply["text"]) == ("theirs", choice["message"]["content"])
+    assert reply["finish_reason"] == choice["finish_reason"]
+    assert reply["tokens"] == reply["log_probs"] == []  # ours does not know their tokens
+    assert len(parts) > 2 and "".join(part["text"] for part in parts) == reply["text"]
 
 
 async def test_a_chat_with_theirs_has_their_log_probabilities(other_gateway, text_bundles, tmp_path):
-    wanted = {"logprobs": True, "top_logprobs": 2}
+    logprobs = {"logprobs": True, "top_logprobs": 2}
     async with (
         both_models(other_gateway, text_bundles["one"], tmp_path) as (client, _, session),
         directly(other_gateway) as direct,
     ):
-        reply = await post(client, "/v1/chat/completions", CHAT | wanted | SAMPLED | {"user": session})
-        own = (await direct.post("/chat/completions", json=DIRECT | wanted)).json()
+        reply = await post(client, "/v1/chat/completions", CHAT | logprobs | SAMPLED | {"user": session})
+        expected = (await direct.post("/chat/completions", json=DIRECT | logprobs)).json()
     tokens = reply["choices"][0]["logprobs"]["content"]
     assert reply["usage"]["completion_tokens"] == 30 == len(tokens)
-    assert tokens == own["choices"][0]["logprobs"]["content"] and len(tokens[0]["top_logprobs"]) == 2
+    assert tokens == expected["choices"][0]["logprobs"]["content"] and len(tokens[0]["top_logprobs"]) == 2
 
 
 async def test_an_act_of_theirs_is_a_text(other_gateway, text_bundles, tmp_path):
@@ -174,8 +174,8 @@ async def test_tools_and_objects_are_theirs_too(other_gateway, tmp_path):
         back = [*CHAT["messages"], full["message"], {"role": "tool", "tool_call_id": call["id"], "content": "20"}]
         await post(client, path, CHAT | {"tools": [weather], "messages": back, "max_tokens": 2})
         for seed in range(8):
-            wanted = CHAT | {"response_format": {"type": "json_object"}, "max_tokens": 400, "seed": seed}
-            choice = (await post(client, path, wanted))["choices"][0]
+            body = CHAT | {"response_format": {"type": "json_object"}, "max_tokens": 400, "seed": seed}
+            choice = (await post(client, path, body))["choices"][0]
             if choice["finish_reason"] == "stop":
                 assert isinstance(json.loads(choice["message"]["content"]), dict)
                 break
@@ -294,5 +294,5 @@ def test_theirs_is_deployed_and_succeeded_as_any_other(other_gateway, text_bundl
         assert lines(report)
     with running(Gateway(config, seed=0)) as site:
         question = ASK | {"experiment": "solver", "max_tokens": 1}
-        said = httpx.post(f"{site.url}/generate", json=question, headers=bearer("ops"), timeout=60)
-        assert (said.status_code, said.json()["arm"]) == (200, "production"), said.text
+        response = httpx.post(f"{site.url}/generate", json=question, headers=bearer("ops"), timeout=60)
+        assert (response.status_code, response.json()["arm"]) == (200, "production"), response.text

@@ -23,8 +23,8 @@ def key(monkeypatch):
     monkeypatch.setenv("THEIR_KEY", KEY)
 
 
-def said(replies: Replies, deadline_s: float = 5.0, price: object = PRICE):
-    """The answer of the arm to one response of its server."""
+def arm_answer(replies: Replies, deadline_s: float = 5.0, price: object = PRICE):
+    """Return what the arm makes of one response of its server: its pieces, or its error."""
 
     async def run():
         config = parse_config(ArmConfig, external("http://theirs/v1", price=price, deadline_s=deadline_s))
@@ -46,7 +46,7 @@ def said(replies: Replies, deadline_s: float = 5.0, price: object = PRICE):
 
 
 def test_what_the_other_side_may_answer():
-    [refusal] = said(Replies(429, b"slow down", ((b"retry-after", b"7"),)))
+    [refusal] = arm_answer(Replies(429, b"slow down", ((b"retry-after", b"7"),)))
     assert (refusal.status, refusal.retry_after_s) == (503, 7.0) and "429 slow down" in refusal.message
     names = {
         "LostError": [Replies(502, b"bad gateway"), Replies(200, b"", hangs=True)],
@@ -61,17 +61,17 @@ def test_what_the_other_side_may_answer():
     }
     for name, answers in names.items():
         for answer in answers:
-            error = said(answer, 0.2)
+            error = arm_answer(answer, 0.2)
             assert type(error).__name__ == name, (answer.body, error)
             assert KEY not in str(error)
     usage = b'data: {"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": 3}}\n\ndata: [DONE]\n\n'
     text = chunk(delta={"content": "a b"}) + chunk(finish_reason="content_filter") + usage
-    first, last = said(Replies(200, b": hello\n\n" + text))
+    first, last = arm_answer(Replies(200, b": hello\n\n" + text))
     assert (first.text, last.finish, last.prompt_tokens, last.tokens) == ("a b", "stop", 10, 3)
     assert last.cost_usd == pytest.approx(0.004)
-    [uncounted] = said(Replies(200, chunk(finish_reason="length")))
+    [uncounted] = arm_answer(Replies(200, chunk(finish_reason="length")))
     assert (uncounted.finish, uncounted.tokens, uncounted.cost_usd) == ("length", 0, None)
-    [unpriced] = said(Replies(200, chunk(finish_reason="length")), price=None)
+    [unpriced] = arm_answer(Replies(200, chunk(finish_reason="length")), price=None)
     assert unpriced.cost_usd == 0.0
 
 
@@ -79,7 +79,7 @@ def test_what_the_other_side_may_answer():
 def test_texts_may_have_what_else_breaks_lines(mark):
     """JSON may hold these as themselves, and events end at line feeds and carriage returns alone."""
     line = json.dumps({"choices": [{"delta": {"content": f"a{mark}b"}}]}, ensure_ascii=False).encode()
-    first, last = said(Replies(200, b"\xef\xbb\xbfdata: " + line + b"\r\n\r\n" + chunk(finish_reason="stop")))
+    first, last = arm_answer(Replies(200, b"\xef\xbb\xbfdata: " + line + b"\r\n\r\n" + chunk(finish_reason="stop")))
     assert (first.text, last.finish) == (f"a{mark}b", "stop")
 
 
@@ -91,7 +91,7 @@ def test_no_error_has_a_part_of_the_key(monkeypatch):
     answers = [Replies(status, far.encode()) for status in (401, 429)]
     answers += [Replies(200, b'data: {"error": "' + far.encode() + b'"}\n\n'), Replies(200, wrong)]
     for answer in answers:
-        message = str(said(answer))
+        message = str(arm_answer(answer))
         assert "***" in message and secret[:3] not in message
 
 
@@ -100,32 +100,32 @@ def test_a_key_that_no_header_can_hold_is_refused_without_telling_it(key, monkey
     """Sent, it would be in the error of the library that sends it."""
     monkeypatch.setenv("THEIR_KEY", key)
     with pytest.raises(MarlRayError, match="THEIR_KEY") as caught:
-        said(Replies(200, b""))
+        arm_answer(Replies(200, b""))
     assert key.strip()[:4] not in str(caught.value)
 
 
 def test_what_servers_do_that_are_almost_compatible():
     """An error that is null, a call without an index; content that is no text is no text."""
     text = b'data: {"error": null, "choices": [{"delta": {"content": "a"}}]}\n\n'
-    assert [piece.text for piece in said(Replies(200, text + chunk(finish_reason="stop")))] == ["a", ""]
+    assert [piece.text for piece in arm_answer(Replies(200, text + chunk(finish_reason="stop")))] == ["a", ""]
     names = [{"function": {"name": name, "arguments": '{"a": "</tool_call>"}'}} for name in ("f", "g")]
     parts = [chunk(delta={"tool_calls": [name]}) for name in names]
-    [last] = said(Replies(200, b"".join(parts) + chunk(finish_reason="tool_calls")))
+    [last] = arm_answer(Replies(200, b"".join(parts) + chunk(finish_reason="tool_calls")))
     _, calls = ToolCallReader({"f", "g"}, True).add(last.text, True)
     assert [call["function"] for call in calls] == [name["function"] for name in names]
     listed = chunk(delta={"content": [{"type": "text", "text": "a"}]}, finish_reason="stop")
-    assert isinstance(said(Replies(200, listed)), ArmError)
+    assert isinstance(arm_answer(Replies(200, listed)), ArmError)
 
 
 async def read(*parts: bytes, ends: bool = True) -> list[str]:
-    async def given():
+    async def stream():
         for part in parts:
             yield part
         if not ends:
             await asyncio.sleep(60)
 
     async with asyncio.timeout(5):
-        return [event async for event in events_of(given())]
+        return [event async for event in events_of(stream())]
 
 
 def events_in(*parts: bytes) -> list[str]:

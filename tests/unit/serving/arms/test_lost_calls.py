@@ -110,13 +110,13 @@ class Elsewhere:
     """An arm in another process, whose calls end as `ends` says."""
 
     def __init__(self, served: Bundle, *ends: Exception):
-        self.bundle, self._here = served, ArmBatcher(served, Passes(64, np.random.default_rng(0)))
+        self.bundle, self._batcher = served, ArmBatcher(served, Passes(64, np.random.default_rng(0)))
         self.ends = list(ends)
 
     async def act(self, observations, greedy, masks=None):
         if self.ends:
             raise self.ends.pop(0)
-        return await self._here.act(observations, greedy, masks)
+        return await self._batcher.act(observations, greedy, masks)
 
 
 def elsewhere(tmp_path: Path, treatment: list[Exception], control: list[Exception], **more: Any):

@@ -88,7 +88,7 @@ def test_order_of_agents_and_layout_in_memory_do_not_change_a_key():
 def test_memory_keeps_the_last_used_answers_for_their_time(steps):
     clock = Clock()
     cache = MemoryCache(CacheConfig(entries=3, ttl_s=10), clock)
-    kept: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()
+    entries: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()
 
     async def body():
         for number, (step, k) in enumerate(steps):
@@ -97,18 +97,18 @@ def test_memory_keeps_the_last_used_answers_for_their_time(steps):
                 clock.now += k
             elif step == "put":
                 await cache.put(key, value := str(number).encode())
-                kept[key] = value, clock.now
-                kept.move_to_end(key)
-                while len(kept) > 3:
-                    kept.popitem(last=False)
+                entries[key] = value, clock.now
+                entries.move_to_end(key)
+                while len(entries) > 3:
+                    entries.popitem(last=False)
             else:
-                value, since = kept.get(key, (None, 0.0))
+                value, since = entries.get(key, (None, 0.0))
                 if value is not None and clock.now >= since + 10:
                     value = None
-                    del kept[key]
+                    del entries[key]
                 assert await cache.get(key) == value
                 if value is not None:
-                    kept.move_to_end(key)
+                    entries.move_to_end(key)
 
     asyncio.run(body())
 
@@ -220,9 +220,9 @@ def test_redis_keys_have_the_prefix_and_the_time_to_live(server):
         with Redis.from_url(server.url) as redis:
             return redis.keys("*"), redis.pttl(b"marl-ray:\x01key")
 
-    keys, left = with_redis(server.url, body, ttl_s=90)
+    keys, ttl_ms = with_redis(server.url, body, ttl_s=90)
     assert keys == [b"marl-ray:\x01key"]
-    assert 0 < left <= 90_000
+    assert 0 < ttl_ms <= 90_000
 
 
 def test_concurrent_answers_do_not_get_mixed_up_even_when_clients_leave(server):

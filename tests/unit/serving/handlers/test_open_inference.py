@@ -159,8 +159,8 @@ async def test_texts_are_for_other_routes_and_keys_are_needed(tmp_path):
     statuses = [422, 403, 401, 422, 401]
     async with serving(config) as (client, _):
         question = {"id": "s", "inputs": INPUTS}
-        given = [await client.post(INFER, json=question, headers=bearer(key)) for key in ("game", "ops", "none")]
+        inferences = [await client.post(INFER, json=question, headers=bearer(key)) for key in ("game", "ops", "none")]
         answers = [await client.get("/v2/models/exp", headers=bearer("game")), await client.get("/v2/models/exp")]
-        assert [(answer.status_code, list(answer.json())) for answer in (*given, *answers)] == [
+        assert [(answer.status_code, list(answer.json())) for answer in (*inferences, *answers)] == [
             (status, ["error"]) for status in statuses
         ]

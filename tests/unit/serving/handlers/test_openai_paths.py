@@ -14,7 +14,7 @@ TOKENIZER = byte_tokenizer()
 
 async def test_a_chat_is_the_text_in_openais_words(text_gateway, text_bundles):
     async with serving(text_gateway) as (client, _):
-        said = await post(client, "/generate", ASK)
+        reply = await post(client, "/generate", ASK)
         chat = await post(client, "/v1/chat/completions", CHAT | {"logprobs": True})
         usage = {"stream_options": {"include_usage": True}}
         parts = await events(client, "/v1/chat/completions", CHAT | usage)
@@ -22,18 +22,18 @@ async def test_a_chat_is_the_text_in_openais_words(text_gateway, text_bundles):
         other = await post(client, "/v1/chat/completions", CHAT | {"messages": [{"role": "user", "content": split}]})
         listed = (await client.get("/v1/models")).json()
     [choice] = chat["choices"]
-    assert choice["message"] == {"role": "assistant", "content": said["text"], "refusal": None}
-    assert [token["logprob"] for token in choice["logprobs"]["content"]] == said["log_probs"]
+    assert choice["message"] == {"role": "assistant", "content": reply["text"], "refusal": None}
+    assert [token["logprob"] for token in choice["logprobs"]["content"]] == reply["log_probs"]
     # A token of these models is a byte, the end token has no text.
     assert [token["bytes"] for token in choice["logprobs"]["content"]] == [
-        [number] if number < 256 else None for number in said["tokens"]
+        [number] if number < 256 else None for number in reply["tokens"]
     ]
     assert chat["usage"] == {"prompt_tokens": 6, "completion_tokens": 12, "total_tokens": 18}
-    assert chat["system_fingerprint"] == load_bundle(text_bundles[said["arm"]]).digest[:16]
+    assert chat["system_fingerprint"] == load_bundle(text_bundles[reply["arm"]]).digest[:16]
     assert other["choices"][0]["message"] == choice["message"]
     *chunks, last, done = parts
     assert done == "[DONE]" and last["usage"] == chat["usage"] and last["choices"] == []
-    assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == said["text"]
+    assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == reply["text"]
     assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
     reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
     assert reasons == [None] * (len(chunks) - 1) + ["length"]
@@ -46,10 +46,10 @@ async def test_stop_strings_end_texts_and_chats_do_not_show_them(text_gateway):
         text = free["text"]
         at = next(k for k in range(3, len(text) - 2) if text[k : k + 2].isascii() and text.find(text[k : k + 2]) == k)
         stop = text[at : at + 2]
-        said = await post(client, "/generate", ASK | {"max_tokens": 40, "stop": stop})
+        reply = await post(client, "/generate", ASK | {"max_tokens": 40, "stop": stop})
         parts = await events(client, "/v1/chat/completions", CHAT | {"max_tokens": 40, "stop": ["never", stop]})
         before = text[:at]
-    assert (said["text"], said["finish_reason"]) == (before + stop, "stop")
+    assert (reply["text"], reply["finish_reason"]) == (before + stop, "stop")
     assert "".join(part["choices"][0]["delta"]["content"] for part in parts[:-1]) == before
 
 
@@ -86,8 +86,8 @@ async def test_completions_go_on_from_prompts_as_they_are(text_gateway, text_bun
     *chunks, last, done = both
     assert (done, last["choices"], last["usage"]) == ("[DONE]", [], several["usage"])
     for index in (0, 1):
-        said = "".join(part["choices"][0]["text"] for part in chunks if part["choices"][0]["index"] == index)
-        assert said == several["choices"][index]["text"]
+        text = "".join(part["choices"][0]["text"] for part in chunks if part["choices"][0]["index"] == index)
+        assert text == several["choices"][index]["text"]
     assert alone.headers["x-session-id"] == alone.json()["id"]
 
 

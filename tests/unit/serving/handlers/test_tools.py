@@ -68,15 +68,15 @@ def test_a_forced_call_is_written_as_the_template_writes_calls(name):
         state = advance(state, character)
     assert state.mode == "done"
     reader = ToolCallReader({"warmth", "wind"}, True)
-    said, [call] = reader.add(text, True)
-    assert (said, call["function"]) == ("", {"name": "wind", "arguments": '{"a": [1]}'})
+    content, [call] = reader.add(text, True)
+    assert (content, call["function"]) == ("", {"name": "wind", "arguments": '{"a": [1]}'})
 
 
 WEATHER = '{"name": "warmth", "arguments": {"city": "Ulm"}}'
 ONE = [("warmth", '{"city": "Ulm"}')]
 MARKED = '{"name": "warmth", "arguments": {"a": "</tool_call> \\" <tool_call>"}}'
 MARKS = [("warmth", '{"a": "</tool_call> \\" <tool_call>"}')]
-SAID = {
+TEXTS = {
     "no call": ("It is {warm}.", "It is {warm}.", []),
     "a call": (f"<tool_call>\n{WEATHER}\n</tool_call>", "", ONE),
     "text before": (f"Let me see.\n<tool_call>{WEATHER}</tool_call>\n", "Let me see.", ONE),
@@ -100,15 +100,15 @@ SAID = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", SAID)
+@pytest.mark.parametrize("case", TEXTS)
 @given(cuts=st.sets(st.integers(1, 120)))
 def test_calls_are_found_however_the_text_comes(case, cuts):
-    text, said, called = SAID[case]
+    text, content, called = TEXTS[case]
     reader = ToolCallReader({"warmth"}, True)
     ends = [*sorted(cut for cut in cuts if cut < len(text)), len(text)]
     events = [reader.add(text[a:b], b == len(text)) for a, b in zip([0, *ends], ends, strict=False)]
     calls = [call for _, some in events for call in some]
-    assert "".join(part for part, _ in events) == said
+    assert "".join(part for part, _ in events) == content
     assert [(call["function"]["name"], call["function"]["arguments"]) for call in calls] == called
     assert [call["index"] for call in calls] == list(range(len(calls)))
     assert len({call["id"] for call in calls}) == len(calls)
@@ -116,8 +116,8 @@ def test_calls_are_found_however_the_text_comes(case, cuts):
 
 def test_all_but_the_first_call_are_dropped_where_they_may_not_be_parallel():
     reader = ToolCallReader({"warmth"}, False)
-    said, calls = reader.add(SAID["two calls"][0], True)
-    assert (said, len(calls)) == ("", 1)
+    content, calls = reader.add(TEXTS["two calls"][0], True)
+    assert (content, len(calls)) == ("", 1)
 
 
 def test_hermes_is_its_own_form():
@@ -167,15 +167,15 @@ async def test_a_forced_call_and_an_object_come_from_the_gateway(caller, tmp_pat
 
 
 async def test_tools_calls_and_guides_are_in_the_log(caller, tmp_path):
-    kept = text_config({"one": caller}, tmp_path, decision_log=str(tmp_path / "log"))
+    config = text_config({"one": caller}, tmp_path, decision_log=str(tmp_path / "log"))
     back = [*CHAT["messages"], CALLED | {"tool_calls": [CALLED["tool_calls"][0] | {"function": WARM}]}, RESULT]
     question = CHAT | {"tools": [tool("warmth")], "messages": back, "max_tokens": 8}
 
-    async with serving(kept) as (client, _):
+    async with serving(config) as (client, _):
         await post(client, "/v1/chat/completions", question)
         await post(client, "/v1/chat/completions", question | {"tool_choice": "required"})
         await post(client, "/v1/completions", {"model": "exp", "prompt": [1, 2, 3], "user": "s", "max_tokens": 2})
-    free, forced, raw = read_logged(str(kept.decision_log), "exp")
+    free, forced, raw = read_logged(str(config.decision_log), "exp")
     assert free.messages[1]["tool_calls"][0]["function"] == {"name": "warmth", "arguments": {"city": "é"}}
     assert list(free.tools) == [tool("warmth")] and free.messages[2]["content"] == RESULT["content"]
     assert ("guide" in free.asked, "guide" in forced.asked) == (False, True)

@@ -177,8 +177,8 @@ def test_segments_wait_while_their_place_is_away_and_a_bound_drops(tmp_path, mon
     wait_for(lambda: log.dropped > 0)
     log.put(decision(20))
     wait_for(lambda: not log.waiting)
-    kept = len(names(staging))
-    assert kept > 0
+    staged = len(names(staging))
+    assert staged > 0
     blocked.unlink()
     wait_for(lambda: names(staging) == [])
     log.put(decision(21))

@@ -41,8 +41,8 @@ def store(tmp_path) -> Iterator[ExperimentStore]:
 def act(unit: str, at: float, arm: str = "a", agents: tuple[str, ...] = AGENTS, **more) -> LoggedAct:
     seen = {agent: [[at, i], [0, True]] for i, agent in enumerate(agents)}
     log_probs = {agent: -at - i for i, agent in enumerate(agents)}
-    given = LoggedAct("exp", unit, arm, arm * 4, 1, 0.5, at, False, seen, dict.fromkeys(agents, 3), log_probs)
-    return replace(given, **more)
+    record = LoggedAct("exp", unit, arm, arm * 4, 1, 0.5, at, False, seen, dict.fromkeys(agents, 3), log_probs)
+    return replace(record, **more)
 
 
 def write(folder: str | Path, decisions: list[LoggedAct]) -> None:
@@ -237,8 +237,8 @@ class Bucket(BaseHTTPRequestHandler):
     @property
     def target(self) -> tuple[str, dict[str, str]]:
         parts = urlsplit(self.path)
-        given = parse_qs(parts.query, keep_blank_values=True)
-        return unquote(parts.path).lstrip("/"), {name: values[0] for name, values in given.items()}
+        query = parse_qs(parts.query, keep_blank_values=True)
+        return unquote(parts.path).lstrip("/"), {name: values[0] for name, values in query.items()}
 
     def do_PUT(self) -> None:
         (key, query), data = self.target, self.body()
@@ -275,11 +275,11 @@ class Bucket(BaseHTTPRequestHandler):
 
     def answer_part(self, data: bytes) -> None:
         """Send the bytes that the request asks for: all, or a range."""
-        wanted = re.match(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if not wanted:
+        byte_range = re.match(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if not byte_range:
             self.answer(data)
             return
-        low, high = int(wanted[1]), min(int(wanted[2]), len(data) - 1)
+        low, high = int(byte_range[1]), min(int(byte_range[2]), len(data) - 1)
         self.answer(data[low : high + 1], 206, Content_Range=f"bytes {low}-{high}/{len(data)}")
 
     do_HEAD = do_GET

@@ -22,18 +22,18 @@ from marl_ray.serving.logs.export import export
 
 
 @pytest.fixture
-def kept(text_gateway: GatewayConfig, tmp_path: Path) -> GatewayConfig:
+def logging_gateway(text_gateway: GatewayConfig, tmp_path: Path) -> GatewayConfig:
     return text_gateway.model_copy(update={"decision_log": str(tmp_path / "log")})
 
 
-def read(kept: GatewayConfig) -> list[LoggedText]:
-    return list(read_logged(str(kept.decision_log), "exp"))
+def read(config: GatewayConfig) -> list[LoggedText]:
+    return list(read_logged(str(config.decision_log), "exp"))
 
 
-async def test_every_route_logs_what_it_sent(kept, text_bundles):
+async def test_every_route_logs_what_it_sent(logging_gateway, text_bundles):
     bundles = {arm: load_bundle(text_bundles[arm]) for arm in text_bundles}
 
-    async with serving(kept) as (client, _):
+    async with serving(logging_gateway) as (client, _):
         answers = {
             "whole": await post(client, "/generate", ASK | {"session_id": "a", "temperature": 0.5, "top_k": 7}),
             "parts": await events(client, "/generate", ASK | {"session_id": "b"}),
@@ -41,7 +41,7 @@ async def test_every_route_logs_what_it_sent(kept, text_bundles):
             "act": await post(client, "/v1/act", {"session_id": "d", "observations": {"writer": "so"}}),
             "greedy": await post(client, "/generate", ASK | {"session_id": "e", "temperature": 0}),
         }
-    logged = {record.unit: record for record in read(kept)}
+    logged = {record.unit: record for record in read(logging_gateway)}
     assert sorted(logged) == ["a", "b", "c", "d", "e"]
     full, parts = answers["whole"], answers["parts"]
     first = logged["a"]
@@ -67,16 +67,16 @@ async def test_every_route_logs_what_it_sent(kept, text_bundles):
     assert list(again.ids) == first.ids
 
 
-async def test_of_a_stream_whose_client_leaves_the_log_has_what_was_sent(kept):
-    async with serving(kept) as (_, app):
-        sent, left = [], asyncio.Event()
+async def test_of_a_stream_whose_client_leaves_the_log_has_what_was_sent(logging_gateway):
+    async with serving(logging_gateway) as (_, app):
+        sent, disconnected = [], asyncio.Event()
         body = {"session_id": "s", "prompt": "hello", "stream": True, "max_tokens": CONTEXT - 20, "temperature": 0}
         received = iter([{"type": "http.request", "body": json.dumps(body).encode()}])
 
         async def receive():
             if (message := next(received, None)) is not None:
                 return message
-            await left.wait()
+            await disconnected.wait()
             return {"type": "http.disconnect"}
 
         async def send(message):
@@ -85,18 +85,18 @@ async def test_of_a_stream_whose_client_leaves_the_log_has_what_was_sent(kept):
         scope = {"type": "http", "method": "POST", "path": "/generate", "headers": []}
         task = asyncio.create_task(app(scope, receive, send))
         await until_async(lambda: len(sent) > 3)
-        left.set()
+        disconnected.set()
         await asyncio.wait_for(task, 10)
         await until_async(lambda: rows(app) == 0)
         lines = b"".join(sent).split(b"\n\n")
     events = [json.loads(line.removeprefix(b"data: ")) for line in lines if line]
-    (record,) = read(kept)
+    (record,) = read(logging_gateway)
     ids = [number for part in events for number in part["tokens"]]
     assert record.finish == "cut" and record.ids[: len(ids)] == ids and 0 <= len(record.ids) - len(ids) < 50
 
 
-async def test_texts_come_back_from_parquet_with_their_outcomes(kept, tmp_path):
-    async with serving(kept) as (client, app):
+async def test_texts_come_back_from_parquet_with_their_outcomes(logging_gateway, tmp_path):
+    async with serving(logging_gateway) as (client, app):
         for k in range(3):
             await post(client, "/generate", ASK | {"session_id": "a", "seed": k})
         await post(client, "/v1/chat/completions", CHAT | {"user": "b", "top_p": 0.5})
@@ -104,10 +104,10 @@ async def test_texts_come_back_from_parquet_with_their_outcomes(kept, tmp_path):
         for unit, value in {"a": 0.25, "b": 1.0}.items():
             await post(client, "/v1/outcomes", {"session_id": unit, "value": value, "metrics": {"cost": 2.0}})
         await asyncio.to_thread(app.service.acts.close)
-        summary = export(app.service.store, "exp", kept.decision_log, str(tmp_path / "out"))
+        summary = export(app.service.store, "exp", logging_gateway.decision_log, str(tmp_path / "out"))
     assert (summary.units, summary.sequences, summary.decisions, summary.censored) == (2, 4, 4, 1)
     table = pq.read_table(summary.path).to_pylist()
-    logged = [record for record in read(kept) if record.unit != "silent"]
+    logged = [record for record in read(logging_gateway) if record.unit != "silent"]
     assert [row["ids"] for row in table] == [record.ids for record in logged]
     assert [row["log_probs"] for row in table] == [record.log_probs for record in logged]
     assert [row["prompt_ids"] for row in table] == [record.prompt_ids for record in logged]
@@ -121,31 +121,31 @@ async def test_texts_come_back_from_parquet_with_their_outcomes(kept, tmp_path):
     assert (table[3]["top_p"], table[3]["asked"], table[0]["asked"]) == (0.5, ["top_p"], [])
 
 
-async def test_a_response_that_was_exported_twice_is_read_once(kept, tmp_path):
+async def test_a_response_that_was_exported_twice_is_read_once(logging_gateway, tmp_path):
     """A second export into the same folder replaces the first; into another one beside it, it overlaps."""
     out = tmp_path / "out"
 
-    async with serving(kept) as (client, app):
+    async with serving(logging_gateway) as (client, app):
         for k in range(3):  # two of them alike
             await post(client, "/generate", ASK | {"session_id": "a", "seed": min(k, 1)})
         await post(client, "/generate", ASK | {"session_id": "b"})
         await asyncio.to_thread(app.service.acts.close)
         for unit, folder in (("a", out), ("b", out), ("b", out / "tuesday")):
             await post(client, "/v1/outcomes", {"session_id": unit, "value": 1.0})
-            export(app.service.store, "exp", kept.decision_log, str(folder))
+            export(app.service.store, "exp", logging_gateway.decision_log, str(folder))
     assert [path.name for path in out.rglob("*.parquet")] == ["exp.parquet"] * 2
     assert [record.unit for record in read_served(str(out))] == ["exp/a", "exp/a", "exp/a", "exp/b"]
 
 
 async def test_an_answer_that_stands_in_is_logged_as_the_controls(text_bundles, tmp_path):
     bundles = {"one": text_bundles["one"], "four": make_text_bundle(tmp_path, 4, broken=True)}
-    kept = text_config(bundles, tmp_path, decision_log=str(tmp_path / "log"))
+    config = text_config(bundles, tmp_path, decision_log=str(tmp_path / "log"))
 
-    async with serving(kept) as (client, _):
+    async with serving(config) as (client, _):
         for k in range(6):
             await post(client, "/generate", ASK | {"session_id": f"s{k}"})
             await post(client, "/v1/act", {"session_id": f"t{k}", "observations": {"writer": "hello"}})
-    logged = read(kept)
+    logged = read(config)
     assert len(logged) == 12 and {(record.arm, record.digest) for record in logged} == {
         ("one", load_bundle(text_bundles["one"]).digest)
     }

@@ -29,8 +29,8 @@ def store(tmp_path: Path) -> Iterator[ExperimentStore]:
 
 
 def opened(store: ExperimentStore, arms: str = "ab", **more: Any) -> ExperimentConfig:
-    given = {arm: {"bundle": f"bundle-{arm}"} for arm in arms}
-    data = {"name": "exp", "arms": given, "min_outcomes": 20, "min_duration_s": 0.0, "min_exposures": 10} | more
+    arm_configs = {arm: {"bundle": f"bundle-{arm}"} for arm in arms}
+    data = {"name": "exp", "arms": arm_configs, "min_outcomes": 20, "min_duration_s": 0.0, "min_exposures": 10} | more
     config = parse_config(ExperimentConfig, data)
     stored = config.model_dump(mode="json") | {"salt": "s", "control": arms[0], "origin": "api"}
     for arm in arms:

@@ -45,7 +45,7 @@ class Heard:
         self.in_time: list[bool] = []
         """By request, whether the test let it be answered before the other service answered by itself."""
         self.endless = False
-        self.left = False
+        self.client_left = False
         """True if a client has left before an endless answer was over."""
 
 
@@ -67,7 +67,7 @@ def listening() -> Iterator[Heard]:
                 try:
                     self.wfile.write(b".")
                 except OSError:
-                    receiver.left = True
+                    receiver.client_left = True
                     return
                 time.sleep(0.01)
 
@@ -222,7 +222,7 @@ def test_an_answer_that_does_not_end_holds_up_nothing(receiver, store):
     change(store, Action.ROLLBACK, "b")
     hook(receiver, store).deliver()
     until_left = time.monotonic() + WAIT_S
-    while not receiver.left:
+    while not receiver.client_left:
         assert time.monotonic() < until_left, "the answer was read to its end"
         time.sleep(0.01)
     assert Notices(store).due(["exp"], 0.0, time.time() + 1_000) == []

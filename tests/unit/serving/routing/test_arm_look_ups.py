@@ -25,8 +25,8 @@ def test_past_tables_agree_where_each_of_them_assigns_the_same_arm(tables, unit)
 def test_a_ramp_leaves_most_units_where_they_are():
     past = PastTables([{"a": 1 - share, "b": share} for share in (0.01, 0.05, 0.25, 0.25)], "salt")
     assert len(past) == 3
-    kept = sum(past.agree(f"unit-{number}") for number in range(5000)) / 5000
-    assert kept == pytest.approx(1 - 0.24, abs=0.02)
+    unmoved_share = sum(past.agree(f"unit-{number}") for number in range(5000)) / 5000
+    assert unmoved_share == pytest.approx(1 - 0.24, abs=0.02)
     assert PastTables([{"a": 1, "b": 1}, {"a": 2.0, "b": 2, "c": 0}], "salt").agree("anyone")
 
 

@@ -205,8 +205,8 @@ class BreakerMachine(RuleBasedStateMachine):
         closed = max(k for k, p in enumerate(self.periods) if p.state is CLOSED)
         openings = sum(p.state is OPEN for p in self.periods[closed:])
         assert self.breaker.failed_rounds == max(0, openings - 1)
-        left = period.since + self.config.open_s - self.clock.now if period.state is OPEN else 0.0
-        assert self.breaker.retry_after_s == left
+        remaining_s = period.since + self.config.open_s - self.clock.now if period.state is OPEN else 0.0
+        assert self.breaker.retry_after_s == remaining_s
 
 
 BreakerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)

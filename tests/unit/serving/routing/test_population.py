@@ -86,9 +86,9 @@ def test_a_unit_keeps_its_place_in_a_layer_in_whatever_cluster_it_comes(bundles,
     config = config_of(bundles, tmp_path / "x.db", names=("low", "high"))
     shares = {"low": (0.0, 0.5), "high": (0.5, 1.0)}
     more = {"randomize": "cluster", "layer": "l", "endpoint": "game"}
-    given = [e.model_copy(update=more | {"layer_share": shares[e.name]}) for e in config.experiments]
-    both = config.model_copy(update={"experiments": given})
-    alone = config.model_copy(update={"experiments": given[:1]})
+    experiments = [e.model_copy(update=more | {"layer_share": shares[e.name]}) for e in config.experiments]
+    both = config.model_copy(update={"experiments": experiments})
+    alone = config.model_copy(update={"experiments": experiments[:1]})
     clusters = {name: [f"c{k}" for k in range(40) if in_layer("l", share, f"c{k}")] for name, share in shares.items()}
     units = [f"s{k}" for k in range(12)]
 

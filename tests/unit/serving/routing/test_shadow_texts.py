@@ -50,12 +50,12 @@ async def test_a_text_of_another_tokenizer_is_read_in_the_arms_own_tokens(text_b
     arm = TextBatcher(load_bundle(text_bundles["one"]), 4, 10.0)
     try:
         prompt = [104, 105]
-        own = await arm.score("writer", prompt, [120, 121], "xy")
+        own_score = await arm.score("writer", prompt, [120, 121], "xy")
         unknown = await arm.score("writer", prompt, [999_999], "xy")
         other = await arm.score("writer", prompt, [65], "xy")
     finally:
         arm.close()
-    assert own[0] == 2 and unknown == pytest.approx(own) and other == pytest.approx(own)
+    assert own_score[0] == 2 and unknown == pytest.approx(own_score) and other == pytest.approx(own_score)
 
 
 async def test_what_cannot_be_read_or_written_is_the_copys_error_alone(text_bundles, tmp_path):
@@ -80,7 +80,7 @@ async def test_what_cannot_be_read_or_written_is_the_copys_error_alone(text_bund
 
 async def test_copies_that_wait_to_be_read_hold_up_no_client(text_bundles, monkeypatch):
     arm, free = TextBatcher(load_bundle(text_bundles["one"]), 4, 10.0), threading.Event()
-    monkeypatch.setattr(arm.model("writer"), "score", lambda *given: free.wait(10) and (1, -1.0))
+    monkeypatch.setattr(arm.model("writer"), "score", lambda *arguments: free.wait(10) and (1, -1.0))
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
     scores = [asyncio.create_task(arm.score("writer", [1], [2], "x")) for _ in range(4)]
     await asyncio.sleep(0)
@@ -100,7 +100,7 @@ async def test_copies_that_wait_to_be_read_hold_up_no_client(text_bundles, monke
 async def test_an_arm_that_tells_no_tokens_is_compared_by_its_text(text_bundles):
     class Teller:
         def __init__(self, text: str):
-            self.text, self.left = text, False
+            self.text, self.was_left = text, False
 
         def write(self, request: TextRequest) -> "Teller":
             return self
@@ -109,16 +109,16 @@ async def test_an_arm_that_tells_no_tokens_is_compared_by_its_text(text_bundles)
             return Piece(self.text, [], [], "stop", 3, [])
 
         def leave(self) -> None:
-            self.left = True
+            self.was_left = True
 
-    own = TextBatcher(load_bundle(text_bundles["one"]), 4, 10.0)
+    arm = TextBatcher(load_bundle(text_bundles["one"]), 4, 10.0)
     shadows, tellers = Shadows(4), {"right": Teller("A"), "wrong": Teller("B")}
     for name, teller in tellers.items():
         shadows.send_text(name, teller, ASKED, [65], [-1.0], "A")
-    shadows.send_text("own", own, ASKED, [], [], "what somebody else's model said")
+    shadows.send_text("own", arm, ASKED, [], [], "what somebody else's model said")
     await until_async(lambda: not shadows.under_way, deadline_s=10)
-    own.close()
-    assert all(teller.left for teller in tellers.values())
+    arm.close()
+    assert all(teller.was_left for teller in tellers.values())
     totals = shadows.totals
     counts = {name: (t.agreed, t.decisions, t.tokens, t.errors) for name, t in totals.items()}
     assert counts == {"right": (1, 1, 0, 0), "wrong": (0, 1, 0, 0), "own": (0, 1, 0, 0)}
