@@ -23,7 +23,7 @@ def gateway(bundles: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyP
         yield site
 
 
-def said(*arguments: str, status: int = 0) -> str:
+def output_of(*arguments: str, status: int = 0) -> str:
     """The output of a command, or its error."""
     result = CliRunner().invoke(app, list(arguments))
     assert (2 if result.exception else 0) == status, result.output
@@ -31,26 +31,26 @@ def said(*arguments: str, status: int = 0) -> str:
 
 
 def test_a_rolled_back_bundle_is_deployed_with_the_flag_that_the_refusal_names(gateway: Site, bundles: dict[str, str]):
-    said("experiment", "rollback", "exp", "--arm", "four", "--reason", "r")
-    assert "rolled_back" in said("experiment", "status", "exp")
+    output_of("experiment", "rollback", "exp", "--arm", "four", "--reason", "r")
+    assert "rolled_back" in output_of("experiment", "status", "exp")
     deploy = ("deploy", bundles["four"], "--endpoint", "exp", "--strategy", "ab")
-    refusal = said(*deploy, status=2)
+    refusal = output_of(*deploy, status=2)
     assert refusal.endswith("or allow_rolled_back: true (marl-ray deploy --allow-rolled-back)")
-    said(*deploy, "--allow-rolled-back")
-    assert "allow_rolled_back candidate" in said("experiment", "audit", "exp-2")
+    output_of(*deploy, "--allow-rolled-back")
+    assert "allow_rolled_back candidate" in output_of("experiment", "audit", "exp-2")
 
 
 def test_misspelt_names_are_answered_with_those_that_are_close(gateway: Site, bundles: dict[str, str]):
-    said("experiment", "stop", "exp", "--reason", "r")
-    refusal = said("deploy", bundles["four"], "--endpoint", "exp", "--set", "outcome_windw_s=10", status=2)
+    output_of("experiment", "stop", "exp", "--reason", "r")
+    refusal = output_of("deploy", bundles["four"], "--endpoint", "exp", "--set", "outcome_windw_s=10", status=2)
     assert "400: outcome_windw_s: unknown field; did you mean outcome_window_s or" in refusal
-    refusal = said("experiment", "rollback", "exp", "--arm", "fuor", "--reason", "r", status=2)
+    refusal = output_of("experiment", "rollback", "exp", "--arm", "fuor", "--reason", "r", status=2)
     assert refusal.endswith("400: arm: 'fuor' is unknown; did you mean four?")
 
 
 def test_status_says_when_units_are_judged_while_none_is(gateway: Site):
     line = "no unit is judged yet: each is judged when its window of 600 s is over (outcome_window_s)"
-    assert line not in said("experiment", "status", "exp")
+    assert line not in output_of("experiment", "status", "exp")
     sent = {"experiment": "exp", "session_id": "s", "observations": SEES}
     assert httpx.post(f"{gateway.url}/v1/act", json=sent, headers=bearer("ops"), timeout=60).status_code == 200
-    assert line in said("experiment", "status", "exp")
+    assert line in output_of("experiment", "status", "exp")
