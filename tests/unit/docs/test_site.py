@@ -51,8 +51,7 @@ def test_every_shipped_config_is_a_recipe():
     assert [path.stem for path in (ROOT / "jobs/configs").glob("*.yaml") if f"`{path.stem}`" not in text] == []
 
 
-def test_the_tables_of_the_recipes_are_those_of_the_stored_results(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(ROOT))
+def test_the_tables_of_the_recipes_are_those_of_the_stored_results():
     page = importlib.import_module("benchmarks.learning.recipe_page")
     text, stored = (ROOT / "docs/recipes.md").read_text(), (ROOT / "benchmarks/results/recipes.json").read_text()
     assert page.with_tables(text, json.loads(stored)) == text, (

@@ -1,17 +1,13 @@
 """The value of a policy of budget_dag by enumeration: against all plans, and within the limits."""
 
 import itertools
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))
-
-from parts.budget_exact import States, Worth, score  # a script's neighbour
-
+from benchmarks.learning.budget_exact import States, Worth, score
 from marl_ray.config import RunConfig, load_config
 from marl_ray.envs.budget.dag import EFFORTS, TASKS
 from marl_ray.envs.registry import make_env
