@@ -3,7 +3,7 @@
     .venv/bin/python -m benchmarks.learning.algorithms
 
 Two threads, and one beside it: with two, an operation waits where another program holds a core. The peer is the loop
-reference of the tests (`tests/unit/algorithms/references.py`), measured in the same run on a few of the same sequences and
+reference of the tests (`tests/support/slow_references.py`), measured in the same run on a few of the same sequences and
 scaled by their number. Writes `benchmarks/results/algorithms.{json,md}`.
 """
 

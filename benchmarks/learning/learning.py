@@ -225,11 +225,11 @@ def main() -> None:
     jobs = [(name, seed) for name in options.tasks for seed in range(options.seeds)]
     with multiprocessing.get_context("spawn").Pool(options.processes, maxtasksperchild=1) as pool:
         runs = []
-        for run in pool.imap(_run, jobs):
-            runs.append(run)
+        for trained in pool.imap(_run, jobs):
+            runs.append(trained)
             print(
-                f"{run['task']}, seed {run['seed']}: {np.mean(run['returns']):.3f}, "
-                f"final {run['worths'][-1:]}, {run['seconds']:.0f} s",
+                f"{trained['task']}, seed {trained['seed']}: {np.mean(trained['returns']):.3f}, "
+                f"final {trained['worths'][-1:]}, {trained['seconds']:.0f} s",
                 flush=True,
             )
     rows = {name: summary(name, [run for run in runs if run["task"] == name]) for name in options.tasks}

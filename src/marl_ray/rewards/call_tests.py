@@ -7,8 +7,7 @@ fresh set-up, as it would have alone. A test that disturbs the process changes n
   behind it go on in another run;
 - the tests see changes that a call makes to its arguments only if the call is a statement of its own;
 - if the process ends, hands over a value that may not cross, or uses up the time of `SHARE` tests, none of its reports
-counts:
-  every test runs by itself, however slow that is;
+  counts: every test runs by itself, however slow that is;
 - if the program already fails while it is loaded, all tests have that verdict.
 
 So a program gains nothing by breaking its process: at worst its tests have the verdicts that they have alone.

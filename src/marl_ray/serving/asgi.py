@@ -146,9 +146,10 @@ class Gateway:
         wish = request.header(b"x-request-timeout-seconds")
         if wish is not None:
             try:
-                seconds = min(seconds, float(wish))
+                wished = float(wish)
             except ValueError:
-                seconds = 0.0
-            if not seconds > 0:
+                wished = 0.0
+            if not wished > 0:  # not a number is not above 0 either
                 raise RequestError(400, "x-request-timeout-seconds", "expected a number of seconds above 0")
+            seconds = min(seconds, wished)
         return seconds

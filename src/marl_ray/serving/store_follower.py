@@ -117,7 +117,7 @@ class StoreFollower:
                 raise  # the database failed, so all other experiments would fail too
             except Exception:  # a defect in one experiment's numbers must not prevent rollbacks in the others
                 _log.exception("experiment %s: its evidence cannot be judged", name)
-        for name in self._ended:
+        for name in list(self._ended):  # `look` adds to it in another thread
             self._record_shadows(name)
         self._preload()
         if problem is not None:

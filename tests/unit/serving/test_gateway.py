@@ -198,7 +198,7 @@ async def test_concurrent_requests_share_passes_and_never_mix_arms(config, monke
     assert max(size for _, size, _ in passes) == 32  # two agents each
 
 
-async def test_a_failing_pass_is_answered_by_the_control_and_the_next_one_works(config, monkeypatch):
+async def test_an_act_whose_passes_all_fail_is_refused_and_a_later_one_meets_its_arm(config, monkeypatch):
     original = Bundle.act
     failures = iter([True, True])  # the control's own too, where it is the session's arm
 

@@ -38,7 +38,7 @@ from marl_ray.envs.gridworld.moves import (
 from marl_ray.errors import MarlRayError
 
 # isort: split
-# After `gridworld_moves`, which keeps the package quiet.
+# After `moves`, which keeps the package quiet.
 from multigrid.base import MultiGridEnv
 from multigrid.core.actions import Action
 from multigrid.core.agent import AgentState

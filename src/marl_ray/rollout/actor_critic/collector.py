@@ -166,8 +166,8 @@ class Collector:
             played.cuts = {key: rows for key, rows in played.cuts.items() if not pending[key[1]]}
             played.ends = {key: cut for key, cut in played.ends.items() if not pending[key[1]]}
             again, more = self._play(players, played, iteration, restart=False, attempt=attempt)
-            informative = [e for e in episodes if not pending[e.copy - self.numbers[0]]]
-            episodes, steps = [*informative, *again], steps + more
+            kept_episodes = [e for e in episodes if not pending[e.copy - self.numbers[0]]]
+            episodes, steps = [*kept_episodes, *again], steps + more
             self._compare(played, pending)
             pending = self._uninformative(played)
             if not pending.any():

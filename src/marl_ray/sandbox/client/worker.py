@@ -308,8 +308,10 @@ class Worker:
             return end, *self._verdict(self._judge, time.monotonic() + _JUDGE_GRACE_S)
 
     def _verdict(self, process: Process, deadline: float) -> tuple[str, str]:
-        """Return the judge's verdict and message. Raises `Dead` if it ended for another reason than its limits, or gave
-        no verdict."""
+        """Return the judge's verdict and message.
+
+        Raises ProcessDiedError if it ended for another reason than its limits, or gave no verdict.
+        """
         late = not readable([process.socket], deadline)
         try:
             data = b"" if late else process.receive(deadline)

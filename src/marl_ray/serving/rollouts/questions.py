@@ -150,7 +150,7 @@ def ask(
 ) -> TestResult:
     """Test whether `HARM` or fitness for `PROMOTION` of a treatment is proven. With `excluding`, units that do not
     report the metric do not count, so a proof must hold for the lowest and highest values that they may have had
-    (`reporting`)."""
+    (`experiments/statistics/missing_outcomes.py`)."""
     control, arms = plan.control, len(plan.weights)
     treated, other = look.pair(measure.name, arm, control, arms)
     relative = measure.margin.relative if isinstance(measure.margin, RelativeMargin) else None
