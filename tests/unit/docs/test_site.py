@@ -75,3 +75,15 @@ def test_the_keys_that_a_comparison_names_are_there():
     assert [
         name for name in named if f".{name.split('.')[1]}`" not in keys and f"`{name.split('.')[1]}`" not in keys
     ] == []
+
+
+def test_the_tree_of_the_sources_names_what_is_there():
+    """The page about development draws the packages; each line has its folder or files first, indented below its package."""
+    tree = (ROOT / "docs/development.md").read_text().partition("\nsrc/marl_ray/\n")[2].partition("\njobs/")[0]
+    package, named = "", []
+    for indent, names in re.findall(r"^( +)((?:[a-z_]+(?:/|\.py)  +)+)", tree, re.MULTILINE):
+        if len(indent) == 2:
+            package = names.split()[0]
+        named += [name if len(indent) == 2 else package + name for name in names.split()]
+    assert len(named) > 50
+    assert [name for name in named if not (ROOT / "src/marl_ray" / name).exists()] == []
