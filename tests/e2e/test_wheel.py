@@ -16,7 +16,7 @@ from marl_ray.extensions import POINTS
 from marl_ray.first_steps.demo import ARMS
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 240.0
+TIMEOUT_S = 600.0
 """Longest wait for a command; each takes a few seconds, but for a job, which compiles a gridworld in a minute."""
 MIGRATE = """
 import sqlalchemy as sa
@@ -129,6 +129,7 @@ def test_files_that_are_read_at_run_time_are_where_they_are_looked_for(installed
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)  # the wheel's first run compiles all that numba compiles
 def test_it_submits_a_config_of_the_demo_as_a_job_as_the_demo_does(installed: Path, tmp_path: Path):
     short = ["train.total_steps=512", "train.env_copies=4", "evaluation.episodes=2", "resources.workers=1"]
     log = succeeded([installed / "python", "-c", SUBMIT, f"storage={tmp_path}/runs", *short], tmp_path)
