@@ -25,7 +25,7 @@ class MathTasks(TextEnv):
     prompt: what the agent reads, with {task}.
     tolerance: relative, of answers that are no whole numbers.
     reward: a name of `extensions.REWARD` or `package.module:NAME`, or {NAME: options}; by default `solved`. Its answer is
-        the agent's text.
+    the agent's text.
     seed: orders the training tasks.
     cost: those of `tokens`, `calls` and `seconds` that are costs, by default none.
 

@@ -36,7 +36,7 @@ class Pool:
 
     workers: number of fork servers; by default one for each available core.
     warm: modules that each server imports before it forks; of the installed packages, programs can read only those that
-        these imports load.
+    these imports load.
     min_level: raise MarlRayError if the host allows less.
     max_level: confine no better than this (for tests).
     """
