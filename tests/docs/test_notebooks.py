@@ -8,11 +8,11 @@ import pytest
 from docs.pages import ROOT
 from nbclient import NotebookClient
 
-CELL_S = 300
-"""Seconds that a cell may take."""
+CELL_S = 900
+"""Seconds that a cell may take: many times what it takes on a quiet machine, since a busy one is no fault."""
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("path", sorted(ROOT.glob("docs/notebooks/*.ipynb")), ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path):
     folder = tmp_path / "docs" / "notebooks"
