@@ -39,8 +39,7 @@ Missing = Literal["exclude"] | Annotated[float, Field(ge=-1e100, le=1e100)]
 
 
 def counts_as(metric: str, missing: float | str | None) -> float | None:
-    """Return the value that a unit without a report of the metric counts with, given its `missing`; None if the unit
-    does not count."""
+    """Return the value that a unit without the metric counts with; None if `missing` leaves such a unit out."""
     if missing is None:
         return 0.0 if metric in BINARY else None
     return None if isinstance(missing, str) else float(missing)
@@ -331,8 +330,10 @@ class WebhookConfig(Config):
 
 
 class GatewayConfig(Config):
-    """The gateway that `serve deploy` starts. Experiments may also be created over HTTP; those are in the database
-    alone."""
+    """The gateway that `serve deploy` starts.
+
+    Experiments may also be created over HTTP; those are in the database alone.
+    """
 
     experiments: list[ExperimentConfig] = []
     """Experiments that exist from the start; others are created over HTTP."""
