@@ -39,8 +39,8 @@ class DimensionConfig(Config):
     int: WholeBounds | None = None
     """A whole number from low to high, both included."""
     when: dict[str, tuple[Any, ...]] = {}
-    """The key varies only if these keys of the run config have one of these values, as in `{algorithm: [grpo,
-    rloo]}`."""
+    """The key varies only if these keys of the run config have one of these values, as
+    in `{algorithm: [grpo, rloo]}`."""
 
     @model_validator(mode="after")
     def _one_source(self) -> "DimensionConfig":
@@ -108,8 +108,8 @@ class SweepConfig(Config):
     name: str = Field(pattern=NAME_PATTERN)
     """Name of the sweep. The same name under the same storage goes on with it."""
     run: dict[str, Any]
-    """The run config that all trials share: a mapping, or (in a file) the path of a run's YAML file, relative to the
-    sweep's."""
+    """The run config that all trials share: a mapping, or (in a file) the path of a run's YAML file,
+    relative to the sweep's."""
     set: dict[str, Any] = {}
     """Dotted keys that are put over `run`, as in `{train.total_steps: 50000}`."""
     space: dict[str, DimensionConfig] = Field(min_length=1)

@@ -36,8 +36,8 @@ class EngineSpec:
     largest_rank: int | None = None
     """Greatest rank of adapters with which it samples; None if it has no limit."""
     host: str | None = None
-    """`package.module:NAME` of the `EngineHost` that runs it in the actors of `resources.engines`; None if it cannot run
-    there."""
+    """`package.module:NAME` of the `EngineHost` that runs it in the actors of `resources.engines`; None if
+    it cannot run there."""
     server: str | None = None
     """`package.module:NAME` of the `ServedEngine` that writes an arm's responses by it; None if it does not serve."""
 

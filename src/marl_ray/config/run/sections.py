@@ -365,7 +365,7 @@ class TrackingConfig(Config):
     register_as: str | None = None
     """Name in the MLflow model registry for the best bundle; the run's name when not given."""
     also: tuple[TrackerName, ...] = ()
-    """Further places for metrics, besides MLflow: `tensorboard`, `wandb`, or `package.module:NAME` of a tracker of your
-    own."""
+    """Further places for metrics, besides MLflow: `tensorboard`, `wandb`, or `package.module:NAME` of a
+    tracker of your own."""
     progress: bool = True
     """Progress bar with return and speed."""
