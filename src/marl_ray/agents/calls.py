@@ -99,8 +99,10 @@ def parse(text: str) -> ParsedCall:
 
 
 def _without_thinking(text: str) -> str:
-    """Return the text with its thoughts blanked out: think blocks before the first call, and all before a lone
-    `</think>`."""
+    """Return the text with its thoughts blanked out.
+
+    They are the think blocks before the first call, and all before a lone `</think>`.
+    """
     parts: list[str] = []
     at, call = 0, _CALL.search(text)
     while tag := _THINK.search(text, at):
@@ -154,8 +156,10 @@ def _react(text: str) -> ParsedCall:
 
 
 def _named_object(text: str, start: int, thought: str) -> ParsedCall | None:
-    """Return a call that is one object, with name and arguments, such as follows `Action:` in LangChain's format; None
-    if it is not."""
+    """Return a call that is one object, with name and arguments; None if it is not.
+
+    Such an object follows `Action:` in LangChain's format, for example.
+    """
     value, end, _ = _object(text, start)
     name_and_arguments = _name_and_arguments(value) if value is not None else None
     if name_and_arguments is None or end is None:
@@ -189,8 +193,10 @@ def _tagged(text: str, tag: re.Match[str]) -> ParsedCall:
 
 
 def _bare(text: str) -> ParsedCall | None:
-    """Return a call of JSON alone, such as Llama's and Mistral's without the special tokens before it; None if there is
-    none."""
+    """Return a call of JSON alone; None if there is none.
+
+    Llama's and Mistral's are such calls, without the special tokens before them.
+    """
     name = _BARE_NAME.match(text)
     if name is not None:
         value, end, _ = _object(text, name.end())
@@ -212,8 +218,10 @@ def _bare(text: str) -> ParsedCall | None:
 
 
 def _object(text: str, start: int) -> tuple[dict[str, Any] | None, int | None, str]:
-    """Return the object that begins here, perhaps in a fence or first in a list; the place of its end; the reason if
-    there is none."""
+    """Return the object that begins here, the place of its end, and the reason if there is none.
+
+    The object may be in a fence, or first in a list.
+    """
     opening = _OPEN.match(text, start)
     try:
         value, end = decode(text, opening.end() if opening else start)
@@ -225,8 +233,10 @@ def _object(text: str, start: int) -> tuple[dict[str, Any] | None, int | None, s
 
 
 def _name_and_arguments(value: dict[str, Any], optional: bool = False) -> tuple[str, dict[str, Any]] | None:
-    """Return the name and arguments of an object that is a call, else None. `optional`: the arguments may be
-    missing."""
+    """Return the name and arguments of an object that is a call, else None.
+
+    With `optional` the arguments may be missing.
+    """
     if isinstance(several := value.get("tool_calls"), list) and several and isinstance(several[0], dict):
         value = several[0]
     if isinstance(value.get("function"), dict):  # OpenAI's form
@@ -244,8 +254,10 @@ def _name_and_arguments(value: dict[str, Any], optional: bool = False) -> tuple[
 
 
 def _fenced(text: str, start: int) -> tuple[str | None, int | None]:
-    """Return the text of the closed fence that begins here, and the place of its end; None twice if there is no such
-    fence."""
+    """Return the text of the closed fence that begins here, and the place of its end.
+
+    Both are None if there is no such fence.
+    """
     opening = _OPEN.match(text, start)
     if opening is None or not opening[1]:
         return None, None

@@ -18,8 +18,10 @@ _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": Fal
 
 
 def decode(text: str, start: int = 0) -> tuple[Any, int]:
-    """Return the first value from `start` on, and the place of its end. Raises ValueError with a short reason if there
-    is none."""
+    """Return the first value from `start` on, and the place of its end.
+
+    Raises ValueError with a short reason if there is none.
+    """
     try:
         value, end = _DECODER.raw_decode(text, start)
     except (ValueError, RecursionError) as strict:

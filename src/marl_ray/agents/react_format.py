@@ -102,8 +102,10 @@ def instructions(tools: Mapping[str, Tool]) -> str:
 
 
 def signature(tool: Tool) -> str:
-    """Return a tool's name and arguments in one line, such as `answer {"answer": string}`; optional arguments have a
-    `?`."""
+    """Return a tool's name and arguments in one line, such as `answer {"answer": string}`.
+
+    Optional arguments have a `?`.
+    """
     required = tool.parameters.get("required", ())
     arguments = (
         f'"{name}"{"" if name in required else "?"}: {schema.get("type", "value")}'
@@ -120,10 +122,10 @@ def _only_text(tool: Tool, code: str | None) -> dict[str, Any] | None:
 
 
 def transcript(head: str, question: str, turns: Sequence[ReactTurn], limit: int, foot: str = "") -> str:
-    """Return the next prompt: head, question, turns, foot. The earliest turns are left out to keep to `limit`
-    characters.
+    """Return the next prompt: head, question, turns, foot.
 
-    The latest turn always stands, cut in its middle if it must be; so do head, question and foot, whatever their length.
+    The earliest turns are left out to keep to `limit` characters. The latest turn always stands, cut in its middle if
+    it must be; so do head, question and foot, whatever their length.
     """
     fixed = f"{head}Question: {question}\n"
     room = limit - len(fixed) - len(foot)

@@ -181,8 +181,10 @@ def make_tool(name: str, options: Mapping[str, Any]) -> Tool:
 
 
 def cut(text: str, limit: int) -> str:
-    """Return the text without its middle if it is longer than `limit`, and without characters that UTF-8 cannot
-    hold."""
+    """Return the text without its middle if it is longer than `limit` characters.
+
+    Characters that UTF-8 cannot hold are left out too.
+    """
     text = encodable(text)
     if len(text) <= limit:
         return text

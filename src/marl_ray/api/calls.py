@@ -66,8 +66,10 @@ def named_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
 @contextmanager
 def short_interrupt() -> Iterator[None]:
-    """Let a Ctrl-C within the block end a script with one line instead of a traceback. It raises KeyboardInterrupt all the
-    same, so whoever catches that goes on."""
+    """Let a Ctrl-C within the block end a script with one line instead of a traceback.
+
+    It raises KeyboardInterrupt all the same, so whoever catches that goes on.
+    """
     try:
         yield
     except KeyboardInterrupt as interrupt:
@@ -84,8 +86,10 @@ def short_interrupt() -> Iterator[None]:
 
 
 def cluster_of_call() -> str | None:
-    """Return the cluster that exists already: the one that this process is connected to, or that of RAY_ADDRESS; None
-    if the call starts a Ray of its own."""
+    """Return the cluster that exists already; None if the call starts a Ray of its own.
+
+    It is the one that this process is connected to, or that of RAY_ADDRESS.
+    """
     import ray
 
     return "the Ray of this process" if ray.is_initialized() else os.environ.get("RAY_ADDRESS")

@@ -67,8 +67,11 @@ class Client:
     def generate(
         self, prompt: str, session: str | None = None, *, experiment: str | None = None, **settings: Any
     ) -> dict[str, Any]:
-        """Return the answer of `/generate`: `text`, `tokens`, `log_probs`, `finish_reason`, `arm` and more. `settings`
-        are fields such as `agent`, `max_tokens`, `temperature` or `seed`. Raises MarlRayError as `act` does."""
+        """Return the answer of `/generate`: `text`, `tokens`, `log_probs`, `finish_reason`, `arm` and more.
+
+        `settings` are fields such as `agent`, `max_tokens`, `temperature` or `seed`. Raises MarlRayError
+        as `act` does.
+        """
         named = {"session_id": session or f"session-{secrets.token_hex(8)}", "prompt": prompt, "experiment": experiment}
         return self.ask("/generate", named | settings)
 
@@ -81,8 +84,10 @@ class Client:
         *,
         experiment: str | None = None,
     ) -> dict[str, Any]:
-        """Store a session's outcome; larger is better. `metrics` are further numbers by name, for guardrails. Raises
-        MarlRayError as `act` does."""
+        """Store a session's outcome; larger is better.
+
+        `metrics` are further numbers by name, for guardrails. Raises MarlRayError as `act` does.
+        """
         body = {
             "session_id": session,
             "value": float(value),

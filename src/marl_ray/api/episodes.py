@@ -88,8 +88,10 @@ def evaluate_episodes(
 
 
 def _run_of(manifest: Any, options: Mapping[str, Any]) -> Any:
-    """Return the config of a run whose team has the networks of a bundle, in its environment with these options
-    changed."""
+    """Return the config of a run whose team has the networks of a bundle.
+
+    Its environment is the bundle's, with these options changed.
+    """
     from marl_ray.config import RunConfig, parse_config
 
     env = manifest.lineage.env

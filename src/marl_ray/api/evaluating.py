@@ -91,11 +91,12 @@ def evaluate(
     samples: str | Path | None = None,
     **options: Any,
 ) -> BenchmarkResult | EpisodeScores:
-    """Score a bundle's language models (`policy`), or ready samples (`samples`), on a benchmark; or, without a benchmark, a
-    bundle's actor-critics on so many whole `episodes` of the environment that they were trained in.
+    """Score a bundle or ready samples on a benchmark, or a bundle on whole episodes.
 
-    `benchmark` is a name or `jsonl:FILE`. Each kind of evaluation has its own options and refuses those of the others; one
-    that is None or False counts as not given. An evaluation that was cut short goes on in its folder `out`.
+    With a `benchmark`, a name or `jsonl:FILE`, it scores a bundle's language models (`policy`) or ready samples
+    (`samples`); without one, a bundle's actor-critics on so many whole `episodes` of the environment that they were
+    trained in. Each kind of evaluation has its own options and refuses those of the others; one that is None or False
+    counts as not given. An evaluation that was cut short goes on in its folder `out`.
 
     data, split, sha256: file or URI of the problems, part of them, and digest to expect.
     k: values of pass@k; all possible ones by default.
@@ -136,8 +137,10 @@ def evaluate(
 
 
 def _call(kind: Callable[..., R], arguments: Mapping[str, Any], refusal: str) -> R:
-    """Call the function of one kind of evaluation. Raises FieldError for an argument that it does not take; the message is
-    `refusal` if another kind takes it."""
+    """Call the function of one kind of evaluation.
+
+    Raises FieldError for an argument that it does not take; the message is `refusal` if another kind takes it.
+    """
     parameters = inspect.signature(kind).parameters
     for name in arguments:
         if name not in parameters:

@@ -70,8 +70,10 @@ def shared_weights(agents: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def environment_warning(run: RunConfig) -> str | None:
-    """Return one sentence about the first fault of a user's own environment that shows within a few steps; None if none
-    does."""
+    """Return one sentence about the first fault of a user's own environment; None if there is none.
+
+    It finds faults that show within a few steps.
+    """
     if ":" not in run.env.id:
         return None
     from marl_ray.conformance.extensions.environment import first_fault
@@ -123,8 +125,10 @@ class TrainedRun:
 
     @property
     def curve(self) -> list[tuple[int, float]]:
-        """The learning curve: (environment steps, mean return of an evaluation); of training episodes if the run has no
-        evaluations."""
+        """The learning curve: (environment steps, mean return of an evaluation).
+
+        The returns are those of training episodes if the run has no evaluations.
+        """
         rows = self.metrics
         key = "eval/return" if any("eval/return" in row for row in rows) else "return"
         return [(int(row["steps"]), row[key]) for row in rows if key in row]

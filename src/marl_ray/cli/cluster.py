@@ -49,8 +49,10 @@ def submit_to_kuberay(
     context: str | None,
     namespace: str | None,
 ) -> tuple[str, int]:
-    """Run as a RayJob on a cluster of its own; KIND/NAME of the job, and its entrypoint's exit status. Exits with LATE at
-    the deadline."""
+    """Run a training or a sweep as a RayJob on a cluster of its own.
+
+    Returns KIND/NAME of the job, and its entrypoint's exit status. Exits with LATE at the deadline.
+    """
     from marl_ray.cluster.kuberay.client.connection import connect
     from marl_ray.cluster.kuberay.submission import new_job_name, submit
     from marl_ray.config.cluster import ClusterConfig

@@ -74,8 +74,10 @@ def _point(kind: str) -> ExtensionPoint:
 
 
 def _rendered(point: ExtensionPoint, name: str) -> list[tuple[str, str]]:
-    """Return (file, text) of a kind's templates, the next commands last. Raises MarlRayError if the name or a file is
-    taken."""
+    """Return (file, text) of a kind's templates, the next commands last.
+
+    Raises MarlRayError if the name or a file is taken.
+    """
     import jinja2
 
     if not (name.isidentifier() and name == name.lower() and not name.startswith("_")) or iskeyword(name):

@@ -93,8 +93,10 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _language_defaults(spec: "Spec") -> dict[str, str]:
-    """Return the defaults of an algorithm's keys for language models, in words, where they differ from those of
-    actor-critics."""
+    """Return the defaults of an algorithm's keys for language models, in words.
+
+    They are those that differ from the defaults of actor-critics.
+    """
     from marl_ray.config import LoraConfig, ModelConfig
     from marl_ray.config.run.family_defaults import family_defaults
 

@@ -109,8 +109,10 @@ def _usage_line(error: Any) -> Iterator[str]:
 
 
 def _leave_garbage() -> None:
-    """Let Python end without a search for garbage. Files that are still open are written, as the search would write them:
-    a user's environment may keep a log in one."""
+    """Let Python end without a search for garbage.
+
+    Files that are still open are written, as the search would write them: a user's environment may keep a log in one.
+    """
     for each in gc.get_objects():
         if type(each) in WRITERS:
             with contextlib.suppress(OSError, ValueError):  # it is closed, or has no file

@@ -248,8 +248,10 @@ def _exit_status(info: "JobDetails") -> int:
 
 
 def refuse_relative_paths(config: RunConfig | SweepConfig) -> None:
-    """Refuse relative paths: a job runs in a temporary folder of its own, where relative files are missing and results
-    are lost."""
+    """Refuse relative paths in the config of a job.
+
+    A job runs in a temporary folder of its own, where relative files are missing and results are lost.
+    """
     run = config.example() if isinstance(config, SweepConfig) else config
     paths = {"storage": config.storage, "tracking.uri": run.tracking.uri}
     paths |= {f"team.{name}.bundle": policy.bundle for name, policy in run.team.items()}

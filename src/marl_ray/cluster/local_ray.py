@@ -49,10 +49,9 @@ class LocalRay:
 
 @contextmanager
 def ray_here() -> Iterator[None]:
-    """Use the cluster of RAY_ADDRESS (a Ray Job has it set), or else a Ray of its own without a dashboard, within the
-    block.
+    """Use the cluster of RAY_ADDRESS, or else a Ray of its own without a dashboard, within the block.
 
-    Raises MarlRayError if no cluster is at the address.
+    A Ray Job has RAY_ADDRESS set. Raises MarlRayError if no cluster is at the address.
     """
     if "RAY_ADDRESS" not in os.environ:
         with local_ray(dashboard=False):
@@ -248,15 +247,19 @@ def _ignored_signals() -> Iterator[None]:
 
 
 def short_temp_root() -> str:
-    """Return the folder for Ray's sockets, whose paths have a limit: the temporary folder, or /tmp if that is too
-    long."""
+    """Return the folder for Ray's sockets, whose paths have a limit.
+
+    It is the temporary folder, or /tmp if that is too long.
+    """
     root = tempfile.gettempdir()
     return root if len(root) <= _LONGEST_TEMP_ROOT else "/tmp"
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise MarlRayError if a server of this machine listens on the port already. Serve's proxies would share it with that
-    server, so that each answers some of the requests."""
+    """Raise MarlRayError if a server of this machine listens on the port already.
+
+    Serve's proxies would share it with that server, so that each answers some of the requests.
+    """
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that nobody listens on any more is free
         try:

@@ -29,16 +29,20 @@ def words(error: ErrorDetails) -> str:
 
 
 def first_problem(error: ValidationError) -> str:
-    """Return the first problem that pydantic has found, as `FIELD: MESSAGE`; the field is a path with dots, and is left
-    out where the problem is of the value as a whole."""
+    """Return the first problem that pydantic has found, as `FIELD: MESSAGE`.
+
+    The field is a path with dots; it is left out where the problem is of the value as a whole.
+    """
     first = error.errors()[0]
     field = ".".join(map(str, first["loc"]))
     return f"{field}: {first['msg']}" if field else str(first["msg"])
 
 
 def known(point: ExtensionPoint) -> Callable[[str], str]:
-    """Return a validator of names of extensions: it takes the name of a built-in, or one whose object can be
-    imported."""
+    """Return a validator of names of extensions.
+
+    It takes the name of a built-in, or one whose object can be imported.
+    """
 
     def validate(name: str) -> str:
         try:

@@ -68,8 +68,10 @@ def is_time_zone(name: str) -> bool:
 
 
 def is_schedule(text: str) -> bool:
-    """Return True for five fields of cron as KubeRay's parser (robfig/cron, ParseStandard) takes them, without its `@`
-    words."""
+    """Return True for five fields of cron as KubeRay takes them.
+
+    KubeRay's parser is ParseStandard of robfig/cron; its `@` words are not taken.
+    """
     fields = text.lower().split()
     return len(fields) == len(_FIELDS) and all(
         _is_part(part, *bounds) for field, bounds in zip(fields, _FIELDS, strict=True) for part in field.split(",")

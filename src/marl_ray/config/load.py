@@ -83,8 +83,10 @@ def read_yaml(path: str | Path) -> Any:
 
 
 def _beside(path: str | Path) -> str:
-    """Return the end of an error about a config that is not there: those in its folder whose names are close to its
-    own."""
+    """Return the end of an error about a config that is not there.
+
+    It names those in the config's folder whose names are close to its own.
+    """
     file = Path(path)
     stems = [] if file.exists() else sorted(each.stem for each in file.parent.glob("*.yaml"))
     # Without the ending: names that share nothing else would be close by it.
@@ -182,8 +184,10 @@ def other_kind(keys: Container[str], data: Mapping[str, Any], file: str) -> str:
 
 
 def instead_of(model: type[BaseModel], place: Sequence[int | str]) -> str:
-    """Return the end of an error about an unknown key at this place of a config: where a key of that name is, or else
-    which keys at its place are close to it."""
+    """Return the end of an error about an unknown key at this place of a config.
+
+    It says where a key of that name is, or else which keys at its place are close to it.
+    """
     parts: list[Any] = [model]
     for step in place[:-1]:
         inner = [child for part in parts for child in _below(part, step)]

@@ -92,8 +92,10 @@ def _rows(group: ConfigSchema, parts: Mapping[str, ConfigSchema], prefix: str) -
 
 
 def _groups(field: ConfigSchema, parts: Mapping[str, ConfigSchema], path: str) -> Iterator[tuple[str, ConfigSchema]]:
-    """Yield (path, schema) of the groups of keys that a field holds; configs with a section of their own are left
-    out."""
+    """Yield (path, schema) of the groups of keys that a field holds.
+
+    Configs with a section of their own are left out.
+    """
     if "$ref" in field:
         name = field["$ref"].removeprefix("#/$defs/")
         if name not in _SECTIONS:

@@ -55,8 +55,10 @@ class MedianSettings(SchedulerSettings):
 
 
 class PbtSettings(SchedulerSettings):
-    """Population-based training (Jaderberg et al. 2017, arXiv 1711.09846), synchronous: the worst take the weights and
-    optimiser state of the best, and perturbed hyper-parameters."""
+    """Population-based training (Jaderberg et al. 2017, arXiv 1711.09846), synchronous.
+
+    The worst take the weights and optimiser state of the best, and perturbed hyper-parameters.
+    """
 
     hands_weights: ClassVar[bool] = True
     kind: Literal["pbt"]
@@ -71,8 +73,11 @@ class PbtSettings(SchedulerSettings):
 
 
 class Pb2Settings(SchedulerSettings):
-    """Population-based bandits (Parker-Holder et al. 2020, arXiv 2002.02518): exploits as in PBT; the new
-    hyper-parameters maximise a time-varying Gaussian process's upper confidence bound. Numbers only."""
+    """Population-based bandits (Parker-Holder et al. 2020, arXiv 2002.02518).
+
+    Exploits are as in PBT; the new hyper-parameters maximise a time-varying Gaussian process's upper confidence
+    bound. Numbers only.
+    """
 
     hands_weights: ClassVar[bool] = True
     kind: Literal["pb2"]

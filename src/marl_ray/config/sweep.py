@@ -39,8 +39,8 @@ class DimensionConfig(Config):
     int: WholeBounds | None = None
     """A whole number from low to high, both included."""
     when: dict[str, tuple[Any, ...]] = {}
-    """The key varies only if these keys of the run config have one of these values, as in `{algorithm: [grpo,
-    rloo]}`."""
+    """The key varies only if these keys of the run config have one of these values, as
+    in `{algorithm: [grpo, rloo]}`."""
 
     @model_validator(mode="after")
     def _one_source(self) -> "DimensionConfig":
@@ -108,8 +108,8 @@ class SweepConfig(Config):
     name: str = Field(pattern=NAME_PATTERN)
     """Name of the sweep. The same name under the same storage goes on with it."""
     run: dict[str, Any]
-    """The run config that all trials share: a mapping, or (in a file) the path of a run's YAML file, relative to the
-    sweep's."""
+    """The run config that all trials share: a mapping, or (in a file) the path of a run's YAML file,
+    relative to the sweep's."""
     set: dict[str, Any] = {}
     """Dotted keys that are put over `run`, as in `{train.total_steps: 50000}`."""
     space: dict[str, DimensionConfig] = Field(min_length=1)
@@ -131,8 +131,10 @@ class SweepConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _short_forms(cls, data: Any) -> Any:
-        """Expand the short forms: `seeds: 3` is 0, 1, 2; one metric needs no list; `search: random` needs no
-        mapping."""
+        """Expand the short forms of the keys.
+
+        `seeds: 3` is 0, 1, 2; one metric needs no list; `search: random` needs no mapping.
+        """
         if not isinstance(data, Mapping):
             return data
         data = dict(data)
@@ -213,8 +215,10 @@ class SweepConfig(Config):
         return parse_config(RunConfig, data, source=f"sweep {self.name!r} with {shown or 'no changes'}")
 
     def unread(self, values: Mapping[str, Any]) -> list[str]:
-        """Return the hyper-parameters of the space, `set` and `run` that no algorithm of the trial with these values
-        reads."""
+        """Return the hyper-parameters that no algorithm of the trial with these values reads.
+
+        They are those of the space, of `set` and of `run`.
+        """
         data = self.with_values(values)
         keys = dict.fromkeys([*hyper_keys(data), *(key for key in self.space if is_hyper(key))])
         return [key for key in keys if not is_read(key, data)]
@@ -244,10 +248,10 @@ def get(data: Mapping[str, Any], key: str) -> Any:
 
 
 def order(space: Mapping[str, DimensionConfig]) -> list[str]:
-    """Return the keys of the space, each after those that decide whether it applies; raises ValueError if they go in a
-    circle.
+    """Return the keys of the space, each after those that decide whether it applies.
 
-    Those are the keys that its `when` names and, for a hyper-parameter, the algorithm.
+    Those are the keys that its `when` names and, for a hyper-parameter, the algorithm. Raises ValueError if they go
+    in a circle.
     """
     done: list[str] = []
     pending = list(space)
@@ -266,8 +270,10 @@ def order(space: Mapping[str, DimensionConfig]) -> list[str]:
 
 
 def applies(config: SweepConfig, key: str, values: Mapping[str, Any]) -> bool:
-    """Return True if a key of the space varies, given the values chosen so far: its `when` holds, and an algorithm
-    reads it."""
+    """Return True if a key of the space varies, given the values chosen so far.
+
+    Its `when` must hold, and an algorithm must read it.
+    """
     if not config.space[key].when and not is_hyper(key):
         return True
     data = config.with_values(values)
@@ -276,8 +282,10 @@ def applies(config: SweepConfig, key: str, values: Mapping[str, Any]) -> bool:
 
 
 def combinations(config: SweepConfig, kinds: tuple[str, ...] = ("grid", "choice")) -> list[dict[str, Any]]:
-    """Return every combination of the dimensions of these kinds, conditions kept, in the order of the file; none
-    twice."""
+    """Return every combination of the dimensions of these kinds, in the order of the file.
+
+    Conditions are kept, and none comes twice.
+    """
     configurations: list[dict[str, Any]] = [{}]
     for key in order(config.space):
         dimension = config.space[key]
@@ -309,8 +317,10 @@ def read_sweep(path: str | Path) -> Any:
 
 
 def with_run(data: Any, folder: Path) -> Any:
-    """Return a sweep's data with those of the run's file that it names, whose path starts at the folder; other data as
-    they are. Raises MarlRayError naming `run`."""
+    """Return a sweep's data with those of the run's file that it names; other data as they are.
+
+    The path of the file starts at the folder. Raises MarlRayError naming `run`.
+    """
     if not (isinstance(data, Mapping) and isinstance(data.get("run"), str)):
         return data
     try:
@@ -320,8 +330,10 @@ def with_run(data: Any, folder: Path) -> Any:
 
 
 def corners(config: SweepConfig) -> list[dict[str, Any]]:
-    """Return the combinations that between them have every listed value and both ends of every range, conditions
-    kept."""
+    """Return combinations that between them have every listed value and both ends of every range.
+
+    Conditions are kept.
+    """
     keys = order(config.space)
     ends = {key: config.space[key].values or config.space[key].bounds or () for key in keys}
 

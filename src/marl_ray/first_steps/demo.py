@@ -1,5 +1,8 @@
-"""The whole product on one machine: train two teams as Ray Jobs, serve one, roll the other out gradually until the router
-promotes it, then roll out an untrained team, which the router rolls back."""
+"""The whole product on one machine, from the training of teams to promotion and rollback.
+
+It trains two teams as Ray Jobs, serves one, rolls the other out gradually until the router promotes it, then rolls
+out an untrained team, which the router rolls back.
+"""
 
 import asyncio
 import contextlib

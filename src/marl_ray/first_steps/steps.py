@@ -45,8 +45,10 @@ def serve_until_interrupted() -> None:
 
 
 def deploy_endpoint(folder: Path, dashboard_url: str, experiment: Mapping[str, Any]) -> str:
-    """Deploy a gateway with one experiment, whose data lie in `folder` beside the MLflow database and the file of keys;
-    returns its URL."""
+    """Deploy a gateway with one experiment, and return its URL.
+
+    Its data lie in `folder` beside the MLflow database and the file of keys.
+    """
     from marl_ray.cluster.local_ray import free_port
     from marl_ray.serving.client.deploy import deploy
 

@@ -46,9 +46,10 @@ class SeedGroup:
 
 
 def compare(runs: Sequence[StoredRun], metric: str | None = None) -> list[SeedGroup]:
-    """Return the curves of runs by a metric, in groups of those that differ in their seed alone: by a return the best
-    score first, by another metric, of which nobody knows if more is better, as they are given. A second run of one seed
-    is a group of its own, because it would count the seed twice.
+    """Return the curves of runs by a metric, in groups of those that differ in their seed alone.
+
+    By a return the best score is first; by another metric, of which nobody knows if more is better, the groups are as
+    they are given. A second run of one seed is a group of its own, because it would count the seed twice.
 
     Raises MarlRayError for runs of different environments, and for runs that do not have the metric.
     """

@@ -33,11 +33,13 @@ LATE = 0.75
 
 
 def diagnose(config: Mapping[str, Any], rows: _Rows) -> list[str]:
-    """Return the sentences about a run whose return did not rise, or fell again, and about policies that show what no
-    healthy run shows; empty for a run that learns.
+    """Return the sentences about what is wrong with a run; empty for a run that learns.
 
-    `config` is the run's config as plain data with every default written out, `rows` are those of its `metrics.jsonl`.
-    A run of fewer than two evaluations is judged by its training episodes.
+    They are about a run whose return did not rise, or fell again, and about policies that show what no
+    healthy run shows.
+
+    `config` is the run's config as plain data with every default written out, `rows` are those of its
+    `metrics.jsonl`. A run of fewer than two evaluations is judged by its training episodes.
     """
     rows = [row for row in rows if iteration_of(row) >= 0]
     metric = "eval/return" if len({row["steps"] for row in rows if "eval/return" in row}) > 1 else "return"
@@ -104,10 +106,10 @@ def _course(metric: str, scored: _Rows) -> str | None:
 
 
 def _broken(prefix: str, rows: _Rows) -> bool:
-    """Return whether a policy shows what no healthy run shows, whatever its return did: it has not changed since the
-    first part of the run, though its groups differ, or its critic is still diverging in the last part.
+    """Return whether a policy shows what no healthy run shows, whatever its return did.
 
-    An entropy of 0 is no such sign: a good run ends so.
+    It has not changed since the first part of the run, though its groups differ, or its critic is still diverging in
+    the last part. An entropy of 0 is no such sign: a good run ends so.
     """
     since = _since(rows, f"{prefix}grad_norm", SMALLEST_NORM)
     stuck = since is not None and since["steps"] <= EARLY * rows[-1]["steps"]

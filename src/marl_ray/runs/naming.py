@@ -16,10 +16,9 @@ LONGEST = 40
 
 
 def load_named(path: str | Path, overrides: Sequence[str] = ()) -> tuple[RunConfig, list[str]]:
-    """Return the run's config, with a name that is made if none is given, and the overrides that make the same config
-    again.
+    """Return the run's config, which has a name, and the overrides that make the same config again.
 
-    Raises MarlRayError as `load_config` does.
+    A name is made if none is given. Raises MarlRayError as `load_config` does.
     """
     return parse_named(read_yaml(path), overrides, str(path))
 

@@ -69,8 +69,10 @@ def key_of(groups: Sequence[SeedGroup]) -> str:
 
 
 def line_of(group: SeedGroup) -> str:
-    """Return all about the group in one line: runs, algorithm, seeds, up to three keys in which it differs, and score with
-    its interval."""
+    """Return all about the group in one line.
+
+    The line has runs, algorithm, seeds, up to three keys in which the group differs, and its score with the interval.
+    """
     seeds = ", ".join(str(curve.seed) for curve in group.runs)
     text = f"{group.label}: {group.runs[0].algorithm}, seed{'s' if len(group.runs) > 1 else ''} {seeds}"
     differences = [(key, value) for key, value in group.differences.items() if key != "algorithm"]

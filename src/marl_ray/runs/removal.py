@@ -41,8 +41,11 @@ def contents_of(entry: StoredRun | StoredSweep) -> FolderContents:
 
 
 def remove(entry: StoredRun | StoredSweep) -> None:
-    """Delete the folder, and own it meanwhile, so that no driver begins in it. Raises MarlRayError if the run or the sweep
-    is alive, if that cannot be told, or if the folder cannot be deleted."""
+    """Delete the folder of a run or a sweep.
+
+    It is owned meanwhile, so that no driver begins in it. Raises MarlRayError if the run or the sweep is alive, if
+    that cannot be told, or if the folder cannot be deleted.
+    """
     contents_of(entry)
     what = f"{kind_of(entry)} {entry.name!r}"
     with Lease(entry.filesystem, entry.folder, what):

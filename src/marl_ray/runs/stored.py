@@ -52,8 +52,11 @@ class StoredRun(StoredEntry):
         return config
 
     def state(self) -> str:
-        """Return `finished`, `running`, `failed`, `interrupted`, `died` (its driver ended without a word) or
-        `unfinished`."""
+        """Return the state of the run, in one word.
+
+        It is `finished`, `running`, `failed`, `interrupted`, `died` (its driver ended without a
+        word) or `unfinished`.
+        """
         owner = self.owner()
         if owner is not None and owner.is_alive(time.time()):
             return owner.state
@@ -84,8 +87,10 @@ class StoredSweep(StoredEntry):
 
 
 def stored(storage: str) -> Iterator[StoredRun | StoredSweep]:
-    """Yield the runs and sweeps of a storage, by name. Raises MarlRayError if it cannot be read; a storage that is not
-    there yet has none."""
+    """Yield the runs and sweeps of a storage, by name; a storage that is not there yet has none.
+
+    Raises MarlRayError if it cannot be read.
+    """
     filesystem, root = open_storage(storage)
     for name in _folders(filesystem, root, storage):
         try:
@@ -97,8 +102,10 @@ def stored(storage: str) -> Iterator[StoredRun | StoredSweep]:
 
 
 def find_run(name: str, storage: str) -> StoredRun:
-    """Return a run by its name under the storage, or by its folder. Raises MarlRayError with the names that are
-    close."""
+    """Return a run by its name under the storage, or by its folder.
+
+    Raises MarlRayError with the names that are close.
+    """
     entry = find_entry(name, storage, "run", StoredRun)
     if isinstance(entry, StoredSweep):
         raise MarlRayError(f"{entry.name!r} is a sweep, expected a run; `marl-ray report {entry.name}` shows it")
@@ -108,8 +115,10 @@ def find_run(name: str, storage: str) -> StoredRun:
 def find_entry(
     name: str, storage: str, what: str = "run or sweep", kind: type[StoredEntry] = StoredEntry
 ) -> StoredRun | StoredSweep:
-    """Return a run or a sweep by its name under the storage, or by its folder. Raises MarlRayError with the names of
-    this `kind` that are close; `what` is the kind in words."""
+    """Return a run or a sweep by its name under the storage, or by its folder.
+
+    Raises MarlRayError with the names of this `kind` that are close; `what` is the kind in words.
+    """
     place, _, last = name.rstrip("/").rpartition("/")
     storage, name = (place, last) if place else (storage, name)
     filesystem, root = open_storage(storage)
@@ -135,8 +144,10 @@ def _folders(filesystem: fs.FileSystem, root: str, storage: str) -> list[str]:
 
 
 def _read_entry(filesystem: fs.FileSystem, root: str, storage: str, name: str) -> StoredRun | StoredSweep | None:
-    """Return the run or the sweep of this name; None if there is none. Raises MarlRayError for a file of something
-    else."""
+    """Return the run or the sweep of this name; None if there is none.
+
+    Raises MarlRayError for a file of something else.
+    """
     folder = f"{root}/{name}"
     try:
         record = read_record(filesystem, folder)

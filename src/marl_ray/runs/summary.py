@@ -81,8 +81,10 @@ class RunDetails:
 
 
 def summary_of(run: StoredRun | StoredSweep) -> RunSummary:
-    """Return the summary of a run or a sweep; raises MarlRayError for a file of metrics, or records of a sweep, that
-    are none."""
+    """Return the summary of a run or a sweep.
+
+    Raises MarlRayError for a file of metrics, or records of a sweep, that are none.
+    """
     if isinstance(run, StoredSweep):
         try:
             return _of_sweep(run)

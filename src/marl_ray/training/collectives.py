@@ -25,10 +25,12 @@ def world() -> tuple[int, int]:
 
 
 def worker_mesh(kind: str, replicate: int = 1, context: int = 1, tensor: int = 1) -> DeviceMesh:
-    """Return all workers as one mesh of devices of a kind. Its dimension `shard` spreads weights (FSDP2). With
-    `replicate` above 1 there is one more before it, of groups that each hold all weights (HSDP). Where workers compute
-    passes together, the last two are `context`, workers with a part of every sequence each, and `tensor`, those with a
-    part of every layer."""
+    """Return all workers as one mesh of devices of a kind.
+
+    Its dimension `shard` spreads weights (FSDP2). With `replicate` above 1 there is one more before it, of groups
+    that each hold all weights (HSDP). Where workers compute passes together, the last two are `context`, workers with
+    a part of every sequence each, and `tensor`, those with a part of every layer.
+    """
     workers = dist.get_world_size()
     if context * tensor > 1:
         shape = (replicate, workers // (replicate * context * tensor), context, tensor)
@@ -61,8 +63,10 @@ def total(tensor: Tensor) -> Tensor:
 
 
 def _exchange_device(device: torch.device) -> torch.device:
-    """Return the device itself if the process group exchanges its tensors, or else one that it does: NCCL knows no
-    CPU."""
+    """Return the device itself if the process group exchanges its tensors, or else one that it does.
+
+    NCCL knows no CPU, for example.
+    """
     kinds = [pair.partition(":")[0] for pair in dist.get_backend_config().split(",")]
     return device if device.type in kinds else torch.device(kinds[0])
 
@@ -80,8 +84,10 @@ def gather(value: Any) -> list[Any]:
 
 
 def from_first(make: Callable[[], Known]) -> Known:
-    """Call `make` on rank 0 alone, and return its plain value on every worker. Raises its error on all workers, as
-    `together` does."""
+    """Call `make` on rank 0 alone, and return its plain value on every worker.
+
+    Raises its error on all workers, as `together` does.
+    """
     made = together(lambda: make() if dist.get_rank() == 0 else None)
     values = [made]
     dist.broadcast_object_list(values, src=0)

@@ -84,12 +84,14 @@ class _Announced:
 
 
 def train(config: RunConfig, console: RunLog | None = None, own_ray: bool = False) -> RunResult:
-    """Run to the end on the Ray that this process is connected to. A run that is finished is not run again, but what its
-    sinks have not got is delivered. `console` holds the lines of what came before. `own_ray` says that this Ray ends
-    where the run fails, so that nothing needs to be freed on it.
+    """Run to the end on the Ray that this process is connected to.
 
-    Raises MarlRayError with the cause of a failure, and where another process owns the name. On Ctrl-C and SIGTERM it prints
-    which checkpoint is kept, and raises.
+    A run that is finished is not run again, but what its sinks have not got is delivered. `console` holds the
+    lines of what came before. `own_ray` says that this Ray ends where the run fails, so that nothing needs to be
+    freed on it.
+
+    Raises MarlRayError with the cause of a failure, and where another process owns the name. On Ctrl-C and SIGTERM it
+    prints which checkpoint is kept, and raises.
     """
     before = read_finished_result(config)
     if before is not None:
@@ -268,8 +270,10 @@ def _causes(config: RunConfig) -> Iterator[None]:
 
 
 def _noting_failures(filesystem: fs.FileSystem, folder: str) -> Any:
-    """Return a callback of Ray Train that writes the cause of each failure of the workers to the run's `folder`. Ray
-    Train itself starts the workers again without a word."""
+    """Return a callback of Ray Train that writes the cause of each failure of the workers to `folder`.
+
+    The folder is the run's. Ray Train itself starts the workers again without a word.
+    """
     from ray.train import UserCallback
 
     class NotingFailures(UserCallback):

@@ -26,8 +26,10 @@ class PassMemoryError(MarlRayError):
 
 @contextmanager
 def naming_the_gather(where: str) -> Iterator[None]:
-    """Raise MarlRayError naming `where` in the place of torch's error of a device that has no room, within the block,
-    in which workers gather weights for what samples."""
+    """Raise MarlRayError naming `where` in the place of torch's error of a device that has no room.
+
+    It does so within the block, in which workers gather weights for what samples.
+    """
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -23,11 +23,11 @@ SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databrick
 
 
 def check_run(config: RunConfig) -> dict[str, list[str]]:
-    """Check a run before any cluster starts, and return each policy's agents; raises MarlRayError that names the key, the
-    file or the argument.
+    """Check a run before any cluster starts, and return each policy's agents.
 
-    The check builds the environment once, which also compiles its functions and caches them for the workers. It also
-    builds the models, language models without their weights.
+    The check builds the environment once, which also compiles its functions and caches them for the workers. It
+    also builds the models, language models without their weights. Raises MarlRayError that names the key, the file
+    or the argument.
     """
     _check_tracking(uri_of(config))
     check_sinks(config)

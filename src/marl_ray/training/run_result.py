@@ -73,8 +73,10 @@ def read_finished_result(config: RunConfig) -> RunResult | None:
 
 
 def deliver_rest(config: RunConfig, result: RunResult) -> RunResult:
-    """Deliver what the sinks have not got of a finished run, and register its bundle if it is not registered yet; returns
-    the result with the bundle's name in the registry. It trains nothing and needs no Ray."""
+    """Deliver what the sinks have not got of a finished run, and register its bundle if it is not yet.
+
+    Returns the result with the bundle's name in the registry. It trains nothing and needs no Ray.
+    """
     filesystem, folder = filesystem_of(config)
     try:
         names = incomplete(config, filesystem, folder)
@@ -97,8 +99,10 @@ def deliver_rest(config: RunConfig, result: RunResult) -> RunResult:
 def make_result(
     config: RunConfig, run_id: str, last: dict[str, float], console: RunLog
 ) -> tuple[RunResult, float | None]:
-    """Draw the curves of a run whose `last` row of metrics is given; returns its result, whose bundle is not registered yet,
-    and the bundle's score. Raises MarlRayError if no bundle is left."""
+    """Draw the curves of a run that has ended; return its result and the score of its bundle.
+
+    `last` is its last row of metrics. The bundle is not registered yet. Raises MarlRayError if no bundle is left.
+    """
     filesystem, folder = filesystem_of(config)
     checkpoint = _best_checkpoint(config, StoredFolder(filesystem, folder), console)
     with contextlib.suppress(OSError):  # some file systems have no links
@@ -129,8 +133,10 @@ def make_result(
 
 
 def _best_checkpoint(config: RunConfig, folder: StoredFolder, console: RunLog) -> PublishedCheckpoint:
-    """Return the best checkpoint whose bundle is not damaged. DamagedCheckpointError ones are withdrawn, with a line
-    about each."""
+    """Return the best checkpoint whose bundle is not damaged.
+
+    Damaged ones are withdrawn, with a line about each.
+    """
     checkpoint, damaged = best_whole(published(folder))
     for place, line in damaged:
         console.say(line)
@@ -152,9 +158,11 @@ def store_result(config: RunConfig, record: dict[str, Any], result: RunResult, s
 def register(
     config: RunConfig, record: dict[str, Any], result: RunResult, deliveries: Deliveries, lease: Lease
 ) -> RunResult:
-    """Close the sinks of a finished run, of which MLflow registers the bundle; returns the result with the bundle's name in
-    the registry, and writes it into the run's record. Raises DisownedError if another process has taken the run
-    meanwhile, which then registers the bundle itself."""
+    """Close the sinks of a finished run, of which MLflow registers the bundle.
+
+    Returns the result with the bundle's name in the registry, and writes it into the run's record. Raises
+    DisownedError if another process has taken the run meanwhile, which then registers the bundle itself.
+    """
     filesystem, folder = filesystem_of(config)
     bundle = BestBundle(linked_bundle(filesystem, folder) or result.bundle, record[FINISHED].get("score"))
     model = deliveries.close(ALL_TAKEN, bundle, model=result.model)

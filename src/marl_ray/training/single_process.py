@@ -41,8 +41,11 @@ def train_alone(
     resume: Path | None = None,
     emit: Callable[[Metrics], None] | None = None,
 ) -> list[Metrics]:
-    """Train to the end on this CPU; returns the rows of metrics. Every checkpoint is kept as `keep/ITERATION`; without
-    `keep` no checkpoint is written. A run with `resume_from` begins from that checkpoint, which is a local folder."""
+    """Train to the end on this CPU, and return the rows of metrics.
+
+    Every checkpoint is kept as `keep/ITERATION`; without `keep` no checkpoint is written. A run with `resume_from`
+    begins from that checkpoint, which is a local folder.
+    """
     rows: list[Metrics] = []
 
     def note(metrics: Metrics) -> None:

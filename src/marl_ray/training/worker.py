@@ -205,9 +205,11 @@ def _listeners(journal: Journal, folder: StoredFolder, position: _StoragePositio
 
 
 def _best_left(folder: StoredFolder) -> tuple[float, list[tuple[str, str]]]:
-    """Return the score of the best checkpoint whose bundle is there, the least number if there is none; and the paths
-    of those whose bundle is not, each with a line about it. Whoever loads the newest checkpoint looks after that
-    one."""
+    """Return the score of the best checkpoint whose bundle is there, and the paths of the better ones.
+
+    The score is minus infinity if there is none. The paths are of those whose bundle is not there, each with a line
+    about it. Whoever loads the newest checkpoint looks after that one.
+    """
     from marl_ray.training.checkpoints.index import best_whole, published
 
     checkpoints = published(folder)
@@ -231,8 +233,10 @@ def _tidy(config: RunConfig, folder: StoredFolder, attempt: int) -> None:
 
 
 def _engine_actors(config: RunConfig) -> Any:
-    """Return the function that makes a policy's engine: in actors if it can run there, and else in the worker's
-    process."""
+    """Return the function that makes a policy's engine.
+
+    It makes the engine in actors if it can run there, and else in the worker's process.
+    """
     from marl_ray.policies.engines.sampler import make_engine
     from marl_ray.training.team.engine_actors import EngineActors
 

@@ -48,8 +48,10 @@ class Folder:
         return self.filesystem.get_file_info(f"{self.path}/{name}").type
 
     def folders(self, name: str = "") -> list[str]:
-        """Return the names of the folders in it, or in its folder `name`, in alphabetical order; empty where that is
-        not there, or cannot be listed."""
+        """Return the names of the folders in it, or in its folder `name`, in alphabetical order.
+
+        The list is empty where that folder is not there, or cannot be listed.
+        """
         place = f"{self.path}/{name}".rstrip("/")
         try:
             infos = self.filesystem.get_file_info(fs.FileSelector(place, allow_not_found=True))
@@ -68,8 +70,10 @@ class Folder:
             return bytes(stream.read())
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file atomically: object stores do so by themselves; elsewhere a finished file is moved into its
-        place."""
+        """Write a file atomically.
+
+        Object stores do so by themselves; elsewhere a finished file is moved into its place.
+        """
         target = f"{self.path}/{name}"
         self.filesystem.create_dir(target.rpartition("/")[0])
         if not self.is_local:
@@ -124,14 +128,18 @@ class Folder:
 
 
 def trial_folder(storage: str, sweep: str, number: int) -> Folder:
-    """Return the trial's folder. It is named by the trial's number, so any process that runs the trial finds its
-    files."""
+    """Return the folder of a trial.
+
+    It is named by the trial's number, so any process that runs the trial finds its files.
+    """
     return Folder(storage, sweep, "trials", f"{number:04d}")
 
 
 def read_rows(folder: Folder) -> list[dict[str, float]]:
-    """Return the rows of a trial's folder; raises OSError, and MarlRayError, which names file and line, for lines that
-    are none."""
+    """Return the rows of metrics in a trial's folder.
+
+    Raises OSError, and MarlRayError, which names file and line, for lines that are no rows.
+    """
     rows = []
     for number, line in enumerate(folder.lines(ROWS), 1):
         row = row_of(line)

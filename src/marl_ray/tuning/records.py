@@ -118,8 +118,10 @@ def _load(folder: Folder) -> SweepRecords:
 
 
 def winner_of(sweep: str, storage: str = "runs") -> tuple[str, str]:
-    """Return the registered model of a sweep's winner, and a description of it; raises MarlRayError if there is no
-    winner."""
+    """Return the registered model of a sweep's winner, and a description of it.
+
+    Raises MarlRayError if there is no winner.
+    """
     folder, records = find_sweep(sweep, storage)
     if records.winner is None:
         why_not = {"running": "it has not ended", "cut": f"it was cut short ({records.error})", "failed": records.error}
@@ -178,8 +180,10 @@ def _apply(data: dict[str, Any], lines: Sequence[str]) -> bool:
 
 
 def load_records(folder: Folder) -> SweepRecords | None:
-    """Read a sweep's records; None if there is no file. Raises ValueError, TypeError or KeyError if the files are not a
-    sweep's."""
+    """Read a sweep's records; None if there is no file.
+
+    Raises ValueError, TypeError or KeyError if the files are not a sweep's.
+    """
     data = read_records(folder)
     if data is None:
         return None
@@ -288,8 +292,10 @@ def signed(metrics: Sequence[MetricConfig], objectives: Sequence[float] | None) 
 
 
 def ranked(records: SweepRecords, metrics: Sequence[MetricConfig]) -> list[TrialRecord]:
-    """Return the trials with a result: finished ones by their first metric, then the others by the steps they
-    reached."""
+    """Return the trials that have a result, in their rank.
+
+    The finished ones come first, by their first metric, then the others by the steps that they reached.
+    """
     scored = [record for record in records.trials if record.objectives is not None and record.status not in FAILED]
 
     def merit(record: TrialRecord) -> tuple[bool, int, float]:

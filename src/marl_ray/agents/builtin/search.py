@@ -98,8 +98,10 @@ class Serper:
         return SearchResponse.model_validate_json(stored_text)
 
     def _fetch(self, query: str, deadline: float) -> bytes:
-        """Return the body of a response with status 200; the request is repeated with growing pauses while there is
-        time."""
+        """Return the body of a response with status 200.
+
+        The request is repeated with growing pauses while there is time.
+        """
         for attempt in itertools.count():
             pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt) * random.uniform(0.5, 1.0)
             try:
@@ -165,8 +167,10 @@ class Corpus:
 
     @classmethod
     def read(cls, path: str) -> "Corpus":
-        """Read a JSONL file of `title` (optional), `text` and `link` (optional); MarlRayError naming the file and
-        line."""
+        """Read a JSONL file of `title` (optional), `text` and `link` (optional).
+
+        Raises MarlRayError naming the file and line.
+        """
         parsed, number = [], 0
         try:
             with open(path, "rb") as lines:
@@ -271,8 +275,10 @@ def _key(path: str | None) -> str:
 
 
 def _parsed_response(body: bytes) -> SearchResponse | None:
-    """Parse a response; None if it has another schema. The library's own error could quote a key that stands in the
-    body."""
+    """Parse a response; return None if it has another schema.
+
+    The library's own error could quote a key that stands in the body.
+    """
     try:
         return SearchResponse.model_validate_json(body)
     except ValidationError:

@@ -23,9 +23,12 @@ CPUS = 4
 
 
 def serve_locally(config: Path, timeout_s: float) -> None:
-    """Deploy a Serve config on a Ray of its own, print where it answers, and serve until SIGINT or SIGTERM. Gateways without
-    `api_keys` get a new key, which is printed; what takes seconds is shown on stderr. Raises MarlRayError as `deploy` does,
-    and before Ray starts if the port is taken, or if a bundle, a database or a file of keys cannot be read."""
+    """Deploy a Serve config on a Ray of its own, and serve until SIGINT or SIGTERM.
+
+    It prints where it answers. Gateways without `api_keys` get a new key, which is printed; what takes seconds is
+    shown on stderr. Raises MarlRayError as `deploy` does, and before Ray starts if the port is taken, or if a bundle,
+    a database or a file of keys cannot be read.
+    """
     phase = partial(_show, time.monotonic())
     data = read_serve_config(config)
     http = data.get("http_options") or {}

@@ -61,8 +61,10 @@ def result_lines(result: "RunResult") -> Iterator[str]:
 
 
 def warn_of(run: "RunConfig") -> None:
-    """Say what the metrics of a run that has ended show of a collapse. A return that did not rise yet, without any other
-    sign, is no news after a short run; `runs show` says that too."""
+    """Say what the metrics of a run that has ended show of a collapse.
+
+    A return that did not rise yet, without any other sign, is no news after a short run; `runs show` says that too.
+    """
     from marl_ray.runs.diagnosis import only_not_yet
     from marl_ray.runs.stored import find_run
     from marl_ray.runs.summary import details_of

@@ -45,8 +45,10 @@ def delete_all(
 
 
 def _remaining(connection: Connection, kind: ResourceKind, name: str) -> list[str]:
-    """Return the pods, and clusters that end and outlive them until Redis has forgotten their heads, by kind and
-    name."""
+    """Return what a deleted object has left, by kind and name.
+
+    That is its pods, and its clusters that end and outlive them until Redis has forgotten their heads.
+    """
     remaining = list_all(connection, "Pod", "v1", f"{LABEL}={name}")
     if kind in ("RayJob", "RayService"):
         clusters = list_all(connection, "RayCluster", labels=owned_by(kind, name))

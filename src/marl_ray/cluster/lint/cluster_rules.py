@@ -55,8 +55,10 @@ def of_cluster(cluster: Mapping[str, Any], annotations: Mapping[str, str], where
 
 
 def _inside(cluster: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
-    """Yield the keys that only a RayCluster that stands alone may have; the clusters of jobs and services would be
-    refused."""
+    """Yield the keys that only a RayCluster that stands alone may have.
+
+    The clusters of jobs and services would be refused with them.
+    """
     if cluster.get("authOptions", {}).get("enableK8sTokenAuth"):
         yield f"{where}authOptions.enableK8sTokenAuth", "expected none: only a RayCluster may have it"
     if cluster.get("upgradeStrategy", {}).get("type"):

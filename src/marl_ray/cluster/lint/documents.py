@@ -13,10 +13,10 @@ from marl_ray.errors import MarlRayError, one_line, one_line_without
 
 
 def read_documents(path: str | Path) -> list[Any]:
-    """Return all documents of a YAML file, empty ones left out. Raises MarlRayError naming the file, and the line where
-    it can.
+    """Return all documents of a YAML file, empty ones left out.
 
-    They hold what JSON holds: YAML also knows sets, bytes, and anchors that lead to themselves.
+    They hold what JSON holds: YAML also knows sets, bytes, and anchors that lead to themselves. Raises MarlRayError
+    naming the file, and the line where it can.
     """
     try:
         documents = parse_yaml(Path(path).read_text(encoding="utf-8"))
@@ -37,8 +37,10 @@ def is_manifest(document: Any) -> bool:
 
 
 def serve_config(document: Any) -> Any:
-    """Return the Serve config inside a RayService (its `serveConfigV2`, parsed); None if there is none or it is no
-    YAML."""
+    """Return the Serve config inside a RayService, parsed from its `serveConfigV2`.
+
+    It is None if there is none or it is no YAML.
+    """
     spec = document.get("spec") if isinstance(document, Mapping) and document.get("kind") == "RayService" else None
     text = spec.get("serveConfigV2") if isinstance(spec, Mapping) else None
     if not isinstance(text, str):

@@ -22,8 +22,10 @@ _LOCAL = ("emptyDir", "hostPath")
 
 
 def of_job(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
-    """Yield the rules for a RayJob's own part, which stands at `where` (with a dot at its end). `advice_for_job` has
-    the rest."""
+    """Yield the faults of a RayJob's own part, which stands at `where` (with a dot at its end).
+
+    `advice_for_job` has the rest.
+    """
     mode, selector = spec.get("submissionMode", "K8sJobMode"), spec.get("clusterSelector")
     modes = ("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode")
     if mode not in modes:
@@ -114,8 +116,10 @@ def _of_deletion(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]
 
 
 def _of_rules(rules: list[Mapping[str, Any]], at: str) -> Iterator[ManifestFault]:
-    """Check that each end and policy has one rule, and that what is deleted first includes nothing that is deleted
-    later."""
+    """Yield the faults of a job's rules for deletion.
+
+    Each end and policy must have one rule, and what is deleted first must include nothing that is deleted later.
+    """
     seen: dict[tuple[str, str], dict[str, int]] = {}
     for k, rule in enumerate(rules):
         condition = rule["condition"]
@@ -147,8 +151,10 @@ def _of_runtime_env(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFau
 
 
 def advice_for_job(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
-    """Yield the advice about jobs that lose work: a retry is a new cluster, without the files that pods wrote to their
-    own folders."""
+    """Yield the advice about jobs that lose work.
+
+    A retry is a new cluster, without the files that pods wrote to their own folders.
+    """
     cluster = spec.get("rayClusterSpec")
     if not cluster or spec.get("backoffLimit", 0) <= 0 or "://" in spec.get("entrypoint", ""):
         return

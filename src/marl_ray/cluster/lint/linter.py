@@ -34,8 +34,10 @@ def lint_manifest(document: Any, source: str) -> list[str]:
 
 
 def replica_pods(document: Any) -> int:
-    """Return the number of pods of a manifest without findings that may run replicas: all workers, and a head that has
-    CPUs."""
+    """Return the number of pods of a manifest without findings that may run replicas.
+
+    They are all workers, and a head that has CPUs.
+    """
     cluster, _ = ray_cluster(document)
     workers = sum(
         group.get("maxReplicas", DEFAULT_MAX_REPLICAS) * group.get("numOfHosts", 1)

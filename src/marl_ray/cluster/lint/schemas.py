@@ -34,15 +34,19 @@ _METADATA = {
 
 @cache
 def schemas() -> dict[str, Any]:
-    """Return JSON Schemas (draft 2020-12) by kind, in which unknown properties are refused; `$defs` has what they
-    share."""
+    """Return JSON Schemas (draft 2020-12) by kind, in which unknown properties are refused.
+
+    `$defs` has what they share.
+    """
     data: dict[str, Any] = json.loads(Path(__file__).with_name(f"kuberay-v{VERSION}.json").read_text(encoding="utf-8"))
     return data
 
 
 def minimise(crds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the schemas of CustomResourceDefinitions, stripped of what validation does not need; equal parts become
-    one."""
+    """Return the schemas of CustomResourceDefinitions, stripped of what validation does not need.
+
+    Equal parts become one.
+    """
     kinds: dict[str, Any] = {}
     for crd in crds:
         version = next(v for v in crd["spec"]["versions"] if v["name"] == "v1")

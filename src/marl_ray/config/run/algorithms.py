@@ -1,5 +1,7 @@
-"""The spec of every named algorithm: its needs, keys and defaults. Plain data: the maths is in
-`marl_ray.algorithms`."""
+"""The spec of every named algorithm: its needs, keys and defaults.
+
+They are plain data: the maths is in `marl_ray.algorithms`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -66,9 +68,11 @@ class Spec:
     order: Literal["simultaneous", "sequential"] = "simultaneous"
     """Sequential: policies are updated one after another, each given the change of those before it."""
     recompute: bool = False
-    """True if the learner evaluates the old log-probabilities itself when an update begins, so that they differ from
-    the rollout's if another engine or older weights sampled. It always does so if it or the sampler computes in
-    bfloat16."""
+    """True if the learner evaluates the old log-probabilities itself when an update begins.
+
+    They then differ from the rollout's if another engine or older weights sampled. The learner always evaluates them
+    if it or the sampler computes in bfloat16.
+    """
     token_policies: bool = True
     """True if it also trains language models."""
     keys: tuple[str, ...] = ()

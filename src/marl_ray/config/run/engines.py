@@ -14,8 +14,11 @@ VLLM_LARGEST_RANK = 512
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """The needs and limits of an engine, as configs read them. A class of a user's own has its spec in `spec`; without one
-    it is an engine in the worker's process, with the defaults."""
+    """The needs and limits of an engine, as configs read them.
+
+    A class of a user's own has its spec in `spec`; without one it is an engine in the worker's process,
+    with the defaults.
+    """
 
     architectures: Literal["scored", "decoded", "paged"] = "scored"
     """The language models that it samples from: `scored`, all that a policy scores; `decoded`, those with one key and one
@@ -33,8 +36,8 @@ class EngineSpec:
     largest_rank: int | None = None
     """Greatest rank of adapters with which it samples; None if it has no limit."""
     host: str | None = None
-    """`package.module:NAME` of the `EngineHost` that runs it in the actors of `resources.engines`; None if it cannot run
-    there."""
+    """`package.module:NAME` of the `EngineHost` that runs it in the actors of `resources.engines`; None if
+    it cannot run there."""
     server: str | None = None
     """`package.module:NAME` of the `ServedEngine` that writes an arm's responses by it; None if it does not serve."""
 
@@ -89,8 +92,10 @@ def run_in_actors(team: Mapping[str, PolicyConfig]) -> int:
 
 
 def check_engines(team: Mapping[str, PolicyConfig], need: ResourcesConfig) -> None:
-    """Refuse engines that cannot be imported, actors that no engine runs in, and ranks above an engine's; raises
-    ValueError."""
+    """Refuse engines that cannot be imported, or that the team or its resources do not fit.
+
+    It refuses actors that no engine runs in, and ranks above an engine's. Raises ValueError.
+    """
     for name, policy in team.items():
         if policy.model is None:
             continue

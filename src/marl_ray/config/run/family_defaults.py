@@ -37,8 +37,10 @@ _RATES: dict[tuple[bool, bool], dict[str, float]] = {
 
 
 def family_defaults(model: ModelConfig | None) -> dict[str, Any]:
-    """Return the defaults of `hyper` for a policy with this model (None: an actor-critic) that differ from those of
-    `AlgorithmConfig`."""
+    """Return the defaults of `hyper` for a policy with this model (None: an actor-critic).
+
+    They are those that differ from the defaults of `AlgorithmConfig`.
+    """
     if model is None:
         return {}
     return _LANGUAGE | _RATES[model.preset is not None, model.lora is not None]

@@ -38,9 +38,12 @@ class EnvConfig(Config):
     """The environment to train on."""
 
     id: str
-    """`MultiGrid-...-v0`, an mpe2 module such as `mpe2.simple_spread_v3`, a text environment (`code_team`, `react`, `math`),
-    or `package.module:callable` that returns a PettingZoo environment: AEC with Text spaces for language models, parallel
-    for all others."""
+    """Name of an environment, or `package.module:callable` that returns a PettingZoo environment.
+
+    A name is `MultiGrid-...-v0`, an mpe2 module such as `mpe2.simple_spread_v3`, or a text environment (`code_team`,
+    `react`, `math`). The callable returns an AEC environment with Text spaces for language models, and a parallel one
+    for all others.
+    """
     kwargs: dict[str, Any] = {}
     """Keyword arguments of the environment."""
     cost: CostConfig = CostConfig()
@@ -110,8 +113,10 @@ class PolicyConfig(Config):
 
 
 def agents_of_error(team: Mapping[str, PolicyConfig], agents: Sequence[str]) -> str:
-    """Return the end of an error about who plays whom: the environment's agents, and the first pattern of the team that
-    matches none of them."""
+    """Return the end of an error about who plays whom.
+
+    It names the environment's agents, and the first pattern of the team that matches none of them.
+    """
     listed = f"(agents: {', '.join(agents)})"
     for name, policy in team.items():
         for pattern in policy.agents:
@@ -140,10 +145,12 @@ class TrainConfig(Config):
     group_size: PositiveInt = 1
     """Copies that share a start (layout, seed) and are compared by group algorithms."""
     branch_turns: NonNegativeInt | None = None
-    """Text environments: number of turns after the first at which the other members of a group answer the prompt that
-    its first episode got there, and play on from it, so that group algorithms compare answers to one prompt. When not
-    given the next three turns, if an algorithm compares groups; with 0 group algorithms learn from first turns
-    alone."""
+    """Text environments: number of turns after the first at which a group answers one prompt.
+
+    The other members of the group answer the prompt that its first episode got there, and play on from it, so that
+    group algorithms compare answers to one prompt. When not given, the next three turns, if an algorithm compares
+    groups; with 0 group algorithms learn from first turns alone.
+    """
     micro_batch: PositiveInt | None = None
     """Environment copies (responses, for language models) per forward and backward pass of each worker; all of them when
     not given. Never changes results."""
@@ -153,13 +160,18 @@ class TrainConfig(Config):
 
 
 class WarmStartConfig(Config):
-    """Imitation before the first iteration: of served decisions, or of demonstrations (supervised fine-tuning of
-    language models)."""
+    """Imitation of served decisions or of demonstrations before the first iteration.
+
+    Demonstrations are for language models, whose imitation is supervised fine-tuning.
+    """
 
     data: str
-    """Exported decisions of an experiment: a Parquet file, a folder of them, or either as a URI (`s3://...`). For language
-    models JSONL, JSON or Parquet lines of `prompt`, `response` and, in a team, `agent`; or `environment`: the text
-    environment's own demonstrations."""
+    """Decisions or demonstrations to imitate, as a file or a folder.
+
+    For actor-critics exported decisions of an experiment: a Parquet file, a folder of them, or either as a URI
+    (`s3://...`). For language models JSONL, JSON or Parquet lines of `prompt`, `response` and, in a team, `agent`; or
+    `environment`: the text environment's own demonstrations.
+    """
     count: PositiveInt | None = None
     """Demonstrations taken; all of them when not given (of `environment`, 2,000 episodes)."""
     epochs: Epochs = 5
@@ -178,10 +190,13 @@ class ResourcesConfig(Config):
     workers: PositiveInt = 1
     """Training processes, one per device."""
     parallel: dict[Literal["shard", "replicate", "tensor", "context"], PositiveInt] = {}
-    """Language models: `shard` x `context` x `tensor` neighbouring workers hold one set of weights and of the optimiser's
-    state, each its share, and there are `replicate` such groups, over all of which gradients are averaged. `context` x
-    `tensor` of them compute each pass together, with a part of every sequence and of every layer each. All workers are
-    one group when neither `shard` nor `replicate` is given."""
+    """Language models: the division of the workers, as a number for each kind of parallelism.
+
+    `shard` x `context` x `tensor` neighbouring workers hold one set of weights and of the optimiser's state, each its
+    share, and there are `replicate` such groups, over all of which gradients are averaged. `context` x `tensor` of
+    them compute each pass together, with a part of every sequence and of every layer each. All workers are one group
+    when neither `shard` nor `replicate` is given.
+    """
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes CUDA where the cluster has a GPU for every worker."""
     cpus_per_worker: PositiveFloat = 1.0
@@ -312,9 +327,11 @@ class EvaluationConfig(Config):
     """Scoring of policies while they train: by whole episodes from starts that stay the same for the whole run."""
 
     every: NonNegativeInt | None = None
-    """Iterations between evaluations; there is always one before the first iteration and one after the last. When not given,
-    actor-critics are evaluated ten times, or as often as that plays at most a tenth of training's steps; language models
-    never. 0 holds none: then training episodes choose the best checkpoint."""
+    """Iterations between evaluations; there is always one before the first iteration and one after the last.
+
+    When not given, actor-critics are evaluated ten times, or as often as that plays at most a tenth of training's
+    steps; language models never. 0 holds none: then training episodes choose the best checkpoint.
+    """
     episodes: Copies | None = None
     """Actor-critics: starts of an evaluation, each played once with sampled and once with the most likely actions. When not
     given 32, and 128 with `constraints`."""
@@ -348,7 +365,7 @@ class TrackingConfig(Config):
     register_as: str | None = None
     """Name in the MLflow model registry for the best bundle; the run's name when not given."""
     also: tuple[TrackerName, ...] = ()
-    """Further places for metrics, besides MLflow: `tensorboard`, `wandb`, or `package.module:NAME` of a tracker of your
-    own."""
+    """Further places for metrics, besides MLflow: `tensorboard`, `wandb`, or `package.module:NAME` of a
+    tracker of your own."""
     progress: bool = True
     """Progress bar with return and speed."""

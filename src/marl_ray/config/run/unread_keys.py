@@ -64,8 +64,10 @@ def _groups(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _parted(key: str) -> tuple[str | None, str] | None:
-    """Return the policy (None: the whole run) and the name of a hyper-parameter by its dotted key; None if it is
-    none."""
+    """Return the policy and the name of a hyper-parameter by its dotted key; None if it is none.
+
+    The policy is None where the key is of the whole run.
+    """
     parts = key.split(".")
     if parts[0] == "hyper" and len(parts) > 1:
         return None, parts[1]

@@ -39,8 +39,7 @@ Missing = Literal["exclude"] | Annotated[float, Field(ge=-1e100, le=1e100)]
 
 
 def counts_as(metric: str, missing: float | str | None) -> float | None:
-    """Return the value that a unit without a report of the metric counts with, given its `missing`; None if the unit
-    does not count."""
+    """Return the value that a unit without the metric counts with; None if `missing` leaves such a unit out."""
     if missing is None:
         return 0.0 if metric in BINARY else None
     return None if isinstance(missing, str) else float(missing)
@@ -114,8 +113,8 @@ class BreakerConfig(Config):
     """Effect of a treatment's open circuit: the control answers until it closes (`fallback`); or that as well, and the
     treatment is rolled back for good once `rounds` rounds of probes have failed (`rollback`)."""
     rounds: PositiveInt = 3
-    """With `on_open: rollback`: rounds of probes that fail in a row, `open_s` apart, without the circuit closing
-    between."""
+    """With `on_open: rollback`: rounds of probes that fail in a row, `open_s` apart, without
+    the circuit closing between."""
 
 
 def _attribute(value: Any) -> Any:
@@ -201,8 +200,8 @@ class ExperimentConfig(Config):
     layer_share: tuple[Share, Share] = (0.0, 1.0)
     """[low, high) of the layer's units that take part; the others are not in the experiment."""
     population: PopulationConfig = PopulationConfig()
-    """Units that take part, among those in the layer's share. A unit that has its arm stays, whatever its attributes
-    later."""
+    """Units that take part, among those in the layer's share. A unit that has its arm stays,
+    whatever its attributes later."""
     breaker: BreakerConfig = BreakerConfig()
     shadow_concurrency: PositiveInt = 16
     """With `shadow`: copies of requests under way per replica; more are dropped and counted."""
@@ -324,15 +323,17 @@ class WebhookConfig(Config):
     url: str = Field(pattern=r"^https?://[^\s]+$")
     """URL that gets a POST of the audit entry as JSON; any 2xx is a receipt."""
     secret_env: str = Field(default="MARL_RAY_WEBHOOK_SECRET", min_length=1)
-    """Environment variable with the secret of the signature: HMAC-SHA256 of `TIMESTAMP.BODY`, in the header
-    `x-marl-ray-signature`."""
+    """Environment variable with the secret of the signature: HMAC-SHA256 of `TIMESTAMP.BODY`,
+    in the header `x-marl-ray-signature`."""
     deadline_s: PositiveFloat = 86_400.0
     """Seconds after a change during which its delivery is tried."""
 
 
 class GatewayConfig(Config):
-    """The gateway that `serve deploy` starts. Experiments may also be created over HTTP; those are in the database
-    alone."""
+    """The gateway that `serve deploy` starts.
+
+    Experiments may also be created over HTTP; those are in the database alone.
+    """
 
     experiments: list[ExperimentConfig] = []
     """Experiments that exist from the start; others are created over HTTP."""
@@ -342,8 +343,8 @@ class GatewayConfig(Config):
     database: str = "sqlite:///runs/experiments.db"
     """SQLAlchemy URL of the experiment store."""
     tracking_uri: str | None = None
-    """MLflow URI that resolves `models:/name/version`; when not given that of MLFLOW_TRACKING_URI, or else
-    `sqlite:///runs/mlflow.db`."""
+    """MLflow URI that resolves `models:/name/version`; when not given that of
+    MLFLOW_TRACKING_URI, or else `sqlite:///runs/mlflow.db`."""
     max_batch: PositiveInt = 64
     """Observations of one arm that share one forward pass."""
     max_body_bytes: PositiveInt = 1_000_000

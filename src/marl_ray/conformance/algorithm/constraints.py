@@ -1,5 +1,7 @@
-"""Properties of algorithms with budgets. A property takes an algorithm and a case, and returns what differs, or
-None."""
+"""Properties of algorithms with budgets.
+
+A property takes an algorithm and a case, and returns what differs, or None.
+"""
 
 from contextlib import ExitStack
 from functools import lru_cache
@@ -60,8 +62,10 @@ class _Batch(NamedTuple):
 
 @lru_cache(maxsize=16)
 def _accounts(algorithm: str, case: GridPoint) -> list[_Batch]:
-    """Return the measurements of batches of copies that all stand at the same step, over two episodes where one
-    outlasts the horizon."""
+    """Return the measurements of batches over two episodes where one outlasts the horizon.
+
+    All copies of the batches stand at the same step.
+    """
     game_run = begin(algorithm, case, hyper=FIRST | {"multiplier_init": 0.5}, budgets=BUDGETS)
     accounts = []
     for batch in range(4 if case.below else 1):
@@ -80,8 +84,10 @@ def _accounts(algorithm: str, case: GridPoint) -> list[_Batch]:
 
 
 def budget_units(algorithm: str, case: GridPoint) -> Difference:
-    """Check that a violation counts per decision: over the budget by D, an episode of L decisions is over by D / L in
-    each; also in batches in which no episode ends."""
+    """Check that a violation counts per decision, also in batches in which no episode ends.
+
+    Over the budget by D, an episode of L decisions is over by D / L in each.
+    """
     rules = GameRules(case.policies, case.agents, case.ends)
     measured = truth.expected(rules, _uniform(case), truth.nothing())[1:]
     for batch, account in enumerate(_accounts(algorithm, case)):
@@ -96,8 +102,10 @@ def budget_units(algorithm: str, case: GridPoint) -> Difference:
 
 
 def old_costs(algorithm: str, case: GridPoint) -> Difference:
-    """Check that a multiplier does not move on a J_c that it has moved on: none is new where no episode ended in a
-    batch."""
+    """Check that a multiplier does not move on a J_c that it has moved on.
+
+    None is new where no episode ended in a batch.
+    """
     for batch, account in enumerate(_accounts(algorithm, case)):
         if account.moved and not account.ended:
             return f"batch {batch + 1} ended no episode, but moved the multipliers"
@@ -105,8 +113,7 @@ def old_costs(algorithm: str, case: GridPoint) -> Difference:
 
 
 def moved_costs(algorithm: str, case: GridPoint) -> Difference:
-    """Check that the cost that an episode is expected to have after some policies moved is what it has, to first
-    order."""
+    """Check that the expected cost of an episode after some policies moved is its true cost, to first order."""
     game_run, batches = first_update(algorithm, case)
     before = truth.expected(game_run.rules, game_run.uniform, game_run.after)
     factor = None
@@ -159,8 +166,7 @@ def multipliers(algorithm: str, case: GridPoint) -> Difference:
 
 
 def multiplier_steps(algorithm: str, case: GridPoint) -> Difference:
-    """Check that a multiplier that moves after every gradient step moves by the J_c that the steps before have led
-    to."""
+    """Check that a multiplier that moves after every gradient step moves by the J_c that the steps led to."""
     once = _once(algorithm, case)
     twice = begin(algorithm, case, hyper=FIRST | MOVING | {"epochs": 2}, budgets=BUDGETS, mixed=True)
     twice.step()

@@ -222,8 +222,10 @@ class GameRun:
             learner.policy.rollout_model.distribution = distribution
 
     def _ahead(self) -> dict[str, Any]:
-        """Return the state from which a collector continues with the second half of the copies one step ahead of the
-        first."""
+        """Return the state from which a collector continues with half of the copies one step ahead.
+
+        The second half of the copies is ahead of the first.
+        """
         key = (self.rules, self.config.signals)
         if key not in _AHEAD:
             collector = self._collector()
@@ -281,8 +283,10 @@ class GameRun:
         return tables
 
     def weight_gradient(self, number: int, by_logit: Sequence[Sequence[Sequence[float]]]) -> Tensor:
-        """Return the gradient by a policy's weights, flat, of a function whose gradient by agent, state and action is
-        `by_logit`."""
+        """Return the gradient of a function by a policy's weights, flat.
+
+        `by_logit` is the function's gradient by agent, state and action.
+        """
         actor = copy.deepcopy(self.learners[number].policy.rollout_model.actor).requires_grad_(True)
         logits = actor(*actor.prepare(own_rows(self.rules))).double()
         first = number * self.rules.agents

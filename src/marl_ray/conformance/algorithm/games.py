@@ -78,8 +78,10 @@ class GameRules:
 
     @lru_cache(maxsize=4096)  # noqa: B019 - rules are few and small
     def move(self, state: int, actions: tuple[int, ...]) -> StepResult:
-        """Return the state, reward and costs after a step: they grow with the share of agents that play 1, and with
-        combinations."""
+        """Return the state, reward and costs after a step.
+
+        They grow with the share of agents that play 1, and with combinations.
+        """
         time, bit = (0, 0) if state == 0 else (1, state - 1)
         deciding = self.decisions(time)
         weights = [1 + agent for agent in deciding]

@@ -160,8 +160,10 @@ def every_step(algorithm: str) -> bool:
 
 
 def multipliers(game_run: GameRun) -> list[Any]:
-    """Return the multipliers, by policy and signal, which are never changed in place; empty for algorithms without
-    them."""
+    """Return the multipliers, by policy and signal, which are never changed in place.
+
+    The list is empty for algorithms without them.
+    """
     return [learner.state.multipliers for learner in game_run.learners]
 
 
@@ -187,8 +189,10 @@ def implied_cost(old: Any, new: Any) -> float:
 
 
 def row_weight(game_run: GameRun) -> Callable[[int], float]:
-    """Return the weight that the loss gives to a decision of a row, as a function of the row's number of decisions:
-    that of the mean over each sequence's decisions, or 1, also where a sequence is one term of the loss."""
+    """Return the weight that the loss gives to a decision of a row, by the row's number of decisions.
+
+    It is that of the mean over each sequence's decisions, or 1, also where a sequence is one term of the loss.
+    """
     hyper = game_run.config.hyper_of(POLICIES[0])
     by_row = hyper.aggregation == "seq-mean-token-mean" and hyper.ratio_level == "token"
     return (lambda decisions: 1 / decisions) if by_row else (lambda decisions: 1.0)

@@ -101,8 +101,7 @@ def empty_batch(algorithm: str, case: GridPoint) -> Difference:
 
 
 def adaptive_kl(algorithm: str, case: GridPoint) -> Difference:
-    """Check that the divergence's coefficient follows the number of sequences, however the batch is cut into
-    minibatches."""
+    """Check that the divergence's coefficient follows the number of sequences, not that of minibatches."""
     hyper = FIRST | {"kl_coef": 0.1, "kl_target": 0.01, "kl_horizon": 100_000}
     coefficients = []
     for minibatches in (1, 2):
@@ -176,8 +175,10 @@ def entropy_bonus(algorithm: str, case: GridPoint) -> Difference:
 
 
 def divergence_penalty(algorithm: str, case: GridPoint) -> Difference:
-    """Check that `kl_coef` in the loss pulls the policy to the reference where nothing is earned, by every estimator
-    that is taken."""
+    """Check that `kl_coef` in the loss pulls the policy to the reference where nothing is earned.
+
+    It is checked with every estimator that is taken.
+    """
     for estimator in learner_access.choices("kl_estimator"):
         penalty = {"kl_coef": 1.0, "kl_place": "loss", "kl_estimator": estimator}
         if not learner_access.accepted(algorithm, penalty):
@@ -197,8 +198,10 @@ def divergence_penalty(algorithm: str, case: GridPoint) -> Difference:
 
 
 def refusals(algorithm: str, case: GridPoint) -> Difference:
-    """Check that a config refuses hyper-parameters that the algorithm does not read, and lengths of rows that have
-    none."""
+    """Check that a config refuses hyper-parameters that the algorithm or its rows do not read.
+
+    Rows that are stretches of play have no length, which `overlong_buffer` and `overlong_filter` would read.
+    """
     if not learner_access.accepted(algorithm, {}):
         return "no config takes the algorithm"
     accepted_keys = [

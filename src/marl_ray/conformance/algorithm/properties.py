@@ -45,8 +45,8 @@ class Property(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The property in one sentence, which the docstring of the check says after `Check that`."""
-        return " ".join((self.check.__doc__ or "").split()).removeprefix("Check that ")
+        """The property in one sentence, which the first line of the check's docstring says after `Check that`."""
+        return (self.check.__doc__ or "").partition("\n")[0].removeprefix("Check that ")
 
     def differs(self, algorithm: str) -> Difference:
         """Return the first case that differs, and by how much; None if none does."""

@@ -1,8 +1,9 @@
-"""True values of the tiny games, path by path over Python floats: slow, obvious, and nothing in common with the
-learner.
+"""True values of the tiny games, path by path over Python floats.
 
-`Tables` hold the probabilities of every agent's two actions in every state. A triple is of the reward and of the two costs.
-An episode that is not over at the last step of a path goes on by what `after` says of its last state.
+The code is slow, obvious, and has nothing in common with the learner.
+
+`Tables` hold the probabilities of every agent's two actions in every state. A triple is of the reward and of the two
+costs. An episode that is not over at the last step of a path goes on by what `after` says of its last state.
 """
 
 import math
@@ -111,8 +112,10 @@ def decisions(rules: GameRules, tables: Tables, policy: int) -> float:
 
 
 def divergence_gradient(rules: GameRules, tables: Tables, reference: Tables) -> list[list[Triple]]:
-    """Return d / d logit of the mean KL(policy || reference) of the decisions along the paths, states as visited
-    now."""
+    """Return d / d logit of the mean KL(policy || reference) of the decisions along the paths.
+
+    The states count as they are visited now.
+    """
     result = [[[0.0, 0.0] for _ in range(STATES)] for _ in range(rules.count)]
     for path in rules.paths():
         p = probability(rules, tables, path)

@@ -192,8 +192,11 @@ def _seeds(config: EnvConfig, first: Sequence[SeenStep], most: int) -> str | Non
 
 
 def _batch(config: EnvConfig, agents: Sequence[str], signals: int, most: int) -> str | None:
-    """Play episodes of drawn actions by the environment's own batch and by the loop over single ones: with a policy for
-    each agent, and with one for all agents of the same spaces, the last of them first."""
+    """Play episodes of drawn actions by the environment's own batch and by the loop over single ones.
+
+    They are played with a policy for each agent, and with one for all agents of the same spaces, the last
+    of them first.
+    """
     with closing(make_env(config)) as env:
         kinds: dict[str, list[str]] = {}
         for agent in reversed(agents):

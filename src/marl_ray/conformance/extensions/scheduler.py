@@ -121,8 +121,10 @@ def _plan(config: SweepConfig, records: SweepRecords | None = None) -> SweepPlan
 
 
 def _play(plan: SweepPlan, slots: int, legs: int = MOST_LEGS) -> bool:
-    """Run so many legs, `slots` at a time, each with a score that grows with the learning rate; True if the sweep is
-    over."""
+    """Run so many legs, `slots` at a time; return True if the sweep is over.
+
+    Each leg has a score that grows with the learning rate.
+    """
     running: list[tuple[TrialRecord, int | None]] = []
     for _ in range(legs):
         while len(running) < slots:

@@ -69,9 +69,11 @@ class PublishedCheckpoint(NamedTuple):
 
 
 def take_number(folder: StoredFolder) -> int:
-    """Return a number for a new group of workers, greater than those of the groups before it: milliseconds, or one more
-    than theirs where groups begin at once or the clock was set back. Rank 0 takes it before all else, so that a group
-    that sleeps afterwards learns of the next. Raises OSError."""
+    """Return a number for a new group of workers, greater than those of the groups before it.
+
+    The number is the time in milliseconds, or one more than theirs where groups begin at once or the clock was set
+    back. Rank 0 takes it before all else, so that a group that sleeps afterwards learns of the next. Raises OSError.
+    """
     names = (_match_name(place) for place in _folders(folder))
     before = [int(name[2]) for name in names if name is not None and name[2] is not None]
     attempt = max(time.time_ns() // 1_000_000, 1 + max([*before, *_starts(folder)], default=0))
@@ -85,8 +87,10 @@ def checkpoint_name(iteration: int, attempt: int) -> str:
 
 
 def note_start(folder: StoredFolder, attempt: int, after: int | None) -> None:
-    """Say that this group goes on from the checkpoint of iteration `after`, or begins anew where it is None. It is called
-    before the rows after it are removed. Raises OSError."""
+    """Say that this group goes on from the checkpoint of iteration `after`, or begins anew where it is None.
+
+    It is called before the rows after it are removed. Raises OSError.
+    """
     _write_start(folder, f"{attempt:010d}_{'anew' if after is None else f'{after:08d}'}")
 
 
@@ -98,8 +102,11 @@ def check_last_group(folder: StoredFolder, attempt: int) -> None:
 
 
 def check_rows_own(folder: StoredFolder, attempt: int, after: int | None) -> None:
-    """Raise ReplacedError if a later group has taken a number. It is called when the rows after iteration `after` have been
-    removed, which may be the later group's: the checkpoints that cover them are strays from then on. Raises OSError."""
+    """Raise ReplacedError if a later group has taken a number.
+
+    It is called when the rows after iteration `after` have been removed, which may be the later group's: the
+    checkpoints that cover them are strays from then on. Raises OSError.
+    """
     try:
         check_last_group(folder, attempt)
     except ReplacedError:
@@ -114,8 +121,10 @@ def _write_start(folder: StoredFolder, name: str) -> None:
 
 
 def checkpoints_in(folder: StoredFolder) -> list[StoredFolder]:
-    """Return the folders with a manifest that are no strays, the oldest first. Raises OSError, and MarlRayError if all
-    that is there is of an older format."""
+    """Return the folders with a manifest that are no strays, the oldest first.
+
+    Raises OSError, and MarlRayError if all that is there is of an older format.
+    """
     folders = _folders(folder)
     complete = [place for place in folders if _match_name(place) and is_checkpoint(place)]
     if not complete:
@@ -128,10 +137,12 @@ def checkpoints_in(folder: StoredFolder) -> list[StoredFolder]:
 def own_checkpoints(
     folder: StoredFolder, identity: str, say: Callable[[str], None] = lambda line: None
 ) -> list[StoredFolder]:
-    """Return the folders with a manifest, the oldest first, without those that were copied there from another run, or
-    from another iteration. These are withdrawn, and `say` gets a line about each; where there are no others,
-    MarlRayError has the lines, and nothing is withdrawn. A manifest that cannot be read is no reason to leave its
-    folder out. Raises OSError."""
+    """Return the folders that hold a checkpoint of this run, the oldest first.
+
+    They have a manifest. Those that were copied there from another run, or from another iteration, are left out and
+    withdrawn, and `say` gets a line about each; where there are no others, MarlRayError has the lines, and nothing is
+    withdrawn. A manifest that cannot be read is no reason to leave its folder out. Raises OSError.
+    """
     of_run: list[StoredFolder] = []
     strange: list[tuple[StoredFolder, str]] = []
     for place in checkpoints_in(folder):
@@ -152,8 +163,10 @@ def own_checkpoints(
 
 
 def _strange(place: StoredFolder, identity: str) -> str:
-    """Return the reason why a folder holds no checkpoint of this run, or of the iteration in its name; empty if it
-    does."""
+    """Return the reason why a folder holds no checkpoint of this run, or of the iteration in its name.
+
+    The text is empty if it holds one.
+    """
     name = _match_name(place)
     try:
         manifest = read_manifest(place)
@@ -191,15 +204,20 @@ def newest(folder: StoredFolder) -> PublishedCheckpoint | None:
 
 
 def best(checkpoints: Sequence[PublishedCheckpoint]) -> PublishedCheckpoint | None:
-    """Return the best of these that have a bundle. Equal scores are those of a run that scores nothing: then the newest
-    counts."""
+    """Return the best of these that have a bundle.
+
+    Equal scores are those of a run that scores nothing: then the newest counts.
+    """
     with_bundle = [checkpoint for checkpoint in checkpoints if checkpoint.has_bundle]
     return max(with_bundle, key=lambda each: (each.manifest.score, each.name), default=None)
 
 
 def check_bundle(checkpoint: PublishedCheckpoint, sizes: bool = False) -> None:
-    """Raise DamagedCheckpointError, which names it, if a file of the checkpoint's bundle is not as it was written, or
-    OSError. With `sizes` the files are not read, and only their sizes are compared."""
+    """Raise DamagedCheckpointError if a file of the checkpoint's bundle is not as it was written.
+
+    The error names the file. With `sizes` the files are not read, and only their sizes are compared. Raises OSError
+    where the storage fails.
+    """
     for name, file in checkpoint.manifest.files.items():
         if name.startswith(f"{BUNDLE}/"):
             (check_size if sizes else check_known)(checkpoint.place / name, file)
@@ -208,8 +226,11 @@ def check_bundle(checkpoint: PublishedCheckpoint, sizes: bool = False) -> None:
 def best_whole(
     checkpoints: Sequence[PublishedCheckpoint], sizes: bool = False
 ) -> tuple[PublishedCheckpoint | None, list[tuple[StoredFolder, str]]]:
-    """Return the best of these whose bundle is as it was written, compared as by `check_bundle`, or None; and those
-    that would be better and are damaged, each with a line that says how. Raises OSError."""
+    """Return the best of these whose bundle is as it was written, and the damaged ones that would be better.
+
+    The bundles are compared as by `check_bundle`. The first is None if no bundle is whole; each damaged checkpoint
+    comes with a line that says how. Raises OSError.
+    """
     damaged: list[tuple[StoredFolder, str]] = []
     candidates = list(checkpoints)
     while (best_checkpoint := best(candidates)) is not None:
@@ -238,8 +259,10 @@ def kept_line(config: RunConfig) -> str:
 
 
 def unneeded(checkpoints: Sequence[PublishedCheckpoint], keep: int, interval: int | None) -> list[PublishedCheckpoint]:
-    """Return the checkpoints to remove of these, which are the oldest first: all but the newest `keep`, the best, and
-    the first of every `interval` iterations."""
+    """Return those of these checkpoints, the oldest first, that are to be removed.
+
+    They are all but the newest `keep`, the best, and the first of every `interval` iterations.
+    """
     needed = {checkpoint.name for checkpoint in checkpoints[-keep:]}
     best_checkpoint = best(checkpoints)
     if best_checkpoint is not None:
@@ -253,8 +276,11 @@ def unneeded(checkpoints: Sequence[PublishedCheckpoint], keep: int, interval: in
 
 
 def tidy(folder: StoredFolder, keep: int, interval: int | None, attempt: int) -> None:
-    """Remove the checkpoints that are not needed, and what this `attempt` and those before it have left unfinished; raises
-    OSError. This attempt writes none meanwhile; a later one may, if this one was cut off and does not know that."""
+    """Remove the checkpoints that are not needed, and what attempts up to this one left unfinished.
+
+    This `attempt` writes none meanwhile; a later one may, if this one was cut off and does not know that.
+    Raises OSError.
+    """
     for checkpoint in unneeded(published(folder), keep, interval):
         folder.filesystem.delete_file((checkpoint.place / MANIFEST).path)
         folder.filesystem.delete_dir(checkpoint.place.path)
@@ -283,8 +309,10 @@ def _match_name(place: StoredFolder) -> re.Match[str] | None:
 
 
 def _starts(folder: StoredFolder) -> dict[int, int | None]:
-    """Return attempt -> the iteration of the checkpoint that it went on from, -1 where it began anew, and None before
-    it has begun. Raises OSError."""
+    """Return attempt -> the iteration of the checkpoint that it went on from.
+
+    It is -1 where the attempt began anew, and None before it has begun. Raises OSError.
+    """
     infos = folder.filesystem.get_file_info(fs.FileSelector((folder / STARTS).path, allow_not_found=True))
     starts: dict[int, int | None] = {}
     for name in filter(None, (START.fullmatch(info.base_name) for info in infos)):

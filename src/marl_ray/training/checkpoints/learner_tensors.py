@@ -34,14 +34,18 @@ def tensors_of(learners: Mapping[str, Learner]) -> dict[str, Tensor]:
 
 
 def scalars_of(tensors: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the numbers among the tensors, which are equal on all workers, such as the steps that Adam has taken. As
-    tensors they would lie in one worker's file, and all would have to read it."""
+    """Return the numbers among the tensors, such as the steps that Adam has taken.
+
+    They are equal on all workers. As tensors they would lie in one worker's file, and all would have to read it.
+    """
     return {name: value.item() for name, value in tensors.items() if value.ndim == 0}
 
 
 def make_room(learners: Mapping[str, Learner], stored: Metadata, scalars: Mapping[str, float]) -> dict[str, Tensor]:
-    """Give the optimisers the states that a checkpoint holds: its `scalars`, and tensors of zeros. Returns the live tensors
-    by name, to be loaded in place."""
+    """Give the optimisers the states that a checkpoint holds: its `scalars`, and tensors of zeros.
+
+    Returns the live tensors by name, to be loaded in place.
+    """
     parts: dict[str, list[tuple[str, float | TensorStorageMetadata]]] = {}
     for name, facts in [*stored.state_dict_metadata.items(), *scalars.items()]:
         parameter, _, part = name.rpartition("/")
@@ -93,9 +97,12 @@ class CpuCopy:
 
     @torch.no_grad()
     def take(self) -> Callable[[], None]:
-        """Copy what playing may change, such as the statistics of observations, and all that is on a GPU. Returns a function
-        that copies the rest: what only an update changes, the weights and the states of the optimisers. Another thread may
-        call it, and the next update must wait for it (Mohan et al. 2021, CheckFreq, section 4.2)."""
+        """Copy what playing may change, and all that is on a GPU; return a function that copies the rest.
+
+        Playing changes the statistics of observations, for example. The rest is what only an update changes: the
+        weights and the states of the optimisers. Another thread may call the function, and the next update must wait
+        for it (Mohan et al. 2021, CheckFreq, section 4.2).
+        """
         optimizers = [learner.policy.optimizer for learner in self.learners.values()]
         states = [id(moment) for each in optimizers for state in each.state.values() for moment in state.values()]
         if states != self.states or not self.tensors:

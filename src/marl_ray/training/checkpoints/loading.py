@@ -66,8 +66,10 @@ def load_newest(
 def _try_load(
     place: StoredFolder, learners: dict[str, Learner], own_hyper: bool
 ) -> tuple[LoadedCheckpoint | None, str, bool]:
-    """Return (what was read, the error in one line, whether a file is damaged) of one checkpoint, on all workers
-    alike."""
+    """Try to read one checkpoint, with the same result on all workers.
+
+    Returns (what was read, the error in one line, whether a file is damaged).
+    """
     manifest, line, damaged = from_first(lambda: _manifest(place))
     if manifest is None:
         return None, line, damaged
@@ -109,8 +111,10 @@ def _line(place: StoredFolder, error: Exception) -> tuple[str, bool]:
 def _read_part(
     place: StoredFolder, manifest: CheckpointManifest, learners: dict[str, Learner]
 ) -> tuple[LoadedCheckpoint, Mapping[str, Any]]:
-    """Read this worker's part, and the plain state of the learners. The learners' tensors are changed also where it
-    fails."""
+    """Read this worker's part, and the plain state of the learners.
+
+    The learners' tensors are changed also where it fails.
+    """
     rank, workers = world()
     if rank == 0:
         check_bundle(PublishedCheckpoint(place, manifest))

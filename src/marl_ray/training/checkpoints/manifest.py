@@ -52,8 +52,10 @@ class CheckpointManifest:
 
 
 def publish(place: StoredFolder, manifest: CheckpointManifest) -> None:
-    """Write the manifest, complete or not at all: from then on the folder is a checkpoint. Raises
-    UnwritableCheckpointError."""
+    """Write the manifest, complete or not at all: from then on the folder is a checkpoint.
+
+    Raises UnwritableCheckpointError.
+    """
     facts = asdict(manifest) | {"files": {name: list(file) for name, file in sorted(manifest.files.items())}}
     data = json.dumps({SHA256: digest_of(facts), **facts}, indent=1).encode()
     target = place / MANIFEST
@@ -72,8 +74,10 @@ def publish(place: StoredFolder, manifest: CheckpointManifest) -> None:
 
 
 def read_manifest(place: StoredFolder) -> CheckpointManifest | None:
-    """Return the manifest of a folder; None where there is none. Raises DamagedCheckpointError, OSError, and
-    MarlRayError for another format."""
+    """Return the manifest of a folder; None where there is none.
+
+    Raises DamagedCheckpointError, OSError, and MarlRayError for another format.
+    """
     target = place / MANIFEST
     data = read_file(target)
     if data is None:
@@ -96,8 +100,10 @@ def read_manifest(place: StoredFolder) -> CheckpointManifest | None:
 
 
 def withdraw(place: StoredFolder) -> None:
-    """Turn a damaged checkpoint into a folder that is none; its files stay for whoever wants to look. Where the storage does
-    not let itself be changed, the next reader finds the damage again."""
+    """Turn a damaged checkpoint into a folder that is none; its files stay for whoever wants to look.
+
+    Where the storage does not let itself be changed, the next reader finds the damage again.
+    """
     with contextlib.suppress(OSError, NotImplementedError):
         place.filesystem.create_dir((place / WITHDRAWN).path)
         place.filesystem.move((place / MANIFEST).path, (place / WITHDRAWN / MANIFEST).path)

@@ -23,8 +23,11 @@ from marl_ray.training.run_folder.record import storage_of
 
 
 def source_of(config: RunConfig) -> str | None:
-    """Return the checkpoint that `resume_from` names, as an absolute path or a URI: the latest one of a run's name or
-    folder, or the checkpoint itself; None without `resume_from`. Raises MarlRayError if there is none."""
+    """Return the checkpoint that `resume_from` names, as an absolute path or a URI.
+
+    It is the latest one of a run's name or folder, or the checkpoint itself; None without `resume_from`. Raises
+    MarlRayError if there is none.
+    """
     resume_from = config.resume_from
     if resume_from is None:
         return None
@@ -106,9 +109,10 @@ def _complete_state(place: StoredFolder) -> RunState:
 def state_after(
     config: RunConfig, other: RunState, envs: Mapping[str, Any], checkpoint_uri: str, fresh: RunState
 ) -> tuple[RunState, Mapping[str, Any] | None]:
-    """Return the state with which a run begins after another one's checkpoint: counters go on, and evaluations begin
-    anew. Running episodes and means over recent ones go on if both runs play alike; else there is no snapshot of
-    environment copies.
+    """Return the state with which a run begins after another one's checkpoint, and its copies' snapshot.
+
+    Counters go on, and evaluations begin anew. Running episodes and means over recent ones go on if both runs play
+    alike; else there is no snapshot of environment copies.
 
     `other` and `envs` are of the checkpoint, and `fresh` is the state of a run that begins anew.
     """
@@ -126,8 +130,10 @@ def state_after(
 
 
 def holds_of(config: RunConfig, env: Any, agents: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return the trained policy -> the facts on which the layout of its weights, its optimiser and its multipliers
-    depends."""
+    """Return trained policy -> the facts on which the layout of its state depends.
+
+    The state is its weights, its optimiser and its multipliers.
+    """
     from marl_ray.algorithms import algorithm_of
 
     holds: dict[str, Any] = {}
@@ -159,8 +165,10 @@ def holds_of(config: RunConfig, env: Any, agents: Mapping[str, Sequence[str]]) -
 
 
 def play_of(config: RunConfig) -> dict[str, Any]:
-    """Return the facts under which the running episodes, and the means over recent ones, go on after another run's
-    checkpoint."""
+    """Return the facts that decide if another run's episodes go on after its checkpoint.
+
+    The running episodes, and the means over recent ones, go on where the facts are the same.
+    """
     data = config.resolved()
     train = {key: data["train"][key] for key in ("env_copies", "group_size", "curriculum")}
     team = {name: [policy["agents"], policy["frozen"] and policy["bundle"]] for name, policy in data["team"].items()}

@@ -56,9 +56,11 @@ class CheckpointContents:
     """Makes the running episodes of this worker's environment copies."""
     score: float
     bundle: Callable[..., None] | None = None
-    """Writes a bundle, if the score is the best so far: on rank 0 as the local folder that is its first argument and does
-    not exist yet. Its last argument returns trained weights, (policy, weight) -> tensor; other ranks call it with that
-    alone."""
+    """Writes a bundle, if the score is the best so far.
+
+    Rank 0 writes it as the local folder that is the first argument and does not exist yet. The last argument returns
+    trained weights, (policy, weight) -> tensor; other ranks call it with that alone.
+    """
 
 
 class CheckpointSaver:
@@ -80,9 +82,11 @@ class CheckpointSaver:
     def save(
         self, place: StoredFolder, contents: CheckpointContents, published: Callable[[], None] = lambda: None
     ) -> None:
-        """Begin to copy the state and to write it to `place`; an update must call `wait_for_copy` first. Rank 0 calls
-        `published`, which must not raise, when the checkpoint is complete; all workers wait for it with their next one.
-        Raises as `wait` does, for the checkpoint before."""
+        """Begin to copy the state and to write it to `place`.
+
+        An update must call `wait_for_copy` first. Rank 0 calls `published`, which must not raise, when the checkpoint
+        is complete; all workers wait for it with their next one. Raises as `wait` does, for the checkpoint before.
+        """
         self.wait()
         if self.group is None:
             # Longer than the wait of the training thread, so that all workers raise the same error.
@@ -105,14 +109,18 @@ class CheckpointSaver:
         write(place, self.copy.tensors, contents, self.group, published)
 
     def wait_for_copy(self) -> None:
-        """Wait until the weights of the last checkpoint are copied, so that they may change. Raises
-        UnwritableCheckpointError."""
+        """Wait until the weights of the last checkpoint are copied, so that they may change.
+
+        Raises UnwritableCheckpointError.
+        """
         if not self.copied.wait(SAVE_S):
             raise UnwritableCheckpointError(f"the weights of {self.place} were not copied within {SAVE_S:g} s")
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is complete. Raises UnwritableCheckpointError, which names the file, and what a
-        lost worker makes torch raise."""
+        """Wait until the last checkpoint is complete.
+
+        Raises UnwritableCheckpointError, which names the file, and what a lost worker makes torch raise.
+        """
         if self.written is None:
             return
         if not wait([self.written], max(0.0, self.began + SAVE_S - time.monotonic())).done:
@@ -169,8 +177,10 @@ def _write_plain(files: StoredFiles, rank: int, contents: CheckpointContents, sc
 
 
 def _bundle_folder(files: StoredFiles, folders: ExitStack) -> tuple[Path]:
-    """Make a local folder for the bundle: on the checkpoint's own disk where there is one, which has room for it where the
-    temporary folder's may not."""
+    """Make a local folder for the bundle.
+
+    It is on the checkpoint's own disk where there is one, which has room for it where the temporary folder's may not.
+    """
     if files.place.is_local:
         return (Path(folders.enter_context(TemporaryDirectory(prefix=".bundle-", dir=files.place.path))),)
     return (Path(folders.enter_context(temporary_folder("bundle"))),)

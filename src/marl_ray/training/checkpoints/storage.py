@@ -102,8 +102,10 @@ def read_file(place: StoredFolder) -> bytes | None:
 
 
 def read_known(place: StoredFolder, written: StoredFile) -> bytes:
-    """Return the contents of a file that must be as it was written; raises DamagedCheckpointError, which names it, or
-    OSError."""
+    """Return the contents of a file that must be as it was written.
+
+    Raises DamagedCheckpointError, which names the file, or OSError.
+    """
     data = read_file(place)
     if data is None:
         raise DamagedCheckpointError(f"{place} is missing")

@@ -30,8 +30,7 @@ INDEX = ".metadata"
 class StoredFiles(FileSystemBase):
     """Reads and writes the files in a checkpoint's folder.
 
-    Paths are relative to the folder. Files that were written are in `written`; those that are read must be as `stored`
-    says.
+    Paths are relative to the folder. Files that were written are in `written`; those read must be as `stored` says.
     """
 
     def __init__(self, place: StoredFolder, stored: Mapping[str, StoredFile] | None = None):

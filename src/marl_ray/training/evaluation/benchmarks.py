@@ -56,11 +56,12 @@ def read_benchmarks(
     policies: Mapping[str, Author],
     engines: Mapping[str, Engine] | None = None,
 ) -> list[RunBenchmark]:
-    """Return the run's benchmarks, read and checked; `agents` are policy -> its agents. Without `engines` they can be
-    checked only.
+    """Return the run's benchmarks, read and checked.
 
-    Raises FieldError naming the key, or MarlRayError naming the file and its line, or the first problem
-    whose prompt is too long.
+    `agents` are policy -> its agents. Without `engines` they can be checked only.
+
+    Raises FieldError naming the key, or MarlRayError naming the file and its line, or the first problem whose prompt
+    is too long.
     """
     table = {agent: name for name, members in agents.items() for agent in members}
     authors = Authors(table, policies, config.env.model_dump(mode="json"), lambda name: (engines or {})[name])
@@ -106,8 +107,7 @@ def check_unchanged(benchmarks: Sequence[RunBenchmark], digests: dict[str, str])
 
 
 def spent(config: RunConfig, tokens: float, seconds: float) -> dict[str, float]:
-    """Return the axes of a benchmark's curve: `tokens` that were trained on, hours of sampling and updates, and their
-    price."""
+    """Return the axes of a benchmark's curve: trained tokens, hours of sampling and updates, and their price."""
     hours, price = seconds / 3600, config.resources.hourly_price
     axes = {"benchmark/tokens": tokens, "benchmark/hours": hours}
     return axes if price is None else axes | {"benchmark/price": hours * price * config.resources.workers}
@@ -133,10 +133,10 @@ def measure(benchmarks: Sequence[RunBenchmark], run: str, iteration: int) -> dic
 
 
 def pass_rates(measured: RunBenchmark) -> dict[str, float]:
-    """Return `benchmark/NAME/pass_at_K` with its 95 % interval over problems, `_low` and `_high`; every worker takes
-    part.
+    """Return `benchmark/NAME/pass_at_K` with its 95 % interval over problems, `_low` and `_high`.
 
-    Raises MarlRayError on all workers together if one of them could not write or judge its share.
+    Every worker takes part. Raises MarlRayError on all workers together if one of them could not write or
+    judge its share.
     """
     name, (rank, workers) = measured.settings.metric, world()
     verdicts: list[ResultRow] = []

@@ -83,10 +83,9 @@ class Evaluator:
         self.starts.close()
 
     def evaluate(self, players: Mapping[str, Any], start_set: StartSet, steps: int) -> Evaluation:
-        """Play and score sampled episodes, and for SELECTION greedy episodes too. Errors name `steps`, the training
-        steps so far.
+        """Play and score sampled episodes, and for SELECTION greedy episodes too.
 
-        Raises DivergedError if a return or a cost is not finite.
+        Errors name `steps`, the training steps so far. Raises DivergedError if a return or a cost is not finite.
         """
         config = self.config
         sampled, greedy, each, extra, not_finite = self.starts.play(players, start_set)
@@ -111,8 +110,10 @@ class Evaluator:
 
 
 def _bounds(returns: Sequence[float]) -> dict[str, float]:
-    """Return Student's 95 % interval of the mean of independent returns as `return_low` and `return_high`; empty for a
-    single one."""
+    """Return Student's 95 % interval of the mean of independent returns.
+
+    Its ends are `return_low` and `return_high`; the mapping is empty for a single return.
+    """
     from scipy.special import stdtrit  # scipy is imported here, because every process of a run imports this file
 
     if len(returns) < 2:

@@ -1,5 +1,8 @@
-"""The last training episodes. They give the training curve, the costs that are compared with the budgets and, in a run
-without evaluations, the score that selects the best checkpoint."""
+"""The last training episodes.
+
+They give the training curve, the costs that are compared with the budgets and, in a run without evaluations, the
+score that selects the best checkpoint.
+"""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,13 +34,17 @@ class RecentEpisodes:
         return released
 
     def state(self) -> dict[str, Any]:
-        """Return plain data for a checkpoint. Episodes are tuples, which JSON writes as lists: the training waits for
-        this."""
+        """Return plain data for a checkpoint.
+
+        Episodes are tuples, which JSON writes as lists: the training waits for this.
+        """
         return {"window": list(self.episodes), "held_back": list(self.held_back)}
 
     def metrics(self) -> dict[str, float]:
-        """Return the means over the window, and the shares of its episodes within the budgets; empty before the first
-        episode."""
+        """Return the means over the window, and the shares of its episodes within the budgets.
+
+        The mapping is empty before the first episode.
+        """
         if not self.episodes:
             return {}
         count, costs = len(self.episodes), [episode.costs for episode in self.episodes]
@@ -51,8 +58,10 @@ class RecentEpisodes:
         return metrics
 
     def score(self) -> float | None:
-        """Return the number that chooses the best checkpoint of a run without evaluations; None before the first
-        episode."""
+        """Return the number that chooses the best checkpoint of a run without evaluations.
+
+        It is None before the first episode.
+        """
         if not self.episodes:
             return None
         costs = mean_costs([episode.costs for episode in self.episodes])
@@ -65,8 +74,10 @@ def _ended(plain: Sequence[Any]) -> EndedEpisode:
 
 
 def cost_stats(released: Sequence[EndedEpisode], before: Mapping[str, CostStats]) -> dict[str, CostStats]:
-    """Return policy -> mean costs and decisions of the episodes that this batch has released. If it has released none,
-    these are the means of the last batch that did."""
+    """Return policy -> mean costs and decisions of the episodes that this batch has released.
+
+    If it has released none, these are the means of the last batch that did.
+    """
     if not released:
         return {name: replace(stats, episodes=0) for name, stats in before.items()}
     means, count = tuple(mean_costs([episode.costs for episode in released])), len(released)

@@ -9,10 +9,10 @@ evaluations take a few percent of a long run's time."""
 
 
 def first_wait(remaining: int, cost: int) -> float:
-    """Return the wait after the evaluation before training, which played `cost` steps; `remaining` steps are to be
-    trained.
+    """Return the wait after the evaluation before training, in steps.
 
-    Episodes may become shorter as the team learns, and evaluations cheaper, so it is at most half of the run.
+    That evaluation played `cost` steps; `remaining` steps are to be trained. Episodes may become shorter as the team
+    learns, and evaluations cheaper, so the wait is at most half of the run.
     """
     return max(remaining / EVALUATIONS, min(TRAINED_PER_EVALUATED * cost, remaining / 2))
 

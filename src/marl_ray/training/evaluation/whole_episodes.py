@@ -45,10 +45,10 @@ def release(ended: Iterable[EndedEpisode], running: Iterable[int]) -> tuple[list
 
 
 def blocking(running: Sequence[tuple[int, int]], most_steps: int) -> list[int]:
-    """Return the starts of running episodes, given as (start, steps played), that delay the release of episodes that
-    began later.
+    """Return the starts of running episodes that delay the release of episodes that began later.
 
-    An episode that has played `most_steps` delays no others: it might never end.
+    The episodes are given as (start, steps played). One that has played `most_steps` delays no others: it
+    might never end.
     """
     return [start for start, played in running if played < most_steps]
 
@@ -56,10 +56,10 @@ def blocking(running: Sequence[tuple[int, int]], most_steps: int) -> list[int]:
 def gather_episodes(
     config: RunConfig, batch: CollectedBatch, collector: BatchCollector
 ) -> tuple[list[EndedEpisode], list[tuple[int, int]], int]:
-    """Gather from all workers the ended episodes, the (start, steps played) of those that go on, and the number of
-    steps.
+    """Gather the ended episodes of all workers, the starts of those that go on, and the number of steps.
 
-    Greedy episodes, which are the baselines of groups, are left out: they do not measure the policy that samples.
+    A start comes as (start, steps played). Greedy episodes, which are the baselines of groups, are left out: they do
+    not measure the policy that samples.
     """
     sampled = [e for e in batch.episodes if not (config.greedy and e.copy % config.train.group_size == 0)]
     sent = [tuple(EndedEpisode.from_episode(episode)) for episode in sampled]

@@ -28,9 +28,11 @@ from marl_ray.training.team.team import Team
 from marl_ray.training.texts.demonstrations import Example, encode, read_demonstrations
 
 LEARNING_RATE_FACTOR = 10
-"""Learning rate of a warm start that sets none, as a multiple of `hyper.lr`. It may be larger because a demonstration
-gives the right token everywhere, and a reward judges only a whole response (verl, TRL and OpenRLHF fine-tune with 5e-6
-to 2e-5, and learn from rewards with 1e-6)."""
+"""Learning rate of a warm start that sets none, as a multiple of `hyper.lr`.
+
+It may be larger because a demonstration gives the right token everywhere, and a reward judges only a whole response
+(verl, TRL and OpenRLHF fine-tune with 5e-6 to 2e-5, and learn from rewards with 1e-6).
+"""
 
 
 def fine_tune(config: RunConfig, env: Any, team: Team, emit: Callable[[dict[str, float]], None]) -> None:

@@ -148,8 +148,10 @@ class _Fit:
         return means
 
     def _step(self, minibatch: Tensor) -> Tensor:
-        """Take one gradient step on decisions (all workers' numbers); returns this worker's sums of log-likelihood and value
-        loss, (2,)."""
+        """Take one gradient step on decisions (all workers' numbers).
+
+        Returns this worker's sums of log-likelihood and value loss, (2,).
+        """
         data, policy, (rank, workers) = self.data, self.learner.policy, world()
         of_worker = minibatch[rank::workers]
         share = 1.0 if len(of_worker) else 0.0
@@ -181,8 +183,10 @@ class _Fit:
 
 
 def best_units(outcomes: np.ndarray, top: float) -> np.ndarray:
-    """Return (units,) bool: the share `top` of the units with the best outcomes, at least one unit; among equal
-    outcomes the first units."""
+    """Return which units belong to the share `top` with the best outcomes, (units,) bool.
+
+    At least one unit does; among equal outcomes the first units count.
+    """
     is_best = np.zeros(len(outcomes), bool)
     count = max(1, math.ceil(top * len(outcomes) - 1e-9))
     is_best[np.argsort(-outcomes, kind="stable")[:count]] = True
@@ -224,11 +228,12 @@ def _decisions(
 
 
 def joint_states(logged: LoggedUnits, env: ParallelEnv, agents: Mapping[str, Sequence[str]]) -> tuple[Tensor, Tensor]:
-    """Build the inputs of a central critic, (units, T, S); returns them and the units in which they are known, (units,)
-    bool.
+    """Build the inputs of a central critic, and find the units in which they are known.
 
-    Logged rows hold no times. So the joint observations of a unit are known only if every agent has one sequence there,
-    and all have the same length: then step t was the same moment for all.
+    Returns the inputs, (units, T, S), and the known units, (units,) bool.
+
+    Logged rows hold no times. So the joint observations of a unit are known only if every agent has one sequence
+    there, and all have the same length: then step t was the same moment for all.
     """
     members = [(name, number) for name, played in agents.items() for number in range(len(played))]
     space = joint_space([env.observation_space(agents[name][number]) for name, number in members])

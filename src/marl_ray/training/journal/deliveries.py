@@ -60,9 +60,12 @@ class Deliveries:
         owns: Callable[[], bool] = lambda: True,
         begins: bool = False,
     ):
-        """Deliver to MLflow's run `run_id`, which gets `tags`, and to `tracking.also`, or to `names` of these alone.
-        `opened` are the sinks that are open already; the others are opened on their threads. `say` prints a line.
-        Sinks are called while `owns` says that the run has no other owner. For a run that `begins`, see `check_open`."""
+        """Deliver to MLflow's run `run_id` and to `tracking.also`, or to `names` of these alone.
+
+        MLflow's run gets `tags`. `opened` are the sinks that are open already; the others are opened on their
+        threads. `say` prints a line. Sinks are called while `owns` says that the run has no other owner. For a run
+        that `begins`, see `check_open`.
+        """
         self.say = say
         self.model = ""
         """Name of the bundle in MLflow's registry, when it is registered."""
@@ -78,8 +81,11 @@ class Deliveries:
             )
 
     def check_open(self, wait_s: float) -> None:
-        """Return when all sinks of a run that begins are open. Raises MarlRayError for one that cannot be opened, or is not
-        open after `wait_s` seconds: most likely a mistake in the config."""
+        """Return when all sinks of a run that begins are open.
+
+        Raises MarlRayError for one that cannot be opened, or is not open after `wait_s` seconds: most likely a
+        mistake in the config.
+        """
         deadline = time.monotonic() + wait_s
         for delivery in self.deliveries:
             if not delivery.settled.wait(min(SAID_S, wait_s)):
@@ -97,9 +103,11 @@ class Deliveries:
             delivery.watch()
 
     def close(self, status: str, bundle: BestBundle | None = None, wait_s: float = END_S, model: str = "") -> str:
-        """Deliver the rest and close the sinks, in `wait_s` seconds; print what is not delivered. A finished run has a
-        `bundle`, which is registered unless its name in the registry, `model`, is known. Returns that name; empty where
-        there is none."""
+        """Deliver the rest and close the sinks, in `wait_s` seconds; print what is not delivered.
+
+        A finished run has a `bundle`, which is registered unless its name in the registry, `model`, is known. Returns
+        that name; empty where there is none.
+        """
         self.model = model
         if bundle is None or model or MLFLOW not in (delivery.name for delivery in self.deliveries):
             self.registered.set()

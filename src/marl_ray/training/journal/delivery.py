@@ -89,10 +89,12 @@ class Delivery:
         owns: Callable[[], bool] = lambda: True,
         begins: bool = False,
     ):
-        """`make` opens the sink, if it is not `opened` already. `say` prints a line. `file` has the rows in `folder`. The
-        sink is called while `owns` says that the folder has no other owner, who would call it too. Where a run `begins`, a
-        sink that cannot be opened is given up, and `problem` says why. Raises OSError if the mark or the rows cannot be
-        read."""
+        """Deliver the rows of a `file` in `folder` to a sink, which `make` opens if it is not `opened` already.
+
+        `say` prints a line. The sink is called while `owns` says that the folder has no other owner, who would call
+        it too. Where a run `begins`, a sink that cannot be opened is given up, and `problem` says why. Raises OSError
+        if the mark or the rows cannot be read.
+        """
         self.name = name
         self.make = make
         self.say = say

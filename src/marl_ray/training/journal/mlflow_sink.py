@@ -27,8 +27,10 @@ class MlflowSink:
         folder: str,
         tags: Mapping[str, str] | None = None,
     ):
-        """Open the MLflow run `run_id`, or begin one where it is None, and mark it as running. Raises MarlRayError if the
-        server does not answer."""
+        """Open the MLflow run `run_id`, or begin one where it is None, and mark it as running.
+
+        Raises MarlRayError if the server does not answer.
+        """
         self.config, self.filesystem, self.folder = config, filesystem, folder
         self.mlflow_run = MlflowRun(config, run_id, owner=whose_folder(filesystem, folder))
         self.run_id = self.mlflow_run.run_id

@@ -14,13 +14,14 @@ from marl_ray.training.run_folder.record import read_json
 
 
 def repair(filesystem: fs.FileSystem, folder: str, last: int | None, has_origin: bool = False) -> list[str]:
-    """Remove the lines that are no rows, and rows that come twice. Returns lines for people about these, and about rows that
-    are missing up to iteration `last`, that of the newest checkpoint. A run that `has_origin` begins with a later iteration
-    than the first. The owner of the run calls it while nobody writes; raises MarlRayError for a file that cannot be read or
-    mended.
+    """Remove the lines that are no rows, and rows that come twice.
 
-    A sink goes by the numbers of lines, so a mark that no longer fits the lines is removed: the sink gets all rows again, or
-    those that it does not have if it can tell.
+    Returns lines for people about these, and about rows that are missing up to iteration `last`, that of the newest
+    checkpoint. A run that `has_origin` begins with a later iteration than the first. The owner of the run calls it
+    while nobody writes; raises MarlRayError for a file that cannot be read or mended.
+
+    A sink goes by the numbers of lines, so a mark that no longer fits the lines is removed: the sink gets all rows
+    again, or those that it does not have if it can tell.
     """
     path = f"{folder}/{METRICS}"
     try:
@@ -50,10 +51,10 @@ def repair(filesystem: fs.FileSystem, folder: str, last: int | None, has_origin:
 
 
 def sort_out(lines: Sequence[str]) -> tuple[list[str], list[int], list[int]]:
-    """Return (the lines that are rows in the order of iterations, their iterations, the numbers of the other lines from
-    1).
+    """Separate the lines that are rows, in the order of iterations, from the others.
 
-    Of all lines as many are kept as have iterations in order, so that one whose iteration is wrong costs no other.
+    Returns (the lines that are rows, their iterations, the numbers of the other lines from 1). Of all lines as many
+    are kept as have iterations in order, so that one whose iteration is wrong costs no other.
     """
     iterations: dict[int, int] = {}
     """Index of each line that is a row -> its iteration."""
@@ -85,8 +86,10 @@ def sort_out(lines: Sequence[str]) -> tuple[list[str], list[int], list[int]]:
 
 
 def _fits(filesystem: fs.FileSystem, path: str, iterations: Sequence[int], changed: bool) -> bool:
-    """Return True if the mark in a file counts the rows of these iterations, or more: a group of workers that starts
-    again removes rows that sinks have taken, and writes them again."""
+    """Return True if the mark in a file counts the rows of these iterations, or more.
+
+    It may count more: a group of workers that starts again removes rows that sinks have taken, and writes them again.
+    """
     try:
         mark = mark_of(read_json(filesystem, path))
         at = min(mark.rows, len(iterations))

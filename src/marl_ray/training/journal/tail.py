@@ -24,8 +24,10 @@ class Tail:
         self.listed: list[tuple[str, int, int | None]] = []
 
     def read(self, after: int, most: int = 1000) -> list[str]:
-        """Return the complete lines that follow the first `after` ones, at most about `most`; empty while there are
-        none. Raises OSError."""
+        """Return the complete lines that follow the first `after` ones, at most about `most`.
+
+        The list is empty while there are none. Raises OSError.
+        """
         return self._of_file(after, most) if self.local else self._of_parts(after, most)
 
     def count(self) -> int:

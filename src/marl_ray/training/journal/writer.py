@@ -38,8 +38,10 @@ FAILURE, ERRORS = "failure", "errors"
 
 
 class Journal:
-    """The journal of one worker; any thread may call it. Workers of other ranks than 0 may make every call too, and write
-    nothing."""
+    """The journal of one worker; any thread may call it.
+
+    Workers of other ranks than 0 may make every call too, and write nothing.
+    """
 
     def __init__(self, filesystem: fs.FileSystem, folder: str, rank: int = 0):
         """Continue the journal in the run's `folder`, which exists. Raises OSError."""
@@ -52,8 +54,10 @@ class Journal:
             self.events: AppendedFile = appended_file(filesystem, f"{folder}/{EVENTS}")
 
     def begin(self, after: int | None) -> None:
-        """Say that these workers go on from the checkpoint of iteration `after`, or begin anew where it is None. The rows
-        after it are removed, because the workers play these iterations again. Raises OSError."""
+        """Say that these workers go on from the checkpoint of iteration `after`, or begin anew where it is None.
+
+        The rows after it are removed, because the workers play these iterations again. Raises OSError.
+        """
         if not self.writes:
             return
         # A line that is no row goes when the driver starts again (repair.py); the rows behind it stay.
@@ -87,8 +91,10 @@ class Journal:
                     stream.write("".join(json.dumps(episode) + "\n" for episode in episodes).encode())
 
     def flush(self) -> None:
-        """Make all rows durable; raises OSError. It is called before a checkpoint is published: what a checkpoint covers is
-        never played again."""
+        """Make all rows durable; raises OSError.
+
+        It is called before a checkpoint is published: what a checkpoint covers is never played again.
+        """
         if self.writes:
             with self.lock:
                 self._write_waiting()

@@ -64,11 +64,11 @@ def evaluate_all(
     shape: Shape,
     selections: Sequence[Selection] | None = None,
 ) -> Outputs:
-    """Evaluate the whole batch by the current weights, without gradients; the outputs are valid where `mask` (B, T) is
-    True.
+    """Evaluate the whole batch by the current weights, without gradients.
 
-    `inputs` are what the family's `inputs` returned. `selections` are minibatches that make up the batch: evaluated in these
-    parts, the outputs have the same bits as those of the gradient steps' own passes.
+    The outputs are valid where `mask` (B, T) is True. `inputs` are what the family's `inputs` returned. `selections`
+    are minibatches that make up the batch: evaluated in these parts, the outputs have the same bits as those of the
+    gradient steps' own passes.
     """
 
     def in_one_pass(selection: Selection) -> Outputs:

@@ -20,10 +20,10 @@ from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
 def descend(
     policy: TrainedPolicy, state: UpdateState, prepared: PreparedBatch, where: str
 ) -> tuple[UpdateState, dict[str, float]]:
-    """Take all gradient steps on a batch; returns the state with moved multipliers, and metrics, means over the steps.
+    """Take all gradient steps on a batch; return the state, and metrics that are means over the steps.
 
-    Moves the weights, but not the actor of a trust region. Raises DivergedError naming `where` and a metric that is not
-    finite.
+    The state has moved multipliers. Moves the weights, but not the actor of a trust region. Raises DivergedError
+    naming `where` and a metric that is not finite.
     """
     hyper, by_gradient = policy.hyper, policy.algorithm.spec.constraint != "trust_region"
     rows = iter(prepared.sizes.tolist())
@@ -112,8 +112,10 @@ def _penalty_gates(
     size: Sequence[float],
     first: bool,
 ) -> Tensor:
-    """Compute the weights of the cost surrogates, (K,). The penalty's hinge is around the mean of the whole minibatch,
-    so these passes come before those with gradients."""
+    """Compute the weights of the cost surrogates, (K,).
+
+    The penalty's hinge is around the mean of the whole minibatch, so these passes come before those with gradients.
+    """
     sums = torch.zeros(len(policy.budgets), device=policy.device)
     with torch.no_grad():
         for part, _ in parts:

@@ -126,8 +126,10 @@ def pass_loss(
 def _value_losses(
     policy: TrainedPolicy, prepared: PreparedBatch, current: EvaluatedPass, mean: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the losses of the critic and of all cost critics; `mean` (R, T') weighs decisions. 0 where there is no
-    such critic."""
+    """Return the losses of the critic and of all cost critics; 0 where there is no such critic.
+
+    `mean` (R, T') weighs decisions.
+    """
     algorithm = policy.algorithm
     hyper = policy.hyper
     part = current.selection.take

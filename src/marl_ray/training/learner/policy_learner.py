@@ -59,8 +59,10 @@ class Learner:
         self.state = replace(self.state, value_norm=self.state.value_norm.updated(mean, mean_square))
 
     def set_progress(self, share: float, batches: int) -> None:
-        """Set the learning rates and the trust region for the next batch. `share` (0 to 1) of the run's steps and
-        `batches` batches are done."""
+        """Set the learning rates and the trust region for the next batch.
+
+        `share` (0 to 1) of the run's steps and `batches` batches are done.
+        """
         hyper = self.policy.hyper
         scale = max(0.0, 1.0 - share) if hyper.lr_decay else 1.0
         scale *= min(1.0, (batches + 1) / max(hyper.lr_warmup, 1))
@@ -110,8 +112,11 @@ class Learner:
         return metrics | {f"multiplier_{k}": m.multiplier for k, m in enumerate(self.state.multipliers)}
 
     def _descend(self, prepared: PreparedBatch, where: str) -> tuple[UpdateState, dict[str, float]]:
-        """Take the gradient steps by compiled code where there is some. Before its first step it is compared with torch; if
-        it differs, torch takes all steps of the run, and `why_torch` says so."""
+        """Take the gradient steps by compiled code where there is some.
+
+        Before its first step it is compared with torch; if it differs, torch takes all steps of the run, and
+        `why_torch` says so.
+        """
         if not self.compiled:
             return gradient_epochs.descend(self.policy, self.state, prepared, where)
         from marl_ray.training.learner.compiled import epochs  # loads numba
@@ -125,8 +130,10 @@ class Learner:
         return epochs.descend(self.policy, self.state, prepared, where)
 
     def log_ratio(self, batch: Trajectories) -> Tensor:
-        """Return how much the update has changed the log-probabilities (copies, T) of the recorded actions, on CPU; for
-        actor-critics alone."""
+        """Return how much the update has changed the log-probabilities of the recorded actions.
+
+        The change is (copies, T), on CPU; for actor-critics alone.
+        """
         return self.policy.family.log_ratio(self.policy.rollout_model, batch)
 
     def moved_costs(self, costs: CostStats, batch: Trajectories, after: Tensor, before: Tensor | None) -> CostStats:

@@ -54,8 +54,8 @@ class LearnerSettings:
     sampled_elsewhere: bool = False
     """The engine that samples has the weights itself, so the worker needs no copy that samples."""
     other_engine: bool = False
-    """The engine that samples computes the model by its own code, so its log-probabilities are compared with the
-    learner's."""
+    """The engine that samples computes the model by its own code, so its log-probabilities are
+    compared with the learner's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,8 +174,10 @@ def _needs_reference(algorithm: Algorithm, hyper: AlgorithmConfig) -> bool:
 
 @dataclass(frozen=True)
 class UpdateState:
-    """Everything besides the weights and the optimiser that an update changes and the next update reads; equal on all
-    workers."""
+    """Everything besides the weights and the optimiser that an update changes and the next update reads.
+
+    It is equal on all workers.
+    """
 
     value_norm: ValueNorm
     cost_norms: tuple[ValueNorm, ...]
@@ -228,8 +230,10 @@ class UpdateState:
         )
 
     def with_hyper_of(self, policy: TrainedPolicy) -> "UpdateState":
-        """Replace the hyper-parameters in this state by the policy's own, and keep the values that updates have moved:
-        the value of a multiplier, and a coefficient that has a target."""
+        """Replace the hyper-parameters in this state by the policy's own, and keep what updates have moved.
+
+        Updates move the value of a multiplier, and a coefficient that has a target.
+        """
         fresh, hyper = UpdateState.fresh(policy), policy.hyper
         pairs = zip(self.multipliers, fresh.multipliers, strict=True)
         return replace(

@@ -32,10 +32,9 @@ CASES = {"unconstrained": 0.0, "constrained": 1.0, "recovery": 2.0}
 def constrained_weights(
     policy: TrainedPolicy, prepared: PreparedBatch, trust_region: float
 ) -> tuple[Parameters, dict[str, float]]:
-    """Compute the weights of the rollout copy's actor after one constrained step, equal on all workers, and the step's
-    metrics.
+    """Compute the weights of the rollout copy's actor after one constrained step, and the step's metrics.
 
-    `trust_region` bounds the mean KL divergence of the step (nats).
+    The weights are equal on all workers. `trust_region` bounds the mean KL divergence of the step (nats).
     """
     hyper, problem = policy.hyper, _ActorProblem(policy, prepared)
     gradient, cost_gradients = problem.gradients()
@@ -96,8 +95,10 @@ class _ActorProblem:
         return loss, (ratio[:, None] * self.cost_advantages * self.weights[:, None]).sum(0), now
 
     def gradients(self) -> tuple[Tensor, Tensor]:
-        """Return the gradients of the reward loss, (D,), and of the cost surrogates, (K, D), at the weights of now;
-        sums over all workers."""
+        """Return the gradients of the reward loss, (D,), and of the cost surrogates, (K, D).
+
+        They are taken at the weights of now, and are sums over all workers.
+        """
         tracked = {name: p.clone().requires_grad_(True) for name, p in self.parameters.items()}
         loss, costs, now = self.surrogates(tracked)
         self.before = now.detach()  # outputs at these weights, from which divergences are measured
@@ -111,8 +112,10 @@ class _ActorProblem:
         return summed[0], summed[1:].clone()  # in memory of its own, whose alignment decides the last bits of products
 
     def evaluate(self, vector: Tensor) -> tuple[float, list[float], float]:
-        """Return the reward loss, cost surrogates and mean KL divergence (nats) from the outputs of now at other
-        weights, (D,)."""
+        """Return the reward loss, cost surrogates and mean KL divergence (nats) at other weights, (D,).
+
+        They are measured from the outputs of now.
+        """
         with torch.no_grad():
             new_loss, new_costs, new = self.surrogates(unflatten(vector, self.parameters))
             kl = (head_kl(self.before, new, self.sizes) * self.weights).sum()

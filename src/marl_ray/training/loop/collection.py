@@ -21,8 +21,10 @@ def build_collector(
     state: Mapping[str, Any] | None = None,
     data: Any = None,
 ) -> BatchCollector:
-    """Make the collector of one worker's share of the environment copies, or of the run's `data`. `state` is a snapshot of
-    a collector, whose episodes go on."""
+    """Make the collector of one worker's share of the environment copies, or of the run's `data`.
+
+    `state` is a snapshot of a collector, whose episodes go on.
+    """
     share = config.train.env_copies // workers
     copies = range(rank * share, (rank + 1) * share)
     refills = {

@@ -35,8 +35,11 @@ def where_not_finite(
     running: Sequence[tuple[int, int]],
     iteration: int,
 ) -> str:
-    """Return `: the reward of ...` about the first reward or cost of all workers' batches that is not finite; empty if there
-    is none. `running` are the starts of this worker's episodes that go on. Every worker takes part."""
+    """Return `: the reward of ...` about the first reward or cost that is not finite; empty if none is.
+
+    It looks at all workers' batches, and every worker takes part. `running` are the starts of this worker's episodes
+    that go on.
+    """
     place_here = first_not_finite(config, agents, batch, running) if isinstance(batch, Batch) else None
     places = [NotFinite(*place) for place in gather(place_here and tuple(place_here)) if place is not None]
     if not places:

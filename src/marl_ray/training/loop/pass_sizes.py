@@ -19,7 +19,9 @@ def pass_sizes(folder: StoredFolder) -> dict[str, int]:
 
 
 def note_smaller_pass(folder: StoredFolder, error: PassMemoryError) -> None:
-    """Halve the passes of the error's policy from the next start of the workers on; nothing if they had one sequence each.
-    Workers that run out of memory together note the same."""
+    """Halve the passes of the error's policy from the next start of the workers on.
+
+    It does nothing if they had one sequence each. Workers that run out of memory together note the same.
+    """
     if error.policy is not None and error.rows > 1:
         write_json(folder.filesystem, (folder / FILE).path, pass_sizes(folder) | {error.policy: error.rows // 2})

@@ -163,8 +163,10 @@ class Run:
             self.family.imitate(self.config, self.env, self.team, listeners)
 
     def begin(self) -> Metrics:
-        """Evaluate the weights that training starts from, and measure the benchmarks, if there are any; returns the
-        metrics."""
+        """Evaluate the weights that training starts from, and measure the benchmarks, if there are any.
+
+        Returns the metrics.
+        """
         self.fresh = False
         metrics: Metrics = {}
         if self.config.evaluates:
@@ -177,8 +179,11 @@ class Run:
         return self.metrics
 
     def step(self, until: int | None = None) -> Metrics:
-        """Run one iteration: collect a batch and update the team on it; returns its metrics. The weights are evaluated and
-        benchmarks are measured when that is due, at the run's end, and at `until` environment steps."""
+        """Run one iteration: collect a batch and update the team on it; return its metrics.
+
+        The weights are evaluated and benchmarks are measured when that is due, at the run's end, and at
+        `until` environment steps.
+        """
         before, self.evaluated = self.steps, None
         with self.clock.phase("rollout"):
             batch = self.collector.collect(self.team.players(), self.iteration)
@@ -243,8 +248,11 @@ class Run:
         return metrics, steps
 
     def measure(self, ends: bool) -> Metrics:
-        """Measure the benchmarks that are due, or all where the run `ends`; their metrics, and what training has taken so
-        far. Every worker takes part; nothing that training reads changes."""
+        """Measure the benchmarks that are due, or all where the run `ends`.
+
+        Returns their metrics, and what training has taken so far. Every worker takes part; nothing that
+        training reads changes.
+        """
         due = [benchmark for benchmark in self.benchmarks if ends or benchmark.due(self.iteration)]
         if not due:
             return {}
@@ -266,14 +274,19 @@ class Run:
         return benchmarks
 
     def score(self) -> float:
-        """Return the number that chooses the best checkpoint: the score of the evaluation of these weights or, without
-        evaluations, of the recent episodes."""
+        """Return the number that chooses the best checkpoint.
+
+        It is the score of the evaluation of these weights or, without evaluations, of the recent episodes.
+        """
         score = self.evaluated if self.config.evaluates else self.recent.score()
         return UNKNOWN if score is None else max(score, UNKNOWN)
 
     def save(self, place: StoredFolder | None, published: Callable[[], None] = lambda: None) -> None:
-        """Begin to write a checkpoint to `place`, with a bundle if the score is the best so far; rank 0 calls `published`
-        when it is complete. Without a place nothing is written. Raises as `CheckpointSaver.wait` does."""
+        """Begin to write a checkpoint to `place`, with a bundle if the score is the best so far.
+
+        Rank 0 calls `published` when it is complete. Without a place nothing is written. Raises as
+        `CheckpointSaver.wait` does.
+        """
         score = self.score()
         best = beats(score, self.state.best_score)
         self.state = replace(
@@ -304,8 +317,11 @@ class Run:
             self._close_own(parts)
 
     def abandon(self) -> None:
-        """Close the parts after an error; raises nothing. Engines that other workers sample from end with their process:
-        closed here, they would give those workers a second error, which might be reported in the place of the first."""
+        """Close the parts after an error; raise nothing.
+
+        Engines that other workers sample from end with their process: closed here, they would give those workers a
+        second error, which might be reported in the place of the first.
+        """
         with contextlib.suppress(Exception), contextlib.ExitStack() as parts:
             if world()[1] == 1:
                 parts.callback(self.team.close)

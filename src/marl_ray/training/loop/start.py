@@ -47,8 +47,10 @@ ANEW = RunStart()
 def load_start(
     config: RunConfig, team: Team, start: RunStart, listeners: Listeners
 ) -> tuple[RunState, Mapping[str, Any] | None]:
-    """Load the weights of the run's start into the team; returns the run's state and the collector's snapshot, if there is
-    one. Raises as `load_newest` does."""
+    """Load the weights of the run's start into the team.
+
+    Returns the run's state and the collector's snapshot, if there is one. Raises as `load_newest` does.
+    """
     fresh = RunState(costs=dict.fromkeys(team.models, CostStats(None, 0)), mlflow_run_id=start.run_id)
     if not start.checkpoints:
         return fresh, None

@@ -20,8 +20,10 @@ class DiskFullError(MarlRayError):
 
 
 def disk_full(error: BaseException, storage: str) -> DiskFullError | None:
-    """Return the error that names the full disk, if `error` came of one; None otherwise. `storage` is a path or a
-    URI."""
+    """Return the error that names the full disk, if `error` came of one; None otherwise.
+
+    `storage` is a path or a URI.
+    """
     if not any(_is_full(cause) for cause in _causes(error)):
         return None
     folders = [path for path in (storage, tempfile.gettempdir(), os.getcwd()) if os.path.isdir(path)]

@@ -31,8 +31,11 @@ EXCHANGE = "RAY_TRAIN_COLLECTIVE_TIMEOUT_S"
 
 
 def exchange_s(config: RunConfig) -> float:
-    """Return the most seconds that a worker waits for the others in an exchange: what the user's environment says in
-    EXCHANGE, or else what is safe where workers' rollouts differ in length, and where all wait for engines to start."""
+    """Return the most seconds that a worker waits for the others in an exchange.
+
+    It is what the user's environment says in EXCHANGE, or else what is safe where workers' rollouts differ in length,
+    and where all wait for engines to start.
+    """
     if EXCHANGE in os.environ:
         return float(os.environ[EXCHANGE])
     models = [policy for policy in config.team.values() if policy.model is not None]

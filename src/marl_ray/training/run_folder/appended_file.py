@@ -25,16 +25,25 @@ ASIDE = ".copied"
 
 
 class AppendedFile(Protocol):
-    """Takes lines, which have no line ends. One process writes a file at a time: one that was cut off, and comes back after
-    another has begun to write, gets an OSError."""
+    """A file to which lines are appended; they have no line ends.
+
+    One process writes a file at a time: one that was cut off, and comes back after another has begun to write,
+    gets an OSError.
+    """
 
     def append(self, lines: Iterable[str], durable: bool = False) -> None:
-        """Add lines: all of them or, with an OSError, none. `durable` ones are on the disk, or in the object store, when it
-        returns; others are in a file of the disk, or wait for the next upload."""
+        """Add lines: all of them or, with an OSError, none.
+
+        `durable` ones are on the disk, or in the object store, when it returns; others are in a file of the disk, or
+        wait for the next upload.
+        """
 
     def keep(self, count: int) -> None:
-        """Keep the first `count` lines and remove the others; raises OSError. A reader meanwhile, and whoever follows a
-        process that is killed meanwhile, has some first lines, at least `count`."""
+        """Keep the first `count` lines and remove the others; raises OSError.
+
+        A reader meanwhile, and whoever follows a process that is killed meanwhile, has some first lines,
+        at least `count`.
+        """
 
     def flush(self) -> None:
         """Make all lines durable; raises OSError."""
@@ -52,8 +61,10 @@ def appended_file(filesystem: fs.FileSystem, path: str) -> AppendedFile:
 
 
 def take_over_copy(filesystem: fs.FileSystem, path: str) -> None:
-    """Bring a file that was copied from storage of the other kind into the form of this one. The owner of the folder does so
-    before anybody writes. Raises OSError."""
+    """Bring a file that was copied from storage of the other kind into the form of this one.
+
+    The owner of the folder does so before anybody writes. Raises OSError.
+    """
     aside = f"{path}{ASIDE}"
     info, aside_info = filesystem.get_file_info([path, aside])
     foreign = fs.FileType.Directory if isinstance(filesystem, fs.LocalFileSystem) else fs.FileType.File
@@ -108,8 +119,10 @@ def replace_lines(filesystem: fs.FileSystem, path: str, lines: Sequence[str]) ->
 
 
 def parts_of(filesystem: fs.FileSystem, path: str) -> list[fs.FileInfo]:
-    """Return the parts of a file of an object store, in order. The base name of each is the number of its first
-    line."""
+    """Return the parts of a file of an object store, in order.
+
+    The base name of each is the number of its first line.
+    """
     infos = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
     return sorted((info for info in infos if info.base_name.isdigit()), key=lambda info: info.base_name)
 

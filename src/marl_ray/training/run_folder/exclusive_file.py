@@ -86,9 +86,11 @@ def _put_if_absent(filesystem: fs.FileSystem, path: str, data: bytes) -> bool | 
 
 
 def _client(filesystem: Any) -> Any:
-    """Return a client of the same endpoint, with the same credentials, as the file system of pyarrow, which has no
-    conditional put. What the URI does not say both read from the environment (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID,
-    ...)."""
+    """Return an S3 client of the same endpoint, with the same credentials, as pyarrow's file system.
+
+    That file system has no conditional put. What the URI does not say both read from the environment
+    (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, ...).
+    """
     import boto3
     from botocore.config import Config
 

@@ -40,10 +40,10 @@ class DisownedError(MarlRayError):
 
 
 class Lease:
-    """Owns a folder while a block runs. Entering raises MarlRayError if another process owns it; an error of the block
-    becomes DisownedError if another process has taken it.
+    """The claim by which one process owns a folder while a block runs.
 
-    `whose` names it in messages: `run 'first'`.
+    Entering raises MarlRayError if another process owns it; an error of the block becomes DisownedError if another
+    process has taken it. `whose` names the folder in messages: `run 'first'`.
     """
 
     def __init__(self, filesystem: fs.FileSystem, folder: str, whose: str):
@@ -88,8 +88,11 @@ class Lease:
                 self._write(_this_owner("interrupted"))
 
     def owns(self) -> bool:
-        """Return False if another process has taken the folder. It is asked before what another owner may do too: a
-        process that slept for LOST_S does not know before its next beat. Storage that does not answer is no reason."""
+        """Return False if another process has taken the folder.
+
+        It is asked before what another owner may do too: a process that slept for LOST_S does not know before its
+        next beat. Storage that does not answer is no reason.
+        """
         if time.time() - self.confirmed >= owners.LOST_S:
             with contextlib.suppress(OSError):
                 self._confirm()
@@ -139,8 +142,10 @@ class Lease:
         return other
 
     def _age(self, number: int) -> float:
-        """Return the seconds since the owner of this number wrote its file, by the clock of the storage: the clocks of
-        two machines may differ."""
+        """Return the seconds since the owner of this number wrote its file, by the clock of the storage.
+
+        The clocks of two machines may differ.
+        """
         probe = f"{self.folder}/{OWNER}/{PROBE}{secrets.token_hex(8)}"
         with self.filesystem.open_output_stream(probe):
             pass  # it is written in its place: the owner, which begins now, removes files that are about to be moved
@@ -154,8 +159,10 @@ class Lease:
             self.filesystem.delete_file(owner_file(self.folder, number))
 
     def _remove_leftovers(self) -> None:
-        """Remove what killed processes have left. A process that asks for the age of an owner now has a probe here, which is
-        younger."""
+        """Remove what killed processes have left.
+
+        A process that asks for the age of an owner now has a probe here, which is younger.
+        """
         with contextlib.suppress(OSError):
             now = self.filesystem.get_file_info(owner_file(self.folder, self.number)).mtime
             for info in self.filesystem.get_file_info(fs.FileSelector(f"{self.folder}/{OWNER}")):
@@ -200,8 +207,10 @@ class Lease:
 
 
 def check_owned(filesystem: fs.FileSystem, folder: str, number: int, whose: str) -> None:
-    """Raise DisownedError if the folder has a later owner than that of this number. Storage that does not answer is no
-    reason."""
+    """Raise DisownedError if the folder has a later owner than that of this number.
+
+    Storage that does not answer is no reason.
+    """
     with contextlib.suppress(OSError):
         last = newest(filesystem, folder)
         if last > number:

@@ -35,8 +35,10 @@ def row_of(line: str) -> dict[str, float] | None:
 
 
 def is_metrics(row: Mapping[str, object]) -> bool:
-    """Return True if a row is one of a run's: its values are numbers, and the steps are among them. A sink that refuses
-    another would wait for ever at it."""
+    """Return True if a row is one of a run's: its values are numbers, and the steps are among them.
+
+    A sink that refuses another would wait for ever at it.
+    """
     return "steps" in row and all(type(value) in (int, float) for value in row.values())
 
 

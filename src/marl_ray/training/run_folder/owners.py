@@ -92,8 +92,10 @@ def owner_file(folder: str, number: int) -> str:
 
 @functools.cache
 def this_machine() -> str:
-    """Return the boot of this system and this process's namespace of processes: two containers share the first, and two
-    machines the number of the second."""
+    """Return the boot of this system and this process's namespace of processes.
+
+    Two containers share the first, and two machines the number of the second.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"

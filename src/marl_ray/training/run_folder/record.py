@@ -115,8 +115,10 @@ def digest_of(facts: Mapping[str, Any]) -> str:
 
 
 def read_record(filesystem: fs.FileSystem, folder: str) -> dict[str, Any] | None:
-    """Return the record of the run in a folder; None where there is none. Raises MarlRayError, which names the file,
-    for one that cannot be read or is not as it was written."""
+    """Return the record of the run in a folder; None where there is none.
+
+    Raises MarlRayError, which names the file, for one that cannot be read or is not as it was written.
+    """
     path = f"{folder}/{RECORD}"
     try:
         if filesystem.get_file_info(path).type == fs.FileType.NotFound:
@@ -135,11 +137,10 @@ def read_record(filesystem: fs.FileSystem, folder: str) -> dict[str, Any] | None
 
 
 def record_of(config: RunConfig) -> dict[str, Any]:
-    """Return the run's record: the one in its folder, or a new one that is not written yet. Raises MarlRayError if the
-    record is another run's, or cannot be read.
+    """Return the run's record: the one in its folder, or a new one that is not written yet.
 
-    Ray Train would continue any run that lies under the name, so this function must catch a name that is used again by
-    accident.
+    Ray Train would continue any run that lies under the name, so this function must catch a name that is used again
+    by accident. Raises MarlRayError if the record is another run's, or cannot be read.
     """
     identity = _identity(config)
     filesystem, folder = filesystem_of(config)
@@ -180,11 +181,10 @@ def config_record(config: RunConfig) -> dict[str, Any]:
 
 
 def pin_bundles(config: RunConfig, record: dict[str, Any]) -> dict[str, Any]:
-    """Return the config as plain data, in which the version that it named when the run began replaces every alias of
-    `team`.
+    """Return the config as plain data, with a version in the place of every alias of `team`.
 
-    The versions are kept in `record`, because a frozen policy is read anew at every start, and by then an alias may
-    name another version.
+    The version is the one that the alias named when the run began. The versions are kept in `record`, because a
+    frozen policy is read anew at every start, and by then an alias may name another version.
     """
     from marl_ray.policies.bundles.manifest import pinned
 
@@ -204,8 +204,11 @@ def pin_bundles(config: RunConfig, record: dict[str, Any]) -> dict[str, Any]:
 
 
 def work_in(folder: str) -> None:
-    """Work in the driver's `folder` if this machine has it, so that relative paths of the config are read from there.
-    Ray Train and Ray Tune start their processes in folders of their own."""
+    """Work in the driver's `folder` if this machine has it.
+
+    Relative paths of the config are then read from there: Ray Train and Ray Tune start their processes in folders
+    of their own.
+    """
     if os.path.isdir(folder):
         os.chdir(folder)
 
@@ -218,8 +221,10 @@ def write_record(config: RunConfig, record: Mapping[str, Any]) -> None:
 
 
 def write_traceback(config: RunConfig, whose: str, text: str) -> str:
-    """Write the traceback of the driver or of a worker to the run's folder, because Ray Train does not bring a worker's
-    to the driver. Returns its path, which is empty if it could not be written."""
+    """Write the traceback of the driver or of a worker to the run's folder, and return its path.
+
+    Ray Train does not bring a worker's to the driver. The path is empty if the traceback could not be written.
+    """
     filesystem, folder = filesystem_of(config)
     path = f"{folder}/errors/{whose}.txt"
     with contextlib.suppress(OSError):  # a full disk must not hide the error itself

@@ -62,8 +62,10 @@ class RunLog:
 
     @contextlib.contextmanager
     def held_phase(self, text: str) -> Iterator[None]:
-        """Show a part of the run when it has taken HELD_S seconds or has ended well, so that a mistake which is refused
-        at once is one line."""
+        """Show a part of the run when it has taken HELD_S seconds or has ended well.
+
+        A mistake which is refused at once is thus one line.
+        """
         line, shown = self._timed(text), threading.Lock()
 
         def show() -> None:

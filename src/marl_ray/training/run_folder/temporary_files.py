@@ -12,15 +12,19 @@ TEMPORARY = re.compile(r"\..+\.[0-9]+")
 
 
 def temporary_path(path: str, writer: int | None = None) -> str:
-    """Return the path at which a writer, by default this process, writes the file that belongs at `path`, in the same
-    folder."""
+    """Return the path at which a writer writes the file that belongs at `path`, in the same folder.
+
+    The writer is by default this process.
+    """
     folder, _, name = path.rpartition("/")
     return f"{folder}/.{name}.{os.getpid() if writer is None else writer}"
 
 
 def write_complete(filesystem: fs.FileSystem, path: str, data: bytes, writer: int | None = None) -> None:
-    """Write a file that readers see as it was before or complete. `writer` tells apart those that write it at once. Raises
-    OSError."""
+    """Write a file that readers see as it was before or complete.
+
+    `writer` tells apart those that write it at once. Raises OSError.
+    """
     temporary = temporary_path(path, writer)
     try:
         with filesystem.open_output_stream(temporary) as stream:
@@ -33,8 +37,10 @@ def write_complete(filesystem: fs.FileSystem, path: str, data: bytes, writer: in
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a local file as `write_complete` does, such that it outlasts the death of the machine too. It becomes another
-    file than the one that was there. Raises OSError."""
+    """Write a local file as `write_complete` does, such that it outlasts the death of the machine too.
+
+    It becomes another file than the one that was there. Raises OSError.
+    """
     temporary = Path(temporary_path(str(path)))
     try:
         with temporary.open("wb") as stream:
@@ -47,8 +53,10 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def remove_temporary(filesystem: fs.FileSystem, folder: str) -> None:
-    """Remove all such files of a folder. A process that is about to move one gets an OSError, so only the folder's owner may
-    do it."""
+    """Remove all such files of a folder.
+
+    A process that is about to move one gets an OSError, so only the folder's owner may do it.
+    """
     with contextlib.suppress(OSError):  # they are in nobody's way
         for info in filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True)):
             if TEMPORARY.fullmatch(info.base_name):

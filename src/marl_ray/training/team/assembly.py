@@ -58,8 +58,10 @@ def team_agents(config: RunConfig, env: ParallelEnv) -> dict[str, list[str]]:
 
 
 def build_models(config: RunConfig, env: ParallelEnv, agents: dict[str, list[str]]) -> "Mapping[str, PolicyModel]":
-    """Make the team's ActorCritics or TokenPolicies, equal on every worker, with the weights of `team.NAME.bundle` if
-    the config names one."""
+    """Make the team's ActorCritics or TokenPolicies, equal on every worker.
+
+    They have the weights of `team.NAME.bundle` if the config names one.
+    """
     return team_family(config).build_models(config, env, agents)
 
 
@@ -87,8 +89,11 @@ def build_team(
 
 
 def _check_read_alike(models: "Mapping[str, PolicyModel]") -> None:
-    """Raise MarlRayError, on all workers, if a model's weights wait in their files on some workers only, because these would
-    exchange what the others do not, or in files of another model, of which each worker would read some parts."""
+    """Raise MarlRayError, on all workers, if they do not read a model's weights alike.
+
+    Workers on which the weights wait in their files would exchange what the others do not, and of another model's
+    files each worker would read some parts.
+    """
 
     def digests() -> dict[str, dict[str, str] | None]:
         stored = {name: getattr(model, "unread", None) for name, model in models.items()}
@@ -140,9 +145,11 @@ def bundle_writer(
     metrics: dict[str, float],
     origin: Mapping[str, Any] | None = None,
 ) -> BundleWriter:
-    """Copy the team's weights; returns a function that writes the bundle as a folder that does not exist yet, whatever the
-    team does meanwhile. `origin` is that of its lineage. Weights that no worker has whole are read while they are written:
-    see `Team.weights_sender`."""
+    """Copy the team's weights, and return a function that writes the bundle, whatever the team does meanwhile.
+
+    It writes a folder that does not exist yet. `origin` is that of its lineage. Weights that no worker has whole are
+    read while they are written: see `Team.weights_sender`.
+    """
     lineage = Lineage(
         run=config.name,
         algorithm={name: config.algorithm_of(name) for name in config.team},

@@ -72,13 +72,15 @@ def dry_step(
     optimizer: bool = True,
     axes: tuple[int, int] = (1, 1),
 ) -> DryPeak:
-    """Return the greatest memory of a worker, one of `shards` over which the weights are spread, in a step after the
-    first. `axes` are the workers of them that share every sequence, and every layer, in a pass.
+    """Return the greatest memory of a worker in a step after the first.
 
-    The step is a pass of `size`, with gradients of a pass before it in memory, and a step of AdamW unless `optimizer` is
-    False: plain gradient descent keeps nothing, and of an offloaded model the CPU takes the step. The copy that samples is
-    not counted, nor fragmentation, nor what CUDA's kernels take. Sequences share no prompt. It starts a process group of
-    its own, so the process must have none; torch's fake groups exchange nothing.
+    The worker is one of `shards` over which the weights are spread. `axes` are the workers of them that share every
+    sequence, and every layer, in a pass.
+
+    The step is a pass of `size`, with gradients of a pass before it in memory, and a step of AdamW unless `optimizer`
+    is False: plain gradient descent keeps nothing, and of an offloaded model the CPU takes the step. The copy that
+    samples is not counted, nor fragmentation, nor what CUDA's kernels take. Sequences share no prompt. It starts a
+    process group of its own, so the process must have none; torch's fake groups exchange nothing.
     """
     dist.init_process_group("fake", rank=0, world_size=shards, store=FakeStore())
     try:

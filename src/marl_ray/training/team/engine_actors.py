@@ -51,8 +51,10 @@ class EngineActors(Engine):
     """The actors of one policy. Every worker makes an `EngineActors`, and all call `ready` and `close` together."""
 
     def __init__(self, config: RunConfig, name: str, policy: TokenPolicy) -> None:
-        """`name` is the policy's name in the team. Raises EngineLostError if the actors get no resources, and
-        EngineRefusedError if the engine does not start."""
+        """Start the actors of the engine of policy `name` of the team.
+
+        Raises EngineLostError if the actors get no resources, and EngineRefusedError if the engine does not start.
+        """
         import ray
 
         self._config, self._policy = config, policy
@@ -85,8 +87,11 @@ class EngineActors(Engine):
         self._sent = state
 
     def _bring(self, first: bool) -> None:
-        """Hand over the weights that the empty copy does not hold, a part of them at a time. All workers gather the trained
-        ones; the others never change, and worker 0 reads them from their files the `first` time."""
+        """Hand over the weights that the empty copy does not hold, a part of them at a time.
+
+        All workers gather the trained ones; the others never change, and worker 0 reads them from their files
+        the `first` time.
+        """
         import ray
 
         policy, every = self._policy, self._rank == 0 and (first or self._transfer is HostTransfer.NCCL)
@@ -161,8 +166,10 @@ class EngineActors(Engine):
         self._made.clear()
 
     def _make(self, name: str) -> tuple[list[str], MarlRayError | None]:
-        """Make the actors on worker 0. Returns their names, and the error that all workers raise if the actors cannot
-        be made."""
+        """Make the actors on worker 0.
+
+        Returns their names, and the error that all workers raise if the actors cannot be made.
+        """
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -278,8 +285,10 @@ def _free_port() -> int:
 
 
 def _state(policy: TokenPolicy) -> dict[str, tuple[int, int]]:
-    """Return parameter -> its address and write counter, which change with every write to it; of those that an empty
-    copy does not hold, the version."""
+    """Return parameter -> its address and write counter, which change with every write to it.
+
+    For a parameter that an empty copy does not hold, the counter is the version.
+    """
     return {
         name: (0, policy.version) if parameter.is_meta else (parameter.data_ptr(), parameter._version)
         for name, parameter in policy.lm.named_parameters()

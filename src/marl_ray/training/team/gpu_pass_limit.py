@@ -23,11 +23,13 @@ USABLE_MEMORY_SHARE = 0.85
 
 
 def pass_limits(learners: Mapping[str, Learner]) -> dict[str, int]:
-    """Measure how many sequences fit into a pass of each learner on a GPU: the same number on every worker, at least 1. A
-    model whose passes fit beside all of its weights, on every worker, is gathered once for all passes of a step.
+    """Measure how many sequences fit into a pass of each learner on a GPU.
 
-    Every worker takes part. Two passes are measured, with one sequence and with two, each as long as the context; the second
-    only if it is sure to fit on every worker. Raises PassMemoryError where the first does not fit.
+    The number is the same on every worker, at least 1. A model whose passes fit beside all of its weights, on every
+    worker, is gathered once for all passes of a step.
+
+    Every worker takes part. Two passes are measured, with one sequence and with two, each as long as the context; the
+    second only if it is sure to fit on every worker. Raises PassMemoryError where the first does not fit.
     """
     on_gpu = {name: learner for name, learner in learners.items() if learner.policy.device.type == "cuda"}
     # Adam makes its two moments in the first step.
@@ -57,9 +59,11 @@ def pass_limits(learners: Mapping[str, Learner]) -> dict[str, int]:
 
 @contextmanager
 def naming_the_pass(where: str, rows: int | None, policy: str | None = None, most: int = 1) -> Iterator[None]:
-    """Raise PassMemoryError, within the block, naming `where` and a pass of `rows` sequences (None: all, which are
-    `most`) of a `policy` in the place of torch's error. The other workers wait for this one in the pass, so its process
-    must end, and with it theirs."""
+    """Raise PassMemoryError in the place of torch's error of memory, within the block.
+
+    It names `where` and a pass of `rows` sequences (None: all, which are `most`) of a `policy`. The other workers
+    wait for this one in the pass, so its process must end, and with it theirs.
+    """
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -80,14 +84,18 @@ def free_bytes(policy: TrainedPolicy) -> int:
 
 
 def rows_that_fit(one_row: float, two_rows: float, free: float) -> int:
-    """Return the number of rows of a pass that fits into `free` bytes, at least 1. A pass takes `one_row` bytes with
-    one row, `two_rows` with two rows, and equally much more with each further row."""
+    """Return the number of rows of a pass that fits into `free` bytes, at least 1.
+
+    A pass takes `one_row` bytes with one row, `two_rows` with two rows, and equally much more with each further row.
+    """
     return 1 + max(0, int((free - one_row) // max(two_rows - one_row, 1.0)))
 
 
 def fit_beside(weights: float, one_row: float, two_rows: float, free: float, rows: int) -> bool:
-    """Return True if a pass of `rows` fits into `free` bytes beside all weights, gathered: it takes what
-    `rows_that_fit` says."""
+    """Return True if a pass of `rows` fits into `free` bytes beside all weights, gathered.
+
+    It takes what `rows_that_fit` says.
+    """
     further = (rows - 1) * max(two_rows - one_row, 1.0) if rows > 1 else 0.0
     return weights + one_row + further <= free
 
@@ -109,8 +117,10 @@ def rehearse(model: Any, rows: int, learn_entropy: bool) -> None:
 
 
 def peak_bytes(policy: TrainedPolicy, rows: int, learn_entropy: bool) -> float:
-    """Return the bytes that a forward and a backward pass of `rows` sequences takes besides what is allocated before
-    it."""
+    """Return the bytes that a forward and a backward pass of `rows` sequences takes.
+
+    They come on top of what is allocated before it.
+    """
     torch.cuda.reset_peak_memory_stats(policy.device)
     before = torch.cuda.memory_allocated(policy.device)
     policy.family.begin_pass(policy.model, last=True)

@@ -41,10 +41,9 @@ class CheckedPolicy(NamedTuple):
 
 
 def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[str]]) -> dict[str, CheckedPolicy]:
-    """Raise MarlRayError if a team of language models (policy -> its agents) cannot play or learn here; return its
-    policies.
+    """Raise MarlRayError if a team of language models cannot play or learn here; return its policies.
 
-    Models are built without memory for their weights.
+    `agents` are policy -> its agents. Models are built without memory for their weights.
     """
     models = {}
     for name, members in agents.items():

@@ -44,12 +44,13 @@ class MemoryPlan:
 
 
 def memory_plan(config: RunConfig, gpus: int) -> MemoryPlan:
-    """Compute a dry step of each policy, with every worker on a GPU. Policies learn one after another, so of `gathered`
-    and `activations` the greatest counts.
+    """Compute the memory of each GPU from a dry step of each policy, with every worker on a GPU.
 
-    Raises MarlRayError if the policies are actor-critics, if groups of `resources.parallel` do not divide the GPUs, if a
-    model cannot be divided as they say, or if its shape is not known. Starts and ends a process group, so the process must
-    have none.
+    Policies learn one after another, so of `gathered` and `activations` the greatest counts.
+
+    Raises MarlRayError if the policies are actor-critics, if groups of `resources.parallel` do not divide the GPUs,
+    if a model cannot be divided as they say, or if its shape is not known. Starts and ends a process group, so the
+    process must have none.
     """
     shards = shards_of(config, gpus)
     if not config.language:
@@ -110,9 +111,11 @@ def memory_plan(config: RunConfig, gpus: int) -> MemoryPlan:
 
 
 def shards_of(config: RunConfig, gpus: int) -> int:
-    """Return the number of GPUs that share one set of weights: `shard` x `context` x `tensor` of `resources.parallel`,
-    or, where `shard` is not given, as many as make up `replicate` groups. Raises MarlRayError if there are no whole
-    groups."""
+    """Return the number of GPUs that share one set of weights.
+
+    It is `shard` x `context` x `tensor` of `resources.parallel`, or, where `shard` is not given, as many as make up
+    `replicate` groups. Raises MarlRayError if there are no whole groups.
+    """
     parallel = config.resources.parallel
     for key, number in parallel.items():
         if gpus % number:
@@ -126,8 +129,11 @@ def shards_of(config: RunConfig, gpus: int) -> int:
 
 
 def pass_of(config: RunConfig, name: str) -> DryPass:
-    """Return the largest pass of a policy: `train.micro_batch` sequences that fill the context, or, where it is not
-    given, one, because workers on GPUs then measure themselves how many fit."""
+    """Return the largest pass of a policy, in sequences that fill the context.
+
+    They are `train.micro_batch` or, where it is not given, one, because workers on GPUs then measure themselves
+    how many fit.
+    """
     hyper, rows = config.hyper_of(name), config.train.micro_batch or 1
     if config.spec_of(name).pairs:
         rows = max(2, rows // 2 * 2)
@@ -145,8 +151,10 @@ def sampling_bytes(config: RunConfig, name: str) -> int:
 
 
 def _stays_in_files(model: ModelConfig, tracking_uri: str | None) -> bool:
-    """Return True if workers read a model's weights by their shards, so that an engine's copy may be without
-    weights."""
+    """Return True if workers read a model's weights by their shards.
+
+    An engine's copy may then be without weights.
+    """
     if model.path is None:
         return False
     if not Path(model.path).is_dir() and not model.path.startswith("models:/"):

@@ -25,8 +25,11 @@ SIZES = {
 
 
 def architecture(model: ModelConfig, tracking_uri: str | None = None) -> PretrainedConfig:
-    """Return the architecture of a model: of its folder's `config.json`, of its preset, or, for a Qwen2.5 that is named
-    and not there, as that model's page has it. Raises MarlRayError if there is none."""
+    """Return the architecture of a model.
+
+    It is that of its folder's `config.json`, of its preset, or, for a Qwen2.5 that is named and not there, as that
+    model's page has it. Raises MarlRayError if there is none.
+    """
     if model.preset is not None:
         shape: PretrainedConfig = tiny_model(model.preset, byte_tokenizer(model.context), model.context).config
         return shape

@@ -44,22 +44,30 @@ class Team(ABC):
 
     @abstractmethod
     def players(self) -> "dict[str, Player] | dict[str, TokenPlayer]":
-        """Return the current models, engines and normalisers, in the form that a collector takes; all workers call it
-        together."""
+        """Return the current models, engines and normalisers, in the form that a collector takes.
+
+        All workers call it together.
+        """
 
     @abstractmethod
     def weights_saver(self, config: RunConfig, env: ParallelEnv, lineage: Lineage) -> WeightsSaver:
-        """Copy the weights; returns the function that writes them, whatever the team does meanwhile. Weights that no worker
-        has whole are read while they are written: see `send_weights`."""
+        """Copy the weights, and return the function that writes them, whatever the team does meanwhile.
+
+        Weights that no worker has whole are read while they are written: see `send_weights`.
+        """
 
     def weights_sender(self) -> Callable[[TrainedTensor], None]:
-        """Return the part that all workers but the first have in a bundle: it calls its argument for each weight that
-        the first one reads, in the same order."""
+        """Return the part that all workers but the first have in a bundle.
+
+        It calls its argument for each weight that the first one reads, in the same order.
+        """
         return lambda trained: None
 
     def start(self) -> None:
-        """Start the engines, all workers together, with their first weights. If one cannot start on any worker, all workers
-        raise its error."""
+        """Start the engines, all workers together, with their first weights.
+
+        If one cannot start on any worker, all workers raise its error.
+        """
 
         def start_own() -> None:
             for engine in self.engines.values():
@@ -70,8 +78,10 @@ class Team(ABC):
         self.rest()
 
     def bring_weights(self) -> None:
-        """Let each engine take the current weights, all workers together. Where one fails, all raise its error: while they
-        gather weights they learn of it before they gather more."""
+        """Let each engine take the current weights, all workers together.
+
+        Where one fails, all raise its error: while they gather weights they learn of it before they gather more.
+        """
 
         def bring_own() -> None:
             for name, engine in self.engines.items():

@@ -90,10 +90,9 @@ def _read_file(path: str, agents: Sequence[str]) -> list[tuple[str, GivenRespons
 def encode(
     demonstrations: Sequence[GivenResponse], lm: Any, tokenizer: Any, config: RunConfig, name: str
 ) -> list[Example]:
-    """Encode demonstrations as the policy reads prompts and writes responses. The function reads only the end tokens of
-    `lm`.
+    """Encode demonstrations as the policy reads prompts and writes responses.
 
-    Raises MarlRayError where one is too long.
+    The function reads only the end tokens of `lm`. Raises MarlRayError where one is too long.
     """
     policy = config.team[name]
     assert policy.model is not None

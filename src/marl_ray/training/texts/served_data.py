@@ -20,8 +20,10 @@ LARGEST_GROUP = 16
 
 
 class Reader(NamedTuple):
-    """The tokenizer and the model for which a policy's data are encoded. Only the end tokens and the vocabulary of `lm`
-    are read."""
+    """The tokenizer and the model for which a policy's data are encoded.
+
+    Only the end tokens and the vocabulary of `lm` are read.
+    """
 
     lm: Any
     tokenizer: Any
@@ -40,10 +42,10 @@ class Pair(BaseModel):
 def read_data(
     config: RunConfig, agents: Mapping[str, Sequence[str]], readers: Mapping[str, Reader]
 ) -> dict[str, list[ResponseBlock]]:
-    """Read the blocks of every policy that learns, given `players` (policy -> its agents). Every process reads the same
-    blocks.
+    """Read the blocks of every policy that learns; every process reads the same blocks.
 
-    Raises MarlRayError naming the file and the line that does not fit, or a policy that has nothing to learn from.
+    `agents` are policy -> its agents. Raises MarlRayError naming the file and the line that does not fit, or a policy
+    that has nothing to learn from.
     """
     path = cast(str, config.data)
     players = {agent: name for name, members in agents.items() for agent in members}
@@ -87,8 +89,10 @@ def _served(config: RunConfig, name: str, served: Sequence[ServedText], reader: 
 
 
 def preferred_pairs(group: Sequence[ServedResponse]) -> list[ResponseBlock]:
-    """Pair responses to one prompt that have different rewards, the better one first. The best is paired with the
-    worst, the second with the second last and so on, so that no response is in two pairs."""
+    """Pair responses to one prompt that have different rewards, the better one first.
+
+    The best is paired with the worst, the second with the second last and so on, so that no response is in two pairs.
+    """
     ranked = sorted(group, key=lambda response: -response.reward)
     pairs = zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False)
     return [(better, worse) for better, worse in pairs if better.reward > worse.reward]

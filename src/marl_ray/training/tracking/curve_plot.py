@@ -89,8 +89,10 @@ def plot_run(panels: Sequence[MetricPanel], path: Path, title: str) -> Path:
 
 
 def plot_benchmarks(config: RunConfig, history: History, path: Path) -> Path | None:
-    """Draw pass@1 of the run's benchmarks, with intervals, against each axis that was logged, into a PNG; its path, or None
-    where nothing was measured."""
+    """Draw pass@1 of the run's benchmarks, with intervals, against each axis that was logged.
+
+    Returns the path of the PNG, or None where nothing was measured.
+    """
     axes_of = {"tokens": "tokens trained on", "hours": "hours of training", "price": "price of training"}
     logged = {what: dict(history(f"benchmark/{axis}")) for axis, what in axes_of.items()}
     logged = {what: values for what, values in logged.items() if values}

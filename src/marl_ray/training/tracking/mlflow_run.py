@@ -1,5 +1,7 @@
-"""The MLflow run of a training run: parameters, batched metrics, curve, registered bundle. A run that restarts keeps
-it."""
+"""The MLflow run of a training run: parameters, batched metrics, curve, registered bundle.
+
+A run that restarts keeps it.
+"""
 
 import hashlib
 import subprocess
@@ -47,9 +49,12 @@ class MlflowRun:
     def __init__(
         self, config: RunConfig, run_id: str | None = None, tags: Mapping[str, str] | None = None, owner: str = ""
     ):
-        """Open the run `run_id`, or begin a run where it is None or the server does not know it, as after a copy of the
-        run's folder to other storage. `owner` says whose run it is: one that a process began for the same owner, which was
-        killed before it noted the id, is taken over. Raises MarlRayError if the server does not answer."""
+        """Open the run `run_id`, or begin a run where it is None or the server does not know it.
+
+        The server does not know it after a copy of the run's folder to other storage, for example. `owner` says whose
+        run it is: one that a process began for the same owner, which was killed before it noted the id, is taken
+        over. Raises MarlRayError if the server does not answer.
+        """
         self.config, self.tags = config, dict(tags or {})
         if owner:
             self.tags[OWNER] = hashlib.sha256(owner.encode()).hexdigest()[:32]
@@ -93,8 +98,10 @@ class MlflowRun:
         return str(run.info.run_id)
 
     def _begun(self, experiment: str, values: Mapping[str, str]) -> Any:
-        """Return a run of the same owner that goes on, without rows or runs of its own, and with no other parameters
-        than these; None if there is none."""
+        """Return a run of the same owner that goes on and is still empty; None if there is none.
+
+        It has no rows and no runs of its own, and no other parameters than these.
+        """
         if OWNER not in self.tags:
             return None
         words = f"tags.`{OWNER}` = '{self.tags[OWNER]}' and attributes.status = 'RUNNING'"
@@ -120,8 +127,10 @@ class MlflowRun:
             return str(existing.experiment_id)
 
     def _tags(self) -> dict[str, str]:
-        """Return the tags that runs are searched by. The key of the commit is MLflow's own, so that its pages show the
-        commit."""
+        """Return the tags that runs are searched by.
+
+        The key of the commit is MLflow's own, so that its pages show the commit.
+        """
         algorithms = dict.fromkeys(self.config.algorithm_of(name) for name in self.config.team)
         tags = {
             "algorithm": ",".join(algorithms),
@@ -162,8 +171,10 @@ class MlflowRun:
         return None if value is None else int(value)
 
     def history(self, key: str) -> list[tuple[int, float]]:
-        """Return the (environment steps, value) of a metric, ordered by step. Of several values for one step the last
-        counts."""
+        """Return the (environment steps, value) of a metric, ordered by step.
+
+        Of several values for one step the last counts.
+        """
         points = {m.step: m.value for m in self.client.get_metric_history(self.run_id, key)}
         return sorted(points.items())
 
@@ -253,8 +264,10 @@ def _bounding(call: Callable[..., Any]) -> Callable[..., Any]:
 
 @cache
 def _bound_requests() -> None:
-    """Let MLflow's settings for requests have other defaults within a call of an MlflowRun, and there alone. MLflow takes
-    them from the environment, which belongs to the user and to all threads."""
+    """Let MLflow's settings for requests have other defaults within a call of an MlflowRun, and there alone.
+
+    MLflow takes them from the environment, which belongs to the user and to all threads.
+    """
     from mlflow import environment_variables as settings
 
     def bound(setting: Any, most: int) -> None:

@@ -5,7 +5,9 @@ from typing import TextIO
 
 
 def print_line(line: str, stream: TextIO) -> None:
-    """Print a line at once. It is lost where nobody can take it, as a pipe whose reader has gone or a file on a full disk:
-    that is no reason to end a run."""
+    """Print a line at once; it is lost where nobody can take it.
+
+    A pipe whose reader has gone, or a file on a full disk, is no reason to end a run.
+    """
     with contextlib.suppress(OSError, ValueError):  # of a stream that is closed
         print(line, file=stream, flush=True)

@@ -40,20 +40,28 @@ class Sink(Protocol):
     """
 
     def log(self, rows: Iterable[Mapping[str, float]]) -> None:
-        """Write the rows, without values that are not finite, and return when they will not be lost with the process.
-        Raises if they could not be written; the caller then gives them again."""
+        """Write the rows, without values that are not finite.
+
+        It returns when they will not be lost with the process. Raises if they could not be written; the caller then
+        gives them again.
+        """
 
     def end(self, status: str) -> None:
         """Close the sink; `status` is FINISHED, FAILED or KILLED."""
 
 
 class SinkFactory(Protocol):
-    """Makes a sink: a class, or a function. It may have a function `check(config)`, which raises MarlRayError before
-    anything starts if the tracker cannot work."""
+    """Makes a sink: a class, or a function.
+
+    It may have a function `check(config)`, which raises MarlRayError before anything starts if the
+    tracker cannot work.
+    """
 
     def __call__(self, config: RunConfig, run_id: str) -> Sink:
-        """Open the sink of a run. `run_id` is the id of the MLflow run, so that a resumed run is the same run in every
-        sink."""
+        """Open the sink of a run.
+
+        `run_id` is the id of the MLflow run, so that a resumed run is the same run in every sink.
+        """
 
 
 def check_sinks(config: RunConfig) -> None:
@@ -142,8 +150,10 @@ class TensorBoard:
             self.end("")
 
     def _open(self, row: Mapping[str, float]) -> None:
-        """Begin a file whose events replace those of other files from this row on, such as those of a process that was
-        killed before it could note what it had written."""
+        """Begin a file whose events replace those of other files from this row on.
+
+        The others are, for example, those of a process that was killed before it could note what it had written.
+        """
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
@@ -160,8 +170,10 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of the project `tracking.experiment`, in the group of that name, with its algorithms and its environment as
-    tags; the key comes from the environment or wandb's own files."""
+    """A run in W&B, of the project `tracking.experiment` and in the group of that name.
+
+    Its tags are its algorithms and its environment; the key comes from the environment or wandb's own files.
+    """
 
     @staticmethod
     def check(config: RunConfig) -> None:

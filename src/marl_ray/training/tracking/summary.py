@@ -7,8 +7,10 @@ from marl_ray.config import RunConfig
 
 
 def against_budgets(config: RunConfig, metrics: Mapping[str, float], prefix: str) -> list[str]:
-    """Return a text such as `cost 29.81 of 30` for each budget, numbered if there are several; empty if the costs are
-    not known."""
+    """Return a text such as `cost 29.81 of 30` for each budget, numbered if there are several.
+
+    The list is empty if the costs are not known.
+    """
     costs = _costs(config, metrics, prefix)
     names = ["cost"] if len(costs) == 1 else [f"cost {k}" for k in range(len(costs))]
     pairs = zip(names, costs, config.budgets, strict=False)
@@ -55,8 +57,10 @@ def run_summary(config: RunConfig, best: Mapping[str, float], last: Mapping[str,
 
 
 def benchmark_lines(config: RunConfig, history: Callable[[str], Sequence[tuple[int, float]]]) -> list[str]:
-    """Return a line for each benchmark, from the logged `history` of a metric: the first pass@1 and the last, and its
-    failures."""
+    """Return a line for each benchmark: the first pass@1 and the last, and its failures.
+
+    The numbers are from the logged `history` of a metric.
+    """
     lines = []
     for benchmark in config.evaluation.benchmarks:
         key = f"benchmark/{benchmark.metric}/"
@@ -75,11 +79,11 @@ def benchmark_lines(config: RunConfig, history: Callable[[str], Sequence[tuple[i
 
 
 def best_score_of(config: RunConfig, metrics: Mapping[str, float]) -> float | None:
-    """Return the number by which the best bundles of several runs are compared: the return, less the violations of
-    budgets.
+    """Return the number by which the best bundles of several runs are compared.
 
-    `metrics` are those of the iteration of this run's best bundle. If the bundle was evaluated, the number is measured
-    on other episodes than those that chose it, otherwise on training episodes; None if nothing was played.
+    It is the return, less the violations of budgets. `metrics` are those of the iteration of this run's best bundle.
+    If the bundle was evaluated, the number is measured on other episodes than those that chose it, otherwise on
+    training episodes; None if nothing was played.
     """
     ret = metrics.get("best/return")
     if ret is None:

@@ -1,7 +1,7 @@
-"""Statistics in a sweep's report: curves over seeds, probabilities of improvement, importance of keys. No Ray in here.
+"""Statistics in a sweep's report: curves over seeds, probabilities of improvement, importance of keys.
 
-Interquartile means, bootstrap intervals and the probability of improvement follow Agarwal et al. 2021 (arXiv
-2108.13264).
+Nothing here needs Ray. Interquartile means, bootstrap intervals and the probability of improvement follow Agarwal et
+al. 2021 (arXiv 2108.13264).
 """
 
 import math
@@ -43,10 +43,9 @@ class Curve:
 
 
 def curve_of(rows: Sequence[Mapping[str, float]], seeds: Sequence[int], metric: MetricConfig) -> Curve | None:
-    """Return the curve in a trial's rows, from the first row at which every seed has a value; None if there is no such
-    row.
+    """Return the curve in a trial's rows; None if no row has a value of every seed.
 
-    An exploit begins a new window, and replaces the points beyond its steps.
+    It begins at the first such row. An exploit begins a new window, and replaces the points beyond its steps.
     """
     windows: dict[int, deque[float]] = {seed: deque(maxlen=metric.window) for seed in seeds}
     points: list[tuple[float, list[float]]] = []
@@ -73,8 +72,11 @@ def curve_of(rows: Sequence[Mapping[str, float]], seeds: Sequence[int], metric: 
 
 
 def bands(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (points,) interquartile mean over the seeds, and the low and high end of its percentile interval. The
-    bootstrap draws seeds as whole curves; with one seed all three are equal."""
+    """Compute the interquartile mean over the seeds at each point, and its percentile interval.
+
+    Returns the mean, the low end and the high end, (points,) each. The bootstrap draws seeds as whole curves; with
+    one seed all three are equal.
+    """
     drawn = np.random.default_rng(0).integers(len(curve.seeds), size=(RESAMPLES, len(curve.seeds)))
     middle = trim_mean(curve.seeds, 0.25, axis=0)
     if len(curve.seeds) == 1:
@@ -102,9 +104,11 @@ def end_of(curve: Curve) -> BootstrapInterval:
 
 
 def probability_of_improvement(first: np.ndarray, second: np.ndarray) -> BootstrapInterval:
-    """Return the probability that a seed of `first` scores more than a seed of `second`; a tie counts one half (Agarwal
-    et al. 2021, section 4.3, with one task). Both are (seeds,), greater is better; the interval is a percentile
-    bootstrap's."""
+    """Estimate the probability that a seed of `first` scores more than a seed of `second`.
+
+    A tie counts one half (Agarwal et al. 2021, section 4.3, with one task). Both are (seeds,), greater is better; the
+    interval is a percentile bootstrap's.
+    """
     wins = (first[:, None] > second[None, :]) + 0.5 * (first[:, None] == second[None, :])
     rng = np.random.default_rng(0)
     rows = rng.integers(len(first), size=(RESAMPLES, len(first)))
@@ -121,16 +125,20 @@ def improvement(first: Curve, second: Curve, metric: MetricConfig) -> BootstrapI
 
 
 def differ(first: Curve, second: Curve) -> bool:
-    """Return True if the rank-sum test (Mann and Whitney 1947) distinguishes the two at level 1 - CONFIDENCE, at the
-    steps that both have reached. The test needs LEAST_SEEDS for that; a bootstrap of two seeds would call any
-    difference significant."""
+    """Return True if the rank-sum test (Mann and Whitney 1947) tells two curves apart.
+
+    Its level is 1 - CONFIDENCE, and the curves are compared at the steps that both have reached. The test needs
+    LEAST_SEEDS for that; a bootstrap of two seeds would call any difference significant.
+    """
     steps = min(first.steps[-1], second.steps[-1])
     return bool(mannwhitneyu(first.at(steps), second.at(steps)).pvalue < 1 - CONFIDENCE)
 
 
 def difference(first: np.ndarray, second: np.ndarray) -> BootstrapInterval:
-    """Return the interquartile mean of `first` less that of `second`, with its percentile interval. Both are (seeds,),
-    and the bootstrap draws the seeds of each on their own."""
+    """Return the interquartile mean of `first` less that of `second`, with its percentile interval.
+
+    Both are (seeds,), and the bootstrap draws the seeds of each on their own.
+    """
     rng = np.random.default_rng(0)
     drawn = [scores[rng.integers(len(scores), size=(RESAMPLES, len(scores)))] for scores in (first, second)]
     gaps = trim_mean(drawn[0], 0.25, axis=1) - trim_mean(drawn[1], 0.25, axis=1)
@@ -139,9 +147,11 @@ def difference(first: np.ndarray, second: np.ndarray) -> BootstrapInterval:
 
 
 def certainty(best: Sequence[tuple[str, Curve]], metric: MetricConfig) -> str:
-    """Return a line that says if a test can tell the first trial, the winner, from the others. It is about the best of
-    those from which it cannot, else about the next best. `best` are (name, curve), the best first. Empty if there is
-    one trial."""
+    """Return a line that says if a test can tell the winner from the other trials.
+
+    `best` are (name, curve), the winner's first and then the next best. The line is about the best of those from
+    which the test cannot tell the winner, else about the next best; it is empty if there is one trial.
+    """
     if len(best) < 2:
         return ""
     (_, winner), *others = best
@@ -161,9 +171,10 @@ def certainty(best: Sequence[tuple[str, Curve]], metric: MetricConfig) -> str:
 def importances(
     space: Mapping[str, DimensionConfig], trials: Sequence[tuple[Mapping[str, Any], float]]
 ) -> dict[str, float]:
-    """Return key -> its share in getting a trial among the best quarter, the greatest first: PED-ANOVA by Optuna
-    (Watanabe et al. 2023, arXiv 2304.10255). `trials` are (values, score), greater is better. Empty if there are too
-    few trials or no differences.
+    """Return key -> its share in getting a trial among the best quarter, the greatest first.
+
+    The shares are those of PED-ANOVA by Optuna (Watanabe et al. 2023, arXiv 2304.10255). `trials` are (values,
+    score), greater is better. The mapping is empty if there are too few trials or no differences.
     """
     import optuna
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
@@ -191,8 +202,10 @@ def _kinds(trials: Sequence[tuple[Mapping[str, Any], float]], key: str) -> set[s
 
 
 def _place(dimension: DimensionConfig, value: Any) -> Any:
-    """Return the value in the form that Optuna takes: for a list of values its index, because the entries may be
-    mappings."""
+    """Return the value in the form that Optuna takes.
+
+    For a list of values that is its index, because the entries may be mappings.
+    """
     return value if dimension.values is None else list(dimension.values).index(value)
 
 

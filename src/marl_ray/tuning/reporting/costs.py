@@ -1,5 +1,7 @@
-"""Costs of a trial's policies against their budgets, from each seed's last evaluation, and a summary of its best
-bundle."""
+"""Costs of a trial's policies against their budgets, and a summary of its best bundle.
+
+The costs are those of each seed's last evaluation.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,8 +14,10 @@ MetricRows = Sequence[Mapping[str, float]]
 
 
 def seed_metrics(rows: MetricRows, seed: int, prefix: str) -> dict[str, float]:
-    """Return the last reported metrics of a seed that begin with `prefix`, with their `steps`; empty if there are
-    none."""
+    """Return the last reported metrics of a seed that begin with `prefix`, with their `steps`.
+
+    The mapping is empty if there are none.
+    """
     for row in reversed(rows):
         of_seed = f"seed-{seed}/"
         metrics = {key.removeprefix(of_seed): value for key, value in row.items() if key.startswith(of_seed + prefix)}

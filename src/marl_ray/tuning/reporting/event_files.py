@@ -26,8 +26,10 @@ CLOSE_S = 60.0
 
 
 class EventFiles:
-    """Writes event files: straight to a local disk; for remote storage into a temporary folder that is uploaded now and
-    then."""
+    """A writer of event files, on a local disk or on remote storage.
+
+    It writes straight to a local disk; for remote storage into a temporary folder that is uploaded now and then.
+    """
 
     def __init__(self, folder: Folder, warn: Callable[[str], None]):
         self.folder, self.warn, self.warned = folder, warn, False

@@ -108,8 +108,11 @@ class Stroke:
 
 
 def strokes(curves: Mapping[str, tuple[Curve, Sequence[float]]], coloured: int = COLOURED) -> dict[str, Stroke]:
-    """Return name -> the parts to draw of (curve, steps at which it took over another trial), the best curve first. The
-    first `coloured` curves get a colour and a band."""
+    """Return name -> the parts of its curve to draw, the best curve first.
+
+    `curves` are (curve, steps at which it took over another trial). The first `coloured` curves get a colour
+    and a band.
+    """
     drawn = {}
     for place, (name, (full_curve, takeovers)) in enumerate(curves.items()):
         curve = thinned(full_curve, MAX_POINTS)
@@ -188,10 +191,10 @@ def parallel(
     best: str | None,
     height: float = 360,
 ) -> Parallel | None:
-    """Draw trials (name, values, result or None) as lines through one axis per key, and the metric's axis last; up is
-    better.
+    """Draw trials as lines through one axis for each key, and the metric's axis last; up is better.
 
-    A key that a trial does not have is at the foot of its axis, and so is the missing result of a failed trial.
+    `trials` are (name, values, result or None). A key that a trial does not have is at the foot of its axis, and so
+    is the missing result of a failed trial.
     """
     results = [result for _, _, result in trials if result is not None]
     if not trials:

@@ -1,8 +1,10 @@
-"""A sweep in MLflow: a parent run, and a child run per trial. A tracking server that does not answer neither ends a sweep
-nor slows it.
+"""A sweep in MLflow: a parent run, and a child run for each trial.
 
-A line of `NAME/mlflow.jsonl` in the sweep's folder is a row of a trial, or says that a trial has ended. A thread delivers
-the lines as a run's rows are delivered (training/journal/delivery.py); the same command delivers what is left.
+A tracking server that does not answer neither ends a sweep nor slows it.
+
+A line of `NAME/mlflow.jsonl` in the sweep's folder is a row of a trial, or says that a trial has ended. A
+thread delivers the lines as a run's rows are delivered (training/journal/delivery.py); the same command
+delivers what is left.
 """
 
 import json
@@ -40,8 +42,11 @@ class SweepMlflowRuns:
     """Tells MLflow of a sweep. No call waits for the server, but for the first one and `register`."""
 
     def __init__(self, config: SweepConfig, records: SweepRecords, owns: Callable[[], bool] = lambda: True):
-        """Open the parent run. MLflow is called while `owns` says that the sweep has no other owner. Raises MarlRayError if
-        the tracking server does not answer when a sweep begins; a sweep that goes on does not need it."""
+        """Open the parent run.
+
+        MLflow is called while `owns` says that the sweep has no other owner. Raises MarlRayError if the tracking
+        server does not answer when a sweep begins; a sweep that goes on does not need it.
+        """
         self.config, self.base = config, config.example()
         self.uri = uri_of(self.base)
         folder = Folder(config.storage, config.name)
@@ -216,8 +221,10 @@ class _SweepRuns:
         self.parent.end(status)
 
     def config_of(self, record: TrialRecord) -> RunConfig | None:
-        """Return the run config whose values become the child's parameters; None for a trial whose config is
-        invalid."""
+        """Return the run config whose values become the parameters of a trial's child run.
+
+        It is None for a trial whose config is invalid.
+        """
         try:
             return self.config.run_config(
                 record.values, f"{self.config.name}-{record.number:04d}", self.config.seeds[0]

@@ -82,8 +82,10 @@ class SweepProgress:
         return self.records.trials[max(scores, key=lambda number: scores[number])] if scores else None
 
     def table(self) -> Table:
-        """Return a table of as many trials as the terminal has lines: running ones first, then waiting ones, then the
-        latest."""
+        """Return a table of as many trials as the terminal has lines.
+
+        The running ones come first, then the waiting ones, then the latest.
+        """
         steps, metric = len(f"{self.total:,} (100%)"), self.config.metric[0].name
         score = max(9, len(metric))
         # the width that the other columns and the gaps leave

@@ -1,7 +1,7 @@
 """The report of a sweep: one self-contained HTML file, made from the sweep's folder.
 
-The page has no script and loads nothing. It can be made at any time, also while the sweep runs or after its driver
-died.
+The page has no script and loads nothing. It can be made at any time, also while the sweep runs or when its
+driver is dead.
 """
 
 import shlex
@@ -57,10 +57,10 @@ _SIZES = (("wide", 1180.0, 420.0), ("narrow", 360.0, 300.0))
 
 
 def write_report(folder: Folder, records: SweepRecords) -> str:
-    """Write `report.html`, and `winner.yaml` if there is a winner, into the sweep's folder; return the report's path or
-    URI.
+    """Write a sweep's report into its folder, and return the report's path or URI.
 
-    Raises MarlRayError if the records' config is not a sweep's, and OSError if the files cannot be written.
+    The files are `report.html` and, if there is a winner, `winner.yaml`. Raises MarlRayError if the records' config
+    is not a sweep's, and OSError if the files cannot be written.
     """
     winner = winner_config(records)
     if winner is not None:
@@ -70,8 +70,10 @@ def write_report(folder: Folder, records: SweepRecords) -> str:
 
 
 def winner_config(records: SweepRecords) -> dict[str, Any] | None:
-    """Return the run config of the winner's registered seed, in the form that `marl-ray train` takes; None without a
-    winner."""
+    """Return the run config of the winner's registered seed; None without a winner.
+
+    It has the form that `marl-ray train` takes.
+    """
     if records.winner is None:
         return None
     configs = records.trials[records.winner].configs
@@ -79,8 +81,10 @@ def winner_config(records: SweepRecords) -> dict[str, Any] | None:
 
 
 def winner_certainty(folder: Folder, config: SweepConfig, records: SweepRecords) -> str:
-    """Return a line that says if a test can tell the winner from the other trials (see `certainty`); empty without a
-    winner."""
+    """Return a line that says if a test can tell the winner from the other trials.
+
+    See `certainty`. The line is empty without a winner.
+    """
     order = _order(config, records)
     rows = {record.number: _rows(folder, record) for record in order}
     return _certainty(config, records, order, _curves(config, order, rows))
@@ -175,8 +179,10 @@ def _name(record: TrialRecord) -> str:
 
 
 def _rows(folder: Folder, record: TrialRecord) -> list[dict[str, float]]:
-    """Return a trial's rows; empty if they cannot be read, for example because it failed before its first
-    checkpoint."""
+    """Return a trial's rows; empty if they cannot be read.
+
+    A trial that failed before its first checkpoint, for example, has none.
+    """
     try:
         return read_rows(Folder(folder.uri, "trials", _name(record)))
     except (OSError, MarlRayError):
@@ -312,8 +318,10 @@ def _front(config: SweepConfig, order: Sequence[TrialRecord]) -> set[int]:
 def _matrix(
     config: SweepConfig, best: Sequence[TrialRecord], curves: Mapping[int, Curve], colours: Mapping[int, str]
 ) -> list[dict[str, Any]]:
-    """Return the rows of the matrix of probabilities of improvement, with a cell per column; empty for fewer than two
-    trials."""
+    """Return the rows of the matrix of probabilities of improvement, with a cell for each column.
+
+    There are none for fewer than two trials.
+    """
     if len(best) < 2:
         return []
     matrix: list[dict[str, Any]] = []

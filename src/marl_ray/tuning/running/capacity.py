@@ -31,8 +31,10 @@ class TrialResources:
 
 
 def need_of(config: RunConfig) -> TrialResources:
-    """Return the resources of a trial; raises MarlRayError naming the key if no node, or the cluster however it scales,
-    can hold it."""
+    """Return the resources of a trial.
+
+    Raises MarlRayError naming the key if no node, or the cluster however it scales, can hold it.
+    """
     need = config.resources
     if need.engines:
         raise MarlRayError(

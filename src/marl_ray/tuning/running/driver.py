@@ -175,8 +175,10 @@ class _Sweep:
         return self.lease.lost.is_set() or bool(self.plan.used_up())
 
     def _biggest_need(self) -> TrialResources:
-        """Return the largest need, by CPUs, among the configurations of trials that have not started. Raises
-        MarlRayError if the cluster can run none of them."""
+        """Return the largest need, by CPUs, of the configurations of trials that have not started.
+
+        Raises MarlRayError if the cluster can run none of them.
+        """
         biggest: TrialResources | None = None
         problem = ""
         for values in self._coming():
@@ -192,8 +194,10 @@ class _Sweep:
         return biggest or TrialResources(1, 1.0, False)
 
     def _coming(self) -> Iterator[Values]:
-        """Yield the configurations of trials that have not started, at most MOST_COMING; of a search that learns only
-        the run's own, because asking would change what it suggests."""
+        """Yield the configurations of trials that have not started, at most MOST_COMING.
+
+        For a search that learns it is only the run's own, because asking would change what it suggests.
+        """
         if self.plan.search.learns:
             yield {}
             return
@@ -212,8 +216,10 @@ class _Sweep:
         return self.needs[key]
 
     def _run_config(self, values: Mapping[str, Any]) -> RunConfig:
-        """Return the run config of these values with the first seed. Checking a config takes a millisecond, so the last
-        one is kept: a trial's is asked for several times in a row."""
+        """Return the run config of these values with the first seed.
+
+        Checking a config takes a millisecond, so the last one is kept: a trial's is asked for several times in a row.
+        """
         if self.last is None or self.last[0] != values:
             self.last = dict(values), self.config.run_config(values, self.config.name, self.config.seeds[0])
         return self.last[1]

@@ -51,8 +51,11 @@ class SeedsAsOne:
         own_hyper: bool = False,
         pass_sizes: Mapping[str, int] | None = None,
     ):
-        """`resume_from` is a folder that `save` wrote; with `own_hyper` it may be of another configuration. `pass_sizes` are
-        those of `RunStart`. Raises UnreadableCheckpointError, which names the file, for a checkpoint that is damaged."""
+        """Begin the runs of all seeds, or continue those that `save` wrote to a folder.
+
+        `resume_from` is such a folder; with `own_hyper` it may be of another configuration. `pass_sizes` are those of
+        `RunStart`. Raises UnreadableCheckpointError, which names the file, for a checkpoint that is damaged.
+        """
         self.metrics = metrics
         self.runs: dict[int, Run] = {}
         state = {} if resume_from is None else together(lambda: _objectives(resume_from / OBJECTIVES))
@@ -94,8 +97,10 @@ class SeedsAsOne:
         return int(sum(run.steps for run in self.runs.values()))
 
     def objectives(self) -> list[float] | None:
-        """Return the interquartile mean over the seeds of each smoothed metric; None while one has not been
-        reported."""
+        """Return the interquartile mean over the seeds of each smoothed metric.
+
+        The list is None while one has not been reported.
+        """
         if not all(values for queues in self.recent.values() for values in queues):
             return None
         columns = zip(*self.recent.values(), strict=True)
@@ -109,8 +114,10 @@ class SeedsAsOne:
         )
 
     def begin(self) -> Metrics:
-        """Imitate if the runs are to, and evaluate the seeds' first policies; returns the row of step 0, empty without
-        evaluations."""
+        """Imitate if the runs are to, and evaluate the seeds' first policies.
+
+        Returns the row of step 0, which is empty without evaluations.
+        """
         self.fresh = False
         for run in self.runs.values():
             run.imitate()
@@ -119,10 +126,10 @@ class SeedsAsOne:
         return self._row()
 
     def step(self, until: int | None = None) -> Metrics:
-        """Run one iteration of every seed that has not ended; returns the interquartile mean of each metric, and each
-        seed's own values of the metrics that judge it.
+        """Run one iteration of every seed that has not ended, and return the metrics.
 
-        A seed that has reached `until` environment steps is evaluated, because the scheduler judges it there.
+        They are the interquartile mean of each metric, and each seed's own values of the metrics that judge it. A
+        seed that has reached `until` environment steps is evaluated, because the scheduler judges it there.
         """
         for seed, run in self.runs.items():
             if run.done:
@@ -221,9 +228,11 @@ def load_seeds(
     device: torch.device,
     pass_sizes: Mapping[str, int] | None = None,
 ) -> LoadedSeeds:
-    """Begin the runs of all seeds from the first of a trial's checkpoints `names` that is whole, or anew without one. Every
-    worker calls it with the same. `pass_sizes` are those of `RunStart`. Raises UnreadableCheckpointError, which names what
-    is wrong with each, if all are damaged."""
+    """Begin the runs of all seeds from the first whole checkpoint of a trial, or anew without one.
+
+    `names` are the trial's checkpoints. Every worker calls it with the same. `pass_sizes` are those of `RunStart`.
+    Raises UnreadableCheckpointError, which names what is wrong with each, if all are damaged.
+    """
     damages: list[str] = []
     for name in names:
         try:

@@ -65,8 +65,10 @@ class TrialState:
 
 
 def read_state(folder: Folder) -> TrialState:
-    """Return the state of a trial as its folder holds it; a new one where it holds none. Raises OSError, and
-    MarlRayError, which names the file, for one of something else."""
+    """Return the state of a trial as its folder holds it; a new one where it holds none.
+
+    Raises OSError, and MarlRayError, which names the file, for one of something else.
+    """
     try:
         data = folder.read_json(STATE)
         return TrialState(**data) if data else TrialState()
@@ -97,8 +99,10 @@ def is_takeover(name: str) -> bool:
 
 
 def take_over(folder: Folder, donor: Folder, takeover: Takeover) -> bool:
-    """Copy the donor's newest checkpoint and its bundles into a trial's folder; returns False if a driver that was killed
-    has done so before. Raises OSError."""
+    """Copy the donor's newest checkpoint and its bundles into a trial's folder.
+
+    Returns False if a driver that was killed has done so before. Raises OSError.
+    """
     state = read_state(folder)
     if any(exploit["at"] == takeover.at for exploit in state.exploits):
         return False
@@ -150,8 +154,10 @@ class TrialWriter:
         return names[taken[-1] if taken else 0 :][::-1]
 
     def go_back(self, name: str, iteration: int, steps: int, damages: Sequence[str]) -> None:
-        """Go on from checkpoint `name` of this iteration and so many steps; those after it are damaged, as the lines say,
-        and are removed."""
+        """Go on from checkpoint `name` of this iteration and so many steps.
+
+        Those after it are damaged, as the lines of `damages` say, and are removed.
+        """
         self.notes += [f"{damage}; the trial goes on from {self.folder.uri}/{name}" for damage in damages]
         names, exploits = self.state.checkpoints, len(self.state.exploits)
         last = names.index(name) + 1

@@ -31,8 +31,10 @@ ERROR = "error.txt"
 
 
 def trial(config: dict[str, Any]) -> None:
-    """Train a trial as far as its leg goes; this is the function that Tune runs. Errors become results; Tune retries
-    only crashed processes."""
+    """Train a trial as far as its leg goes; this is the function that Tune runs.
+
+    Errors become results; Tune retries only crashed processes.
+    """
     import ray.tune
 
     leg = Leg(**config["leg"])
@@ -45,8 +47,10 @@ def trial(config: dict[str, Any]) -> None:
 
 
 def named_trial(sweep: str) -> Callable[[dict[str, Any]], None]:
-    """Return `trial` under the sweep's name, which the Ray dashboard shows. A process serves one trial after another,
-    so a trial's own name would soon be wrong."""
+    """Return `trial` under the sweep's name, which the Ray dashboard shows.
+
+    A process serves one trial after another, so a trial's own name would soon be wrong.
+    """
 
     def train_trial(config: dict[str, Any]) -> None:
         trial(config)
@@ -92,8 +96,10 @@ def _in_process(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> dict
 
 
 def _traceback_file(leg: Leg, error: Exception) -> str:
-    """Write the traceback to the trial's folder and return where it is, in words; empty for the product's own errors,
-    which say all there is to say."""
+    """Write the traceback to the trial's folder, and return where it is, in words.
+
+    The text is empty for the product's own errors, which say all there is to say.
+    """
     if isinstance(error, MarlRayError) and error.__cause__ is None:
         return ""
     try:

@@ -134,8 +134,10 @@ def worker(payload: dict[Any, Any]) -> Any:
 
 
 def train_leg(payload: dict[Any, Any], device: torch.device) -> dict[str, Any]:
-    """Train a leg in one of its workers. Returns `objectives` and `done`, or under `failed` the message of an error that all
-    workers raise together, and would raise again after every restart.
+    """Train a leg in one of its workers.
+
+    Returns `objectives` and `done`, or under `failed` the message of an error that all workers raise together, and
+    would raise again after every restart.
 
     Raises the error of this worker alone: the others wait for it, until its process ends, and theirs with it.
     """
@@ -184,7 +186,9 @@ def train_leg(payload: dict[Any, Any], device: torch.device) -> dict[str, Any]:
 
 
 def _kept_checkpoints(folder: Folder, place: str) -> list[str]:
-    """Return the checkpoints that earlier worker groups of this attempt have kept and that are still there, the newest
-    first."""
+    """Return the checkpoints that earlier worker groups of this attempt have kept, the newest first.
+
+    Those that are no longer there are left out.
+    """
     names = [json.loads(line).get("kept") for line in folder.lines(f"{place}/{MESSAGES}")]
     return [name for name in reversed(names) if name and folder.exists(name)]

@@ -49,9 +49,12 @@ class SweepPlan:
         check: Callable[[Mapping[str, Any]], None],
         changed: Callable[..., None],
     ):
-        """`exploit(recipient, donor, what, at)` copies weights; `check(values)` raises MarlRayError if the cluster can
-        never run this configuration; `changed(*records)` gets the trials that a change of the records is about. A trial
-        that `next_trial` returns has changed too."""
+        """Plan a sweep from its config and the records that it has so far.
+
+        `exploit(recipient, donor, what, at)` copies weights; `check(values)` raises MarlRayError if the cluster can
+        never run this configuration; `changed(*records)` gets the trials that a change of the records is about. A
+        trial that `next_trial` returns has changed too.
+        """
         self.config, self.records, self.changed = config, records, changed
         self.exploit, self.check = exploit, check
         self.search = SEARCHES[config.search.kind](config)
@@ -110,8 +113,10 @@ class SweepPlan:
         return not self.used_up() and (unended or self.trials_left() != 0)
 
     def trials_left(self) -> int | None:
-        """Return the number of configurations that may still be started; None if only the budget of hours or steps ends
-        them."""
+        """Return the number of configurations that may still be started.
+
+        It is None if only the budget of hours or steps ends them.
+        """
         number, most = len(self.records.trials), self.config.budget.trials
         if self.exhausted:
             return 0
@@ -168,8 +173,10 @@ class SweepPlan:
         return record
 
     def _new_trial(self) -> TrialRecord | None:
-        """Start a new configuration. One that cannot run is recorded as refused, and the next is tried; None if there
-        is none."""
+        """Start a new configuration; None if there is none.
+
+        One that cannot run is recorded as refused, and the next is tried.
+        """
         while not self.exhausted:
             number = len(self.records.trials)
             values = None if self.trials_left() == 0 else self.search.ask(number)

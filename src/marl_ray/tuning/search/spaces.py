@@ -65,8 +65,10 @@ def check_space(config: SweepConfig) -> None:
 
 
 def draw(config: SweepConfig, number: int, fixed: Mapping[str, Any] | None = None) -> Values:
-    """Return the random configuration with this number, a function of `search.seed` and the number alone; `fixed`
-    values stay."""
+    """Return the random configuration with this number; `fixed` values stay.
+
+    It is a function of `search.seed` and the number alone.
+    """
     rng = np.random.default_rng((config.search.seed, number))
     fixed = fixed or {}
     values: Values = {}

@@ -127,8 +127,10 @@ class Connection:
 
 
 def patiently(call: Callable[[], Result], lost_s: float, server: str) -> Result:
-    """Return the result of a call that is tried again while it raises `_UnreachableError`; MarlRayError after `lost_s`
-    seconds."""
+    """Return the result of a call that is tried again while it raises `_UnreachableError`.
+
+    Raises MarlRayError after `lost_s` seconds.
+    """
     end, pause = time.monotonic() + lost_s, FIRST_PAUSE_S
     while True:
         try:
@@ -151,10 +153,10 @@ def _message(response: client.rest.RESTResponse) -> str:
 
 
 def connect(kubeconfig: str | None = None, context: str | None = None, namespace: str | None = None) -> Connection:
-    """Return a connection by a kubeconfig file (KUBECONFIG or ~/.kube/config where not given), or by the pod's own
-    account.
+    """Return a connection by a kubeconfig file, or by the pod's own account.
 
-    The namespace is the context's, or the pod's, where not given. Raises MarlRayError if there is neither.
+    The file is KUBECONFIG or ~/.kube/config where not given, and the namespace is the context's, or the pod's, where
+    not given. Raises MarlRayError if there is neither file nor account.
     """
     named = kubeconfig or os.environ.get("KUBECONFIG")  # the package reads it only once, at import
     path = named or "~/.kube/config"

@@ -16,8 +16,10 @@ _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z")
 
 
 def submitter_of(connection: Connection, name: str) -> tuple[str, str] | None:
-    """Return the newest pod and the container that submits a RayJob; None where there is none yet, or none at all
-    (`HTTPMode`)."""
+    """Return the newest pod and the container that submits a RayJob.
+
+    It is None where there is none yet, or none at all (`HTTPMode`).
+    """
     pods = list_all(connection, "Pod", "v1", labels=f"job-name={name}")
     job = read(connection, "RayJob", name) or {}
     cluster = (job.get("status") or {}).get("rayClusterName")

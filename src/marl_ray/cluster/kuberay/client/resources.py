@@ -32,8 +32,10 @@ def _root(api_version: str) -> str:
 
 
 def path_of(connection: Connection, api_version: str, kind: str, name: str | None = None) -> str:
-    """Return the path of an object, or of all of a kind. Raises MarlRayError for a kind that the cluster does not
-    know."""
+    """Return the path of an object, or of all of a kind.
+
+    Raises MarlRayError for a kind that the cluster does not know.
+    """
     try:
         kinds = _kinds(connection, api_version)
     except RequestRefusedError as error:

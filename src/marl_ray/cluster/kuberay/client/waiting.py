@@ -32,11 +32,12 @@ def wait(
     say: Callable[[ResourceState], None],
     start_s: float | None = None,
 ) -> ResourceState:
-    """Return the first state that is one of the goals, or final. `say` gets every state that differs from the one
-    before.
+    """Return the first state that is one of the goals, or final.
 
-    `start_s`: how long it may be WAITING at a stretch, for what may run for days once it runs. Raises WaitTimeoutError,
-    which names what held it up, and MarlRayError if the API stays out of reach.
+    `say` gets every state that differs from the one before.
+
+    `start_s`: how long it may be WAITING at a stretch, for what may run for days once it runs. Raises
+    WaitTimeoutError, which names what held it up, and MarlRayError if the API stays out of reach.
     """
     began = waiting = time.monotonic()
     last: ResourceState | None = None

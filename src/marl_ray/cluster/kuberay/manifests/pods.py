@@ -90,8 +90,10 @@ def security_of(config: ClusterConfig) -> dict[str, Any]:
 
 
 def pull_secrets_of(config: ClusterConfig) -> list[dict[str, str]] | None:
-    """Return the references to the config's secrets for pulling images, as a pod's spec has them; None if there are
-    none."""
+    """Return the references to the config's secrets for pulling images, as a pod's spec has them.
+
+    It is None if there are none.
+    """
     return [{"name": name} for name in config.pull_secrets] or None
 
 
@@ -150,15 +152,19 @@ def _ports(config: ClusterConfig, head: bool) -> list[dict[str, Any]]:
 
 
 def _costs_a_restart(config: ClusterConfig, node: NodeConfig, head: bool) -> bool:
-    """Return True for a pod whose move to another machine costs a run a restart. Replicas of a gateway may move one by
-    one."""
+    """Return True for a pod whose move to another machine costs a run a restart.
+
+    Replicas of a gateway may move one by one.
+    """
     fixed = isinstance(node, GroupConfig) and not node.scales
     return config.service is None and (head or fixed)
 
 
 def _anywhere(config: ClusterConfig, node: NodeConfig) -> bool:
-    """Return True if machines of both kinds will do: replicas of a gateway may be lost one by one; `spot` asks for one
-    kind first."""
+    """Return True if machines of both kinds, spot and on-demand, will do.
+
+    Replicas of a gateway may be lost one by one; `spot` asks for one kind first.
+    """
     return config.service is not None and isinstance(node, GroupConfig) and not node.spot
 
 

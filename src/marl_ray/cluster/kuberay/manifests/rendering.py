@@ -102,8 +102,10 @@ def cluster_spec(config: ClusterConfig) -> RayClusterSpec:
 
 
 def _autoscaler() -> dict[str, Any]:
-    """Return the autoscaler's options; KubeRay puts it into the head pod, where what it shares with Ray lies in
-    `/tmp/ray`."""
+    """Return the autoscaler's options.
+
+    KubeRay puts it into the head pod, where what it shares with Ray lies in `/tmp/ray`.
+    """
     return {
         "version": "v2",
         "idleTimeoutSeconds": IDLE_S,
@@ -157,8 +159,10 @@ def _job_spec(config: ClusterConfig, job: JobConfig, cluster: RayClusterSpec) ->
 
 
 def _rules(job: JobConfig, scales: bool) -> list[dict[str, Any]]:
-    """Return the rules by which a job's parts are deleted; `Failed` stands for every failure, also for a deadline.
-    Workers hold the machines that cost, the head has the logs.
+    """Return the rules by which a job's parts are deleted.
+
+    `Failed` stands for every failure, also for a deadline. Workers hold the machines that cost, the head
+    has the logs.
 
     What a clock makes is taken away at last; any other RayJob stays and says what came of it.
     """
@@ -198,11 +202,12 @@ def _submitter(config: ClusterConfig) -> PodTemplate:
 
 
 def _budgets(config: ClusterConfig) -> list[dict[str, Any]]:
-    """Return a PodDisruptionBudget for each group of a gateway that has several pods: drained machines take one of them
-    at a time.
+    """Return a PodDisruptionBudget for each group of a gateway that has several pods.
 
-    KubeRay makes none. `maxUnavailable` would not work: Kubernetes knows the size of a Deployment, not of a RayCluster.
-    Learners have none: a run that loses two of them at once starts again once, not twice.
+    Drained machines thus take one of its pods at a time.
+
+    KubeRay makes none. `maxUnavailable` would not work: Kubernetes knows the size of a Deployment, not of a
+    RayCluster. Learners have none: a run that loses two of them at once starts again once, not twice.
     """
     return [
         {

@@ -29,16 +29,20 @@ def cluster_state(view: View, now: float) -> ResourceState:
 
 
 def held_up(view: View, now: float) -> ResourceState | None:
-    """Return a state that names the pod that does not come up, or why there is none of it: a quota, or a value that is
-    refused."""
+    """Return a state that names the pod that does not come up, or why there is none of it.
+
+    The reason is a quota, or a value that is refused.
+    """
     reasons = (*map(_without_pod, view.ray_clusters), _refused_cluster(view))
     trouble = trouble_of(view.pods, now) or next(filter(None, reasons), None)
     return None if trouble is None else ResourceState(Phase.WAITING, *trouble)
 
 
 def _without_pod(cluster: Object) -> tuple[str, str] | None:
-    """Return the reason and message of a condition that the operator sets while it fails to make or delete a cluster's
-    pods."""
+    """Return the reason and message of the condition that the operator sets while it fails at pods.
+
+    It fails to make or delete a cluster's pods.
+    """
     conditions = (cluster.get("status") or {}).get("conditions") or ()
     failure = next(
         (
@@ -55,8 +59,10 @@ def _without_pod(cluster: Object) -> tuple[str, str] | None:
 
 
 def _refused_cluster(view: View) -> tuple[str, str] | None:
-    """Return the reason and message by which the operator refuses the cluster that it has made for a job or a
-    service."""
+    """Return the reason and message by which the operator refuses a cluster.
+
+    It is the cluster that the operator has made for a job or a service.
+    """
     new = {
         ("RayCluster", cluster["metadata"]["name"])
         for cluster in view.clusters

@@ -55,8 +55,10 @@ def _provisioning(view: View) -> ResourceState:
 
 
 def _ended_early(view: View, now: float) -> ResourceState | None:
-    """Return the state of a job in SidecarMode whose submitter has ended: it is a container of the head pod, and nobody
-    starts it again."""
+    """Return the state of a job in SidecarMode whose submitter has ended.
+
+    The submitter is a container of the head pod, and nobody starts it again.
+    """
     assert view.resource is not None
     if view.resource["spec"].get("submissionMode") != "SidecarMode":
         return None

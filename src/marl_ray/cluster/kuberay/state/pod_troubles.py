@@ -14,8 +14,10 @@ SCHEDULED_S = 10.0
 
 
 def trouble_of(pods: Iterable[Object], now: float) -> tuple[str, str] | None:
-    """Return the reason and message of the first pod that does not come up; None where all run or are on their way at
-    `now`."""
+    """Return the reason and message of the first pod that does not come up.
+
+    It is None where all run or are on their way at `now`.
+    """
     staying = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
     late = [pod for pod in staying if now - seconds_of(pod["metadata"]["creationTimestamp"]) >= SCHEDULED_S]
     troubles = (*map(_looping, staying), *map(_without_node, late))
@@ -38,8 +40,10 @@ def _looping(pod: Object) -> tuple[str, str] | None:
 
 
 def _without_node(pod: Object) -> tuple[str, str] | None:
-    """Return the reason and message of a pod that no node takes. Clusters that add nodes leave pods so for minutes,
-    too."""
+    """Return the reason and message of a pod that no node takes.
+
+    Clusters that add nodes leave pods so for minutes, too.
+    """
     if pod["spec"].get("nodeName") or (pod.get("status") or {}).get("phase", "Pending") != "Pending":
         return None
     conditions = (pod.get("status") or {}).get("conditions") or ()

@@ -9,9 +9,11 @@ from marl_ray.training.learner.trained_policy import TrainedPolicy
 
 
 def why_torch(policy: TrainedPolicy) -> str:
-    """Return the reason why torch takes a policy's gradient steps. It is empty where compiled code does: for PPO's loss
-    by Adam on a CPU, for one Discrete action and small networks over vectors or categories, one of which is a
-    critic."""
+    """Return the reason why torch takes a policy's gradient steps; empty where compiled code does.
+
+    Compiled code does for PPO's loss by Adam on a CPU, for one Discrete action and small networks over vectors or
+    categories, one of which is a critic.
+    """
     model, hyper, algorithm = policy.rollout_model, policy.hyper, policy.algorithm
     if not isinstance(model, ActorCritic):
         return "it is a language model"

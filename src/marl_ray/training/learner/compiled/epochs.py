@@ -69,8 +69,10 @@ class CompiledBatch:
         return selection.take(self.number, agents)[selection.take(self.prepared.mask, agents)].numpy()
 
     def gradient(self, weights: np.ndarray, minibatch: np.ndarray, decisions: float, sums: np.ndarray) -> np.ndarray:
-        """Return the gradient (weights,) of a minibatch's loss over all workers; adds this worker's metrics to `sums`
-        (5,)."""
+        """Return the gradient (weights,) of a minibatch's loss over all workers.
+
+        Adds this worker's metrics to `sums` (5,).
+        """
         gradient = np.empty_like(weights)
         for k, part in enumerate(self.parts):
             self.part_gradient(k, weights[part], minibatch, decisions, gradient[part], sums)
@@ -92,8 +94,10 @@ class CompiledBatch:
 
 
 def largest_difference(policy: TrainedPolicy, state: UpdateState, prepared: PreparedBatch) -> float:
-    """Return the greatest difference of the first minibatch's compiled gradient from torch's, as `TOLERANCE` measures
-    it; equal on all workers. Changes nothing."""
+    """Return the greatest difference of the first minibatch's compiled gradient from torch's.
+
+    `TOLERANCE` measures it, and it is equal on all workers. Changes nothing.
+    """
     selection, size = prepared.minibatch_plan[0][0], prepared.sizes[0].tolist()
     flat = FlatState(policy)
     batch = CompiledBatch(policy, state, prepared)
@@ -153,11 +157,13 @@ def _take_steps(
     minibatches: list[tuple[np.ndarray, float]],
     sums: np.ndarray,
 ) -> float:
-    """Take a step of both networks on each minibatch: (its decisions, their number over all workers). Adds the metrics to
-    `sums`, and returns the sum of the norms of the actor's gradients.
+    """Take a step of both networks on each minibatch.
 
-    The networks share no weight, and each is clipped by its own norm, so a worker that is alone takes all steps of one
-    network after another, and both at once if it has two threads; the numbers are the same.
+    A minibatch is (its decisions, their number over all workers). Adds the metrics to `sums`, and returns the sum of
+    the norms of the actor's gradients.
+
+    The networks share no weight, and each is clipped by its own norm, so a worker that is alone takes all steps of
+    one network after another, and both at once if it has two threads; the numbers are the same.
     """
     adam = hyper.max_grad_norm, *hyper.adam_betas, hyper.adam_eps
     states = [
@@ -216,8 +222,10 @@ def _inputs(network: Network, observations: Tensor) -> NetworkInputs:
 
 
 def _critic_inputs(model: ActorCritic, prepared: PreparedBatch) -> tuple[NetworkInputs, np.ndarray]:
-    """Return the rows that the critic reads for each decision, and its output (N,) int64 that is the decision's value.
-    A central critic reads the state of all agents once, and has an output for each."""
+    """Return the critic's input row of each decision, and the number of the output that is its value.
+
+    The numbers are (N,) int64. A central critic reads the state of all agents once, and has an output for each.
+    """
     batch, agents, (rows, steps) = prepared.batch, prepared.shape.agents, prepared.mask.shape
     assert model.critic is not None
     if batch.states is None:

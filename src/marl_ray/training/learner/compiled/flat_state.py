@@ -79,8 +79,10 @@ class FlatState:
 
 
 def _own_part(parameter: Tensor, at: int) -> slice:
-    """Return the places of this worker's shard of a parameter whose first weight has the place `at`: some of its
-    rows."""
+    """Return the places of this worker's shard of a parameter whose first weight has the place `at`.
+
+    The shard is some of the parameter's rows.
+    """
     if not isinstance(parameter, DTensor):
         return slice(at, at + parameter.numel())
     rank, workers = world()

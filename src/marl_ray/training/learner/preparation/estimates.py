@@ -36,8 +36,10 @@ def trained_decisions(batch: Trajectories, hyper: AlgorithmConfig) -> Tensor:
 
 
 def split_rows(policy: TrainedPolicy, batch: Trajectories) -> tuple[Tensor, Tensor]:
-    """Return the decisions that are trained on, (B, T) bool, and the rows that a comparison of groups leaves out, (B,)
-    bool."""
+    """Return the decisions that are trained on, and the rows that a comparison of groups leaves out.
+
+    The decisions are (B, T) bool, the rows (B,) bool.
+    """
     spec, mask = policy.algorithm.spec, trained_decisions(batch, policy.hyper)
     left_out = torch.zeros_like(batch.greedy)
     if spec.groups:  # an answer to a prompt that nobody else answered has nothing to be compared with

@@ -47,8 +47,10 @@ def old_outputs(
 def reference_log_probs(
     policy: TrainedPolicy, batch: Trajectories, shape: Shape, selections: Sequence[Selection]
 ) -> Tensor | None:
-    """Return the log-probabilities (B, T) under the reference policy, or None where the update reads no reference
-    policy."""
+    """Return the log-probabilities (B, T) under the reference policy.
+
+    They are None where the update reads no reference policy.
+    """
     if not policy.needs_reference:
         return None
     (log_probs,) = in_passes(

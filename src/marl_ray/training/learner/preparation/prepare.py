@@ -32,12 +32,14 @@ def prepare(
     where: str,
     encode: bool = True,
 ) -> tuple[PreparedBatch, UpdateState, dict[str, float]]:
-    """Compute what is constant across the epochs of `minibatch_plan`; returns it, the state with moved normalisers and
-    multipliers, and metrics.
+    """Compute what is constant across the epochs of `minibatch_plan`.
 
-    `factor` (copies, T) multiplies all advantages. Without `encode` the batch gets no inputs for torch's networks. Every
-    worker takes part; after the passes over the batch there is one exchange. Raises DivergedError naming `where` and a
-    tensor that is not finite, and MarlRayError if the algorithm's advantages have another shape than the batch.
+    Returns it, the state with moved normalisers and multipliers, and metrics.
+
+    `factor` (copies, T) multiplies all advantages. Without `encode` the batch gets no inputs for torch's
+    networks. Every worker takes part; after the passes over the batch there is one exchange. Raises DivergedError
+    naming `where` and a tensor that is not finite, and MarlRayError if the algorithm's advantages have another
+    shape than the batch.
     """
     spec = policy.algorithm.spec
     mask, left_out = split_rows(policy, batch)
@@ -87,8 +89,10 @@ def prepare(
 
 
 def _shaped_rewards(policy: TrainedPolicy, state: UpdateState, batch: Trajectories, divergence: Tensor) -> Tensor:
-    """Return the rewards (B, T) that advantages are taken of; with `kl_place: reward` the divergence is a part of
-    them."""
+    """Return the rewards (B, T) that advantages are taken of.
+
+    With `kl_place: reward` the divergence is a part of them.
+    """
     hyper = policy.hyper
     penalty = state.kl_coef * divergence if hyper.kl_coef and hyper.kl_place == "reward" else None
     return policy.algorithm.shape_rewards(batch, hyper, policy.settings.horizon, penalty)
@@ -103,8 +107,10 @@ def _with_values(policy: TrainedPolicy, state: UpdateState, batch: Trajectories,
 
 
 def _normalised_advantages(policy: TrainedPolicy, raw: Tensor, mask: Tensor, all_moments: Tensor) -> Tensor:
-    """Return the advantages (B, T), standardised over all workers' batch if `advantage_norm` is `batch`; 0 outside of
-    `mask`."""
+    """Return the advantages (B, T), standardised if `advantage_norm` is `batch`; 0 outside of `mask`.
+
+    They are standardised over all workers' batch.
+    """
     hyper = policy.hyper
     return standardise(raw, mask, all_moments, hyper.std_ddof) if hyper.advantage_norm == "batch" else raw * mask
 
@@ -133,8 +139,10 @@ def _violations(policy: TrainedPolicy, costs: CostStats, cost_scale: Tensor) -> 
 
 
 def raw_violations(budgets: Sequence[float], costs: CostStats) -> list[float] | None:
-    """Return the excess of a decision over its share of each budget, in units of the cost; None without budgets or
-    episodes."""
+    """Return the excess of a decision over its share of each budget, in units of the cost.
+
+    It is None without budgets or episodes.
+    """
     if not budgets or costs.means is None:
         return None
     pairs = zip(costs.means, budgets, strict=True)

@@ -89,8 +89,10 @@ def _mean(sums: Tensor) -> float:
 
 
 def _explained_variance(targets: Tensor, residuals: Tensor) -> float:
-    """Return 1 - the mean square residual over the variance of the targets, from their moments (3,); 0 without
-    variance."""
+    """Return 1 - the mean square residual over the variance of the targets; 0 without variance.
+
+    Both are given by their moments (3,).
+    """
     n, total, square = targets.tolist()
     variance = square / max(n, 1) - (total / max(n, 1)) ** 2
     residual = float(residuals[2]) / max(n, 1)

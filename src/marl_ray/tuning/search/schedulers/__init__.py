@@ -26,8 +26,10 @@ __all__ = [
 
 
 def make_scheduler(config: SweepConfig, total_steps: int) -> Scheduler:
-    """Return the scheduler of a sweep whose runs have `total_steps` environment steps. Raises MarlRayError if it
-    refuses the sweep."""
+    """Return the scheduler of a sweep whose runs have `total_steps` environment steps.
+
+    Raises MarlRayError if it refuses the sweep.
+    """
     kind = config.scheduler.kind
     make: SchedulerType = SCHEDULER.load(kind)
     try:

@@ -30,8 +30,11 @@ class AshaScheduler:
         return next((rung for rung in self.rungs if rung > steps), None)
 
     def decide(self, trials: TrialStandings, more: int | None) -> TrialVerdicts:
-        """Let the best floor(n / reduction) waiting trials of each rung go on, counted as the module's text says. Once
-        nothing runs and nothing can go on, stop those that wait."""
+        """Let the best floor(n / reduction) waiting trials of each rung go on.
+
+        They are counted as the module's text says. Once nothing runs and nothing can go on, those that
+        wait are stopped.
+        """
         go: set[int] = set()
         size = len(trials) + (0 if more is None else more)
         for rung in self.rungs:

@@ -1,8 +1,8 @@
 """Interface of schedulers. A scheduler is a pure function from its trials' scores to verdicts.
 
-A trial runs in legs, each from a checkpoint to the next decision point. There it waits until it goes on or is stopped.
-The sweep's records hold all that a scheduler knows, so a sweep that is continued decides as it would have decided
-before.
+A trial runs in legs, each from a checkpoint to the next decision point. There it waits until it goes on or
+is stopped. The sweep's records hold all that a scheduler knows, so a sweep that is continued decides as it
+would have before.
 """
 
 from bisect import bisect_left, insort
@@ -94,8 +94,10 @@ class TrialStandings(Mapping[int, TrialStanding]):
         return len(self._arrived.get(at, ()))
 
     def waiting_in_best(self, at: int, places: int) -> list[int]:
-        """Return the trials that wait at `at` and are among its `places` best, best first, the earlier first among
-        equals."""
+        """Return the trials that wait at `at` and are among its `places` best.
+
+        The best comes first, and the earlier first among equals.
+        """
         arrived, best = self._arrived.get(at, []), []
         for place in self._waiting.get(at, ()):
             if bisect_left(arrived, place) >= places:
@@ -130,8 +132,10 @@ class Scheduler(Protocol):
         ...
 
     def decide(self, trials: TrialStandings, more: int | None) -> TrialVerdicts:
-        """Decide about all trials that have not failed; `more` configurations may still be started (None: number
-        unknown)."""
+        """Decide about all trials that have not failed.
+
+        So many `more` configurations may still be started (None: number unknown).
+        """
         ...
 
 

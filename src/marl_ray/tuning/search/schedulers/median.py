@@ -26,8 +26,10 @@ class MedianScheduler:
         return stop if stop < self.total_steps else None
 
     def decide(self, trials: Mapping[int, TrialStanding], more: int | None) -> TrialVerdicts:
-        """Stop each waiting trial whose best score is below the median of the others' running averages, if at least `least`
-        others have come as far; let all other waiting trials go on."""
+        """Stop each waiting trial whose best score is below the median of the others' running averages.
+
+        At least `least` others must have come as far; all other waiting trials go on.
+        """
         waiting = [trial for trial in trials.values() if trial.state == "waiting"]
         stop = frozenset(trial.number for trial in waiting if self._hopeless(trial, trials))
         return TrialVerdicts(frozenset(trial.number for trial in waiting) - stop, stop)
