@@ -145,8 +145,8 @@ def poll_interval(workers: int) -> float:
 def give_up_silent_workers() -> None:
     """Let the workers of this process's next TorchTrainer count as lost LOST_S seconds after their last answer.
 
-    What the user says counts first. No argument of Ray Train sets the limit, which is ten minutes; it
-    reads this variable.
+    A limit that the user has set stays. No argument of Ray Train sets the limit, which is ten minutes; it reads this
+    variable of the environment.
     """
     os.environ.setdefault(SILENCE, str(LOST_S))
 
@@ -291,8 +291,7 @@ def without_own_interrupts(trainer: Any, started: Callable[[Any], object]) -> No
 def worker_failures(error: BaseException) -> Mapping[int, BaseException]:
     """Return rank -> what a worker of Ray Train has raised, without Ray's wrapper; empty for other errors.
 
-    Those with a line for users come first. The message of the public TrainingFailedError is a whole
-    traceback of wrappers.
+    Those with a line for users come first. The message of the public TrainingFailedError is a traceback of wrappers.
     """
     return unwrap_failures(getattr(error, "worker_failures", None) or {})
 

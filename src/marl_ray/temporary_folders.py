@@ -103,7 +103,7 @@ def _machine() -> str:
 def start_of(process: int) -> int:
     """Return the ticks from the machine's start to that of a process; 0 if there is no such process.
 
-    No change of the clock moves them. A process that has ended is none, even if nobody has taken note.
+    No change of the clock moves them. A process that has ended counts as none, even if nobody has taken note.
     """
     try:
         stat = Path(f"/proc/{process}/stat").read_text()

@@ -79,7 +79,7 @@ class VectorBatch:
     def _begin(self, idle: np.ndarray | None = None) -> None:
         """Begin the episodes that wait, and some episode in the copies that are `idle`, (copies,) bool.
 
-        An ended copy cannot be stepped.
+        Those begin too because an ended copy cannot be stepped.
         """
         begun = np.zeros(len(self.alive), bool)
         begun[list(self.waiting)] = True

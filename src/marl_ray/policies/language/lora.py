@@ -92,7 +92,7 @@ def _unnamed(lm: PreTrainedModel, linear: Iterable[str]) -> set[str]:
 def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear | Conv1D]:
     """Return True if the module computes a linear layer.
 
-    It does not if it only derives from one, such as Phi-MoE's router, which returns the chosen experts.
+    One that only derives from such a layer does not: Phi-MoE's router returns the chosen experts.
     """
     if type(module) in (nn.Linear, Conv1D):
         return True

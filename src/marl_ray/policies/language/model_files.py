@@ -200,10 +200,9 @@ def _check_index(index: Path) -> None:
 
 
 def check_files(path: str, lm: nn.Module) -> None:
-    """Raise MarlRayError if a model's folder does not hold the weights of `lm`, which may be on the meta device.
+    """Raise MarlRayError unless a model's folder holds the weights of `lm`, which may be on the meta device.
 
-    It does not if a file is missing or broken, or if a weight is missing or of another model. Headers are read,
-    and no weights.
+    No file may be missing or broken, and no weight missing or of another model. Headers are read, and no weights.
     """
     where = f"model.path {path!r}"
     try:

@@ -91,7 +91,7 @@ def pack(prompts: Tensor, responses: Tensor, mask: Tensor, parts: int = 1) -> tu
 def _there(lengths: Tensor, start: int) -> tuple[Tensor, Tensor]:
     """Return the places (N, L) of the tokens of N sequences that stand one after another from `start`, padded.
 
-    A bool (N, L) is True where there is a token.
+    Returns also a bool (N, L) that is True where there is a token.
     """
     columns = torch.arange(int(lengths.max()), device=lengths.device)
     inside = columns < lengths[:, None]

@@ -25,7 +25,7 @@ class TokenBytes:
     def bytes_of(self, token: int) -> list[int] | None:
         """Return the bytes (0 to 255) that the token adds to a text; None if it has none of its own.
 
-        These are a special token, which has no text, and every token of a tokenizer that is not byte-level, where the
+        A special token has no text. In a tokenizer that is not byte-level no token has bytes of its own, because the
         text of a token depends on its neighbours.
         """
         if not self._is_byte_level:

@@ -43,7 +43,7 @@ class ServedText:
     """`experiment/unit`."""
     agent: str
     sampled: bool
-    """True if the response was drawn from the model's full distribution, with `log_probs`."""
+    """True if it was drawn from the model's full distribution; then `log_probs` are those of the draw."""
     outcome: float
     """The outcome of its unit."""
     prompt_ids: np.ndarray

@@ -51,7 +51,7 @@ class Confinement:
 def rlimits(limits: Limits, cpu_s: float, threads: bool) -> list[tuple[int, int]]:
     """Return the limits and their values, none above the hard limit of the host.
 
-    With `threads` their number is bounded too; it is counted per user.
+    With `threads` the number of threads is bounded too; it is counted per user.
     """
     values = [
         (resource.RLIMIT_AS, limits.memory_bytes),

@@ -170,7 +170,7 @@ def _mount_folder(work: str, uid: int | None) -> None:
 def _reopen_path(needed: list[str], uid: int | None) -> None:
     """Make one path readable at the same place, if it is needed and another user could not reach it.
 
-    Such a path is an interpreter below /root.
+    An interpreter below /root is such a path.
     """
     if uid is None:
         return

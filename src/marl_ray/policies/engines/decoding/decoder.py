@@ -56,7 +56,7 @@ class Decoder:
     """
 
     def __init__(self, model: CachedModel, tokenizer: Any, ends: AbstractSet[int], rows: int = 1) -> None:
-        """Begin without responses, which end at the tokens `ends`.
+        """Begin without rows; the tokens `ends` end a response.
 
         `rows` is the number of rows that the cache has room for at first; it grows for more.
         """
