@@ -218,9 +218,9 @@ def _unit(text: str) -> str | None:
 
 
 def _name_and_value(text: str) -> tuple[str, str]:
-    """Return the name and value of `x = 5`, `f(x) = 5` and `x \\in S`; without such a name, an empty one and the text.
+    """Return the name and value of `x = 5`, `f(x) = 5` and `x \\in S`.
 
-    Of a chain such as `x = 2 + 3 = 5` it is the last value.
+    The value of a chain such as `x = 2 + 3 = 5` is the last one. Any other text is a value with an empty name.
     """
     match = _NAMED.match(text)
     if match is None:

@@ -32,7 +32,7 @@ _HIDING = re.compile(rf"builtins|^[rR]?[fF].*\b(?:{'|'.join(sorted(RUNS_TEXT | U
 
 
 def violations(code: str) -> int | None:
-    """Return the number of rule violations of the program and of the texts that it runs; None if it cannot be checked.
+    """Return the number of rule violations of a program and the texts that it runs; None if it cannot be checked.
 
     It cannot if it is no Python, too large or too slow, or runs text that is not written in it. No configuration
     file is read and `noqa` is ignored, so nothing but the code itself changes the result. Raises MarlRayError if

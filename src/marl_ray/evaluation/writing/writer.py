@@ -178,7 +178,10 @@ class Writer:
             raise MarlRayError(f"{error} (team.{name}.model.context when the policy is trained)") from error
 
     def _fitted(self, name: str, text: str) -> tuple[tuple[int, ...], bool] | None:
-        """Return the token ids of a prompt and True if it was shortened, as in training; None if that is not enough."""
+        """Return the token ids of a prompt, and True if it was shortened as in training.
+
+        Returns None if shortening is not enough.
+        """
         policy = self.authors.policies[name]
         room = policy.config.context - self.generations[name].max_tokens
         try:

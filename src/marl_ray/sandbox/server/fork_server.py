@@ -222,7 +222,10 @@ def _failure(body: Callable[[], object]) -> str:
 def _confinement(
     options: dict[str, Any], spaces: bool, reason: str
 ) -> tuple[child.Confinement, run_folder.MountedFolder | run_folder.NumberedFolders, Level, str]:
-    """Return the best confinement that this host allows, the folders of its runs, its level, and why it is no better."""
+    """Return the best confinement that this host allows, with the folders of its runs.
+
+    Returns also its level, and the reason why it is not better.
+    """
     base = options["folder"]
     work, uid = os.path.join(base, "work"), _other_user(options["number"])
     os.mkdir(work, 0o700)

@@ -82,9 +82,10 @@ class CompiledNetwork:
     def act(
         self, rows: np.ndarray, noise: np.ndarray, allowed: np.ndarray | None, greedy: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return actions (N,) from 0 of one categorical and their log-probabilities, as `Categorical.sample` draws them.
+        """Return actions (N,) from 0 of one categorical, and their log-probabilities.
 
-        Uniforms are (N,) float64; `allowed` (N, A) bool; rows in `greedy` (N,) take the most likely action.
+        They are drawn as `Categorical.sample` draws them. Uniforms are (N,) float64; `allowed` (N, A) bool; rows in
+        `greedy` (N,) take the most likely action.
         """
         from marl_ray.policies.actor_critic.compiled.sampling import act
 
