@@ -34,8 +34,10 @@ def one_line(error: BaseException) -> str:
 
 
 def one_line_without(error: BaseException, path: object) -> str:
-    """Return `one_line` for a message that names the path itself: without the path again, and without the error's
-    number."""
+    """Return `one_line` for a message that names the path itself.
+
+    It lacks the path and the error's number.
+    """
     return re.sub(r"^\[Errno \d+\] ", "", one_line(error).removesuffix(f": {str(path)!r}"))
 
 
@@ -46,14 +48,18 @@ def named(error: BaseException) -> str:
 
 
 def install_hint(extra: str) -> str:
-    """Return the command that installs an extra of this package, which is installed from its sources and is on no
-    index."""
+    """Return the command that installs an extra of this package.
+
+    The package is installed from its sources and is on no index.
+    """
     return f"pip install -c constraints.txt '.[{extra}]' in a checkout of marl-ray"
 
 
 def suggested(name: str, known: Collection[str], before: str = "") -> str:
-    """Return '; did you mean ...?' with known names that are close to a name, or the one that is its initials; else
-    empty."""
+    """Return '; did you mean ...?' with the known names that are close to a name; empty if none is.
+
+    A known name that is the initials of `name` is the only suggestion.
+    """
     initials = "".join(word[:1] for word in name.split("_")) if "_" in name else ""
     close = [initials] if initials in known else difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(before + other for other in close)}?" if close else ""

@@ -119,8 +119,7 @@ REWARD = ExtensionPoint(
         "llm_judge": "marl_ray.rewards.judge.llm_judge:LLMJudge",
     },
 )
-"""A function of (prompt, answer, task), or a class whose instances are called so; see
-`marl_ray.rewards.reward_protocol.Reward`."""
+"""A function of (prompt, answer, task), or a class of such callables: `marl_ray.rewards.reward_protocol.Reward`."""
 TOOL = ExtensionPoint(
     "tool",
     {
@@ -212,8 +211,11 @@ def imported(reference: str, classes: Collection[str] = ()) -> Any:
 
 
 def with_colon(name: str) -> str:
-    """Return the end of an error about a name that lacks a colon: '; did you mean package.module:NAME?' for
-    `package.module.NAME` of a module that there is, '; expected module:NAME, not a file' for a file; else empty."""
+    """Return the end of an error about a name that lacks a colon; empty if nothing is to be said.
+
+    It is '; did you mean package.module:NAME?' for `package.module.NAME` of a module that there is, and '; expected
+    module:NAME, not a file' for a file.
+    """
     if name.endswith(".py"):
         return f"; expected {_module_of(name)}:NAME, not a file"
     module, _, last = name.rpartition(".")
@@ -231,8 +233,10 @@ def _module_of(file: str) -> str:
 
 
 def _defined_names(target: Any, classes: Collection[str]) -> list[str]:
-    """Return the names of a module's instances of `classes`; if it has none, the names that the module or its package
-    defines, without those that it imports; of anything else all names."""
+    """Return the names of a module's instances of `classes`; of anything else all names.
+
+    If a module has no such instance, they are the names that it or its package defines, without those that it imports.
+    """
     names = dir(target)
     if not inspect.ismodule(target):
         return names

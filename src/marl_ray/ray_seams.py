@@ -21,8 +21,7 @@ POLL_WORKER_S = 0.002
 SILENCE = "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"
 """Ray Train's variable for the time after which a worker that does not answer counts as lost."""
 LOST_S = 60.0
-"""Seconds without an answer after which a worker counts as lost. It answers from a thread of its own, however long an update
-takes."""
+"""Seconds without an answer after which a worker counts as lost. A thread of its own answers during updates too."""
 
 DashboardClient = TypeVar("DashboardClient")
 
@@ -51,8 +50,10 @@ def autoscaled_nodes() -> list[dict[str, float]]:
 
 
 def cpus_here() -> float:
-    """Return the logical CPUs that a Ray of this machine has when it is started without a number: a container's limit
-    counts."""
+    """Return the logical CPUs that a Ray of this machine has when it is started without a number.
+
+    A container's limit counts.
+    """
     from ray._private.utils import get_num_cpus
 
     return float(get_num_cpus(override_docker_cpu_warning=True))
@@ -142,23 +143,27 @@ def poll_interval(workers: int) -> float:
 
 
 def give_up_silent_workers() -> None:
-    """Let the workers of the next TorchTrainer of this process count as lost LOST_S seconds after they stop answering,
-    unless the user says otherwise.
+    """Let the workers of this process's next TorchTrainer count as lost LOST_S seconds after their last answer.
 
-    No argument of Ray Train sets the limit, which is ten minutes; it reads this variable.
+    A limit that the user has set stays. No argument of Ray Train sets the limit, which is ten minutes; it reads this
+    variable of the environment.
     """
     os.environ.setdefault(SILENCE, str(LOST_S))
 
 
 def lost_after() -> float:
-    """Return the seconds without an answer after which a worker counts as lost, in this process and those that it
-    starts."""
+    """Return the seconds without an answer after which a worker counts as lost.
+
+    They are those of this process and of the processes that it starts.
+    """
     return float(os.environ.get(SILENCE, LOST_S))
 
 
 def _connected_ray() -> Any:
-    """Return Ray, of which this process is a part. Raises RuntimeError where it is none: Ray's own calls would start a
-    cluster."""
+    """Return the Ray of which this process is a part.
+
+    Raises RuntimeError where it is part of none: Ray's own calls would start a cluster.
+    """
     import ray
 
     if not ray.is_initialized():
@@ -177,9 +182,11 @@ def free_resources() -> dict[str, float]:
 
 
 def placed() -> bool:
-    """Return True if the cluster has booked all resources that this job has asked for in placement groups: what the job
-    still waits for are processes. Ray has no call for the groups of one job, but their ids end with the job's. Raises
-    RuntimeError in a process without Ray."""
+    """Return True if the cluster has booked all resources that this job has asked for in placement groups.
+
+    What the job still waits for then are processes. Ray has no call for the groups of one job, but their ids end with
+    the job's. Raises RuntimeError in a process without Ray.
+    """
     job = _connected_ray().get_runtime_context().get_job_id()
     from ray.util import placement_group_table
 
@@ -250,10 +257,10 @@ def without_datasets(trainer: Any) -> None:
 
 
 def for_ray_of_one_run(trainer: Any) -> None:
-    """Spare a run, on a Ray that ends with it, two processes: one frees the workers' resources after a controller that has
-    died, the other asks an autoscaler for them.
+    """Spare a run two processes that it does not need on a Ray that ends with it.
 
-    Ray Train starts both for every run, and their imports take three seconds of CPU time.
+    One frees the workers' resources after a controller that has died, the other asks an autoscaler for them. Ray Train
+    starts both for every run, and their imports take three seconds of CPU time.
     """
     from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
     from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
@@ -282,10 +289,9 @@ def without_own_interrupts(trainer: Any, started: Callable[[Any], object]) -> No
 
 
 def worker_failures(error: BaseException) -> Mapping[int, BaseException]:
-    """Return rank -> what a worker of Ray Train has raised, without Ray's wrapper, those with a line for users first;
-    empty for other errors.
+    """Return rank -> what a worker of Ray Train has raised, without Ray's wrapper; empty for other errors.
 
-    The message of the public TrainingFailedError is a whole traceback of wrappers.
+    Those with a line for users come first. The message of the public TrainingFailedError is a traceback of wrappers.
     """
     return unwrap_failures(getattr(error, "worker_failures", None) or {})
 
@@ -330,12 +336,12 @@ def reload_ray_settings() -> None:
 
 @contextmanager
 def loopback_only(log_monitor: bool) -> Iterator[None]:
-    """Let `ray.init` start a Ray, within the block, that listens on 127.0.0.1 alone and leaves the agent's usual port
-    free.
+    """Let `ray.init` start a Ray, within the block, that listens on 127.0.0.1 alone.
 
-    `ray.init` has arguments for neither, nor for a Ray without its log monitor. Without ENABLE_RAY_CLUSTER=False it
-    replaces 127.0.0.1 by the host's outward address and listens on all interfaces. Without listen port 0 the node's agent
-    takes port 52365, and in a second Ray on the same machine no job can be submitted.
+    It leaves the agent's usual port free. `ray.init` has arguments for neither, nor for a Ray without its log
+    monitor. Without ENABLE_RAY_CLUSTER=False it replaces 127.0.0.1 by the host's outward address and listens on all
+    interfaces. Without listen port 0 the node's agent takes port 52365, and in a second Ray on the same machine no
+    job can be submitted.
     """
     from ray._private import parameter, ray_constants
 

@@ -20,8 +20,10 @@ MAKER = "maker"
 
 @contextmanager
 def temporary_folder(purpose: str) -> Iterator[Path]:
-    """Yield an empty folder under the system's temporary folder, which is deleted after the block. `purpose` is one
-    word."""
+    """Yield an empty folder under the system's temporary folder, which is deleted after the block.
+
+    `purpose` is one word.
+    """
     folder = new_temporary_folder(purpose)
     try:
         yield folder
@@ -30,8 +32,10 @@ def temporary_folder(purpose: str) -> Iterator[Path]:
 
 
 def new_temporary_folder(purpose: str) -> Path:
-    """Return an empty folder under the system's temporary folder. Whoever makes it deletes it; if this process is
-    killed, the next one that makes a folder does."""
+    """Return an empty folder under the system's temporary folder.
+
+    Whoever makes it deletes it; if this process is killed, the next one that makes a folder does.
+    """
     remove_leftovers(tempfile.gettempdir())
     return Path(tempfile.mkdtemp(prefix=_prefix(purpose)))
 
@@ -49,8 +53,11 @@ def object_folder(purpose: str, longest_root: int | None = None) -> tempfile.Tem
 
 
 def short_folder(purpose: str, root: str) -> Path:
-    """Return an empty folder under `root` whose name has eleven characters, such as for Unix sockets. Whoever makes it
-    deletes it; its file MAKER names the process, so that it is removed as those of `new_temporary_folder` are."""
+    """Return an empty folder under `root` whose name has eleven characters, such as for Unix sockets.
+
+    Whoever makes it deletes it; its file MAKER names the process, so that it is removed as those of
+    `new_temporary_folder` are.
+    """
     remove_leftovers(root)
     folder = Path(tempfile.mkdtemp(prefix=_prefix(purpose), dir=root))
     (folder / MAKER).write_text(folder.name)
@@ -94,8 +101,10 @@ def _machine() -> str:
 
 
 def start_of(process: int) -> int:
-    """Return the ticks from the machine's start to that of a process, which no change of the clock moves; 0 if there is
-    none, or it has ended and nobody has taken note."""
+    """Return the ticks from the machine's start to that of a process; 0 if there is no such process.
+
+    No change of the clock moves them. A process that has ended counts as none, even if nobody has taken note.
+    """
     try:
         stat = Path(f"/proc/{process}/stat").read_text()
     except OSError:

@@ -8,8 +8,10 @@ from marl_ray.extensions import ALGORITHM
 
 
 def algorithm_of(name: str) -> Algorithm:
-    """Return an algorithm: a built-in, one of an installed package, or `package.module:NAME`; raises MarlRayError if there
-    is none."""
+    """Return the algorithm of a name: a built-in, one of an installed package, or `package.module:NAME`.
+
+    Raises MarlRayError if there is none.
+    """
     spec_of(name)
     algorithm = ALGORITHM.load(name)
     if not isinstance(algorithm, Algorithm):

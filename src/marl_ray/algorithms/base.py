@@ -15,8 +15,7 @@ from marl_ray.trajectories import Trajectories
 
 
 class Evaluated(NamedTuple):
-    """The decisions of R sequences at T steps: as the current weights evaluate them, and as they were when gathered;
-    (R, T) each."""
+    """The decisions of R sequences at T steps, as gathered and as the current weights evaluate them; (R, T) each."""
 
     log_probs: Tensor
     """Log-probabilities under the current policy, with gradients."""
@@ -50,9 +49,12 @@ targets (B, T) of the critic, or None without a critic."""
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One named algorithm. Every function is pure and takes the policy's `hyper`, an object of the class that `spec.hyper`
-    names, else an `AlgorithmConfig`; because the class differs, the types say Any. Functions that take Trajectories get
-    all rows of this worker; all other functions may get any part of a batch."""
+    """One named algorithm: its spec and pure functions on batches.
+
+    Every function takes the policy's `hyper`, an object of the class that `spec.hyper` names, else an
+    `AlgorithmConfig`; because the class differs, the types say Any. Functions that take Trajectories get all rows of
+    this worker; all other functions may get any part of a batch.
+    """
 
     name: str
     spec: Spec

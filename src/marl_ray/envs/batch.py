@@ -58,8 +58,10 @@ class EnvBatch(Protocol):
         """
 
     def replay(self, copy: int, seed: int, actions: Sequence[Sequence[np.ndarray]]) -> None:
-        """Reset a copy and take the given steps (each: per group (agents of the group, *action shape)), after which
-        everything is as if `step` had played them."""
+        """Reset a copy and take the given steps, after which everything is as if `step` had played them.
+
+        Each step has the actions of every group, (agents of the group, *action shape).
+        """
 
     def close(self) -> None:
         """Close every copy."""

@@ -19,9 +19,12 @@ COMPILED = {
     "mpe2.": "marl_ray.envs.particles.batch:compiled_batch",
     "gymnasium.CartPole-v1": "marl_ray.envs.cartpole.batch:compiled_batch",
 }
-"""Beginning of the ids of other packages' environments -> `package.module:NAME` of a function of (config, env, copies,
-groups, signals) that makes their compiled batch, or returns None for what it does not compile; `env` is one as `make_env`
-returns it. An environment of this package has a method `batch`, as a user's own has."""
+"""Beginning of the ids of other packages' environments -> `package.module:NAME` of the maker of their compiled batch.
+
+The maker is a function of (config, env, copies, groups, signals), where `env` is an environment as `make_env`
+returns it. It returns None for what it does not compile. An environment of this package has a method `batch`, as a
+user's own has.
+"""
 T = TypeVar("T")
 
 
@@ -32,10 +35,10 @@ def make_batch(
     signals: int = 1,
     constraints: Sequence[ConstraintConfig] = (),
 ) -> EnvBatch:
-    """Return `copies` of the environment; `groups` hold every possible agent once, `signals` is the number of cost
-    signals.
+    """Return `copies` of the environment, which step together.
 
-    Raises MarlRayError as `make_env` does.
+    `groups` hold every possible agent once, `signals` is the number of cost signals. Raises MarlRayError
+    as `make_env` does.
     """
     env = make_env(config, constraints)
     batch = _own_batch(config, env, copies, groups, signals, constraints)
@@ -50,8 +53,10 @@ def _own_batch(
     signals: int,
     constraints: Sequence[ConstraintConfig],
 ) -> EnvBatch | None:
-    """Return the batch of COMPILED, or else the one that `env` itself offers; None without any, and under hard limits,
-    which only the loop keeps."""
+    """Return the batch of COMPILED, or else the one that `env` itself offers.
+
+    Returns None without any, and under hard limits, which only the loop keeps.
+    """
     if any(constraint.hard_limit is not None for constraint in constraints):
         return None
     batch: EnvBatch | None = None
@@ -88,8 +93,10 @@ def warm_up(config: EnvConfig, constraints: Sequence[ConstraintConfig] = (), bra
 
 
 def copied(episode: T, memo: dict[int, Any] | None = None) -> T:
-    """Return a copy of an episode as it stands. Raises MarlRayError naming `train.branch_turns` where there can be
-    none."""
+    """Return a copy of an episode as it stands.
+
+    Raises MarlRayError naming `train.branch_turns` where there can be none.
+    """
     try:
         return copy.deepcopy(episode, memo)
     except Exception as error:

@@ -26,8 +26,11 @@ class PoolAgent(ParallelEnv[str, Any, Any]):  # type: ignore[misc]  # PettingZoo
     metadata = {"name": "envpool", "render_modes": []}
 
     def __init__(self, name: str, **kwargs: Any):
-        """Raise MarlRayError naming `env.id` if EnvPool is not installed or does not know the name, or if there are
-        several players."""
+        """Make the pool of one copy of EnvPool's environment `name`.
+
+        Raises MarlRayError naming `env.id` if EnvPool is not installed or does not know the name, or if there
+        are several players.
+        """
         try:
             import envpool
         except ImportError as error:

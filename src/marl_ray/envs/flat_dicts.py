@@ -21,8 +21,10 @@ def flat_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
 
 
 def flat_rows(observations: Any, space: spaces.Space[Any]) -> np.ndarray:
-    """Return the rows (N, D) float32 of N copies' observations, in the order of `flat_space`; those that are no dict as
-    they are."""
+    """Return the rows (N, D) float32 of N copies' observations, in the order of `flat_space`.
+
+    Observations that are no dict are returned as they are.
+    """
     if not isinstance(space, spaces.Dict):
         return np.asarray(observations)
     parts = [flat_rows(observations[key], entry) for key, entry in space.items()]

@@ -32,10 +32,10 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 def make_env(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) -> Any:
-    """Return the environment of a config, held within the constraints' hard limits: a PettingZoo `ParallelEnv`, or an
-    `AECEnv` where `is_text` says so.
+    """Return the environment of a config, held within the constraints' hard limits.
 
-    Raises MarlRayError naming `env.id`, `env.kwargs`, `env.cost` or `constraints`.
+    It is a PettingZoo `ParallelEnv`, or an `AECEnv` where `is_text` says so. Raises MarlRayError naming `env.id`,
+    `env.kwargs`, `env.cost` or `constraints`.
     """
     env = _make(config)
     limits = [constraint.hard_limit for constraint in constraints]

@@ -25,8 +25,11 @@ class VectorBatch:
     """An ended copy may be stepped."""
 
     def __init__(self, vector: Any, groups: Sequence[Sequence[str]], signals: int):
-        """`vector` has as many copies as the batch. MarlRayError if an observation is neither a Box nor categories, or if
-        ended copies begin anew by themselves."""
+        """Make a batch of the copies of `vector`, which has as many as the batch.
+
+        Raises MarlRayError if an observation is neither a Box nor categories, or if ended copies begin
+        anew by themselves.
+        """
         copies, space = vector.num_envs, flat_space(vector.single_observation_space)
         if isinstance(space, spaces.Tuple | spaces.Text):
             raise MarlRayError(f"observation space {space} is not supported in a VectorEnv: expected numbers")
@@ -74,8 +77,10 @@ class VectorBatch:
         self.vector.close()
 
     def _begin(self, idle: np.ndarray | None = None) -> None:
-        """Begin the episodes that wait, and some episode in the copies that are `idle`, (copies,) bool, because an
-        ended copy cannot be stepped."""
+        """Begin the episodes that wait, and some episode in the copies that are `idle`, (copies,) bool.
+
+        Those begin too because an ended copy cannot be stepped.
+        """
         begun = np.zeros(len(self.alive), bool)
         begun[list(self.waiting)] = True
         mask = begun if idle is None or self.resets_itself else begun | idle

@@ -49,8 +49,8 @@ def problem_bootstrap(
     """Return the weighted mean of the groups' means, with its percentile bootstrap interval over problems.
 
     A group is a benchmark: (problems,) scores in [0, 1]. Each resample draws problems within each group. Weights are
-    relative. The interval shows how much the value depends on the choice of problems; if all scores are equal it has no
-    width.
+    relative. The interval shows how much the value depends on the choice of problems; if all scores are equal it has
+    no width.
     """
     scores = [np.asarray(group, float) for group in groups]
     share = np.asarray(weights, float)
@@ -70,8 +70,10 @@ def problem_bootstrap(
 def marl_eval(
     environment: str, task: str, algorithm: str, runs: Sequence[Sequence[tuple[int, Mapping[str, Sequence[float]]]]]
 ) -> dict[str, Any]:
-    """Convert runs to the JSON of marl-eval. Each run is a list of (environment steps, metric -> value of every
-    episode)."""
+    """Convert runs to the JSON of marl-eval.
+
+    Each run is a list of (environment steps, metric -> value of every episode).
+    """
     shaped = {
         f"run_{k}": {f"step_{j}": {"step_count": steps, **metrics} for j, (steps, metrics) in enumerate(run)}
         for k, run in enumerate(runs)

@@ -60,8 +60,10 @@ class ExactMatch:
 
 
 def same_answer(answer: str, expected: str) -> bool:
-    """Return True if two answers are equal by `marl_ray.rewards.math_reward`, or as words without punctuation and
-    articles."""
+    """Return True if two answers are equal as mathematics, or as words without punctuation and articles.
+
+    The mathematics are those of `marl_ray.rewards.math_reward`.
+    """
     answer = answer.strip().strip("*")
     if answers_match(answer, expected):
         return True

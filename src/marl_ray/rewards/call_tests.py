@@ -3,14 +3,14 @@
 The program is loaded once and its calls share its process, in the order of the tests; every test has fresh names and a
 fresh set-up, as it would have alone. A test that disturbs the process changes no other test's verdict:
 
-- a test that exceeds the limits of one test in time or memory runs again by itself, which gives its verdict, and the tests
-  behind it go on in another run;
+- a test that exceeds the limits of one test in time or memory runs again by itself, the tests behind it in another run;
 - the tests see changes that a call makes to its arguments only if the call is a statement of its own;
-- if the process ends, hands over a value that may not cross, or uses up the time of `SHARE` tests, none of its reports
-  counts: every test runs by itself, however slow that is;
+- every test runs by itself if the process ends, hands over a value that may not cross, or is late;
 - if the program already fails while it is loaded, all tests have that verdict.
 
-So a program gains nothing by breaking its process: at worst its tests have the verdicts that they have alone.
+The process is late when it uses up the time of `SHARE` tests. A test that runs by itself has the verdict of that run.
+Where every test does, however slow that is, no report of the process counts. So a program gains nothing by breaking its
+process: at worst its tests have the verdicts that they have alone.
 """
 
 import json
@@ -33,15 +33,16 @@ _LOADING = ("fail:error", "fail:wrong")
 """Verdicts without a report that only loading can cause: each test's own exceptions are caught."""
 _VERDICTS = {"p": "passed", "w": "fail:wrong", "e": "fail:error"}
 _AGAIN = "a"
-"""Letter in the report for a test that took too long or found no memory and has to run by itself; it ends the
-report."""
+"""Letter that ends the report, of a test that took too long or found no memory and has to run by itself."""
 
 
 def run_calls(
     pool: Pool, code: str, tests: Sequence[str], entry_point: str, setup: str, limits: Limits
 ) -> tuple[list[str], float]:
-    """Judge each test; returns the verdicts (as in `Judgement.verdict`) and the CPU seconds of the runs that gave
-    them."""
+    """Judge each test and return the verdicts, with the CPU seconds of the runs that gave them.
+
+    The verdicts are those of `Judgement.verdict`.
+    """
     verdicts: list[str] = []
     cpu_s = 0.0
 
@@ -82,8 +83,10 @@ def run_calls(
 
 @lru_cache(maxsize=1024)
 def _program(tests: tuple[str, ...], entry_point: str, setup: str, wall_s: float) -> str:
-    """Return the judge's program: it runs every test by itself and raises an AssertionError whose text is a letter for
-    each."""
+    """Return the judge's program, which runs every test by itself.
+
+    It raises an AssertionError whose text is a letter for each test.
+    """
     return f"""
 def _main(function, tests, setup):
     import json, random, signal

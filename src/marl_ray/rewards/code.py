@@ -146,8 +146,10 @@ def code_reward(
 
 
 def reference_cpu(pool: Pool, task: CodeTask, config: CodeRewardConfig) -> float | None:
-    """Return the CPU seconds of the reference for all tests; None, and so no efficiency, if there is no reference or it
-    fails."""
+    """Return the CPU seconds of the reference for all tests; None if there is no reference or it fails.
+
+    Without them there is no efficiency.
+    """
     if not task.reference:
         return None
     limits = Limits(cpu_s=config.timeout_s, memory_bytes=config.memory_bytes)

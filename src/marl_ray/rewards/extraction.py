@@ -70,8 +70,10 @@ def defines(code: str, entry_point: str) -> bool:
 
 
 def extract(text: str, entry_point: str = "") -> str | None:
-    """Return the program in a model's answer, or None if it has no complete block. Without an entry point: the last
-    block."""
+    """Return the program in a model's answer; None if the answer has no complete block.
+
+    It is the last block that defines the entry point, else the last block.
+    """
     candidates = list(blocks(text))
     if not candidates:
         return None

@@ -81,18 +81,19 @@ def plain(text: str) -> str:
 
 
 def normalized(answer: str) -> str:
-    r"""Return an answer without parts that do not change it: case, spaces, math delimiters, `\text{}`, a final full
-    stop."""
+    r"""Return an answer without parts that do not change it.
+
+    These are case, spaces, math delimiters, `\text{}` and a final full stop.
+    """
     answer = _TEXT.sub(r"\1", plain(answer))
     answer = re.sub(r"\\left(?![a-z])|\\right(?![a-z])|\\[()\[\]]|[\s$]|[.]+\s*$", "", answer)
     return answer.casefold()
 
 
 def number(answer: str) -> Fraction | None:
-    """Return the exact value of an answer that is nothing but a number, perhaps with a unit: `-1,234.5`,
-    `\\frac{3}{4}`, `5 cm`.
+    """Return the exact value of an answer that is nothing but a number, perhaps with a unit; None for any other.
 
-    A percentage is a hundredth of its number. None for everything else.
+    Such answers are `-1,234.5`, `\\frac{3}{4}` and `5 cm`. A percentage is a hundredth of its number.
     """
     quantity = _quantity(_clean(answer)) if len(answer) <= LONGEST_ANSWER else None
     return quantity[0] if quantity else None
@@ -164,8 +165,10 @@ def _near(value: Fraction, right: Fraction, tolerance: float) -> bool:
 
 
 def _quantity(text: str) -> tuple[Fraction, str] | None:
-    """Return the value and unit of a text that is one number; the unit is empty if there is none; None for any other
-    text."""
+    """Return the value and unit of a text that is one number; None for any other text.
+
+    The unit is empty if there is none.
+    """
     match = NUMBER.match(text)
     value = None if match is None else _value(match)
     if match is None or value is None:
@@ -197,8 +200,10 @@ def _fraction(digits: str) -> Fraction:
 
 
 def _unit(text: str) -> str | None:
-    """Return the canonical name of a unit; None if the text is no unit. Single letters are units only if they are known
-    ones."""
+    """Return the canonical name of a unit; None if the text is no unit.
+
+    Single letters are units only if they are known ones.
+    """
     match = _UNIT.fullmatch(text)
     if match is None or any(word and _NO_UNIT.fullmatch(word) for word in (match[2], match[3])):
         return None
@@ -213,8 +218,10 @@ def _unit(text: str) -> str | None:
 
 
 def _name_and_value(text: str) -> tuple[str, str]:
-    """Return the name and value of `x = 5`, `f(x) = 5` and `x \\in S`; of a chain `x = 2 + 3 = 5` the last value; else
-    no name."""
+    """Return the name and value of `x = 5`, `f(x) = 5` and `x \\in S`.
+
+    The value of a chain such as `x = 2 + 3 = 5` is the last one. Any other text is a value with an empty name.
+    """
     match = _NAMED.match(text)
     if match is None:
         return "", text
@@ -222,8 +229,10 @@ def _name_and_value(text: str) -> tuple[str, str]:
 
 
 def _items(text: str) -> tuple[str, list[str]] | None:
-    """Return the kind and items of a collection: `{`, a set or list; brackets, a tuple or interval; `\u222a`, a union; else
-    None."""
+    """Return the kind and items of a collection; None for any other text.
+
+    The kind is `{` for a set or list, the brackets for a tuple or interval, and `\u222a` for a union.
+    """
     for mark in ("\u222a", ","):
         parts = _split(text, mark)
         if parts is None:

@@ -18,8 +18,10 @@ _EMPHASIS = re.compile(r"(?<![\w)\]}*])(?:\*{1,3}|`)(?=[^\s*`])|(?<=[^\s*`])(?:\
 
 
 def extract_answer(text: str, numeric: bool = True) -> str:
-    """Return the final answer in a text, normalised; empty if there is none. `numeric` says that the right answer is a
-    number."""
+    """Return the final answer in a text, normalised; empty if there is none.
+
+    `numeric` says that the right answer is a number.
+    """
     answer, complete = _final(text, numeric)
     return normalized(answer) if complete else answer
 
@@ -49,8 +51,10 @@ def _final(text: str, numeric: bool) -> tuple[str, bool]:
 
 
 def _unmarked(line: str) -> str:
-    """Return a line without Markdown's marks, one of which may stand outside: `**Answer: B**` is read after the
-    colon."""
+    """Return a line without Markdown's marks.
+
+    One of them may stand outside: `**Answer: B**` is read after the colon.
+    """
     return _EMPHASIS.sub("", line).strip("*` ")
 
 

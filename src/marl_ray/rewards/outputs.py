@@ -12,11 +12,11 @@ _NAN = re.compile(rb"[+-]?nan(?:\([a-z0-9_]*\))?")
 
 
 def outputs_match(output: bytes, expected: bytes) -> bool:
-    """Return True if the tokens are equal, case aside, or are as many and pairwise equal as numbers to 1e-5,
-    absolutely.
+    """Return True if both outputs have as many tokens and these are pairwise equal, as words or as numbers.
 
-    Tokens are parted by space, line feed, tab, carriage return and vertical tab. Numbers are compared as doubles, so
-    whole numbers beyond 2**53 may be equal to their neighbours. `inf` and `nan` are numbers, and equal to none.
+    Words are equal case aside; numbers if they differ by less than 1e-5, absolutely. Tokens are parted by space, line
+    feed, tab, carriage return and vertical tab. Numbers are compared as doubles, so whole numbers beyond 2**53 may be
+    equal to their neighbours. `inf` and `nan` are numbers, and equal to none.
     """
     tokens, expected_tokens = _tokens(output), _tokens(expected)
     return tokens == expected_tokens or (

@@ -89,8 +89,10 @@ class NamedReward:
     def value(
         self, prompt: str, answer: str, task: Any, metrics: Mapping[str, float]
     ) -> tuple[float, dict[str, float]]:
-        """Return the result of `pay`; raises what the reward raises, and ValueError where it returns no finite
-        number."""
+        """Return the result of `pay`, without its defence against errors.
+
+        Raises what the reward raises, and ValueError where the reward returns no finite number.
+        """
         keywords = {METRICS: dict(metrics)} if self.takes_metrics else {}
         result = self.function(prompt, answer, task, **keywords)
         value, more = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
@@ -132,8 +134,10 @@ def _parted(reward: ChosenReward) -> tuple[str, dict[str, Any]]:
 
 
 def _takes_metrics(name: str, function: Callable[..., Any]) -> bool:
-    """Return True if the reward has a parameter `metrics`. Raises MarlRayError if it cannot be called as `Reward`
-    is."""
+    """Return True if the reward has a parameter `metrics`.
+
+    Raises MarlRayError if it cannot be called as `Reward` is.
+    """
     if not callable(function):
         raise MarlRayError(
             f"{name} makes a {type(function).__name__} that cannot be called; expected a method __call__"

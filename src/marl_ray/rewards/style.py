@@ -2,8 +2,8 @@
 
 A program gains nothing by hiding code in a text that it hands to `exec`, `eval` or `compile`. If the text is written
 there, it is checked as a program of its own: its violations count, and so does the call. If it is not, or if the
-program reaches such a call another way (another name for it, `builtins`, `importlib`, `runpy`), the program cannot be
-checked.
+program reaches such a call another way (another name for it, `builtins`, `importlib`, `runpy`), the program cannot
+be checked.
 """
 
 import ast
@@ -32,11 +32,11 @@ _HIDING = re.compile(rf"builtins|^[rR]?[fF].*\b(?:{'|'.join(sorted(RUNS_TEXT | U
 
 
 def violations(code: str) -> int | None:
-    """Return the number of rule violations of the program and of the texts that it runs; None if it cannot be checked
-    (no Python, too large, too slow, or it runs text that is not written in it).
+    """Return the number of rule violations of a program and the texts that it runs; None if it cannot be checked.
 
-    No configuration file is read and `noqa` is ignored, so nothing but the code itself changes the result.
-    Raises MarlRayError if ruff is not installed.
+    It cannot if it is no Python, too large or too slow, or runs text that is not written in it. No configuration
+    file is read and `noqa` is ignored, so nothing but the code itself changes the result. Raises MarlRayError if
+    ruff is not installed.
     """
     total, waiting = 0, [(code, 0)]
     checked = 0

@@ -1,5 +1,7 @@
-"""Measure how much the scores of a group's members differ. Members share a start, and group algorithms learn from their
-differences."""
+"""Measure how much the scores of a group's members differ.
+
+Members share a start, and group algorithms learn from their differences.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -25,8 +25,7 @@ class CollectPlan:
     greedy: bool = False
     """The first copy of every group takes the most likely actions."""
     refills: int = 0
-    """Greatest number of times that groups are replayed whose members all score the same for every policy of
-    `refill_policies`."""
+    """Most replays of groups whose members all score the same for every policy of `refill_policies`."""
     refill_policies: tuple[str, ...] = ()
     """Policies whose scores decide whether a group is replayed."""
     branch_turns: int = 0
@@ -76,8 +75,10 @@ class BatchCollector(Protocol):
         """(start, steps played) of the episodes that the next batch goes on with."""
 
     def collect(self, players: Mapping[str, Any], iteration: int) -> CollectedBatch:
-        """Play one batch. `players` (policy -> player) are of type `Player` or `TokenPlayer`, as the collector's family
-        needs them."""
+        """Play one batch.
+
+        `players` (policy -> player) are of type `Player` or `TokenPlayer`, as the collector's family needs them.
+        """
 
     def state(self) -> dict[str, Any]:
         """Return plain data from which other collectors, on any number of workers, continue bit for bit."""

@@ -1,8 +1,8 @@
 """Random numbers that depend on their purpose (seed, iteration, episode, agent), and not on the worker that draws them.
 
-The number of a stream of an actor-critic has the bits iteration | kind (1 bit) | attempt | copy. The kind parts action noise
-from minibatch orders, which have the number of the order in place of attempt and copy. `config.random_streams` has the
-sizes.
+The number of a stream of an actor-critic has the bits iteration | kind (1 bit) | attempt | copy. The kind parts action
+noise from minibatch orders, which have the number of the order in place of attempt and copy. `config.random_streams`
+has the sizes.
 """
 
 import hashlib
@@ -47,8 +47,10 @@ def action_noise(
 
 
 def permutation(seed: int, iteration: int, epoch: int, size: int) -> np.ndarray:
-    """Return the order of the parts of a batch (time indices, or episodes) in one epoch, the same on every worker;
-    (size,)."""
+    """Return the order of the parts of a batch in one epoch, the same on every worker; (size,).
+
+    The parts are time indices, or episodes.
+    """
     return _generator(seed, order_stream(iteration, epoch)).permutation(size)
 
 

@@ -55,13 +55,14 @@ def _is_named_tuple(kind: type) -> bool:
 
 
 class Packer:
-    """Makes the JSON form of one message. Raises `ForeignTypeError` for other types, `MalformedMessageError` if the value
-    is nested too deep or too large.
+    """Makes the JSON form of one message.
 
-    stream: function that returns a handle for an iterator of the standard library (a generator, `map`, ...); without it
-        iterators are foreign.
-    most: limit on the number of items, where a list that occurs twice counts twice; a frame of twice as many bytes cannot
-        hold more.
+    Raises `ForeignTypeError` for other types, `MalformedMessageError` if the value is nested too deep or too large.
+
+    stream: function that returns a handle for an iterator of the standard library (a generator, `map`, ...).
+    most: limit on the number of items; a frame of twice as many bytes cannot hold more.
+
+    Without `stream` iterators are foreign. A list that occurs twice counts twice against `most`.
     """
 
     def __init__(self, stream: StreamCodec | None = None, most: int = 1 << 62):
@@ -223,8 +224,9 @@ PARSE: dict[str, Callable[[str], Any]] = {
 
 
 def unpack(value: Any, largest: int, stream: StreamCodec | None = None, depth: int = 0) -> Any:
-    """Return the value of a JSON form, which may come from an attacker: a value of a known type, or
-    `MalformedMessageError` is raised.
+    """Return the value of a JSON form, which may come from an attacker.
+
+    Raises `MalformedMessageError` for anything but a value of a known type.
 
     largest: limit on ranges, as the least number of bytes that their items would need in a frame.
     stream: the inverse of the function given to `pack`.
@@ -278,8 +280,10 @@ def loads(data: bytes | bytearray) -> Any:
 
 
 def _bounded_scan(text: str) -> tuple[Any, int]:
-    """Parse one JSON value and return it with the position of its end, even if tests have raised the interpreter's
-    limits on recursion and digits."""
+    """Parse one JSON value and return it with the position of its end.
+
+    It works even if tests have raised the interpreter's limits on recursion and digits.
+    """
     recursion, digits = sys.getrecursionlimit(), sys.get_int_max_str_digits()
     if recursion <= _SAFE_RECURSION and 0 < digits <= _DIGITS:
         value, end = _scan(text, 0)

@@ -8,10 +8,9 @@ from functools import lru_cache
 
 @lru_cache(maxsize=1024)
 def looks_at_arguments(tests: str, entry_point: str) -> bool:
-    """Return True if a statement of the tests is nothing but a call of the function, so that only its arguments can
-    tell.
+    """Return True if a statement of the tests is nothing but a call of the function.
 
-    The function's names are the entry point's and HumanEval's `candidate`.
+    Then only its arguments can tell. The function's names are the entry point's and HumanEval's `candidate`.
     """
     names = {entry_point, "candidate"}
     if not re.search(rf"(?m)(?:^|[;:])[ \t]*(?:{'|'.join(map(re.escape, names))})[ \t]*\(", tests):

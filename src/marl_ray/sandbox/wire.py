@@ -59,8 +59,10 @@ def blob(string: str) -> bytes:
 
 
 def cut(string: str, most: int) -> str:
-    """Return the beginning of a text: at most `most` bytes of UTF-8, whole characters; lone surrogates are written as
-    escapes."""
+    """Return the beginning of a text: at most `most` bytes of UTF-8, in whole characters.
+
+    Lone surrogates are written as escapes.
+    """
     return string[:most].encode("utf-8", "backslashreplace")[:most].decode("utf-8", "ignore")
 
 
@@ -105,8 +107,10 @@ def send_frame(channel: int, data: bytes) -> None:
 
 
 def receive_frame(channel: int, most: int) -> bytes | bytearray:
-    """Receive one frame. Raises EOFError if the other side is gone, `MalformedMessageError` if the frame is larger than
-    `most` bytes."""
+    """Receive one frame.
+
+    Raises EOFError if the other side is gone, `MalformedMessageError` if the frame is larger than `most` bytes.
+    """
     (length,) = _LENGTH.unpack(_exactly(channel, _LENGTH.size))
     if length > most:
         raise MalformedMessageError(f"a frame of {length} bytes, more than {most}")

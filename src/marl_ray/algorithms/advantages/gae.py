@@ -25,8 +25,9 @@ def gae(
     gamma: float,
     lam: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return the advantages and returns (advantage + value), (B, T) each; both 0 where `mask` is False, without
-    gradient.
+    """Return the advantages and returns of generalised advantage estimation, (B, T) each, without gradient.
+
+    A return is advantage + value; both are 0 where `mask` is False.
 
         delta_t = r_t + gamma V_{t+1} - V_t        A_t = delta_t + gamma lam A_{t+1}
 
@@ -76,8 +77,10 @@ def _rows(
     advantages: Any,
     returns: Any,
 ) -> None:
-    """Compute the return G = A + V, which obeys G_t = r_t + gamma ((1 - lam) V_{t+1} + lam G_{t+1}); sums in
-    float64."""
+    """Compute the advantages and returns of every row and signal in place, with sums in float64.
+
+    The return G = A + V obeys G_t = r_t + gamma ((1 - lam) V_{t+1} + lam G_{t+1}).
+    """
     rows, steps, signals = rewards.shape
     for b in range(rows):
         for k in range(signals):
@@ -117,8 +120,10 @@ def gae_by_step(
 
 
 def _time_first(x: Tensor) -> Tensor:
-    """Copy (B, T) to (T, B), or (B, T, K) to (T, K B). The result is a copy also if the transpose is already
-    contiguous."""
+    """Copy (B, T) to (T, B), or (B, T, K) to (T, K B).
+
+    The result is a copy also if the transpose is already contiguous.
+    """
     turned = x.detach().flatten(1).t().clone(memory_format=torch.contiguous_format)
     return turned.view(x.shape[1], x.shape[2:].numel() * len(x))
 

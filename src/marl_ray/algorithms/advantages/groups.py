@@ -43,8 +43,9 @@ def group_index(group: Tensor, agent: Tensor, turn: Tensor, prompts: Tensor | No
 
 
 def compared(batch: Trajectories, greedy: bool) -> Tensor:
-    """Return (B,) bool: True for sequences with decisions that can be compared with another sequence of their group.
-    With `greedy` that is a greedy sequence, otherwise another sampled one.
+    """Return (B,) bool: True for sequences with decisions that can be compared with another one of their group.
+
+    With `greedy` the other one is a greedy sequence, otherwise another sampled one.
     """
     index, count = group_index(batch.group, batch.agent, batch.turn, batch.prompts)
     sampled = ~batch.greedy & batch.mask.any(1)

@@ -9,8 +9,10 @@ resolution of float32."""
 
 
 def moments(x: Tensor, mask: Tensor) -> Tensor:
-    """Return the count, sum and sum of squares of `x` where `mask` (bool, same shape) is True; (3,) float64, to be
-    summed over workers."""
+    """Return the count, sum and sum of squares of `x` where `mask` is True, (3,) float64.
+
+    `mask` is bool and of the shape of `x`. The caller sums the three over the workers.
+    """
     masked = x.detach()[mask].double()
     return torch.stack((mask.sum().double(), masked.sum(), masked.square().sum()))
 

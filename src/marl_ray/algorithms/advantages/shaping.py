@@ -8,8 +8,10 @@ from marl_ray.trajectories import Trajectories
 
 
 def overlong_penalty(lengths: Tensor, longest: int, buffer: int, factor: float) -> Tensor:
-    """Return DAPO's eq. 13 (arXiv 2503.14476), (B,): 0 up to `longest - buffer` decisions, then linearly down to
-    -factor at `longest` and beyond."""
+    """Return DAPO's penalty of overlong sequences, (B,): eq. 13 of arXiv 2503.14476.
+
+    It is 0 up to `longest - buffer` decisions, then falls linearly to -factor at `longest` and stays there.
+    """
     over = (lengths - (longest - buffer)).clamp(0, buffer)
     return -factor * over / buffer if buffer else torch.zeros_like(lengths, dtype=torch.float32)
 

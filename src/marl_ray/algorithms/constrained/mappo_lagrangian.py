@@ -15,8 +15,7 @@ from marl_ray.config import SPECS, AlgorithmConfig
 
 
 def multiplier(hyper: AlgorithmConfig, budget: float) -> Lagrange:
-    """Return the multiplier of a constraint before the first batch; `budget` is the mean cost that an episode may
-    have."""
+    """Return a constraint's multiplier before the first batch; `budget` is the mean cost that an episode may have."""
     start, rate, most = hyper.multiplier_init, hyper.multiplier_lr, hyper.multiplier_max
     return Lagrange(budget, start, rate, most, "sgd", hyper.multiplier_damping)
 

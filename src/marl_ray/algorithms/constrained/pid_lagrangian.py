@@ -13,8 +13,7 @@ from marl_ray.config import SPECS, AlgorithmConfig
 
 
 def multiplier(hyper: AlgorithmConfig, budget: float) -> PID:
-    """Return the multiplier of a constraint before the first batch; `budget` is the mean cost that an episode may
-    have."""
+    """Return a constraint's multiplier before the first batch; `budget` is the mean cost that an episode may have."""
     return PID(
         budget,
         *(hyper.pid_kp, hyper.pid_ki, hyper.pid_kd, hyper.pid_delay),

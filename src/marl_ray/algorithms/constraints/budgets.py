@@ -21,10 +21,9 @@ def mean_costs(costs: Sequence[Sequence[float]]) -> list[float]:
 
 
 def violation(budgets: Sequence[float], costs: Sequence[float]) -> float:
-    """Return the sum over the signals of the excess of the mean cost over its budget, in units of the budget (at least
-    1).
+    """Return by how much mean costs exceed their budgets, summed over the signals; 0 if all are within theirs.
 
-    Returns 0 if all costs are within their budgets; an excess that rounding explains does not count.
+    Each excess counts in units of its budget (at least 1); an excess that rounding explains does not count.
     """
     pairs = zip(budgets, costs, strict=False)  # without constraints a signal may have no budget
     over = [(cost - budget) / max(budget, 1.0) for budget, cost in pairs]
@@ -32,14 +31,18 @@ def violation(budgets: Sequence[float], costs: Sequence[float]) -> float:
 
 
 def score(budgets: Sequence[float], ret: float, costs: Sequence[float]) -> float:
-    """Return the number that chooses the best policy: first the smaller violation of the budgets counts, then the
-    greater return."""
+    """Return the number that chooses the best policy, greater for the better one.
+
+    A smaller violation of the budgets counts first, then the greater return.
+    """
     return ret - OVER_BUDGET * violation(budgets, costs)
 
 
 def certified_rate(successes: int, trials: int, confidence: float = CONFIDENCE) -> float:
-    """Return the greatest p for which "the rate is at least p" holds with this confidence (Clopper and Pearson 1934,
-    one-sided)."""
+    """Return the greatest p for which "the rate is at least p" holds with this confidence.
+
+    It is the one-sided bound of Clopper and Pearson (1934).
+    """
     from scipy.special import betaincinv  # scipy is imported here, because every process of a run imports this file
 
     return float(betaincinv(successes, trials - successes + 1, 1 - confidence)) if successes else 0.0

@@ -81,8 +81,9 @@ class Lagrange:
 
 @dataclass(frozen=True)
 class PID:
-    """A multiplier that is a PID controller of the cost (Stooke, Achiam and Abbeel 2020, arXiv 2007.03964, algorithm
-    2).
+    """A multiplier that is a PID controller of the cost.
+
+    It is algorithm 2 of Stooke, Achiam and Abbeel (2020, arXiv 2007.03964):
 
         I = max(0, I + ki e)      P = a_p P + (1 - a_p) e      J = a_d J + (1 - a_d) J_c / d
         D = max(0, J - J `delay` updates ago)                  lambda = max(0, kp P + I + kd D)

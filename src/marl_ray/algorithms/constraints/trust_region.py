@@ -5,9 +5,9 @@ c_k the constraint violations (all per decision, see `penalty.constraint_violati
 
     argmin  g.x    subject to    b_k.x + c_k <= 0 for every k    and    x'Hx / 2 <= delta
 
-All signs are those of losses: g is the gradient of the loss to be minimised. With the gradient of the reward instead,
-every formula below would need the opposite sign of r = b.H^-1 g. Without constraints the step is that of TRPO (arXiv
-1502.05477).
+All signs are those of losses: g is the gradient of the loss to be minimised. With the gradient of the reward
+instead, every formula below would need the opposite sign of r = b.H^-1 g. Without constraints the step is that of
+TRPO (arXiv 1502.05477).
 
 Vectors are flat, of D entries. A `product` is x -> Hx; in training it sums over all workers, so every loop here calls
 it equally often on workers that hold equal vectors.
@@ -89,8 +89,10 @@ def head_fisher_product(outputs: Tensor, tangent: Tensor, sizes: Sequence[int] |
 
 
 def head_kl(old: Tensor, new: Tensor, sizes: Sequence[int] | None) -> Tensor:
-    """Return KL(old || new) in nats between normalised outputs (N, P), (N,); exact, and `sizes` as in
-    `head_fisher_product`."""
+    """Return the exact KL(old || new) between normalised outputs (N, P), (N,) in nats.
+
+    `sizes` are those of `head_fisher_product`.
+    """
     if sizes is None:
         (mean, log_std), (new_mean, new_log_std) = old.chunk(2, -1), new.chunk(2, -1)
         spread = (2 * (log_std - new_log_std)).exp() + (mean - new_mean).square() * (-2 * new_log_std).exp()
@@ -152,8 +154,7 @@ class _Solution(NamedTuple):
 def _candidate(
     active: list[int], q: float, r: Tensor, s: Tensor, c: Tensor, radius: float, resolution: float
 ) -> _Solution | None:
-    """Return the minimiser over the trust region where the active constraints hold with equality, or None where there
-    is none.
+    """Return the minimiser over the trust region where the active constraints hold with equality; None without one.
 
     x = -W S_A^-1 c_A - (v - W S_A^-1 r_A) / lambda: the step to the nearest point of the boundary, and then along the
     boundary down the loss. The two parts are H-orthogonal, so Pythagoras gives lambda.
@@ -265,12 +266,11 @@ def backtracking(
     coefficient: float = 0.8,
     steps: int = 10,
 ) -> LineSearch:
-    """Return the first of old + coefficient^j step, j = 0 .. steps - 1, that keeps what the step promised; else `old`
-    itself.
+    """Return the first candidate old + coefficient^j step that keeps what the step promised, else `old` itself.
 
-    To keep it means: KL <= delta; every cost surrogate rises by at most max(-c_k, 0); and the reward loss does not
-    rise, unless some constraint was violated at the start, where lower cost is worth reward. A value that is not finite
-    is a rejection.
+    j runs from 0 to steps - 1. To keep it means: KL <= delta; every cost surrogate rises by at most max(-c_k, 0); and
+    the reward loss does not rise, unless some constraint was violated at the start, where lower cost is worth reward. A
+    value that is not finite is a rejection.
 
     `evaluate` takes weights (D,) and returns the surrogate loss, the K surrogate costs and the KL from `old`; equal on all
     workers. It is called for `old` first and may leave its last candidate in the network, so the caller must write

@@ -3,9 +3,9 @@
     L = -log sigmoid( beta (h_w - h_l) )        h = log pi(y | x) - log pi_ref(y | x) of a whole response
 
 over pairs of responses to one prompt x, of which y_w was preferred to y_l. pi_ref are the weights that the run began
-with. The loss of two equal responses is log 2. With `label_smoothing` e a pair is believed with 1 - e: the loss is (1 -
-e) L + e L of the pair turned around (Mitchell 2023, "A note on DPO with noisy preferences and relationship to IPO", eq.
-3).
+with. The loss of two equal responses is log 2. With `label_smoothing` e a pair is believed with 1 - e: the loss is (1
+- e) L + e L of the pair turned around (Mitchell 2023, "A note on DPO with noisy preferences and relationship to IPO",
+eq. 3).
 
 Rows come in pairs, the preferred one first. Every decision of both has the pair's loss, so that under the aggregation
 `seq-mean-token-mean` the loss of a batch is the mean over its pairs.
@@ -34,8 +34,10 @@ def advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, Non
 
 
 def policy_loss(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
-    """Return the pair's loss at every decision of both responses; `clipped` marks pairs whose order the policy has
-    wrong."""
+    """Return the pair's loss at every decision of both responses.
+
+    `clipped` marks the pairs whose order the policy has wrong.
+    """
     if batch.reference_log_probs is None or len(batch.mask) % 2:
         raise MarlRayError("dpo: expected pairs of rows, and log-probabilities of the reference policy")
     ratios = torch.where(batch.mask, batch.log_probs - batch.reference_log_probs, 0.0).sum(1)

@@ -16,8 +16,10 @@ Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean
 
 
 def counts(mask: Tensor) -> Tensor:
-    """Return the numbers of own tokens and of sequences with at least one, (2,) int64, of a (B, T) bool mask; to be
-    summed over workers."""
+    """Return the numbers of own tokens and of sequences with at least one, (2,) int64.
+
+    `mask` is (B, T) bool. The caller sums both numbers over the workers.
+    """
     return torch.stack((mask.sum(), mask.any(1).sum()))
 
 

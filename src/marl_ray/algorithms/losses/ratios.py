@@ -12,8 +12,10 @@ GSPO_LIMIT = 10.0
 
 
 def token_ratio(log_probs: Tensor, old: Tensor) -> Tensor:
-    """Return pi / pi_old per token, (B, T), with gradient; the log ratio is held within +-20, beyond which the gradient
-    is 0."""
+    """Return pi / pi_old per token, (B, T), with gradient.
+
+    The log ratio is held within +-20, beyond which the gradient is 0.
+    """
     return (log_probs - old.detach()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
@@ -38,8 +40,10 @@ def gspo_token_log_ratio(log_probs: Tensor, old: Tensor, mask: Tensor) -> Tensor
 
 
 def truncated_importance(old: Tensor, behaviour: Tensor, cap: float) -> Tensor:
-    """Return min(pi_old / pi_behaviour, cap) per token, (B, T), without gradient: weights of the loss of tokens whose
-    sampler (an inference engine, a stale copy) differs from the policy that trains (truncated importance sampling,
-    Ionides 2008)."""
+    """Return min(pi_old / pi_behaviour, cap) per token, (B, T), without gradient.
+
+    They weigh the loss of tokens whose sampler (an inference engine, a stale copy) differs from the policy that trains:
+    truncated importance sampling (Ionides 2008).
+    """
     log_ratio = (old - behaviour).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return log_ratio.exp().clamp(max=cap)

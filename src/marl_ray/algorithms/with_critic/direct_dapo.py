@@ -33,8 +33,10 @@ def value_loss(batch: Valued, hyper: AlgorithmConfig) -> Tensor:
 
 
 def advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, None]:
-    """Return (B, T) r + V(s') - V(s), with `values` the fitted critic's logits; V(s') is 0 behind the end of a
-    sequence."""
+    """Return r + V(s') - V(s), (B, T), where `values` are the fitted critic's logits.
+
+    V(s') is 0 behind the end of a sequence.
+    """
     low, width = hyper.return_low, hyper.return_high - hyper.return_low
     values = low + width * torch.sigmoid(batch.values)
     ended = batch.terminated | batch.truncated

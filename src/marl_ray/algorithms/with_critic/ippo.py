@@ -1,7 +1,6 @@
 """Independent PPO (de Witt et al. 2020, arXiv 2011.09533): every agent is its own PPO learner.
 
-PPO's loss (`ppo.py`), with the critic on the agent's own observation. Agents that share a policy share its weights and
-batch.
+PPO's loss (`ppo.py`), with the critic on the agent's own observation. Agents of one policy share weights and batch.
 """
 
 from marl_ray.algorithms.advantages.batch_gae import gae_advantages

@@ -2,8 +2,8 @@
 
     L = E[ -min(rho A, clip(rho, 1-eps, 1+eps') A) ] + E[ max(h(V - R), h(clip(V) - R)) ] - c E[ H ]
 
-with A from generalised advantage estimation (`gae.py`), h the Huber loss, H the entropy, and a critic on the policy's own
-observation.
+with A from generalised advantage estimation (`gae.py`), h the Huber loss, H the entropy, and a critic on the
+policy's own observation.
 """
 
 from marl_ray.algorithms.advantages.batch_gae import gae_advantages

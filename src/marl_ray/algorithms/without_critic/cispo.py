@@ -2,9 +2,9 @@
 
     L = -sg( clip(rho, 1-eps, 1+eps') ) A log pi
 
-The clip bounds the weight of a decision and never takes its gradient away. A is GRPO's. As in the paper, only the upper
-bound holds by default (eps = 1). The paper tunes eps' and does not report its value; here it is 4, a weight of at most
-5.
+The clip bounds the weight of a decision and never takes its gradient away. A is GRPO's. As in the paper, only the
+upper bound holds by default (eps = 1). The paper tunes eps' and does not report its value; here it is 4, a weight of
+at most 5.
 """
 
 from marl_ray.algorithms.base import Algorithm, Evaluated, PolicyLoss

@@ -3,9 +3,9 @@
     A_i = s_i - mean of the other members' s
 
 The same name has two objectives in the field: `ratio_level: token` is verl's (PPO's clip, one ratio per decision),
-`sequence` is TRL's (one ratio per sequence, the product of all its decisions' ratios, not normalised by length; a sequence
-is one term of the loss, so `aggregation` must be `seq-mean-token-mean`, under which equal terms of its decisions are that
-one).
+`sequence` is TRL's (one ratio per sequence, the product of all its decisions' ratios, not normalised by length; a
+sequence is one term of the loss, so `aggregation` must be `seq-mean-token-mean`, under which equal terms of its
+decisions are that one).
 """
 
 from torch import Tensor

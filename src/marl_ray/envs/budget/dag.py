@@ -1,8 +1,8 @@
 """Eight sub-tasks to be paid for from one budget, and its exact solutions.
 
-This is the smallest problem in which a soft and a hard budget have different solutions, and both are known. The sub-tasks
-form a chain. The plan is fixed, and only the effort on each sub-task is chosen, as when an orchestrator picks a model for
-each.
+This is the smallest problem in which a soft and a hard budget have different solutions, and both are known. The
+sub-tasks form a chain. The plan is fixed, and only the effort on each sub-task is chosen, as when an orchestrator picks
+a model for each.
 """
 
 import math
@@ -117,8 +117,10 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         return *result, self._infos(costs)
 
     def batch(self, copies: int, groups: Sequence[Sequence[str]], signals: int) -> ArrayBatch | None:
-        """Return the copies that compiled functions step together, equal to this environment step for step; None if it
-        is to report more than one cost."""
+        """Return the copies that compiled functions step together, equal to this environment step for step.
+
+        Returns None if the environment is to report more than one cost.
+        """
         if signals != 1:
             return None
         from marl_ray.envs.budget.dag_batch import Budget, allow, look, play  # loads numba
@@ -183,10 +185,10 @@ def best_expected_reward(budget: float) -> float:
 
 
 def best_capped_reward(limit: float) -> float:
-    """Return the greatest expected reward of any policy none of whose episodes costs more than `limit`, by dynamic
-    programming.
+    """Return the greatest expected reward of any policy none of whose episodes costs more than `limit`.
 
-    State: sub-tasks left and budget left. Raises MarlRayError if even the cheapest plan costs more.
+    It is computed by dynamic programming over the sub-tasks left and the budget left. Raises MarlRayError if even the
+    cheapest plan costs more.
     """
     _check(limit)
 
@@ -205,11 +207,10 @@ def best_capped_reward(limit: float) -> float:
 
 
 def best_constant_reward(budget: float) -> float:
-    """Return the greatest expected reward of policies with the same effort for every sub-task, at a cost of at most
-    `budget`.
+    """Return the greatest expected reward of policies with one effort for all sub-tasks, at a cost within `budget`.
 
-    What a constraint algorithm must beat to show that it spends a budget. Raises MarlRayError if even the cheapest plan
-    costs more.
+    A constraint algorithm must beat it to show that it spends a budget. Raises MarlRayError if even the cheapest
+    plan costs more.
     """
     _check(budget)
     return max(TASKS * effort.success for effort in EFFORTS if TASKS * effort.cost <= budget)

@@ -106,8 +106,10 @@ class HardBudget(BaseParallelWrapper[str, Any, Any]):  # type: ignore[misc]  # P
         }
 
     def _need(self, agent: str, info: dict[str, Any]) -> np.ndarray:
-        """Return (actions, limited signals): cost of each action and of those that must follow; infinite where it is
-        masked out."""
+        """Return the cost of each action and of those that must follow, (actions, limited signals).
+
+        It is infinite where the action is masked out.
+        """
         space = self.env.action_space(agent)
         if not isinstance(space, spaces.Discrete):
             kind = type(space).__name__
@@ -145,8 +147,7 @@ class HardBudget(BaseParallelWrapper[str, Any, Any]):  # type: ignore[misc]  # P
 def affordable(
     needs: Sequence[np.ndarray], headroom: np.ndarray, limits: np.ndarray, turn: int = 0
 ) -> tuple[list[np.ndarray], list[int]]:
-    """Return the actions that agents which act in the same step may choose, so that any combination of them is
-    affordable.
+    """Return the actions that agents which act in the same step may choose: any combination of them is affordable.
 
     `needs[i]`: (actions, S), agent i's cost of each action and what must follow, infinite for what it cannot do.
     `headroom`, `limits`: (S,), what is left and what there was at first. Returns (actions,) boolean masks, and each
@@ -176,11 +177,11 @@ def affordable(
 
 
 def _cheapest_joint(needs: Sequence[np.ndarray], room: np.ndarray) -> list[int] | None:
-    """Return one action per agent that together fit into `room` (S,), or None if none do; the largest share taken is
-    least.
+    """Return one action per agent that together fit into `room` (S,), or None if none do.
 
-    Exact: combinations are built up agent by agent, dropping those that another is no worse than in every signal. With
-    one signal a single one remains, so this is each agent's minimum; conflicting signals can keep many.
+    The largest share taken is least. Exact: combinations are built up agent by agent, dropping those that another is no
+    worse than in every signal. With one signal a single one remains, so this is each agent's minimum; conflicting
+    signals can keep many.
     """
     undominated = [_undominated(need) for need in needs]
     sole = [i for i, rows in enumerate(undominated) if len(rows) == 1]
@@ -210,8 +211,10 @@ def _cheapest_joint(needs: Sequence[np.ndarray], room: np.ndarray) -> list[int] 
 
 
 def _undominated(rows: np.ndarray) -> np.ndarray:
-    """Return the indices of the rows (n, S) that no other row is at most equal to in every column; the first of equal
-    ones."""
+    """Return the indices of the rows (n, S) that no other row is at most equal to in every column.
+
+    Of equal rows it is the first.
+    """
     if rows.shape[1] == 1:
         least: np.ndarray = rows.argmin(0)
         return least

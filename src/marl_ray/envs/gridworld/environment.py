@@ -91,9 +91,11 @@ class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
         """Steps of this episode whose action order is drawn."""
 
     def bind(self, grid: np.ndarray, agents: np.ndarray, ended: np.ndarray, draws: np.ndarray) -> None:
-        """Keep the state in these arrays from now on: (width, height, 3) and (agents, state) int64, C-contiguous; who
-        had ended when the last observation was made, (agents,); and the draws of the action order, (BLOCK, agents).
-        The next call is `reset`."""
+        """Keep the state in these arrays from now on; the next call is `reset`.
+
+        `grid` (width, height, 3) and `agents` (agents, state) are int64 and C-contiguous, `ended` (agents,) says who
+        had ended when the last observation was made, and `draws` (BLOCK, agents) are the draws of the action order.
+        """
         self.cells = grid
         self.rows = agents
         self.ended = ended

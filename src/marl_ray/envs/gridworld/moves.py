@@ -83,8 +83,10 @@ def uses_object(grid: np.ndarray, agents: np.ndarray, i: int, action: int) -> bo
 
 @numba.njit(cache=True)
 def enter(grid: np.ndarray, agents: np.ndarray, i: int, rules: WorldRules, reward: float, rewards: np.ndarray) -> None:
-    """Move agent i to the cell before it, which does not bar it, unless another agent does. A success puts `reward`
-    into `rewards` (agents,)."""
+    """Move agent i to the cell before it, which does not bar it, unless another agent does.
+
+    A success puts `reward` into `rewards` (agents,).
+    """
     dx, dy = STEP[agents[i, DIR]]
     x, y = agents[i, X] + dx, agents[i, Y] + dy
     if not rules.overlap:

@@ -206,8 +206,10 @@ def play(
 
 @numba.njit(cache=True, nogil=True)
 def write(values: np.ndarray, i: int, row: np.ndarray, at: int) -> int:
-    """Write the two numbers of `values` (entities, 2) that entity `i` has to the places of a row from `at` on; returns the
-    place after them. As slices they would take ten times as long."""
+    """Write the two numbers of entity `i` to the places of a row from `at` on; returns the place after them.
+
+    `values` are (entities, 2). As slices they would take ten times as long.
+    """
     row[at], row[at + 1] = values[i, 0], values[i, 1]
     return at + 2
 

@@ -294,11 +294,11 @@ def find_tasks(
     read: Callable[[str], tuple[T, ...]],
     make: Callable[[str], tuple[T, ...]],
 ) -> tuple[tuple[T, ...], tuple[T, ...]]:
-    """Return the training and held-out tasks of an environment: read from files, or made for a split where no file is
-    given.
+    """Return the training and held-out tasks of an environment.
 
-    Of `data` the share `held_out` is held out, unless `test_data` is what is held out.
-    Raises ValueError for arguments that make no sense, MarlRayError as `read` does.
+    They are read from files, or made for a split where no file is given. Of `data` the share `held_out` is held
+    out, unless `test_data` is what is held out. Raises ValueError for arguments that make no sense, MarlRayError
+    as `read` does.
     """
     if not 0 <= held_out < 1:
         raise ValueError(f"held_out={held_out}, expected at least 0 and below 1")

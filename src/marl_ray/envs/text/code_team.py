@@ -27,14 +27,16 @@ _TRIES = 3
 
 
 class CodeTeam(TextEnv):
-    """The agent `generator` writes a program; the sandbox runs its tests; while a public test fails and turns are left, the
-    agent `reviewer` reads task, program and result and writes a review, and the generator answers again.
+    """A generator writes a program, the sandbox runs its tests, and a reviewer helps while public tests fail.
 
-    So an episode ends when all public tests pass, or after `turns` programs. The prompts show the last program only.
-    Rewards: at the end both agents get what `reward` pays for the last program, by default the fraction of hidden tests. At
-    every program the generator gets `shaping` x the change of the fraction of public tests, and the reviewer
-    `review_weight` x the change of the fraction of hidden tests that followed its review.
-    Hidden tests appear in no prompt. A call that ends, hangs or breaks the program's process fails all hidden tests.
+    While a public test fails and turns are left, the agent `reviewer` reads task, program and result and writes a
+    review, and the agent `generator` answers again. So an episode ends when all public tests pass, or after `turns`
+    programs. The prompts show the last program only.
+
+    Rewards: at the end both agents get what `reward` pays for the last program, by default the fraction of hidden
+    tests. At every program the generator gets `shaping` x the change of the fraction of public tests, and the reviewer
+    `review_weight` x the change of the fraction of hidden tests that followed its review. Hidden tests appear in no
+    prompt. A call that ends, hangs or breaks the program's process fails all hidden tests.
 
     data: a file of tasks (see `marl_ray.envs.text.tasks`); by default tasks are made (`marl_ray.envs.text.synthetic`).
     test_data: a file of held-out tasks.
@@ -47,8 +49,7 @@ class CodeTeam(TextEnv):
     prompt: what the generator reads first, with {task} and {tests}, the public ones.
     review_prompt: what the reviewer reads, with {code} and {result} too.
     repair_prompt: what the generator reads after a program that failed, with {review} too.
-    reward: a name of `extensions.REWARD` or `package.module:NAME`, or {NAME: options}; by default `code_tests`. Its answer
-        is the last program, empty if there is none.
+    reward: a name of `extensions.REWARD` or `package.module:NAME`, or {NAME: options}; by default `code_tests`.
     shaping: what the generator earns for all public tests, 0.1.
     review_weight: what the reviewer earns for all hidden tests, 0.5.
     timeout_s: CPU seconds of all calls of a program together, 3; of a program that reads stdin, of each run.
@@ -56,6 +57,8 @@ class CodeTeam(TextEnv):
     mistakes: the share of the demonstrations that repair a wrong program, 0.5.
     seed: orders the training tasks.
     cost: those of `tokens`, `calls` (runs of the sandbox) and `seconds` (their CPU time) that are costs, by default none.
+
+    The answer that `reward` pays for is the last program, empty if there is none.
 
     Metrics: `pass` (all hidden tests), `hidden`, `public`: fractions at the end; `first`: `pass` of the first program.
     """

@@ -122,11 +122,11 @@ def _judge(
 
 @lru_cache(maxsize=1024)
 def _program(task: CodeTask, public: tuple[str, ...], hidden: tuple[str, ...], calls: tuple[str, ...]) -> str:
-    """Return the program of the judge: it runs every test by itself, then raises its report as the text of an
-    AssertionError.
+    """Return the program of the judge, which runs every test by itself.
 
-    All that the report shows is known before the first hidden test: afterwards the program has seen their inputs, and
-    could return them. Its random numbers depend on the tests and not on this process.
+    At its end it raises its report as the text of an AssertionError. All that the report shows is known before the
+    first hidden test: afterwards the program has seen their inputs, and could return them. Its random numbers depend on
+    the tests and not on this process.
     """
     seed = hashlib.blake2b(repr((task.setup, public, hidden)).encode("utf-8", "surrogatepass")).hexdigest()
     return f"""
@@ -156,8 +156,10 @@ _main({public!r}, {hidden!r}, {calls!r})
 
 
 def _report(judged: Judgement) -> tuple[int, int, int, str, str] | None:
-    """Return the public and hidden tests that passed, the first public one that did not or -1, its error, and the value
-    it got."""
+    """Return the public and hidden tests that passed, and the first public failure; None without a report.
+
+    The failure is its test's index or -1, its error, and the value that the test got.
+    """
     if judged.verdict != "fail:wrong" or not judged.message.startswith(_MARK):
         return None
     public, hidden, failed, error, value = json.loads(judged.message.removeprefix(_MARK))

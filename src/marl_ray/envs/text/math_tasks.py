@@ -63,8 +63,11 @@ class MathTasks(TextEnv):
         self.finish(right == 1.0, self.pay(text, {"pass": right}))
 
     def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
-        """Return the right answers to the first `count` training tasks of the order that `seed` gives: the solution
-        where the data has one. Each says its answer as `math_reward` reads it, or MarlRayError names the task."""
+        """Return the right answers to the first `count` training tasks of the order that `seed` gives.
+
+        They are the solutions where the data has them. Each says its answer as `math_reward` reads it; otherwise
+        MarlRayError names the task.
+        """
         result = []
         for index in range(count):
             task = self._train[place(len(self._train), seed, index)]

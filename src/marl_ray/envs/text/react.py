@@ -149,8 +149,10 @@ class React(TextEnv):
         return transcript(self.head, task.prompt, past, self.prompt_limit, f"({remaining} left)\n")
 
     def _kinds(self, tools: Any, kinds: Sequence[str] | None) -> tuple[str, ...]:
-        """Return the kinds of made-up questions that are asked. ValueError where the tools or the limits do not
-        suffice."""
+        """Return the kinds of made-up questions that are asked.
+
+        Raises ValueError where the tools or the limits do not suffice.
+        """
         unknown = [kind for kind in kinds or () if kind not in KINDS]
         if unknown:
             raise ValueError(f"kinds: {unknown[0]!r}, expected some of {', '.join(KINDS)}")

@@ -61,8 +61,10 @@ def _distinct(
     draw: Callable[[random.Random, int], tuple[Any, ...]],
     hardest: int,
 ) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    """Yield the level and draw, the first part of which is the prompt; no prompt comes twice, and all are of one
-    split."""
+    """Yield the levels and draws of distinct tasks, all of one split.
+
+    The first part of a draw is the prompt; no prompt comes twice.
+    """
     if count < 1:
         raise ValueError(f"count={count}, expected 1 or more")
     wrong = [level for level in levels if level not in range(1, hardest + 1)]
@@ -295,8 +297,10 @@ def _cover(caught: dict[int, set[int]], count: int) -> list[int]:
 
 
 def _inputs(source: random.Random, kind: str, body: str) -> list[tuple[Any, ...]]:
-    """Return the distinct arguments, those near the constants of the code among them, in a drawn order; more of them
-    where many have no result, as short lists have no sixth item."""
+    """Return distinct arguments for a program in a drawn order, those near its constants among them.
+
+    There are more of them where many have no result, as short lists have no sixth item.
+    """
     constants = [int(digits) for digits in re.findall(r"\d+", body)]
     near = [constant + step for constant in constants for step in (0, -1, 1)]
 
@@ -366,8 +370,10 @@ _SWAPPED = {
 
 
 def mutants(code: str) -> list[Mutant]:
-    """Return the programs with one whole number, one operator or one string of a letter changed. Empty if the code is
-    not Python."""
+    """Return the programs with one whole number, one operator or one string of a letter changed.
+
+    There are none if the code is not Python.
+    """
     starts = [0]
     for line in code.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))

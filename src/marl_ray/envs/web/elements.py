@@ -51,10 +51,11 @@ def action_count(slots: int) -> int:
 
 
 def page_row(intent: str, view: PageView, slots: int, remaining: float, clicked: Collection[int] = ()) -> PageRow:
-    """Return the first `slots` elements: those that are no plain text first, then by how well their names match the
-    task.
+    """Return the first `slots` elements of a page as numbers and actions.
 
-    left: share of the episode's steps that is left.
+    Those that are no plain text come first, then they are ordered by how well their names match the task.
+
+    remaining: share of the episode's steps that is left.
     clicked: ids of elements that the agent has clicked.
     """
     phrases = _QUOTED.findall(intent)[:PHRASES]
@@ -94,8 +95,11 @@ def _kind(element: ShownElement) -> str:
 
 
 def _match(name: str, intent: str) -> tuple[float, float, float, float]:
-    """Return the places of a name in the task: in quotes (a half if only upper and lower case differ), in full, the
-    share of its words that are there, and how late."""
+    """Return four numbers that say how a name occurs in the task, all 0 if it has no word.
+
+    They are: whether it stands in quotes (a half if only upper and lower case differ), whether it stands in full, the
+    share of its words that are there, and how late it comes.
+    """
     words, intent_words = _WORD.findall(name.lower()), _WORD.findall(intent.lower())
     if not words:
         return 0.0, 0.0, 0.0, 0.0

@@ -128,8 +128,10 @@ def _tasks(names: Sequence[str], seeds: range) -> list[MiniWobTask]:
 
 
 def _folder() -> Path:
-    """Return the package's pages. MarlRayError if it is not installed; it is not imported, because it brings
-    Selenium."""
+    """Return the folder of the package's pages.
+
+    Raises MarlRayError if the package is not installed; it is not imported, because it brings Selenium.
+    """
     package = importlib.util.find_spec("miniwob")
     if package is None or package.origin is None:
         raise MarlRayError(f"MiniWoB needs its pages: {install_hint('web')}")

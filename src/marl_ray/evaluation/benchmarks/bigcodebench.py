@@ -33,8 +33,7 @@ from marl_ray.evaluation.benchmarks.base import (
 from marl_ray.sandbox import Limits, Pool, Status
 
 MEMORY_BYTES = min(30 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
-"""Limit of the address space: officially 30 GiB; here at most half of the machine's memory, because it might be
-used."""
+"""Limit of the address space: officially 30 GiB; here at most half of the machine's memory, which it might use."""
 STACK_BYTES = 10 << 20
 OFFLINE_FAILURES = frozenset({176, 314, 812, 832, 1005, 1040, 1104})
 """Task numbers, among the 300 that use the standard library alone, whose references need a network or another machine,
@@ -93,8 +92,10 @@ class BigCodeBenchProblem(Problem):
         return self.libraries - sys.stdlib_module_names
 
     def score(self, pool: Pool, source: ModelAnswer, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
-        """Score a sample: both modes run tests and program in one interpreter; hardened adds the guards of
-        `unittest_driver`."""
+        """Score a sample; both modes run tests and program in one interpreter.
+
+        Hardened mode adds the guards of `unittest_driver`.
+        """
         solution = self.complete_prompt + source.text if source.kind == "completion" else source.text
         code = f"{self.code_prompt}\n    pass\n{solution}"
         limits = Limits(cpu_s=timeout_s, memory_bytes=MEMORY_BYTES, stack_bytes=STACK_BYTES)

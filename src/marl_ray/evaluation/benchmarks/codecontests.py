@@ -35,8 +35,7 @@ REFERENCES = 3
 MEMORY_FLOOR = 1 << 30
 EXTRA_MEMORY = 32 << 20
 WALL_FACTOR = 3.0
-"""Wall time over CPU time. Officially 30: that only ends programs that sleep, and made ten seconds of CPU five
-minutes."""
+"""Wall time over CPU time. The official 30 ends only programs that sleep, and made ten CPU seconds five minutes."""
 OUTPUT_BYTES = 1 << 20
 
 

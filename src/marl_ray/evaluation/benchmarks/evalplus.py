@@ -48,8 +48,7 @@ def {0}(*given):
     found = _{0}(*given)
     return found if isinstance(found, bool) else found is not None
 """
-"""Code that follows a program whose outputs, matches of patterns, cannot cross to the judge: it compares only their
-existence."""
+"""Code behind a program whose outputs, matches of patterns, cannot cross: the judge compares their existence alone."""
 
 
 class EvalPlusRecord(BenchmarkRecord):
@@ -100,8 +99,10 @@ class EvalPlusProblem(Problem):
         return CodeTask(NO_TESTS, tuple(map(CallTest, self.examples)), self.entry_point, "import math")
 
     def score(self, pool: Pool, source: ModelAnswer, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
-        """Judge a sample: a completion continues the prompt, a solution stands alone. Plus inputs run only if base
-        inputs passed."""
+        """Judge a sample: a completion continues the prompt, a solution stands alone.
+
+        Plus inputs run only if base inputs passed.
+        """
         program = self.prompt + source.text if source.kind == "completion" else source.text
         return {mode: self._verdict(pool, program, mode, timeout_s) for mode in modes}
 
@@ -135,8 +136,10 @@ class EvalPlusProblem(Problem):
 
 @lru_cache(maxsize=4096)
 def _expected(pool: Pool, task_id: str, part: str, reference: str, name: str, inputs: str) -> ReferenceOutputs:
-    """Return the reference's outputs. Raises MarlRayError if the reference fails here, because then nothing can be
-    compared with it."""
+    """Return the reference's outputs.
+
+    Raises MarlRayError if the reference fails here, because then nothing can be compared with it.
+    """
     call = f"outputs({reference!r}, {name!r}, {inputs!r}, {name in NOT_NONE})"
     program = f"{driver_source()}\nfound, seconds = {call}\nprint(json.dumps([found, seconds]))\n"
     limits = Limits(cpu_s=REFERENCE_S, memory_bytes=MEMORY_BYTES, output_bytes=OUTPUT_BYTES)
@@ -195,9 +198,11 @@ _CONVERSIONS = {number: change for change, numbers in _EACH for number in number
 
 
 def mbpp_inputs(number: int, inputs: Inputs) -> Inputs:
-    """Return the inputs of an MBPP+ task, converted as `mbpp_deserialize_inputs` of evalplus 0.3.1 (data/mbpp.py) does:
-    JSON lacks tuples, sets and complex numbers. Raises TypeError, ValueError, IndexError or AttributeError for inputs
-    of another form."""
+    """Return the inputs of an MBPP+ task, of which JSON lacks tuples, sets and complex numbers.
+
+    They are converted as `mbpp_deserialize_inputs` of evalplus 0.3.1 (data/mbpp.py) does it. Raises TypeError,
+    ValueError, IndexError or AttributeError for inputs of another form.
+    """
     change = _CONVERSIONS.get(number)
     return inputs if change is None else [change(arguments) for arguments in inputs]
 

@@ -18,10 +18,10 @@ def score_function(
     modes: Sequence[Mode],
     timeout_s: float,
 ) -> Verdicts:
-    """Score a function. `official` is the complete program of the official mode; hardened mode runs tests and candidate
-    apart.
+    """Score a function in the given modes.
 
-    `setup` is trusted code that the tests of the hardened judge may need, such as imports and helpers.
+    `official` is the complete program of the official mode; hardened mode runs tests and candidate apart. `setup` is
+    trusted code that the tests of the hardened judge may need, such as imports and helpers.
     """
     limits = Limits(cpu_s=timeout_s)
     verdicts: dict[Mode, SampleVerdict] = {}

@@ -34,8 +34,10 @@ class HumanEvalProblem(Problem):
     test: str
 
     def score(self, pool: Pool, source: ModelAnswer, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
-        """Score a sample, officially by `prompt + completion`, the test and `check(entry_point)` in one interpreter,
-        hardened in two."""
+        """Score a sample, in one interpreter for the official mode and in two for the hardened mode.
+
+        Officially `prompt + completion`, the test and `check(entry_point)` run together.
+        """
         program, tests = self.program(source), f"{self.test}\ncheck({self.entry_point})"
         return score_function(
             pool,
@@ -49,8 +51,10 @@ class HumanEvalProblem(Problem):
         )
 
     def program(self, source: ModelAnswer) -> str:
-        """Return the complete program: the prompt, whose imports and helpers the answer may use, then the answer, whose
-        definition wins."""
+        """Return the complete program: the prompt, and then the answer, whose definition wins.
+
+        The answer may use the prompt's imports and helpers.
+        """
         return self.prompt + ("\n" if source.kind == "solution" else "") + source.text
 
 

@@ -64,8 +64,10 @@ class OwnProblem(Problem):
 
 
 def parse(rows: Iterable[FileRow]) -> tuple[Problem, ...]:
-    """Return the problems of the product's own format. Raises MarlRayError for a line that is neither of its two
-    kinds."""
+    """Return the problems of the product's own format.
+
+    Raises MarlRayError for a line that is neither of its two kinds.
+    """
     return unique((row, _problem(read_record(OwnRecord, row), row.where)) for row in rows)
 
 

@@ -1,8 +1,8 @@
 """MBPP (Austin et al. 2021, arXiv 2108.07732): short functions from a sentence and three assertions.
 
 There is no official executor. The product runs the code, the set-up of its tests and all of its tests in one
-interpreter, as HumanEval's harness does, within 10 s; the prompt is the paper's, with the problems 2, 3 and 4 as its
-shots.
+interpreter, as HumanEval's harness does, within 10 s; the prompt is the paper's, with the problems 2, 3 and 4 as
+its shots.
 """
 
 import ast

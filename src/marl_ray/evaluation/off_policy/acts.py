@@ -97,8 +97,10 @@ def logged_for(bundle: Bundle, path: str) -> LoggedUnits:
 
 
 def evaluate_bundle(bundle: Bundle, data: LoggedUnits | str, alpha: float = 0.05) -> PolicyValue:
-    """Return the mean outcome of a unit under the bundle, by self-normalised importance sampling
-    (`experiments.statistics.off_policy.snips`)."""
+    """Return the mean outcome of a unit under the bundle, by self-normalised importance sampling.
+
+    The estimator is `experiments.statistics.off_policy.snips`.
+    """
     logged = logged_for(bundle, data) if isinstance(data, str) else data
     weights, used = log_weights(bundle, logged), _used(logged)
     return snips(weights[used], logged.outcomes[used], alpha)
@@ -120,11 +122,10 @@ def evaluate_doubly_robust(bundle: Bundle, data: LoggedUnits | str, alpha: float
 
 
 def log_weights(bundle: Bundle, logged: LoggedUnits) -> np.ndarray:
-    """Return the log importance weights (units,): sums of target - behaviour log-probabilities over own decisions of
-    stochastic acts.
+    """Return the log importance weights of units, (units,).
 
-    Raises MarlRayError if a continuous action lies at its bound: the log does not hold the chance that the action was
-    clipped to it.
+    They are sums of target - behaviour log-probabilities over own decisions of stochastic acts. Raises MarlRayError if
+    a continuous action lies at its bound: the log does not hold the chance that the action was clipped to it.
     """
     sums = np.zeros(len(logged.units))
     for name, batch in logged.policies.items():
@@ -165,8 +166,10 @@ def _used(logged: LoggedUnits) -> np.ndarray:
 
 
 def start_features(bundle: Bundle, logged: LoggedUnits) -> np.ndarray:
-    """Return the first observations of all agents side by side, (units, at most MOST_FEATURES). Entries with few
-    categories are one-hot."""
+    """Return the first observations of all agents side by side, (units, at most MOST_FEATURES).
+
+    Entries with few categories are one-hot.
+    """
     blocks = []
     for name, batch in logged.policies.items():
         for agent in range(batch.agents):

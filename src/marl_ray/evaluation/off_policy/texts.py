@@ -32,8 +32,10 @@ RESPONSES_PER_PASS = 16
 def judge_texts(
     bundle: TokenBundle, path: str, *, floor: float, min_effective: float = 100.0, alpha: float = 0.05
 ) -> OffPolicyEstimate:
-    """Estimate a bundle's mean outcome from exported texts (file, folder or URI); arguments and errors as in
-    `acts.judge`."""
+    """Estimate a bundle's mean outcome from exported texts (file, folder or URI).
+
+    Arguments and errors are as in `acts.judge`.
+    """
     served = read_served(path)
     units = sorted({text.unit for text in served})
     place = {unit: number for number, unit in enumerate(units)}
@@ -54,10 +56,10 @@ def judge_texts(
 
 
 def log_ratios(bundle: TokenBundle, served: Sequence[ServedText]) -> np.ndarray:
-    """Return the logarithms of the bundle's chance of each response over that of the arm that wrote it, (responses,)
-    float64.
+    """Return the log ratios of the bundle's chance of each response to that of its writer, (responses,) float64.
 
-    Raises MarlRayError if a policy cannot have written a response, or draws only from a part of its distribution.
+    The writer is the arm that wrote the response. Raises MarlRayError if a policy cannot have written a response, or
+    draws only from a part of its distribution.
     """
     ratios: dict[str, float] = {}
     for name, texts in by_policy(served, bundle.agents).items():

@@ -113,10 +113,10 @@ def task_of(options: EvaluationOptions) -> ScoringTask:
 def prepare_evaluation(
     options: EvaluationOptions, task: ScoringTask | None = None, samples_description: str = ""
 ) -> EvaluationPlan:
-    """Read and check everything. `task` is the result of `task_of`, if it was called before; `samples_description`
-    describes the samples, if that is known.
+    """Read and check everything that an evaluation needs.
 
-    Raises FieldError naming the option, or MarlRayError naming the file and line.
+    `task` is the result of `task_of`, if it was called before; `samples_description` describes the samples, if that is
+    known. Raises FieldError naming the option, or MarlRayError naming the file and line.
     """
     task = task or task_of(options)
     scored = task.benchmark
@@ -192,8 +192,10 @@ def evaluate(
 
 
 def _failing_references(planned: EvaluationPlan, results: ResultsFile, run: Scorer, progress: Progress) -> list[str]:
-    """Return the problems whose references all fail. A problem's next reference runs only if the one before has
-    failed."""
+    """Return the problems whose references all fail.
+
+    A problem's next reference runs only if the one before has failed.
+    """
     open_problems = [problem for problem in planned.data.problems if problem.references]
     failing: list[Problem] = []
     number = 0

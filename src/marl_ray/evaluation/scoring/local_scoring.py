@@ -74,8 +74,10 @@ def score(pool: Pool, job: ScoringJob) -> ResultRow:
 
 
 def suspected_hack(verdicts: Verdicts) -> bool:
-    """Return True if the modes disagree. Honest programs that the split judge cannot serve disagree too; see the
-    docs."""
+    """Return True if the modes disagree.
+
+    Honest programs that the split judge cannot serve disagree too; see the docs.
+    """
     return len({verdict.passed for verdict in verdicts.values()}) > 1
 
 

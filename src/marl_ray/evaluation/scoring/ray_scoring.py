@@ -42,8 +42,10 @@ Nodes = dict[str, tuple[Any, int]]
 
 @contextmanager
 def ray_scorer(workers: int | None, packages: frozenset[str], min_level: Level) -> Iterator[Scorer]:
-    """Make a scorer on the Ray that this process is connected to. `workers` is the number of runs at a time on a node;
-    None takes the number of its CPUs. Raises MarlRayError if a node cannot have its pool.
+    """Make a scorer on the Ray that this process is connected to.
+
+    `workers` is the number of runs at a time on a node; None takes the number of its CPUs. Raises MarlRayError if a
+    node cannot have its pool.
     """
     import ray
 
@@ -56,8 +58,10 @@ def ray_scorer(workers: int | None, packages: frozenset[str], min_level: Level) 
 
 
 def score_batches(nodes: Nodes, jobs: Sequence[ScoringJob]) -> Iterator[list[ResultRow]]:
-    """Yield results as they arrive. The batches of a node that dies go to the others. Raises MarlRayError when none is
-    left."""
+    """Yield results as they arrive.
+
+    The batches of a node that dies go to the others. Raises MarlRayError when none is left.
+    """
     import ray
     from ray.exceptions import RayActorError, RayTaskError
 

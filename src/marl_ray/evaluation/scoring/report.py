@@ -88,8 +88,10 @@ def _scores(problems: Mapping[str, Mapping[str, Any]], name: str, ks: Sequence[i
 def _problem(
     rows: Sequence[Mapping[str, Any]], further: Mapping[Mode, Sequence[str]], ks: Sequence[int]
 ) -> dict[str, Any]:
-    """Compute the number of samples that passed, and pass@k, for each mode, and for each mode with each further score
-    (`official base`)."""
+    """Compute the number of samples that passed, and pass@k, for each mode.
+
+    Both are computed too for each mode with each further score (`official base`).
+    """
     correct: dict[str, int] = {}
     for mode, names in further.items():
         if not rows[0][mode]:
@@ -172,10 +174,10 @@ def _some(names: Sequence[str]) -> str:
 def aggregate(
     folders: Mapping[Path, float], number: str, mode: Mode
 ) -> tuple[BootstrapInterval, dict[str, tuple[float, float]]]:
-    """Compute the weighted mean of one number over evaluations, with its interval, and the variant, value and share of
-    each evaluation.
+    """Compute the weighted mean of one number over evaluations, with its interval.
 
-    Raises MarlRayError naming a folder that has no report, or whose report lacks this number.
+    Returns also the variant, value and share of each evaluation. Raises MarlRayError naming a folder that has no
+    report, or whose report lacks this number.
     """
     groups, parts = [], {}
     for folder, weight in folders.items():

@@ -44,8 +44,10 @@ SamplingOverrides = Mapping[str, float | None]
 
 
 def generation_of(policy: Author, overrides: SamplingOverrides, stop: tuple[str, ...] = ()) -> GenerationConfig:
-    """Return the sampling options of a policy, whose responses also end at `stop`. Raises FieldError naming the
-    option."""
+    """Return the sampling options of a policy, whose responses also end at `stop`.
+
+    Raises FieldError naming the option.
+    """
     settings = {key: value for key, value in overrides.items() if value is not None}
     try:
         return GenerationConfig.model_validate(
@@ -57,8 +59,10 @@ def generation_of(policy: Author, overrides: SamplingOverrides, stop: tuple[str,
 
 
 def authors_of_bundle(reference: str, tracking_uri: str | None) -> Authors:
-    """Return the language models of a bundle, each read when it is first used. Raises FieldError for any other
-    bundle."""
+    """Return the language models of a bundle, each read when it is first used.
+
+    Raises FieldError for any other bundle.
+    """
     bundle = load_bundle(reference, tracking_uri)
     if not isinstance(bundle, TokenBundle):
         instead = "; from Python, marl_ray.evaluate(policy=..., episodes=...) scores whole episodes of these"

@@ -74,8 +74,10 @@ class _OnRay:
         self._ready: list[Any] = []
 
     def manifest(self, problems: Sequence[Problem]) -> dict[str, Any]:
-        """Return the manifest that `SampleWriter.manifest` describes. Actors that still wait for a place when it
-        returns get no work."""
+        """Return the manifest that `SampleWriter.manifest` describes.
+
+        Actors that still wait for a place when it returns get no work.
+        """
         import ray
 
         calls = {actor.manifest.remote(problems): actor for actor in self.actors}

@@ -58,8 +58,8 @@ def generate(
 ) -> tuple[Path, str]:
     """Write the samples that are missing; return the evaluation's folder with the samples in it, and their description.
 
-    `facts` name benchmark and data. However this ends, written samples stay in the folder, and the same call continues
-    there.
+    `facts` name benchmark and data. However this ends, written samples stay in the folder, and the same call
+    continues there.
     """
     manifest = facts | source.manifest(problems)
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

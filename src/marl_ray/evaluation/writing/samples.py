@@ -36,8 +36,8 @@ class Samples:
 def read_samples(path: str, benchmark: Benchmark, problems: tuple[Problem, ...]) -> Samples:
     """Read a file of samples; every problem must have one, as the official harness demands.
 
-    Raises MarlRayError naming the file and line of a row that is no sample of these problems, or a problem without
-    samples.
+    Raises MarlRayError naming the file and line of a row that is no sample of these problems, or a problem
+    without samples.
     """
     data = read_bytes(path)
     by_id = {problem.task_id: problem for problem in problems}

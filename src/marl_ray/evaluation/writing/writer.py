@@ -156,8 +156,10 @@ class Writer:
         return _team_turns(copy.copy(self.team), problem)
 
     def _check_fits(self, problems: Sequence[Problem]) -> None:
-        """Raise MarlRayError if a first prompt must be shortened, because it would pose another problem; it names the
-        longest one."""
+        """Raise MarlRayError if a first prompt must be shortened, because it would pose another problem.
+
+        The error names the longest one.
+        """
         first: list[tuple[str, str, list[int]]] = []  # task id, policy and token ids
         for problem in problems:
             agent, text = self.turns(problem).send(None)
@@ -176,8 +178,10 @@ class Writer:
             raise MarlRayError(f"{error} (team.{name}.model.context when the policy is trained)") from error
 
     def _fitted(self, name: str, text: str) -> tuple[tuple[int, ...], bool] | None:
-        """Return the token ids of a prompt and whether it was shortened, as in training; None if shortening is not
-        enough."""
+        """Return the token ids of a prompt, and True if it was shortened as in training.
+
+        Returns None if shortening is not enough.
+        """
         policy = self.authors.policies[name]
         room = policy.config.context - self.generations[name].max_tokens
         try:

@@ -21,8 +21,10 @@ FORBIDDEN = -1e9
 
 
 class Distribution(Protocol):
-    """The distribution over an action space: the number of network outputs, and the functions that turn them into
-    actions."""
+    """The distribution over an action space.
+
+    It has the number of network outputs, and the functions that turn them into actions.
+    """
 
     @property
     def parameters(self) -> int:

@@ -124,13 +124,17 @@ class Network(nn.Module):
                 nn.init.zeros_(parameter)
 
     def prepare(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Convert rows (N, D) to the input that `forward` takes for gradients. The conversion uses no weights, so it is
-        done once per batch."""
+        """Convert rows (N, D) to the input that `forward` takes for gradients.
+
+        The conversion uses no weights, so it is done once per batch.
+        """
         return self.first.prepare(rows)
 
     def forward(self, values: Tensor, columns: Tensor | None = None) -> Tensor:
-        """Return the outputs (N, out) in float32 from prepared values, or from raw categorical rows without
-        gradients."""
+        """Return the outputs (N, out) in float32 from prepared values.
+
+        Without gradients they may also be computed from raw categorical rows.
+        """
         outputs: Tensor = self.rest(self.first(values, columns))
         return outputs.float()
 

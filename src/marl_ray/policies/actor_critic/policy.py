@@ -22,8 +22,7 @@ class EncodedRows:
     columns: Tensor | None
     """(C,) for one-hot codes: the numbers of the code's columns that `values` holds; None for other rows."""
     index: Tensor | None
-    """(N,) for each row of the batch the number of the evaluated row that equals it; None if all rows of the batch are
-    evaluated."""
+    """(N,) the number of the evaluated row that equals each row of the batch; None if all rows are evaluated."""
 
     @classmethod
     def from_rows(cls, network: Network, rows: Tensor) -> "EncodedRows":
@@ -46,12 +45,12 @@ class EncodedRows:
 
 
 class ActorCritic(nn.Module):
-    """An actor that reads an agent's own observation, and critics that read the same (local) or all agents'
-    observations (central).
+    """An actor that reads an agent's own observation, and its critics.
 
-    A central critic has one set of outputs for each agent that the policy plays, so one evaluation of the joint
-    observation serves all of them. The cost critic is a network of its own with one output per cost signal. One
-    `forward` computes everything, because under FSDP2 each call of the wrapped module gathers its weights.
+    The critics read the same (local) or all agents' observations (central). A central critic has one set of outputs for
+    each agent that the policy plays, so one evaluation of the joint observation serves all of them. The cost critic is
+    a network of its own with one output per cost signal. One `forward` computes everything, because under FSDP2 each
+    call of the wrapped module gathers its weights.
     """
 
     def __init__(
@@ -95,8 +94,10 @@ class ActorCritic(nn.Module):
         )
 
     def evaluate(self, actor: EncodedRows, critic: EncodedRows, allowed: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Return the normalised action parameters (N, P) and values of whole batches, with gradients; `allowed` (N,
-        choices)."""
+        """Return the normalised action parameters (N, P) and values of whole batches, with gradients.
+
+        `allowed` is (N, choices).
+        """
         outputs, *values = self(actor.values, actor.columns, critic.values, critic.columns)
         if allowed is None:  # each distinct row is normalised once
             outputs = actor.spread(self.distribution.normalize(outputs))

@@ -99,8 +99,9 @@ def to_row(space: spaces.Space[Any], observation: Any) -> np.ndarray:
 
 
 def consists_of(data: list[Any], kinds: set[type]) -> bool:
-    """Return True if nested lists hold nothing but these types. The function does not use numpy, which would give every
-    text of a list the memory of the longest.
+    """Return True if nested lists hold nothing but these types.
+
+    The function does not use numpy, which would give every text of a list the memory of the longest.
     """
     parts = [data]
     for part in parts:  # the list grows while the loop goes over it
@@ -113,8 +114,9 @@ def consists_of(data: list[Any], kinds: set[type]) -> bool:
 
 
 def joint_space(parts: Sequence[spaces.Space[Any]]) -> spaces.Space[Any]:
-    """Return the space of several agents' rows side by side, which a central critic reads. It is categorical if all
-    parts are, otherwise an unbounded Box of floats.
+    """Return the space of several agents' rows side by side, which a central critic reads.
+
+    It is categorical if all parts are, otherwise an unbounded Box of floats.
     """
     if all(isinstance(part, CATEGORICAL) for part in parts):
         nvec = [n for part in parts for n in cardinalities(part)]

@@ -1,11 +1,10 @@
-"""One forward pass over several bundles that are built alike, or a fast pass over one: their weights stand side by
-side.
+"""One forward pass over several bundles that are built alike, or a fast pass over one.
 
-The pass of a small network takes its time in the calls of its layers, not in their arithmetic. So the rows of several
-bundles pass the layers of all bundles at once, with one batched matrix product per layer, and each row keeps the result
-of its own bundle. This multiplies the arithmetic by the number of bundles, which pays for small networks only
-(`LARGEST`). For the same reason everything but the sum over categories is numpy, whose calls take a third of the time
-of torch's. One request takes 30 us in this way, and 75 us through `Bundle.act`.
+Their weights stand side by side. The pass of a small network takes its time in the calls of its layers, not in their
+arithmetic. So the rows of several bundles pass the layers of all bundles at once, with one batched matrix product per
+layer, and each row keeps the result of its own bundle. This multiplies the arithmetic by the number of bundles, which
+pays for small networks only (`LARGEST`). For the same reason everything but the sum over categories is numpy, whose
+calls take a third of the time of torch's. One request takes 30 us in this way, and 75 us through `Bundle.act`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -91,8 +90,10 @@ class StackedNetwork:
 
     @torch.no_grad()
     def infer(self, rows: np.ndarray, which: np.ndarray) -> np.ndarray:
-        """Return the outputs (N, out) float32 from raw rows (N, D). `which` (N,) int64 gives the number of the network
-        for each row."""
+        """Return the outputs (N, out) float32 from raw rows (N, D).
+
+        `which` (N,) int64 gives the number of the network for each row.
+        """
         hidden = self._first(rows, which)
         for layer in self._rest:
             if isinstance(layer, _Linear):

@@ -1,9 +1,9 @@
 """Bundles of actor-critics: folders with `bundle.json` and safetensors weights per policy; nothing in one is a pickle.
 
-A bundle is content-addressed: its digest is the sha256 of `bundle.json` without the digest itself, and `bundle.json`
-holds the sha256 of every other file. Only actors are kept; critics live in checkpoints. `load_bundle` in this file
-loads all bundles. The rest of the file is about bundles of actor-critics; bundles of language models are in
-`policies.bundles.language`.
+A bundle is content-addressed: its digest is the sha256 of `bundle.json` without the digest itself, and
+`bundle.json` holds the sha256 of every other file. Only actors are kept; critics live in checkpoints. `load_bundle`
+in this file loads all bundles. The rest of the file is about bundles of actor-critics; bundles of language models
+are in `policies.bundles.language`.
 """
 
 import weakref
@@ -102,8 +102,10 @@ class Bundle(Described):
 
     @cached_property
     def _categories(self) -> dict[str, np.ndarray]:
-        """Agent -> number of categories of each entry, for agents whose observation is a row of categories that count
-        from zero."""
+        """Agent -> number of categories of each entry of its observation.
+
+        It has only the agents whose observation is a row of categories that count from zero.
+        """
         categories = {}
         for agent, policy in self.agents.items():
             space = self.policies[policy].observation_space
@@ -193,11 +195,11 @@ class Bundle(Described):
         masks: Sequence[Mapping[str, np.ndarray]] = (),
         act: PolicyCall | None = None,
     ) -> list[dict[str, tuple[np.ndarray, float]]]:
-        """Return the actions and log-probabilities for many requests (agent -> observation) with one forward pass per
-        policy.
+        """Return the actions and log-probabilities for many requests with one forward pass per policy.
 
-        With a generator actions are sampled, without one they are the most likely. `masks` are each request's action masks
-        (agent -> allowed actions), where there are any. `act` acts in place of the policies.
+        A request is agent -> observation. With a generator actions are sampled, without one they are the most likely.
+        `masks` are each request's action masks (agent -> allowed actions), where there are any. `act` acts in place
+        of the policies.
         """
         answers: list[dict[str, tuple[np.ndarray, float]]] = [{} for _ in requests]
         for name, policy in self.policies.items():
@@ -221,11 +223,11 @@ class Bundle(Described):
         return answers
 
     def log_probs(self, policy: str, rows: Tensor, actions: Tensor, allowed: Tensor | None = None) -> Tensor:
-        """Return the log-probabilities (natural; densities for continuous actions) with which a policy takes given
-        actions, (N,).
+        """Return the natural log-probabilities with which a policy takes given actions, (N,).
 
-        The arguments have the form that `Trajectories` have: `rows` (N, D) flat observations, `actions` (N, *shape)
-        with choices counted from zero, `allowed` (N, choices) bool. An action that is not allowed has about -1e9.
+        They are densities for continuous actions. The arguments have the form that `Trajectories` have: `rows` (N, D)
+        flat observations, `actions` (N, *shape) with choices counted from zero, `allowed` (N, choices) bool. An action
+        that is not allowed has about -1e9.
         """
         served = self.policies[policy]
         masks = repeat(None) if allowed is None else allowed.split(PASS)

@@ -50,10 +50,9 @@ class Models(Mapping[str, TokenPolicy]):
         return self._merged[name]
 
     def apart(self, name: str) -> TokenPolicy:
-        """Return a policy with its adapter beside the weights, where it has one that tells its base model; else as it
-        is.
+        """Return a policy with its adapter beside the weights, where the adapter tells its base model.
 
-        Raises MarlRayError for an adapter of a model of another shape.
+        Any other policy is returned as it is. Raises MarlRayError for an adapter of a model of another shape.
         """
         if known_base(self._folder / name / ADAPTER_FOLDER) is None:
             return self[name]

@@ -91,8 +91,10 @@ class _Common(BaseModel):
 
     @property
     def weights_sha256(self) -> str:
-        """sha256 (hex) of the weights that every agent plays with. It does not depend on the run that wrote them, nor
-        on the names of policies and files."""
+        """sha256 (hex) of the weights that every agent plays with.
+
+        It does not depend on the run that wrote them, nor on the names of policies and files.
+        """
         weights = {agent: self._weights_of(policy) for agent, policy in self.agents.items()}
         return hashlib.sha256(json.dumps(weights, sort_keys=True).encode()).hexdigest()
 
@@ -148,8 +150,10 @@ class _Kind(BaseModel):
 
 
 def publish(folder: str | Path, write: Callable[[Path], Manifest | TokenManifest]) -> Path:
-    """Make `folder/DIGEST[:16]` of the files that `write` writes, and return its path. The folder is complete or
-    absent, never half-written."""
+    """Make `folder/DIGEST[:16]` of the files that `write` writes, and return its path.
+
+    The folder is complete or absent, never half-written.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder, prefix=".bundle-") as temporary:
@@ -167,9 +171,11 @@ def publish(folder: str | Path, write: Callable[[Path], Manifest | TokenManifest
 
 @contextmanager
 def local_folder(reference: str, uri: str | None) -> Iterator[Path]:
-    """Yield the folder of a bundle, within the block. A download from an MLflow registry (`models:/name/version` or
-    `models:/name@alias`) is deleted afterwards. `uri` is the registry's tracking URI; None takes the default of the
-    product."""
+    """Yield the folder of a bundle, within the block.
+
+    A download from an MLflow registry (`models:/name/version` or `models:/name@alias`) is deleted afterwards. `uri` is
+    the registry's tracking URI; None takes the default of the product.
+    """
     if not reference.startswith(REGISTRY):
         yield Path(reference)
         return
@@ -189,8 +195,10 @@ def local_folder(reference: str, uri: str | None) -> Iterator[Path]:
 
 
 def pinned(reference: str, uri: str | None) -> str:
-    """Return a reference that always means the same bundle: `models:/name@alias` becomes the version that has the alias
-    now."""
+    """Return a reference that always means the same bundle.
+
+    `models:/name@alias` becomes the version that has the alias now.
+    """
     path = reference.removeprefix(REGISTRY)
     if path == reference or "/" in path:
         return reference
@@ -213,8 +221,10 @@ def _of_registry(reference: str, uri: str) -> Iterator[None]:
 
 
 def _instead_of(reference: str, uri: str) -> str:
-    """Return the end of an error about a model that the registry does not have; empty if it has the model, or none at
-    all."""
+    """Return the end of an error about a model that the registry does not have.
+
+    It is empty if the registry has the model, or none at all.
+    """
     name = re.split("[/@]", reference.removeprefix(REGISTRY))[0]
     try:
         models = mlflow_client(uri, reads=True).search_registered_models()
@@ -225,8 +235,10 @@ def _instead_of(reference: str, uri: str) -> str:
 
 
 def read_manifest(folder: Path) -> Manifest | TokenManifest:
-    """Read a bundle's manifest and check its digest. Raises MarlRayError if it is missing, malformed or of an unknown
-    kind."""
+    """Read a bundle's manifest and check its digest.
+
+    Raises MarlRayError if it is missing, malformed or of an unknown kind.
+    """
     try:
         raw = (folder / MANIFEST).read_bytes()
         kind = _Kind.model_validate_json(raw)
@@ -251,8 +263,10 @@ def read_manifest(folder: Path) -> Manifest | TokenManifest:
 
 
 def check_file(folder: Path, name: str, sha256: str) -> Path:
-    """Return the path of the bundle's file `name`. Raises MarlRayError if the file is missing or its content differs
-    from the manifest."""
+    """Return the path of the bundle's file `name`.
+
+    Raises MarlRayError if the file is missing or its content differs from the manifest.
+    """
     path = folder / name
     if not path.is_file():
         raise MarlRayError(f"bundle {str(folder)!r}: {name} is missing")

@@ -18,10 +18,10 @@ LOCK_S = 60.0
 
 
 def mlflow_client(uri: str, reads: bool = False) -> Any:
-    """Return a client of the tracking server and registry at `uri`. A SQLite file is made, or mended if it was left
-    half made; for a client that only `reads` a missing file is a FileNotFoundError.
+    """Return a client of the tracking server and registry at `uri`.
 
-    Raises what MLflow raises, or sqlite3.Error and OSError where the file cannot be made.
+    A SQLite file is made, or mended if it was left half made; for a client that only `reads` a missing file is a
+    FileNotFoundError. Raises what MLflow raises, or sqlite3.Error and OSError where the file cannot be made.
     """
     path = _file_of(uri)
     if reads and path is not None and not path.exists():
@@ -53,8 +53,10 @@ def _file_of(uri: str) -> Path | None:
 
 
 def _is_complete(path: Path) -> bool:
-    """Return True if the database holds an experiment: MLflow makes the first when all tables are there. A file of
-    something else counts as complete, and MLflow says so."""
+    """Return True if the database holds an experiment: MLflow makes the first when all tables are there.
+
+    A file of something else counts as complete, and MLflow says so.
+    """
     if not path.exists():
         return False
     with contextlib.closing(sqlite3.connect(path, timeout=LOCK_S)) as database:

@@ -48,8 +48,7 @@ class Token:
     log_prob: float
     """Log-probability at the generation's temperature, without biases, and not renormalised after top-k and top-p."""
     finish: Literal["stop", "length"] | None
-    """`stop`: an end token, a stop string or the end of its guide has ended the response; `length`: it has max_tokens
-    tokens."""
+    """`stop`: an end token, a stop string or its guide has ended the response; `length`: it has max_tokens tokens."""
     top: tuple[tuple[int, float], ...] = ()
     """The most likely tokens at this place and their log-probabilities, the most likely first."""
 
@@ -74,8 +73,10 @@ class Engine(Protocol):
 
     @staticmethod
     def has_weights(generation: GenerationConfig) -> bool:
-        """Return True if an engine for `generation` has the policy's weights itself. The policy that it is made from
-        may then be an empty copy, whose `sampling_weights` it takes in `ready`."""
+        """Return True if an engine for `generation` has the policy's weights itself.
+
+        The policy that it is made from may then be an empty copy, whose `sampling_weights` it takes in `ready`.
+        """
         return False
 
     def generate(

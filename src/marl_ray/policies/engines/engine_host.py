@@ -78,32 +78,38 @@ class EngineHost(Protocol):
     def __init__(
         self, policy: "TokenPolicy", tensor_parallel: int, memory_share: float, transfer: HostTransfer
     ) -> None:
-        """Own `policy` from now on; its weights count as version `policy.version`. The host spreads the model over
-        `tensor_parallel` GPUs and takes `memory_share` of their memory. With the `transfer` OBJECT_STORE weights on the
-        meta device are zeros until they are loaded."""
+        """Own `policy` from now on; its weights count as version `policy.version`.
+
+        The host spreads the model over `tensor_parallel` GPUs and takes `memory_share` of their memory. With the
+        `transfer` OBJECT_STORE weights on the meta device are zeros until they are loaded.
+        """
 
     @staticmethod
     def weight_group(address: str, port: int, engines: int, tensor_parallel: int) -> WeightGroup:
-        """Return the group of a trainer at `address`, with `engines` hosts of `tensor_parallel` GPUs each. Raises
-        MarlRayError for hosts that cannot take weights in this way."""
+        """Return the group of a trainer at `address`, with `engines` hosts of `tensor_parallel` GPUs each.
+
+        Raises MarlRayError for hosts that cannot take weights in this way.
+        """
         raise MarlRayError("the engine takes no weights from the trainer's GPU")
 
     @staticmethod
     def reports_trained(trained: GenerationConfig, generation: GenerationConfig) -> bool:
-        """Return True if the host of a policy with the options `trained` reports for `generation` the log-probabilities
-        that are trained on: at its temperature, over all tokens. Otherwise the worker that asks computes them in a
-        pass."""
+        """Return True if a policy's host reports for `generation` the log-probabilities that are trained on.
+
+        `trained` are the policy's own options: the log-probabilities are at their temperature, over all tokens. If the
+        host does not report them, the worker that asks computes them in a pass.
+        """
         return True
 
     def start(self) -> None:
         """Start what sampling needs, so that the first call need not wait for it. Raises EngineRefusedError if it cannot."""
 
     def load(self, version: int, weights: Mapping[str, PackedTensor], complete: bool = True) -> None:
-        """Load changed weights, by the names of `policy.lm`'s parameters with or without its adapters, as `version`, or, if
-        they are not `complete`, a part of that version.
+        """Load changed weights as `version`, or, if they are not `complete`, a part of that version.
 
-        Raises MarlRayError for a version that is not newer, for a tensor that the model lacks or has in another type or
-        shape, and while responses are being written, which would mix two versions.
+        They have the names of `policy.lm`'s parameters with or without its adapters. Raises MarlRayError for a version
+        that is not newer, for a tensor that the model lacks or has in another type or shape, and while responses are
+        being written, which would mix two versions.
         """
 
     def join(self, connection: dict[str, Any]) -> None:

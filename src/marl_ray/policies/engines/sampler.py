@@ -14,8 +14,10 @@ __all__ = ["Completion", "Engine", "Prompt", "Token", "make_engine"]
 
 
 def has_weights(generation: GenerationConfig) -> bool:
-    """Return True if the engine that `generation` names has a policy's weights itself, and needs no copy of them beside
-    it. Raises MarlRayError if there is no such engine."""
+    """Return True if the engine that `generation` names has a policy's weights itself.
+
+    It then needs no copy of them beside it. Raises MarlRayError if there is no such engine.
+    """
     has = getattr(_engine_of(generation), "has_weights", None)
     return has is not None and bool(has(generation))
 

@@ -61,8 +61,10 @@ class ServedEngine(Protocol):
 
 
 def served_engine(engine: str) -> type[ServedEngine]:
-    """Return the class that writes an arm's responses by an engine. Raises MarlRayError if the engine does not
-    serve."""
+    """Return the class that writes an arm's responses by an engine.
+
+    Raises MarlRayError if the engine does not serve.
+    """
     server = engine_spec(engine).server
     if server is None:
         raise MarlRayError(f"engine={engine} does not serve")

@@ -1,5 +1,7 @@
-"""The engine `transformers`: its continuous batching, with a paged cache, reads prompts while it writes other
-responses."""
+"""The engine `transformers`, which samples by transformers' continuous batching.
+
+With its paged cache it reads prompts while it writes other responses.
+"""
 
 import time
 from collections.abc import Iterator, Sequence

@@ -26,7 +26,9 @@ ULPS = 16
 
 def base_sha256(lm: PreTrainedModel, weights: Iterable[tuple[str, Tensor]] | None = None) -> str:
     """Return the sha256 (hex) of the weights without adapters and of the config's keys that a forward pass reads.
-    `weights` are given, sorted by their names, where the model does not have them."""
+
+    `weights` are given, sorted by their names, where the model does not have them.
+    """
     config = {name: value for name, value in lm.config.to_diff_dict().items() if name not in _NOT_COMPUTED_WITH}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, tensor in sorted(bare_weights(lm).items()) if weights is None else weights:
@@ -36,8 +38,10 @@ def base_sha256(lm: PreTrainedModel, weights: Iterable[tuple[str, Tensor]] | Non
 
 
 def known_base(folder: Path) -> str | None:
-    """Return the base model's digest, of an adapter's folder; None if there is no adapter, or one that does not
-    tell."""
+    """Return the digest of the base model of an adapter's folder.
+
+    Returns None if there is no adapter, or one that does not tell.
+    """
     path = folder / BASE_SHA256
     return path.read_text() if path.is_file() else None
 

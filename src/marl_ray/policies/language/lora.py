@@ -72,11 +72,10 @@ def _matching(
 
 
 def _unnamed(lm: PreTrainedModel, linear: Iterable[str]) -> set[str]:
-    """Return the last names of linear layers that peft takes for a mixture's experts or router, which have no adapters
-    here.
+    """Return the last names of linear layers that peft takes for a mixture's experts or router.
 
-    transformers keeps experts as one tensor that no layer holds, and peft reads the names that they once had, such as
-    `gate_proj`, as that tensor. A shared expert's layers still have these names.
+    They have no adapters here. transformers keeps experts as one tensor that no layer holds, and peft reads the names
+    that they once had, such as `gate_proj`, as that tensor. A shared expert's layers still have these names.
     """
 
     def taken(name: str) -> bool:
@@ -91,8 +90,10 @@ def _unnamed(lm: PreTrainedModel, linear: Iterable[str]) -> set[str]:
 
 
 def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear | Conv1D]:
-    """Return True if the module computes a linear layer. False for a module that only derives from one, such as
-    Phi-MoE's router, which returns the chosen experts."""
+    """Return True if the module computes a linear layer.
+
+    One that only derives from such a layer does not: Phi-MoE's router returns the chosen experts.
+    """
     if type(module) in (nn.Linear, Conv1D):
         return True
     if not isinstance(module, nn.Linear):
@@ -146,10 +147,10 @@ def lay_beside(module: nn.Module) -> None:
 
 
 def merged_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Return the module's state with its adapters merged: the names are those of the model without adapters, and each
-    weight contains its adapter.
+    """Return the module's state with its adapters merged, by the names of the model without adapters.
 
-    Sums are in float32, results in the weight's own type: base + alpha / rank * up @ down (arXiv 2106.09685, equation 3).
+    Each weight contains its adapter. Sums are in float32, results in the weight's own type: base + alpha / rank * up @
+    down (arXiv 2106.09685, equation 3).
     """
     layers, weights = dict(adapted(module)), {}
     for name, value in module.state_dict().items():
@@ -181,8 +182,10 @@ def bare_name(name: str) -> str:
 
 
 def bare_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Return the module's state without its adapters, by the names of the model without adapters. The tensors are not
-    copies."""
+    """Return the module's state without its adapters, by the names of the model without adapters.
+
+    The tensors are not copies.
+    """
     return {bare_name(name): value.detach() for name, value in module.state_dict().items() if not is_adapter(name)}
 
 
@@ -241,8 +244,10 @@ class Adapted(Linear):
 
 
 class LowRankSum(torch.autograd.Function):
-    """x W^T + s x A^T B^T + b of frozen W and b. The weights' copy that the product needs is not kept for the backward
-    pass, in which FSDP2 gathers them anew."""
+    """x W^T + s x A^T B^T + b of frozen W and b.
+
+    The weights' copy that the product needs is not kept for the backward pass, in which FSDP2 gathers them anew.
+    """
 
     @staticmethod
     def forward(

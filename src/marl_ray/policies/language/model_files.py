@@ -32,8 +32,10 @@ def load_model(path: str, dtype: torch.dtype, context: int) -> Any:
 
 
 def _loaded(path: str, settings: Any, **options: Any) -> Any:
-    """Return the model that transformers makes of files; raises MarlRayError unless these have all of its weights in
-    their shapes, and no further block."""
+    """Return the model that transformers makes of files.
+
+    Raises MarlRayError unless these have all of its weights in their shapes, and no further block.
+    """
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
@@ -63,8 +65,10 @@ def _check_blocks(path: str, lm: nn.Module, names: Collection[str]) -> None:
 
 
 def _further_blocks(lm: Any, names: Collection[str]) -> list[str]:
-    """Return the names that differ from those of a model's weights by the number of their block alone. Blocks that an
-    architecture has for more than the next token, which transformers leaves out, do not count."""
+    """Return the names that differ from those of a model's weights by the number of their block alone.
+
+    Blocks that an architecture has for more than the next token, which transformers leaves out, do not count.
+    """
     if getattr(lm.config.get_text_config(), "num_nextn_predict_layers", None):
         return []
     parameter_names = {name for name, _ in lm.named_parameters(remove_duplicate=False)}
@@ -102,8 +106,10 @@ def empty_model(path: str, context: int) -> tuple[Any, StoredWeights] | None:
 
 
 def reads_by_shards(path: str, context: int) -> bool:
-    """Return False if a model's files have to be read whole, as `empty_model` says; true also while there are no
-    files."""
+    """Return False if a model's files have to be read whole, as `empty_model` says.
+
+    Returns True also while there are no files.
+    """
     try:
         _files(path)
     except Exception:  # transformers raises different errors
@@ -112,8 +118,10 @@ def reads_by_shards(path: str, context: int) -> bool:
 
 
 def check_same_model(lm: nn.Module, stored: StoredWeights) -> None:
-    """Raise MarlRayError unless files contain each weight of a model once, in its shape, and no others. The model may have
-    adapters, whose weights the files do not have."""
+    """Raise MarlRayError unless files contain each weight of a model once, in its shape, and no others.
+
+    The model may have adapters, whose weights the files do not have.
+    """
     shapes = {bare_name(name): list(value.shape) for name, value in lm.named_parameters(remove_duplicate=False)}
     alike = [[bare_name(name) for name in names] for names in tied_names(lm) if not is_adapter(names[0])]
     for names in alike:
@@ -130,8 +138,10 @@ def check_same_model(lm: nn.Module, stored: StoredWeights) -> None:
 
 
 def empty_lm(settings: Any) -> Any:
-    """Return a causal language model of a config. Its float32 weights are on the meta device; its buffers have their
-    numbers."""
+    """Return a causal language model of a config.
+
+    Its float32 weights are on the meta device; its buffers have their numbers.
+    """
     with init_empty_weights(include_buffers=False):
         lm = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
     lm.tie_weights()
@@ -161,8 +171,10 @@ def _settings(path: str, context: int) -> Any:
 
 
 def _files(path: str) -> list[str]:
-    """Return the safetensors files of a model, one or several. Raises MarlRayError for an index that does not tell
-    them."""
+    """Return the safetensors files of a model, one or several.
+
+    Raises MarlRayError for an index that does not tell them.
+    """
     single = cached_file(path, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)
     if single is None:
         index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME)
@@ -188,8 +200,10 @@ def _check_index(index: Path) -> None:
 
 
 def check_files(path: str, lm: nn.Module) -> None:
-    """Raise MarlRayError if a file of a model's folder is missing or broken, or a weight of it is missing or of another
-    model than `lm`, which may be on the meta device. Headers are read, and no weights."""
+    """Raise MarlRayError unless a model's folder holds the weights of `lm`, which may be on the meta device.
+
+    No file may be missing or broken, and no weight missing or of another model. Headers are read, and no weights.
+    """
     where = f"model.path {path!r}"
     try:
         files = open_weights(_files(path))
@@ -237,8 +251,10 @@ def _broken_file(path: str) -> str | None:
 
 
 def _fits(lm: nn.Module, stored: StoredWeights) -> bool:
-    """Return True if the files contain each of the model's tensors once, by its own name and in its shape, and no
-    further block."""
+    """Return True if the files contain each of the model's tensors once, and no further block.
+
+    A tensor is there by its own name and in its shape.
+    """
     parameters = dict(lm.named_parameters(remove_duplicate=False))
     for names in tied_names(lm):
         keys = [name for name in names if name in stored.tensors]

@@ -54,11 +54,10 @@ class Layout(NamedTuple):
 
 
 def pack(prompts: Tensor, responses: Tensor, mask: Tensor, parts: int = 1) -> tuple[Packed, Tensor, Tensor, Tensor]:
-    """Pack sequences; returns them, the place in S where each decision is predicted, (N,), and the decision's row and
-    step, (N,) each.
+    """Pack sequences; returns them, the place in S where each decision is predicted, and the decision's row and step.
 
-    `prompts` (R, P) on the right with -1 before them, none empty; `responses`, `mask` (R, T), with a decision. S can be
-    divided into `parts` of equal lengths.
+    The place, row and step are (N,) each. `prompts` (R, P) are on the right with -1 before them, none empty;
+    `responses` and `mask` are (R, T), with a decision. S can be divided into `parts` of equal lengths.
     """
     device = mask.device
     rows, steps = mask.nonzero(as_tuple=True)
@@ -90,8 +89,10 @@ def pack(prompts: Tensor, responses: Tensor, mask: Tensor, parts: int = 1) -> tu
 
 
 def _there(lengths: Tensor, start: int) -> tuple[Tensor, Tensor]:
-    """Return the places (N, L) of the tokens of N sequences that stand one after another from `start`, padded, and a
-    bool (N, L) that is True where there is a token."""
+    """Return the places (N, L) of the tokens of N sequences that stand one after another from `start`, padded.
+
+    Returns also a bool (N, L) that is True where there is a token.
+    """
     columns = torch.arange(int(lengths.max()), device=lengths.device)
     inside = columns < lengths[:, None]
     return torch.where(inside, start + (lengths.cumsum(0) - lengths)[:, None] + columns, 0), inside
@@ -103,8 +104,10 @@ def use(lm: Any) -> None:
 
 
 def states(lm: Any, packed: Packed, workers: DeviceMesh | None = None) -> Tensor:
-    """Return the last hidden states (S, H) of a model that `use` was called on; with `workers`, who call it together,
-    those of this worker's part of S."""
+    """Return the last hidden states (S, H) of a model that `use` was called on.
+
+    With `workers`, who call it together, they are those of this worker's part of S.
+    """
     if workers is not None and workers.size() > 1:
         ids, positions = (x.chunk(workers.size(), 1)[workers.get_local_rank()] for x in packed[:2])
         packed = Packed(ids, positions, packed.layout._replace(heads=Heads(workers)))

@@ -10,8 +10,7 @@ Ids = Sequence[int] | np.ndarray
 
 
 def padded(prompts: Sequence[Ids], responses: Sequence[Ids]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the prompts (R, P) on the right with -1 before them, responses (R, T), and the responses' mask (R, T)
-    bool.
+    """Return prompts (R, P) on the right with -1 before them, responses (R, T), and the responses' mask (R, T) bool.
 
     P and T are those of the longest prompt and response, and at least 1.
     """

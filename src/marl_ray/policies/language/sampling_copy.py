@@ -31,10 +31,10 @@ def frozen_copy(policy: TokenPolicy) -> TokenPolicy:
 
 
 def plain_copy(policy: TokenPolicy, device: torch.device | None = None) -> TokenPolicy:
-    """Make the copy that samples: without gradients, in `config.dtype`, on the policy's device, which has to be given for a
-    policy whose weights are still in files. The policy is not sharded yet.
+    """Make the copy that samples: without gradients, in `config.dtype`, on the policy's device or on `device`.
 
-    Adapters are not merged into the weights: in bfloat16 rounding would remove small adapters.
+    `device` has to be given for a policy whose weights are still in files. The policy is not sharded yet. Adapters are
+    not merged into the weights: in bfloat16 rounding would remove small adapters.
     """
     device = device or policy.device
     plain = _copied(policy, sampling_dtype(policy.config, device))
@@ -44,8 +44,11 @@ def plain_copy(policy: TokenPolicy, device: torch.device | None = None) -> Token
 
 
 def empty_copy(policy: TokenPolicy, device: torch.device, trained: bool = True) -> TokenPolicy:
-    """Make the copy for an engine that has the weights itself: all that `plain_copy` makes except for weights that are
-    still in files, which `sampling_weights` brings. With `trained` the policy will be sharded, and they are its shards."""
+    """Make the copy for an engine that has the weights itself.
+
+    It is all that `plain_copy` makes except for weights that are still in files, which `sampling_weights` brings. With
+    `trained` the policy will be sharded, and they are its shards.
+    """
     assert policy.unread is not None
     empty = _copied(policy, sampling_dtype(policy.config, device))
     empty.unread, empty.home = None, device
@@ -91,8 +94,11 @@ def fill_with_zeros(policy: TokenPolicy) -> None:
 
 @torch.no_grad()
 def still_copy(plain: TokenPolicy, changing: Collection[str]) -> TokenPolicy:
-    """Copy a sampling copy as it is now, so that it can be written while the other is refreshed. The two share the weights
-    that are not `changing`. Where all change, the copy is on the CPU, because a GPU has no room for one more."""
+    """Copy a sampling copy as it is now, so that it can be written while the other is refreshed.
+
+    The two share the weights that are not `changing`. Where all change, the copy is on the CPU, because a GPU has no
+    room for one more.
+    """
     everything = all(name in changing for name, _ in plain.named_parameters())
     memo: dict[int, Any] = {id(shared): shared for shared in (plain.tokenizer, plain.source)}
     for name, parameter in plain.named_parameters():
@@ -104,8 +110,10 @@ def still_copy(plain: TokenPolicy, changing: Collection[str]) -> TokenPolicy:
 
 @torch.no_grad()
 def refresh(plain: TokenPolicy, trained: TokenPolicy) -> None:
-    """Copy trained weights, sharded or not, into a sampling copy; every worker takes part. Frozen weights never change,
-    so they are not copied, nor are those that an empty copy does not hold."""
+    """Copy trained weights, sharded or not, into a sampling copy; every worker takes part.
+
+    Frozen weights never change, so they are not copied, nor are those that an empty copy does not hold.
+    """
     targets = dict(plain.named_parameters())
     trainable = {
         name: parameter
@@ -118,8 +126,11 @@ def refresh(plain: TokenPolicy, trained: TokenPolicy) -> None:
 
 
 def outline(plain: TokenPolicy) -> dict[str, Tensor]:
-    """Return the weights of the language model that samples without its adapters, by the names of the model without
-    adapters. Those of an empty copy are on the meta device. They are in the order of `sampling_weights`."""
+    """Return the weights of the language model that samples, without its adapters.
+
+    They have the names of the model without adapters, and are in the order of `sampling_weights`. Those of an empty
+    copy are on the meta device.
+    """
     if plain.source is None:
         return bare_weights(plain.lm)
     return {name: plain.lm.get_parameter(names[0]) for names in _ordered(plain) for name in map(bare_name, names)}
@@ -127,9 +138,11 @@ def outline(plain: TokenPolicy) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def sampling_weights(plain: TokenPolicy, frozen: bool = True) -> Iterator[tuple[str, Tensor]]:
-    """Yield the present weights of `outline` one by one, on the policy's device and in the type that samples; those that are
-    never trained only if `frozen`. For an empty copy every worker takes part, and takes all; one that fails in a block of
-    `together` ends that of the others too."""
+    """Yield the present weights of `outline` one by one, on the policy's device and in the type that samples.
+
+    Those that are never trained are left out unless `frozen`. For an empty copy every worker takes part, and takes all;
+    one that fails in a block of `together` ends that of the others too.
+    """
     if plain.source is None:
         yield from bare_weights(plain.lm).items()
         return
@@ -202,8 +215,10 @@ class StillWeights:
                 first(names[0])
 
     def merged(self, first: Callable[[str], Tensor | None]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights of `shapes` one by one, with adapters merged. `first` returns a trained weight of `policy.lm` on
-        rank 0, with all workers."""
+        """Yield the weights of `shapes` one by one, with adapters merged.
+
+        `first` returns a trained weight of `policy.lm` on rank 0, with all workers.
+        """
         for name, value in self._bare(first):
             layer = self._adapted.get(name)
             yield bare_name(name), value if layer is None else merged(layer, value.to(layer.up.device))

@@ -238,11 +238,10 @@ def _head(width: int, out: int) -> nn.Linear:
 
 
 def lay_out(prompts: Tensor, responses: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Lay out sequences from the left: ids (R, S), the place in R * S where each decision is predicted, (N,), and the
-    decision's row and step, (N,) each.
+    """Lay out sequences from the left: ids (R, S), the place where each decision is predicted, and its row and step.
 
-    Sequences are as short as possible. The last token of a response is left out, because nothing follows it. Without
-    rows there is one sequence of one token.
+    The place is in R * S; places, rows and steps are (N,) each. Sequences are as short as possible. The last token of a
+    response is left out, because nothing follows it. Without rows there is one sequence of one token.
     """
     rows, steps = mask.nonzero(as_tuple=True)
     before = (prompts < 0).sum(1)
@@ -295,8 +294,10 @@ def build_token_policy(
 
 @contextmanager
 def model_folder(path: str, tracking_uri: str | None) -> Iterator[str]:
-    """Yield the folder of a model's files, within the block. If `path` is a bundle, it is the folder of its only
-    policy."""
+    """Yield the folder of a model's files, within the block.
+
+    If `path` is a bundle, it is the folder of its only policy.
+    """
     if not path.startswith("models:/") and not (Path(path) / MANIFEST).is_file():
         yield path
         return
@@ -312,8 +313,10 @@ def model_folder(path: str, tracking_uri: str | None) -> Iterator[str]:
 
 
 def read(policy: TokenPolicy, device: torch.device) -> None:
-    """Give weights that are still in files their values, on `device`; every worker takes part. Raises MarlRayError, on all
-    workers together, where one cannot read its own."""
+    """Give weights that are still in files their values, on `device`; every worker takes part.
+
+    Raises MarlRayError, on all workers together, where one cannot read its own.
+    """
     if policy.unread is None:
         return
     unread, policy.unread = policy.unread, None
@@ -347,8 +350,10 @@ def save_merged(policy: TokenPolicy, folder: str | Path) -> None:
 
 
 def begin_with(policy: TokenPolicy, stored: StoredWeights) -> None:
-    """Begin with the weights of other files than those that the policy was built from, and has not read yet; adapters keep
-    their own. Raises MarlRayError if they are of another model."""
+    """Begin with the weights of other files than those that the policy was built from, and has not read yet.
+
+    Adapters keep their own. Raises MarlRayError if they are of another model.
+    """
     try:
         check_same_model(policy.lm, stored)
     except MarlRayError as error:
@@ -358,8 +363,7 @@ def begin_with(policy: TokenPolicy, stored: StoredWeights) -> None:
 
 @torch.no_grad()
 def adopt(policy: TokenPolicy, plain: TokenPolicy) -> None:
-    """Begin with another policy's weights: copy the language model of a sampling copy into a policy that is not sharded
-    yet.
+    """Copy the language model of a sampling copy into a policy that is not sharded yet and begins with its weights.
 
     Adapters keep their own weights. Raises MarlRayError if the two have different shapes.
     """

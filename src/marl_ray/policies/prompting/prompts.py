@@ -62,8 +62,10 @@ _FACTS: WeakKeyDictionary[Any, _Facts] = WeakKeyDictionary()
 
 
 def uses_template(tokenizer: Any, chat: bool | None) -> bool:
-    """Return True if prompts are wrapped in the chat template. `chat` is `model.chat`, where None means: if there is a
-    template. Raises MarlRayError if `chat` is true and there is no template.
+    """Return True if prompts are wrapped in the chat template.
+
+    `chat` is `model.chat`, where None means: if there is a template. Raises MarlRayError if `chat` is true and there
+    is no template.
     """
     template = tokenizer.chat_template is not None
     if chat and not template:
@@ -91,10 +93,10 @@ def _prompt_ids(tokenizer: Any, text: str, chat: bool | None) -> list[int]:
 
 
 def encode_reply(tokenizer: Any, prompt: str, reply: str, chat: bool | None) -> tuple[list[int], list[int]]:
-    """Return the token ids of a prompt, as `encode_prompt` gives them, and of a reply to it, encoded as the middle of a
-    text.
+    """Return the token ids of a prompt, as `encode_prompt` gives them, and of a reply to it.
 
-    Alone, a reply would be encoded as the beginning of a text, where many tokenizers put a space before the first word.
+    The reply is encoded as the middle of a text. Alone, it would be encoded as the beginning of a text, where many
+    tokenizers put a space before the first word.
     """
     facts, ids = _facts(tokenizer), encode_prompt(tokenizer, prompt, chat)
     if uses_template(tokenizer, chat):
@@ -110,12 +112,11 @@ def encode_reply(tokenizer: Any, prompt: str, reply: str, chat: bool | None) -> 
 
 
 def fit_prompt(tokenizer: Any, text: str, chat: bool | None, room: int) -> tuple[list[int], bool]:
-    """Encode as `encode_prompt` does, in at most `room` tokens; returns the ids, and True if the middle of the text was
-    left out.
+    """Encode as `encode_prompt` does, in at most `room` tokens.
 
-    The template's frame is never cut. A text without tokens, which is empty or has only characters that the tokenizer
-    does not know, becomes the token with which texts begin. Raises PromptTooLongError where less than LEAST_LEFT of the text
-    would be left.
+    Returns the ids, and True if the middle of the text was left out. The template's frame is never cut. A text without
+    tokens, which is empty or has only characters that the tokenizer does not know, becomes the token with which texts
+    begin. Raises PromptTooLongError where less than LEAST_LEFT of the text would be left.
     """
     begin = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     most = room * _facts(tokenizer).longest
@@ -137,11 +138,10 @@ def fit_prompt(tokenizer: Any, text: str, chat: bool | None, room: int) -> tuple
 
 
 def encode_chat(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-    """Return the token ids of messages (`role`, `content`) in the chat template, up to where the reply begins; the
-    template is given `tools` too, if there are any.
+    """Return the token ids of messages (`role`, `content`) in the chat template, up to where the reply begins.
 
-    For templates that do not know the role `developer`, it becomes `system`. Raises MarlRayError if the template
-    refuses these messages, or would leave one out.
+    The template is given `tools` too, if there are any. For templates that do not know the role `developer`, it becomes
+    `system`. Raises MarlRayError if the template refuses these messages, or would leave one out.
     """
     facts = _facts(tokenizer)
     if "developer" in facts.left_out | facts.refused:

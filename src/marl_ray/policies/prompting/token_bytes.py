@@ -23,8 +23,11 @@ class TokenBytes:
         self._is_byte_level = _is_byte_level(tokenizer)
 
     def bytes_of(self, token: int) -> list[int] | None:
-        """Return the bytes (0 to 255) that the token adds to a text. None for a special token, which has no text, and
-        for every token of a tokenizer that is not byte-level, where the text of a token depends on its neighbours."""
+        """Return the bytes (0 to 255) that the token adds to a text; None if it has none of its own.
+
+        A special token has no text. In a tokenizer that is not byte-level no token has bytes of its own, because the
+        text of a token depends on its neighbours.
+        """
         if not self._is_byte_level:
             return None
         if (added := self._added.get(token)) is not None:

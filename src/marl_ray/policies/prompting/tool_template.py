@@ -67,9 +67,11 @@ _FACTS: WeakKeyDictionary[Any, _Facts] = WeakKeyDictionary()
 def encode_tool_chat(
     tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], chat: bool | None
 ) -> list[int]:
-    """Encode as `encode_chat` does, with messages that may have `tool_calls` (their arguments as objects) or the role
-    `tool`, for a model that may call `tools`. Raises FieldError naming `tools` or `prompt` if the template would leave
-    any of them out."""
+    """Encode as `encode_chat` does, for a model that may call `tools`.
+
+    Messages may have `tool_calls` (their arguments as objects) or the role `tool`. Raises FieldError naming `tools` or
+    `prompt` if the template would leave any of them out.
+    """
     called, answered = any("tool_calls" in m for m in messages), any(m["role"] == "tool" for m in messages)
     if not (tools or called or answered):
         return encode_chat(tokenizer, messages)
@@ -118,8 +120,11 @@ def _form(tokenizer: Any, called: str) -> CallFormat:
 
 
 def calls_in(text: str) -> list[WrittenCall]:
-    """Return the calls that a text consists of: a JSON object with `name` and `arguments` (or `parameters`), a list of
-    such objects, or one call with its arguments in marks. Empty if the text is something else."""
+    """Return the calls that a text consists of; empty if the text is something else.
+
+    It may be a JSON object with `name` and `arguments` (or `parameters`), a list of such objects, or one call with its
+    arguments in marks.
+    """
     text = text.strip().removeprefix(LIST).strip()
     try:
         data, end = decode(text)

@@ -9,16 +9,21 @@ USER, ASSISTANT = {"role": "user", "content": SHOWN}, {"role": "assistant", "con
 
 
 def end_tokens(lm: Any, tokenizer: Any) -> frozenset[int]:
-    """Return all tokens that end a response: those of the model's generation config, the tokenizer's end token, and the
-    token with which the chat template ends an assistant's turn."""
+    """Return all tokens that end a response.
+
+    They are those of the model's generation config, the tokenizer's end token, and the token with which the chat
+    template ends an assistant's turn.
+    """
     stated = _stated(lm, tokenizer)
     return stated | {_turn_end(tokenizer, stated)[1]}
 
 
 def turn_begin(tokenizer: Any) -> str:
-    """Return the blanks that the chat template writes before an assistant's content where a reply begins, such as Llama
-    2's space and GLM-4's line break. Other text that it writes there, such as an empty thought, is no part of a
-    reply."""
+    """Return the blanks that the chat template writes before an assistant's content where a reply begins.
+
+    They are Llama 2's space or GLM-4's line break, for example. Other text that it writes there, such as an empty
+    thought, is no part of a reply.
+    """
     question = rendered(tokenizer, [USER], add_generation_prompt=True)
     dialogue = rendered(tokenizer, [USER, ASSISTANT])
     between = dialogue[len(question) :].partition(SHOWN)[0] if question and dialogue.startswith(question) else ""
@@ -36,8 +41,10 @@ def turn_end(lm: Any, tokenizer: Any) -> tuple[str, int]:
 
 
 def tell_ends(lm: Any, ends: frozenset[int]) -> None:
-    """Write the tokens into the model's generation config, which is saved with the model, so that other programs stop
-    at them too."""
+    """Write the tokens into the model's generation config, so that other programs stop at them too.
+
+    The config is saved with the model.
+    """
     config = getattr(lm, "generation_config", None)
     listed = sorted(ends) if len(ends) > 1 else next(iter(ends))
     if config is None or config.eos_token_id == listed:

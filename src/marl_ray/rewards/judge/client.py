@@ -262,8 +262,10 @@ def judge_client(terms: JudgeTerms) -> JudgeClient:
 
 
 def _key(variable: str) -> str:
-    """Return the key that an environment variable holds; empty without a variable. Errors show neither the key nor what
-    may be one."""
+    """Return the key that an environment variable holds; empty if no variable is named.
+
+    Errors show neither the key nor what may be one.
+    """
     if not variable:
         return ""
     if not _VARIABLE.fullmatch(variable):

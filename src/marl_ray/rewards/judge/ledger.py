@@ -60,8 +60,10 @@ class JudgeLedger:
                 log.warning("cache: spending cannot be written (%s)", one_line(error))
 
     def spent(self) -> float:
-        """Return the sum of what all processes have spent. Raises MarlRayError if the file cannot be read: no limit
-        would hold."""
+        """Return the sum of what all processes have spent.
+
+        Raises MarlRayError if the file cannot be read: no limit would hold.
+        """
         try:
             with self._lock:
                 return float(self._base.execute("SELECT spent FROM spending").fetchone()[0]) + self._unwritten

@@ -39,8 +39,10 @@ def judge_prompt(template: str, rubric: str, scale: int, task: str, reference: s
 
 
 def grade_of(reply: str, scale: int) -> float | None:
-    """Return the grade in the last line of a reply, as a share of `scale`; None if that line is no grade from 0 to
-    `scale`."""
+    """Return the grade in the last line of a reply, as a share of `scale`.
+
+    Returns None if that line is no grade from 0 to `scale`.
+    """
     line = reply.strip().rpartition("\n")[2].strip()
     match = _GRADE.fullmatch(line)
     grade = float(match[1]) if match else -1.0
@@ -48,8 +50,11 @@ def grade_of(reply: str, scale: int) -> float | None:
 
 
 def offline_reply(scale: int, task: str, reference: str, answer: str) -> str:
-    """Return a reply without a model, the same for the same texts: the F1 of the answer's words and those of the
-    reference, or of the task where it has none (Rajpurkar et al. 2016, arXiv 1606.05250, section 6.1)."""
+    """Return a reply without a model, the same for the same texts.
+
+    The grade is the F1 of the answer's words and those of the reference, or of the task where it has none (Rajpurkar et
+    al. 2016, arXiv 1606.05250, section 6.1).
+    """
     answer_words, expected_words = (
         Counter(re.findall(r"\w+", text.casefold())) for text in (answer, reference or task)
     )

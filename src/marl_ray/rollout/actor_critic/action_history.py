@@ -11,9 +11,11 @@ SMALL = (np.uint8, np.int8, np.int16, np.int32)
 
 
 def packed(steps: Sequence[np.ndarray]) -> list[str]:
-    """Return [number type, text] of the actions of S steps, of equal shapes. Whole numbers are kept in the smallest
-    type: an action among a few takes about half a byte, so an episode of a million steps takes about half a megabyte
-    per agent."""
+    """Return [number type, text] of the actions of S steps, of equal shapes.
+
+    Whole numbers are kept in the smallest type: an action among a few takes about half a byte, so an episode of a
+    million steps takes about half a megabyte per agent.
+    """
     actions = np.stack(steps) if len(steps) else np.zeros(0, np.uint8)
     if actions.dtype.kind in "iu" and actions.size:
         bounds = [(kind, np.iinfo(kind)) for kind in SMALL]

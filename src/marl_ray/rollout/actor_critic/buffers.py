@@ -95,8 +95,7 @@ class PlayedBatch:
     steps: int
     """Time steps that were played (the buffers may be longer)."""
     cuts: dict[tuple[int, int], dict[str, np.ndarray]]
-    """(step, copy) -> policy -> (agents, D) observations after the cut. The next episode has overwritten them in the
-    buffers."""
+    """(step, copy) -> policy -> (agents, D) observations after the cut, which the next episode has overwritten."""
     groups: np.ndarray
     """(copies,) number of each copy's group; the copies of a group share a start."""
     episodes: np.ndarray
@@ -176,22 +175,25 @@ class PlayedBatch:
         return CriticInputs(inputs, finals, list(self.cuts), self._open_end(name), buffer.truncated)
 
     def _open_end(self, name: str) -> np.ndarray:
-        """Return (copies, agents) bool: True for a row that is not over at its last step. It goes on in the next batch,
-        so it bootstraps from the state after that step."""
+        """Return (copies, agents) bool: True for a row that is not over at its last step.
+
+        It goes on in the next batch, so it bootstraps from the state after that step.
+        """
         buffer, last = self.buffers[name], self.steps - 1
         return np.asarray(buffer.acted[last] & ~buffer.terminated[last] & ~buffer.truncated[last])
 
     def _acting_at_end(self, name: str) -> np.ndarray:
-        """Return (T, copies, agents) bool: True where an agent is cut at this step, or goes on after the batch's last
-        step."""
+        """Return (T, copies, agents) bool: True where an agent is cut, or goes on after the batch's last step."""
         acting_at_end = self.buffers[name].truncated[: self.steps].copy()
         acting_at_end[-1] |= self._open_end(name)
         return acting_at_end
 
     def _for_all(self, name: str, bootstrap: Tensor, players: Mapping[str, Player]) -> Tensor:
-        """Estimate the costs after a cut, (T, copies, agents, K), also for agents that were done before it. They get
-        the mean of the critics' estimates for the agents of their policy that acted until the cut; where none did, for
-        those of the other policies."""
+        """Estimate the costs after a cut, (T, copies, agents, K), also for agents that were done before it.
+
+        Those get the mean of the critics' estimates for the agents of their policy that acted until the cut; where none
+        did, for those of the other policies.
+        """
         acts = torch.from_numpy(self._acting_at_end(name))[..., None]
         total, count = (bootstrap * acts).sum(2), acts.sum(2)
         others = [other for other, player in players.items() if other != name and player.model.cost_critic is not None]
@@ -214,8 +216,10 @@ def _values(
     shape: tuple[int, int, int, int],
     critic_inputs: CriticInputs,
 ) -> tuple[Tensor, Tensor]:
-    """Return the values at all steps, and values after the cuts of rows, (T, copies, agents, signals) each; zeros
-    without a critic."""
+    """Return the values at all steps and those after the cuts of rows, (T, copies, agents, signals) each.
+
+    Without a critic they are zeros.
+    """
     steps, copies, agents, signals = shape
     bootstrap = torch.zeros(shape)
     if critic is None:

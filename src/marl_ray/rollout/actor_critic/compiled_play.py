@@ -192,8 +192,10 @@ def play_until_end(
     steps: int,
     cut: bool,
 ) -> int:
-    """Play from step `start` on. Returns the first step at which an agent is cut, the episode of a copy ends, or an agent
-    is left without a possible action; or the last one, `steps` - 1, at which with `cut` everybody is cut."""
+    """Play from step `start` until an agent is cut or cannot act, or a copy's episode ends; returns that step.
+
+    Otherwise it is the last one, `steps` - 1, at which with `cut` everybody is cut.
+    """
     copies, agents = world.alive.shape
     truncated, playing = world.step.truncated, np.empty(copies, np.int64)
     for t in range(start, steps):
@@ -243,8 +245,11 @@ class CompiledPlay:
         counts: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
         cut: bool,
     ):
-        """`noise` has the uniforms of each policy, (T, copies, agents); `greedy` is (copies,) bool; `counts` are the
-        returns, costs, lengths and decisions of the running episodes. With `cut` the last step cuts everybody."""
+        """Prepare the arrays that the compiled loop plays in.
+
+        `noise` has the uniforms of each policy, (T, copies, agents); `greedy` is (copies,) bool; `counts` are the
+        returns, costs, lengths and decisions of the running episodes. With `cut` the last step cuts everybody.
+        """
         self.envs, self.steps, self.cut = envs, len(noise[0]), cut
         masks = np.empty((0, 0, 0), bool) if envs.masks is None else envs.masks
         step = BatchStep.zeros(*envs.alive.shape, envs.signals)
@@ -261,15 +266,16 @@ class CompiledPlay:
         self.loop = _entry(envs, self.functions, self.world, self.parts)
 
     def play(self, t: int) -> int:
-        """Play from step `t` until something ends; returns the last step. Raises MarlRayError if an agent is left without
-        a possible action."""
+        """Play from step `t` until something ends; returns the last step.
+
+        Raises MarlRayError if an agent is left without a possible action.
+        """
         last: int = self.loop(*self.functions, self.world, self.parts, t, self.steps, self.cut)
         self.envs.share_masks()
         return last
 
     def actions(self, first: int, last: int) -> list[list[np.ndarray]]:
-        """Return the actions of the steps `first` to `last`: by policy (copies, agents), as the environment takes
-        them."""
+        """Return each policy's actions (copies, agents) at the steps `first` to `last`, as the environment takes them."""
         return [[part.actions[t] for part in self.parts] for t in range(first, last + 1)]
 
     @property
@@ -284,8 +290,10 @@ class CompiledPlay:
 
 
 def has_compiled_loop(envs: EnvBatch, players: Mapping[str, Player], buffers: Mapping[str, Buffer]) -> bool:
-    """Return True if the environment's functions and all policies are compiled, the policies read vectors of float32,
-    and the loop can call the functions: with exactly its types of arguments, and nothing returned."""
+    """Return True if the compiled loop can play this environment with these policies.
+
+    All are compiled, policies read vectors of float32, and functions take exactly the loop's types and return nothing.
+    """
     if type(envs) is not ArrayBatch:  # a subclass may step in another way
         return False
     return (
@@ -332,8 +340,7 @@ def _policy_arrays(
 def _entry(
     envs: ArrayBatch, functions: tuple[Any, ...], world: WorldArrays, parts: tuple[PolicyArrays, ...]
 ) -> Callable[..., int]:
-    """Return the compiled `play_until_end` for arguments of these types. It takes compiled functions and calls them by
-    their addresses, so their errors are raised."""
+    """Return the compiled `play_until_end` for arguments of these types; it raises the errors of the functions."""
     part = parts[0]
     rows = part.rows[0].reshape(len(part.outputs), -1)
     kinds = [
@@ -347,8 +354,7 @@ def _entry(
 
 
 def _environment_types(envs: ArrayBatch) -> list[types.Type] | None:
-    """Return the types of `play`, `look`, `allow` and `parameters` as arguments of the loop; None if it cannot take
-    one."""
+    """Return the types of `play`, `look`, `allow` and `parameters` as the loop takes them; None if it cannot."""
     step = BatchStep.zeros(*envs.alive.shape, envs.signals)
     numbers, rows, parameters = np.empty(0, np.int64), np.empty((0, 0, 0), np.float32), envs.parameters
     try:
@@ -365,8 +371,10 @@ def _environment_types(envs: ArrayBatch) -> list[types.Type] | None:
 
 
 def _is_plain(kind: types.Type) -> bool:
-    """Return True for numbers, arrays of them, and tuples of both. numba keeps the types of a loop in one file on disk
-    for all loops, and none of them can be read where the package of a class in it is missing."""
+    """Return True for numbers, arrays of them, and tuples of both.
+
+    numba has one file for the types of all loops, which cannot be read where the package of a class in it is missing.
+    """
     if isinstance(kind, types.BaseTuple):
         is_ours = not isinstance(kind, types.BaseNamedTuple) or kind.instance_class.__module__.startswith("marl_ray.")
         return is_ours and all(map(_is_plain, kind))
@@ -375,8 +383,10 @@ def _is_plain(kind: types.Type) -> bool:
 
 
 def _by_address(function: Any, *arguments: Any) -> types.FunctionType | None:
-    """Return the type of a compiled function that takes such arguments and returns nothing. None for another: the
-    caller would write what it returns into foreign memory."""
+    """Return the type of a compiled function that takes such arguments and returns nothing; None for another.
+
+    The caller would write what another one returns into foreign memory.
+    """
     return _type_of_function(function, tuple(map(numba.typeof, arguments)))
 
 

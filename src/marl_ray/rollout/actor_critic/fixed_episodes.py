@@ -58,8 +58,11 @@ class Arena:
         signals: int,
         most_steps: int,
     ):
-        """`env` has the spaces. `envs` are `copies` copies, with their agents ordered by the policies of `agents`
-        (policy -> its agents). An episode is cut after `most_steps`."""
+        """Take `copies` copies of an environment, `envs`, whose spaces `env` has.
+
+        The agents of the copies are ordered by the policies of `agents` (policy -> its agents). An episode is
+        cut after `most_steps`.
+        """
         self.env = env
         self.envs = envs
         self.copies = copies
@@ -129,8 +132,10 @@ class Arena:
         ]
 
     def _not_finite(self, rewards: np.ndarray, costs: np.ndarray) -> str:
-        """Return the first of the rewards (agents,) and costs (agents, signals) that is not finite, with its agent; empty if
-        there is none."""
+        """Return the first reward or cost that is not finite, with its agent; empty if there is none.
+
+        `rewards` are (agents,) and `costs` (agents, signals).
+        """
         for i, agent in enumerate(self.order):
             if not np.isfinite(rewards[i]):
                 return f"the reward of {agent} is {rewards[i]}"

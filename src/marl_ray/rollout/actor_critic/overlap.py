@@ -32,8 +32,10 @@ class OverlappedCollector:
     """
 
     def __init__(self, collector: Collector, is_last: Callable[[], bool], state: Mapping[str, Any] | None = None):
-        """`collector` plays; `state` is the one that it was made of. Where `is_last()` is True when a batch is handed out,
-        none is played after it."""
+        """`collector` plays; `state` is the one that it was made of.
+
+        Where `is_last()` is True when a batch is handed out, none is played after it.
+        """
         self._inner, self._is_last = collector, is_last
         self._saved: Mapping[str, Any] | None = (state or {}).get(BEHAVIOUR)
         self._before = collector.snapshot()

@@ -99,8 +99,9 @@ def read_logged(path: str, agents: Mapping[str, str], spaces: Mapping[str, Space
 
 
 def tables(path: str, columns: Mapping[str, pa.DataType]) -> Iterator[tuple[str, int, pa.Table]]:
-    """Yield row groups: the file, the number of the group's first row in it, and these columns in these types. Groups
-    are read one by one, because numbers take eight times as much space in a file's types as in a policy's.
+    """Yield row groups: the file, the number of the group's first row in it, and these columns in these types.
+
+    Groups are read one by one, because numbers take eight times as much space in a file's types as in a policy's.
     """
     try:
         filesystem, root = fs.FileSystem.from_uri(path) if "://" in path else (fs.LocalFileSystem(), path)
@@ -165,8 +166,10 @@ class _Rows:
         return _numpy(self._without_nulls(column).value_lengths())
 
     def steps(self, column: str, lengths: np.ndarray, width: int | None = None) -> np.ndarray:
-        """Return all steps of a list column one after another, (sum of lengths,), with `width` (sum of lengths,
-        width)."""
+        """Return all steps of a list column one after another, (sum of lengths,).
+
+        With `width` they are (sum of lengths, width).
+        """
         if width is None:
             return _numpy(self._steps(column, lengths))
         widths, values = self.ragged(column, lengths)
@@ -267,8 +270,10 @@ def _actions(rows: _Rows, lengths: np.ndarray, space: spaces.Space[Any]) -> np.n
 
 
 def _masks(rows: _Rows, lengths: np.ndarray, space: spaces.Space[Any], actions: np.ndarray) -> np.ndarray | None:
-    """Return the allowed actions, (steps, choices), or None if no row has masks. A row without masks allows all
-    actions."""
+    """Return the allowed actions, (steps, choices), or None if no row has masks.
+
+    A row without masks allows all actions.
+    """
     has_mask = ~rows.missing("action_masks")
     if not has_mask.any():
         return None

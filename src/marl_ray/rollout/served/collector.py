@@ -57,11 +57,11 @@ class ServedCollector(TextCollector):
         data: Mapping[str, Sequence[ResponseBlock]],
         size: int,
     ):
-        """Take the arguments of `TextCollector` and two more. `data` are the blocks of each policy that learns,
-        the same on every worker. A batch has blocks of `size` responses of each policy over all workers; the last batch
-        of a pass has the rest.
+        """Take the arguments of `TextCollector` and two more, `data` and `size`.
 
-        Raises MarlRayError if `state` is of other data.
+        `data` are the blocks of each policy that learns, the same on every worker. A batch has blocks of `size`
+        responses of each policy over all workers; the last batch of a pass has the rest. Raises MarlRayError if `state`
+        is of other data.
         """
         super().__init__(make, agents, copies, plan, seed, signals, state, gather)
         self.data, self.size = data, size

@@ -43,8 +43,7 @@ class ServedText:
     """`experiment/unit`."""
     agent: str
     sampled: bool
-    """True if the response was drawn from the model's full distribution. Then `log_probs` are those with which it was
-    drawn."""
+    """True if it was drawn from the model's full distribution; then `log_probs` are those of the draw."""
     outcome: float
     """The outcome of its unit."""
     prompt_ids: np.ndarray
@@ -65,8 +64,10 @@ class ServedText:
 
 
 def file_of(data: str) -> str:
-    """Return the Parquet file of `decisions://FOLDER/EXPERIMENT`, where FOLDER is the one given to `marl-ray export
-    --out`: a local folder or a URI (`decisions://s3://bucket/prefix/EXPERIMENT`)."""
+    """Return the Parquet file of `decisions://FOLDER/EXPERIMENT`.
+
+    FOLDER is that of `marl-ray export --out`: a local folder or a URI (`decisions://s3://bucket/prefix/EXPERIMENT`).
+    """
     place, mark, options = data.removeprefix(SCHEME).partition("?")
     folder, _, experiment = place.rpartition("/")
     if not folder or not experiment:
@@ -158,8 +159,10 @@ def by_policy(served: Sequence[ServedText], agents: Mapping[str, str]) -> dict[s
 
 
 def check_readable(name: str, tokenizer: Any, vocabulary: int, context: int, served: Sequence[ServedText]) -> None:
-    """Raise MarlRayError if policy `name` cannot have written a response, because it is too long or has tokens of
-    another tokenizer."""
+    """Raise MarlRayError if policy `name` cannot have written a response.
+
+    It cannot if the response is too long or has tokens of another tokenizer.
+    """
     for number, response in enumerate(served):
         length = len(response.prompt_ids) + len(response.ids)
         if length > context:

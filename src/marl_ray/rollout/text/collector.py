@@ -34,8 +34,7 @@ STEP_DEADLINE = 600.0
 TRANSCRIPTS = 2
 """Episodes of an iteration, over all workers, that are kept as text."""
 TRANSCRIPT_ORDER = (1 << ORDER_BITS) - 2
-"""Number of the permutation that draws the episodes of transcripts; it takes the place that the epoch has in minibatch
-orders."""
+"""Number of the permutation that draws the episodes of transcripts, in the place of a minibatch order's epoch."""
 
 
 class TextBatch(NamedTuple):
@@ -46,8 +45,7 @@ class TextBatch(NamedTuple):
     episodes: list[TextEpisode]
     """The last episode of each copy."""
     steps: int
-    """Turns of all agents that were played for the batch. An episode whose first prompt nobody could read counts as one
-    turn."""
+    """Turns of all agents in the batch's play. An episode whose first prompt nobody could read counts as one."""
     sums: MetricSums
     """Sums of the metrics of roles and environment; `transcripts.means` turns all workers' sums into means."""
     transcripts: list[Transcript]
@@ -70,10 +68,12 @@ class TextCollector:
         curriculum: str | None = None,
         deadline: float = STEP_DEADLINE,
     ):
-        """`make` returns a new copy of the environment; `agents` are policy -> its agents. `copies` are the numbers of
+        """Begin at the first episodes, or continue from `state`, which `state()` of other collectors returned.
+
+        `make` returns a new copy of the environment; `agents` are policy -> its agents. `copies` are the numbers of
         this worker's copies among all, in whole groups of `plan.group_size`. `gather` returns every worker's plain
-        value by rank; all workers collect together. With `state` the collector continues from what `state()` returned,
-        on any number of workers. `curriculum` is `train.curriculum`.
+        value by rank; all workers collect together. The collectors of `state` may have been on any number of workers.
+        `curriculum` is `train.curriculum`.
         """
         self.copies = [TextCopy(make(), number, signals, plan.steps, agents) for number in copies]
         env = self.copies[0].env
@@ -95,8 +95,10 @@ class TextCollector:
         self.curriculum = Curriculum(curriculum, env, saved.get("solved", {})) if curriculum else None
 
     def state(self) -> dict[str, Any]:
-        """Return plain data from which other collectors, on any number of workers, continue; the same on every
-        worker."""
+        """Return plain data from which other collectors, on any number of workers, continue.
+
+        They are the same on every worker.
+        """
         solved = {"solved": self.curriculum.state()} if self.curriculum else {}
         return {"position": self.position, **solved}
 
@@ -115,8 +117,10 @@ class TextCollector:
             copy.env.close()
 
     def collect(self, players: Mapping[str, TokenPlayer], iteration: int) -> TextBatch:
-        """Play one episode of every copy. Groups whose members all score the same are played again on other tasks, at most
-        `plan.refills` times."""
+        """Play one episode of every copy.
+
+        Groups whose members all score the same are played again on other tasks, at most `plan.refills` times.
+        """
         refill_agents = {agent for name in self.plan.refill_policies for agent in players[name].agents}
         comparing = {agent for name in self.plan.comparing for agent in players[name].agents}
         pending, steps, total = list(self.groups), 0, 0
@@ -195,9 +199,10 @@ class TextCollector:
             copy.begin(EpisodeStart(index, "train", seed, greedy, (TRAINING_STREAMS, iteration, attempt, copy.number)))
 
     def _rows(self, agents: Sequence[str], groups: Sequence[int], branched: Sequence[Branch]) -> list[ResponseRow]:
-        """Return the turns of these agents in the copies of these groups, and of each branch the turn that it begins
-        with. They are ordered by group. So the rows of all workers, from which minibatches are drawn, have the order
-        that they have on one worker.
+        """Return the turns of these agents in the copies of these groups, and the first turn of each branch.
+
+        They are ordered by group. So the rows of all workers, from which minibatches are drawn, have the order that
+        they have on one worker.
         """
         rows: list[ResponseRow] = []
         for group in groups:
@@ -212,8 +217,10 @@ class TextCollector:
     def _play(
         self, players: Mapping[str, TokenPlayer], copies: Sequence[TextCopy], comparing: Collection[str] = ()
     ) -> None:
-        """Play the episodes that `copies` have begun to their ends, and keep states for branches where agents of
-        `comparing` act."""
+        """Play the episodes that `copies` have begun to their ends.
+
+        States are kept for branches where agents of `comparing` act.
+        """
         self._side_by_side(copies, TextCopy.reset)
         trunks = [copy for copy in copies if comparing and copy.number % self.plan.group_size == 0]
         self._play_on(players, copies, trunks, comparing)
@@ -298,8 +305,10 @@ def _scores(members: Sequence[TextCopy], agents: Iterable[str]) -> np.ndarray:
 
 
 def _outcome(members: Sequence[TextCopy]) -> tuple[int, float]:
-    """Return the index of a group's task, and the share of its members that solved it. A member that was cut did not
-    solve it."""
+    """Return the index of a group's task, and the share of its members that solved it.
+
+    A member that was cut did not solve it.
+    """
     solved = [False if copy.cut and copy.solved is None else copy.solved for copy in members]
     if None in solved:
         raise MarlRayError(f'train.curriculum: {members[0].where()} reports no infos[agent]["solved"]')

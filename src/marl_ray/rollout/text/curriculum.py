@@ -24,8 +24,10 @@ class Curriculum:
     """A chooser, and the running mean of the share of episodes that solved each task."""
 
     def __init__(self, name: str, env: AECEnv, saved: Mapping[str, Any]):
-        """`name` is `train.curriculum`. With `saved` the curriculum continues from what `state()` returned. Raises
-        MarlRayError naming the key."""
+        """`name` is `train.curriculum`.
+
+        With `saved` the curriculum continues from what `state()` returned. Raises MarlRayError naming the key.
+        """
         self.name = name
         self.tasks = getattr(env.unwrapped, "tasks", 0)
         if not isinstance(self.tasks, int) or self.tasks < 1:
@@ -41,8 +43,10 @@ class Curriculum:
         return {str(index): [self.visits[index], mean] for index, mean in self.solved.items()}
 
     def task(self, position: int) -> int:
-        """Return the index of the task that the group at this position plays. Raises MarlRayError if the chooser
-        returns no valid index."""
+        """Return the index of the task that the group at this position plays.
+
+        Raises MarlRayError if the chooser returns no valid index.
+        """
         index = self.chooser(position, self.solved, self.tasks)
         if not isinstance(index, int) or not 0 <= index < self.tasks:
             raise MarlRayError(
@@ -59,12 +63,12 @@ class Curriculum:
 
 
 def easiest_first(levels: Sequence[float]) -> Chooser:
-    """Return the tasks in turn from the easiest tenth by level; a further tenth opens as soon as the open ones are
-    solved.
+    """Return the chooser of tasks in turn, from the easiest tenth by level on.
 
-    Solved means a mean of at least PASSED over all open tasks, of which those that were never played count as unsolved.
-    Open tasks stay open, so that the policy does not forget them, and are played in the order of the environment's
-    index. This is a curriculum by competence (Bengio et al., ICML 2009).
+    A further tenth opens as soon as the open ones are solved. Solved means a mean of at least PASSED over all open
+    tasks, of which those that were never played count as unsolved. Open tasks stay open, so that the policy does not
+    forget them, and are played in the order of the environment's index. This is a curriculum by competence (Bengio et
+    al., ICML 2009).
     """
     order = sorted(range(len(levels)), key=lambda index: levels[index])
     stages = [sorted(order[: -(-stage * len(levels) // STAGES)]) for stage in range(1, STAGES + 1)]

@@ -167,8 +167,10 @@ class TextCopy:
         return twin
 
     def _refuse(self) -> None:
-        """End the episode, because the environment refused the last response. The response's tokens still count as
-        costs."""
+        """End the episode, because the environment refused the last response.
+
+        The response's tokens still count as costs.
+        """
         self._spend(np.zeros(self.signals))
         self.refused, self.agent, self.cut = True, None, True
 

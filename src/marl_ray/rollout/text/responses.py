@@ -17,8 +17,10 @@ from marl_ray.trajectories import Trajectories
 
 @dataclass(frozen=True)
 class TokenPlayer:
-    """One language model as the collector needs it: the weights and the engine that sample, its agents, its value
-    normalisers."""
+    """One language model as the collector needs it.
+
+    It has the weights and the engine that sample, its agents, and its value normalisers.
+    """
 
     policy: TokenPolicy
     """The copy of the policy that samples. Its critic heads, if it has any, estimate the values of responses."""
@@ -40,8 +42,10 @@ class ResponseRow(NamedTuple):
 
 
 def to_trajectories(player: TokenPlayer, rows: Sequence[ResponseRow], signals: int) -> Trajectories:
-    """Make the batch of one policy. B is len(rows), which may be 0; T and P are the lengths of the longest response and
-    prompt."""
+    """Make the batch of one policy.
+
+    B is len(rows), which may be 0; T and P are the lengths of the longest response and prompt.
+    """
     completions = [row.turn.completion for row in rows]
     prompts, actions, mask = padded([row.turn.prompt for row in rows], [completion.ids for completion in completions])
     batch, steps = mask.shape
@@ -83,8 +87,10 @@ def to_trajectories(player: TokenPlayer, rows: Sequence[ResponseRow], signals: i
 def _values(
     player: TokenPlayer, prompts: Tensor, responses: Tensor, mask: Tensor, signals: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the values (B, T) and cost values (B, T, K) at the tokens, in reward and cost units; zeros without a
-    critic, and of an empty copy, for which the learner estimates them."""
+    """Return the values (B, T) and cost values (B, T, K) at the tokens, in reward and cost units.
+
+    They are zeros without a critic, and of an empty copy, for which the learner estimates them.
+    """
     values, cost_values = torch.zeros(mask.shape), torch.zeros(*mask.shape, signals)
     policy = player.policy
     if (policy.value_head is None and policy.cost_head is None) or policy.source is not None:

@@ -9,8 +9,7 @@ MAX_CHARACTERS = 4_000
 """Greatest length of a prompt or response in a transcript; the middle of a longer one is left out."""
 
 CUT = "cut"
-"""Key of the count of episodes that were cut before the environment reported them as solved or not. It is not reported
-itself."""
+"""Key, not reported itself, of the count of episodes that were cut before it was known if they were solved."""
 
 MetricSums = dict[str, tuple[float, int]]
 """Metric -> (sum, count), which may be added over workers."""
@@ -44,9 +43,12 @@ def transcript(copy: TextCopy) -> Transcript:
 
 
 def metric_sums(copies: Sequence[TextCopy]) -> MetricSums:
-    """Add up metrics. For each agent: the tokens of a response, the shares of responses that ended by themselves and
-    that the environment refused, the shares of prompts that were shortened and that were too long even so, and the
-    reward of an episode. Besides these, the environment's own metrics as `env/NAME`."""
+    """Add up the metrics of the episodes that copies have played.
+
+    For each agent they are the tokens of a response, the shares of responses that ended by themselves and that the
+    environment refused, the shares of prompts that were shortened and that were too long even so, and the reward of an
+    episode. Besides these, there are the environment's own metrics as `env/NAME`.
+    """
     sums: MetricSums = {}
 
     def add(name: str, value: float) -> None:
@@ -76,8 +78,10 @@ def metric_sums(copies: Sequence[TextCopy]) -> MetricSums:
 
 
 def means(parts: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
-    """Turn the sums of all workers into means. If the environment reports solved episodes, an episode that was cut is
-    not solved."""
+    """Turn the sums of all workers into means.
+
+    If the environment reports solved episodes, an episode that was cut is not solved.
+    """
     sums: MetricSums = {}
     for part in parts:
         for name, (total, count) in part.items():

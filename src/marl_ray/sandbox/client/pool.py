@@ -23,8 +23,7 @@ WARM = (
     "datetime", "enum", "functools", "heapq", "io", "itertools", "json", "math", "operator", "os", "random", "re",
     "string", "struct", "sys", "threading", "time", "typing",
 )  # fmt: skip
-"""Modules that programs often import: each server loads them once, before it forks. Every module costs every run a
-little."""
+"""Modules that programs often import: each server loads them once, before it forks. Each costs every run a little."""
 WAIT_S = 600.0
 """Seconds to wait for a free worker."""
 _RESULT_BYTES = 1 << 20
@@ -163,8 +162,7 @@ class Pool:
         return self._with_worker(job, lambda: Execution(Status.CRASH, None, b"", b"", 0.0, 0.0, self.level))
 
     def official(self, program: str, limits: Limits = Limits()) -> str:  # noqa: B008  frozen
-        """Return the result of openai/human-eval's harness for this program: "passed", "timed out" or "failed: " and
-        the error.
+        """Return the result of openai/human-eval's harness: "passed", "timed out" or "failed: " and the error.
 
         The harness' timeout is `cpu_s`, on a clock that stops while the program waits for a core; the run ends after
         `wall_s` in any case. A program can forge the result, as it can in the official harness.
@@ -230,8 +228,10 @@ class Pool:
 
 
 def probe() -> Level:
-    """Return the level at which this host can confine a run, found by starting a server. Raises MarlRayError without a
-    sandbox."""
+    """Return the level at which this host can confine a run, found by starting a server.
+
+    Raises MarlRayError without a sandbox.
+    """
     with Pool(workers=1, warm=(), min_level=Level.LIMITS) as pool:
         return pool.level
 

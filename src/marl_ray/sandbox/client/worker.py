@@ -123,8 +123,10 @@ def readable(items: Sequence[Any], deadline: float) -> list[Any]:
 
 
 def _own_folder() -> tuple[str, int]:
-    """Create a folder and a descriptor that locks it: while the descriptor is open, no process removes the folder as
-    forgotten."""
+    """Create a folder and a descriptor that locks it.
+
+    While the descriptor is open, no process removes the folder as forgotten.
+    """
     while True:
         path = tempfile.mkdtemp(prefix=_FOLDERS)
         try:
@@ -284,8 +286,10 @@ class Worker:
             return end.status == 0
 
     def judged(self, program: int, tests: int, limits: Limits, kind: bytes) -> tuple[RunEnd, str, str]:
-        """Judge a candidate; returns the candidate's end and the judge's verdict and message. `kind` is the request to
-        the judge."""
+        """Judge a candidate, and return its end with the judge's verdict and message.
+
+        `kind` is the request to the judge.
+        """
         local, remote = socket.socketpair()
         with local:
             with remote:

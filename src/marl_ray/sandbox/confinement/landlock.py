@@ -37,8 +37,7 @@ def abi() -> int:
 
 
 def ruleset(rules: Iterable[tuple[str, int]]) -> int:
-    """Return a descriptor of a rule set that allows on each path (and beneath) the given accesses and nothing anywhere
-    else.
+    """Return a descriptor of a rule set: the given accesses to each path and beneath it, and nothing anywhere else.
 
     If the ABI has them, TCP (4) and signals to and abstract sockets of processes outside (6) are refused as well.
     Paths that do not exist are left out. Raises OSError if the host has no Landlock.

@@ -12,8 +12,9 @@ REMOVE_S = 2.0
 
 
 class MountedFolder:
-    """A file system of its own, which a run may own; replaced once a run has touched it, so that its inodes are counted
-    anew.
+    """A file system of its own, which a run may own.
+
+    It is replaced once a run has touched it, so that its inodes are counted anew.
 
     replace: mounts an empty one over the same path.
     """
@@ -32,12 +33,14 @@ class MountedFolder:
 
 
 class NumberedFolders:
-    """Folders below a parent that runs may only pass through. A folder that a run has touched is moved aside and
-    removed.
+    """Folders below a parent that runs may only pass through.
+
+    A folder that a run has touched is moved aside and removed.
 
     base: a folder that runs may only pass through, too.
-    owner: user who owns the runs' folders, None for this process's own. Runs of the same user must not be able to change
-        modes, or they could open the parent.
+    owner: user who owns the runs' folders, None for this process's own.
+
+    Runs of the same user must not be able to change modes, or they could open the parent.
     """
 
     def __init__(self, base: str, owner: int | None):
@@ -135,8 +138,10 @@ def _move_up(root: int, name: str, numbers: "itertools.count[int]") -> None:
 
 
 def is_full(path: str, most_bytes: int, most_entries: int) -> bool:
-    """Return True if a folder holds more than it may. A folder that cannot be read, or is too deep for that, counts as
-    full."""
+    """Return True if a folder holds more than it may.
+
+    A folder that cannot be read, or is too deep for that, counts as full.
+    """
     used, count, todo = 0, 0, [path]
     while todo:
         try:

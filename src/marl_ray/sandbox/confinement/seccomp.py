@@ -171,8 +171,10 @@ class Filter:
     _HOLE = 0x7EADBEEF
 
     def __init__(self, arch: int, actions: dict[int, list[Instruction]], otherwise: int):
-        """`actions` maps a call's number to its instructions; `otherwise` is for numbers below 0x1000 that it does not
-        contain."""
+        """`actions` maps a call's number to its instructions.
+
+        `otherwise` is for numbers below 0x1000 that `actions` does not contain.
+        """
         segments: list[tuple[int, list[Instruction]]] = []
         for number in range(max(actions) + 2):
             action = actions.get(number, [(_RETURN, 0, 0, otherwise)])
@@ -196,8 +198,10 @@ class Filter:
 
     @classmethod
     def of_server(cls, machine: str, spaces: bool) -> "Filter":
-        """Return the server's filter: the calls listed here and no other. spaces: runs can write to no file system but
-        their own."""
+        """Return the server's filter, which allows the calls listed here and no other.
+
+        With `spaces`, runs can write to no file system but their own.
+        """
         arch, column = ARCHES[machine]
         plain = _numbers(_CALLS + _CHANGES_MODES + _CHANGES_STAMPS + _SERVERS + _RECEIVE + _OWN, column)
         actions = {number: [(_RETURN, 0, 0, ALLOW)] for number in plain.values()}
@@ -209,8 +213,10 @@ class Filter:
 
     @classmethod
     def of_run(cls, machine: str, owners: bool, spaces: bool, receives: bool = False) -> "Filter":
-        """Return the filter of a run or a judge, which takes some calls away. owners: the run may change modes of
-        files."""
+        """Return the filter of a run or a judge, which takes some calls away.
+
+        With `owners`, the run may change modes of files.
+        """
         arch, column = ARCHES[machine]
         removed = _SERVERS
         for table, is_allowed in ((_RECEIVE, receives), (_CHANGES_MODES, owners), (_CHANGES_STAMPS, spaces)):

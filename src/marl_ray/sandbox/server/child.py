@@ -49,8 +49,10 @@ class Confinement:
 
 
 def rlimits(limits: Limits, cpu_s: float, threads: bool) -> list[tuple[int, int]]:
-    """Return the limits and their values, none above the hard limit of the host. threads: bound their number too
-    (counted per user)."""
+    """Return the limits and their values, none above the hard limit of the host.
+
+    With `threads` the number of threads is bounded too; it is counted per user.
+    """
     values = [
         (resource.RLIMIT_AS, limits.memory_bytes),
         (resource.RLIMIT_CPU, int(cpu_s) + 1),
@@ -187,8 +189,10 @@ def _write(name: str, content: bytes) -> None:
 
 
 def run_script(program: str) -> None:
-    """Run a program as `python -c` does: `__main__`, argv, buffering, tracebacks, exit status, threads joined, atexit
-    run."""
+    """Run a program as `python -c` does.
+
+    This holds for `__main__`, argv, buffering, tracebacks and exit status; threads are joined and atexit is run.
+    """
     for number, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
         errors = "backslashreplace" if number == 2 else "surrogateescape"
         file = io.FileIO(number, "wb" if number else "rb", closefd=False)
@@ -212,8 +216,10 @@ def run_script(program: str) -> None:
 
 
 def _status(body: Callable[[], object], frames: int) -> int:
-    """Return the exit status that the interpreter would give; its traceback is printed without the sandbox's own
-    frames."""
+    """Return the exit status that the interpreter would give, and print its traceback.
+
+    The traceback lacks the sandbox's own frames.
+    """
     try:
         body()
     except SystemExit as stop:
@@ -233,8 +239,10 @@ def _status(body: Callable[[], object], frames: int) -> int:
 
 
 def _described(error: BaseException) -> list[Any]:
-    """Return the name of the nearest built-in exception class, text, and arguments of a built-in one; the program may
-    have forged all."""
+    """Return the name of an error's nearest built-in class, its text, and the arguments of a built-in one.
+
+    The program may have forged all of them.
+    """
     class_name = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
     text, args = "", None
     with contextlib.suppress(Exception):
@@ -259,10 +267,10 @@ def _failure(error: BaseException) -> dict[str, Any]:
 
 
 def answer_calls(program: str, entry_point: str, frame_bytes: int, in_place: bool) -> None:
-    """Load a candidate and answer the judge's calls. The candidate may forge every answer, so the judge trusts none.
+    """Load a candidate and answer the judge's calls.
 
-    Requests are `{"call": [arguments, named]}` and `{"next": [number of an iterator that was handed over, most
-    items]}`.
+    Requests are `{"call": [arguments, named]}` and `{"next": [number of a handed-over iterator, most items]}`. The
+    candidate may forge every answer, so the judge trusts none.
     """
     module = types.ModuleType("candidate")
     sys.modules["candidate"] = module

@@ -93,8 +93,10 @@ def _enter_namespaces() -> None:
 
 
 def _other_user(number: int) -> int | None:
-    """Return an unused user, if this process may become one. `number` is a process id: unique as long as that process
-    lives."""
+    """Return an unused user, if this process may become one.
+
+    `number` is a process id: unique as long as that process lives.
+    """
     user = _OTHER_USERS + number
     return user if os.geteuid() == 0 and _as_user(user, []) else None
 
@@ -104,8 +106,10 @@ def _stdlib() -> list[str]:
 
 
 def _packages() -> list[str]:
-    """Return the files of the installed packages that were imported for warmth: the only ones that programs may
-    read."""
+    """Return the files of the installed packages that were imported for warmth.
+
+    They are the only ones that programs may read.
+    """
     tops = {name.partition(".")[0] for name in sys.modules} - {"marl_ray"}
     files: list[str] = []
     for top in tops:
@@ -130,15 +134,19 @@ def _rules(work: str) -> list[tuple[str, int]]:
 
 
 def _temporary() -> str:
-    """Return /tmp, in which programs often write, or empty if needed paths lie below it. The run's folder is mounted
-    there."""
+    """Return /tmp, in which programs often write, or empty if needed paths lie below it.
+
+    The run's folder is mounted there.
+    """
     needed = [*_stdlib(), *_packages()]
     return "/tmp" if os.path.isdir("/tmp") and not any(path.startswith("/tmp/") for path in needed) else ""
 
 
 def _mounts(base: str, work: str, uid: int | None) -> None:
-    """Mount a read-only file system, empty /sys, /run and shared memory, a /proc for the runs and a folder of limited
-    size."""
+    """Mount the file systems of the runs, read-only but for a folder of limited size.
+
+    Beside that folder they have an empty /sys, /run and shared memory, and a /proc for the runs.
+    """
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.read_only_everywhere()
     _reopen_path([*_stdlib(), *_packages(), base], uid)
@@ -160,8 +168,10 @@ def _mount_folder(work: str, uid: int | None) -> None:
 
 
 def _reopen_path(needed: list[str], uid: int | None) -> None:
-    """Make one path readable at the same place, if it is needed and another user could not reach it (an interpreter
-    below /root)."""
+    """Make one path readable at the same place, if it is needed and another user could not reach it.
+
+    An interpreter below /root is such a path.
+    """
     if uid is None:
         return
     for path in needed:
@@ -212,8 +222,10 @@ def _failure(body: Callable[[], object]) -> str:
 def _confinement(
     options: dict[str, Any], spaces: bool, reason: str
 ) -> tuple[child.Confinement, run_folder.MountedFolder | run_folder.NumberedFolders, Level, str]:
-    """Return the best confinement that this host allows, the folders of its runs, its level, and the reason why it is
-    not better."""
+    """Return the best confinement that this host allows, with the folders of its runs.
+
+    Returns also its level, and the reason why it is not better.
+    """
     base = options["folder"]
     work, uid = os.path.join(base, "work"), _other_user(options["number"])
     os.mkdir(work, 0o700)
@@ -282,8 +294,10 @@ def _warm(names: list[str]) -> None:
 
 
 def _settle(spaces: bool) -> None:
-    """Do the last step before the first run: rehearse, install the filter, and freeze objects against garbage
-    collection."""
+    """Do the last step before the first run.
+
+    It rehearses, installs the filter, and freezes objects against garbage collection.
+    """
     child.rehearse()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)

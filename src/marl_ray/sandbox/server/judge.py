@@ -47,8 +47,10 @@ class _Final(BaseException):
 
 
 class Candidate:
-    """Proxy of the candidate that sends calls to it; `verdict` is set once an event has decided the verdict, whatever
-    the tests do then."""
+    """Proxy of the candidate that sends calls to it.
+
+    `verdict` is set once an event has decided the verdict, whatever the tests do then.
+    """
 
     def __init__(self, channel: int, frame_bytes: int):
         self._channel, self._frame_bytes = channel, frame_bytes

@@ -57,8 +57,10 @@ def swallow_io() -> Iterator[None]:
 
 @contextlib.contextmanager
 def time_limit(seconds: float, longest: float) -> Iterator[None]:
-    """Set the official alarm, on a clock that stops while this thread waits for a core; it fires after `longest`
-    seconds in any case."""
+    """Set the official alarm, on a clock that stops while this thread waits for a core.
+
+    It fires after `longest` seconds in any case.
+    """
     started, waited = time.monotonic(), waiting_s()
 
     def signal_handler(signum: int, frame: object) -> None:
@@ -77,8 +79,10 @@ def time_limit(seconds: float, longest: float) -> Iterator[None]:
 
 
 def waiting_s() -> float:
-    """Return the seconds for which the main thread was ready to run but had no core; 0 if the kernel does not report
-    them."""
+    """Return the seconds for which the main thread was ready to run but had no core.
+
+    Returns 0 if the kernel does not report them.
+    """
     try:
         return int(os.pread(STATISTICS, 100, 0).split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
@@ -113,8 +117,10 @@ class OfficialResult:
 
 
 def unsafe_execute(check_program: str, timeout: float, longest: float, result: OfficialResult) -> None:
-    """Run a program with its tests in this interpreter, `timeout` seconds at most; appends passed, timed out or failed to
-    `result`."""
+    """Run a program with its tests in this interpreter, `timeout` seconds at most.
+
+    Appends passed, timed out or failed to `result`.
+    """
     reliability_guard()
     try:
         exec_globals: dict[str, Any] = {}
@@ -128,8 +134,10 @@ def unsafe_execute(check_program: str, timeout: float, longest: float, result: O
 
 
 def first_result(data: bytes) -> str:
-    """Return the text that the program appended first; without one the harness assumes a timeout. Bytes that are not
-    text are escaped."""
+    """Return the text that the program appended first; without one the harness assumes a timeout.
+
+    Bytes that are not text are escaped.
+    """
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8:
         return "timed out"

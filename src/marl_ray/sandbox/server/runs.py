@@ -25,10 +25,9 @@ _RUNS_FIRST, JUDGES_SECOND, _SERVERS_LAST = b"1000", b"900", b"0"
 
 
 def sacrifice_of() -> int | None:
-    """Return a descriptor through which this process sets how early it dies when memory is used up; forks inherit the
-    value.
+    """Return a descriptor through which this process sets how early it dies when memory is used up; None without one.
 
-    None if the host does not allow it, or wants this process to die early anyway.
+    Forks inherit the value. There is none if the host does not allow it, or wants this process to die early anyway.
     """
     try:
         fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
@@ -41,8 +40,7 @@ def sacrifice_of() -> int | None:
 
 
 def process_numbers() -> int | None:
-    """Return a descriptor with which the first process of a namespace sets the process id from which the next one is
-    searched.
+    """Return a descriptor with which the first process of a namespace sets the next process id to try.
 
     So every run has the same id, and cannot count the processes or threads of earlier runs.
     """
@@ -98,8 +96,10 @@ def run_one(
 
 
 def _watch(control: socket.socket, pid: int, handle: int, deadline: float, cpu_s: float, watched: str) -> int:
-    """Return the reason why the run is over: it ended, its time is up, the client killed it or is dead, or its folder
-    is full."""
+    """Return the reason why the run is over.
+
+    It ended, its time is up, the client killed it or is dead, or its folder is full.
+    """
     poll = select.poll()
     poll.register(handle, select.POLLIN)
     poll.register(control, select.POLLIN)

@@ -57,8 +57,7 @@ def page_view(
     ids: MutableMapping[tuple[str, int], int],
     document: str = "",
 ) -> PageView:
-    """Return the text of an accessibility tree, of which only the part within a viewport of `width` by `height` pixels
-    is shown.
+    """Return the text of an accessibility tree, as far as it lies in a viewport of `width` by `height` pixels.
 
     nodes: those of Chromium's `Accessibility.getFullAXTree`.
     bounds: of DOM nodes, by number; others are not visible, but an option of a list is, with its list.
@@ -94,8 +93,10 @@ def page_view(
 
 
 def snapshot_bounds(snapshot: Mapping[str, Any]) -> dict[int, Bounds]:
-    """Return the bounds in the viewport by DOM number, from the main document of Chromium's
-    `DOMSnapshot.captureSnapshot`."""
+    """Return the bounds in the viewport by DOM number.
+
+    They are of the main document in Chromium's `DOMSnapshot.captureSnapshot`.
+    """
     document = snapshot["documents"][0]
     numbers = document["nodes"]["backendNodeId"]
     scrolled_x, scrolled_y = document.get("scrollOffsetX", 0.0), document.get("scrollOffsetY", 0.0)

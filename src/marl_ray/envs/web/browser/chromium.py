@@ -115,16 +115,21 @@ class Chromium:
 
 
 def browser_files() -> tempfile.TemporaryDirectory[str]:
-    """Return an empty folder for the profile of a browser. Playwright's driver deletes the profile; where it is killed,
-    the next process that makes such a folder deletes this one.
+    """Return an empty folder for the profile of a browser.
+
+    Playwright's driver deletes the profile; where it is killed, the next process that makes such a folder
+    deletes this one.
     """
     return object_folder("web", _LONGEST_ROOT)
 
 
 @contextlib.contextmanager
 def _temporary_files_in(folder: str) -> Iterator[None]:
-    """Have the processes that are started in the block put their temporary files there. Playwright's driver takes no other
-    environment than that of this process; Python itself has already chosen its own folder."""
+    """Have the processes that are started in the block put their temporary files into `folder`.
+
+    Playwright's driver takes no other environment than that of this process; Python itself has already chosen
+    its own folder.
+    """
     before = os.environ.get("TMPDIR")
     os.environ["TMPDIR"] = folder
     try:
@@ -152,10 +157,9 @@ _users: dict[int, WeakSet[Any]] = {}
 
 
 def shared_chromium(user: object) -> Chromium:
-    """Return the Chromium of this process, started anew if it has crashed. It runs until all users are
-    `done_with_chromium`.
+    """Return the Chromium of this process, started anew if it has crashed.
 
-    Raises MarlRayError as `Chromium` does.
+    It runs until all users are `done_with_chromium`. Raises MarlRayError as `Chromium` does.
     """
     with _lock:
         _users.setdefault(os.getpid(), WeakSet()).add(user)

@@ -21,14 +21,18 @@ _HISTORY = 10
 
 
 def head(thoughts: bool) -> str:
-    """Return the beginning of every prompt. `thoughts` asks for a thought before each action, as ReAct does (Yao et al.
-    2023, https://arxiv.org/abs/2210.03629)."""
+    """Return the beginning of every prompt.
+
+    `thoughts` asks for a thought before each action, as ReAct does (Yao et al. 2023, https://arxiv.org/abs/2210.03629).
+    """
     return "\n".join(["You use a web browser. " + (_THINK if thoughts else _ACT), *FORMS.values(), _REST])
 
 
 def past_answer(text: str, note: str) -> str:
-    """Return an earlier answer in one line: the thought before a quoted action, the action, and why it could not be
-    done."""
+    """Return an earlier answer in one line.
+
+    It has the thought before a quoted action, the action, and the reason why it could not be done.
+    """
     action = quoted_action(text)
     thought = text.partition("```")[0].strip() if action != text.strip() else ""
     parts = [thought[:_LONGEST], f"```{action[:_LONGEST]}```"] if thought else [action[:_LONGEST]]

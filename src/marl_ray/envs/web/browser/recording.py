@@ -16,10 +16,11 @@ START = "start.png"
 
 
 class EpisodeRecord:
-    """A folder of one episode: `steps.jsonl`, `start.png`, `000.png` and on, and `trace.zip` where traces are kept.
-    `episode.html` shows all of them, and is there from the first step on.
+    """A folder of one episode, with a picture of every step and a page that shows them.
 
-    What the browser cannot deliver any more is left out. Raises MarlRayError if the folder cannot be written.
+    It holds `steps.jsonl`, `start.png`, `000.png` and on, and `trace.zip` where traces are kept. `episode.html` shows
+    all of them, and is there from the first step on. What the browser cannot deliver any more is left out. Raises
+    MarlRayError if the folder cannot be written.
     """
 
     def __init__(self, root: str, task_id: str, traces: bool):

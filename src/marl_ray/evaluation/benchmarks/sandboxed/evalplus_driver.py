@@ -31,8 +31,10 @@ class TimeLimitError(Exception):
 
 
 def outputs(program: str, name: str, inputs: str, not_none: bool) -> tuple[str, list[float]]:
-    """Return the reference's output for each input, and the CPU seconds each took. Inputs and outputs are encoded by
-    `dumps`."""
+    """Return the reference's output for each input, and the CPU seconds each took.
+
+    Inputs and outputs are encoded by `dumps`.
+    """
     names: dict[str, Any] = {}
     results, seconds = [], []
     with contextlib.redirect_stdout(io.StringIO()):
@@ -112,8 +114,10 @@ def same(name: str, arguments: Sequence[Any], output: Any, expected: Any, atol: 
 
 
 def near(output: Any, want: Any, atol: float) -> bool:
-    """Return True if numbers, or lists of them of the same shape, differ by at most atol + 1e-7 |want|; nothing is
-    broadcast."""
+    """Return True if numbers, or lists of them of the same shape, differ by at most atol + 1e-7 |want|.
+
+    Nothing is broadcast.
+    """
     if isinstance(want, (list, tuple)):
         return (
             isinstance(output, (list, tuple))
@@ -153,8 +157,10 @@ def time_limit(seconds: float, clock: int = signal.ITIMER_REAL) -> Iterator[None
 
 
 def dumps(value: Any) -> str:
-    """Encode a value as JSON; an object with one key stands for a type that JSON lacks. TypeError for types not built
-    in."""
+    """Encode a value as JSON; an object with one key stands for a type that JSON lacks.
+
+    Raises TypeError for types not built in.
+    """
     return json.dumps(_tagged(value), separators=(",", ":"))
 
 

@@ -118,9 +118,9 @@ def main() -> None:
     byte, stdout and the rest of stdin get other descriptors, and the functions that write the verdict are bound to names of
     this frame, so that a candidate that replaces `os.write` or `json.dumps` replaces nothing here.
 
-    Official semantics are BigCodeBench's own: code and tests are one program, and the verdict is that of a plain result.
-    In hardened mode code and tests run one after the other, with a look at unittest between them, and the verdict is that of
-    `make_result`.
+    Official semantics are BigCodeBench's own: code and tests are one program, and the verdict is that of a plain
+    result. In hardened mode code and tests run one after the other, with a look at unittest between them, and the
+    verdict is that of `make_result`.
     """
     # The job is read byte by byte up to its size, because a buffered reader would take the nonce behind it too.
     size, payload = b"", b""

@@ -30,11 +30,10 @@ class AdamSettings(NamedTuple):
 def adam_step(
     weights: np.ndarray, gradient: np.ndarray, first: np.ndarray, second: np.ndarray, settings: AdamSettings, step: int
 ) -> float:
-    """Clip the gradient by its norm, and take step number `step` (from 1) of AdamW (Loshchilov and Hutter 2019, arXiv
-    1711.05101), in place.
+    """Clip the gradient by its norm, and take step number `step` (from 1) of AdamW in place; returns the norm.
 
-    `weights`, `gradient` and the running means `first`, of the gradient, and `second`, of its square, are (weights,)
-    float32. Returns the norm.
+    AdamW is by Loshchilov and Hutter (2019, arXiv 1711.05101). `weights`, `gradient` and the running means `first`, of
+    the gradient, and `second`, of its square, are (weights,) float32.
     """
     rates, decays, square = settings.rates, settings.decays, F(0)
     correction, spread = F(1 - settings.beta**step), F(math.sqrt(1 - settings.beta_square**step))

@@ -1,5 +1,7 @@
-"""The arguments of the compiled perceptrons of `kernels.py`: the shape of a network, the terms of PPO's loss, and the
-decisions of a batch."""
+"""The arguments of the compiled perceptrons of `kernels.py`.
+
+They are the shape of a network, the terms of PPO's loss, and the decisions of a batch.
+"""
 
 import itertools
 from functools import cache
@@ -86,8 +88,11 @@ def layout(widths: list[int], norm: bool, tanh: bool, coded: bool) -> NetworkSha
 
 @cache
 def limit_blas_threads() -> None:
-    """Let BLAS multiply in the calling thread: products as small as these take many times as long in several. torch's
-    own products are by MKL, which this leaves alone."""
+    """Let BLAS multiply in the calling thread.
+
+    Products as small as these take many times as long in several threads. torch's own products are by MKL, which
+    this leaves alone.
+    """
     import scipy.linalg.cython_blas  # noqa: F401  numba takes its BLAS from here, and only a loaded one is limited
     from threadpoolctl import threadpool_limits
 

@@ -19,8 +19,10 @@ matrices are. A layer over categories is no such product."""
 
 
 def is_small(network: Network | None) -> bool:
-    """Return True if there is compiled code for the network: a small perceptron of float32 over vectors or
-    categories."""
+    """Return True if there is compiled code for the network.
+
+    Such a network is a small perceptron of float32 over vectors or categories.
+    """
     if network is None or not isinstance(network.first, VectorLinear | OneHotLinear):
         return False
     dense = network.rest if isinstance(network.first, OneHotLinear) else network
@@ -80,10 +82,10 @@ class CompiledNetwork:
     def act(
         self, rows: np.ndarray, noise: np.ndarray, allowed: np.ndarray | None, greedy: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the actions (N,) from 0 and their log-probabilities, of one categorical, as `Categorical.sample` draws
-        them.
+        """Return actions (N,) from 0 of one categorical, and their log-probabilities.
 
-        Uniforms are (N,) float64; `allowed` (N, A) bool; rows in `greedy` (N,) take the most likely action.
+        They are drawn as `Categorical.sample` draws them. Uniforms are (N,) float64; `allowed` (N, A) bool; rows in
+        `greedy` (N,) take the most likely action.
         """
         from marl_ray.policies.actor_critic.compiled.sampling import act
 

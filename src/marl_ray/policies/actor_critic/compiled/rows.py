@@ -20,9 +20,11 @@ LARGEST_GROUP = 512
 
 @numba.njit(cache=True, nogil=True)
 def number_rows(rows: np.ndarray, factors: np.ndarray, numbers: np.ndarray, firsts: np.ndarray) -> int:
-    """Write the number of the distinct row that each row (N, K) of integers equals, (N,), in the order in which they first
-    appear, and each distinct row's first place, (N,). Returns how many there are. `factors` (K,) int64 make the hashes;
-    rows of equal hashes are compared."""
+    """Write the number of the distinct row that each row equals into `numbers` (N,); returns how many there are.
+
+    `rows` are (N, K) integers. The distinct rows are numbered in the order in which they first appear, and `firsts`
+    gets each one's first place. `factors` (K,) int64 make the hashes; rows of equal hashes are compared.
+    """
     size = 1
     while size < 2 * len(rows):
         size *= 2
@@ -90,8 +92,10 @@ def number_codes(
 
 @numba.njit(cache=True, nogil=True)
 def first_outside(rows: np.ndarray, firsts: np.ndarray, sizes: np.ndarray) -> int:
-    """Return the first of `firsts` whose row (K,) has an entry that is none of its categories, 0 to `sizes[k] - 1`; -1
-    if none has. Such an entry would write beyond the arrays of `number_codes`."""
+    """Return the first of `firsts` whose row (K,) has an entry that is none of its categories; -1 if none has.
+
+    The categories are 0 to `sizes[k] - 1`. Another entry would write beyond the arrays of `number_codes`.
+    """
     for place in firsts:
         row, outside = rows[place], 0
         for k in range(len(row)):

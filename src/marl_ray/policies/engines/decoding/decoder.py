@@ -48,14 +48,18 @@ class _Row:
 
 
 class Decoder:
-    """A batch of responses, written one token per row and step. A response depends only on its prompt, stream, seed and
-    generation, and not on the other rows (up to rounding of logits). The cache holds all tokens of a row but the
-    newest, which the next step feeds to the model. A new row starts with its prompt's last token as the newest, so new
-    and old rows take the same step."""
+    """A batch of responses, written one token per row and step.
+
+    A response depends only on its prompt, stream, seed and generation, and not on the other rows (up to rounding of
+    logits). The cache holds all tokens of a row but the newest, which the next step feeds to the model. A new row
+    starts with its prompt's last token as the newest, so new and old rows take the same step.
+    """
 
     def __init__(self, model: CachedModel, tokenizer: Any, ends: AbstractSet[int], rows: int = 1) -> None:
-        """`ends` are tokens that end a response. `rows` is the number of rows that the cache has room for at first; it
-        grows for more."""
+        """Begin without rows; the tokens `ends` end a response.
+
+        `rows` is the number of rows that the cache has room for at first; it grows for more.
+        """
         self._model = model
         self._tokenizer = tokenizer
         self._ends = ends
@@ -154,8 +158,10 @@ class Decoder:
         return self._model.prefill(torch.from_numpy(ids).to(self._model.shape.device))
 
     def _draw(self, logits: Tensor) -> list[_Drawn]:
-        """Return the token, log-probability and the most likely tokens per row; rows with the same settings are drawn
-        together."""
+        """Return the token, log-probability and the most likely tokens per row.
+
+        Rows with the same settings are drawn together.
+        """
         settings: dict[tuple[float, int, float], list[int]] = {}
         for number, row in enumerate(self._rows):
             config = row.generation
@@ -225,8 +231,10 @@ def _added(rows: list[_Row], logits: Tensor) -> Tensor | None:
 
 
 def _most_likely(rows: list[_Row], logits: Tensor, temperature: float) -> list[tuple[tuple[int, float], ...]]:
-    """Return the most likely tokens of each row, as many as its prompt's `top` asks for, with the log-probabilities
-    that `draw` uses."""
+    """Return the most likely tokens of each row, with the log-probabilities that `draw` uses.
+
+    They are as many as the row's prompt asks for by its `top`.
+    """
     most = max(row.prompt.top for row in rows)
     if not most:
         return [()] * len(rows)

@@ -58,8 +58,10 @@ OBJECT = GuideState()
 
 
 def framed(before: tuple[str, ...], behind: str) -> GuideState:
-    """Return a guide to a response that is one of the texts `before`, then a JSON object, then the text `behind`. No
-    text of `before` may be the beginning of another."""
+    """Return a guide to a response that is one of the texts `before`, then a JSON object, then the text `behind`.
+
+    No text of `before` may be the beginning of another.
+    """
     return GuideState("before", texts=before, behind=behind)
 
 
@@ -168,8 +170,10 @@ class Guides:
         return after
 
     def allowed(self, state: GuideState, size: int) -> np.ndarray:
-        """Return (size,) bool: True for the tokens that are allowed next; `size` is the number of the model's
-        tokens."""
+        """Return (size,) bool: True for the tokens that are allowed next.
+
+        `size` is the number of the model's tokens.
+        """
         with self._lock:
             mask = self._masks.get(state)
             if mask is None:
@@ -203,8 +207,10 @@ _making = Lock()
 
 
 def guides_of(tokenizer: Any) -> Guides:
-    """Return the guides of the tokenizer, which are made once, in about a second for 150,000 tokens. Raises
-    MarlRayError as `Guides` does."""
+    """Return the guides of the tokenizer, which are made once, in about a second for 150,000 tokens.
+
+    Raises MarlRayError as `Guides` does.
+    """
     with _making:
         if tokenizer not in _GUIDES:
             _GUIDES[tokenizer] = Guides(tokenizer)

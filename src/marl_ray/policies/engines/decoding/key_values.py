@@ -85,8 +85,10 @@ class KeyValues:
         return cache, self._hidden[:rows, None, None, first : self._end]
 
     def clear(self, row: int) -> None:
-        """Overwrite a row with zeros before it is taken out. Its memory may become hidden columns of another row, and
-        these are multiplied by 0, so they must not hold NaN."""
+        """Overwrite a row with zeros before it is taken out.
+
+        Its memory may become hidden columns of another row, and these are multiplied by 0, so they must not hold NaN.
+        """
         self.storage[row] = 0
 
     def remove(self, row: int) -> None:
@@ -103,8 +105,10 @@ class KeyValues:
         return min(self._starts, default=self._end)
 
     def _rebuild(self, end: int, room: int) -> None:
-        """Allocate the storage again, with `room` columns after `end`, and move the columns in use to just before
-        `end`."""
+        """Allocate the storage again, with `room` columns after `end`.
+
+        The columns in use are moved to just before `end`.
+        """
         shape, used, first = self._shape, len(self._starts), self._first()
         sizes = (self._capacity, shape.layers, 2, shape.heads, end + room, shape.width)
         # The storage begins with zeros: a hidden column is multiplied by 0, and uninitialised memory may hold NaN.

@@ -20,8 +20,10 @@ class LogitBias:
     frequency: float = 0.0
 
     def first(self, vocabulary: int, device: torch.device) -> Tensor:
-        """Return the numbers (V,) float32 to add before the first token is drawn; raises IndexError for a token outside
-        of the vocabulary."""
+        """Return the numbers (V,) float32 to add before the first token is drawn.
+
+        Raises IndexError for a token outside of the vocabulary.
+        """
         added = torch.zeros(vocabulary, device=device)
         if self.tokens:
             ids, values = zip(*self.tokens, strict=True)

@@ -22,8 +22,10 @@ class StopStrings:
         self._window = max(len(stop.encode("utf-8", "surrogatepass")) for stop in stops) + 1
 
     def completed(self, responses: Sequence[Sequence[int]]) -> list[bool]:
-        """Return True for each response whose newest token completes a stop string. Before that token no response may
-        contain one."""
+        """Return True for each response whose newest token completes a stop string.
+
+        Before that token no response may contain one.
+        """
         ends = [self._end(ids, frozenset()) for ids in responses]
         complete = self._hold(ends)
         mixed = [row for row, ids in enumerate(ends) if self._special.intersection(ids)]
@@ -52,8 +54,11 @@ class StopStrings:
 
 
 def special_tokens(tokenizer: Any) -> dict[int, str]:
-    """Return the tokens that have no text: those that the tokenizer has a name for, such as its end token, and all
-    others that are special, such as Llama 3's `<|eot_id|>`."""
+    """Return the tokens that have no text.
+
+    They are those that the tokenizer has a name for, such as its end token, and all others that are special, such as
+    Llama 3's `<|eot_id|>`.
+    """
     named = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
     return named | {number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special}
 

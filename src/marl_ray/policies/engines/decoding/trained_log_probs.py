@@ -19,11 +19,11 @@ RESPONSES_PER_PASS = 16
 def with_trained_log_probs(
     policy: "TokenPolicy", prompts: Sequence[Prompt], completions: Sequence[Completion]
 ) -> list[Completion]:
-    """Give responses, for which an engine reports others, the log-probabilities that are trained on: at the temperature, of
-    the whole distribution.
+    """Give responses, for which an engine reports others, the log-probabilities that are trained on.
 
-    `policy` computes them; its weights must be those that wrote the responses. An empty copy computes none: its engine
-    reports those of the policy's own generation, and no others are trained on.
+    These are at the temperature, of the whole distribution. `policy` computes them; its weights must be those that
+    wrote the responses. An empty copy computes none: its engine reports those of the policy's own generation, and no
+    others are trained on.
     """
     if policy.source is not None:
         return list(completions)

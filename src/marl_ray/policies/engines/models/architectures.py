@@ -51,8 +51,9 @@ _MORE_LOOK_AHEAD: dict[str, dict[str, tuple[Any, ...]]] = {"doge": {"is_moe": (T
 
 
 def check_architecture(config: Any, engine: str, context: int, where: str) -> None:
-    """Raise MarlRayError if an engine, as its spec says, cannot sample from a model of this config; `where` begins the
-    message. Model types that transformers does not know pass.
+    """Raise MarlRayError if an engine, as its spec says, cannot sample from a model of this config.
+
+    `where` begins the message. Model types that transformers does not know pass.
     """
     kind = config.model_type
     if kind not in CONFIG_MAPPING_NAMES:  # transformers does not know the type, so the engine's own probe decides

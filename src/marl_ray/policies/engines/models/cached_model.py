@@ -17,12 +17,16 @@ class CachedModel(Protocol):
     shape: CacheShape
 
     def prefill(self, ids: Tensor) -> Tensor:
-        """Return the keys and values (S, layers, 2, heads, P, width) of left-aligned sequences (S, P) int64. The values
-        after a sequence's end do not matter."""
+        """Return the keys and values (S, layers, 2, heads, P, width) of left-aligned sequences (S, P) int64.
+
+        The values after a sequence's end do not matter.
+        """
 
     def decode(self, ids: Tensor, positions: Tensor, cache: Tensor, hidden: Tensor | None) -> Tensor:
-        """Return the logits (R, V) after one more token per row, int64 (R,), at positions (R,); `cache` and `hidden` as
-        `KeyValues.column` gives them. Writes the cache's last column."""
+        """Return the logits (R, V) after one more token per row, int64 (R,), at positions (R,).
+
+        `cache` and `hidden` are as `KeyValues.column` gives them. Writes the cache's last column.
+        """
 
 
 class _Column(DynamicLayer):
@@ -68,8 +72,10 @@ class ForwardModel:
 
 @torch.no_grad()
 def _probe(lm: Any) -> CacheShape:
-    """Return the cache's shape, found by running one token; raises MarlRayError for models with another kind of
-    cache."""
+    """Return the cache's shape, found by running one token.
+
+    Raises MarlRayError for models with another kind of cache.
+    """
     device = next(lm.parameters()).device
     cache: Any = DynamicCache()
     kind = lm.config.model_type

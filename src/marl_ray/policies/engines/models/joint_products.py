@@ -68,8 +68,10 @@ def _stacked(parts: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, Place]]:
 
 
 def _placed(pieces: Sequence[tuple[nn.Parameter, Place]], sizes: tuple[int, ...]) -> Tensor:
-    """Return one tensor with the parameters at their places, of which the first is at the beginning, and zeros
-    elsewhere."""
+    """Return one tensor with the parameters at their places, and zeros elsewhere.
+
+    The first place is at the beginning.
+    """
     steps = tuple(math.prod(sizes[axis + 1 :]) for axis in range(len(sizes)))
     first = pieces[0][0]
     storage, start = first.untyped_storage().data_ptr(), first.storage_offset()

@@ -52,8 +52,10 @@ def is_llama(lm: Any, context: int) -> bool:
 
 
 class LlamaModel:
-    """A forward pass that reads the weights of a transformers model. Weights that are multiplied together become views
-    of one tensor, in place."""
+    """A forward pass that reads the weights of a transformers model.
+
+    Weights that are multiplied together become views of one tensor, in place.
+    """
 
     def __init__(self, lm: Any, context: int) -> None:
         config, model = lm.config, lm.model
@@ -102,8 +104,10 @@ class LlamaModel:
         return self._head(x)
 
     def _run(self, ids: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """Return the last hidden states (N, hidden) of tokens (N,); `attend` decides which keys each token attends
-        to."""
+        """Return the last hidden states (N, hidden) of tokens (N,).
+
+        `attend` decides which keys each token attends to.
+        """
         x = functional.embedding(ids, self._model.embed_tokens.weight)
         hidden, rotated = x.shape[-1:], self._heads + self._groups
         for index, layer in enumerate(self._layers):

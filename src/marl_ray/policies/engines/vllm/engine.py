@@ -170,8 +170,11 @@ class VllmEngine(Engine):
     def generate_once(
         self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig
     ) -> tuple[list[list[int]], list[list[float]], list[bool]]:
-        """Write responses by the present process: ids, log-probabilities as vLLM reports them, and whether each has ended by
-        itself. Raises EngineLostError where `generate` starts another process."""
+        """Write responses by the present process.
+
+        Returns their ids, their log-probabilities as vLLM reports them, and whether each has ended by itself. Raises
+        EngineLostError where `generate` starts another process.
+        """
         ids: list[list[int]] = [[] for _ in prompts]
         log_probs: list[list[float]] = [[] for _ in prompts]
         ended = [False] * len(prompts)
@@ -268,8 +271,10 @@ class VllmEngine(Engine):
 
 
 def reports_processed(generation: GenerationConfig) -> bool:
-    """Return True if a policy's vLLM reports log-probabilities after temperature, top-k and top-p, unless the caller
-    decides."""
+    """Return True if a policy's vLLM reports log-probabilities after temperature, top-k and top-p.
+
+    The caller of vLLM may decide otherwise.
+    """
     return generation.temperature != 1
 
 
@@ -279,8 +284,10 @@ def reports_trained(processed: bool, generation: GenerationConfig) -> bool:
 
 
 def _state(policy: "TokenPolicy") -> list[tuple[int, int]]:
-    """Return the address and write counter of each weight; the result changes with every write to the weights, and to
-    those that an empty copy does not hold."""
+    """Return the address and write counter of each weight.
+
+    The result changes with every write to the weights, and to those that an empty copy does not hold.
+    """
     counters = [
         (parameter.data_ptr(), parameter._version) for parameter in policy.lm.parameters() if not parameter.is_meta
     ]

@@ -50,8 +50,8 @@ class _Call:
 class VllmHost(EngineHost):
     """A copy of a policy, vLLM with its weights, and a thread that writes the responses of all calls in one batch.
 
-    The methods may be called from several threads at once. vLLM's process is replaced once per call, as in
-    `VllmEngine`.
+    The methods may be called from several threads at once. vLLM's process is replaced once per call, as
+    in `VllmEngine`.
     """
 
     def __init__(
@@ -61,9 +61,11 @@ class VllmHost(EngineHost):
         memory_share: float = 0.5,
         transfer: HostTransfer = HostTransfer.OBJECT_STORE,
     ) -> None:
-        """Own `policy` from now on; its weights count as version `policy.version`. With the transfer NCCL
-        these weights are not read, and all versions arrive through `take`. Weights on the meta device are zeros until they
-        are loaded."""
+        """Own `policy` from now on; its weights count as version `policy.version`.
+
+        With the transfer NCCL these weights are not read, and all versions arrive through `take`. Weights on the meta
+        device are zeros until they are loaded.
+        """
         if transfer is HostTransfer.OBJECT_STORE:
             fill_with_zeros(policy)
         self.policy = policy

@@ -67,8 +67,10 @@ class SharedVllm(ServedEngine):
         return self.base.engine.process
 
     def decoder(self) -> VllmDecoder:
-        """Return the decoder of the unfinished responses. If it has none and its process is lost, a new one replaces
-        it."""
+        """Return the decoder of the unfinished responses.
+
+        If it has none and its process is lost, a new one replaces it.
+        """
         if self._decoder is None or (not len(self._decoder) and self._port is not None and self._port.lost):
             version, self._port = self.base.port(self._number)
             policy, adapter = self._policy, self._number if self.base.adapted else 0
@@ -124,8 +126,10 @@ class SharedBase:
         return number
 
     def leave(self, number: int) -> None:
-        """Remove a member; `drop_left`, or the next turn, drops its adapter. This never waits, because the garbage
-        collector may call it at any moment."""
+        """Remove a member; `drop_left`, or the next turn, drops its adapter.
+
+        This never waits, because the garbage collector may call it at any moment.
+        """
         self._members.discard(number)
 
     def add(self, number: int, policy: "TokenPolicy") -> None:
@@ -145,16 +149,20 @@ class SharedBase:
             self._folders[number] = folder
 
     def port(self, number: int) -> tuple[int, DecoderPort]:
-        """Return the version with which a member's tokens are written, and the port for them. Starts a process if there
-        is none."""
+        """Return the version with which a member's tokens are written, and the port for them.
+
+        Starts a process if there is none.
+        """
         with self._lock.turn():
             shared = self._running()
             version = number if self.adapted else self.engine.version
             return version, shared.port(version)
 
     def drop_left(self) -> None:
-        """Drop the adapters of members that have left, and end their responses. If no turn comes soon, the next turn
-        does it."""
+        """Drop the adapters of members that have left, and end their responses.
+
+        If no turn comes soon, the next turn does it.
+        """
         with contextlib.suppress(EngineLostError), self._lock.turn(CLOSE_S):
             if self._shared is not None and not self._shared.process.lost:
                 self._drop(self._shared)

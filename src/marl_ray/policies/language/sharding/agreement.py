@@ -32,10 +32,10 @@ def exchanged(value: Any, group: Any = None) -> list[Any]:
 
 
 def together(make: Callable[[], Agreed], group: Any = None) -> Agreed:
-    """Call `make` on every worker of the group (None: of all). Where it fails on any, all workers raise the first error, in
-    which `shared` is true; the line names the worker, unless all fail alike.
+    """Call `make` on every worker of the group (None: of all), and raise on all what it raises on any.
 
-    Within `make` workers may exchange values by `exchanged` over the same group, equally often. A worker that fails then
+    They raise the first error, in which `shared` is true; the line names the worker, unless all fail alike. Within
+    `make` workers may exchange values by `exchanged` over the same group, equally often. A worker that fails then
     answers the exchange for which the others wait.
     """
     try:

@@ -1,5 +1,6 @@
-"""The parts of spread tensors: which one a worker holds, and gathering many in one exchange. With small models an exchange
-takes its latency, whatever its size.
+"""The parts of spread tensors: which one a worker holds, and gathering many in one exchange.
+
+With small models an exchange takes its latency, whatever its size.
 
 A tensor of the mesh's dimension `tensor` is divided along one of its dimensions, and each of these parts is split along its
 first dimension over one other dimension of the mesh, as FSDP2 does it. Over the rest of the mesh it is replicated.
@@ -56,10 +57,10 @@ def _part_of(tensor: DTensor, rank: int) -> tuple[slice, ...]:
 
 
 def sent_to_first(tensor: Tensor, group: Any) -> Tensor | None:
-    """Return the complete tensor on rank 0, to which the others send their parts over a group of all workers on CPU;
-    None on them.
+    """Return the complete tensor on rank 0, and None on the others, which send their parts there.
 
-    Every worker takes part, with a tensor on CPU. Raises the error of a worker that has failed in a block of `together`.
+    They send over a group of all workers on CPU. Every worker takes part, with a tensor on CPU. Raises the error of a
+    worker that has failed in a block of `together`.
     """
     rank = dist.get_rank()
     if not isinstance(tensor, DTensor):
@@ -92,15 +93,20 @@ def sent_to_first(tensor: Tensor, group: Any) -> Tensor | None:
 
 
 def _division(tensor: DTensor) -> tuple[int, int] | None:
-    """Return (dimension of the mesh, dimension of the tensor) of a tensor that is divided among workers which compute
-    together; None for all others."""
+    """Return (dimension of the mesh, dimension of the tensor) along which a tensor is divided; None if it is not.
+
+    It is divided among workers which compute together.
+    """
     names, last = tensor.device_mesh.mesh_dim_names or (), tensor.placements[-1]
     return (len(names) - 1, last.dim) if "tensor" in names and isinstance(last, Shard) else None
 
 
 def _split(tensor: DTensor) -> tuple[int, int]:
-    """Return the same of FSDP2's split, which is over the last dimension of the mesh but `tensor`. That one is last
-    also for tensors that all its workers hold alike, such as the bias of a layer that is divided by its inputs."""
+    """Return (dimension of the mesh, dimension of the tensor) along which FSDP2 splits a tensor.
+
+    The split is over the last dimension of the mesh but `tensor`. That one is last also for tensors that all its
+    workers hold alike, such as the bias of a layer that is divided by its inputs.
+    """
     return tensor.device_mesh.ndim - (2 if "tensor" in (tensor.device_mesh.mesh_dim_names or ()) else 1), 0
 
 

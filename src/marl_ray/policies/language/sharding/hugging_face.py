@@ -25,8 +25,11 @@ def write_model(
     weights: Iterable[tuple[str, Tensor]],
     file_bytes: int = FILE_BYTES,
 ) -> None:
-    """Write `lm`, whose own weights may be on the meta device, to a new folder. `weights` arrive one by one, by the names
-    and in the order, shapes and types of `shapes`, in which tied ones stand once."""
+    """Write `lm`, whose own weights may be on the meta device, to a new folder.
+
+    `weights` arrive one by one, by the names and in the order, shapes and types of `shapes`, in which tied
+    ones stand once.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     lm.config.dtype, lm.config.architectures = str(lm.dtype).removeprefix("torch."), [type(lm).__name__]
     lm.config.save_pretrained(folder)

@@ -32,8 +32,10 @@ class JointRows(NamedTuple):
     with it."""
 
     def of_worker(self, outputs: Sequence[Any], rows: Tensor) -> tuple[list[Any], Tensor, Tensor]:
-        """Take what is this worker's of outputs (N, ...) for decisions of `rows` (N,): these, their rows among those that
-        the worker gave, and their numbers (n,) in N."""
+        """Take what is this worker's of outputs (N, ...) for decisions of `rows` (N,).
+
+        Returns these, their rows among those that the worker gave, and their numbers (n,) in N.
+        """
         numbers = ((rows >= self.first) & (rows < self.first + len(self.with_decisions))).nonzero()[:, 0]
         assert isinstance(self.with_decisions, Tensor)
         parts = [None if output is None else output[numbers] for output in outputs]
@@ -83,8 +85,11 @@ class JointWorkers:
         return every
 
     def share(self, places: Tensor, length: int, parted: bool) -> tuple[Tensor, Tensor]:
-        """Choose the decisions that this worker scores: their numbers among `places` (N,), and where in its states each is
-        predicted. Sequences have `length` states, of which each worker has a part if they are `parted`."""
+        """Choose the decisions that this worker scores.
+
+        Returns their numbers among `places` (N,), and the place in its states where each is predicted. Sequences have
+        `length` states, of which each worker has a part if they are `parted`.
+        """
         if not parted:
             numbers = torch.arange(len(places), device=places.device)[self.number :: self.count]
             return numbers, places[numbers]
@@ -95,8 +100,11 @@ class JointWorkers:
         return numbers, places[numbers] - first
 
     def copied(self, states: Tensor) -> Tensor:
-        """Return the states that all workers of `tensor` have, of which each scores some. Their gradient is the mean of
-        these workers' gradients, because FSDP2's mean of a layer's gradient is over other workers."""
+        """Return the states that all workers of `tensor` have, of which each scores some.
+
+        Their gradient is the mean of these workers' gradients, because FSDP2's mean of a layer's gradient is
+        over other workers.
+        """
         return _Copied.apply(states, self.tensor) if self.tensor.size() > 1 else states  # type: ignore[no-untyped-call]  # torch's
 
     def joined(self, scored: Sequence[Tensor | None], numbers: Tensor, count: int) -> list[Tensor | None]:
@@ -114,14 +122,18 @@ class JointWorkers:
 
 
 class Heads(NamedTuple):
-    """The exchange by which each of the workers that have a part of every sequence gets all tokens of some heads, for
-    attention alone (DeepSpeed-Ulysses, arXiv 2309.14509)."""
+    """The exchange that gives workers all tokens of some heads, for attention alone.
+
+    Each of these workers has a part of every sequence (DeepSpeed-Ulysses, arXiv 2309.14509).
+    """
 
     workers: DeviceMesh
 
     def of_all_tokens(self, part: Tensor) -> Tensor:
-        """Exchange (1, heads, S / C, width) of this worker's tokens for (1, heads / C, S, width). Heads that the
-        workers do not divide are repeated, as grouped queries read them."""
+        """Exchange (1, heads, S / C, width) of this worker's tokens for (1, heads / C, S, width).
+
+        Heads that the workers do not divide are repeated, as grouped queries read them.
+        """
         count = self.workers.size()
         heads = part[0].repeat_interleave(count // math.gcd(count, part.shape[1]), 0)
         sent = heads.unflatten(0, (count, -1))

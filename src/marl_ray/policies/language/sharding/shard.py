@@ -13,18 +13,20 @@ from marl_ray.policies.language.sharding.tensor_parallel import decoder_layers, 
 from marl_ray.policies.language.token_policy import Sharded, TokenPolicy, read
 
 GATHERED_ONCE = 2 << 30
-"""Greatest size, in bytes of the type that passes compute with, of a model that stays gathered over the passes of a gradient
-step wherever it trains. Larger ones are gathered block by block, twice in each pass, unless workers on GPUs measure that
-there is room for them (`pass_limits`)."""
+"""Greatest size of a model that stays gathered over the passes of a gradient step wherever it trains.
+
+It is in bytes of the type that passes compute with. Larger models are gathered block by block, twice in each pass,
+unless workers on GPUs measure that there is room for them (`pass_limits`).
+"""
 
 
 def shard(policy: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool) -> None:
-    """Spread the weights over the mesh's workers (FSDP2), block by block; every worker takes part. Of weights that are
-    still in files each worker reads its shards alone.
+    """Spread the weights over the mesh's workers (FSDP2), block by block; every worker takes part.
 
-    A block's weights are gathered for its forward pass, and again for its backward pass. Gradients are summed in
-    float32. On a mesh of CPUs `config.cpu_offload` moves nothing, but takes the same way. On a mesh with dimensions
-    `context` and `tensor` workers compute passes together (see `joint_pass`).
+    Of weights that are still in files each worker reads its shards alone. A block's weights are gathered for its
+    forward pass, and again for its backward pass. Gradients are summed in float32. On a mesh of CPUs
+    `config.cpu_offload` moves nothing, but takes the same way. On a mesh with dimensions `context` and `tensor` workers
+    compute passes together (see `joint_pass`).
     """
     mixed = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed_precision else MixedPrecisionPolicy()
     offload = policy.config.cpu_offload

@@ -103,8 +103,10 @@ class StoredWeights:
 
     @torch.no_grad()
     def read_into(self, lm: nn.Module, device: torch.device) -> None:
-        """Give a model's weights on the meta device their values, on `device` and in their own type. Of a weight that is
-        sharded only this worker's shard is read. Raises MarlRayError, which names the file."""
+        """Give a model's weights on the meta device their values, on `device` and in their own type.
+
+        Of a weight that is sharded only this worker's shard is read. Raises MarlRayError, which names the file.
+        """
         state: dict[str, nn.Parameter] = {}
         for tied in tied_names(lm):
             parameter = lm.get_parameter(tied[0])
@@ -115,15 +117,19 @@ class StoredWeights:
 
     @torch.no_grad()
     def read_complete(self, tied: list[str], parameter: Tensor, device: torch.device) -> Tensor:
-        """Return the complete value of a weight on the meta device, one of `tied` names, on `device` and in the
-        weight's type. Raises MarlRayError, which names the file."""
+        """Return the complete value of a weight on the meta device, on `device` and in the weight's type.
+
+        The weight has one of the `tied` names. Raises MarlRayError, which names the file.
+        """
         value = torch.empty_like(parameter, device=device)
         self._stored(tied).read_into(value, tuple(slice(0, length) for length in parameter.shape))
         return value
 
     def digests(self) -> dict[str, str]:
-        """Return name of a weight -> digest of its type, its shape and its first bytes, by which workers know whether
-        they have the same files. Raises MarlRayError, which names the file."""
+        """Return name of a weight -> digest of its type, its shape and its first bytes.
+
+        By these digests workers know whether they have the same files. Raises MarlRayError, which names the file.
+        """
         return {name: stored.digest() for name, stored in self.tensors.items() if stored.kind in FLOATS}
 
     def _stored(self, tied: list[str]) -> StoredTensor:
@@ -140,8 +146,11 @@ class StoredWeights:
 
 
 def open_weights(paths: list[str]) -> StoredWeights:
-    """Return the weights of several files. Raises OSError or SafetensorError for a file that is missing, damaged or cut
-    short, and MarlRayError for a weight that two files have."""
+    """Return the weights of several files.
+
+    Raises OSError or SafetensorError for a file that is missing, damaged or cut short, and MarlRayError for a weight
+    that two files have.
+    """
     tensors: dict[str, StoredTensor] = {}
     for path in map(Path, paths):
         safe_open(str(path), "pt")  # compares the file's length with its header

@@ -75,8 +75,10 @@ def _divided(blocks: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
 
 
 def divide(lm: Any, workers: DeviceMesh) -> None:
-    """Divide the layers of a model, which may be on the meta device, over the workers of a mesh of one dimension. Each takes
-    its part of the weights that it holds; nothing is exchanged."""
+    """Divide the layers of a model, which may be on the meta device, over the workers of a mesh of one dimension.
+
+    Each takes its part of the weights that it holds; nothing is exchanged.
+    """
     plan = plan_of(lm.config)
     blocks: nn.Module = lm.base_model
     styles = {name: STYLES[style]() for name, style in plan.items()}

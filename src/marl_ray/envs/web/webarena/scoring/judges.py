@@ -1,4 +1,4 @@
-"""Judges of fuzzy matches: does an answer say the same as a reference?"""
+"""Judges of fuzzy matches, which decide if an answer says the same as a reference."""
 
 import re
 from collections.abc import Callable

@@ -28,8 +28,10 @@ def exact_match(reference: str, text: str) -> bool:
 
 
 def must_include(reference: str, text: str, alone: bool = False) -> bool:
-    """Return True if the cleaned reference is in the cleaned text. A reference of one character that stands alone in
-    its task must be a word there, so that `0` is not in `10`."""
+    """Return True if the cleaned reference is in the cleaned text.
+
+    A reference of one character that stands alone in its task must be a word there, so that `0` is not in `10`.
+    """
     reference, text = clean(reference), clean(text)
     if alone and len(reference) == 1 and len(words(reference)) == 1:
         return reference in words(text)
@@ -52,8 +54,11 @@ def answer_score(check: AnswerCheck, answer: str, intent: str, judge: FuzzyJudge
 
 
 def address_score(references: Sequence[str], address: str) -> float:
-    """Return the score of `url_match`: 1.0 if a reference's host and path are within the address's, and for every
-    parameter of the references one of its values is in the address; else 0.0."""
+    """Return the score of `url_match`: 1.0 if the address fits the references, else 0.0.
+
+    It fits if the host and path of a reference are within its own, and if for every parameter of the references one of
+    its values is in the address.
+    """
     final = urlparse(address.rstrip("/"))
     expected = [urlparse(reference.rstrip("/")) for reference in references]
     if not any(url.netloc + url.path in final.netloc + final.path for url in expected):
@@ -67,8 +72,10 @@ def address_score(references: Sequence[str], address: str) -> float:
 
 
 def content_score(content: PageContent, text: str) -> float:
-    """Return the score of one part of a page in `program_html`. text: the part as the browser gives it, HTML entities
-    and all."""
+    """Return the score of one part of a page in `program_html`.
+
+    `text` is the part as the browser gives it, HTML entities and all.
+    """
     text = html.unescape(text)
     if content.exact is not None:
         return float(exact_match(content.exact, text))

@@ -24,10 +24,10 @@ _ROLE = """(account) => {
 
 
 async def run_program(call: ProgramCall, session: BrowserSession, sites: Mapping[str, str]) -> str:
-    """Return the result of a program. sites: base URLs. As in WebArena, `__last_url__` is where the page is now:
-    earlier checks may have moved it.
+    """Return the result of a program.
 
-    Raises BrowserError if the shop does not answer as it should.
+    `sites` has the base URLs. As in WebArena, `__last_url__` is where the page is now: earlier checks may have moved
+    it. Raises BrowserError if the shop does not answer as it should.
     """
     arguments = [argument.replace(LAST_URL, session.url) for argument in call.arguments]
     match call.name:
@@ -45,8 +45,10 @@ async def run_program(call: ProgramCall, session: BrowserSession, sites: Mapping
 
 
 def post_url(url: str) -> str:
-    """Return the address of a post in the forum, from that of the post or of one of its comments; others stay as they
-    are."""
+    """Return the address of a post in the forum, from that of the post or of one of its comments.
+
+    Other addresses stay as they are.
+    """
     parts = urlsplit(url)
     path = parts.path.split("/")
     if len(path) < 4 or path[1] != "f":

@@ -58,8 +58,10 @@ async def task_score(
 
 
 async def _answer_score(check: AnswerCheck, answer: str, intent: str, judge: FuzzyJudge) -> float:
-    """Return the score of an answer. A judge may wait for a model, which is to hold up no other episode of this
-    browser."""
+    """Return the score of an answer.
+
+    A judge may wait for a model, which is to hold up no other episode of this browser.
+    """
     try:
         return await asyncio.to_thread(answer_score, check, answer, intent, judge)
     except Exception as error:  # whatever a judge of a user's raises

@@ -34,8 +34,10 @@ _SENTENCE_END = re.compile(r"(?<=[.?!])[\])}>\"']*\s+(?=[^\sa-z])")
 
 
 def words(text: str) -> list[str]:
-    """Return the words and marks of a text. Sentences are parted first, because a period is a mark of its own only at
-    their end."""
+    """Return the words and marks of a text.
+
+    Sentences are parted first, because a period is a mark of its own only at their end.
+    """
     return [word for sentence in _SENTENCE_END.split(text) for word in _of_sentence(sentence)]
 
 

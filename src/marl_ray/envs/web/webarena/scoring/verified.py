@@ -25,8 +25,10 @@ _TRUE, _FALSE = {"true", "yes", "y", "1", "t", "on"}, {"false", "no", "n", "0", 
 
 
 def response_score(check: ResponseCheck, answer: str) -> float:
-    """Return 1.0 if the answer is a JSON object, perhaps in a block of ```, with the expected task type, status and
-    data."""
+    """Return 1.0 if the answer is a JSON object with the expected task type, status and data, else 0.0.
+
+    The object may stand in a block of ```.
+    """
     response = _parsed_answer(answer)
     if not isinstance(response, dict):
         return 0.0
@@ -56,8 +58,11 @@ def unread_formats(schema: Mapping[str, Any]) -> list[str]:
 
 
 def same_string(expected: Any, answer: Any) -> bool:
-    """Return True if two texts are equal without regard to case, accents, spaces, hyphens in words and punctuation
-    around them. An expected text from ^ to $ is a regular expression."""
+    """Return True if two texts are equal as WebArena-Verified compares them.
+
+    Case, accents, spaces, hyphens in words and punctuation around them do not count. An expected text from ^ to $ is
+    a regular expression.
+    """
     if is_pattern(expected):
         return re.fullmatch(expected, _plain(answer), re.IGNORECASE) is not None
     expected_text, text = _plain(expected), _plain(answer)
@@ -181,8 +186,10 @@ def _boolean(value: Any) -> bool:
 
 
 def _amount(value: Any) -> Decimal:
-    """Return the amount of money, with the last of point and comma as the mark of decimals. Raises ValueError for what
-    is none."""
+    """Return the amount of money, with the last of point and comma as the mark of decimals.
+
+    Raises ValueError for what is none.
+    """
     text = str(value)
     match = _AMOUNT.search(text)
     if match is None:

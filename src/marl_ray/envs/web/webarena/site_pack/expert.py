@@ -6,10 +6,10 @@ from marl_ray.errors import MarlRayError
 
 
 def expert_action(step: tuple[str, ...], prompt: str) -> str:
-    """Return the action for a step of a `marl_ray.envs.web.webarena.site_pack.made_tasks.Plan`, with the id that the
-    prompt shows.
+    """Return the action for a step of a made task's `Plan`, with the id that the prompt shows.
 
-    Raises MarlRayError if the page has no element of that name.
+    The plan is of `marl_ray.envs.web.webarena.site_pack.made_tasks`. Raises MarlRayError if the page has no element
+    of that name.
     """
     kind, *arguments = step
     if kind == "stop":

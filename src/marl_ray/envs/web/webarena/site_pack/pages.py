@@ -33,8 +33,10 @@ class PageReply:
 
 
 def reply(site: str, path: str, query: Mapping[str, str], world: MadeWorld, visit: Visit) -> PageReply:
-    """Return the answer of a site to a request. What it changes is in `visit`; an unknown path is answered with status
-    404."""
+    """Return the answer of a site to a request.
+
+    What it changes is in `visit`; an unknown path is answered with status 404.
+    """
     render = {"shopping": _shop, "reddit": _forum, "wikipedia": _wiki}[site]
     parts = [part for part in path.split("/") if part]
     return render(parts, query, world, visit) or PageReply(_page(site, "Not found", ""), status=404)

@@ -38,8 +38,10 @@ class _Visits:
 
 @functools.cache
 def serve_sites(seed: int) -> Mapping[str, str]:
-    """Return the base URL of each site in the world of a seed. Threads of this process serve them to this machine
-    alone."""
+    """Return the base URL of each site in the world of a seed.
+
+    Threads of this process serve them to this machine alone.
+    """
     visits = _Visits()  # one for all sites, because cookies do not know ports
     return {site: serve_pages(_handler(site, seed, visits), f"site {site}") for site in NAMES}
 

@@ -86,8 +86,10 @@ class MadeWorld:
 
 @cache
 def made_world(seed: int) -> MadeWorld:
-    """Return the world of a seed: 10 products, 12 posts and 8 towns, with names, prices and votes of which no two are
-    equal."""
+    """Return the world of a seed: 10 products, 12 posts and 8 towns.
+
+    Of their names, prices and votes no two are equal.
+    """
     rng = random.Random(f"world {seed}")
     years = rng.sample(range(1100, 1900), len(_TOWNS))
     towns = tuple(WikiTown(name, year, rng.choice(_RIVERS)) for name, year in zip(_TOWNS, years, strict=True))

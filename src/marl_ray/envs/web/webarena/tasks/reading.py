@@ -19,10 +19,10 @@ _BETWEEN: Any = re.compile(r"[ \t\r\n,]*")
 
 @lru_cache(maxsize=8)
 def read_web_tasks(path: str) -> tuple[WebTask, ...]:
-    """Return the tasks of a file: an array (.json) or a record a line (.jsonl), perhaps in gzip, of WebArena or of
-    WebArena-Verified; the key `start_urls` tells them apart.
+    """Return the tasks of a file of WebArena or of WebArena-Verified; the key `start_urls` tells them apart.
 
-    Raises MarlRayError naming file, line and field of the first mistake, or if there is no task, or an id comes twice.
+    The file is an array (.json) or has a record a line (.jsonl), perhaps in gzip. Raises MarlRayError naming file, line
+    and field of the first mistake, or if there is no task, or an id comes twice.
     """
     data = read_bytes(path)
     tasks: dict[str, WebTask] = {}

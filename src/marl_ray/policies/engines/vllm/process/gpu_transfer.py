@@ -16,8 +16,10 @@ from marl_ray.policies.engines.engine_host import WeightGroup
 
 
 def ipc_update(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the message that lets an engine on the same GPU read these tensors, which must exist until it has read
-    them."""
+    """Return the message that lets an engine on the same GPU read these tensors.
+
+    They must exist until it has read them.
+    """
     handles = []
     for tensor in tensors.values():
         gpu = str(torch.cuda.get_device_properties(tensor.device).uuid)

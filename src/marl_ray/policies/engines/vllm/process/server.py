@@ -42,8 +42,10 @@ class Server:
         """Response -> number of the most likely tokens that are returned beside each of its tokens."""
 
     def start(self, settings: VllmSettings) -> None:
-        """Load vLLM with random weights, which `load` replaces, and write a response with them: kernels that vLLM lacks are
-        missed only then."""
+        """Load vLLM with random weights, which `load` replaces, and write a response with them.
+
+        Kernels that vLLM lacks are missed only then.
+        """
         rank = settings.adapter_rank
         _allow_tiles()
         adapters: dict[str, Any] = {
@@ -91,8 +93,8 @@ class Server:
     def begin_load(self, version: int) -> None:
         """Begin to load the weights of `version`, which arrive in any number of parts.
 
-        Raises RuntimeError for a version that is not newer, and while responses are being written, which would mix two
-        versions.
+        Raises RuntimeError for a version that is not newer, and while responses are being written, which would mix
+        two versions.
         """
         if version <= self._version:
             raise RuntimeError(f"weights of version {version} arrived twice: version {self._version} is loaded")
@@ -189,8 +191,10 @@ def most_likely(places: Mapping[int, Any], count: int) -> tuple[tuple[int, float
 
 
 def main() -> None:
-    """Answer the calls of the parent process, one after another, until it closes the connection (descriptor
-    `sys.argv[1]`)."""
+    """Answer the calls of the parent process, one after another, until it closes the connection.
+
+    The connection is the descriptor `sys.argv[1]`.
+    """
     connection = Connection(int(sys.argv[1]))
     server = Server()
     while True:
@@ -206,9 +210,11 @@ def main() -> None:
 
 
 def _allow_tiles() -> None:
-    """Ask Linux for the tile registers of Intel's AMX, which vLLM's kernels for bfloat16 use on a processor that has them:
-    without permission their first instruction ends the process (Linux, Documentation/arch/x86/xstate.rst). Other processors
-    refuse, which changes nothing."""
+    """Ask Linux for the tile registers of Intel's AMX, which vLLM's kernels for bfloat16 use where there are any.
+
+    Without permission their first instruction ends the process (Linux, Documentation/arch/x86/xstate.rst). Other
+    processors refuse, which changes nothing.
+    """
     if sys.platform == "linux" and platform.machine() == "x86_64":
         ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA)
 

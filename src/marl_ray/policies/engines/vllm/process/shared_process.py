@@ -39,8 +39,10 @@ class FairLock:
 
 
 class SharedProcess:
-    """A process and its ports. The first decoder that needs tokens runs the step, which also yields tokens for the
-    others."""
+    """A process and its ports.
+
+    The first decoder that needs tokens runs the step, which also yields tokens for the others.
+    """
 
     def __init__(self, process: VllmProcess, lock: FairLock) -> None:
         self.process, self.lock = process, lock
@@ -76,8 +78,10 @@ class SharedProcess:
             raise self._lose(str(error)) from None
 
     def demand(self, method: str, *arguments: Any) -> Any:
-        """Call a method that a sound engine never refuses; if it does, end the process. The caller holds the turn.
-        Raises EngineLostError."""
+        """Call a method that a sound engine never refuses; if it does, end the process.
+
+        The caller holds the turn. Raises EngineLostError.
+        """
         try:
             return self.ask(method, *arguments)
         except EngineRefusedError as error:
@@ -104,8 +108,10 @@ class DecoderPort:
         return self._shared.process.lost
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """See `VllmProcess.ask`. If vLLM refuses `add`, only these responses end; if it refuses another call, the
-        process ends."""
+        """Ask the process, as `VllmProcess.ask` does.
+
+        If vLLM refuses `add`, only these responses end; if it refuses another call, the process ends.
+        """
         if self.lost:  # without waiting for a turn, in which another process may start
             raise EngineLostError(self._shared.why_lost)
         with self._shared.lock.turn():

@@ -40,8 +40,10 @@ class SharedTransfer(WeightTransferEngine):  # type: ignore[misc]
         """Do nothing, because memory needs no connection."""
 
     def start_weight_update(self) -> None:
-        """Do nothing yet: vLLM takes a model apart before it loads weights, so this waits until all weights are known
-        to exist."""
+        """Do nothing yet, because all weights must first be known to exist.
+
+        vLLM takes a model apart before it loads weights.
+        """
 
     def finish_weight_update(self) -> None:
         """Do nothing, because `update_weights` has completed the update."""
