@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.learning.recipe_runs import marl_ray
 from benchmarks.records import ROOT
-from benchmarks.serving.serving_cluster import gateway, serving
+from benchmarks.serving.cluster import gateway, serving
 from marl_ray.config import RunConfig, load_config
 from marl_ray.envs.registry import make_env
 from marl_ray.serving.client.play import play_episodes

@@ -13,7 +13,7 @@ of intrinsic time V that has no upward drift,
 
 exceeds 1 / alpha at any time with probability alpha at most. The variance is estimated, which makes the guarantee
 asymptotic (Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas, arXiv 2103.06476). The following makes it hold from the first look
-on, as `benchmarks/serving/experiments.py` measures for rare, heavy-tailed, skewed and autocorrelated outcomes:
+on, as `benchmarks/experiments/error_rates.py` measures for rare, heavy-tailed, skewed and autocorrelated outcomes:
 
 - Nothing is decided before both arms have `min_outcomes`.
 - An arm's variance is mixed with the larger of both arms', weighing `BORROWED` outcomes. With rare or skewed outcomes

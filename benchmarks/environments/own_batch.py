@@ -1,6 +1,6 @@
 """Steps per second of one's own environment as a batch of compiled functions, and of the same one in the loop, in turn.
 
-    .venv/bin/python -m benchmarks.environments.own_environment
+    .venv/bin/python -m benchmarks.environments.own_batch
 
 The environment is the one that `marl-ray new environment` writes, and its batch is the code block of `docs/speed.md`.
 Random actions and seeds are drawn before the clock starts; ended copies begin anew. Writes

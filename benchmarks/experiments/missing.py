@@ -1,4 +1,4 @@
-"""Simulated experiments for `experiments.py` whose outcomes come late, or do not come.
+"""Simulated experiments for `error_rates.py` whose outcomes come late, or do not come.
 
 Units are judged in the order in which they came, since all windows are equally long: a look sees the first n of each arm,
 and of these the ones that have reported in time. So blocks of units between looks are drawn as wholes.
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.serving.experiment_streams import CHUNK, Looks
+from benchmarks.experiments.streams import CHUNK, Looks
 from marl_ray.experiments.evidence.looks import look_at
 from marl_ray.experiments.evidence.running_sums import Design, Totals
 from marl_ray.experiments.lifecycle import RolloutPlan
@@ -166,7 +166,7 @@ def check(case: Missing, arms: Sequence[Seen], sign: int, margin: float, log_e: 
 
 
 def alarms_of(reports: Looks, evidence: Evidence) -> np.ndarray:
-    """`reporting.unequal_reporting` at every look."""
+    """`missing_outcomes.unequal_reporting` at every look."""
     n_t, n_c, mean_t, mean_c, var_t, var_c = reports
     other = Looks(n_c, n_t, mean_c, mean_t, var_c, var_t)
     limit = -math.log(ALARM / 2)
@@ -313,7 +313,7 @@ def missing_table(rows: list[dict[str, Any]], delays: list[dict[str, Any]], rate
         "they go beyond it.",
         "",
         "- False rollback and promotion: as above, with the alarm on unequal reporting, and proven at both ends of what is",
-        "  missing (`reporting.py`).",
+        "  missing (`missing_outcomes.py`).",
         "- Careless: false rollbacks by the same windows, of those who report alone, if nothing watched the reports.",
         "- As they come: false rollbacks if outcomes counted as soon as they come, without windows.",
         "- Alarm: experiments in which reporting is ever found unequal.",

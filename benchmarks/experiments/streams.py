@@ -1,4 +1,4 @@
-"""Simulated experiments for `experiments.py`: outcomes of every kind, summarised as they would be looked at."""
+"""Simulated experiments for `error_rates.py`: outcomes of every kind, summarised as they would be looked at."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
