@@ -47,8 +47,10 @@ class SharedReads:
         """Moment at which a reading's pause ends, by `clock`."""
 
     async def read(self, what: Hashable, make: Callable[[], T]) -> T:
-        """Call `make` in a thread, after this request, and return its result. Raises whatever `make` raises, and
-        RequestError 503 if too many different reads wait."""
+        """Call `make` in a thread, after this request, and return its result.
+
+        Raises whatever `make` raises, and RequestError 503 if too many different reads wait.
+        """
         shared = self._next.get(what)
         if shared is None:
             if len(self._next) >= self._waiting:

@@ -52,8 +52,10 @@ class ArmHost:
         self._batcher = ArmBatcher(bundle, Passes(max_batch, np.random.default_rng()))
 
     async def act(self, requests: Sequence[ActRequest]) -> list[Answer | Exception]:
-        """Return one answer or one error per request, so that a failing request does not fail the others of its
-        call."""
+        """Return one answer or one error per request.
+
+        So a failing request does not fail the others of its call.
+        """
         answers = await asyncio.gather(*(self._batcher.act(*request) for request in requests), return_exceptions=True)
         # Other exceptions cross as text, because the other process may be unable to unpickle them.
         return [

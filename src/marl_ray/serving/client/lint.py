@@ -131,8 +131,10 @@ def _gateway(application: dict[str, Any], where: str, host: Any, pods: int | Non
 
 
 def _models(value: Any, annotation: Any, where: str) -> Iterator[tuple[type[BaseModel], dict[str, Any], str, bool]]:
-    """Yield all mappings of plain data that a model describes, at every depth: (model, mapping, path with a dot at its
-    end, whether the type accepts any other mapping too)."""
+    """Yield all mappings of plain data that a model describes, at every depth.
+
+    Each comes as (model, mapping, path with a dot at its end, whether the type accepts any other mapping too).
+    """
     alternatives = list(_alternatives(annotation))
     models = [a for a in alternatives if isinstance(a, type) and issubclass(a, BaseModel)]
     if isinstance(value, dict) and models:
@@ -222,8 +224,10 @@ def _validate(data: dict[str, Any], model: type[BaseModel], where: str) -> Itera
 
 
 def _within(data: Any, location: tuple[int | str, ...], missing: bool) -> Iterator[str]:
-    """Yield the part of pydantic's location that exists in the data; the rest of the location names members of a
-    union."""
+    """Yield the part of pydantic's location that exists in the data.
+
+    The rest of the location names members of a union.
+    """
     for part in location:
         try:
             data = data[part]

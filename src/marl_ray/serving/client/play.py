@@ -69,8 +69,11 @@ async def play_episodes(
 async def play_episode(
     client: httpx.AsyncClient, env: ParallelEnv | AECEnv, session: str, seed: int, experiment: str | None
 ) -> PlayedEpisode:
-    """Play one episode as a session, and post its return as the outcome. All agents of a `ParallelEnv` act in one request;
-    those of an `AECEnv` of texts take turns, each in a request of its own. Raises MarlRayError as `play_episodes` does."""
+    """Play one episode as a session, and post its return as the outcome.
+
+    All agents of a `ParallelEnv` act in one request; those of an `AECEnv` of texts take turns, each in a request of its
+    own. Raises MarlRayError as `play_episodes` does.
+    """
     named = {"session_id": session} | ({"experiment": experiment} if experiment else {})
     latencies, arm = list[float](), ""
 
