@@ -1,8 +1,9 @@
-"""Prints the section of CHANGELOG.md that belongs to a tag, and refuses a tag that is no release of this checkout:
+"""Prints the section of CHANGELOG.md that belongs to a tag.
 
     python .ci/release_notes.py v0.2.0
 
-The release's workflow runs it before anything is built, and gives the release what it prints.
+A tag that is no release of this checkout is refused. The release's workflow runs it before anything is built, and gives
+the release what it prints.
 """
 
 import re

@@ -16,8 +16,11 @@ UNITS = 6_000
 
 
 class Stream(NamedTuple):
-    """Experiments (runs, units): raw outcomes (NaN where a unit reports none), whether in the treatment, and the chance of
-    that (units,)."""
+    """The units of simulated experiments, in order.
+
+    `values` (runs, units) are raw outcomes (NaN where a unit reports none), `treated` (runs, units) says whether a unit
+    is in the treatment, and `share` (units,) is the chance of that.
+    """
 
     values: np.ndarray
     treated: np.ndarray

@@ -85,8 +85,11 @@ def variances(looks: Looks, margin: float, sign: int, binary: bool) -> tuple[np.
 def log_evidence(
     looks: Looks, margin: float, sign: int, binary: bool = False, alpha: float = ALPHA, *, plain: bool = False
 ) -> np.ndarray:
-    """ln E of `harm` (sign -1) or `promotion` (sign 1) at every look; -inf before the first allowed one. Where all outcomes
-    are 0 or 1, the test of such is asked too, unless it is to be `plain`."""
+    """Return ln E of `harm` (sign -1) or `promotion` (sign 1) at every look.
+
+    It is -inf before the first allowed look. Where all outcomes are 0 or 1, the test of such is asked too, unless it is
+    to be `plain`.
+    """
     evidence = _log_evidence(looks, margin, sign, binary, alpha)
     if binary or plain or looks.mean_c.min() < 0 or looks.mean_c.max() > 1:
         return evidence

@@ -120,8 +120,11 @@ def reports_of(arms: Sequence[Seen]) -> Looks:
 
 
 def proof(case: Missing, arms: Sequence[Seen], sign: int, evidence: Evidence) -> np.ndarray:
-    """ln E at every look, as `questions.ask` has it: of all units where what is missing has a value, else at both ends of
-    what has been reported, the margin being a part of what the treatment's units report."""
+    """Return ln E at every look, as `questions.ask` has it.
+
+    It is of all units where what is missing has a value, else at both ends of what has been reported, the margin being
+    a part of what the treatment's units report.
+    """
     margin = case.margin if sign > 0 else 0.0
     if case.value is not None:
         return evidence(looks_of(arms, 0.0, case.value), margin, sign)
@@ -233,8 +236,11 @@ def missing_errors(name: str, case: Missing, runs: int, seed: int, evidence: Evi
 
 
 def missing_delays(runs: int, seed: int, evidence: Evidence, alpha: float) -> list[dict[str, Any]]:
-    """Reports per arm until a harm is found (40 % ones against 50 %) if a share of all units report: median and 90th
-    percentile by both ends, by those who report alone, and with `missing: 0`; None if not within 2,000."""
+    """Return the reports per arm until a harm is found, if a share of all units report.
+
+    The harm is 40 % ones against 50 %. A row has the median and the 90th percentile by both ends, by those who report
+    alone, and with `missing: 0`; None if not within 2,000.
+    """
     rows = []
     for share in (1.0, 0.9, 0.5, 0.2, 0.1, 0.05, 0.01):
         case = Missing(Arm(share, share, 0.4), Arm(share, share, 0.5), round(10 / share))

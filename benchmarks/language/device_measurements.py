@@ -181,9 +181,12 @@ def trained(
 
 
 def step_flops(policy: TokenPolicy, settings: StepSettings) -> float:
-    """Operations of a forward and a backward pass: 6 for each weight of a layer and token, and for each weight of the layer
-    of logits and trained token (Kaplan et al. 2020, arXiv 2001.08361, section 2.1), and of attention what is not masked
-    (Chowdhery et al. 2022, arXiv 2204.02311, appendix B). What checkpointing computes again does not count."""
+    """Return the operations of a forward and a backward pass.
+
+    They are 6 for each weight of a layer and token, and for each weight of the layer of logits and trained token
+    (Kaplan et al. 2020, arXiv 2001.08361, section 2.1), and of attention what is not masked (Chowdhery et al. 2022,
+    arXiv 2204.02311, appendix B). What checkpointing computes again does not count.
+    """
     blocks = decoder_layers(policy.lm)
     layers = sum(parameter.numel() for parameter in blocks.parameters())
     head = policy.lm.get_output_embeddings().weight.numel()

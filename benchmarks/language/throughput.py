@@ -1,13 +1,13 @@
-"""Language models: tokens per second of sampling and update against TRL's GRPO, where our time goes, and two workers; the
-engines that sample.
+"""Language models: tokens per second of sampling and update, against TRL's GRPO.
 
     .venv/bin/python -m benchmarks.language.throughput
     .venv/bin/python -m benchmarks.language.throughput --parts engines --store  the engines alone; the rest stays as stored
 
-One step is 8 prompts x 8 responses of at most 64 tokens, and one gradient step on them. Both sides begin with the same
-weights of a model without a download and compute in the same precision. Writes `benchmarks/results/language.{json,md}` with
-`--store`. TRL gets a Python environment of its own, made on the first run; the engines run in `.venv-vllm`, which
-`make test-vllm` makes. `benchmarks/language/accelerator.py` is the part for a GPU.
+It also measures where our time goes, two workers, and the engines that sample. One step is 8 prompts x 8 responses of
+at most 64 tokens, and one gradient step on them. Both sides begin with the same weights of a model without a download
+and compute in the same precision. Writes `benchmarks/results/language.{json,md}` with `--store`. TRL gets a Python
+environment of its own, made on the first run; the engines run in `.venv-vllm`, which `make test-vllm` makes.
+`benchmarks/language/accelerator.py` is the part for a GPU.
 """
 
 import argparse

@@ -106,8 +106,10 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure(running: Running, seconds: int, observations: Path, connections: tuple[int, ...]) -> dict[str, float]:
-    """Requests per second and CPU time at the best of these numbers of connections, then the latency of one connection;
-    each after a warm-up."""
+    """Return requests per second and CPU time at the best number of connections, and one connection's latency.
+
+    Each is measured after a warm-up.
+    """
     rates = []
     for count in connections:
         wrk(running.act, WARM_UP_S, count, observations)
