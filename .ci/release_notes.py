@@ -19,10 +19,10 @@ class ReleaseError(Exception):
 
 
 def notes(tag: str, sources: str, changelog: str) -> str:
-    """The text of the tag's section. `sources` is the text of the file with `__version__`.
+    """Return the text of the tag's section.
 
-    Raises ReleaseError if the tag is not `v` and the version, or if the changelog has no dated section of it, or names
-    changes as unreleased.
+    `sources` is the text of the file with `__version__`. Raises ReleaseError if the tag is not `v` and the version, or
+    if the changelog has no dated section of it, or names changes as unreleased.
     """
     match = VERSION.search(sources)
     version = match[1] if match else "none"

@@ -339,11 +339,11 @@ class RolloutDecision:
 
 
 def advance(record: ExperimentRecord, evidence: Evidence, now: float) -> RolloutDecision:
-    """Decide the next step of the experiment. `now` is in seconds since 1970.
+    """Decide the next step of the experiment at `now`, in seconds since 1970.
 
     Proven harm comes first and waits for nothing, not even for a clean traffic split. Then a suspicious split holds
-    everything, and so do reports that one arm's units lack. Only when the stage has had its exposures and its time does the
-    next stage follow, or the promotion after the last stage. Missing evidence, that of guardrails included, never
+    everything, and so do reports that one arm's units lack. Only when the stage has had its exposures and its time does
+    the next stage follow, or the promotion after the last stage. Missing evidence, that of guardrails included, never
     promotes an arm and never takes the control's last units.
     """
     plan, state = record.plan, record.state

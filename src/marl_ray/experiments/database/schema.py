@@ -131,9 +131,10 @@ preloads = sa.Table(
 
 
 def open_engine(url: str) -> sa.Engine:
-    """Connect and bring the schema up to date. MarlRayError unless the URL is of a usable SQLite or PostgreSQL.
+    """Connect to the database and bring its schema up to date.
 
-    Connections with the execution option `writes` hold SQLite's write lock from their transaction's beginning.
+    Connections with the execution option `writes` hold SQLite's write lock from their transaction's beginning. Raises
+    MarlRayError unless the URL is of a usable SQLite or PostgreSQL.
     """
     try:
         parsed = sa.make_url(url)

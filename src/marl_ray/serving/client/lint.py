@@ -35,9 +35,10 @@ _IMPORTED = ("policy", "request_router_class")
 
 
 def read_serve_config(config: str | Path | Mapping[str, Any]) -> dict[str, Any]:
-    """Return a Serve config from a YAML file or a mapping, checked strictly. Raises MarlRayError naming file and key.
+    """Return a Serve config from a YAML file or a mapping, checked strictly.
 
-    Serve ignores keys that it does not know, so a misspelt one would pass in silence; here it is refused.
+    Serve ignores keys that it does not know, so a misspelt one would pass in silence; here it is refused. Raises
+    MarlRayError naming file and key.
     """
     source = "serve config" if isinstance(config, Mapping) else str(config)
     data: Any = dict(config) if isinstance(config, Mapping) else read_yaml(config)

@@ -42,9 +42,9 @@ async def play_episodes(
     key: str | None = None,
     on_episode: Callable[[PlayedEpisode], None] = lambda episode: None,
 ) -> list[PlayedEpisode]:
-    """Play whole episodes, `concurrency` at a time, and post each return as its session's outcome. `key` is an API key.
+    """Play whole episodes, `concurrency` at a time, and post each return as its session's outcome.
 
-    Raises MarlRayError with the gateway's words if it refuses a request, or if it does not answer.
+    `key` is an API key. Raises MarlRayError with the gateway's words if it refuses a request, or if it does not answer.
     """
     played: list[PlayedEpisode] = []
     numbers = iter(range(episodes))

@@ -106,7 +106,7 @@ def spool_folder(folder: str, database: str) -> str:
 
 
 class Spool:
-    """The segments of one replica. Not safe to use from several threads at once.
+    """The segments of one replica, not safe to use from several threads at once.
 
     The folder is on a disk of the machine (flock), and is as lasting as that disk: every append is synced.
     """
