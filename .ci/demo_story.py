@@ -1,4 +1,9 @@
-"""Says by its exit status whether the demo told its story: python .ci/demo_story.py OUTPUT_OF_THE_DEMO"""
+"""Says by its exit status whether the demo told its story.
+
+It reads what the demo has printed:
+
+    python .ci/demo_story.py OUTPUT_OF_THE_DEMO
+"""
 
 import re
 import sys

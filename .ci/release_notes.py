@@ -1,8 +1,9 @@
-"""Prints the section of CHANGELOG.md that belongs to a tag, and refuses a tag that is no release of this checkout:
+"""Prints the section of CHANGELOG.md that belongs to a tag.
 
     python .ci/release_notes.py v0.2.0
 
-The release's workflow runs it before anything is built, and gives the release what it prints.
+A tag that is no release of this checkout is refused. The release's workflow runs it before anything is built, and gives
+the release what it prints.
 """
 
 import re
@@ -18,10 +19,10 @@ class ReleaseError(Exception):
 
 
 def notes(tag: str, sources: str, changelog: str) -> str:
-    """The text of the tag's section. `sources` is the text of the file with `__version__`.
+    """Return the text of the tag's section.
 
-    Raises ReleaseError if the tag is not `v` and the version, or if the changelog has no dated section of it, or names
-    changes as unreleased.
+    `sources` is the text of the file with `__version__`. Raises ReleaseError if the tag is not `v` and the version, or
+    if the changelog has no dated section of it, or names changes as unreleased.
     """
     match = VERSION.search(sources)
     version = match[1] if match else "none"

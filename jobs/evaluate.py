@@ -1,7 +1,9 @@
-"""Entry point of an evaluation job: python jobs/evaluate.py --benchmark NAME (--samples URI | --policy BUNDLE) [options]
+"""Entry point of an evaluation job.
 
-Start it with `ray job submit --working-dir . -- python jobs/evaluate.py ...`. Samples and problems are read by the driver,
-so URIs (`s3://...`) work wherever it runs; `--out` is a folder of the driver's machine.
+    python jobs/evaluate.py --benchmark NAME (--samples URI | --policy BUNDLE) [options]
+
+Start it with `ray job submit --working-dir . -- python jobs/evaluate.py ...`. Samples and problems are read by the
+driver, so URIs (`s3://...`) work wherever it runs; `--out` is a folder of the driver's machine.
 
 The file is there for the reason that `jobs/train.py` gives, and does what the command `marl-ray evaluate` does.
 """

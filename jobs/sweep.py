@@ -1,4 +1,6 @@
-"""Entry point of a sweep's job: python jobs/sweep.py CONFIG.yaml [key=value ...]
+"""Entry point of a sweep's job.
+
+    python jobs/sweep.py CONFIG.yaml [key=value ...]
 
 Start it with `ray job submit --working-dir . -- python jobs/sweep.py ...`, or as the entrypoint of a RayJob. The
 cluster's image must have marl-ray installed. `marl-ray submit sweep` needs no file of this folder.

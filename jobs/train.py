@@ -1,4 +1,6 @@
-"""Entry point of a training job: python jobs/train.py CONFIG.yaml [key=value ...]
+"""Entry point of a training job.
+
+    python jobs/train.py CONFIG.yaml [key=value ...]
 
 Start it with `ray job submit --working-dir . -- python jobs/train.py ...`, or as the entrypoint of a RayJob. The
 cluster's image must have marl-ray installed. `marl-ray submit train` needs no file of this folder.

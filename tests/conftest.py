@@ -133,11 +133,12 @@ def text_gateway(text_bundles: dict[str, str], tmp_path: Path) -> "GatewayConfig
 
 @pytest.fixture(scope="session", autouse=True)
 def mlflow_tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """MLflow makes a database in forty migrations, a second of work for each of hundreds of tests: in this process it makes
-    one, and others are copies.
+    """Make the tables of MLflow's databases once in this process, and copy them for each test.
 
-    Processes that tests start are as MLflow made them. Those of `test_mlflow_database.py` make databases by its migrations,
-    at once and until they are killed; so do the commands and the servers of other tests.
+    MLflow makes a database in forty migrations, a second of work for each of hundreds of tests.
+
+    Processes that tests start are as MLflow made them. Those of `test_mlflow_database.py` make databases by its
+    migrations, at once and until they are killed; so do the commands and the servers of other tests.
     """
     if "mlflow" not in sys.modules:  # no test that was collected has a registry
         yield

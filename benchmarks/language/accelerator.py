@@ -1,251 +1,151 @@
-"""The measurements of `language_accelerator.py` on one device: ceilings, sampling, a training step with its memory."""
+"""Language models of random weights on a GPU: sampling, training steps, and their memory against the plan.
 
-import os
-import statistics
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+    .venv/bin/python -m benchmarks.language.accelerator --store  one GPU of 80 GB: 0.5 B and 3 B parameters
+    .venv/bin/python -m benchmarks.language.accelerator --device cpu --sizes tiny --context 64 --tokens 16 \
+        --responses 8
+
+The second line runs the same code where there is no GPU. The ceilings are measured in the same run: a copy of a large
+tensor, and a large bfloat16 product. Sampling, of the first size, reads all weights and all keys and values at each step. A
+training step is the learner's: weights in files are read by their shards, spread by FSDP2 over the one GPU, and a step of
+AdamW follows two passes in bfloat16. The plan beside it is that of `marl-ray plan` for the same config. With
+`--store [FOLDER]` it writes `language_accelerator.{json,md}`, into `benchmarks/results` unless a folder is given.
+"""
+
+import argparse
+import json
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.distributed as dist
-from transformers import Qwen2Config
 
-from marl_ray.config import AlgorithmConfig, GenerationConfig, ModelConfig, RunConfig, parse_config
-from marl_ray.policies.engines.models.llama import LlamaModel
-from marl_ray.policies.engines.sampler import Prompt, make_engine
-from marl_ray.policies.language.model_files import empty_lm
-from marl_ray.policies.language.sampling_copy import plain_copy
-from marl_ray.policies.language.sharding.hugging_face import write_model
-from marl_ray.policies.language.sharding.stored_weights import tied_names
-from marl_ray.policies.language.sharding.tensor_parallel import decoder_layers
-from marl_ray.policies.language.tiny_models import byte_tokenizer
-from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy
-from marl_ray.training.collectives import worker_mesh
-from marl_ray.training.learner.families import family_token
-from marl_ray.training.learner.optimizers import clip_gradients, optimizer_of
-from marl_ray.training.team.memory_plan import memory_plan
-from marl_ray.training.team.model_shapes import qwen
+from benchmarks.language.device_measurements import (
+    GROUP,
+    PROMPT,
+    SIZES,
+    TOKENS,
+    Ceilings,
+    SampledRow,
+    StepSettings,
+    TrainedRow,
+    ceilings,
+    sampled,
+    saved_model,
+    trained,
+)
+from benchmarks.records import RESULTS
+from marl_ray.temporary_folders import temporary_folder
 
-PROMPT, TOKENS, GROUP = 128, 128, 8
-"""Sampling: tokens of a prompt and most of a response; responses to one prompt."""
-PASSES = 2
-"""Passes of a training step."""
-TINY = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+GIB = 1 << 30
+CASES = {
+    "0.5b": ((False, False), (True, False), (True, True)),
+    "3b": ((True, False), (True, True)),
+    "tiny": ((False, False), (True, True)),
 }
-SIZES = ("0.5b", "3b", "tiny")
+"""Size -> (activation checkpointing, offload) of its training steps. Without checkpointing 3 B do not fit into 80 GB."""
+MFU_GOAL, MEMORY_GOAL = 0.45, 0.10
+"""At least so much of the matrix rate in a step of 0.5 B parameters; a peak no further from the plan than this."""
 
 
-class Ceilings(NamedTuple):
-    """The most that the device was seen to do in a second."""
-
-    bytes: float
-    """Read and written by a copy."""
-    operations: float
-    """Done by a bfloat16 product."""
-
-
-class SampledRow(NamedTuple):
-    """Sampling of so many responses at once."""
-
-    size: str
-    responses: int
-    tokens_per_second: float
-    bandwidth_share: float
-
-
-class StepSettings(NamedTuple):
-    """The shape of a training step."""
-
-    rows: int
-    """Sequences of a pass, `train.micro_batch`."""
-    context: int
-    """Tokens of each."""
-    tokens: int
-    """Tokens of each that are trained."""
-    checkpointing: bool
-    offload: bool
-
-
-class TrainedRow(NamedTuple):
-    """A training step; None where the device had no room for it, or, of the peak, where it does not count memory."""
-
-    size: str
-    settings: StepSettings
-    parameters: int
-    planned_bytes: int
-    peak_bytes: int | None
-    seconds: float | None
-    tokens_per_second: float | None
-    matrix_share: float | None
-    """The model FLOPs utilisation of the whole step, the optimiser's part included."""
-
-
-def seconds(device: torch.device, runs: int, work: Callable[[], Any]) -> float:
-    """Median time of one call, the first one not counted."""
-
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    times = []
-    for _ in range(runs + 1):
-        wait()
-        started = time.perf_counter()
-        work()
-        wait()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times[1:])
-
-
-def ceilings(device: torch.device, runs: int) -> Ceilings:
-    large = device.type == "cuda"
-    source = torch.empty(1 << (31 if large else 26), dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    side = 8192 if large else 512
-    left, right = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
-    return Ceilings(
-        2 * source.numel() / seconds(device, runs, lambda: target.copy_(source)),
-        2 * side**3 / seconds(device, runs, lambda: left @ right),
-    )
-
-
-def saved_model(folder: Path, size: str) -> str:
-    """Write a model of random weights in bfloat16, weight by weight; returns its folder."""
-    tiny = size == "tiny"
-    shape = Qwen2Config(**TINY, max_position_embeddings=32768, tie_word_embeddings=True) if tiny else qwen(size)
-    lm = empty_lm(shape).bfloat16()
-    shapes = {names[0]: lm.get_parameter(names[0]) for names in tied_names(lm)}
-
-    def weights() -> Iterator[tuple[str, torch.Tensor]]:
-        torch.manual_seed(0)
-        for name, parameter in shapes.items():
-            value = torch.empty_like(parameter, device="cpu")
-            # Scales of norms are one; all else is drawn as transformers does.
-            yield name, value.fill_(1) if parameter.ndim == 1 else value.normal_(0, 0.02)
-
-    write_model(folder, lm, shapes, weights())
-    byte_tokenizer(1024).save_pretrained(folder)
-    return str(folder)
-
-
-def sampled(size: str, path: str, device: torch.device, count: int, runs: int, limits: Ceilings) -> SampledRow:
-    """Sample with the built-in engine in bfloat16."""
-    config = ModelConfig(path=path, context=PROMPT + TOKENS, dtype="bf16")
-    policy = plain_copy(build_token_policy(config, GenerationConfig(max_tokens=TOKENS), 0, unread=True), device)
-    engine = make_engine(policy)
-    prompts = [Prompt(tuple((7 * (n // GROUP) + k) % 251 for k in range(PROMPT)), n) for n in range(count)]
-    lengths = [len(completion.ids) for completion in engine.generate(prompts, 0)]
-    taken = seconds(device, runs, lambda: engine.generate(prompts, 0))
-    parameters = sum(parameter.numel() for parameter in policy.parameters())
-    held = LlamaModel(policy.lm, config.context).shape.bytes_per_token
-    cached = sum(PROMPT + place for length in lengths for place in range(length))
-    read = max(lengths) * parameters * 2 + cached * held
-    return SampledRow(size, count, sum(lengths) / taken, read / taken / limits.bytes)
-
-
-def trained(
-    size: str, path: str, device: torch.device, settings: StepSettings, runs: int, limits: Ceilings
-) -> TrainedRow:
-    """Take training steps, as the learner of a run on one worker does, and compare their memory with that run's plan."""
-    run = _run_of(path, settings)
-    planned = memory_plan(run, 1).total
-    solver = run.team["solver"]
-    assert solver.model is not None
-    empty: dict[str, Any] = {"peak_bytes": None, "seconds": None, "tokens_per_second": None, "matrix_share": None}
-    with _process_group(device):
-        policy = build_token_policy(solver.model, solver.generation, 0, unread=True)
-        flops = PASSES * step_flops(policy, settings)
-        parameters = sum(parameter.numel() for parameter in policy.parameters())
-        try:
-            step = _step_of(policy, device, settings, run.hyper_of("solver"))
-            step()  # makes Adam's moments
-            if device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats(device)
-            taken = seconds(device, runs, step)
-        except torch.OutOfMemoryError:
-            return TrainedRow(size, settings, parameters, planned, **empty)
-        peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-    tokens = PASSES * settings.rows * settings.context
-    return TrainedRow(
-        size, settings, parameters, planned, peak, taken, tokens / taken, flops / taken / limits.operations
-    )
-
-
-def step_flops(policy: TokenPolicy, settings: StepSettings) -> float:
-    """Operations of a forward and a backward pass: 6 for each weight of a layer and token, and for each weight of the layer
-    of logits and trained token (Kaplan et al. 2020, arXiv 2001.08361, section 2.1), and of attention what is not masked
-    (Chowdhery et al. 2022, arXiv 2204.02311, appendix B). What checkpointing computes again does not count."""
-    blocks = decoder_layers(policy.lm)
-    layers = sum(parameter.numel() for parameter in blocks.parameters())
-    head = policy.lm.get_output_embeddings().weight.numel()
-    attention = len(blocks) * policy.lm.config.hidden_size * settings.context
-    return 6 * settings.rows * (settings.context * (layers + attention) + settings.tokens * head)
-
-
-def _run_of(path: str, settings: StepSettings) -> RunConfig:
-    """A run whose workers hold no copy that samples."""
-    model = {
-        "path": path,
-        "context": settings.context,
-        "activation_checkpointing": settings.checkpointing,
-        "cpu_offload": settings.offload,
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    device = torch.device(options.device)
+    limits = ceilings(device, options.runs)
+    sampled_rows: list[SampledRow] = []
+    trained_rows: list[TrainedRow] = []
+    with temporary_folder("accelerator") as folder:
+        for size in options.sizes:
+            path = saved_model(folder / size, size)
+            if size == options.sizes[0]:
+                for count in options.responses:
+                    sampled_rows.append(sampled(size, path, device, count, options.runs, limits))
+                    print(sampled_rows[-1], flush=True)
+            for checkpointing, offload in CASES[size]:
+                shape = StepSettings(options.rows, options.context, options.tokens, checkpointing, offload)
+                trained_rows.append(trained(size, path, device, shape, options.runs, limits))
+                print(trained_rows[-1], flush=True)
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        "torch": version("torch"),
+        "ceilings": limits._asdict(),
+        "sampled": [row._asdict() for row in sampled_rows],
+        "trained": [row._asdict() | {"settings": row.settings._asdict()} for row in trained_rows],
     }
-    return parse_config(
-        RunConfig,
-        {
-            "name": "accelerator",
-            "algorithm": "grpo",
-            "env": {"id": "math"},
-            "team": {"solver": {"model": model, "generation": {"max_tokens": settings.tokens, "engine": "vllm"}}},
-            "train": {"env_copies": 8, "group_size": 8, "micro_batch": settings.rows},
-            "resources": {"mixed_precision": "bf16"},
-        },
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result as Markdown."""
+    limits = Ceilings(**result["ceilings"])
+    lines = [
+        "# Language models on an accelerator",
+        "",
+        f"Random weights of the shapes of Qwen2.5. Ceilings of the same run: {limits.bytes / 1e9:,.0f} GB/s, "
+        f"{limits.operations / 1e12:,.1f} TFLOP/s in bfloat16.",
+        "",
+        f"Sampling by the built-in engine: prompts of {PROMPT} tokens, responses of at most {TOKENS}, groups of {GROUP}.",
+        "",
+        "| model | responses at once | tokens/s | of the bandwidth |",
+        "|---|---|---|---|",
+    ]
+    for fields in result["sampled"]:
+        row = SampledRow(**fields)
+        lines.append(f"| {row.size} | {row.responses} | {row.tokens_per_second:,.0f} | {row.bandwidth_share:.1%} |")
+    lines += [
+        "",
+        "A training step of two passes and AdamW. The goals are a peak within "
+        f"{MEMORY_GOAL:.0%} of the plan, and {MFU_GOAL:.0%} of the matrix rate at 0.5b.",
+        "",
+        "| model | pass | checkpointing | offload | plan, GiB | peak, GiB | peak / plan | tokens/s | of the matrix rate |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        _line(TrainedRow(**fields | {"settings": StepSettings(**fields["settings"])})) for fields in result["trained"]
+    ]
+    machine = f"Machine: {result['device']}, torch {result['torch']}."
+    return "\n".join([*lines, "", f"{machine} `benchmarks/language/accelerator.py` writes this file.", ""])
+
+
+def _line(row: TrainedRow) -> str:
+    settings = row.settings
+    switches = ("yes" if on else "no" for on in (settings.checkpointing, settings.offload))
+    peak = (
+        ("not counted" if row.seconds else "out of memory", "")
+        if row.peak_bytes is None
+        else (
+            f"{row.peak_bytes / GIB:,.2f}",
+            f"{row.peak_bytes / row.planned_bytes:.2f}",
+        )
     )
+    speed = ("", "") if row.seconds is None else (f"{row.tokens_per_second:,.0f}", f"{row.matrix_share:.1%}")
+    cells = (
+        row.size,
+        f"{settings.rows} x {settings.context}, {settings.tokens} trained",
+        *switches,
+        f"{row.planned_bytes / GIB:,.2f}",
+        *peak,
+        *speed,
+    )
+    return f"| {' | '.join(cells)} |"
 
 
-def _step_of(
-    policy: TokenPolicy, device: torch.device, settings: StepSettings, hyper: AlgorithmConfig
-) -> Callable[[], None]:
-    models = family_token.set_up(policy, worker_mesh(device.type), True, reference=False, sampled_elsewhere=True)
-    model = models.trained
-    optimizer = optimizer_of(hyper, [([model.lm], 1e-6)])
-    prompts = torch.zeros(settings.rows, settings.context - settings.tokens, dtype=torch.int64, device=device)
-    prompts[:, 0] = torch.arange(settings.rows)  # a pass reads equal prompts only once
-    responses = torch.zeros(settings.rows, settings.tokens, dtype=torch.int64, device=device)
-    mask = torch.ones_like(responses, dtype=torch.bool)
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        for number in range(PASSES):
-            family_token.begin_pass(model, last=number == PASSES - 1)
-            outputs = model.evaluate(prompts, responses, mask, learn_entropy=False)
-            (-outputs.log_probs.sum() / (PASSES * mask.sum())).backward()
-        family_token.end_passes(model)
-        clip_gradients([model.lm], hyper.max_grad_norm)
-        optimizer.step()
-
-    return step
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--sizes", choices=SIZES, nargs="+", default=["0.5b", "3b"])
+    parser.add_argument("--responses", type=int, nargs="+", default=[8, 64, 256])
+    parser.add_argument("--rows", type=int, default=4, help="sequences of a pass")
+    parser.add_argument("--context", type=int, default=4096, help="tokens of a sequence")
+    parser.add_argument("--tokens", type=int, default=1024, help="tokens of a sequence that are trained")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--store", type=Path, nargs="?", const=RESULTS, help="write the result, to this folder")
+    options = parser.parse_args()
+    result = measure(options)
+    report = table(result)
+    print(report)
+    if options.store:
+        options.store.mkdir(parents=True, exist_ok=True)
+        (options.store / "language_accelerator.json").write_text(json.dumps(result, indent=1) + "\n")
+        (options.store / "language_accelerator.md").write_text(report)
 
 
-@contextmanager
-def _process_group(device: torch.device) -> Iterator[None]:
-    """This process alone as the workers of a run."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    with tempfile.TemporaryDirectory() as folder:
-        dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=0, world_size=1)
-        try:
-            yield
-        finally:
-            dist.destroy_process_group()
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
+if __name__ == "__main__":
+    main()

@@ -4,7 +4,7 @@
     .venv-vllm/bin/python -m benchmarks.language.engine_parity          five seeds of both engines
     .venv-vllm/bin/python -m benchmarks.language.engine_parity --quick  one seed, two iterations; nothing is stored
 
-A run is GRPO on `code_team` as in `language_learning.py`, only shorter. Both runs of a seed begin with the same weights and
+A run is GRPO on `code_team` as in `pass_rates.py`, only shorter. Both runs of a seed begin with the same weights and
 their configs differ in `generation.engine` alone. Every run is stored as soon as it ends; seeds that are measured again
 replace stored ones, and the others stay. Writes `benchmarks/results/engine_parity.{json,md}`.
 """
@@ -21,8 +21,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.language.language_learning import crossed_bootstrap, interval, passes, rounded, spread
-from benchmarks.language.language_runs import COPIES, GROUP, HYPER, KINDS, OWN, SAMPLES, Job, train, warm_start
+from benchmarks.language.pass_rates import crossed_bootstrap, interval, passes, rounded, spread
+from benchmarks.language.training_runs import COPIES, GROUP, HYPER, KINDS, OWN, SAMPLES, Job, train, warm_start
 from benchmarks.records import RESULTS, machine
 
 KIND, ALGORITHM = "program", "grpo"

@@ -21,8 +21,11 @@ START = {"preferences_dpo": DEMONSTRATIONS, "served_texts": DEMONSTRATIONS}
 def run_recipe(
     name: str, metric: str, seed: int, folder: Path, serve: Callable[[str, Path, Path, int], str] | None = None
 ) -> dict[str, Any]:
-    """Train one seed of a config: its learning curve, the score of its best bundle on other episodes, and its seconds,
-    without those of the run that it begins with. `serve` makes its `data` of (config, that run's bundle, folder, seed)."""
+    """Train one seed of a config and return what came of it.
+
+    That is its learning curve, the score of its best bundle on other episodes, and its seconds, without those of the
+    run that it begins with. `serve` makes its `data` of (config, that run's bundle, folder, seed).
+    """
     storage = folder / f"{name}-{seed}"
     overrides = [f"seed={seed}", f"storage={storage}"]
     if name in START:

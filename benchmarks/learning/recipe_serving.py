@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.learning.recipe_runs import marl_ray
 from benchmarks.records import ROOT
-from benchmarks.serving.serving_cluster import gateway, serving
+from benchmarks.serving.cluster import gateway, serving
 from marl_ray.config import RunConfig, load_config
 from marl_ray.envs.registry import make_env
 from marl_ray.serving.client.play import play_episodes
@@ -19,8 +19,11 @@ LOGGED_S = 30.0
 
 
 def serve_texts(config: str, bundle: Path, folder: Path, seed: int) -> str:
-    """Serve a bundle to clients that ask training tasks of the config's environment, one for each of `train.total_steps`,
-    and report what it pays; returns the run's `data`, which `marl-ray export` wrote under `folder`."""
+    """Serve a bundle to clients that ask training tasks and report what it pays, and return the run's `data`.
+
+    The tasks are of the config's environment, one for each of `train.total_steps`. `marl-ray export` writes the
+    data under `folder`.
+    """
     run = load_config(RunConfig, ROOT / f"jobs/configs/{config}.yaml")
     count, place, log = run.train.total_steps, folder / "gateway", str(folder / "decisions")
     served = gateway(place, {"first": str(bundle)}, (EXPERIMENT,), decision_log=log)

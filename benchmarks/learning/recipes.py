@@ -5,7 +5,7 @@
     .venv/bin/python -m benchmarks.learning.recipes --write             the page alone
 
 Every run is `marl-ray train` or `marl-ray sweep` of a config as it is shipped. Scores of small policies are those of
-`learning.py`, `gridworld.py --learning` and `web_learning.py`. Writes `results/recipes.json` after every run, then
+`returns.py`, `gridworld.py --learning` and `miniwob.py`. Writes `results/recipes.json` after every run, then
 docs/recipes.md and its pictures.
 """
 

@@ -1,9 +1,10 @@
-"""PPO compiled as one program of JAX, laid out as PureJaxRL does it: rollout, advantages, epochs and minibatches are nested
-scans, and all updates of a run are one call. Runs in a Python of its own; prints one line of JSON.
+"""PPO compiled as one program of JAX, laid out as PureJaxRL does it.
 
     python jax_ppo.py --task simple_spread --copies 16 --steps 128 --minibatches 4 --updates 50
 
-Agents share one policy, as in JaxMARL's IPPO. Steps are those of the environment, not of its agents.
+Rollout, advantages, epochs and minibatches are nested scans, and all updates of a run are one call. Runs in a Python of
+its own; prints one line of JSON. Agents share one policy, as in JaxMARL's IPPO. Steps are those of the environment, not
+of its agents.
 """
 
 import argparse

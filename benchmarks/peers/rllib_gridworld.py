@@ -27,10 +27,10 @@ OFFSETS = np.array(
 
 
 def make_environment(kind: str, name: str, agents: int) -> Any:
-    """`package`: MultiGrid as it is. `marl_ray`: the same game as marl-ray plays it, one-hot encoded alike.
+    """Make the gridworld of one kind, one-hot encoded for RLlib.
 
-    Observations are one-hot float vectors, what RLlib's default networks take: 49 cells x (11 types + 6 colours +
-    4 states), then 4 directions.
+    `package` is MultiGrid as it is; `marl_ray` is the same game as marl-ray plays it, encoded alike. Observations are
+    float vectors, what RLlib's default networks take: 49 cells x (11 types + 6 colours + 4 states), then 4 directions.
     """
     import multigrid.envs  # noqa: F401  registers the environments
     from ray.rllib.env.multi_agent_env import MultiAgentEnv

@@ -1,6 +1,6 @@
 """Serve applications that answer as the gateway does, without experiments: no assignment, no log of exposures.
 
-`benchmarks/serving/serving.py` measures what the gateway costs beside them. Serve configs name `serve_apps:one_hop`,
+`benchmarks/serving/gateway.py` measures what the gateway costs beside them. Serve configs name `serve_apps:one_hop`,
 `serve_apps:two_hops` and `serve_apps:default`; `args` are `{bundles, batched}`. Several bundles take turns.
 """
 

@@ -1,6 +1,6 @@
 """TRL's GRPO on a model folder: prints one JSON object with what each step took.
 
-Runs in a Python environment of its own (see `benchmarks/language/language.py`).
+Runs in a Python environment of its own (see `benchmarks/language/throughput.py`).
 """
 
 from __future__ import annotations

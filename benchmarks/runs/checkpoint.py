@@ -7,8 +7,9 @@ In turn, in the same run, after every step: each worker writes its own part of t
 the others; the team plays a batch; the product begins a checkpoint; the team plays another batch, beside which the weights
 are copied and the checkpoint is written; and the next update waits until they are copied. The checkpoint holds the training
 up where it begins and where the update waits. The copy itself is timed apart, and both batches. Both write to the same disk.
-The language model has random weights and one step of AdamW behind it. Writes
-`benchmarks/results/checkpoint.{json,md}`.
+The language model has random weights and one step of AdamW behind it.
+
+Writes `benchmarks/results/checkpoint.{json,md}`.
 """
 
 import argparse

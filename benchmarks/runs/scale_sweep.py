@@ -72,11 +72,12 @@ class Stopwatch:
 
 
 def simulated_sweep(storage: Path, trials: int, scheduler: str, search: str = "random") -> dict[str, float]:
-    """Milliseconds of CPU of the driver's loop for each trial of a sweep of so many (`own`, of which `scheduler`, `save` and
-    `legs` are parts; `wall` is its wall time), of the search beside it, and of the report at the end.
+    """Return what a sweep of so many trials costs the driver, in milliseconds of CPU for each trial.
 
-    Ray is up, because the driver asks it for capacity. Tune, MLflow, the processes of the trials and their training are left
-    out: legs are handed out and end in the order of their start, SLOTS at a time.
+    They are those of the driver's loop (`own`, of which `scheduler`, `save` and `legs` are parts; `wall` is its wall
+    time), of the search beside it, and of the report at the end. Ray is up, because the driver asks it for capacity.
+    Tune, MLflow, the processes of the trials and their training are left out: legs are handed out and end in the order
+    of their start, SLOTS at a time.
     """
     config = parse_config(
         SweepConfig,

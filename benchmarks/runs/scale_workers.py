@@ -53,8 +53,11 @@ class SimulatedWorker:
 
 
 def look_times(workers: int) -> dict[str, float]:
-    """Microseconds of CPU and wall time of the driver for each worker at a look; seconds between two looks; and the share of
-    one CPU that the looks take."""
+    """Return what a look at so many workers costs the driver.
+
+    That is microseconds of CPU and of wall time for each worker at a look; seconds between two looks; and the share of
+    one CPU that the looks take.
+    """
     actors = [Answering.remote() for _ in range(ANSWERING)]
     group = SimulatedGroup(workers, actors)
     cpu, wall = [], []

@@ -8,8 +8,9 @@ besides MLflow, and with one that takes nothing, one that takes a second for eac
 MLflow server that is killed after the first iterations. Steps per second count from the third row of `metrics.jsonl`, or
 the first after the server's death, to the last. Every round has a run of each kind, in an order that changes from round to
 round; a ratio is that of two runs of one round. In the end all trackers are well again, the command of the last round's
-runs is given once more, and each tracker is asked which iterations it has. Writes
-`benchmarks/results/trackers.{json,md}`.
+runs is given once more, and each tracker is asked which iterations it has.
+
+Writes `benchmarks/results/trackers.{json,md}`.
 """
 
 import argparse

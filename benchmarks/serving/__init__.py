@@ -1,1 +1,1 @@
-"""The gateway and its experiments: speed, faults and statistics."""
+"""The gateway under load: its speed, its memory, its rollbacks and its sample ratios."""

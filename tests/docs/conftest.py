@@ -17,8 +17,11 @@ def walk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadscope`, pages of one walk run in one process, and every other page and notebook in any. The groups of
-    `--dist loadgroup` do not work with this release of pytest, and a walk would be begun in both processes."""
+    """With `--dist loadscope`, run the pages of one walk in one process, and all others in any.
+
+    The others are pages and notebooks. The groups of `--dist loadgroup` do not work with this release of pytest, and a
+    walk would be begun in both processes.
+    """
     if config.getvalue("dist") != "loadscope":
         return None
     from xdist.scheduler import LoadScopeScheduling

@@ -135,10 +135,10 @@ def gateway(ray: OwnRay, port: int, tmp_path_factory) -> Deployed:
 
 @contextmanager
 def loaded(gateway: Deployed, fault: str, recovery_s: float = 0.0) -> Iterator[list[Sent]]:
-    """Load on the fault's two experiments. The main one has reached its second epoch, in which replicas ask the database for
-    sessions that they do not know, and the other one's treatment has been rolled back under load.
+    """Put load on the fault's two experiments, and afterwards compare what clients were told with the database.
 
-    Afterwards what clients were told is compared with the database; sessions have their arms within `recovery_s`.
+    The main one has reached its second epoch, in which replicas ask the database for sessions that they do not know,
+    and the other one's treatment has been rolled back under load. Sessions have their arms within `recovery_s`.
     """
     main, cut = f"main-{fault}", f"cut-{fault}"
     before = gateway.arms(main, KEPT)

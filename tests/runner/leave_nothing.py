@@ -1,10 +1,10 @@
-"""Runs a command, says how much CPU time it took, and ends every process that it has left behind:
+"""Runs a command, says how much CPU time it took, and ends every process that it has left behind.
 
     python tests/runner/leave_nothing.py [--cpu-budget SECONDS] COMMAND ARGUMENT...
 
-Exits with the command's status, or with 1 where the command succeeds but takes more CPU time than its budget. A busy machine
-makes a suite slower, and hardly changes its CPU time. SIGINT and SIGTERM reach the command first, and whatever it still runs
-is ended as well.
+Exits with the command's status, or with 1 where the command succeeds but takes more CPU time than its budget. A busy
+machine makes a suite slower, and hardly changes its CPU time. SIGINT and SIGTERM reach the command first, and whatever
+it still runs is ended as well.
 """
 
 import contextlib
@@ -71,8 +71,11 @@ def main(command: list[str], budget_s: float | None = None) -> int:
 
 
 def _look(unwaited: dict[int, float]) -> None:
-    """Keep the CPU seconds of every process whose parent ignores its end, as Ray's raylet does. The system adds a process's
-    time to its parent's only where the parent waits for it. What a process takes after the last look is missed."""
+    """Keep the CPU seconds of every process whose parent ignores its end, as Ray's raylet does.
+
+    The system adds a process's time to its parent's only where the parent waits for it. What a process takes after the
+    last look is missed.
+    """
     while True:
         parents, used_s = _processes()
         ignoring = {pid for pid in set(parents.values()) if _descends(pid, parents) and _ignores_ends(pid)}

@@ -98,6 +98,17 @@ def test_a_folder_is_small_and_says_its_purpose(folder):
     assert purpose and purpose.split("\n")[0].endswith(".")
 
 
+def test_a_folder_of_benchmarks_is_small_and_its_files_do_not_repeat_its_name():
+    """One of environments holds no `own_environment.py`; each says its purpose in one sentence."""
+    for folder in {path.parent for path in (ROOT / "benchmarks").glob("*/*.py")}:
+        stems = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+        assert len(stems) <= FILES, folder
+        words = {word.removesuffix("s") for stem in stems for word in stem.split("_")}
+        assert folder.name.removesuffix("s") not in words, folder
+        purpose = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+        assert purpose and purpose.endswith(".") and "\n" not in purpose
+
+
 def test_a_folder_of_tests_is_small():
     """Without `conftest.py`."""
     counts = Counter(path.parent for path in TESTS.rglob("*.py") if path.name not in ("__init__.py", "conftest.py"))

@@ -1,7 +1,7 @@
-"""vLLM samples from the weights that the policy has, and what happens to its process is one named error or a response that
-is written again.
+"""vLLM samples from the weights that the policy has.
 
-A process takes ten seconds of CPU time to start, so the tests share two, and those that end one come last.
+A fault of its process is one named error, or a response that is written again. A process takes ten seconds of CPU time
+to start, so the tests share two, and those that end one come last.
 """
 
 import os

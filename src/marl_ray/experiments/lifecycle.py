@@ -187,11 +187,11 @@ def shadows_of(plan: RolloutPlan, state: ExperimentState) -> tuple[str, ...]:
 def transition(
     state: ExperimentState, action: Action, plan: RolloutPlan, now: float, arm: str | None = None
 ) -> ExperimentState:
-    """Return the state after an action. `arm` names the treatment to promote (needed if there are several) or to roll
-    back (all of them if None); `now` is in seconds since 1970. Raises MarlRayError if `ALLOWED` or the plan forbids the
-    action.
+    """Return the state after an action, which `ALLOWED` and the plan must permit.
 
-    The epoch is one higher, except that rolling back what is rolled back already changes nothing.
+    `arm` names the treatment to promote (needed if there are several) or to roll back (all of them if None); `now` is in
+    seconds since 1970. The epoch is one higher, except that rolling back what is rolled back already changes nothing. Raises
+    MarlRayError if the action is forbidden.
     """
     if state.status not in ALLOWED[action]:
         expected = " or ".join(sorted(ALLOWED[action]))
@@ -222,9 +222,11 @@ def transition(
 
 
 def reallocated(state: ExperimentState, plan: RolloutPlan, weights: Mapping[str, float], now: float) -> ExperimentState:
-    """Return the state of a running `thompson` experiment under other weights, which are a new epoch of the same stage.
-    Rolled-back arms must have weight 0. Raises MarlRayError for another strategy or status, and for weights of other
-    arms."""
+    """Return the state of a running `thompson` experiment under other weights.
+
+    They are a new epoch of the same stage. Rolled-back arms must have weight 0. Raises MarlRayError for another strategy or
+    status, and for weights of other arms.
+    """
     if state.status is not ExperimentStatus.RUNNING or plan.strategy != "thompson":
         raise MarlRayError(
             f"weights: expected a running experiment of strategy thompson, this is {state.status} {plan.strategy}"
@@ -270,8 +272,11 @@ def _eligible(plan: RolloutPlan, barred: frozenset[str]) -> list[str]:
 
 
 def reconfigured(state: ExperimentState, before: RolloutPlan, after: RolloutPlan, now: float) -> ExperimentState:
-    """Return the state under a config that assigns differently: the next epoch, with its stage begun anew. Other stages
-    or another strategy begin at the first stage. Raises MarlRayError if the new plan has no place for the state."""
+    """Return the state under a config that assigns differently: the next epoch, its stage begun anew.
+
+    Other stages or another strategy begin at the first stage. Raises MarlRayError if the new plan has no place
+    for the state.
+    """
     if after.control in state.rolled_back:
         raise MarlRayError(f"arms: the control {after.control!r} has been rolled back; expected another first arm")
     if state.winner is not None and state.winner not in after.weights:
@@ -302,8 +307,7 @@ class ArmEvidence:
     exposures: int = 0
     """Units assigned to the arm since the stage began."""
     harm: str | None = None
-    """Name of the metric that proved harm (`outcome` or a guardrail), or None. A metric with unequal reports proves
-    nothing."""
+    """Name of the metric that proved harm (`outcome` or a guardrail), or None; never one with unequal reports."""
     tested: bool = True
     """True if the arm has enough outcomes for the harm test."""
     promotable: bool = False
@@ -311,8 +315,7 @@ class ArmEvidence:
     estimate: float = 0.0
     """Estimated gain; the promotable arm with the largest one wins."""
     unequal: str | None = None
-    """A sentence that names the metric which the arm's units report more or less often than the control's; None if none
-    is."""
+    """A sentence that names the metric that the arm's units report more or less often than the control's, or None."""
     unguarded: str | None = None
     """A sentence that names the guardrail with too few values for a test, or says that no outcome has come; else None."""
 
@@ -336,11 +339,11 @@ class RolloutDecision:
 
 
 def advance(record: ExperimentRecord, evidence: Evidence, now: float) -> RolloutDecision:
-    """Decide the next step of the experiment. `now` is in seconds since 1970.
+    """Decide the next step of the experiment at `now`, in seconds since 1970.
 
     Proven harm comes first and waits for nothing, not even for a clean traffic split. Then a suspicious split holds
-    everything, and so do reports that one arm's units lack. Only when the stage has had its exposures and its time does the
-    next stage follow, or the promotion after the last stage. Missing evidence, that of guardrails included, never
+    everything, and so do reports that one arm's units lack. Only when the stage has had its exposures and its time does
+    the next stage follow, or the promotion after the last stage. Missing evidence, that of guardrails included, never
     promotes an arm and never takes the control's last units.
     """
     plan, state = record.plan, record.state

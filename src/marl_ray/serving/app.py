@@ -19,8 +19,10 @@ MAX_ONGOING_REQUESTS = 2_000
 
 
 class GatewayReplica:
-    """One replica. Serve makes it from the config, asks it for the ASGI application, and runs that application's
-    lifespan."""
+    """One replica of the gateway, as Serve runs it.
+
+    Serve makes it from the config, asks it for the ASGI application, and runs that application's lifespan.
+    """
 
     async def __init__(self, config: dict[str, Any]):  # type: ignore[misc]  # Serve awaits it
         import torch

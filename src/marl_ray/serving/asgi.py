@@ -48,8 +48,11 @@ class Gateway:
     def __init__(
         self, config: GatewayConfig, seed: int | None = None, host: Host | None = None, replica: str | None = None
     ):
-        """Make the services. Blocks; raises MarlRayError if they cannot be made. `seed` makes sampling repeatable;
-        `host` starts arms with `placement: deployment`; `replica` is this replica's name in `/metrics`."""
+        """Make the services, which blocks.
+
+        `seed` makes sampling repeatable; `host` starts arms with `placement: deployment`; `replica` is this replica's
+        name in `/metrics`. Raises MarlRayError if the services cannot be made.
+        """
         self.config = config
         self.service = Service(config, seed, host, replica)
         self._deadlines = Deadlines()

@@ -58,8 +58,11 @@ class LiveExperiments:
             del self.models[reference]
 
     def open(self, part: LoadedExperiment, actor: str = "config", reason: str = "opened", **more: Any) -> Router:
-        """Register an experiment with the store and route to it; `more` is stored beside its config. Blocks. Raises
-        MarlRayError if the stored experiment forbids it, or if an arm cannot be hosted."""
+        """Register an experiment with the store and route to it, which blocks.
+
+        `more` is stored beside its config. Raises MarlRayError if the stored experiment forbids it, or if an arm
+        cannot be hosted.
+        """
         arms = {arm: self.arm(part.config, arm, bundle) for arm, bundle in part.bundles.items()}
         self.store.open_experiment(part.config.name, part.stored_config() | more, actor=actor, reason=reason)
         return self.take_in(part.config, self.store.table(part.config.name), arms)

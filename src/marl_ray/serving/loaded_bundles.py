@@ -25,8 +25,10 @@ _log = logging.getLogger(__name__)
 
 
 class Bundles:
-    """The bundles of a process. Each content is held once, however many experiments and references name it, and only
-    while somebody uses it. Safe to use from several threads."""
+    """The bundles of a process, safe to use from several threads.
+
+    Each content is held once, however many experiments and references name it, and only while somebody uses it.
+    """
 
     def __init__(self, tracking_uri: str | None = None):
         self._tracking_uri = tracking_uri
@@ -36,8 +38,11 @@ class Bundles:
         self._lock = threading.Lock()
 
     def load(self, reference: str, digest: str | None = None) -> AnyBundle:
-        """Return the bundle of a reference, read unless its content is already held; `digest` is the expected one, None
-        if unknown. Raises MarlRayError if the bundle is missing or malformed, or has another digest."""
+        """Return the bundle of a reference, read unless its content is already held.
+
+        `digest` is the expected one, None if unknown. Raises MarlRayError if the bundle is missing or malformed, or
+        has another digest.
+        """
         content = digest or self._digests.get(reference)
         held = self._held.get(content) if content is not None else None
         if held is not None:
@@ -59,8 +64,10 @@ class LoadedExperiment:
     """Arm -> `digest` and, where it is known, `weights_sha256`."""
 
     def stored_config(self) -> dict[str, Any]:
-        """Return the config as the store keeps it: with the salt in force, and the digests of each arm's bundle and
-        weights."""
+        """Return the config as the store keeps it.
+
+        It has the salt in force, and the digests of each arm's bundle and weights.
+        """
         data = self.config.model_dump(mode="json")
         data["salt"] = self.config.salt or self.config.name
         data["control"] = next(iter(self.config.arms))
@@ -78,8 +85,11 @@ class LoadedExperiment:
 def load_arms(
     config: ExperimentConfig, arms: Iterable[str], bundles: Bundles, stored: Mapping[str, Mapping[str, Any]]
 ) -> tuple[dict[str, AnyBundle], dict[str, MarlRayError]]:
-    """Load the bundles of these arms. Returns them, and the reason for each arm whose bundle cannot be loaded. `stored`
-    has the store's digests that the bundles must match. External models play the agents of the other arms."""
+    """Load the bundles of these arms, and tell which cannot be loaded.
+
+    Returns the bundles, and the reason for each arm whose bundle cannot be loaded. `stored` has the store's digests
+    that the bundles must match. External models play the agents of the other arms.
+    """
     loaded: dict[str, AnyBundle] = {}
     missing: dict[str, MarlRayError] = {}
     for arm in sorted(arms, key=lambda arm: config.arms[arm].bundle is None):
@@ -96,8 +106,10 @@ def load_arms(
 
 
 def load_whole(config: ExperimentConfig, bundles: Bundles) -> LoadedExperiment:
-    """Load a new experiment with all of its arms. Raises MarlRayError naming the arm if one cannot be loaded or
-    used."""
+    """Load a new experiment with all of its arms.
+
+    Raises MarlRayError naming the arm if one cannot be loaded or used.
+    """
     loaded, missing = load_arms(config, config.arms, bundles, {})
     for error in missing.values():
         raise error
@@ -121,9 +133,11 @@ def pin(config: ExperimentConfig, tracking_uri: str | None) -> ExperimentConfig:
 
 
 def load_configured(config: GatewayConfig, store: ExperimentStore, bundles: Bundles) -> list[LoadedExperiment]:
-    """Return the experiments of a gateway's config, each with the arms that serve. Raises MarlRayError naming the arm
-    if a bundle of a new experiment cannot be loaded. If the store knows the experiment, the arm is left out and another
-    one answers for it."""
+    """Return the experiments of a gateway's config, each with the arms that serve.
+
+    Raises MarlRayError naming the arm if a bundle of a new experiment cannot be loaded. If the store knows the
+    experiment, the arm is left out and another one answers for it.
+    """
     fixed = [pin(part, config.tracking_uri) for part in config.experiments]
     states = store.states()
     arms_of = needed(served_here(states, [part.name for part in fixed]), time.time())
@@ -138,8 +152,10 @@ def load_configured(config: GatewayConfig, store: ExperimentStore, bundles: Bund
 
 
 def check_configured(config: GatewayConfig, store: ExperimentStore) -> None:
-    """Raise MarlRayError if an experiment of the config could not be served: a new one that lacks an arm, or one that takes
-    traffic and has lost the arm that answers for all others."""
+    """Raise MarlRayError if an experiment of the config could not be served.
+
+    That is a new one that lacks an arm, or one that takes traffic and has lost the arm that answers for all others.
+    """
     states = store.states()
     for part in load_configured(config, store, Bundles(config.tracking_uri)):
         state = states.get(part.config.name)
@@ -151,8 +167,10 @@ def check_configured(config: GatewayConfig, store: ExperimentStore) -> None:
 
 
 def check_gateway(config: GatewayConfig) -> None:
-    """Raise MarlRayError if a gateway of this config could not begin to serve: for a bundle, a database or a file of keys
-    that cannot be read, naming it. The bundles are read in this process."""
+    """Raise MarlRayError if a gateway of this config could not begin to serve.
+
+    It names a bundle, a database or a file of keys that cannot be read. The bundles are read in this process.
+    """
     Keys(config.api_keys)
     store = ExperimentStore(config.database)
     try:
@@ -184,8 +202,11 @@ def _load_known(
 
 
 def check_arms(config: ExperimentConfig, bundles: Mapping[str, AnyBundle]) -> None:
-    """Raise MarlRayError naming the arm if two of an experiment's bundles differ in kind, agents, observations or actions: a
-    request is made before its arm is known, so every arm must understand it."""
+    """Raise MarlRayError naming the arm if two of an experiment's bundles cannot replace each other.
+
+    They must not differ in kind, agents, observations or actions: a request is made before its arm is known, so every
+    arm must understand it.
+    """
     if not bundles:
         return
     control = next((arm for arm in config.arms if arm in bundles), "")

@@ -49,9 +49,11 @@ class Service:
     """The services of one replica."""
 
     def __init__(self, config: GatewayConfig, seed: int | None, host: Host | None, replica: str | None):
-        """Open the store and load the experiments that serve, also those that were created over HTTP. Blocks. Raises
-        MarlRayError if the store cannot be used or a new experiment's bundle cannot be loaded. `Gateway` describes the
-        arguments."""
+        """Open the store and load the experiments that serve, also those that were created over HTTP.
+
+        Blocks. `Gateway` describes the arguments. Raises MarlRayError if the store cannot be used or a new experiment's
+        bundle cannot be loaded.
+        """
         self.config = config
         self.metrics = GatewayMetrics(replica)
         self.admission = Admission(config)
@@ -150,8 +152,11 @@ class Service:
         return int(self._noise.integers(1 << 63))
 
     def roll_back(self, router: Router, arm: str, reason: str) -> None:
-        """Roll an arm back for good, in a thread. If the database does not answer, the arm's open circuit keeps traffic
-        away, and the next opening of the circuit tries again."""
+        """Roll an arm back for good, in a thread.
+
+        If the database does not answer, the arm's open circuit keeps traffic away, and the next opening of the
+        circuit tries again.
+        """
         name = router.config.name
 
         def change() -> None:

@@ -1,8 +1,9 @@
-"""Reads that requests share: reports, charts and pages. They need the database and a processor, and must not slow acts.
+"""Reads that requests share: reports, charts and pages.
 
-These reads run in threads of their own. Requests for the same one share one execution, which begins after the last of
-them has asked, so every reader sees all that was stored before the request. Afterwards that read pauses for a multiple
-of the time that it took, so that clients who ask without pause occupy only a part of one processor.
+They need the database and a processor, and must not slow acts, so they run in threads of their own. Requests for the
+same one share one execution, which begins after the last of them has asked, so every reader sees all that was stored
+before the request. Afterwards that read pauses for a multiple of the time that it took, so that clients who ask without
+pause occupy only a part of one processor.
 """
 
 import asyncio
@@ -47,8 +48,10 @@ class SharedReads:
         """Moment at which a reading's pause ends, by `clock`."""
 
     async def read(self, what: Hashable, make: Callable[[], T]) -> T:
-        """Call `make` in a thread, after this request, and return its result. Raises whatever `make` raises, and
-        RequestError 503 if too many different reads wait."""
+        """Call `make` in a thread, after this request, and return its result.
+
+        Raises whatever `make` raises, and RequestError 503 if too many different reads wait.
+        """
         shared = self._next.get(what)
         if shared is None:
             if len(self._next) >= self._waiting:

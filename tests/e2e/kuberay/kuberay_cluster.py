@@ -202,8 +202,11 @@ class Site:
         )
 
     def remaining(self, name: str) -> list[str]:
-        """The existing objects of a resource. Its clusters' Services, Secrets and accounts carry no label of it, but all
-        names that are made for it begin with its own."""
+        """Return the existing objects of a resource.
+
+        Its clusters' Services, Secrets and accounts carry no label of it, but all names that are made for it begin
+        with its own.
+        """
         names = (
             (kind, item["metadata"]["name"])
             for kind, version in LEFT

@@ -1,5 +1,8 @@
-"""The chart's own services as processes in namespaces: they come up from the rendered manifests, and an upgrade keeps
-what they have stored. Helm's engine renders, with `lookup` answered by the cluster."""
+"""The chart's own services as processes in namespaces.
+
+They come up from the rendered manifests, and an upgrade keeps what they have stored. Helm's engine renders, with
+`lookup` answered by the cluster.
+"""
 
 from collections.abc import Iterator
 from typing import Any

@@ -152,8 +152,10 @@ def test_a_second_ray_in_one_process_is_refused():
 
 
 def test_workers_talk_over_loopback(ray_cluster: LocalRay, tmp_path: Path):
-    """torch's gloo, in two of Ray's workers. (The listening socket of torch's rendezvous store is on all interfaces, which
-    no option changes.)"""
+    """Two of Ray's workers exchange tensors by torch's gloo.
+
+    The listening socket of torch's rendezvous store is on all interfaces, which no option changes.
+    """
     import ray
 
     def work(rank: int) -> set[str]:

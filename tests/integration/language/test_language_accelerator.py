@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.long
 def test_the_benchmark_measures_steps_and_compares_their_memory_with_the_plan(tmp_path):
     small = ["--device=cpu", "--sizes=tiny", "--context=64", "--tokens=16", "--rows=2", "--responses=8", "--runs=1"]
-    command = [sys.executable, "-m", "benchmarks.language.language_accelerator", *small, "--store", str(tmp_path)]
+    command = [sys.executable, "-m", "benchmarks.language.accelerator", *small, "--store", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "language_accelerator.json").read_text())

@@ -1,5 +1,7 @@
-"""Runs whose processes are killed or cut off at generated lines or before chosen calls, whose checkpoints are damaged and
-whose trackers are dead or slow: the same command ends with the journal, the state and the sinks of a run that met nothing.
+"""Runs that meet faults end as runs that met none: with the same journal, state and sinks.
+
+Processes are killed or cut off at generated lines or before chosen calls, checkpoints are damaged, and trackers are
+dead or slow. The command that starts the run again is the same.
 """
 
 import json

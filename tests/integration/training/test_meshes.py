@@ -135,8 +135,11 @@ def test_workers_that_cannot_compute_passes_together_are_named_before_a_run(tmp_
 
 @pytest.mark.long
 def test_with_a_learned_entropy_and_a_critic_parts_of_layers_differ_by_rounding_alone(model, tmp_path):
-    """Adam enlarges the rounding of gradients near zero by up to lr / eps = 100 with the default eps of 1e-5, to 1e-6 of a
-    weight and more; here by up to 10. By SGD the weights differ by less than 1e-10."""
+    """Adam enlarges the rounding of gradients near zero.
+
+    With the default eps of 1e-5 it does so by up to lr / eps = 100, to 1e-6 of a weight and more; here by up to 10. By
+    SGD the weights differ by less than 1e-10.
+    """
     ppo = [model, *(key for key in RUN if "kl_coef" not in key), "algorithm=ppo", "hyper.entropy_coef=0.01"]
     ppo.append("hyper.adam_eps=1e-4")
     with process_group():

@@ -313,8 +313,11 @@ def test_an_exploit_copies_weights_and_optimiser_state_between_trials_of_two_wor
 
 
 def check_exploit(folder: Path, recipient: int, exploit: dict[str, Any], scratch: Path) -> None:
-    """The donor's last checkpoint before the exploit, and the first that the recipient's workers wrote after it, from what
-    is in their learners: equal but for the hyper-parameters, which are the exploit's."""
+    """Check that a recipient's workers have the donor's learners, but for the hyper-parameters.
+
+    Compared are the donor's last checkpoint before the exploit, and the first that the recipient's workers wrote after
+    it, from what is in their learners. The hyper-parameters are the exploit's.
+    """
     (donor_checkpoint,) = (folder / f"trials/{exploit['donor']:04d}").glob("attempt-1/checkpoint-000002-*")
     (recipient_checkpoint,) = (folder / f"trials/{recipient:04d}").glob("attempt-2/checkpoint-000002-*")
     donated, got = tensors(donor_checkpoint, scratch / "a"), tensors(recipient_checkpoint, scratch / "b")

@@ -23,8 +23,10 @@ def without_ray() -> dict[str, str]:
 
 
 def marl_ray(*arguments: str | Path, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """`marl-ray ARGUMENTS` in a folder, the repository's root by default, called here: what it printed and its exit
-    status."""
+    """Call `marl-ray ARGUMENTS` in this process, and return what it printed and its exit status.
+
+    Its folder is the repository's root by default.
+    """
     out, err = io.StringIO(), io.StringIO()
     with (
         contextlib.chdir(folder),

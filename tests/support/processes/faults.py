@@ -63,10 +63,10 @@ class OwnRay:
         return pids
 
     def wait_until_complete(self, replicas: int, timeout_s: float = 90.0) -> None:
-        """Wait until so many replicas, a proxy and a controller live, Serve says that replicas and proxy run, and the proxy
-        answers.
+        """Wait until so many replicas, a proxy and a controller live and the proxy answers.
 
-        Serve alone would be believed too early: it takes its time to notice a death, and a new proxy to listen.
+        Serve must say that replicas and proxy run. Serve alone would be believed too early: it takes its time to notice
+        a death, and a new proxy to listen.
         """
         deadline = time.monotonic() + timeout_s
         expected = ([replicas, 1, 1], ["RUNNING"] * replicas, ["HEALTHY"], 200)
@@ -98,8 +98,10 @@ class OwnRay:
 
 @contextmanager
 def own_ray(folder: Path, **env: str) -> Iterator[OwnRay]:
-    """Start it with `folder` as its working directory and `env` besides the environment; afterwards nothing of it runs
-    any more, or AssertionError."""
+    """Start a Ray with `folder` as its working directory and `env` besides the environment.
+
+    Afterwards nothing of it runs any more, or AssertionError.
+    """
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "GLOO_"))}
     with (folder / "ray.log").open("w") as log:
         child = subprocess.Popen(

@@ -139,8 +139,11 @@ class Result:
             self.policies = load_bundle(bundle).manifest.policies
 
     def check_sinks(self, tracked: Path, asleep_in_call: bool = False) -> None:
-        """Each sink has each iteration once. A tracker that keeps what it gets twice has the rows of one call twice where a
-        driver may have slept in that call."""
+        """Check that each sink has each iteration once.
+
+        A tracker that keeps what it gets twice has the rows of one call twice where a driver may have slept
+        in that call.
+        """
         rows = taken(tracked, self.run.name)
         assert (sorted(set(rows)) if asleep_in_call else rows) == EVERY
         with local_copy(f"{self.run.storage}/{self.run.name}/tensorboard") as events:

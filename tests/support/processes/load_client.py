@@ -55,9 +55,9 @@ class Load:
 
 @contextmanager
 def running(load: Load) -> Iterator[list[Sent]]:
-    """Play in a thread while the body runs, then let every session come to its end. The list grows meanwhile.
+    """Play in a thread while the body runs, then let every session come to its end.
 
-    Raises AssertionError if a request never succeeded.
+    The list grows meanwhile. Raises AssertionError if a request never succeeded.
     """
     requests: list[Sent] = []
     stop = threading.Event()

@@ -1,5 +1,7 @@
-"""The driver and the workers of `plain_train` in their processes, which die or stop before a chosen line or call of the
-product."""
+"""The driver and the workers of `plain_train` in their processes.
+
+They die or stop before a chosen line or call of the product.
+"""
 
 import contextlib
 import faulthandler
@@ -39,8 +41,11 @@ BEAT_S, LOST_S = 0.3, 2.0
 
 @dataclass(frozen=True)
 class Fault:
-    """A process dies, or sleeps, before the `nth` line that it runs of a file of the product, or before its `nth` call of a
-    function there."""
+    """The place at which a process dies, or sleeps.
+
+    It is before the `nth` line that the process runs of a file of the product, or before its `nth` call of
+    a function there.
+    """
 
     place: str
     """`FILE`, whose lines count, or `FILE:FUNCTION`, whose calls do; a method is `Class.method`."""
@@ -51,8 +56,10 @@ class Fault:
 
 
 def watch_lines(fault: Fault | None, folder: Path) -> Counter[str]:
-    """Count the lines that this process runs of the product's files, and die before the chosen line or call after a note of
-    its place in `folder`."""
+    """Count the lines that this process runs of the product's files, and die before the chosen one.
+
+    The chosen place may be a call; a note of it is written in `folder` before.
+    """
     counts: Counter[str] = Counter()
     calls: Counter[str] = Counter()
     names: dict[str, str] = {}

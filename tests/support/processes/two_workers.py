@@ -24,10 +24,10 @@ FORKS.set_forkserver_preload(PRELOADED)
 
 
 def two_workers(body: Callable[..., Any], *arguments: Any, cpu: bool = True) -> Any:
-    """Call `body(*arguments)` in two workers of one process group; returns the value of worker 0. With `cpu=False` the group
-    exchanges no tensor of the CPU, as NCCL does not.
+    """Call `body(*arguments)` in two workers of one process group, and return the value of worker 0.
 
-    Raises AssertionError if a worker fails or none answers in time. Body and arguments travel by pickle.
+    With `cpu=False` the group exchanges no tensor of the CPU, as NCCL does not. Raises AssertionError if a worker fails
+    or none answers in time. Body and arguments travel by pickle.
     """
     return workers(2, body, *arguments, cpu=cpu)
 

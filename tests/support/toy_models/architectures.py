@@ -93,8 +93,10 @@ def _shrunk(kind: Any, sizes: dict[str, Any], more: dict[str, Any]) -> Any:
 
 
 def tiny_lm(architecture: str) -> Any:
-    """A model with weights that are large enough for its distributions to be far from uniform; ValueError if none can be
-    built that takes a forward pass."""
+    """Return a model of the architecture whose distributions are far from uniform.
+
+    Its weights are large enough for that. Raises ValueError if none can be built that takes a forward pass.
+    """
     problem = "no config"
     for config in configs(architecture):
         try:

@@ -9,8 +9,10 @@ from marl_ray.policies.language.tiny_models import byte_tokenizer
 
 
 def saved_llama(folder: Path, tied: bool = True) -> str:
-    """Save a Llama of random weights, whose heads four workers can share; the folder as an override of the speaker's
-    model."""
+    """Save a Llama of random weights, whose heads four workers can share.
+
+    Returns the folder as an override of the speaker's model.
+    """
     tokenizer = byte_tokenizer(32)
     torch.manual_seed(0)
     shape = LlamaConfig(

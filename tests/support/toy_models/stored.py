@@ -76,8 +76,11 @@ def refused_together(folders: list[str]) -> str:
 
 
 def peaks(folder: str, unread: bool, samples: bool) -> list[int]:
-    """Each worker's peak of own memory (bytes) while it makes its trained weights, and with `samples` a copy that samples.
-    Mapped files are not counted: the system drops their pages when it needs room."""
+    """Return each worker's peak of own memory (bytes) while it makes its trained weights.
+
+    With `samples` it makes a copy that samples too. Mapped files are not counted: the system drops their pages when
+    it needs room.
+    """
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     warm = torch.nn.Linear(64, 64)
     dist.all_reduce(warm.weight.detach())
@@ -95,8 +98,11 @@ def peaks(folder: str, unread: bool, samples: bool) -> list[int]:
 
 
 def elsewhere_peaks(folder: str, out: str) -> dict[str, list[int]]:
-    """Each worker's peaks of own memory (bytes) where an engine has the weights: to load, its shards included; to hand all
-    weights to the engine; and to write them to `out`, from shards on CPU."""
+    """Return each worker's peaks of own memory (bytes) where an engine has the weights.
+
+    They are: to load, its shards included; to hand all weights to the engine; and to write them to `out`, from
+    shards on CPU.
+    """
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     warm = torch.nn.Linear(64, 64)
     dist.all_reduce(warm.weight.detach())

@@ -92,8 +92,11 @@ def of_two_shards() -> None:
 
 
 def of_joint_workers(context: int, tensor: int, model: dict[str, Any], biased: bool) -> None:
-    """Run one of several workers that compute passes together, whose policies must do what a plain one does on all rows.
-    Worker 0 brings none. The model has 4 heads and 2 of keys: a Qwen2, or a Llama with a bias of every layer."""
+    """Run one of several workers that compute passes together as a plain policy does.
+
+    Their policies must do what a plain one does on all rows. Worker 0 brings none. The model has 4 heads and 2 of keys:
+    a Qwen2, or a Llama with a bias of every layer.
+    """
     rank, count = dist.get_rank(), dist.get_world_size()
     policy, complete = _of_four_heads(model, biased), _of_four_heads(model, biased)
     plain = plain_copy(policy)

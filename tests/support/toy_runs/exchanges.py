@@ -16,8 +16,11 @@ from marl_ray.training.team.assembly import build_team
 
 
 class Exchanges(TorchDispatchMode):
-    """Counts exchanges by torch's names. torch's `CommDebugMode` also follows modules, and fails where one is called apart
-    from its parent, as our packing does it."""
+    """Counts exchanges by torch's names.
+
+    torch's `CommDebugMode` also follows modules, and fails where one is called apart from its parent, as our
+    packing does it.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -30,8 +33,10 @@ class Exchanges(TorchDispatchMode):
 
 
 def counted(replicate: int, gathered_once: int, *overrides: str) -> dict[str, int]:
-    """Name of an exchange -> how often a worker takes part in it during an update of one gradient step. Models of at most
-    `gathered_once` bytes stay gathered."""
+    """Count a worker's exchanges during an update of one gradient step: name -> how often.
+
+    Models of at most `gathered_once` bytes stay gathered.
+    """
     shard.GATHERED_ONCE = gathered_once
     rank, workers = dist.get_rank(), dist.get_world_size()
     run = config(f"resources.workers={workers}", "train.group_size=2", *overrides)

@@ -60,8 +60,10 @@ def all_raise(action: Callable[[], object], kind: type[MarlRayError] = MarlRayEr
 def short_of(
     rank: int, caller: ModuleType, module: ModuleType, name: str, count: int, error: Exception
 ) -> Iterator[None]:
-    """Within the block a function of a module, called by another one on a worker, has room for so many calls; then it fails
-    once, as an allocator does."""
+    """Within the block, let a function of a module fail once after so many calls, as an allocator does.
+
+    Only calls by the module `caller` on the worker `rank` count.
+    """
     function, remaining = getattr(module, name), [count]
 
     def fails(*arguments: Any, **more: Any) -> Any:
@@ -151,15 +153,19 @@ def exports_frozen(folders: list[str], folder: str) -> str:
 
 
 def trains(family: str, overrides: list[list[str]]) -> str:
-    """Each worker starts the run of a family (`runs` or `texts`) with overrides of its own, of which one's file is not
-    there."""
+    """Start the run of a family (`runs` or `texts`) on each worker, with overrides of its own.
+
+    The file of one of them is not there.
+    """
     config = {"runs": runs.config, "texts": texts.config}[family](*overrides[dist.get_rank()], "resources.workers=2")
     return all_raise(lambda: train_alone(config))
 
 
 def opens(folders: list[str]) -> list[str]:
-    """Worker 1 has the files of another model; then it cannot open the files to read its shards alone, and reads the whole
-    model."""
+    """Build the team where worker 1 has the files of another model, and then where it cannot open its shards.
+
+    In the second case the worker cannot open the files to read its shards alone, and reads the whole model.
+    """
     run_config = texts.config(f"team.speaker.model={{path: '{folders[dist.get_rank()]}', context: 32}}")
     lines = [all_raise(lambda: runs.team_of(run_config))]
     if dist.get_rank() == 1:
@@ -188,8 +194,11 @@ def refuses(folder: str) -> str:
 
 
 def gathers(folder: str, *overrides: str) -> dict[str, str]:
-    """A worker has no room for weights that come from others: for a bundle, for an engine that has them itself, and for the
-    copy that samples, after an update and after a checkpoint was read. Or its engine fails between two weights."""
+    """Let a worker have no room for weights that come from others, or its engine fail between two weights.
+
+    There is no room for a bundle, for an engine that has them itself, and for the copy that samples, after an update
+    and after a checkpoint was read.
+    """
     gather_shards.AT_ONCE = 1 << 14
     common = (*overrides, "train.group_size=2", f"resources.workers={dist.get_world_size()}")
     torch_config = texts.config(*common)
@@ -228,8 +237,10 @@ def gathers(folder: str, *overrides: str) -> dict[str, str]:
 
 
 def limits(free: list[int]) -> list[tuple[dict[str, int], bool]]:
-    """The limits of passes, and whether weights stay gathered, on workers whose GPUs have so much free memory: a pass takes
-    10 and 4 more for each further row, all weights 30."""
+    """Return the limits of passes, and whether weights stay gathered, on workers with so much free memory.
+
+    The memory is that of their GPUs: a pass takes 10 and 4 more for each further row, all weights 30.
+    """
     run = texts.config("train.micro_batch=3", f"resources.workers={len(free)}")
     learner = build_team(run, make_env(run.env, ()), worker_mesh("cpu"), False).learners["speaker"]
     learner.policy = replace(learner.policy, device=torch.device("cuda"))

@@ -21,8 +21,11 @@ CLOSED, OPEN, _ = CircuitState
 
 
 def bundle(folder: Path, action: int, fragile: bool, run: str = "r", broken: bool = False, units: int = 8) -> str:
-    """A policy that takes one action, with so many hidden units. A fragile one makes NaN of all observations but constant
-    ones, a broken one of all. Arms of other sizes share no pass."""
+    """Write the bundle of a policy that takes one action, with so many hidden units.
+
+    A fragile one makes NaN of all observations but constant ones, a broken one of all. Arms of other sizes
+    share no pass.
+    """
     torch.manual_seed(action)
     network = NetworkConfig(hidden=(units,), activation="relu")
     policy = ActorCritic(SPACE, spaces.Discrete(6), network)

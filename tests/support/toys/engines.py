@@ -15,8 +15,10 @@ from marl_ray.policies.language.token_policy import TokenPolicy
 
 
 class Apart(Engine):
-    """Samples as the built-in engine does, by a whole model of its own, which gets the weights one by one. It stands for an
-    engine in another process."""
+    """Samples as the built-in engine does, by a whole model of its own.
+
+    The model gets the weights one by one. It stands for an engine in another process.
+    """
 
     @staticmethod
     def has_weights(generation: GenerationConfig) -> bool:

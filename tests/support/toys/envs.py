@@ -85,8 +85,11 @@ def not_an_environment() -> str:
 
 
 class Sprint(ParallelEnv[str, Any, int]):  # type: ignore[misc]  # PettingZoo has no types
-    """One agent, which succeeds at once or fails slowly: action 0 in one of the first `chances` steps earns 1 and ends the
-    episode; without it nothing more can be had, and the episode goes on for `length` steps. Every step costs 1."""
+    """One agent, which succeeds at once or fails slowly.
+
+    Action 0 in one of the first `chances` steps earns 1 and ends the episode; without it nothing more can be had, and
+    the episode goes on for `length` steps. Every step costs 1.
+    """
 
     metadata = {"name": "sprint", "render_modes": []}
 
@@ -119,8 +122,10 @@ def sprint(**kwargs: Any) -> Sprint:
 
 
 class Fragile(Countdown):
-    """Kills its process in the given episode step, or stalls it for so many seconds, once: the first to do it leaves the
-    file `marker` behind."""
+    """Kills its process in the given episode step, or stalls it for so many seconds, once.
+
+    The first to do it leaves the file `marker` behind.
+    """
 
     def __init__(self, marker: str, at: int, stall: float = 0.0, **kwargs: Any):
         super().__init__(**kwargs)

@@ -97,8 +97,11 @@ class Echo(Toy):
 
 
 class Talk(Toy):
-    """`asker` and `teller` take turns, each hears the last word. A turn pays the speaker 1 for an "a" in it, and the other
-    0.5 a turn later; each costs 1. It ends after `length` turns, or as soon as somebody says "stop"."""
+    """`asker` and `teller` take turns, and each hears the last word.
+
+    A turn pays the speaker 1 for an "a" in it, and the other 0.5 a turn later; each costs 1. It ends after `length`
+    turns, or as soon as somebody says "stop".
+    """
 
     metadata = {"name": "talk", "render_modes": []}
     cost: Any = ()

@@ -22,9 +22,11 @@ class Letter:
 
 
 class Echo(TextEnv):
-    """Agent `a` reads a letter and earns 1 for an answer that begins with it and 0.1 for every character of ASCII; then, if
-    there is one, agent `b` reads what `a` wrote and the letter, and earns likewise. Solved where the last answer is the
-    letter alone."""
+    """Agent `a` answers a letter, and agent `b`, if there is one, reads the answer and the letter.
+
+    An answer earns 1 if it begins with the letter, and 0.1 for every character of ASCII. Solved where the last answer
+    is the letter alone.
+    """
 
     def __init__(self, agents: tuple[str, ...] = ("a",), marker: str = "", at: int = 0, **kwargs: Any):
         """Kills its process in step `at` of this copy, once: the first to do it leaves the file `marker` behind."""

@@ -86,8 +86,10 @@ class Database(Lines):
 
 
 class Moody(Lines):
-    """Appends rows to `NAME.jsonl` in the folder that TRACKED names, and says what it has. `NAME.mood` there holds how many
-    calls it fails before it takes rows, and how many seconds each call takes."""
+    """Appends rows to `NAME.jsonl` in the folder that TRACKED names, and says what it has.
+
+    `NAME.mood` there holds how many calls it fails before it takes rows, and how many seconds each call takes.
+    """
 
     def __init__(self, config: RunConfig, run_id: str):
         self.path = Path(os.environ["TRACKED"], f"{config.name}.jsonl")

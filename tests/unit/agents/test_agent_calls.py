@@ -28,8 +28,7 @@ def mix(first: str, second: str) -> str:
 
 
 MOST_CPU_S = 20.0
-"""CPU seconds for a long text, which takes some hundredths where the time is linear in its length and minutes where it is
-quadratic."""
+"""CPU seconds for a long text, which takes hundredths if the time is linear in its length and minutes if it is quadratic."""
 TOOLS = {tool.name: tool for tool in (tool_of(write), tool_of(mix), *make_tools([]).values())}
 
 

@@ -348,9 +348,12 @@ def _leaves() -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("language", [False, True])
 def test_no_run_reads_more_than_a_hundred_keys(language: bool):
-    """Whatever its algorithm: those of the other family of policies and of other algorithms are not for it, and a run with
-    `data` reads that key and three fewer of `train`. A model comes from `path` or from `preset`, and a
-    warm start, which has more keys, is refused beside `kl_coef` and beside `resume_from`."""
+    """That holds for every algorithm.
+
+    The keys of the other family of policies and of other algorithms are not for it, and a run with `data` reads that
+    key and three fewer of `train`. A model comes from `path` or from `preset`, and a warm start, which has more keys,
+    is refused beside `kl_coef` and beside `resume_from`.
+    """
     leaves = _leaves()
     assert "team.agents" in leaves and "hyper.lr" in leaves and "team.model.lora.rank" in leaves  # it does go down
     words = ("data", "team.model.", "team.generation.", "train.curriculum", "evaluation.tasks")

@@ -161,8 +161,11 @@ def test_a_replayed_copy_goes_on_as_one_that_played(env_id: str, kwargs: dict[st
 
 
 class Relay(ParallelEnv):
-    """The first agent leaves after two steps, the second one after four; the number of actions differs. The step's number is
-    the reward and the cost, and no agent may repeat its last action."""
+    """Two agents with different numbers of actions, of which the first leaves earlier.
+
+    It leaves after two steps, the second one after four. The step's number is the reward and the cost, and no agent may
+    repeat its last action.
+    """
 
     metadata = {"name": "relay"}
 

@@ -56,8 +56,10 @@ def allow(states: Any, masks: Any, fault: int) -> None:
 
 
 class Relay:
-    """Three agents that leave after different steps, one of them cut before the others end, with masks, two costs, and
-    actions that begin at other numbers."""
+    """Three agents that leave after different steps, one of them cut before the others end.
+
+    They have masks, two costs, and actions that begin at other numbers.
+    """
 
     metadata: ClassVar[dict[str, Any]] = {}
 

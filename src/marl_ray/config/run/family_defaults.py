@@ -10,7 +10,7 @@ is large, and has been trained before, so other numbers are right for it:
 - 1e-6 is the learning rate of verl, TRL and OpenRLHF for models of billions of weights. Low-rank adapters want ten times
   that of all weights (Schulman et al. 2025, "LoRA Without Regret"). Critics are new, so they learn faster (verl: 1e-5).
 - The presets are a thousand times smaller and begin untrained. Their learning rate 2e-4 is that of the measured runs
-  (`benchmarks/language/language_learning.py`), and so is an epsilon of 1e-5, which keeps weights that hardly have a
+  (`benchmarks/language/pass_rates.py`), and so is an epsilon of 1e-5, which keeps weights that hardly have a
   gradient from making whole steps.
 - Critics are heads on the model, which their loss must not pull away from its text: 0.1 of it counts (Ziegler et al. 2019,
   arXiv 1909.08593).

@@ -17,8 +17,7 @@ class Population:
 
     share: float = 1.0
     required: frozenset[tuple[str, frozenset[tuple[bool, Attribute]]]] = frozenset()
-    """Names of attributes, each with the values that a unit of the population may have and whether the value is a
-    boolean."""
+    """Names of attributes, each with the values that a unit of the population may have, and whether they are booleans."""
 
     @property
     def is_everyone(self) -> bool:

@@ -83,8 +83,9 @@ class AssignmentTable:
 
 
 class PastTables:
-    """All weights that an experiment has had under one salt. A unit to which each of them gives the same arm has that arm,
-    whenever it came, and nobody needs to look it up.
+    """All weights that an experiment has had under one salt.
+
+    A unit to which each of them gives the same arm has that arm, whenever it came, and nobody needs to look it up.
     """
 
     __slots__ = ("_draws", "_weights")
@@ -117,9 +118,9 @@ def draw(
 ) -> tuple[Assignment, str | None]:
     """Assign an arm to a unit that has none yet; return it with the cluster or block that was drawn (`Exposure.cluster`).
 
-    `randomize` and `block_s` are the config's; `cluster` is the request's (ValueError if `randomize` needs one and it is
-    None); `at` is now, in seconds since 1970. A unit keeps the arm of its first exposure, whatever its later block or
-    cluster.
+    `randomize` and `block_s` are the config's; `cluster` is the request's; `at` is now, in seconds since 1970. A unit
+    keeps the arm of its first exposure, whatever its later block or cluster. Raises ValueError if `randomize` needs a
+    cluster and it is None.
     """
     if randomize == "switchback":
         block = block_of(at, block_s)
@@ -132,8 +133,10 @@ def draw(
 
 
 def block_of(at: float, block_s: float) -> str:
-    """Return the name of the block of `block_s` seconds that contains the moment `at` (seconds since 1970): its start
-    and its length."""
+    """Return the name of the block that contains the moment `at`: its start and its length.
+
+    `at` is in seconds since 1970; a block lasts `block_s` seconds.
+    """
     return f"{math.floor(at / block_s) * block_s:0{BLOCK_START}.6f}+{float(block_s)!r}"
 
 
@@ -143,19 +146,20 @@ def block_span(block: str) -> tuple[float, float]:
 
 
 def block_group(block: str, size: int) -> tuple[int, int]:
-    """Return the index of the group of `size` consecutive blocks that contains the block, and the block's place in that
-    group."""
+    """Return the index of the group that contains the block, and the block's place in that group.
+
+    A group is `size` consecutive blocks.
+    """
     start, length = block_span(block)
     return divmod(round(start / length), size)
 
 
 def staged_weights(weights: Mapping[str, float], control: str, share: float) -> dict[str, float]:
-    """Return the weights that give the treatments `share` (in [0, 1], else ValueError) of the units together, split in
-    proportion to their `weights`, and the control the rest. Treatments that all weigh nothing leave everything to the
-    control.
+    """Return the weights that give the treatments `share` of the units together, and the control the rest.
 
-    A larger share moves units only from the control into a treatment: the treatments' weights keep their ratios, so
-    among themselves each unit prefers the same one as before.
+    The share is split in proportion to the treatments' `weights`. Treatments that all weigh nothing leave everything to the
+    control. A larger share moves units only from the control into a treatment: the treatments' weights keep their ratios, so
+    among themselves each unit prefers the same one as before. Raises ValueError if `share` is not in [0, 1].
     """
     if not 0 <= share <= 1:
         raise ValueError(f"share must be in [0, 1], got {share}")
@@ -175,14 +179,19 @@ def in_layer(layer: str, share: tuple[float, float], unit: str) -> bool:
 
 
 def in_share(salt: str, share: float, unit: str) -> bool:
-    """Return True if the unit is in the experiment's share (0 to 1) of all units. A larger share only adds units;
-    places are independent of layers, hold-outs and arms, and of other salts."""
+    """Return True if the unit is in the experiment's share (0 to 1) of all units.
+
+    A larger share only adds units; places are independent of layers, hold-outs and arms, and of other salts.
+    """
     return _place(b"population", salt, unit) < share
 
 
 def held_out(endpoint: str, share: float, unit: str) -> bool:
-    """Return True if the unit is in the endpoint's hold-out of this share (0 to 1), whatever the experiments there are.
-    A larger share only adds units; places are independent of everything else."""
+    """Return True if the unit is in the endpoint's hold-out of this share (0 to 1).
+
+    It does not depend on the experiments that the endpoint has. A larger share only adds units; places are independent
+    of everything else.
+    """
     return _place(b"holdout", endpoint, unit) < share
 
 

@@ -131,9 +131,10 @@ preloads = sa.Table(
 
 
 def open_engine(url: str) -> sa.Engine:
-    """Connect and bring the schema up to date. MarlRayError unless the URL is of a usable SQLite or PostgreSQL.
+    """Connect to the database and bring its schema up to date.
 
-    Connections with the execution option `writes` hold SQLite's write lock from their transaction's beginning.
+    Connections with the execution option `writes` hold SQLite's write lock from their transaction's beginning. Raises
+    MarlRayError unless the URL is of a usable SQLite or PostgreSQL.
     """
     try:
         parsed = sa.make_url(url)
@@ -208,9 +209,11 @@ def block_begin(block: Any) -> Any:
 
 
 def moments(units: sa.CTE, *keys: str) -> Any:
-    """Return a query of `units` (columns `keys` and `value`, which may be null), one row per combination of keys: the
-    keys, `rows`, and of the values `n`, `mean`, `squares`, the sum of their squared deviations from the mean, `low` and
-    `high`."""
+    """Return a query of the moments of `units`, with one row per combination of `keys`.
+
+    `units` has the columns `keys` and `value`, which may be null. A row has the keys, `rows`, and of the values `n`, `mean`,
+    `squares`, the sum of their squared deviations from the mean, `low` and `high`.
+    """
     grouped = [units.c[key] for key in keys]
     # Deviations from the mean: a sum of raw squares loses all digits where the mean is large.
     deviation = units.c.value - sa.func.avg(units.c.value).over(partition_by=grouped)

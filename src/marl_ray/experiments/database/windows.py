@@ -20,13 +20,17 @@ from marl_ray.experiments.database import schema
 WINDOW_S = 600.0
 """Window of experiments whose stored config names none, in seconds."""
 GRACE_S = 1.0
-"""Seconds after a window until its unit is judged; longer than any SQLite transaction between its clock reading and its
-end."""
+"""Seconds after a window until its unit is judged.
+
+They are more than any SQLite transaction takes from its reading of the clock to its end.
+"""
 
 
 def grace_s(window_s: float) -> float:
-    """Return the seconds between the end of a unit's window and its judgement: `GRACE_S`, but never more than the
-    window."""
+    """Return the seconds between the end of a unit's window and its judgement.
+
+    They are `GRACE_S`, but never more than the window.
+    """
     return min(GRACE_S, window_s)
 
 
@@ -42,8 +46,10 @@ def arrival(connection: sa.Connection) -> float:
 
 
 def settled_at(connection: sa.Connection) -> float:
-    """Return the latest moment (seconds since 1970) such that everything that arrived earlier is visible to
-    transactions that begin later. Transactions of other users may be invisible here, and then count as over."""
+    """Return the latest moment by which everything that arrived is visible to later transactions.
+
+    The moment is in seconds since 1970. Transactions of other users may be invisible here, and then count as over.
+    """
     if connection.dialect.name == "sqlite":
         return time.time()
     oldest = (

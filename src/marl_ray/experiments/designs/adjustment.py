@@ -45,13 +45,12 @@ def cuped(outcomes: Mapping[str, np.ndarray], covariates: Mapping[str, np.ndarra
 
 
 def ratio_summary(numerators: np.ndarray, denominators: np.ndarray) -> Summary:
-    """Summarise a metric such as errors per step, whose events belong to units: sum of numerators over sum of
-    denominators.
+    """Summarise the ratio of two sums, such as errors per step, whose events belong to units.
 
-    Both are sums per unit (n,), where the unit is what was assigned (a session). Delta method (Deng, Knoblich, Lu,
-    arXiv 1803.06336): the ratio R varies like the mean of R + (N_i - R D_i) / mean(D). The summary counts units, its
-    mean is R, and its variance that of these terms; every test takes it like any other. It is good once no few units
-    dominate R.
+    The ratio R is the sum of `numerators` over that of `denominators`. Both are sums per unit (n,), where the unit is what
+    was assigned (a session). Delta method (Deng, Knoblich, Lu, arXiv 1803.06336): R varies like the mean of R + (N_i - R
+    D_i) / mean(D). The summary counts units, its mean is R, and its variance that of these terms; every test takes it like
+    any other. It is good once no few units dominate R.
     """
     n, total = len(numerators), float(denominators.sum())
     if len(denominators) != n:
@@ -67,11 +66,10 @@ def ratio_summary(numerators: np.ndarray, denominators: np.ndarray) -> Summary:
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Return the p-values of several guardrails, adjusted so that "<= alpha" errs anywhere with probability alpha at
-    most.
+    """Return the p-values of several guardrails, adjusted for their number.
 
-    Holm's step-down (1979): the k-th smallest of m times m - k + 1, never falling. Needs no independence; p-values
-    valid at all times stay so.
+    After that, "<= alpha" errs anywhere with probability alpha at most. Holm's step-down (1979): the k-th smallest of m
+    times m - k + 1, never falling. Needs no independence; p-values valid at all times stay so.
     """
     adjusted, largest = {}, 0.0
     for rank, name in enumerate(sorted(p_values, key=lambda name: (p_values[name], name))):

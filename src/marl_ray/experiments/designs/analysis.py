@@ -120,8 +120,10 @@ def _values(units: Units, metric: str) -> np.ndarray:
 
 
 def _residuals(units: Units, values: np.ndarray, covariate: np.ndarray) -> np.ndarray:
-    """Return the values less what the covariate explains within epochs and arms; a unit without a covariate keeps its
-    value."""
+    """Return the values less what the covariate explains within epochs and arms.
+
+    A unit without a covariate keeps its value.
+    """
     both = ~np.isnan(values) & ~np.isnan(covariate)
     outcomes, covariates = dict[str, np.ndarray](), dict[str, np.ndarray]()
     for epoch in np.unique(units.epochs):

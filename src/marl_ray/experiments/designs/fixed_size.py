@@ -1,5 +1,7 @@
-"""The textbook experiment: a sample size fixed beforehand and one look, at the end. Further looks break its error
-rate."""
+"""The textbook experiment: a sample size fixed beforehand and one look, at the end.
+
+Further looks break its error rate.
+"""
 
 import math
 from typing import NamedTuple
@@ -51,8 +53,10 @@ def _percent(treatment: float, control: float) -> float:
 
 
 def power(treatment: int, control: int, *, effect: float, sd: float, alpha: float) -> float:
-    """Return the chance that the two-sided t-test with these counts finds a true difference `effect`, both arms having
-    `sd`."""
+    """Return the chance that the two-sided t-test finds a true difference `effect`.
+
+    `treatment` and `control` are counts of outcomes; both arms have the standard deviation `sd`.
+    """
     from scipy.special import nctdtr, stdtrit
 
     dof = treatment + control - 2
@@ -64,10 +68,10 @@ def power(treatment: int, control: int, *, effect: float, sd: float, alpha: floa
 def samples_needed(
     *, effect: float, sd: float, alpha: float = 0.05, power: float = 0.8, ratio: float = 1.0
 ) -> tuple[int, int]:
-    """Return the fewest outcomes (treatment, control) with which the t-test reaches `power`; `ratio` is treatment over
-    control.
+    """Return the fewest outcomes (treatment, control) with which the t-test reaches `power`.
 
-    `effect` and `sd` are in units of the outcome. The normal formula gives a start, which the noncentral t counts up from.
+    `ratio` is treatment over control; `effect` and `sd` are in units of the outcome. The normal formula gives a start, which
+    the noncentral t counts up from.
     """
     valid = {
         "sd": 0 < sd < math.inf,

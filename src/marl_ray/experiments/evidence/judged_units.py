@@ -50,8 +50,10 @@ def judged_until(design: Design, moment: float) -> float:
 def judged_units(
     connection: sa.Connection, name: str, design: Design, metric: str, after: float, until: float
 ) -> Iterator[list[JudgedUnit]]:
-    """Yield pages of the experiment's units stored after `after` and until `until`, in order, each with its value of
-    the metric (or `outcome`), not moved into any range."""
+    """Yield pages of the units stored after `after` and until `until`, in order, each with its value.
+
+    The value is of the metric (or `outcome`), not moved into any range.
+    """
     units = schema.exposures.c
     table = schema.outcomes if metric == "outcome" else schema.metrics
     same = [schema.same_unit(table), table.c.arrived_at <= units.stored_at + design.window_s]
@@ -140,8 +142,10 @@ class Bets:
 def _bet(
     test: BettingTest, question: BetQuestion, page: list[JudgedUnit], shares: Mapping[int, Mapping[str, float]]
 ) -> None:
-    """Bet on the units of both arms that could have got either; on units without a value only if the claim counts
-    them."""
+    """Bet on the units of both arms that could have got either.
+
+    Units without a value are among them only if the claim counts them.
+    """
     chances: dict[int, float] = {}
     for epoch, weights in shares.items():
         treatment, control = weights.get(question.treatment, 0.0), weights.get(question.control, 0.0)

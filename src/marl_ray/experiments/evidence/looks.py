@@ -1,5 +1,7 @@
-"""One look at an experiment: from sums over its units to one observation per unit, cluster or block, which the tests
-take."""
+"""One look at an experiment: sums over its units become the observations that tests take.
+
+An observation is of a unit, a cluster or a block.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -52,8 +54,10 @@ class Observations:
         return self.values.get(metric, {}).get(arm, NO_OUTCOME)
 
     def pair(self, metric: str, treatment: str, control: str, arms: int, scale: float = 1.0) -> tuple[Summary, Summary]:
-        """Return the summaries of both arms as the tests take them: compared within epochs, the control's multiplied by
-        `scale`. `arms` is the number of arms that the experiment has."""
+        """Return the summaries of both arms as the tests take them, compared within epochs.
+
+        The control's is multiplied by `scale`. `arms` is the number of arms that the experiment has.
+        """
         if metric not in self.blocks:
             by_epoch = self.strata.get(metric, {}).values()
             return stratified(
@@ -73,8 +77,10 @@ class Observations:
         )
 
     def gains(self, metric: str, control: str, arms: Iterable[str], total: int) -> dict[str, Summary]:
-        """Return arm -> its observations as gains over the control, compared within epochs; the control's own mean is
-        0. `total` is the number of arms that the experiment has."""
+        """Return arm -> its observations as gains over the control, compared within epochs.
+
+        The control's own mean is 0. `total` is the number of arms that the experiment has.
+        """
         pairs = {arm: self.pair(metric, arm, control, total) for arm in arms if arm != control}
         gains = {arm: replace(treated, mean=treated.mean - other.mean) for arm, (treated, other) in pairs.items()}
         best_known = max((other for _, other in pairs.values()), key=lambda other: other.n)
@@ -92,16 +98,18 @@ class Sources:
     """Clusters and blocks that count."""
     design: Design
     pooled: dict[tuple[str, str, str], Moments] = field(default_factory=dict)
-    """Results of `Look.pooled`, `Look.filled` and `Look.beyond`, kept because later looks without news ask for them
-    again."""
+    """Results of `Look.pooled`, `Look.filled` and `Look.beyond`, for which later looks without news ask again."""
     filled: dict[Fill, tuple[Summary, Summary]] = field(default_factory=dict)
     beyond: dict[tuple[Fill, End], tuple[float, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Look(Observations):
-    """The state of the evidence at one moment. All values are of units whose windows are over; a unit that has reported
-    nothing counts as the experiment's config says, or not at all."""
+    """The state of the evidence at one moment.
+
+    All values are of units whose windows are over; a unit that has reported nothing counts as the experiment's config says,
+    or not at all.
+    """
 
     units: Mapping[str, ArmSummary] = field(default_factory=dict)
     """Arm -> its units and their outcomes, unit by unit."""
@@ -134,8 +142,11 @@ class Look(Observations):
     def filled(
         self, metric: str, treatment: str, control: str, arms: int, *, value: float, shift: float, scale: float
     ) -> tuple[Summary, Summary]:
-        """Return the summaries of `pair` over all judged units: a unit that has not reported the metric counts as
-        `value`; `shift` is added to the treatment's reported values, and the control's are multiplied by `scale`."""
+        """Return the summaries of `pair` over all judged units, where missing values are filled.
+
+        A unit that has not reported the metric counts as `value`; `shift` is added to the treatment's reported values, and
+        the control's are multiplied by `scale`.
+        """
         if self.sources is None:
             return NO_OUTCOME, NO_OUTCOME
         fill = metric, treatment, control, arms, value, shift, scale
@@ -157,10 +168,10 @@ class Look(Observations):
         shift: float,
         scale: float,
     ) -> tuple[float, float]:
-        """Return the average excess over `value` (below it at the low end) of the numbers of treatment and control, at
-        most.
+        """Return the average excess over `value` of the treatment's and of the control's numbers, at most.
 
-        The numbers are those of `filled`; one on the near side of `value` counts 0. See `missing_outcomes.mean_beyond`.
+        At the low end it is the excess below `value`. The numbers are those of `filled`; one on the near side of `value`
+        counts 0. See `missing_outcomes.mean_beyond`.
         """
         if self.sources is None:
             return 0.0, 0.0
@@ -177,8 +188,10 @@ class Look(Observations):
     def _of_pair(
         self, metric: str, changes: Mapping[str, tuple[float, float]]
     ) -> tuple[MetricMoments, Mapping[Judged, int]]:
-        """Return the reported values of these arms, times each arm's factor and plus its shift, and the numbers of
-        judged units."""
+        """Return the reported values of these arms, changed, and the numbers of judged units.
+
+        Each value is multiplied by its arm's factor, and then its arm's shift is added.
+        """
         assert self.sources is not None
         values = {
             key: Moments(n, factor * mean + more, factor**2 * squares, factor * low + more, factor * high + more)

@@ -80,8 +80,11 @@ class Sums:
     """Units stored until this moment (seconds since 1970) have windows that are over."""
 
     def read(self, connection: sa.Connection, name: str, moment: float) -> tuple[Totals, bool]:
-        """Continue the sums to `moment`, one of `UnitStore.settled_at` read before the transaction began. Returns the
-        sums at that moment, not to be changed, and whether anything is new."""
+        """Continue the sums to `moment` and return them, and whether anything is new.
+
+        `moment` is one of `UnitStore.settled_at`, read before the transaction began. The returned sums are not
+        to be changed.
+        """
         sqlite = connection.dialect.name == "sqlite"
         # A clock that is put back takes nothing back.
         stored = max(self.stored, moment - self.design.window_s - grace_s(self.design.window_s))
@@ -126,8 +129,10 @@ class Sums:
         return sa.select(*keys, sa.func.count().label("rows")).group_by(*keys)
 
     def _due(self, name: str, row: int, stored: float, sqlite: bool) -> Any:
-        """Return the query of the units whose windows are over: new ones, and older ones that were not due at the last
-        look."""
+        """Return the query of the units whose windows have ended since the last look.
+
+        They are new ones, and older ones that were not due then.
+        """
         units = schema.exposures.c
         columns = [units.experiment, units.unit, *self._keys(row, sqlite), counts_of(self.design).label("counts")]
         last = (units.stored_at + self.design.window_s).label("closes_at")

@@ -15,12 +15,12 @@ Series = dict[str, list[tuple[float, Summary]]]
 
 
 def series(connection: sa.Connection, name: str, design: Design, points: int, now: float) -> Series:
-    """Return the summaries of the arms' outcomes at `points` moments, evenly spaced from the first outcome to the last;
-    moments at which an arm has nothing new are left out.
+    """Return the summaries of the arms' outcomes at `points` moments.
 
+    The moments are evenly spaced from the first outcome to the last; those at which an arm has nothing new are left out.
     Only outcomes of units whose windows are over at `now` (seconds since 1970) count; a value that stands for a missing
-    outcome is dated at its window's end. An observation is a unit's outcome, or the mean of a cluster's or block's
-    units, dated at the last of them.
+    outcome is dated at its window's end. An observation is a unit's outcome, or the mean of a cluster's or block's units,
+    dated at the last of them.
     """
     units = _units(name, design, now).cte("judged")
     with_value = sa.select(units).where(units.c.value.is_not(None))
@@ -48,8 +48,11 @@ def series(connection: sa.Connection, name: str, design: Design, points: int, no
 
 
 def _units(name: str, design: Design, now: float) -> Any:
-    """Return the query of the units: cluster, epoch, arm, whether it counts, whether it is judged, value (null if it
-    has none, or none yet) and the time of the value."""
+    """Return the query of the units, with their values and the times of these.
+
+    Its columns are cluster, epoch, arm, whether the unit counts, whether it is judged, its value (null if it has none, or
+    none yet) and the time of the value.
+    """
     units, outcomes = schema.exposures.c, schema.outcomes
     closes_at = units.stored_at + design.window_s
     judged = units.stored_at <= now - design.window_s - grace_s(design.window_s)

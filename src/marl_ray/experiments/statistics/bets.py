@@ -53,8 +53,10 @@ class OutcomeMoments:
     """Sum of (y_i - m_i)^2, where m_i is the centre in force when y_i came."""
 
     def centres(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the centres m (k,) and deviations s (k,) in force for the next outcomes y (k,), each determined by
-        earlier outcomes only."""
+        """Return the centres m (k,) and deviations s (k,) in force for the next outcomes y (k,).
+
+        Each is determined by earlier outcomes only.
+        """
         count = self.n + PRIOR + np.arange(len(y))
         totals = self.total + y.cumsum()
         centres = (PRIOR / 2 + np.concatenate([[self.total], totals[:-1]])) / count
@@ -66,8 +68,10 @@ class OutcomeMoments:
 
 @dataclass(slots=True)
 class Capital:
-    """Capital from betting that the effect is above (`side` 1) or below (-1) each of `nulls` (D,), in parts of the
-    range."""
+    """Capital from betting that the effect is above or below each of several nulls.
+
+    `side` is 1 for above and -1 for below; `nulls` (D,) are in parts of the range.
+    """
 
     side: int
     nulls: np.ndarray
@@ -80,8 +84,11 @@ class Capital:
     def bet(
         self, y: np.ndarray, treated: np.ndarray, share: np.ndarray, centres: np.ndarray, deviations: np.ndarray
     ) -> None:
-        """Bet on further units (k,), in order: outcomes in [0, 1], whether each is in the treatment, its chance of
-        that, and the centres and deviations of `OutcomeMoments`."""
+        """Bet on further units (k,), in order.
+
+        `y` are outcomes in [0, 1], `treated` says whether each is in the treatment, and `share` is its chance of that;
+        `centres` and `deviations` are those of `OutcomeMoments`.
+        """
         control_share = 1 - share
         gains = self.side * (y - centres) * np.where(treated, 1 / share, -1 / control_share)
         low, high = (centres, 1 - centres) if self.side > 0 else (1 - centres, centres)
@@ -141,8 +148,10 @@ class Claim:
 
 
 def ends(low: float, high: float, shift: float, scale: float) -> tuple[float, float]:
-    """Return (low, high) of the treatment's outcomes plus `shift` and the control's times `scale` together, for
-    outcomes from `low` to `high`."""
+    """Return the lowest and the highest outcome of both arms together, shifted and scaled.
+
+    Outcomes are from `low` to `high`; `shift` is added to the treatment's, and the control's are multiplied by `scale`.
+    """
     return min(low + shift, scale * low), max(high + shift, scale * high)
 
 
@@ -200,10 +209,10 @@ class BetEvidence:
     """ln E against the claim's null hypothesis."""
 
     def bound(self, alpha: float) -> float:
-        """Return the bound above which (`side` 1) or below which (-1) the gain is, at all times with probability 1 -
-        alpha; infinite at first.
+        """Return the bound beyond which the gain is, at all times with probability 1 - alpha.
 
-        The bound is interpolated between the nulls of the grid.
+        The gain is above it (`side` 1) or below it (-1). The bound is infinite at first, and is interpolated between the
+        nulls of the grid.
         """
         limit, logs, nulls = -math.log(alpha), self.logs, self.nulls
         if self.side < 0:

@@ -52,8 +52,10 @@ class Verdict(StrEnum):
 
 
 def tune_rho(n: float, alpha: float) -> float:
-    """Return the rho whose interval is tightest at time n (1810.08240, proposition 3, through the lower Lambert W
-    branch)."""
+    """Return the rho whose interval is tightest at time n.
+
+    Source: arXiv 1810.08240, proposition 3, through the lower Lambert W branch.
+    """
     return n / (-_lambert_w_lower(-(alpha**2) / math.e) - 1)
 
 

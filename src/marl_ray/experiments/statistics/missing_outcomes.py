@@ -75,8 +75,10 @@ class ReportingTest(NamedTuple):
 def unequal_reporting(
     treatment: Summary, control: Summary, *, min_outcomes: int, units: bool, alpha: float = ALARM
 ) -> ReportingTest:
-    """Test that neither arm reports less than the other. `units` says that observations are 0 or 1, of units assigned
-    by themselves; else they are means of clusters or blocks."""
+    """Test that neither arm reports less than the other.
+
+    `units` says that observations are 0 or 1, of units assigned by themselves; else they are means of clusters or blocks.
+    """
     tests = [
         harm(left, right, alpha=alpha / 2, margin=0.0, min_outcomes=min_outcomes, binary=units)
         for left, right in ((treatment, control), (control, treatment))
@@ -99,12 +101,11 @@ def mean_beyond(reported: Moments, value: float, end: End) -> float:
 def nearer_end(
     reported: Moments, furthest: float, pair: tuple[Summary, Summary], reports: tuple[Summary, Summary]
 ) -> float:
-    """Return the value of a missing outcome at one end: `furthest`, or a number between it and the mean that costs
-    less.
+    """Return the value that a missing outcome has at one end of its range, at the least cost.
 
-    A distance d from the mean costs what chance makes of it, d times the error of the shares that report, and what of an
-    excess may lie beyond, s^2 / (4 d) at most. `reported` are the reported values' moments, `pair` and `reports` the
-    observations of the metric and of whether it is reported.
+    It is `furthest`, or a number between it and the mean that costs less. A distance d from the mean costs what chance makes
+    of it, d times the error of the shares that report, and what of an excess may lie beyond, s^2 / (4 d) at most. `reported`
+    are the reported values' moments, `pair` and `reports` the observations of the metric and of whether it is reported.
     """
     if reported.n < 2 or not reported.squares > 0:
         return furthest

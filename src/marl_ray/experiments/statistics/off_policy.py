@@ -1,9 +1,9 @@
 """Off-policy estimates: the reward that a new policy would earn, estimated from exposures of the old ones.
 
 The log holds the chances with which the behaviour policy took its actions; the target policy gives the chances with
-which it would take them. An episode's importance weight is w = prod_t pi(a_t | s_t) / b(a_t | s_t). Weights of long
-episodes spread over many orders of magnitude; the effective sample size is the number of episodes that carry the
-estimate.
+which it would take them. An episode's importance weight is w = prod_t pi(a_t | s_t) / b(a_t | s_t). The weights
+of long episodes spread over many orders of magnitude, and the effective sample size is the number of episodes that
+carry the estimate.
 """
 
 import math
@@ -36,11 +36,10 @@ class ExposureGate(NamedTuple):
 
 
 def snips(log_weights: np.ndarray, rewards: np.ndarray, alpha: float) -> PolicyValue:
-    """Return the self-normalised importance sampling estimate (Swaminathan, Joachims, NeurIPS 2015): sum w r / sum w
-    over n episodes.
+    """Return the self-normalised importance sampling estimate over n episodes.
 
-    `log_weights`, `rewards` (n,). Variance by the delta method, sum w^2 (r - v)^2 / (sum w)^2. Moves with the rewards
-    (adding 1 to all adds 1), bias of order 1 / effective.
+    It is sum w r / sum w (Swaminathan, Joachims, NeurIPS 2015); `log_weights` and `rewards` are (n,). Variance by the delta
+    method, sum w^2 (r - v)^2 / (sum w)^2. Moves with the rewards (adding 1 to all adds 1), bias of order 1 / effective.
     """
     weights, scale = _weights(log_weights, rewards)
     total, effective = float(weights.sum()), _effective(weights)
@@ -54,12 +53,12 @@ def snips(log_weights: np.ndarray, rewards: np.ndarray, alpha: float) -> PolicyV
 def doubly_robust(
     log_weights: np.ndarray, rewards: np.ndarray, logged_model: np.ndarray, target_model: np.ndarray, alpha: float
 ) -> PolicyValue:
-    """Return the doubly robust estimate (Dudik, Langford, Li, arXiv 1103.4601): mean of target_model + w (r -
-    logged_model).
+    """Return the doubly robust estimate over n episodes: mean of target_model + w (r - logged_model).
 
-    All arrays are (n,), per episode. `logged_model` is a model's prediction of the reward given the start and the
-    logged actions, `target_model` its mean over the target's actions. The estimate is right if the weights are or if
-    the model is; the better the model, the smaller the error. The model must not be fitted on these episodes.
+    Source: Dudik, Langford, Li, arXiv 1103.4601. All arrays are (n,), per episode. `logged_model` is a model's prediction
+    of the reward given the start and the logged actions, `target_model` its mean over the target's actions. The estimate is
+    right if the weights are or if the model is; the better the model, the smaller the error. The model must not be fitted
+    on these episodes.
     """
     weights, scale = _weights(log_weights, rewards)
     for name, values in {"logged_model": logged_model, "target_model": target_model}.items():

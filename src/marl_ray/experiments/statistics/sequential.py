@@ -13,7 +13,7 @@ of intrinsic time V that has no upward drift,
 
 exceeds 1 / alpha at any time with probability alpha at most. The variance is estimated, which makes the guarantee
 asymptotic (Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas, arXiv 2103.06476). The following makes it hold from the first look
-on, as `benchmarks/serving/experiments.py` measures for rare, heavy-tailed, skewed and autocorrelated outcomes:
+on, as `benchmarks/experiments/error_rates.py` measures for rare, heavy-tailed, skewed and autocorrelated outcomes:
 
 - Nothing is decided before both arms have `min_outcomes`.
 - An arm's variance is mixed with the larger of both arms', weighing `BORROWED` outcomes. With rare or skewed outcomes
@@ -94,10 +94,9 @@ def promotion(
     binary: bool = False,
     scale: float = 1.0,
 ) -> OneSided:
-    """Test whether the treatment is better than the control, or worse by less than `margin` (in units of the outcome,
-    >= 0).
+    """Test whether the treatment is better than the control, or worse by less than `margin`.
 
-    `binary` and `scale` mean the same as in `harm`.
+    `margin` (>= 0) is in units of the outcome; `binary` and `scale` mean the same as in `harm`.
     """
     _check_margin(margin)
     binaries = (1.0, scale) if binary else None
@@ -134,8 +133,11 @@ def _test(
     binaries: tuple[float, float] | None,
     caution: float,
 ) -> OneSided:
-    """Test whether left's advantage over right is above -margin; the result's fields are about that advantage.
-    `binaries`: the value of each arm's non-zero outcomes; None if outcomes may be any number."""
+    """Test whether left's advantage over right is above -margin.
+
+    The result's fields are about that advantage. `binaries` is the value of each arm's non-zero outcomes; None if outcomes
+    may be any number.
+    """
     if not 0 < alpha < 0.5:
         raise MarlRayError(f"alpha: expected a number between 0 and 0.5, got {alpha}")
     if not left.n or not right.n:
@@ -157,10 +159,10 @@ def _test(
 
 
 def mean_interval(arm: Summary, largest: float, *, alpha: float, min_outcomes: int) -> Interval:
-    """Return the bounds of an arm's mean that hold at all looks at once; `largest` is the largest variance of the
-    experiment's arms. Infinite before the arm has `min_outcomes`, or while all outcomes are equal.
+    """Return the bounds of an arm's mean that hold at all looks at once.
 
-    The variance is taken as in `promotion`, and the two sides have half of alpha each.
+    `largest` is the largest variance of the experiment's arms. The bounds are infinite before the arm has `min_outcomes`, or
+    while all outcomes are equal. The variance is taken as in `promotion`, and the two sides have half of alpha each.
     """
     if not arm.n:
         return Interval(math.nan, -math.inf, math.inf)
@@ -190,8 +192,10 @@ def information(left: Summary, right: Summary, caution: float = 0.0) -> tuple[fl
 def _binary_information(
     left: Summary, right: Summary, margin: float, events: tuple[float, float]
 ) -> tuple[float, float]:
-    """Return `information` for outcomes that are 0 or the arm's number in `events`, under the hypothesis that left's
-    mean is right's less `margin`."""
+    """Return `information` for outcomes that are 0 or the arm's number in `events`.
+
+    The hypothesis is that left's mean is right's less `margin`.
+    """
     for arm, event in zip((left, right), events, strict=True):
         if not 0 <= arm.mean <= event:
             raise MarlRayError(f"binary: expected outcomes 0 or {event:g}, got a mean of {arm.mean}")

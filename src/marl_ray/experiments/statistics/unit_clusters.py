@@ -1,8 +1,7 @@
 """Statistics of clusters of units and of blocks: one observation is the mean of a cluster's units, whatever their number.
 
 Units of one cluster share a match, a server, an hour. Counted one by one they look like far more evidence than they
-are, and one bad evening would roll back an arm that is no worse. Clusters are assigned at random, so they are
-independent.
+are, and one bad evening would roll back an arm that is no worse. Clusters are independent: chance assigns them.
 
 Blocks of time (a switchback) are correlated among themselves, but the coin that gave them their arms is not: what
 matters is how the difference varies over draws of the assignment (Bojinov, Simchi-Levi, Zhao, arXiv 2009.00148). A
@@ -90,11 +89,11 @@ def _combined(shares: list[float], parts: list[Summary], variances: list[float])
 
 
 def block_summaries(strata: Sequence[tuple[Blocks, Blocks]]) -> tuple[Summary, Summary]:
-    """Apply `stratified` to both arms' blocks, with variances scaled so that s_t^2 / n_t + s_c^2 / n_c is the variance
-    of the difference computed by groups.
+    """Apply `stratified` to both arms' blocks, with the variance of a difference computed by groups.
 
-    The variance is raised by one of its standard errors, so that its noise spends no alpha. With fewer than
-    `MIN_GROUPS` groups it is never below the two-sample variance: so few groups cannot show that neighbours are alike.
+    The variances are scaled so that s_t^2 / n_t + s_c^2 / n_c is that variance. It is raised by one of its standard errors,
+    so that its noise spends no alpha. With fewer than `MIN_GROUPS` groups it is never below the two-sample variance: so few
+    groups cannot show that neighbours are alike.
     """
     usable = [(left, right) for left, right in strata if left and right]
     summaries = [(summary_of(list(left.values())), summary_of(list(right.values()))) for left, right in usable]

@@ -214,8 +214,10 @@ class ExperimentStore(EvidenceStore):
     def reallocate(
         self, name: str, weights: Mapping[str, float], *, epoch: int, actor: str, reason: str
     ) -> ExperimentRecord:
-        """Give a running `thompson` experiment other weights (see `lifecycle.reallocated`), as a new epoch with its
-        audit entry. Raises as `change` does."""
+        """Give a running `thompson` experiment other weights, as a new epoch with its audit entry.
+
+        See `lifecycle.reallocated`. Raises as `change` does.
+        """
         with self.transaction(self.writer) as connection:
             stored = read(connection, name, lock=True)
             if stored is None:
@@ -260,14 +262,18 @@ class ExperimentStore(EvidenceStore):
             return list(connection.execute(query).scalars())
 
     def experiments(self) -> list[ExperimentRecord]:
-        """Return all experiments, the oldest first. To be polled: a config is read again only when it has changed, and
-        must therefore not be changed in place."""
+        """Return all experiments, the oldest first.
+
+        To be polled: a config is read again only when it has changed, and must therefore not be changed in place.
+        """
         with self.transaction() as connection:
             return read_all(connection, self._configs)
 
     def states(self) -> dict[str, AssignmentState]:
-        """Return experiment -> its assignment state, the oldest first. Made for polling: while nothing changes it costs
-        one row and returns the same object, which must not be changed."""
+        """Return experiment -> its assignment state, the oldest first.
+
+        Made for polling: while nothing changes it costs one row and returns the same object, which must not be changed.
+        """
         with self.transaction() as connection:
             version = version_of(connection)  # read first: what changes meanwhile is found by the next call
             if version != self._states[0]:
@@ -283,8 +289,10 @@ class ExperimentStore(EvidenceStore):
         return assignment_state(record)
 
     def past(self, name: str) -> EpochHistory | None:
-        """Return the weights and populations of all epochs so far, read from the audit; None if the audit is incomplete
-        or the salt has changed."""
+        """Return the weights and populations of all epochs so far, read from the audit.
+
+        None if the audit is incomplete or the salt has changed.
+        """
         audit = schema.audit.c
         query = sa.select(audit.epoch, audit.after).where(audit.experiment == name).order_by(audit.id)
         with self.transaction() as connection:
@@ -298,9 +306,11 @@ class ExperimentStore(EvidenceStore):
         return EpochHistory(weights, frozenset(population_of(after["config"]) for after in states if "config" in after))
 
     def production(self, endpoint: str) -> Production | None:
-        """Return the bundle that serves the endpoint's units that are in no experiment: the winner of the newest
-        experiment there if it has been promoted, else its control. None for an endpoint that has never had an
-        experiment."""
+        """Return the bundle that serves the endpoint's units that are in no experiment.
+
+        It is the winner of the newest experiment there if it has been promoted, else its control. None for an endpoint that
+        has never had an experiment.
+        """
         experiments = schema.experiments.c
         newest = sa.select(experiments.name).where(experiments.endpoint == endpoint)
         # Some of a layer's experiments may be over before others.

@@ -19,15 +19,19 @@ AT_ONCE = 100
 
 
 class Notices:
-    """Access to the notices. Safe to use from several threads, processes and machines; every method may raise
-    StoreError."""
+    """Access to the notices, safe from several threads, processes and machines.
+
+    Every method may raise StoreError.
+    """
 
     def __init__(self, store: ExperimentStore):
         self._store = store
 
     def due(self, experiments: Collection[str], since: float, now: float) -> list[tuple[AuditEntry, int]]:
-        """Return the due changes of these experiments after `since` (seconds since 1970) that nobody has claimed, the
-        oldest first, each with its number of attempts. At most `AT_ONCE` of them."""
+        """Return the due changes that nobody has claimed, the oldest first, each with its number of attempts.
+
+        They are changes of these experiments after `since` (seconds since 1970), at most `AT_ONCE` of them.
+        """
         audit, notices = schema.audit, schema.notices.c
         query = (
             sa.select(audit, sa.func.coalesce(notices.attempts, 0))
@@ -43,8 +47,10 @@ class Notices:
         return [(AuditEntry(*row[:-1]), row[-1]) for row in rows]
 
     def claim(self, entry: int, now: float, until: float) -> bool:
-        """Claim an audit entry until `until` (seconds since 1970); True if the caller has got it and must deliver
-        it."""
+        """Claim an audit entry until `until` (seconds since 1970).
+
+        True if the caller has got it and must deliver it.
+        """
         notices = schema.notices.c
         insert = self._store.insert(schema.notices).values(audit_id=entry, attempts=1, next_at=until)
         again = {"attempts": notices.attempts + 1, "next_at": until}
@@ -54,8 +60,10 @@ class Notices:
             return connection.execute(claims.returning(notices.audit_id)).first() is not None
 
     def note(self, entry: int, *, delivered_at: float | None, next_at: float) -> None:
-        """Record a delivery (`delivered_at`), or that the entry is due again at `next_at`; both in seconds since
-        1970."""
+        """Record a delivery (`delivered_at`), or that the entry is due again at `next_at`.
+
+        Both are in seconds since 1970.
+        """
         notices = schema.notices.c
         values = {"delivered_at": delivered_at, "next_at": next_at}
         with self._store.transaction(self._store.writer) as connection:
@@ -68,8 +76,10 @@ class Notices:
             connection.execute(insert.on_conflict_do_update(index_elements=["reference"], set_={"at": now}))
 
     def preloads(self, since: float) -> list[str]:
-        """Return the references of the bundles that were asked for after `since` (seconds since 1970), the oldest
-        first."""
+        """Return the references of the bundles that were asked for after `since`, the oldest first.
+
+        `since` is in seconds since 1970.
+        """
         preloads = schema.preloads.c
         query = sa.select(preloads.reference).where(preloads.at > since).order_by(preloads.at)
         with self._store.transaction() as connection:

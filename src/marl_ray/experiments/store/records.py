@@ -80,8 +80,10 @@ class Production:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """One change of an experiment. `before` and `after` are its state as plain data; `before` is None for the first
-    entry."""
+    """One change of an experiment.
+
+    `before` and `after` are its state as plain data; `before` is None for the first entry.
+    """
 
     id: int
     experiment: str
@@ -107,8 +109,10 @@ def read(connection: sa.Connection, name: str, lock: bool = False) -> Experiment
 
 
 def read_all(connection: sa.Connection, configs: Configs) -> list[ExperimentRecord]:
-    """Read all experiments, the oldest first. Only configs newer than in `configs` are read, and `configs` is brought up to
-    date."""
+    """Read all experiments, the oldest first.
+
+    Only configs newer than in `configs` are read, and `configs` is brought up to date.
+    """
     rows = _rows(connection, ())
     stale = [name for name, (row, *_) in rows.items() if configs.get(name, (0, {}))[0] != row.revision]
     if stale:
@@ -120,8 +124,11 @@ def read_all(connection: sa.Connection, configs: Configs) -> list[ExperimentReco
 
 
 def version_of(connection: sa.Connection) -> tuple[int, int]:
-    """Return the number of experiments, and the sum of their epochs and revisions. Equal versions mean that nothing has
-    changed, because every change raises one of the two. The query reads one row, however many experiments are over."""
+    """Return the number of experiments, and the sum of their epochs and revisions.
+
+    Equal versions mean that nothing has changed, because every change raises one of the two. The query reads one row,
+    however many experiments are over.
+    """
     experiments = schema.experiments.c
     changes = sa.func.coalesce(sa.func.sum(experiments.epoch + experiments.revision), 0)
     count, total = connection.execute(sa.select(sa.func.count(), changes)).one()
@@ -209,8 +216,11 @@ def design_of(config: dict[str, Any]) -> str:
 
 
 def look_design(config: dict[str, Any]) -> Design:
-    """Return the part of a config that looks depend on. A unit without a reported failure (`error`) counts as one
-    without failure, because the gateway itself reports failures, whether a guardrail reads them or not."""
+    """Return the part of a config that looks depend on.
+
+    A unit without a reported failure (`error`) counts as one without failure, because the gateway itself reports failures,
+    whether a guardrail reads them or not.
+    """
     rails = {rail["name"]: counts_as(rail["name"], rail.get("missing")) for rail in config.get("guardrails", ())}
     missing = {"error": 0.0} | rails | {"outcome": counts_as("outcome", config.get("missing"))}
     measures = {rail["name"]: rail for rail in config.get("guardrails", ())} | {"outcome": config}

@@ -36,8 +36,10 @@ class Report:
     values: Mapping[str, float]
     """`outcome`, and named metrics (`{"cost": 1.0, "latency_s": 0.2}`)."""
     at: float | None = None
-    """Moment of the outcome, in seconds since 1970; now when not given. For charts and exports: what counts is when it
-    arrives."""
+    """Moment of the outcome, in seconds since 1970; now when not given.
+
+    It is for charts and exports: what counts is when the outcome arrives.
+    """
     measured: Mapping[str, float] = field(default_factory=dict)
     """Metrics that never replace what is known."""
     added: Mapping[str, float] = field(default_factory=dict)

@@ -39,9 +39,11 @@ class EvidenceStore(UnitStore):
             return read(connection, name)
 
     def look(self, record: ExperimentRecord, now: float | None = None, questions: Collection[BetQuestion] = ()) -> Look:
-        """Return the sums over the experiment's units at a moment (seconds since 1970; now if not given), and what the
-        betting tests of the questions prove. The first look of a process reads every row, a later one those written
-        since, and the units whose windows have ended since."""
+        """Return the sums over the experiment's units at a moment, and what the questions' tests prove.
+
+        The moment is in seconds since 1970, and now if not given; the questions are answered by betting tests. The first
+        look of a process reads every row, a later one those written since, and the units whose windows have ended since.
+        """
         name, moment = record.name, self.settled_at() if now is None else now
         design = look_design(record.config)
         with self._looking.setdefault(name, threading.Lock()):
@@ -75,8 +77,10 @@ class EvidenceStore(UnitStore):
         return proven
 
     def next_judged(self, record: ExperimentRecord) -> float | None:
-        """Return the moment at which the next unit of the experiment is judged (seconds since 1970, by the database's
-        clock); None if no stored unit is within its window."""
+        """Return the moment at which the next unit of the experiment is judged.
+
+        It is in seconds since 1970, by the database's clock; None if no stored unit is within its window.
+        """
         design, moment, units = look_design(record.config), self.settled_at(), schema.exposures.c
         after = judged_until(design, moment)
         first = sa.select(sa.func.min(units.stored_at)).where(units.experiment == record.name, units.stored_at > after)
@@ -85,8 +89,10 @@ class EvidenceStore(UnitStore):
         return None if stored_at is None else moment + float(stored_at) - after
 
     def judged_units(self, record: ExperimentRecord, metrics: Collection[str]) -> Units:
-        """Return every unit whose window is over, with its metrics (or `outcome`), as an analysis takes them. Reads all
-        rows."""
+        """Return every unit whose window is over, with its metrics, as an analysis takes them.
+
+        A metric may be `outcome`. Reads all rows.
+        """
         design, moment = look_design(record.config), self.settled_at()
         with self.transaction(self._snapshots) as connection:
             return all_judged(connection, record.name, design, metrics, moment)
@@ -117,8 +123,10 @@ class EvidenceStore(UnitStore):
         return {} if record is None else dict(self.look(record).units)
 
     def series(self, name: str, points: int = 60, now: float | None = None) -> Series:
-        """Return the outcomes added up over time, see `series.series`. Reads every outcome: for drawing, not for
-        polling."""
+        """Return the outcomes added up over time (see `series.series`).
+
+        Reads every outcome: for drawing, not for polling.
+        """
         record = self.experiment(name)
         if record is None:
             return {}

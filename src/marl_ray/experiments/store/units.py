@@ -71,10 +71,10 @@ class UnitStore:
     """Exposures, outcomes and metrics. Safe to use from several threads, processes and machines."""
 
     def __init__(self, url: str, clock: Callable[[], float] | None = None):
-        """Connect and bring the schema up to date. Raises MarlRayError unless the URL is of a usable SQLite or
-        PostgreSQL.
+        """Connect to the database and bring its schema up to date.
 
-        `clock` (seconds since 1970) replaces the database's clock, by which windows run; it is for simulations.
+        `clock` (seconds since 1970) replaces the database's clock, by which windows run; it is for simulations. Raises
+        MarlRayError unless the URL is of a usable SQLite or PostgreSQL.
         """
         self.clock = clock
         self._engine = schema.open_engine(url)
@@ -122,8 +122,10 @@ class UnitStore:
         return self.clock() if self.clock is not None else windows.arrival(connection)
 
     def settled_at(self) -> float:
-        """Return the moment until which all that arrived is written (see `windows.settled_at`), in seconds since
-        1970."""
+        """Return the moment until which all that arrived is written, in seconds since 1970.
+
+        See `windows.settled_at`.
+        """
         if self.clock is not None:
             return self.clock()
         with self.transaction() as connection:
@@ -149,14 +151,14 @@ class UnitStore:
     def record(
         self, experiment: str, reports: Sequence[Report], actor: str = "client"
     ) -> list[RecordedReport | MarlRayError]:
-        """Store clients' reports in one transaction; a report with an error is not stored, and its error is in its
-        place.
+        """Store clients' reports in one transaction, and return what became of each.
 
-        Reports may come in any order, and after the experiment is over. Reporting the same value again changes nothing.
-        Another value replaces it while the unit's window lasts, and gives an OutcomeConflictError after; the replaced
-        value is kept with the `actor` as a `Correction`. For `error` the largest value stands: a failure that happened
-        is not taken back. A first value that arrives after the window is kept and does not count. A unit without an
-        exposure gives an UnknownUnitError; a name or number that cannot be stored gives a MarlRayError.
+        A report with an error is not stored, and its error is in its place. Reports may come in any order, and after the
+        experiment is over. Reporting the same value again changes nothing. Another value replaces it while the unit's window
+        lasts, and gives an OutcomeConflictError after; the replaced value is kept with the `actor` as a `Correction`. For
+        `error` the largest value stands: a failure that happened is not taken back. A first value that arrives after the
+        window is kept and does not count. A unit without an exposure gives an UnknownUnitError; a name or number that cannot
+        be stored gives a MarlRayError.
         """
         with self.transaction(self.writer) as connection:
             names = sorted({report.unit for report in reports})
@@ -246,8 +248,10 @@ class UnitStore:
         return {row.pop("arm"): row for row in rows}
 
     def outcomes(self, name: str, page: int = 1_000) -> Iterator[Outcome]:
-        """Yield every outcome by time, then unit; each query reads `page` rows. Outcomes written meanwhile with an
-        earlier time than the last one read are left out."""
+        """Yield every outcome by time, then unit; each query reads `page` rows.
+
+        Outcomes written meanwhile with an earlier time than the last one read are left out.
+        """
         units, outcomes = schema.exposures.c, schema.outcomes
         columns = (
             units.unit,

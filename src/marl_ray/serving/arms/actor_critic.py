@@ -34,8 +34,10 @@ def _alone(batch: Sequence[_Waiting], noise: np.random.Generator | None) -> list
 def _together(
     stack: Stack, places: Mapping[str, int], batch: Sequence[_Waiting], noise: np.random.Generator | None
 ) -> list[Answer]:
-    """Compute the requests of several bundles that share a pass; `places` maps a bundle's digest to its place in the
-    stack."""
+    """Compute the requests of several bundles that share a pass.
+
+    `places` maps a bundle's digest to its place in the stack.
+    """
     which = [places[w.bundle.digest] for w in batch]
     return stack.act([w.observations for w in batch], which, noise, [w.masks for w in batch])
 
@@ -50,15 +52,16 @@ class Passes:
     """
 
     def __init__(self, max_batch: int, noise: np.random.Generator):
-        """`max_batch` limits the observations of one pass; a single request with more is computed in one pass all the
-        same."""
+        """Make passes of at most `max_batch` observations.
+
+        A single request with more is computed in one pass all the same. `noise` is the source of sampling's randomness.
+        """
         self._max_batch = max_batch
         self._noise = noise
         self._waiting: list[_Waiting] = []
         self._bundles: dict[str, Bundle] = {}
         self._stack: tuple[dict[str, int], Stack | None] | None = None
-        """(Digest -> place, stack); the stack is None if the policies cannot be stacked. The pair is None until it is
-        needed."""
+        """(Digest -> place, stack), None until it is needed; the stack is None if the policies cannot be stacked."""
 
     def join(self, bundle: Bundle) -> None:
         """Add another arm's bundle."""
@@ -73,8 +76,10 @@ class Passes:
     def act(
         self, bundle: Bundle, observations: ArraysByAgent, greedy: bool, masks: ArraysByAgent
     ) -> "asyncio.Future[Answer]":
-        """Return the actions and log-probabilities of one request. Raises ArmError if its pass fails, NotFiniteError if
-        one of its numbers is not finite."""
+        """Return the actions and log-probabilities of one request.
+
+        Raises ArmError if its pass fails, NotFiniteError if one of its numbers is not finite.
+        """
         loop = asyncio.get_running_loop()
         waiting = _Waiting(bundle, observations, masks, greedy, loop.create_future())
         if not self._waiting:
@@ -153,10 +158,10 @@ class ArmBatcher:
     def act(
         self, observations: ArraysByAgent, greedy: bool, masks: ArraysByAgent | None = None
     ) -> "asyncio.Future[Answer]":
-        """Return the actions and log-probabilities for one request; `masks` has the allowed actions of those agents
-        that gave any.
+        """Return the actions and log-probabilities for one request.
 
-        Raises ArmError if the pass fails, NotFiniteError if a log-probability is not finite.
+        `masks` has the allowed actions of those agents that gave any. Raises ArmError if the pass fails, NotFiniteError
+        if a log-probability is not finite.
         """
         return self._passes.act(self.bundle, observations, greedy, masks or {})
 

@@ -42,8 +42,10 @@ class CallBatcher(Generic[Given, Returned]):
         replicas: int,
         deadline_s: float,
     ):
-        """`call` returns one answer or one error per request; one of `replicas` computes it. `deadline_s` limits a
-        request and a call, in seconds."""
+        """Batch the requests to `call`, which returns one answer or one error for each.
+
+        One of `replicas` computes a call. `deadline_s` limits a request and a call, in seconds.
+        """
         self._call, self._replicas, self._deadline_s = call, replicas, deadline_s
         self._most = CALLS_PER_REPLICA * replicas
         self._deadlines = Deadlines()
@@ -54,9 +56,11 @@ class CallBatcher(Generic[Given, Returned]):
         self._sends_soon = False
 
     async def ask(self, argument: Given) -> Returned:
-        """Return the answer, or the error that the call raised for this request. Raises LostError after the deadline,
-        with the number of the call. Raises RequestError 503 if the request waited most of that time for room in a call
-        while other calls were answered."""
+        """Return the answer, or raise the error that the call raised for this request.
+
+        Raises LostError after the deadline, with the number of the call. Raises RequestError 503 if the request waited
+        most of that time for room in a call while other calls were answered.
+        """
         loop = asyncio.get_running_loop()
         request = _CallRequest[Given, Returned](argument, loop.create_future(), self._answered_calls)
         self._waiting.append(request)
@@ -129,7 +133,6 @@ class CallBatcher(Generic[Given, Returned]):
 def on_loop(handle: Any, **options: Any) -> Callable[[], Any]:
     """Return a function that returns the handle with these options, and makes it once, at the first call.
 
-    To make one costs as much as a request. Serve's throughput mode binds a handle to the event loop, while arms are made in
-    threads.
+    To make one costs as much as a request. Serve's throughput mode binds a handle to the event loop, but threads make arms.
     """
     return cache(lambda: handle.options(**options))

@@ -16,8 +16,11 @@ def new_pass() -> int:
 
 
 class ArmError(Exception):
-    """The arm failed on a request. `pass_number` is the number of the pass or call that failed: all requests in it fail
-    together and count as one failure."""
+    """The arm failed on a request.
+
+    `pass_number` is the number of the pass or call that failed: all requests in it fail together and count
+    as one failure.
+    """
 
     def __init__(self, message: str, pass_number: int):
         super().__init__(message, pass_number)  # both, because the error crosses processes by pickle
@@ -32,8 +35,10 @@ class NotFiniteError(ArmError):
 
 
 class LostError(ArmError):
-    """No answer came back, because the arm's process or the connection ended, or the deadline passed. The input need
-    not be the cause."""
+    """No answer came back, for which the input need not be the cause.
+
+    The arm's process or the connection ended, or the deadline passed.
+    """
 
 
 def busy(message: str) -> RequestError:

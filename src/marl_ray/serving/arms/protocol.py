@@ -121,16 +121,20 @@ class Reply(Protocol):
     """A response while it is written."""
 
     async def next(self) -> Piece | Refusal:
-        """Wait for the next piece or a refusal; nothing comes after a refusal or a piece with a `finish`. ArmError if
-        the arm fails."""
+        """Wait for the next piece or a refusal.
+
+        Nothing comes after a refusal or a piece with a `finish`. Raises ArmError if the arm fails.
+        """
 
     def leave(self) -> None:
         """End the response, whether or not it is complete; whoever holds a reply must call this once it is done."""
 
 
 class TextArm(Protocol):
-    """An arm of language models: in this process (`TextBatcher`), in a deployment of its own (`RemoteTextArm`), or
-    external (`ExternalArm`)."""
+    """An arm of language models.
+
+    It is in this process (`TextBatcher`), in a deployment of its own (`RemoteTextArm`), or external (`ExternalArm`).
+    """
 
     @property
     def bundle(self) -> "TokenBundle | ExternalModel": ...
@@ -142,13 +146,17 @@ class TextArm(Protocol):
 
 
 class ScoringArm(TextArm, Protocol):
-    """A text arm that names what its responses began with (`ResponseStart`) and computes log-probabilities of other arms'
-    responses."""
+    """A text arm that computes log-probabilities of other arms' responses.
+
+    It also names what its own responses began with (`ResponseStart`).
+    """
 
     async def score(self, agent: str, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
-        """Return the number of tokens of another arm's response in this arm's vocabulary, and the sum of their
-        log-probabilities at this bundle's temperature. The tokens are `ids` if these decode to `text` here too, else
-        this arm's own encoding of `text`. Raises ArmError if it fails."""
+        """Return the number of tokens of another arm's response, and the sum of their log-probabilities.
+
+        The tokens are of this arm's vocabulary: `ids` if these decode to `text` here too, else this arm's own encoding
+        of `text`. The log-probabilities are at this bundle's temperature. Raises ArmError if it fails.
+        """
 
 
 class Arm(Protocol):

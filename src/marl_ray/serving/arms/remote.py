@@ -52,8 +52,10 @@ class ArmHost:
         self._batcher = ArmBatcher(bundle, Passes(max_batch, np.random.default_rng()))
 
     async def act(self, requests: Sequence[ActRequest]) -> list[Answer | Exception]:
-        """Return one answer or one error per request, so that a failing request does not fail the others of its
-        call."""
+        """Return one answer or one error per request.
+
+        So a failing request does not fail the others of its call.
+        """
         answers = await asyncio.gather(*(self._batcher.act(*request) for request in requests), return_exceptions=True)
         # Other exceptions cross as text, because the other process may be unable to unpickle them.
         return [
@@ -65,10 +67,10 @@ class ArmHost:
 
 
 async def answer_of(send: Callable[[], Any]) -> Any:
-    """Return the answer of a call through a handle. A lost call is sent once more, because acts may be repeated.
+    """Return the answer of a call through a handle, which is sent once more if it is lost.
 
-    Raises LostError if the second call is lost too, ArmError if the arm's own code failed, RequestError 503 if Serve
-    refuses the call because its queue is full.
+    It is sent again because acts may be repeated. Raises LostError if the second call is lost too, ArmError if the
+    arm's own code failed, RequestError 503 if Serve refuses the call because its queue is full.
     """
     reason = ""
     for _ in range(2):

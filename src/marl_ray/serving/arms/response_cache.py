@@ -40,16 +40,21 @@ class ResponseCache(Protocol):
 
 
 def make_cache(config: CacheConfig | None) -> ResponseCache | None:
-    """Return the cache that the config asks for, if any. MarlRayError where Redis is asked for and its package is
-    missing."""
+    """Return the cache that the config asks for, if any.
+
+    Raises MarlRayError where Redis is asked for and its package is missing.
+    """
     if config is None:
         return None
     return MemoryCache(config) if config.url == "memory:" else RedisCache(config)
 
 
 def cache_key(digest: str, observations: Mapping[str, np.ndarray], masks: Mapping[str, np.ndarray]) -> bytes:
-    """Return 32 bytes that differ if the bundle's digest, agents, dtypes, shapes or numbers differ; the agents' order
-    does not matter. Takes arrays of numbers and flags only."""
+    """Return 32 bytes that differ if the bundle or what its agents observe differs.
+
+    They depend on the bundle's digest and on agents, dtypes, shapes and numbers; the agents' order does not matter.
+    Takes arrays of numbers and flags only.
+    """
     arrays = [*_sorted(observations), None, *_sorted(masks)]
     # The quoted names and the shapes say where each array's bytes begin and end, and the length where they do.
     head = repr((digest, [a and (a[0], a[1].dtype.str, a[1].shape) for a in arrays])).encode()
@@ -93,8 +98,10 @@ class MemoryCache:
 
 
 class RedisCache:
-    """The cache that all replicas share. If Redis is away, slow or wrong, the cache is empty and logs one line; it
-    raises nothing."""
+    """The cache that all replicas share.
+
+    If Redis is away, slow or wrong, the cache is empty and logs one line; it raises nothing.
+    """
 
     def __init__(self, config: CacheConfig, clock: Callable[[], float] = time.monotonic):
         """Connect at the first use. `clock` gives seconds. Raises MarlRayError if the URL or the package is wrong."""

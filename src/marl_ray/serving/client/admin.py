@@ -18,8 +18,10 @@ WATCH_S = 2.0
 
 
 def ask(url: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the JSON answer to a GET, or to a POST of `body`; MarlRayError with the gateway's own words if it
-    refuses."""
+    """Return the JSON answer to a GET, or to a POST of `body`.
+
+    Raises MarlRayError with the gateway's own words if it refuses.
+    """
     with httpx.Client(base_url=url, timeout=REQUEST_S, headers=key_headers()) as client:
         return ask_with(client, path, body, f" (--url or {GATEWAY} names another address)")
 
@@ -60,9 +62,9 @@ def deploy_bundle(
     reason: str,
     allow_rolled_back: bool = False,
 ) -> dict[str, Any]:
-    """Start an experiment with the bundle (`candidate`) against the arm that serves the endpoint now (`production`), or
-    serve the bundle alone if nothing serves there.
+    """Start an experiment with the bundle against the arm that serves the endpoint now.
 
+    The bundle is the arm `candidate`, the other is `production`. If nothing serves there, the bundle serves alone.
     `allow_rolled_back` accepts a bundle that another experiment has rolled back. Returns the new experiment's report.
     Raises MarlRayError, also if an experiment is still under way at the endpoint.
     """

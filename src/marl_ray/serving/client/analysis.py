@@ -51,8 +51,11 @@ def _opened(database: str, name: str) -> Iterator[tuple[ExperimentStore, Experim
 
 
 def known_of(database: str, name: str) -> PlanningNumbers:
-    """Read these numbers of the stored experiment's control and of the treatment with the least traffic. MarlRayError
-    if the experiment is unknown or assigns no sessions."""
+    """Read the planning numbers of a stored experiment.
+
+    They are the control's, and those of the treatment with the least traffic. Raises MarlRayError if the experiment is
+    unknown or assigns no sessions.
+    """
     with _opened(database, name) as (store, record, config):
         _check_sessions(config, "plan")
         look, plan = store.look(record), record.plan

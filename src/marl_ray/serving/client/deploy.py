@@ -61,8 +61,11 @@ def deploy(
 
 
 def _put(client: "ServeSubmissionClient", data: dict[str, Any], dashboard_url: str, deadline: float) -> None:
-    """Send the config. The first request starts Serve's controller, and on a busy machine the dashboard may time out on
-    it (5xx). Sending the same config twice does no harm, so the request is repeated until the deadline."""
+    """Send the config, again and again until Serve takes it or the deadline passes.
+
+    The first request starts Serve's controller, and on a busy machine the dashboard may time out on it (5xx). Sending
+    the same config twice does no harm.
+    """
     while True:
         try:
             client.deploy_applications(data)

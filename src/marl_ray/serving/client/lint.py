@@ -35,9 +35,10 @@ _IMPORTED = ("policy", "request_router_class")
 
 
 def read_serve_config(config: str | Path | Mapping[str, Any]) -> dict[str, Any]:
-    """Return a Serve config from a YAML file or a mapping, checked strictly. Raises MarlRayError naming file and key.
+    """Return a Serve config from a YAML file or a mapping, checked strictly.
 
-    Serve ignores keys that it does not know, so a misspelt one would pass in silence; here it is refused.
+    Serve ignores keys that it does not know, so a misspelt one would pass in silence; here it is refused. Raises
+    MarlRayError naming file and key.
     """
     source = "serve config" if isinstance(config, Mapping) else str(config)
     data: Any = dict(config) if isinstance(config, Mapping) else read_yaml(config)
@@ -131,8 +132,10 @@ def _gateway(application: dict[str, Any], where: str, host: Any, pods: int | Non
 
 
 def _models(value: Any, annotation: Any, where: str) -> Iterator[tuple[type[BaseModel], dict[str, Any], str, bool]]:
-    """Yield all mappings of plain data that a model describes, at every depth: (model, mapping, path with a dot at its
-    end, whether the type accepts any other mapping too)."""
+    """Yield all mappings of plain data that a model describes, at every depth.
+
+    Each comes as (model, mapping, path with a dot at its end, whether the type accepts any other mapping too).
+    """
     alternatives = list(_alternatives(annotation))
     models = [a for a in alternatives if isinstance(a, type) and issubclass(a, BaseModel)]
     if isinstance(value, dict) and models:
@@ -222,8 +225,10 @@ def _validate(data: dict[str, Any], model: type[BaseModel], where: str) -> Itera
 
 
 def _within(data: Any, location: tuple[int | str, ...], missing: bool) -> Iterator[str]:
-    """Yield the part of pydantic's location that exists in the data; the rest of the location names members of a
-    union."""
+    """Yield the part of pydantic's location that exists in the data.
+
+    The rest of the location names members of a union.
+    """
     for part in location:
         try:
             data = data[part]

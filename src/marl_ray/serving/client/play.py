@@ -42,9 +42,9 @@ async def play_episodes(
     key: str | None = None,
     on_episode: Callable[[PlayedEpisode], None] = lambda episode: None,
 ) -> list[PlayedEpisode]:
-    """Play whole episodes, `concurrency` at a time, and post each return as its session's outcome. `key` is an API key.
+    """Play whole episodes, `concurrency` at a time, and post each return as its session's outcome.
 
-    Raises MarlRayError with the gateway's words if it refuses a request, or if it does not answer.
+    `key` is an API key. Raises MarlRayError with the gateway's words if it refuses a request, or if it does not answer.
     """
     played: list[PlayedEpisode] = []
     numbers = iter(range(episodes))
@@ -69,8 +69,11 @@ async def play_episodes(
 async def play_episode(
     client: httpx.AsyncClient, env: ParallelEnv | AECEnv, session: str, seed: int, experiment: str | None
 ) -> PlayedEpisode:
-    """Play one episode as a session, and post its return as the outcome. All agents of a `ParallelEnv` act in one request;
-    those of an `AECEnv` of texts take turns, each in a request of its own. Raises MarlRayError as `play_episodes` does."""
+    """Play one episode as a session, and post its return as the outcome.
+
+    All agents of a `ParallelEnv` act in one request; those of an `AECEnv` of texts take turns, each in a request of its
+    own. Raises MarlRayError as `play_episodes` does.
+    """
     named = {"session_id": session} | ({"experiment": experiment} if experiment else {})
     latencies, arm = list[float](), ""
 

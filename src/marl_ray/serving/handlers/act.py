@@ -1,5 +1,8 @@
-"""Requests for actions: `/v1/act`; `/batch`, which holds many of them; `/v1/assign`, for clients that compute actions
-themselves."""
+"""Requests for actions, and for an arm without actions.
+
+`/v1/act` asks for the actions of one session, and `/batch` holds many such requests; `/v1/assign` is for clients that
+compute actions themselves.
+"""
 
 import asyncio
 import math
@@ -149,9 +152,11 @@ async def _act_or_fall_back(
     masks: Arrays,
     exchanges: Exchanges,
 ) -> tuple[dict[str, Any], str]:
-    """Let the arm act. Returns actions and log-probabilities as JSON has them, and the arm that gave them: the control
-    if the arm's circuit is open or its pass fails. `exchanges` is filled with the requests to the arm and the texts
-    that it wrote."""
+    """Let the arm act, or the control if the arm's circuit is open or its pass fails.
+
+    Returns actions and log-probabilities as JSON has them, and the arm that gave them. `exchanges` is filled with the
+    requests to the arm and the texts that it wrote.
+    """
     router = session_arm.router
     cache = service.cache if greedy and not router.is_text else None
     key: bytes | None = None
@@ -197,8 +202,10 @@ def _act_by_arm(
     masks: Arrays,
     exchanges: Exchanges,
 ) -> Awaitable[dict[str, Any]]:
-    """Let one arm act: agent -> (action, its log-probability). Raises ArmError if the arm fails, RequestError if it
-    refuses."""
+    """Let one arm act: agent -> (action, its log-probability).
+
+    Raises ArmError if the arm fails, RequestError if it refuses.
+    """
     if router.is_text:
         return _act_by_finite_text(service, router, arm, observations, greedy, exchanges)
     return cast(Arm, router.arms[arm]).act(observations, greedy, masks)
@@ -242,8 +249,10 @@ def _masks(data: Mapping[str, Any], observed: Mapping[str, Any]) -> dict[str, An
 
 
 async def assign(service: Service, request: Request) -> Response:
-    """Answer `POST /v1/assign`: the session's arm and its bundle, without a pass. Unless `expose` is false, this
-    exposes the session to the arm, so that its outcome counts."""
+    """Answer `POST /v1/assign`: the session's arm and its bundle, without a pass.
+
+    Unless `expose` is false, this exposes the session to the arm, so that its outcome counts.
+    """
     service.admission.admit(request, "inference")
     data = await request.object(ASSIGN_FIELDS)
     routers = service.endpoints.acting(data.get("experiment"))

@@ -64,8 +64,10 @@ async def experiments(service: Service, request: Request) -> Response:
 
 
 async def create(service: Service, request: Request) -> Response:
-    """Answer `POST /v1/experiments`: a new experiment from an `ExperimentConfig`; every replica takes it up by
-    itself."""
+    """Answer `POST /v1/experiments`: a new experiment from an `ExperimentConfig`.
+
+    Every replica takes it up by itself.
+    """
     actor = service.admission.admit(request, "admin")
     data = await request.object(frozenset({*ExperimentConfig.model_fields, "reason"}))
     reason = _reason(data.pop("reason", None))
@@ -138,8 +140,10 @@ async def series(service: Service, request: Request) -> Response:
 
 
 def plotted(service: Service, router: Router) -> dict[str, list[list[float | None]]]:
-    """Return the outcomes over time, by arm; blocks on the database. All outcomes are read for it, so pages that reload
-    share one reading for some seconds."""
+    """Return the outcomes over time, by arm; blocks on the database.
+
+    All outcomes are read for it, so pages that reload share one reading for some seconds.
+    """
     name, began = router.config.name, time.monotonic()
     until, plot = service.plots.get(name, (-math.inf, {}))
     if began > until:

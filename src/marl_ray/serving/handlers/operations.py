@@ -17,8 +17,10 @@ from marl_ray.serving.service import Service
 
 
 async def endpoints(service: Service, request: Request) -> Response:
-    """Answer `GET /v1/endpoints`: the names that clients act on, their experiments, and what serves them in
-    production."""
+    """Answer `GET /v1/endpoints`: the names that clients act on, and what is behind each.
+
+    That is its experiments, and what serves it in production.
+    """
     await service.admission.admit_reader(request)
 
     def read() -> bytes:
@@ -38,8 +40,10 @@ async def endpoints(service: Service, request: Request) -> Response:
 
 
 async def models(service: Service, request: Request) -> Response:
-    """Answer `GET /v1/models`: every bundle that this replica holds, and `data`, what OpenAI's clients may name as
-    `model`."""
+    """Answer `GET /v1/models`: every bundle that this replica holds.
+
+    `data` has the values that OpenAI's clients may give as `model`.
+    """
     await service.admission.admit_reader(request, "inference")
     rows: dict[str, dict[str, Any]] = {}
     for reference, bundle in list(service.live_experiments.models.items()):
@@ -54,8 +58,10 @@ async def models(service: Service, request: Request) -> Response:
 
 
 async def load(service: Service, request: Request) -> Response:
-    """Answer `POST /models/{version}/load`: fetch NAME:VERSION of the registry and verify it before an experiment names
-    it."""
+    """Answer `POST /models/{version}/load`: fetch and verify a bundle of the registry.
+
+    `version` is NAME:VERSION. So the bundle is there before an experiment names it.
+    """
     service.admission.admit(request, "admin")
     name, _, version = path_part(request, 2).rpartition(":")
     if not name or not version:
@@ -89,10 +95,12 @@ async def health(service: Service, request: Request) -> Response:
 
 
 async def ready(service: Service, request: Request) -> Response:
-    """Answer `GET /ready`: 200 if an answer is available for all experiments with traffic, else 503. A treatment
-    without a bundle is named as missing but does not count, because the control answers for it. Neither does an
-    experiment that was just created at another replica and still loads: otherwise all replicas would become unready at
-    once."""
+    """Answer `GET /ready`: 200 if an answer is available for all experiments with traffic, else 503.
+
+    A treatment without a bundle is named as missing but does not count, because the control answers for it. Neither
+    does an experiment that was just created at another replica and still loads: otherwise all replicas would become
+    unready at once.
+    """
     arms, routers = service.follower.arms(), service.endpoints.routers
     lacking = [f"{name}/{arm}" for name, states in arms.items() for arm, state in states.items() if state != "loaded"]
     loaded = [

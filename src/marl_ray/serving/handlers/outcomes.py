@@ -56,8 +56,10 @@ async def outcome(service: Service, request: Request) -> Response:
 
 
 async def outcomes(service: Service, request: Request) -> Response:
-    """Answer `POST /v1/outcomes/batch`: each part is answered as by `/v1/outcomes`, or with its own status and
-    error."""
+    """Answer `POST /v1/outcomes/batch`: each part as by `/v1/outcomes`.
+
+    A part that fails is answered with its own status and error.
+    """
     key = service.admission.keys.check(request, "outcomes")
     parts, limit = (await request.object(frozenset({"outcomes"}))).get("outcomes"), service.config.max_batch_requests
     if not isinstance(parts, list) or not parts:
@@ -169,8 +171,10 @@ def _write(
 
 
 def _report(router: Router, reported: _ReadReport) -> Report:
-    """Return the report for the store. It includes what this replica has measured of the session, if a guardrail needs
-    it."""
+    """Return the report for the store.
+
+    It includes what this replica has measured of the session, if a guardrail needs it.
+    """
     session, wanted_metrics = router.session(reported.session), {rail.name for rail in router.config.guardrails}
     measured: dict[str, float] = {}
     if session is not None and "outcome" in reported.values:

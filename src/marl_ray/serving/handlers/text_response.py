@@ -213,8 +213,11 @@ Exchanges = list[tuple[TextRequest, WrittenResponse]]
 async def act_by_text(
     service: Service, router: Router, arm: str, prompts: Mapping[str, str], greedy: bool, exchanges: Exchanges
 ) -> dict[str, tuple[str, float | None]]:
-    """Let one arm write every agent's text. Returns each text and its log-probability, if the arm computes one. Raises
-    RequestError if the arm refuses one. `exchanges` is filled with the requests and responses."""
+    """Let one arm write every agent's text.
+
+    Returns each text and its log-probability, if the arm computes one. `exchanges` is filled with the requests and
+    responses. Raises RequestError if the arm refuses one.
+    """
     start = time.perf_counter()
     settings = Settings(None, greedy, {})
     text_arm = cast(TextArm, router.arms[arm])

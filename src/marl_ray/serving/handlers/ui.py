@@ -79,8 +79,10 @@ def _experiment_page(
 
 
 async def change(service: Service, request: Request) -> Response:
-    """Answer `POST /ui/experiments/{name}/{action}`. The form itself contains the admin key, so a foreign page cannot
-    act for a person."""
+    """Answer `POST /ui/experiments/{name}/{action}`.
+
+    The form itself contains the admin key, so a foreign page cannot act for a person.
+    """
     parts = request.path.split("/")
     router, action, base = service.endpoints.experiment(parts[3]), parts[4], request.root_path
     form: dict[str, str] = {}

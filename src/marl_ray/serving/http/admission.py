@@ -27,8 +27,11 @@ class Admission:
         return key
 
     async def admit_reader(self, request: Request, *also: Permission) -> str:
-        """Admit a request to read, with the scope `read` or one of `also`. A refusal for the rate is delayed, because
-        clients without pause would otherwise cause thousands of refusals a second, which cost as much as answers."""
+        """Admit a request to read, with the scope `read` or one of `also`.
+
+        A refusal for the rate is delayed, because clients without pause would otherwise cause thousands of refusals a
+        second, which cost as much as answers.
+        """
         key = self.keys.check(request, "read", *also)
         if self._read_limiter is not None and (wait := self._read_limiter.take(key)) > 0:
             await asyncio.sleep(REFUSAL_S)
@@ -41,8 +44,10 @@ class Admission:
             raise RequestError(429, None, f"more requests of {key!r} than its rate_limit allows", retry_after_s=wait)
 
     def forced_arm(self, request: Request) -> str | None:
-        """Return the arm that a tester asks for by the header `x-arm`; RequestError unless the key has the scope
-        `admin`."""
+        """Return the arm that a tester asks for by the header `x-arm`.
+
+        Raises RequestError unless the key has the scope `admin`.
+        """
         arm = request.header(b"x-arm")
         if arm is not None:
             self.keys.check(request, "admin")

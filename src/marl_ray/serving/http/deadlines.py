@@ -1,5 +1,7 @@
-"""Deadlines of many short requests, with one timer for all, because one for each would cost more than a small forward
-pass."""
+"""Deadlines of many short requests, with one timer for all.
+
+One for each would cost more than a small forward pass.
+"""
 
 import asyncio
 from collections.abc import Awaitable

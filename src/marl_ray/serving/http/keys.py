@@ -49,8 +49,10 @@ class Keys:
                 raise MarlRayError(f"api_keys: {path!r}: {first_problem(error)}") from error
 
     def check(self, request: Request, *permissions: Permission) -> str:
-        """Return the name of the key in the request (`authorization: Bearer KEY`), which must have one of these scopes;
-        RequestError 401 or 403."""
+        """Return the name of the key in the request, which must have one of these scopes.
+
+        The key is in the header `authorization: Bearer KEY`. Raises RequestError 401 or 403.
+        """
         if not self.keys:
             return self.check_secret("", *permissions) if permissions == ("admin",) else ANYONE
         shown = request.header(b"authorization") or ""

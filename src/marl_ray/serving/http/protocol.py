@@ -114,8 +114,11 @@ class Request:
         return body
 
     async def while_there(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` and return its result. If the client hangs up, cancels `work` and raises ClientGoneError. Call it
-        only after reading the body. It costs two tasks, so it is for long work."""
+        """Run `work` while the client is there, and return its result.
+
+        If the client hangs up, cancels `work` and raises ClientGoneError. Call it only after reading the body. It costs
+        two tasks, so it is for long work.
+        """
         task = asyncio.create_task(work)
         if self._hang_up is None:  # all work of this request shares one watcher
             self._hang_up = asyncio.create_task(self._until_hang_up())

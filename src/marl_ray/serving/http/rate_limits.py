@@ -31,8 +31,10 @@ class RateLimiter:
         return len(self._full_at)
 
     def take(self, key: str, cost: int = 1) -> float:
-        """Take `cost` tokens and return 0.0 if there are enough. Otherwise take nothing and return the seconds until
-        there are (infinity if the bucket is too small)."""
+        """Take `cost` tokens and return 0.0 if there are enough.
+
+        Otherwise take nothing and return the seconds until there are (infinity if the bucket is too small).
+        """
         if cost > self._burst:
             return math.inf
         now = self._clock()

@@ -127,8 +127,11 @@ class ActLog:
         segment_s: float = SEGMENT_S,
         limit_bytes: int = LIMIT_BYTES,
     ):
-        """Raise MarlRayError if a local folder cannot be written to. For a URI, `staging` is a local folder of this
-        machine, from which the next log of the same URI uploads what a killed process left; without it, that is lost."""
+        """Open the log in a local folder or at a URI.
+
+        For a URI, `staging` is a local folder of this machine, from which the next log of the same URI uploads what a
+        killed process left; without it, that is lost. Raises MarlRayError if a local folder cannot be written to.
+        """
         filesystem, self._root = open_storage(folder, "decision_log")
         self._remote = filesystem if "://" in folder else None
         if self._remote is not None:

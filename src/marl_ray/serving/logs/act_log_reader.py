@@ -31,12 +31,11 @@ _LOGGED: TypeAdapter[LoggedRequest] = TypeAdapter(Annotated[LoggedRequest, Field
 
 
 def read_logged(folder: str, experiment: str) -> Iterator[LoggedRequest]:
-    """Yield the logged requests of an experiment: units in the order of their names, and each unit's requests in the
-    order of time.
+    """Yield the logged requests of an experiment, sorted by unit and time.
 
-    A local folder's partial segments are read too, up to the last complete line. Memory is bounded: more than
-    `RUN_BYTES` is sorted on disk, in the folder for temporary files. Raises MarlRayError if the folder or a segment
-    cannot be read.
+    Units come in the order of their names, and each unit's requests in the order of time. A local folder's partial
+    segments are read too, up to the last complete line. Memory is bounded: more than `RUN_BYTES` is sorted on disk, in
+    the folder for temporary files. Raises MarlRayError if the folder or a segment cannot be read.
     """
     unreadable = 0
 
@@ -81,8 +80,11 @@ def _lines_of_file(filesystem: fs.FileSystem, path: str) -> list[bytes]:
 def sorted_by_unit(
     lines: Iterable[bytes], parse: Callable[[bytes], tuple[str, float, T] | None], run_bytes: int = RUN_BYTES
 ) -> Iterator[T]:
-    """Parse the lines and sort the results by the units and times that `parse` returns, leaving out lines for which it
-    returns None. Sorted runs of `run_bytes` go to temporary files and are merged; then each line is parsed twice."""
+    """Parse the lines and sort the results by the units and times that `parse` returns.
+
+    Lines for which it returns None are left out. Sorted runs of `run_bytes` go to temporary files and are merged; then
+    each line is parsed twice.
+    """
     with temporary_folder("sort") as folder:
         runs: list[Iterator[tuple[str, float, T]]] = []
         run: list[tuple[str, float, bytes]] = []

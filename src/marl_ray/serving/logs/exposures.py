@@ -1,5 +1,7 @@
-"""Exposure logging off the hot path: a bounded queue that a thread writes to the store in batches, and a spool on disk
-for outages of the database.
+"""Exposure logging off the hot path.
+
+Exposures wait in a bounded queue, which a thread writes to the store in batches, and in a spool on disk while the
+database is away.
 
 Exposures may wait, outcomes may not. An outcome is acknowledged once it is in the database, which needs the exposure of
 its unit. So the handler of outcomes calls `flush` first, and refuses the outcome if that fails.
@@ -45,8 +47,9 @@ _log = logging.getLogger(__name__)
 
 
 class ExposureLog:
-    """Exposures that wait for the store. `put` never blocks and never touches the disk; after `flush` the store has
-    everything put before.
+    """Exposures that wait for the store.
+
+    `put` never blocks and never touches the disk; after `flush` the store has everything put before.
 
     With a spool, exposures that the database does not accept go to disk, and are delivered in order when it answers
     again; without one they wait in memory. If the spool is full or its disk fails, exposures wait in memory again, and
@@ -101,8 +104,10 @@ class ExposureLog:
         return True
 
     def flush(self) -> None:
-        """Store everything put so far, and what this process has on disk. If the database fails, raises StoreError and
-        keeps what is not written."""
+        """Store everything put so far, and what this process has on disk.
+
+        If the database fails, raises StoreError and keeps what is not written.
+        """
         # The thread that holds the lock also holds the batch that has left the queue, so flushing must wait for it.
         if not self._writing.acquire(timeout=WRITING_S):
             raise StoreError(f"experiment store: a write of exposures has taken longer than {WRITING_S:g} s")

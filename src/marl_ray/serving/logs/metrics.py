@@ -40,8 +40,10 @@ class Histogram:
 
 
 class ArmMeters:
-    """An arm's counters that every act changes. They are plain numbers, because each of the library's counters takes a
-    lock."""
+    """An arm's counters that every act changes.
+
+    They are plain numbers, because each of the library's counters takes a lock.
+    """
 
     __slots__ = ("cost_unknown", "cost_usd", "exposures", "first_token", "prompt_tokens", "seconds", "tokens")
 
@@ -123,8 +125,11 @@ class GatewayMetrics:
     """A private registry, so that several gateways in one process, and Ray's own metrics, stay apart."""
 
     def __init__(self, replica: str | None = None) -> None:
-        """`replica` labels every line of `text` with the replica's name, because each scrape of the replicas' common
-        port reads only one of them."""
+        """Register the metrics of one replica.
+
+        `replica` labels every line of `text` with the replica's name, because each scrape of the replicas' common port
+        reads only one of them.
+        """
         self._replica = replica
         self.registry = CollectorRegistry()
         self._arms: dict[str, dict[str, ArmMeters]] = {}

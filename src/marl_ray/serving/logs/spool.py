@@ -97,21 +97,26 @@ class Chunk:
 
 
 def spool_folder(folder: str, database: str) -> str:
-    """Return the folder within `folder` for the exposures of one database (an SQLAlchemy URL). A gateway that writes to
-    another database must not adopt them."""
+    """Return the folder within `folder` for the exposures of one database (an SQLAlchemy URL).
+
+    A gateway that writes to another database must not adopt them.
+    """
     shown = sa.make_url(database).render_as_string(hide_password=True)
     return str(Path(folder) / blake2b(shown.encode(), digest_size=8).hexdigest())
 
 
 class Spool:
-    """The segments of one replica. Not safe to use from several threads at once.
+    """The segments of one replica, not safe to use from several threads at once.
 
     The folder is on a disk of the machine (flock), and is as lasting as that disk: every append is synced.
     """
 
     def __init__(self, folder: str, limit_bytes: int):
-        """Create the folder if it is missing; MarlRayError if it cannot be written to. All segments of this replica
-        together, adopted ones too, grow to `limit_bytes` at most."""
+        """Create the folder if it is missing.
+
+        All segments of this replica together, adopted ones too, grow to `limit_bytes` at most. Raises MarlRayError if
+        the folder cannot be written to.
+        """
         self._folder = Path(folder)
         self._limit = limit_bytes
         self.own_segments: list[Segment] = []
@@ -129,8 +134,10 @@ class Spool:
         return sum(segment.size - segment.read for segment in self._segments())
 
     def append(self, lines: list[bytes]) -> int:
-        """Store as many of the lines (without line breaks) as fit, from the first on, and return how many. Raises
-        OSError if the disk fails, and stores nothing then."""
+        """Store as many of the lines as fit, from the first on, and return how many.
+
+        The lines have no line breaks. Raises OSError if the disk fails, and stores nothing then.
+        """
         room = self._limit - sum(segment.size for segment in self._segments())
         fitting = 0
         while fitting < len(lines) and room > len(lines[fitting]):
@@ -153,8 +160,10 @@ class Spool:
                 self._adopted.append(segment)
 
     def peek(self, adopted: bool = False) -> Chunk | None:
-        """Return the oldest lines of this process, or of adopted segments; None if there are none. Raises OSError if
-        the disk fails."""
+        """Return the oldest lines of this process, or of adopted segments; None if there are none.
+
+        Raises OSError if the disk fails.
+        """
         segments = self._adopted if adopted else self.own_segments
         if not segments:
             return None

@@ -291,8 +291,10 @@ def shadow_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[d
 
 
 def _per_token(totals: Mapping[str, Any]) -> str | None:
-    """Return the mean log-probability per served token in nats: the shadow's, and the one it was served with; None
-    where there were no texts."""
+    """Return the mean log-probability per served token in nats.
+
+    It is the shadow's, with the one it was served with; None where there were no texts.
+    """
     tokens, log_prob, served = (finite(totals.get(key)) for key in ("tokens", "log_prob", "served_log_prob"))
     return (
         f"{log_prob / tokens:.2f} (served {served / tokens:.2f})"

@@ -1,8 +1,8 @@
-"""The control of rollouts: a replica asks the statistics what the store's numbers prove, decides, and writes the
-decision.
+"""The control of rollouts: a replica judges an experiment's evidence and writes its decision.
 
-Every replica may decide. A decision names the epoch on which it was made, so the store accepts only the first of
-several replicas' decisions. Harm needs no majority: the first replica to see the proof rolls the arm back.
+It asks the statistics what the store's numbers prove. Every replica may decide. A decision names the epoch on which it
+was made, so the store accepts only the first of several replicas' decisions. Harm needs no majority: the first replica
+to see the proof rolls the arm back.
 """
 
 import contextlib
@@ -109,8 +109,10 @@ class Findings:
 
 
 def config_of(record: ExperimentRecord) -> ExperimentConfig:
-    """Read the config that the store keeps, without the fields that the store adds. Raises MarlRayError if this version
-    cannot read it."""
+    """Read the config that the store keeps, without the fields that the store adds.
+
+    Raises MarlRayError if this version cannot read it.
+    """
     fields, of_arm = ExperimentConfig.model_fields, ArmConfig.model_fields
     arms = {arm: {k: v for k, v in part.items() if k in of_arm} for arm, part in record.config["arms"].items()}
     data = {key: value for key, value in record.config.items() if key in fields}
@@ -166,8 +168,10 @@ def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Find
 
 
 def _reporting(look: Look, record: ExperimentRecord, config: ExperimentConfig, metric: str) -> list[Reporting]:
-    """Compare how often each treatment's units report the metric with the control's; the treatments share the alarm's
-    level."""
+    """Compare how often each treatment's units report the metric with how often the control's do.
+
+    The treatments share the alarm's level.
+    """
     plan, counts = record.plan, look.reported.get(metric, {})
 
     def counts_of(arm: str) -> tuple[int, int]:
@@ -207,10 +211,10 @@ def findings(store: ExperimentStore, record: ExperimentRecord, config: Experimen
 
 
 def decide(store: ExperimentStore, config: ExperimentConfig) -> RolloutDecision | None:
-    """Look once at an experiment and write the decision that its evidence calls for. Returns None if the experiment has
-    ended or is unknown.
+    """Look once at an experiment and write the decision that its evidence calls for.
 
-    An experiment that promotes by hand keeps running when its promotion bound holds.
+    Returns None if the experiment has ended or is unknown. An experiment that promotes by hand keeps running when its
+    promotion bound holds.
     """
     record = store.experiment(config.name)
     if record is None or record.state.status not in (
@@ -237,8 +241,10 @@ def decide(store: ExperimentStore, config: ExperimentConfig) -> RolloutDecision 
 def _reallocate(
     store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig, evidence: Findings, now: float
 ) -> None:
-    """Set new weights if it is time, every arm has enough outcomes, and the arms' exposures and reports match their
-    shares."""
+    """Set new weights if it is time and the evidence suffices.
+
+    Every arm must have enough outcomes, and the arms' exposures and reports must match their shares.
+    """
     state, plan = record.state, record.plan
     since = state.stage_since if state.allocation is None else state.allocation.at
     remaining = [arm for arm in plan.weights if arm not in state.rolled_back]

@@ -1,8 +1,7 @@
 """Tells another service of every rollback, promotion and stage: `webhook` of the gateway's config.
 
 Each notice is delivered at least once: a thread sends an entry of the audit log until the other service answers 2xx, or
-until the deadline. No decision waits for it. The store lets one of several replicas send an entry
-(`experiments.notices`).
+until the deadline. No decision waits for it. `experiments.store.notices` lets one of several replicas send an entry.
 """
 
 import hashlib
@@ -39,8 +38,11 @@ class Webhook:
     """Delivers entries of the audit log, for one replica."""
 
     def __init__(self, config: WebhookConfig, notices: Notices, endpoints: Callable[[], Mapping[str, str]]):
-        """`endpoints` returns the experiments that this gateway serves, each with its endpoint. Raises MarlRayError if
-        the secret is not in the environment."""
+        """Read the secret of the signatures from the environment.
+
+        `endpoints` returns the experiments that this gateway serves, each with its endpoint. Raises MarlRayError if the
+        secret is not in the environment.
+        """
         secret = os.environ.get(config.secret_env)
         if not secret:
             raise MarlRayError(f"webhook.secret_env: expected a secret in the environment variable {config.secret_env}")

@@ -17,8 +17,11 @@ Answers = Mapping[UnitKey, Assignment]
 
 
 class LookUps:
-    """Batches look-ups on one event loop: the first is sent at once, those of the next 5 ms share a statement, because
-    a statement costs many times what a unit in it costs."""
+    """Batches look-ups on one event loop.
+
+    The first is sent at once, and those of the next 5 ms share a statement, because a statement costs many times what a
+    unit in it costs.
+    """
 
     def __init__(self, read: Callable[[Sequence[UnitKey]], Answers], threads: int):
         """`read` blocks on the database; at most `threads` of its calls are under way."""

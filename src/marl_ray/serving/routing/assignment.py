@@ -43,8 +43,10 @@ class SessionArm(NamedTuple):
         return self.unit_arm.assignment
 
     def head(self, assignment: Assignment, arm: str) -> dict[str, Any]:
-        """Return the fields about the arm that every answer has. If the control answers in place of the arm, they still
-        name the session's own arm."""
+        """Return the fields about the arm that every answer has.
+
+        If the control answers in place of the arm, they still name the session's own arm.
+        """
         fields = {
             "experiment": self.router.config.name,
             "arm": arm,
@@ -63,8 +65,11 @@ class SessionArm(NamedTuple):
             noted.seconds += seconds
 
     def charge(self, usd: float | None, reports: UnitReports) -> None:
-        """Queue the cost of a response to the session, in USD; None if the cost is unknown. Call it after
-        `count_answer`: the first answer is noted in any case, so a session without priced responses has a cost of 0."""
+        """Queue the cost of a response to the session, in USD; None if the cost is unknown.
+
+        Call it after `count_answer`: the first answer is noted in any case, so a session without priced responses has a
+        cost of 0.
+        """
         if not self.takes_part or not counts_cost(self.router.config):
             return
         noted = self.router.session(self.session)
@@ -94,8 +99,11 @@ class Assigner:
         attributes: Attributes,
         forced: str | None = None,
     ) -> SessionArm:
-        """Assign a session to an arm of one of the experiments behind an endpoint. `forced` is the arm that a tester
-        names: such a session is in no experiment; RequestError if there is no such arm."""
+        """Assign a session to an arm of one of the experiments behind an endpoint.
+
+        `forced` is the arm that a tester names: such a session is in no experiment. Raises RequestError if there is
+        no such arm.
+        """
         router = remembering(routers, session) if len(routers) > 1 else routers[0]
         if router is None:
             router = current(routers, session, cluster_id)
@@ -141,8 +149,10 @@ class Assigner:
         return router.guess(session, cluster_id) if stored is None else router.settle(session, cluster_id, stored[0])
 
     async def _have_met(self, routers: Sequence[Router], session: str) -> list[bool]:
-        """Return, for each of these experiments, True if this replica or the database knows that the session has met an
-        arm of it. A "no" is cached for as long as replicas may differ."""
+        """Return, for each of these experiments, True if the session is known to have met an arm of it.
+
+        This replica or the database knows that. A "no" is cached for as long as replicas may differ.
+        """
         unknown = [router for router in routers if router.session(session) is None and not router.is_absent(session)]
         assignments = await self._look_up(unknown, session) if unknown else None
         stored = set[str]()
@@ -159,8 +169,10 @@ class Assigner:
         return share > 0 and held_out(endpoint, share, router.drawn_by(session, cluster_id))
 
     async def _look_up(self, routers: Sequence[Router], session: str) -> list[Assignment | None] | None:
-        """Look up the session's arm in each of these experiments; None if the database does not answer. After a failure
-        look-ups are skipped for a while, because acts do not need the database."""
+        """Look up the session's arm in each of these experiments; None if the database does not answer.
+
+        After a failure look-ups are skipped for a while, because acts do not need the database.
+        """
         ticket = self._circuit.allow()
         if not ticket:
             return None

@@ -52,10 +52,10 @@ class Breaker:
         return self.until - self._clock() if self.state is CircuitState.OPEN else 0.0
 
     def allow(self) -> int:
-        """Return a ticket (above 0) if a request may try the arm now, else 0. Half-open, at most `probes` tickets are
-        out.
+        """Return a ticket (above 0) if a request may try the arm now, else 0.
 
-        The caller must hand in every ticket, to `success`, `failure` or `forget`; a second time does no harm.
+        Half-open, at most `probes` tickets are out. The caller must hand in every ticket, to `success`, `failure` or
+        `forget`; a second time does no harm.
         """
         state = self.state
         if state is CircuitState.OPEN or len(self._probes) >= self._config.probes:
@@ -79,8 +79,11 @@ class Breaker:
             self.failed_rounds = 0
 
     def failure(self, ticket: int, pass_number: int | None = None, session: str | None = None) -> None:
-        """Count the request of this ticket as failed. Requests of one pass or call (`pass_number`) count once. Before
-        the circuit opens, so do those of one `session`, because it may send the same input again and again."""
+        """Count the request of this ticket as failed.
+
+        Requests of one pass or call (`pass_number`) count once. Before the circuit opens, so do those of one `session`,
+        because it may send the same input again and again.
+        """
         if pass_number is not None and pass_number in self._passes:
             self.forget(ticket)
             return
@@ -102,8 +105,10 @@ class Breaker:
         self.until = self._clock() + self._config.open_s
 
     def forget(self, ticket: int) -> None:
-        """Take back the ticket of a request without a result, for example because its client left; a probe becomes free
-        again."""
+        """Take back the ticket of a request without a result.
+
+        Its client has left, for example. A probe becomes free again.
+        """
         self._probes.discard(ticket)
 
     def _counts(self, ticket: int) -> bool:

@@ -1,5 +1,7 @@
-"""Endpoints, the names that clients act on. An endpoint outlives its experiments: the newest one takes new sessions,
-and older ones keep theirs."""
+"""Endpoints, the names that clients act on.
+
+An endpoint outlives its experiments: the newest one takes new sessions, and older ones keep theirs.
+"""
 
 import threading
 import time
@@ -26,8 +28,11 @@ class Endpoints:
         self._changing = threading.Lock()
 
     def add(self, router: Router) -> Router:
-        """Add an experiment and return its router. If the experiment is known, its present router takes the new one's
-        arms and is returned. Tables are replaced and never changed, so that concurrent requests see complete ones."""
+        """Add an experiment and return its router.
+
+        If the experiment is known, its present router takes the new one's arms and is returned. Tables are replaced and
+        never changed, so that concurrent requests see complete ones.
+        """
         with self._changing:
             present = self.routers.get(router.config.name)
             if present is None:
@@ -57,8 +62,11 @@ class Endpoints:
         }
 
     def served(self, name: object) -> Sequence[Router]:
-        """Return the experiments behind a name, newest first, or RequestError. The name may be omitted if there is only
-        one endpoint."""
+        """Return the experiments behind a name, newest first.
+
+        The name may be omitted if there is only one endpoint. Raises RequestError for a name that is
+        unknown or missing.
+        """
         if name is None and len(self._served) == 1:
             return next(iter(self._served.values()))
         if not isinstance(name, str):
@@ -70,8 +78,10 @@ class Endpoints:
         raise RequestError(404, "experiment", f"unknown experiment {name!r}{_instead(name, self._served)}")
 
     def acting(self, name: object) -> Sequence[Router]:
-        """Return the experiments behind a name that hold arms, newest first, so that acts skip ended ones; all
-        experiments behind it if none holds arms. RequestError as in `served`."""
+        """Return the experiments behind a name that hold arms, newest first, so that acts skip ended ones.
+
+        All experiments behind the name if none holds arms. Raises RequestError as `served` does.
+        """
         routers = self.served(name)
         return routers if len(routers) == 1 else self._acting[routers[0].config.served_as]
 
@@ -86,8 +96,10 @@ class Endpoints:
 
 
 def current(routers: Sequence[Router], unit: str, cluster_id: str | None) -> Router:
-    """Return the endpoint's experiment that a new unit enters: the newest running one whose share of its layer contains
-    the unit, else the newest that has begun."""
+    """Return the endpoint's experiment that a new unit enters.
+
+    It is the newest running one whose share of its layer contains the unit, else the newest that has begun.
+    """
     for router in routers:
         if (
             not router.is_over

@@ -64,12 +64,12 @@ class Attempts:
     async def first_answer(
         self, ask: Ask[ArmAnswer], compare: Ask[object], field: str | None
     ) -> tuple[ArmAnswer, str, int]:
-        """Ask the session's arm, then those that may answer in its place, until one does; arms with an open circuit are
-        skipped.
+        """Ask the session's arm, then those that may answer in its place, until one does.
 
-        Returns the answer, its arm, and a ticket that the caller hands in to the arm's circuit. Raises the error of
-        `ask` if the arm refuses the request or the client leaves, and RequestError if no arm answers: `field` is the
-        field of the request that the error names. `compare` asks a treatment for comparison.
+        Arms with an open circuit are skipped. Returns the answer, its arm, and a ticket that the caller hands in to
+        the arm's circuit. Raises the error of `ask` if the arm refuses the request or the client leaves, and
+        RequestError if no arm answers: `field` is the field of the request that the error names. `compare` asks a
+        treatment for comparison.
         """
         router = self._router
         try:
@@ -118,8 +118,10 @@ class Attempts:
         return next((arm for arm in treatments if router.circuits[arm].state is CircuitState.CLOSED), None)
 
     def _refusal(self, field: str | None) -> RequestError:
-        """Return the error for a client whose request no arm has answered; `field` is the field that the error
-        names."""
+        """Return the error for a client whose request no arm has answered.
+
+        `field` is the field that the error names.
+        """
         if len(self._errors) > 1 and all(isinstance(error, NotFiniteError) for error in self._errors):
             return RequestError(400, field, "every arm's log-probabilities of this input are not finite")
         router = self._router
@@ -138,8 +140,10 @@ class Attempts:
                 self._note()
 
     def count_break_off(self, arm: str, ticket: int, error: Exception) -> None:
-        """Count a failure after the answer had begun. It counts without comparison, because the arm had accepted the
-        input."""
+        """Count a failure after the answer had begun.
+
+        It counts without comparison, because the arm had accepted the input.
+        """
         self._count(arm, ticket, error, True)
         if arm == self._arm:
             self._note()

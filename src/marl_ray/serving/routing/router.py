@@ -82,8 +82,10 @@ class Router:
         self.follow(state)
 
     def hold(self, arms: Mapping[str, Arm | TextArm]) -> None:
-        """Answer with these arms from now on. The mapping is replaced and never changed, so a request sees the old or
-        the new one."""
+        """Answer with these arms from now on.
+
+        The mapping is replaced and never changed, so a request sees the old or the new one.
+        """
         self.arms = arms
         self.is_text = any(is_text(arm.bundle) for arm in arms.values())
         """True if the arms are language models; no experiment has arms of two kinds."""
@@ -127,9 +129,12 @@ class Router:
         return self.state.status in (ExperimentStatus.PROMOTED, ExperimentStatus.ROLLED_BACK, ExperimentStatus.STOPPED)
 
     def follow(self, state: AssignmentState, reported_at: float | None = None) -> None:
-        """Assign by another state from now on; it must name only arms of the config. One reference is swapped at a
-        time, and a request that has read the older table still assigns correctly by it. `reported_at` is the moment at
-        which the store last reported the previous state (monotonic seconds; now if not given)."""
+        """Assign by another state from now on; it must name only arms of the config.
+
+        One reference is swapped at a time, and a request that has read the older table still assigns correctly by
+        it. `reported_at` is the moment at which the store last reported the previous state (monotonic seconds; now
+        if not given).
+        """
         if not state.weights.keys() <= self.config.arms.keys():
             raise ValueError(f"the table has arms {sorted(state.weights)}, configured are {sorted(self.config.arms)}")
         self._past, self._populations = self._read_past(state)
@@ -158,13 +163,17 @@ class Router:
         return tables, everyone or past.populations | {state.population}
 
     def drawn_by(self, unit: str, cluster_id: str | None) -> str:
-        """Return the name whose hash decides for the unit: its own, or its cluster's if clusters are randomized. A unit
-        that names no cluster is a cluster of its own."""
+        """Return the name whose hash decides for the unit: its own, or its cluster's.
+
+        The cluster's decides if clusters are randomized. A unit that names no cluster is a cluster of its own.
+        """
         return cluster_id or unit if self.config.randomize == "cluster" else unit
 
     def takes_part(self, unit: str, cluster_id: str | None = None) -> bool:
-        """Return True if the unit, or its cluster if clusters are randomized, is in the experiment's share of its
-        layer. Other units get the production arm and do not count."""
+        """Return True if the unit is in the experiment's share of its layer.
+
+        If clusters are randomized, its cluster must be. Other units get the production arm and do not count.
+        """
         layer = self.state.layer
         return layer is None or in_layer(layer, self.state.layer_share, self.drawn_by(unit, cluster_id))
 
@@ -181,8 +190,10 @@ class Router:
         )
 
     def may_have_included(self, unit: str, cluster_id: str | None) -> bool:
-        """Return True if the population, now or in an earlier epoch, may have included the unit with some attributes or
-        in another cluster."""
+        """Return True if the population may have included the unit, now or in an earlier epoch.
+
+        The unit may have had other attributes then, or been in another cluster.
+        """
         if self._populations is None or self.config.randomize == "cluster":
             return True
         key = self.drawn_by(unit, cluster_id)
@@ -193,8 +204,10 @@ class Router:
         return self._absent.get(unit, 0.0) > time.monotonic()
 
     def note_absent(self, unit: str) -> None:
-        """Note that the store has no exposure of the unit, so that it is not asked again for as long as replicas may
-        differ."""
+        """Note that the store has no exposure of the unit.
+
+        So the store is not asked again for as long as replicas may differ.
+        """
         self._absent.pop(unit, None)
         if len(self._absent) >= REMEMBERED:
             del self._absent[next(iter(self._absent))]  # the oldest
@@ -249,14 +262,19 @@ class Router:
         )
 
     def _standing(self, assignment: Assignment) -> Assignment:
-        """Return the unit's present assignment: with `on_rollback: cut`, units of a rolled-back arm continue with the
-        control."""
+        """Return the unit's present assignment.
+
+        With `on_rollback: cut`, units of a rolled-back arm continue with the control.
+        """
         state = self.state
         return self.with_control() if state.cut and assignment.arm in state.rolled_back else assignment
 
     def expose(self, unit: str, unit_arm: UnitArm) -> tuple[bool, Assignment]:
-        """Note that the unit meets the arm. Returns whether that is new to this replica, and the unit's arm; if a
-        concurrent request was faster, that is the arm which the other request noted."""
+        """Note that the unit meets the arm.
+
+        Returns whether that is new to this replica, and the unit's arm; if a concurrent request was faster, that is the
+        arm which the other request noted.
+        """
         session = self.remembered.get(unit)
         if session is not None:
             return False, self._standing(session.assignment)

@@ -84,8 +84,10 @@ class Shadows:
         masks: Mapping[str, np.ndarray],
         answer: Answer,
     ) -> bool:
-        """Send a copy of an act to the arm in the background, greedily, and compare it with `answer`. Returns whether
-        the copy was sent. Never raises."""
+        """Send a copy of an act to the arm in the background, and compare it with `answer`.
+
+        The arm acts greedily. Returns whether the copy was sent. Never raises.
+        """
 
         async def compare() -> Compared:
             copied = await act(observations, True, masks)
@@ -97,8 +99,11 @@ class Shadows:
     def send_text(
         self, arm: str, writer: TextArm, request: TextRequest, ids: Sequence[int], log_probs: Sequence[float], text: str
     ) -> bool:
-        """Let the arm write its own response in the background, with the same seed and settings, and compute its
-        log-probability of the served text. Returns whether the copy was sent. Never raises."""
+        """Let the arm write its own response in the background, and compare it with the served text.
+
+        The seed and the settings are the same, and the arm computes its log-probability of the served text. Returns
+        whether the copy was sent. Never raises.
+        """
 
         async def compare() -> Compared:
             pieces = await _write(writer, replace(request, logged=True, streamed=False, names=False))

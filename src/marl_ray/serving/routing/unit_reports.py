@@ -1,8 +1,7 @@
 """The queue of a replica's own reports about units: failures of their arms, and costs of external arms' responses.
 
 Requests add to the queue and never wait for the database. Requests of one session may reach any replica, so each
-replica reports its own spending. A session whose arm failed may never report an outcome, so the replica writes its
-failure.
+replica reports its own spending, and the failures it has seen: a session whose arm failed may never report an outcome.
 """
 
 import logging
@@ -68,8 +67,10 @@ class UnitReports:
         self._note(experiment, session, _News(failed=True))
 
     def note_cost(self, experiment: str, session: str, usd: float | None) -> None:
-        """Queue that a response cost the session this much more, in USD; None means that the cost is unknown, and then
-        the session's `cost_usd` gives no evidence. Never blocks."""
+        """Queue that a response cost the session this much more, in USD; never blocks.
+
+        None means that the cost is unknown, and then the session's `cost_usd` gives no evidence.
+        """
         self._note(experiment, session, _News(usd=usd, cost_unknown=usd is None))
 
     def _note(self, experiment: str, session: str, news: _News) -> None:

@@ -1,5 +1,7 @@
-"""Two drivers of one name, of a run or of a sweep: the second is refused with the address and the age of the first, on local
-storage and on an object store over HTTP."""
+"""Two drivers of one name, of a run or of a sweep.
+
+The second is refused with the address and the age of the first, on local storage and on an object store over HTTP.
+"""
 
 import contextlib
 import os

@@ -1,5 +1,7 @@
-"""Whole runs whose trackers die, are slow or are full, and whose processes are killed: nobody waits, and all have all in the
-end."""
+"""Whole runs whose trackers die, are slow or are full, and whose processes are killed.
+
+Nobody waits, and all have all in the end.
+"""
 
 import json
 import os

@@ -32,9 +32,10 @@ PLAN_REWARDS = np.array([effort.success for effort in EFFORTS])[PLANS].sum(1)
 
 
 class Market(ParallelEnv):
-    """Buyers `b0`, `b1`, ... choose among offers at once; buyer i leaves after i + 2 steps. `prices` is (T, n, A, S).
+    """Buyers `b0`, `b1`, ... choose among offers at once; buyer i leaves after i + 2 steps.
 
-    `least_cost_to_go` is that of the plan `cheap` (T, n), which takes the offers cheapest in the first signal.
+    `prices` is (T, n, A, S), and `least_cost_to_go` is that of the plan `cheap` (T, n), which takes the offers cheapest
+    in the first signal.
     """
 
     metadata = {"name": "market"}

@@ -73,8 +73,10 @@ WAYS: dict[str, Callable[[TokenPolicy, Tensor], Tensor]] = {
 @pytest.mark.parametrize("way", WAYS)
 @torch.no_grad()
 def test_bfloat16_keeps_an_adapter_of_one_step(way: str):
-    """The effect in bfloat16 is that in float32 and noise: its projection on that is about 1. Merged weights keep 0.14 of
-    it at this rate, and two rounded outputs that are added 0.21."""
+    """The effect in bfloat16 is that in float32 and noise: its projection on that is about 1.
+
+    Merged weights keep 0.14 of it at this rate, and two rounded outputs that are added 0.21.
+    """
     trained = young(2e-5)
     plain = plain_copy(trained)
     assert {value.dtype for value in plain.parameters()} == {torch.bfloat16}

@@ -137,8 +137,11 @@ def test_nor_does_it_of_language_models(name):
 
 
 def check_value_clip(name: str, config: RunConfig) -> None:
-    """The first step's gradients with a narrow clip are those without a clip: as the normalisers move from batch to batch,
-    and where other weights gathered the batch; of cost critics too."""
+    """Check that the first step's gradients with a narrow clip are those without a clip.
+
+    That holds as the normalisers move from batch to batch, and where other weights gathered the batch; of
+    cost critics too.
+    """
     team, collector = built(config)
     (policy,) = team.learners
     learner = team.learners[policy]

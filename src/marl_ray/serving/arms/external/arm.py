@@ -43,8 +43,11 @@ class ExternalArm:
     """An external model, a `TextArm`."""
 
     def __init__(self, bundle: ExternalModel, config: ArmConfig, patience_s: float):
-        """Wait for a token for `patience_s` seconds at most. Raises MarlRayError if the API key is not in the
-        environment."""
+        """Read the API key from the environment variable that the config names, if it names one.
+
+        The arm waits for a token for `patience_s` seconds at most. Raises MarlRayError if the key is not
+        in the environment.
+        """
         self.bundle = bundle
         self.config = config
         self.deadline_s = min(config.deadline_s or patience_s, patience_s)
@@ -96,8 +99,11 @@ class ExternalArm:
         task.add_done_callback(self._leaving.discard)
 
     def cost(self, prompt: int | None, completion: int | None) -> float | None:
-        """Return the cost in USD of a response of so many tokens: 0 without a `price`, None where the server names no
-        `usage`. The first such response writes one line to the log."""
+        """Return the cost in USD of a response of so many tokens.
+
+        It is 0 without a `price`, and None where the server names no `usage`. The first such response writes one line
+        to the log.
+        """
         if self.config.price is None:
             return 0.0
         if prompt is not None and completion is not None:
@@ -108,8 +114,11 @@ class ExternalArm:
         return None
 
     def without_key(self, text: str) -> str:
-        """Return the server's words in one line of at most `SHOWN_CHARACTERS`, for errors and logs, with the API key
-        removed. The key is removed before the text is cut, because a cut could leave a part of it."""
+        """Return the server's words in one line, for errors and logs, with the API key removed.
+
+        The line has at most `SHOWN_CHARACTERS`. The key is removed before the text is cut, because a cut could leave a
+        part of it.
+        """
         text = text.replace(self._key, "***") if self._key else text
         return " ".join(text.split())[:SHOWN_CHARACTERS]
 
@@ -239,8 +248,10 @@ def _body(model: str, request: TextRequest) -> dict[str, Any]:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    """Return the message with the arguments of its calls as texts. Chat templates want them as objects, OpenAI's API as
-    texts."""
+    """Return the message with the arguments of its calls as texts.
+
+    Chat templates want them as objects, OpenAI's API as texts.
+    """
     sent = dict(message)
     if "tool_calls" in message:
         sent["tool_calls"] = [
@@ -274,8 +285,11 @@ def _named_token(token: Mapping[str, Any]) -> NamedToken:
 
 
 def _note_calls(calls: dict[int, list[str]], parts: Any) -> None:
-    """Add the parts of calls to the calls so far. The name of a call comes first, then its arguments piece by piece.
-    Where a server leaves the index out, a name begins a call."""
+    """Add the parts of calls to the calls so far.
+
+    The name of a call comes first, then its arguments piece by piece. Where a server leaves the index out, a name
+    begins a call.
+    """
     for part in parts:
         function = part.get("function") or {}
         index = part.get("index")

@@ -12,8 +12,10 @@ ALONE = {"assistant": "model"}
 
 
 class ExternalManifest(TokenManifest):
-    """The manifest of an external model. Its digest covers only URL and name, so the model behind them may change
-    unnoticed."""
+    """The manifest of an external model.
+
+    Its digest covers only URL and name, so the model behind them may change unnoticed.
+    """
 
     @property
     def weights_sha256(self) -> str:

@@ -1,8 +1,7 @@
 """An arm of language models in this process, with continuous batching.
 
 One thread per arm computes the next token of all its responses in one step. Between steps new responses join, and those
-leave that are complete or whose client has gone. An arm has one bundle, so responses of different arms never share a
-batch.
+leave that are complete or whose client has gone. An arm has one bundle, so its batch has no other arm's responses.
 """
 
 import asyncio
@@ -36,9 +35,12 @@ class TextBatcher:
     """Writes the responses of one arm."""
 
     def __init__(self, bundle: TokenBundle, max_batch: int, patience_s: float, engine: str = DEFAULT_ENGINE):
-        """Load all models. The batch has at most `max_batch` responses, fewer if the memory for their caches is short.
-        A response that waits longer than `patience_s` for its turn is refused, and one that gets no token for as long
-        has failed. Raises MarlRayError for a model that cannot be decoded here."""
+        """Load all models of the bundle.
+
+        The batch has at most `max_batch` responses, fewer if the memory for their caches is short. A response that
+        waits longer than `patience_s` for its turn is refused, and one that gets no token for as long has failed.
+        Raises MarlRayError for a model that cannot be decoded here.
+        """
         self.bundle = bundle
         self.step_number = new_pass()
         """The number of the current step, or of the last one."""

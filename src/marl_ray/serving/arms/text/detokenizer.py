@@ -29,8 +29,7 @@ class Detokenizer:
         """The newest tokens, in which a hidden string with special tokens may end."""
         self._window = max((len(stop.encode("utf-8", "surrogatepass")) for stop in self._mixed), default=0)
         self._ids: list[int] = []
-        """The tokens that the next part's text may depend on: the newest ones, preceded by a few that were passed on
-        before."""
+        """The tokens that the next part's text may depend on: a few that were passed on before, and the newest."""
         self._context = 0
         """The number of `_ids` that were passed on before and are only context."""
         self._passed_on = 0

@@ -46,8 +46,10 @@ class ServedModel:
         return NamedToken(self.tokenizer.decode([token]), self._token_bytes.bytes_of(token))
 
     def guide(self, request: TextRequest) -> GuideState | None:
-        """Return the grammar that the response must follow, None without one; FieldError if this tokenizer cannot write
-        it."""
+        """Return the grammar that the response must follow, None without one.
+
+        Raises FieldError if this tokenizer cannot write it.
+        """
         if not request.json_object and not request.must_call:
             return None
         field = "response_format" if request.json_object else "tool_choice"

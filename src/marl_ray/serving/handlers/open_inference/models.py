@@ -1,7 +1,7 @@
-"""Server and models in the protocol's words: `/v2`, `/v2/health/...`, `/v2/models/{name}`. A model is an endpoint.
+"""Server and models in the protocol's words: `/v2`, `/v2/health/...`, `/v2/models/{name}`.
 
-Inputs are the agents' observations, named as the agents are. Outputs are `AGENT.action` and `AGENT.log_prob`. There is no
-dimension for batches: a request is one step of one session.
+A model is an endpoint. Inputs are the agents' observations, named as the agents are. Outputs are `AGENT.action` and
+`AGENT.log_prob`. There is no dimension for batches: a request is one step of one session.
 """
 
 from typing import Any, NamedTuple, cast

@@ -148,8 +148,10 @@ class _Completions:
         return chunk | {"usage": usage} if self._usage else chunk
 
     def _logprobs_field(self, text: Any, offset: int) -> dict[str, Any] | None:
-        """Return the log-probabilities of a whole text or a piece of one, `offset` characters of tokens behind its
-        beginning."""
+        """Return the log-probabilities of a whole text or a piece of one.
+
+        It begins `offset` characters of tokens behind the text's beginning.
+        """
         if not self._log_probs:
             return None
         offsets = []

@@ -38,8 +38,10 @@ _CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_excee
 
 
 def problem(error: RequestError, prompt: str = "prompt") -> bytes:
-    """Return an error in the form that OpenAI's clients read; `param` is the `field` of our other routes. `prompt` is
-    the path's name of the prompt."""
+    """Return an error in the form that OpenAI's clients read.
+
+    `param` is the `field` of our other routes. `prompt` is the path's name of the prompt.
+    """
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
     code = error.code or _CODES.get(error.status)
     field = (_FIELDS | {"prompt": prompt}).get(error.field or "", error.field)
@@ -125,8 +127,10 @@ def top_of(data: Mapping[str, Any], name: str, most: int) -> int:
 async def assign_request(
     service: Service, request: Request, data: Mapping[str, Any], model: str, number: str
 ) -> tuple[SessionArm, str]:
-    """Assign the request's session to an arm. Returns the session's arm, and the agent whose text the request asks for.
-    The unit is `user`, else the header `x-session-id`, else this completion alone, by its `number`."""
+    """Assign the request's session to an arm, and name the agent whose text the request asks for.
+
+    The unit is `user`, else the header `x-session-id`, else this completion alone, by its `number`.
+    """
     endpoint, _, agent = model.partition("/")
     routers = service.endpoints.acting(endpoint)
     text_only(routers[0])

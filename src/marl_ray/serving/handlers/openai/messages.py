@@ -30,8 +30,11 @@ class Tools(NamedTuple):
 
 
 def messages_of(messages: Any) -> Messages:
-    """Return every message reduced to what the model reads; other fields are dropped, because clients send back the
-    messages that they got, with any fields. RequestError 400 naming the invalid message."""
+    """Return every message reduced to what the model reads.
+
+    Other fields are dropped, because clients send back the messages that they got, with any fields. Raises RequestError
+    400 naming the invalid message.
+    """
     if not isinstance(messages, list) or not messages:
         raise RequestError(400, "messages", "expected a list with at least one message")
     return tuple(_message(f"messages.{k}", message) for k, message in enumerate(messages))
@@ -93,8 +96,10 @@ def _call(where: str, call: Any) -> Message:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return True if the value can be written as JSON again: orjson refuses what is deeper than 254 levels, halves of
-    characters, and integers of more than 64 bits."""
+    """Return True if the value can be written as JSON again.
+
+    orjson refuses what is deeper than 254 levels, halves of characters, and integers of more than 64 bits.
+    """
     try:
         orjson.dumps(value)
     except orjson.JSONEncodeError:

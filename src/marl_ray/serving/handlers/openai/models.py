@@ -27,8 +27,11 @@ async def model(service: Service, request: Request) -> Response:
 
 
 def models_of(routers: Sequence[Router]) -> list[dict[str, Any]]:
-    """Return the values that `model` may have for an endpoint's experiments (newest first): the endpoint's name where
-    one policy plays all agents, else one name per agent. An endpoint without language models has none."""
+    """Return the values that `model` may have for an endpoint's experiments (newest first).
+
+    They are the endpoint's name where one policy plays all agents, else one name per agent. An endpoint without
+    language models has none.
+    """
     newest = routers[0]
     if not newest.is_text:
         return []

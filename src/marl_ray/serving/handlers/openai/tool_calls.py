@@ -11,8 +11,11 @@ _ESCAPED = re.compile(r"\\.", re.DOTALL)
 
 
 class ToolCallReader:
-    """Separates a model's text into text for the user and calls: `<tool_call>` blocks anywhere, or a whole response of
-    JSON. Text that may become a call is held back until it is one, or cannot become one."""
+    """Separates a model's text into text for the user and calls.
+
+    Calls are `<tool_call>` blocks anywhere, or a whole response of JSON. Text that may become a call is held back until
+    it is one, or cannot become one.
+    """
 
     def __init__(self, names: Collection[str], parallel: bool):
         """`names` are the tools' names; without `parallel` all calls but the first are dropped."""
@@ -23,8 +26,10 @@ class ToolCallReader:
         """The number of calls so far."""
 
     def add(self, text: str, last: bool) -> tuple[str, list[dict[str, Any]]]:
-        """Return the text that later tokens cannot change, and the calls that are complete, in the form of OpenAI's
-        API."""
+        """Return the text that later tokens cannot change, and the calls that are complete.
+
+        The calls are in the form of OpenAI's API.
+        """
         self._held += text
         if self._is_json is None and (self._held.strip() or last):
             self._is_json = self._held.lstrip()[:1] in ("{", "[")
@@ -83,8 +88,11 @@ class ToolCallReader:
 
 
 def _close(text: str, begin: int) -> tuple[int, bool]:
-    """Return the index at which the block that begins here is closed, or -1; and whether later text cannot change it,
-    because a JSON string in the arguments may contain the closing mark."""
+    """Return the index at which the block that begins here is closed, or -1.
+
+    Also returns whether later text cannot change that index, because a JSON string in the arguments may contain
+    the closing mark.
+    """
     first = end = text.find(CLOSE, begin)
     while end >= 0:
         block = text[begin:end].strip()

@@ -1,4 +1,4 @@
-"""The results of `serving.py` as Markdown."""
+"""The results of `gateway.py` as Markdown."""
 
 import statistics
 from typing import Any, NamedTuple
@@ -210,4 +210,4 @@ def markdown(result: dict[str, Any]) -> str:
             part = result[name]
             described = ", ".join(f"{key} {value}" for key, value in part["machine"].items())
             lines += [*table(part), f"Machine: {described}; load before {part['load_before']:.2f}.", ""]
-    return "\n".join([*lines, "`benchmarks/serving/serving.py` writes this file.", ""])
+    return "\n".join([*lines, "`benchmarks/serving/gateway.py` writes this file.", ""])

@@ -1,4 +1,4 @@
-"""The set-up of `serving.py`: bundles, observations, Ray Serve in one of its modes, and the applications on it."""
+"""The set-up of `gateway.py`: bundles, observations, Ray Serve in one of its modes, and the applications on it."""
 
 import hashlib
 import json

@@ -1,8 +1,8 @@
 """The gateway's cost beside bare Ray Serve, its memory over time, the speed of a rollback, and sample ratios.
 
-    .venv/bin/python -m benchmarks.serving.serving                          everything, about 35 minutes on two cores
-    .venv/bin/python -m benchmarks.serving.serving --parts speed rollback
-    .venv/bin/python -m benchmarks.serving.serving --rounds 1 --passes 1 --output /tmp/look    a quick look
+    .venv/bin/python -m benchmarks.serving.gateway                          everything, about 35 minutes on two cores
+    .venv/bin/python -m benchmarks.serving.gateway --parts speed rollback
+    .venv/bin/python -m benchmarks.serving.gateway --rounds 1 --passes 1 --output /tmp/look    a quick look
 
 Writes `benchmarks/results/serving.{json,md}`; parts that are not measured keep their earlier results. Needs wrk
 (`apt-get install wrk`). What is compared is told in `benchmarks/README.md`.
@@ -25,7 +25,7 @@ import numpy as np
 import psutil
 
 from benchmarks.records import RESULTS, machine
-from benchmarks.serving.serving_cluster import (
+from benchmarks.serving.cluster import (
     ARMS,
     Running,
     admin_key,
@@ -35,9 +35,9 @@ from benchmarks.serving.serving_cluster import (
     short_folder,
     write_observations,
 )
-from benchmarks.serving.serving_epochs import epochs
-from benchmarks.serving.serving_load import ACTS, ArmLoad, latencies, milliseconds, wrk
-from benchmarks.serving.serving_tables import markdown
+from benchmarks.serving.epochs import epochs
+from benchmarks.serving.load import ACTS, ArmLoad, latencies, milliseconds, wrk
+from benchmarks.serving.tables import markdown
 from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable
 from marl_ray.experiments.assignment.sample_ratio import sample_ratio
 from marl_ray.serving.routing.router import REMEMBERED, Session
@@ -106,8 +106,10 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure(running: Running, seconds: int, observations: Path, connections: tuple[int, ...]) -> dict[str, float]:
-    """Requests per second and CPU time at the best of these numbers of connections, then the latency of one connection;
-    each after a warm-up."""
+    """Return requests per second and CPU time at the best number of connections, and one connection's latency.
+
+    Each is measured after a warm-up.
+    """
     rates = []
     for count in connections:
         wrk(running.act, WARM_UP_S, count, observations)

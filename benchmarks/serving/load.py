@@ -1,4 +1,4 @@
-"""Clients of `serving.py`: wrk for rates, one connection for latencies, and a load that notes every answer's arm."""
+"""Clients of `gateway.py`: wrk for rates, one connection for latencies, and a load that notes every answer's arm."""
 
 import asyncio
 import itertools

@@ -1,13 +1,13 @@
-"""Language models: tokens per second of sampling and update against TRL's GRPO, where our time goes, and two workers; the
-engines that sample.
+"""Language models: tokens per second of sampling and update, against TRL's GRPO.
 
-    .venv/bin/python -m benchmarks.language.language
-    .venv/bin/python -m benchmarks.language.language --parts engines --store  the engines alone; the rest stays as stored
+    .venv/bin/python -m benchmarks.language.throughput
+    .venv/bin/python -m benchmarks.language.throughput --parts engines --store  the engines alone; the rest stays as stored
 
-One step is 8 prompts x 8 responses of at most 64 tokens, and one gradient step on them. Both sides begin with the same
-weights of a model without a download and compute in the same precision. Writes `benchmarks/results/language.{json,md}` with
-`--store`. TRL gets a Python environment of its own, made on the first run; the engines run in `.venv-vllm`, which
-`make test-vllm` makes. `benchmarks/language/language_accelerator.py` is the part for a GPU.
+It also measures where our time goes, two workers, and the engines that sample. One step is 8 prompts x 8 responses of
+at most 64 tokens, and one gradient step on them. Both sides begin with the same weights of a model without a download
+and compute in the same precision. Writes `benchmarks/results/language.{json,md}` with `--store`. TRL gets a Python
+environment of its own, made on the first run; the engines run in `.venv-vllm`, which `make test-vllm` makes.
+`benchmarks/language/accelerator.py` is the part for a GPU.
 """
 
 import argparse
@@ -25,11 +25,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.language.language_tables import table
+from benchmarks.language.tables import table
 from benchmarks.records import RESULTS, ROOT
 
 PEER = ROOT / "benchmarks/peers/trl_grpo.py"
-ENGINE = "benchmarks.language.language_engines"
+ENGINE = "benchmarks.language.engines"
 PACKAGES = ("trl==1.16.0", "torch==2.13.0", "datasets")
 PRESETS = ("tiny-1m", "tiny-6m")
 PROMPTS, GROUP, TOKENS, LR = 8, 8, 64, 1e-5
@@ -198,7 +198,7 @@ def measure_own(
         shared = [
             sys.executable,
             "-m",
-            "benchmarks.language.language",
+            "benchmarks.language.throughput",
             "--train",
             preset,
             f"--steps={steps}",

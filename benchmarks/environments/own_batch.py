@@ -1,10 +1,11 @@
 """Steps per second of one's own environment as a batch of compiled functions, and of the same one in the loop, in turn.
 
-    .venv/bin/python -m benchmarks.environments.own_environment
+    .venv/bin/python -m benchmarks.environments.own_batch
 
 The environment is the one that `marl-ray new environment` writes, and its batch is the code block of `docs/speed.md`.
-Random actions and seeds are drawn before the clock starts; ended copies begin anew. Writes
-`benchmarks/results/own_environment.{json,md}`.
+Random actions and seeds are drawn before the clock starts; ended copies begin anew.
+
+Writes `benchmarks/results/own_environment.{json,md}`.
 """
 
 import argparse
@@ -42,8 +43,10 @@ def write_environments(folder: Path) -> None:
 
 
 def steps_per_second(env_id: str, copies: int, seconds: float) -> tuple[float, dict[str, float]]:
-    """Environment steps per second in this process, and the shares of the parts: every copy is stepped and observed, and
-    begins anew when it is over."""
+    """Return environment steps per second in this process, and the shares of the parts.
+
+    Every copy is stepped and observed, and begins anew when it is over.
+    """
     batch = make_batch(EnvConfig(id=env_id), copies, [AGENTS])
     actions = np.random.default_rng(0).integers(0, 3, (256, copies, len(AGENTS)))
     seeds, episodes = [episode_seed(0, 0, episode) for episode in range(4096)], 0

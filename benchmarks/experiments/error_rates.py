@@ -1,7 +1,7 @@
 """Errors of the experiment engine's tests when they are watched all the time, and the units until they find harm.
 
-    .venv/bin/python -m benchmarks.serving.experiments                 about a quarter of an hour on one core
-    .venv/bin/python -m benchmarks.serving.experiments --runs 1000     a quick look; stores nothing
+    .venv/bin/python -m benchmarks.experiments.error_rates                 about a quarter of an hour on one core
+    .venv/bin/python -m benchmarks.experiments.error_rates --runs 1000     a quick look; stores nothing
 
 Writes `benchmarks/results/experiments.{json,md,png}`.
 """
@@ -22,11 +22,10 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 import numpy as np
 from scipy.special import betaincinv, log_ndtr, stdtr
 
-from benchmarks.records import RESULTS
-from benchmarks.serving.experiment_bounds import bounded
-from benchmarks.serving.experiment_bounds import table as bounded_table
-from benchmarks.serving.experiment_missing import MISSING, missing_delays, missing_errors, missing_table
-from benchmarks.serving.experiment_streams import (
+from benchmarks.experiments.bounds import bounded
+from benchmarks.experiments.bounds import table as bounded_table
+from benchmarks.experiments.missing import MISSING, missing_delays, missing_errors, missing_table
+from benchmarks.experiments.streams import (
     CHUNK,
     HORIZON,
     SCENARIOS,
@@ -38,6 +37,7 @@ from benchmarks.serving.experiment_streams import (
     gaussian,
     two_arms,
 )
+from benchmarks.records import RESULTS
 from marl_ray.experiments.assignment.rendezvous import AssignmentTable
 from marl_ray.experiments.assignment.sample_ratio import sample_ratio
 from marl_ray.experiments.designs.fixed_size import samples_needed
@@ -85,8 +85,11 @@ def variances(looks: Looks, margin: float, sign: int, binary: bool) -> tuple[np.
 def log_evidence(
     looks: Looks, margin: float, sign: int, binary: bool = False, alpha: float = ALPHA, *, plain: bool = False
 ) -> np.ndarray:
-    """ln E of `harm` (sign -1) or `promotion` (sign 1) at every look; -inf before the first allowed one. Where all outcomes
-    are 0 or 1, the test of such is asked too, unless it is to be `plain`."""
+    """Return ln E of `harm` (sign -1) or `promotion` (sign 1) at every look.
+
+    It is -inf before the first allowed look. Where all outcomes are 0 or 1, the test of such is asked too, unless it is
+    to be `plain`.
+    """
     evidence = _log_evidence(looks, margin, sign, binary, alpha)
     if binary or plain or looks.mean_c.min() < 0 or looks.mean_c.max() > 1:
         return evidence
@@ -372,7 +375,7 @@ def main() -> None:
     result["seconds"] = time.perf_counter() - started
     text = table(result)
     described = ", ".join(f"{key} {value}" for key, value in machine().items())
-    text += f"\nMachine: {described}. `benchmarks/serving/experiments.py` writes this file.\n"
+    text += f"\nMachine: {described}. `benchmarks/experiments/error_rates.py` writes this file.\n"
     print(text)
     if runs < 10_000:
         return

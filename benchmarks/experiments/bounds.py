@@ -1,4 +1,4 @@
-"""Outcomes with bounds, for `experiments.py`: how often the exact test errs and how soon it decides."""
+"""Outcomes with bounds, for `error_rates.py`: how often the exact test errs and how soon it decides."""
 
 import math
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.serving.experiment_streams import CHUNK, STEP, Looks
+from benchmarks.experiments.streams import CHUNK, STEP, Looks
 from marl_ray.experiments.statistics.bets import CAP, EFFECTS, PRIOR, BettingTest, Claim
 
 Evidence = Callable[[Looks, float, int, bool], np.ndarray]
@@ -16,8 +16,11 @@ UNITS = 6_000
 
 
 class Stream(NamedTuple):
-    """Experiments (runs, units): raw outcomes (NaN where a unit reports none), whether in the treatment, and the chance of
-    that (units,)."""
+    """The units of simulated experiments, in order.
+
+    `values` (runs, units) are raw outcomes (NaN where a unit reports none), `treated` (runs, units) says whether a unit
+    is in the treatment, and `share` (units,) is the chance of that.
+    """
 
     values: np.ndarray
     treated: np.ndarray

@@ -1,7 +1,7 @@
 """Small policies learn pages of MiniWoB++ in a real browser, by the commands that a user types.
 
-    .venv/bin/python -m benchmarks.learning.web_learning                        every page, three seeds
-    .venv/bin/python -m benchmarks.learning.web_learning --pages click-tab      some of them
+    .venv/bin/python -m benchmarks.learning.miniwob                        every page, three seeds
+    .venv/bin/python -m benchmarks.learning.miniwob --pages click-tab      some of them
 
 Every run is `marl-ray train jobs/configs/miniwob_click.yaml` on one page; then `marl-ray evaluate` lets its best bundle
 do the page's held-out variants, which no run has seen, with the likeliest action of every step. A run that is in the stored

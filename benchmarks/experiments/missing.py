@@ -1,4 +1,4 @@
-"""Simulated experiments for `experiments.py` whose outcomes come late, or do not come.
+"""Simulated experiments for `error_rates.py` whose outcomes come late, or do not come.
 
 Units are judged in the order in which they came, since all windows are equally long: a look sees the first n of each arm,
 and of these the ones that have reported in time. So blocks of units between looks are drawn as wholes.
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.serving.experiment_streams import CHUNK, Looks
+from benchmarks.experiments.streams import CHUNK, Looks
 from marl_ray.experiments.evidence.looks import look_at
 from marl_ray.experiments.evidence.running_sums import Design, Totals
 from marl_ray.experiments.lifecycle import RolloutPlan
@@ -120,8 +120,11 @@ def reports_of(arms: Sequence[Seen]) -> Looks:
 
 
 def proof(case: Missing, arms: Sequence[Seen], sign: int, evidence: Evidence) -> np.ndarray:
-    """ln E at every look, as `questions.ask` has it: of all units where what is missing has a value, else at both ends of
-    what has been reported, the margin being a part of what the treatment's units report."""
+    """Return ln E at every look, as `questions.ask` has it.
+
+    It is of all units where what is missing has a value, else at both ends of what has been reported, the margin being
+    a part of what the treatment's units report.
+    """
     margin = case.margin if sign > 0 else 0.0
     if case.value is not None:
         return evidence(looks_of(arms, 0.0, case.value), margin, sign)
@@ -166,7 +169,7 @@ def check(case: Missing, arms: Sequence[Seen], sign: int, margin: float, log_e: 
 
 
 def alarms_of(reports: Looks, evidence: Evidence) -> np.ndarray:
-    """`reporting.unequal_reporting` at every look."""
+    """`missing_outcomes.unequal_reporting` at every look."""
     n_t, n_c, mean_t, mean_c, var_t, var_c = reports
     other = Looks(n_c, n_t, mean_c, mean_t, var_c, var_t)
     limit = -math.log(ALARM / 2)
@@ -233,8 +236,11 @@ def missing_errors(name: str, case: Missing, runs: int, seed: int, evidence: Evi
 
 
 def missing_delays(runs: int, seed: int, evidence: Evidence, alpha: float) -> list[dict[str, Any]]:
-    """Reports per arm until a harm is found (40 % ones against 50 %) if a share of all units report: median and 90th
-    percentile by both ends, by those who report alone, and with `missing: 0`; None if not within 2,000."""
+    """Return the reports per arm until a harm is found, if a share of all units report.
+
+    The harm is 40 % ones against 50 %. A row has the median and the 90th percentile by both ends, by those who report
+    alone, and with `missing: 0`; None if not within 2,000.
+    """
     rows = []
     for share in (1.0, 0.9, 0.5, 0.2, 0.1, 0.05, 0.01):
         case = Missing(Arm(share, share, 0.4), Arm(share, share, 0.5), round(10 / share))
@@ -313,7 +319,7 @@ def missing_table(rows: list[dict[str, Any]], delays: list[dict[str, Any]], rate
         "they go beyond it.",
         "",
         "- False rollback and promotion: as above, with the alarm on unequal reporting, and proven at both ends of what is",
-        "  missing (`reporting.py`).",
+        "  missing (`missing_outcomes.py`).",
         "- Careless: false rollbacks by the same windows, of those who report alone, if nothing watched the reports.",
         "- As they come: false rollbacks if outcomes counted as soon as they come, without windows.",
         "- Alarm: experiments in which reporting is ever found unequal.",

@@ -1,4 +1,4 @@
-"""The runs of `language_learning.py`: warm starts, one seed of training in this process, and held-out tasks."""
+"""The runs of `pass_rates.py`: warm starts, one seed of training in this process, and held-out tasks."""
 
 import time
 from pathlib import Path

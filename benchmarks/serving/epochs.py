@@ -1,4 +1,4 @@
-"""The part `epochs` of `serving.py`: what an act costs once the weights of an experiment have changed."""
+"""The part `epochs` of `gateway.py`: what an act costs once the weights of an experiment have changed."""
 
 import argparse
 import os
@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 
-from benchmarks.serving.serving_cluster import Running, gateway, make_bundles, serving, short_folder, write_observations
-from benchmarks.serving.serving_load import wrk
+from benchmarks.serving.cluster import Running, gateway, make_bundles, serving, short_folder, write_observations
+from benchmarks.serving.load import wrk
 from marl_ray.experiments.lifecycle import Action
 from marl_ray.experiments.store.experiment_store import ExperimentStore
 

@@ -1,7 +1,7 @@
 """Skills that language models learn: pass@1 of held-out tasks before and after, and a team against its generator alone.
 
-    .venv/bin/python -m benchmarks.language.language_learning              four algorithms and the team, three seeds each
-    .venv/bin/python -m benchmarks.language.language_learning --quick      GRPO with one seed; nothing is stored
+    .venv/bin/python -m benchmarks.language.pass_rates              four algorithms and the team, three seeds each
+    .venv/bin/python -m benchmarks.language.pass_rates --quick      GRPO with one seed; nothing is stored
 
 Runs of a part of it (`--algorithms`, `--no-team`) join those that are stored.
 
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.language.language_runs import COPIES, EVERY, GROUP, HYPER, KINDS, OWN, SAMPLES, Job, train, warm_start
+from benchmarks.language.training_runs import COPIES, EVERY, GROUP, HYPER, KINDS, OWN, SAMPLES, Job, train, warm_start
 from benchmarks.records import RESULTS, machine
 from marl_ray.evaluation.statistics import BootstrapInterval
 

@@ -1,4 +1,4 @@
-"""Simulated experiments for `experiments.py`: outcomes of every kind, summarised as they would be looked at."""
+"""Simulated experiments for `error_rates.py`: outcomes of every kind, summarised as they would be looked at."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -90,8 +90,10 @@ def traffic(noise: Draw, shares: np.ndarray) -> Any:
 
 
 def epochs(parts: Sequence[tuple[int, float, float]]) -> Any:
-    """Epochs of units (how many, the treatment's share, the outcomes' deviation), Gaussian and compared within epochs as
-    `clusters.stratified` does; a look every 2 STEP units."""
+    """Simulate epochs of Gaussian units, compared within epochs as `clusters.stratified` does.
+
+    A part is (number of units, the treatment's share, the outcomes' deviation). There is a look every 2 STEP units.
+    """
     spans = np.cumsum([0, *(units for units, *_ in parts)])
     shares, deviations = (np.repeat([part[k] for part in parts], np.diff(spans)) for k in (1, 2))
 
@@ -238,8 +240,11 @@ def pareto(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
 
 
 def relative(draw: Draw, part: float, higher_is_better: bool, **shape: Any) -> Scenario:
-    """Positive outcomes and a margin of that part of the control's mean, which the treatment is worse by, in both columns.
-    As `sequential.relative_scale` says: the control times a number, turned where smaller is better."""
+    """Return a scenario whose margin is a part of the control's mean, which the treatment is worse by.
+
+    Outcomes are positive, and both columns have that margin. As `sequential.relative_scale` says: the control times a
+    number, turned where smaller is better.
+    """
     sign, scale = (1, 1 - part) if higher_is_better else (-1, 1 + part)
     simulate = two_arms(lambda *at: sign * scale * draw(*at), **shape)
     return Scenario(simulate, simulate, 0.0)

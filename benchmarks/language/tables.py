@@ -1,4 +1,4 @@
-"""The results of `language.py` as Markdown."""
+"""The results of `throughput.py` as Markdown."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""One engine's speed, hand-over of weights and log-probabilities: a process that `language.py` starts in `.venv-vllm`.
+"""One engine's speed, hand-over of weights and log-probabilities: a process that `throughput.py` starts in `.venv-vllm`.
 
-A call samples a response to each of `language.py`'s prompts. Before each call the weights are written anew, as after an
+A call samples a response to each of `throughput.py`'s prompts. Before each call the weights are written anew, as after an
 update. Prints a JSON object.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.language.language import ENGINES, GROUP, PROMPTS, TOKENS, WARM_UP, texts
+from benchmarks.language.throughput import ENGINES, GROUP, PROMPTS, TOKENS, WARM_UP, texts
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.policies.engines.base import Completion, Prompt
 from marl_ray.policies.engines.sampler import make_engine

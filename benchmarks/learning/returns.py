@@ -1,7 +1,7 @@
 """Returns that the algorithms reach over several seeds: interquartile means, stratified bootstrap intervals, exact values.
 
-    .venv/bin/python -m benchmarks.learning.learning                     every task, five seeds
-    .venv/bin/python -m benchmarks.learning.learning --tasks cartpole    some of them
+    .venv/bin/python -m benchmarks.learning.returns                     every task, five seeds
+    .venv/bin/python -m benchmarks.learning.returns --tasks cartpole    some of them
 
 Every run is a shipped config; its best bundle is played on fresh seeds. Of `budget_dag` the final policy and the best bundle
 are also scored by enumeration (`budget_exact.py`), against the exact optimum and the best policy that always makes the
