@@ -313,7 +313,7 @@ def missing_table(rows: list[dict[str, Any]], delays: list[dict[str, Any]], rate
         "they go beyond it.",
         "",
         "- False rollback and promotion: as above, with the alarm on unequal reporting, and proven at both ends of what is",
-        "  missing (`reporting.py`).",
+        "  missing (`missing_outcomes.py`).",
         "- Careless: false rollbacks by the same windows, of those who report alone, if nothing watched the reports.",
         "- As they come: false rollbacks if outcomes counted as soon as they come, without windows.",
         "- Alarm: experiments in which reporting is ever found unequal.",
