@@ -1,8 +1,10 @@
 """The errors that users see as a single line."""
 
 import difflib
+import json
 import re
 from collections.abc import Collection, Iterable
+from urllib.parse import unquote, urlsplit
 
 
 class MarlRayError(Exception):
@@ -50,9 +52,18 @@ def named(error: BaseException) -> str:
 def install_hint(extra: str) -> str:
     """Return the command that installs an extra of this package.
 
-    The package is installed from its sources and is on no index.
+    It names the checkout where the package is installed as editable; everywhere else pip finds the extra by the
+    package's name.
     """
-    return f"pip install -c constraints.txt '.[{extra}]' in a checkout of marl-ray"
+    from importlib.metadata import PackageNotFoundError, distribution  # takes as long as all the rest of this file
+
+    try:
+        installed = json.loads(distribution("marl-ray").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:  # the sources are on PYTHONPATH alone
+        installed = {}
+    if installed.get("dir_info", {}).get("editable"):
+        return f"pip install -c constraints.txt -e '.[{extra}]' in {unquote(urlsplit(installed['url']).path)}"
+    return f"pip install 'marl-ray[{extra}]'"
 
 
 def suggested(name: str, known: Collection[str], before: str = "") -> str:

@@ -55,6 +55,11 @@ def test_the_changelog_and_the_citation_name_this_version():
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
 
 
+def test_the_readme_says_whether_an_index_has_the_package():
+    unreleased = "- not yet released" in (ROOT / "CHANGELOG.md").read_text()
+    assert ("is not on PyPI yet" in (ROOT / "README.md").read_text()) == unreleased
+
+
 def test_every_action_is_pinned_by_the_hash_of_a_commit():
     """A tag can be moved to other code; the release's workflow may publish under this project's name."""
     for workflow in (ROOT / ".github/workflows").glob("*.yml"):

@@ -23,7 +23,7 @@ PURPOSES = {
     "sweep": "`marl-ray sweep CONFIG`; described in [sweeps.md](sweeps.md).",
     "experiment": "`POST /v1/experiments`, `experiments` of a gateway; described in [experiments](experiments/README.md).",
     "gateway": "`args` of the application in a Serve config; described in [serving](serving/README.md).",
-    "cluster": "`marl-ray cluster render CONFIG`, `--cluster CONFIG`; described in [Kubernetes](clusters/kubernetes.md).",
+    "cluster": "`marl-ray cluster render CONFIG`, `--kuberay CONFIG`; described in [Kubernetes](clusters/kubernetes.md).",
 }
 INTRODUCTION = """\
 # Config keys

@@ -28,7 +28,7 @@ def chart() -> Any:
 
 
 def texts(values: dict[str, Any], name: str = "demo", **options: Any) -> dict[str, str]:
-    """Template -> what it renders to, empty ones left out. Raises HelmError."""
+    """Template -> what it renders to, empty ones left out. Raises `helm_python.HelmError`."""
     rendered = chart().render(values, name=name, namespace="lab", **options)
     return {template.removeprefix("marl-ray/"): text for template, text in rendered.items() if text.strip()}
 

@@ -383,5 +383,5 @@ def test_vllm_asks_for_what_it_needs(policy: TokenPolicy):
     if find_spec("vllm") is not None:
         pytest.skip("vLLM is installed")
     with_vllm = TokenPolicy(policy.lm, policy.tokenizer, policy.config, GenerationConfig(engine="vllm"))
-    with pytest.raises(MarlRayError, match=r"expected the package vllm; pip install -c constraints.txt .\.\[vllm\]"):
+    with pytest.raises(MarlRayError, match=r"expected the package vllm; pip install .*\[vllm\]'"):
         make_engine(with_vllm)

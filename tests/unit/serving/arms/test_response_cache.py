@@ -137,7 +137,7 @@ def test_a_wrong_url_is_one_line_without_the_password(url):
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "redis.asyncio", None)
-    with pytest.raises(MarlRayError, match=r"pip install -c constraints.txt '\.\[redis\]'"):
+    with pytest.raises(MarlRayError, match=r"pip install .*\[redis\]'"):
         make_cache(CacheConfig(url="redis://127.0.0.1:1/0"))
 
 

@@ -148,8 +148,8 @@ class StoredWeights:
 def open_weights(paths: list[str]) -> StoredWeights:
     """Return the weights of several files.
 
-    Raises OSError or SafetensorError for a file that is missing, damaged or cut short, and MarlRayError for a weight
-    that two files have.
+    Raises OSError or `safetensors.SafetensorError` for a file that is missing, damaged or cut short, and MarlRayError
+    for a weight that two files have.
     """
     tensors: dict[str, StoredTensor] = {}
     for path in map(Path, paths):

@@ -1,0 +1,104 @@
+"""A section that links results of benchmarks has their figures.
+
+A number of four digits or more, or with a decimal point, occurs in a linked result, or is one of its numbers rounded.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+from docs.pages import PAGES, ROOT, prose
+
+from marl_ray.envs.budget.dag import best_expected_reward
+
+RESULTS = ROOT / "benchmarks/results"
+LINK = re.compile(r"\]\([^)\s]*?(?<=[/(])results/(\w+\.(?:md|json))(?:#[^)]*)?\)")
+GENERATED = re.compile(r"^<!-- begin (\w+) -->$.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
+"""Tables that a benchmark writes, which tests/unit/docs/test_site.py compares with its results."""
+OTHER = re.compile(
+    r"`[^`]*`|\]\([^)]*\)|<!--.*?-->"
+    r"|\d+(?:\.\d+){2,}|\b(?:vLLM|Ray|TRL|RLlib|JaxMARL|Python|accelerate) \d+\.\d+|\barXiv[: ][\d.]+"
+    r"|\b(?:19|20)\d\d\b(?![,.]\d)"
+)
+"""Inline code, targets of links, comments, versions, papers, years: no figures."""
+NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?!\d)")
+UNMEASURED: dict[tuple[str, str], list[float]] = {
+    # the optimum of budget_dag, which is computed and not measured
+    ("docs/algorithms.md", "Which one to choose"): [best_expected_reward(30)],
+    # the published scripts, measured once beside the peer
+    ("benchmarks/README.md", "compiled_peers.py: what is compared"): [54_700, 126_200],
+}
+"""(page, heading) -> figures of the section that no stored result has."""
+
+
+def sections(page: Path) -> dict[str, str]:
+    """Heading -> the text below it, as far as the next heading of whatever level."""
+    parts, heading = {"": ""}, ""
+    for _, line in prose(page):
+        if line.startswith("#"):
+            heading = line.lstrip("# ")
+        parts[heading] = parts.get(heading, "") + line + "\n"
+    return {name: GENERATED.sub("", text) for name, text in parts.items()}
+
+
+def value(number: str) -> float:
+    return float(number.replace(",", ""))
+
+
+def half_a_digit(number: str) -> float:
+    """Half of what one more in the last digit of a number is worth."""
+    mantissa, _, exponent = number.partition("e")
+    return 0.5 * 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
+
+
+def figures(text: str) -> list[str]:
+    """The numbers of a text that may be measured."""
+    numbers = NUMBER.findall(OTHER.sub(" ", text))
+    return [number for number in numbers if "." in number or "e" in number or len(number.replace(",", "")) >= 4]
+
+
+def unsupported(text: str, known: list[float]) -> list[str]:
+    """The figures of a text that are none of the known numbers, however they are rounded."""
+    return [
+        number
+        for number in figures(text)
+        if not any(abs(value(number) - other) <= half_a_digit(number) * (1 + 1e-9) for other in known)
+    ]
+
+
+def measured(result: str) -> list[float]:
+    """The numbers of a stored result."""
+    return [value(number) for number in NUMBER.findall((RESULTS / result).read_text())]
+
+
+LINKING = [
+    pytest.param(page, heading, text, id=f"{page.relative_to(ROOT)}-{heading}")
+    for page in PAGES
+    for heading, text in sections(page).items()
+    if LINK.search(text)
+]
+
+
+@pytest.mark.parametrize(("page", "heading", "text"), LINKING)
+def test_figures_are_those_of_the_linked_results(page: Path, heading: str, text: str):
+    known = [number for result in set(LINK.findall(text)) for number in measured(result)]
+    known += UNMEASURED.get((str(page.relative_to(ROOT)), heading), [])
+    assert unsupported(text, known) == []
+
+
+def test_many_sections_link_their_results():
+    named = {(str(param.values[0].relative_to(ROOT)), param.values[1]) for param in LINKING}
+    assert len(named) > 25 and named >= UNMEASURED.keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("100,201 steps per second, 20.4 (19.8-20.9) times, 4.9e-07", []),
+        ("100,202 steps per second, 20.3 times", ["100,202", "20.3"]),
+        ("20 times in 15 ms/s of Ray 2.60, TRL 1.16.0, `0.99`, 2019", []),
+        ("3.9ms", ["3.9"]),
+    ],
+)
+def test_a_figure_is_a_number_of_the_result_or_one_of_its_numbers_rounded(text: str, wrong: list[str]):
+    assert unsupported(text, [100_201, 20.38, 19.8, 20.94, 4.93e-7]) == wrong

@@ -1,0 +1,160 @@
+"""Pages and docstrings name what is there: files, errors, modules, commands and their options."""
+
+import builtins
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from docs.pages import PAGES, ROOT, blocks, pages_before
+
+from marl_ray.extensions import POINTS
+
+FOLDERS = ("src", "tests", "benchmarks", "jobs", "serve", "cluster", "docs", ".ci")
+FILE = re.compile(r"`([\w./-]*\w\.py)`")
+ELSEWHERE = re.compile(r"openai/human-eval's `execution\.py`|, not `my_env\.py`")
+"""A file of another project, and one that a reader is told not to write."""
+RAISES = re.compile(r"\b[Rr]aises?\s+((?:an?\s+)?`?[A-Z]\w+`?(?:(?:,|\s+or|\s+and|,\s+or)\s+(?:an?\s+)?`?[A-Z]\w+`?)*)")
+CAMEL = re.compile(r"[A-Z]\w*[a-z]\w*[A-Z]\w*|\w+Error|\w+Exception")
+CLASS = re.compile(r"^\s*class (\w+)(?:\(([^)]*)\))?:", re.MULTILINE)
+IMPORTED = re.compile(r"^\s*(?:from [\w.]+ )?import (?:\(([^)]*)\)|(.*))$", re.MULTILINE)
+DOTTED = re.compile(r"`(marl_ray(?:\.\w+)+)(?:[:(][^`]*)?`")
+NO_MODULES = {"marl_ray.access", "marl_ray.KINDs"}
+"""A logger, and what stands for the groups of entry points."""
+DEFINED = r"\b(?:def|class|import) {0}\b|^\s*{0}\s*[:=,]|\"{0}\""
+"""A module has a name as a function, a class or a variable of its own, or imported, at once or at its first use."""
+WORD = re.compile(r"\w+")
+SECTION = re.compile(r"^### (.+)$", re.MULTILINE)
+OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]+)")
+ALONE = re.compile(r"`(--[a-z][a-z-]+)(?:[ =][^`]*)?`")
+OF_OTHERS = {"--build-arg", "--num-cpus", "--store"}
+"""Options of docker, of ray and of a benchmark's script that pages name alone."""
+CALL = re.compile(r"\bmarl-ray ((?:[a-z][a-z-]*)(?: [a-z][a-z-]*)*)(.*)")
+
+
+@cache
+def sources() -> dict[Path, str]:
+    """File of the repository's own Python -> its text."""
+    return {path: path.read_text() for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))}
+
+
+def texts() -> Iterator[tuple[Path, str]]:
+    yield from sources().items()
+    yield from ((page, page.read_text()) for page in PAGES)
+
+
+def written(page: Path) -> set[str]:
+    """Names of the files that a reader of a page writes, also on the pages before it: blocks, and what `marl-ray new`
+    prints."""
+    shown = [block for step in [*pages_before(page), page] for block in blocks(step)]
+    return {
+        name for block in shown for name in [block.name, *re.findall(r"^wrote (.+)", block.text, re.MULTILINE)] if name
+    }
+
+
+def test_files_that_pages_and_docstrings_name_exist():
+    there = {f"/{path.relative_to(ROOT)}" for path in sources()}
+    missing, count = [], 0
+    for path, text in texts():
+        made = written(path) if path.suffix == ".md" else set()
+        for name in FILE.findall(ELSEWHERE.sub("", text)):
+            count += 1
+            if not any(other.endswith(f"/{name}") for other in there) and name not in made:
+                missing.append(f"{path.relative_to(ROOT)}: {name}")
+    assert count > 150
+    assert missing == []
+
+
+def errors() -> set[str]:
+    """All names of exceptions: Python's and the repository's own."""
+    known = {
+        name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, BaseException)
+    }
+    classes = [(name, bases) for text in sources().values() for name, bases in CLASS.findall(text)]
+    before = 0
+    while len(known) > before:
+        before = len(known)
+        known |= {name for name, bases in classes if known.intersection(WORD.findall(bases))}
+    return known
+
+
+def test_errors_that_docstrings_name_exist():
+    known = errors()
+    missing, count = [], 0
+    for path, text in sources().items():
+        imported = {name for several, line in IMPORTED.findall(text) for name in WORD.findall(several or line)}
+        for names in RAISES.findall(text):
+            for name in WORD.findall(names):
+                if CAMEL.fullmatch(name):
+                    count += 1
+                    if name not in known and name not in imported:
+                        missing.append(f"{path.relative_to(ROOT)}: {name}")
+    assert count > 300
+    assert missing == []
+
+
+def has(dotted: str) -> bool:
+    """Return True if a dotted name is a module, or if its module has the other names."""
+    parts = dotted.split(".")
+    for length in range(len(parts), 0, -1):
+        base = ROOT / "src" / Path(*parts[:length])
+        for file in (base.with_suffix(".py"), base / "__init__.py"):
+            if file.exists():
+                return all(
+                    re.search(DEFINED.format(re.escape(name)), sources()[file], re.MULTILINE) for name in parts[length:]
+                )
+    return False
+
+
+def test_modules_that_pages_and_docstrings_name_exist():
+    others = NO_MODULES | {point.group for point in POINTS.values()}
+    named = {(path, name) for path, text in texts() for name in DOTTED.findall(text) if name not in others}
+    assert len(named) > 50
+    assert [f"{path.relative_to(ROOT)}: {name}" for path, name in sorted(named) if not has(name)] == []
+
+
+@cache
+def commands() -> dict[str, set[str]]:
+    """Command -> its options, from the page that the commands themselves write."""
+    page = (ROOT / "docs/command_line.md").read_text()
+    _, *parts = SECTION.split(page)
+    return {name: {*OPTION.findall(text), "--help"} for name, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def calls(page: Path) -> Iterator[str]:
+    """The calls of the program that a page shows, each in one line without its comment."""
+    text = page.read_text()
+    shown = [block.text.replace("\\\n", " ") for block in blocks(page) if block.language == "bash"]
+    shown += re.findall(r"`(marl-ray [^`]*)`", text.replace("\n", " "))
+    for line in "\n".join(shown).splitlines():
+        yield line.partition("  #")[0]
+
+
+def wrong_in(call: str) -> Iterator[str]:
+    """Yield what a call of the program names and the program does not have."""
+    for words, rest in CALL.findall(call):
+        several = words.split()
+        names = [" ".join(several[:length]) for length in range(len(several), 0, -1)]
+        name = next((name for name in names if name in commands()), None)
+        is_group = any(other.startswith(f"{words} ") for other in commands())
+        if name is None and not (is_group and not rest.strip()):
+            yield call
+        elif name is not None:
+            yield from (f"{name} {option}" for option in OPTION.findall(rest) if option not in commands()[name])
+
+
+def test_commands_and_options_that_pages_show_exist():
+    shown = [(page, call) for page in PAGES for call in calls(page)]
+    assert sum("marl-ray" in call for _, call in shown) > 200
+    assert [f"{page.relative_to(ROOT)}: {wrong}" for page, call in shown for wrong in wrong_in(call)] == []
+    known = set().union(*commands().values(), OF_OTHERS)
+    alone = {(page, option) for page in PAGES for option in ALONE.findall(page.read_text())}
+    assert [f"{page.relative_to(ROOT)}: {option}" for page, option in sorted(alone) if option not in known] == []
+
+
+def test_what_is_not_there_is_found():
+    assert list(wrong_in("marl-ray trian x.yaml")) == ["marl-ray trian x.yaml"]
+    assert list(wrong_in("marl-ray submit train x.yaml --cluster c.yaml")) == ["submit train --cluster"]
+    assert list(wrong_in("marl-ray runs")) == list(wrong_in("marl-ray runs ls --json")) == []
+    assert has("marl_ray.api.client.Client") and not has("marl_ray.api.client.Customer") and not has("marl_ray.no")
+    assert {"ValueError", "MarlRayError", "FieldError"} <= errors() and "Client" not in errors()
