@@ -19,7 +19,7 @@ SCISSORS = "# ------------------------ >8 ------------------------"
 
 
 def problem(message: str) -> str | None:
-    """The mistake of a message, in one line; None if there is none. Comments of git's template do not count."""
+    """Return the mistake of a message, in one line; None if there is none. Comments of git's template do not count."""
     lines = [line.rstrip() for line in message.split(SCISSORS)[0].splitlines() if not line.startswith("#")]
     subject, *rest = "\n".join(lines).strip().splitlines() or [""]
     if not subject or len(subject) > LONGEST_SUBJECT:
