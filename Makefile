@@ -30,11 +30,12 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
 
-check: install  ## Lint, format, types, dependency directions
+check: install  ## Lint, format, types, dependency directions, rules of the house
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/house
 
 # Without the plugin of schemathesis, which only the tests of the whole API need: each process would import it.
 unit: install  ## Unit tests
