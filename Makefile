@@ -12,12 +12,12 @@ PYTEST := $(BIN)/python tests/runner/leave_nothing.py $(if $(CPU_BUDGET),--cpu-b
 	$(BIN)/python -m pytest --durations=20
 
 .DEFAULT_GOAL := help
-.PHONY: help install check unit test test-long test-all test-vllm vllm-tests docs docs-test coverage demo clean
+.PHONY: help install hooks check unit test test-long test-all test-vllm vllm-tests docs docs-test coverage demo clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(STAMP)  ## Python environment in .venv with everything pinned in constraints.txt
+install: $(STAMP) hooks  ## Python environment in .venv with everything pinned in constraints.txt, and git's hooks
 
 # An old pip needs minutes more to resolve the same requirements, so the first step is a new pip.
 # The default torch wheel brings gigabytes of CUDA: on a CPU machine set
@@ -29,6 +29,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet pip==$(PIP_VERSION)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
+
+# Each checkout has its own hooks, in .githooks; hooks of the user's own stay. An archive has no .git.
+hooks:
+	@if test -e .git && ! git config core.hooksPath >/dev/null; then git config core.hooksPath .githooks; fi || true
 
 check: install  ## Lint, format, types, dependency directions, rules of the house
 	$(BIN)/ruff check
