@@ -24,7 +24,7 @@ SCISSORS = "# ------------------------ >8 ------------------------"
 
 def problem(message: str) -> str | None:
     """Return the mistake of a message, in one line; None if there is none. Comments of git's template do not count."""
-    lines = [line.rstrip() for line in message.split(SCISSORS)[0].splitlines() if not line.startswith("#")]
+    lines = [line.rstrip() for line in message.split(SCISSORS, maxsplit=1)[0].splitlines() if not line.startswith("#")]
     subject, *rest = "\n".join(lines).strip().splitlines() or [""]
     if not subject or len(subject) > LONGEST_SUBJECT:
         return f"subject: expected 1 to {LONGEST_SUBJECT} characters that say what changed, got {len(subject)}"

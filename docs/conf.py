@@ -75,7 +75,7 @@ def add_sidebar(app: Sphinx, page: str, source: list[str]) -> None:
         pages = [str(path.relative_to((ROOT / page).parent).with_suffix("")) for path in paths]
         source[0] += toctree([path for path in pages if path != "README"])
     if page.startswith("benchmarks/") and not source[0].startswith("# "):
-        source[0] = f"# {page.rsplit('/')[-1].capitalize()}\n\n{source[0]}"
+        source[0] = f"# {page.rsplit('/', maxsplit=1)[-1].capitalize()}\n\n{source[0]}"
 
 
 def pages_with_lists(*_: object) -> list[str]:
