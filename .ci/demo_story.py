@@ -24,7 +24,7 @@ STORY = [
 
 
 def main(path: str) -> str:
-    """The mistakes of the story; empty if there are none."""
+    """Return the mistakes of the story; empty if there are none."""
     text, at = Path(path).read_text(), 0
     for line in STORY:
         match = re.compile(line).search(text, at)

@@ -65,7 +65,7 @@ def parts() -> dict[str, list[str]]:
 
 
 def add_sidebar(app: Sphinx, page: str, source: list[str]) -> None:
-    """The sidebar is a list of pages at the end of the first one."""
+    """Add the sidebar: a list of pages at the end of the first one."""
     if page == root_doc:
         for heading, pages in parts().items():
             source[0] += toctree(pages, f":caption: {heading}\n")
@@ -75,12 +75,12 @@ def add_sidebar(app: Sphinx, page: str, source: list[str]) -> None:
         pages = [str(path.relative_to((ROOT / page).parent).with_suffix("")) for path in paths]
         source[0] += toctree([path for path in pages if path != "README"])
     if page.startswith("benchmarks/") and not source[0].startswith("# "):
-        source[0] = f"# {page.rsplit('/')[-1].capitalize()}\n\n{source[0]}"
+        source[0] = f"# {page.rsplit('/', maxsplit=1)[-1].capitalize()}\n\n{source[0]}"
 
 
 def pages_with_lists(*_: object) -> list[str]:
-    """The pages that are read at every build, because their lists change with other files: else a new page of a folder is
-    listed nowhere until everything is built anew."""
+    """Return the pages that are read at every build, because their lists change with other files: else a new page of a
+    folder is listed nowhere until everything is built anew."""
     return [root_doc, "docs/python_names", *FOLDERS]
 
 
@@ -89,7 +89,7 @@ def toctree(pages: list[str], options: str = "") -> str:
 
 
 def add_api(app: Sphinx, page: str, source: list[str]) -> None:
-    """A name in the list of docs/python_names.md becomes its documentation."""
+    """Replace the names in the list of docs/python_names.md by their documentation."""
     if page == "docs/python_names":
         source[0] = NAMED.sub(documentation, source[0])
 

@@ -146,7 +146,7 @@ def mlflow_tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     import sqlalchemy as sa
     from mlflow.store.db import utils
 
-    template, make = tmp_path_factory.mktemp("mlflow") / "empty.db", utils._initialize_tables
+    template, make = tmp_path_factory.mktemp("mlflow") / "empty.db", utils._initialize_tables  # noqa: SLF001  MLflow's
 
     def initialize(engine: "sa.Engine") -> None:
         if engine.dialect.name != "sqlite":

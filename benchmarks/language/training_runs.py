@@ -193,14 +193,14 @@ def held_out(run: Any, samples: int) -> dict[str, Any]:
 def _time_programs(collector: Any) -> list[float]:
     """A list that gets the seconds of every wave of resets and steps of the environments."""
     times: list[float] = []
-    plain = collector._side_by_side
+    plain = collector.side_by_side
 
     def timed(*arguments: Any) -> None:
         began = time.perf_counter()
         plain(*arguments)
         times.append(time.perf_counter() - began)
 
-    collector._side_by_side = timed
+    collector.side_by_side = timed
     return times
 
 

@@ -9,6 +9,7 @@ of its agents.
 
 import argparse
 import json
+import math
 import time
 from importlib.metadata import version
 from typing import Any, NamedTuple
@@ -211,7 +212,7 @@ def main() -> None:
                 "seconds": seconds,
                 "steps": steps,
                 "steps_per_second": steps / seconds,
-                "returns": [None if mean != mean else round(mean, 3) for mean in map(float, means)],
+                "returns": [None if math.isnan(mean) else round(mean, 3) for mean in map(float, means)],
                 "packages": packages,
             }
         )

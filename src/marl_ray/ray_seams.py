@@ -131,7 +131,7 @@ def poll_often(workers: int) -> None:
 
     No argument of Ray Train sets the interval; it reads this variable.
     """
-    global poll_set
+    global poll_set  # noqa: PLW0603  a process has one environment
     variable = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"
     if os.environ.get(variable) in (None, poll_set):
         os.environ[variable] = poll_set = str(poll_interval(workers))

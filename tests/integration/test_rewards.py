@@ -1,3 +1,5 @@
+"""Rewards of programs that run in the sandbox: what earns them, and what no hack earns."""
+
 import tracemalloc
 from collections import defaultdict
 from collections.abc import Iterator

@@ -1,3 +1,5 @@
+"""An algorithm as a user writes it, with a hyper-parameter of its own."""
+
 from pydantic import PositiveFloat
 
 from marl_ray.algorithms import Algorithm, Evaluated, PolicyLoss

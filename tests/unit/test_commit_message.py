@@ -1,13 +1,17 @@
-"""The hook of commit messages: a short subject that begins with its area, and a body that says why."""
+"""The messages of commits: a short subject that begins with its area, and a body that says why; and who checks them."""
 
+import os
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
-SCRIPT = Path(__file__).parents[2] / ".ci" / "commit_message.py"
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / ".ci" / "commit_message.py"
 problem = runpy.run_path(str(SCRIPT))["problem"]
 WHY = "\n\nThe old one was slow.\n"
 
@@ -22,6 +26,7 @@ WHY = "\n\nThe old one was slow.\n"
         "policies/engines: sort an import" + WHY,
         "code team: sort an import" + WHY,
         "Merge wt-parity: both engines score the same\n",
+        "Merge policies/engines parity: both engines score the same\n",
     ],
 )
 def test_messages_that_pass(message: str):
@@ -51,16 +56,133 @@ def test_messages_that_pass(message: str):
         ("Merge branches 'a' and 'b' into main" + WHY, "subject: expected what is merged"),
         ("Merge remote-tracking branch 'origin/main'\n", "subject: expected what is merged"),
         ("Merge\n", "subject: expected what is merged"),
+        ("Merge wt-parity\n\nBoth engines score the same.\n", "subject: expected what is merged"),
+        ("Merge pull request #12 from a/parity" + WHY, "subject: expected what is merged"),
+        ("fixup! lint: sort an import" + WHY, "subject: expected an area of one or two words"),
     ],
 )
 def test_messages_that_are_refused(message: str, start: str):
     assert problem(message).startswith(start)
 
 
+def ask(*arguments: str | Path) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, timeout=30)
+
+
 def test_git_calls_it_with_a_file_that_stays_as_it_is(tmp_path: Path):
     file = tmp_path / "COMMIT_EDITMSG"
-    for message, status in (("lint: sort an import\n", 1), ("lint: sort an import" + WHY + "\n# comment\n", 0)):
+    for message, status in (
+        ("lint: sort an import\n", 1),
+        ("lint: sort an import" + WHY + "\n# comment\n", 0),
+        ("fixup! lint: sort an import\n", 0),  # until it is squashed
+    ):
         file.write_text(message)
-        done = subprocess.run([sys.executable, SCRIPT, file], capture_output=True, text=True, timeout=30)
+        done = ask(file)
         assert (done.returncode, bool(done.stderr)) == (status, bool(status))
         assert done.stderr.count("\n") == status and file.read_text() == message
+
+
+def test_without_arguments_it_says_what_it_takes():
+    assert (done := ask()).returncode == 1 and "commit_message.py FILE" in done.stderr
+
+
+class Clone:
+    """A repository with the hooks and the checker of this one, and no environment. Its owner's settings do not count."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        for name in (".ci", ".githooks", "Makefile", ".pre-commit-config.yaml"):
+            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            copy(ROOT / name, folder / name)
+        (folder / "home").mkdir()
+        names = [f"GIT_{role}_{part}" for role in ("AUTHOR", "COMMITTER") for part in ("NAME", "EMAIL")]
+        rest = {"HOME": str(folder / "home"), "GIT_CONFIG_NOSYSTEM": "1", "PATH": os.environ["PATH"]}
+        self.environment = dict.fromkeys(names, "a") | rest
+
+    def run(self, *command: str) -> subprocess.CompletedProcess:
+        options = {"cwd": self.folder, "env": self.environment, "capture_output": True, "text": True, "timeout": 30}
+        return subprocess.run(command, **options)
+
+    def git(self, *arguments: str, status: int = 0) -> str:
+        done = self.run("git", *arguments)
+        assert done.returncode == status, done.stderr
+        return done.stdout.strip()
+
+    def commit(self, message: str, *options: str, status: int = 0) -> None:
+        self.git("commit", "--allow-empty", "-m", message, *options, status=status)
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Clone:
+    clone = Clone(tmp_path)
+    clone.git("init", "--initial-branch", "main")
+    return clone
+
+
+def test_a_clone_without_an_environment_refuses_messages_and_commits_the_rest(clone: Clone):
+    assert clone.run("make", "hooks").returncode == 0
+    clone.commit("lint: sort an import", status=1)
+    clone.commit("lint: sort an import" + WHY)
+    clone.git("switch", "-c", "side")
+    clone.commit("lint: sort another import" + WHY)
+    clone.git("switch", "main")
+    clone.git("merge", "--no-ff", "--no-edit", "side", status=1)  # git's own message; the merge waits for another
+    clone.git("commit", "-m", "Merge side: another import is sorted")
+    assert clone.git("log", "-1", "--format=%P").count(" ") == 1
+
+
+def test_a_worktree_has_its_own_hooks(clone: Clone):
+    assert clone.run("make", "hooks").returncode == 0
+    clone.git("add", ".ci", ".githooks")
+    clone.commit("lint: sort an import" + WHY)
+    clone.git("worktree", "add", "side")
+    (clone.folder / "side/.githooks/commit-msg").write_text("#!/bin/sh\nexit 0\n")
+    clone.git("-C", "side", "commit", "--allow-empty", "-m", "Any")
+    clone.commit("Any", status=1)
+
+
+def test_hooks_of_the_user_stay_and_an_archive_has_none(clone: Clone):
+    clone.git("config", "core.hooksPath", "mine")
+    assert clone.run("make", "hooks").returncode == 0
+    assert clone.git("config", "core.hooksPath") == "mine"
+    archive = clone.folder / "archive"  # inside of another repository, whose hooks are not ours
+    archive.mkdir()
+    shutil.copy(ROOT / "Makefile", archive)
+    clone.git("config", "--unset", "core.hooksPath")
+    assert clone.run("make", "-C", "archive", "hooks").returncode == 0
+    assert clone.git("config", "--get", "core.hooksPath", status=1) == ""
+
+
+def check(clone: Clone, base: str) -> subprocess.CompletedProcess:
+    """Run the step of the workflow for the commits from `base` on."""
+    steps = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["messages"]["steps"]
+    clone.environment["BASE"] = base
+    return clone.run("bash", "-e", "-c", steps[-1]["run"])
+
+
+def test_ci_checks_the_new_commits_and_merges_alone(clone: Clone):
+    clone.commit("An old one")
+    base = clone.git("rev-parse", "HEAD")
+    clone.commit("lint: sort an import" + WHY)
+    assert check(clone, base).returncode == 0
+    clone.git("switch", "-c", "side")
+    clone.commit("fixup! lint: sort an import")
+    clone.git("switch", "main")
+    clone.git("merge", "--no-ff", "--no-edit", "side")
+    done = check(clone, base)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"{clone.git('log', '-1', '--format=%h')}: subject: expected what is merged, such as "
+        "'Merge NAME: what it brings', got \"Merge branch 'side'\"",
+        f"{clone.git('log', '-1', '--format=%h', 'side')}: subject: expected an area of one or two words, "
+        "a colon and what changed, got 'fixup! lint: sort an import'",
+    ]
+
+
+def test_ci_checks_the_last_commit_of_a_branch_that_is_new_or_was_forced(clone: Clone):
+    clone.commit("An old one")
+    clone.commit("lint: sort an import" + WHY)
+    for base in ("0" * 40, "1234" * 10):
+        assert check(clone, base).returncode == 0
+    clone.commit("A new one")
+    assert check(clone, "0" * 40).returncode == 1

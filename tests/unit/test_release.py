@@ -48,11 +48,13 @@ def test_a_release_leaves_no_change_unreleased():
         notes("v0.2.0", SOURCES, CHANGELOG.replace("## [Unreleased]\n", "## [Unreleased]\n\n### Added\n\n- Later.\n"))
 
 
-def test_the_changelog_and_the_citation_name_this_version():
+def test_the_changelog_the_citation_and_the_chart_name_this_version():
     sources = (ROOT / "src/marl_ray/__init__.py").read_text()
     version = sources.split('__version__ = "')[1].split('"')[0]
     assert f"\n## [{version}] - " in (ROOT / "CHANGELOG.md").read_text()
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
+    chart = yaml.safe_load((ROOT / "helm/marl-ray/Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (version, version)
 
 
 def test_the_readme_says_whether_an_index_has_the_package():

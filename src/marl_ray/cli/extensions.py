@@ -87,7 +87,7 @@ def _rendered(point: ExtensionPoint, name: str) -> list[tuple[str, str]]:
         )
     words: dict[str, Any] = {"name": name, "title": name.replace("_", " "), "constant": name.upper()}
     words["class_name"] = "".join(part.capitalize() for part in name.split("_"))
-    templates = jinja2.Environment(
+    templates = jinja2.Environment(  # noqa: S701  they are Python and Markdown
         loader=jinja2.FileSystemLoader(TEMPLATES / point.kind),
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,

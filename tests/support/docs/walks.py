@@ -104,7 +104,7 @@ class Walk:
             shell = subprocess.Popen(
                 ["bash", script], env=self.environment(), stdin=subprocess.DEVNULL, stdout=file,
                 stderr=subprocess.STDOUT, start_new_session=True,
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where tests run in the background
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  ignored in the background
             )  # fmt: skip
         self.servers.append(shell)
         status = wait_for(shell, log, block)

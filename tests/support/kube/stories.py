@@ -33,7 +33,7 @@ def events(story: str) -> Iterator[Recorded]:
 
 
 def kind_of(story: str) -> ResourceKind:
-    return KINDS[story.split("-")[0]]
+    return KINDS[story.split("-", maxsplit=1)[0]]
 
 
 def states(story: str, later_s: float = 0.0) -> list[ResourceState]:

@@ -28,7 +28,7 @@ class Exchanges(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
-            self.counts[func._opname] += 1
+            self.counts[func._opname] += 1  # noqa: SLF001  torch's
         return func(*args, **(kwargs or {}))
 
 

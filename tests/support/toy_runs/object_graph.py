@@ -75,4 +75,4 @@ def differing(first: Any, other: Any, without: Mapping[str, str]) -> list[str]:
 def same(first: Any, other: Any) -> bool:
     if isinstance(first, np.ndarray) and isinstance(other, np.ndarray):
         return first.shape == other.shape and np.array_equal(first, other, equal_nan=first.dtype.kind == "f")
-    return bool(first == other) or (first != first and other != other)
+    return bool(first == other) or (first != first and other != other)  # noqa: PLR0124  NaN, of any type

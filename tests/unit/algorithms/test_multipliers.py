@@ -144,7 +144,7 @@ def test_pid_derivative_counts_increases_only(falls, delay):
 
 
 def test_gains_mean_the_same_for_every_budget():
-    for start in (lambda d: Lagrange(d, optimizer="sgd"), lambda d: Lagrange(d), lambda d: PID(d)):
+    for start in (lambda d: Lagrange(d, optimizer="sgd"), Lagrange, PID):
         small = after(start(2.0), [3.0, 4.0, 1.0]).multiplier
         large = after(start(2000.0), [3000.0, 4000.0, 1000.0]).multiplier
         assert small == pytest.approx(large, rel=1e-9)

@@ -175,10 +175,15 @@ def test_layouts_that_never_vary_are_kept_and_others_drawn():
     assert fixed.states[0, :, 3:5].tolist() == [[1, 1], [1, 1]]
 
 
-@pytest.mark.parametrize("start", [(0, 0), (9, 9), (-1, 2)])
-def test_an_impossible_start_is_named(start: tuple[int, int]):
+@pytest.mark.parametrize(
+    ("start", "where"),
+    [((0, 0), r"\(0, 0\), on a wall"), ((9, 9), r"\(9, 9\) in direction \d, outside"), ((-1, 2), r"\(-1, 2\) in")],
+)
+def test_an_impossible_start_is_named(start: tuple[int, int], where: str):
     batch = make_batch(EnvConfig(id=EMPTY, kwargs={"agent_start_pos": start}), 1, [names(1)])
-    with pytest.raises(MarlRayError, match=r"env\.kwargs: MultiGrid-Empty-5x5-v0 cannot start \(agent starts o"):
+    with pytest.raises(
+        MarlRayError, match=r"env\.kwargs: MultiGrid-Empty-5x5-v0 cannot start \(agent_0 starts at " + where
+    ):
         batch.reset(0, 0)
 
 

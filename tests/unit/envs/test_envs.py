@@ -50,7 +50,7 @@ def package_env(env_id: str, **kwargs: Any) -> Any:
 def package_reset(env: Any, seed: int) -> dict[int, Any]:
     """Reset with the layout, too, drawn from the seed (the package alone takes it from the constructor's generator)."""
     gymnasium.Env.reset(env, seed=seed)
-    env._RandomMixin__np_random = env.np_random
+    env._RandomMixin__np_random = env.np_random  # noqa: SLF001  multigrid's
     return env.reset()[0]
 
 

@@ -1,3 +1,5 @@
+"""The estimator pass@k against enumeration and the official example, and aggregates of benchmarks."""
+
 import math
 from fractions import Fraction
 from math import comb

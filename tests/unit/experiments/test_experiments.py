@@ -164,7 +164,7 @@ def test_what_a_canary_shows_is_wrong_at_any_look_with_probability_alpha_at_most
     for _ in range(RUNS):
         first, other = (
             {
-                "normal": lambda n: rng.standard_normal(n),
+                "normal": rng.standard_normal,
                 "lognormal": lambda n: np.exp(rng.standard_normal(n)),
                 "rare": lambda n: (rng.random(n) < 0.05).astype(float),
             }[draw](n)

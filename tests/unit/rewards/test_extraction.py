@@ -1,3 +1,5 @@
+"""A program in an answer's text: fenced blocks, and the last one that defines a name."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

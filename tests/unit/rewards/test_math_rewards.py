@@ -1,3 +1,5 @@
+"""The answer in a text, and when two ways to write a number are the same."""
+
 import time
 from fractions import Fraction
 

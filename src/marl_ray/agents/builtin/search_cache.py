@@ -42,7 +42,7 @@ class SearchCache:
                 # A replaced row gets a new rowid, one above the largest: rowids are the order of age.
                 self._base.execute("INSERT OR REPLACE INTO stored VALUES (?, ?)", (key, text))
                 last = "(SELECT rowid FROM stored ORDER BY rowid DESC LIMIT 1 OFFSET ?)"
-                self._base.execute(f"DELETE FROM stored WHERE rowid <= {last}", (self._entries,))
+                self._base.execute(f"DELETE FROM stored WHERE rowid <= {last}", (self._entries,))  # noqa: S608
         except sqlite3.Error as error:
             log.warning("cache: cannot be written (%s)", one_line(error))
 

@@ -32,7 +32,7 @@ def serve_locally(config: Path, timeout_s: float) -> None:
     phase = partial(_show, time.monotonic())
     data = read_serve_config(config)
     http = data.get("http_options") or {}
-    check_port(http.get("host", "0.0.0.0"), http.get("port", 8000))
+    check_port(http.get("host", "0.0.0.0"), http.get("port", 8000))  # noqa: S104  Serve's own default
     phase(f"checking what {config} names")
     _check_gateways(data, str(config))
     phase("starting Ray")

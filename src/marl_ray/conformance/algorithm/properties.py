@@ -90,7 +90,7 @@ PROPERTIES = (
     Property(budget_units, _is(costs=True), GRID),
     Property(moved_costs, _is(costs=True), GRID),
     Property(multipliers, _is(constraint="multiplier"), GRID),
-    Property(multiplier_steps, lambda name: learner_access.every_step(name), GRID),
+    Property(multiplier_steps, learner_access.every_step, GRID),
     Property(old_costs, _is(constraint="multiplier"), GRID),
     Property(lands_on_budget, _is(constraint="trust_region"), GRID),
     Property(no_drift, lambda name: True, GRID),

@@ -103,7 +103,8 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
     ) -> tuple[dict[str, np.ndarray], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
         """Do the current sub-task with the effort that its worker chose."""
         worker = self._worker()
-        assert worker is not None, "the episode is over"
+        if worker is None:
+            raise RuntimeError("expected a reset, because the episode is over")
         effort = EFFORTS[int(actions[worker])]
         reward = float(self._luck[self._task] < effort.success)
         self._spent += effort.cost

@@ -134,10 +134,12 @@ class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
         self.grid.state = self.cells
         # Agents' own missions are drawn without regard to the layout; the environment's names the real target.
         self.mission_index = self.missions.index(str(self.mission))
-        for _, _, direction, x, y, *_ in self.rows.tolist():
-            assert 0 <= x < self.width and 0 <= y < self.height and 0 <= direction < 4, "agent starts outside the grid"
-            there = self.grid.get(x, y)
-            assert there is None or there.can_overlap(), "agent starts on an object"
+        for number, (_, _, direction, x, y, *_) in enumerate(self.rows.tolist()):
+            if not (0 <= x < self.width and 0 <= y < self.height and 0 <= direction < 4):
+                raise ValueError(f"agent_{number} starts at {x, y} in direction {direction}, outside of the grid")
+            cell = self.grid.get(x, y)
+            if cell is not None and not cell.can_overlap():
+                raise ValueError(f"agent_{number} starts at {x, y}, on a {cell.type.value}")
         if not self.varies:
             lasting = np.isin(self.cells[..., 0], LASTING).all()
             self.varies = not lasting or self.np_random.bit_generator.state != before
@@ -266,7 +268,7 @@ class Gridworld(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
             self.world.reset(seed=seed)
         except RecursionError as error:  # the package raises it when an object finds no free cell
             raise MarlRayError(f"env.kwargs: {self.metadata['name']} has no room for its agents and objects") from error
-        except AssertionError as error:
+        except (AssertionError, ValueError) as error:
             raise MarlRayError(f"env.kwargs: {self.metadata['name']} cannot start ({error})") from error
 
     def step(

@@ -144,7 +144,7 @@ class CodeTeam(TextEnv):
 
     def _demonstrate(self, seed: int, index: int) -> list[Demonstration]:
         env = copy.copy(self)
-        env.seed, env._random = seed, np.random.default_rng(seed)
+        env.seed, env._random = seed, np.random.default_rng(seed)  # noqa: SLF001  a copy of itself
         env.reset(options={"index": index})
         task: ProgramTask = env.task
         if not task.code.reference:
@@ -157,7 +157,7 @@ class CodeTeam(TextEnv):
         plain = [None] * _TRIES  # also where no test noticed the mistake
         for mistake in [draw.choice(changed), *plain] if changed else plain:
             env.reset(options={"index": index})
-            turns = env._played(mistake)
+            turns = env._played(mistake)  # noqa: SLF001  a copy of itself
             programs = sum(turn.agent == GENERATOR for turn in turns)
             if env.checked.hidden == 1 and programs == (2 if mistake else least):
                 return turns

@@ -141,8 +141,9 @@ class PagedEngine(Engine):
                 if result.is_finished():
                     number, last_answer_at = int(result.request_id), time.monotonic()
                     # The engine reads the prompt's ids and returns the drawn ids, without text in between.
-                    assert result.prompt_ids == list(prompts[number].ids)
-                    assert result.generated_tokens == sampler.ids[number]
+                    ids = list(prompts[number].ids), sampler.ids[number]
+                    if (result.prompt_ids, result.generated_tokens) != ids:
+                        raise MarlRayError("generation.engine=transformers returned token ids that were not drawn")
                     waiting.discard(number)
         finally:
             manager.stop(block=True, timeout=SILENCE)

@@ -126,12 +126,12 @@ def without_adapters(module: nn.Module) -> Iterator[None]:
     layers = [layer for _, layer in adapted(module)]
     # peft's `enable_adapters` would also freeze the adapters' weights, and FSDP2 remembers that from its first gather.
     for layer in layers:
-        layer._disable_adapters = True
+        layer._disable_adapters = True  # noqa: SLF001  peft's
     try:
         yield
     finally:
         for layer in layers:
-            layer._disable_adapters = False
+            layer._disable_adapters = False  # noqa: SLF001  peft's
 
 
 def lay_beside(module: nn.Module) -> None:

@@ -73,7 +73,7 @@ def _further_blocks(lm: Any, names: Collection[str]) -> list[str]:
         return []
     parameter_names = {name for name, _ in lm.named_parameters(remove_duplicate=False)}
     forms = {re.sub(r"\.\d+\.", ".*.", name) for name in parameter_names}
-    left_out = lm._keys_to_ignore_on_load_unexpected or ()
+    left_out = lm._keys_to_ignore_on_load_unexpected or ()  # noqa: SLF001  transformers'
     return sorted(
         name
         for name in set(names) - parameter_names

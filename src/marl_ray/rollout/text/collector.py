@@ -221,7 +221,7 @@ class TextCollector:
 
         States are kept for branches where agents of `comparing` act.
         """
-        self._side_by_side(copies, TextCopy.reset)
+        self.side_by_side(copies, TextCopy.reset)
         trunks = [copy for copy in copies if comparing and copy.number % self.plan.group_size == 0]
         self._play_on(players, copies, trunks, comparing)
 
@@ -239,7 +239,7 @@ class TextCollector:
                 answering = [copy for copy in playing if copy.agent in player.agents]
                 if answering:
                     self._answer(player, answering)
-            self._side_by_side([copy for copy in playing if copy.agent], TextCopy.step)
+            self.side_by_side([copy for copy in playing if copy.agent], TextCopy.step)
 
     def _answer(self, player: TokenPlayer, copies: Sequence[TextCopy]) -> None:
         """Play one turn of every copy whose prompt fits, in one call of the policy's engine; the other copies end."""
@@ -274,7 +274,8 @@ class TextCollector:
             fields = copy.acting, number, list(prompt.ids), completion, copy.observation, response, costs
             copy.turns.append(EpisodeTurn(*fields, shortened=shortened))
 
-    def _side_by_side(self, copies: Sequence[TextCopy], call: Callable[[TextCopy], None]) -> None:
+    def side_by_side(self, copies: Sequence[TextCopy], call: Callable[[TextCopy], None]) -> None:
+        """Call a method of all copies in threads; raises MarlRayError that names the copy that took too long."""
         calls = [(lambda copy=copy: call(copy)) for copy in copies]
         try:
             side_by_side(calls, THREADS, self.deadline)

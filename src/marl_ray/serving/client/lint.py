@@ -76,7 +76,7 @@ def _findings(data: dict[str, Any], pods: int | None) -> Iterator[ConfigFault]:
     yield from _wrong_values(_without_unknown_keys(data, ServeDeploySchema), ServeDeploySchema, "")
     options = data.get("http_options")
     # Without a host Serve's REST API, unlike its Python API, binds to all interfaces.
-    host = options.get("host", "0.0.0.0") if isinstance(options, dict) else "0.0.0.0"
+    host = options.get("host", "0.0.0.0") if isinstance(options, dict) else "0.0.0.0"  # noqa: S104
     if pods is not None and host in LOOPBACK:
         yield "http_options.host", f"expected 0.0.0.0, got {host!r}, which nothing outside the pod reaches"
     proxies = data.get("proxy_location", "EveryNode")

@@ -46,7 +46,7 @@ class WorkerWatch:
     """Follows the workers of one run from the process that starts them."""
 
     def __init__(self, notes: Path, wait_s: float = WAIT_S):
-        """`notes` is the file of lines. `wait_s` bounds the wait for resources."""
+        """Read `notes`, the file of lines. `wait_s` bounds the wait for resources."""
         self.notes, self.wait_s = notes, wait_s
         self.nodes: dict[int, str] = {}
         """Rank -> address of its node, of the workers that ran last."""

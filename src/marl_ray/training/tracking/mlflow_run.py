@@ -281,7 +281,8 @@ def _bound_requests() -> None:
 def git_commit() -> str:
     """Return the commit of the folder that this process works in; empty where there is none."""
     try:
-        result = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=GIT_S)
+        command = ["git", "rev-parse", "HEAD"]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=GIT_S, check=False)
     except (OSError, subprocess.SubprocessError):
         return ""
     return result.stdout.strip() if result.returncode == 0 else ""

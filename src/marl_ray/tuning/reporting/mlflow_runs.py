@@ -172,7 +172,8 @@ class _SweepRuns:
 
     @property
     def parent(self) -> MlflowRun:
-        return self.open()._parent  # type: ignore[return-value]
+        self.open()
+        return self._parent  # type: ignore[return-value]
 
     @property
     def run_id(self) -> str:

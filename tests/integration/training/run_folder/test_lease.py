@@ -230,9 +230,9 @@ def test_a_process_that_slept_is_replaced_and_stops_when_it_wakes(local: tuple, 
 
 def test_a_clock_that_was_set_leaves_a_living_owner_its_name(local: tuple, monkeypatch: pytest.MonkeyPatch):
     """The kernel then says that the machine, and with it every process, began at another time."""
-    began = psutil._pslinux.boot_time()
+    began = psutil._pslinux.boot_time()  # noqa: SLF001  psutil's
     with Lease(*local, RUN):
-        monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: began + 3600)
+        monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: began + 3600)  # noqa: SLF001  psutil's
         with pytest.raises(MarlRayError, match=f"is owned by process {os.getpid()} of "):
             Lease(*local, RUN).__enter__()
 

@@ -352,3 +352,12 @@ def test_what_hard_limits_refuse():
         HardBudget(Market(prices), [1.0]).reset()
     with pytest.raises(MarlRayError, match="constraints: 2 limits, but the cost of b0 has 1 signals"):
         play(HardBudget(Unpriced(prices), [9.0, 9.0]), dearest)
+
+
+def test_a_step_after_the_last_sub_task_is_refused():
+    env = BudgetDag()
+    env.reset(seed=0)
+    for _ in range(TASKS):
+        env.step({"worker_0": 0})
+    with pytest.raises(RuntimeError, match="expected a reset, because the episode is over"):
+        env.step({"worker_0": 0})

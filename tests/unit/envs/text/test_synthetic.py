@@ -1,3 +1,5 @@
+"""Tasks that are made: splits that share no prompt, references that pass, and mistakes that fail a test."""
+
 import random
 from collections import Counter
 from collections.abc import Iterator

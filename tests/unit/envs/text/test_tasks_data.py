@@ -1,3 +1,5 @@
+"""Files of tasks: formats, and rows that are refused by file, line and field."""
+
 import json
 from pathlib import Path
 

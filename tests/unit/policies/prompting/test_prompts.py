@@ -102,7 +102,7 @@ def test_a_template_that_shows_nothing_is_named():
 
 def test_a_start_token_begins_a_text_and_no_end_token_ends_it():
     tokenizer = spaced(LLAMA2)
-    tokenizer._tokenizer.post_processor = processors.TemplateProcessing(
+    tokenizer._tokenizer.post_processor = processors.TemplateProcessing(  # noqa: SLF001  transformers'
         "<s> $A </s>", special_tokens=[("<s>", tokenizer.bos_token_id), ("</s>", tokenizer.eos_token_id)]
     )
     ids = encode_prompt(tokenizer, "ab", False)
@@ -153,7 +153,7 @@ def test_a_text_without_measure_is_refused_at_once(text: str):
 
 
 def test_normalised_tokens_are_no_way_in():
-    core = Tokenizer.from_str(byte_tokenizer()._tokenizer.to_str())
+    core = Tokenizer.from_str(byte_tokenizer()._tokenizer.to_str())  # noqa: SLF001  transformers'
     core.normalizer = normalizers.Lowercase()
     core.add_special_tokens([AddedToken("<stop>", special=True, normalized=True)])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|end|>", pad_token="<|pad|>")

@@ -73,7 +73,7 @@ def page_view(
         if role in _NO_NODES or level > _DEEPEST:
             return
         if not node.get("ignored") and (
-            role == "RootWebArea" or role == "option" or _visible(bounds.get(number), width, height)
+            role in ("RootWebArea", "option") or _visible(bounds.get(number), width, height)
         ):
             line = _line(node, role)
             if line and not _repeats(line, lines[-_LOOK_BACK:]):

@@ -102,8 +102,8 @@ def snapshot() -> Callable[[], bool]:
                         continue
                     setter(part, name, value)
                     changed = True
-            for name in now:
-                if name not in parts and not name.startswith("__") and not isinstance(now[name], types.ModuleType):
+            for name, value in now.items():
+                if name not in parts and not name.startswith("__") and not isinstance(value, types.ModuleType):
                     deleter(part, name)
                     changed = True
         return changed

@@ -1,5 +1,6 @@
 """Batched decoding with a key-value cache; rows join and leave between steps."""
 
+import math
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -112,14 +113,14 @@ class Decoder:
             if row.prompt.bias is not None and row.added is not None:
                 row.prompt.bias.count(row.added, token, token not in row.ids)
             row.ids.append(token)
-            if row.state is not None and log_prob == log_prob:
+            if row.state is not None and not math.isnan(log_prob):
                 row.state = guides_of(self._tokenizer).after(row.state, token)
         stopped = self._stopped()
         tokens = []
         # In falling order, because the last row moves to the place of a row that leaves.
         for number in range(len(self._rows) - 1, -1, -1):
             row, (token, log_prob, top) = self._rows[number], drawn[number]
-            if log_prob != log_prob:
+            if math.isnan(log_prob):
                 if not_finite is None:
                     raise MarlRayError("the language model's logits are not finite")
                 not_finite.append(row.handle)

@@ -78,7 +78,7 @@ class ExternalArm:
                 base_url=f"{str(self.config.url).rstrip('/')}/",
                 headers={"authorization": f"Bearer {self._key}"} if self._key else {},
                 transport=self.transport,
-                timeout=None,  # the caller enforces `deadline_s`
+                timeout=None,  # noqa: S113  the caller enforces `deadline_s`
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
             )
         return self._client

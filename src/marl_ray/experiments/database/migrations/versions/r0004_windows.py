@@ -18,7 +18,7 @@ def upgrade() -> None:
         ("unit_metrics", "arrived_at", exposed.format("unit_metrics")),
     ):
         op.add_column(table, sa.Column(column, sa.Float(53), nullable=False, server_default="0"))
-        op.execute(f"UPDATE {table} SET {column} = {known}")
+        op.execute(f"UPDATE {table} SET {column} = {known}")  # noqa: S608
     # Units are summed when their windows end, in the order in which they were stored.
     op.create_index("exposures_as_stored", "exposures", ["experiment", "stored_at"])
     for table in ("outcomes", "unit_metrics"):

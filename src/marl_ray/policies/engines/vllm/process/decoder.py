@@ -26,7 +26,7 @@ class VllmDecoder:
     def __init__(
         self, process: VllmProcess | DecoderPort, tokenizer: Any, ends: AbstractSet[int], version: int, adapter: int = 0
     ) -> None:
-        """`ends` are tokens that end a response; `version` is that of the process's weights, or of its `adapter`."""
+        """Use the weights of `version`, the process's or those of its `adapter`. `ends` are tokens that end a response."""
         self._process = process
         self._tokenizer = tokenizer
         self._version = version

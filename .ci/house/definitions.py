@@ -1,0 +1,78 @@
+"""Checks of what modules define: types of one meaning, names that are read, tests without annotations."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from sources import Finding, SourceFile, product, top_names
+
+READERS = ("benchmarks/", "jobs/", "serve/")
+"""Folders beside the product that may be the only readers of a name; tests alone do not count."""
+ENTERED = {"versions", "sandboxed"}
+"""Folders with names that no code of ours reads: migrations, and programs that are sent into the sandbox."""
+LONGEST_TEXT = 200
+"""Characters of the texts that may name a part, or a type; longer ones are prose."""
+
+
+def types_of_one_name(files: list[SourceFile]) -> Iterator[Finding]:
+    """Yield the public classes and type aliases whose name another module has given already."""
+    first: dict[str, SourceFile] = {}
+    for file in product(files).values():
+        for name, node in type_names(file.tree):
+            if first.setdefault(name, file) is not file:
+                yield file.finding(node, f"the type {name} has the name of another, in {first[name].name}")
+
+
+def type_names(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
+    """Yield the public names of a module's classes and type aliases, also of those in an `if`; `T` is no name."""
+    for node in (part for top in tree.body for part in (top.body if isinstance(top, ast.If) else [top])):
+        match node:
+            case ast.ClassDef(name=name):
+                pass
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)) if (
+                not name.isupper()
+            ):
+                pass
+            case _:
+                continue
+        if name[0].isupper():
+            yield name, node
+
+
+def unread_names(files: list[SourceFile], pages: list[Path]) -> Iterator[Finding]:
+    """Yield what a module defines at its top and nothing reads: neither the product nor an import in the documentation."""
+    modules = product(files).values()
+    readers = [*modules, *(file for file in files if file.name.startswith(READERS))]
+    words: set[str] = set().union(*map(words_read, readers))
+    for page in pages:
+        words |= set(re.findall(r"import (\w+)", page.read_text(encoding="utf-8")))
+    for file in modules:
+        if ENTERED.isdisjoint(file.path.parts):
+            for name, node in top_names(file.tree).items():
+                if name not in words and not (name.startswith("__") and name.endswith("__")):
+                    yield file.finding(node, f"nothing in the product reads {name}")
+
+
+def words_read(file: SourceFile) -> set[str]:
+    """Return the names that a file reads, or has in a text, by which a part may be found; in whatever module."""
+    words: set[str] = set()
+    for node in file.nodes:
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()) | ast.Attribute(attr=name):
+                words.add(name)
+            case ast.Constant(value=str() as text) if len(text) < LONGEST_TEXT:
+                words |= set(re.findall(r"\w+", text))
+    return words
+
+
+def annotated_tests(files: list[SourceFile]) -> Iterator[Finding]:
+    """Yield the tests with an annotation of what they return."""
+    for file in files:
+        for node in file.nodes if not file.module else ():
+            if (
+                isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                and node.name.startswith("test_")
+                and node.returns
+            ):
+                yield file.finding(node, f"{node.name} has an annotation of what it returns, which a test does not")

@@ -1,0 +1,78 @@
+"""Checks of folders and files: small, each with a purpose, tests where their sources are."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from sources import PACKAGE, Finding, SourceFile
+
+MOST_FILES = 9
+"""Most files of a folder, besides its `__init__.py` and `conftest.py`."""
+MOST_LINES = 400
+"""Most lines of a file."""
+GROWING = "versions"
+"""Folder of the database's migrations, which only ever become more."""
+
+
+def large_folders(files: list[SourceFile]) -> Iterator[Finding]:
+    """Yield the first file too many of the folders of `src`, `tests` and `benchmarks`."""
+    members = defaultdict(list)
+    for file in files:
+        folder = file.path.parent
+        if (file.module or file.is_test or is_benchmark(file)) and file.path.name not in ("__init__.py", "conftest.py"):
+            members[folder].append(file)
+    for folder, inside in members.items():
+        if len(inside) > MOST_FILES and folder.name != GROWING:
+            message = f"the folder has {len(inside)} files, expected {MOST_FILES} at most"
+            yield inside[MOST_FILES].finding(None, message)
+
+
+def long_files(files: list[SourceFile]) -> Iterator[Finding]:
+    """Yield the files with too many lines."""
+    for file in files:
+        if (lines := file.text.count("\n")) > MOST_LINES:
+            yield Finding(file.name, lines, f"the file has {lines} lines, expected {MOST_LINES} at most")
+
+
+def folders_without_purpose(files: list[SourceFile]) -> Iterator[Finding]:
+    """Yield the folders of `src` and `benchmarks` whose `__init__.py` is missing, or does not begin with a sentence.
+
+    One of `benchmarks` is that sentence alone.
+    """
+    modules = {file.name: file for file in files if file.module or is_benchmark(file)}
+    for folder in sorted({PurePosixPath(name).parent for name in modules}):
+        init = modules.get(f"{folder}/__init__.py")
+        purpose = ast.get_docstring(init.tree) if init else None
+        first, *more = (purpose or "").splitlines() or [""]
+        if not first.endswith(".") or (more and folder.parts[0] == "benchmarks"):
+            yield Finding(
+                f"{folder}/__init__.py", 1, "expected a docstring that says the folder's purpose in one sentence"
+            )
+
+
+def is_benchmark(file: SourceFile) -> bool:
+    """Return True for the files in the folders of `benchmarks`."""
+    return file.name.startswith("benchmarks/") and file.name.count("/") > 1
+
+
+def repeated_folders(files: list[SourceFile]) -> Iterator[Finding]:
+    """Yield the benchmarks whose name repeats that of their folder: one of `environments` is no `own_environment.py`."""
+    for file in files:
+        words = {word.removesuffix("s") for word in file.path.stem.split("_")}
+        folder = file.path.parent.name
+        if is_benchmark(file) and folder.removesuffix("s") in words:
+            yield file.finding(None, f"expected a name that does not repeat the folder's, {folder}")
+
+
+def misplaced_tests(files: list[SourceFile]) -> Iterator[Finding]:
+    """Yield the first unit test of each folder that has no counterpart in the sources; `docs` tests the documentation."""
+    folders = {PurePosixPath(file.name).parent.relative_to(f"src/{PACKAGE}") for file in files if file.module}
+    folders.add(PurePosixPath("docs"))
+    for file in files:
+        place = PurePosixPath(file.name)
+        if place.is_relative_to("tests/unit") and place.name.startswith("test_"):
+            folder = place.parent.relative_to("tests/unit")
+            if folder not in folders:
+                folders.add(folder)
+                yield file.finding(None, f"expected unit tests in the folders of src/{PACKAGE}, which has no {folder}/")
