@@ -1,3 +1,5 @@
+"""The statements of the algorithm checks are whole sentences."""
+
 import re
 
 from marl_ray.conformance.algorithm.properties import PROPERTIES
