@@ -57,7 +57,7 @@ def is_benchmark(file: SourceFile) -> bool:
 
 
 def repeated_folders(files: list[SourceFile]) -> Iterator[Finding]:
-    """Yield the benchmarks whose name repeats that of their folder: one of `environments` is no `own_environment.py`."""
+    """Yield the benchmarks whose names repeat the name of their folder."""
     for file in files:
         words = {word.removesuffix("s") for word in file.path.stem.split("_")}
         folder = file.path.parent.name
