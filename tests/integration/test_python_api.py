@@ -9,6 +9,8 @@ from toy_runs.runs import config
 import marl_ray
 from marl_ray.cluster.local_ray import LocalRay
 
+pytestmark = pytest.mark.shared_ray("two")
+
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> dict:

@@ -20,6 +20,8 @@ from marl_ray.training.run_result import RunResult
 from marl_ray.training.single_process import train_alone
 from marl_ray.training.tracking.mlflow_run import MlflowRun
 
+pytestmark = pytest.mark.shared_ray("two")
+
 ENGINE = "team.speaker.generation.engine=vllm"
 EXACT = 1e-5
 """Greatest difference of log-probabilities in float32."""

@@ -14,6 +14,8 @@ from marl_ray.cluster import jobs
 from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.errors import MarlRayError
 
+pytestmark = pytest.mark.shared_ray("two")
+
 SLEEPER = "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: exit('told'))\nprint('up')\ntime.sleep(120)\n"
 
 

@@ -18,6 +18,8 @@ from marl_ray.cluster import jobs
 from marl_ray.cluster.local_ray import LocalRay, local_ray, processes_of, ray_here
 from marl_ray.errors import MarlRayError
 
+pytestmark = pytest.mark.shared_ray("two", last=True)
+
 # Starts a Ray, says what it consists of, and then ends in the way that argv[1] names.
 CHILD = """
 import json, os, pathlib, signal, subprocess, sys, tempfile, time

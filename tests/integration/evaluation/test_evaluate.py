@@ -22,6 +22,8 @@ from marl_ray.evaluation.scoring.ray_scoring import ScoringNode, ray_scorer, sco
 from marl_ray.evaluation.writing.samples import Sample
 from marl_ray.sandbox import Level
 
+pytestmark = pytest.mark.shared_ray("two")
+
 FIXTURES = ROOT / "tests/fixtures"
 SHARED = ROOT.parent / "shared" / "data"
 HUMANEVAL = ["--benchmark", "humaneval", "--data", str(FIXTURES / "humaneval.jsonl"), "--sha256", "any"]

@@ -20,6 +20,8 @@ from marl_ray.policies.bundles.language import save_token_bundle
 from marl_ray.policies.language.sampling_copy import plain_copy
 from marl_ray.policies.language.token_policy import build_token_policy
 
+pytestmark = pytest.mark.shared_ray("two")
+
 ROOT = Path(__file__).parents[3]
 DATA = ROOT / "tests/fixtures/own.jsonl"
 ARGUMENTS = ["evaluate", "--benchmark", f"jsonl:{DATA}", "--local"]

@@ -16,6 +16,8 @@ from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_result import RunResult
 from marl_ray.training.tracking.mlflow_run import MlflowRun
 
+pytestmark = pytest.mark.shared_ray("one")
+
 TWO = "resources.workers=2"
 WARM = "warm_start={data: environment, count: 16, batch: 8, epochs: 2, lr: 0.003}"
 

@@ -21,6 +21,8 @@ from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, save_bundle
 from marl_ray.serving.client.deploy import deploy
 
+pytestmark = pytest.mark.shared_ray("two")
+
 SEES = {"agent_0": [0, 1], "agent_1": [1, 0]}
 
 

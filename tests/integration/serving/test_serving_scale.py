@@ -20,6 +20,7 @@ from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.serving.client.deploy import deploy
 
 pytestmark = [
+    pytest.mark.shared_ray("two"),
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed"),
 ]

@@ -26,6 +26,8 @@ from marl_ray.training.run_folder.metrics_file import iteration_of, read_metrics
 from marl_ray.training.run_folder.owners import owner_file
 from marl_ray.training.tracking.mlflow_run import MlflowRun
 
+pytestmark = pytest.mark.shared_ray("one")
+
 TWO = "resources.workers=2"
 FEW = "evaluation.episodes=2"
 """Copies of an evaluation take fewer steps than those of training, so that these die."""

@@ -14,6 +14,8 @@ from marl_ray.training.errors import PassMemoryError
 from marl_ray.training.loop.pass_sizes import FILE, note_smaller_pass, pass_sizes
 from marl_ray.training.tracking.mlflow_run import MlflowRun
 
+pytestmark = pytest.mark.shared_ray("two")
+
 WORKERS = ("resources.workers=2", "resources.cpus_per_worker=0.5", "train.micro_batch=4", "tracking.progress=false")
 
 

@@ -24,6 +24,8 @@ from marl_ray.training.run_folder.record import storage_of
 from marl_ray.training.run_result import RunResult, read_finished_result
 from marl_ray.training.tracking.mlflow_run import MlflowRun
 
+pytestmark = pytest.mark.shared_ray("one")
+
 TWO = "resources.workers=2"
 FEW = "evaluation.episodes=2"
 """Copies of an evaluation take fewer steps than those of training, so that these die."""

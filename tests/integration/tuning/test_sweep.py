@@ -28,6 +28,8 @@ from marl_ray.tuning.records import find_sweep, winner_of
 from marl_ray.tuning.reporting.report import write_report
 from marl_ray.tuning.running.driver import SweepResult, check_sweep, run_sweep
 
+pytestmark = pytest.mark.shared_ray("one")
+
 TOY: dict[str, Any] = {
     "env": {"id": "toys.envs:countdown"},
     "train": {"total_steps": 192, "env_copies": 4, "horizon": 8},

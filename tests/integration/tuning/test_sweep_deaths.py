@@ -24,6 +24,8 @@ from marl_ray.tuning.records import find_sweep, load_records
 from marl_ray.tuning.running.driver import SweepResult, run_sweep
 from marl_ray.tuning.running.trial_files import read_state
 
+pytestmark = pytest.mark.shared_ray("two")
+
 RUN: dict[str, Any] = {
     "env": {"id": "toys.envs:countdown"},
     "train": {"total_steps": 320, "env_copies": 4, "horizon": 8},

@@ -22,6 +22,8 @@ from marl_ray.training.run_folder.metrics_file import history_of, iteration_of, 
 from marl_ray.training.single_process import train_alone
 from marl_ray.training.tracking.mlflow_run import MlflowRun
 
+pytestmark = pytest.mark.shared_ray("two")
+
 TEAM = "team={first: {agents: [a]}, second: {agents: [b]}}"
 
 

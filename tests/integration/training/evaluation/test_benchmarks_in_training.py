@@ -21,6 +21,8 @@ from marl_ray.training.run_folder.run_log import LOG
 from marl_ray.training.single_process import process_group, train_alone
 from marl_ray.training.tracking.mlflow_run import MlflowRun
 
+pytestmark = pytest.mark.shared_ray("two")
+
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 WARM = "warm_start={data: environment, count: 64, batch: 8, epochs: 4, lr: 0.003}"
 MODEL = "team={speaker: {model: {preset: tiny-0.2m, context: 128}, generation: {max_tokens: 4}}}"

@@ -34,6 +34,8 @@ from marl_ray.training.run_folder.record import record_of
 from marl_ray.training.tracking.mlflow_run import MlflowRun
 from marl_ray.tuning.reporting.mlflow_runs import END_S, SweepMlflowRuns
 
+pytestmark = pytest.mark.shared_ray("two")
+
 ALSO = 'tracking.also=[tensorboard, "toys.trackers:Lines", "toys.trackers:Slow", "toys.trackers:Full"]'
 
 
