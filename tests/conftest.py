@@ -102,6 +102,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which servers were missing for how many tests."""
+    from servers.installed import missing_servers
+
+    skipped = terminalreporter.getreports("skipped")
+    lines = missing_servers(report.longrepr[2] for report in skipped if isinstance(report.longrepr, tuple))
+    if lines:
+        terminalreporter.section("missing servers")
+        for line in lines:
+            terminalreporter.line(line)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run a test that is an `async def` in an event loop of its own."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from servers.installed import PROGRAMS, missing_servers, need
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
@@ -168,7 +169,23 @@ def test_hints_name_extras_that_pip_can_install():
     assert re.findall(r"^\| `([\w-]+)` \|", listed, re.MULTILINE) == [name for name in extras if name != "dev"]
 
 
-def test_the_files_that_share_a_ray_exist():
-    """`tests/conftest.py` names them, and a renamed one would move to another Ray without a word."""
-    named = re.findall(r'"(test_\w+\.py)"', (ROOT / "tests/conftest.py").read_text())
-    assert len(named) > 5 and set(named) <= {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+def test_a_test_whose_server_is_missing_is_skipped_with_a_line_in_the_summary_or_fails(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("REQUIRE_SERVERS", raising=False)
+    with pytest.raises(pytest.skip.Exception) as skipped:
+        need("Redis", "wrk")
+    reason = "Redis and wrk is not installed here: `make servers` installs it"
+    assert str(skipped.value) == reason
+    assert missing_servers([f"Skipped: {reason}", "Skipped: no GPU", reason]) == [f"2 skipped, because {reason}"]
+    monkeypatch.setenv("REQUIRE_SERVERS", "1")
+    with pytest.raises(pytest.fail.Exception, match="Redis and wrk is not installed here"):
+        need("Redis", "wrk")
+
+
+def test_make_servers_looks_for_every_program_that_tests_need():
+    """CI makes them first, and then no test is skipped for one."""
+    script = (ROOT / "tests/runner/need_servers.sh").read_text()
+    looked_for = set(re.findall(r"has ([\w-]+)", script))
+    assert all(looked_for & set(programs) for programs in PROGRAMS.values())
+    steps = (ROOT / ".ci/run").read_text()
+    assert steps.index("make servers") < steps.index("export REQUIRE_SERVERS=1") < steps.index("make test ")

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ import httpx
 import pytest
 import ray
 from ray import serve
+from servers.installed import need
 from toy_serving.gateways import SEES, make_bundle
 from toy_serving.undeploying import undeploy
 
@@ -22,7 +22,6 @@ from marl_ray.serving.client.deploy import deploy
 pytestmark = [
     pytest.mark.shared_ray("two"),
     pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed"),
 ]
 LOAD_S = 40
 LULL_S = 30.0
@@ -64,6 +63,7 @@ def counted() -> dict[str, float]:
 
 
 def test_a_replica_comes_under_load_and_goes_after_it_and_no_request_fails(ray_cluster: LocalRay, tmp_path: Path):
+    need("wrk")
     arms = {name: {"bundle": make_bundle(tmp_path, number)} for number, name in enumerate(("zero", "one"))}
     args = {
         "experiments": [{"name": "exp", "arms": arms}],

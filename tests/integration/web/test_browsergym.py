@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from servers.playwright_chromium import AGENT, IN_CHROMIUM, no_chromium_stays
+from servers.playwright_chromium import AGENT, no_chromium_stays
 
 from marl_ray.config import EnvConfig
 from marl_ray.envs.registry import is_text, make_env
@@ -22,7 +22,7 @@ from marl_ray.envs.web.browsergym.environment import BrowserGym
 __all__ = ["no_chromium_stays"]
 PYTHON = os.environ.get("BROWSERGYM_PYTHON")
 pytestmark = [
-    *IN_CHROMIUM,
+    pytest.mark.slow,
     pytest.mark.skipif(
         PYTHON is None and importlib.util.find_spec("browsergym") is None,
         reason="no BrowserGym here: its extra brings it",

@@ -3,13 +3,13 @@
 import re
 
 import pytest
-from servers.playwright_chromium import AGENT, IN_CHROMIUM, element, no_chromium_stays
+from servers.playwright_chromium import AGENT, element, no_chromium_stays
 
 from marl_ray.envs.web import miniwob
 from marl_ray.envs.web.miniwob import MiniWob
 
 __all__ = ["no_chromium_stays"]
-pytestmark = IN_CHROMIUM
+pytestmark = pytest.mark.slow
 
 
 def begin(env: MiniWob, index: int = 0) -> None:

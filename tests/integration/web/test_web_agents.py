@@ -9,7 +9,7 @@ import numpy as np
 import psutil
 import pytest
 from servers.little_site import little_site, web_record
-from servers.playwright_chromium import AGENT, IN_CHROMIUM, element, no_chromium_stays
+from servers.playwright_chromium import AGENT, element, no_chromium_stays
 from toy_models.tokens import tiny
 from toy_serving.gateways import LINEAGE, gateway_config, make_bundle, serving
 
@@ -24,7 +24,7 @@ from marl_ray.serving.client.play import play_episode
 from marl_ray.training.single_process import train_alone
 
 __all__ = ["no_chromium_stays"]
-pytestmark = IN_CHROMIUM
+pytestmark = pytest.mark.slow
 
 
 def browsers() -> list[str]:

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from servers.http_server import serving_http
 from servers.little_site import web_record
-from servers.playwright_chromium import AGENT, IN_CHROMIUM, no_chromium_stays
+from servers.playwright_chromium import AGENT, no_chromium_stays
 
 from marl_ray.envs.web.webarena.environment import WebArena
 
 __all__ = ["no_chromium_stays"]
-pytestmark = IN_CHROMIUM
+pytestmark = pytest.mark.slow
 LOOK_S = 1.0
 """Seconds in which a page's attempt arrives where nothing stops it."""
 _WORKER = 'URL.createObjectURL(new Blob(["{script}"]))'

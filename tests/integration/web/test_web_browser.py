@@ -19,7 +19,7 @@ import psutil
 import pytest
 from pettingzoo.test import seed_test
 from servers.little_site import LittleSite, little_site, web_record
-from servers.playwright_chromium import AGENT, IN_CHROMIUM, no_chromium_stays
+from servers.playwright_chromium import AGENT, no_chromium_stays
 
 from marl_ray.config import EnvConfig
 from marl_ray.envs.registry import is_text, make_env
@@ -30,7 +30,7 @@ from marl_ray.envs.web.webarena.environment import WebArena
 from marl_ray.errors import MarlRayError
 
 __all__ = ["no_chromium_stays"]
-pytestmark = IN_CHROMIUM
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

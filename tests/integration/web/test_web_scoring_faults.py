@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from servers.http_server import serving_http
 from servers.little_site import LittleSite, little_site, web_record
-from servers.playwright_chromium import AGENT, IN_CHROMIUM, no_chromium_stays
+from servers.playwright_chromium import AGENT, no_chromium_stays
 
 from marl_ray.envs.web.webarena.environment import WebArena
 
 __all__ = ["no_chromium_stays"]
-pytestmark = IN_CHROMIUM
+pytestmark = pytest.mark.slow
 AUTHOR = "func:shopping_get_sku_latest_review_author('B1')"
 RATING = "func:shopping_get_sku_latest_review_rating('B1')"
 REVIEWS = [{"nickname": "Ada", "ratings": [{"percent": 20}]}, {"nickname": "Bo", "ratings": [{"percent": 80}]}]
