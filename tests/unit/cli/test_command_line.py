@@ -1,10 +1,7 @@
 """The table of commands: its help, its page, the documents of --json, and what it answers to wrong names."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -14,7 +11,6 @@ import pytest
 import typer
 from processes.command_line import ROOT, keys_of, marl_ray
 
-from marl_ray import __version__
 from marl_ray.cli import app
 from marl_ray.cli.documents.forms import FORMS
 from marl_ray.cli.documents.output import plain
@@ -63,32 +59,6 @@ def test_the_help_begins_with_train_and_has_groups():
     assert [group for group in COMMANDS if f"─ {group} ─" in shown] == list(COMMANDS)
     listed = re.findall(r"^│ ([a-z]+) ", shown, re.MULTILINE)
     assert listed == [name for group in COMMANDS.values() for name in group] and listed[0] == "train"
-
-
-def test_the_program_is_a_module_too_and_its_help_loads_nothing_large():
-    large = ("marl_ray.config", "mlflow", "numpy", "pyarrow", "pydantic", "ray", "torch", "yaml")
-    code = f"import sys, marl_ray.cli; print([name for name in {large} if name in sys.modules])"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert loaded.stdout == "[]\n", loaded.stderr
-    module = [sys.executable, "-m", "marl_ray", "--version"]
-    assert subprocess.run(module, capture_output=True, text=True, timeout=60).stdout == f"marl-ray {__version__}\n"
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("marl-ray tra", ["train"]),
-        ("marl-ray algorithms mapp", ["mappo", "mappo_lagrangian"]),
-        (f"marl-ray train {RUN} train.total", ["train.total_steps="]),
-        (f"marl-ray train {RUN} algorithm=dr", ["algorithm=dr_grpo"]),
-    ],
-)
-def test_a_shell_completes_names(words: str, expected: list[str]):
-    number = str(len(words.split()) - 1)
-    variables = {"_MARL_RAY_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": number}
-    program = [sys.executable, "-m", "marl_ray"]
-    done = subprocess.run(program, env=os.environ | variables, capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == expected, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -250,20 +220,3 @@ def test_forms_of_results_are_those_of_their_types():
 
 def test_numbers_that_are_not_finite_are_null():
     assert plain({"a": (float("nan"), 1.5), 2: Path("x")}) == {"a": [None, 1.5], "2": "x"}
-
-
-def test_what_a_program_wrote_is_in_its_files_when_it_ends(tmp_path: Path):
-    """Files that nothing closes, in a cycle of objects, which Python writes when it searches for garbage at its end."""
-    code = f"""
-from marl_ray.cli import main
-
-class Logged:
-    def __init__(self, path, mode, line):
-        self.own, self.file = self, open(path, mode)
-        self.file.write(line)
-
-kept = Logged({str(tmp_path / "text")!r}, "w", "a line"), Logged({str(tmp_path / "bytes")!r}, "wb", b"a line")
-main(["--version"])
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
-    assert [(tmp_path / name).read_text() for name in ("text", "bytes")] == ["a line"] * 2
