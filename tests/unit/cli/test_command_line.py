@@ -124,7 +124,7 @@ def test_a_wrong_name_is_answered_with_what_was_meant(arguments: tuple[str, ...]
         (("train", RUN, "hyper.lr=fast"), "hyper.lr: expected a number, got 'fast'"),
         (("train", RUN, "train.total_steps=1.5"), "train.total_steps: expected a whole number, got 1.5"),
         (
-            ("train", RUN, "resume_from=models:/x/1"),
+            ("train", RUN, "env={id: toys.envs:countdown}", "resume_from=models:/x/1"),
             "'models:/x/1' is a bundle, which has no optimiser; expected a run's",
         ),
     ],
