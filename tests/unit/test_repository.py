@@ -33,7 +33,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path):
+def test_links_lead_somewhere(page):
     for link in LINK.findall(FENCED.sub("", page.read_text())):
         name, _, anchor = link.partition("#")
         target = (page.parent / name).resolve() if name else page
@@ -42,7 +42,7 @@ def test_links_lead_somewhere(page: Path):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_files_that_a_page_names_exist(page: Path):
+def test_files_that_a_page_names_exist(page):
     for path in NAMED.findall(page.read_text()):
         assert any((ROOT / base / path).exists() for base in ("", "src/marl_ray", page.parent)), path
 
@@ -70,7 +70,7 @@ def test_a_decision_is_short_has_its_headings_and_is_listed():
 
 
 @pytest.mark.parametrize("path", DECISIONS, ids=lambda path: path.stem)
-def test_a_decision_has_a_date_and_a_status(path: Path):
+def test_a_decision_has_a_date_and_a_status(path):
     title, empty, date, status = path.read_text().splitlines()[:4]
     assert title.startswith(f"# {path.name[:4]}: ") and not empty
     assert (
@@ -131,7 +131,7 @@ def test_the_shards_of_the_night_run_every_test_once():
 
 
 @pytest.mark.parametrize(("runs", "status"), [("https://github.com/o/r/actions/runs/7", 0), ("", 1)])
-def test_a_release_is_of_a_commit_that_passed_ci_and_its_unit_tests(runs: str, status: int, tmp_path: Path):
+def test_a_release_is_of_a_commit_that_passed_ci_and_its_unit_tests(runs, status, tmp_path):
     """The first command asks GitHub; here a program answers in the place of GitHub's own."""
     first, *others = commands("release.yml", "build")
     assert {"make check", "make unit"} <= set(others)

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -30,7 +29,7 @@ def test_the_program_is_a_module_too_and_its_help_loads_nothing_large():
         (f"marl-ray train {RUN} algorithm=dr", ["algorithm=dr_grpo"]),
     ],
 )
-def test_a_shell_completes_names(words: str, expected: list[str]):
+def test_a_shell_completes_names(words, expected):
     number = str(len(words.split()) - 1)
     variables = {"_MARL_RAY_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": number}
     program = [sys.executable, "-m", "marl_ray"]
@@ -38,7 +37,7 @@ def test_a_shell_completes_names(words: str, expected: list[str]):
     assert done.stdout.split() == expected, done.stderr
 
 
-def test_what_a_program_wrote_is_in_its_files_when_it_ends(tmp_path: Path):
+def test_what_a_program_wrote_is_in_its_files_when_it_ends(tmp_path):
     """Files that nothing closes, in a cycle of objects, which Python writes when it searches for garbage at its end."""
     code = f"""
 from marl_ray.cli import main

@@ -5,7 +5,6 @@ import re
 import subprocess
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +15,6 @@ from servers.installed import need
 from toy_serving.gateways import SEES, make_bundle
 from toy_serving.undeploying import undeploy
 
-from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.serving.client.deploy import deploy
 
 pytestmark = [
@@ -62,7 +60,7 @@ def counted() -> dict[str, float]:
     return counts
 
 
-def test_a_replica_comes_under_load_and_goes_after_it_and_no_request_fails(ray_cluster: LocalRay, tmp_path: Path):
+def test_a_replica_comes_under_load_and_goes_after_it_and_no_request_fails(ray_cluster, tmp_path):
     need("wrk")
     arms = {name: {"bundle": make_bundle(tmp_path, number)} for number, name in enumerate(("zero", "one"))}
     args = {

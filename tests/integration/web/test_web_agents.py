@@ -39,7 +39,7 @@ def first_element(tmp_path: Path) -> str:
     return make_bundle(tmp_path / "bundle", 0, spaces[0], (AGENT,), spaces[1])
 
 
-async def test_a_gateway_serves_a_trained_policy_that_drives_the_browser(tmp_path: Path):
+async def test_a_gateway_serves_a_trained_policy_that_drives_the_browser(tmp_path):
     run = load_config(
         RunConfig,
         Path(__file__).parents[3] / "jobs/configs/miniwob_click.yaml",
@@ -58,9 +58,7 @@ async def test_a_gateway_serves_a_trained_policy_that_drives_the_browser(tmp_pat
     assert browsers() == [], "no environment is open"
 
 
-def test_an_actor_critic_is_measured_and_a_second_call_plays_nothing_anew(
-    tmp_path: Path, first_element: str, capsys: pytest.CaptureFixture[str]
-):
+def test_an_actor_critic_is_measured_and_a_second_call_plays_nothing_anew(tmp_path, first_element, capsys):
     arguments = [
         "evaluate",
         "--benchmark",
@@ -84,7 +82,7 @@ def test_an_actor_critic_is_measured_and_a_second_call_plays_nothing_anew(
     assert "| click-test | 2 | 2 | 1.0 |" in (tmp_path / "out/report.md").read_text()
 
 
-def test_a_language_model_is_measured_by_its_own_tokens(tmp_path: Path):
+def test_a_language_model_is_measured_by_its_own_tokens(tmp_path):
     policy = plain_copy(tiny(critic=False, signals=0, context=2048))
     bundle = save_token_bundle(tmp_path / "bundle", {AGENT: "p"}, {"p": policy}, LINEAGE)
     env = {"tasks": ["click-test"], "held_out": 2, "max_steps": 2}
@@ -107,7 +105,7 @@ class Hanger:
         return [WebAnswer(f"click [{element(turn.env, 'button .Hang.')}]", tokens=7) for turn in turns]
 
 
-def test_an_episode_that_a_fault_ends_counts_with_what_it_cost(tmp_path: Path):
+def test_an_episode_that_a_fault_ends_counts_with_what_it_cost(tmp_path):
     with little_site() as site:
         records = [
             {**web_record("/hang", ["string_match"], reference_answers={"exact_match": "a"}), "task_id": k}

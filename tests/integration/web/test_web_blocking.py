@@ -133,14 +133,14 @@ def site(elsewhere: Elsewhere) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_no_page_reaches_another_host(tmp_path: Path, site: str, elsewhere: Elsewhere, way: str):
+def test_no_page_reaches_another_host(tmp_path, site, elsewhere, way):
     infos = _visit(tmp_path, site, elsewhere, way)
     assert elsewhere.arrived == []
     assert infos["solved"]
 
 
 @pytest.mark.parametrize("way", ["a page behind a redirect", "a shared worker", "WebRTC"])
-def test_a_host_that_is_allowed_is_reached(tmp_path: Path, site: str, elsewhere: Elsewhere, way: str):
+def test_a_host_that_is_allowed_is_reached(tmp_path, site, elsewhere, way):
     infos = _visit(tmp_path, site, elsewhere, way, allow=[f"http://{elsewhere.place}"])
     assert elsewhere.arrived
     assert infos["metrics"]["blocked"] == 0

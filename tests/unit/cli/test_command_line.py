@@ -102,7 +102,7 @@ def test_the_help_begins_with_train_and_has_groups():
         (("serve", RUN), "is a run's config; expected a gateway's Serve config: marl-ray train jobs/"),
     ],
 )
-def test_a_wrong_name_is_answered_with_what_was_meant(arguments: tuple[str, ...], expected: str):
+def test_a_wrong_name_is_answered_with_what_was_meant(arguments, expected):
     done = marl_ray(*arguments)
     assert done.returncode == 2 and done.stdout == ""
     assert expected in " ".join(done.stderr.split())
@@ -129,7 +129,7 @@ def test_a_wrong_name_is_answered_with_what_was_meant(arguments: tuple[str, ...]
         ),
     ],
 )
-def test_a_mistake_is_one_line_that_says_what_was_expected(arguments: tuple[str, ...], expected: str):
+def test_a_mistake_is_one_line_that_says_what_was_expected(arguments, expected):
     done = marl_ray(*arguments)
     assert done.returncode == 2 and done.stdout == ""
     # A command that takes its time says what it does.
@@ -137,14 +137,14 @@ def test_a_mistake_is_one_line_that_says_what_was_expected(arguments: tuple[str,
     assert len(errors) == 1 and expected in errors[0], done.stderr
 
 
-def test_a_dry_run_without_a_name_promises_no_run_to_go_on_with(tmp_path: Path):
+def test_a_dry_run_without_a_name_promises_no_run_to_go_on_with(tmp_path):
     (tmp_path / "nameless.json").write_text('{"algorithm": "ippo", "env": {"id": "toys.envs:countdown"}}')
     done = marl_ray("train", tmp_path / "nameless.json", "--dry-run")
     assert done.returncode == 0 and "the config has no name; a run gets one such as this\n" in done.stderr
     assert "resume" not in done.stderr
 
 
-def test_what_is_listed_for_language_models_is_what_training_takes(tmp_path: Path):
+def test_what_is_listed_for_language_models_is_what_training_takes(tmp_path):
     listed = {entry["name"]: entry["language_models"] for entry in document("algorithms")}
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text('{"prompt": "1+1", "chosen": "2", "rejected": "3", "agent": "solver"}\n')
@@ -172,7 +172,7 @@ def document(*arguments: str | Path, status: int = 0, folder: Path = ROOT) -> An
     return json.loads(done.stdout)
 
 
-def test_documents_have_their_forms(tmp_path: Path):
+def test_documents_have_their_forms(tmp_path):
     listed = document("algorithms")
     assert [entry["name"] for entry in listed] == list(SPECS)
     assert all(set(entry) == keys_of("algorithms") for entry in listed)
@@ -194,7 +194,7 @@ def test_documents_have_their_forms(tmp_path: Path):
     assert set(planned) == keys_of("experiment plan") and set(planned["units"]) == {"fixed", "median", "sure"}
 
 
-def test_a_part_of_ones_own_is_written_and_checked_as_documents(tmp_path: Path):
+def test_a_part_of_ones_own_is_written_and_checked_as_documents(tmp_path):
     written = document("new", "tool", "stall", folder=tmp_path)
     assert set(written) == keys_of("new") and all((tmp_path / file).is_file() for file in written["files"])
     assert "marl-ray check plugin tool stall:Stall discount=0.1" in written["next"]

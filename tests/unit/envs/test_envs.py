@@ -28,7 +28,7 @@ def test_ids_are_the_packages():
 
 
 @pytest.mark.parametrize("name", ["Counter", "Turns"])
-def test_user_environments(name: str):
+def test_user_environments(name):
     env = build(f"sample_envs:{name}", length=2)
     observations, _ = env.reset(seed=0)
     assert observations == {"a": 0, "b": 0}
@@ -97,7 +97,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("config", "message"), REFUSED)
-def test_mistakes_are_one_line_and_name_the_key(config: dict[str, Any], message: str):
+def test_mistakes_are_one_line_and_name_the_key(config, message):
     with pytest.raises(MarlRayError) as caught:
         make_env(EnvConfig(**config))
     assert message in str(caught.value) and "\n" not in str(caught.value)
@@ -123,9 +123,7 @@ def test_an_environment_cannot_change_the_config_that_it_is_made_from():
         (2, [3], "int8", ""),
     ],
 )
-def test_an_observation_outside_its_space_is_said_with_what_its_numbers_do_not_show(
-    value: float, shape: list[int], dtype: str, reason: str
-):
+def test_an_observation_outside_its_space_is_said_with_what_its_numbers_do_not_show(value, shape, dtype, reason):
     settings = {"value": value, "shape": shape, "dtype": dtype}
     failures = {each.name: each.failure for each in check("sample_envs:Misfit", settings)}
     assert str(failures["observations"]).endswith(f"of a is not in Box(0.0, 1.0, (3,), float32){reason}")
