@@ -1,10 +1,12 @@
-"""The program in a process of its own: what it loads, the names that a shell completes, and its end."""
+"""The program in a process of its own: what it loads, what a shell completes, its end; and a dry run of a sweep."""
 
+import json
 import os
 import subprocess
 import sys
 
 import pytest
+from processes.command_line import marl_ray
 
 from marl_ray import __version__
 
@@ -52,3 +54,9 @@ main(["--version"])
 """
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
     assert [(tmp_path / name).read_text() for name in ("text", "bytes")] == ["a line"] * 2
+
+
+def test_a_dry_run_of_a_sweep_is_a_document():
+    planned = marl_ray("sweep", "jobs/configs/sweep_gridworld.yaml", "--dry-run", "--json")
+    assert planned.returncode == 0, planned.stderr
+    assert json.loads(planned.stdout)["seeds"]
