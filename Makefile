@@ -1,5 +1,4 @@
-# Everything happens in .venv; nothing outside this folder is touched, but for PostgreSQL, Redis and Chromium,
-# which `make test` installs where it runs as root on Debian.
+# Everything happens in .venv; nothing outside this folder is touched, but by `make servers`.
 PYTHON ?= python3
 PIP_VERSION := 26.3
 BIN := .venv/bin
@@ -7,12 +6,13 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 # What Python has compiled is kept, whatever the environment says: else each of many processes compiles it again.
 export PYTHONDONTWRITEBYTECODE :=
-# With CPU_BUDGET=SECONDS, tests that take more CPU time fail.
+# With CPU_BUDGET=SECONDS, tests that take more CPU time fail. With REQUIRE_SERVERS=1 in the environment, tests that need a
+# server that `make servers` would install fail without it; else they are skipped, and the summary says so.
 PYTEST := $(BIN)/python tests/runner/leave_nothing.py $(if $(CPU_BUDGET),--cpu-budget $(CPU_BUDGET)) \
 	$(BIN)/python -m pytest --durations=20
 
 .DEFAULT_GOAL := help
-.PHONY: help install hooks check unit test test-long test-all test-vllm vllm-tests docs docs-test coverage demo clean
+.PHONY: help install hooks servers check unit test test-long test-all test-vllm vllm-tests docs docs-test coverage demo clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ $(STAMP): pyproject.toml constraints.txt
 hooks:
 	@if test -e .git && ! git config core.hooksPath >/dev/null; then git config core.hooksPath .githooks; fi || true
 
+servers:  ## PostgreSQL, Redis, Chromium, wrk and iproute2, which some tests start: system packages, on Debian as root
+	sh tests/runner/need_servers.sh
+
 check: install  ## Lint, format, types, dependency directions, rules of the house
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -47,15 +50,12 @@ unit: install  ## Unit tests
 
 # In one call of three processes, so that two cores have other tests while some wait for Ray.
 test: install  ## Unit, integration and the fast end-to-end tests
-	sh tests/runner/need_servers.sh
 	$(PYTEST) -n 3 --dist loadfile -m "not slow and not long"
 
 test-long: install  ## The longest tests that CI runs
-	sh tests/runner/need_servers.sh
 	$(PYTEST) -n 3 --dist loadfile -m "long and not slow" tests/integration tests/e2e
 
 test-all: install  ## All tests, the slow ones too, and more random requests; FILES="FOLDER ..." runs a part of them
-	sh tests/runner/need_servers.sh
 	THOROUGH=1 $(PYTEST) -n 3 --dist loadfile $(FILES)
 
 # In an environment of its own, because vLLM brings fifty packages. The extra `vllm` itself, whose wheels are of CUDA, is

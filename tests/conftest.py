@@ -1,10 +1,10 @@
 """Fixtures that tests of several folders share, a local Ray above all, and the order in which tests run."""
 
-import ast
 import asyncio
 import gc
 import inspect
 import os
+import re
 import sqlite3
 import sys
 from collections.abc import Iterator
@@ -41,34 +41,40 @@ def pytest_collection() -> None:
     hypothesis.settings.load_profile("untimed")
 
 
-RAYS = dict.fromkeys(
-    ("test_commands.py", "test_language_run.py", "test_sweep.py", "test_train_on_ray.py", "test_hindered_runs.py"),
-    "ray of runs",
-)
-"""Files that share a Ray; all others share another one. Both take about as long, and begin at once beside the rest."""
+SHARED_RAY = re.compile(r'^\s*(?:pytestmark = )?pytest\.mark\.shared_ray\("(\w+)"', re.MULTILINE)
+END_TO_END = (Path(__file__).parent / "e2e").resolve(strict=True)
 
 
 @cache
-def shares_ray(path: Path) -> bool:
-    """Return True if a test or a fixture of the file has `ray_cluster` as its argument."""
-    text = path.read_text()
-    if "ray_cluster" not in text:  # of most files, whose trees would take a second of each process
-        return False
-    kinds = ast.FunctionDef | ast.AsyncFunctionDef
-    functions = (node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds))
-    return any(argument.arg == "ray_cluster" for function in functions for argument in function.args.args)
+def shared_ray(path: Path) -> str | None:
+    """Return the name of the Ray that the tests of a file share, from its mark; None if they need none.
 
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the longest tests begin first: the tests of the shared Ray, then those that are end to end.
-
-    Those that start further Rays come last of the shared Ray's: at the beginning three of them start at once.
+    The process that hands tests out imports no test, so it reads the text.
     """
-    items.sort(
-        key=lambda item: (
-            not shares_ray(item.path), item.path.name == "test_local_ray.py", item.path.parent.name != "e2e",
-        )
-    )  # fmt: skip
+    mark = SHARED_RAY.search(path.read_text())
+    return mark and mark[1]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the longest tests begin first: the tests of the shared Rays, then those that are end to end.
+
+    Those that start further Rays come last of a shared Ray's: at the beginning three of them start at once.
+    """
+    marks = {item: item.get_closest_marker("shared_ray") for item in items}
+    for item, mark in marks.items():
+        name = mark.args[0] if mark else None
+        if name != shared_ray(item.path) or (mark is None and "ray_cluster" in getattr(item, "fixturenames", ())):
+            raise pytest.UsageError(
+                f'{item.nodeid}: expected pytestmark = pytest.mark.shared_ray("one" or "two") at the top of a file '
+                "whose tests use ray_cluster"
+            )
+
+    def turn(item: pytest.Item) -> tuple[bool, bool, bool]:
+        mark = marks[item]
+        return mark is None, bool(mark and mark.kwargs.get("last")), END_TO_END not in item.path.parents
+
+    items.sort(key=turn)
 
 
 def pytest_collection_finish() -> None:
@@ -79,7 +85,10 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile`, each group of files that share a Ray runs in one process, and every other file in any."""
+    """With `--dist loadfile`, the files that share a Ray run in one process, and every other file in any.
+
+    xdist's own groups (`--dist loadgroup`) do not work with this release of pytest, which has other ids of tests.
+    """
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -87,12 +96,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
-            if not shares_ray(config.rootpath / file):
-                return file
-            return RAYS.get(Path(file).name, "ray of the others")
+            return shared_ray(config.rootpath / file) or file
 
     config.option.loadscopereorder = False  # in the order of collection
     return Scheduling(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which servers were missing for how many tests."""
+    from servers.installed import missing_servers
+
+    skipped = terminalreporter.getreports("skipped")
+    lines = missing_servers(report.longrepr[2] for report in skipped if isinstance(report.longrepr, tuple))
+    if lines:
+        terminalreporter.section("missing servers")
+        for line in lines:
+            terminalreporter.line(line)
 
 
 @pytest.hookimpl(tryfirst=True)

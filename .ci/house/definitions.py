@@ -67,12 +67,10 @@ def words_read(file: SourceFile) -> set[str]:
 
 
 def annotated_tests(files: list[SourceFile]) -> Iterator[Finding]:
-    """Yield the tests with an annotation of what they return."""
+    """Yield the tests with an annotation of a parameter or of what they return, which nothing reads."""
     for file in files:
         for node in file.nodes if not file.module else ():
-            if (
-                isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-                and node.name.startswith("test_")
-                and node.returns
-            ):
-                yield file.finding(node, f"{node.name} has an annotation of what it returns, which a test does not")
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+                parameters = [part for part in ast.walk(node.args) if isinstance(part, ast.arg)]
+                if node.returns or any(parameter.annotation for parameter in parameters):
+                    yield file.finding(node, f"{node.name} has annotations, which tests do not have")

@@ -1,7 +1,6 @@
 """The notebooks of docs/notebooks run from their first cell to their last."""
 
 import shutil
-from pathlib import Path
 
 import nbformat
 import pytest
@@ -14,7 +13,7 @@ CELL_S = 900
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("path", sorted(ROOT.glob("docs/notebooks/*.ipynb")), ids=lambda path: path.stem)
-def test_a_notebook_runs(path: Path, tmp_path: Path):
+def test_a_notebook_runs(path, tmp_path):
     folder = tmp_path / "docs" / "notebooks"
     folder.mkdir(parents=True)
     shutil.copytree(ROOT / "jobs", tmp_path / "jobs")

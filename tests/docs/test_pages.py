@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 from docs.pages import ROOT, WALKED, Block, blocks, first_of, pages_before
-from docs.walks import Walk
 
 
 def commands_of(page: Path) -> list[Block]:
@@ -26,7 +25,7 @@ STEPS = sorted(
     indirect=["walk"],
     scope="module",  # else pytest ends a walk after each of its pages, and the next page begins it anew
 )
-def test_a_page_can_be_followed(walk: Walk, page: Path):
+def test_a_page_can_be_followed(walk, page):
     for step in [*pages_before(page), page]:
         if step not in walk.followed:
             walk.follow(step)

@@ -12,10 +12,12 @@ import yaml
 from processes.command_line import PROGRAM, ROOT, marl_ray, without_ray
 from toy_runs.runs import mlflow_database
 
-from marl_ray.cluster.local_ray import LocalRay, free_port
+from marl_ray.cluster.local_ray import free_port
 from marl_ray.config import SPECS, RunConfig, load_config
 from marl_ray.policies.bundles.actor_critic import Manifest
 from marl_ray.training.single_process import train_alone
+
+pytestmark = pytest.mark.shared_ray("one")
 
 CONFIG = "jobs/configs/multigrid_mappo.yaml"
 SHORT = [
@@ -81,7 +83,7 @@ def test_algorithms_are_listed_with_papers_needs_and_hyper_parameters():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if not spec.pairs])
-def test_every_algorithm_trains_a_team(name: str, tmp_path: Path):
+def test_every_algorithm_trains_a_team(name, tmp_path):
     """Two workers; a team of two in turn under a budget, or on a gridworld."""
     spec = SPECS[name]
     config, more = ("multigrid_grpo" if spec.episodes else "multigrid_ippo"), ["train.total_steps=12288"]
@@ -124,7 +126,7 @@ def test_more_workers_than_this_machine_can_hold(tmp_path):
 
 
 @pytest.mark.long
-def test_a_job_trains_what_the_command_trains(ray_cluster: LocalRay, tmp_path: Path):
+def test_a_job_trains_what_the_command_trains(ray_cluster, tmp_path):
     job, submitted = tmp_path / "job", tmp_path / "submitted"
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": ray_cluster.token}
     address = ["--address", ray_cluster.dashboard_url]

@@ -202,7 +202,7 @@ def failures(requests: Sequence[Sent], fault: float) -> list[Sent]:
 
 
 @pytest.mark.long
-def test_a_killed_process_costs_only_the_requests_of_that_moment(gateway: Deployed):
+def test_a_killed_process_costs_only_the_requests_of_that_moment(gateway):
     """A replica, the controller and the proxy, one after another under one load."""
     killed_at, intact_at = {}, {}
     with loaded(gateway, "kills") as requests:
@@ -230,7 +230,7 @@ def test_a_killed_process_costs_only_the_requests_of_that_moment(gateway: Deploy
 
 
 @pytest.mark.slow
-def test_a_rollback_survives_the_death_of_all_replicas_and_a_redeployment(gateway: Deployed):
+def test_a_rollback_survives_the_death_of_all_replicas_and_a_redeployment(gateway):
     sessions = [f"s{k}" for k in range(40)]
     before = gateway.arms("cut-crash", sessions)
     assert set(before.values()) == {CONTROL, TREATMENT}
@@ -265,7 +265,7 @@ def on_postgres(ray: OwnRay, port: int, database: Postgres, tmp_path_factory) ->
 
 
 @pytest.mark.slow
-def test_sessions_go_on_while_the_database_is_away(on_postgres: Deployed, database: Postgres):
+def test_sessions_go_on_while_the_database_is_away(on_postgres, database):
     with loaded(on_postgres, "away", RECOVERY_S) as requests:
         stopping = time.monotonic()
         database.stop()
@@ -286,7 +286,7 @@ def test_sessions_go_on_while_the_database_is_away(on_postgres: Deployed, databa
 
 
 @pytest.mark.slow
-def test_a_session_has_its_arm_again_when_the_database_is_back(on_postgres: Deployed, database: Postgres):
+def test_a_session_has_its_arm_again_when_the_database_is_back(on_postgres, database):
     experiment = "main-memory"
     before = on_postgres.arms(experiment, KEPT)
     on_postgres.post(f"/v1/experiments/{experiment}/next_stage", {"reason": "test"})
@@ -302,7 +302,7 @@ def test_a_session_has_its_arm_again_when_the_database_is_back(on_postgres: Depl
 
 
 @pytest.mark.slow
-def test_exposures_outlive_a_replica_that_dies_while_the_database_is_away(on_postgres: Deployed, database: Postgres):
+def test_exposures_outlive_a_replica_that_dies_while_the_database_is_away(on_postgres, database):
     experiment = "main-death"
     database.stop()
     try:

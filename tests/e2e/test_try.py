@@ -17,7 +17,7 @@ READY_S = 240.0
 """Seconds on a busy machine; on two cores that do nothing else it is ready within a minute."""
 
 
-def test_a_page_is_opened_only_where_it_is_seen(monkeypatch: pytest.MonkeyPatch):
+def test_a_page_is_opened_only_where_it_is_seen(monkeypatch):
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("sys.platform", "linux")
@@ -32,7 +32,7 @@ def test_its_help_names_the_way_to_end_after_the_check():
 
 
 @pytest.mark.slow
-def test_a_team_is_trained_scored_served_and_gone_after_ctrl_c(tmp_path: Path):
+def test_a_team_is_trained_scored_served_and_gone_after_ctrl_c(tmp_path):
     output, errors = tmp_path / "output", tmp_path / "errors"
     with output.open("w") as out, errors.open("w") as err:
         process = subprocess.Popen(

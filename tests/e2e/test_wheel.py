@@ -78,7 +78,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fresh / "bin"
 
 
-def test_the_wheel_holds_every_file_of_the_package_and_the_license(wheel: Path):
+def test_the_wheel_holds_every_file_of_the_package_and_the_license(wheel):
     with zipfile.ZipFile(wheel) as archive:
         held = set(archive.namelist())
         metadata = archive.read(next(name for name in held if name.endswith(".dist-info/METADATA"))).decode()
@@ -97,7 +97,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_the_license(wheel: Path):
 
 
 @pytest.mark.slow
-def test_its_commands_run_in_a_fresh_environment(installed: Path, tmp_path: Path):
+def test_its_commands_run_in_a_fresh_environment(installed, tmp_path):
     where = "import marl_ray; print(marl_ray.__file__)"
     assert succeeded([installed / "python", "-c", where], tmp_path).startswith(str(installed.parent))
     program = installed / "marl-ray"
@@ -113,7 +113,7 @@ def test_its_commands_run_in_a_fresh_environment(installed: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_files_that_are_read_at_run_time_are_where_they_are_looked_for(installed: Path, tmp_path: Path):
+def test_files_that_are_read_at_run_time_are_where_they_are_looked_for(installed, tmp_path):
     """Migrations, the pages of the gateway and of reports, and the programs that go into the sandbox."""
     assert "'exposures'" in succeeded([installed / "python", "-c", MIGRATE], tmp_path)
     read = [
@@ -129,7 +129,7 @@ def test_files_that_are_read_at_run_time_are_where_they_are_looked_for(installed
 
 @pytest.mark.long
 @pytest.mark.timeout(900)  # the wheel's first run compiles all that numba compiles
-def test_it_submits_a_config_of_the_demo_as_a_job_as_the_demo_does(installed: Path, tmp_path: Path):
+def test_it_submits_a_config_of_the_demo_as_a_job_as_the_demo_does(installed, tmp_path):
     short = ["train.total_steps=512", "train.env_copies=4", "evaluation.episodes=2", "resources.workers=1"]
     log = succeeded([installed / "python", "-c", SUBMIT, f"storage={tmp_path}/runs", *short], tmp_path)
     assert "gridworld-mappo: best return" in log

@@ -1,7 +1,6 @@
 """Every algorithm on the tiny games, and the games and the check themselves."""
 
 import itertools
-from collections.abc import Callable
 
 import pytest
 from typer.testing import CliRunner
@@ -18,7 +17,7 @@ UNEVEN = [[[0.3, 0.7], [0.6, 0.4], [0.2, 0.8], [0.5, 0.5], [0.5, 0.5]], [[0.1, 0
 
 
 @pytest.mark.parametrize("algorithm", [name for name, spec in SPECS.items() if not spec.pairs])
-def test_every_algorithm_does_what_its_formulas_say(algorithm: str):
+def test_every_algorithm_does_what_its_formulas_say(algorithm):
     assert [each for each in check_algorithm(algorithm) if each.failure] == []
 
 
@@ -34,7 +33,7 @@ def test_every_algorithm_does_what_its_formulas_say(algorithm: str):
         ("SHORT_SIGHTED", properties.reward_gradient, GridPoint(2, 1, below=True)),
     ],
 )
-def test_a_mistake_is_found(name: str, check: Callable[[str, GridPoint], str | None], case: GridPoint):
+def test_a_mistake_is_found(name, check, case):
     with process_group():
         assert check(f"toys.broken_algorithms:{name}", case) is not None
 
@@ -59,7 +58,7 @@ def test_truth_of_the_smallest_game_by_hand():
 
 
 @pytest.mark.parametrize(("ends", "most"), list(itertools.product((True, False), (1, 2))))
-def test_gradients_are_those_of_the_expectations(ends: bool, most: int):
+def test_gradients_are_those_of_the_expectations(ends, most):
     """dJ / d logit_1 = p_0 p_1 (dJ / dp_1 - dJ / dp_0), by differences of the probabilities."""
     rules = GameRules(policies=2, ends=ends)
     after = {state: (0.1 * state, 1.0, 0.5 * state) for state in range(STATES)}
@@ -78,7 +77,7 @@ def test_gradients_are_those_of_the_expectations(ends: bool, most: int):
 @pytest.mark.parametrize(
     ("policies", "agents", "ends", "early"), list(itertools.product((1, 2), (1, 3), (True, False), (True, False)))
 )
-def test_the_environment_plays_the_rules(policies: int, agents: int, ends: bool, early: bool):
+def test_the_environment_plays_the_rules(policies, agents, ends, early):
     env = TinyGame(policies=policies, agents=agents, ends=ends, early=early)
     for path in itertools.islice(env.rules.paths(), 0, None, 7):
         env.reset(seed=0)

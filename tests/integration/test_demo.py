@@ -26,9 +26,7 @@ def trained(folder: Path, lr: float) -> tuple[RunConfig, str]:
 
 
 @pytest.mark.slow
-def test_the_demos_good_team_is_promoted_and_its_untrained_one_rolled_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_demos_good_team_is_promoted_and_its_untrained_one_rolled_back(tmp_path, monkeypatch):
     monkeypatch.setenv("MARL_RAY_API_KEY", "ada")
     monkeypatch.setitem(ROLLOUT, "outcome_window_s", 1.0)  # its episodes take a few hundredths of a second
     _, ippo = trained(tmp_path / "ippo", 0.003)

@@ -47,14 +47,14 @@ def inside(kit: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.long
-def test_the_tests_of_new_parts_pass(kit: Path):
+def test_the_tests_of_new_parts_pass(kit):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
     done = subprocess.run(command, cwd=kit, capture_output=True, text=True, timeout=240, env=os.environ)
     assert done.returncode == 0, done.stdout
     assert len(list(kit.glob("test_my_*.py"))) == len(POINTS)
 
 
-def test_configs_of_new_parts_are_accepted(inside: Path):
+def test_configs_of_new_parts_are_accepted(inside):
     configs = list(inside.glob("*.yaml"))
     assert len(configs) == 7
     for path in configs:
@@ -65,7 +65,7 @@ def test_configs_of_new_parts_are_accepted(inside: Path):
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs/extending").glob("*s.md")), ids=lambda page: page.stem)
-def test_a_page_shows_what_new_writes(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_page_shows_what_new_writes(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = page.read_text()
     for kind, name in re.findall(r"^marl-ray new (\w+) (\w+)$", text, re.MULTILINE):
@@ -78,7 +78,7 @@ def test_a_page_shows_what_new_writes(page: Path, tmp_path: Path, monkeypatch: p
         assert shown == Path(file).read_text()
 
 
-def test_nothing_is_written_over(inside: Path):
+def test_nothing_is_written_over(inside):
     (inside / "my_environment.yaml").write_text("mine: true\n")
     with pytest.raises(MarlRayError, match=r"my_environment.py is already here"):
         CliRunner().invoke(app, ["new", "environment", "my_environment"], catch_exceptions=False)
@@ -101,12 +101,12 @@ def test_nothing_is_written_over(inside: Path):
         ),
     ],
 )
-def test_what_is_wrong_is_said_by_name(inside: Path, command: list[str], message: str):
+def test_what_is_wrong_is_said_by_name(inside, command, message):
     with pytest.raises(MarlRayError, match=message):
         CliRunner().invoke(app, command, catch_exceptions=False)
 
 
-def test_a_check_prints_a_line_for_every_property(inside: Path):
+def test_a_check_prints_a_line_for_every_property(inside):
     good = CliRunner().invoke(app, ["check", "plugin", "environment", "my_environment:MyEnvironment", "fields=4"])
     assert good.exit_code == 0
     assert [line.split()[:2] for line in good.output.splitlines()] == [
@@ -148,7 +148,7 @@ SETTINGS = {"scheduler": ["interval=25000", "margin=100"]}
 
 
 @pytest.mark.parametrize(("kind", "line", "wrong", "failure"), MISTAKES)
-def test_a_mistake_is_found(inside: Path, kind: str, line: str, wrong: str, failure: str):
+def test_a_mistake_is_found(inside, kind, line, wrong, failure):
     text = (inside / f"my_{kind}.py").read_text()
     assert line in text
     (inside / f"wrong_{kind}.py").write_text(text.replace(line, wrong))

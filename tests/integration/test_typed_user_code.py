@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from processes.command_line import marl_ray
@@ -44,7 +43,7 @@ STRICT = ("--strict", "--ignore-missing-imports", "--allow-subclassing-any")
 
 
 @pytest.mark.slow
-def test_every_template_and_the_python_api_are_typed(tmp_path: Path):
+def test_every_template_and_the_python_api_are_typed(tmp_path):
     for kind in POINTS:
         assert marl_ray("new", kind, f"my_{kind}", folder=tmp_path).returncode == 0
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -1,17 +1,19 @@
 #!/bin/sh
-# What some tests start: a PostgreSQL server, a Redis server, and the browser that looks at the page, with its driver.
-# Installed only where that needs no questions: on Debian and its children, as root. Elsewhere those tests say why they
-# are skipped.
+# Installs what some tests start (tests/support/servers/installed.py): a PostgreSQL server, a Redis server, the browser that
+# looks at the page with its driver, the load generator wrk, and iproute2. Only Debian and its children, as root, need no
+# questions for that.
 set -eu
 has() { command -v "$1" >/dev/null 2>&1; }
 missing=""
 has initdb || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || missing="postgresql"
 has redis-server || missing="$missing redis-server"
 { has chromium && has chromedriver; } || missing="$missing chromium chromium-driver fonts-liberation"
+has wrk || missing="$missing wrk"
+has ip || missing="$missing iproute2"
 [ -n "$missing" ] || exit 0
 if [ "$(id -u)" != 0 ] || ! has apt-get; then
-    echo "tests: no right to install $missing here; their tests will be skipped" >&2
-    exit 0
+    echo "servers: expected Debian and root to install $missing; without them their tests are skipped" >&2
+    exit 1
 fi
 export DEBIAN_FRONTEND=noninteractive
 install() { apt-get install -qq -y --no-install-recommends "$@" >/dev/null; }
@@ -25,5 +27,6 @@ no_cluster() { sed -ri 's/^#? *create_main_cluster *=.*/create_main_cluster = fa
 no_boot() { ! has systemctl || ! has redis-server || systemctl disable --quiet redis-server; }
 # shellcheck disable=SC2086  # several packages
 if ! { apt-get update -qq && install postgresql-common && no_cluster && install $missing && no_boot; }; then
-    echo "tests: $missing could not be installed; their tests will be skipped" >&2
+    echo "servers: $missing could not be installed; without them their tests are skipped" >&2
+    exit 1
 fi

@@ -29,7 +29,7 @@ WHY = "\n\nThe old one was slow.\n"
         "Merge policies/engines parity: both engines score the same\n",
     ],
 )
-def test_messages_that_pass(message: str):
+def test_messages_that_pass(message):
     assert problem(message) is None
 
 
@@ -61,7 +61,7 @@ def test_messages_that_pass(message: str):
         ("fixup! lint: sort an import" + WHY, "subject: expected an area of one or two words"),
     ],
 )
-def test_messages_that_are_refused(message: str, start: str):
+def test_messages_that_are_refused(message, start):
     assert problem(message).startswith(start)
 
 
@@ -69,7 +69,7 @@ def ask(*arguments: str | Path) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, timeout=30)
 
 
-def test_git_calls_it_with_a_file_that_stays_as_it_is(tmp_path: Path):
+def test_git_calls_it_with_a_file_that_stays_as_it_is(tmp_path):
     file = tmp_path / "COMMIT_EDITMSG"
     for message, status in (
         ("lint: sort an import\n", 1),
@@ -119,7 +119,7 @@ def clone(tmp_path: Path) -> Clone:
     return clone
 
 
-def test_a_clone_without_an_environment_refuses_messages_and_commits_the_rest(clone: Clone):
+def test_a_clone_without_an_environment_refuses_messages_and_commits_the_rest(clone):
     assert clone.run("make", "hooks").returncode == 0
     clone.commit("lint: sort an import", status=1)
     clone.commit("lint: sort an import" + WHY)
@@ -131,7 +131,7 @@ def test_a_clone_without_an_environment_refuses_messages_and_commits_the_rest(cl
     assert clone.git("log", "-1", "--format=%P").count(" ") == 1
 
 
-def test_a_worktree_has_its_own_hooks(clone: Clone):
+def test_a_worktree_has_its_own_hooks(clone):
     assert clone.run("make", "hooks").returncode == 0
     clone.git("add", ".ci", ".githooks")
     clone.commit("lint: sort an import" + WHY)
@@ -141,7 +141,7 @@ def test_a_worktree_has_its_own_hooks(clone: Clone):
     clone.commit("Any", status=1)
 
 
-def test_hooks_of_the_user_stay_and_an_archive_has_none(clone: Clone):
+def test_hooks_of_the_user_stay_and_an_archive_has_none(clone):
     clone.git("config", "core.hooksPath", "mine")
     assert clone.run("make", "hooks").returncode == 0
     assert clone.git("config", "core.hooksPath") == "mine"
@@ -160,7 +160,7 @@ def check(clone: Clone, base: str) -> subprocess.CompletedProcess:
     return clone.run("bash", "-e", "-c", steps[-1]["run"])
 
 
-def test_ci_checks_the_new_commits_and_merges_alone(clone: Clone):
+def test_ci_checks_the_new_commits_and_merges_alone(clone):
     clone.commit("An old one")
     base = clone.git("rev-parse", "HEAD")
     clone.commit("lint: sort an import" + WHY)
@@ -179,7 +179,7 @@ def test_ci_checks_the_new_commits_and_merges_alone(clone: Clone):
     ]
 
 
-def test_ci_checks_the_last_commit_of_a_branch_that_is_new_or_was_forced(clone: Clone):
+def test_ci_checks_the_last_commit_of_a_branch_that_is_new_or_was_forced(clone):
     clone.commit("An old one")
     clone.commit("lint: sort an import" + WHY)
     for base in ("0" * 40, "1234" * 10):

@@ -1,7 +1,6 @@
 """The hint for a missing extra fits how the package was installed."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,7 @@ WHEEL = {"url": "file:///tmp/marl_ray-0.1.0-py3-none-any.whl", "archive_info": {
         ),
     ],
 )
-def test_an_extra_is_installed_as_the_package_was(origin, hint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_extra_is_installed_as_the_package_was(origin, hint, tmp_path, monkeypatch):
     """pip writes these files; `direct_url.json` only for what comes from no index."""
     written = tmp_path / "marl_ray-0.1.0.dist-info"
     written.mkdir()
@@ -32,6 +31,6 @@ def test_an_extra_is_installed_as_the_package_was(origin, hint, tmp_path: Path, 
     assert install_hint("redis") == hint
 
 
-def test_sources_that_were_never_installed_have_a_hint(monkeypatch: pytest.MonkeyPatch):
+def test_sources_that_were_never_installed_have_a_hint(monkeypatch):
     monkeypatch.setattr("sys.path", [])
     assert install_hint("redis") == "pip install 'marl-ray[redis]'"

@@ -3,7 +3,7 @@
 import importlib
 import pickle
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from marl_ray.config.serving.arms import ArmConfig
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError, did_you_mean
 from marl_ray.evaluation.benchmarks import benchmark
-from marl_ray.extensions import ALGORITHM, BENCHMARK, ENVIRONMENT, ExtensionPoint
+from marl_ray.extensions import ALGORITHM, BENCHMARK, ENVIRONMENT
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.sampler import make_engine
 from marl_ray.policies.language.token_policy import build_token_policy
@@ -41,7 +41,7 @@ def install(folder: Path, package: str, points: str) -> None:
     (metadata / "entry_points.txt").write_text(points)
 
 
-def test_a_package_ships_an_algorithm_by_name(installed: Path):
+def test_a_package_ships_an_algorithm_by_name(installed):
     (installed / "shipped_ppo.py").write_text("from marl_ray.algorithms.with_critic.ppo import PPO as OURS\n")
     install(installed, "shipped", "[marl_ray.algorithms]\nour_ppo = shipped_ppo:OURS\nppo = shipped_ppo:OTHER\n")
     assert algorithm_of("our_ppo") is algorithm_of("ppo")
@@ -49,7 +49,7 @@ def test_a_package_ships_an_algorithm_by_name(installed: Path):
     sys.modules.pop("shipped_ppo")
 
 
-def test_a_name_that_two_packages_claim_is_refused_with_both(installed: Path):
+def test_a_name_that_two_packages_claim_is_refused_with_both(installed):
     install(installed, "one", "[marl_ray.environments]\nmaze = one_maze:make\n")
     install(installed, "two", "[marl_ray.environments]\nmaze = two_maze:make\n")
     with pytest.raises(MarlRayError, match=r"'maze' is of one and two; expected package.module:NAME to say which"):
@@ -57,7 +57,7 @@ def test_a_name_that_two_packages_claim_is_refused_with_both(installed: Path):
 
 
 @pytest.mark.parametrize("point", extensions.POINTS.values(), ids=lambda point: point.kind)
-def test_every_built_in_is_where_its_extension_point_says(point: ExtensionPoint):
+def test_every_built_in_is_where_its_extension_point_says(point):
     for name in point.builtins:
         assert callable(point.load(name)) or point in (ALGORITHM, BENCHMARK)
 
@@ -119,14 +119,14 @@ def sweep_of(scheduler: Any) -> SweepConfig:
 
 
 @pytest.mark.parametrize(("name", "metric"), [("own_benchmark", "own_benchmark"), ("own_parts:OWN_BENCHMARK",) * 2])
-def test_a_run_is_measured_on_a_benchmark_of_a_package(parts: Path, name: str, metric: str):
+def test_a_run_is_measured_on_a_benchmark_of_a_package(parts, name, metric):
     config = run_of(evaluation={"benchmarks": [{"name": name, "data": "x.jsonl"}]})
     assert config.evaluation.benchmarks[0].metric == metric.replace(":", ".")
     assert benchmark(name) is benchmark("humaneval")
 
 
 @pytest.mark.parametrize("name", ["own_tracker", "own_parts:OwnTracker"])
-def test_a_run_logs_to_a_tracker_of_a_package(parts: Path, tmp_path: Path, name: str):
+def test_a_run_logs_to_a_tracker_of_a_package(parts, tmp_path, name):
     config = run_of(storage=str(tmp_path), tracking={"also": [name, "tensorboard"]})
     sinks = open_sinks(config, "id")
     assert list(sinks) == [name, "tensorboard"] and type(sinks[name]) is type(sinks["tensorboard"])
@@ -137,7 +137,7 @@ def test_a_run_logs_to_a_tracker_of_a_package(parts: Path, tmp_path: Path, name:
 
 
 @pytest.mark.parametrize("name", ["own_engine", "own_parts:OwnEngine"])
-def test_a_policy_samples_with_an_engine_of_a_package(parts: Path, name: str):
+def test_a_policy_samples_with_an_engine_of_a_package(parts, name):
     generation = run_of(name).team["solver"].generation
     policy = build_token_policy(ModelConfig.model_validate(MODEL), generation, 0)
     assert type(make_engine(policy)).__name__ == "TorchEngine"
@@ -145,7 +145,7 @@ def test_a_policy_samples_with_an_engine_of_a_package(parts: Path, name: str):
 
 
 @pytest.mark.parametrize("kind", ["own_scheduler", "own_parts:OwnScheduler"])
-def test_a_sweep_has_a_scheduler_of_a_package_with_settings_of_its_own(parts: Path, kind: str):
+def test_a_sweep_has_a_scheduler_of_a_package_with_settings_of_its_own(parts, kind):
     config = sweep_of({"kind": kind, "patience": 5})
     assert config.resolved()["scheduler"] == {"kind": kind, "patience": 5}
     assert type(make_scheduler(config, 1000)).__name__ == "OwnScheduler"
@@ -193,12 +193,12 @@ def test_a_sweep_has_a_scheduler_of_a_package_with_settings_of_its_own(parts: Pa
         (lambda: sweep_of("own_parts:NoScheduler"), r"'own_parts:NoScheduler' has no class `Settings`"),
     ],
 )
-def test_what_is_wrong_with_a_part_is_said_before_anything_starts(parts: Path, make: Callable[[], Any], message: str):
+def test_what_is_wrong_with_a_part_is_said_before_anything_starts(parts, make, message):
     with pytest.raises((MarlRayError, ValidationError), match=message):
         make()
 
 
-def test_a_misspelt_name_is_answered_with_what_the_module_defines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_misspelt_name_is_answered_with_what_the_module_defines(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     text = "import numpy as np\nfrom pathlib import Path\n\n\nclass Carry:\n    pass\n"
     (tmp_path / "carrying.py").write_text(text)
@@ -225,9 +225,7 @@ CLIPFREE = Algorithm("clipfree", PPO.spec, PPO.advantages, PPO.policy_loss)
         (ALGORITHM, "class Other:\n    pass\n", "Nope", r"; expected one of Other$"),
     ],
 )
-def test_a_misspelt_part_is_answered_with_the_parts_of_the_module(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: extensions.ExtensionPoint, text: str, name: str, end: str
-):
+def test_a_misspelt_part_is_answered_with_the_parts_of_the_module(tmp_path, monkeypatch, point, text, name, end):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "clipfree_parts.py").write_text(text)
     monkeypatch.delitem(sys.modules, "clipfree_parts", raising=False)
@@ -254,7 +252,7 @@ def test_the_classes_of_parts_are_those_of_the_built_in_ones():
         ("marl_ray.no_relay:Relay", r"No module named 'marl_ray.no_relay'\)$"),
     ],
 )
-def test_a_file_or_a_module_that_is_not_found_is_told_the_form_and_the_place(name: str, message: str):
+def test_a_file_or_a_module_that_is_not_found_is_told_the_form_and_the_place(name, message):
     for kind in ("environment", "benchmark", "algorithm"):
         with pytest.raises(MarlRayError, match=message):
             next(iter(importlib.import_module(f"marl_ray.conformance.extensions.{kind}").check(name, {})))

@@ -31,12 +31,12 @@ def findings(root: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_a_repository_that_keeps_the_rules_has_no_findings(tmp_path: Path):
+def test_a_repository_that_keeps_the_rules_has_no_findings(tmp_path):
     write(tmp_path, CLEAN)
     assert findings(tmp_path) == []
 
 
-def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path: Path):
+def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path):
     write(tmp_path, CLEAN)
     planted = {
         "benchmarks/long.py": "\n" * 401,
@@ -67,7 +67,8 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path: Path):
             "from marl_ray.names import _hidden\n\n\n"
             "def test_other(patch, found, left) -> None:\n"
             "    patch.setattr('marl_ray.names._hidden', 2)\n"
-            "    patch.setattr('psutil._pslinux', 2)\n"
+            "    patch.setattr('psutil._pslinux', 2)\n\n\n"
+            "async def test_more(patch, *, side: str = ''): ...\n"
         ),
     }
     write(tmp_path, planted)
@@ -87,13 +88,14 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path: Path):
         "src/marl_ray/texts.py:5: expected a docstring that begins with a verb in the imperative, got 'Rows of a file.'",
         "tests/unit/other/test_other.py:1: a test imports marl_ray.names._hidden, which is private",
         "tests/unit/other/test_other.py:1: expected unit tests in the folders of src/marl_ray, which has no other/",
-        "tests/unit/other/test_other.py:4: test_other has an annotation of what it returns, which a test does not",
+        "tests/unit/other/test_other.py:4: test_other has annotations, which tests do not have",
         "tests/unit/other/test_other.py:4: the name found does not say what it stands for",
         "tests/unit/other/test_other.py:4: the name left says nothing alone",
         "tests/unit/other/test_other.py:5: a test replaces _hidden, a private name of the product",
+        "tests/unit/other/test_other.py:9: test_more has annotations, which tests do not have",
     ]
 
 
-def test_a_file_that_python_cannot_read_is_a_finding(tmp_path: Path):
+def test_a_file_that_python_cannot_read_is_a_finding(tmp_path):
     write(tmp_path, {"jobs/train.py": "x = 1\ny = (\n"})
     assert findings(tmp_path) == [f"{tmp_path}/jobs/train.py:2: '(' was never closed"]

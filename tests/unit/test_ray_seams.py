@@ -4,14 +4,12 @@ import contextlib
 import os
 from typing import Any
 
-import pytest
-
 from marl_ray import ray_seams
 
 INTERVAL = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"
 
 
-def test_looks_after_workers_are_rarer_the_more_there_are(monkeypatch: pytest.MonkeyPatch):
+def test_looks_after_workers_are_rarer_the_more_there_are(monkeypatch):
     monkeypatch.setattr(ray_seams, "poll_set", None)
     monkeypatch.setenv(INTERVAL, "x")
     monkeypatch.delenv(INTERVAL)

@@ -32,7 +32,7 @@ def test_the_notes_are_the_section_of_the_version():
 
 
 @pytest.mark.parametrize("tag", ["v0.1.0", "0.2.0", "v0.2.0rc1"])
-def test_a_tag_of_another_version_is_refused(tag: str):
+def test_a_tag_of_another_version_is_refused(tag):
     with pytest.raises(ReleaseError, match=rf"expected the tag v0\.2\.0, because __version__ is 0\.2\.0; got {tag}"):
         notes(tag, SOURCES, CHANGELOG)
 

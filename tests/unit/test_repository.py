@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from servers.installed import PROGRAMS, missing_servers, need
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
@@ -32,7 +33,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path):
+def test_links_lead_somewhere(page):
     for link in LINK.findall(FENCED.sub("", page.read_text())):
         name, _, anchor = link.partition("#")
         target = (page.parent / name).resolve() if name else page
@@ -41,7 +42,7 @@ def test_links_lead_somewhere(page: Path):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_files_that_a_page_names_exist(page: Path):
+def test_files_that_a_page_names_exist(page):
     for path in NAMED.findall(page.read_text()):
         assert any((ROOT / base / path).exists() for base in ("", "src/marl_ray", page.parent)), path
 
@@ -69,7 +70,7 @@ def test_a_decision_is_short_has_its_headings_and_is_listed():
 
 
 @pytest.mark.parametrize("path", DECISIONS, ids=lambda path: path.stem)
-def test_a_decision_has_a_date_and_a_status(path: Path):
+def test_a_decision_has_a_date_and_a_status(path):
     title, empty, date, status = path.read_text().splitlines()[:4]
     assert title.startswith(f"# {path.name[:4]}: ") and not empty
     assert (
@@ -130,7 +131,7 @@ def test_the_shards_of_the_night_run_every_test_once():
 
 
 @pytest.mark.parametrize(("runs", "status"), [("https://github.com/o/r/actions/runs/7", 0), ("", 1)])
-def test_a_release_is_of_a_commit_that_passed_ci_and_its_unit_tests(runs: str, status: int, tmp_path: Path):
+def test_a_release_is_of_a_commit_that_passed_ci_and_its_unit_tests(runs, status, tmp_path):
     """The first command asks GitHub; here a program answers in the place of GitHub's own."""
     first, *others = commands("release.yml", "build")
     assert {"make check", "make unit"} <= set(others)
@@ -168,7 +169,23 @@ def test_hints_name_extras_that_pip_can_install():
     assert re.findall(r"^\| `([\w-]+)` \|", listed, re.MULTILINE) == [name for name in extras if name != "dev"]
 
 
-def test_the_files_that_share_a_ray_exist():
-    """`tests/conftest.py` names them, and a renamed one would move to another Ray without a word."""
-    named = re.findall(r'"(test_\w+\.py)"', (ROOT / "tests/conftest.py").read_text())
-    assert len(named) > 5 and set(named) <= {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+def test_a_test_whose_server_is_missing_is_skipped_with_a_line_in_the_summary_or_fails(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("REQUIRE_SERVERS", raising=False)
+    with pytest.raises(pytest.skip.Exception) as skipped:
+        need("Redis", "wrk")
+    reason = "Redis and wrk is not installed here: `make servers` installs it"
+    assert str(skipped.value) == reason
+    assert missing_servers([f"Skipped: {reason}", "Skipped: no GPU", reason]) == [f"2 skipped, because {reason}"]
+    monkeypatch.setenv("REQUIRE_SERVERS", "1")
+    with pytest.raises(pytest.fail.Exception, match="Redis and wrk is not installed here"):
+        need("Redis", "wrk")
+
+
+def test_make_servers_looks_for_every_program_that_tests_need():
+    """CI makes them first, and then no test is skipped for one."""
+    script = (ROOT / "tests/runner/need_servers.sh").read_text()
+    looked_for = set(re.findall(r"has ([\w-]+)", script))
+    assert all(looked_for & set(programs) for programs in PROGRAMS.values())
+    steps = (ROOT / ".ci/run").read_text()
+    assert steps.index("make servers") < steps.index("export REQUIRE_SERVERS=1") < steps.index("make test ")

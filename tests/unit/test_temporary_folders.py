@@ -30,7 +30,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_killed_process_leaves_nothing_that_the_next_one_does_not_remove(root: Path):
+def test_a_killed_process_leaves_nothing_that_the_next_one_does_not_remove(root):
     others = [
         root / "marl-ray-bundle-00000000-1-1-abc",
         root / "marl-ray-other",
@@ -56,7 +56,7 @@ def test_a_killed_process_leaves_nothing_that_the_next_one_does_not_remove(root:
     }
 
 
-def test_a_number_that_another_process_has_now_counts_as_another(root: Path):
+def test_a_number_that_another_process_has_now_counts_as_another(root):
     own_folder = new_temporary_folder("check")
     purpose, machine, process, start, end = own_folder.name.rsplit("-", 4)
     assert int(process) == os.getpid()

@@ -9,7 +9,6 @@ import pytest
 import ray
 from toys.texts import TWO_AGENTS, config, trained
 
-from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.language.tiny_models import byte_tokenizer, tiny_model
@@ -19,6 +18,8 @@ from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_result import RunResult
 from marl_ray.training.single_process import train_alone
 from marl_ray.training.tracking.mlflow_run import MlflowRun
+
+pytestmark = pytest.mark.shared_ray("two")
 
 ENGINE = "team.speaker.generation.engine=vllm"
 EXACT = 1e-5
@@ -83,7 +84,7 @@ def test_weights_that_no_worker_holds_reach_vllm_after_every_update(stored, more
     assert len(gaps) == 3 and max(gaps) < EXACT
 
 
-def test_weights_that_no_worker_holds_reach_engines_of_their_own(ray_cluster: LocalRay, stored: str, tmp_path: Path):
+def test_weights_that_no_worker_holds_reach_engines_of_their_own(ray_cluster, stored, tmp_path):
     two = ("resources.workers=2", "resources.cpus_per_worker=0.5", "resources.engines=1", "hyper.lr=0.01")
     run_config, apart = run(tmp_path, ENGINE, stored, *two)
     gaps = [value for _, value in MlflowRun(run_config, apart.run_id).history("engine/log_prob_gap")]
@@ -111,9 +112,7 @@ def test_benchmarks_are_measured_by_vllm_and_leave_training_as_it_is(beside, tmp
         assert abs(measured[-1][name] - beside[-1][name]) < 1e-4, name
 
 
-def test_two_engines_that_two_workers_share_train_as_one_engine_beside_a_worker(
-    ray_cluster: LocalRay, beside: list[Metrics], tmp_path: Path
-):
+def test_two_engines_that_two_workers_share_train_as_one_engine_beside_a_worker(ray_cluster, beside, tmp_path):
     two = ("resources.workers=2", "resources.cpus_per_worker=0.5", "resources.engines=2")
     run_config, apart = run(tmp_path / "apart", ENGINE, *two)
     tracker = MlflowRun(run_config, apart.run_id)
@@ -125,7 +124,7 @@ def test_two_engines_that_two_workers_share_train_as_one_engine_beside_a_worker(
         assert dict(tracker.history(key)) == pytest.approx(expected, abs=1e-4), key
 
 
-def test_an_engine_of_two_processes_samples_with_adapters(ray_cluster: LocalRay, tmp_path: Path):
+def test_an_engine_of_two_processes_samples_with_adapters(ray_cluster, tmp_path):
     model = "{preset: tiny-1m, context: 32, lora: {rank: 4}}"
     team = (
         f"team={{first: {{agents: [a], model: {model}, generation: {{max_tokens: 4, engine: vllm}}}}, "
@@ -137,9 +136,7 @@ def test_an_engine_of_two_processes_samples_with_adapters(ray_cluster: LocalRay,
     assert len(gaps) == 3 and max(gaps) < EXACT
 
 
-def test_an_engine_that_dies_costs_a_restart_of_the_workers_from_their_checkpoint(
-    ray_cluster: LocalRay, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_an_engine_that_dies_costs_a_restart_of_the_workers_from_their_checkpoint(ray_cluster, tmp_path, capsys):
     run_config = config(
         f"storage={tmp_path}", "tracking.progress=false", ENGINE, "resources.engines=1", "train.total_steps=80"
     )
@@ -165,7 +162,7 @@ def test_an_engine_that_dies_costs_a_restart_of_the_workers_from_their_checkpoin
     assert processes_of_vllm() == []
 
 
-def test_an_engine_that_refuses_to_start_ends_the_run_with_one_line(ray_cluster: LocalRay, tmp_path: Path):
+def test_an_engine_that_refuses_to_start_ends_the_run_with_one_line(ray_cluster, tmp_path):
     odd = config(f"storage={tmp_path}", ENGINE, "resources.engines=1", "resources.tensor_parallel=2")
     with pytest.raises(MarlRayError, match=r"expected a divisor of the 3 attention heads of team.speaker.model"):
         check_run(odd)
@@ -173,7 +170,7 @@ def test_an_engine_that_refuses_to_start_ends_the_run_with_one_line(ray_cluster:
         train(odd)
 
 
-def test_a_cluster_without_room_for_the_engines_is_refused_at_once(ray_cluster: LocalRay, tmp_path: Path):
+def test_a_cluster_without_room_for_the_engines_is_refused_at_once(ray_cluster, tmp_path):
     with pytest.raises(
         MarlRayError, match=r"resources.workers=1 and 9 for engines with cpus_per_worker=1 needs 10 CPUs"
     ):

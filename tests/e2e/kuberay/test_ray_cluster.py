@@ -1,7 +1,7 @@
 """RayClusters on a real cluster: what the server refuses, coming up, scaling, and leaving nothing."""
 
 import pytest
-from kuberay_cluster import RUN_S, WORKER, Site, until
+from kuberay_cluster import RUN_S, WORKER, until
 
 from marl_ray.cluster.kuberay.client.connection import RequestRefusedError
 from marl_ray.cluster.kuberay.client.resources import apply
@@ -19,7 +19,7 @@ print("nodes:", len(set(ray.get([play.remote() for _ in range(2)], timeout=600))
 """
 
 
-def test_the_server_refuses_what_the_schemas_forbid(site: Site):
+def test_the_server_refuses_what_the_schemas_forbid(site):
     [manifest, *others] = render(site.config(site.name("refused")))
     unknown = {**manifest, "spec": {**manifest["spec"], "rayVersoin": "2.60.0"}}
     with pytest.raises(RequestRefusedError, match="rayVersoin"):
@@ -42,12 +42,12 @@ def test_the_server_refuses_what_the_schemas_forbid(site: Site):
     ],
     ids=["RayJob", "RayCronJob", "RayJob in a queue", "RayService", "RayCluster that scales"],
 )
-def test_the_server_takes_what_is_rendered(site: Site, more: dict[str, object]):
+def test_the_server_takes_what_is_rendered(site, more):
     for manifest in render(site.config(site.name("taken"), **more)):
         apply(site.connection, manifest, dry_run=True)
 
 
-def test_a_cluster_comes_up_and_leaves_nothing(site: Site):
+def test_a_cluster_comes_up_and_leaves_nothing(site):
     config = site.config(site.name("cluster"))
     site.apply(config)
     assert site.wait("RayCluster", config.name, Phase.READY).phase is Phase.READY
@@ -61,7 +61,7 @@ def test_a_cluster_comes_up_and_leaves_nothing(site: Site):
     site.delete("RayCluster", config.name)
 
 
-def test_a_group_scales_out_for_work_and_in_after_it(site: Site):
+def test_a_group_scales_out_for_work_and_in_after_it(site):
     name = site.name("scales")
     # Beside the autoscaler and the submitter, of half a CPU each, two workers must have room on two CPUs.
     group = {**WORKER, "cpus": 0.25, "replicas": [0, 2], "resources": {"rollout": 1}, "idle_timeout_s": 20}

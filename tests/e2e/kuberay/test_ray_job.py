@@ -3,10 +3,9 @@
 import json
 import re
 import threading
-from pathlib import Path
 
 import pytest
-from kuberay_cluster import END_S, RUN, RUN_S, START_S, Site, until
+from kuberay_cluster import END_S, RUN, RUN_S, START_S, until
 
 from marl_ray.cluster.kuberay.client.resources import delete, list_all, path_of, read
 from marl_ray.cluster.kuberay.state.phases import Phase
@@ -37,7 +36,7 @@ def steps_in(log: str) -> list[int]:
     return [int(number.replace(",", "")) for number in re.findall(r": ([\d,]+) steps ", log)]
 
 
-def test_a_job_succeeds_and_its_log_is_read(site: Site):
+def test_a_job_succeeds_and_its_log_is_read(site):
     name = site.name("job")
     site.apply(site.config(name, job={"entrypoint": "python -c 'print(40 + 2)'", "retries": 0}))
     assert site.wait("RayJob", name, Phase.SUCCEEDED).phase is Phase.SUCCEEDED
@@ -45,14 +44,14 @@ def test_a_job_succeeds_and_its_log_is_read(site: Site):
     site.delete("RayJob", name)
 
 
-def test_a_job_that_fails_tells_its_exit_status(site: Site):
+def test_a_job_that_fails_tells_its_exit_status(site):
     name = site.name("fails")
     site.apply(site.config(name, job={"entrypoint": "python -c 'raise SystemExit(3)'", "retries": 0}))
     state = site.wait("RayJob", name, Phase.SUCCEEDED)
     assert (state.phase, state.reason, state.status) == (Phase.FAILED, "AppFailed", 3)
 
 
-def test_a_run_is_submitted_followed_and_deleted_with_its_files(site: Site, tmp_path: Path):
+def test_a_run_is_submitted_followed_and_deleted_with_its_files(site, tmp_path):
     name = site.name("train")
     status, text = site.submit(tmp_path, site.run(name))
     assert status == 0, text
@@ -64,7 +63,7 @@ def test_a_run_is_submitted_followed_and_deleted_with_its_files(site: Site, tmp_
     )
 
 
-def test_a_retry_is_a_new_cluster_and_goes_on_from_the_checkpoint(site: Site):
+def test_a_retry_is_a_new_cluster_and_goes_on_from_the_checkpoint(site):
     name = site.name("again")
     files = site.apply_files(name, config_yaml=json.dumps(site.run(name)), twice_py=TWICE)
     job = {"entrypoint": "python /etc/marl-ray/twice.py", "retries": 1}
@@ -77,7 +76,7 @@ def test_a_retry_is_a_new_cluster_and_goes_on_from_the_checkpoint(site: Site):
     assert min(steps_in(site.log(name))) > 4096, site.log(name)
 
 
-def test_a_learner_that_is_lost_costs_no_run(site: Site, tmp_path: Path):
+def test_a_learner_that_is_lost_costs_no_run(site, tmp_path):
     name, results = site.name("lost"), []
     train = RUN["train"] | {"total_steps": 300_000}
     config = site.run(name, train=train, resources={"workers": 2}, checkpoint={"every": 5})
@@ -96,7 +95,7 @@ def test_a_learner_that_is_lost_costs_no_run(site: Site, tmp_path: Path):
     assert victim not in [pod["metadata"]["name"] for pod in site.pods(name)]
 
 
-def test_a_job_by_the_clock_makes_rayjobs(site: Site):
+def test_a_job_by_the_clock_makes_rayjobs(site):
     name = site.name("clock")
     job = {"entrypoint": "python -c 'print(1)'", "schedule": "* * * * *", "retries": 0}
     site.apply(site.config(name, job=job))

@@ -111,12 +111,12 @@ def gateway(lasting_site: Site, tmp_path_factory: pytest.TempPathFactory) -> Gat
     return name, config
 
 
-def test_a_gateway_comes_up_and_acts(lasting_site: Site, gateway: Gateway):
+def test_a_gateway_comes_up_and_acts(lasting_site, gateway):
     with load(lasting_site, gateway[0]) as client:
         assert client.goes_on(20, START_S).failed == 0
 
 
-def test_an_upgrade_under_load_fails_no_request(lasting_site: Site, gateway: Gateway):
+def test_an_upgrade_under_load_fails_no_request(lasting_site, gateway):
     site, (name, config) = lasting_site, gateway
     before = {pod["metadata"]["name"] for pod in site.pods(name)}
 
@@ -133,7 +133,7 @@ def test_an_upgrade_under_load_fails_no_request(lasting_site: Site, gateway: Gat
         assert counts.failed == 0, site.log_inside(client.name)[-2000:]
 
 
-def test_a_lost_head_is_replaced_and_the_gateway_acts_again(lasting_site: Site, gateway: Gateway):
+def test_a_lost_head_is_replaced_and_the_gateway_acts_again(lasting_site, gateway):
     site, (name, _) = lasting_site, gateway
     [head] = site.pods(name, node_type="head")
 
@@ -151,6 +151,6 @@ def test_a_lost_head_is_replaced_and_the_gateway_acts_again(lasting_site: Site, 
         client.goes_on(50, RUN_S)
 
 
-def test_a_gateway_that_is_deleted_leaves_nothing(lasting_site: Site, gateway: Gateway):
+def test_a_gateway_that_is_deleted_leaves_nothing(lasting_site, gateway):
     lasting_site.delete("RayService", gateway[0])
     until(lambda: not lasting_site.remaining(gateway[0]), END_S, "the end of the gateway")

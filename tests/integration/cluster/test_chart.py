@@ -45,7 +45,7 @@ def test_there_are_five_sets_of_values_and_together_they_hold_every_kind():
 
 
 @everywhere
-def test_every_ray_manifest_is_valid_and_lint_clean(name: str):
+def test_every_ray_manifest_is_valid_and_lint_clean(name):
     for document in of_kind(documents(values_of(name)), *RAY):
         at = document["metadata"]["name"]
         findings = lint_manifest(document, at) if document["kind"] in schemas()["kinds"] else []
@@ -58,7 +58,7 @@ def test_every_ray_manifest_is_valid_and_lint_clean(name: str):
 
 
 @everywhere
-def test_every_other_manifest_is_of_kubernetes_own_schema(name: str):
+def test_every_other_manifest_is_of_kubernetes_own_schema(name):
     """The models of the official client refuse unknown keys and wrong types; a round trip shows what they would drop."""
     for document in documents(values_of(name)):
         if document["kind"] in RAY or "monitoring.coreos.com" in document["apiVersion"]:
@@ -82,7 +82,7 @@ def test_a_wrong_key_in_a_built_in_kind_is_found_by_the_check_above():
 
 
 @everywhere
-def test_the_configs_of_jobs_are_what_their_commands_read(name: str):
+def test_the_configs_of_jobs_are_what_their_commands_read(name):
     maps = [document["data"] for document in of_kind(documents(values_of(name)), "ConfigMap")]
     configs = [yaml.safe_load(data["config.yaml"]) for data in maps if "config.yaml" in data]
     for config in configs:
@@ -92,7 +92,7 @@ def test_the_configs_of_jobs_are_what_their_commands_read(name: str):
 
 
 @everywhere
-def test_rendering_twice_gives_the_same(name: str):
+def test_rendering_twice_gives_the_same(name):
     """The secrets that the chart generates differ in their data alone."""
 
     def without_secrets() -> list[dict[str, Any]]:
@@ -182,7 +182,7 @@ def test_rendering_twice_gives_the_same(name: str):
         ),
     ],
 )
-def test_wrong_values_are_refused_with_a_line_that_names_them(values: dict[str, Any], line: str):
+def test_wrong_values_are_refused_with_a_line_that_names_them(values, line):
     wrong = {
         key: {**MINIMAL.get(key, {}), **value} if isinstance(value, dict) else value for key, value in values.items()
     }
@@ -192,7 +192,7 @@ def test_wrong_values_are_refused_with_a_line_that_names_them(values: dict[str, 
 
 
 @pytest.mark.parametrize("name", ["1lab", "my.lab"])
-def test_a_release_of_a_name_that_services_cannot_have_is_refused(name: str):
+def test_a_release_of_a_name_that_services_cannot_have_is_refused(name):
     with pytest.raises(helm_python.HelmError, match=f"expected a name of a-z, 0-9 and -, a letter first.*{name}"):
         texts(IMAGE, name)
 
@@ -226,7 +226,7 @@ def types(node: Any) -> Any:
 
 @everywhere
 @pytest.mark.parametrize("word", ["007", "1e3", "true", "null"])
-def test_a_name_that_looks_like_a_number_stays_a_name(name: str, word: str):
+def test_a_name_that_looks_like_a_number_stays_a_name(name, word):
     """A Secret may be named `007`, and a template that writes it bare would ask for another one, 7."""
     named_values = values_of(name) | {
         "kueue": {"queue": "word", "priorityClass": "word"},

@@ -22,7 +22,7 @@ from ray._private.label_utils import parse_node_labels_string
 
 
 @everywhere
-def test_every_pod_is_non_root_read_only_and_gets_what_it_asks_for(name: str):
+def test_every_pod_is_non_root_read_only_and_gets_what_it_asks_for(name):
     for document in documents(values_of(name)):
         for pod in pods(document):
             spec = pod["spec"]
@@ -41,7 +41,7 @@ def test_every_pod_is_non_root_read_only_and_gets_what_it_asks_for(name: str):
 
 
 @everywhere
-def test_ray_pods_drain_before_they_are_killed_and_keep_objects_in_memory(name: str):
+def test_ray_pods_drain_before_they_are_killed_and_keep_objects_in_memory(name):
     for pod in ray_pods(documents(values_of(name))):
         container = pod["spec"]["containers"][0]
         variables = {entry["name"]: entry.get("value") for entry in container["env"]}
@@ -56,7 +56,7 @@ def test_ray_pods_drain_before_they_are_killed_and_keep_objects_in_memory(name: 
 
 
 @everywhere
-def test_heads_are_on_demand_without_work_and_clusters_ask_for_a_token(name: str):
+def test_heads_are_on_demand_without_work_and_clusters_ask_for_a_token(name):
     for kind, cluster in ray_clusters(documents(values_of(name))):
         head = cluster["headGroupSpec"]
         assert head["rayStartParams"] == {"num-cpus": "0"}
@@ -94,7 +94,7 @@ def test_learners_are_a_gang_on_demand_and_rollouts_prefer_spot_but_can_fall_bac
 
 
 @everywhere
-def test_ray_accepts_the_labels_of_its_nodes(name: str):
+def test_ray_accepts_the_labels_of_its_nodes(name):
     for _, cluster in ray_clusters(documents(values_of(name))):
         for group in cluster["workerGroupSpecs"]:  # KubeRay sorts and joins them so
             labels = ",".join(f"{key}={value}" for key, value in sorted(group["labels"].items()))
@@ -179,7 +179,7 @@ def test_a_gateway_has_a_budget_spread_replicas_and_keys():
 
 
 @everywhere
-def test_network_policies_mean_pods_that_there_are_and_let_names_be_resolved(name: str):
+def test_network_policies_mean_pods_that_there_are_and_let_names_be_resolved(name):
     rendered = documents(values_of(name))
     labels = [pod["metadata"]["labels"] for document in rendered for pod in pods(document)]
     policies = of_kind(rendered, "NetworkPolicy")
@@ -235,7 +235,7 @@ def test_claims_and_generated_secrets_outlive_the_release():
 
 
 @everywhere
-def test_no_secret_value_is_anywhere_but_in_a_secret(name: str):
+def test_no_secret_value_is_anywhere_but_in_a_secret(name):
     rendered = documents(values_of(name))
     secret = {
         v

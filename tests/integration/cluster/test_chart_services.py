@@ -41,7 +41,7 @@ def cluster() -> Iterator[ChartCluster]:
         yield made
 
 
-def test_services_come_up_answer_and_keep_their_data_over_an_upgrade(cluster: ChartCluster):
+def test_services_come_up_answer_and_keep_their_data_over_an_upgrade(cluster):
     cluster.apply(VALUES)
     first = cluster.wait_until_new_and_ready({}, SERVICES)
     secrets = {name: cluster.secret(f"demo-marl-ray-{name}") for name in SECRETS}

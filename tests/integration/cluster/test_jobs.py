@@ -14,6 +14,8 @@ from marl_ray.cluster import jobs
 from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.errors import MarlRayError
 
+pytestmark = pytest.mark.shared_ray("two")
+
 SLEEPER = "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: exit('told'))\nprint('up')\ntime.sleep(120)\n"
 
 
@@ -26,27 +28,27 @@ def run(ray: LocalRay, folder: Path, script: str, **options) -> tuple[int, str]:
     return status, out.getvalue()
 
 
-def test_success_brings_the_whole_log_unwrapped(ray_cluster: LocalRay, tmp_path: Path):
+def test_success_brings_the_whole_log_unwrapped(ray_cluster, tmp_path):
     long_line = "x" * 50_000
     status, log = run(ray_cluster, tmp_path, f"print('first')\nprint({long_line!r})\nprint('last', end='')")
     assert status == 0, log
     assert f"first\n{long_line}\nlast" in log
 
 
-def test_the_driver_is_this_python_and_sees_ray(ray_cluster: LocalRay, tmp_path: Path):
+def test_the_driver_is_this_python_and_sees_ray(ray_cluster, tmp_path):
     status, log = run(ray_cluster, tmp_path, "import ray, sys\nray.init()\nprint('exe', sys.executable)")
     assert status == 0, log
     assert f"exe {Path(sys.executable).parent}/python" in log
 
 
-def test_failure_returns_the_drivers_status(ray_cluster: LocalRay, tmp_path: Path, capsys):
+def test_failure_returns_the_drivers_status(ray_cluster, tmp_path, capsys):
     status, log = run(ray_cluster, tmp_path, "print('so far')\nraise SystemExit(3)")
     assert status == 3
     assert "so far" in log
     assert "FAILED: exit status 3" in capsys.readouterr().err
 
 
-def test_submission_id_joins_the_same_job_and_refuses_another(ray_cluster: LocalRay, tmp_path: Path):
+def test_submission_id_joins_the_same_job_and_refuses_another(ray_cluster, tmp_path):
     options = {"submission_id": "same-job", "metadata": {"config_hash": "a"}}
     first = run(ray_cluster, tmp_path, "print('once')", **options)
     assert run(ray_cluster, tmp_path, "print('once')", **options) == first
@@ -54,7 +56,7 @@ def test_submission_id_joins_the_same_job_and_refuses_another(ray_cluster: Local
         run(ray_cluster, tmp_path, "print('once')", submission_id="same-job", metadata={"config_hash": "b"})
 
 
-def test_a_dropped_log_connection_loses_and_repeats_nothing(ray_cluster: LocalRay, tmp_path: Path, monkeypatch):
+def test_a_dropped_log_connection_loses_and_repeats_nothing(ray_cluster, tmp_path, monkeypatch):
     script = "import time\nfor i in range(8):\n    print('line', i)\n    time.sleep(0.5)\n"
     (tmp_path / "main.py").write_text(script)
     client = jobs.connect(ray_cluster.dashboard_url)
@@ -73,13 +75,13 @@ def test_a_dropped_log_connection_loses_and_repeats_nothing(ray_cluster: LocalRa
     assert next(drops, None) is None
 
 
-def test_a_job_that_outlives_its_deadline_is_stopped(ray_cluster: LocalRay, tmp_path: Path):
+def test_a_job_that_outlives_its_deadline_is_stopped(ray_cluster, tmp_path):
     with pytest.raises(MarlRayError, match="slow-job did not end within 4 s and was stopped"):
         run(ray_cluster, tmp_path, SLEEPER, timeout_s=4.0, submission_id="slow-job")
     assert jobs.connect(ray_cluster.dashboard_url).get_job_status("slow-job").value == "STOPPED"
 
 
-def test_ctrl_c_stops_the_job(ray_cluster: LocalRay, tmp_path: Path):
+def test_ctrl_c_stops_the_job(ray_cluster, tmp_path):
     (tmp_path / "main.py").write_text(SLEEPER)
     code = (
         "import signal, sys; from marl_ray.cluster import jobs\n"
@@ -110,7 +112,7 @@ def test_ctrl_c_stops_the_job(ray_cluster: LocalRay, tmp_path: Path):
     ("token", "message"),
     [(None, "asks for a token; set RAY_AUTH_TOKEN"), ("wrong", "refuses the token in RAY_AUTH_TOKEN")],
 )
-def test_tokens(ray_cluster: LocalRay, token: str | None, message: str):
+def test_tokens(ray_cluster, token, message):
     env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     env |= {"RAY_AUTH_TOKEN": token} if token else {}
     code = (
@@ -121,7 +123,7 @@ def test_tokens(ray_cluster: LocalRay, token: str | None, message: str):
     assert done.stdout.strip() == f"--address {ray_cluster.dashboard_url}: the cluster {message}", done.stderr
 
 
-def test_an_address_in_the_environment_does_not_replace_the_given_one(ray_cluster: LocalRay, monkeypatch):
+def test_an_address_in_the_environment_does_not_replace_the_given_one(ray_cluster, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:1")
     started = time.monotonic()
     assert jobs.connect(ray_cluster.dashboard_url).get_address() == ray_cluster.dashboard_url

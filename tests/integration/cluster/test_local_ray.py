@@ -15,8 +15,10 @@ import torch
 
 from marl_ray.cli.serving.local_gateway import serve_locally
 from marl_ray.cluster import jobs
-from marl_ray.cluster.local_ray import LocalRay, local_ray, processes_of, ray_here
+from marl_ray.cluster.local_ray import local_ray, processes_of, ray_here
 from marl_ray.errors import MarlRayError
+
+pytestmark = pytest.mark.shared_ray("two", last=True)
 
 # Starts a Ray, says what it consists of, and then ends in the way that argv[1] names.
 CHILD = """
@@ -56,9 +58,7 @@ finally:
         pytest.param("wait", signal.SIGTERM, 143, marks=pytest.mark.slow),
     ],
 )
-def test_nothing_is_left(
-    ray_cluster: LocalRay, tmp_path: Path, ending: str, number: signal.Signals | None, status: int
-):
+def test_nothing_is_left(ray_cluster, tmp_path, ending, number, status):
     """Also two Rays at a time: the shared one keeps running beside this one, and each runs its own jobs."""
     env = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "GLOO_"))}
     env |= {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
@@ -102,7 +102,7 @@ def _is_running(pid: int, started: float) -> bool:
 
 
 @pytest.mark.parametrize("path", ["/api/jobs/", "/api/serve/applications/", "/nodes?view=summary"])
-def test_the_dashboard_asks_for_the_token(ray_cluster: LocalRay, path: str):
+def test_the_dashboard_asks_for_the_token(ray_cluster, path):
     def status(**headers: str) -> int:
         return httpx.get(ray_cluster.dashboard_url + path, headers=headers, timeout=30).status_code
 
@@ -111,7 +111,7 @@ def test_the_dashboard_asks_for_the_token(ray_cluster: LocalRay, path: str):
     assert status(Authorization=f"Bearer {ray_cluster.token}") == 200
 
 
-def test_only_loopback_listens(ray_cluster: LocalRay):
+def test_only_loopback_listens(ray_cluster):
     hosts = set()
     for process in [psutil.Process(), *processes_of(ray_cluster.temp_dir)]:
         for connection in process.net_connections("inet"):
@@ -120,11 +120,11 @@ def test_only_loopback_listens(ray_cluster: LocalRay):
     assert hosts == {"127.0.0.1"}
 
 
-def test_other_users_cannot_look_inside(ray_cluster: LocalRay):
+def test_other_users_cannot_look_inside(ray_cluster):
     assert ray_cluster.temp_dir.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_port_on_which_somebody_listens_is_refused_before_ray_starts(tmp_path: Path):
+def test_a_port_on_which_somebody_listens_is_refused_before_ray_starts(tmp_path):
     """Serve's proxies share a port: a second gateway would answer some of the first one's requests."""
     config = tmp_path / "serve.yaml"
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as other:
@@ -138,7 +138,7 @@ def test_a_port_on_which_somebody_listens_is_refused_before_ray_starts(tmp_path:
             serve_locally(config, 60)
 
 
-def test_a_temporary_folder_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_temporary_folder_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     monkeypatch.setattr("marl_ray.cluster.local_ray.short_temp_root", lambda: str(tmp_path / "none"))
     with pytest.raises(MarlRayError, match=f"^local_ray: Ray gets no folder in {tmp_path}/none: "), local_ray():
@@ -151,7 +151,7 @@ def test_a_second_ray_in_one_process_is_refused():
         pass
 
 
-def test_workers_talk_over_loopback(ray_cluster: LocalRay, tmp_path: Path):
+def test_workers_talk_over_loopback(ray_cluster, tmp_path):
     """Two of Ray's workers exchange tensors by torch's gloo.
 
     The listening socket of torch's rendezvous store is on all interfaces, which no option changes.

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from processes.command_line import PROGRAM, ROOT, keys_of, marl_ray
 
-from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import ModelAnswer, benchmark
 from marl_ray.evaluation.data_files import ANY, load
@@ -21,6 +20,8 @@ from marl_ray.evaluation.scoring.local_scoring import ScoringJob
 from marl_ray.evaluation.scoring.ray_scoring import ScoringNode, ray_scorer, score_batches
 from marl_ray.evaluation.writing.samples import Sample
 from marl_ray.sandbox import Level
+
+pytestmark = pytest.mark.shared_ray("two")
 
 FIXTURES = ROOT / "tests/fixtures"
 SHARED = ROOT.parent / "shared" / "data"
@@ -195,7 +196,7 @@ def test_problems_whose_own_references_fail_are_left_out_and_counted(tmp_path):
     assert summary["scores"]["official"]["pass@1"]["value"] == 0.5
 
 
-def test_on_ray_the_results_are_those_of_one_process(ray_cluster: LocalRay, scored, tmp_path):
+def test_on_ray_the_results_are_those_of_one_process(ray_cluster, scored, tmp_path):
     data = str(FIXTURES / "humaneval.jsonl")
     planned = prepare_evaluation(
         EvaluationOptions(
@@ -206,7 +207,7 @@ def test_on_ray_the_results_are_those_of_one_process(ray_cluster: LocalRay, scor
     assert results["scores"] == report(scored)["scores"] and results["problems"] == report(scored)["problems"]
 
 
-def test_a_node_that_dies_leaves_its_samples_to_the_others(ray_cluster: LocalRay):
+def test_a_node_that_dies_leaves_its_samples_to_the_others(ray_cluster):
     import ray
 
     problems = load(benchmark("humaneval"), str(FIXTURES / "humaneval.jsonl"), sha256=ANY).problems

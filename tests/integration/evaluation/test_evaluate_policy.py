@@ -7,7 +7,6 @@ import pytest
 from toy_models.tokens import stirred
 
 from marl_ray.cli import main
-from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import benchmark
@@ -19,6 +18,8 @@ from marl_ray.policies.bundles.actor_critic import Lineage
 from marl_ray.policies.bundles.language import save_token_bundle
 from marl_ray.policies.language.sampling_copy import plain_copy
 from marl_ray.policies.language.token_policy import build_token_policy
+
+pytestmark = pytest.mark.shared_ray("two")
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT / "tests/fixtures/own.jsonl"
@@ -43,9 +44,7 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_token_bundle(tmp_path_factory.mktemp("team"), agents, {"shared": policy}, lineage))
 
 
-def test_a_bundle_is_measured_and_a_second_call_writes_nothing_anew(
-    team: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_bundle_is_measured_and_a_second_call_writes_nothing_anew(team, tmp_path, capsys):
     arguments = ["--policy", team, "--num-samples", "2", "--max-tokens", "6", "--out", tmp_path / "out"]
     assert command(*arguments) == 0
     printed = capsys.readouterr().out
@@ -78,9 +77,7 @@ def test_a_bundle_is_measured_and_a_second_call_writes_nothing_anew(
         ),
     ],
 )
-def test_mistakes_are_one_line_and_status_2(
-    team: str, arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_mistakes_are_one_line_and_status_2(team, arguments, message, tmp_path, capsys):
     filled = [team if argument == "TEAM" else argument for argument in arguments]
     assert command(*filled, "--out", tmp_path / "out") == 2
     output = capsys.readouterr().err
@@ -88,7 +85,7 @@ def test_mistakes_are_one_line_and_status_2(
 
 
 @pytest.mark.long
-def test_on_ray_the_samples_are_those_of_one_process(ray_cluster: LocalRay, team: str):
+def test_on_ray_the_samples_are_those_of_one_process(ray_cluster, team):
     problems = load(benchmark("jsonl"), str(DATA)).problems
     request, jobs = (
         WritingRequest(team, num_samples=2),

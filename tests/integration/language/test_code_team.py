@@ -49,7 +49,7 @@ def play(env: CodeTeam, *texts: str) -> list[dict[str, float]]:
     return rewards
 
 
-def test_pettingzoo_contract(monkeypatch: pytest.MonkeyPatch):
+def test_pettingzoo_contract(monkeypatch):
     # This one check of the package reads `dtype` of observations, which a str has not.
     module = sys.modules["pettingzoo.test.api_test"]
     monkeypatch.setattr(module, "_test_observation_space_compatibility", lambda *_, **__: None)
@@ -58,14 +58,14 @@ def test_pettingzoo_contract(monkeypatch: pytest.MonkeyPatch):
         api_test(CodeTeam(count=20, cost=["calls"]), num_cycles=20)
 
 
-def test_a_right_program_ends_the_episode(tmp_path: Any):
+def test_a_right_program_ends_the_episode(tmp_path):
     env = team(tmp_path)
     assert play(env, RIGHT) == [{"generator": 1.1, "reviewer": 1.0}]
     end = {"pass": 1.0, "hidden": 1.0, "public": 1.0, "first": 1.0, "turns": 1.0}
     assert env.infos == {agent: {"solved": True, "metrics": end} for agent in env.agents}
 
 
-def test_a_review_earns_what_the_revision_gains(tmp_path: Any):
+def test_a_review_earns_what_the_revision_gains(tmp_path):
     env = team(tmp_path)
     env.reset(options={"index": 0})
     assert env.observe("generator") == "Square x.\n"
@@ -81,14 +81,14 @@ def test_a_review_earns_what_the_revision_gains(tmp_path: Any):
     assert env.infos["reviewer"]["metrics"] == {"pass": 1.0, "hidden": 1.0, "public": 1.0, "first": 0.0, "turns": 3.0}
 
 
-def test_a_harmful_review_is_paid_for_and_turns_run_out(tmp_path: Any):
+def test_a_harmful_review_is_paid_for_and_turns_run_out(tmp_path):
     env = team(tmp_path, review_weight=1.0, shaping=0.2, reward={"code_tests": {"correctness": 2.0}})
     rewards = play(env, ONE_PUBLIC, "worse", "def square(x): return 4")
     assert rewards[2] == {"generator": -0.1, "reviewer": -0.25}
     assert not env.infos["generator"]["solved"] and all(env.terminations.values())
 
 
-def test_shaping_adds_up_and_only_hidden_tests_score(tmp_path: Any):
+def test_shaping_adds_up_and_only_hidden_tests_score(tmp_path):
     env = team(tmp_path, turns=3)
     rewards = play(env, FOR_PUBLIC)
     assert rewards == [{"generator": 0.1, "reviewer": 0.0}]  # public tests pass, so it is over, and nothing scores
@@ -97,7 +97,7 @@ def test_shaping_adds_up_and_only_hidden_tests_score(tmp_path: Any):
     assert sum(step["generator"] for step in play(env, *texts)) == pytest.approx(0.25)  # one hidden test
 
 
-def test_the_generator_alone(tmp_path: Any):
+def test_the_generator_alone(tmp_path):
     env = team(tmp_path, reviewer=False, turns=3, repair_prompt="{task}|{tests}|{code}|{result}|{review}")
     assert env.possible_agents == ["generator"]
     env.reset(options={"index": 0})
@@ -111,21 +111,21 @@ def test_the_generator_alone(tmp_path: Any):
     assert env.infos["generator"]["metrics"]["turns"] == 3.0
 
 
-def test_blocks(tmp_path: Any):
+def test_blocks(tmp_path):
     env = team(tmp_path, answer="block")
     assert play(env, f"So:\n```python\n{RIGHT}\n```\nDone.")[0]["reviewer"] == 1.0
     assert play(env, RIGHT)[0]["reviewer"] == 0.0
     assert env.checked.report == "no code"
 
 
-def test_style_and_efficiency_count_for_programs_that_pass(tmp_path: Any):
+def test_style_and_efficiency_count_for_programs_that_pass(tmp_path):
     env = team(tmp_path, shaping=0.0, reward={"code_tests": {"style": 0.5, "efficiency": 0.25}})
     (score,) = play(env, RIGHT.replace(": ", ":\n    ") + "\n")
     assert 1.5 < score["reviewer"] <= 1.75
     assert play(env, ONE_PUBLIC)[0]["reviewer"] == 0.0
 
 
-def test_costs(tmp_path: Any):
+def test_costs(tmp_path):
     env = team(tmp_path, cost=["seconds", "calls", "tokens"])
     env.reset(options={"index": 0})
     env.step(ONE_PUBLIC)
@@ -161,7 +161,7 @@ VERDICTS = [
 
 
 @pytest.mark.parametrize(("code", "public", "hidden", "report", "runs"), VERDICTS)
-def test_what_the_tests_say(code: str, public: float, hidden: float, report: str, runs: int):
+def test_what_the_tests_say(code, public, hidden, report, runs):
     result = check(shared_pool(), code, TASK, QUICK)
     assert (result.public, result.hidden, result.report, result.runs) == (public, hidden, report, runs)
 
@@ -225,7 +225,7 @@ def test_a_program_that_waits_in_every_test_is_not_waited_for_in_each():
         ("assert f(", ("", "")),
     ],
 )
-def test_both_sides_of_an_equality(source: str, sides: tuple[str, str]):
+def test_both_sides_of_an_equality(source, sides):
     assert equality(source) == sides
 
 
@@ -261,7 +261,7 @@ def test_demonstrations_are_played_and_end_well():
     assert {demonstration.agent for demonstration in CodeTeam(count=20, turns=1).demonstrations(20, 0)} == {"generator"}
 
 
-def test_demonstrations_of_a_file(tmp_path: Any):
+def test_demonstrations_of_a_file(tmp_path):
     env = team(tmp_path, answer="block", mistakes=1.0)
     shown = env.demonstrations(1, 0)
     assert [demonstration.agent for demonstration in shown] == ["generator", "reviewer", "generator"]
@@ -307,7 +307,7 @@ def test_copies_share_one_sandbox_from_many_threads():
         ({"cost": ["money"]}, "cost: 'money', expected some of"),
     ],
 )
-def test_mistakes_are_one_line_and_name_the_key(kwargs: dict[str, Any], message: str):
+def test_mistakes_are_one_line_and_name_the_key(kwargs, message):
     with pytest.raises(MarlRayError) as caught:
         make_env(EnvConfig(id="code_team", kwargs=kwargs))
     assert f"env.kwargs: code_team rejected {kwargs} (" in str(caught.value)

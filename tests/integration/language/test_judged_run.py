@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,7 +48,7 @@ def train(**options: Any) -> list[dict[str, Any]]:
     return train_alone(parse_config(RunConfig, run))
 
 
-def test_a_judge_pays_and_its_cost_is_a_metric(judge: tuple[str, list[str]], tmp_path: Path):
+def test_a_judge_pays_and_its_cost_is_a_metric(judge, tmp_path):
     url, prompts = judge
     rows = train(url=url, cache=str(tmp_path / "judge.sqlite"))
     for row in rows:

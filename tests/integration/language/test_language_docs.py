@@ -19,7 +19,7 @@ MOST_LINES = 40
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_an_example_is_short(name: str):
+def test_an_example_is_short(name):
     assert len(FILES[name].splitlines()) < MOST_LINES
 
 
@@ -28,7 +28,7 @@ def test_every_kind_of_part_has_an_example():
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_an_example_trains(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_example_trains(name, tmp_path, monkeypatch):
     for file, text in FILES.items():
         (tmp_path / file).write_text(text)
     monkeypatch.chdir(tmp_path)

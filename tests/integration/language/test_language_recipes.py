@@ -44,7 +44,7 @@ def begin(run: RunConfig, *names: str) -> None:
 
 
 @pytest.mark.long
-def test_the_code_team_begins(tmp_path: Path):
+def test_the_code_team_begins(tmp_path):
     files = {
         "data/programs.jsonl": FIXTURES / "own.jsonl",
         "data/held_out.jsonl": FIXTURES / "own.jsonl",
@@ -55,7 +55,7 @@ def test_the_code_team_begins(tmp_path: Path):
     begin(recipe("qwen_coder_team.yaml", files, tmp_path), "humaneval_plus", "mbpp_plus", "jsonl")
 
 
-def test_the_agent_with_tools_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_agent_with_tools_begins(tmp_path, monkeypatch):
     monkeypatch.setenv("SERPER_API_KEY", "none")  # an untrained model makes no call
     files = {
         "data/questions.jsonl": FIXTURES / "math.jsonl",

@@ -8,13 +8,14 @@ import pytest
 from processes.two_workers import two_workers
 from toys.texts import TWO_AGENTS, config, trained
 
-from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.config import RunConfig
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.training.driver import train
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_result import RunResult
 from marl_ray.training.tracking.mlflow_run import MlflowRun
+
+pytestmark = pytest.mark.shared_ray("one")
 
 TWO = "resources.workers=2"
 WARM = "warm_start={data: environment, count: 16, batch: 8, epochs: 2, lr: 0.003}"
@@ -27,7 +28,7 @@ def run(storage: Path, *overrides: str) -> tuple[RunConfig, RunResult]:
 
 
 @pytest.mark.slow
-def test_a_run_whose_worker_dies_equals_one_that_never_died(ray_cluster: LocalRay, tmp_path: Path):
+def test_a_run_whose_worker_dies_equals_one_that_never_died(ray_cluster, tmp_path):
     marker = tmp_path / "died"
     env = {"id": "toys.texts:echo", "kwargs": {"agents": ["a", "b"], "marker": str(marker), "at": 10}}
     more = [f"env={json.dumps(env)}", "evaluation.every=3", "evaluation.samples=2"]
@@ -55,13 +56,13 @@ def test_a_run_whose_worker_dies_equals_one_that_never_died(ray_cluster: LocalRa
     assert [line["agent"] for line in transcript["lines"]] == ["a", "b"]
 
 
-def test_a_warm_start_alone_is_a_run(ray_cluster: LocalRay, tmp_path: Path):
+def test_a_warm_start_alone_is_a_run(ray_cluster, tmp_path):
     _, outcome = run(tmp_path, "train.total_steps=0", TWO_AGENTS)
     assert outcome.best_return is None
     assert load_bundle(outcome.model, outcome.tracking_uri).digest == load_bundle(outcome.bundle).digest
 
 
-def test_a_run_learns_from_pairs_of_a_relative_path_and_its_last_weights_count(ray_cluster: LocalRay, tmp_path: Path):
+def test_a_run_learns_from_pairs_of_a_relative_path_and_its_last_weights_count(ray_cluster, tmp_path):
     run_config = config(
         *("algorithm=dpo", "data=jobs/configs/preferences.jsonl", "train.group_size=1", "train.env_copies=40"),
         *("train.total_steps=200", f"storage={tmp_path}", "tracking.progress=false", "checkpoint.every=2"),
@@ -74,7 +75,7 @@ def test_a_run_learns_from_pairs_of_a_relative_path_and_its_last_weights_count(r
 
 
 @pytest.mark.long
-def test_an_engine_of_ones_own_in_actors_writes_what_it_writes_in_the_worker(ray_cluster: LocalRay, tmp_path: Path):
+def test_an_engine_of_ones_own_in_actors_writes_what_it_writes_in_the_worker(ray_cluster, tmp_path):
     engine = "team.speaker.generation.engine=toys.engines:Plain"
     beside = trained(str(tmp_path / "beside"), engine)
     run_config = config(f"storage={tmp_path}", "tracking.progress=false", engine, "resources.engines=2")

@@ -56,7 +56,7 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_runs_as_the_interpreter_runs_it(pool: Pool, name: str):
+def test_a_script_runs_as_the_interpreter_runs_it(pool, name):
     stdin = b"1\n2\n\n"
     ran = pool.run(SCRIPTS[name], stdin=stdin)
     with tempfile.TemporaryFile() as file:
@@ -69,7 +69,7 @@ def test_a_script_runs_as_the_interpreter_runs_it(pool: Pool, name: str):
     assert ran.status == (Status.EXIT if peer.returncode else Status.OK)
 
 
-def test_files_and_the_folder(pool: Pool):
+def test_files_and_the_folder(pool):
     ran = pool.run(
         "import os, helper\nprint(sorted(os.listdir()), helper.x, open('a/b.txt').read())",
         files={"helper.py": b"x = 5", "a/b.txt": b"text"},
@@ -82,7 +82,7 @@ def test_files_and_the_folder(pool: Pool):
 
 
 @pytest.mark.parametrize("level", [Level.LIMITS, Level.PATHS, Level.NAMESPACES])
-def test_every_run_has_an_untouched_folder(level: Level):
+def test_every_run_has_an_untouched_folder(level):
     statements = [
         "os.chmod('.', 0o500)", "os.chmod('.', 0)", "os.umask(0o777)\nos.mkdir('d')", "[os.mkdir(str(n)) for n in range(200)]",
         "os.symlink('/', 'l')\nos.mkfifo('p')\nopen('a\\nb', 'w')", "[(os.mkdir('n'), os.chdir('n')) for _ in range(50)]",
@@ -100,7 +100,7 @@ def test_every_run_has_an_untouched_folder(level: Level):
             assert ran.stdout == b"['x', 'z'] 0o40700\n", (statement, ran.stderr)
 
 
-def test_the_folder_is_tmp_where_there_are_namespaces(pool: Pool):
+def test_the_folder_is_tmp_where_there_are_namespaces(pool):
     if sys.prefix.startswith("/tmp/"):
         pytest.skip("the packages that programs may read lie below /tmp here")
     if pool.level == Level.NAMESPACES:
@@ -108,19 +108,19 @@ def test_the_folder_is_tmp_where_there_are_namespaces(pool: Pool):
         assert pool.run("import os\nprint(os.listdir('/tmp'))").stdout == b"[]\n"
 
 
-def test_a_package_that_is_not_warm_is_not_there(pool: Pool):
+def test_a_package_that_is_not_warm_is_not_there(pool):
     program = "try: import pytest\nexcept ModuleNotFoundError as error: print(error)"
     assert pool.run(program).stdout == b"No module named 'pytest'\n"
 
 
-def test_the_environment_is_scrubbed(pool: Pool, monkeypatch: pytest.MonkeyPatch):
+def test_the_environment_is_scrubbed(pool, monkeypatch):
     monkeypatch.setenv("SECRET_KEY", "hidden")
     ran = pool.run("import os\nprint(sorted(os.environ), os.getcwd() == os.environ['HOME'])")
     assert b"SECRET_KEY" not in ran.stdout
     assert b"True" in ran.stdout
 
 
-def test_limits_decide_the_status(pool: Pool):
+def test_limits_decide_the_status(pool):
     small = Limits(wall_s=0.5, memory_bytes=200 << 20, output_bytes=100, file_bytes=1000)
     assert pool.run("while True: pass", limits=small).status == Status.TIMEOUT
     assert pool.run("import time\ntime.sleep(99)", limits=small).status == Status.TIMEOUT
@@ -136,7 +136,7 @@ def test_limits_decide_the_status(pool: Pool):
     )
 
 
-def test_every_run_has_randomness_of_its_own_and_the_same_hashes(pool: Pool):
+def test_every_run_has_randomness_of_its_own_and_the_same_hashes(pool):
     program = "import random\nprint(random.random())\nprint(hash('a'), [*{'a', 'b', 'c'}])"
     runs = [pool.run(program).stdout.splitlines() for _ in range(4)]
     assert len({first for first, _ in runs}) == 4
@@ -165,11 +165,11 @@ OFFICIAL = {
 
 
 @pytest.mark.parametrize("program", OFFICIAL)
-def test_the_official_mode_says_what_the_official_harness_says(pool: Pool, program: str):
+def test_the_official_mode_says_what_the_official_harness_says(pool, program):
     assert pool.official(program, Limits(wall_s=0.7)) == OFFICIAL[program]
 
 
-def test_cpu_time_decides_and_waiting_is_bounded(pool: Pool):
+def test_cpu_time_decides_and_waiting_is_bounded(pool):
     limits = Limits(cpu_s=0.2)
     patient = replace(limits, wall_s=60.0)  # a crowd may keep a program waiting for longer than `WALL_FACTOR` allows
     assert pool.run("import time\ntime.sleep(0.4)", limits=patient).status == Status.OK
@@ -188,7 +188,7 @@ def test_cpu_time_decides_and_waiting_is_bounded(pool: Pool):
     assert slept.status == Status.TIMEOUT and slept.wall_s >= WALL_FACTOR * limits.cpu_s
 
 
-def test_a_frame_is_as_large_as_the_limits_say(pool: Pool):
+def test_a_frame_is_as_large_as_the_limits_say(pool):
     candidate, tests = "def f(n): return 'x' * n", "assert len(f(2_000_000)) == 2_000_000"
     assert pool.judge(candidate, tests, entry_point="f").passed
     small = Limits(frame_bytes=1_000_000)
@@ -208,7 +208,7 @@ MESSAGES = {
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_what_a_program_says_is_a_verdict_and_a_short_text(pool: Pool, name: str):
+def test_what_a_program_says_is_a_verdict_and_a_short_text(pool, name):
     judged = pool.judge(MESSAGES[name], "assert f(1) == 2, f(1)", entry_point="f")
     assert not judged.passed and len(judged.message.encode()) <= 2000
     for program in (
@@ -226,7 +226,7 @@ def kill_server(worker: Worker) -> None:
     os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
 
 
-def test_a_program_that_kills_every_server_is_to_blame(pool: Pool, monkeypatch: pytest.MonkeyPatch):
+def test_a_program_that_kills_every_server_is_to_blame(pool, monkeypatch):
     requested = Worker.request
 
     def killed(worker: Worker, kind: bytes, limits: Limits, fds: Sequence[int]) -> None:
@@ -251,20 +251,20 @@ def test_runs_die_before_their_server_when_memory_is_used_up():
         assert Path(f"/proc/{server}/oom_score_adj").read_text() == "0\n"
 
 
-def test_threads_share_the_pool(pool: Pool):
+def test_threads_share_the_pool(pool):
     with ThreadPoolExecutor(6) as threads:
         texts = [*threads.map(lambda n: pool.run(f"print({n})").stdout, range(24))]
     assert texts == [b"%d\n" % n for n in range(24)]
 
 
-def test_a_dead_server_is_replaced(pool: Pool):
+def test_a_dead_server_is_replaced(pool):
     for worker in pool.workers:
         kill_server(worker)
     for _ in pool.workers:
         assert pool.run("print(1)").stdout == b"1\n"
 
 
-def test_an_interrupted_run_does_not_answer_for_the_next(pool: Pool, monkeypatch: pytest.MonkeyPatch):
+def test_an_interrupted_run_does_not_answer_for_the_next(pool, monkeypatch):
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -289,7 +289,7 @@ def test_closing_leaves_nothing():
         pool.run("")
 
 
-def test_folders_of_killed_owners_are_removed_at_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_folders_of_killed_owners_are_removed_at_the_next_start(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with Pool(workers=1, warm=()):
         used = os.listdir(tmp_path)

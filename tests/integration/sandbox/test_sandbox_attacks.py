@@ -254,13 +254,13 @@ if __name__ == "__main__":
 import pytest  # noqa: E402  the process of the attacks has none
 
 
-def test_forged_and_hostile_candidates_never_pass(results: dict):
+def test_forged_and_hostile_candidates_never_pass(results):
     for number, name, _, allowed in JUDGED:
         verdict, message = results["judged"][f"{number} {name}"]
         assert verdict in allowed, (number, name, verdict, message)
 
 
-def test_code_hidden_in_an_answer_gets_the_verdict_of_what_was_extracted(results: dict):
+def test_code_hidden_in_an_answer_gets_the_verdict_of_what_was_extracted(results):
     from marl_ray.rewards.extraction import extract
 
     for name, answer, code, allowed in EXTRACTED:
@@ -268,7 +268,7 @@ def test_code_hidden_in_an_answer_gets_the_verdict_of_what_was_extracted(results
         assert code is None or results["extracted"][name] in allowed, (name, results["extracted"][name])
 
 
-def test_the_official_mode_says_what_the_official_harness_says(results: dict):
+def test_the_official_mode_says_what_the_official_harness_says(results):
     """All references and their mutants are compared by benchmarks/code/judge_agreement.py."""
     assert results["official"] == OFFICIAL
 
@@ -280,13 +280,13 @@ def test_what_is_expected_of_the_official_mode_is_what_the_harness_says():
         assert execution.check_correctness(problem, program, 3.0)["result"] == words, program
 
 
-def test_the_next_job_is_unharmed(results: dict):
+def test_the_next_job_is_unharmed(results):
     for name, (verdict, output) in results["unharmed"].items():
         assert verdict == "passed", name
         assert output == "[1] [] 3.141592653589793\n", (name, output)
 
 
-def test_attacks_end_with_their_limit(results: dict):
+def test_attacks_end_with_their_limit(results):
     assert {name: late for name, late in results["late"].items() if late > 0.5} == {}
 
 

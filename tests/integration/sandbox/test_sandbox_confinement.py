@@ -147,32 +147,32 @@ if __name__ == "__main__":
 import pytest  # noqa: E402  the process of the attacks has none
 
 
-def test_hostile_scripts_end_with_their_status(results: dict):
+def test_hostile_scripts_end_with_their_status(results):
     for number, name, _, allowed in RUNS:
         status, error, out, err = results["runs"][f"{number} {name}"]
         assert status in allowed, (number, name, status, error)
         assert max(out, err) <= 1 << 16
 
 
-def test_what_a_program_must_not_do_is_refused(results: dict):
+def test_what_a_program_must_not_do_is_refused(results):
     for name, (status, output) in results["refused"].items():
         assert "SUCCEEDED" not in output and "hidden" not in output, (name, output)
         assert status == "crash" or "refused" in output, (name, status, output)
 
 
-def test_the_next_job_is_unharmed(results: dict):
+def test_the_next_job_is_unharmed(results):
     for name, (verdict, output) in results["unharmed"].items():
         assert verdict == "passed", name
         assert output == "[1] [] 3.141592653589793\n", (name, output)
 
 
-def test_attacks_end_with_their_limit(results: dict):
+def test_attacks_end_with_their_limit(results):
     assert {name: late for name, late in results["late"].items() if late > 0.5} == {}
     for name, (status, cpu_s) in results["cpu"].items():
         assert status == "timeout" and 0.6 <= cpu_s <= 1.1, (name, status, cpu_s)
 
 
-def test_nothing_is_left_behind(results: dict):
+def test_nothing_is_left_behind(results):
     assert results["left"] == []
 
 

@@ -145,20 +145,20 @@ def expected() -> dict[str, bytes]:
 ENVIRONMENT = {"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin", "PYTHONHASHSEED": "0"}
 
 
-def test_honest_programs_run_as_outside(pool: Pool, expected: dict[str, bytes]):
+def test_honest_programs_run_as_outside(pool, expected):
     for name, script in SCRIPTS.items():
         ran = pool.run(script, stdin=STDIN, limits=Limits(cpu_s=5, stack_bytes=None))
         assert ran.status == Status.OK, (name, ran.stderr[-500:])
         assert ran.stdout == expected[name] != b"", (name, ran.stdout, ran.stderr[-500:])
 
 
-def test_what_is_refused_is_refused_in_pythons_words(pool: Pool):
+def test_what_is_refused_is_refused_in_pythons_words(pool):
     for name, script in REFUSED.items():
         ran = pool.run(script, limits=Limits(cpu_s=5))
         assert ran.stdout in (b"1\n", b"True\n"), (name, ran.stdout, ran.stderr[-500:])
 
 
-def test_honest_answers_are_judged(pool: Pool):
+def test_honest_answers_are_judged(pool):
     for name, (candidate, tests) in ANSWERS.items():
         judged = pool.judge(candidate, tests, entry_point="f", limits=Limits(cpu_s=5))
         assert judged.passed, (name, judged.verdict, judged.message)

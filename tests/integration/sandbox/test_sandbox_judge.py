@@ -36,7 +36,7 @@ JUDGED = {
 
 
 @pytest.mark.parametrize("name", JUDGED)
-def test_candidates_are_judged(pool: Pool, name: str):
+def test_candidates_are_judged(pool, name):
     candidate, tests, verdict = JUDGED[name]
     judged = pool.judge(candidate, tests, entry_point="f", setup="def helper(x): return -x")
     assert judged.verdict == verdict, judged.message
@@ -53,14 +53,14 @@ IN_PLACE = {
 
 
 @pytest.mark.parametrize("name", IN_PLACE)
-def test_tests_see_changed_arguments_only_where_they_ask_for_them(pool: Pool, name: str):
+def test_tests_see_changed_arguments_only_where_they_ask_for_them(pool, name):
     candidate, tests = IN_PLACE[name]
     for in_place in (None, True):
         assert pool.judge(candidate, tests, entry_point="f", in_place=in_place).passed
     assert pool.judge(candidate, tests, entry_point="f", in_place=False).verdict == "fail:wrong"
 
 
-def test_a_candidate_cannot_empty_what_its_answer_is_compared_with(pool: Pool):
+def test_a_candidate_cannot_empty_what_its_answer_is_compared_with(pool):
     tests = "x = [2, 1]\nassert f(x) == sorted(x)"
     assert pool.judge("def f(x):\n    x.clear()\n    return []", tests, entry_point="f").verdict == "fail:wrong"
     assert pool.judge("def f(x): return sorted(x)", tests, entry_point="f").passed
@@ -70,7 +70,7 @@ def test_a_candidate_cannot_empty_what_its_answer_is_compared_with(pool: Pool):
     assert pool.judge(emptied, f"{alone}\n{tests}", entry_point="f").verdict == "fail:wrong"
 
 
-def test_tests_that_do_not_end_are_a_timeout(pool: Pool):
+def test_tests_that_do_not_end_are_a_timeout(pool):
     judged = pool.judge("def f(x): return x", "while f(1): pass", entry_point="f", limits=Limits(wall_s=0.5))
     assert judged.verdict == "timeout"
     judged = pool.judge("def f(x): return x", "f(1)\nwhile True: pass", entry_point="f", limits=Limits(wall_s=0.5))
@@ -78,7 +78,7 @@ def test_tests_that_do_not_end_are_a_timeout(pool: Pool):
     assert pool.judge("def f(x): return x", "assert f(1)", entry_point="f").passed
 
 
-def test_tests_have_limits_of_their_own(pool: Pool):
+def test_tests_have_limits_of_their_own(pool):
     limits = Limits(cpu_s=0.2, wall_s=20, memory_bytes=128 << 20)
     judged = pool.judge("def f(x): return x", "f(1)\nwhile True: pass", entry_point="f", limits=limits)
     assert judged.verdict == "timeout" and judged.wall_s < 5
@@ -117,13 +117,13 @@ def test_what_a_run_leaves_in_the_judge_is_no_later_run_s_affair():
         assert pool.judge("def f(x): return x", tests, entry_point="f").passed
 
 
-def test_tests_may_write_to_both_outputs(pool: Pool):
+def test_tests_may_write_to_both_outputs(pool):
     tests = "import sys\nprint('x' * 99_999, file=sys.stderr, flush=True)\nprint('x', flush=True)\nassert f(1) == 1"
     for _ in range(2):
         assert pool.judge("def f(x): return x", tests, entry_point="f").passed
 
 
-def test_a_forged_change_of_an_argument_is_malformed(pool: Pool):
+def test_a_forged_change_of_an_argument_is_malformed(pool):
     forged = b'{"value":3,"changed":{"0":[]}}'
     candidate = (
         f"import os\nos.write(3, b'\\x0e\\0\\0\\0{{\"value\":null}}\\x1e\\0\\0\\0' + {forged!r})\ndef f(a): return 0"
@@ -132,7 +132,7 @@ def test_a_forged_change_of_an_argument_is_malformed(pool: Pool):
     assert pool.judge(candidate, "assert f(1) == 3", entry_point="f").passed  # its word, which nobody needs to change
 
 
-def test_a_stop_iteration_ends_no_loop_of_the_tests(pool: Pool):
+def test_a_stop_iteration_ends_no_loop_of_the_tests(pool):
     for name in ("StopIteration", "StopAsyncIteration"):
         judged = pool.judge(
             f"def f(x): raise {name}", "for a, b in zip(map(f, [1]), [2]): assert a == b", entry_point="f"
@@ -140,7 +140,7 @@ def test_a_stop_iteration_ends_no_loop_of_the_tests(pool: Pool):
         assert judged.verdict == "fail:error" and judged.message.startswith("RuntimeError")
 
 
-def test_tests_with_lone_surrogates_do_not_end_the_judge(pool: Pool):
+def test_tests_with_lone_surrogates_do_not_end_the_judge(pool):
     candidate = "def f(x): return x"
     judged = pool.judge(candidate, "assert f('\ud800') == '\ud800'", entry_point="f")
     assert judged.verdict == "fail:error" and "surrogates" in judged.message  # source code cannot have them

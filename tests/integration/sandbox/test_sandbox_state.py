@@ -3,7 +3,6 @@
 import json
 import random
 import sys
-from pathlib import Path
 from typing import Any
 
 from hostile.attacks import RIGHT, TESTS
@@ -61,14 +60,14 @@ if __name__ == "__main__":
 import pytest  # noqa: E402  the process of the attacks has none
 
 
-def test_worker_and_host_are_as_before_after_hostile_programs(results: list):
+def test_worker_and_host_are_as_before_after_hostile_programs(results):
     assert results == []
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("level", ["PATHS", "NAMESPACES"])
-def test_worker_and_host_are_as_before_after_any_hostile_program(level: str, tmp_path: Path):
+def test_worker_and_host_are_as_before_after_any_hostile_program(level, tmp_path):
     from hypothesis import HealthCheck, given, settings
     from hypothesis import strategies as st
 

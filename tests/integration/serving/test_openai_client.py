@@ -24,6 +24,8 @@ from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.client.admin import deploy_bundle, lines
 from marl_ray.serving.client.deploy import deploy
 
+pytestmark = pytest.mark.shared_ray("two")
+
 torch.set_num_threads(1)
 WAIT_S = 30.0
 CONTEXT = 4096

@@ -21,6 +21,8 @@ from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, save_bundle
 from marl_ray.serving.client.deploy import deploy
 
+pytestmark = pytest.mark.shared_ray("two")
+
 SEES = {"agent_0": [0, 1], "agent_1": [1, 0]}
 
 
@@ -62,7 +64,7 @@ def serve_config(tmp_path_factory) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_a_port_that_is_taken_is_named(ray_cluster: LocalRay):
+def test_a_port_that_is_taken_is_named(ray_cluster):
     """Before any application runs, because Serve keeps the port that it was started with."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -94,7 +96,7 @@ def url(urls: dict[str, str]) -> str:
 
 
 @pytest.mark.usefixtures("urls")
-def test_replicas_listen_on_loopback_alone(ray_cluster: LocalRay):
+def test_replicas_listen_on_loopback_alone(ray_cluster):
     """Gateways and arms have them. Who reaches the server that Serve opens in each runs any code there."""
     shared = psutil.Process().children(recursive=True)
     replicas = [process for process in shared if "ServeReplica" in " ".join(process.cmdline())]
@@ -105,7 +107,7 @@ def test_replicas_listen_on_loopback_alone(ray_cluster: LocalRay):
 
 
 @pytest.mark.parametrize("application", ["ab", "apart"])
-def test_act_outcomes_and_report(urls: dict[str, str], application: str, serve_config: dict[str, Any]):
+def test_act_outcomes_and_report(urls, application, serve_config):
     url = urls[application]
 
     async def play() -> list[dict[str, Any]]:
@@ -140,9 +142,7 @@ def test_act_outcomes_and_report(urls: dict[str, str], application: str, serve_c
     assert report["arms"]["arm2"]["verdict"] in ("undecided", "non_inferior", "better", "worse")
 
 
-def test_an_arm_whose_process_is_killed_is_answered_for_and_comes_back(
-    urls: dict[str, str], serve_config: dict[str, Any]
-):
+def test_an_arm_whose_process_is_killed_is_answered_for_and_comes_back(urls, serve_config):
     treatment = serve_config["applications"][1]["args"]["experiments"][0]["arms"]["arm2"]["bundle"]
 
     def processes() -> list[psutil.Process]:
@@ -178,7 +178,7 @@ def test_an_arm_whose_process_is_killed_is_answered_for_and_comes_back(
     assert report["status"] == "running" and not report["arms"]["arm2"]["rolled_back"]
 
 
-def test_bad_input_is_4xx(url: str):
+def test_bad_input_is_4xx(url):
     with httpx.Client(base_url=url, timeout=30) as client:
         codes = [
             client.post("/v1/act", content=b"{").status_code,
@@ -193,20 +193,18 @@ def test_bad_input_is_4xx(url: str):
     assert codes == [400, 400, 400, 413, 404, 405, 404, 404]
 
 
-def test_health_and_metrics(url: str):
+def test_health_and_metrics(url):
     assert httpx.get(f"{url}/health", timeout=30).json()["status"] == "ok"
     assert "marl_ray_gateway_act_seconds_bucket" in httpx.get(f"{url}/metrics", timeout=30).text
 
 
-def test_http_options_of_a_running_serve_cannot_change(url: str, ray_cluster: LocalRay, serve_config: dict[str, Any]):
+def test_http_options_of_a_running_serve_cannot_change(url, ray_cluster, serve_config):
     with pytest.raises(MarlRayError, match=r"http_options\.port: Serve already runs with \d+, not 1;"):
         deploy(serve_config | {"http_options": {"host": "127.0.0.1", "port": 1}}, ray_cluster.dashboard_url)
 
 
 @pytest.mark.long
-def test_a_missing_bundle_fails_the_deployment_with_one_line(
-    url: str, ray_cluster: LocalRay, serve_config: dict[str, Any], tmp_path: Path
-):
+def test_a_missing_bundle_fails_the_deployment_with_one_line(url, ray_cluster, serve_config, tmp_path):
     application = serve_config["applications"][0]
     arms = {"a": {"bundle": str(tmp_path / "none")}, "b": {"bundle": str(tmp_path / "none")}}
     broken = application | {
@@ -221,7 +219,7 @@ def test_a_missing_bundle_fails_the_deployment_with_one_line(
     assert httpx.get(f"{url}/health", timeout=30).status_code == 200  # the other one goes on
 
 
-def test_a_session_keeps_its_arm_when_weights_change(url: str, ray_cluster: LocalRay, serve_config: dict[str, Any]):
+def test_a_session_keeps_its_arm_when_weights_change(url, ray_cluster, serve_config):
     def arms() -> list[str]:
         with httpx.Client(base_url=url, timeout=30) as client:
             sent = [{"session_id": f"kept{k}", "observations": SEES} for k in range(20)]
@@ -240,9 +238,7 @@ def test_a_session_keeps_its_arm_when_weights_change(url: str, ray_cluster: Loca
 
 
 @pytest.mark.long
-def test_a_deployment_that_takes_too_long_says_how_far_it_is(
-    url: str, ray_cluster: LocalRay, serve_config: dict[str, Any]
-):
+def test_a_deployment_that_takes_too_long_says_how_far_it_is(url, ray_cluster, serve_config):
     application = serve_config["applications"][0]
     crowded = application | {
         "name": "crowded",
@@ -261,7 +257,7 @@ def test_a_deployment_that_takes_too_long_says_how_far_it_is(
         deploy(serve_config, ray_cluster.dashboard_url)
 
 
-def test_an_unreachable_dashboard_is_one_line(serve_config: dict[str, Any]):
+def test_an_unreachable_dashboard_is_one_line(serve_config):
     with pytest.raises(MarlRayError, match="no Ray dashboard answers"):
         deploy(serve_config, f"http://127.0.0.1:{free_port()}")
     with pytest.raises(MarlRayError, match="expected the dashboard's URL"):

@@ -2,26 +2,24 @@
 
 import json
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import ray
 from ray import serve
+from servers.installed import need
 from toy_serving.gateways import SEES, make_bundle
 from toy_serving.undeploying import undeploy
 
-from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.serving.client.deploy import deploy
 
 pytestmark = [
+    pytest.mark.shared_ray("two"),
     pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed"),
 ]
 LOAD_S = 40
 LULL_S = 30.0
@@ -62,7 +60,8 @@ def counted() -> dict[str, float]:
     return counts
 
 
-def test_a_replica_comes_under_load_and_goes_after_it_and_no_request_fails(ray_cluster: LocalRay, tmp_path: Path):
+def test_a_replica_comes_under_load_and_goes_after_it_and_no_request_fails(ray_cluster, tmp_path):
+    need("wrk")
     arms = {name: {"bundle": make_bundle(tmp_path, number)} for number, name in enumerate(("zero", "one"))}
     args = {
         "experiments": [{"name": "exp", "arms": arms}],

@@ -137,7 +137,7 @@ def press(browser: Any, action: str, key: str, reason: str, arm: str | None = No
     browser.find_element(By.CSS_SELECTOR, f'button[formaction$="/{action}"]{of_arm}').click()
 
 
-def test_a_person_finds_an_experiment_and_sees_what_is_known(browser: Any, site: Site):
+def test_a_person_finds_an_experiment_and_sees_what_is_known(browser, site):
     look(browser)
     browser.get(f"{site.url}/ui")
     assert "gridworld" in text(browser)
@@ -172,7 +172,7 @@ def test_a_person_finds_an_experiment_and_sees_what_is_known(browser: Any, site:
         ("small", 920, False),
     ],
 )
-def test_nothing_is_cut_off_at_any_width_in_light_and_dark(browser: Any, site: Site, name: str, width: int, dark: bool):
+def test_nothing_is_cut_off_at_any_width_in_light_and_dark(browser, site, name, width, dark):
     look(browser, width, dark)
     browser.get(f"{site.url}/ui/experiments/gridworld")
     keep(browser, f"ui-{name}")
@@ -183,7 +183,7 @@ def test_nothing_is_cut_off_at_any_width_in_light_and_dark(browser: Any, site: S
     assert browser.find_element(By.CSS_SELECTOR, f"svg.chart.{shown}").is_displayed()
 
 
-def test_a_rollback_by_the_form_is_done_and_told(browser: Any, site: Site):
+def test_a_rollback_by_the_form_is_done_and_told(browser, site):
     look(browser)
     browser.get(f"{site.url}/ui/experiments/gridworld")
     press(browser, "rollback", KEY, "costs <more> than it earns", arm="p3o")
@@ -198,7 +198,7 @@ def test_a_rollback_by_the_form_is_done_and_told(browser: Any, site: Site):
     keep(browser, "ui-rolled-back")
 
 
-def test_a_wrong_key_changes_nothing_and_keeps_the_reason(browser: Any, site: Site):
+def test_a_wrong_key_changes_nothing_and_keeps_the_reason(browser, site):
     look(browser)
     browser.get(f"{site.url}/ui/experiments/gridworld")
     press(browser, "pause", "wrong", "lunch")
@@ -213,7 +213,7 @@ def test_a_wrong_key_changes_nothing_and_keeps_the_reason(browser: Any, site: Si
     assert "lunch break" in text(browser)
 
 
-def test_a_change_decided_on_an_older_page_is_refused(browser: Any, site: Site):
+def test_a_change_decided_on_an_older_page_is_refused(browser, site):
     look(browser)
     browser.get(f"{site.url}/ui/experiments/gridworld")
     older = browser.current_window_handle
@@ -228,7 +228,7 @@ def test_a_change_decided_on_an_older_page_is_refused(browser: Any, site: Site):
     assert "Resume" in text(browser)
 
 
-def test_neither_return_nor_a_missing_reason_changes_anything(browser: Any, site: Site):
+def test_neither_return_nor_a_missing_reason_changes_anything(browser, site):
     look(browser)
     browser.get(f"{site.url}/ui/experiments/gridworld")
     browser.find_element(By.NAME, "reason").send_keys("not yet")
@@ -240,7 +240,7 @@ def test_neither_return_nor_a_missing_reason_changes_anything(browser: Any, site
     assert "not yet" not in text(browser)
 
 
-def test_a_draft_is_started_and_the_live_view_follows_by_itself(browser: Any, site: Site):
+def test_a_draft_is_started_and_the_live_view_follows_by_itself(browser, site):
     look(browser)
     browser.get(f"{site.url}/ui/experiments/chess")
     assert "No outcomes yet." in text(browser)

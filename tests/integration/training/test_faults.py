@@ -118,16 +118,14 @@ MANY = settings(deadline=None, phases=[Phase.generate], suppress_health_check=li
         pytest.param(Start(driver=Fault(DELIVER, 1)), id="the driver, while workers train"),
     ],
 )
-def test_a_run_of_which_one_process_is_killed_is_as_if_nothing_had_happened(both: Bench, first: Start):
+def test_a_run_of_which_one_process_is_killed_is_as_if_nothing_had_happened(both, first):
     survives(both, [Event(first, None, False, {})])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("linger_s", [0.5, 1.5])
 @pytest.mark.parametrize("second", [None, Fault(CHECK_OWNER, 1, STOP)])
-def test_workers_that_sleep_in_a_checkpoint_complete_it_in_vain(
-    local: Bench, remote: Bench, second: Fault | None, linger_s: float
-):
+def test_workers_that_sleep_in_a_checkpoint_complete_it_in_vain(local, remote, second, linger_s):
     for bench in (local, remote):
         asleep = Fault(WRITE_INDEX, 1, STOP)
         survives(bench, [Event(Start(None, (asleep, second), linger_s), None, False, {})])
@@ -137,7 +135,7 @@ def test_workers_that_sleep_in_a_checkpoint_complete_it_in_vain(
 @pytest.mark.timeout(1800)
 @given(st.data())
 @settings(MANY, max_examples=30)
-def test_a_run_that_dies_anywhere_is_in_the_end_as_if_nothing_had_happened(local: Bench, data: st.DataObject):
+def test_a_run_that_dies_anywhere_is_in_the_end_as_if_nothing_had_happened(local, data):
     survives(local, data.draw(st.lists(events(local), min_size=1, max_size=3)))
 
 
@@ -145,7 +143,7 @@ def test_a_run_that_dies_anywhere_is_in_the_end_as_if_nothing_had_happened(local
 @pytest.mark.timeout(1800)
 @given(st.data())
 @settings(MANY, max_examples=15)
-def test_a_run_of_two_workers_that_dies_anywhere_is_as_if_nothing_had_happened(both: Bench, data: st.DataObject):
+def test_a_run_of_two_workers_that_dies_anywhere_is_as_if_nothing_had_happened(both, data):
     survives(both, data.draw(st.lists(events(both), min_size=1, max_size=3)))
 
 
@@ -153,7 +151,7 @@ def test_a_run_of_two_workers_that_dies_anywhere_is_as_if_nothing_had_happened(b
 @pytest.mark.timeout(1800)
 @given(st.data())
 @settings(MANY, max_examples=10)
-def test_a_run_on_an_object_store_that_dies_anywhere_is_as_if_nothing_had_happened(remote: Bench, data: st.DataObject):
+def test_a_run_on_an_object_store_that_dies_anywhere_is_as_if_nothing_had_happened(remote, data):
     survives(remote, data.draw(st.lists(events(remote), min_size=1, max_size=3)))
 
 
@@ -162,16 +160,14 @@ def test_a_run_on_an_object_store_that_dies_anywhere_is_as_if_nothing_had_happen
 @pytest.mark.parametrize("place", ["teams", "remote_teams"])
 @given(st.data())
 @settings(MANY, max_examples=6)
-def test_a_team_of_two_policies_that_dies_anywhere_is_as_if_nothing_had_happened(
-    request: pytest.FixtureRequest, place: str, data: st.DataObject
-):
+def test_a_team_of_two_policies_that_dies_anywhere_is_as_if_nothing_had_happened(request, place, data):
     bench = request.getfixturevalue(place)
     survives(bench, data.draw(st.lists(events(bench), min_size=1, max_size=3)))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_run_that_dies_and_goes_on_with_other_numbers_of_workers_learns_the_same(teams: Bench):
+def test_a_run_that_dies_and_goes_on_with_other_numbers_of_workers_learns_the_same(teams):
     run = teams.run("other-workers")
     for workers, last in ((1, False), (4, False), (2, False), (1, True)):
         run = parse_config(RunConfig, run.as_given() | {"resources": {"workers": workers, "max_failures": 0}})
@@ -192,7 +188,7 @@ def test_a_run_that_dies_and_goes_on_with_other_numbers_of_workers_learns_the_sa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kilobytes", [1000, 1300, 1500])
-def test_a_run_whose_disk_was_full_is_as_if_it_had_not_been(local: Bench, tmp_path: Path, kilobytes: int):
+def test_a_run_whose_disk_was_full_is_as_if_it_had_not_been(local, tmp_path, kilobytes):
     disk = tmp_path / "disk"
     disk.mkdir()
     if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", disk]).returncode:
@@ -228,7 +224,7 @@ def reopened(bench: Bench, name: str) -> tuple[RunConfig, StoredFolder]:
 
 
 @pytest.mark.slow
-def test_a_folder_that_was_being_removed_after_the_last_checkpoint_is_removed_by_the_next_workers(local: Bench):
+def test_a_folder_that_was_being_removed_after_the_last_checkpoint_is_removed_by_the_next_workers(local):
     run, place = reopened(local, "removed")
     Path(place.path, "checkpoint_00000002_0000000001000", "weights").mkdir(parents=True)
     assert local.begin(run, Start()).status == 0
@@ -236,7 +232,7 @@ def test_a_folder_that_was_being_removed_after_the_last_checkpoint_is_removed_by
 
 
 @pytest.mark.slow
-def test_marks_of_something_else_and_a_picture_that_cannot_be_written_end_no_run(local: Bench):
+def test_marks_of_something_else_and_a_picture_that_cannot_be_written_end_no_run(local):
     run, place = reopened(local, "strange")
     for mark in Path(place.path, "sinks").iterdir():
         mark.write_text(json.dumps({"rows": "x", "run_id": 3, "ended": [], "iteration": {}}))
@@ -250,7 +246,7 @@ def test_marks_of_something_else_and_a_picture_that_cannot_be_written_end_no_run
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["all are gone", "the best is gone", "the best is flipped"])
-def test_a_run_whose_bundles_are_lost_makes_another(local: Bench, how: str):
+def test_a_run_whose_bundles_are_lost_makes_another(local, how):
     run, place = reopened(local, "lost")
     everything = published(place)
     chosen = best(everything)
@@ -274,7 +270,7 @@ def test_a_run_whose_bundles_are_lost_makes_another(local: Bench, how: str):
 
 
 @pytest.mark.slow
-def test_a_copy_of_a_run_that_began_from_another_goes_on_without_it(local: Bench, tmp_path: Path):
+def test_a_copy_of_a_run_that_began_from_another_goes_on_without_it(local, tmp_path):
     longer = {"train": local.calm.as_given()["train"] | {"total_steps": 32 * (ITERATIONS + 4)}}
     keys = longer | {"resume_from": local.calm.name, "resources": {"max_failures": 0}}
     run = parse_config(RunConfig, local.run("next").as_given() | keys)
@@ -293,7 +289,7 @@ def test_a_copy_of_a_run_that_began_from_another_goes_on_without_it(local: Bench
 
 
 @pytest.mark.slow
-def test_a_run_that_is_copied_to_an_object_store_and_back_is_as_if_it_had_stayed(remote: Bench, tmp_path: Path):
+def test_a_run_that_is_copied_to_an_object_store_and_back_is_as_if_it_had_stayed(remote, tmp_path):
     run = remote.run("copied")
     places = (str(tmp_path / "first"), remote.storage, str(tmp_path / "last"))
     for place, following, deadly in zip(places, (*places[1:], None), (4, 2, None), strict=True):

@@ -7,7 +7,7 @@ RUNS = [(family, name) for family, runs in golden.FAMILIES.items() for name in r
 
 
 @pytest.mark.parametrize(("family", "name"), RUNS)
-def test_metrics_equal_the_stored_ones(family: str, name: str):
+def test_metrics_equal_the_stored_ones(family, name):
     """Bit for bit where torch and the processor are those of the record; elsewhere kernels round differently.
 
     Between the kernels of AVX-512, of AVX2 and of neither, a metric of these runs moves by less than 1e-6.

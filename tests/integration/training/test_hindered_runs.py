@@ -26,14 +26,14 @@ from marl_ray.training.run_folder.metrics_file import iteration_of, read_metrics
 from marl_ray.training.run_folder.owners import owner_file
 from marl_ray.training.tracking.mlflow_run import MlflowRun
 
+pytestmark = pytest.mark.shared_ray("one")
+
 TWO = "resources.workers=2"
 FEW = "evaluation.episodes=2"
 """Copies of an evaluation take fewer steps than those of training, so that these die."""
 
 
-def test_ctrl_c_says_what_is_kept_and_its_actors_have_the_name_of_the_run(
-    ray_cluster: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_ctrl_c_says_what_is_kept_and_its_actors_have_the_name_of_the_run(ray_cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", ray_cluster.address)
     run_config = config(f"storage={tmp_path}", "name=broken-off", "train.total_steps=100000000", "checkpoint.every=1")
     (tmp_path / "run.yaml").write_text(json.dumps(run_config.as_given()))
@@ -73,9 +73,7 @@ def test_ctrl_c_says_what_is_kept_and_its_actors_have_the_name_of_the_run(
 
 
 @pytest.mark.slow
-def test_a_run_says_what_it_waits_for_and_a_stopped_worker_is_replaced(
-    ray_cluster: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_run_says_what_it_waits_for_and_a_stopped_worker_is_replaced(ray_cluster, tmp_path, monkeypatch):
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
 
@@ -128,7 +126,7 @@ def test_a_run_says_what_it_waits_for_and_a_stopped_worker_is_replaced(
 
 @pytest.mark.slow
 def test_a_worker_that_the_others_wait_for_in_vain_ends_in_a_named_error_and_a_restart(
-    ray_cluster: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ray_cluster, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("RAY_TRAIN_COLLECTIVE_TIMEOUT_S", "5")
     stalling = f'env={{"id": "toys.envs:fragile", "kwargs": {{"marker": "{tmp_path}/x", "at": 35, "stall": 40}}}}'
@@ -141,7 +139,7 @@ def test_a_worker_that_the_others_wait_for_in_vain_ends_in_a_named_error_and_a_r
 
 
 @pytest.mark.long
-def test_a_run_whose_disk_is_full_ends_at_once_in_one_line(ray_cluster: LocalRay, tmp_path: Path):
+def test_a_run_whose_disk_is_full_ends_at_once_in_one_line(ray_cluster, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], timeout=30).returncode:
@@ -167,7 +165,7 @@ def test_a_run_whose_disk_is_full_ends_at_once_in_one_line(ray_cluster: LocalRay
         subprocess.run(["umount", "-l", disk], check=True, timeout=30)
 
 
-def test_a_name_has_one_owner(ray_cluster: LocalRay, tmp_path: Path):
+def test_a_name_has_one_owner(ray_cluster, tmp_path):
     run_config, folder = config(f"storage={tmp_path}"), str(tmp_path / "toy")
     with Lease(LocalFileSystem(), folder, "run 'toy'"):
         with pytest.raises(
@@ -178,9 +176,7 @@ def test_a_name_has_one_owner(ray_cluster: LocalRay, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_run_whose_name_was_taken_stops_at_the_next_beat(
-    ray_cluster: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_run_whose_name_was_taken_stops_at_the_next_beat(ray_cluster, tmp_path, monkeypatch):
     monkeypatch.setattr(owners, "BEAT_S", 0.2)
     monkeypatch.setattr(owners, "LOST_S", 0.0)
     run_config = config(f"storage={tmp_path}", "name=taken", "train.total_steps=100000000", "tracking.progress=false")

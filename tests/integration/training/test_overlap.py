@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,7 +50,7 @@ def alone() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_batch_is_played_by_the_weights_of_one_update_before(name: str, alone: None):
+def test_a_batch_is_played_by_the_weights_of_one_update_before(name, alone):
     overlapped, plain = (Run(config(*ALGORITHMS[name], *more), torch.device("cpu")) for more in ((OVERLAP,), ()))
     plain.collector = OneLate(plain.collector)
     for _ in range(4):
@@ -62,14 +61,14 @@ def test_a_batch_is_played_by_the_weights_of_one_update_before(name: str, alone:
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_resumed_run_equals_the_one_that_never_stopped(name: str, tmp_path: Path):
+def test_a_resumed_run_equals_the_one_that_never_stopped(name, tmp_path):
     run = config(*ALGORITHMS[name], OVERLAP)
     uninterrupted = train_alone(run, tmp_path)
     again = train_alone(run, resume=tmp_path / "2")
     assert timeless(again) == timeless([row for row in uninterrupted if row["iteration"] > 2]) != []
 
 
-def test_a_run_plays_no_batch_that_it_does_not_learn_from(alone: None):
+def test_a_run_plays_no_batch_that_it_does_not_learn_from(alone):
     run = Run(config(OVERLAP), torch.device("cpu"))
     while not run.done:
         run.step()
@@ -77,7 +76,7 @@ def test_a_run_plays_no_batch_that_it_does_not_learn_from(alone: None):
     run.close()
 
 
-def test_two_workers_play_what_one_plays(tmp_path: Path):
+def test_two_workers_play_what_one_plays(tmp_path):
     keys = (
         OVERLAP,
         "evaluation.every=0",
@@ -96,7 +95,7 @@ def test_two_workers_play_what_one_plays(tmp_path: Path):
         ("train.rollout=episodes", "train.overlap: expected actor-critics and train.rollout=steps"),
     ],
 )
-def test_other_algorithms_refuse_it(override: str, words: str):
+def test_other_algorithms_refuse_it(override, words):
     more = ("constraints=[{budget: 4}]",) if override.endswith("cpo") else ()
     with pytest.raises(MarlRayError, match=words):
         config(OVERLAP, override, *more)

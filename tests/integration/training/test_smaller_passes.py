@@ -1,27 +1,25 @@
 """A worker without room for a pass costs a restart of all workers, with passes of half the size, and nothing else."""
 
 import json
-from pathlib import Path
 
 import pytest
 from processes.two_workers import two_workers
 from toys import texts
 
-from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.training.checkpoints.storage import folder_here
 from marl_ray.training.driver import train
 from marl_ray.training.errors import PassMemoryError
 from marl_ray.training.loop.pass_sizes import FILE, note_smaller_pass, pass_sizes
 from marl_ray.training.tracking.mlflow_run import MlflowRun
 
+pytestmark = pytest.mark.shared_ray("two")
+
 WORKERS = ("resources.workers=2", "resources.cpus_per_worker=0.5", "train.micro_batch=4", "tracking.progress=false")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["CROWDED", "CROWDED_LATER"])
-def test_all_workers_halve_their_passes_and_train_as_if_they_had_been_small(
-    ray_cluster: LocalRay, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-):
+def test_all_workers_halve_their_passes_and_train_as_if_they_had_been_small(ray_cluster, tmp_path, capsys, name):
     run_config = texts.config(*WORKERS, f"storage={tmp_path}", f"algorithm=toy_runs.short_memory:{name}")
     outcome = train(run_config)
     lines = capsys.readouterr().err.splitlines()
@@ -35,7 +33,7 @@ def test_all_workers_halve_their_passes_and_train_as_if_they_had_been_small(
         assert dict(MlflowRun(run_config, outcome.run_id).history(key)) == pytest.approx(expected, abs=1e-5), key
 
 
-def test_a_pass_of_one_sequence_is_not_halved(tmp_path: Path):
+def test_a_pass_of_one_sequence_is_not_halved(tmp_path):
     folder = folder_here(tmp_path)
     assert pass_sizes(folder) == {}
     for policy, rows in (("first", 7), ("second", 2), ("first", 3), ("second", 1), (None, 8)):

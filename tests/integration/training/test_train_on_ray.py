@@ -24,6 +24,8 @@ from marl_ray.training.run_folder.record import storage_of
 from marl_ray.training.run_result import RunResult, read_finished_result
 from marl_ray.training.tracking.mlflow_run import MlflowRun
 
+pytestmark = pytest.mark.shared_ray("one")
+
 TWO = "resources.workers=2"
 FEW = "evaluation.episodes=2"
 """Copies of an evaluation take fewer steps than those of training, so that these die."""
@@ -59,7 +61,7 @@ def died(ray_cluster: LocalRay, storage: Path) -> tuple[RunConfig, RunResult]:
     return config_and_result
 
 
-def test_a_run_whose_worker_dies_equals_one_that_never_died(died: tuple[RunConfig, RunResult], tmp_path: Path):
+def test_a_run_whose_worker_dies_equals_one_that_never_died(died, tmp_path):
     (tmp_path / "died").touch()
     calm = two_workers(trained, str(tmp_path / "calm"), TWO, FEW, fragile(tmp_path / "died"))
     run_config, outcome = died
@@ -85,7 +87,7 @@ def test_a_run_whose_worker_dies_equals_one_that_never_died(died: tuple[RunConfi
     assert load_bundle(tmp_path / "calm" / same / "bundle").manifest.policies == best.policies
 
 
-def test_a_run_is_tracked_registered_and_resumed(died: tuple[RunConfig, RunResult], storage: Path):
+def test_a_run_is_tracked_registered_and_resumed(died, storage):
     run_config, outcome = died
     client = mlflow.MlflowClient(tracking_uri=outcome.tracking_uri)
     record = client.get_run(outcome.run_id)
@@ -128,7 +130,7 @@ def test_a_run_is_tracked_registered_and_resumed(died: tuple[RunConfig, RunResul
 
 
 @pytest.mark.slow
-def test_a_copied_run_goes_on_where_it_lies_now(died: tuple[RunConfig, RunResult], storage: Path, tmp_path: Path):
+def test_a_copied_run_goes_on_where_it_lies_now(died, storage, tmp_path):
     _, outcome = died
     shutil.copytree(storage / "toy", tmp_path / "toy", symlinks=True)
     before = {path: path.stat().st_mtime_ns for path in (storage / "toy").rglob("*")}
@@ -147,7 +149,7 @@ def test_a_copied_run_goes_on_where_it_lies_now(died: tuple[RunConfig, RunResult
     assert before == {path: path.stat().st_mtime_ns for path in (storage / "toy").rglob("*")}
 
 
-def test_a_run_that_keeps_failing_says_why(ray_cluster: LocalRay, tmp_path: Path):
+def test_a_run_that_keeps_failing_says_why(ray_cluster, tmp_path):
     run_config = config(
         f"storage={tmp_path}",
         "resources.max_failures=0",
@@ -183,7 +185,7 @@ def test_a_run_that_keeps_failing_says_why(ray_cluster: LocalRay, tmp_path: Path
         (['team={"x": {"bundle": "/no/such"}}'], "bundle '/no/such' has no readable bundle.json"),
     ],
 )
-def test_what_cannot_work_is_refused_by_name(ray_cluster: LocalRay, tmp_path: Path, monkeypatch, overrides, message):
+def test_what_cannot_work_is_refused_by_name(ray_cluster, tmp_path, monkeypatch, overrides, message):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     run_config = config(f"storage={tmp_path}", *overrides)
@@ -194,9 +196,7 @@ def test_what_cannot_work_is_refused_by_name(ray_cluster: LocalRay, tmp_path: Pa
     assert not (tmp_path / "toy").exists()
 
 
-def test_a_run_whose_numbers_stop_being_finite_ends_at_once_and_keeps_its_checkpoint(
-    ray_cluster: LocalRay, tmp_path: Path
-):
+def test_a_run_whose_numbers_stop_being_finite_ends_at_once_and_keeps_its_checkpoint(ray_cluster, tmp_path):
     poison = 'env={"id": "toys.envs:poisoned", "kwargs": {"after": 7}}'
     more = ["train.total_steps=100000", "evaluation.every=0"]
     run_config = config(f"storage={tmp_path}", "tracking.progress=false", poison, *more)

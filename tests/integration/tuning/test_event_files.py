@@ -24,7 +24,7 @@ def shows(folder: Path, key: str, expected: list[tuple[int, float]]) -> None:
 
 
 @pytest.mark.parametrize("remote", [False, True])
-def test_rows_can_be_read_before_the_sweep_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool):
+def test_rows_can_be_read_before_the_sweep_has_ended(tmp_path, monkeypatch, remote):
     monkeypatch.setattr(event_files, "UPLOAD_S", 0.0)
     folder, lines = Folder(str(tmp_path), "s"), list[str]()
     if remote:
@@ -48,7 +48,7 @@ def test_rows_can_be_read_before_the_sweep_has_ended(tmp_path: Path, monkeypatch
     assert lines == []
 
 
-def test_a_disk_that_takes_nothing_is_said_once(tmp_path: Path):
+def test_a_disk_that_takes_nothing_is_said_once(tmp_path):
     (tmp_path / "s").write_text("in the way")
     lines: list[str] = []
     events = EventFiles(Folder(str(tmp_path), "s"), lines.append)

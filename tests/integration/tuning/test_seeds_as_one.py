@@ -52,7 +52,7 @@ def train(
     return rows
 
 
-def test_a_leg_that_fails_closes_its_environments_and_raises_its_own_error(monkeypatch: pytest.MonkeyPatch):
+def test_a_leg_that_fails_closes_its_environments_and_raises_its_own_error(monkeypatch):
     closed: list[int] = []
 
     def fail() -> None:
@@ -69,14 +69,14 @@ def test_a_leg_that_fails_closes_its_environments_and_raises_its_own_error(monke
 
 
 @pytest.mark.parametrize("name", ["objectives.json", "seed-0/state.json", "seed-0/weights/__0_0.distcp"])
-def test_a_damaged_checkpoint_of_a_trial_is_named(tmp_path: Path, name: str):
+def test_a_damaged_checkpoint_of_a_trial_is_named(tmp_path, name):
     train(seeds(1), 64, None, tmp_path / "c")
     (tmp_path / "c" / name).write_bytes(b"\0\0")
     with pytest.raises(MarlRayError, match=name):
         train(seeds(1), None, tmp_path / "c", tmp_path / "d")
 
 
-def test_seeds_side_by_side_learn_what_they_learn_alone_and_count_by_their_iqm(tmp_path: Path):
+def test_seeds_side_by_side_learn_what_they_learn_alone_and_count_by_their_iqm(tmp_path):
     configs = seeds(5)
     rows = train(configs, None, None, tmp_path / "c")
     alone = [train_alone(run) for run in configs]
@@ -91,7 +91,7 @@ def test_seeds_side_by_side_learn_what_they_learn_alone_and_count_by_their_iqm(t
         assert row["played"] == 5 * row["steps"]
 
 
-def test_legs_that_are_joined_equal_one_that_was_never_parted(tmp_path: Path):
+def test_legs_that_are_joined_equal_one_that_was_never_parted(tmp_path):
     uninterrupted = train(seeds(2), None, None, tmp_path / "whole")
     first = train(seeds(2), 70, None, tmp_path / "first")
     second = train(seeds(2), None, tmp_path / "first", tmp_path / "second")
@@ -110,9 +110,7 @@ def timeless(rows: list[dict[str, float]]) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("name", ["objectives.json", "seed-1/manifest.json", "seed-1/weights/__0_0.distcp", ""])
-def test_a_trial_goes_on_from_the_checkpoint_before_a_damaged_one(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_trial_goes_on_from_the_checkpoint_before_a_damaged_one(tmp_path, name, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
 
     def play(sweep: str, until: int | None) -> dict[str, Any]:
@@ -140,14 +138,14 @@ def test_a_trial_goes_on_from_the_checkpoint_before_a_damaged_one(
     assert (read_state(trial).played, read_state(trial).steps) == (read_state(calm).played, read_state(calm).steps)
 
 
-def test_a_trial_does_not_go_back_before_a_takeover(tmp_path: Path):
+def test_a_trial_does_not_go_back_before_a_takeover(tmp_path):
     folder = Folder(str(tmp_path), "trial")
     write_state(folder, TrialState(checkpoints=["attempt-1/checkpoint-2", "exploit-64", "attempt-2/checkpoint-4"]))
     assert TrialWriter(folder, 3, [0], lambda row: None).starts == ["attempt-2/checkpoint-4", "exploit-64"]
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "ppo_lagrangian", "pid_lagrangian"])
-def test_weights_are_taken_over_but_hyper_parameters_are_the_takers_own(tmp_path: Path, algorithm: str):
+def test_weights_are_taken_over_but_hyper_parameters_are_the_takers_own(tmp_path, algorithm):
     settings = ["hyper.lr=0.03", "hyper.entropy_coef=0.5", "hyper.adam_eps=0.001"]
     settings += {"ppo_lagrangian": ["hyper.multiplier_lr=0.7"], "pid_lagrangian": ["hyper.pid_kp=0.7"]}.get(
         algorithm, []
@@ -178,7 +176,7 @@ def test_weights_are_taken_over_but_hyper_parameters_are_the_takers_own(tmp_path
         taker.close()
 
 
-def test_a_seed_that_diverges_and_a_metric_that_is_not_there_are_named(tmp_path: Path):
+def test_a_seed_that_diverges_and_a_metric_that_is_not_there_are_named(tmp_path):
     poison = 'env={"id": "toys.envs:poisoned", "kwargs": {"after": 7}}'
     with pytest.raises(DivergedError, match=r"seed 0: policy 'shared', iteration \d"):
         train(seeds(2, poison, "evaluation.every=0"), None, None, tmp_path / "c")
@@ -189,7 +187,7 @@ def test_a_seed_that_diverges_and_a_metric_that_is_not_there_are_named(tmp_path:
         trained.close()
 
 
-def test_a_file_is_written_in_whole_or_not_at_all(tmp_path: Path):
+def test_a_file_is_written_in_whole_or_not_at_all(tmp_path):
     folder = Folder(str(tmp_path), "a", "b")
     folder.write_json("x.json", {"k": 1})
     with pytest.raises(TypeError):
@@ -206,7 +204,7 @@ def test_a_file_is_written_in_whole_or_not_at_all(tmp_path: Path):
         ("name: s\nrun: run.yaml\nspace: {hyper.lr: {grid: [1]}}\n", "storage='runs' is relative to the job's"),
     ],
 )
-def test_a_bad_sweep_is_refused_before_the_cluster_is_asked(tmp_path: Path, text: str, message: str):
+def test_a_bad_sweep_is_refused_before_the_cluster_is_asked(tmp_path, text, message):
     (tmp_path / "run.yaml").write_text(json.dumps({"name": "x", "env": {"id": "toys.envs:countdown"}}))
     (tmp_path / "sweep.yaml").write_text(text)
     with pytest.raises(MarlRayError) as error:

@@ -18,7 +18,6 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from toy_runs.runs import mlflow_database
 
 from marl_ray.cluster import jobs
-from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.config import RunConfig, load_config, parse_config
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError
@@ -27,6 +26,8 @@ from marl_ray.training.single_process import train_alone
 from marl_ray.tuning.records import find_sweep, winner_of
 from marl_ray.tuning.reporting.report import write_report
 from marl_ray.tuning.running.driver import SweepResult, check_sweep, run_sweep
+
+pytestmark = pytest.mark.shared_ray("one")
 
 TOY: dict[str, Any] = {
     "env": {"id": "toys.envs:countdown"},
@@ -69,7 +70,7 @@ def flat(data: Any, prefix: str = "") -> dict[str, Any]:
     return {prefix: data}
 
 
-def test_a_grid_is_run_tracked_and_its_winner_registered_and_nothing_runs_twice(ray_cluster: LocalRay, tmp_path: Path):
+def test_a_grid_is_run_tracked_and_its_winner_registered_and_nothing_runs_twice(ray_cluster, tmp_path):
     grid = {
         "algorithm": {"grid": ["ippo", "grpo"]},
         "train.group_size": {"grid": [2], "when": {"algorithm": ["grpo"]}},
@@ -122,7 +123,7 @@ def test_a_grid_is_run_tracked_and_its_winner_registered_and_nothing_runs_twice(
 
 
 @pytest.mark.slow
-def test_trials_that_fail_are_named_and_the_others_go_on(ray_cluster: LocalRay, tmp_path: Path):
+def test_trials_that_fail_are_named_and_the_others_go_on(ray_cluster, tmp_path):
     disk = tmp_path / "toy-sweep" / "trials" / "0001"
     disk.mkdir(parents=True)
     full = (
@@ -181,7 +182,7 @@ def test_trials_that_fail_are_named_and_the_others_go_on(ray_cluster: LocalRay, 
     }
 
 
-def test_a_sweep_of_which_nothing_can_run_says_so_also_in_its_report(ray_cluster: LocalRay, tmp_path: Path):
+def test_a_sweep_of_which_nothing_can_run_says_so_also_in_its_report(ray_cluster, tmp_path):
     reason = "resources.workers=1 on cuda needs 1 GPUs, but this cluster can never have more than 0"
     with pytest.raises(MarlRayError, match=reason):
         sweep(tmp_path, space={"hyper.lr": {"grid": [0.01, 0.02]}}, set={"resources.device": "cuda"})
@@ -189,7 +190,7 @@ def test_a_sweep_of_which_nothing_can_run_says_so_also_in_its_report(ray_cluster
     assert reason in (tmp_path / "toy-sweep" / "report.html").read_text()
 
 
-def test_a_metric_that_is_never_reported_is_named_with_those_that_are(ray_cluster: LocalRay, tmp_path: Path):
+def test_a_metric_that_is_never_reported_is_named_with_those_that_are(ray_cluster, tmp_path):
     outcome = sweep(tmp_path, space={"hyper.lr": {"grid": [0.01]}}, seeds=1, metric="retrun")
     (trial,) = outcome.records.trials
     assert trial.status == "failed"
@@ -218,9 +219,7 @@ run_sweep(parse_config(SweepConfig, json.loads(sys.argv[2])))
     ],
 )
 @pytest.mark.timeout(600)  # three sweeps of many legs, on a machine that may be busy
-def test_a_sweep_whose_driver_is_killed_goes_on_to_the_same_result(
-    ray_cluster: LocalRay, tmp_path: Path, rates: list[float], seeds: int, grace: int
-):
+def test_a_sweep_whose_driver_is_killed_goes_on_to_the_same_result(ray_cluster, tmp_path, rates, seeds, grace):
     keys: dict[str, Any] = {
         "run": TOY,
         "set": {"train.total_steps": len(rates) * grace, "checkpoint.every": 1},
@@ -264,7 +263,7 @@ def test_a_sweep_whose_driver_is_killed_goes_on_to_the_same_result(
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # worker groups start four times, on a machine that may be busy
 def test_ctrl_c_says_what_is_kept_of_a_sweep_whose_event_files_are_there_while_it_runs(
-    ray_cluster: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ray_cluster, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("RAY_ADDRESS", ray_cluster.address)
     keys = {"space": {"hyper.lr": {"grid": [0.001, 0.003]}}, "set": {"train.total_steps": 10**8, "checkpoint.every": 1}}
@@ -293,9 +292,7 @@ def test_ctrl_c_says_what_is_kept_of_a_sweep_whose_event_files_are_there_while_i
 
 
 @pytest.mark.slow
-def test_an_exploit_copies_weights_and_optimiser_state_between_trials_of_two_workers(
-    ray_cluster: LocalRay, tmp_path: Path
-):
+def test_an_exploit_copies_weights_and_optimiser_state_between_trials_of_two_workers(ray_cluster, tmp_path):
     outcome = sweep(
         tmp_path,
         set={"train.total_steps": 128, "resources.workers": 2, "checkpoint.keep": 100},
@@ -337,7 +334,7 @@ def check_exploit(folder: Path, recipient: int, exploit: dict[str, Any], scratch
 
 @pytest.mark.timeout(600)
 @pytest.mark.slow
-def test_a_trial_of_two_workers_of_which_one_dies_goes_on_from_its_checkpoint(ray_cluster: LocalRay, tmp_path: Path):
+def test_a_trial_of_two_workers_of_which_one_dies_goes_on_from_its_checkpoint(ray_cluster, tmp_path):
     marker = tmp_path / "died"
     outcome = sweep(
         tmp_path,
@@ -354,7 +351,7 @@ def test_a_trial_of_two_workers_of_which_one_dies_goes_on_from_its_checkpoint(ra
 
 
 @pytest.mark.slow
-def test_a_sweep_runs_as_a_job(ray_cluster: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_sweep_runs_as_a_job(ray_cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_TOKEN", ray_cluster.token)
     (tmp_path / "run.yaml").write_text(json.dumps(TOY | {"name": "run"}))
     file = tmp_path / "sweep.yaml"

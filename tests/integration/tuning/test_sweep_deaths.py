@@ -15,7 +15,6 @@ from ray.util.state import list_actors
 from servers.object_store import object_store
 from toy_runs.runs import mlflow_database
 
-from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.training.run_folder.owners import read_owner
@@ -23,6 +22,8 @@ from marl_ray.tuning.folder import Folder, read_rows, trial_folder
 from marl_ray.tuning.records import find_sweep, load_records
 from marl_ray.tuning.running.driver import SweepResult, run_sweep
 from marl_ray.tuning.running.trial_files import read_state
+
+pytestmark = pytest.mark.shared_ray("two")
 
 RUN: dict[str, Any] = {
     "env": {"id": "toys.envs:countdown"},
@@ -83,9 +84,7 @@ def kill_trial(dashboard: str, state: Path, killed: list[int]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # worker groups start five times, on a machine that may be busy
-def test_a_trial_with_workers_has_each_row_once_whichever_of_its_processes_is_killed(
-    ray_cluster: LocalRay, tmp_path: Path
-):
+def test_a_trial_with_workers_has_each_row_once_whichever_of_its_processes_is_killed(ray_cluster, tmp_path):
     calm = sweep(tmp_path / "calm")
     marker = tmp_path / "died"
     fragile = sweep(tmp_path / "worker", id="toys.envs:fragile", kwargs={"marker": str(marker), "at": 60})
@@ -108,9 +107,7 @@ def test_a_trial_with_workers_has_each_row_once_whichever_of_its_processes_is_ki
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # worker groups start five times, on a machine that may be busy
-def test_a_sweep_on_an_object_store_goes_on_after_its_driver_was_killed(
-    ray_cluster: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_sweep_on_an_object_store_goes_on_after_its_driver_was_killed(ray_cluster, tmp_path, monkeypatch):
     rates = (0.01, 0.003)
     calm = sweep(tmp_path, rates)
     mlflow_database(tmp_path)

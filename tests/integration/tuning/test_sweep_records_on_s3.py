@@ -2,7 +2,6 @@
 
 import json
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from pyarrow import fs
@@ -19,7 +18,7 @@ from marl_ray.tuning.records import CHANGES, RecordsFile, find_sweep, load_recor
 
 
 @pytest.mark.long
-def test_records_and_rows_are_read_back_whenever_their_writer_dies(monkeypatch: pytest.MonkeyPatch, tmp_path):
+def test_records_and_rows_are_read_back_whenever_their_writer_dies(monkeypatch, tmp_path):
     monkeypatch.setattr(appended_file, "PART_BYTES", 1000)
     monkeypatch.setattr(records, "LEAST_LOG", 10_000)
     with object_store() as bucket:
@@ -52,7 +51,7 @@ def test_records_and_rows_are_read_back_whenever_their_writer_dies(monkeypatch: 
         assert [line.split(" x")[0] for line in folder.lines("a/rows")[31:]] == ["row 31", "row 32", "last"]
 
 
-def test_a_sweep_goes_on_where_it_was_copied_to(tmp_path: Path):
+def test_a_sweep_goes_on_where_it_was_copied_to(tmp_path):
     sweep = ToySweep(tmp_path)
     record = sweep.train(sweep.add({"hyper.lr": 0.01}), 1.0, 2000)
     disk = sweep.end()

@@ -28,9 +28,7 @@ __all__ = ["browser"]
 @pytest.mark.parametrize(
     ("name", "width", "dark"), [("light", 1280, False), ("dark", 1280, True), ("phone", 390, False)]
 )
-def test_the_report_shows_all_its_drawings_at_any_width_in_light_and_dark(
-    browser: Any, tmp_path: Path, name: str, width: int, dark: bool
-):
+def test_the_report_shows_all_its_drawings_at_any_width_in_light_and_dark(browser, tmp_path, name, width, dark):
     sweep = finished_sweep(tmp_path)
     path = write_report(sweep.end(), sweep.records)
     look(browser, width, dark)
@@ -111,9 +109,7 @@ def registered(storage: Path) -> ToySweep:
     return sweep
 
 
-def test_a_winner_meets_what_is_in_production(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_a_winner_meets_what_is_in_production(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MARL_RAY_API_KEY", "ada")
     sweep = registered(tmp_path)
     assert sweep.records.winner_model == "models:/toy/1"
@@ -150,9 +146,7 @@ def test_a_winner_meets_what_is_in_production(
         assert "experiment 'grid-2' is running; promote, roll back or stop it first" in capsys.readouterr().err
 
 
-def test_what_cannot_be_deployed_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_what_cannot_be_deployed_is_one_line(tmp_path, monkeypatch, capsys):
     ToySweep(tmp_path, "empty").end()
     finished_sweep(tmp_path, trials=2).end(model="")
     for arguments, message in (

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from servers.playwright_chromium import AGENT, IN_CHROMIUM, no_chromium_stays
+from servers.playwright_chromium import AGENT, no_chromium_stays
 
 from marl_ray.config import EnvConfig
 from marl_ray.envs.registry import is_text, make_env
@@ -22,7 +22,7 @@ from marl_ray.envs.web.browsergym.environment import BrowserGym
 __all__ = ["no_chromium_stays"]
 PYTHON = os.environ.get("BROWSERGYM_PYTHON")
 pytestmark = [
-    *IN_CHROMIUM,
+    pytest.mark.slow,
     pytest.mark.skipif(
         PYTHON is None and importlib.util.find_spec("browsergym") is None,
         reason="no BrowserGym here: its extra brings it",
@@ -50,7 +50,7 @@ def bid(env: BrowserGym, pattern: str) -> str:
     return match[1]
 
 
-def test_an_episode_is_seen_done_and_paid(env: BrowserGym):
+def test_an_episode_is_seen_done_and_paid(env):
     for index in range(2):
         env.reset(options={"index": index, "split": "test"})
         prompt = env.observe(AGENT)
@@ -67,7 +67,7 @@ def test_an_episode_is_seen_done_and_paid(env: BrowserGym):
         assert (infos["metrics"], infos["cost"]) == ({"pass": 1.0, "problems": 2.0, "turns": 3.0}, (1.0,))
 
 
-def test_a_limit_ends_an_episode(env: BrowserGym):
+def test_a_limit_ends_an_episode(env):
     few = made("browsergym/miniwob.click-test", max_steps=1)
     few.reset(options={"index": 0})
     few.step("noop()")
@@ -75,7 +75,7 @@ def test_a_limit_ends_an_episode(env: BrowserGym):
     few.close()
 
 
-def test_a_family_of_tasks(env: BrowserGym):
+def test_a_family_of_tasks(env):
     many = made("browsergym/miniwob.click-tab*", held_out=1)
     names = {task.prompt for task in many.test}
     assert {"browsergym/miniwob.click-tab", "browsergym/miniwob.click-tab-2-hard"} <= names
@@ -84,7 +84,7 @@ def test_a_family_of_tasks(env: BrowserGym):
 
 
 @pytest.mark.parametrize("fault", ["hang", "crash", "unreachable"])
-def test_a_fault_ends_the_episode_and_the_next_one_works(env: BrowserGym, fault: str):
+def test_a_fault_ends_the_episode_and_the_next_one_works(env, fault):
     broken = made("browsergym/openended" if fault == "unreachable" else "browsergym/miniwob.click-test", step_s=6.0)
     if fault == "unreachable":
         broken.kwargs = {"task_kwargs": {"start_url": "http://127.0.0.1:9/"}}

@@ -3,13 +3,13 @@
 import re
 
 import pytest
-from servers.playwright_chromium import AGENT, IN_CHROMIUM, element, no_chromium_stays
+from servers.playwright_chromium import AGENT, element, no_chromium_stays
 
 from marl_ray.envs.web import miniwob
 from marl_ray.envs.web.miniwob import MiniWob
 
 __all__ = ["no_chromium_stays"]
-pytestmark = IN_CHROMIUM
+pytestmark = pytest.mark.slow
 
 
 def begin(env: MiniWob, index: int = 0) -> None:
@@ -17,7 +17,7 @@ def begin(env: MiniWob, index: int = 0) -> None:
 
 
 @pytest.mark.parametrize("page", miniwob.pages())
-def test_a_page_opens_and_ends_by_itself(monkeypatch: pytest.MonkeyPatch, page: str):
+def test_a_page_opens_and_ends_by_itself(monkeypatch, page):
     monkeypatch.setattr(miniwob, "NEVER_MS", 400)  # with the usual time no page ends before it is solved
     env = MiniWob([page], variants=1, held_out=1, max_steps=200)  # more than are done in that time
     begin(env)

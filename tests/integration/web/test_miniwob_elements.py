@@ -1,14 +1,15 @@
 """Pages of MiniWoB++ as small policies see them, in a real Chromium."""
 
 import numpy as np
+import pytest
 from pettingzoo.test import parallel_api_test
-from servers.playwright_chromium import AGENT, IN_CHROMIUM, no_chromium_stays
+from servers.playwright_chromium import AGENT, no_chromium_stays
 
 from marl_ray.envs.web.miniwob import MiniWob
 from marl_ray.envs.web.miniwob_elements import MiniWobElements
 
 __all__ = ["no_chromium_stays"]
-pytestmark = IN_CHROMIUM
+pytestmark = pytest.mark.slow
 PAGES = [
     "click-test",
     "click-test-2",

@@ -9,7 +9,7 @@ import numpy as np
 import psutil
 import pytest
 from servers.little_site import little_site, web_record
-from servers.playwright_chromium import AGENT, IN_CHROMIUM, element, no_chromium_stays
+from servers.playwright_chromium import AGENT, element, no_chromium_stays
 from toy_models.tokens import tiny
 from toy_serving.gateways import LINEAGE, gateway_config, make_bundle, serving
 
@@ -24,7 +24,7 @@ from marl_ray.serving.client.play import play_episode
 from marl_ray.training.single_process import train_alone
 
 __all__ = ["no_chromium_stays"]
-pytestmark = IN_CHROMIUM
+pytestmark = pytest.mark.slow
 
 
 def browsers() -> list[str]:
@@ -39,7 +39,7 @@ def first_element(tmp_path: Path) -> str:
     return make_bundle(tmp_path / "bundle", 0, spaces[0], (AGENT,), spaces[1])
 
 
-async def test_a_gateway_serves_a_trained_policy_that_drives_the_browser(tmp_path: Path):
+async def test_a_gateway_serves_a_trained_policy_that_drives_the_browser(tmp_path):
     run = load_config(
         RunConfig,
         Path(__file__).parents[3] / "jobs/configs/miniwob_click.yaml",
@@ -58,9 +58,7 @@ async def test_a_gateway_serves_a_trained_policy_that_drives_the_browser(tmp_pat
     assert browsers() == [], "no environment is open"
 
 
-def test_an_actor_critic_is_measured_and_a_second_call_plays_nothing_anew(
-    tmp_path: Path, first_element: str, capsys: pytest.CaptureFixture[str]
-):
+def test_an_actor_critic_is_measured_and_a_second_call_plays_nothing_anew(tmp_path, first_element, capsys):
     arguments = [
         "evaluate",
         "--benchmark",
@@ -84,7 +82,7 @@ def test_an_actor_critic_is_measured_and_a_second_call_plays_nothing_anew(
     assert "| click-test | 2 | 2 | 1.0 |" in (tmp_path / "out/report.md").read_text()
 
 
-def test_a_language_model_is_measured_by_its_own_tokens(tmp_path: Path):
+def test_a_language_model_is_measured_by_its_own_tokens(tmp_path):
     policy = plain_copy(tiny(critic=False, signals=0, context=2048))
     bundle = save_token_bundle(tmp_path / "bundle", {AGENT: "p"}, {"p": policy}, LINEAGE)
     env = {"tasks": ["click-test"], "held_out": 2, "max_steps": 2}
@@ -107,7 +105,7 @@ class Hanger:
         return [WebAnswer(f"click [{element(turn.env, 'button .Hang.')}]", tokens=7) for turn in turns]
 
 
-def test_an_episode_that_a_fault_ends_counts_with_what_it_cost(tmp_path: Path):
+def test_an_episode_that_a_fault_ends_counts_with_what_it_cost(tmp_path):
     with little_site() as site:
         records = [
             {**web_record("/hang", ["string_match"], reference_answers={"exact_match": "a"}), "task_id": k}

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from servers.http_server import serving_http
 from servers.little_site import web_record
-from servers.playwright_chromium import AGENT, IN_CHROMIUM, no_chromium_stays
+from servers.playwright_chromium import AGENT, no_chromium_stays
 
 from marl_ray.envs.web.webarena.environment import WebArena
 
 __all__ = ["no_chromium_stays"]
-pytestmark = IN_CHROMIUM
+pytestmark = pytest.mark.slow
 LOOK_S = 1.0
 """Seconds in which a page's attempt arrives where nothing stops it."""
 _WORKER = 'URL.createObjectURL(new Blob(["{script}"]))'
@@ -133,14 +133,14 @@ def site(elsewhere: Elsewhere) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_no_page_reaches_another_host(tmp_path: Path, site: str, elsewhere: Elsewhere, way: str):
+def test_no_page_reaches_another_host(tmp_path, site, elsewhere, way):
     infos = _visit(tmp_path, site, elsewhere, way)
     assert elsewhere.arrived == []
     assert infos["solved"]
 
 
 @pytest.mark.parametrize("way", ["a page behind a redirect", "a shared worker", "WebRTC"])
-def test_a_host_that_is_allowed_is_reached(tmp_path: Path, site: str, elsewhere: Elsewhere, way: str):
+def test_a_host_that_is_allowed_is_reached(tmp_path, site, elsewhere, way):
     infos = _visit(tmp_path, site, elsewhere, way, allow=[f"http://{elsewhere.place}"])
     assert elsewhere.arrived
     assert infos["metrics"]["blocked"] == 0

@@ -19,7 +19,7 @@ import psutil
 import pytest
 from pettingzoo.test import seed_test
 from servers.little_site import LittleSite, little_site, web_record
-from servers.playwright_chromium import AGENT, IN_CHROMIUM, no_chromium_stays
+from servers.playwright_chromium import AGENT, no_chromium_stays
 
 from marl_ray.config import EnvConfig
 from marl_ray.envs.registry import is_text, make_env
@@ -30,7 +30,7 @@ from marl_ray.envs.web.webarena.environment import WebArena
 from marl_ray.errors import MarlRayError
 
 __all__ = ["no_chromium_stays"]
-pytestmark = IN_CHROMIUM
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def content(url: str, locator: str, **required: Any) -> dict[str, Any]:
     return {"url": url, "locator": locator, "required_contents": required}
 
 
-def test_an_answer_is_scored(tmp_path: Path, site: LittleSite):
+def test_an_answer_is_scored(tmp_path, site):
     env = made(tmp_path, site, "/", reference_answers={"exact_match": "$12.50"})
     infos = play(env, "click [{Chair}]", "stop [$12.50]")
     assert (infos["ending"], infos["solved"], env.rewards[AGENT]) == ("stopped", True, 1.0)
@@ -79,7 +79,7 @@ def test_an_answer_is_scored(tmp_path: Path, site: LittleSite):
     assert not play(env, "stop [$12]")["solved"]
 
 
-def test_the_address_of_the_last_page_is_scored(tmp_path: Path, site: LittleSite):
+def test_the_address_of_the_last_page_is_scored(tmp_path, site):
     env = made(tmp_path, site, "/", ["url_match"], reference_url="__SHOPPING__/chair")
     assert play(env, "click [{Chair}]", "stop")["solved"]
     assert play(env, "goto [http://onestopmarket.com/chair]", "stop")["solved"]
@@ -90,7 +90,7 @@ def test_the_address_of_the_last_page_is_scored(tmp_path: Path, site: LittleSite
     assert play(env, "click [{Chair}]", "go_back", "go_forward", "stop []")["solved"]
 
 
-def test_pages_are_scored(tmp_path: Path, site: LittleSite):
+def test_pages_are_scored(tmp_path, site):
     contents = [
         content("last", "document.querySelector('li').outerText", exact_match="buy milk"),
         content("last", "", must_include=["milk |OR| bread", "<li>"]),
@@ -121,7 +121,7 @@ def test_pages_are_scored(tmp_path: Path, site: LittleSite):
     assert play(env, "stop")["solved"], "null is None, as in WebArena"
 
 
-def test_every_action(tmp_path: Path, site: LittleSite):
+def test_every_action(tmp_path, site):
     env = made(tmp_path, site, "/form", patience=None)
     env.reset(seed=0)
 
@@ -155,12 +155,12 @@ def test_every_action(tmp_path: Path, site: LittleSite):
     assert env.infos[AGENT]["metrics"]["problems"] == 5
 
 
-def test_a_window_that_a_page_opens_is_a_tab(tmp_path: Path, site: LittleSite):
+def test_a_window_that_a_page_opens_is_a_tab(tmp_path, site):
     env = made(tmp_path, site, "/popup", ["url_match"], reference_url="__SHOPPING__/chair")
     assert play(env, "click [{Open}]", "tab_focus [1]", "stop")["solved"]
 
 
-def test_windows_that_open_without_end_or_close_themselves_end_no_episode(tmp_path: Path, site: LittleSite):
+def test_windows_that_open_without_end_or_close_themselves_end_no_episode(tmp_path, site):
     env = made(tmp_path, site, "/closing")
     play(env, "click [{Open}]", "tab_focus [1]", "click [{Close}]")
     assert "Tab 0 (current): 'Closing'" in env.observe(AGENT)
@@ -171,13 +171,13 @@ def test_windows_that_open_without_end_or_close_themselves_end_no_episode(tmp_pa
     assert infos["ending"] == "stopped"
 
 
-def test_several_start_pages(tmp_path: Path, site: LittleSite):
+def test_several_start_pages(tmp_path, site):
     env = made(tmp_path, site, "/ |AND| __SHOPPING__/chair")
     play(env)
     assert "Tab 0 (current): 'Shop' | Tab 1: 'Chair'" in env.observe(AGENT)
 
 
-def test_limits(tmp_path: Path, site: LittleSite):
+def test_limits(tmp_path, site):
     env = made(
         tmp_path, site, "/", ["url_match"], reference_url="__SHOPPING__/", max_steps=3, cost=("calls", "seconds")
     )
@@ -193,7 +193,7 @@ def test_limits(tmp_path: Path, site: LittleSite):
 
 
 @pytest.mark.parametrize("start", ["/away", "/file"])
-def test_other_hosts_and_downloads_are_blocked(tmp_path: Path, site: LittleSite, start: str):
+def test_other_hosts_and_downloads_are_blocked(tmp_path, site, start):
     env = made(tmp_path, site, start)
     actions = {"/away": ["scroll [up]"], "/file": ["click [{Download}]"]}[start]
     infos = play(env, *actions, "goto [http://elsewhere.test/]", "goto [file:///etc/hostname]", "stop [done]")
@@ -204,7 +204,7 @@ def test_other_hosts_and_downloads_are_blocked(tmp_path: Path, site: LittleSite,
     assert "opening http://elsewhere.test/ failed" in env.observe(AGENT)
 
 
-def test_dialogs_are_dismissed_and_shown(tmp_path: Path, site: LittleSite):
+def test_dialogs_are_dismissed_and_shown(tmp_path, site):
     env = made(tmp_path, site, "/dialogs")
     play(env, "click [{Once}]")
     assert "Dialogs that were dismissed: alert: 'once'; confirm: 'sure?'" in env.observe(AGENT)
@@ -217,7 +217,7 @@ def test_dialogs_are_dismissed_and_shown(tmp_path: Path, site: LittleSite):
     ("start", "action"),
     [("/hang", "click [{Hang}]"), ("/dialogs", "click [{Ask}]"), ("/", "kill page"), ("/", "kill all")],
 )
-def test_a_page_or_a_browser_that_breaks_ends_the_episode(tmp_path: Path, site: LittleSite, start: str, action: str):
+def test_a_page_or_a_browser_that_breaks_ends_the_episode(tmp_path, site, start, action):
     env = made(tmp_path, site, start, step_s=3.0, cost=("calls",), record=str(tmp_path / "record"))
     play(env)
     begun = time.monotonic()
@@ -248,7 +248,7 @@ def _crash(session: Any) -> None:
         session.chromium.run(crash(), 2.0, "crashing the page")
 
 
-def test_a_site_that_is_down_and_a_page_that_never_loads(tmp_path: Path, site: LittleSite):
+def test_a_site_that_is_down_and_a_page_that_never_loads(tmp_path, site):
     env = made(tmp_path, site, "/", sites={"shopping": "http://127.0.0.1:9"})
     play(env)
     assert "The page cannot be opened: opening http://onestopmarket.com/ failed: " in env.observe(AGENT)
@@ -263,13 +263,13 @@ def test_a_site_that_is_down_and_a_page_that_never_loads(tmp_path: Path, site: L
     assert time.monotonic() - begun < 20
 
 
-def test_a_page_that_never_rests_ends_no_episode(tmp_path: Path, site: LittleSite):
+def test_a_page_that_never_rests_ends_no_episode(tmp_path, site):
     env = made(tmp_path, site, "/restless", patience=None)
     infos = play(env, *["scroll [down]"] * 5, "goto [http://onestopmarket.com/chair]", "stop [done]")
     assert (infos["ending"], infos["solved"]) == ("stopped", True)
 
 
-def test_an_element_that_is_gone(tmp_path: Path, site: LittleSite):
+def test_an_element_that_is_gone(tmp_path, site):
     env = made(tmp_path, site, "/gone")
     env.reset(seed=0)
     button, shown = number(env, "Vanish"), env.view
@@ -283,7 +283,7 @@ def test_an_element_that_is_gone(tmp_path: Path, site: LittleSite):
     env.close()
 
 
-def test_text_of_a_page_gives_no_orders(tmp_path: Path, site: LittleSite):
+def test_text_of_a_page_gives_no_orders(tmp_path, site):
     env = made(tmp_path, site, "/orders")
     play(env)
     lines = [line for line in env.observe(AGENT).splitlines() if "hacked" in line]
@@ -293,7 +293,7 @@ def test_text_of_a_page_gives_no_orders(tmp_path: Path, site: LittleSite):
     assert env.infos[AGENT]["solved"]
 
 
-def test_an_episode_is_recorded(tmp_path: Path, site: LittleSite):
+def test_an_episode_is_recorded(tmp_path, site):
     env = made(tmp_path, site, "/", record=str(tmp_path / "record"), traces=True)
     play(env, "click [{Chair}]", "fly", "stop [done]")
     (folder,) = (tmp_path / "record").iterdir()
@@ -313,7 +313,7 @@ def test_an_episode_is_recorded(tmp_path: Path, site: LittleSite):
     assert zipfile.ZipFile(folder / "trace.zip").testzip() is None
 
 
-def test_episodes_at_the_same_time_share_a_chromium_and_nothing_else(tmp_path: Path, site: LittleSite):
+def test_episodes_at_the_same_time_share_a_chromium_and_nothing_else(tmp_path, site):
     texts = ["one", "two", "three"]
     envs = []
     for text in texts:
@@ -338,7 +338,7 @@ def test_episodes_at_the_same_time_share_a_chromium_and_nothing_else(tmp_path: P
     assert not any("chrom" in process.name() for process in psutil.Process().children(recursive=True))
 
 
-def test_the_registry_makes_it_and_it_keeps_pettingzoos_rules(tmp_path: Path, site: LittleSite):
+def test_the_registry_makes_it_and_it_keeps_pettingzoos_rules(tmp_path, site):
     path = tmp_path / "tasks.json"
     path.write_text(json.dumps([web_record("/", ["string_match"], reference_answers={"exact_match": "done"})]))
     kwargs = {"data": str(path), "sites": {"shopping": site.url}, "held_out": 0.0}
@@ -353,7 +353,7 @@ def test_the_registry_makes_it_and_it_keeps_pettingzoos_rules(tmp_path: Path, si
 
 
 @pytest.mark.parametrize("killed", ["alone", "with its children"])
-def test_a_killed_process_leaves_no_browser_and_no_profile(killed: str):
+def test_a_killed_process_leaves_no_browser_and_no_profile(killed):
     code = (
         "from marl_ray.envs.web.webarena.environment import WebArena as W; "
         "e = W(); e.reset(); print('ready', flush=True); input()"

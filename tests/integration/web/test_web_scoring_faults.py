@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from servers.http_server import serving_http
 from servers.little_site import LittleSite, little_site, web_record
-from servers.playwright_chromium import AGENT, IN_CHROMIUM, no_chromium_stays
+from servers.playwright_chromium import AGENT, no_chromium_stays
 
 from marl_ray.envs.web.webarena.environment import WebArena
 
 __all__ = ["no_chromium_stays"]
-pytestmark = IN_CHROMIUM
+pytestmark = pytest.mark.slow
 AUTHOR = "func:shopping_get_sku_latest_review_author('B1')"
 RATING = "func:shopping_get_sku_latest_review_rating('B1')"
 REVIEWS = [{"nickname": "Ada", "ratings": [{"percent": 20}]}, {"nickname": "Bo", "ratings": [{"percent": 80}]}]
@@ -59,7 +59,7 @@ class FailingJudge:
     same_reason = same_answer
 
 
-def test_a_judge_that_fails_ends_the_episode_and_not_the_run(tmp_path: Path, site: LittleSite):
+def test_a_judge_that_fails_ends_the_episode_and_not_the_run(tmp_path, site):
     references = {"reference_answers": {"fuzzy_match": ["done"]}}
     judge = f"{__name__}:FailingJudge"
     result = ending(tmp_path, site.url, ["string_match"], "stop [done]", judge=judge, **references)
@@ -79,15 +79,13 @@ def test_a_judge_that_fails_ends_the_episode_and_not_the_run(tmp_path: Path, sit
         (7, AUTHOR, "Bo", ("site_fault", False)),
     ],
 )
-def test_whatever_the_api_of_a_shop_says_has_a_result(
-    tmp_path: Path, reviews: Any, locator: str, text: str, result: tuple[str, bool]
-):
+def test_whatever_the_api_of_a_shop_says_has_a_result(tmp_path, reviews, locator, text, result):
     with _shop(reviews) as url:
         *scored, cost = ending(tmp_path, url, ["program_html"], "stop", **page_check(locator, text))
     assert (*scored, cost) == (*result, (1.0,))
 
 
-def test_a_page_that_the_agent_writes_itself_scores_nothing(tmp_path: Path, site: LittleSite):
+def test_a_page_that_the_agent_writes_itself_scores_nothing(tmp_path, site):
     check = page_check("", "Blue chair")
     assert ending(tmp_path, site.url, ["program_html"], f"goto [{site.url}/chair]", "stop", **check)[1]
     for scheme in ("data:text/html,", "DATA:text/html,", "javascript:document.body.innerHTML=", "about:"):
@@ -95,7 +93,7 @@ def test_a_page_that_the_agent_writes_itself_scores_nothing(tmp_path: Path, site
         assert result == ("stopped", False, (1.0,))
 
 
-def test_a_page_cannot_make_a_prompt_as_long_as_it_likes(tmp_path: Path, site: LittleSite):
+def test_a_page_cannot_make_a_prompt_as_long_as_it_likes(tmp_path, site):
     path = tmp_path / "tasks.json"
     path.write_text(json.dumps([web_record("/", ["string_match"], reference_answers={"exact_match": "done"})]))
     long = "() => { history.pushState(0, '', '/' + 'x'.repeat(1e5)); document.title = 'y'.repeat(1e5); }"

@@ -4,7 +4,7 @@ import random
 import re
 
 import pytest
-from servers.playwright_chromium import AGENT, IN_CHROMIUM, no_chromium_stays
+from servers.playwright_chromium import AGENT, no_chromium_stays
 
 from marl_ray.config import EnvConfig
 from marl_ray.envs.env_copies import warm_up
@@ -14,7 +14,7 @@ from marl_ray.envs.web.webarena.site_pack.made_tasks import MadeTask, made_tasks
 from marl_ray.errors import MarlRayError
 
 __all__ = ["no_chromium_stays"]
-pytestmark = IN_CHROMIUM
+pytestmark = pytest.mark.slow
 TASKS = {task.record.intent: task for task in made_tasks(WORLD, 0)}
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from servers.installed import need
 
 from kube.charts import chart, helm_python
 from kube.kubox import URL, kubox
@@ -131,10 +132,8 @@ class ChartCluster:
 def chart_cluster() -> Iterator[ChartCluster]:
     """An empty cluster, for as long as the block lasts; skips where this machine cannot run it."""
     if not sys.platform.startswith("linux"):
-        pytest.skip("kubox makes network namespaces: it needs Linux, root and iproute2")
-    postgres = shutil.which("pg_isready", path=_path())
-    if shutil.which("initdb", path=_path()) is None or postgres is None or shutil.which("redis-server") is None:
-        pytest.skip("no PostgreSQL or Redis here: on Debian, as root, tests/runner/need_servers.sh installs them")
+        pytest.skip("kubox makes network namespaces: it needs Linux and root")
+    need("PostgreSQL", "Redis")
     # Not below /tmp, which every pod has to itself.
     folder = Path(tempfile.mkdtemp(prefix="marl-ray-kubox-", dir="/var/tmp"))
     try:

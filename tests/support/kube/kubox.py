@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from kubernetes import client
+from servers.installed import need
 
 from kube.stories import FOLDER, events
 from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefusedError
@@ -36,8 +37,9 @@ def kubox(folder: Path, *options: str | Path, crds: bool = True) -> Iterator[Con
 
     `folder` holds its files and a log. Skips where this machine cannot run it.
     """
-    if not sys.platform.startswith("linux") or os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("kubox makes network namespaces: it needs Linux, root and iproute2")
+    if not sys.platform.startswith("linux") or os.geteuid() != 0:
+        pytest.skip("kubox makes network namespaces: it needs Linux and root")
+    need("iproute2")
     with (Path(tempfile.gettempdir()) / "kubox.lock").open("w") as lock:
         _until(lambda: _locked(lock.fileno()) and not _ready(), OTHERS_S, "the end of another kubox on this machine")
         yield from _run(folder, options, crds)

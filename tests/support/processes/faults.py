@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 import psutil
-import pytest
+from servers.installed import find, need
 
 ANSWER_S = 330.0
 """More than `deploy` takes, whose own error says more than that nothing answers."""
@@ -172,7 +172,8 @@ class Postgres:
 @contextmanager
 def postgres() -> Iterator[Postgres]:
     """A PostgreSQL of the test's own, on a socket in a temporary folder; a skipped test where none is installed."""
-    binaries, user = _binaries(), _user()
+    need("PostgreSQL")
+    binaries, user = Path(str(find("initdb"))).parent, _user()
     # Not pytest's own folder, which other users cannot enter.
     folder = Path(tempfile.mkdtemp(prefix="marl-ray-pg-"))
 
@@ -203,14 +204,6 @@ def postgres() -> Iterator[Postgres]:
                 stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _binaries() -> Path:
-    program = shutil.which("initdb")
-    folders = [Path(program).parent] if program else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-    if not folders or not (folders[-1] / "initdb").exists():
-        pytest.skip("no PostgreSQL server here: on Debian, as root, tests/runner/need_servers.sh installs it")
-    return folders[-1]
 
 
 def _user() -> str | None:

@@ -1,7 +1,6 @@
 """A real headless Chromium: the fixture, what its reader prefers, and pictures kept as artefacts of the tests."""
 
 import base64
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,21 +8,21 @@ from typing import Any
 import pytest
 from selenium import webdriver
 
+from servers.installed import find, need
+
 ARTEFACTS = Path(__file__).parents[2] / "artefacts"
 WAIT_S = 30
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("no Chromium here: on Debian, as root, tests/runner/need_servers.sh installs it")
+    need("Chromium")
     options = webdriver.ChromeOptions()
-    options.binary_location = chromium
+    options.binary_location = str(find("chromium"))
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--hide-scrollbars"):
         options.add_argument(flag)
-    window = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    window = webdriver.Chrome(options=options, service=webdriver.ChromeService(find("chromedriver")))
     window.set_page_load_timeout(WAIT_S)
     try:
         yield window

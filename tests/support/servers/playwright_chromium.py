@@ -1,15 +1,16 @@
 """Tests of environments in a real browser: what they need here, and that no process of it stays.
 
-A module that imports this one is left out where Playwright is missing. It has `pytestmark = IN_CHROMIUM`, and names
-`no_chromium_stays` in `__all__`.
+A module that imports this one is left out where Playwright is missing. It is marked `slow`, and names `no_chromium_stays`
+in `__all__`, which skips its tests where Chromium is missing.
 """
 
 import re
-import shutil
 from collections.abc import Iterator
 
 import psutil
 import pytest
+
+from servers.installed import need
 
 pytest.importorskip("playwright", reason="no Playwright here: make install")
 pytest.importorskip("miniwob", reason="no pages of MiniWoB here: make install")
@@ -18,16 +19,11 @@ from marl_ray.envs.web.browser.chromium import close_shared_chromium
 from marl_ray.envs.web.environment import BrowserEnv
 
 AGENT = "agent"
-IN_CHROMIUM = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        shutil.which("chromium") is None, reason="no Chromium here: tests/runner/need_servers.sh installs it"
-    ),
-]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def no_chromium_stays() -> Iterator[None]:
+    need("Chromium")
     yield
     close_shared_chromium()
     children = [child.name() for child in psutil.Process().children(recursive=True)]

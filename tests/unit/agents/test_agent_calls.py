@@ -83,7 +83,7 @@ TOOLS = {tool.name: tool for tool in (tool_of(write), tool_of(mix), *make_tools(
         f"[THINK]{JSON.replace('2', '9')}[/THINK][TOOL_CALLS]add[ARGS]{{'a': 2, 'b': 3}}",
     ],
 )
-def test_a_call_is_found_in_every_form(text: str):
+def test_a_call_is_found_in_every_form(text):
     call = parse(text)
     assert (call.tool, call.arguments, call.problem) == ("add", {"a": 2, "b": 3}, "")
     assert text.startswith(call.text)
@@ -107,7 +107,7 @@ def test_a_call_is_found_in_every_form(text: str):
         ("[TOOL_CALLS]add[ARGS]2", "bad_json"),
     ],
 )
-def test_what_is_no_call(text: str, problem: str):
+def test_what_is_no_call(text, problem):
     call = parse(text)
     assert (call.problem, call.arguments) == (problem, None)
     observation = act(call, TOOLS, 5.0).observation
@@ -146,7 +146,7 @@ def test_a_fenced_program_is_the_argument_of_a_tool_that_takes_one_text():
         ("{'a': {'b': 'x\ny'}}", {"a": {"b": "x\ny"}}),
     ],
 )
-def test_json_as_models_write_it(text: str, value: object):
+def test_json_as_models_write_it(text, value):
     assert decode(text + " and more") == (value, len(text))
 
 
@@ -163,7 +163,7 @@ def test_json_as_models_write_it(text: str, value: object):
         "{'a': '\\ud83d'}",
     ],
 )
-def test_what_is_no_json_is_a_few_words(text: str):
+def test_what_is_no_json_is_a_few_words(text):
     with pytest.raises(ValueError, match=r"^[^\n]{3,80}$"):
         decode(text)
 
@@ -177,7 +177,7 @@ VALUES = st.recursive(
 
 @settings(max_examples=60)
 @given(VALUES)
-def test_json_and_what_python_writes_are_both_read(value: object):
+def test_json_and_what_python_writes_are_both_read(value):
     assert decode(json.dumps(value)) == (value, len(json.dumps(value)))
     assert decode(repr(value)) == (value, len(repr(value)))
 
@@ -213,7 +213,7 @@ def test_arguments_in_marks_are_texts():
 
 @settings(max_examples=200)
 @given(st.one_of(st.text(max_size=60), st.lists(st.sampled_from(PIECES), max_size=12).map("".join)))
-def test_no_text_raises(text: str):
+def test_no_text_raises(text):
     call = parse(text)
     assert text.encode("utf-8", "replace").decode().startswith(call.text)
     assert (call.arguments is None) == bool(call.problem)
@@ -239,7 +239,7 @@ def test_no_text_raises(text: str):
         "<function=f>",
     ],
 )
-def test_a_long_text_is_read_in_linear_time(piece: str):
+def test_a_long_text_is_read_in_linear_time(piece):
     text = piece * ((1 << 17) // len(piece))
     for given_text in (text, f"Action: add\nInput: {text}", f"<tool_call>{text}", f"x{text}{JSON}", f"[f(a={text}"):
         begin = time.process_time()

@@ -1,9 +1,6 @@
 """The example of docs/language_teams/own_parts.md: a tool from a function, and one from a class, in an environment."""
 
 import sys
-from pathlib import Path
-
-import pytest
 
 from marl_ray.config import EnvConfig
 from marl_ray.envs.registry import make_env
@@ -34,7 +31,7 @@ class Stock:
 '''
 
 
-def test_own_tools_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_own_tools_by_path(tmp_path, monkeypatch):
     (tmp_path / "shop_tools.py").write_text(EXAMPLE)
     (tmp_path / "stock.txt").write_text("apple 7\npear 0\n")
     (tmp_path / "questions.jsonl").write_text('{"prompt": "What do four apples cost?", "answer": "1.80"}\n')

@@ -71,7 +71,7 @@ def test_a_call_is_read_and_made():
         CALL + '\nObservation: 6\nThought: done.\nAction: answer\nInput: {"answer": "6"}',
     ],
 )
-def test_other_ways_to_write_the_same_call(text: str):
+def test_other_ways_to_write_the_same_call(text):
     assert (parse(text).thought, replied(text)) == ("I add.", ("", "5"))
 
 
@@ -110,7 +110,7 @@ def test_programs_with_real_line_breaks_are_strings():
         ('Action: misbehave\nInput: {"how": "fail"}', "failed", "Not today."),
     ],
 )
-def test_every_mistake_is_an_observation(text: str, problem: str, words: str):
+def test_every_mistake_is_an_observation(text, problem, words):
     action, observation = replied(text)
     assert action == problem
     assert words in observation
@@ -185,7 +185,7 @@ WORDS += [
 @given(st.one_of(st.text(max_size=60), st.lists(st.sampled_from(WORDS)).map("".join)))
 @example("Action: add\nInput: " + 100_000 * "[")
 @example("Input:" + 10_000 * "\nAction:")
-def test_no_text_raises(text: str):
+def test_no_text_raises(text):
     call = parse(text)
     assert text.encode("utf-8", "replace").decode().startswith(call.text)
     assert (call.arguments is None) == bool(call.problem)
@@ -202,7 +202,7 @@ def test_no_text_raises(text: str):
         st.text(max_size=5) | st.sampled_from(["name", "arguments"]), st.text(max_size=9) | st.just({"a": 1})
     ),
 )
-def test_what_is_written_by_the_format_is_read_back(thought: str, tool: str, arguments: dict[str, object]):
+def test_what_is_written_by_the_format_is_read_back(thought, tool, arguments):
     wrapped = set(arguments) == {"name", "arguments"} and isinstance(arguments["arguments"], dict)
     thought = " ".join(thought.replace(":", " ").split())
     call = parse(f"Thought: {thought}\nAction: {tool}\nInput: {json.dumps(arguments)}\nThought: more")
@@ -218,7 +218,7 @@ def test_instructions_name_tools_and_arguments():
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.text("ab", max_size=40), st.text("ab", max_size=40)), max_size=6), st.integers(0, 500))
-def test_a_prompt_keeps_its_limit_and_the_latest_turns(pairs: list[tuple[str, str]], extra: int):
+def test_a_prompt_keeps_its_limit_and_the_latest_turns(pairs, extra):
     turns = [ReactTurn(*pair) for pair in pairs]
     fixed = len(transcript("head\n", "what?", [], 0, "foot\n"))
     text = transcript("head\n", "what?", turns, fixed + 40 + extra, "foot\n")
@@ -290,7 +290,7 @@ def lost(a: "Nowhere") -> str:  # type: ignore[name-defined]  # noqa: F821
         (lambda: "", "'<lambda>' is no name for a tool"),
     ],
 )
-def test_a_function_that_is_no_tool_is_one_line(function: object, words: str):
+def test_a_function_that_is_no_tool_is_one_line(function, words):
     with pytest.raises(MarlRayError, match=ONE_LINE) as error:
         tool_of(function)  # type: ignore[arg-type]
     assert words in str(error.value)
@@ -322,7 +322,7 @@ def test_a_function_that_is_no_tool_is_one_line(function: object, words: str):
         ({"math:gcd_of": {}}, "tools: 'gcd_of' of 'math:gcd_of' is not in the module; did you mean gcd?"),
     ],
 )
-def test_a_wrong_choice_of_tools_is_one_line(chosen: object, words: str):
+def test_a_wrong_choice_of_tools_is_one_line(chosen, words):
     with pytest.raises(MarlRayError, match=ONE_LINE) as error:
         make_tools(chosen)  # type: ignore[arg-type]
     assert words in str(error.value)
@@ -354,7 +354,7 @@ class Surrender:
         return self.words
 
 
-def test_a_class_says_its_name_that_it_ends_the_episode_and_how_it_prepares(monkeypatch: pytest.MonkeyPatch):
+def test_a_class_says_its_name_that_it_ends_the_episode_and_how_it_prepares(monkeypatch):
     module = types.ModuleType("surrendering")
     module.Surrender = Surrender  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "surrendering", module)

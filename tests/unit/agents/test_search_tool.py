@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 
 import pytest
 from servers.http_server import serving_http
@@ -94,7 +93,7 @@ def test_the_request_is_serpers():
         ({"searchParameters": {"q": "x"}}, "No results."),
     ],
 )
-def test_the_answer_box_comes_first(reply: object, text: str):
+def test_the_answer_box_comes_first(reply, text):
     with serving((200, reply)) as service:
         assert ask(GoogleSearchSerper(base_url=service.url)) == text
 
@@ -102,7 +101,7 @@ def test_the_answer_box_comes_first(reply: object, text: str):
 @pytest.mark.parametrize(
     "reply", [b"", b"<html>", b"[1]", b'{"organic": 5}', b'{"organic": [{"title": 1}]}', b"\xff", b"[" * 100_000]
 )
-def test_a_malformed_response_is_told(reply: bytes):
+def test_a_malformed_response_is_told(reply):
     with serving((200, reply)) as service, pytest.raises(ToolError, match="malformed"):
         ask(GoogleSearchSerper(base_url=service.url))
 
@@ -114,7 +113,7 @@ def test_what_passes_is_tried_again():
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 302])
-def test_what_does_not_pass_is_told_at_once(status: int):
+def test_what_does_not_pass_is_told_at_once(status):
     with serving((status, {"message": f"Unauthorized {KEY}"})) as service:
         with pytest.raises(ToolError, match=f"^Search failed: HTTP {status}.$"):
             ask(GoogleSearchSerper(base_url=service.url))
@@ -141,7 +140,7 @@ def test_a_response_may_not_be_huge():
         ask(GoogleSearchSerper(base_url=service.url))
 
 
-def test_a_question_is_asked_once(tmp_path: Path):
+def test_a_question_is_asked_once(tmp_path):
     path = str(tmp_path / "cache.db")
     with serving(
         (500, {}), (200, {"answerBox": {"answer": "one"}}), (200, {"answerBox": {"answer": "two"}})
@@ -154,7 +153,7 @@ def test_a_question_is_asked_once(tmp_path: Path):
         assert len(service.requests) == 3
 
 
-def test_the_cache_is_bounded_and_survives(tmp_path: Path):
+def test_the_cache_is_bounded_and_survives(tmp_path):
     path = str(tmp_path / "c.db")
     cache = SearchCache(path, 3)
     for i in range(10):
@@ -168,13 +167,13 @@ def test_the_cache_is_bounded_and_survives(tmp_path: Path):
         SearchCache(str(tmp_path / "junk"))
 
 
-def test_many_threads_may_search(tmp_path: Path):
+def test_many_threads_may_search(tmp_path):
     with serving((200, {"answerBox": {"answer": "yes"}})) as service, ThreadPoolExecutor(8) as threads:
         search = GoogleSearchSerper(base_url=service.url, cache=str(tmp_path / "c.db"), cache_entries=5)
         assert set(threads.map(lambda i: ask(search, str(i % 9), 30), range(60))) == {"yes"}
 
 
-def test_the_key_is_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]):
+def test_the_key_is_nowhere(tmp_path, caplog, capfd):
     for name in ("", "httpx", "httpcore"):
         caplog.set_level(logging.DEBUG, logger=name)
     path = tmp_path / "cache.db"
@@ -196,7 +195,7 @@ def test_the_key_is_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture, ca
     assert not [text for text in seen if KEY in text]
 
 
-def test_where_the_key_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_where_the_key_comes_from(tmp_path, monkeypatch):
     file = tmp_path / "key"
     file.write_text("from-a-file\n")
     with serving((200, {})) as service:
@@ -215,7 +214,7 @@ def test_where_the_key_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("url", ["http://google.serper.dev", "ftp://127.0.0.1", "google.serper.dev", "http://[", 5])
-def test_the_key_travels_encrypted_or_not_at_all(url: str):
+def test_the_key_travels_encrypted_or_not_at_all(url):
     with pytest.raises(MarlRayError, match="base_url: "):
         GoogleSearchSerper(base_url=url)
 
@@ -239,7 +238,7 @@ def test_bm25_is_its_formula():
         assert corpus.scores(query) == pytest.approx(expected)
 
 
-def test_a_corpus_is_searched_like_the_web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_corpus_is_searched_like_the_web(tmp_path, monkeypatch):
     monkeypatch.delenv(KEY_VARIABLE)
     path = tmp_path / "corpus.jsonl"
     path.write_text("".join(json.dumps({"title": f"D{i}", "text": text}) + "\n\n" for i, text in enumerate(TEXTS)))

@@ -1,7 +1,6 @@
 """Parts that calls of the API share: files and mappings with changes by section, names of arguments, Ctrl-C."""
 
 import sys
-from pathlib import Path
 
 import pytest
 from toy_runs.run_configs import GOOD, run
@@ -17,7 +16,7 @@ def test_a_section_keeps_the_keys_that_a_change_does_not_name():
     assert before == {"hyper": {"lr": 1, "gamma": 2}, "seeds": [1, 2]}
 
 
-def test_a_file_and_a_mapping_are_the_same_run(tmp_path: Path):
+def test_a_file_and_a_mapping_are_the_same_run(tmp_path):
     (tmp_path / "run.yaml").write_text("name: run\nenv: {id: MultiGrid-Empty-5x5-v0}\n")
     expected = run("hyper.lr=3e-3")
     for source in (tmp_path / "run.yaml", GOOD):
@@ -25,7 +24,7 @@ def test_a_file_and_a_mapping_are_the_same_run(tmp_path: Path):
         assert parse_config(RunConfig, data, source=name) == expected
 
 
-def test_what_is_no_config_is_one_line(tmp_path: Path):
+def test_what_is_no_config_is_one_line(tmp_path):
     (tmp_path / "list.yaml").write_text("- 1\n")
     with pytest.raises(MarlRayError, match=r"list.yaml: expected a mapping of keys at the top, got list"):
         data_of(tmp_path / "list.yaml", {})
@@ -48,9 +47,7 @@ def test_a_misspelt_argument_is_named_with_what_was_meant():
         act(1, gredy=True)
 
 
-def test_ctrl_c_ends_a_script_with_one_line_and_may_be_caught(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_ctrl_c_ends_a_script_with_one_line_and_may_be_caught(monkeypatch, capsys):
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # the block sets another
     with pytest.raises(KeyboardInterrupt) as caught, short_interrupt():
         raise KeyboardInterrupt

@@ -23,7 +23,7 @@ def writers(tmp_path_factory: pytest.TempPathFactory) -> marl_ray.LoadedTeam:
     )
 
 
-def test_actor_critics_act_as_arrays_and_lists_ask(tmp_path: Path):
+def test_actor_critics_act_as_arrays_and_lists_ask(tmp_path):
     team = marl_ray.load(make_bundle(tmp_path, 4))
     assert team.agents == {"agent_0": "p", "agent_1": "p"}
     assert str(team) == f"<LoadedTeam agent_0: p (ippo), agent_1: p (ippo); from {team.source}>"
@@ -51,12 +51,12 @@ def test_actor_critics_act_as_arrays_and_lists_ask(tmp_path: Path):
         (SEES, {"generation": {"max_tokens": 3}}, "generation: expected none, the bundle holds actor-critics"),
     ],
 )
-def test_a_wrong_observation_is_named(tmp_path: Path, observations, options, message):
+def test_a_wrong_observation_is_named(tmp_path, observations, options, message):
     with pytest.raises(MarlRayError, match=message):
         marl_ray.load(make_bundle(tmp_path, 4)).act(observations, **options)
 
 
-def test_the_folder_of_a_run_is_answered_with_its_bundle(tmp_path: Path):
+def test_the_folder_of_a_run_is_answered_with_its_bundle(tmp_path):
     Path(make_bundle(tmp_path, 4)).rename(tmp_path / "bundle")
     with pytest.raises(MarlRayError, match=rf"it is the folder of a run, whose bundle is {tmp_path}/bundle$"):
         marl_ray.load(tmp_path)
@@ -66,7 +66,7 @@ def test_the_folder_of_a_run_is_answered_with_its_bundle(tmp_path: Path):
         marl_ray.load("mine")
 
 
-def test_language_models_answer_texts(writers: marl_ray.LoadedTeam):
+def test_language_models_answer_texts(writers):
     prompts = {"coder": "def f(x):", "critic": "it fails"}
     drawn = writers.act(prompts, seed=3)
     assert drawn == writers.act(prompts, seed=3) != writers.act(prompts, seed=4)
@@ -88,6 +88,6 @@ def test_language_models_answer_texts(writers: marl_ray.LoadedTeam):
         ({"coder": "x"}, {"action_masks": {}}, "action_masks: expected none, the bundle holds language models"),
     ],
 )
-def test_a_wrong_prompt_is_named(writers: marl_ray.LoadedTeam, observations, options, message):
+def test_a_wrong_prompt_is_named(writers, observations, options, message):
     with pytest.raises(MarlRayError, match=message):
         writers.act(observations, **options)

@@ -1,7 +1,5 @@
 """The lines and the refusals of `marl_ray.train` before Ray starts."""
 
-from pathlib import Path
-
 import pytest
 from toy_runs.runs import config
 
@@ -10,7 +8,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.training.run_checks import check_run
 
 
-def test_agents_that_share_weights_are_named(tmp_path: Path):
+def test_agents_that_share_weights_are_named(tmp_path):
     shared = check_run(config(f"storage={tmp_path}"))
     (members,) = shared.values()
     assert len(members) > 1
@@ -21,7 +19,7 @@ def test_agents_that_share_weights_are_named(tmp_path: Path):
     assert shared_weights(check_run(config(f"storage={tmp_path}", *overrides))) == []
 
 
-def test_an_address_that_mlflow_does_not_understand_is_refused(tmp_path: Path):
+def test_an_address_that_mlflow_does_not_understand_is_refused(tmp_path):
     with pytest.raises(
         MarlRayError, match=r"^tracking.uri: 'htp://here' cannot be used: .*unsupported URI 'htp://here'"
     ):

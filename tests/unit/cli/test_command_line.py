@@ -1,10 +1,7 @@
 """The table of commands: its help, its page, the documents of --json, and what it answers to wrong names."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -14,7 +11,6 @@ import pytest
 import typer
 from processes.command_line import ROOT, keys_of, marl_ray
 
-from marl_ray import __version__
 from marl_ray.cli import app
 from marl_ray.cli.documents.forms import FORMS
 from marl_ray.cli.documents.output import plain
@@ -65,32 +61,6 @@ def test_the_help_begins_with_train_and_has_groups():
     assert listed == [name for group in COMMANDS.values() for name in group] and listed[0] == "train"
 
 
-def test_the_program_is_a_module_too_and_its_help_loads_nothing_large():
-    large = ("marl_ray.config", "mlflow", "numpy", "pyarrow", "pydantic", "ray", "torch", "yaml")
-    code = f"import sys, marl_ray.cli; print([name for name in {large} if name in sys.modules])"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert loaded.stdout == "[]\n", loaded.stderr
-    module = [sys.executable, "-m", "marl_ray", "--version"]
-    assert subprocess.run(module, capture_output=True, text=True, timeout=60).stdout == f"marl-ray {__version__}\n"
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("marl-ray tra", ["train"]),
-        ("marl-ray algorithms mapp", ["mappo", "mappo_lagrangian"]),
-        (f"marl-ray train {RUN} train.total", ["train.total_steps="]),
-        (f"marl-ray train {RUN} algorithm=dr", ["algorithm=dr_grpo"]),
-    ],
-)
-def test_a_shell_completes_names(words: str, expected: list[str]):
-    number = str(len(words.split()) - 1)
-    variables = {"_MARL_RAY_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": number}
-    program = [sys.executable, "-m", "marl_ray"]
-    done = subprocess.run(program, env=os.environ | variables, capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == expected, done.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -132,7 +102,7 @@ def test_a_shell_completes_names(words: str, expected: list[str]):
         (("serve", RUN), "is a run's config; expected a gateway's Serve config: marl-ray train jobs/"),
     ],
 )
-def test_a_wrong_name_is_answered_with_what_was_meant(arguments: tuple[str, ...], expected: str):
+def test_a_wrong_name_is_answered_with_what_was_meant(arguments, expected):
     done = marl_ray(*arguments)
     assert done.returncode == 2 and done.stdout == ""
     assert expected in " ".join(done.stderr.split())
@@ -154,12 +124,12 @@ def test_a_wrong_name_is_answered_with_what_was_meant(arguments: tuple[str, ...]
         (("train", RUN, "hyper.lr=fast"), "hyper.lr: expected a number, got 'fast'"),
         (("train", RUN, "train.total_steps=1.5"), "train.total_steps: expected a whole number, got 1.5"),
         (
-            ("train", RUN, "resume_from=models:/x/1"),
+            ("train", RUN, "env={id: toys.envs:countdown}", "resume_from=models:/x/1"),
             "'models:/x/1' is a bundle, which has no optimiser; expected a run's",
         ),
     ],
 )
-def test_a_mistake_is_one_line_that_says_what_was_expected(arguments: tuple[str, ...], expected: str):
+def test_a_mistake_is_one_line_that_says_what_was_expected(arguments, expected):
     done = marl_ray(*arguments)
     assert done.returncode == 2 and done.stdout == ""
     # A command that takes its time says what it does.
@@ -167,14 +137,14 @@ def test_a_mistake_is_one_line_that_says_what_was_expected(arguments: tuple[str,
     assert len(errors) == 1 and expected in errors[0], done.stderr
 
 
-def test_a_dry_run_without_a_name_promises_no_run_to_go_on_with(tmp_path: Path):
+def test_a_dry_run_without_a_name_promises_no_run_to_go_on_with(tmp_path):
     (tmp_path / "nameless.json").write_text('{"algorithm": "ippo", "env": {"id": "toys.envs:countdown"}}')
     done = marl_ray("train", tmp_path / "nameless.json", "--dry-run")
     assert done.returncode == 0 and "the config has no name; a run gets one such as this\n" in done.stderr
     assert "resume" not in done.stderr
 
 
-def test_what_is_listed_for_language_models_is_what_training_takes(tmp_path: Path):
+def test_what_is_listed_for_language_models_is_what_training_takes(tmp_path):
     listed = {entry["name"]: entry["language_models"] for entry in document("algorithms")}
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text('{"prompt": "1+1", "chosen": "2", "rejected": "3", "agent": "solver"}\n')
@@ -202,7 +172,7 @@ def document(*arguments: str | Path, status: int = 0, folder: Path = ROOT) -> An
     return json.loads(done.stdout)
 
 
-def test_documents_have_their_forms(tmp_path: Path):
+def test_documents_have_their_forms(tmp_path):
     listed = document("algorithms")
     assert [entry["name"] for entry in listed] == list(SPECS)
     assert all(set(entry) == keys_of("algorithms") for entry in listed)
@@ -212,8 +182,8 @@ def test_documents_have_their_forms(tmp_path: Path):
     assert set(keys) == keys_of("config reference") and {"key", "type", "default", "description"} == set(keys["run"][0])
     assert document("config", "schema", "sweep")["title"] == "SweepConfig"
     assert [task["task_id"] for task in document("tasks", "arithmetic", "--count", "2")] == ["6-6=", "76-70="]
-    assert document("train", RUN, "--dry-run")["team"]["shared"]["algorithm"] == "mappo"
-    assert document("sweep", SWEEP, "--dry-run")["seeds"]
+    dry_run = document("train", RUN, "env={id: toys.envs:countdown}", "--dry-run")  # the gridworld would be compiled
+    assert dry_run["team"]["shared"]["algorithm"] == "mappo"
     checked = document("lint", SERVE)
     assert set(checked) == keys_of("lint") == keys_of("cluster lint") and checked["passed"]
     refused = document("lint", RUN, status=2)
@@ -224,7 +194,7 @@ def test_documents_have_their_forms(tmp_path: Path):
     assert set(planned) == keys_of("experiment plan") and set(planned["units"]) == {"fixed", "median", "sure"}
 
 
-def test_a_part_of_ones_own_is_written_and_checked_as_documents(tmp_path: Path):
+def test_a_part_of_ones_own_is_written_and_checked_as_documents(tmp_path):
     written = document("new", "tool", "stall", folder=tmp_path)
     assert set(written) == keys_of("new") and all((tmp_path / file).is_file() for file in written["files"])
     assert "marl-ray check plugin tool stall:Stall discount=0.1" in written["next"]
@@ -250,20 +220,3 @@ def test_forms_of_results_are_those_of_their_types():
 
 def test_numbers_that_are_not_finite_are_null():
     assert plain({"a": (float("nan"), 1.5), 2: Path("x")}) == {"a": [None, 1.5], "2": "x"}
-
-
-def test_what_a_program_wrote_is_in_its_files_when_it_ends(tmp_path: Path):
-    """Files that nothing closes, in a cycle of objects, which Python writes when it searches for garbage at its end."""
-    code = f"""
-from marl_ray.cli import main
-
-class Logged:
-    def __init__(self, path, mode, line):
-        self.own, self.file = self, open(path, mode)
-        self.file.write(line)
-
-kept = Logged({str(tmp_path / "text")!r}, "w", "a line"), Logged({str(tmp_path / "bytes")!r}, "wb", b"a line")
-main(["--version"])
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
-    assert [(tmp_path / name).read_text() for name in ("text", "bytes")] == ["a line"] * 2

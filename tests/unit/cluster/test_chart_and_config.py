@@ -98,7 +98,7 @@ def _differences(chart: Any, config: Any, path: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_chart_and_a_config_render_the_same(case: str):
+def test_the_chart_and_a_config_render_the_same(case):
     values, config = CASES[case]
     kind = case.split(maxsplit=1)[0]
     [of_chart] = [document for document in documents(VALUES | values) if document["kind"] == kind]

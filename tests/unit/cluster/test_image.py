@@ -53,7 +53,7 @@ def test_the_extras_that_are_installed_are_the_projects_and_all_else_is_pinned()
     assert options[options.index("--constraint") + 1] == "constraints.txt"
 
 
-def test_the_image_is_of_the_user_and_has_the_files_that_manifests_name(tmp_path: Path):
+def test_the_image_is_of_the_user_and_has_the_files_that_manifests_name(tmp_path):
     """The shell command that puts the configs into the image is run on the checkout's."""
     assert words("USER") == [["1000"]]
     [number] = [number for number, line in enumerate(LINES) if line.startswith("RUN cp ")]

@@ -3,7 +3,6 @@
 import socket
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -26,9 +25,7 @@ GOOD = "name: run\nenv: {id: MultiGrid-Empty-5x5-v0}\nstorage: /data/runs\n"
         (GOOD, ["team.shared.bundle=bundles/a"], "team.shared.bundle='bundles/a' is relative"),
     ],
 )
-def test_a_bad_config_is_refused_before_the_cluster_is_asked(
-    tmp_path: Path, text: str, overrides: list[str], message: str
-):
+def test_a_bad_config_is_refused_before_the_cluster_is_asked(tmp_path, text, overrides, message):
     config = tmp_path / "run.yaml"
     config.write_text(text)
     with pytest.raises(MarlRayError) as error:
@@ -39,26 +36,26 @@ def test_a_bad_config_is_refused_before_the_cluster_is_asked(
 
 @pytest.mark.parametrize("storage", ["/data/runs", "s3://bucket/runs"])
 @pytest.mark.parametrize("bundle", ["/data/b", "models:/team/3", "s3://bucket/b"])
-def test_absolute_paths_and_uris_pass(tmp_path: Path, storage: str, bundle: str):
+def test_absolute_paths_and_uris_pass(tmp_path, storage, bundle):
     config = tmp_path / "run.yaml"
     config.write_text(GOOD)
     with pytest.raises(MarlRayError, match="no Ray dashboard answers"):  # so the config has passed
         jobs.submit("train", config, [f"storage={storage}", f"team.shared.bundle={bundle}"], address=NOBODY)
 
 
-def test_a_missing_config_is_named(tmp_path: Path):
+def test_a_missing_config_is_named(tmp_path):
     with pytest.raises(MarlRayError, match=r"none\.yaml"):
         jobs.submit("train", tmp_path / "none.yaml", address=NOBODY)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:8265", "ray://head:10001", "auto", ""])
-def test_an_address_that_is_no_url(address: str):
+def test_an_address_that_is_no_url(address):
     with pytest.raises(MarlRayError, match=r"--address .*: expected the dashboard's URL"):
         jobs.connect(address)
 
 
 @pytest.mark.parametrize("address", [NOBODY, NOWHERE])
-def test_an_unreachable_address_is_answered_within_ten_seconds(address: str):
+def test_an_unreachable_address_is_answered_within_ten_seconds(address):
     started = time.monotonic()
     with pytest.raises(MarlRayError, match=r"--address .*: no Ray dashboard answers") as error:
         jobs.connect(address)
@@ -70,7 +67,7 @@ def test_an_unreachable_address_is_answered_within_ten_seconds(address: str):
     ("answer", "message"),
     [(b"", "no answer within 0.3 s"), (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", "no Ray dashboard answers")],
 )
-def test_a_server_that_is_silent_or_something_else(answer: bytes, message: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_server_that_is_silent_or_something_else(answer, message, monkeypatch):
     monkeypatch.setattr(jobs, "READ_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as server:
 

@@ -38,7 +38,7 @@ def file_refusal(path: Path, text: str) -> str:
 
 
 @pytest.mark.parametrize("number", ["3e-4", "3E-4", "0.0003", "3.0e-4", ".3e-3", "+3e-4"])
-def test_numbers_read_as_numbers_in_overrides_and_files(tmp_path: Path, number: str):
+def test_numbers_read_as_numbers_in_overrides_and_files(tmp_path, number):
     assert run(f"hyper.lr={number}").hyper.lr == 3e-4
     (tmp_path / "c.yaml").write_text(f"name: run\nenv: {{id: x}}\nhyper: {{lr: {number}}}\n")
     assert load_config(RunConfig, tmp_path / "c.yaml").hyper.lr == 3e-4
@@ -105,7 +105,7 @@ def test_policy_hyper_lies_over_the_runs():
         ("seed=[1", "override 'seed=[1'"),
     ],
 )
-def test_a_bad_override_is_named(override: str, message: str):
+def test_a_bad_override_is_named(override, message):
     assert message in refusal(override, seed=0)
 
 
@@ -120,7 +120,7 @@ def test_a_bad_override_is_named(override: str, message: str):
         ("evaluation.max_steps", 1 << 26),
     ],
 )
-def test_a_number_that_no_random_stream_has_bits_for_is_refused(key: str, most: int):
+def test_a_number_that_no_random_stream_has_bits_for_is_refused(key, most):
     overrides = ["algorithm=dapo", "train.group_size=4"]
     run(*overrides, f"{key}={most}")
     assert refusal(*overrides, f"{key}={most + 1}") == (
@@ -137,20 +137,20 @@ def test_a_missing_key_is_named():
         parse_config(RunConfig, {"name": "run"})
 
 
-def test_a_missing_file_is_named(tmp_path: Path):
+def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(MarlRayError, match=r"none\.yaml.*No such file"):
         load_config(RunConfig, tmp_path / "none.yaml")
     with pytest.raises(MarlRayError, match="cannot be read"):
         load_config(RunConfig, tmp_path)
 
 
-def test_bad_yaml_has_its_line(tmp_path: Path):
+def test_bad_yaml_has_its_line(tmp_path):
     path = tmp_path / "c.yaml"
     assert file_refusal(path, "name: run\nenv:\n  id: [x\nseed: 1\n").startswith(f"{path}, line 4: not valid YAML")
     assert "line 2" in file_refusal(path, "name: run\n\tenv: x\n")
 
 
-def test_a_key_given_twice_has_its_line(tmp_path: Path):
+def test_a_key_given_twice_has_its_line(tmp_path):
     path = tmp_path / "c.yaml"
     assert file_refusal(path, "name: a\nenv: {id: x}\nname: b\n") == (
         f"{path}, line 3: not valid YAML: key 'name' is given twice"
@@ -159,18 +159,18 @@ def test_a_key_given_twice_has_its_line(tmp_path: Path):
 
 
 @pytest.mark.parametrize("text", ["", "- a\n", "just words\n", "5\n"])
-def test_a_file_that_is_no_mapping(tmp_path: Path, text: str):
+def test_a_file_that_is_no_mapping(tmp_path, text):
     assert "expected a mapping of keys at the top" in file_refusal(tmp_path / "c.yaml", text)
 
 
 @pytest.mark.parametrize(
     "text", ["? [a, b]\n: 1\n", "1: x\nname: a\nenv: {id: x}\n", "a: &a [*a]\n", "\x00\n", "a: !!python/x y\n"]
 )
-def test_odd_yaml_is_one_line(tmp_path: Path, text: str):
+def test_odd_yaml_is_one_line(tmp_path, text):
     assert str(tmp_path) in file_refusal(tmp_path / "c.yaml", text)
 
 
-def test_bytes_that_are_no_text(tmp_path: Path):
+def test_bytes_that_are_no_text(tmp_path):
     (tmp_path / "c.yaml").write_bytes(b"name: \xff\xfe")
     with pytest.raises(MarlRayError, match="cannot be read"):
         load_config(RunConfig, tmp_path / "c.yaml")
@@ -292,7 +292,7 @@ def test_gateway():
 # Identity
 
 
-def test_the_hash_is_of_the_meaning_not_of_the_file(tmp_path: Path):
+def test_the_hash_is_of_the_meaning_not_of_the_file(tmp_path):
     (tmp_path / "a.yaml").write_text("name: run\nenv: {id: x}\nhyper:\n  lr: 0.0007\n")
     (tmp_path / "b.yaml").write_text("# a comment\nenv:\n  id: x\nname: run\n")
     first, other = (load_config(RunConfig, tmp_path / name) for name in ("a.yaml", "b.yaml"))
@@ -347,7 +347,7 @@ def _leaves() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("language", [False, True])
-def test_no_run_reads_more_than_a_hundred_keys(language: bool):
+def test_no_run_reads_more_than_a_hundred_keys(language):
     """That holds for every algorithm.
 
     The keys of the other family of policies and of other algorithms are not for it, and a run with `data` reads that
@@ -382,7 +382,7 @@ def test_defaults_are_valid():
 
 
 @pytest.mark.parametrize("kind", ["run", "sweep", "experiment", "gateway"])
-def test_every_kind_of_config_has_a_schema(kind: str, capsys: pytest.CaptureFixture[str]):
+def test_every_kind_of_config_has_a_schema(kind, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["config", "schema", kind])
     assert caught.value.code == 0

@@ -32,7 +32,7 @@ def run(algorithm: str, model: dict | None, *overrides: str) -> RunConfig:
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("algorithm", LANGUAGE)
-def test_a_language_model_discounts_no_token_and_learns_slowly(algorithm: str, kind: str):
+def test_a_language_model_discounts_no_token_and_learns_slowly(algorithm, kind):
     model, lr, critic_lr = MODELS[kind]
     hyper = run(algorithm, model).hyper_of("a")
     assert (hyper.gamma, hyper.gae_lambda, hyper.cost_gamma, hyper.cost_gae_lambda) == (1, 1, 1, 1)
@@ -45,7 +45,7 @@ def test_a_language_model_discounts_no_token_and_learns_slowly(algorithm: str, k
 
 
 @pytest.mark.parametrize("algorithm", PLAYING)
-def test_actor_critics_keep_their_own_defaults(algorithm: str):
+def test_actor_critics_keep_their_own_defaults(algorithm):
     hyper = run(algorithm, None).hyper_of("a")
     assert hyper == SPECS[algorithm].hyper.model_validate(SPECS[algorithm].defaults)
     assert (hyper.lr, hyper.max_grad_norm, hyper.value_coef, hyper.adam_eps) == (7e-4, 10, 1, 1e-5)
@@ -73,7 +73,7 @@ def test_what_is_resolved_is_the_same_config_again():
 
 
 @pytest.mark.parametrize("key", ["adam_betas=[0.9,0.95]", "adam_eps=1e-8"])
-def test_only_adam_reads_its_own_keys(key: str):
+def test_only_adam_reads_its_own_keys(key):
     assert run("ppo", None, f"hyper.{key}").hyper_of("a").optimizer == "adamw"
     for where in ("hyper", "team.a.hyper"):
         name = key.partition("=")[0]
@@ -91,14 +91,14 @@ def test_only_adam_reads_its_own_keys(key: str):
         ("hyper.value_coef=0", "hyper.value_coef: Input should be greater than 0"),
     ],
 )
-def test_keys_of_the_optimiser_are_checked_by_name(override: str, message: str):
+def test_keys_of_the_optimiser_are_checked_by_name(override, message):
     with pytest.raises(MarlRayError, match=re.escape(message)):
         run("ppo", None, override)
     with pytest.raises(MarlRayError, match="grpo does not read it"):
         run("grpo", None, "hyper.value_coef=0.5")
 
 
-def test_the_command_line_shows_what_language_models_default_to(capsys: pytest.CaptureFixture[str]):
+def test_the_command_line_shows_what_language_models_default_to(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["algorithms", "ppo"])
     shown = capsys.readouterr().out

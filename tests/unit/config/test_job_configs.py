@@ -16,7 +16,7 @@ RECIPES = ["qwen_coder_team.yaml", "qwen_react.yaml", "sweep_qwen.yaml"]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
-def test_a_config_of_jobs_can_be_read(path: Path):
+def test_a_config_of_jobs_can_be_read(path):
     if path.name.startswith("sweep_"):
         check_space(load_sweep(path))
     else:
@@ -37,7 +37,7 @@ def test_recipes_for_large_models_say_that_they_were_never_run():
 
 
 @pytest.mark.parametrize(("name", "tasks"), WEBARENA.items())
-def test_a_config_for_the_sites_of_webarena_plays_its_tasks(name: str, tasks: int, tmp_path: Path):
+def test_a_config_for_the_sites_of_webarena_plays_its_tasks(name, tasks, tmp_path):
     path = CONFIGS[0].with_name(name)
     assert "Never run on these weights here" in path.read_text()
     run = load_config(RunConfig, path)

@@ -13,10 +13,10 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("text", TAKEN)
-def test_a_schedule_of_five_fields_is_taken(text: str):
+def test_a_schedule_of_five_fields_is_taken(text):
     assert is_schedule(text)
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_any_other_text_is_no_schedule(text: str):
+def test_any_other_text_is_no_schedule(text):
     assert not is_schedule(text)

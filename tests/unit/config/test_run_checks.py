@@ -73,7 +73,7 @@ COST = ["constraints=[{budget: 4}]"]
         (["resume_from=other", "warm_start={data: x.parquet}"], "warm_start: expected no resume_from beside it"),
     ],
 )
-def test_what_an_algorithm_needs_is_checked_before_anything_starts(overrides: list[str], message: str):
+def test_what_an_algorithm_needs_is_checked_before_anything_starts(overrides, message):
     with pytest.raises(MarlRayError) as caught:
         parse_config(RunConfig, {"name": "a", "env": {"id": "x"}}, overrides)
     assert message in str(caught.value) and "\n" not in str(caught.value)
@@ -94,7 +94,7 @@ def test_what_an_algorithm_needs_is_checked_before_anything_starts(overrides: li
         (["team.b.agents=[x]"], "team.b.model: expected a language model, as the other policies are"),
     ],
 )
-def test_what_language_models_need_is_checked_before_anything_starts(overrides: list[str], message: str):
+def test_what_language_models_need_is_checked_before_anything_starts(overrides, message):
     policy = {"model": {"preset": "tiny-0.2m"}, "generation": {"max_tokens": 8}}
     base = {"name": "a", "env": {"id": "math"}, "algorithm": "grpo", "train": {"group_size": 8}, "team": {"a": policy}}
     with pytest.raises(MarlRayError) as caught:
@@ -195,7 +195,7 @@ def test_a_benchmark_is_a_name_or_a_group_of_keys():
         ),
     ],
 )
-def test_benchmarks_that_cannot_be_measured_are_refused(overrides: tuple[str, ...], message: str):
+def test_benchmarks_that_cannot_be_measured_are_refused(overrides, message):
     with pytest.raises(MarlRayError, match=re.escape(message)) as caught:
         language(*overrides)
     assert "\n" not in str(caught.value)

@@ -52,7 +52,7 @@ def _module(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_a_mistake_is_named(name: str, failures: list[str]):
+def test_a_mistake_is_named(name, failures):
     lines = [f"{each.name}: {each.failure}" for each in check(f"checked_rewards:{name}", {}) if each.failure]
     assert len(lines) == len(failures)
     assert all(line.startswith(failure) for line, failure in zip(lines, failures, strict=True))
@@ -69,7 +69,7 @@ def test_settings_are_options():
     ("name", "settings"),
     [("math_answer", {}), ("solved", {}), ("short_answer", {}), ("exact_match", {}), ("llm_judge", {"offline": True})],
 )
-def test_a_built_in_passes(name: str, settings: dict[str, Any]):
+def test_a_built_in_passes(name, settings):
     assert [str(each) for each in check(name, settings) if each.failure] == []
 
 

@@ -74,7 +74,7 @@ def _module(monkeypatch: pytest.MonkeyPatch) -> None:
         ("talks", ["description: it has 349 characters, expected at most 200"]),
     ],
 )
-def test_a_mistake_is_named(name: str, failures: list[str], monkeypatch: pytest.MonkeyPatch):
+def test_a_mistake_is_named(name, failures, monkeypatch):
     monkeypatch.setattr(checker, "DEADLINE_S", 0.1 if name == "sleeps" else 20.0)
     lines = [f"{each.name}: {each.failure}" for each in check(f"checked_tools:{name}", {}) if each.failure]
     assert len(lines) == len(failures)
@@ -88,5 +88,5 @@ def test_settings_are_options():
 
 
 @pytest.mark.parametrize(("name", "settings"), [("answer", {}), ("google_search_serper", {"corpus": "towns"})])
-def test_a_built_in_passes(name: str, settings: dict[str, Any]):
+def test_a_built_in_passes(name, settings):
     assert [str(each) for each in check(name, settings) if each.failure] == []

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -22,7 +21,7 @@ IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
-def test_code_is_fenced_and_has_a_language(page: Path):
+def test_code_is_fenced_and_has_a_language(page):
     for block in blocks(page):
         assert block.language in LANGUAGES, f"{block}: expected one of {sorted(LANGUAGES)}"
         assert all(mark.split(",")[0].split()[0] in {"skip", "serve", "with", "fails", "after"} for mark in block.marks)
@@ -34,7 +33,7 @@ def test_code_is_fenced_and_has_a_language(page: Path):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
-def test_a_skipped_block_says_why(page: Path):
+def test_a_skipped_block_says_why(page):
     for block in blocks(page):
         assert block.skipped is None or block.skipped in REASONS, f"{block}: {block.skipped}"
     before = goes_on_after(page)
@@ -42,7 +41,7 @@ def test_a_skipped_block_says_why(page: Path):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
-def test_data_are_valid_and_configs_fit(page: Path):
+def test_data_are_valid_and_configs_fit(page):
     for block in blocks(page):
         if block.language == "json" and not block.is_output:
             for value in json_values(block.text):

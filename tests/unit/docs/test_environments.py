@@ -1,10 +1,9 @@
 """Every environment that a page shows passes the check that the pages tell its author to run."""
 
 import re
-from pathlib import Path
 
 import pytest
-from docs.pages import PAGES, Block, blocks
+from docs.pages import PAGES, blocks
 
 from marl_ray.conformance.extensions.environment import check
 
@@ -17,7 +16,7 @@ def test_the_pages_show_environments():
 
 
 @pytest.mark.parametrize("block", SHOWN, ids=str)
-def test_a_shown_environment_passes_its_check(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_shown_environment_passes_its_check(block, tmp_path, monkeypatch):
     module = f"shown_{block.page.stem}_{block.line}"  # imports are kept, so each block needs a name of its own
     (tmp_path / f"{module}.py").write_text(block.text)
     monkeypatch.syspath_prepend(str(tmp_path))

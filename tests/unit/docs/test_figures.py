@@ -80,7 +80,7 @@ LINKING = [
 
 
 @pytest.mark.parametrize(("page", "heading", "text"), LINKING)
-def test_figures_are_those_of_the_linked_results(page: Path, heading: str, text: str):
+def test_figures_are_those_of_the_linked_results(page, heading, text):
     known = [number for result in set(LINK.findall(text)) for number in measured(result)]
     known += UNMEASURED.get((str(page.relative_to(ROOT)), heading), [])
     assert unsupported(text, known) == []
@@ -100,5 +100,5 @@ def test_many_sections_link_their_results():
         ("3.9ms", ["3.9"]),
     ],
 )
-def test_a_figure_is_a_number_of_the_result_or_one_of_its_numbers_rounded(text: str, wrong: list[str]):
+def test_a_figure_is_a_number_of_the_result_or_one_of_its_numbers_rounded(text, wrong):
     assert unsupported(text, [100_201, 20.38, 19.8, 20.94, 4.93e-7]) == wrong

@@ -1,7 +1,6 @@
 """Pages are readable as text: prose is wrapped at one width, and tables have no paragraphs in their cells."""
 
 import re
-from pathlib import Path
 
 import pytest
 from docs.pages import PAGES, ROOT, prose
@@ -30,7 +29,7 @@ def is_one_word(line: str) -> bool:
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
-def test_prose_is_wrapped_and_rows_are_short(page: Path):
+def test_prose_is_wrapped_and_rows_are_short(page):
     lines = prose(page)
     wide = [number for number, line in lines if is_prose(line) and len(line) > WIDTH and not is_one_word(line)]
     assert wide == [], f"{page.name}: expected lines of at most {WIDTH} characters"

@@ -53,7 +53,7 @@ def templates() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("message", quoted())
-def test_an_explained_message_is_one_of_the_source(message: str):
+def test_an_explained_message_is_one_of_the_source(message):
     parts = [part.strip() for part in re.split(r"\.\.\.|\b(?:NAME|KEY)\b", message) if part.strip()]
     assert sum(map(str.isalpha, "".join(parts))) >= LEAST
     pattern = re.compile(".*?".join(map(re.escape, parts)), re.DOTALL)

@@ -14,12 +14,12 @@ IMPORT = re.compile(r"^from (marl_ray[\w.]*) import (?:\(([^)]*)\)|(.*))$", re.M
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES, ids=[".".join(parts) for parts in NAMES])
-def test_a_name_of_the_api_is_there_and_documented(module: str, name: str):
+def test_a_name_of_the_api_is_there_and_documented(module, name):
     assert getattr(importlib.import_module(module), name).__doc__
 
 
 @pytest.mark.parametrize(("module", "name"), CONSTANTS, ids=[".".join(parts) for parts in CONSTANTS])
-def test_a_constant_of_the_api_is_there(module: str, name: str):
+def test_a_constant_of_the_api_is_there(module, name):
     assert hasattr(importlib.import_module(module), name)
 
 

@@ -1,7 +1,5 @@
 """A walk compares a page's outputs with the printed ones, and replaces a page's ports and values."""
 
-from pathlib import Path
-
 import pytest
 from docs.pages import ROOT, Block, blocks
 from docs.walks import Walk, expect
@@ -45,7 +43,7 @@ def test_ports_and_values_are_those_of_the_walk(tmp_path):
         walk.localised("export OTHER=...")
 
 
-def test_blocks_have_their_names_and_marks(tmp_path: Path):
+def test_blocks_have_their_names_and_marks(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
         '<!-- run: serve until "ready" -->\n```bash\nserve\n```\n\n- item\n\n  ```yaml a.yaml\n  x: 1\n  ```\n'

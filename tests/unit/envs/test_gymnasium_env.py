@@ -9,7 +9,7 @@ from marl_ray.errors import MarlRayError
 
 
 @pytest.mark.parametrize("balanced", [True, False])
-def test_cartpole_equals_gymnasium(balanced: bool):
+def test_cartpole_equals_gymnasium(balanced):
     """Step for step; a balancing controller is cut off at exactly 500 steps, a careless one terminates early."""
     env, peer = single_agent("CartPole-v1"), gymnasium.make("CartPole-v1")
     assert env.possible_agents == ["agent"] and env.observation_space("agent") == peer.observation_space
@@ -50,7 +50,7 @@ def test_gymnasium_kwargs_and_infos():
         ("no_such_module:Thing-v0", r"env.id: cannot make 'gymnasium.no_such_module:Thing-v0' \("),
     ],
 )
-def test_unknown_gymnasium_ids(env_id: str, message: str):
+def test_unknown_gymnasium_ids(env_id, message):
     with pytest.raises(MarlRayError, match=message) as caught:
         single_agent(env_id)
     assert "\n" not in str(caught.value)

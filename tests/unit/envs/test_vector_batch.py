@@ -40,7 +40,7 @@ def walk(batch: EnvBatch, copies: int, steps: int, reset: bool) -> list[np.ndarr
 
 
 @pytest.mark.parametrize("reset", [True, False])
-def test_a_gymnasium_vector_equals_the_loop(reset: bool):
+def test_a_gymnasium_vector_equals_the_loop(reset):
     copies = 3
     makers = [lambda: gymnasium.make("CartPole-v1")] * copies
     vector = VectorBatch(SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED), AGENTS, 1)
@@ -95,7 +95,7 @@ def test_a_gymnasium_vector_gives_the_action_masks_of_its_infos():
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-def test_a_gymnasium_vector_that_resets_itself_is_refused(mode: AutoresetMode):
+def test_a_gymnasium_vector_that_resets_itself_is_refused(mode):
     with pytest.raises(MarlRayError, match=f"autoreset_mode of the VectorEnv is {mode}, expected .*DISABLED"):
         VectorBatch(SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")], autoreset_mode=mode), AGENTS, 1)
 
@@ -141,7 +141,7 @@ def test_a_pool_gives_images_with_channels_last():
 
 
 @pytest.mark.parametrize("name", ["MiniGrid-Empty-5x5-v0", "CheetahRun-v1"])
-def test_a_pool_gives_dicts_as_rows_and_its_batch_equals_its_single_copies(name: str):
+def test_a_pool_gives_dicts_as_rows_and_its_batch_equals_its_single_copies(name):
     pytest.importorskip("envpool")
     properties = list(check(f"envpool.{name}", {"max_episode_steps": 20}))
     # EnvPool declares velocities of dm_control as positive, which they are not.

@@ -55,7 +55,7 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("name", ["single_policy", "team"])
-def test_a_sample_depends_on_nothing_but_weights_seed_task_and_number(name: str, request: pytest.FixtureRequest):
+def test_a_sample_depends_on_nothing_but_weights_seed_task_and_number(name, request):
     bundle = request.getfixturevalue(name)
     writer = Writer(WritingRequest(bundle), OWN)
     jobs = [(problem, sample) for problem in problems() for sample in range(2 if name == "single_policy" else 1)]
@@ -66,7 +66,7 @@ def test_a_sample_depends_on_nothing_but_weights_seed_task_and_number(name: str,
     assert Writer(WritingRequest(bundle, seed=1), OWN).rows(jobs[:1])[0] != rows[0]
 
 
-def test_a_code_team_plays_its_environment_and_its_last_program_is_the_sample(team: str):
+def test_a_code_team_plays_its_environment_and_its_last_program_is_the_sample(team):
     writer = Writer(WritingRequest(team), OWN)
     row = writer.rows([(problems()[0], 0)])[0]
     assert [agent for agent, _ in row["turns"]] == ["generator", "reviewer", "generator"]
@@ -77,7 +77,7 @@ def test_a_code_team_plays_its_environment_and_its_last_program_is_the_sample(te
     assert alone.manifest(problems())["writer"] == "generator" and writer.manifest(problems())["writer"] == "team"
 
 
-def test_a_team_goes_on_until_the_public_tests_pass_and_sees_no_others(team: str):
+def test_a_team_goes_on_until_the_public_tests_pass_and_sees_no_others(team):
     problem, writer = problems()[0], Writer(WritingRequest(team), OWN)
     turns = writer.turns(problem)
     assert next(turns) == ("generator", "Write add(a, b).\nassert add(1, 1) == 2\n")
@@ -93,7 +93,7 @@ def test_a_team_goes_on_until_the_public_tests_pass_and_sees_no_others(team: str
         turns.send("def add(a, b): return 2 * b")  # only hidden tests would tell
 
 
-def test_a_team_whose_next_prompt_is_too_long_hands_in_what_it_has(tmp_path: Path):
+def test_a_team_whose_next_prompt_is_too_long_hands_in_what_it_has(tmp_path):
     problem = problems()[0]
     length = len(next(Writer(WritingRequest(save(tmp_path / "a", {"generator": "g"}, TEAM)), OWN).turns(problem))[1])
     bundle = save(tmp_path / "b", {"generator": "g", "reviewer": "g"}, TEAM, context=length + 1 + 8)
@@ -115,7 +115,7 @@ def test_policies_are_shown_no_test_that_counts_unless_the_prompt_shows_it():
     assert problems("humaneval", "humaneval.jsonl")[0].shown.public == ()
 
 
-def test_what_an_answer_is_without_being_asked(single_policy: str, team: str, tmp_path: Path):
+def test_what_an_answer_is_without_being_asked(single_policy, team, tmp_path):
     plain = save(tmp_path, {"a": "p"}, {"id": "math"}, chat=False)
     blocks = save(tmp_path, {"generator": "g"}, TEAM | {"kwargs": {"answer": "block", "reviewer": False}})
     for bundle, name, kind in [
@@ -129,7 +129,7 @@ def test_what_an_answer_is_without_being_asked(single_policy: str, team: str, tm
     assert Writer(WritingRequest(single_policy, answer="solution"), OWN).kind == "solution"
 
 
-def test_a_completion_ends_where_the_benchmark_says(tmp_path: Path):
+def test_a_completion_ends_where_the_benchmark_says(tmp_path):
     writer = Writer(WritingRequest(save(tmp_path, {"a": "p"}, {}, chat=False), max_tokens=30), benchmark("humaneval"))
     writer.benchmark = replace(writer.benchmark, stop=("e", "a", " "))
     rows = writer.rows([(problems("humaneval", "humaneval.jsonl")[0], n) for n in range(8)])
@@ -155,7 +155,7 @@ class Dies:
         raise KeyboardInterrupt
 
 
-def test_what_was_written_before_a_kill_is_not_written_again(single_policy: str, tmp_path: Path):
+def test_what_was_written_before_a_kill_is_not_written_again(single_policy, tmp_path):
     request, header = WritingRequest(single_policy, num_samples=2), {"benchmark": "jsonl", "data_sha256": "x"}
     writer = Writer(request, OWN)
     dies = Dies(writer)
@@ -202,15 +202,13 @@ def test_what_was_written_before_a_kill_is_not_written_again(single_policy: str,
         ("team", {"prompt": "{prompt}!"}, "^agent: expected one of generator, reviewer; only a code team"),
     ],
 )
-def test_options_that_do_not_fit_are_one_line(
-    bundle: str, options: dict[str, Any], message: str, request: pytest.FixtureRequest
-):
+def test_options_that_do_not_fit_are_one_line(bundle, options, message, request):
     with pytest.raises(MarlRayError, match=message) as caught:
         Writer(WritingRequest(request.getfixturevalue(bundle), **options), OWN)
     assert "\n" not in str(caught.value)
 
 
-def test_bundles_that_cannot_answer(tmp_path: Path, single_policy: str):
+def test_bundles_that_cannot_answer(tmp_path, single_policy):
     with pytest.raises(MarlRayError, match=r"^policy: .* holds actor-critics, expected language models"):
         Writer(WritingRequest(make_bundle(tmp_path, 1)), OWN)
     first, *others = problems()
@@ -224,7 +222,7 @@ def test_bundles_that_cannot_answer(tmp_path: Path, single_policy: str):
         writer.manifest([first, longest, *others])
 
 
-def test_made_tasks_as_a_file_are_those_that_the_environment_holds_out(tmp_path: Path, capsys: Any):
+def test_made_tasks_as_a_file_are_those_that_the_environment_holds_out(tmp_path, capsys):
     tasks("python", count=6)
     (tmp_path / "t.jsonl").write_text(capsys.readouterr().out)
     read = read_code(str(tmp_path / "t.jsonl"))

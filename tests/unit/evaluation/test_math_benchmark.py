@@ -23,7 +23,7 @@ FILE = Path(__file__).parents[2] / "fixtures" / "math.jsonl"
     ],
 )
 @pytest.mark.parametrize("kind", ["output", "solution"])
-def test_the_final_answer_counts_and_no_code_is_extracted(answer: str, right: bool, kind: str):
+def test_the_final_answer_counts_and_no_code_is_extracted(answer, right, kind):
     problem = load(benchmark("math"), str(FILE)).problems[0]
     source = program_of(problem, ModelAnswer(kind, answer))
     assert source is not None and source.text == answer

@@ -1,7 +1,6 @@
 """Benchmarks in a browser without a browser: what is refused, and the report."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,14 +46,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), WRONG, ids=[message[:40] for _, message in WRONG])
-def test_what_is_wrong_is_one_line(tmp_path: Path, arguments: dict[str, Any], message: str):
+def test_what_is_wrong_is_one_line(tmp_path, arguments, message):
     with pytest.raises(MarlRayError, match=message) as raised:
         marl_ray.evaluate(**{**MINIWOB, "out": tmp_path, **arguments})
     assert "\n" not in str(raised.value)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_bundle_of_another_environment_is_refused(tmp_path: Path):
+def test_a_bundle_of_another_environment_is_refused(tmp_path):
     with pytest.raises(MarlRayError, match="policy: expected language models, or actor-critics of miniwob_elements"):
         marl_ray.evaluate("miniwob", make_bundle(tmp_path, 0, agents=("agent",)))
 
@@ -80,7 +79,7 @@ def row(task: str, sample: int, ending: str, passed: bool, seconds: float) -> di
     }
 
 
-def test_the_report_counts_endings_and_what_they_cost(tmp_path: Path):
+def test_the_report_counts_endings_and_what_they_cost(tmp_path):
     rows = [
         row("a.0", 0, "page_ended", True, 1.0),
         row("a.0", 1, "page_fault", False, 5.0),

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -124,18 +123,18 @@ def test_further_fields_replace_the_products():
         ("", None),
     ],
 )
-def test_only_the_last_line_is_a_grade(reply: str, grade: float | None):
+def test_only_the_last_line_is_a_grade(reply, grade):
     assert grade_of(reply, 10) == grade
 
 
 @given(st.text())
-def test_no_reply_is_worth_more_than_the_scale(text: str):
+def test_no_reply_is_worth_more_than_the_scale(text):
     assert 0 <= (grade_of(f"GRADE: {text}", 10) or 0) <= 1
     assert 0 <= (grade_of(offline_reply(10, "task", text, text), 10) or 0) <= 1
 
 
 @pytest.mark.parametrize("reply", [(200, {"choices": []}), (200, completion("no")), (400, {}), (422, {})])
-def test_no_reply_to_an_answer_ends_a_run(reply: tuple[int, Any]):
+def test_no_reply_to_an_answer_ends_a_run(reply):
     with serving(reply) as service:
         grade = judge(service, fallback=0.25, most_failures=2)
         for number in range(5):
@@ -144,7 +143,7 @@ def test_no_reply_to_an_answer_ends_a_run(reply: tuple[int, Any]):
         assert len(service.requests) == 5
 
 
-def test_the_same_answer_is_paid_from_the_cache_also_in_another_process(tmp_path: Path):
+def test_the_same_answer_is_paid_from_the_cache_also_in_another_process(tmp_path):
     cache = str(tmp_path / "judge.sqlite")
     with serving(GOOD) as service:
         assert judge(service, cache=cache)("Paris")[0] == 0.8
@@ -193,7 +192,7 @@ def test_errors_that_pass_are_tried_again_and_others_are_not():
         assert len(service.requests) == 2
 
 
-def test_a_judge_that_does_not_answer_in_time_pays_the_fallback_and_then_ends_the_run(caplog: Any):
+def test_a_judge_that_does_not_answer_in_time_pays_the_fallback_and_then_ends_the_run(caplog):
     with serving(GOOD) as service, caplog.at_level(logging.WARNING):
         service.wait_s = 5.0
         grade = judge(service, deadline_s=0.2, most_failures=3, fallback=0.5)
@@ -216,7 +215,7 @@ def test_a_reply_ends_a_row_of_failures():
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"", b"[" * 100_000, {"error": "model not loaded"}])
-def test_an_address_that_is_no_judges_ends_the_run_by_name(body: Any):
+def test_an_address_that_is_no_judges_ends_the_run_by_name(body):
     with serving((200, body)) as service:
         grade = judge(service, most_failures=2)
         assert grade("a")[1]["judge_failed"] == 1.0
@@ -231,7 +230,7 @@ def test_an_unreachable_judge_ends_the_run_by_name():
         grade("", "b", TASK)
 
 
-def test_the_limit_on_spending_holds_for_all_that_share_the_cache(tmp_path: Path):
+def test_the_limit_on_spending_holds_for_all_that_share_the_cache(tmp_path):
     cache = str(tmp_path / "judge.sqlite")
     with serving(GOOD) as service:
         grade = judge(service, cache=cache, limit=200)
@@ -244,7 +243,7 @@ def test_the_limit_on_spending_holds_for_all_that_share_the_cache(tmp_path: Path
         assert len(service.requests) == 2
 
 
-def test_prices_turn_tokens_into_money(tmp_path: Path):
+def test_prices_turn_tokens_into_money(tmp_path):
     cache = str(tmp_path / "judge.sqlite")
     with serving(GOOD) as service:
         grade = judge(service, cache=cache, limit=0.001, input_price=5.0, output_price=50.0)
@@ -261,7 +260,7 @@ def test_tokens_that_a_server_does_not_report_are_counted_by_bytes():
 
 
 @given(st.text(), st.text(), st.text())
-def test_no_answer_contains_the_mark_that_ends_it(task: str, reference: str, answer: str):
+def test_no_answer_contains_the_mark_that_ends_it(task, reference, answer):
     text = judge_prompt("{mark}\n{answer}", RUBRIC, 10, task, reference, answer)
     mark, _, shown = text.partition("\n")
     assert len(mark) == 36 and mark not in shown
@@ -279,7 +278,7 @@ def test_an_answer_that_grades_itself_is_only_quoted():
         assert judge(service)(attack)[0] == 0.0
 
 
-def test_the_key_reaches_neither_the_cache_nor_an_error(tmp_path: Path, caplog: Any):
+def test_the_key_reaches_neither_the_cache_nor_an_error(tmp_path, caplog):
     cache = tmp_path / "judge.sqlite"
     with serving((200, completion(f"your key is {KEY}\nGRADE: 1")), (401, {"error": KEY})) as service:
         grade = judge(service, key_variable="OUR_KEY", cache=str(cache), most_failures=1)
@@ -322,7 +321,7 @@ def test_the_key_reaches_neither_the_cache_nor_an_error(tmp_path: Path, caplog: 
         ({"offlin": True}, "llm_judge has no option 'offlin'; did you mean offline?"),
     ],
 )
-def test_a_wrong_option_is_one_line_before_a_run(options: dict[str, Any], words: str):
+def test_a_wrong_option_is_one_line_before_a_run(options, words):
     with pytest.raises(MarlRayError) as error:
         MathTasks(reward={"llm_judge": options})
     assert words in str(error.value) and "\n" not in str(error.value)

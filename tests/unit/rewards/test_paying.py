@@ -92,7 +92,7 @@ def paid(reward: Any, answer: str, task: Any = TASK, **metrics: float) -> float:
         ({"exact_match": None}, "7", 1.0),
     ],
 )
-def test_a_built_in_reward_compares_with_the_tasks_answer(reward: Any, answer: str, value: float):
+def test_a_built_in_reward_compares_with_the_tasks_answer(reward, answer, value):
     assert paid(reward, answer) == value
 
 
@@ -160,7 +160,7 @@ def test_a_class_is_made_with_its_options_and_reports_metrics():
         (3, "reward: expected NAME or {NAME: {OPTION: VALUE}}, got 3"),
     ],
 )
-def test_a_wrong_choice_is_one_line(reward: Any, words: str):
+def test_a_wrong_choice_is_one_line(reward, words):
     with pytest.raises(MarlRayError) as error:
         make_env(EnvConfig(id="math", kwargs={"reward": reward}))
     assert words in str(error.value) and "\n" not in str(error.value)
@@ -175,7 +175,7 @@ def test_a_wrong_choice_is_one_line(reward: Any, words: str):
         ("math_answer", "reward: math_answer reads task.answer, which tasks of this environment do not have"),
     ],
 )
-def test_a_wrong_choice_for_programs_is_one_line(reward: Any, words: str):
+def test_a_wrong_choice_for_programs_is_one_line(reward, words):
     with pytest.raises(MarlRayError) as error:
         make_env(EnvConfig(id="code_team", kwargs={"reward": reward, "count": 2}))
     assert words in str(error.value)
@@ -200,7 +200,7 @@ def test_programs_are_tested_where_the_environment_has_not():
         ("stops", "the service of our reward is gone"),
     ],
 )
-def test_a_broken_reward_is_named_before_a_run(name: str, words: str):
+def test_a_broken_reward_is_named_before_a_run(name, words):
     with pytest.raises(MarlRayError) as error:
         check_reward(make_env(EnvConfig(id="math", kwargs={"reward": f"own_rewards:{name}"})))
     assert words in str(error.value)
@@ -208,7 +208,7 @@ def test_a_broken_reward_is_named_before_a_run(name: str, words: str):
 
 
 @pytest.mark.usefixtures("own_rewards")
-def test_an_answer_that_a_reward_fails_on_pays_nothing_and_is_counted(caplog: pytest.LogCaptureFixture):
+def test_an_answer_that_a_reward_fails_on_pays_nothing_and_is_counted(caplog):
     with caplog.at_level(logging.WARNING):
         env = play("own_rewards:fragile", "abc")
     assert env.rewards["solver"] == 0.0
@@ -236,9 +236,7 @@ def test_a_reward_ends_a_run_only_with_the_error_that_users_see():
         ({"reward": "own_rewards:short"}, ""),
     ],
 )
-def test_a_dry_run_refuses_a_reward(
-    kwargs: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_dry_run_refuses_a_reward(kwargs, words, tmp_path, capsys):
     solver = {"model": {"preset": "tiny-0.2m", "context": 64}, "generation": {"max_tokens": 6}}
     train = {"env_copies": 8, "group_size": 4, "horizon": 1}
     run = {"name": "r", "algorithm": "grpo", "env": {"id": "math", "kwargs": kwargs}, "team": {"solver": solver}}

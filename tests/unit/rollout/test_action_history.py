@@ -12,7 +12,7 @@ TYPES = st.sampled_from([np.int64, np.int32, np.uint8, np.float32, np.bool_])
 
 
 @given(st.data())
-def test_actions_come_back_as_they_were(data: st.DataObject):
+def test_actions_come_back_as_they_were(data):
     dtype = np.dtype(data.draw(TYPES))
     actions = data.draw(arrays(dtype, array_shapes(min_dims=2, max_dims=3, max_side=5)))
     back = unpacked(packed(list(actions)), actions.shape[1:], dtype)
@@ -25,6 +25,6 @@ def test_an_episode_without_steps_has_none():
 
 
 @pytest.mark.parametrize("low", [0, -2])
-def test_a_long_episode_takes_half_a_byte_per_action(low: int):
+def test_a_long_episode_takes_half_a_byte_per_action(low):
     actions = np.random.default_rng(0).integers(low, low + 5, (100_000, 2))
     assert len(packed(list(actions))[1]) < 0.6 * actions.size

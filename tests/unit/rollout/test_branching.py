@@ -1,7 +1,6 @@
 """Groups at later turns: branches of a group's first episode, and what is learned where an answer has no other beside it."""
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -162,7 +161,7 @@ def test_an_environment_that_cannot_be_copied_is_one_line():
 
 
 @pytest.mark.parametrize("make", [partial(CodeTeam, turns=3), React])
-def test_a_copied_episode_goes_on_by_itself_and_shares_what_no_episode_changes(make: Callable):
+def test_a_copied_episode_goes_on_by_itself_and_shares_what_no_episode_changes(make):
     import copy
 
     env = make()

@@ -1,6 +1,5 @@
 """Exported decisions become the trajectories that a collector would have gathered, or one line says why not."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -144,7 +143,7 @@ def test_what_does_not_fit_is_named_by_file_row_and_column(tmp_path, row, proble
     assert "\n" not in str(caught.value)
 
 
-def test_files_that_are_no_export_are_refused(tmp_path: Path):
+def test_files_that_are_no_export_are_refused(tmp_path):
     with pytest.raises(MarlRayError, match="expected a Parquet file or a folder"):
         read(str(tmp_path))
     (tmp_path / "x.parquet").write_text("hello, this is no Parquet")

@@ -60,7 +60,7 @@ def test_a_policy_that_knows_more_than_it_draws_has_too_great_a_bonus():
         ({"informative_groups": [0.5, 0.0]}, "informative_groups is 0 since step 2,048: all members of a group score"),
     ],
 )
-def test_a_policy_that_stands_still_is_named(metrics: dict[str, list[float]], expected: str):
+def test_a_policy_that_stands_still_is_named(metrics, expected):
     _, sentence = diagnose(CONFIG, rows({0: 1.0, 2: 1.0}, **metrics))
     assert sentence.startswith(expected)
 
@@ -145,7 +145,7 @@ def test_a_policy_that_collapsed_is_named_though_the_return_happened_to_rise():
         ({"explained_variance": [0.5, -30.0]}, "explained_variance is -30.000 at step 8,192: the critic is far worse"),
     ],
 )
-def test_one_sign_that_no_healthy_run_shows_is_enough(metrics: dict[str, list[float]], expected: str):
+def test_one_sign_that_no_healthy_run_shows_is_enough(metrics, expected):
     course = {name: [first] + [then] * 7 for name, (first, then) in metrics.items()}
     (sentence,) = diagnose(CONFIG, rows({0: -0.5, 8: 0.9}, **course))
     assert sentence.startswith(expected)
@@ -160,12 +160,12 @@ def test_one_sign_that_no_healthy_run_shows_is_enough(metrics: dict[str, list[fl
         {"explained_variance": [-90.0] * 3 + [0.5] * 5},
     ],
 )
-def test_a_run_that_learned_is_not_blamed_for_what_passed_or_for_having_finished(metrics: dict[str, list[float]]):
+def test_a_run_that_learned_is_not_blamed_for_what_passed_or_for_having_finished(metrics):
     assert diagnose(CONFIG, rows({0: -0.5, 8: 0.9}, **metrics)) == []
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from(METRICS), st.floats(-99, 99))))
-def test_any_rows_give_sentences_of_one_line(metrics: list[dict[str, float]]):
+def test_any_rows_give_sentences_of_one_line(metrics):
     played = [{"iteration": n, "steps": n * STEPS} | row for n, row in enumerate(metrics)]
     assert all(sentence and "\n" not in sentence for sentence in diagnose(CONFIG, played))

@@ -88,7 +88,7 @@ def storage(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_runs_are_listed_with_state_and_score(storage: Path):
+def test_runs_are_listed_with_state_and_score(storage):
     rows = document("runs", "ls", "--storage", storage)
     assert [(row["name"], row["state"], row["algorithm"], row["steps"]) for row in rows] == [
         ("first", "finished", "mappo", 192),
@@ -106,7 +106,7 @@ def test_runs_are_listed_with_state_and_score(storage: Path):
 @pytest.mark.parametrize(
     "line", ["{", '{"iteration": 3, "stgps": 288}', '{"iteration": 3, "steps": "x"}', '{"iteration": 3, "steps": null}']
 )
-def test_damaged_metrics_are_one_line_and_hide_no_other_run(storage: Path, line: str):
+def test_damaged_metrics_are_one_line_and_hide_no_other_run(storage, line):
     path = storage / "first" / "metrics.jsonl"
     path.write_text(f"{path.read_text()}{line}\n")
     listed = marl_ray("runs", "ls", "--json", "--storage", storage)
@@ -124,7 +124,7 @@ def stored_sweep(storage: Path) -> None:
     (storage / "many" / "sweep.json").write_text(json.dumps(records))
 
 
-def test_a_sweep_is_listed_as_one(storage: Path):
+def test_a_sweep_is_listed_as_one(storage):
     stored_sweep(storage)
     row = {row["name"]: row for row in document("runs", "ls", "--storage", storage)}["many"]
     assert (row["kind"], row["algorithm"], row["env"], row["score"]["value"]) == ("sweep", "asha/random", "math", 0.5)
@@ -132,7 +132,7 @@ def test_a_sweep_is_listed_as_one(storage: Path):
 
 
 @pytest.mark.parametrize("key", ["status", "config", "metric", "played"])
-def test_damaged_records_of_a_sweep_are_one_line_and_hide_no_run(storage: Path, key: str):
+def test_damaged_records_of_a_sweep_are_one_line_and_hide_no_run(storage, key):
     stored_sweep(storage)
     path = storage / "many" / "sweep.json"
     path.write_text(path.read_text().replace(f'"{key}"', f'"{key[:-1]}_"'))
@@ -142,7 +142,7 @@ def test_damaged_records_of_a_sweep_are_one_line_and_hide_no_run(storage: Path, 
     assert re.fullmatch(f"marl-ray: {path} is not the record of a sweep: .*\n", listed.stderr) or key == "config"
 
 
-def test_a_run_is_shown_with_its_files(storage: Path):
+def test_a_run_is_shown_with_its_files(storage):
     details = document("runs", "show", "second", "--storage", storage)
     assert set(details) == keys_of("runs show")
     assert details["model"] == "models:/second/1" and details["log"] == f"{storage}/second/run.log"
@@ -157,7 +157,7 @@ def test_a_run_is_shown_with_its_files(storage: Path):
     assert "did you mean second?" in marl_ray("runs", "show", "secnd", "--storage", storage).stderr
 
 
-def test_a_run_is_shown_by_the_keys_that_were_given_and_by_what_is_wrong_with_it(storage: Path):
+def test_a_run_is_shown_by_the_keys_that_were_given_and_by_what_is_wrong_with_it(storage):
     stored(storage, "bad", "hyper.lr=10", score=-1.0)
     shown = marl_ray("runs", "show", "bad", "--storage", storage).stdout.splitlines()
     assert "  warning     eval/return did not rise: 0.000 at step 0, -1.000 at step 192" in shown
@@ -170,9 +170,7 @@ def test_a_run_is_shown_by_the_keys_that_were_given_and_by_what_is_wrong_with_it
     assert document("runs", "show", "first", "--storage", storage)["warnings"] == []
 
 
-def test_training_ends_with_what_shows_a_collapse_and_not_with_a_return_that_did_not_rise_yet(
-    storage: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_training_ends_with_what_shows_a_collapse_and_not_with_a_return_that_did_not_rise_yet(storage, capsys):
     run_config = stored(storage, "bad", "hyper.lr=10", score=-1.0)
     warn_of(run_config)
     assert capsys.readouterr().err == ""
@@ -182,7 +180,7 @@ def test_training_ends_with_what_shows_a_collapse_and_not_with_a_return_that_did
     assert capsys.readouterr().err.startswith("bad: warning: every episode returned 3.000: the reward does not depend")
 
 
-def test_a_run_is_not_made_shorter_than_it_is(storage: Path):
+def test_a_run_is_not_made_shorter_than_it_is(storage):
     (storage / "other" / "checkpoint_5").mkdir()
     publish(
         folder_here(storage / "other" / "checkpoint_5"),
@@ -199,7 +197,7 @@ def test_a_run_is_not_made_shorter_than_it_is(storage: Path):
         check_run(find_config(storage, f"train.total_steps={steps}"))
 
 
-def test_a_finished_run_is_resumed_with_its_config(storage: Path):
+def test_a_finished_run_is_resumed_with_its_config(storage):
     record = json.loads((storage / "second" / "run.json").read_text())
     assert parse_config(RunConfig, record["given"]).resolved() == record["config"]
     result = document("runs", "resume", "second", "--storage", storage)
@@ -208,7 +206,7 @@ def test_a_finished_run_is_resumed_with_its_config(storage: Path):
     assert refused.returncode == 2 and "with another team.shared.hyper.lr" in refused.stderr
 
 
-def test_a_run_is_deleted_only_if_it_is_not_alive(storage: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_is_deleted_only_if_it_is_not_alive(storage, monkeypatch):
     with Lease(LOCAL, str(storage / "first"), "run 'first'"):
         states = [row["state"] for row in document("runs", "ls", "--storage", storage)]
         assert states == ["running", "unfinished", "finished"]
@@ -225,7 +223,7 @@ def test_a_run_is_deleted_only_if_it_is_not_alive(storage: Path, monkeypatch: py
         assert "4 files" in refusal.stderr
 
 
-def test_a_run_is_not_deleted_while_its_owner_cannot_be_read(storage: Path):
+def test_a_run_is_not_deleted_while_its_owner_cannot_be_read(storage):
     with Lease(LOCAL, str(storage / "first"), "run 'first'") as lease:
         path = storage / "first" / "owner" / f"{lease.number}.json"
         path.write_bytes(path.read_bytes()[:40])
@@ -234,7 +232,7 @@ def test_a_run_is_not_deleted_while_its_owner_cannot_be_read(storage: Path):
     assert (storage / "first" / "run.json").exists()
 
 
-def test_a_sweep_is_deleted_only_if_it_is_not_alive(storage: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_sweep_is_deleted_only_if_it_is_not_alive(storage, monkeypatch):
     stored_sweep(storage)
     (storage / "many" / "trials" / "0000").mkdir(parents=True)
     with Lease(LOCAL, str(storage / "many"), "sweep 'many'"):
@@ -248,7 +246,7 @@ def test_a_sweep_is_deleted_only_if_it_is_not_alive(storage: Path, monkeypatch: 
     assert "run or sweep 'many' is not under" in marl_ray("runs", "rm", "many", "--storage", storage).stderr
 
 
-def test_a_driver_that_was_killed_is_known_at_once(storage: Path):
+def test_a_driver_that_was_killed_is_known_at_once(storage):
     code = (
         "import sys, time; from pyarrow import fs; from marl_ray.training.run_folder.lease import Lease\n"
         "with Lease(fs.LocalFileSystem(), sys.argv[1], 'it'): print('alive', flush=True); time.sleep(60)"
@@ -262,7 +260,7 @@ def test_a_driver_that_was_killed_is_known_at_once(storage: Path):
     assert find_run("other", str(storage)).state() == "died"
 
 
-def test_a_log_is_followed_until_the_driver_ends(storage: Path):
+def test_a_log_is_followed_until_the_driver_ends(storage):
     run, lines = find_run("other", str(storage)), list[str]()
     follower = threading.Thread(target=lambda: lines.extend(log_lines(run, follow=True)), daemon=True)
     with Lease(LOCAL, run.folder, "run 'other'"):
@@ -274,7 +272,7 @@ def test_a_log_is_followed_until_the_driver_ends(storage: Path):
 
 
 @pytest.mark.parametrize(("error", "state"), [(MarlRayError("no"), "failed"), (KeyboardInterrupt(), "interrupted")])
-def test_an_attempt_leaves_how_it_ended(storage: Path, error: BaseException, state: str):
+def test_an_attempt_leaves_how_it_ended(storage, error, state):
     with pytest.raises(type(error)), Lease(LOCAL, str(storage / "other"), "run 'other'"):
         raise error
     owner = read_owner(LOCAL, str(storage / "other"))
@@ -282,7 +280,7 @@ def test_an_attempt_leaves_how_it_ended(storage: Path, error: BaseException, sta
     assert not owner.is_alive(time.time())
 
 
-def test_runs_are_compared_by_seeds(storage: Path):
+def test_runs_are_compared_by_seeds(storage):
     picture = storage / "all.png"
     arguments = ("runs", "compare", "first", "second", "other", "--storage", storage, "--out", picture)
     compared = document(*arguments)
@@ -299,7 +297,7 @@ def test_runs_are_compared_by_seeds(storage: Path):
     assert len(lines) == 8 and lines[-1] == f"eval/return over environment steps: {picture}"
 
 
-def test_a_longer_run_is_of_another_group_and_no_seed_counts_twice(storage: Path):
+def test_a_longer_run_is_of_another_group_and_no_seed_counts_twice(storage):
     stored(storage, "longer", "seed=1", "train.total_steps=640", score=3.0)
     stored(storage, "again", "seed=1", score=2.0)
     groups = compare([find_run(name, str(storage)) for name in ("first", "second", "longer", "again")])
@@ -311,14 +309,14 @@ def test_a_longer_run_is_of_another_group_and_no_seed_counts_twice(storage: Path
     assert next(g for g in groups if g.runs[0].name == "longer").differences["train.total_steps"] == 640
 
 
-def test_a_picture_is_not_written_into_a_folder_that_is_missing(storage: Path):
+def test_a_picture_is_not_written_into_a_folder_that_is_missing(storage):
     out = storage / "pictures" / "all.png"
     with pytest.raises(MarlRayError, match=r"^out: '.*all\.png' cannot be written: there is no folder '.*pictures'$"):
         api.compare(["first"], storage=storage).plot(out)
     assert not out.parent.exists()
 
 
-def test_the_legend_is_below_the_axes_and_short(storage: Path):
+def test_the_legend_is_below_the_axes_and_short(storage):
     stored(storage, "fast", "seed=1", "hyper.lr=10", "train.horizon=16", "checkpoint.every=3", score=-1.0)
     groups = compare([find_run(name, str(storage)) for name in ("first", "second", "fast")])
     assert [label_of(group) for group in groups] == ["first and 1 more: 1.5 [-4.85, 7.85]", "fast: -1 [-1.5, -0.5]"]
@@ -326,7 +324,7 @@ def test_the_legend_is_below_the_axes_and_short(storage: Path):
     assert key_of(groups[:1]) == ("thin: each seed, thick: their mean; number: mean over 2 seeds [95 % interval]")
 
 
-def test_what_differs_is_in_the_line_of_a_group(storage: Path):
+def test_what_differs_is_in_the_line_of_a_group(storage):
     stored(storage, "fast", "seed=1", "hyper.lr=10", "train.horizon=16", score=-1.0)
     runs = [find_run(name, str(storage)) for name in ("first", "fast")]
     first, fast = compare(runs)
@@ -335,7 +333,7 @@ def test_what_differs_is_in_the_line_of_a_group(storage: Path):
     assert line_of(fast) == "fast: mappo, seed 1, hyper.lr=10.0, train.horizon=16, -1 [-1.5, -0.5]"
 
 
-def test_a_metric_of_which_more_may_be_worse_ranks_nobody(storage: Path):
+def test_a_metric_of_which_more_may_be_worse_ranks_nobody(storage):
     rows = "".join(json.dumps({"iteration": n, "steps": 96 * n, "entropy": 1.0 / n}) + "\n" for n in (1, 2))
     for name, text in (("first", rows), ("second", rows.replace("0.5", "0.7"))):
         (storage / name / "metrics.jsonl").write_text(text)
@@ -349,7 +347,7 @@ def test_a_metric_of_which_more_may_be_worse_ranks_nobody(storage: Path):
     assert "expected one of entropy" in wrong
 
 
-def test_a_program_compares_runs_as_the_command_does(storage: Path):
+def test_a_program_compares_runs_as_the_command_does(storage):
     compared = api.compare(["first", "other", "second"], storage=storage)
     assert [[run.name for run in group.runs] for group in compared.groups] == [["other"], ["first", "second"]]
     assert compared.metric == "eval/return" and compared.title == "toys.envs:countdown"
@@ -362,7 +360,7 @@ def test_a_program_compares_runs_as_the_command_does(storage: Path):
         compared.plot("/proc/no/x.png")
 
 
-def test_runs_of_different_metrics_are_not_compared(storage: Path):
+def test_runs_of_different_metrics_are_not_compared(storage):
     stored(storage, "elsewhere", "env={id: 'toys.envs:fragile', kwargs: {marker: x, at: 5}}")
     (storage / "other" / "metrics.jsonl").write_text('{"iteration": 1, "steps": 32, "return": 1.0}\n')
     for names, expected in (
@@ -380,7 +378,7 @@ def test_students_interval_is_that_of_the_tables():
     assert student([1.0, 2.0, 3.0]) == pytest.approx((2 - 4.303 / 3**0.5, 2 + 4.303 / 3**0.5), abs=1e-3)
 
 
-def test_a_run_without_a_name_gets_one_that_its_storage_does_not_have(tmp_path: Path):
+def test_a_run_without_a_name_gets_one_that_its_storage_does_not_have(tmp_path):
     file = tmp_path / "run.yaml"
     data = config(f"storage={tmp_path}").as_given()
     file.write_text(json.dumps({key: value for key, value in data.items() if key != "name"}))

@@ -56,7 +56,7 @@ def types(value: object) -> object:
 
 
 @given(values)
-def test_builtin_values_cross_unchanged(value: object):
+def test_builtin_values_cross_unchanged(value):
     crossed = through(value)
     assert crossed == value
     assert types(crossed) == types(value)
@@ -79,7 +79,7 @@ class Number(int):
 @pytest.mark.parametrize(
     "value", [Number(1), [Number(1)], {Number(1): 0}, iter([]), len, Number, object(), {1: (Number(0),)}]
 )
-def test_anything_else_is_refused(value: object):
+def test_anything_else_is_refused(value):
     with pytest.raises(codec.ForeignTypeError):
         codec.pack(value)
 
@@ -97,7 +97,7 @@ STANDARD = [
 
 
 @pytest.mark.parametrize("value", STANDARD, ids=repr)
-def test_values_of_the_standard_library_cross_as_what_they_are(value: object):
+def test_values_of_the_standard_library_cross_as_what_they_are(value):
     crossed = through(value)
     assert crossed == value
     assert type(crossed) is type(value)
@@ -158,7 +158,7 @@ def test_the_parser_is_bounded_also_where_tests_have_lifted_the_limits_of_the_in
 
 
 @given(json_values)
-def test_decoding_makes_builtin_values_or_says_malformed(value: object):
+def test_decoding_makes_builtin_values_or_says_malformed(value):
     try:
         crossed = codec.unpack(codec.loads(json.dumps(value).encode()), FRAME)
     except wire.MalformedMessageError:
@@ -207,7 +207,7 @@ def pieces(draw: st.DrawFn) -> bytes:
 @example(b'{"b":"0"}')
 @example(b'{"i":"0x"}')
 @example(b"NaN")
-def test_whatever_bytes_arrive_become_a_value_or_are_malformed(data: bytes):
+def test_whatever_bytes_arrive_become_a_value_or_are_malformed(data):
     try:
         crossed = codec.unpack(codec.loads(data), FRAME)
     except wire.MalformedMessageError:
@@ -217,7 +217,7 @@ def test_whatever_bytes_arrive_become_a_value_or_are_malformed(data: bytes):
 
 
 @given(st.binary(max_size=100) | st.text(max_size=50).map(lambda text: f"passed\0{text}".encode()))
-def test_whatever_a_judge_says_is_a_verdict_or_malformed(data: bytes):
+def test_whatever_a_judge_says_is_a_verdict_or_malformed(data):
     try:
         name, message = wire.read_verdict(data)
     except wire.MalformedMessageError:
@@ -227,7 +227,7 @@ def test_whatever_a_judge_says_is_a_verdict_or_malformed(data: bytes):
 
 
 @given(st.text(st.characters(codec=None), max_size=40), st.integers(0, 50))
-def test_texts_are_cut_by_their_bytes_between_characters(text: str, most: int):
+def test_texts_are_cut_by_their_bytes_between_characters(text, most):
     short = wire.cut(text, most)
     assert len(short.encode()) <= most
     assert text.encode("utf-8", "backslashreplace").startswith(short.encode())
@@ -235,7 +235,7 @@ def test_texts_are_cut_by_their_bytes_between_characters(text: str, most: int):
 
 
 @given(st.binary(max_size=40))
-def test_whatever_the_official_pipe_holds_is_a_text(data: bytes):
+def test_whatever_the_official_pipe_holds_is_a_text(data):
     assert len(data) >= 8 or first_result(data) == "timed out"
     assert first_result(len(data).to_bytes(8, "little") + data) == data.decode("utf-8", "backslashreplace")
 
@@ -258,7 +258,7 @@ def test_limits_reach_the_server_as_they_are():
 
 
 @given(st.lists(st.binary(max_size=50), min_size=1, max_size=5))
-def test_payloads_come_back(blobs: list[bytes]):
+def test_payloads_come_back(blobs):
     fd = wire.payload(*blobs)
     try:
         assert wire.read_payload(fd) == blobs
@@ -275,12 +275,12 @@ def test_silence_of_the_official_harness_is_a_timeout():
 
 @pytest.mark.parametrize("machine", ARCHES)
 @pytest.mark.parametrize("owners", [False, True])
-def test_filters_assemble_for_both_architectures(machine: str, owners: bool):
+def test_filters_assemble_for_both_architectures(machine, owners):
     assert 100 < len(Filter.of_server(machine, owners)) < 500
     assert 20 < len(Filter.of_run(machine, owners, owners)) < 120  # every run installs it
 
 
-def test_what_cannot_be_removed_in_time_is_replaced_or_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_cannot_be_removed_in_time_is_replaced_or_set_aside(tmp_path, monkeypatch):
     monkeypatch.setattr(run_folder, "REMOVE_S", -1.0)
     mounted, replaced = tmp_path / "mounted", []
     mounted.mkdir(0o700)
@@ -302,7 +302,7 @@ def test_what_cannot_be_removed_in_time_is_replaced_or_set_aside(tmp_path: Path,
     assert os.listdir(tmp_path / "aside") == []
 
 
-def test_a_folder_is_emptied_however_it_was_left(tmp_path: Path):
+def test_a_folder_is_emptied_however_it_was_left(tmp_path):
     outside = tmp_path / "outside"
     outside.write_text("kept")
     work = tmp_path / "work"

@@ -173,7 +173,7 @@ async def test_masked_actions_are_never_taken_and_masks_are_checked(config):
             bad.append(await client.post("/v1/act", json=sent))
     assert {answer["actions"]["agent_0"] for answer in answers} == {5}
     assert {answer["log_probs"]["agent_0"] for answer in answers} == {0.0}
-    assert {answer["actions"]["agent_1"] for answer in answers} <= {1, 4}
+    assert all(answer["actions"]["agent_1"] == {"one": 1, "four": 4}[answer["arm"]] for answer in answers)
     assert [answer.status_code for answer in bad] == [400] * 5
     assert all(answer.json()["error"]["field"].startswith("action_masks") for answer in bad)
 
@@ -198,9 +198,9 @@ async def test_concurrent_requests_share_passes_and_never_mix_arms(config, monke
     assert max(size for _, size, _ in passes) == 32  # two agents each
 
 
-async def test_an_act_whose_passes_all_fail_is_refused_and_a_later_one_meets_its_arm(config, monkeypatch):
-    original = Bundle.act
-    failures = iter([True, True])  # the control's own too, where it is the session's arm
+def fail_passes(monkeypatch, count):
+    """Let the next passes of any arm fail."""
+    original, failures = Bundle.act, iter([True] * count)
 
     def failing(self, requests, noise=None, masks=(), act=None):
         if next(failures, False):
@@ -209,12 +209,31 @@ async def test_an_act_whose_passes_all_fail_is_refused_and_a_later_one_meets_its
 
     monkeypatch.setattr(Bundle, "act", failing)
 
-    async with serving(config) as (client, _):
-        first = await client.post("/v1/act", json={"session_id": "s", "observations": SEES})
-        second = await client.post("/v1/act", json={"session_id": "s", "observations": SEES})
-        await act(client, "s")
+
+def session_of(app, arm):
+    table = app.service.endpoints.routers["exp"].table
+    return next(f"s{i}" for i in range(99) if table.assign(f"s{i}").arm == arm)
+
+
+async def test_a_treatment_whose_pass_fails_is_answered_for_by_the_control_and_the_next_pass_is_its_own(
+    config, monkeypatch
+):
+    async with serving(config) as (client, app):
+        session = session_of(app, "four")
+        fail_passes(monkeypatch, 1)
+        first, second = [await act(client, session) for _ in range(2)]
+    assert (first["arm"], first["fallback_for"], first["actions"]) == ("one", "four", dict.fromkeys(AGENTS, 1))
+    assert (second["arm"], second["actions"]) == ("four", dict.fromkeys(AGENTS, 4)) and "fallback_for" not in second
+
+
+@pytest.mark.parametrize(("arm", "passes"), [("one", 1), ("four", 2)])
+async def test_an_act_whose_passes_all_fail_is_refused_and_the_next_one_is_answered(config, monkeypatch, arm, passes):
+    async with serving(config) as (client, app):
+        body = {"session_id": session_of(app, arm), "observations": SEES}
+        fail_passes(monkeypatch, passes)
+        first, second = [await client.post("/v1/act", json=body) for _ in range(2)]
         report = (await client.get("/v1/experiments/exp")).json()
     assert first.status_code == 503
     assert "secret" not in first.text
-    assert second.status_code in (200, 503)
-    assert sum(arm["exposures"] for arm in report["arms"].values()) == 1  # it met its arm
+    assert second.status_code == 200 and second.json()["arm"] == arm and "fallback_for" not in second.json()
+    assert {name: entry["exposures"] for name, entry in report["arms"].items() if entry["exposures"]} == {arm: 1}

@@ -2,7 +2,6 @@
 
 import math
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -80,7 +79,7 @@ SCORES = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=6).map(np.
 
 @given(SCORES, SCORES)
 @settings(max_examples=40)
-def test_the_probability_of_improvement_counts_pairs(treated: np.ndarray, control: np.ndarray):
+def test_the_probability_of_improvement_counts_pairs(treated, control):
     probability = probability_of_improvement(treated, control)
     pairs = [1.0 if a > b else 0.5 if a == b else 0.0 for a in treated for b in control]
     assert probability.value == pytest.approx(sum(pairs) / len(pairs))
@@ -131,7 +130,7 @@ def test_a_winner_says_from_whom_it_cannot_be_told():
     assert three.startswith("not distinguishable") and "3 seeds (the test takes 4), " in three
 
 
-def test_the_key_that_decides_is_the_important_one(tmp_path: Path):
+def test_the_key_that_decides_is_the_important_one(tmp_path):
     space = ToySweep(tmp_path).config.space
     rng = np.random.default_rng(0)
     values = [
@@ -149,7 +148,7 @@ def test_the_key_that_decides_is_the_important_one(tmp_path: Path):
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-2, 1e6), st.integers(1, 12))
-def test_ticks_are_few_and_inside(low: float, size: float, most: int):
+def test_ticks_are_few_and_inside(low, size, most):
     numbers = ticks(low, low + size, most)
     assert len(numbers) <= most + 1
     assert all(low - 1e-6 * size <= value <= low + size * (1 + 1e-6) for value in numbers)
@@ -167,11 +166,11 @@ def test_ticks_are_few_and_inside(low: float, size: float, most: int):
         (-1.23456, "\N{MINUS SIGN}1.235"),
     ],
 )
-def test_numbers_are_short(value: float, text: str):
+def test_numbers_are_short(value, text):
     assert number(value) == text
 
 
-def test_drawings_stay_in_their_frames(tmp_path: Path):
+def test_drawings_stay_in_their_frames(tmp_path):
     curve = Curve(np.arange(1, 1001) * 50.0, np.random.default_rng(0).normal(size=(3, 1000)))
     flat = Curve(np.array([7.0]), np.zeros((3, 1)))
     chart = curve_chart(strokes({"a": (curve, [100.0]), "b": (flat, [])}), 800, 300)

@@ -69,7 +69,7 @@ def test_a_condition_may_look_at_a_key_that_does_not_vary():
         ),
     ],
 )
-def test_a_sweep_that_makes_no_sense_is_refused_in_one_line(keys: dict[str, Any], message: str):
+def test_a_sweep_that_makes_no_sense_is_refused_in_one_line(keys, message):
     with pytest.raises(MarlRayError) as error:
         sweep(**keys)
     assert message in str(error.value)
@@ -87,7 +87,7 @@ def test_a_sweep_that_makes_no_sense_is_refused_in_one_line(keys: dict[str, Any]
         ({"env.id.deep": {"grid": [1]}}, "'env.id.deep': env.id is a value, not a group of keys"),
     ],
 )
-def test_every_combination_of_a_grid_is_checked_against_the_run_config(space: Any, message: str):
+def test_every_combination_of_a_grid_is_checked_against_the_run_config(space, message):
     with pytest.raises(MarlRayError) as error:
         check_space(sweep(space))
     assert message in str(error.value)
@@ -104,7 +104,7 @@ def test_ranges_are_checked_at_both_ends_and_choices_at_every_value():
 
 
 @given(st.integers(0, 10_000))
-def test_a_draw_is_a_function_of_its_number_and_lies_in_the_space(number: int):
+def test_a_draw_is_a_function_of_its_number_and_lies_in_the_space(number):
     config = sweep(
         GROUPS
         | {
@@ -133,7 +133,7 @@ def test_a_random_search_goes_through_its_grid_keys_with_each_draw():
 
 
 @pytest.mark.parametrize("kind", SEARCHES)
-def test_a_search_that_does_not_learn_can_be_asked_ahead(kind: str):
+def test_a_search_that_does_not_learn_can_be_asked_ahead(kind):
     space = {"hyper.entropy_coef": {"choice" if kind != "grid" else "grid": [0.1, 0.2, 0.3, 0.4]}}
     used, fresh = (SEARCHES[kind](sweep(space, search=kind, budget={"trials": 4})) for _ in range(2))
     for number in range(4):
@@ -186,7 +186,7 @@ def test_several_metrics_are_searched_together():
     assert len(search.study.best_trials) > 1
 
 
-def test_a_file_names_its_run_by_a_path_beside_it_and_overrides_reach_into_it(tmp_path: Path):
+def test_a_file_names_its_run_by_a_path_beside_it_and_overrides_reach_into_it(tmp_path):
     (tmp_path / "run.yaml").write_text("name: x\nenv: {id: toys.envs:countdown}\n")
     (tmp_path / "s.yaml").write_text("name: s\nrun: run.yaml\nseeds: 2\nspace: {hyper.lr: {grid: [1.0e-3]}}\n")
     config = load_sweep(tmp_path / "s.yaml", ["run.hyper.gamma=0.5", "budget.trials=7"])
@@ -199,9 +199,7 @@ def test_a_file_names_its_run_by_a_path_beside_it_and_overrides_reach_into_it(tm
         load_sweep(tmp_path / "s.yaml")
 
 
-def test_an_override_names_another_file_of_the_run_by_its_path_from_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_override_names_another_file_of_the_run_by_its_path_from_here(tmp_path, monkeypatch):
     (tmp_path / "sweeps").mkdir()
     (tmp_path / "other.yaml").write_text("name: x\nenv: {id: toys.envs:countdown}\n")
     (tmp_path / "sweeps/s.yaml").write_text("name: s\nrun: none.yaml\nspace: {hyper.lr: {grid: [1.0e-3]}}\n")
@@ -263,7 +261,7 @@ def test_a_hyper_parameter_of_a_mixed_team_is_kept_where_one_policy_reads_it():
 
 
 @pytest.mark.parametrize("kind", ["random", "tpe"])
-def test_searches_ask_for_a_hyper_parameter_only_where_it_is_read(kind: str):
+def test_searches_ask_for_a_hyper_parameter_only_where_it_is_read(kind):
     space = MIXED | {"algorithm": {"choice": ["mappo", "pid_lagrangian"]}, "hyper.pid_kp": {"uniform": [0.1, 0.2]}}
     space |= {"hyper.lr": {"loguniform": [0.1, 0.2]}, "train.group_size": {"choice": [4]}}
     config = sweep(space, run=COSTLY, search={"kind": kind, "startup": 5}, budget={"trials": 20})
@@ -296,7 +294,7 @@ DIMENSIONS = {
 
 @settings(max_examples=25)
 @given(NESTED, st.sets(st.sampled_from(sorted(DIMENSIONS)), min_size=1, max_size=3), st.randoms())
-def test_making_the_config_of_a_trial_is_pure(fixed: dict[str, Any], keys: set[str], random: Any):
+def test_making_the_config_of_a_trial_is_pure(fixed, keys, random):
     """The sweep's config stays as it is, and a trial's config depends neither on other trials nor on their order."""
     space = {key: DIMENSIONS[key] for key in sorted(keys)}
     config = sweep(space, run=COSTLY, set=fixed)

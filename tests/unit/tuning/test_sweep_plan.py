@@ -3,7 +3,6 @@
 import copy
 import logging
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -99,7 +98,7 @@ ASHA = {"scheduler": {"kind": "asha", "grace": 125, "reduction": 2}}
 
 
 @pytest.mark.parametrize("slots", [1, 2, 8])
-def test_asha_finds_the_best_with_a_fraction_of_the_steps_whatever_comes_first(slots: int):
+def test_asha_finds_the_best_with_a_fraction_of_the_steps_whatever_comes_first(slots):
     bench = Bench(config_of(**ASHA), by_lr).run(slots)
     assert bench.statuses()[-1] == "finished"
     assert bench.records.played <= 0.5 * 8 * TOTAL
@@ -192,7 +191,7 @@ def test_a_population_waits_for_all_then_the_worst_copy_the_best_with_other_valu
     ]
 
 
-def test_a_trial_that_cannot_take_over_another_fails_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch):
+def test_a_trial_that_cannot_take_over_another_fails_and_the_others_go_on(monkeypatch):
     def full(recipient: TrialRecord, donor: TrialRecord, what: Exploit, at: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -221,7 +220,7 @@ def test_the_upper_bound_is_high_where_changes_were_good_and_where_nothing_is_kn
 
 
 @pytest.mark.parametrize("keys", [{}, ASHA, PBT, {"scheduler": {"kind": "median", "grace": 200, "interval": 100}}])
-def test_a_plan_taken_up_from_any_of_its_records_comes_to_the_same_end(keys: dict[str, Any]):
+def test_a_plan_taken_up_from_any_of_its_records_comes_to_the_same_end(keys):
     unbroken = Bench(config_of(**keys), by_lr).run(slots=1)
     for snapshot in unbroken.snapshots[:: max(1, len(unbroken.snapshots) // 12)]:
         resumed = Bench(config_of(**keys), by_lr, copy.deepcopy(snapshot)).run(slots=1)
@@ -232,7 +231,7 @@ def test_a_plan_taken_up_from_any_of_its_records_comes_to_the_same_end(keys: dic
 
 
 @pytest.mark.parametrize(("budget", "status"), [({"trials": 3}, "finished"), ({"steps": 2500}, "cut")])
-def test_a_budget_ends_the_sweep_and_a_bigger_one_goes_on(budget: dict[str, Any], status: str):
+def test_a_budget_ends_the_sweep_and_a_bigger_one_goes_on(budget, status):
     bench = Bench(config_of(budget=budget), by_lr).run(slots=1)
     assert len(bench.records.trials) == 3
     if status == "cut":
@@ -252,7 +251,7 @@ def test_a_trial_cut_by_the_budget_is_taken_up_again_under_a_bigger_one():
     assert again.plan.next_trial().number == record.number
 
 
-def test_records_survive_their_file(tmp_path: Path):
+def test_records_survive_their_file(tmp_path):
     config, folder = config_of(), Folder(str(tmp_path), "s")
     trial = TrialRecord(0, {"hyper.lr": 0.1}, scores={125: 1.0}, history={125: {"hyper.lr": 0.2}})
     records = SweepRecords(config.name, config.resolved(), identity_of(config), trials=[trial])
@@ -267,9 +266,7 @@ def test_a_record_says_which_hyper_parameters_its_algorithm_does_not_read():
     assert [record.unread for record in records.trials] == [["hyper.pid_ki", "hyper.pid_kp"], []]
 
 
-def test_tunes_warnings_about_slow_operations_reach_nobody(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-):
+def test_tunes_warnings_about_slow_operations_reach_nobody(caplog, monkeypatch):
     from ray.tune.utils import util
 
     from marl_ray.tuning.running.ray_tune import quieten

@@ -57,9 +57,7 @@ def change(records: SweepRecords, rng: Any) -> list[TrialRecord]:
 @STORAGES
 @settings(max_examples=30, deadline=None)
 @given(rng=st.randoms(use_true_random=False), saves=st.integers(1, 12), data=st.data())
-def test_a_driver_killed_at_any_byte_has_lost_no_change_that_it_had_saved(
-    remote: bool, rng: Any, saves: int, data: Any, tmp_path_factory: pytest.TempPathFactory
-):
+def test_a_driver_killed_at_any_byte_has_lost_no_change_that_it_had_saved(remote, rng, saves, data, tmp_path_factory):
     folder = folder_at(tmp_path_factory.mktemp("s"), remote)
     records = SweepRecords("s", {"a": 1}, {})
     file = RecordsFile(folder, records)
@@ -96,7 +94,7 @@ def _files(folder: Folder) -> dict[str, bytes]:
     return {str(path.relative_to(folder.path)): path.read_bytes() for path in paths}
 
 
-def test_the_bytes_of_a_change_do_not_grow_with_the_number_of_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_bytes_of_a_change_do_not_grow_with_the_number_of_trials(tmp_path, monkeypatch):
     written = []
     monkeypatch.setattr(
         Folder,
@@ -119,7 +117,7 @@ def test_the_bytes_of_a_change_do_not_grow_with_the_number_of_trials(tmp_path: P
     assert per_change[1] < 2.5 * 3500 / 2 and per_change[1] < 2 * per_change[0]
 
 
-def test_a_disk_that_was_full_costs_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_disk_that_was_full_costs_no_change(tmp_path, monkeypatch):
     folder, records = Folder(str(tmp_path), "s"), SweepRecords("s", {}, {})
     file = RecordsFile(folder, records)
     records.trials.append(TrialRecord(0, {}))
@@ -138,7 +136,7 @@ def test_a_disk_that_was_full_costs_no_change(tmp_path: Path, monkeypatch: pytes
     assert load_records(folder) == records and records.trials[0].steps == 5
 
 
-def test_all_readers_see_the_changes_that_followed_sweep_json(tmp_path: Path):
+def test_all_readers_see_the_changes_that_followed_sweep_json(tmp_path):
     sweep = finished_sweep(tmp_path, trials=3)
     folder = sweep.end()
     file = RecordsFile(folder, sweep.records)

@@ -82,7 +82,7 @@ def page_of(folder: Folder) -> Tags:
     return tags
 
 
-def test_a_whole_sweep_is_told_with_every_trial_that_did_not_finish_and_why(tmp_path: Path):
+def test_a_whole_sweep_is_told_with_every_trial_that_did_not_finish_and_why(tmp_path):
     sweep = finished_sweep(tmp_path)
     page = page_of(sweep.end())
     assert page.text.count("eval/return (max, window 1)") == 1
@@ -104,7 +104,7 @@ def test_a_whole_sweep_is_told_with_every_trial_that_did_not_finish_and_why(tmp_
     assert "250,000" in page.text  # paid for by five seeds
 
 
-def test_the_winners_config_and_command_are_exact(tmp_path: Path):
+def test_the_winners_config_and_command_are_exact(tmp_path):
     sweep = finished_sweep(
         tmp_path, trials=4, run={"env": {"id": "toys.envs:countdown"}, "train": {"total_steps": TOTAL}}
     )
@@ -119,7 +119,7 @@ def test_the_winners_config_and_command_are_exact(tmp_path: Path):
     assert "env: id: toys.envs:countdown" in page.text
 
 
-def test_one_trial_of_one_seed_has_no_band_no_matrix_and_no_importance(tmp_path: Path):
+def test_one_trial_of_one_seed_has_no_band_no_matrix_and_no_importance(tmp_path):
     sweep = ToySweep(tmp_path, seeds=1)
     sweep.train(sweep.add(PLAIN), 1.0)
     page = page_of(sweep.end())
@@ -129,7 +129,7 @@ def test_one_trial_of_one_seed_has_no_band_no_matrix_and_no_importance(tmp_path:
     assert "Interquartile mean over 1 seed." in page.text
 
 
-def test_no_trial_has_a_result(tmp_path: Path):
+def test_no_trial_has_a_result(tmp_path):
     sweep = ToySweep(tmp_path)
     sweep.add(PLAIN, "failed", NAN)
     sweep.add(PLAIN | {"hyper.lr": 0.01}, "refused", REFUSED)
@@ -140,7 +140,7 @@ def test_no_trial_has_a_result(tmp_path: Path):
     assert not Path(sweep.folder.path, "winner.yaml").exists()
 
 
-def test_a_sweep_that_failed_before_its_first_trial_and_one_whose_driver_was_killed(tmp_path: Path):
+def test_a_sweep_that_failed_before_its_first_trial_and_one_whose_driver_was_killed(tmp_path):
     assert "RuntimeError: no cluster" in page_of(ToySweep(tmp_path, "a").end("failed", "RuntimeError: no cluster")).text
     sweep = ToySweep(tmp_path, "b")
     sweep.train(sweep.add(PLAIN, "running"), 1.0, 20_000)
@@ -152,7 +152,7 @@ def test_a_sweep_that_failed_before_its_first_trial_and_one_whose_driver_was_kil
     assert page.styled("span", "waiting") == 1
 
 
-def test_rows_that_are_missing_or_cut_off_leave_the_rest_as_it_is(tmp_path: Path):
+def test_rows_that_are_missing_or_cut_off_leave_the_rest_as_it_is(tmp_path):
     sweep = finished_sweep(tmp_path, trials=3)
     folder = sweep.end()
     Path(folder.path, "trials/0001/rows.jsonl").write_text('{"steps": 3')
@@ -162,7 +162,7 @@ def test_rows_that_are_missing_or_cut_off_leave_the_rest_as_it_is(tmp_path: Path
     assert page.styled("tr", "won") == 1
 
 
-def test_takeovers_of_a_population_are_marked_and_listed(tmp_path: Path):
+def test_takeovers_of_a_population_are_marked_and_listed(tmp_path):
     space = {"hyper.lr": {"loguniform": [1e-4, 1e-1]}}
     keys: dict[str, Any] = {"space": space, "scheduler": {"kind": "pbt", "interval": 10_000}, "budget": {"trials": 2}}
     sweep = ToySweep(tmp_path, **keys)
@@ -177,7 +177,7 @@ def test_takeovers_of_a_population_are_marked_and_listed(tmp_path: Path):
     assert "It took over other trials 1 time, so this run from scratch is another one" in page.text
 
 
-def test_several_metrics_have_their_own_columns_and_a_front(tmp_path: Path):
+def test_several_metrics_have_their_own_columns_and_a_front(tmp_path):
     keys = {"search": "tpe", "metric": [{"name": "return"}, {"name": "episode_cost", "mode": "min"}]}
     sweep = ToySweep(tmp_path, **keys)
     for lr, level, cost in ((0.001, 1.0, 0.2), (0.002, 2.0, 0.6), (0.003, 0.9, 0.7)):
@@ -204,7 +204,7 @@ def test_why_a_trial_did_not_train_to_its_end():
     assert end_reason(TrialRecord(3, {}, status="finished"), records) == ""
 
 
-def test_the_end_of_a_sweep_is_a_document(tmp_path: Path):
+def test_the_end_of_a_sweep_is_a_document(tmp_path):
     sweep = finished_sweep(tmp_path, trials=2)
     sweep.end()
     result = SweepResult("toy", f"{tmp_path}/toy", sweep.records, "")
@@ -214,7 +214,7 @@ def test_the_end_of_a_sweep_is_a_document(tmp_path: Path):
     assert "distinguishable from trial 0001: difference" in document["winner"]["certainty"]
 
 
-def test_page_and_command_say_that_a_winner_by_chance_is_none(tmp_path: Path):
+def test_page_and_command_say_that_a_winner_by_chance_is_none(tmp_path):
     sweep = ToySweep(tmp_path)
     for lr in (0.001, 0.002):
         sweep.train(sweep.add(PLAIN | {"hyper.lr": lr}), 2.0)
@@ -228,7 +228,7 @@ def test_page_and_command_say_that_a_winner_by_chance_is_none(tmp_path: Path):
     assert f"N{text}" in page_of(folder).text
 
 
-def test_a_sweep_is_found_by_folder_by_name_and_otherwise_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_sweep_is_found_by_folder_by_name_and_otherwise_named(tmp_path, capsys):
     finished_sweep(tmp_path, trials=2).end()
     assert find_sweep(f"{tmp_path}/toy/")[1].name == find_sweep("toy", str(tmp_path))[1].name == "toy"
     with pytest.raises(SystemExit) as done:
@@ -247,7 +247,7 @@ def test_a_sweep_is_found_by_folder_by_name_and_otherwise_named(tmp_path: Path, 
             find_sweep("toy", str(tmp_path))
 
 
-def test_a_winner_is_named_or_why_there_is_none(tmp_path: Path):
+def test_a_winner_is_named_or_why_there_is_none(tmp_path):
     finished_sweep(tmp_path, trials=3).end()
     model, message = winner_of(str(tmp_path / "toy"))
     assert model == "models:/toy/1"
@@ -270,7 +270,7 @@ def screen(height: int = 40) -> Console:
     return Console(file=io.StringIO(), force_terminal=True, width=140, height=height, color_system=None)
 
 
-def test_the_live_table_shows_each_trial_where_it_is_and_marks_the_best(tmp_path: Path):
+def test_the_live_table_shows_each_trial_where_it_is_and_marks_the_best(tmp_path):
     sweep = finished_sweep(tmp_path, trials=4)
     sweep.add(PLAIN, "running", steps=25_000)
     console = screen()
@@ -285,7 +285,7 @@ def test_the_live_table_shows_each_trial_where_it_is_and_marks_the_best(tmp_path
     assert "seed 1: policy 'shared'" in shown
 
 
-def test_a_table_of_many_trials_fits_the_terminal(tmp_path: Path):
+def test_a_table_of_many_trials_fits_the_terminal(tmp_path):
     sweep = ToySweep(tmp_path)
     for k in range(60):
         sweep.add(PLAIN | {"hyper.lr": 0.001 + k * 1e-5}, "running" if k == 7 else "finished", objectives=[float(-k)])
@@ -298,9 +298,7 @@ def test_a_table_of_many_trials_fits_the_terminal(tmp_path: Path):
     assert any(line.split()[:1] == ["0000"] and "best" in line for line in lines)
 
 
-def test_where_there_is_no_terminal_a_line_comes_now_and_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_where_there_is_no_terminal_a_line_comes_now_and_then(tmp_path, monkeypatch, capsys):
     sweep = finished_sweep(tmp_path, trials=4)
     console = Console(file=io.StringIO())
     with SweepProgress(sweep.config, sweep.records, console) as shown:
@@ -317,7 +315,7 @@ def test_where_there_is_no_terminal_a_line_comes_now_and_then(
     assert capsys.readouterr().out == silent.console.file.getvalue() == ""
 
 
-def test_a_constrained_sweep_shows_every_trials_cost_against_its_budget(tmp_path: Path):
+def test_a_constrained_sweep_shows_every_trials_cost_against_its_budget(tmp_path):
     run = {"env": {"id": "toys.envs:countdown"}, "train": {"total_steps": TOTAL}, "algorithm": "ppo_lagrangian"}
     space = {"hyper.lr": {"loguniform": [1e-4, 1e-1]}}
     sweep = ToySweep(tmp_path, run=run | {"constraints": [{"budget": 30}]}, space=space, seeds=2)
@@ -341,7 +339,7 @@ def test_a_constrained_sweep_shows_every_trials_cost_against_its_budget(tmp_path
     assert "of budget" not in page_of(finished_sweep(tmp_path / "b", trials=2).end()).text
 
 
-def test_a_trial_says_which_hyper_parameters_it_was_not_given(tmp_path: Path):
+def test_a_trial_says_which_hyper_parameters_it_was_not_given(tmp_path):
     sweep = finished_sweep(tmp_path)
     sweep.records.trials[0].unread = ["hyper.pid_kp", "team.rival.hyper.clip"]
     assert page_of(sweep.end()).text.count("not applicable: pid_kp, team.rival.hyper.clip") == 1

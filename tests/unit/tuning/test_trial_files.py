@@ -55,9 +55,7 @@ def train(writer: TrialWriter, every: int, dies_after: int | None) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 8), max_size=4), st.integers(1, 4), st.booleans(), st.integers(0, 30))
-def test_each_row_is_there_once_however_often_the_process_is_killed(
-    tmp_path_factory: pytest.TempPathFactory, deaths: list[int], every: int, remote: bool, cut: int
-):
+def test_each_row_is_there_once_however_often_the_process_is_killed(tmp_path_factory, deaths, every, remote, cut):
     path = tmp_path_factory.mktemp("trial")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(appended_file, "PART_BYTES", 100)
@@ -90,7 +88,7 @@ def test_each_row_is_there_once_however_often_the_process_is_killed(
         )
 
 
-def test_a_process_that_was_cut_off_does_not_write_over_its_successor(tmp_path: Path):
+def test_a_process_that_was_cut_off_does_not_write_over_its_successor(tmp_path):
     folder = Folder(str(tmp_path), "trial")
     first = TrialWriter(folder, KEEP, [0], lambda row: None)
     second = TrialWriter(folder, KEEP, [0], lambda row: None)
@@ -104,7 +102,7 @@ def test_a_process_that_was_cut_off_does_not_write_over_its_successor(tmp_path: 
 
 
 @pytest.mark.parametrize("content", ["", "[1]", '{"strange": 1}', "3", "{", "\0\0"])
-def test_a_state_of_something_else_is_named(tmp_path: Path, content: str):
+def test_a_state_of_something_else_is_named(tmp_path, content):
     folder = folder_at(tmp_path, False)
     folder.write("trial.json", content.encode())
     with pytest.raises(MarlRayError, match=r"^/.*/trial/trial.json is not the state of a trial: "):
@@ -112,7 +110,7 @@ def test_a_state_of_something_else_is_named(tmp_path: Path, content: str):
 
 
 @pytest.mark.parametrize("line", ["", "[1]", "3", "{", '{"iteration": 1e400}'])
-def test_a_line_that_is_no_row_is_named(tmp_path: Path, line: str):
+def test_a_line_that_is_no_row_is_named(tmp_path, line):
     folder = folder_at(tmp_path, False)
     folder.appended(ROWS).append(['{"iteration": 1}', line, '{"iteration": 2}'])
     with pytest.raises(

@@ -7,10 +7,11 @@ import pytest
 from gymnasium import spaces
 from stores.statements import noted_statements
 from toy_serving.gateways import act, gateway_config, make_bundle, serving, windows_end, with_gateway
+from waiting import until_async
 
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.store.experiment_store import ExperimentStore, StoreError
+from marl_ray.experiments.store.experiment_store import ExperimentStore, StoreError, UnknownUnitError
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.http import fields
 from marl_ray.serving.logs.exposures import ExposureLog
@@ -285,16 +286,24 @@ async def test_a_failing_database_is_a_503_and_loses_nothing(config, monkeypatch
     assert (down.status_code, up.status_code) == (503, 200)
 
 
-async def test_an_outcome_waits_for_another_replicas_exposure(bundles, tmp_path):
+async def test_an_outcome_waits_for_another_replicas_exposure(bundles, tmp_path, monkeypatch):
     config = gateway_config(bundles, tmp_path / "e.db", replicas=2)
+    record, tries = ExperimentStore.record, []
+
+    def noted(self, *arguments):
+        tries.append(record(self, *arguments))
+        return tries[-1]
+
+    monkeypatch.setattr(ExperimentStore, "record", noted)
 
     async with serving(config) as (first_app, app), serving(config) as (two, _):
         app.service.exposures.flush = lambda: None  # its exposure is under way ...
         await act(first_app, "s")
         post = asyncio.create_task(two.post("/v1/outcomes", json={"session_id": "s", "value": 1}))
-        await asyncio.sleep(0.05)
+        await until_async(lambda: tries, "a try to record it")
         ExposureLog.flush(app.service.exposures)  # ... and arrives
         assert (await post).status_code == 200
+    assert isinstance(tries[0][0], UnknownUnitError) and len(tries) > 1
 
 
 def test_arms_must_understand_the_same_requests(bundles, tmp_path):

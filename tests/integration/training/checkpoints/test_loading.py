@@ -83,9 +83,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_a_damaged_checkpoint_is_named_and_gives_way_to_the_one_before(
-    base: Path, tmp_path: Path, how: str, recwarn: pytest.WarningsRecorder
-):
+def test_a_damaged_checkpoint_is_named_and_gives_way_to_the_one_before(base, tmp_path, how, recwarn):
     """The run then ends as if it had never stopped; and the damaged one is not tried again."""
     folder = shutil.copytree(base, tmp_path / "run")
     name, damage, message = DAMAGES[how]
@@ -102,7 +100,7 @@ def test_a_damaged_checkpoint_is_named_and_gives_way_to_the_one_before(
         assert torch.equal(value, weights(folder / "again-6")[key])
 
 
-def test_without_a_good_one_left_the_run_fails_and_names_them_all(base: Path, tmp_path: Path):
+def test_without_a_good_one_left_the_run_fails_and_names_them_all(base, tmp_path):
     folder = shutil.copytree(base, tmp_path / "run")
     flip(folder / "4" / PART)
     (folder / "2" / "envs-0.json").unlink()
@@ -114,7 +112,7 @@ def test_without_a_good_one_left_the_run_fails_and_names_them_all(base: Path, tm
     assert all((folder / name / "manifest.json").exists() for name in "24")  # so the next start says the same
 
 
-def test_a_storage_that_cannot_be_read_withdraws_nothing(base: Path, tmp_path: Path):
+def test_a_storage_that_cannot_be_read_withdraws_nothing(base, tmp_path):
     folder = shutil.copytree(base, tmp_path / "run")
     (folder / "4" / "state.json").unlink()
     (folder / "4" / "state.json").symlink_to("state.json")  # a link to itself
@@ -141,7 +139,7 @@ def noted(folder: str) -> dict[str, list[str]]:
     return {str(rank): names for rank, names in enumerate(gather(read))}
 
 
-def test_each_worker_reads_its_part_alone(tmp_path: Path):
+def test_each_worker_reads_its_part_alone(tmp_path):
     read = two_workers(noted, str(tmp_path))
     for rank, names in read.items():
         of_rank = {f"4/envs-{rank}.json", f"4/weights/__{rank}_0.distcp"}
@@ -161,7 +159,7 @@ def goes_on_with_two(folder: str) -> tuple[list[Metrics], list[str]]:
 
 
 @pytest.mark.parametrize("name", ["weights/__1_0.distcp", "envs-1.json"])
-def test_workers_pass_a_checkpoint_together_if_the_part_of_one_is_damaged(tmp_path: Path, name: str):
+def test_workers_pass_a_checkpoint_together_if_the_part_of_one_is_damaged(tmp_path, name):
     intact = two_workers(trained, str(tmp_path), "resources.workers=2", "evaluation.every=0")
     flip(tmp_path / "4" / name)
     rows, (line,) = two_workers(goes_on_with_two, str(tmp_path))
@@ -169,7 +167,7 @@ def test_workers_pass_a_checkpoint_together_if_the_part_of_one_is_damaged(tmp_pa
     assert timeless(rows) == timeless([row for row in intact if row["iteration"] > 2])
 
 
-def test_another_number_of_workers_reads_all_parts(base: Path, tmp_path: Path):
+def test_another_number_of_workers_reads_all_parts(base, tmp_path):
     run = ("evaluation.every=0", "hyper.lr=1e-12")  # so that rounding, which depends on the workers, decides nothing
     two_workers(trained, str(tmp_path), *run, "resources.workers=2")
     unsharded = train_alone(config(*run))
@@ -196,7 +194,7 @@ def bucket() -> Iterator[StoredFolder]:
     server.stop()
 
 
-def test_checkpoints_on_s3_are_written_checked_withdrawn_and_removed_there(base: Path, bucket: StoredFolder):
+def test_checkpoints_on_s3_are_written_checked_withdrawn_and_removed_there(base, bucket):
     rows: list[Metrics] = []
     again: list[Metrics] = []
     lines: list[str] = []

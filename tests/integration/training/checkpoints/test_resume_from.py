@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from processes.two_workers import two_workers
@@ -11,7 +10,6 @@ from pyarrow import fs
 from toy_runs.runs import config, short, timeless, trained
 from toys import texts as toy_texts
 
-from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
@@ -21,6 +19,8 @@ from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.metrics_file import history_of, iteration_of, read_metrics
 from marl_ray.training.single_process import train_alone
 from marl_ray.training.tracking.mlflow_run import MlflowRun
+
+pytestmark = pytest.mark.shared_ray("two")
 
 TEAM = "team={first: {agents: [a]}, second: {agents: [b]}}"
 
@@ -41,7 +41,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("algorithm", ["mappo", "mappo_lagrangian", "grpo", "cpo"])
-def test_a_run_that_changes_nothing_goes_on_as_its_origin_does(tmp_path: Path, algorithm: str):
+def test_a_run_that_changes_nothing_goes_on_as_its_origin_does(tmp_path, algorithm):
     rows = train_alone(short(algorithm), tmp_path / "base")
     following = short(algorithm, "name=next", f"resume_from={tmp_path / 'base' / '2'}")
     again = train_alone(following, tmp_path / "next")
@@ -52,7 +52,7 @@ def test_a_run_that_changes_nothing_goes_on_as_its_origin_does(tmp_path: Path, a
     assert last["origin"]["run"] == "toy" and last["origin"]["steps"] == rows[2]["steps"]
 
 
-def test_a_run_after_another_has_its_own_hyper_parameters_and_its_own_play(base: Path, tmp_path: Path):
+def test_a_run_after_another_has_its_own_hyper_parameters_and_its_own_play(base, tmp_path):
     keys = ("name=next", "train.total_steps=256", f"resume_from={base / '6'}")
     rows = train_alone(config(*keys, "hyper.lr=1e-12", "train.env_copies=8"), tmp_path)
     assert [row["steps"] for row in rows] == [192, 256]  # 8 copies play 64 steps in a batch
@@ -63,7 +63,7 @@ def test_a_run_after_another_has_its_own_hyper_parameters_and_its_own_play(base:
     assert moving[0]["eval/return"] == rows[0]["eval/return"] and moving[-1]["kl"] > rows[-1]["kl"]
 
 
-def test_two_workers_begin_from_the_checkpoint_of_one_and_one_from_that_of_two(base: Path, tmp_path: Path):
+def test_two_workers_begin_from_the_checkpoint_of_one_and_one_from_that_of_two(base, tmp_path):
     more = ("train.total_steps=224", f"resume_from={base / '4'}")
     alone = train_alone(config(*more))
     both = two_workers(trained, str(tmp_path / "two"), "resources.workers=2", *more)
@@ -75,14 +75,14 @@ def test_two_workers_begin_from_the_checkpoint_of_one_and_one_from_that_of_two(b
     assert [row["steps"] for row in rows] == [224, 256]
 
 
-def test_language_models_go_on_with_their_tasks(tmp_path: Path):
+def test_language_models_go_on_with_their_tasks(tmp_path):
     rows = train_alone(toy_texts.config(), tmp_path / "base")
     after = train_alone(toy_texts.config(f"resume_from={tmp_path / 'base' / '1'}"))
     assert trained_rows(after) == trained_rows(rows[1:])
 
 
 @pytest.mark.slow
-def test_on_ray_a_run_names_its_origin_and_outlives_it(ray_cluster: LocalRay, tmp_path: Path):
+def test_on_ray_a_run_names_its_origin_and_outlives_it(ray_cluster, tmp_path):
     keys = (f"storage={tmp_path}", "tracking.progress=false", "train.total_steps=64")
     train(config(*keys))
     run_config = config(*keys, "name=next", "resume_from=toy", "train.total_steps=128", "hyper.lr=0.02")
@@ -126,7 +126,7 @@ def refusal(run_config: RunConfig) -> str:
         (["train.total_steps=192"], "expected more than the 192 steps that"),
     ],
 )
-def test_a_checkpoint_that_does_not_fit_is_refused(base: Path, tmp_path: Path, overrides: list[str], message: str):
+def test_a_checkpoint_that_does_not_fit_is_refused(base, tmp_path, overrides, message):
     keys = (f"storage={tmp_path}", "name=next", f"resume_from={base / '6'}", "train.total_steps=256")
     assert message in refusal(config(*keys, *overrides))
 
@@ -172,14 +172,14 @@ def damage(folder: Path, how: str) -> None:
         ("bundle", "is a bundle, which has no optimiser; expected a run's name, its folder or a checkpoint in it"),
     ],
 )
-def test_a_checkpoint_that_is_damaged_is_refused(base: Path, tmp_path: Path, how: str, message: str):
+def test_a_checkpoint_that_is_damaged_is_refused(base, tmp_path, how, message):
     copy = shutil.copytree(base / "6", tmp_path / "copy")
     damage(copy, how)
     text = refusal(config(f"storage={tmp_path}", f"resume_from={copy}", "train.total_steps=256"))
     assert text.startswith("resume_from: ") and message in text, text
 
 
-def test_a_source_is_a_name_a_folder_or_a_uri(base: Path, tmp_path: Path, monkeypatch: Any):
+def test_a_source_is_a_name_a_folder_or_a_uri(base, tmp_path, monkeypatch):
     named = tmp_path / "runs" / "base"
     shutil.copytree(base / "6", named / "checkpoint_6")
     monkeypatch.chdir(tmp_path)

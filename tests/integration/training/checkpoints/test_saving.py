@@ -43,7 +43,7 @@ def full(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("copied_after_s", [0.0, 0.5])
-def test_a_checkpoint_holds_the_state_of_its_moment(run: Run, tmp_path: Path, copied_after_s: float):
+def test_a_checkpoint_holds_the_state_of_its_moment(run, tmp_path, copied_after_s):
     take = run.saver.copy.take
 
     def slow() -> Callable[[], None]:
@@ -64,7 +64,7 @@ def test_a_checkpoint_holds_the_state_of_its_moment(run: Run, tmp_path: Path, co
     again.close()
 
 
-def test_the_manifest_names_every_file_and_who_wrote_it(run: Run, tmp_path: Path):
+def test_the_manifest_names_every_file_and_who_wrote_it(run, tmp_path):
     run.save(folder_here(tmp_path / "now"))
     run.saver.wait()
     manifest = read_manifest(folder_here(tmp_path / "now"))
@@ -79,7 +79,7 @@ def test_the_manifest_names_every_file_and_who_wrote_it(run: Run, tmp_path: Path
 @pytest.mark.parametrize(
     "name", ["weights/__0_0.distcp", "weights/.metadata", "envs-0.json", "state.json", "manifest.json.new"]
 )
-def test_a_full_disk_is_one_line_and_the_checkpoint_before_stays(run: Run, tmp_path: Path, name: str):
+def test_a_full_disk_is_one_line_and_the_checkpoint_before_stays(run, tmp_path, name):
     run.save(folder_here(tmp_path / "checkpoint_1"))
     full(tmp_path / "checkpoint_2", name)
     run.step()
@@ -94,7 +94,7 @@ def test_a_full_disk_is_one_line_and_the_checkpoint_before_stays(run: Run, tmp_p
     run.saver.wait()
 
 
-def test_a_full_disk_is_one_line_while_safetensors_writes_the_bundle(run: Run, tmp_path: Path, monkeypatch):
+def test_a_full_disk_is_one_line_while_safetensors_writes_the_bundle(run, tmp_path, monkeypatch):
     def full_disk(*arguments: Any) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
@@ -104,7 +104,7 @@ def test_a_full_disk_is_one_line_while_safetensors_writes_the_bundle(run: Run, t
         run.saver.wait()
 
 
-def test_the_next_checkpoint_waits_for_the_last_and_gets_its_error(run: Run, tmp_path: Path):
+def test_the_next_checkpoint_waits_for_the_last_and_gets_its_error(run, tmp_path):
     full(tmp_path / "checkpoint_1", "state.json")
     run.save(folder_here(tmp_path / "checkpoint_1"))
     with pytest.raises(UnwritableCheckpointError, match=r"state\.json cannot be written: "):
@@ -112,14 +112,14 @@ def test_the_next_checkpoint_waits_for_the_last_and_gets_its_error(run: Run, tmp
     assert not (tmp_path / "checkpoint_2").exists()
 
 
-def test_a_run_ends_with_the_error_of_its_last_checkpoint(tmp_path: Path):
+def test_a_run_ends_with_the_error_of_its_last_checkpoint(tmp_path):
     full(tmp_path / "6", "weights/__0_0.distcp")
     with pytest.raises(UnwritableCheckpointError, match=r"6/weights/__0_0\.distcp cannot be written: "):
         train_alone(config(), tmp_path)
     assert (tmp_path / "4" / "manifest.json").exists()
 
 
-def test_a_storage_that_hangs_is_waited_for_until_a_deadline(run: Run, tmp_path: Path, monkeypatch: Any):
+def test_a_storage_that_hangs_is_waited_for_until_a_deadline(run, tmp_path, monkeypatch):
     answers = threading.Event()
     monkeypatch.setattr(saving, "SAVE_S", 0.3)
     monkeypatch.setattr(saving, "publish", lambda place, manifest: answers.wait(60))
@@ -145,7 +145,7 @@ def fails_to_copy_on_one(folder: str) -> list[str]:
     return gather(str(caught.value))
 
 
-def test_all_workers_raise_the_error_of_one_that_cannot_copy_its_weights(tmp_path: Path):
+def test_all_workers_raise_the_error_of_one_that_cannot_copy_its_weights(tmp_path):
     assert two_workers(fails_to_copy_on_one, str(tmp_path)) == ["worker 1: KeyError: 'weights'"] * 2
     assert checkpoints_in(folder_here(tmp_path)) == []
 
@@ -162,7 +162,7 @@ def keeps_and_tidies(folder: str) -> None:
     run_worker(config("resources.workers=2"), torch.device("cpu"), keeping=keeping)
 
 
-def test_no_worker_writes_its_next_checkpoint_while_the_first_tidies_up(tmp_path: Path):
+def test_no_worker_writes_its_next_checkpoint_while_the_first_tidies_up(tmp_path):
     two_workers(keeps_and_tidies, str(tmp_path))
     checkpoints = checkpoints_in(folder_here(tmp_path))
     assert len(checkpoints) >= 2
@@ -188,7 +188,7 @@ def dies(folder: str, iteration: int, published: bool) -> None:
         run_worker(config(), torch.device("cpu"), keeping=keeping)
 
 
-def test_a_run_that_fails_closes_its_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_that_fails_closes_its_environments(tmp_path, monkeypatch):
     closed: list[str] = []
 
     def fail(run: Run) -> Any:
@@ -202,7 +202,7 @@ def test_a_run_that_fails_closes_its_environments(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("published", [False, True])
-def test_a_death_beside_the_manifest_loses_what_is_not_published_and_nothing_else(tmp_path: Path, published: bool):
+def test_a_death_beside_the_manifest_loses_what_is_not_published_and_nothing_else(tmp_path, published):
     uninterrupted = train_alone(config(), tmp_path / "whole")
     folder = folder_here(tmp_path / "run")
     process = FORKS.Process(target=dies, args=(folder.path, 4, published))

@@ -8,7 +8,6 @@ import torch
 from processes.two_workers import two_workers
 from toys.texts import config, trained
 
-from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.errors import MarlRayError
 from marl_ray.training.checkpoints.storage import folder_here
 from marl_ray.training.driver import train
@@ -20,6 +19,8 @@ from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.run_log import LOG
 from marl_ray.training.single_process import process_group, train_alone
 from marl_ray.training.tracking.mlflow_run import MlflowRun
+
+pytestmark = pytest.mark.shared_ray("two")
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 WARM = "warm_start={data: environment, count: 64, batch: 8, epochs: 4, lr: 0.003}"
@@ -58,7 +59,7 @@ def weights(checkpoint: Path, *overrides: str) -> dict[str, torch.Tensor]:
     return {key: value.clone() for key, value in model.state_dict().items()}
 
 
-def test_a_measured_run_trains_bit_for_bit_as_one_that_is_not(tmp_path: Path, letters: Path):
+def test_a_measured_run_trains_bit_for_bit_as_one_that_is_not(tmp_path, letters):
     every = measured(letters, "every: 1", "temperature: 0.7")
     often = trained(str(tmp_path / "often"), MODEL, WARM, every, "resources.hourly_price=3.6")
     never = trained(str(tmp_path / "never"), MODEL, WARM)
@@ -81,7 +82,7 @@ def test_a_measured_run_trains_bit_for_bit_as_one_that_is_not(tmp_path: Path, le
     assert curve[0]["benchmark/hours"] == 0 < curve[1]["benchmark/hours"] < curve[2]["benchmark/hours"]
 
 
-def test_weights_that_were_measured_are_saved_so_that_a_resumed_run_measures_none_twice(tmp_path: Path, letters: Path):
+def test_weights_that_were_measured_are_saved_so_that_a_resumed_run_measures_none_twice(tmp_path, letters):
     options = (MODEL, WARM, "checkpoint.every=100", measured(letters, "every: 2"))
     rows = trained(str(tmp_path / "run"), *options)
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["0", "2", "3"]
@@ -92,7 +93,7 @@ def test_weights_that_were_measured_are_saved_so_that_a_resumed_run_measures_non
 
 
 @pytest.mark.slow
-def test_workers_share_the_problems_and_measure_what_one_does(tmp_path: Path, letters: Path):
+def test_workers_share_the_problems_and_measure_what_one_does(tmp_path, letters):
     options = (MODEL, WARM, measured(letters, "every: 2"))
     single = [row for row in trained(str(tmp_path / "one"), *options) if "benchmark/tokens" in row]
     two = two_workers(trained, str(tmp_path / "two"), *options, "resources.workers=2", "resources.hourly_price=7")
@@ -104,15 +105,13 @@ def test_workers_share_the_problems_and_measure_what_one_does(tmp_path: Path, le
     assert [row["iteration"] for row in two] == [row["iteration"] for row in single] == [0, 2, 3]
 
 
-def test_a_policy_that_samples_by_transformers_is_measured_by_it(letters: Path):
+def test_a_policy_that_samples_by_transformers_is_measured_by_it(letters):
     model = MODEL.replace("max_tokens: 4", "max_tokens: 4, engine: transformers")
     rows = train_alone(config(model, WARM, "train.total_steps=8", measured(letters)))
     assert [row["iteration"] for row in rows if row.get("benchmark/math/pass_at_1", 0) > 0.2] == [0, 1]
 
 
-def test_a_judge_that_fails_is_a_line_and_a_metric_and_training_goes_on(
-    letters: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-):
+def test_a_judge_that_fails_is_a_line_and_a_metric_and_training_goes_on(letters, monkeypatch, capfd):
     make_pool, calls = benchmarks.make_pool, iter([True, False, True, True])
 
     def sometimes(*arguments: object) -> object:
@@ -135,7 +134,7 @@ def test_a_judge_that_fails_is_a_line_and_a_metric_and_training_goes_on(
         train_alone(config(MODEL, measured(letters)))
 
 
-def test_a_curve_is_of_one_file(tmp_path: Path, letters: Path):
+def test_a_curve_is_of_one_file(tmp_path, letters):
     options = (MODEL, "checkpoint.every=1", measured(letters))
     trained(str(tmp_path / "run"), *options)
     letters.write_text(letters.read_text().splitlines()[0] + "\n")
@@ -162,16 +161,14 @@ def test_a_curve_is_of_one_file(tmp_path: Path, letters: Path):
         ),
     ],
 )
-def test_what_cannot_be_measured_is_one_line_before_a_cluster_starts(
-    entry: str, message: str, tmp_path: Path, letters: Path
-):
+def test_what_cannot_be_measured_is_one_line_before_a_cluster_starts(entry, message, tmp_path, letters):
     override = f"evaluation.benchmarks=[{{{entry.replace('LETTERS', str(letters))}}}]"
     with pytest.raises(MarlRayError, match=message) as caught:
         check_run(config(MODEL, override, f"storage={tmp_path}"))
     assert "\n" not in str(caught.value)
 
 
-def test_a_code_team_writes_together_and_its_programs_are_tested(tmp_path: Path):
+def test_a_code_team_writes_together_and_its_programs_are_tested(tmp_path):
     team = "{model: {preset: tiny-0.2m, context: 512}, generation: {max_tokens: 6}}"
     run = config(
         "env={id: code_team, kwargs: {count: 8, turns: 2}}",
@@ -189,9 +186,7 @@ def test_a_code_team_writes_together_and_its_programs_are_tested(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_run_on_ray_whose_worker_dies_logs_and_draws_the_curve(
-    ray_cluster: LocalRay, tmp_path: Path, letters: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_run_on_ray_whose_worker_dies_logs_and_draws_the_curve(ray_cluster, tmp_path, letters, capsys):
     marker = tmp_path / "died"
     env = {"id": "toys.texts:echo", "kwargs": {"marker": str(marker), "at": 39}}
     quiet = (f"storage={tmp_path}", "checkpoint.every=100", "tracking.progress=false", "train.total_steps=480")

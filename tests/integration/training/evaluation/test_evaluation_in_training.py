@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -47,7 +46,7 @@ def sprint(*overrides: str) -> RunConfig:
     return parse_config(RunConfig, base, overrides)
 
 
-def test_what_is_reported_of_the_best_bundle_is_what_it_is_worth(tmp_path: Path):
+def test_what_is_reported_of_the_best_bundle_is_what_it_is_worth(tmp_path):
     """The quick successes of a team that does not learn once made its second checkpoint the best, at four times that."""
     run = sprint("evaluation.episodes=200")
     rows = train_alone(run, tmp_path)
@@ -75,7 +74,7 @@ def test_the_training_curve_begins_when_slow_failures_have_ended_too():
     assert rows[-1]["episode_length"] == pytest.approx(1 * CHANCE + 30 * (1 - CHANCE), abs=3)
 
 
-def test_the_weights_that_were_scored_are_those_that_are_kept(tmp_path: Path):
+def test_the_weights_that_were_scored_are_those_that_are_kept(tmp_path):
     run = config("evaluation.every=3", "evaluation.episodes=8", "checkpoint.every=4", "hyper.lr=0.03")
     rows = train_alone(run, tmp_path)
     scored = {row["iteration"]: row["eval/return"] for row in rows if "eval/return" in row}
@@ -88,7 +87,7 @@ def test_the_weights_that_were_scored_are_those_that_are_kept(tmp_path: Path):
         assert np.mean([episode.ret for episode in again]) == pytest.approx(scored[number])
 
 
-def test_of_equal_scores_the_earliest_weights_are_the_best(tmp_path: Path):
+def test_of_equal_scores_the_earliest_weights_are_the_best(tmp_path):
     """A policy that had collapsed once took the place of one that scored as much before."""
     rows = train_alone(config("evaluation.every=1", "hyper.lr=1e-30"), tmp_path)
     assert len({row["eval/return"] for row in rows}) == 1
@@ -101,7 +100,7 @@ def test_where_nothing_is_scored_the_newest_weights_are_the_best():
     assert beats(-1.0, UNKNOWN) and not beats(UNKNOWN, -1.0) and not beats(1.0, 1.0)
 
 
-def test_an_evaluation_changes_nothing_of_training_and_is_the_same_after_a_resume(tmp_path: Path):
+def test_an_evaluation_changes_nothing_of_training_and_is_the_same_after_a_resume(tmp_path):
     def plain(rows: list[dict[str, float]]) -> list[dict[str, float]]:
         left_out = ("time/", "steps_per", "eval/", "best/")
         return [{k: v for k, v in row.items() if not k.startswith(left_out)} for row in rows if row["iteration"]]
@@ -170,7 +169,7 @@ def test_numbers_that_are_not_finite_stop_an_evaluation():
         ("evaluation.samples=2", "evaluation.samples: expected a text environment"),
     ],
 )
-def test_keys_that_are_not_read_are_refused(override: str, message: str):
+def test_keys_that_are_not_read_are_refused(override, message):
     with pytest.raises(MarlRayError, match=message):
         config(override)
 
@@ -226,7 +225,7 @@ def test_confirmation_plays_other_starts_than_the_choice():
     judge.close()
 
 
-def test_every_policy_of_several_has_its_own_return(tmp_path: Path):
+def test_every_policy_of_several_has_its_own_return(tmp_path):
     """That of opponents says nothing where their rewards cancel."""
     team = "team={wolves: {agents: [wolf]}, flock: {agents: [sheep_*]}}"
     rows = train_alone(config("env.id=toys.envs:chase", team, "train.total_steps=32"))
@@ -241,7 +240,7 @@ def test_group_algorithms_report_how_their_groups_differ():
     assert "group_spread" not in train_alone(short("ippo", "train.total_steps=32"))[-1]
 
 
-def test_multipliers_go_by_the_costs_of_released_episodes_also_after_a_resume(tmp_path: Path):
+def test_multipliers_go_by_the_costs_of_released_episodes_also_after_a_resume(tmp_path):
     """Quick successes cost 1 and slow failures 30; the first to end are all quick."""
     run = Run(
         sprint("algorithm=ppo_lagrangian", "constraints=[{budget: 5}]", "evaluation.every=0"), torch.device("cpu")

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 
-import pytest
 from servers.object_store import object_store
 from toy_runs.runs import config
 
@@ -17,9 +16,7 @@ from marl_ray.training.run_folder.record import filesystem_of
 from marl_ray.training.run_folder.run_log import RunLog
 
 
-def test_a_run_on_an_object_store_is_followed_and_delivered_while_its_workers_start_again(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_a_run_on_an_object_store_is_followed_and_delivered_while_its_workers_start_again(monkeypatch, capsys):
     class Taker:
         """Keeps the iterations that it gets."""
 

@@ -62,7 +62,7 @@ def seen(learner: Learner) -> list[Evaluated]:
 
 
 @pytest.mark.parametrize("algorithm", LANGUAGE)
-def test_the_first_step_of_every_algorithm_clips_nothing(algorithm: str):
+def test_the_first_step_of_every_algorithm_clips_nothing(algorithm):
     rows = train_alone(texts(algorithm, *WAYS["both"], "train.total_steps=16"))
     learned = [row for row in rows if "kl" in row]
     assert [(row["clip_fraction"], row["kl"]) for row in learned] == [(0.0, 0.0)] * len(learned)
@@ -70,7 +70,7 @@ def test_the_first_step_of_every_algorithm_clips_nothing(algorithm: str):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_all_passes_of_unmoved_weights_agree_to_the_bit(way: str):
+def test_all_passes_of_unmoved_weights_agree_to_the_bit(way):
     """With as many minibatches and passes as there may be: they are the passes that the old log-probabilities are from."""
     more = ["train.env_copies=16", "train.total_steps=16", "hyper.minibatches=2", "train.micro_batch=3", STILL]
     (row,) = train_alone(texts("gspo", *WAYS[way], *more, "hyper.kl_coef=0.1"))
@@ -86,7 +86,7 @@ def test_later_epochs_agree_within_rounding():
 
 
 @pytest.mark.parametrize("minibatches", [1, 2])
-def test_what_sampled_is_still_known(minibatches: int):
+def test_what_sampled_is_still_known(minibatches):
     """`importance_cap` weighs by it, and an algorithm of one's own may."""
     run = texts("grpo", *WAYS["both"], "hyper.importance_cap=1.0", f"hyper.minibatches={minibatches}", STILL)
     learner, batch = begun(run, mixed=True)
@@ -108,7 +108,7 @@ def test_what_sampled_is_still_known(minibatches: int):
         (["hyper.minibatches=2"], False, 2),
     ],
 )
-def test_a_pass_more_is_made_only_where_its_result_is_needed(overrides: list[str], mixed: bool, passes: int):
+def test_a_pass_more_is_made_only_where_its_result_is_needed(overrides, mixed, passes):
     learner, batch = begun(texts("grpo", *overrides), mixed)
     calls: list[Any] = []
     learner.policy.model.register_forward_hook(lambda *arguments: calls.append(arguments))

@@ -2,8 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -41,7 +39,7 @@ def learner(run: RunConfig) -> Learner:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_both_families_have_every_key_of_the_optimiser(family: str):
+def test_both_families_have_every_key_of_the_optimiser(family):
     keys = ["hyper.adam_betas=[0.8,0.95]", "hyper.adam_eps=1e-4", "hyper.weight_decay=0.1", "hyper.critic_lr=0.5"]
     optimizer = learner(FAMILIES[family]("algorithm=ppo", *keys)).policy.optimizer
     assert isinstance(optimizer, torch.optim.AdamW)
@@ -54,7 +52,7 @@ def test_both_families_have_every_key_of_the_optimiser(family: str):
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
-def test_weight_decay_leaves_norms_biases_and_embeddings_alone(lora: Any):
+def test_weight_decay_leaves_norms_biases_and_embeddings_alone(lora):
     policy = tiny(lora=lora)
     names = {id(parameter): name for name, parameter in policy.named_parameters()}
     optimizer = optimizer_of(AlgorithmConfig(weight_decay=0.1), [([policy.lm], 1.0), (policy.heads, 1.0)])
@@ -94,7 +92,7 @@ def test_rates_rise_batch_by_batch_and_fall_with_the_steps():
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_run_that_warms_up_and_decays_goes_on_bit_for_bit(tmp_path: Path, family: str, optimizer: str):
+def test_a_run_that_warms_up_and_decays_goes_on_bit_for_bit(tmp_path, family, optimizer):
     overrides = [*EVERYTHING, f"hyper.optimizer={optimizer}", "algorithm=ppo"]
     run = FAMILIES[family](*overrides, "train.group_size=1")
     uninterrupted = train_alone(run, tmp_path / "whole")
@@ -111,7 +109,7 @@ def test_a_run_that_warms_up_and_decays_goes_on_bit_for_bit(tmp_path: Path, fami
 
 
 @pytest.mark.parametrize(("settings", "rate"), [("{data: environment}", 0.01), ("{data: environment, lr: 0.5}", 0.5)])
-def test_a_warm_start_has_the_same_keys_and_a_rate_of_its_own(settings: str, rate: float):
+def test_a_warm_start_has_the_same_keys_and_a_rate_of_its_own(settings, rate):
     keys = [f"warm_start={settings}", "hyper.lr=1e-3", "hyper.weight_decay=0.1", "hyper.adam_betas=[0.8,0.95]"]
     run = toy_texts.config(*keys)
     assert run.warm_start is not None

@@ -47,7 +47,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         yield (other, "runs/first") if request.param == "other" else (LOCAL, str(tmp_path / "runs" / "first"))
 
 
-def test_of_many_that_take_a_name_at_once_one_owns_it(place: tuple):
+def test_of_many_that_take_a_name_at_once_one_owns_it(place):
     together, over = threading.Barrier(6), threading.Event()
     owners, refused = [], []
 
@@ -73,7 +73,7 @@ def test_of_many_that_take_a_name_at_once_one_owns_it(place: tuple):
     assert all(re.fullmatch(line, text) for text in refused), refused
 
 
-def test_one_that_is_refused_while_the_owner_tidies_reads_who_owns_the_name(tmp_path: Path):
+def test_one_that_is_refused_while_the_owner_tidies_reads_who_owns_the_name(tmp_path):
     """The age of an owner is read by a file that the owner's removal of temporary files leaves alone."""
     folder, over, refused = str(tmp_path / "first"), threading.Event(), []
 
@@ -93,7 +93,7 @@ def test_one_that_is_refused_while_the_owner_tidies_reads_who_owns_the_name(tmp_
     assert {text.partition(" by process")[0] for text in refused} == {"name: run 'first' is owned"}
 
 
-def test_writers_at_once_leave_what_one_of_them_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_writers_at_once_leave_what_one_of_them_wrote(tmp_path, monkeypatch):
     """On storage that can only overwrite; what they write differs in length."""
     monkeypatch.setattr(exclusive_file, "SETTLE_S", 0.05)
     other = fs.SubTreeFileSystem(str(tmp_path), LOCAL)
@@ -113,7 +113,7 @@ def test_writers_at_once_leave_what_one_of_them_wrote(tmp_path: Path, monkeypatc
     assert all(path.suffix == ".json" for path in tmp_path.iterdir())
 
 
-def test_owners_that_come_and_go_are_never_two_at_once(tmp_path: Path):
+def test_owners_that_come_and_go_are_never_two_at_once(tmp_path):
     owned, taken, together = threading.Lock(), [], 0
 
     def come_and_go() -> None:
@@ -159,7 +159,7 @@ def local(tmp_path: Path) -> tuple:
     return LOCAL, str(tmp_path / "first")
 
 
-def test_an_owner_on_another_machine_counts_as_lost_after_a_minute_without_a_beat(local: tuple):
+def test_an_owner_on_another_machine_counts_as_lost_after_a_minute_without_a_beat(local):
     file = left_by_another_machine(local)
     os.utime(file, (time.time() - 40, time.time() - 40))
     with pytest.raises(MarlRayError, match=r"of far \(10.0.0.7\), whose last beat is 4\d s old; .*wait (20|19|18) s"):
@@ -169,7 +169,7 @@ def test_an_owner_on_another_machine_counts_as_lost_after_a_minute_without_a_bea
         assert lease.number == 2 and not file.exists()
 
 
-def test_the_clock_of_the_storage_counts_where_the_owners_differs(local: tuple):
+def test_the_clock_of_the_storage_counts_where_the_owners_differs(local):
     file = left_by_another_machine(local)
     data = json.loads(file.read_text())
     for wrong in (-3600, 3600):
@@ -178,7 +178,7 @@ def test_the_clock_of_the_storage_counts_where_the_owners_differs(local: tuple):
             Lease(*local, RUN).__enter__()
 
 
-def test_a_file_of_an_owner_that_cannot_be_read_refuses_until_it_is_old(local: tuple):
+def test_a_file_of_an_owner_that_cannot_be_read_refuses_until_it_is_old(local):
     file = left_by_another_machine(local)
     file.write_text("")  # as it is between its creation and its first word
     with pytest.raises(MarlRayError, match="is owned by another process, whose last beat is"):
@@ -202,7 +202,7 @@ with Lease(fs.LocalFileSystem(), sys.argv[1], "run 'first'") as lease:
 """
 
 
-def test_a_process_that_slept_is_replaced_and_stops_when_it_wakes(local: tuple, monkeypatch: pytest.MonkeyPatch):
+def test_a_process_that_slept_is_replaced_and_stops_when_it_wakes(local, monkeypatch):
     monkeypatch.setattr(owners, "LOST_S", 1.0)
     command = [sys.executable, "-c", OWNER_PROCESS, local[1]]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -228,7 +228,7 @@ def test_a_process_that_slept_is_replaced_and_stops_when_it_wakes(local: tuple, 
     assert newest(*local) == 2
 
 
-def test_a_clock_that_was_set_leaves_a_living_owner_its_name(local: tuple, monkeypatch: pytest.MonkeyPatch):
+def test_a_clock_that_was_set_leaves_a_living_owner_its_name(local, monkeypatch):
     """The kernel then says that the machine, and with it every process, began at another time."""
     began = psutil._pslinux.boot_time()  # noqa: SLF001  psutil's
     with Lease(*local, RUN):
@@ -237,7 +237,7 @@ def test_a_clock_that_was_set_leaves_a_living_owner_its_name(local: tuple, monke
             Lease(*local, RUN).__enter__()
 
 
-def test_a_process_that_was_killed_is_replaced_at_once(local: tuple):
+def test_a_process_that_was_killed_is_replaced_at_once(local):
     with subprocess.Popen([sys.executable, "-c", OWNER_PROCESS, local[1]], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "owned\n"
         other.kill()
@@ -248,7 +248,7 @@ def test_a_process_that_was_killed_is_replaced_at_once(local: tuple):
             assert lease.number == 2
 
 
-def test_an_owner_removes_what_killed_processes_left_and_no_probe_in_use(local: tuple):
+def test_an_owner_removes_what_killed_processes_left_and_no_probe_in_use(local):
     folder = Path(local[1])
     (folder / OWNER).mkdir()
     for name in (".metrics.jsonl.999", ".run.json.999", "owner/.3.json.999", "owner/now-old", "owner/now-new"):
@@ -260,7 +260,7 @@ def test_an_owner_removes_what_killed_processes_left_and_no_probe_in_use(local: 
         assert {path.name for path in (folder / OWNER).iterdir()} == {"1.json", "now-new"}
 
 
-def test_an_owner_that_slept_asks_whether_it_owns_the_folder(local: tuple):
+def test_an_owner_that_slept_asks_whether_it_owns_the_folder(local):
     with pytest.raises(DisownedError), Lease(*local, RUN) as lease:  # noqa: PT012  all that an owner does
         assert lease.owns()
         Path(owner_file(local[1], 2)).write_text("{}")
@@ -273,9 +273,7 @@ def test_an_owner_that_slept_asks_whether_it_owns_the_folder(local: tuple):
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_an_owner_that_slept_while_it_wrote_its_file_leaves_none(
-    place: tuple, ends: bool, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_owner_that_slept_while_it_wrote_its_file_leaves_none(place, ends, monkeypatch):
     filesystem, folder = place
     with Lease(*place, RUN) as lease:
 
@@ -292,7 +290,7 @@ def test_an_owner_that_slept_while_it_wrote_its_file_leaves_none(
     assert numbers(filesystem, folder) == [2]
 
 
-def test_the_link_of_a_copied_run_leads_to_its_own_bundle(tmp_path: Path):
+def test_the_link_of_a_copied_run_leads_to_its_own_bundle(tmp_path):
     with object_store(f"bucket-{time.time_ns()}") as uri:  # a server forgets nothing within its process
         filesystem, root = fs.FileSystem.from_uri(uri)
         for name in ("runs", "copies"):
@@ -313,14 +311,14 @@ def test_the_link_of_a_copied_run_leads_to_its_own_bundle(tmp_path: Path):
         assert [(info.base_name, info.type) for info in infos] == [("bundle", fs.FileType.File)]
 
 
-def test_what_is_refused_leaves_nothing(place: tuple):
+def test_what_is_refused_leaves_nothing(place):
     with pytest.raises(ValueError, match="no"), Lease(*place, RUN):
         raise ValueError("no")
     filesystem, folder = place
     assert filesystem.get_file_info(folder).type == fs.FileType.NotFound
 
 
-def test_a_check_of_the_folder_leaves_what_another_began_there(tmp_path: Path):
+def test_a_check_of_the_folder_leaves_what_another_began_there(tmp_path):
     run_config, folder = config(f"storage={tmp_path}", "name=first"), str(tmp_path / "first")
     missing, ended = [], threading.Event()
 
@@ -341,7 +339,7 @@ def test_a_check_of_the_folder_leaves_what_another_began_there(tmp_path: Path):
     assert missing == []
 
 
-def test_storage_that_does_not_answer_ends_no_run(local: tuple):
+def test_storage_that_does_not_answer_ends_no_run(local):
     with Lease(*local, RUN) as lease:
         os.rename(local[1], f"{local[1]}-away")
         lease.check()

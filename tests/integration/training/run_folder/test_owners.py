@@ -49,7 +49,7 @@ def refused(kind: str, filesystem: fs.FileSystem, folder: str) -> Iterator[None]
         assert [info.base_name for info in infos if info.type == fs.FileType.File] == ["1.json"]
 
 
-def test_a_second_driver_of_a_run_is_refused(storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_second_driver_of_a_run_is_refused(storage, tmp_path, monkeypatch):
     monkeypatch.setattr(driver, "check_capacity", lambda config: False)  # there is no Ray
     run = config(f"storage={storage}", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db")
     with refused("run", *filesystem_of(run)):
@@ -57,7 +57,7 @@ def test_a_second_driver_of_a_run_is_refused(storage: str, tmp_path: Path, monke
     assert not (tmp_path / "mlflow.db").exists()
 
 
-def test_a_second_driver_of_a_sweep_is_refused(storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_second_driver_of_a_sweep_is_refused(storage, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     sweep = ToySweep(tmp_path).config.model_copy(update={"storage": storage})
     folder = Folder(storage, sweep.name)

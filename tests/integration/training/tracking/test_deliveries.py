@@ -58,7 +58,7 @@ def delivering(
     return Deliveries(run, run_id, LOCAL, folder, say, {}, names=more.pop("names", run.tracking.also), **more)
 
 
-def test_no_sink_delays_another_or_the_end(tmp_path: Path):
+def test_no_sink_delays_another_or_the_end(tmp_path):
     run, folder = run_of(tmp_path, "Lines", "Dead", "Hanging", "Slow")
     lines: list[str] = []
     sinks, journal = delivering(run, folder, lines=lines), Journal(LOCAL, folder)
@@ -82,7 +82,7 @@ def test_no_sink_delays_another_or_the_end(tmp_path: Path):
     assert incomplete(run, LOCAL, folder) == [MLFLOW, "toys.trackers:Dead", "toys.trackers:Hanging"]
 
 
-def test_a_run_begins_when_its_sinks_are_open_each_on_the_thread_that_gives_it_rows(tmp_path: Path):
+def test_a_run_begins_when_its_sinks_are_open_each_on_the_thread_that_gives_it_rows(tmp_path):
     run, folder = run_of(tmp_path, "Lines", "Database")
     lines: list[str] = []
     sinks, journal = delivering(run, folder, lines=lines, begins=True), Journal(LOCAL, folder)
@@ -99,9 +99,7 @@ def test_a_run_begins_when_its_sinks_are_open_each_on_the_thread_that_gives_it_r
         ("Shut", "nobody answers"),
     ],
 )
-def test_a_sink_that_does_not_open_refuses_a_run_that_begins(
-    tmp_path: Path, name: str, error: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_sink_that_does_not_open_refuses_a_run_that_begins(tmp_path, name, error, monkeypatch):
     monkeypatch.setattr(deliveries, "SAID_S", 0.5)
     run, folder = run_of(tmp_path, "Lines", name)
     lines: list[str] = []
@@ -114,7 +112,7 @@ def test_a_sink_that_does_not_open_refuses_a_run_that_begins(
     assert lines == ["waiting for toys.trackers:Stuck to open, for 2 s at most"] * (name == "Stuck")
 
 
-def test_a_driver_that_owns_the_run_no_more_calls_no_sink(tmp_path: Path):
+def test_a_driver_that_owns_the_run_no_more_calls_no_sink(tmp_path):
     run, folder = run_of(tmp_path, "Lines")
     owner = [True]
     lines: list[str] = []
@@ -129,7 +127,7 @@ def test_a_driver_that_owns_the_run_no_more_calls_no_sink(tmp_path: Path):
     assert lines == []  # the other owner delivers the rest
 
 
-def test_a_run_of_mlflow_whose_id_was_not_noted_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_of_mlflow_whose_id_was_not_noted_is_taken_over(tmp_path, monkeypatch):
     run, folder = run_of(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(mlflow_run, "flatten", lambda data: 1 / 0)  # the process ends between the run and its parameters
@@ -144,7 +142,7 @@ def test_a_run_of_mlflow_whose_id_was_not_noted_is_taken_over(tmp_path: Path, mo
     assert MlflowSink(run, None, LOCAL, folder).run_id != sink.run_id  # its rows are not this run's
 
 
-def test_a_sink_that_is_back_gets_what_it_missed(tmp_path: Path):
+def test_a_sink_that_is_back_gets_what_it_missed(tmp_path):
     run, folder = run_of(tmp_path, "Full")
     lines: list[str] = []
     sinks, journal = delivering(run, folder, lines=lines), Journal(LOCAL, folder)
@@ -166,7 +164,7 @@ def test_a_sink_that_is_back_gets_what_it_missed(tmp_path: Path):
     assert taken(tmp_path, "Full") == list(range(30)) and incomplete(run, LOCAL, folder) == [MLFLOW]
 
 
-def test_rows_that_workers_play_again_are_not_given_again(tmp_path: Path):
+def test_rows_that_workers_play_again_are_not_given_again(tmp_path):
     run, folder = run_of(tmp_path, "Lines")
     sinks = delivering(run, folder)
     for first, after in ((0, None), (4, 3), (7, 6), (0, None)):
@@ -179,9 +177,7 @@ def test_rows_that_workers_play_again_are_not_given_again(tmp_path: Path):
     assert taken(tmp_path, "Lines") == list(range(16))
 
 
-def test_rows_that_were_taken_and_not_noted_are_not_given_when_they_are_played_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_rows_that_were_taken_and_not_noted_are_not_given_when_they_are_played_again(tmp_path, monkeypatch):
     """The mark could not be written, as on a full disk; the next workers begin before the sink answers."""
     monkeypatch.setenv("TRACKED", str(tmp_path))
     run, folder = run_of(tmp_path, "Moody")
@@ -195,7 +191,7 @@ def test_rows_that_were_taken_and_not_noted_are_not_given_when_they_are_played_a
     assert taken(tmp_path, "toy") == list(range(10))
 
 
-def test_what_was_written_before_a_kill_and_not_noted_is_not_written_twice(tmp_path: Path):
+def test_what_was_written_before_a_kill_and_not_noted_is_not_written_twice(tmp_path):
     run, folder = run_of(tmp_path, "tensorboard")
     journal, names = Journal(LOCAL, folder), [MLFLOW, "tensorboard"]
     sink = MlflowSink(run, None, LOCAL, folder)
@@ -227,7 +223,7 @@ def test_what_was_written_before_a_kill_and_not_noted_is_not_written_twice(tmp_p
     assert read_mark(LOCAL, folder, MLFLOW) == Mark(23, sink.run_id, "FINISHED", 20)
 
 
-def test_a_bundle_is_registered_by_the_same_command_when_mlflow_is_back(tmp_path: Path):
+def test_a_bundle_is_registered_by_the_same_command_when_mlflow_is_back(tmp_path):
     run, folder = run_of(tmp_path)
     sink = MlflowSink(run, None, LOCAL, folder)
     write(Journal(LOCAL, folder), 0, 4)
@@ -250,7 +246,7 @@ def test_a_bundle_is_registered_by_the_same_command_when_mlflow_is_back(tmp_path
     assert MlflowRun(run, sink.run_id).history("return") == [(32 * n, n / 2) for n in range(5)]
 
 
-def test_a_bundle_whose_name_in_the_registry_was_not_noted_keeps_that_name(tmp_path: Path):
+def test_a_bundle_whose_name_in_the_registry_was_not_noted_keeps_that_name(tmp_path):
     run, folder = run_of(tmp_path)
     sink = MlflowSink(run, None, LOCAL, folder)
     write(Journal(LOCAL, folder), 0, 4)
@@ -270,7 +266,7 @@ def test_a_bundle_whose_name_in_the_registry_was_not_noted_keeps_that_name(tmp_p
     assert client.get_run(sink.run_id).info.status == "FINISHED" and sink.mlflow_run.history("return")[-1] == (128, 2.0)
 
 
-def test_a_request_to_mlflow_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_request_to_mlflow_has_a_limit_of_its_own(monkeypatch, tmp_path):
     from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_MAX_RETRIES, MLFLOW_HTTP_REQUEST_TIMEOUT
 
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)

@@ -20,7 +20,7 @@ def begins(storage: Path, together: Any, run_ids: Any) -> None:
     run_ids.put(MlflowRun(config(f"storage={storage}")).run_id)
 
 
-def test_processes_that_begin_at_once_on_fresh_storage_all_get_a_run(tmp_path: Path):
+def test_processes_that_begin_at_once_on_fresh_storage_all_get_a_run(tmp_path):
     together, run_ids = FORKS.Barrier(2), FORKS.Queue()
     processes = [FORKS.Process(target=begins, args=(tmp_path, together, run_ids)) for _ in range(2)]
     for process in processes:
@@ -46,7 +46,7 @@ def opens(uri: str, folder: str, begun: Any) -> None:
     mlflow_client(uri)
 
 
-def test_a_process_that_is_killed_leaves_a_file_that_the_next_one_opens(tmp_path: Path):
+def test_a_process_that_is_killed_leaves_a_file_that_the_next_one_opens(tmp_path):
     uri = f"sqlite:///{tmp_path}/sub/mlflow.db"
     for delay in (0.02, 0.1, 0.2, 0.3, 0.4):
         begun = FORKS.Event()
@@ -59,7 +59,7 @@ def test_a_process_that_is_killed_leaves_a_file_that_the_next_one_opens(tmp_path
     assert [experiment.name for experiment in mlflow_client(uri).search_experiments()] == ["Default"]
 
 
-def test_a_file_that_was_left_half_made_is_made_anew(tmp_path: Path):
+def test_a_file_that_was_left_half_made_is_made_anew(tmp_path):
     with sqlite3.connect(tmp_path / "mlflow.db") as database:
         database.execute("CREATE TABLE secrets (secret_id VARCHAR(36) PRIMARY KEY)")
         database.execute("CREATE INDEX index_secrets ON secrets (secret_id)")
@@ -69,14 +69,14 @@ def test_a_file_that_was_left_half_made_is_made_anew(tmp_path: Path):
     assert mlflow_client(f"sqlite:///{tmp_path}/mlflow.db").get_registered_model("kept").name == "kept"
 
 
-def test_a_file_of_something_else_is_not_touched(tmp_path: Path):
+def test_a_file_of_something_else_is_not_touched(tmp_path):
     (tmp_path / "mlflow.db").write_text("a letter to a friend" * 100)
     with pytest.raises(Exception, match="file is not a database"):
         mlflow_client(f"sqlite:///{tmp_path}/mlflow.db").search_experiments()
     assert (tmp_path / "mlflow.db").read_text().startswith("a letter")
 
 
-def test_an_error_of_the_database_is_raised_and_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+def test_an_error_of_the_database_is_raised_and_prints_nothing(tmp_path, capfd):
     """MLflow prints a traceback of each, a sink is called again every three seconds, and a disk may be full for hours."""
     client = mlflow_client(f"sqlite:///{tmp_path}/mlflow.db")
     run = client.create_run("0").info.run_id

@@ -20,7 +20,7 @@ def config_of(folder: Path | str, *also: str) -> RunConfig:
     return parse_config(RunConfig, data)
 
 
-def test_tensorboard_reads_what_was_logged(tmp_path: Path):
+def test_tensorboard_reads_what_was_logged(tmp_path):
     for rows in (ROWS[:1], ROWS[1:]):  # a run that is resumed writes on
         sink = open_sinks(config_of(tmp_path, "tensorboard"), "id")["tensorboard"]
         sink.log(rows)
@@ -30,7 +30,7 @@ def test_tensorboard_reads_what_was_logged(tmp_path: Path):
     assert [(e.step, e.value) for e in events.Scalars("loss")] == [(128, 2.0)]
 
 
-def test_wandb_writes_its_files_without_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_wandb_writes_its_files_without_a_server(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     for place in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR"):
         monkeypatch.setenv(place, str(tmp_path / "home"))
@@ -54,7 +54,7 @@ def test_wandb_writes_its_files_without_a_server(tmp_path: Path, monkeypatch: py
     assert sink.run.group == "marl-ray" and set(sink.run.tags or ()) == {"mappo", "budget_dag"}
 
 
-def test_what_cannot_work_is_said_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_cannot_work_is_said_before_anything_starts(tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -67,7 +67,7 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path: Path, monkeyp
         check_sinks(config_of("hdfs://there/runs", "tensorboard"))
 
 
-def test_a_sink_that_cannot_be_opened_is_named(tmp_path: Path):
+def test_a_sink_that_cannot_be_opened_is_named(tmp_path):
     (tmp_path / "run").write_text("in the way")
     with pytest.raises(MarlRayError, match=r"^tracking.also: tensorboard cannot be used: "):
         open_sinks(config_of(tmp_path, "tensorboard"), "id")

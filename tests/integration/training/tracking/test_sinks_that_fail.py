@@ -22,7 +22,6 @@ from toy_runs.runs import config, mlflow_database, timeless, trained
 from toy_runs.sweeps import ToySweep
 from toys.trackers import taken
 
-from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.config import RunConfig
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.training.driver import train
@@ -33,6 +32,8 @@ from marl_ray.training.run_folder.metrics_file import iteration_of, read_metrics
 from marl_ray.training.run_folder.record import record_of
 from marl_ray.training.tracking.mlflow_run import MlflowRun
 from marl_ray.tuning.reporting.mlflow_runs import END_S, SweepMlflowRuns
+
+pytestmark = pytest.mark.shared_ray("two")
 
 ALSO = 'tracking.also=[tensorboard, "toys.trackers:Lines", "toys.trackers:Slow", "toys.trackers:Full"]'
 
@@ -73,7 +74,7 @@ def when(run: RunConfig, rows: int, deadline_s: float = 120) -> None:
 
 @pytest.mark.long
 def test_a_run_ends_well_without_its_trackers_and_the_same_command_delivers_the_rest(
-    ray_cluster: LocalRay, server: MlflowServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ray_cluster, server, tmp_path, capsys
 ):
     """The server is killed in the middle, and a worker too."""
     env = f'env={{"id": "toys.envs:fragile", "kwargs": {{"marker": "{tmp_path / "died"}", "at": 65}}}}'
@@ -113,9 +114,7 @@ def test_a_run_ends_well_without_its_trackers_and_the_same_command_delivers_the_
     assert train(run) == again and capsys.readouterr().err == ""  # all is delivered, so nobody is asked
 
 
-def test_a_sweep_ends_well_without_mlflow_and_the_same_command_delivers_the_rest(
-    server: MlflowServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_sweep_ends_well_without_mlflow_and_the_same_command_delivers_the_rest(server, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
     monkeypatch.setattr(delivery, "RETRY_S", 0.3)
     sweep = ToySweep(tmp_path, seeds=1)
@@ -148,7 +147,7 @@ def test_a_sweep_ends_well_without_mlflow_and_the_same_command_delivers_the_rest
 
 
 @pytest.mark.slow
-def test_a_run_whose_driver_is_killed_twice_has_every_iteration_once(ray_cluster: LocalRay, tmp_path: Path):
+def test_a_run_whose_driver_is_killed_twice_has_every_iteration_once(ray_cluster, tmp_path):
     also = 'tracking.also=[tensorboard, "toys.trackers:Lines"]'
     keys = ("train.total_steps=1920", "checkpoint.every=3", "evaluation.episodes=2")
     run = config(f"storage={tmp_path}", *keys, also)

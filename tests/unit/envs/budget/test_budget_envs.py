@@ -123,7 +123,7 @@ BUILDERS["CartPole"] = partial(single_agent, "CartPole-v1")
 
 
 @pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS)
-def test_pettingzoo_contract(build: Any):
+def test_pettingzoo_contract(build):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # style advice of the tests; failures are assertions
         parallel_api_test(build(), num_cycles=600)
@@ -132,7 +132,7 @@ def test_pettingzoo_contract(build: Any):
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
 @pytest.mark.parametrize("observe_budget", [True, False])
-def test_an_episode_of_the_chain(workers: int, observe_budget: bool):
+def test_an_episode_of_the_chain(workers, observe_budget):
     env = BudgetDag(workers, 40.0, observe_budget)
     observations, infos = env.reset(seed=5)
     spent = 0
@@ -161,7 +161,7 @@ def test_an_episode_of_the_chain(workers: int, observe_budget: bool):
 
 
 @pytest.mark.parametrize("effort", range(3))
-def test_success_rates(effort: int):
+def test_success_rates(effort):
     env = BudgetDag()
     rewards = []
     for seed in range(1500):
@@ -181,7 +181,7 @@ def test_overspending_stays_in_the_space():
 
 
 @pytest.mark.parametrize("kwargs", [{"workers": 0}, {"workers": 9}, {"budget": 0.0}, {"budget": float("inf")}])
-def test_senseless_arguments(kwargs: dict[str, Any]):
+def test_senseless_arguments(kwargs):
     with pytest.raises(ValueError, match=next(iter(kwargs))):
         BudgetDag(**kwargs)
 
@@ -193,7 +193,7 @@ def test_known_optima():
 
 
 @pytest.mark.parametrize("budget", [8, 8.5, 11, 24, 29.9, 30, 31, 47.25, 80, 200])
-def test_optima_equal_brute_force(budget: float):
+def test_optima_equal_brute_force(budget):
     """All plans, and all mixtures of two: an optimum of a linear programme with one constraint mixes no more."""
     assert best_capped_reward(budget) == pytest.approx(PLAN_REWARDS[budget >= PLAN_COSTS].max())
     points = np.unique(np.stack([PLAN_COSTS, PLAN_REWARDS], 1).round(9), axis=0)
@@ -206,13 +206,13 @@ def test_optima_equal_brute_force(budget: float):
 
 
 @pytest.mark.parametrize("solve", [best_expected_reward, best_capped_reward, best_constant_reward])
-def test_no_plan_is_cheap_enough(solve: Any):
+def test_no_plan_is_cheap_enough(solve):
     with pytest.raises(MarlRayError, match=r"budget: 7\.9 is less than 8"):
         solve(7.9)
 
 
 @given(st.integers(CHEAPEST, 85), st.sampled_from([1, 2, 8]), st.randoms(use_true_random=False), st.booleans())
-def test_no_chain_costs_more_than_its_limit(limit: int, workers: int, random: Any, obedient: bool):
+def test_no_chain_costs_more_than_its_limit(limit, workers, random, obedient):
     """Not even where players choose what the masks forbid: that is replaced."""
     env = HardBudget(BudgetDag(workers), [limit])
     _, _, costs = play(env, lambda mask: random.choice(np.flatnonzero(mask | (not obedient)).tolist()))
@@ -221,7 +221,7 @@ def test_no_chain_costs_more_than_its_limit(limit: int, workers: int, random: An
 
 @pytest.mark.parametrize(("limit", "best"), [(5, 8), (8, 8), (9, 8), (10, 10), (30, 30), (79, 73), (80, 80)])
 @pytest.mark.parametrize("workers", [1, 8])
-def test_masks_leave_exactly_what_is_affordable(limit: float, best: int, workers: int):
+def test_masks_leave_exactly_what_is_affordable(limit, best, workers):
     """Not only safe: in every state each action is allowed from which a plan within the limit goes on.
 
     The cheapest is always allowed, even if none does.
@@ -248,7 +248,7 @@ def markets(draw: Any, signals: int) -> Market:
 
 
 @pytest.mark.parametrize("signals", [1, 2, 3])
-def test_no_team_costs_more_than_its_limits(signals: int):
+def test_no_team_costs_more_than_its_limits(signals):
     """Several agents act in the same step; whatever each picks, all limits hold, even where only one plan fits."""
 
     @given(markets(signals), st.integers(0, 30), st.randoms(use_true_random=False), st.booleans())
@@ -264,7 +264,7 @@ def test_no_team_costs_more_than_its_limits(signals: int):
 
 
 @given(markets(1), st.integers(0, 100))
-def test_joint_choices_are_safe_and_not_wasteful(market: Market, room: int):
+def test_joint_choices_are_safe_and_not_wasteful(market, room):
     """Every combination of allowed actions fits; an agent alone in exceeding its reserve could not do more when first."""
     needs, headroom = list(market.prices[0]), np.array([room / 10])
     masks, cheapest = affordable(needs, headroom, headroom + 1.0, turn=room)
@@ -326,7 +326,7 @@ def test_a_box_observation_gets_the_remaining_share():
     [(spaces.Discrete(9, start=1), 1), (spaces.MultiDiscrete([9, 9], dtype=np.int8), 2)],
     ids=["Discrete", "MultiDiscrete"],
 )
-def test_a_categorical_observation_gets_levels(space: Any, first: int):
+def test_a_categorical_observation_gets_levels(space, first):
     prices = np.array([[1.0, 0.0]])[None, None].repeat(2, 0)
     env = HardBudget(Market(prices, space), [4.0, 0.0])
     wider: Any = env.observation_space("b0")

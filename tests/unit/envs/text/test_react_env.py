@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,7 +103,7 @@ def test_made_up_observations_do_not_reach_later_prompts():
     ),
     st.integers(0, 3),
 )
-def test_limits_hold_whatever_is_written(responses: list[str], max_calls: int):
+def test_limits_hold_whatever_is_written(responses, max_calls):
     env = React(OFFLINE, kinds=["fact"], max_turns=7, max_calls=max(1, max_calls), prompt_limit=900, cost=["calls"])
     env.reset(seed=0, options={"index": 0})
     calls = 0.0
@@ -176,7 +175,7 @@ def test_the_expert_is_right_and_its_prompts_are_the_environments():
         ("def f(:", "SyntaxError"),
     ],
 )
-def test_the_code_interpreter(code: str, words: str):
+def test_the_code_interpreter(code, words):
     options = {"timeout_s": 0.3 if "while" in code else 20.0, "output_characters": 400 if "Error" in words else 100}
     tool = make_tool("code_interpreter", options)
     assert words in tool.call({"code": code}, 0.0)
@@ -190,7 +189,7 @@ def test_programs_keep_nothing():
     assert "[]" in tool.call({"code": "import os\nprint(os.listdir())"}, 0.0)
 
 
-def test_questions_of_a_file(tmp_path: Path):
+def test_questions_of_a_file(tmp_path):
     path = tmp_path / "questions.jsonl"
     path.write_text(
         '{"prompt": "Which town?", "answer": "The Hague", "solution": "It is in the west."}\n'
@@ -239,7 +238,7 @@ def test_questions_of_a_file(tmp_path: Path):
         ("c++", "C++", True),
     ],
 )
-def test_when_answers_are_the_same(answer: str, expected: str, same: bool):
+def test_when_answers_are_the_same(answer, expected, same):
     assert same_answer(answer, expected) is same
 
 
@@ -261,14 +260,14 @@ def test_when_answers_are_the_same(answer: str, expected: str, same: bool):
         ({"data": "/missing.jsonl", "kinds": ["fact"]}, "kinds: expected without `data`"),
     ],
 )
-def test_a_wrong_argument_is_one_line(kwargs: dict[str, Any], words: str):
+def test_a_wrong_argument_is_one_line(kwargs, words):
     with pytest.raises((ValueError, MarlRayError)) as error:
         React(**kwargs)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_a_key_that_is_missing_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_key_that_is_missing_is_told_before_anything_starts(monkeypatch, tmp_path):
     monkeypatch.delenv("SERPER_API_KEY", raising=False)
     path = tmp_path / "q.jsonl"
     path.write_text('{"prompt": "a?", "answer": "b"}\n')

@@ -77,7 +77,7 @@ def prompts(env: Any, indices: Any, split: str = "train", seed: int | None = Non
 
 
 @pytest.mark.parametrize("make", [Echo, lambda: Echo(cost=["tokens"]), MathTasks])
-def test_pettingzoo_contract(make: Any, monkeypatch: pytest.MonkeyPatch):
+def test_pettingzoo_contract(make, monkeypatch):
     # This one check of the package reads `dtype` of observations, which a str has not.
     module = sys.modules["pettingzoo.test.api_test"]
     monkeypatch.setattr(module, "_test_observation_space_compatibility", lambda *_, **__: None)
@@ -159,7 +159,7 @@ def test_a_split_without_tasks_and_an_unknown_split():
 
 @given(st.integers(1, 200), st.integers(0, 2**32), st.integers(0, 5))
 @settings(max_examples=50)
-def test_every_epoch_has_every_task_once(count: int, seed: int, epoch: int):
+def test_every_epoch_has_every_task_once(count, seed, epoch):
     assert sorted(place(count, seed, epoch * count + i) for i in range(count)) == list(range(count))
 
 
@@ -172,14 +172,14 @@ def test_the_held_out_share():
 
 
 @given(st.text())
-def test_every_text_is_in_the_space(text: str):
+def test_every_text_is_in_the_space(text):
     space = AnyText()
     space.seed(0)
     assert space.contains(text) and space.contains(space.sample()) and len(space.sample()) <= 64
     assert not space.contains(text.encode("utf-8", "surrogatepass")) and space == AnyText()
 
 
-def test_make_env_knows_text_environments(monkeypatch: pytest.MonkeyPatch):
+def test_make_env_knows_text_environments(monkeypatch):
     env = make_env(EnvConfig(id="math", kwargs={"levels": [1], "cost": ["tokens"]}))
     assert is_text(env) and env.possible_agents == ["solver"] and env.level(0) == 1
     warm_up(EnvConfig(id="math"), branches=True)
@@ -212,7 +212,7 @@ def test_make_env_knows_text_environments(monkeypatch: pytest.MonkeyPatch):
         ({"id": "math", "cost": CostConfig(action=1.0)}, "env.cost: only MultiGrid environments have priced costs"),
     ],
 )
-def test_mistakes_are_one_line_and_name_the_key(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], message: str):
+def test_mistakes_are_one_line_and_name_the_key(monkeypatch, config, message):
     monkeypatch.setitem(sys.modules, "own_texts", sys.modules[__name__])
     with pytest.raises(MarlRayError, match=message) as caught:
         make_env(EnvConfig(**config))
@@ -224,7 +224,7 @@ def test_texts_cannot_be_masked():
         make_env(EnvConfig(id="math"), [ConstraintConfig(budget=1, hard_limit=2)])
 
 
-def test_mathematics_from_a_file(tmp_path: Any):
+def test_mathematics_from_a_file(tmp_path):
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"prompt": "half of 3?", "answer": "1.5", "solution": "3/2 is \\\\boxed{1.5}"}\n')
     env = MathTasks(str(path), str(path), prompt="Q: {task} A:")
@@ -259,7 +259,7 @@ HOSTILE = ["", "\x00", "\ud800", "{task}", "{0.__class__}", "<|im_end|>" * 1000,
 
 
 @pytest.mark.parametrize(("name", "kwargs"), [("math", {}), ("react", {"max_turns": 2})])
-def test_an_answer_never_raises(name: str, kwargs: dict[str, Any]):
+def test_an_answer_never_raises(name, kwargs):
     env = make_env(EnvConfig(id=name, kwargs=kwargs))
     for text in HOSTILE:
         env.reset(seed=0, options={"index": 1})

@@ -52,7 +52,7 @@ def test_an_id_says_what_to_install():
         assert "\n" not in str(raised.value)
 
 
-def test_what_is_wrong_is_one_line(tmp_path: Path):
+def test_what_is_wrong_is_one_line(tmp_path):
     for env_id, kwargs, message in (
         ("browsergym/minwob.click-test", {}, "of no family of BrowserGym; did you mean miniwob"),
         ("browsergym/miniwob.click-test", {"python": "/no/python"}, "python='/no/python' is no program"),
@@ -63,9 +63,7 @@ def test_what_is_wrong_is_one_line(tmp_path: Path):
             make_env(EnvConfig(id=env_id, kwargs=kwargs))
 
 
-def test_a_process_that_does_not_answer_is_ended_with_all_that_it_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_process_that_does_not_answer_is_ended_with_all_that_it_started(tmp_path, monkeypatch):
     monkeypatch.setattr(process_module, "CLOSE_S", 0.2)
     process = BrowserGymProcess(program(tmp_path, "sleep 300 & sleep 300"))
     begun = time.monotonic()

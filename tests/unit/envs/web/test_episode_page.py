@@ -59,7 +59,7 @@ TEXT = st.text(alphabet=st.sampled_from("<>\"'&/!-` \nabc="), max_size=30)
 
 
 @given(task=TEXT, action=TEXT, note=TEXT, target=TEXT, url=TEXT, dialog=TEXT)
-def test_no_text_makes_an_element(task: str, action: str, note: str, target: str, url: str, dialog: str):
+def test_no_text_makes_an_element(task, action, note, target, url, dialog):
     def names(*texts: str) -> list[str]:
         task, action, note, target, url, dialog = texts
         step = {"action": action, "note": note, "target": target, "url": url, "dialogs": [dialog], "picture": "000.png"}

@@ -29,7 +29,7 @@ def test_tasks_are_the_same_for_a_seed_and_cover_all_evaluators():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_world_has_no_two_equal_prices_or_votes(seed: int):
+def test_a_world_has_no_two_equal_prices_or_votes(seed):
     world = made_world(seed)
     assert len({product.cents for product in world.products}) == len({product.name for product in world.products}) == 10
     assert len({post.votes for post in world.posts}) == 12
@@ -60,7 +60,7 @@ def test_what_a_visitor_changes_only_that_visitor_sees():
     [("shopping", "/products/99"), ("shopping", "/products/x/buy"), ("reddit", "/f/none"), ("reddit", "/f/books/99999"),
      ("reddit", "/f/books/²"), ("wikipedia", "/wiki/Nowhere"), ("wikipedia", "/cart")],
 )  # fmt: skip
-def test_an_unknown_path_is_no_page(site: str, path: str):
+def test_an_unknown_path_is_no_page(site, path):
     assert reply(site, path, {}, WORLD, Visit()).status == 404
 
 

@@ -58,9 +58,7 @@ def test_quoted_phrases_can_be_typed_into_text_boxes_alone():
     ),
     slots=st.integers(1, 6),
 )
-def test_a_row_is_of_one_size_and_every_allowed_action_can_be_read(
-    intent: str, elements: list[ShownElement], slots: int
-):
+def test_a_row_is_of_one_size_and_every_allowed_action_can_be_read(intent, elements, slots):
     row = page_row(intent, view(*elements), slots, 0.3)
     assert row.values.shape == (row_size(slots),) and row.values.dtype == np.float32
     assert (row.values >= 0).all() and (row.values <= 1).all()

@@ -13,7 +13,7 @@ from marl_ray.envs.web.page_server import serve_pages
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_only_faults_of_the_pages_are_shown(capfd: pytest.CaptureFixture[str], broken: bool):
+def test_only_faults_of_the_pages_are_shown(capfd, broken):
     client_left, over = threading.Event(), threading.Event()
 
     class Handler(http.server.BaseHTTPRequestHandler):

@@ -75,7 +75,7 @@ def answer(data: Any, kind: str = "retrieve", status: str = "SUCCESS") -> str:
 
 
 @pytest.mark.parametrize(("schema", "expected", "data", "score"), DATA)
-def test_data(schema: dict[str, Any], expected: Any, data: Any, score: int):
+def test_data(schema, expected, data, score):
     check = ResponseCheck("retrieve", "SUCCESS", expected, schema)
     assert response_score(check, answer(data)) == score
 
@@ -103,7 +103,7 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize(("text", "score"), ANSWERS, ids=[text[:40] for text, _ in ANSWERS])
-def test_type_and_status(text: str, score: int):
+def test_type_and_status(text, score):
     assert response_score(ResponseCheck("navigate", "SUCCESS", None, {"type": "null"}), text) == score
 
 
@@ -150,6 +150,6 @@ JSON = st.recursive(
 
 
 @given(JSON, st.sampled_from([TEXT, NUMBER, TRUTH, MONEY, PAIR, NAMES]))
-def test_whatever_an_agent_answers_has_a_score(data: Any, schema: dict[str, Any]):
+def test_whatever_an_agent_answers_has_a_score(data, schema):
     expected = {id(PAIR): [{"name": "a", "price": 1}], id(NAMES): [{"names": ["a"], "count": 1}]}.get(id(schema), [1])
     assert response_score(ResponseCheck("retrieve", "SUCCESS", expected, schema), answer(data)) in (0, 1)

@@ -54,19 +54,19 @@ NO_ACTIONS = [
 
 
 @pytest.mark.parametrize(("text", "action"), ACTIONS, ids=[text[:30] for text, _ in ACTIONS])
-def test_an_action_is_read(text: str, action: WebAction):
+def test_an_action_is_read(text, action):
     assert parse_web_action(text) == action
 
 
 @pytest.mark.parametrize(("text", "message"), NO_ACTIONS, ids=[text[:30] for text, _ in NO_ACTIONS])
-def test_what_is_no_action_is_refused_in_one_line(text: str, message: str):
+def test_what_is_no_action_is_refused_in_one_line(text, message):
     with pytest.raises(ActionError, match=message) as raised:
         parse_web_action(text)
     assert "\n" not in str(raised.value)
 
 
 @given(st.text(max_size=80))
-def test_whatever_an_agent_writes_is_an_action_or_a_fault(text: str):
+def test_whatever_an_agent_writes_is_an_action_or_a_fault(text):
     for response in (text, f"```{text}```", f"click [{text}]", f"type [1] [{text}] [0]"):
         try:
             action = parse_web_action(response)
@@ -79,7 +79,7 @@ def test_whatever_an_agent_writes_is_an_action_or_a_fault(text: str):
 @pytest.mark.parametrize(
     ("keys", "named"), [("ctrl+a", "Control+a"), ("Enter", "Enter"), ("+", "+"), ("f5", "F5"), ("x", "x")]
 )
-def test_keys(keys: str, named: str):
+def test_keys(keys, named):
     assert playwright_keys(keys) == named
 
 

@@ -93,7 +93,7 @@ def test_alternatives_and_several_pages_are_parted():
 
 
 @pytest.mark.parametrize("path", [ORIGINAL, VERIFIED], ids=["webarena", "verified"])
-def test_every_placeholder_of_every_task_becomes_an_address(path: Path):
+def test_every_placeholder_of_every_task_becomes_an_address(path):
     for task in read_web_tasks(str(path)):
         placed = on_sites(task, URLS)
         assert not [site for site in SITES if f"__{site.upper()}__" in repr(placed)]
@@ -158,7 +158,7 @@ BROKEN = [
 
 @pytest.mark.parametrize(("key", "value", "message"), BROKEN, ids=[f"{key}={value}"[:50] for key, value, _ in BROKEN])
 @pytest.mark.parametrize("name", ["tasks.json", "tasks.jsonl"])
-def test_a_mistake_is_named_with_its_line_and_field(tmp_path: Path, name: str, key: str, value: Any, message: str):
+def test_a_mistake_is_named_with_its_line_and_field(tmp_path, name, key, value, message):
     tasks = records()
     tasks[1]["eval"] |= {"string_note": ""}
     changed(key, value)(tasks[1])
@@ -188,14 +188,14 @@ BROKEN_PAGES = [
 
 
 @pytest.mark.parametrize(("change", "message"), BROKEN_PAGES, ids=[str(change)[:40] for change, _ in BROKEN_PAGES])
-def test_a_mistake_in_program_html_is_named(tmp_path: Path, change: dict[str, Any], message: str):
+def test_a_mistake_in_program_html_is_named(tmp_path, change, message):
     tasks = records()
     tasks[2]["eval"] |= {"eval_types": ["program_html"], "program_html": [PAGE, PAGE | change]}
     with pytest.raises(MarlRayError, match=rf"tasks\.json:4: eval\.program_html\.1\.{message}"):
         read_web_tasks(written(tmp_path, tasks))
 
 
-def test_a_mistake_in_a_verified_task_is_named(tmp_path: Path):
+def test_a_mistake_in_a_verified_task_is_named(tmp_path):
     tasks = records(VERIFIED)
     tasks[2]["eval"][0]["evaluator"] = "LooksRight"
     with pytest.raises(MarlRayError, match=r"tasks\.json:4: eval\.0: .*'LooksRight'"):
@@ -213,7 +213,7 @@ SCHEMAS = [
 
 
 @pytest.mark.parametrize(("schema", "data", "message"), SCHEMAS, ids=[message for *_, message in SCHEMAS])
-def test_data_that_no_answer_can_be_compared_with_is_named(tmp_path: Path, schema: Any, data: Any, message: str):
+def test_data_that_no_answer_can_be_compared_with_is_named(tmp_path, schema, data, message):
     tasks = records(VERIFIED)
     tasks[2]["eval"] = [
         RESPONSE | {"expected": RESPONSE["expected"] | {"retrieved_data": data}, "results_schema": schema}
@@ -222,7 +222,7 @@ def test_data_that_no_answer_can_be_compared_with_is_named(tmp_path: Path, schem
         read_web_tasks(written(tmp_path, tasks))
 
 
-def test_a_program_of_a_site_that_the_task_does_not_name(tmp_path: Path):
+def test_a_program_of_a_site_that_the_task_does_not_name(tmp_path):
     tasks = records()
     tasks[2]["sites"] = ["reddit"]
     page = PAGE | {"locator": "func:shopping_get_sku_latest_review_author('B0')"}
@@ -231,7 +231,7 @@ def test_a_program_of_a_site_that_the_task_does_not_name(tmp_path: Path):
         read_web_tasks(written(tmp_path, tasks))
 
 
-def test_an_id_that_comes_twice_and_a_file_without_tasks(tmp_path: Path):
+def test_an_id_that_comes_twice_and_a_file_without_tasks(tmp_path):
     tasks = records()
     with pytest.raises(MarlRayError, match=r"tasks\.json:5: task_id 0 is already that of an earlier task"):
         read_web_tasks(written(tmp_path, [*tasks, tasks[0]]))
@@ -245,7 +245,7 @@ def test_a_program_is_read_and_never_evaluated():
 
 
 @given(st.text(max_size=60), st.sampled_from([*PROGRAMS, "eval"]))
-def test_whatever_a_program_says_it_is_a_call_of_the_whitelist_or_an_error(text: str, name: str):
+def test_whatever_a_program_says_it_is_a_call_of_the_whitelist_or_an_error(text, name):
     for program in (f"func:{text}", f"func:{name}({text})", f"func:{name}({text!r})"):
         try:
             call = parse_program(program)

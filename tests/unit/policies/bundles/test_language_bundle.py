@@ -1,10 +1,8 @@
 """Bundles of language models: transformers reads them as they are, bit for bit, and nothing that was touched is read."""
 
-import gc
 import json
 from pathlib import Path
 
-import mlflow
 import pytest
 import torch
 from toy_models.tokens import LORA, responses, tiny
@@ -12,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.bundles.actor_critic import Lineage, load_actor_critics, load_bundle
+from marl_ray.policies.bundles.actor_critic import Lineage, load_bundle
 from marl_ray.policies.bundles.language import TokenBundle, save_token_bundle
 from marl_ray.policies.language.lora import merged_weights
 from marl_ray.policies.language.sampling_copy import plain_copy
@@ -104,23 +102,6 @@ def test_a_bundle_is_a_model_to_begin_with(folder, tmp_path, policies):
         assert policy.actor_parameters()
     with pytest.raises(MarlRayError, match="is a bundle of asker, solver: expected the folder of one of them"):
         build_token_policy(ModelConfig(path=str(folder)), GenerationConfig(), 1)
-
-
-def test_a_bundle_is_read_from_the_registry(folder, tmp_path):
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    client = mlflow.MlflowClient(uri, registry_uri=uri)
-    client.create_registered_model("team")
-    client.create_model_version("team", folder.as_uri())
-    bundle = load_bundle("models:/team/1", uri)
-    assert bundle.digest == load_bundle(folder).digest
-    policy = bundle.policies["asker"]
-    local = Path(policy.config.path)
-    assert local.is_dir()
-    del bundle, policy
-    gc.collect()
-    assert not local.exists()
-    with pytest.raises(MarlRayError, match="'models:/team/1' holds language models, expected actor-critics"):
-        load_actor_critics("models:/team/1", uri)
 
 
 def _flip(folder: Path) -> None:

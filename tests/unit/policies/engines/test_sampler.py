@@ -120,7 +120,7 @@ def ids_of(completions: list[Completion]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", [*FAMILY, *OTHERS])
-def test_log_probs_are_those_of_a_full_pass(name: str):
+def test_log_probs_are_those_of_a_full_pass(name):
     policy = make_policy(restless((FAMILY | OTHERS)[name]()), max_tokens=20, temperature=0.7, top_k=50, top_p=0.9)
     assert is_llama(policy.lm, CONTEXT) == (name in FAMILY)
     prompts = text_prompts()
@@ -130,7 +130,7 @@ def test_log_probs_are_those_of_a_full_pass(name: str):
 
 
 @pytest.mark.parametrize("name", FAMILY)
-def test_the_short_forward_is_the_models_own(name: str):
+def test_the_short_forward_is_the_models_own(name):
     policy = make_policy(restless(FAMILY[name]()), max_tokens=12)
     prompts = text_prompts()
     answers = []
@@ -152,14 +152,14 @@ def test_a_model_without_keys_and_values_is_refused_by_name():
 
 @settings(max_examples=8)
 @given(st.data())
-def test_a_completion_does_not_depend_on_its_batch(policy: TokenPolicy, data: st.DataObject):
+def test_a_completion_does_not_depend_on_its_batch(policy, data):
     engine, prompts = make_engine(policy), text_prompts()
     together = engine.generate(prompts, 9)
     chosen = data.draw(st.lists(st.sampled_from(range(len(prompts))), min_size=1, unique=True))
     assert ids_of(engine.generate([prompts[i] for i in chosen], 9)) == [together[i].ids for i in chosen]
 
 
-def test_a_small_cache_only_makes_it_slower(policy: TokenPolicy, monkeypatch: pytest.MonkeyPatch):
+def test_a_small_cache_only_makes_it_slower(policy, monkeypatch):
     engine, prompts = make_engine(policy), text_prompts()
     free = engine.generate(prompts, 2)
     monkeypatch.setattr("marl_ray.policies.engines.torch_engine.CACHE_BYTES", 100_000)  # three rows
@@ -168,14 +168,14 @@ def test_a_small_cache_only_makes_it_slower(policy: TokenPolicy, monkeypatch: py
     assert engine.generate([], 2) == []
 
 
-def test_other_seeds_and_streams_give_other_responses(policy: TokenPolicy):
+def test_other_seeds_and_streams_give_other_responses(policy):
     engine = make_engine(policy)
     prompt = Prompt((65, 66), 0)
     answers = [*engine.generate([prompt, Prompt((65, 66), 1)], 0), *engine.generate([prompt], 1)]
     assert len({tuple(answer.ids) for answer in answers}) == 3
 
 
-def test_greedy_takes_the_most_likely_token(policy: TokenPolicy):
+def test_greedy_takes_the_most_likely_token(policy):
     engine = make_engine(policy)
     prompt = tuple(b"hello")
     greedy, sampled = engine.generate([Prompt(prompt, 0, greedy=True), Prompt(prompt, 0)], 0)
@@ -185,7 +185,7 @@ def test_greedy_takes_the_most_likely_token(policy: TokenPolicy):
     assert logits.argmax(-1).tolist() == greedy.ids
 
 
-def test_rows_join_and_leave_between_steps(policy: TokenPolicy):
+def test_rows_join_and_leave_between_steps(policy):
     prompts = text_prompts()
     alone = {
         p: make_engine(policy).generate([p], 4, GenerationConfig(max_tokens=12 if i % 2 else 30))[0]
@@ -215,7 +215,7 @@ def test_rows_join_and_leave_between_steps(policy: TokenPolicy):
         decoder.remove(lost)
 
 
-def test_a_row_whose_logits_are_not_finite_takes_no_other_with_it(policy: TokenPolicy):
+def test_a_row_whose_logits_are_not_finite_takes_no_other_with_it(policy):
     """Neither those beside it, nor those that take its place in the cache."""
     generation, engine = GenerationConfig(max_tokens=12), make_engine(policy)
     prompts = [Prompt(tuple(text), k) for k, text in enumerate((b"one", b"a longer prompt", b"three", b"late one"))]
@@ -237,7 +237,7 @@ def test_a_row_whose_logits_are_not_finite_takes_no_other_with_it(policy: TokenP
     assert lost == [handles[1]] and [got[handles[0]], got[handles[2]], got[late]] == [expected[k] for k in (0, 2, 3)]
 
 
-def test_rows_with_other_settings_share_a_batch(policy: TokenPolicy):
+def test_rows_with_other_settings_share_a_batch(policy):
     settings_ = [GenerationConfig(max_tokens=9), GenerationConfig(max_tokens=9, temperature=0.3, top_k=4)]
     prompt = Prompt(tuple(b"some text"), 11)
     decoder = Decoder(cached_model(policy), policy.tokenizer, policy.end_tokens)
@@ -251,7 +251,7 @@ def test_rows_with_other_settings_share_a_batch(policy: TokenPolicy):
     assert list(got.values()) == [engine.generate([prompt], 0, generation)[0].ids for generation in settings_]
 
 
-def test_a_stream_gives_the_completions_tokens(policy: TokenPolicy):
+def test_a_stream_gives_the_completions_tokens(policy):
     engine, prompt = make_engine(policy), Prompt(tuple(b"stream"), 3)
     tokens = list(engine.stream(prompt, 0))
     complete = engine.generate([prompt], 0)[0]
@@ -260,7 +260,7 @@ def test_a_stream_gives_the_completions_tokens(policy: TokenPolicy):
     assert [token.finish for token in tokens] == [None] * (len(tokens) - 1) + ["stop" if complete.ended else "length"]
 
 
-def test_the_end_token_ends(policy: TokenPolicy):
+def test_the_end_token_ends(policy):
     engine, end = make_engine(policy), policy.tokenizer.eos_token_id
     answers = engine.generate([Prompt((65,), stream) for stream in range(150)], 0, GenerationConfig(max_tokens=40))
     ended = [answer for answer in answers if answer.ended]
@@ -308,7 +308,7 @@ ADAPTED = {
 
 
 @pytest.mark.parametrize("name", ADAPTED)
-def test_every_engine_adds_adapters_to_what_it_samples_with(name: str):
+def test_every_engine_adds_adapters_to_what_it_samples_with(name):
     """Also those that came with a refresh in place, after which the engine is the same."""
     torch.manual_seed(0)  # weights, and with them the rounding, do not depend on the tests before
     targets, engine = ADAPTED[name]
@@ -337,7 +337,7 @@ def test_bfloat16_weights_sample():
     assert largest_difference(policy, prompts, completions) < 0.2
 
 
-def test_prompts_that_cannot_be_answered_are_refused(policy: TokenPolicy):
+def test_prompts_that_cannot_be_answered_are_refused(policy):
     engine = make_engine(policy)
     with pytest.raises(MarlRayError, match="at least one token"):
         engine.generate([Prompt((), 0)], 0)
@@ -353,7 +353,7 @@ def test_logits_that_are_no_numbers_are_named():
 
 
 @pytest.mark.parametrize("stop", [(), ("e", "\n\n")])
-def test_transformers_continuous_batching_gives_the_same_responses(policy: TokenPolicy, stop: tuple[str, ...]):
+def test_transformers_continuous_batching_gives_the_same_responses(policy, stop):
     paged = make_engine(
         TokenPolicy(policy.lm, policy.tokenizer, policy.config, GenerationConfig(engine="transformers"))
     )
@@ -367,7 +367,7 @@ def test_transformers_continuous_batching_gives_the_same_responses(policy: Token
     assert make_engine(policy).generate(prompts, 6, generation) == expected  # it leaves the model as it was
 
 
-def test_transformers_reads_more_prompts_than_fit_into_a_step(policy: TokenPolicy):
+def test_transformers_reads_more_prompts_than_fit_into_a_step(policy):
     """2,160 tokens, of which a step reads 2,048: one prompt is read in two steps, and gets its first token in the second."""
     paged = make_engine(
         TokenPolicy(policy.lm, policy.tokenizer, policy.config, GenerationConfig(engine="transformers"))
@@ -379,7 +379,7 @@ def test_transformers_reads_more_prompts_than_fit_into_a_step(policy: TokenPolic
     )
 
 
-def test_vllm_asks_for_what_it_needs(policy: TokenPolicy):
+def test_vllm_asks_for_what_it_needs(policy):
     if find_spec("vllm") is not None:
         pytest.skip("vLLM is installed")
     with_vllm = TokenPolicy(policy.lm, policy.tokenizer, policy.config, GenerationConfig(engine="vllm"))

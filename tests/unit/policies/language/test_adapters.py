@@ -72,7 +72,7 @@ WAYS: dict[str, Callable[[TokenPolicy, Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @torch.no_grad()
-def test_bfloat16_keeps_an_adapter_of_one_step(way: str):
+def test_bfloat16_keeps_an_adapter_of_one_step(way):
     """The effect in bfloat16 is that in float32 and noise: its projection on that is about 1.
 
     Merged weights keep 0.14 of it at this rate, and two rounded outputs that are added 0.21.
@@ -116,7 +116,7 @@ def test_the_sums_gradients_are_those_of_its_parts():
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_gradients_in_bfloat16_are_those_in_float32(checkpointing: bool):
+def test_gradients_in_bfloat16_are_those_in_float32(checkpointing):
     exact, rounded = (tiny(lora=LORA, activation_checkpointing=checkpointing) for _ in range(2))
     rounded.to(torch.bfloat16)
     for policy in (exact, rounded):
@@ -147,7 +147,7 @@ def saved(policy: TokenPolicy, folder: Path) -> Path:
 @pytest.mark.parametrize("targets", ["all-linear", ("q_proj", "down_proj")])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @torch.no_grad()
-def test_peft_reads_the_adapter_beside_a_merged_model(tmp_path: Path, dtype: str, targets: Any):
+def test_peft_reads_the_adapter_beside_a_merged_model(tmp_path, dtype, targets):
     policy = tiny(critic=False, signals=0, dtype=dtype, lora=LORA | {"targets": targets})
     plain, bare = plain_copy(policy), tiny(critic=False, signals=0)
     folder = saved(policy, tmp_path / "bundle")
@@ -169,7 +169,7 @@ def test_peft_reads_the_adapter_beside_a_merged_model(tmp_path: Path, dtype: str
     assert load_bundle(folder.parent).policies["solver"].config.lora is None
 
 
-def test_an_adapter_names_the_model_it_belongs_to(tmp_path: Path):
+def test_an_adapter_names_the_model_it_belongs_to(tmp_path):
     policy = tiny(critic=False, signals=0)
     policy.lm.save_pretrained(tmp_path / "base")
     policy.tokenizer.save_pretrained(tmp_path / "base")
@@ -180,7 +180,7 @@ def test_an_adapter_names_the_model_it_belongs_to(tmp_path: Path):
 
 
 @torch.no_grad()
-def test_peft_reads_adapters_of_transposed_weights(tmp_path: Path):
+def test_peft_reads_adapters_of_transposed_weights(tmp_path):
     config = GPT2Config(vocab_size=259, n_embd=32, n_layer=1, n_head=2, initializer_range=0.3)
     lm = GPT2LMHeadModel(config).eval()
     lm.save_pretrained(tmp_path / "base")
@@ -233,7 +233,7 @@ def mixture(name: str) -> PreTrainedModel:
 
 @pytest.mark.parametrize("name", MIXTURES)
 @torch.no_grad()
-def test_a_mixture_has_adapters_beside_its_experts(tmp_path: Path, name: str):
+def test_a_mixture_has_adapters_beside_its_experts(tmp_path, name):
     """peft would also put some around the experts, which nothing here switches off, merges or exports."""
     bare, lm = mixture(name), mixture(name)
     model = ModelConfig.model_validate({"preset": "tiny-1m", "context": 64, "lora": LORA})

@@ -35,7 +35,7 @@ def written(folder: Path, plain: TokenPolicy) -> Models:
     return bundle.policies
 
 
-def test_an_adapter_comes_out_of_the_weights_that_it_is_merged_into(tmp_path: Path):
+def test_an_adapter_comes_out_of_the_weights_that_it_is_merged_into(tmp_path):
     trained = policy(1)
     models = written(tmp_path, trained)
     apart, merged = models.apart("p"), models["p"]
@@ -54,7 +54,7 @@ def test_an_adapter_comes_out_of_the_weights_that_it_is_merged_into(tmp_path: Pa
     assert not any(parameter.requires_grad for parameter in apart.parameters())
 
 
-def test_bfloat16_gives_weights_back_whose_adapter_is_small(tmp_path: Path):
+def test_bfloat16_gives_weights_back_whose_adapter_is_small(tmp_path):
     """Such an adapter is rounded away where it is merged, and is there again where it stands apart."""
     trained = policy(1, "bf16")
     with torch.no_grad():
@@ -68,7 +68,7 @@ def test_bfloat16_gives_weights_back_whose_adapter_is_small(tmp_path: Path):
         assert torch.equal(layer.up, other.up.float())
 
 
-def test_a_digest_is_of_the_base_model_alone(tmp_path: Path):
+def test_a_digest_is_of_the_base_model_alone(tmp_path):
     first, second = policy(1), policy(2)
     digest = base_sha256(first.lm)
     assert base_sha256(second.lm) == digest == written(tmp_path, second).apart("p").base_sha256
@@ -80,7 +80,7 @@ def test_a_digest_is_of_the_base_model_alone(tmp_path: Path):
     assert base_sha256(first.lm) != digest
 
 
-def test_policies_of_one_base_have_its_weights_once(tmp_path: Path):
+def test_policies_of_one_base_have_its_weights_once(tmp_path):
     first, second = (written(tmp_path, policy(number)).apart("p") for number in (1, 2))
     before = second.evaluate(*responses()).log_probs
     share_base(second.lm, first.lm)
@@ -92,7 +92,7 @@ def test_policies_of_one_base_have_its_weights_once(tmp_path: Path):
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_another_base_is_not_shared(dtype: str):
+def test_another_base_is_not_shared(dtype):
     first, second = policy(1, dtype), policy(2, dtype)
     name = "model.layers.0.mlp.up_proj.weight"
     bare_weights(second.lm)[name].mul_(1.5)
@@ -105,7 +105,7 @@ def test_another_base_is_not_shared(dtype: str):
         share_base(wide.lm, first.lm)
 
 
-def test_an_adapter_of_a_model_of_another_shape_is_one_line(tmp_path: Path):
+def test_an_adapter_of_a_model_of_another_shape_is_one_line(tmp_path):
     wide = plain_copy(tiny(critic=False, signals=0, lora=LORA, preset="tiny-1m"))
     save_merged(policy(1), tmp_path / "model")
     assert wide.config.lora is not None
@@ -116,12 +116,12 @@ def test_an_adapter_of_a_model_of_another_shape_is_one_line(tmp_path: Path):
     assert "\n" not in str(caught.value)
 
 
-def test_a_policy_without_an_adapter_is_as_it_is(tmp_path: Path):
+def test_a_policy_without_an_adapter_is_as_it_is(tmp_path):
     models = written(tmp_path, plain_copy(tiny()))
     assert models.apart("p") is models["p"] and models["p"].base_sha256 is None
 
 
-def test_peft_reads_an_adapter_that_tells_its_base(tmp_path: Path):
+def test_peft_reads_an_adapter_that_tells_its_base(tmp_path):
     trained = policy(1)
     folder = save_token_bundle(tmp_path, {"a": "p"}, {"p": trained}, LINEAGE)
     bare = tiny(critic=False, signals=0, lora=LORA)

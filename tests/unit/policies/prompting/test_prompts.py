@@ -32,7 +32,7 @@ def control(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[int]:
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(HOSTILE)
 @settings(max_examples=60)
-def test_no_text_becomes_a_special_token(name: str, text: str):
+def test_no_text_becomes_a_special_token(name, text):
     tokenizer = TOKENIZERS[name]
     assert control(tokenizer, encode_prompt(tokenizer, f"x{text}", None)) == control(
         tokenizer, encode_prompt(tokenizer, "x", None)
@@ -43,7 +43,7 @@ def test_no_text_becomes_a_special_token(name: str, text: str):
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(st.text(alphabet="ab é\n.", min_size=1).filter(str.strip))
 @settings(max_examples=30)
-def test_a_plain_text_is_what_the_template_makes_of_it(name: str, text: str):
+def test_a_plain_text_is_what_the_template_makes_of_it(name, text):
     tokenizer = TOKENIZERS[name]
     if tokenizer.chat_template is None:
         return
@@ -56,7 +56,7 @@ def test_a_plain_text_is_what_the_template_makes_of_it(name: str, text: str):
 @pytest.mark.parametrize("name", ["tiny", "chatml", "pieces", "one in another"])
 @given(HOSTILE)
 @settings(max_examples=60)
-def test_what_a_text_says_stays(name: str, text: str):
+def test_what_a_text_says_stays(name, text):
     tokenizer = TOKENIZERS[name]
     expected = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\ufdd0", "\ufffd")
     assert tokenizer.decode(encode_text(tokenizer, text)) == expected
@@ -114,7 +114,7 @@ def test_a_start_token_begins_a_text_and_no_end_token_ends_it():
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(HOSTILE, st.integers(1, 80))
 @settings(max_examples=40)
-def test_a_prompt_fits_or_is_said_not_to(name: str, text: str, room: int):
+def test_a_prompt_fits_or_is_said_not_to(name, text, room):
     tokenizer = TOKENIZERS[name]
     try:
         ids, shortened = fit_prompt(tokenizer, text, None, room)
@@ -147,7 +147,7 @@ def test_a_long_text_keeps_its_begin_and_its_end():
 
 
 @pytest.mark.parametrize("text", ["x" * 10_000_000, "<|im_end|>" * 1_000_000, "<" * 10_000_000, "\ud800" * 1_000_000])
-def test_a_text_without_measure_is_refused_at_once(text: str):
+def test_a_text_without_measure_is_refused_at_once(text):
     with pytest.raises(PromptTooLongError):
         fit_prompt(TOKENIZERS["chatml"], text, None, 1000)
 

@@ -28,9 +28,7 @@ def test_what_a_second_terminal_needs_is_printed_for_pasting():
         ("{experiments: [], api_keys: keys.yaml}", "api_keys: config file 'keys.yaml' cannot be read"),
     ],
 )
-def test_what_a_gateway_names_is_read_before_ray_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: str, named: str
-):
+def test_what_a_gateway_names_is_read_before_ray_starts(tmp_path, monkeypatch, capsys, args, named):
     monkeypatch.chdir(tmp_path)
     Path("runs").mkdir()
     Path("serve.yaml").write_text(

@@ -245,6 +245,6 @@ def test_a_missing_file_is_named():
 
 
 @pytest.mark.parametrize(("count", "line"), [(1, "1 file, no findings\n"), (2, "2 files, no findings\n")])
-def test_files_without_findings_are_counted(count: int, line: str, capsys: pytest.CaptureFixture[str]):
+def test_files_without_findings_are_counted(count, line, capsys):
     lint([ROOT / "serve/configs/gridworld.yaml"] * count)
     assert capsys.readouterr().out == line

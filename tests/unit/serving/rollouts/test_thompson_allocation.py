@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stores.clocked_experiments import WINDOW, Clock, described, look, opened, refusal, sessions
+from stores.clocked_experiments import WINDOW, described, look, opened, refusal, sessions
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import (
@@ -24,7 +24,6 @@ from marl_ray.experiments.lifecycle import (
     weights_of,
 )
 from marl_ray.experiments.statistics.bets import BettingTest, Claim
-from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.serving.rollouts.rollout_control import decide
 
 THOMPSON: dict[str, Any] = {"strategy": "thompson", "reweigh_s": 1e-3, "floor": 0.1}
@@ -59,7 +58,7 @@ def test_weights_are_the_configs_until_there_are_others():
         reallocated(paused, PLAN, weights, 1.0)
 
 
-def test_traffic_follows_the_evidence_and_the_tests_stay_right(store: ExperimentStore, clock: Clock):
+def test_traffic_follows_the_evidence_and_the_tests_stay_right(store, clock):
     config = opened(store, **THOMPSON, bounds=[0, 1], min_exposures=10**9)
     rng, rows = np.random.default_rng(0), []
     for part in range(6):
@@ -93,7 +92,7 @@ def test_traffic_follows_the_evidence_and_the_tests_stay_right(store: Experiment
     assert json.dumps(described(store, config), allow_nan=False)
 
 
-def test_weights_wait_for_time_outcomes_reports_and_change(store: ExperimentStore, clock: Clock):
+def test_weights_wait_for_time_outcomes_reports_and_change(store, clock):
     config = opened(store, **THOMPSON | {"reweigh_s": 3600.0})
     sessions(store, 200, lambda arm, k: float(arm == "b") + k % 2)
     clock.now += 2 * WINDOW
@@ -119,7 +118,7 @@ def test_weights_wait_for_time_outcomes_reports_and_change(store: ExperimentStor
     )
 
 
-def test_an_arm_that_hides_its_outcomes_gets_no_traffic_for_it(store: ExperimentStore, clock: Clock):
+def test_an_arm_that_hides_its_outcomes_gets_no_traffic_for_it(store, clock):
     """It reports only successes."""
     config = opened(store, **THOMPSON, bounds=[0, 1])
     sessions(store, 600, lambda arm, k: 1.0 if arm == "b" and k % 10 == 0 else None if arm == "b" else k % 2)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stores.clocked_experiments import WINDOW, Clock, opened
+from stores.clocked_experiments import WINDOW, opened
 
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure, Report, StoreError
@@ -101,7 +101,7 @@ def test_of_too_many_sessions_the_oldest_are_dropped(store, monkeypatch, caplog)
 
 
 @pytest.mark.parametrize("order", [(None, 1.0), (1.0, None), (None, None)])
-def test_an_incomplete_value_never_counts(store, clock: Clock, order):
+def test_an_incomplete_value_never_counts(store, clock, order):
     """Whatever is added before or after, here or by another replica; unless a client reports it itself."""
     opened(store, guardrails=[{"name": "cost_usd", "margin": 0.1}])
     log = ExposureLog(store)

@@ -67,7 +67,7 @@ def iterations(checkpoints: list[PublishedCheckpoint]) -> list[int]:
     return [checkpoint.manifest.iteration for checkpoint in checkpoints]
 
 
-def test_groups_that_begin_at_once_or_after_the_clock_was_set_back_have_greater_numbers(tmp_path: Path):
+def test_groups_that_begin_at_once_or_after_the_clock_was_set_back_have_greater_numbers(tmp_path):
     """Under one number the folder that a killed worker left half-written would be the next group's own."""
     folder = folder_here(tmp_path)
     first = take_number(folder)
@@ -90,7 +90,7 @@ def test_the_first_of_every_interval_is_kept_too():
 
 
 @given(st.lists(st.none() | st.integers(0, 3), min_size=1), st.integers(1, 4), st.none() | st.integers(1, 5))
-def test_what_was_removed_is_never_needed_later(scores: list[float | None], keep: int, every: int | None):
+def test_what_was_removed_is_never_needed_later(scores, keep, every):
     """Removing step by step, as a run does, leaves what removing at the end leaves, but for a best that was beaten."""
     listed_scores, remaining = listed(*scores), []
     for checkpoint in listed_scores:
@@ -104,7 +104,7 @@ def test_what_was_removed_is_never_needed_later(scores: list[float | None], keep
 
 
 @pytest.mark.parametrize("remote", [False, True])
-def test_tidying_removes_what_is_not_needed_and_what_was_never_finished(tmp_path: Path, remote: bool):
+def test_tidying_removes_what_is_not_needed_and_what_was_never_finished(tmp_path, remote):
     folder = folder_here(tmp_path)
     if remote:
         folder = StoredFolder(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "toy")
@@ -122,7 +122,7 @@ def test_tidying_removes_what_is_not_needed_and_what_was_never_finished(tmp_path
     assert [each.name for each in published(folder)] == names[:3]
 
 
-def test_the_newest_is_that_of_the_last_iteration_and_among_these_of_the_last_attempt(tmp_path: Path):
+def test_the_newest_is_that_of_the_last_iteration_and_among_these_of_the_last_attempt(tmp_path):
     folder = folder_here(tmp_path)
     assert newest(folder) is None and checkpoints_in(folder / "nothing") == []
     for iteration, attempt in ((9, 100), (10, 100), (10, 200), (8, 300)):
@@ -132,7 +132,7 @@ def test_the_newest_is_that_of_the_last_iteration_and_among_these_of_the_last_at
     assert [place.path for place in checkpoints_in(folder)] == sorted(place.path for place in checkpoints_in(folder))
 
 
-def test_a_folder_with_checkpoints_of_an_older_format_alone_is_refused(tmp_path: Path):
+def test_a_folder_with_checkpoints_of_an_older_format_alone_is_refused(tmp_path):
     """Else the run would begin anew beside them."""
     old = tmp_path / "checkpoint_2026-11-01_10-00-00.000000"
     old.mkdir()
@@ -141,7 +141,7 @@ def test_a_folder_with_checkpoints_of_an_older_format_alone_is_refused(tmp_path:
         checkpoints_in(folder_here(tmp_path))
 
 
-def test_checkpoints_of_another_run_or_another_iteration_are_named_and_left_out(tmp_path: Path):
+def test_checkpoints_of_another_run_or_another_iteration_are_named_and_left_out(tmp_path):
     folder, lines = folder_here(tmp_path), list[str]()
     of_run = [write(folder, iteration) for iteration in (10, 20)]
     copy, other = write(folder, 30, copy_of=10), write(folder, 40)
@@ -160,14 +160,14 @@ def test_checkpoints_of_another_run_or_another_iteration_are_named_and_left_out(
     assert [each.name for each in published(folder)] == [checkpoint_name(10, 1), checkpoint_name(20, 1)]
 
 
-def test_where_all_checkpoints_are_of_another_run_they_stay_and_the_run_does_not_begin_anew(tmp_path: Path):
+def test_where_all_checkpoints_are_of_another_run_they_stay_and_the_run_does_not_begin_anew(tmp_path):
     place = write(folder_here(tmp_path), 10)
     with pytest.raises(MarlRayError, match=f"^{place} is a checkpoint of another run, 'toy' with another config$"):
         own_checkpoints(folder_here(tmp_path), "another config")
     assert checkpoints_in(folder_here(tmp_path)) == [place]
 
 
-def test_a_folder_with_a_name_of_its_own_is_neither_read_nor_removed(tmp_path: Path):
+def test_a_folder_with_a_name_of_its_own_is_neither_read_nor_removed(tmp_path):
     """Such as a copy that somebody has made to be safe."""
     folder = folder_here(tmp_path)
     write(folder, 20)
@@ -184,9 +184,7 @@ def test_a_folder_with_a_name_of_its_own_is_neither_read_nor_removed(tmp_path: P
     st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4)), unique=True),
     st.lists(st.tuples(st.integers(1, 4), st.none() | st.integers(0, 5)), unique_by=lambda start: start[0]),
 )
-def test_checkpoints_whose_iterations_a_later_group_plays_again_do_not_count(
-    tmp_path_factory: pytest.TempPathFactory, written: list[tuple[int, int]], starts: list[tuple[int, int | None]]
-):
+def test_checkpoints_whose_iterations_a_later_group_plays_again_do_not_count(tmp_path_factory, written, starts):
     folder = folder_here(tmp_path_factory.mktemp("strays"))
     for attempt, after in starts:
         note_start(folder, attempt, after)
@@ -209,7 +207,7 @@ def test_checkpoints_whose_iterations_a_later_group_plays_again_do_not_count(
     assert take_number(folder) > 4
 
 
-def test_a_group_that_removed_the_rows_of_a_later_one_ends_and_leaves_strays(tmp_path: Path):
+def test_a_group_that_removed_the_rows_of_a_later_one_ends_and_leaves_strays(tmp_path):
     folder = folder_here(tmp_path)
     first, second = take_number(folder), take_number(folder)
     check_last_group(folder, second)

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -37,7 +36,7 @@ WHOLE = CheckpointManifest(
 )
 
 
-def test_it_comes_back_as_it_was_written(tmp_path: Path):
+def test_it_comes_back_as_it_was_written(tmp_path):
     place = folder_here(tmp_path)
     assert read_manifest(place) is None
     publish(place, WHOLE)
@@ -46,7 +45,7 @@ def test_it_comes_back_as_it_was_written(tmp_path: Path):
 
 
 @given(st.integers(0, 10_000), st.integers(0, 7))
-def test_no_bit_of_it_can_change_unseen(tmp_path_factory: pytest.TempPathFactory, position: int, bit: int):
+def test_no_bit_of_it_can_change_unseen(tmp_path_factory, position, bit):
     folder = tmp_path_factory.mktemp("flipped")
     place = folder_here(folder)
     publish(place, WHOLE)
@@ -60,7 +59,7 @@ def test_no_bit_of_it_can_change_unseen(tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.parametrize("length", [0, 1, 40])
-def test_one_that_was_cut_is_damaged(tmp_path: Path, length: int):
+def test_one_that_was_cut_is_damaged(tmp_path, length):
     publish(folder_here(tmp_path), WHOLE)
     (tmp_path / MANIFEST).write_bytes((tmp_path / MANIFEST).read_bytes()[:length])
     with pytest.raises(DamagedCheckpointError, match=r"manifest.json is no manifest: "):
@@ -68,7 +67,7 @@ def test_one_that_was_cut_is_damaged(tmp_path: Path, length: int):
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "null", "7", '"sha256"', "\x00\x00"])
-def test_a_file_of_something_else_is_damaged_and_the_line_says_so(tmp_path: Path, text: str):
+def test_a_file_of_something_else_is_damaged_and_the_line_says_so(tmp_path, text):
     (tmp_path / MANIFEST).write_text(text)
     with pytest.raises(
         DamagedCheckpointError,
@@ -77,7 +76,7 @@ def test_a_file_of_something_else_is_damaged_and_the_line_says_so(tmp_path: Path
         read_manifest(folder_here(tmp_path))
 
 
-def test_one_with_a_right_hash_and_other_keys_is_damaged(tmp_path: Path):
+def test_one_with_a_right_hash_and_other_keys_is_damaged(tmp_path):
     facts = {"format": FORMAT, "files": {}}
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     (tmp_path / MANIFEST).write_text(json.dumps({"sha256": digest} | facts))
@@ -85,7 +84,7 @@ def test_one_with_a_right_hash_and_other_keys_is_damaged(tmp_path: Path):
         read_manifest(folder_here(tmp_path))
 
 
-def test_one_of_another_format_is_refused(tmp_path: Path):
+def test_one_of_another_format_is_refused(tmp_path):
     publish(folder_here(tmp_path), CheckpointManifest(**vars(WHOLE) | {"format": FORMAT + 1}))
     with pytest.raises(
         MarlRayError, match=rf"has checkpoint format {FORMAT + 1}, expected {FORMAT}; it can be read by"
@@ -93,13 +92,13 @@ def test_one_of_another_format_is_refused(tmp_path: Path):
         read_manifest(folder_here(tmp_path))
 
 
-def test_a_folder_that_takes_no_manifest_is_named(tmp_path: Path):
+def test_a_folder_that_takes_no_manifest_is_named(tmp_path):
     (tmp_path / f"{MANIFEST}.new").mkdir()
     with pytest.raises(UnwritableCheckpointError, match=rf"^{tmp_path}/{MANIFEST} cannot be written: "):
         publish(folder_here(tmp_path), WHOLE)
 
 
-def test_a_withdrawn_checkpoint_is_none_and_keeps_its_facts(tmp_path: Path):
+def test_a_withdrawn_checkpoint_is_none_and_keeps_its_facts(tmp_path):
     publish(folder_here(tmp_path), WHOLE)
     withdraw(folder_here(tmp_path))
     assert read_manifest(folder_here(tmp_path)) is None

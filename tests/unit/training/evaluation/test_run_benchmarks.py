@@ -1,7 +1,5 @@
 """The benchmarks of a run: axes, last lines, picture, and the list of benchmarks."""
 
-from pathlib import Path
-
 import pytest
 from toys.texts import config
 
@@ -54,7 +52,7 @@ def test_the_last_lines_name_first_and_last_numbers_and_every_failure():
     assert benchmark_lines(config(), history) == []
 
 
-def test_the_picture_draws_what_was_measured(tmp_path: Path):
+def test_the_picture_draws_what_was_measured(tmp_path):
     path = plot_benchmarks(config(MEASURED), history, tmp_path / "b.png")
     assert path is not None and path.read_bytes().startswith(b"\x89PNG")
     assert plot_benchmarks(config(), history, tmp_path / "none.png") is None

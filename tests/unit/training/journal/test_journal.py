@@ -45,7 +45,7 @@ def iterations(filesystem: fs.FileSystem, folder: str) -> list[int]:
 
 @given(st.lists(st.integers(0, 6), max_size=6))
 @settings(max_examples=30, deadline=None)
-def test_groups_of_workers_that_start_again_leave_every_iteration_once(tmp_path_factory: Any, checkpoints: list[int]):
+def test_groups_of_workers_that_start_again_leave_every_iteration_once(tmp_path_factory, checkpoints):
     folder = str(tmp_path_factory.mktemp("run"))
     done = -1
     for last in (None, *checkpoints):
@@ -58,7 +58,7 @@ def test_groups_of_workers_that_start_again_leave_every_iteration_once(tmp_path_
         assert iterations(LOCAL, folder) == list(range(done + 1))
 
 
-def test_a_run_that_begins_anew_repeats_no_epoch_of_its_warm_start(tmp_path: Path):
+def test_a_run_that_begins_anew_repeats_no_epoch_of_its_warm_start(tmp_path):
     journal = Journal(LOCAL, str(tmp_path))
     epochs = [{"steps": 0.0, "warm_start/epoch": epoch, "warm_start/log_likelihood": -1.0} for epoch in (1.0, 2.0)]
     write(journal, None, *epochs)
@@ -68,7 +68,7 @@ def test_a_run_that_begins_anew_repeats_no_epoch_of_its_warm_start(tmp_path: Pat
     assert iterations(LOCAL, str(tmp_path)) == [-1, -1, 0, 1]
 
 
-def test_rows_are_json_without_numbers_that_are_not_finite(tmp_path: Path):
+def test_rows_are_json_without_numbers_that_are_not_finite(tmp_path):
     Journal(LOCAL, str(tmp_path)).row(row(1) | {"loss": float("nan"), "kl": float("inf"), "entropy": 0.25})
     (line,) = (tmp_path / METRICS).read_text().splitlines()
     stored = json.loads(line)
@@ -77,7 +77,7 @@ def test_rows_are_json_without_numbers_that_are_not_finite(tmp_path: Path):
     assert line.startswith('{"iteration": 1, "steps": 32, "timestamp": ')
 
 
-def test_a_line_that_was_cut_is_not_read_and_goes_with_the_next_start(tmp_path: Path):
+def test_a_line_that_was_cut_is_not_read_and_goes_with_the_next_start(tmp_path):
     folder = str(tmp_path)
     write(Journal(LOCAL, folder), None, row(1), row(2))
     path = tmp_path / METRICS
@@ -91,7 +91,7 @@ def test_a_line_that_was_cut_is_not_read_and_goes_with_the_next_start(tmp_path: 
     assert read_metrics(LOCAL, str(tmp_path / "none")) == []
 
 
-def test_on_remote_storage_the_file_is_whole_after_its_end_and_goes_on_from_there(tmp_path: Path):
+def test_on_remote_storage_the_file_is_whole_after_its_end_and_goes_on_from_there(tmp_path):
     remote = away(tmp_path)
     remote.create_dir("run")
     for last, steps in ((None, range(3)), (1, range(2, 5))):
@@ -101,7 +101,7 @@ def test_on_remote_storage_the_file_is_whole_after_its_end_and_goes_on_from_ther
     assert iterations(remote, "run") == list(range(5))
 
 
-def test_a_disk_that_is_full_leaves_no_half_of_a_line(tmp_path: Path):
+def test_a_disk_that_is_full_leaves_no_half_of_a_line(tmp_path):
     path = tmp_path / "file"
     file, limits = appended_file(LOCAL, str(path)), resource.getrlimit(resource.RLIMIT_FSIZE)
     file.append(["first"])
@@ -119,9 +119,7 @@ def test_a_disk_that_is_full_leaves_no_half_of_a_line(tmp_path: Path):
     st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20), st.booleans()), min_size=1, max_size=8), st.booleans()
 )
 @settings(max_examples=40, deadline=None)
-def test_readers_get_every_line_once_however_often_workers_start_again(
-    tmp_path_factory: Any, groups: list[tuple[int, int, bool]], remote: bool
-):
+def test_readers_get_every_line_once_however_often_workers_start_again(tmp_path_factory, groups, remote):
     """Each group goes on after a checkpoint, which may lie before lines that were read already."""
     root = tmp_path_factory.mktemp("run")
     filesystem, path = (away(root), "rows") if remote else (LOCAL, str(root / "rows"))
@@ -150,7 +148,7 @@ def test_readers_get_every_line_once_however_often_workers_start_again(
         assert all(info.size <= 60 for info in parts_of(filesystem, path))
 
 
-def test_a_flush_to_an_object_store_writes_the_last_part_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_flush_to_an_object_store_writes_the_last_part_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "PART_BYTES", 1000)
     file = appended_file(away(tmp_path), "rows")
     for number in range(100):
@@ -168,7 +166,7 @@ def test_a_flush_to_an_object_store_writes_the_last_part_alone(tmp_path: Path, m
     ]
 
 
-def test_another_rank_writes_nothing(tmp_path: Path):
+def test_another_rank_writes_nothing(tmp_path):
     journal = Journal(LOCAL, str(tmp_path), rank=1)
     write(journal, None, row(1))
     journal.phase("training")
@@ -178,7 +176,7 @@ def test_another_rank_writes_nothing(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_worker_that_was_lost_cannot_write_where_another_has_taken_its_place_and_not_written(tmp_path: Path):
+def test_a_worker_that_was_lost_cannot_write_where_another_has_taken_its_place_and_not_written(tmp_path):
     lost, following = Journal(LOCAL, str(tmp_path)), Journal(LOCAL, str(tmp_path))
     write(lost, None, row(1), row(2))
     write(following, 2)  # all rows stay
@@ -189,7 +187,7 @@ def test_a_worker_that_was_lost_cannot_write_where_another_has_taken_its_place_a
 
 
 @pytest.mark.parametrize("remote", [False, True])
-def test_a_worker_that_was_lost_and_comes_back_cannot_write(tmp_path: Path, remote: bool):
+def test_a_worker_that_was_lost_and_comes_back_cannot_write(tmp_path, remote):
     (tmp_path / "run").mkdir()
     filesystem, folder = (away(tmp_path), "run") if remote else (LOCAL, str(tmp_path / "run"))
     lost = Journal(filesystem, folder)
@@ -206,9 +204,7 @@ def test_a_worker_that_was_lost_and_comes_back_cannot_write(tmp_path: Path, remo
     assert iterations(filesystem, folder) == [1, 2, 3]
 
 
-def test_a_group_that_begins_and_ends_between_two_looks_is_no_restart(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_group_that_begins_and_ends_between_two_looks_is_no_restart(tmp_path, capsys):
     (tmp_path / "run").mkdir()
     folder, run = str(tmp_path / "run"), config("storage=" + str(tmp_path))
     follower = Follower(run, LOCAL, folder, RunLog(run))

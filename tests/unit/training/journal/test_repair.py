@@ -49,7 +49,7 @@ def iterations(filesystem: fs.FileSystem, folder: str) -> list[int]:
 
 
 @pytest.mark.parametrize("remote", [False, True])
-def test_rubbish_and_doubles_are_removed_and_named_and_sinks_are_asked_anew(tmp_path: Path, remote: bool):
+def test_rubbish_and_doubles_are_removed_and_named_and_sinks_are_asked_anew(tmp_path, remote):
     lines = [row(0), row(1), "\x00\x00{", row(2), row(2), "[]", row(3)]
     filesystem, folder = begin(tmp_path, lines, remote, mark(7, 3))
     path = f"{folder}/{METRICS}"
@@ -75,7 +75,7 @@ def test_rubbish_and_doubles_are_removed_and_named_and_sinks_are_asked_anew(tmp_
     ],
 )
 @pytest.mark.parametrize("at", [0, 2, 4])
-def test_a_line_that_is_no_row_of_the_run_costs_no_other_line(tmp_path: Path, rubbish: str, at: int):
+def test_a_line_that_is_no_row_of_the_run_costs_no_other_line(tmp_path, rubbish, at):
     lines = [row(0), row(1), row(2), row(3)]
     lines.insert(at, rubbish)
     filesystem, folder = begin(tmp_path, lines)
@@ -88,7 +88,7 @@ def test_a_line_that_is_no_row_of_the_run_costs_no_other_line(tmp_path: Path, ru
 
 
 @given(st.lists(st.integers(-1, 9), max_size=12))
-def test_as_many_rows_are_kept_as_are_in_order(numbers: list[int]):
+def test_as_many_rows_are_kept_as_are_in_order(numbers):
     lines = [row(number) if number >= 0 else json.dumps({"steps": 0}) for number in numbers]
     remaining, iterations_kept, removed = sort_out(lines)
     assert remaining == [line for k, line in enumerate(lines, 1) if k not in removed]
@@ -115,14 +115,14 @@ def test_as_many_rows_are_kept_as_are_in_order(numbers: list[int]):
         "mark",
     ],
 )
-def test_a_mark_of_something_else_is_that_of_a_new_sink(tmp_path: Path, stored: Any):
+def test_a_mark_of_something_else_is_that_of_a_new_sink(tmp_path, stored):
     filesystem, folder = begin(tmp_path, [row(0), row(1)])
     write_json(filesystem, f"{folder}/sinks/mlflow.json", stored)
     assert repair(filesystem, folder, 1) == []
     assert read_mark(filesystem, folder, "mlflow") == Mark()
 
 
-def test_rows_that_are_lost_are_named_and_the_rows_after_them_reach_the_sinks(tmp_path: Path):
+def test_rows_that_are_lost_are_named_and_the_rows_after_them_reach_the_sinks(tmp_path):
     filesystem, folder = begin(tmp_path, [row(0), row(1)], mark=mark(9, 8))
     (line,) = repair(filesystem, folder, 7)
     assert line == f"{folder}/{METRICS} lacks the rows of iterations 2 to 7, which are not played again"
@@ -132,7 +132,7 @@ def test_rows_that_are_lost_are_named_and_the_rows_after_them_reach_the_sinks(tm
     assert read_mark(filesystem, folder, "mlflow") == mark(2, 1)  # it fits the lines that there are
 
 
-def test_a_file_that_is_gone_is_named(tmp_path: Path):
+def test_a_file_that_is_gone_is_named(tmp_path):
     filesystem, folder = begin(tmp_path, [], mark=mark(4, 3))
     (line,) = repair(filesystem, folder, 2)
     assert line.endswith("lacks the rows of iterations 1 and 2, which are not played again")
@@ -151,14 +151,14 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path):
         ([1, 2, 3], mark(3, 3), 3, True),  # a run without evaluations
     ],
 )
-def test_a_mark_stays_that_fits_the_rows(tmp_path: Path, rows: list[int], stored: Mark, last: int | None, fits: bool):
+def test_a_mark_stays_that_fits_the_rows(tmp_path, rows, stored, last, fits):
     lines = [row(each) if each >= 0 else json.dumps({"steps": 0, "warm_start/epoch": 1.0}) for each in rows]
     filesystem, folder = begin(tmp_path, lines, mark=stored)
     assert repair(filesystem, folder, last) == []
     assert read_mark(filesystem, folder, "mlflow") == (stored if fits else Mark())
 
 
-def test_a_run_that_began_from_another_lacks_none_of_the_others_iterations(tmp_path: Path):
+def test_a_run_that_began_from_another_lacks_none_of_the_others_iterations(tmp_path):
     filesystem, folder = begin(tmp_path, [row(40), row(41)])
     assert repair(filesystem, folder, 41, has_origin=True) == []
     (line,) = repair(filesystem, folder, 43, has_origin=True)
@@ -166,7 +166,7 @@ def test_a_run_that_began_from_another_lacks_none_of_the_others_iterations(tmp_p
 
 
 @pytest.mark.parametrize("remote", [False, True])
-def test_readers_and_workers_pass_rubbish_that_comes_while_a_run_goes_on(tmp_path: Path, remote: bool):
+def test_readers_and_workers_pass_rubbish_that_comes_while_a_run_goes_on(tmp_path, remote):
     filesystem, folder = begin(tmp_path, [row(0), row(1)], remote)
     name = "000000000000" if remote else ""
     with (tmp_path / "run" / METRICS / name).open("ab") as stream:
@@ -181,7 +181,7 @@ def test_readers_and_workers_pass_rubbish_that_comes_while_a_run_goes_on(tmp_pat
     assert iterations(filesystem, folder) == [0, 1, 2, 3]
 
 
-def test_rubbish_in_the_events_is_not_shown(tmp_path: Path):
+def test_rubbish_in_the_events_is_not_shown(tmp_path):
     from toy_runs.runs import config
 
     class Silent:

@@ -1,12 +1,10 @@
 """The worker group that runs and trials train in."""
 
-from pathlib import Path
-
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.training.machines.torch_trainer import torch_trainer
 
 
-def test_a_worker_group_has_what_the_run_asks_for_and_waits_no_longer_than_it_is_told(tmp_path: Path):
+def test_a_worker_group_has_what_the_run_asks_for_and_waits_no_longer_than_it_is_told(tmp_path):
     resources = {"workers": 3, "cpus_per_worker": 0.5, "max_failures": 2}
     keys = {
         "name": "toy",

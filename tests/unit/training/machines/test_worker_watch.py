@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from toy_runs.runs import config
@@ -29,7 +28,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_watch, "LOOK_S", 0.02)
 
 
-def test_a_wait_names_who_is_missing_what_for_since_when_and_until_when(cluster: None, tmp_path: Path):
+def test_a_wait_names_who_is_missing_what_for_since_when_and_until_when(cluster, tmp_path):
     lines: list[str] = []
     with saying_notes(lines.append) as notes:
         watch = WorkerWatch(notes)
@@ -48,9 +47,7 @@ def test_a_wait_names_who_is_missing_what_for_since_when_and_until_when(cluster:
     assert lost == "worker 1 was lost on node 10.0.0.2, which is gone (ConnectionError: the node is gone)"
 
 
-def test_workers_that_have_their_resources_are_said_to_start(
-    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_workers_that_have_their_resources_are_said_to_start(cluster, tmp_path, monkeypatch):
     """Nothing is free then, because the workers have it: the cluster is not full."""
     monkeypatch.setattr(worker_watch, "placed", lambda: True)
     monkeypatch.setattr(worker_watch, "free_resources", lambda: {"CPU": 0.0})
@@ -63,7 +60,7 @@ def test_workers_that_have_their_resources_are_said_to_start(
     assert lines[0].startswith("starting the processes of 2 workers of 1 CPU each, since ") and "free" not in lines[0]
 
 
-def test_a_short_wait_is_not_said(cluster: None, tmp_path: Path):
+def test_a_short_wait_is_not_said(cluster, tmp_path):
     lines: list[str] = []
     with saying_notes(lines.append) as notes:
         watch = WorkerWatch(notes)
@@ -73,7 +70,7 @@ def test_a_short_wait_is_not_said(cluster: None, tmp_path: Path):
     assert lines == [] and not any(thread.name == "notes" for thread in threading.enumerate())
 
 
-def test_a_wait_that_is_over_ends_the_run(cluster: None, tmp_path: Path):
+def test_a_wait_that_is_over_ends_the_run(cluster, tmp_path):
     watch = WorkerWatch(tmp_path / "notes", wait_s=0.05)
     watch.on_start_requested(1, {"CPU": 8.0})
     time.sleep(0.1)
@@ -81,7 +78,7 @@ def test_a_wait_that_is_over_ends_the_run(cluster: None, tmp_path: Path):
         watch.on_start_requested(1, {"CPU": 8.0})
 
 
-def test_a_full_disk_and_workers_that_never_start_end_the_run(cluster: None, tmp_path: Path):
+def test_a_full_disk_and_workers_that_never_start_end_the_run(cluster, tmp_path):
     watch = WorkerWatch(tmp_path / "notes")
     watch.on_failure({0: ConnectionError("lost"), 1: DiskFullError("the disk of /data is full")})
     with pytest.raises(MarlRayError, match="worker 1: the disk of /data is full"):
@@ -110,7 +107,7 @@ def test_an_error_that_is_its_own_cause_is_looked_at_once():
     assert disk_full(error, "/") is None
 
 
-def test_a_worker_that_does_not_answer_is_named_once_and_again_when_it_answers(tmp_path: Path):
+def test_a_worker_that_does_not_answer_is_named_once_and_again_when_it_answers(tmp_path):
     lines: list[str] = []
     with saying_notes(lines.append) as notes:
         watch = WorkerWatch(notes)
@@ -124,7 +121,7 @@ def test_a_worker_that_does_not_answer_is_named_once_and_again_when_it_answers(t
     assert lines[1] == "worker 1 on node 10.0.0.2 answers again"
 
 
-def test_an_exchange_has_a_deadline_that_leaves_time_for_engines(monkeypatch: pytest.MonkeyPatch):
+def test_an_exchange_has_a_deadline_that_leaves_time_for_engines(monkeypatch):
     words, engine = texts.config(), texts.config("team.speaker.generation.engine=vllm")
     assert [exchange_s(run) for run in (config(), words, engine)] == [300, 600, 1200]
     monkeypatch.setenv("RAY_TRAIN_COLLECTIVE_TIMEOUT_S", "7")

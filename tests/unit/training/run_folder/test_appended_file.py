@@ -34,9 +34,7 @@ class Store:
 
 
 @STORAGES
-def test_lines_are_read_once_while_they_are_written_and_some_first_ones_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool
-):
+def test_lines_are_read_once_while_they_are_written_and_some_first_ones_are_kept(tmp_path, monkeypatch, remote):
     monkeypatch.setattr(files, "PART_BYTES", 20)
     place = place_at(tmp_path, remote)
     reader, writer, read = Tail(*place), appended_file(*place), 0
@@ -57,9 +55,7 @@ def test_lines_are_read_once_while_they_are_written_and_some_first_ones_are_kept
 
 
 @STORAGES
-def test_durable_lines_that_are_refused_are_never_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool
-):
+def test_durable_lines_that_are_refused_are_never_written(tmp_path, monkeypatch, remote):
     monkeypatch.setattr(files, "PART_BYTES", 20)
     place = place_at(tmp_path, remote)
     storage = Store(place[0])
@@ -77,7 +73,7 @@ def test_durable_lines_that_are_refused_are_never_written(
     assert lines_of(*place) == ["first line", "second line"]
 
 
-def test_lines_that_were_not_removed_at_the_first_try_are_at_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_lines_that_were_not_removed_at_the_first_try_are_at_the_next(tmp_path, monkeypatch):
     """An object store may refuse between two parts."""
     monkeypatch.setattr(files, "PART_BYTES", 20)
     place = place_at(tmp_path, remote=True)
@@ -96,7 +92,7 @@ def test_lines_that_were_not_removed_at_the_first_try_are_at_the_next(tmp_path: 
     assert [line.split(" x")[0] for line in lines_of(*place)] == ["line 0", "anew"]
 
 
-def test_whoever_was_stopped_before_its_first_line_writes_none_after_another_has_begun(tmp_path: Path):
+def test_whoever_was_stopped_before_its_first_line_writes_none_after_another_has_begun(tmp_path):
     """A worker that sleeps is replaced; then it wakes up and writes the row that it was about to write."""
     path = tmp_path / "metrics.jsonl"
     asleep = appended_file(fs.LocalFileSystem(), str(path))
@@ -115,7 +111,7 @@ def test_whoever_was_stopped_before_its_first_line_writes_none_after_another_has
 
 @STORAGES
 @pytest.mark.parametrize("killed", ["not", "with nothing in its place", "with a half in its place"])
-def test_a_file_that_was_copied_from_the_other_storage_goes_on(tmp_path: Path, remote: bool, killed: str):
+def test_a_file_that_was_copied_from_the_other_storage_goes_on(tmp_path, remote, killed):
     place = place_at(tmp_path, remote)
     copy = tmp_path / (f"rows{ASIDE}" if killed != "not" else "rows")
     if remote:

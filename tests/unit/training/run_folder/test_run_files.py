@@ -5,7 +5,6 @@ import resource
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -29,7 +28,7 @@ def away(root: Path) -> fs.FileSystem:
     return fs.SubTreeFileSystem(str(root), LOCAL)
 
 
-def test_the_link_leads_to_the_last_bundle_that_was_linked(tmp_path: Path):
+def test_the_link_leads_to_the_last_bundle_that_was_linked(tmp_path):
     assert linked_bundle(LOCAL, str(tmp_path)) is None
     for name in ("checkpoint_1", "checkpoint_2"):
         (tmp_path / "toy" / name / LINK).mkdir(parents=True)
@@ -41,7 +40,7 @@ def test_the_link_leads_to_the_last_bundle_that_was_linked(tmp_path: Path):
     assert linked_bundle(LOCAL, str(moved)) is None
 
 
-def test_a_copy_of_the_bundle_in_the_place_of_the_link_does_not_stay(tmp_path: Path):
+def test_a_copy_of_the_bundle_in_the_place_of_the_link_does_not_stay(tmp_path):
     """A copy that followed the links left it there; a run would register these weights as its best ones for ever."""
     (tmp_path / LINK).mkdir()
     (tmp_path / LINK / "bundle.json").write_text("old")
@@ -50,7 +49,7 @@ def test_a_copy_of_the_bundle_in_the_place_of_the_link_does_not_stay(tmp_path: P
     assert (tmp_path / LINK).resolve() == tmp_path / "checkpoint_2" / LINK
 
 
-def test_on_remote_storage_the_link_is_a_file_with_the_uri(tmp_path: Path):
+def test_on_remote_storage_the_link_is_a_file_with_the_uri(tmp_path):
     remote = away(tmp_path)
     remote.create_dir("run")
     for name in ("checkpoint_1", "checkpoint_2"):
@@ -61,13 +60,13 @@ def test_on_remote_storage_the_link_is_a_file_with_the_uri(tmp_path: Path):
 @pytest.mark.parametrize(
     "content", [b"", b"x", b"\xff\xfe\n", b"s3://bucket/run\n", b"s3://b/run/checkpoint_2/bundlf\n"]
 )
-def test_a_file_of_something_else_in_the_place_of_the_link_is_no_link(tmp_path: Path, content: bytes):
+def test_a_file_of_something_else_in_the_place_of_the_link_is_no_link(tmp_path, content):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / LINK).write_bytes(content)
     assert linked_bundle(LOCAL, str(tmp_path / "run")) is None and linked_bundle(away(tmp_path), "run") is None
 
 
-def test_the_log_has_the_lines_of_before_its_folder_and_how_the_run_ended(tmp_path: Path, capsys: Any):
+def test_the_log_has_the_lines_of_before_its_folder_and_how_the_run_ended(tmp_path, capsys):
     run = config(f"storage={tmp_path}")
     path = tmp_path / "toy" / LOG
     with pytest.raises(MarlRayError), RunLog(run) as console:  # noqa: PT012  the log is of a run that fails
@@ -85,7 +84,7 @@ def test_the_log_has_the_lines_of_before_its_folder_and_how_the_run_ended(tmp_pa
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError, OSError(28, "No space left on device"), ValueError("closed file")])
-def test_lines_that_nobody_takes_end_no_run_and_are_in_the_log(tmp_path: Path, error: Any, monkeypatch: Any):
+def test_lines_that_nobody_takes_end_no_run_and_are_in_the_log(tmp_path, error, monkeypatch):
     """`marl-ray train ... 2>&1 | head -1`, or with a log on a full disk."""
     (tmp_path / "toy").mkdir()
     run = config(f"storage={tmp_path}")
@@ -101,7 +100,7 @@ def test_lines_that_nobody_takes_end_no_run_and_are_in_the_log(tmp_path: Path, e
     assert [line.split("  ")[-1] for line in lines] == ["registering the best bundle", "a note"]
 
 
-def test_without_progress_a_phase_is_in_the_log_alone(tmp_path: Path, capsys: Any):
+def test_without_progress_a_phase_is_in_the_log_alone(tmp_path, capsys):
     (tmp_path / "toy").mkdir()
     with RunLog(config(f"storage={tmp_path}", "tracking.progress=false")) as console:
         console.open()
@@ -109,7 +108,7 @@ def test_without_progress_a_phase_is_in_the_log_alone(tmp_path: Path, capsys: An
     assert capsys.readouterr().err == "" and "starting Ray" in (tmp_path / "toy" / LOG).read_text()
 
 
-def test_the_picture_of_a_run_names_its_algorithms_and_shows_intervals(tmp_path: Path):
+def test_the_picture_of_a_run_names_its_algorithms_and_shows_intervals(tmp_path):
     team = "team={one: {agents: [a], algorithm: ippo}, two: {agents: [b]}}"
     assert title_of(config("seed=3")) == "toy: mappo, seed 3\ntoys.envs:countdown"
     assert title_of(config(team)) == "toy: one ippo, two mappo, seed 0\ntoys.envs:countdown"
@@ -138,7 +137,7 @@ def test_the_progress_line_says_of_which_step_the_evaluation_is():
     assert iteration_line(config(), {"steps": 96}, evaluation) == "return -  evaluated 0.250 at step 32"
 
 
-def test_a_full_disk_leaves_the_record_as_it_was(tmp_path: Path):
+def test_a_full_disk_leaves_the_record_as_it_was(tmp_path):
     """A record that was cut would refuse the run for ever."""
     path, limits = tmp_path / "run.json", resource.getrlimit(resource.RLIMIT_FSIZE)
     write_json(fs.LocalFileSystem(), str(path), {"was": "here"})

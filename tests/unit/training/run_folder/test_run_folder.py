@@ -62,7 +62,7 @@ def ended(run_config: RunConfig) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
-def test_a_finished_run_says_so_without_ray_and_a_longer_one_goes_on(tmp_path: Path, scheme: str):
+def test_a_finished_run_says_so_without_ray_and_a_longer_one_goes_on(tmp_path, scheme):
     keys = (f"storage={scheme}{tmp_path}", f"tracking.uri=sqlite:///{tmp_path}/there.db")
     run_config = config(*keys)
     assert read_finished_result(run_config) is None
@@ -77,7 +77,7 @@ def test_a_finished_run_says_so_without_ray_and_a_longer_one_goes_on(tmp_path: P
             look(config(*keys, "hyper.lr=0.5"))
 
 
-def test_the_command_ends_well_with_the_summary_of_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_command_ends_well_with_the_summary_of_a_finished_run(tmp_path, capsys):
     run_config = config(f"storage={tmp_path}")
     (tmp_path / "run.yaml").write_text(json.dumps(run_config.as_given()))
     ended(run_config)
@@ -94,7 +94,7 @@ def test_the_command_ends_well_with_the_summary_of_a_finished_run(tmp_path: Path
     assert capsys.readouterr().err.startswith("marl-ray: name: run 'toy' exists under ")
 
 
-def test_a_record_that_is_none_is_one_line(tmp_path: Path):
+def test_a_record_that_is_none_is_one_line(tmp_path):
     for content in ("{", "[]", "{}"):
         (tmp_path / "toy").mkdir(exist_ok=True)
         (tmp_path / "toy" / "run.json").write_text(content)
@@ -102,7 +102,7 @@ def test_a_record_that_is_none_is_one_line(tmp_path: Path):
             check_run(config(f"storage={tmp_path}"))
 
 
-def test_a_record_of_which_one_bit_was_turned_is_one_line_for_every_command(tmp_path: Path):
+def test_a_record_of_which_one_bit_was_turned_is_one_line_for_every_command(tmp_path):
     run_config = config(f"storage={tmp_path}")
     ended(run_config)
     path = tmp_path / "toy" / "run.json"
@@ -119,7 +119,7 @@ def test_a_record_of_which_one_bit_was_turned_is_one_line_for_every_command(tmp_
         assert list(stored(str(tmp_path))) == []
 
 
-def test_a_record_that_cannot_be_written_leaves_the_one_before(tmp_path: Path):
+def test_a_record_that_cannot_be_written_leaves_the_one_before(tmp_path):
     """Nor does a process that is killed while it writes: a run whose record is cut would be refused for ever."""
     path, limits = tmp_path / "run.json", resource.getrlimit(resource.RLIMIT_FSIZE)
     write_json(LocalFileSystem(), str(path), {"first": 1})
@@ -146,7 +146,7 @@ def manifest(iteration: int, steps: int, identity: str = "1") -> CheckpointManif
     )
 
 
-def test_what_is_kept_is_the_last_whole_checkpoint(tmp_path: Path):
+def test_what_is_kept_is_the_last_whole_checkpoint(tmp_path):
     run_config = config(f"storage={tmp_path}")
     assert resume_line(run_config) == "no checkpoint had been written, so the same command begins anew"
     assert kept_line(run_config) == "no checkpoint had been written"
@@ -164,7 +164,7 @@ def test_what_is_kept_is_the_last_whole_checkpoint(tmp_path: Path):
     assert kept_line(run_config) == f"its last checkpoint is kept: {where}"
 
 
-def test_tracebacks_lie_by_rank(tmp_path: Path):
+def test_tracebacks_lie_by_rank(tmp_path):
     run_config = config(f"storage={tmp_path}")
     assert traceback_of(run_config, [0, 1]) == ""
     write_traceback(run_config, "worker-3", "Traceback three")
@@ -174,9 +174,7 @@ def test_tracebacks_lie_by_rank(tmp_path: Path):
     assert not write_traceback(config("storage=/proc"), "worker-0", "a disk that cannot be written hides no error")
 
 
-def test_what_an_own_environment_raises_in_the_checks_is_one_line_and_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_an_own_environment_raises_in_the_checks_is_one_line_and_a_file(tmp_path, monkeypatch):
     (tmp_path / "hasty.py").write_text("def make():\n    raise RuntimeError('no licence\\nask for one')\n")
     monkeypatch.syspath_prepend(tmp_path)
     where = f"{tmp_path}/runs/toy/errors/driver.txt"
@@ -193,7 +191,7 @@ def test_what_an_own_environment_raises_in_the_checks_is_one_line_and_a_file(
 @pytest.mark.parametrize(
     ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)], ids=["ctrl-c", "term"]
 )
-def test_an_interrupt_is_answered_at_once_and_a_second_one_disturbs_nothing(number: int, raised: type[BaseException]):
+def test_an_interrupt_is_answered_at_once_and_a_second_one_disturbs_nothing(number, raised):
     before, lines = signal.getsignal(number), list[str]()
     with pytest.raises(raised), answering(lambda: lines.append("kept")):  # noqa: PT012  what a run does then
         try:
@@ -207,9 +205,7 @@ def test_an_interrupt_is_answered_at_once_and_a_second_one_disturbs_nothing(numb
 
 
 @pytest.mark.parametrize("moment", ["checks", "ray"])
-def test_the_command_answers_before_ray_has_started_too(
-    moment: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_the_command_answers_before_ray_has_started_too(moment, tmp_path, capsys, monkeypatch):
     def slow(*_: object) -> Any:
         try:
             os.kill(os.getpid(), signal.SIGINT)
@@ -255,7 +251,7 @@ def work(monkeypatch: pytest.MonkeyPatch, folder: Path, body: Callable[..., Any]
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_relative_paths_of_a_config_count_from_the_drivers_folder(tmp_path: Path, monkeypatch, known: bool):
+def test_relative_paths_of_a_config_count_from_the_drivers_folder(tmp_path, monkeypatch, known):
     """Ray Train starts workers in a folder of its own: data of a run, bundles and the storage would be looked for there."""
     elsewhere, rays = tmp_path / "theirs", tmp_path / "rays"
     for folder in (elsewhere, rays):
@@ -267,7 +263,7 @@ def test_relative_paths_of_a_config_count_from_the_drivers_folder(tmp_path: Path
 
 @pytest.mark.parametrize("kind", [UnwritableCheckpointError, UnreadableCheckpointError])
 def test_a_checkpoint_that_cannot_be_written_or_read_is_an_answer_and_no_reason_to_start_again(
-    tmp_path: Path, monkeypatch, kind: type[MarlRayError]
+    tmp_path, monkeypatch, kind
 ):
     """Ray Train restarts workers that raise, and these would meet the full disk again."""
 
@@ -279,7 +275,7 @@ def test_a_checkpoint_that_cannot_be_written_or_read_is_an_answer_and_no_reason_
     assert answer == {REFUSED: "checkpoint_1/state.json cannot be written: No space left on device"}
 
 
-def test_a_worker_goes_on_from_checkpoints_of_its_own_run_alone(tmp_path: Path, monkeypatch):
+def test_a_worker_goes_on_from_checkpoints_of_its_own_run_alone(tmp_path, monkeypatch):
     """A folder that was copied from a run of the same name has whole checkpoints, of other weights."""
     monkeypatch.chdir(tmp_path)
     _, folder = filesystem_of(config())

@@ -64,7 +64,7 @@ def test_special_tokens_do_not_hide_a_stop_string():
 @pytest.mark.parametrize(
     "stop", ["<|reply|>", "b<|reply|>", "<|reply|><|reply|>", "<|reply|>c", "|reply|>c", "bcd", "d\n"]
 )
-def test_stop_strings_see_special_tokens(stop: str):
+def test_stop_strings_see_special_tokens(stop):
     """One in the text as it is written with them or without them ends a response, as soon as it is there."""
     tokenizer = byte_tokenizer()
     reply = tokenizer.convert_tokens_to_ids("<|reply|>")

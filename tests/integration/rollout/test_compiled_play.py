@@ -128,7 +128,7 @@ PLANS = {
 
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("team", TEAMS)
-def test_the_compiled_loop_equals_single_steps(team: str, plan: str):
+def test_the_compiled_loop_equals_single_steps(team, plan):
     fast, slow = (collector(team, PLANS[plan], compiled) for compiled in (True, False))
     team_players = players(team)
     assert has_compiled_loop(fast.envs, team_players, {}) and not has_compiled_loop(slow.envs, team_players, {})
@@ -149,7 +149,7 @@ def test_groups_that_are_played_again_equal_single_steps():
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_faults_of_an_environment_are_named_by_both(compiled: bool):
+def test_faults_of_an_environment_are_named_by_both(compiled):
     with pytest.raises(MarlRayError, match="action mask of b: expected at least one action that is possible"):
         collector("relay", CollectPlan(9), compiled, fault=1).collect(players("relay"), 0)
     with pytest.raises(ValueError, match="a state that the environment does not know"):
@@ -201,8 +201,6 @@ class OwnSteps(ArrayBatch):
         (ArrayBatch, stand, ({},), False),
     ],
 )
-def test_the_loop_takes_functions_that_it_can_call_and_plain_parameters(
-    kind: type[ArrayBatch], function: Any, parameters: Any, has: bool
-):
+def test_the_loop_takes_functions_that_it_can_call_and_plain_parameters(kind, function, parameters, has):
     envs = kind(Relay(), 2, [["b", "a"], ["c"]], 2, lambda seed: np.zeros(1), function, blind, None, parameters)
     assert has_compiled_loop(envs, players("relay"), {}) is has

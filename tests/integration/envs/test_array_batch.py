@@ -39,7 +39,7 @@ def groups_of(env: Any) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(("env_id", "kwargs"), WORLDS)
-def test_batches_equal_the_loop_step_for_step(env_id: str, kwargs: dict[str, Any]):
+def test_batches_equal_the_loop_step_for_step(env_id, kwargs):
     copies, config = 6, EnvConfig(id=env_id, kwargs=kwargs)
     env = make_env(config)
     groups = groups_of(env)
@@ -83,7 +83,7 @@ def test_batches_equal_the_loop_step_for_step(env_id: str, kwargs: dict[str, Any
         ("gymnasium.CartPole-v0", {}),
     ],
 )
-def test_a_world_with_other_arguments_runs_in_the_loop(env_id: str, kwargs: dict[str, Any]):
+def test_a_world_with_other_arguments_runs_in_the_loop(env_id, kwargs):
     config = EnvConfig(id=env_id, kwargs=kwargs)
     assert isinstance(make_batch(config, 1, [make_env(config).possible_agents]), EnvLoop)
 
@@ -125,9 +125,7 @@ class Narrow(BudgetDag):
     ("env_id", "failed"),
     [("budget_dag", []), ("test_array_batch:Careless", ["batch"]), ("test_array_batch:Narrow", ["batch"])],
 )
-def test_the_check_compares_a_batch_with_the_environment(
-    env_id: str, failed: list[str], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-):
+def test_the_check_compares_a_batch_with_the_environment(env_id, failed, monkeypatch, request):
     monkeypatch.syspath_prepend(str(request.path.parent))
     properties = list(check(env_id, {"workers": 2}))
     assert [each.name for each in properties if each.failure is not None] == failed
@@ -142,7 +140,7 @@ def test_an_impossible_action_is_named():
 
 
 @pytest.mark.parametrize(("env_id", "kwargs"), [WORLDS[0], WORLDS[-1]])
-def test_a_replayed_copy_goes_on_as_one_that_played(env_id: str, kwargs: dict[str, Any]):
+def test_a_replayed_copy_goes_on_as_one_that_played(env_id, kwargs):
     config = EnvConfig(id=env_id, kwargs=kwargs)
     groups = [make_env(config).possible_agents]
     played, replayed = make_batch(config, 2, groups), make_batch(config, 2, groups)
@@ -252,14 +250,12 @@ class Strict(Relay):
         return batch
 
 
-def test_a_warm_up_takes_actions_that_are_possible(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest):
+def test_a_warm_up_takes_actions_that_are_possible(monkeypatch, request):
     monkeypatch.syspath_prepend(str(request.path.parent))
     warm_up(EnvConfig(id="test_array_batch:Strict"))
 
 
-def test_a_batch_of_agents_that_leave_and_have_other_actions_equals_the_loop(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-):
+def test_a_batch_of_agents_that_leave_and_have_other_actions_equals_the_loop(monkeypatch, request):
     monkeypatch.syspath_prepend(str(request.path.parent))
     properties = list(check("test_array_batch:Relay", {}))
     assert [(each.name, each.failure) for each in properties if each.failure is not None] == []
@@ -273,9 +269,7 @@ def test_a_batch_of_agents_that_leave_and_have_other_actions_equals_the_loop(
         ("copies", r"env\.id: the batch of .*Relay has 4 copies, expected 3"),
     ],
 )
-def test_a_faulty_batch_is_refused(
-    fault: str, words: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-):
+def test_a_faulty_batch_is_refused(fault, words, monkeypatch, request):
     monkeypatch.syspath_prepend(str(request.path.parent))
     with pytest.raises(MarlRayError, match=words):
         make_batch(EnvConfig(id="test_array_batch:Relay", kwargs={"fault": fault}), 3, [["first"], ["second"]]).reset(

@@ -58,7 +58,7 @@ VARIANTS: list[tuple[dict[str, Any], dict[str, float]]] = [
 
 
 @pytest.mark.parametrize("env_id", IDS)
-def test_gridworlds_equal_the_loop_over_them(env_id: str):
+def test_gridworlds_equal_the_loop_over_them(env_id):
     copies = 3
     for kwargs, cost in VARIANTS:
         if "Blocked" in env_id and "success_termination_mode" in kwargs:
@@ -118,7 +118,7 @@ def test_open_doors_and_carried_objects_survive_compiled_steps():
     seed=st.integers(0, 2**31),
     length=st.integers(0, 70),
 )
-def test_replay_equals_having_played(env_id: str, seed: int, length: int):
+def test_replay_equals_having_played(env_id, seed, length):
     toy = env_id.startswith("toy")
     agents, n = (["a", "b"], 2) if toy else (names(2), 7)
     config = EnvConfig(id=env_id, kwargs={"length": 80} if toy else {"agents": 2})
@@ -154,7 +154,7 @@ def test_observe_only_some_copies():
 
 
 @pytest.mark.parametrize("actions", [[7, DONE], [-1, DONE], [DONE, 9]])
-def test_an_impossible_action_is_an_error(actions: list[int]):
+def test_an_impossible_action_is_an_error(actions):
     batch = make_batch(EnvConfig(id=EMPTY, kwargs={"agents": 2}), 1, [names(2)])
     batch.reset(0, 0)
     with pytest.raises(ValueError, match=r"action -?\d of agent_\d is not in Discrete\(7\)"):
@@ -179,7 +179,7 @@ def test_layouts_that_never_vary_are_kept_and_others_drawn():
     ("start", "where"),
     [((0, 0), r"\(0, 0\), on a wall"), ((9, 9), r"\(9, 9\) in direction \d, outside"), ((-1, 2), r"\(-1, 2\) in")],
 )
-def test_an_impossible_start_is_named(start: tuple[int, int], where: str):
+def test_an_impossible_start_is_named(start, where):
     batch = make_batch(EnvConfig(id=EMPTY, kwargs={"agent_start_pos": start}), 1, [names(1)])
     with pytest.raises(
         MarlRayError, match=r"env\.kwargs: MultiGrid-Empty-5x5-v0 cannot start \(agent_0 starts at " + where
@@ -292,7 +292,7 @@ def test_action_masks():
 
 
 @pytest.mark.parametrize("mask", [[1, 0], [0, 0, 0], "all", [0.5, 0.5, 0.0]])
-def test_wrong_masks_are_named(mask: Any):
+def test_wrong_masks_are_named(mask):
     with pytest.raises(MarlRayError, match=r'infos\["action_mask"\] of b .*expected 3 flags'):
         scripted({"b": {"action_mask": mask}}).reset(0, 0)
 
@@ -324,7 +324,7 @@ def test_costs():
         (2, [[1], [2, 3]], r"\[\[1\], \[2, 3\]\]: expected a sequence of 2 numbers"),
     ],
 )
-def test_wrong_costs_are_named(signals: int, cost: Any, expected: str):
+def test_wrong_costs_are_named(signals, cost, expected):
     batch = scripted(after={"b": {"cost": cost}}, signals=signals)
     batch.reset(0, 0)
     with pytest.raises(MarlRayError, match=rf'infos\["cost"\] of b is {expected}') as caught:

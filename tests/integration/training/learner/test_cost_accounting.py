@@ -17,7 +17,7 @@ from marl_ray.training.single_process import process_group
 
 
 @pytest.mark.parametrize("team", [[], [TWO_POLICIES]])
-def test_decisions_belong_to_episodes_also_where_these_outlast_a_batch(team: list[str]):
+def test_decisions_belong_to_episodes_also_where_these_outlast_a_batch(team):
     """Another collector that goes on where the first one stopped counts the same."""
     run = short("ppo", "train.horizon=2", "hyper.minibatches=1", *team)
     counts = []
@@ -53,7 +53,7 @@ def test_a_budget_is_compared_by_whole_episodes():
 
 
 @pytest.mark.parametrize("algorithm", ["ppo_lagrangian", "pid_lagrangian", "mappo_lagrangian"])
-def test_a_multiplier_moves_once_per_measurement(algorithm: str):
+def test_a_multiplier_moves_once_per_measurement(algorithm):
     run = short(algorithm)
     with process_group():
         team = team_of(run)
@@ -124,7 +124,7 @@ def test_an_adaptive_coefficient_counts_a_row_once():
 
 @pytest.mark.parametrize("ends", [True, False])
 @pytest.mark.parametrize("policies", [1, 2])
-def test_costs_that_come_when_an_agent_is_done_are_its_own_too(ends: bool, policies: int):
+def test_costs_that_come_when_an_agent_is_done_are_its_own_too(ends, policies):
     """The team pays for what an agent did when others go on without it, in this batch or behind its end."""
     names = ["first", "second"][:policies]
     agents = [["quick"], ["slow"]] if policies == 2 else [["*"]]

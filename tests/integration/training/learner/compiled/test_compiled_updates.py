@@ -1,6 +1,5 @@
 """The compiled gradient steps and the compiled networks against torch's, on batches of real environments."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -86,7 +85,7 @@ def assert_close(actual: tuple[Any, Any], reference: tuple[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_iterations_equal_those_of_torch(name: str):
+def test_iterations_equal_those_of_torch(name):
     config = config_of(CASES[name])
     with process_group():
         assert_close(played(config, True), played(config, False))
@@ -98,7 +97,7 @@ def half(config: RunConfig) -> tuple[list[dict[str, float]], list[np.ndarray]]:
 
 
 @pytest.mark.parametrize("name", ["three agents and layers", "categories", "central critic"])
-def test_two_workers_take_the_steps_of_one(name: str):
+def test_two_workers_take_the_steps_of_one(name):
     case = CASES[name]
     with process_group():
         alone = played(config_of(case), True)
@@ -106,7 +105,7 @@ def test_two_workers_take_the_steps_of_one(name: str):
 
 
 @pytest.mark.parametrize("name", ["three agents and layers", "categories"])
-def test_two_threads_take_the_steps_of_one(name: str):
+def test_two_threads_take_the_steps_of_one(name):
     with process_group():
         assert_close(*(played(config_of(CASES[name], threads_per_worker=threads), True) for threads in (2, 1)))
 
@@ -120,7 +119,7 @@ def test_two_threads_take_the_steps_of_one(name: str):
         ("team.all.network.hidden=[512, 512]", "its networks are not small perceptrons over vectors or categories"),
     ],
 )
-def test_other_updates_stay_with_torch_and_one_line_says_why(override: str, why: str):
+def test_other_updates_stay_with_torch_and_one_line_says_why(override, why):
     env = "env={id: mpe2.simple_spread_v3}", "team={all: {}}", "train.group_size=2"
     config, lines = short("ppo", *env, override), list[str]()
     with process_group():
@@ -150,7 +149,7 @@ def test_policies_that_are_updated_in_turn_equal_those_of_torch():
         assert_close((rows(True), []), (rows(False), []))
 
 
-def test_a_gradient_that_differs_from_torch_is_not_used(monkeypatch: pytest.MonkeyPatch):
+def test_a_gradient_that_differs_from_torch_is_not_used(monkeypatch):
     config, lines = config_of(CASES["plain"]), list[str]()
     with process_group():
         expected = played(config, False)
@@ -189,7 +188,7 @@ def test_tanh_is_exact_within_a_millionth():
 
 
 @pytest.mark.parametrize("descend", [gradient_epochs.descend, epochs.descend])
-def test_a_minibatch_without_decisions_does_not_lower_the_epochs_kl(descend: Callable[..., Any]):
+def test_a_minibatch_without_decisions_does_not_lower_the_epochs_kl(descend):
     """The mean that `target_kl` bounds is over the steps that were taken."""
 
     def after(target_kl: float | None, count: int) -> tuple[float, torch.Tensor]:

@@ -27,7 +27,7 @@ def nothing_runs() -> Iterator[None]:
     yield
 
 
-def test_a_second_sweep_of_a_name_is_refused_before_it_writes(tmp_path: Path):
+def test_a_second_sweep_of_a_name_is_refused_before_it_writes(tmp_path):
     sweep = ToySweep(tmp_path).config
     folder = str(tmp_path / sweep.name)
     with Lease(LOCAL, folder, "it"):
@@ -37,7 +37,7 @@ def test_a_second_sweep_of_a_name_is_refused_before_it_writes(tmp_path: Path):
     assert {path.parent.name for path in tmp_path.rglob("*") if path.is_file()} <= {"owner"}
 
 
-def test_a_sweep_whose_name_was_taken_writes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_sweep_whose_name_was_taken_writes_no_more(tmp_path, monkeypatch):
     monkeypatch.setattr(owners, "BEAT_S", 0.05)
     sweep = ToySweep(tmp_path)
     sweep.add({"algorithm": "ippo", "hyper.lr": 0.001}, "running")
@@ -70,7 +70,7 @@ def test_a_sweep_whose_name_was_taken_writes_no_more(tmp_path: Path, monkeypatch
         time.sleep(0.02)
 
 
-def test_a_copied_sweep_goes_on_where_it_lies_now(tmp_path: Path):
+def test_a_copied_sweep_goes_on_where_it_lies_now(tmp_path):
     sweep = ToySweep(tmp_path / "old", budget={"trials": 2})
     for algorithm, level in (("ippo", 1.0), ("mappo", 2.0)):
         record = sweep.add({"algorithm": algorithm, "hyper.lr": 0.001, "hyper.entropy_coef": 0.01})
@@ -84,7 +84,7 @@ def test_a_copied_sweep_goes_on_where_it_lies_now(tmp_path: Path):
     assert not (tmp_path / "old" / "toy" / "report.html").exists()
 
 
-def test_damaged_rows_of_the_winner_end_no_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_damaged_rows_of_the_winner_end_no_sweep(tmp_path, capsys):
     sweep = ToySweep(tmp_path, budget={"trials": 2})
     for algorithm, level in (("ippo", 1.0), ("mappo", 2.0)):
         record = sweep.add({"algorithm": algorithm, "hyper.lr": 0.001, "hyper.entropy_coef": 0.01})

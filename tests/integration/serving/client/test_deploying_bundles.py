@@ -30,7 +30,7 @@ def output_of(*arguments: str, status: int = 0) -> str:
     return str(result.exception) if status else result.output
 
 
-def test_a_rolled_back_bundle_is_deployed_with_the_flag_that_the_refusal_names(gateway: Site, bundles: dict[str, str]):
+def test_a_rolled_back_bundle_is_deployed_with_the_flag_that_the_refusal_names(gateway, bundles):
     output_of("experiment", "rollback", "exp", "--arm", "four", "--reason", "r")
     assert "rolled_back" in output_of("experiment", "status", "exp")
     deploy = ("deploy", bundles["four"], "--endpoint", "exp", "--strategy", "ab")
@@ -40,7 +40,7 @@ def test_a_rolled_back_bundle_is_deployed_with_the_flag_that_the_refusal_names(g
     assert "allow_rolled_back candidate" in output_of("experiment", "audit", "exp-2")
 
 
-def test_misspelt_names_are_answered_with_those_that_are_close(gateway: Site, bundles: dict[str, str]):
+def test_misspelt_names_are_answered_with_those_that_are_close(gateway, bundles):
     output_of("experiment", "stop", "exp", "--reason", "r")
     refusal = output_of("deploy", bundles["four"], "--endpoint", "exp", "--set", "outcome_windw_s=10", status=2)
     assert "400: outcome_windw_s: unknown field; did you mean outcome_window_s or" in refusal
@@ -48,7 +48,7 @@ def test_misspelt_names_are_answered_with_those_that_are_close(gateway: Site, bu
     assert refusal.endswith("400: arm: 'fuor' is unknown; did you mean four?")
 
 
-def test_status_says_when_units_are_judged_while_none_is(gateway: Site):
+def test_status_says_when_units_are_judged_while_none_is(gateway):
     line = "no unit is judged yet: each is judged when its window of 600 s is over (outcome_window_s)"
     assert line not in output_of("experiment", "status", "exp")
     sent = {"experiment": "exp", "session_id": "s", "observations": SEES}

@@ -22,7 +22,7 @@ from marl_ray.training.tracking.mlflow_run import PARENT_TAG, MlflowRun, uri_of
 from marl_ray.tuning.reporting.mlflow_runs import OUTBOX, SweepMlflowRuns
 
 
-def test_everything_has_one_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_everything_has_one_default(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     default = f"sqlite:///{tmp_path}/runs/mlflow.db"
@@ -49,7 +49,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, list[
     ]
 
 
-def test_a_run_says_what_it_is_and_what_its_best_weights_earn(registry: tuple[RunConfig, list[str]]):
+def test_a_run_says_what_it_is_and_what_its_best_weights_earn(registry):
     run_config, _ = registry
     client = mlflow.MlflowClient(uri_of(run_config), registry_uri=uri_of(run_config))
     (run,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
@@ -65,7 +65,7 @@ def test_a_run_says_what_it_is_and_what_its_best_weights_earn(registry: tuple[Ru
     assert versions == {"1": "0.5", "2": "0.9", "3": "0.7"}
 
 
-def test_a_sweeps_version_has_the_score_of_its_own_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_sweeps_version_has_the_score_of_its_own_bundle(tmp_path, monkeypatch):
     metrics = {"return": 9.0, "best/return": 2.0, "best/episode_cost_0": 45.0}
     monkeypatch.setattr(toy_gateways, "LINEAGE", toy_gateways.LINEAGE.model_copy(update={"metrics": metrics}))
     sweep = ToySweep(tmp_path, seeds=1, set={"constraints": [{"budget": 30}]})
@@ -78,7 +78,7 @@ def test_a_sweeps_version_has_the_score_of_its_own_bundle(tmp_path: Path, monkey
     )  # half a budget above its budget
 
 
-def test_damaged_lines_of_a_sweep_s_outbox_cost_no_others(tmp_path: Path):
+def test_damaged_lines_of_a_sweep_s_outbox_cost_no_others(tmp_path):
     sweep = ToySweep(tmp_path, seeds=1)
     record = sweep.add({"algorithm": "ippo", "hyper.lr": 0.001}, objectives=[1.0])
     rows = [{"iteration": k, "steps": 32 * k, "exploits": 0, "return": k / 2} for k in range(1, 7)]
@@ -105,7 +105,7 @@ def test_damaged_lines_of_a_sweep_s_outbox_cost_no_others(tmp_path: Path):
     assert [run.info.status for run in runs] == ["FINISHED", "FINISHED"]
 
 
-def test_a_sweep_takes_over_its_own_run_whose_id_was_not_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_sweep_takes_over_its_own_run_whose_id_was_not_noted(tmp_path, monkeypatch):
     def begun(storage: Path) -> SweepMlflowRuns:
         """The tracker of a sweep whose folder knows no run yet."""
         sweep = ToySweep(storage)
@@ -127,9 +127,7 @@ def test_a_sweep_takes_over_its_own_run_whose_id_was_not_noted(tmp_path: Path, m
     assert begun(tmp_path).parent.run_id != first.run_id  # its trials are not this sweep's
 
 
-def test_aliases_are_taken_wherever_versions_are(
-    registry: tuple[RunConfig, list[str]], monkeypatch: pytest.MonkeyPatch
-):
+def test_aliases_are_taken_wherever_versions_are(registry, monkeypatch):
     run_config, models = registry
     assert models == ["models:/toy/1", "models:/toy/2", "models:/toy/3"]
     monkeypatch.chdir(Path(run_config.storage).parent)
@@ -159,7 +157,7 @@ def test_aliases_are_taken_wherever_versions_are(
             load_bundle(wrong)
 
 
-def test_an_experiment_keeps_the_version_that_an_alias_named(registry: tuple[RunConfig, list[str]]):
+def test_an_experiment_keeps_the_version_that_an_alias_named(registry):
     from marl_ray.config import ExperimentConfig
     from marl_ray.serving.loaded_bundles import pin
 

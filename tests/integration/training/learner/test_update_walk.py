@@ -43,7 +43,7 @@ def weights(learner: Learner) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "ppo_lagrangian", "p3o", "cpo", "grpo"])
-def test_preparing_a_batch_changes_nothing_and_returns_the_same_again(algorithm: str):
+def test_preparing_a_batch_changes_nothing_and_returns_the_same_again(algorithm):
     learner, batch = begun(algorithm)
     before, still = learner.state, weights(learner)
     first, state, metrics = prepared_by(learner, batch)
@@ -68,7 +68,7 @@ def test_a_trust_regions_step_returns_weights_and_moves_none():
 
 
 @pytest.mark.parametrize("algorithm", ["ppo_lagrangian", "pid_lagrangian"])
-def test_the_state_is_the_same_from_plain_data(algorithm: str):
+def test_the_state_is_the_same_from_plain_data(algorithm):
     learner, batch = begun(algorithm)
     fresh = learner.state
     learner.update(batch, 0, 0, COSTS)

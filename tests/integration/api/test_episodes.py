@@ -24,7 +24,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(folder.rglob("bundle.json")).parent
 
 
-def test_a_bundle_is_scored_on_whole_episodes_of_its_environment(bundle: Path):
+def test_a_bundle_is_scored_on_whole_episodes_of_its_environment(bundle):
     scores = marl_ray.evaluate(policy=bundle, episodes=8)
     assert len(scores.returns) == len(scores.lengths) == 8 and scores.cut == 0
     assert scores.score == pytest.approx(sum(scores.returns) / 8)
@@ -53,7 +53,7 @@ def test_a_bundle_is_scored_on_whole_episodes_of_its_environment(bundle: Path):
         ({"episodes": 3, "env": {"lenght": 3}}, r"env.kwargs.lenght: toys.envs:countdown has no such argument"),
     ],
 )
-def test_a_wrong_argument_is_named(bundle: Path, arguments, message: str):
+def test_a_wrong_argument_is_named(bundle, arguments, message):
     with pytest.raises(MarlRayError, match=message):
         marl_ray.evaluate(policy=bundle, **arguments)
 
@@ -66,7 +66,7 @@ def test_a_wrong_argument_is_named(bundle: Path, arguments, message: str):
         (spaces.Box(0, 1, (2,)), spaces.Discrete(2), "a's network has other layers than the bundle's; expected the"),
     ],
 )
-def test_a_bundle_whose_weights_do_not_fit_is_told_what_differs(seen, actions, message: str):
+def test_a_bundle_whose_weights_do_not_fit_is_told_what_differs(seen, actions, message):
     distribution = distribution_of(actions)
     trained = ServedPolicy(seen, actions, distribution, Network(seen, NetworkConfig(), distribution.parameters, 1.0))
     assert mismatch(countdown(floats=True), "a", trained).startswith(message)

@@ -65,7 +65,7 @@ def test_decoupled_ppo_tells_the_policies_apart():
         ("own_algorithms:", r"expected package.module:NAME"),
     ],
 )
-def test_what_is_no_algorithm_is_refused_by_name(reference: str, message: str):
+def test_what_is_no_algorithm_is_refused_by_name(reference, message):
     with pytest.raises(MarlRayError, match=message) as caught:
         parse_config(RunConfig, {"name": "a", "env": {"id": "x"}, "algorithm": reference})
     assert "algorithm: " in str(caught.value) and "\n" not in str(caught.value)
@@ -78,7 +78,7 @@ def test_what_is_no_algorithm_is_refused_by_name(reference: str, message: str):
         (lambda batch, hyper: (batch.rewards[:, :1], batch.rewards), "gives advantages of shape \\(8, 1\\), expected"),
     ],
 )
-def test_advantages_of_another_shape_are_refused_by_name(advantages: Any, message: str):
+def test_advantages_of_another_shape_are_refused_by_name(advantages, message):
     with process_group():
         learner, batch = played(config("algorithm=ppo"))
         learner.policy = replace(learner.policy, algorithm=replace(learner.policy.algorithm, advantages=advantages))
@@ -124,7 +124,7 @@ BY_OTHERS = {"lr_decay", "lr_warmup", "dynamic_sampling"}
 
 
 @pytest.mark.parametrize("name", PLAYING)
-def test_an_algorithm_reads_every_key_that_its_spec_names(name: str):
+def test_an_algorithm_reads_every_key_that_its_spec_names(name):
     spec = SPECS[name]
     overrides = [f"hyper.{key}={value}" for key, value in EVERYTHING.items() if key in spec.reads]
     ways = [["hyper.kl_place=loss"], ["hyper.kl_place=reward"]] if "kl_place" in spec.reads else [[]]
@@ -158,6 +158,6 @@ def test_an_algorithm_reads_every_key_that_its_spec_names(name: str):
         ({"defaults": {"gamma": 7.0}}, "gamma"),
     ],
 )
-def test_a_spec_that_contradicts_itself_is_refused_by_name(fields: dict, problem: str):
+def test_a_spec_that_contradicts_itself_is_refused_by_name(fields, problem):
     with pytest.raises(MarlRayError, match=f"^Spec 'Own': {problem}"):
         Spec("Own", "no paper", **fields)

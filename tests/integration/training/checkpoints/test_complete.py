@@ -82,7 +82,7 @@ def pair(
         before.close()
 
 
-def test_a_run_that_goes_on_has_the_state_of_the_one_that_wrote_the_checkpoint(pair: tuple[Run, Run, str, Path]):
+def test_a_run_that_goes_on_has_the_state_of_the_one_that_wrote_the_checkpoint(pair):
     before, after, case, _ = pair
     paths = dict(object_graph.walk(before, "run", frozenset(), CASES[case][1]))
     assert len(paths) > 500 and any("exp_avg" in path for path in paths)
@@ -100,9 +100,7 @@ def after(event: threading.Event, action: Callable[..., Any]) -> Callable[..., A
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_checkpoint_is_of_its_moment_however_late_it_is_written(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_checkpoint_is_of_its_moment_however_late_it_is_written(case, tmp_path, monkeypatch):
     """Its thread copies when the next update waits for that, and writes when that update and another are done."""
     config, without = CASES[case]
     updates, ends = threading.Event(), threading.Event()
@@ -128,7 +126,7 @@ def test_a_checkpoint_is_of_its_moment_however_late_it_is_written(
     assert sorted(changed) == []
 
 
-def test_a_state_that_no_checkpoint_holds_is_noticed(pair: tuple[Run, Run, str, Path]):
+def test_a_state_that_no_checkpoint_holds_is_noticed(pair):
     """Wherever it is: in the run, its collector, a learner or a new object of these."""
     before, after, case, _ = pair
     name, learner = next(iter(before.team.learners.items()))
@@ -143,7 +141,7 @@ def test_a_state_that_no_checkpoint_holds_is_noticed(pair: tuple[Run, Run, str, 
             assert named and all(each.startswith(f"{path}.news") for each in named)
 
 
-def test_every_exception_is_one(pair: tuple[Run, Run, str, Path]):
+def test_every_exception_is_one(pair):
     """A path in the list that exists no more, or that is equal, would hide what takes its name."""
     before, after, case, _ = pair
     known = CASES[case][1]
@@ -152,7 +150,7 @@ def test_every_exception_is_one(pair: tuple[Run, Run, str, Path]):
     assert [path for path in known if not any(each.startswith(path) for each in compared)] == []
 
 
-def test_frozen_weights_under_adapters_are_in_no_checkpoint(pair: tuple[Run, Run, str, Path]):
+def test_frozen_weights_under_adapters_are_in_no_checkpoint(pair):
     before, _, case, place = pair
     manifest = json.loads((place / "manifest.json").read_text())
     size = sum(size for name, (size, _) in manifest["files"].items() if name.startswith("weights/"))
