@@ -169,7 +169,9 @@ def evaluate(
             workers=workers,
             local=local,
             env=None if env is None else with_overrides({}, env),
-            tracking=None if samples is not None else tracking_uri,  # the environment may name it for other commands
+            tracking_uri=None
+            if samples is not None
+            else tracking_uri,  # the environment may name it for other commands
             progress=_progress(),
             agent=agent,
             num_samples=num_samples,
