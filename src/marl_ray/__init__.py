@@ -17,7 +17,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _API = {
-    "Acted": "client",
+    "ActResult": "client",
     "Client": "client",
     "BenchmarkResult": "evaluating",
     "EpisodeScores": "episodes",

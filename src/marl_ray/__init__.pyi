@@ -1,4 +1,4 @@
-from marl_ray.api.client import Acted as Acted
+from marl_ray.api.client import ActResult as ActResult
 from marl_ray.api.client import Client as Client
 from marl_ray.api.comparing import RunComparison as RunComparison
 from marl_ray.api.comparing import compare as compare

@@ -27,7 +27,7 @@ def main() -> tuple[list[tuple[int, float]], dict[str, str]]:
     compared.plot("comparison.png")
     with marl_ray.Client("http://127.0.0.1:8000") as client:
         acted = client.act(observations)
-        client.outcome(acted.session, 1.0)
+        client.record_outcome(acted.session, 1.0)
     print(score, sweep.report, scores.interval, acted.arm)
     return run.curve, team.agents
 

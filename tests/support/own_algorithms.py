@@ -2,7 +2,7 @@
 
 from pydantic import PositiveFloat
 
-from marl_ray.algorithms import Algorithm, Evaluated, PolicyLoss
+from marl_ray.algorithms import Algorithm, PolicyLoss, PolicyLossInputs
 from marl_ray.algorithms.advantages.batch_gae import gae_advantages
 from marl_ray.algorithms.losses.ppo_losses import ppo_loss
 from marl_ray.algorithms.losses.ratios import truncated_importance
@@ -16,7 +16,7 @@ class DecoupledHyper(AlgorithmConfig):
     """Bound of the weight pi_old / pi_behaviour."""
 
 
-def policy_loss(batch: Evaluated, hyper: DecoupledHyper) -> PolicyLoss:
+def policy_loss(batch: PolicyLossInputs, hyper: DecoupledHyper) -> PolicyLoss:
     """PPO's clip around the policy that the update began with, weighted towards it from the one that sampled."""
     weight = truncated_importance(batch.old_log_probs, batch.behaviour_log_probs, hyper.behaviour_cap)
     loss, clipped = ppo_loss(batch, hyper)

@@ -153,11 +153,11 @@ def test_an_engine_that_has_slept_takes_the_weights_again(policy, request, monke
     engine: Sampled = request.getfixturevalue(policy)
     expected = engine.engine.generate(PROMPTS, 1)
     monkeypatch.setattr(engine.engine, "sleeps", True)
-    engine.engine.rest()
-    engine.engine.rest()
+    engine.engine.sleep()
+    engine.engine.sleep()
     assert engine.engine.generate(PROMPTS, 1) == expected
     engine.update()
-    engine.engine.rest()
+    engine.engine.sleep()
     assert [answer.ids for answer in engine.engine.generate(PROMPTS, 1)] != [answer.ids for answer in expected]
 
 

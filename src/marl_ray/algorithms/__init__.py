@@ -1,7 +1,7 @@
 """Algorithms: pure functions on tensors, a file for each named algorithm, and folders of shared mathematics."""
 
-from marl_ray.algorithms.base import Algorithm, Evaluated, PolicyLoss
-from marl_ray.algorithms.losses.value_losses import Valued
+from marl_ray.algorithms.base import Algorithm, PolicyLoss, PolicyLossInputs
+from marl_ray.algorithms.losses.value_losses import ValueLossInputs
 from marl_ray.config import spec_of
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import ALGORITHM
@@ -19,4 +19,4 @@ def algorithm_of(name: str) -> Algorithm:
     return algorithm
 
 
-__all__ = ["Algorithm", "Evaluated", "PolicyLoss", "Valued", "algorithm_of"]
+__all__ = ["Algorithm", "PolicyLoss", "PolicyLossInputs", "ValueLossInputs", "algorithm_of"]

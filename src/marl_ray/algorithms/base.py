@@ -8,14 +8,14 @@ from torch import Tensor
 
 from marl_ray.algorithms.advantages.shaping import shaped_rewards
 from marl_ray.algorithms.constraints.multipliers import Multiplier
-from marl_ray.algorithms.losses.value_losses import Valued, ppo_value_loss
+from marl_ray.algorithms.losses.value_losses import ValueLossInputs, ppo_value_loss
 from marl_ray.config import Spec
 from marl_ray.errors import MarlRayError
 from marl_ray.trajectories import Trajectories
 
 
-class Evaluated(NamedTuple):
-    """The decisions of R sequences at T steps, as gathered and as the current weights evaluate them; (R, T) each."""
+class PolicyLossInputs(NamedTuple):
+    """Inputs of a policy loss: R sequences at T steps, as sampled and as the current weights score them; (R, T) each."""
 
     log_probs: Tensor
     """Log-probabilities under the current policy, with gradients."""
@@ -59,8 +59,8 @@ class Algorithm:
     name: str
     spec: Spec
     advantages: AdvantageEstimator
-    policy_loss: Callable[[Evaluated, Any], PolicyLoss]
-    value_loss: Callable[[Valued, Any], Tensor] = ppo_value_loss
+    policy_loss: Callable[[PolicyLossInputs, Any], PolicyLoss]
+    value_loss: Callable[[ValueLossInputs, Any], Tensor] = ppo_value_loss
     """(R, T) loss of the critic, and of each cost critic."""
     critic_targets: Callable[[Trajectories, Any], Tensor] | None = None
     """Targets (B, T) that the critic is fitted to before the advantages, for `Spec.critic_first`. Such a critic has

@@ -15,7 +15,7 @@ from marl_ray.serving.client.admin import ask_with, key_headers
 
 
 @dataclass(frozen=True)
-class Acted:
+class ActResult:
     """A gateway's answer to observations."""
 
     actions: dict[str, Any]
@@ -45,7 +45,7 @@ class Client:
         greedy: bool = False,
         action_masks: Mapping[str, Any] | None = None,
         attributes: Mapping[str, Any] | None = None,
-    ) -> Acted:
+    ) -> ActResult:
         """Return the actions for the agents whose observations are given (arrays or lists; texts for language models).
 
         A session meets the same arm each time; without one the call is a session of its own, whose id the answer has.
@@ -61,8 +61,8 @@ class Client:
             "action_masks": None if action_masks is None else _plain(action_masks),
             "attributes": None if attributes is None else dict(attributes),
         }
-        answer = self.ask("/v1/act", body)
-        return Acted(answer["actions"], session, answer["experiment"], answer["arm"], answer["log_probs"])
+        answer = self.request("/v1/act", body)
+        return ActResult(answer["actions"], session, answer["experiment"], answer["arm"], answer["log_probs"])
 
     def generate(
         self, prompt: str, session: str | None = None, *, experiment: str | None = None, **settings: Any
@@ -73,10 +73,10 @@ class Client:
         as `act` does.
         """
         named = {"session_id": session or f"session-{secrets.token_hex(8)}", "prompt": prompt, "experiment": experiment}
-        return self.ask("/generate", named | settings)
+        return self.request("/generate", named | settings)
 
     @named_arguments
-    def outcome(
+    def record_outcome(
         self,
         session: str,
         value: float,
@@ -84,7 +84,7 @@ class Client:
         *,
         experiment: str | None = None,
     ) -> dict[str, Any]:
-        """Store a session's outcome; larger is better.
+        """Record the outcome of a session; larger is better.
 
         `metrics` are further numbers by name, for guardrails. Raises MarlRayError as `act` does.
         """
@@ -94,18 +94,18 @@ class Client:
             "metrics": None if metrics is None else dict(metrics),
             "experiment": experiment,
         }
-        return self.ask("/v1/outcomes", body)
+        return self.request("/v1/outcomes", body)
 
     def experiments(self) -> list[dict[str, Any]]:
         """Return all experiments with their status and shares."""
-        listed: list[dict[str, Any]] = self.ask("/v1/experiments")["experiments"]
+        listed: list[dict[str, Any]] = self.request("/v1/experiments")["experiments"]
         return listed
 
     def experiment(self, name: str) -> dict[str, Any]:
         """Return the report of one experiment: arms, outcomes, intervals and verdicts."""
-        return self.ask(f"/v1/experiments/{name}")
+        return self.request(f"/v1/experiments/{name}")
 
-    def ask(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def request(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the JSON answer to a GET, or to a POST of the body's fields that are not None. Raises MarlRayError."""
         fields = None if body is None else {name: value for name, value in body.items() if value is not None}
         return ask_with(self._client, path, fields)

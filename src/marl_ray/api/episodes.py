@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marl_ray.config import tracking_uri
+from marl_ray.config import resolve_tracking_uri
 from marl_ray.config.random_streams import MOST_COPIES, MOST_EVALUATION_STEPS, MOST_SEED
 from marl_ray.errors import FieldError, MarlRayError
 
@@ -51,7 +51,7 @@ def evaluate_episodes(
     greedy: bool = False,
     env: Mapping[str, Any] | None = None,
     max_steps: int = MAX_STEPS,
-    tracking: str | None = None,
+    tracking_uri: str | None = None,
 ) -> EpisodeScores:
     """Play whole episodes of the environment that the bundle was trained in; `env` changes options of it.
 
@@ -70,7 +70,7 @@ def evaluate_episodes(
             raise FieldError(name, f"expected a whole number of {least} or more, got {value!r}")
         if value > most:
             raise FieldError(name, f"expected a whole number of at most {most}, got {value}")
-    with local_folder(str(policy), tracking_uri(tracking)) as folder:
+    with local_folder(str(policy), resolve_tracking_uri(tracking_uri)) as folder:
         manifest = read_manifest(folder)
         if not isinstance(manifest, Manifest):
             raise MarlRayError(f"policy: {policy} holds language models; expected actor-critics, or a benchmark")

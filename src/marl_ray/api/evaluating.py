@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
 from marl_ray.api.calls import ray_of_call, short_interrupt
 from marl_ray.api.episodes import MAX_STEPS, SEED, EpisodeScores, evaluate_episodes
-from marl_ray.config import tracking_uri
+from marl_ray.config import resolve_tracking_uri
 from marl_ray.errors import FieldError, did_you_mean
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def evaluate(
     workers: int | None = None,
     local: bool = False,
     env: Mapping[str, Any] | None = None,
-    tracking: str | None = None,
+    tracking_uri: str | None = None,
     progress: "Progress | None" = None,
     agent: str | None = None,
     num_samples: int | None = None,
@@ -82,7 +82,7 @@ def evaluate(
     greedy: bool = False,
     env: Mapping[str, Any] | None = None,
     max_steps: int = MAX_STEPS,
-    tracking: str | None = None,
+    tracking_uri: str | None = None,
 ) -> EpisodeScores: ...
 @short_interrupt()
 def evaluate(
@@ -96,16 +96,16 @@ def evaluate(
     With a `benchmark`, a name or `jsonl:FILE`, it scores a bundle's language models (`policy`) or ready samples
     (`samples`); without one, a bundle's actor-critics on so many whole `episodes` of the environment that they were
     trained in. Each kind of evaluation has its own options and refuses those of the others; one that is None or False
-    counts as not given. An evaluation that was cut short goes on in its folder `out`.
+    counts as not given. An interrupted evaluation is resumed from its folder `out`.
 
     data, split, sha256: file or URI of the problems, part of them, and digest to expect.
     k: values of pass@k; all possible ones by default.
     mode: `official`, `hardened` or `both`; all that the benchmark has by default.
     timeout: seconds for a program.
-    min_level: weakest sandbox that will do, `limits`, `paths` (by default) or `namespaces`.
+    min_level: weakest acceptable sandbox: `limits`, `paths` (by default) or `namespaces`.
     workers: programs at a time on a machine; in a browser, episodes at a time.
     local: score in this process, without Ray. Benchmarks in a browser (`webarena`, `miniwob`) always run so.
-    tracking: MLflow URI that knows `models:/`.
+    tracking_uri: MLflow URI that knows `models:/`.
     progress: function of what is counted, the number done and the total.
     agent, num_samples, seed, greedy, temperature, max_tokens, answer, prompt: options of samples that a policy writes. In a
     browser all but the last two; there `policy` may also be `expert`, `random` or `package.module:NAME`.
@@ -158,7 +158,7 @@ def _browser_benchmark(
     k: Sequence[int] | None = None,
     workers: int | None = None,
     local: bool = True,
-    tracking: str | None = None,
+    tracking_uri: str | None = None,
     progress: "Progress | None" = None,
     agent: str | None = None,
     num_samples: int = 1,
@@ -182,7 +182,7 @@ def _browser_benchmark(
         ks=None if k is None else tuple(k),
         out=None if out is None else Path(out),
         workers=workers or len(os.sched_getaffinity(0)),
-        tracking_uri=tracking_uri(tracking),
+        tracking_uri=resolve_tracking_uri(tracking_uri),
     )
     return BenchmarkResult(*evaluate_web(benchmark, request, progress or _silent))
 
@@ -224,7 +224,7 @@ def _written_samples(
     min_level: SandboxLevel = "paths",
     workers: int | None = None,
     local: bool = False,
-    tracking: str | None = None,
+    tracking_uri: str | None = None,
     progress: "Progress | None" = None,
     agent: str | None = None,
     num_samples: int = 1,
@@ -245,7 +245,7 @@ def _written_samples(
         request = WritingRequest(
             str(policy),
             # Writers may run on other machines, whose environment and folder are not these.
-            tracking_uri=tracking_uri(tracking),
+            tracking_uri=resolve_tracking_uri(tracking_uri),
             agent=agent,
             num_samples=num_samples,
             seed=seed,

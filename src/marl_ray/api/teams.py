@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from marl_ray.api.calls import named_arguments
-from marl_ray.config import GenerationConfig, tracking_uri
+from marl_ray.config import GenerationConfig, resolve_tracking_uri
 from marl_ray.errors import FieldError, MarlRayError
 
 if TYPE_CHECKING:
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 @named_arguments
-def load(bundle: str | Path, tracking: str | None = None) -> "LoadedTeam":
+def load(bundle: str | Path, tracking_uri: str | None = None) -> "LoadedTeam":
     """Read a bundle and check its digests.
 
-    `bundle` is a folder, `models:/NAME/VERSION` or `models:/NAME@ALIAS`; `tracking` is the URI of the MLflow that knows
+    `bundle` is a folder, `models:/NAME/VERSION` or `models:/NAME@ALIAS`; `tracking_uri` is the URI of the MLflow that knows
     the latter, by default that of MLFLOW_TRACKING_URI or `runs/mlflow.db`. Raises MarlRayError if the bundle is missing
     or damaged.
     """
     from marl_ray.policies.bundles.actor_critic import load_bundle
 
-    return LoadedTeam(load_bundle(bundle, tracking_uri(tracking)), str(bundle))
+    return LoadedTeam(load_bundle(bundle, resolve_tracking_uri(tracking_uri)), str(bundle))
 
 
 class LoadedTeam:

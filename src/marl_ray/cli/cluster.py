@@ -87,8 +87,8 @@ def render(
 
 @cluster_app.command()
 def local(
-    nodes: Annotated[int, typer.Option(help="Ray nodes, the head among them.")] = 3,
-    cpus: Annotated[int, typer.Option(help="Logical CPUs of each.")] = 2,
+    nodes: Annotated[int, typer.Option(help="Number of Ray nodes, including the head.")] = 3,
+    cpus: Annotated[int, typer.Option(help="Logical CPUs of each node.")] = 2,
 ) -> None:
     """Start several Ray nodes on this machine, until Ctrl-C.
 
@@ -112,7 +112,7 @@ def apply(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Manifests, of one or several documents.")],
     force: Annotated[bool, typer.Option("--force", help="Take over fields that others have set.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Have the server check everything and keep nothing.")
+        bool, typer.Option("--dry-run", help="Let the server check everything and change nothing.")
     ] = False,
     context: Context = None,
     namespace: Namespace = None,
@@ -141,7 +141,7 @@ def apply(
 
 @cluster_app.command()
 def status(resource: ResourceName, context: Context = None, namespace: Namespace = None, as_json: Json = False) -> None:
-    """Say how a resource stands.
+    """Show the state of a resource.
 
     The exit status is 1 if it has failed or is not there.
     """
@@ -160,7 +160,7 @@ def wait(
     until: Annotated[
         str, typer.Option("--for", metavar="PHASE", help="ready, running, succeeded, suspended or gone.")
     ] = "",
-    timeout_s: Annotated[float, typer.Option(help="Most seconds to wait.")] = 600.0,
+    timeout_s: Annotated[float, typer.Option(help="Maximum seconds to wait.")] = 600.0,
     context: Context = None,
     namespace: Namespace = None,
     as_json: Json = False,
@@ -187,7 +187,7 @@ def wait(
 @cluster_app.command()
 def logs(
     resource: ResourceName,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log until the job has ended.")] = False,
     context: Context = None,
     namespace: Namespace = None,
 ) -> None:
@@ -209,7 +209,7 @@ def logs(
 @cluster_app.command()
 def delete(
     resource: ResourceName,
-    timeout_s: Annotated[float, typer.Option(help="Most seconds to wait for its end; 0 does not wait.")] = 300.0,
+    timeout_s: Annotated[float, typer.Option(help="Maximum seconds to wait for its end; 0 does not wait.")] = 300.0,
     context: Context = None,
     namespace: Namespace = None,
     as_json: Json = False,

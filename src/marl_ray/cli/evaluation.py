@@ -106,14 +106,14 @@ def evaluate(
     sha256: Annotated[
         str | None,
         typer.Option(
-            help="Digest to expect of the problems' file instead of the known ones; any takes every file.",
+            help="Expected SHA-256 of the problems' file, instead of the known ones; any accepts every file.",
             rich_help_panel=PROBLEMS,
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of results and report; an evaluation that was cut short goes on there.",
+            help="Folder of results and report; an interrupted evaluation is resumed from it.",
             rich_help_panel=RUNNING,
         ),
     ] = None,
@@ -135,11 +135,11 @@ def evaluate(
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Runs at a time on a machine; its CPUs by default.", rich_help_panel=RUNNING),
+        typer.Option(min=1, help="Parallel runs on a machine; its number of CPUs by default.", rich_help_panel=RUNNING),
     ] = None,
     min_level: Annotated[
         Literal["limits", "paths", "namespaces"] | None,
-        typer.Option(help="Weakest sandbox that will do; paths by default.", rich_help_panel=SCORING),
+        typer.Option(help="Weakest acceptable sandbox; paths by default.", rich_help_panel=SCORING),
     ] = None,
     local: Annotated[
         bool, typer.Option("--local", help="Evaluate in this process, without Ray.", rich_help_panel=RUNNING)
@@ -169,7 +169,9 @@ def evaluate(
             workers=workers,
             local=local,
             env=None if env is None else with_overrides({}, env),
-            tracking=None if samples is not None else tracking_uri,  # the environment may name it for other commands
+            tracking_uri=None
+            if samples is not None
+            else tracking_uri,  # the environment may name it for other commands
             progress=_progress(),
             agent=agent,
             num_samples=num_samples,
@@ -206,11 +208,11 @@ def _lines(report: Mapping[str, Any], folder: Path) -> Iterator[str]:
 
 def aggregate(
     folders: Annotated[list[str], typer.Argument(metavar="DIR[=WEIGHT]...", help="Folders of evaluations.")],
-    number: Annotated[str, typer.Option(help="Number of each evaluation to average.")] = "pass@1",
-    mode: Annotated[Literal["official", "hardened"], typer.Option(help="Mode whose numbers count.")] = "official",
+    number: Annotated[str, typer.Option(help="Score of each evaluation to average.")] = "pass@1",
+    mode: Annotated[Literal["official", "hardened"], typer.Option(help="Mode whose scores are averaged.")] = "official",
     as_json: Json = False,
 ) -> None:
-    """Average one number over evaluations, with its interval."""
+    """Average a score over several evaluations, with its interval."""
     from marl_ray.evaluation.scoring.report import aggregate as combine
 
     weights = dict(_weighted(text) for text in folders)
@@ -227,12 +229,12 @@ def tasks(
         Literal["python", "arithmetic"], typer.Argument(help="python: functions to write; arithmetic: sums.")
     ],
     split: Annotated[Literal["train", "test"], typer.Option(help="test: those that no training run sees.")] = "test",
-    count: Annotated[int, typer.Option(min=1, help="Most tasks to print; the split test has 256.")] = 256,
+    count: Annotated[int, typer.Option(min=1, help="Maximum number of tasks to print; the split test has 256.")] = 256,
     levels: Annotated[str, typer.Option(help="Difficulties, in equal parts.")] = "1,2",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws; environments draw with 0.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the tasks; environments use 0.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Print made tasks as JSON lines, or with --json as one document.
+    """Print synthetic tasks as JSON lines, or with --json as one document.
 
     `--benchmark jsonl:FILE` and the environments code_team and math read them.
     """

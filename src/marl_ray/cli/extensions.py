@@ -1,4 +1,4 @@
-"""The commands for parts that users bring: `check plugin` checks one, `new` writes one to start from."""
+"""The commands for parts that users bring: `check` checks one, `new` writes one to start from."""
 
 import importlib
 import sys
@@ -20,11 +20,7 @@ NEXT = "next.txt"
 KindName = Annotated[str, typer.Argument(metavar="KIND", help=f"{', '.join(POINTS)}.")]
 
 
-check_app = typer.Typer(help="Check a part of your own before you run it.", no_args_is_help=True)
-
-
-@check_app.command("plugin")
-def check_plugin(
+def check(
     kind: KindName,
     name: Annotated[str, typer.Argument(metavar="NAME", help="A name that configs know, or package.module:NAME.")],
     settings: Annotated[
@@ -32,17 +28,17 @@ def check_plugin(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check that a part of your own keeps its protocol.
+    """Check a part of your own before you run it.
 
     It prints a line for every property. The exit status is 1 if one does not hold.
     """
     from marl_ray.config.load import with_overrides
-    from marl_ray.conformance.extensions.base import tell
+    from marl_ray.conformance.extensions.base import print_property
 
     module = importlib.import_module(f"marl_ray.conformance.extensions.{_point(kind).kind}")
     properties = module.check(name, with_overrides({}, settings or ()))
     with only_result(as_json):
-        checked = [tell(each) for each in properties]
+        checked = [print_property(each) for each in properties]
     passed = all(each.failure is None for each in checked)
     show(as_json, {"kind": kind, "name": name, "passed": passed, "properties": checked}, ())
     if not passed:
@@ -54,7 +50,7 @@ def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new part and its file, such as my_env.")],
     as_json: Json = False,
 ) -> None:
-    """Write a part of your own to start from, with its test.
+    """Write a template for a part of your own, with its test.
 
     It writes NAME.py and the test into this folder, and a config where one shows its use.
     """

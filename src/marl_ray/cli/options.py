@@ -39,7 +39,7 @@ SweepOverrides = Annotated[
     typer.Argument(metavar="[KEY=VALUE]...", help="Dotted overrides, such as budget.trials=20 or run.hyper.lr=3e-4."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved config and stop.")]
-Storage = Annotated[str, typer.Option(help="Folder or URI that has the runs' folders.")]
+Storage = Annotated[str, typer.Option(help="Folder or URI that holds the runs' folders.")]
 Address = Annotated[str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="URL of the cluster's dashboard.")]
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig; its current one by default.")]
 Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Namespace; the context's by default.")]

@@ -29,7 +29,7 @@ from marl_ray.config.serving.gateway import (
     GatewayConfig,
     RateLimitConfig,
 )
-from marl_ray.config.tracking import tracking_uri
+from marl_ray.config.tracking import resolve_tracking_uri
 
 __all__ = [
     "SPECS",
@@ -64,6 +64,6 @@ __all__ = [
     "load_config",
     "parse_config",
     "read_yaml",
+    "resolve_tracking_uri",
     "spec_of",
-    "tracking_uri",
 ]

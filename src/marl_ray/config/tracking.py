@@ -9,7 +9,7 @@ TRACKING_URI = "MLFLOW_TRACKING_URI"
 """MLflow's own environment variable."""
 
 
-def tracking_uri(configured: str | None = None, storage: str = "runs") -> str:
+def resolve_tracking_uri(configured: str | None = None, storage: str = "runs") -> str:
     """Return the tracking URI: the given one, else that of MLFLOW_TRACKING_URI, else `mlflow.db` in the storage folder.
 
     Raises MarlRayError for remote storage, which cannot hold that file.

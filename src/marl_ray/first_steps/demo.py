@@ -114,7 +114,7 @@ def demonstrate(folder: Path, episodes: int) -> Iterator[DemoResult]:
             stack.close()
 
 
-def tell(result: DemoResult, is_served: bool) -> None:
+def print_result(result: DemoResult, is_served: bool) -> None:
     """Print what the demo has come to for people, and where its gateway is if that is `is_served`."""
     console = plain_console()
     for played in result.experiments:

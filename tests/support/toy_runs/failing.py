@@ -181,13 +181,13 @@ def refuses(folder: str) -> str:
     run = Run(texts.config(speaker, engine, "resources.workers=2"), CPU)
     run.step()
     if dist.get_rank() == 1:
-        ready = Apart.ready
+        ready = Apart.update_weights
 
         def refuse(engine: Apart) -> None:
             ready(engine)
             raise EngineRefusedError("vLLM: no room")
 
-        Apart.ready = refuse  # type: ignore[method-assign,assignment]
+        Apart.update_weights = refuse  # type: ignore[method-assign,assignment]
     line = all_raise(run.step, EngineRefusedError)
     run.abandon()
     return line

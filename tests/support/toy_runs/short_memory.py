@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from toys.texts import config
 
-from marl_ray.algorithms import Evaluated, PolicyLoss, algorithm_of
+from marl_ray.algorithms import PolicyLoss, PolicyLossInputs, algorithm_of
 from marl_ray.config import AlgorithmConfig
 from marl_ray.envs.registry import make_env
 from marl_ray.training.collectives import worker_mesh
@@ -52,18 +52,18 @@ def updated(passes: int, short: int) -> str:
 _passes = itertools.count()
 
 
-def _allocate(batch: Evaluated, before: int) -> None:
+def _allocate(batch: PolicyLossInputs, before: int) -> None:
     """Fail as an allocator does in a pass of more than two sequences on the last worker, after `before` passes."""
     if dist.get_rank() == dist.get_world_size() - 1 and next(_passes) >= before and len(batch.log_probs) > 2:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
-def _crowded(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
+def _crowded(batch: PolicyLossInputs, hyper: AlgorithmConfig) -> PolicyLoss:
     _allocate(batch, 0)
     return algorithm_of("grpo").policy_loss(batch, hyper)
 
 
-def _crowded_later(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
+def _crowded_later(batch: PolicyLossInputs, hyper: AlgorithmConfig) -> PolicyLoss:
     _allocate(batch, 1)
     return algorithm_of("grpo").policy_loss(batch, hyper)
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from marl_ray.algorithms import Evaluated, PolicyLoss, Valued, algorithm_of
+from marl_ray.algorithms import PolicyLoss, PolicyLossInputs, ValueLossInputs, algorithm_of
 from marl_ray.algorithms.losses.value_losses import clipped_value_loss
 from marl_ray.config import AlgorithmConfig
 from marl_ray.trajectories import Trajectories
@@ -16,17 +16,17 @@ def _hopeful(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, Tenso
     return raw + 0.5 * batch.truncated.any(1, keepdim=True) * batch.mask, targets
 
 
-def _by_length(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
+def _by_length(batch: PolicyLossInputs, hyper: AlgorithmConfig) -> PolicyLoss:
     """Counts a sequence once more for each of its decisions."""
     result = algorithm_of("dr_grpo").policy_loss(batch, hyper)
     return PolicyLoss(result.loss * batch.mask.sum(1, keepdim=True), result.clipped)
 
 
-def _clipped_around_zero(batch: Valued, hyper: AlgorithmConfig) -> Tensor:
+def _clipped_around_zero(batch: ValueLossInputs, hyper: AlgorithmConfig) -> Tensor:
     return clipped_value_loss(batch.outputs, 0 * batch.old, batch.targets, hyper.value_clip, hyper.huber_delta)
 
 
-def _backwards(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
+def _backwards(batch: PolicyLossInputs, hyper: AlgorithmConfig) -> PolicyLoss:
     return algorithm_of("ppo").policy_loss(batch._replace(advantages=-batch.advantages), hyper)
 
 
@@ -35,7 +35,7 @@ def _of_rewards_alone(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tens
     return batch.rewards - batch.values, batch.rewards
 
 
-def _raises(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
+def _raises(batch: PolicyLossInputs, hyper: AlgorithmConfig) -> PolicyLoss:
     raise TypeError("unsupported operand")
 
 

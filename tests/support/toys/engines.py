@@ -31,7 +31,7 @@ class Apart(Engine):
         self.copy.version = -1
 
     @torch.no_grad()
-    def ready(self) -> None:
+    def update_weights(self) -> None:
         if self.copy.version == self.policy.version:
             return
         targets = {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from toy_runs.runs import PLAYING
 from toys.batches import batch
 
-from marl_ray.algorithms import Evaluated, algorithm_of
+from marl_ray.algorithms import PolicyLossInputs, algorithm_of
 from marl_ray.algorithms.advantages.shaping import overlong_penalty
 from marl_ray.config import SPECS, AlgorithmConfig
 from marl_ray.extensions import ALGORITHM
@@ -123,18 +123,18 @@ def test_direct_dapo_advantage_is_the_critics_gain(seed):
     torch.testing.assert_close(soft * data.mask, spread(data, targets), atol=1e-9, rtol=1e-9)
 
 
-def evaluated(data: Trajectories, seed: int) -> Evaluated:
+def evaluated(data: Trajectories, seed: int) -> PolicyLossInputs:
     generator = torch.Generator().manual_seed(seed)
     new = data.log_probs + 0.4 * torch.randn(data.log_probs.shape, generator=generator, dtype=torch.float64)
     advantages = torch.randn(data.log_probs.shape, generator=generator, dtype=torch.float64) * data.mask
     return decisions(new.requires_grad_(True), data, advantages)
 
 
-def decisions(new: torch.Tensor, data: Trajectories, advantages: torch.Tensor) -> Evaluated:
-    return Evaluated(new, data.log_probs, advantages, data.mask, data.log_probs, data.values)
+def decisions(new: torch.Tensor, data: Trajectories, advantages: torch.Tensor) -> PolicyLossInputs:
+    return PolicyLossInputs(new, data.log_probs, advantages, data.mask, data.log_probs, data.values)
 
 
-def expected_loss(name: str, i: int, t: int, part: Evaluated, h: AlgorithmConfig) -> float:
+def expected_loss(name: str, i: int, t: int, part: PolicyLossInputs, h: AlgorithmConfig) -> float:
     low, high = h.clip_range
     advantage = float(part.advantages[i, t])
     ratios = (part.log_probs - part.old_log_probs).tolist()

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl_ray.algorithms.base import Evaluated
+from marl_ray.algorithms.base import PolicyLossInputs
 from marl_ray.algorithms.from_preferences.dpo import DPO, dpo_loss, policy_loss
 from marl_ray.config import SPECS
 from marl_ray.errors import MarlRayError
@@ -16,9 +16,9 @@ HYPER = SPECS["dpo"].hyper.model_validate(SPECS["dpo"].defaults)
 NATS = st.floats(-30, 0, width=32)
 
 
-def evaluated(log_probs: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor) -> Evaluated:
+def evaluated(log_probs: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor) -> PolicyLossInputs:
     zeros = torch.zeros_like(log_probs)
-    return Evaluated(log_probs, zeros, zeros, mask, zeros, zeros, reference)
+    return PolicyLossInputs(log_probs, zeros, zeros, mask, zeros, zeros, reference)
 
 
 def slow(log_probs: list[list[float]], reference: list[list[float]], beta: float, doubt: float) -> float:

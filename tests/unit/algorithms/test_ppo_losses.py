@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from marl_ray.algorithms import algorithm_of
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
-from marl_ray.algorithms.base import Evaluated
+from marl_ray.algorithms.base import PolicyLossInputs
 from marl_ray.algorithms.losses.ppo_losses import clipped_surrogate, ppo_loss
 from marl_ray.algorithms.losses.value_losses import clipped_value_loss
 from marl_ray.config import SPECS, AlgorithmConfig
@@ -50,7 +50,7 @@ def test_no_gradient_where_the_clip_holds():
 
 def test_ratio_of_distant_policies_stays_finite():
     numbers = [torch.tensor([[x]]) for x in (0.0, -1000.0, -1.0)]
-    batch = Evaluated(*numbers, torch.ones(1, 1, dtype=torch.bool), numbers[1], torch.zeros(1, 1))
+    batch = PolicyLossInputs(*numbers, torch.ones(1, 1, dtype=torch.bool), numbers[1], torch.zeros(1, 1))
     assert torch.isfinite(ppo_loss(batch, AlgorithmConfig()).loss).all()
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from marl_ray.algorithms.advantages.returns import sequence_scores
-from marl_ray.algorithms.base import Algorithm, Evaluated, PolicyLoss
+from marl_ray.algorithms.base import Algorithm, PolicyLoss, PolicyLossInputs
 from marl_ray.config import SPECS, AlgorithmConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.trajectories import Trajectories
@@ -33,7 +33,7 @@ def advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, Non
     return sequence_scores(batch.rewards)[:, None] * batch.mask, None
 
 
-def policy_loss(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
+def policy_loss(batch: PolicyLossInputs, hyper: AlgorithmConfig) -> PolicyLoss:
     """Return the pair's loss at every decision of both responses.
 
     `clipped` marks the pairs whose order the policy has wrong.

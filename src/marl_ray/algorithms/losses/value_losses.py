@@ -8,8 +8,8 @@ from torch.nn import functional
 from marl_ray.config import AlgorithmConfig
 
 
-class Valued(NamedTuple):
-    """A critic's outputs for R sequences at T steps, (R, T) each, in the critic's own units."""
+class ValueLossInputs(NamedTuple):
+    """Inputs of a value loss: a critic's outputs for R sequences at T steps, (R, T) each, in the critic's own units."""
 
     outputs: Tensor
     """The outputs of the current weights, with gradients."""
@@ -34,6 +34,6 @@ def clipped_value_loss(
     return loss.maximum(functional.huber_loss(held, returns, reduction="none", delta=huber_delta))
 
 
-def ppo_value_loss(batch: Valued, hyper: AlgorithmConfig) -> Tensor:
+def ppo_value_loss(batch: ValueLossInputs, hyper: AlgorithmConfig) -> Tensor:
     """Return the clipped Huber loss; the critic's units are those of its normaliser."""
     return clipped_value_loss(*batch, hyper.value_clip, hyper.huber_delta)

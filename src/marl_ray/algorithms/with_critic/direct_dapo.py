@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from marl_ray.algorithms.advantages.gae import gae
 from marl_ray.algorithms.advantages.returns import reward_to_go
-from marl_ray.algorithms.base import Algorithm, Evaluated, PolicyLoss
-from marl_ray.algorithms.losses.value_losses import Valued
+from marl_ray.algorithms.base import Algorithm, PolicyLoss, PolicyLossInputs
+from marl_ray.algorithms.losses.value_losses import ValueLossInputs
 from marl_ray.config import SPECS, AlgorithmConfig
 from marl_ray.trajectories import Trajectories
 
@@ -27,7 +27,7 @@ def targets(batch: Trajectories, hyper: AlgorithmConfig) -> Tensor:
     return ((to_go - hyper.return_low) / (hyper.return_high - hyper.return_low)).clamp(0, 1)
 
 
-def value_loss(batch: Valued, hyper: AlgorithmConfig) -> Tensor:
+def value_loss(batch: ValueLossInputs, hyper: AlgorithmConfig) -> Tensor:
     """Return the binary cross-entropy of logits against soft targets, per decision."""
     return functional.binary_cross_entropy_with_logits(batch.outputs, batch.targets, reduction="none")
 
@@ -44,7 +44,7 @@ def advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, Non
     return gae(batch.rewards, values, nothing, batch.mask, ended, torch.zeros_like(ended), 1.0, 0.0)[0], None
 
 
-def policy_loss(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
+def policy_loss(batch: PolicyLossInputs, hyper: AlgorithmConfig) -> PolicyLoss:
     """Return the squared regression of the log ratio on A / beta, times beta.
 
     The factor leaves the minimum where it is and makes the first gradient the policy gradient's, -A grad log pi, whatever

@@ -6,14 +6,14 @@ s_it has the value of s_i and the gradient of the decision's own log-probability
 sequence. A is GRPO's. The clip is narrow (3e-4, 4e-4) because a mean of log ratios hardly moves.
 """
 
-from marl_ray.algorithms.base import Algorithm, Evaluated, PolicyLoss
+from marl_ray.algorithms.base import Algorithm, PolicyLoss, PolicyLossInputs
 from marl_ray.algorithms.losses.ppo_losses import clipped_surrogate
 from marl_ray.algorithms.losses.ratios import gspo_token_log_ratio
 from marl_ray.algorithms.without_critic.grpo import group_advantages
 from marl_ray.config import SPECS, AlgorithmConfig
 
 
-def policy_loss(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
+def policy_loss(batch: PolicyLossInputs, hyper: AlgorithmConfig) -> PolicyLoss:
     """Return the clipped surrogate with the sequence's ratio at every decision."""
     ratio = gspo_token_log_ratio(batch.log_probs, batch.old_log_probs, batch.mask).exp()
     return clipped_surrogate(ratio, batch.advantages, *hyper.clip_range, hyper.dual_clip)

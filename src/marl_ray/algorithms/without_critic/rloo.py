@@ -12,7 +12,7 @@ from torch import Tensor
 
 from marl_ray.algorithms.advantages.groups import group_index, leave_one_out
 from marl_ray.algorithms.advantages.returns import sequence_scores
-from marl_ray.algorithms.base import Algorithm, Evaluated, PolicyLoss
+from marl_ray.algorithms.base import Algorithm, PolicyLoss, PolicyLossInputs
 from marl_ray.algorithms.losses.ppo_losses import clipped_surrogate, ppo_loss
 from marl_ray.algorithms.losses.ratios import sequence_log_ratio
 from marl_ray.config import SPECS, AlgorithmConfig
@@ -27,7 +27,7 @@ def advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, Non
     return relative[:, None] * batch.mask, None
 
 
-def policy_loss(batch: Evaluated, hyper: AlgorithmConfig) -> PolicyLoss:
+def policy_loss(batch: PolicyLossInputs, hyper: AlgorithmConfig) -> PolicyLoss:
     """Return the loss with one ratio per decision, or with one per sequence that its decisions share."""
     if hyper.ratio_level == "token":
         return ppo_loss(batch, hyper)

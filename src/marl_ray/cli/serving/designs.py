@@ -25,7 +25,7 @@ def plan_experiment(
         float | None, typer.Option(help="Standard deviation of the outcomes; that of NAME's control by default.")
     ] = None,
     alpha: Annotated[float | None, typer.Option(help="Error probability; NAME's or 0.05 by default.")] = None,
-    power: Annotated[float, typer.Option(help="Chance to find the effect.")] = 0.8,
+    power: Annotated[float, typer.Option(help="Power: probability of detecting the effect.")] = 0.8,
     share: Annotated[
         float | None, typer.Option(help="Treatment's share of the units of both arms; NAME's or 0.5 by default.")
     ] = None,
@@ -36,7 +36,7 @@ def plan_experiment(
     database: Database = DATABASE,
     as_json: Json = False,
 ) -> None:
-    """Say how many units an experiment needs.
+    """Compute how many units an experiment needs.
 
     One look at the end and the test that decides at every look need different numbers; with NAME it also says days.
     """
@@ -104,7 +104,7 @@ def analyse(
     database: Database = DATABASE,
     as_json: Json = False,
 ) -> None:
-    """Judge an experiment once, at its end.
+    """Analyse an experiment once, at its end.
 
     It makes Welch's tests with Holm's correction, CUPED, and exact bounds, of the outcome and of the guardrails, over
     the sessions whose windows are over.

@@ -9,7 +9,7 @@ from marl_ray.cli.documents.output import Json, show
 from marl_ray.cli.options import KEY_NEEDED, LOCAL_GATEWAY, ExperimentName, GatewayUrl
 from marl_ray.cli.serving.designs import analyse, plan_experiment
 
-experiment_app = typer.Typer(help="Look at and change a gateway's experiments.", no_args_is_help=True)
+experiment_app = typer.Typer(help="Inspect and change a gateway's experiments.", no_args_is_help=True)
 experiment_app.command("plan")(plan_experiment)
 experiment_app.command("analyse")(analyse)
 

@@ -13,7 +13,7 @@ from marl_ray.errors import MarlRayError
 def serve(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Serve config file.")],
     address: Address = LOCAL_DASHBOARD,
-    timeout_s: Annotated[float, typer.Option(help="Most seconds that the deployment may take.")] = 300.0,
+    timeout_s: Annotated[float, typer.Option(help="Maximum seconds that the deployment may take.")] = 300.0,
     local: Annotated[
         bool,
         typer.Option("--local", help="Serve on a Ray of its own on this machine, until Ctrl-C, with a new admin key."),
@@ -40,7 +40,7 @@ def serve(
 
 def lint(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Serve configs or KubeRay manifests.")],
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 2 for advice, too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 2 for advice too.")] = False,
     as_json: Json = False,
 ) -> None:
     """Check Serve configs and KubeRay manifests.
@@ -93,7 +93,8 @@ def deploy(
         str | None, typer.Option(help="The name that clients act on; may be left out where there is one.")
     ] = None,
     margin: Annotated[
-        str, typer.Option(help="Loss of outcome that is accepted: a number, or a part of the control's mean as 2%.")
+        str,
+        typer.Option(help="Loss of outcome that is accepted: a number, or a share of the control's mean such as 2%."),
     ] = "0.02",
     settings: Annotated[
         list[str] | None,
@@ -143,7 +144,7 @@ def export(
     database: Database = DATABASE,
     as_json: Json = False,
 ) -> None:
-    """Write what was served, with its outcomes, as trajectories.
+    """Export served requests, with their outcomes, as trajectories.
 
     `marl-ray train warm_start.data=...` reads acts, and `data=decisions://...` texts.
     """

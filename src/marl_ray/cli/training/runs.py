@@ -44,7 +44,7 @@ def list_runs(storage: Storage = "runs", as_json: Json = False) -> None:
 def show_run(
     name: RunName,
     storage: Storage = "runs",
-    defaults: Annotated[bool, typer.Option("--all", help="Show the whole config, defaults too.")] = False,
+    defaults: Annotated[bool, typer.Option("--all", help="Show the whole config, including defaults.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show one run: scores, faults, bundle, files, given keys."""
@@ -59,7 +59,7 @@ def show_run(
 def show_log(
     name: RunName,
     storage: Storage = "runs",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log until the run has ended.")] = False,
 ) -> None:
     """Print the log of a run."""
     from marl_ray.runs.following import log_lines
@@ -71,7 +71,7 @@ def show_log(
 
 @runs_app.command("resume")
 def resume(name: RunName, overrides: ResumeOverrides = None, storage: Storage = "runs", as_json: Json = False) -> None:
-    """Go on with a run where it was.
+    """Resume a run from its last checkpoint.
 
     Its config is that of the run's folder. Of a finished run raise `train.total_steps`.
     """
@@ -131,10 +131,10 @@ def compare_runs(
     metric: Annotated[
         str | None, typer.Option(help="Metric of metrics.jsonl; eval/return, or else return, by default.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="The picture, a PNG.")] = Path("comparison.png"),
+    out: Annotated[Path, typer.Option(help="The PNG file of the plot.")] = Path("comparison.png"),
     as_json: Json = False,
 ) -> None:
-    """Compare runs in one picture and a table.
+    """Compare runs in one plot and a table.
 
     Runs that differ in their seed alone are one row, with the interval over seeds. Below the table are the keys of the
     config in which the rows differ.

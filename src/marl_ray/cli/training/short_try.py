@@ -14,7 +14,7 @@ def try_it(
         "runs/try"
     ),
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the gateway's page in a browser.")] = True,
-    leave: Annotated[bool, typer.Option("--exit", help="End after the check, and serve no longer.")] = False,
+    leave: Annotated[bool, typer.Option("--exit", help="Exit after the check instead of serving on.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train, score and serve a small team, and open its page.

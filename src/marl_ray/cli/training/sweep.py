@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from marl_ray.config.sweep import SweepConfig
     from marl_ray.tuning.running.driver import SweepResult
 
-Retry = Annotated[bool, typer.Option("--retry", help="Take up trials again that failed, where they were.")]
+Retry = Annotated[bool, typer.Option("--retry", help="Resume failed trials from their last checkpoints.")]
 
 
 def sweep(
@@ -115,10 +115,10 @@ def _counts(result: "SweepResult") -> dict[str, int]:
 
 def report(
     sweep: Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep's folder, or its name under the storage.")],
-    storage: Annotated[str, typer.Option(help="Folder or URI that has the sweep's folder.")] = "runs",
+    storage: Annotated[str, typer.Option(help="Folder or URI that holds the sweep's folder.")] = "runs",
     as_json: Json = False,
 ) -> None:
-    """Write the report of a sweep, one HTML file.
+    """Write the report of a sweep as one HTML file.
 
     It lies in the sweep's folder. The sweep may still run, or have been killed.
     """

@@ -82,7 +82,7 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Train two teams, serve both, A/B them over HTTP."""
-    from marl_ray.first_steps.demo import demonstrate, tell
+    from marl_ray.first_steps.demo import demonstrate, print_result
     from marl_ray.first_steps.steps import serve_until_interrupted
 
     with contextlib.ExitStack() as serving:
@@ -91,7 +91,7 @@ def demo(
         if as_json:
             show(as_json, result, ())
         else:
-            tell(result, keep)
+            print_result(result, keep)
         with only_result(as_json):
             if keep:
                 serve_until_interrupted()

@@ -29,7 +29,7 @@ def checked(name: str, text: str, differs: Callable[[], str | None]) -> CheckedP
     return CheckedProperty(name, text, failure)
 
 
-def tell(each: CheckedProperty) -> CheckedProperty:
+def print_property(each: CheckedProperty) -> CheckedProperty:
     """Print the line of a property, as soon as it is checked, and return it."""
     print(each, flush=True)
     return each
@@ -48,4 +48,4 @@ def refuse(kind: str, settings: Mapping[str, Any], *accepted: str) -> None:
     for key in settings:
         if key not in accepted:
             expected = f"expected {' or '.join(accepted)}" if accepted else "expected none"
-            raise MarlRayError(f"check plugin {kind}: unknown setting {key!r}; {expected}")
+            raise MarlRayError(f"check {kind}: unknown setting {key!r}; {expected}")

@@ -45,7 +45,7 @@ def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
 
 def _sampling(engine: Engine, policy: TokenPolicy) -> Iterator[CheckedProperty]:
     engine.start()
-    engine.ready()
+    engine.update_weights()
     responses: list[Completion] = []
 
     def sample() -> str | None:
@@ -66,7 +66,9 @@ def _sampling(engine: Engine, policy: TokenPolicy) -> Iterator[CheckedProperty]:
     )
     yield checked("tokens", "`stream` gives the tokens of `generate`", lambda: _streamed(engine, responses))
     yield checked("prompts", "an empty or too long prompt is refused", lambda: _refusals(engine))
-    yield checked("weights", "after `ready` it samples from the new weights", lambda: _refreshed(engine, policy))
+    yield checked(
+        "weights", "after `update_weights` it samples from the new weights", lambda: _refreshed(engine, policy)
+    )
 
 
 def _lengths(responses: Sequence[Completion], policy: TokenPolicy) -> str | None:
@@ -133,6 +135,6 @@ def _refreshed(engine: Engine, policy: TokenPolicy) -> str | None:
         for parameter in policy.lm.parameters():
             parameter.mul_(0.5)
     policy.version += 1
-    engine.ready()
+    engine.update_weights()
     responses = engine.generate(PROMPTS, SEED)
     return _lengths(responses, policy) or _differs(policy, responses)

@@ -39,7 +39,7 @@ def _config(scheduler: Mapping[str, Any]) -> SweepConfig:
     run = {"env": {"id": "budget_dag"}, "train": {"total_steps": TOTAL}}
     space = {"hyper.lr": {"loguniform": [1e-4, 1e-2]}}
     data = {"name": "check", "run": run, "space": space, "search": "random", "budget": {"trials": TRIALS}}
-    return parse_config(SweepConfig, {**data, "scheduler": dict(scheduler)}, source="check plugin scheduler")
+    return parse_config(SweepConfig, {**data, "scheduler": dict(scheduler)}, source="check scheduler")
 
 
 def _refusal(name: str, settings: Mapping[str, Any]) -> str | None:

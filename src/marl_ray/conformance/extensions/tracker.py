@@ -26,7 +26,7 @@ def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
     loaded(TRACKER, name)
     with temporary_folder("check") as folder:
         data = {"name": "check", "env": {"id": "budget_dag"}, "storage": str(folder), "tracking": {"also": [name]}}
-        config = parse_config(RunConfig, data, source="check plugin tracker")
+        config = parse_config(RunConfig, data, source="check tracker")
         ready = checked("check", "it can work here", lambda: check_sinks(config))
         yield ready
         if ready.failure is not None:

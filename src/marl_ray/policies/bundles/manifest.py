@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
-from marl_ray.config import NetworkConfig, tracking_uri
+from marl_ray.config import NetworkConfig, resolve_tracking_uri
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
 from marl_ray.policies.bundles.mlflow_client import mlflow_client
@@ -182,7 +182,7 @@ def local_folder(reference: str, uri: str | None) -> Iterator[Path]:
     import mlflow
 
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    uri = tracking_uri(uri)
+    uri = resolve_tracking_uri(uri)
     name, _, version = pinned(reference, uri).removeprefix(REGISTRY).rpartition("/")
     with temporary_folder("bundle") as temporary:
         with _of_registry(reference, uri):
@@ -205,7 +205,7 @@ def pinned(reference: str, uri: str | None) -> str:
     name, _, alias = path.rpartition("@")
     if not name or not alias:
         raise MarlRayError(f"bundle {reference!r}: expected models:/name/version or models:/name@alias")
-    uri = tracking_uri(uri)
+    uri = resolve_tracking_uri(uri)
     with _of_registry(reference, uri):
         version = mlflow_client(uri, reads=True).get_model_version_by_alias(name, alias).version
     return f"{REGISTRY}{name}/{version}"

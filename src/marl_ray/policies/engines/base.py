@@ -75,7 +75,7 @@ class Engine(Protocol):
     def has_weights(generation: GenerationConfig) -> bool:
         """Return True if an engine for `generation` has the policy's weights itself.
 
-        The policy that it is made from may then be an empty copy, whose `sampling_weights` it takes in `ready`.
+        The policy that it is made from may then be an empty copy, whose `sampling_weights` it takes in `update_weights`.
         """
         return False
 
@@ -94,11 +94,11 @@ class Engine(Protocol):
         """Start what sampling needs; every worker calls this before the training. Raises MarlRayError if it cannot start."""
         return
 
-    def ready(self) -> None:
+    def update_weights(self) -> None:
         """Take over the policy's current weights; every worker calls this before it asks for a batch of responses."""
         return
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Release memory that only sampling needs, so that the learner can use it until the next response is asked for."""
         return
 

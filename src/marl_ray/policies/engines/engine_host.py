@@ -23,7 +23,7 @@ class HostTransfer(StrEnum):
     """The way that weights come to a host."""
 
     NCCL = "nccl"
-    """From the trainer's GPU to the host's own, through `EngineHost.take`."""
+    """From the trainer's GPU to the host's own, through `EngineHost.receive_weights`."""
     OBJECT_STORE = "shared"
     """Through Ray's object store, where all hosts of a machine read one copy, and `EngineHost.load`."""
 
@@ -115,7 +115,7 @@ class EngineHost(Protocol):
     def join(self, connection: dict[str, Any]) -> None:
         """Join the NCCL group through which weights will come (see `WeightGroup.member`)."""
 
-    def take(self, version: int, update: dict[str, Any]) -> None:
+    def receive_weights(self, version: int, update: dict[str, Any]) -> None:
         """Receive the weights of `version` from the group (see `WeightGroup.update`); raises the errors of `load`."""
 
     def generate(

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from marl_ray.algorithms.losses.value_losses import Valued
+from marl_ray.algorithms.losses.value_losses import ValueLossInputs
 from marl_ray.training.collectives import total
 from marl_ray.training.learner.families.family import Outputs
 from marl_ray.training.learner.minibatches import Selection, Shape, everything, micro_batches
@@ -97,7 +97,9 @@ def fit_critic(policy: TrainedPolicy, inputs: Any, batch: Trajectories, mask: Te
             selected_mask = selection.decisions(mask, shape.agents)
             outputs = policy.family.evaluate(policy.model, inputs, batch, selected_mask, shape, selection).values
             assert outputs is not None
-            valued = Valued(outputs, selection.take(batch.values, shape.agents), selection.take(targets, shape.agents))
+            valued = ValueLossInputs(
+                outputs, selection.take(batch.values, shape.agents), selection.take(targets, shape.agents)
+            )
             loss = (algorithm.value_loss(valued, hyper) * selected_mask).sum() / count
             backward_over_workers(loss)
         for parameter in policy.actor.parameters():

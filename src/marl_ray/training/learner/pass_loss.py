@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from marl_ray.algorithms.base import Evaluated
+from marl_ray.algorithms.base import PolicyLossInputs
 from marl_ray.algorithms.constraints.multipliers import combine
 from marl_ray.algorithms.constraints.penalty import pessimistic_cost_surrogate
 from marl_ray.algorithms.losses.aggregation import loss_weights
 from marl_ray.algorithms.losses.kl import kl_estimate
 from marl_ray.algorithms.losses.ratios import token_ratio
-from marl_ray.algorithms.losses.value_losses import Valued
+from marl_ray.algorithms.losses.value_losses import ValueLossInputs
 from marl_ray.errors import MarlRayError
 from marl_ray.training.learner.forward_passes import with_a_row
 from marl_ray.training.learner.minibatches import Selection
@@ -83,7 +83,7 @@ def pass_loss(
     if state.multipliers:  # Lagrangian algorithms learn from the rewards less the priced costs
         strengths = [multiplier.multiplier for multiplier in state.multipliers]
         advantages = combine(advantages, current.cost_advantages, strengths, algorithm.rescale)
-    decisions = Evaluated(
+    decisions = PolicyLossInputs(
         current.log_probs,
         current.old_log_probs,
         advantages,
@@ -136,12 +136,13 @@ def _value_losses(
     agents = prepared.shape.agents
     value, cost_value = current.log_probs.new_zeros(()), current.log_probs.new_zeros(())
     if prepared.returns is not None and current.values is not None:
-        valued = Valued(current.values, current.old_values, part(prepared.returns, agents))
+        valued = ValueLossInputs(current.values, current.old_values, part(prepared.returns, agents))
         value = (algorithm.value_loss(valued, hyper) * mean).sum()
     if prepared.cost_returns is not None and current.cost_values is not None:
-        valued = Valued(current.cost_values, current.old_cost_values, part(prepared.cost_returns, agents))
+        valued = ValueLossInputs(current.cost_values, current.old_cost_values, part(prepared.cost_returns, agents))
         signals = zip(*(x.unbind(-1) for x in valued), strict=True)
         cost_value = sum(
-            ((algorithm.value_loss(Valued(*of_signal), hyper) * mean).sum() for of_signal in signals), cost_value
+            ((algorithm.value_loss(ValueLossInputs(*of_signal), hyper) * mean).sum() for of_signal in signals),
+            cost_value,
         )
     return value, cost_value

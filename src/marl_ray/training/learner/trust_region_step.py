@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from marl_ray.algorithms.base import Evaluated
+from marl_ray.algorithms.base import PolicyLossInputs
 from marl_ray.algorithms.constraints.trust_region import (
     Parameters,
     backtracking,
@@ -89,7 +89,7 @@ class _ActorProblem:
         now = self.outputs(at)
         log_probs = self.distribution.log_prob(now, self.actions)
         parts = (log_probs, self.old, self.advantages, self.mask, self.behaviour, self.values_then)
-        evaluated = Evaluated(*(part[None] for part in parts))
+        evaluated = PolicyLossInputs(*(part[None] for part in parts))
         loss = (self.policy.algorithm.policy_loss(evaluated, self.policy.hyper).loss[0] * self.weights).sum()
         ratio = token_ratio(log_probs, self.old)
         return loss, (ratio[:, None] * self.cost_advantages * self.weights[:, None]).sum(0), now

@@ -192,7 +192,7 @@ class Run:
         groups = group_metrics(self.config, self.collector, list(self.team.learners))
         self.steps += played
         self.costs = cost_stats(self.recent.add(ended, running), self.costs)
-        self.team.rest()
+        self.team.sleep_engines()
         self.saver.wait_for_copy()
         with self.clock.phase("update"):
             try:

@@ -48,7 +48,7 @@ CPU_MEMORY_SHARE = 0.5
 
 
 class EngineActors(Engine):
-    """The actors of one policy. Every worker makes an `EngineActors`, and all call `ready` and `close` together."""
+    """The actors of one policy. Every worker makes an `EngineActors`, and all call `update_weights` and `close` together."""
 
     def __init__(self, config: RunConfig, name: str, policy: TokenPolicy) -> None:
         """Start the actors of the engine of policy `name` of the team.
@@ -75,7 +75,7 @@ class EngineActors(Engine):
             raise error
         self._actors = self._made or [ray.get_actor(label) for label in labels]
 
-    def ready(self) -> None:
+    def update_weights(self) -> None:
         policy, state = self._policy, _state(self._policy)
         if policy.source is not None:
             if self._sent != state:
@@ -129,9 +129,9 @@ class EngineActors(Engine):
             self._group = group
             self._results(joining, "join")
         update = self._group.update(outline(self._policy))
-        taking = [actor.take.remote(self._policy.version, update) for actor in self._actors]
+        taking = [actor.receive_weights.remote(self._policy.version, update) for actor in self._actors]
         self._group.send(weights)
-        self._results(taking, "take")
+        self._results(taking, "receive_weights")
         torch.cuda.synchronize()
 
     def generate(
@@ -263,8 +263,8 @@ class EngineActor:
     def join(self, connection: dict[str, Any]) -> None:
         self._host.join(connection)
 
-    def take(self, version: int, update: dict[str, Any]) -> None:
-        self._host.take(version, update)
+    def receive_weights(self, version: int, update: dict[str, Any]) -> None:
+        self._host.receive_weights(version, update)
 
     def generate(
         self, version: int, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig

@@ -75,7 +75,7 @@ class Team(ABC):
 
         together(start_own)
         self.bring_weights()
-        self.rest()
+        self.sleep_engines()
 
     def bring_weights(self) -> None:
         """Let each engine take the current weights, all workers together.
@@ -86,7 +86,7 @@ class Team(ABC):
         def bring_own() -> None:
             for name, engine in self.engines.items():
                 with naming_the_gather(f"policy {name!r}"):
-                    engine.ready()
+                    engine.update_weights()
 
         together(bring_own)
 
@@ -97,10 +97,10 @@ class Team(ABC):
         state = self.learners[name].state
         return state.value_norm, state.cost_norms
 
-    def rest(self) -> None:
+    def sleep_engines(self) -> None:
         """Let the engines release memory, because the learners update now."""
         for engine in self.engines.values():
-            engine.rest()
+            engine.sleep()
 
     def close(self) -> None:
         """End the engines."""

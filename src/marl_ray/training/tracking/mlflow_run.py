@@ -12,7 +12,7 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
-from marl_ray.config import RunConfig, config_hash, tracking_uri
+from marl_ray.config import RunConfig, config_hash, resolve_tracking_uri
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.policies.bundles.mlflow_client import mlflow_client
 from marl_ray.training.tracking.sinks import numbers
@@ -40,7 +40,7 @@ _bounded: ContextVar[bool] = ContextVar("bounded", default=False)
 
 def uri_of(config: RunConfig) -> str:
     """Return the run's tracking URI. Raises MarlRayError for remote storage without one."""
-    return tracking_uri(config.tracking.uri, config.storage)
+    return resolve_tracking_uri(config.tracking.uri, config.storage)
 
 
 class MlflowRun:

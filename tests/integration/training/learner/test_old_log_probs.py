@@ -9,7 +9,7 @@ from toy_runs import runs as toy_runs
 from toy_runs.runs import batch_of, team_of
 from toys import texts as toy_texts
 
-from marl_ray.algorithms import Evaluated, PolicyLoss
+from marl_ray.algorithms import PolicyLoss, PolicyLossInputs
 from marl_ray.config import SPECS, RunConfig
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.policy_learner import Learner
@@ -48,12 +48,12 @@ def begun(run: RunConfig, mixed: bool) -> tuple[Learner, Trajectories]:
     return team.learners[name], batch_of(run, team).trajectories[name]
 
 
-def seen(learner: Learner) -> list[Evaluated]:
+def seen(learner: Learner) -> list[PolicyLossInputs]:
     """Record the arguments of the policy's loss from now on."""
-    evaluations: list[Evaluated] = []
+    evaluations: list[PolicyLossInputs] = []
     plain = learner.policy.algorithm.policy_loss
 
-    def loss(evaluated: Evaluated, hyper: Any) -> PolicyLoss:
+    def loss(evaluated: PolicyLossInputs, hyper: Any) -> PolicyLoss:
         evaluations.append(evaluated)
         return plain(evaluated, hyper)
 

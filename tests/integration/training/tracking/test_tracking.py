@@ -12,7 +12,7 @@ from toy_runs.sweeps import ToySweep
 from toy_serving import gateways as toy_gateways
 from toy_serving.gateways import make_bundle
 
-from marl_ray.config import RunConfig, tracking_uri
+from marl_ray.config import RunConfig, resolve_tracking_uri
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.manifest import pinned
@@ -26,12 +26,14 @@ def test_everything_has_one_default(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     default = f"sqlite:///{tmp_path}/runs/mlflow.db"
-    assert tracking_uri() == uri_of(config()) == default
+    assert resolve_tracking_uri() == uri_of(config()) == default
     assert uri_of(config(f"storage={tmp_path}/other")) == f"sqlite:///{tmp_path}/other/mlflow.db"
     with pytest.raises(MarlRayError, match=r"^tracking.uri: expected a tracking URI here or in MLFLOW_TRACKING_URI"):
         uri_of(config("storage=s3://bucket/runs"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow:5000")
-    assert tracking_uri() == uri_of(config()) == uri_of(config("storage=s3://bucket/runs")) == "http://mlflow:5000"
+    assert (
+        resolve_tracking_uri() == uri_of(config()) == uri_of(config("storage=s3://bucket/runs")) == "http://mlflow:5000"
+    )
     assert uri_of(config("tracking.uri=http://own:5000")) == "http://own:5000"
 
 

@@ -40,8 +40,8 @@ class VllmEngine(Engine):
 
     A process that dies or does not answer is replaced once per call, and writes all responses of the call again.
 
-    From an empty copy the weights are taken in `ready`, one after another: on a CPU into the memory that vLLM reads, on a
-    GPU by vLLM itself, and then they are lost with its process.
+    From an empty copy the weights are taken in `update_weights`, one after another: on a CPU into the memory that vLLM
+    reads, on a GPU by vLLM itself, and then they are lost with its process.
     """
 
     spec = ENGINES["vllm"]
@@ -64,8 +64,8 @@ class VllmEngine(Engine):
         processed: True if vLLM reports log-probabilities after temperature, top-k and top-p, instead of the model's own.
         tensor_parallel: GPUs over which vLLM spreads the model, 1.
         memory_share: the share of a GPU's memory that vLLM takes.
-        transfer: `ipc` for a policy on a GPU that vLLM shares with the trainer; `nccl` if weights arrive through `take`; or
-            SHARED. The default is `ipc` on a GPU and SHARED on a CPU.
+        transfer: `ipc` for a policy on a GPU that vLLM shares with the trainer; `nccl` if weights arrive through
+            `receive_weights`; or SHARED. The default is `ipc` on a GPU and SHARED on a CPU.
         room: the process gets the weights without the policy's adapter, and the caller loads adapters.
         """
         if find_spec("vllm") is None:
@@ -117,7 +117,7 @@ class VllmEngine(Engine):
         except EngineLostError:  # another process may work
             begin()
 
-    def ready(self) -> None:
+    def update_weights(self) -> None:
         policy = self._policy
         if policy.source is None or self._transfer == NCCL:
             return
@@ -131,7 +131,7 @@ class VllmEngine(Engine):
             self._filled, self._held = policy.version, None
         self.follow()
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         if self.sleeps and self._held is not None and self._process is not None and not self._process.lost:
             self._process.ask("sleep")
             self._held = None
@@ -140,7 +140,7 @@ class VllmEngine(Engine):
         """Let the process join a group through which it will receive weights."""
         self.follow().ask("join", connection)
 
-    def take(self, update: dict[str, Any]) -> None:
+    def receive_weights(self, update: dict[str, Any]) -> None:
         """Let the process receive the weights that its group sends now; from then on they count as the policy's."""
         process = self.follow()
         self.version += 1

@@ -63,8 +63,8 @@ class VllmHost(EngineHost):
     ) -> None:
         """Own `policy` from now on; its weights count as version `policy.version`.
 
-        With the transfer NCCL these weights are not read, and all versions arrive through `take`. Weights on the meta
-        device are zeros until they are loaded.
+        With the transfer NCCL these weights are not read, and all versions arrive through `receive_weights`. Weights on the
+        meta device are zeros until they are loaded.
         """
         if transfer is HostTransfer.OBJECT_STORE:
             fill_with_zeros(policy)
@@ -106,9 +106,9 @@ class VllmHost(EngineHost):
     def join(self, connection: dict[str, Any]) -> None:
         self.engine.join(connection)
 
-    def take(self, version: int, update: dict[str, Any]) -> None:
+    def receive_weights(self, version: int, update: dict[str, Any]) -> None:
         with self._newer(version):
-            self.engine.take(update)
+            self.engine.receive_weights(update)
 
     @contextmanager
     def _newer(self, version: int, complete: bool = True) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""`marl-ray plan`."""
+"""`marl-ray estimate-memory`."""
 
 import itertools
 from collections.abc import Iterator
@@ -19,15 +19,15 @@ DOUBLED = [2**power for power in range(7)]
 COLUMNS = ("gpus", "weights", "gradients", "optimizer", "gathered", "activations", "reference", "sampling", "total")
 
 
-def plan_memory(
+def estimate_memory(
     config: RunFile,
     overrides: Overrides = None,
     gpus: Annotated[
-        list[int] | None, typer.Option(min=1, help="Number of GPUs; may be given again. When not given 1, 2, 4 ... 64.")
+        list[int] | None, typer.Option(min=1, help="Number of GPUs; may be given again. By default 1, 2, 4 ... 64.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print the memory of a GPU that a language run takes.
+    """Estimate the GPU memory that a language run needs.
 
     It needs neither a GPU nor weights: a step is computed with tensors that have no numbers, in seconds to a minute for
     each number of GPUs. Rows are in GiB. Keys and values of the engine, fragmentation and CUDA itself come besides.
