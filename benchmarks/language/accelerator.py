@@ -7,7 +7,7 @@
 The second line runs the same code where there is no GPU. The ceilings are measured in the same run: a copy of a large
 tensor, and a large bfloat16 product. Sampling, of the first size, reads all weights and all keys and values at each step. A
 training step is the learner's: weights in files are read by their shards, spread by FSDP2 over the one GPU, and a step of
-AdamW follows two passes in bfloat16. The plan beside it is that of `marl-ray estimate-memory` for the same config. With
+AdamW follows two passes in bfloat16. The plan beside it is that of `marl-ray plan` for the same config. With
 `--store [FOLDER]` it writes `language_accelerator.{json,md}`, into `benchmarks/results` unless a folder is given.
 """
 

@@ -2,7 +2,7 @@
 
     .venv/bin/python -m benchmarks.language.memory_plan                       # about 10 minutes of one core
 
-The step is that of `marl-ray estimate-memory`: GRPO in bfloat16 with activation checkpointing, passes of 4 x 4,096 tokens,
+The step is that of `marl-ray plan`: GRPO in bfloat16 with activation checkpointing, passes of 4 x 4,096 tokens,
 of which 1,024 of each sequence are trained; all weights are trained, and vLLM samples. Writes
 `benchmarks/results/memory_plan.{json,md}`. The numbers are counted, so they are the same on every machine.
 """

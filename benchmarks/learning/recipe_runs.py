@@ -69,8 +69,8 @@ def sweep_recipe(name: str, folder: Path) -> dict[str, Any]:
 
 
 def plan_recipe(name: str, gpus: list[int]) -> dict[str, Any]:
-    """The bytes of one GPU that a language run takes, for each number of GPUs, as `marl-ray estimate-memory` counts them."""
-    plans = marl_ray("estimate-memory", f"jobs/configs/{name}.yaml", *(f"--gpus={number}" for number in gpus))["plans"]
+    """The bytes of one GPU that a language run takes, for each number of GPUs, as `marl-ray plan` counts them."""
+    plans = marl_ray("plan", f"jobs/configs/{name}.yaml", *(f"--gpus={number}" for number in gpus))["plans"]
     return {"config": name, "plans": plans}
 
 

@@ -39,10 +39,10 @@ def test_a_mistake_is_found(name, check, case):
 
 
 def test_the_command_prints_a_line_for_every_property_and_fails_where_one_differs():
-    good = CliRunner().invoke(app, ["check", "algorithm", "reinforce_pp"])
+    good = CliRunner().invoke(app, ["check", "plugin", "algorithm", "reinforce_pp"])
     assert good.exit_code == 0
     assert all(line.startswith("ok  ") for line in good.output.splitlines())
-    bad = CliRunner().invoke(app, ["check", "algorithm", "toys.broken_algorithms:RAISES"])
+    bad = CliRunner().invoke(app, ["check", "plugin", "algorithm", "toys.broken_algorithms:RAISES"])
     assert bad.exit_code == 1
     assert "failed  reward gradient: TypeError: unsupported operand\n" in bad.output
     assert "ok      refusals: " in bad.output

@@ -1,4 +1,4 @@
-"""`marl-ray new` writes a part of each kind whose test and check pass, and `marl-ray check` finds what is wrong."""
+"""`marl-ray new` writes a part of each kind whose test and check pass, and `marl-ray check plugin` finds what is wrong."""
 
 import os
 import re
@@ -92,11 +92,11 @@ def test_nothing_is_written_over(inside):
         (["new", "envronment", "mine"], r"KIND 'envronment' is unknown; did you mean environment or engine\?"),
         (["new", "environment", "MyEnv"], r"NAME 'MyEnv': expected letters in lower case"),
         (["new", "environment", "math"], r"NAME 'math': a module of this name is installed, which math.py would hide"),
-        (["check", "algoritm", "ppo"], r"KIND 'algoritm' is unknown; did you mean algorithm\?"),
-        (["check", "environment", "reakt"], r"env.id: 'reakt' is unknown; did you mean react\?"),
-        (["check", "algorithm", "ppu"], r"algorithm: 'ppu' is unknown; did you mean ppo or .*\?"),
+        (["check", "plugin", "algoritm", "ppo"], r"KIND 'algoritm' is unknown; did you mean algorithm\?"),
+        (["check", "plugin", "environment", "reakt"], r"env.id: 'reakt' is unknown; did you mean react\?"),
+        (["check", "plugin", "algorithm", "ppu"], r"algorithm: 'ppu' is unknown; did you mean ppo or .*\?"),
         (
-            ["check", "algorithm", "ppo", "lr=1"],
+            ["check", "plugin", "algorithm", "ppo", "lr=1"],
             r"check algorithm: unknown setting 'lr'; expected none",
         ),
     ],
@@ -107,7 +107,7 @@ def test_what_is_wrong_is_said_by_name(inside, command, message):
 
 
 def test_a_check_prints_a_line_for_every_property(inside):
-    good = CliRunner().invoke(app, ["check", "environment", "my_environment:MyEnvironment", "fields=4"])
+    good = CliRunner().invoke(app, ["check", "plugin", "environment", "my_environment:MyEnvironment", "fields=4"])
     assert good.exit_code == 0
     assert [line.split()[:2] for line in good.output.splitlines()] == [
         ["ok", f"{name}:"] for name in ("agents", "spaces", "episodes", "observations", "rewards", "seeds", "close")
@@ -153,6 +153,6 @@ def test_a_mistake_is_found(inside, kind, line, wrong, failure):
     assert line in text
     (inside / f"wrong_{kind}.py").write_text(text.replace(line, wrong))
     name = CLASSES.get(kind, f"My{kind.capitalize()}")
-    bad = CliRunner().invoke(app, ["check", kind, f"wrong_{kind}:{name}", *SETTINGS.get(kind, ())])
+    bad = CliRunner().invoke(app, ["check", "plugin", kind, f"wrong_{kind}:{name}", *SETTINGS.get(kind, ())])
     assert bad.exit_code == 1, bad.output or bad.exception
     assert f"failed  {failure}" in bad.output

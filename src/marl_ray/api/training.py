@@ -82,7 +82,7 @@ def environment_warning(run: RunConfig) -> str | None:
     if fault is None:
         return None
     where = f"warning: env.id {run.env.id}: {fault.name}: {fault.failure}"
-    return f"{where}; `marl-ray check environment {run.env.id}` shows every fault"
+    return f"{where}; `marl-ray check plugin environment {run.env.id}` shows every fault"
 
 
 @dataclass(frozen=True)

@@ -234,7 +234,7 @@ def tasks(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the tasks; environments use 0.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Print synthetic tasks as JSON lines, or with --json as one document.
+    """Print synthetic tasks as JSON lines, or as one JSON document.
 
     `--benchmark jsonl:FILE` and the environments code_team and math read them.
     """

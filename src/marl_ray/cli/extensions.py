@@ -1,4 +1,4 @@
-"""The commands for parts that users bring: `check` checks one, `new` writes one to start from."""
+"""The commands for parts that users bring: `check plugin` checks one, `new` writes one to start from."""
 
 import importlib
 import sys
@@ -20,7 +20,11 @@ NEXT = "next.txt"
 KindName = Annotated[str, typer.Argument(metavar="KIND", help=f"{', '.join(POINTS)}.")]
 
 
-def check(
+check_app = typer.Typer(help="Check a part of your own before you run it.", no_args_is_help=True)
+
+
+@check_app.command("plugin")
+def check_plugin(
     kind: KindName,
     name: Annotated[str, typer.Argument(metavar="NAME", help="A name that configs know, or package.module:NAME.")],
     settings: Annotated[
@@ -28,7 +32,7 @@ def check(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check a part of your own before you run it.
+    """Check that a part of your own keeps its protocol.
 
     It prints a line for every property. The exit status is 1 if one does not hold.
     """

@@ -16,11 +16,11 @@ import typer.core
 
 from marl_ray.cli.cluster import cluster_app
 from marl_ray.cli.evaluation import aggregate, evaluate, tasks
-from marl_ray.cli.extensions import check, new
+from marl_ray.cli.extensions import check_app, new
 from marl_ray.cli.inspection import algorithms, config_app
 from marl_ray.cli.serving.experiments import experiment_app
 from marl_ray.cli.serving.gateways import deploy, export, lint, serve
-from marl_ray.cli.training.estimate_memory import estimate_memory
+from marl_ray.cli.training.plan import plan_memory
 from marl_ray.cli.training.runs import runs_app
 from marl_ray.cli.training.short_try import try_it
 from marl_ray.cli.training.submit import submit_app
@@ -37,7 +37,7 @@ INTERRUPTED = 130
 COMMANDS: dict[str, dict[str, Callable[..., Any] | typer.Typer]] = {
     "Train": {
         "train": train,
-        "estimate-memory": estimate_memory,
+        "plan": plan_memory,
         "try": try_it,
         "runs": runs_app,
         "sweep": sweep,
@@ -47,7 +47,7 @@ COMMANDS: dict[str, dict[str, Callable[..., Any] | typer.Typer]] = {
     "Measure": {"evaluate": evaluate, "aggregate": aggregate, "tasks": tasks},
     "Serve": {"serve": serve, "deploy": deploy, "experiment": experiment_app, "export": export},
     "Cluster": {"submit": submit_app, "cluster": cluster_app, "lint": lint},
-    "Extend": {"new": new, "check": check},
+    "Extend": {"new": new, "check": check_app},
     "Inspect": {"algorithms": algorithms, "config": config_app},
 }
 """Group of the help -> name -> command, in the order of the help."""

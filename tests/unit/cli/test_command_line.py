@@ -197,12 +197,12 @@ def test_documents_have_their_forms(tmp_path):
 def test_a_part_of_ones_own_is_written_and_checked_as_documents(tmp_path):
     written = document("new", "tool", "stall", folder=tmp_path)
     assert set(written) == keys_of("new") and all((tmp_path / file).is_file() for file in written["files"])
-    assert "marl-ray check tool stall:Stall discount=0.1" in written["next"]
-    checked = document("check", "tool", "stall:Stall", folder=tmp_path)
-    assert set(checked) == keys_of("check") and checked["passed"]
+    assert "marl-ray check plugin tool stall:Stall discount=0.1" in written["next"]
+    checked = document("check", "plugin", "tool", "stall:Stall", folder=tmp_path)
+    assert set(checked) == keys_of("check plugin") and checked["passed"]
     assert all(each["failure"] is None and each["text"] for each in checked["properties"])
     (tmp_path / "raising.py").write_text('def raising() -> str:\n    """Fails."""\n    raise KeyError("x")\n')
-    refused = document("check", "tool", "raising:raising", status=1, folder=tmp_path)
+    refused = document("check", "plugin", "tool", "raising:raising", status=1, folder=tmp_path)
     assert not refused["passed"] and any(each["failure"] for each in refused["properties"])
 
 

@@ -151,5 +151,5 @@ def test_a_run_is_warned_of_the_first_fault_of_its_environment_and_of_no_other_e
     run = {"name": "mine", "algorithm": "ppo", "train": {"total_steps": 8}}
     warning = environment_warning(parse_config(RunConfig, run | {"env": {"id": "sample_envs:NewSpaces"}}))
     assert warning is not None and warning.startswith("warning: env.id sample_envs:NewSpaces: spaces: ")
-    assert warning.endswith("; `marl-ray check environment sample_envs:NewSpaces` shows every fault")
+    assert warning.endswith("; `marl-ray check plugin environment sample_envs:NewSpaces` shows every fault")
     assert environment_warning(parse_config(RunConfig, run | {"env": {"id": EMPTY}})) is None

@@ -32,7 +32,7 @@ JOB = {
 }
 FORMS: dict[str, dict[str, str]] = {
     "train": RESULT | {"...": "With --dry-run the resolved config instead."},
-    "estimate-memory": {
+    "plan": {
         "rows": "Policy -> sequences of a pass.",
         "plans": "Of each number of `gpus` the bytes of one GPU: `weights`, `gradients`, `optimizer`, `gathered`, "
         "`activations`, `reference`, `sampling`, their `total`, and `resting`, what stays between steps; and `main_memory` "
@@ -166,7 +166,7 @@ FORMS: dict[str, dict[str, str]] = {
     "cluster wait": STATE,
     "cluster delete": {"resource": "KIND/NAME.", "gone": "False if it was only asked to end (--timeout-s 0)."},
     "new": {"files": "What was written.", "next": "The commands that use it."},
-    "check": {
+    "check plugin": {
         "kind, name": "The part.",
         "passed": "False if a property does not hold; the exit status is 1 then.",
         "properties": "`name`, `text` (what must hold) and `failure` (what differs, or null) of each.",

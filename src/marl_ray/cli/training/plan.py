@@ -1,4 +1,4 @@
-"""`marl-ray estimate-memory`."""
+"""`marl-ray plan`."""
 
 import itertools
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ DOUBLED = [2**power for power in range(7)]
 COLUMNS = ("gpus", "weights", "gradients", "optimizer", "gathered", "activations", "reference", "sampling", "total")
 
 
-def estimate_memory(
+def plan_memory(
     config: RunFile,
     overrides: Overrides = None,
     gpus: Annotated[
