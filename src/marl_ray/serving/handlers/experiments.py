@@ -187,7 +187,7 @@ async def changed(service: Service, router: Router, actor: str, action: str, dat
 
     def write() -> dict[str, Any]:
         service.store.change(router.config.name, Action(action), epoch=epoch, actor=actor, reason=reason, arm=arm)
-        service.follower.look()  # apply the new state to this replica at once
+        service.follower.poll()  # apply the new state to this replica at once
         return {"status": router.state.status.value, "epoch": router.state.epoch}
 
     return await tried(service, action, write)

@@ -45,15 +45,23 @@ class Endpoints:
             self._note_acting()
         return present or router
 
+    def add_arms(self, router: Router, arms: Mapping[str, Arm | TextArm]) -> None:
+        """Let an experiment answer with these arms too."""
+        with self._changing:
+            router.hold({**router.arms, **arms})
+            self._note_acting()
+
+    def drop_arms(self, router: Router, arms: Collection[str]) -> list[Arm | TextArm]:
+        """Let an experiment answer with these arms no longer, and return those of them that it had."""
+        with self._changing:
+            dropped = [part for arm, part in router.arms.items() if arm in arms]
+            router.hold({arm: part for arm, part in router.arms.items() if arm not in arms})
+            self._note_acting()
+        return dropped
+
     def by_experiment(self) -> dict[str, str]:
         """Return experiment -> its endpoint."""
         return {name: router.config.served_as for name, router in self.routers.items()}
-
-    def hold(self, router: Router, arms: Mapping[str, Arm | TextArm]) -> None:
-        """Replace the arms that an experiment answers with."""
-        with self._changing:
-            router.hold(arms)
-            self._note_acting()
 
     def _note_acting(self) -> None:
         self._acting = {

@@ -44,7 +44,7 @@ _PARAMETERS: dict[str, dict[str, JsonSchema]] = {
         "version": _TEXT | {"pattern": "^[^/]+:[^/]+$", "description": "NAME:VERSION of the model registry."},
     },
 }
-"""Where a parameter stands -> its name -> its schema."""
+"""Place of a parameter -> its name -> its schema."""
 _HEADERS: JsonSchema = {"x-request-id": {"schema": _TEXT, "description": "The caller's own if it sent a sane one."}}
 
 

@@ -53,7 +53,7 @@ class Operation(NamedTuple):
     """Status of a good answer."""
     media: str = "application/json"
     not_ready: str | None = None
-    """What status 503 means, where it has the same answer as a good one."""
+    """The meaning of status 503, where it has the same answer as a good one."""
 
 
 _ADMIN = (401, 403, 409, 429)
