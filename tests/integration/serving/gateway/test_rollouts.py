@@ -126,8 +126,8 @@ async def test_an_ab_test_is_promoted_by_hand_only(bundles, tmp_path):
 
     async with serving(config) as (client, app):
         await play(client, [f"s{k}" for k in range(200)], lambda arm, k: k % 3 + 4 * (arm == "four"), app)
-        app.service.follower.poll()
         decision = decide(app.service.store, app.service.endpoints.routers["exp"].config)
+        app.service.follower.poll()
         assert (decision.step.value, app.service.endpoints.routers["exp"].state.status) == (
             "promote",
             ExperimentStatus.RUNNING,
