@@ -140,7 +140,7 @@ MISTAKES = [
     ("benchmark", "(not missing, f", "(True, f", "empty answers: an empty answer to 'colours' passes"),
     ("engine", "policy.logits(states)", "0.5 * policy.logits(states)", "log-probabilities: response 0: a log-prob"),
     ("engine", "(seed, [prompt.stream]", "(0, [prompt.stream]", "streams: another seed gives the same responses"),
-    ("engine", "check_prompts(prompts,", "(lambda *_: 0)(prompts,", "prompts: "),
+    ("engine", "checked_generation(self.policy, prompts, generation)", "self.policy.generation", "prompts: "),
     ("engine", "policy.version)", "0)", "weights: response 0: version is 0, expected the policy's, 1"),
 ]
 CLASSES = {"benchmark": "MY_BENCHMARK"}

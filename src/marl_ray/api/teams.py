@@ -8,7 +8,7 @@ import numpy as np
 
 from marl_ray.api.calls import named_arguments
 from marl_ray.config import GenerationConfig, resolve_tracking_uri
-from marl_ray.errors import FieldError, MarlRayError
+from marl_ray.errors import FieldError, MarlRayError, did_you_mean
 
 if TYPE_CHECKING:
     from marl_ray.policies.bundles.actor_critic import Bundle
@@ -104,7 +104,7 @@ class LoadedTeam:
         texts = {}
         for number, (agent, text) in enumerate(prompts.items()):
             if agent not in bundle.agents:
-                raise MarlRayError(f"observations.{agent}: unknown agent, expected one of {', '.join(bundle.agents)}")
+                raise MarlRayError(f"observations.{agent}: unknown agent{did_you_mean(agent, bundle.agents)}")
             if not isinstance(text, str):
                 raise MarlRayError(f"observations.{agent}: expected a text, got {type(text).__name__}")
             name = bundle.agents[agent]

@@ -145,11 +145,11 @@ def status(resource: ResourceName, context: Context = None, namespace: Namespace
 
     The exit status is 1 if it has failed or is not there.
     """
-    from marl_ray.cluster.kuberay.client.watching import look
+    from marl_ray.cluster.kuberay.client.watching import view_now
     from marl_ray.cluster.kuberay.state.resource_state import resource_state
 
     connection, kind, name = _connect_to(resource, context, namespace)
-    state = resource_state(look(connection, kind, name), time.time())
+    state = resource_state(view_now(connection, kind, name), time.time())
     show(as_json, {"resource": resource, **state._asdict()}, [f"{resource}: {state}"])
     raise typer.Exit(_exit_status(state))
 

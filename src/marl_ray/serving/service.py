@@ -19,6 +19,7 @@ from marl_ray.experiments.lifecycle import Action
 from marl_ray.experiments.store.experiment_store import ExperimentStore, StoreError
 from marl_ray.experiments.store.notices import Notices
 from marl_ray.serving.arms.response_cache import make_cache
+from marl_ray.serving.following.store_follower import StoreFollower
 from marl_ray.serving.http.admission import Admission
 from marl_ray.serving.live_experiments import Host, LiveExperiments
 from marl_ray.serving.loaded_bundles import Bundles, load_configured
@@ -33,7 +34,6 @@ from marl_ray.serving.routing.failures import Failures
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.routing.unit_reports import UnitReports
 from marl_ray.serving.shared_reads import SharedReads
-from marl_ray.serving.store_follower import StoreFollower
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ class Service:
         for part in loaded:
             self.live_experiments.open(part)
         self.follower = StoreFollower(self.live_experiments, self.notices, self.unit_reports, self.webhook)
-        self.follower.look(waits=True)
+        self.follower.poll(waits=True)
         for name in config.holdouts.keys() - set(self.endpoints.by_experiment().values()):
             _log.warning("holdouts.%s: no experiment serves this endpoint yet", name)
 
@@ -162,7 +162,7 @@ class Service:
         def change() -> None:
             try:
                 self.store.change(name, Action.ROLLBACK, epoch=None, actor=ACTOR, reason=reason, arm=arm)
-                self.follower.look()
+                self.follower.poll()
             except MarlRayError as error:
                 _log.error("experiment %s: arm %s is not rolled back: %s", name, arm, error)
 

@@ -37,7 +37,7 @@ def test_actor_critics_act_as_arrays_and_lists_ask(tmp_path):
 @pytest.mark.parametrize(
     ("observations", "options", "message"),
     [
-        ({"nobody": [0, 0, 0]}, {}, r"observations.nobody: unknown agent, expected one of agent_0, agent_1"),
+        ({"nobody": [0, 0, 0]}, {}, r"observations.nobody: unknown agent; expected one of agent_0, agent_1"),
         ({"agent_0": [0, 9, 0]}, {}, r"observations.agent_0: expected an array of shape \[3\]"),
         ([0, 1, 2], {}, "observations: expected agent -> observation, got list"),
         (SEES, {"action_masks": {"agent_0": [0] * 6}}, r"action_masks.agent_0: expected 6 numbers 0 or 1"),
@@ -81,7 +81,7 @@ def test_language_models_answer_texts(writers):
 @pytest.mark.parametrize(
     ("observations", "options", "message"),
     [
-        ({"nobody": "x"}, {}, "observations.nobody: unknown agent, expected one of coder, critic"),
+        ({"nobody": "x"}, {}, "observations.nobody: unknown agent; expected one of coder, critic"),
         ({"coder": 3}, {}, "observations.coder: expected a text, got int"),
         ({"coder": "x" * 2000}, {}, "context|max_tokens|fit"),
         ({"coder": "x"}, {"generation": {"max_token": 3}}, "generation: unknown key 'max_token'"),

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from marl_ray.config import NetworkConfig
-from marl_ray.errors import FieldError, MarlRayError
+from marl_ray.errors import FieldError, MarlRayError, did_you_mean
 from marl_ray.policies.actor_critic.distributions import Distribution, distribution_of
 from marl_ray.policies.actor_critic.networks import Network
 from marl_ray.policies.actor_critic.spaces import consists_of, row_dtype, space_from_json, space_to_json, to_row
@@ -139,7 +139,7 @@ class Bundle(Described):
                 return row
         field = f"observations.{agent}"
         if agent not in self.agents:
-            raise FieldError(field, f"unknown agent, expected one of {', '.join(self.agents)}")
+            raise FieldError(field, f"unknown agent{did_you_mean(agent, self.agents)}")
         space = self.policies[self.agents[agent]].observation_space
         expected = f"an array of shape {list(space.shape or ())}"
         if isinstance(space, spaces.MultiDiscrete | spaces.Discrete | spaces.MultiBinary):

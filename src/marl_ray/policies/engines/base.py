@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from marl_ray.config.run.engines import EngineSpec
 from marl_ray.config.run.model import GenerationConfig
@@ -10,6 +10,9 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.decoding.json_guide import GuideState
 from marl_ray.policies.engines.decoding.logit_bias import LogitBias
 from marl_ray.policies.prompting.prompts import check_fits
+
+if TYPE_CHECKING:
+    from marl_ray.policies.language.token_policy import TokenPolicy
 
 
 class EngineLostError(MarlRayError):
@@ -115,9 +118,16 @@ def tokens_of(completion: Completion) -> Iterator[Token]:
         yield Token(0, token, log_prob, finish if place == last else None)
 
 
-def check_prompts(prompts: Sequence[Prompt], generation: GenerationConfig, context: int) -> None:
-    """Raise MarlRayError for a prompt that cannot be answered."""
+def checked_generation(
+    policy: "TokenPolicy", prompts: Sequence[Prompt], generation: GenerationConfig | None
+) -> GenerationConfig:
+    """Return the settings that these prompts are answered with: the policy's, unless others are given.
+
+    Raises MarlRayError for a prompt that cannot be answered.
+    """
+    settings = generation or policy.generation
     for prompt in prompts:
         if not prompt.ids:
             raise MarlRayError("prompt: expected at least one token")
-        check_fits(prompt.ids, generation.max_tokens, context)
+        check_fits(prompt.ids, settings.max_tokens, policy.config.context)
+    return settings

@@ -7,7 +7,7 @@ import torch
 
 from marl_ray.config.run.engines import ENGINES
 from marl_ray.config.run.model import GenerationConfig
-from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token, check_prompts
+from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token, checked_generation
 from marl_ray.policies.engines.decoding.decoder import Decoder
 from marl_ray.policies.engines.models.architectures import check_architecture
 from marl_ray.policies.engines.models.cached_model import CachedModel, ForwardModel
@@ -38,8 +38,7 @@ class TorchEngine(Engine):
     def generate(
         self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig | None = None
     ) -> list[Completion]:
-        generation = generation or self._policy.generation
-        check_prompts(prompts, generation, self._policy.config.context)
+        generation = checked_generation(self._policy, prompts, generation)
         if not prompts:
             return []
         tokens = max(len(prompt.ids) for prompt in prompts) + generation.max_tokens
@@ -63,8 +62,7 @@ class TorchEngine(Engine):
                 ended[token.handle] = token.finish == "stop"
 
     def stream(self, prompt: Prompt, seed: int, generation: GenerationConfig | None = None) -> Iterator[Token]:
-        generation = generation or self._policy.generation
-        check_prompts([prompt], generation, self._policy.config.context)
+        generation = checked_generation(self._policy, [prompt], generation)
         decoder = self.decoder()
         decoder.add([prompt], seed, generation)
         while len(decoder):

@@ -22,7 +22,7 @@ from transformers.generation.continuous_batching.requests import FutureRequestSt
 from marl_ray.config.run.engines import ENGINES
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token, check_prompts
+from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token, checked_generation
 from marl_ray.policies.engines.decoding.sampling import draw
 from marl_ray.policies.engines.decoding.stop_strings import first_stop
 from marl_ray.policies.engines.models.architectures import check_architecture
@@ -99,8 +99,7 @@ class PagedEngine(Engine):
     def generate(
         self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig | None = None
     ) -> list[Completion]:
-        generation = generation or self._policy.generation
-        check_prompts(prompts, generation, self._policy.config.context)
+        generation = checked_generation(self._policy, prompts, generation)
         if not prompts:
             return []
         sampler = _Draw(prompts, seed, generation)

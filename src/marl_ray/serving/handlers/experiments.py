@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.config.base import words
-from marl_ray.errors import MarlRayError, did_you_mean
+from marl_ray.errors import LONGEST_COMPARED, MarlRayError, did_you_mean
 from marl_ray.experiments.lifecycle import RETREATS, Action, StaleEpochError
 from marl_ray.experiments.store.experiment_store import StoreError
 from marl_ray.serving.held_arms import API
@@ -27,8 +27,6 @@ PLOT_S, PLOT_TIMES = 5.0, 20.0
 """Cached curves expire after the first number of seconds, or after the second number times the time that reading them
 took, whichever is later."""
 REASON_LENGTH = 1_000
-NAME_LENGTH = 100
-"""Most characters of an arm's name, as configs have it."""
 CHANGE_FIELDS = frozenset({"reason", "arm", "epoch"})
 T = TypeVar("T")
 
@@ -180,14 +178,14 @@ async def changed(service: Service, router: Router, actor: str, action: str, dat
     arm, epoch = data.get("arm"), data.get("epoch", None if Action(action) in RETREATS else router.state.epoch)
     arms = list(router.config.arms)  # a list, because JSON has values that are not hashable
     if arm is not None and arm not in arms:
-        name = arm[:NAME_LENGTH] if isinstance(arm, str) else ""
+        name = arm[:LONGEST_COMPARED] if isinstance(arm, str) else ""
         raise RequestError(400, "arm", f"{name!r} is unknown{did_you_mean(name, arms)}")
     if epoch is not None and (isinstance(epoch, bool) or not isinstance(epoch, int)):
         raise RequestError(400, "epoch", "expected the epoch that the change was decided on")
 
     def write() -> dict[str, Any]:
         service.store.change(router.config.name, Action(action), epoch=epoch, actor=actor, reason=reason, arm=arm)
-        service.follower.look()  # apply the new state to this replica at once
+        service.follower.poll()  # apply the new state to this replica at once
         return {"status": router.state.status.value, "epoch": router.state.epoch}
 
     return await tried(service, action, write)

@@ -101,7 +101,7 @@ async def ready(service: Service, request: Request) -> Response:
     does an experiment that was just created at another replica and still loads: otherwise all replicas would become
     unready at once.
     """
-    arms, routers = service.follower.arms(), service.endpoints.routers
+    arms, routers = service.follower.arms.load_states(), service.endpoints.routers
     lacking = [f"{name}/{arm}" for name, states in arms.items() for arm, state in states.items() if state != "loaded"]
     loaded = [
         routers[name] for name, states in arms.items() if set(states.values()) != {"loading"} or routers[name].arms

@@ -164,7 +164,7 @@ def _write(
             for k, recorded in zip(numbers, service.store.record(name, reports, actor), strict=True):
                 results[k] = recorded if isinstance(recorded, MarlRayError) else (router, recorded)
                 if router.is_over and not isinstance(recorded, MarlRayError):
-                    service.follower.note_late(name)
+                    service.follower.ended.note_due(name)  # it may prove harm once its window is over
         depth += 1
         pending = [k for k in pending if isinstance(results[k], UnknownUnitError) and depth < len(reported[k].routers)]
     return [results[k] for k in range(len(reported))]

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import orjson
 
+from marl_ray.errors import LONGEST_COMPARED, did_you_mean
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.serving.arms.protocol import NamedToken, Piece, Refusal, Reply, ResponseStart, TextArm, TextRequest
 from marl_ray.serving.http.protocol import Headers, Request, RequestError, Response, Stream, header_text
@@ -369,8 +370,10 @@ def agent_of(router: Router, agent: Any) -> str:
     agents = router.bundle_of(router.control).agents
     if agent is None and len(set(agents.values())) == 1:
         return next(iter(agents))
-    if not isinstance(agent, str) or agent not in agents:
+    if not isinstance(agent, str):
         raise RequestError(400, "agent", f"expected one of {', '.join(agents)}")
+    if agent not in agents:
+        raise RequestError(400, "agent", f"{agent[:LONGEST_COMPARED]!r} is unknown{did_you_mean(agent, agents)}")
     return agent
 
 
@@ -381,7 +384,7 @@ def text_observations(router: Router, observations: Mapping[str, Any], masks: Ma
         raise RequestError(400, "action_masks", "expected none: texts have no masks")
     for agent, text in observations.items():
         if agent not in agents:
-            raise RequestError(400, f"observations.{agent}", f"unknown agent, expected one of {', '.join(agents)}")
+            raise RequestError(400, f"observations.{agent}", f"unknown agent{did_you_mean(agent, agents)}")
         if not isinstance(text, str):
             raise RequestError(400, f"observations.{agent}", "expected a text")
     return dict(observations)

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-LOOK_S = 0.05
+CHECK_S = 0.05
 """Seconds between two checks; a deadline takes effect late by this much at most."""
 
 
@@ -34,7 +34,7 @@ class Deadlines:
         entry = _Entry(task, loop.time() + seconds)
         self._under_way.add(entry)
         if self._timer is None:
-            self._timer = loop.call_later(LOOK_S, self._look, loop)
+            self._timer = loop.call_later(CHECK_S, self._check, loop)
         try:
             return await work
         except asyncio.CancelledError:
@@ -44,10 +44,10 @@ class Deadlines:
         finally:
             self._under_way.discard(entry)
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()
         for entry in self._under_way:
             if now >= entry.at and not entry.missed:
                 entry.missed = True
                 entry.task.cancel()
-        self._timer = loop.call_later(LOOK_S, self._look, loop) if self._under_way else None
+        self._timer = loop.call_later(CHECK_S, self._check, loop) if self._under_way else None

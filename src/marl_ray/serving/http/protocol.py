@@ -21,9 +21,6 @@ HTML = b"text/html; charset=utf-8"
 EVENTS = b"text/event-stream; charset=utf-8"
 Headers = tuple[tuple[bytes, bytes], ...]
 
-KEY_LENGTH = 100
-"""Most characters of an unknown field that are compared with the known ones."""
-
 T = TypeVar("T")
 _REQUEST_IDS = (secrets.token_hex(6), itertools.count(1))
 
@@ -185,7 +182,7 @@ def known_fields(data: Any, fields: frozenset[str]) -> dict[str, Any]:
         raise RequestError(400, "body", f"expected a JSON object, got {type(data).__name__}")
     if not data.keys() <= fields:
         key = next(key for key in data if key not in fields)
-        raise RequestError(400, key, f"unknown field{did_you_mean(key[:KEY_LENGTH], sorted(fields))}")
+        raise RequestError(400, key, f"unknown field{did_you_mean(key, sorted(fields))}")
     return data
 
 

@@ -15,6 +15,8 @@ class Route(NamedTuple):
     method: str
     template: str
     handler: Handler
+    operation: str | None = None
+    """`operationId` in the OpenAPI document, which finds its description there; None of a page for people."""
     loads: bool = False
     """True if the operation fetches bundles, which gets a longer deadline."""
     problem: Callable[[RequestError], bytes] = RequestError.body

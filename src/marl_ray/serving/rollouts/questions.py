@@ -4,7 +4,7 @@ it."""
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, get_args
+from typing import get_args
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.config.serving.gateway import GuardrailConfig
@@ -175,10 +175,12 @@ def ask(
     return TestResult(measure.name, arm, measure.better, max(margin, 0.0), alpha, treated, other, evidence, missing)
 
 
-class ArmQuestion(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ArmQuestion:
     """One question about one treatment, and the numbers to answer it with."""
 
     side: int
+    """`HARM` or `PROMOTION`."""
     look: Look
     measure: Measure
     arm: str
@@ -186,13 +188,23 @@ class ArmQuestion(NamedTuple):
     alpha: float
     min_outcomes: int
 
+    @property
+    def arms(self) -> tuple[str, str]:
+        """The treatment and the control."""
+        return self.arm, self.plan.control
+
+    @property
+    def _comparison(self) -> tuple[str, str, str, int]:
+        """The arguments with which a look finds the numbers of the treatment and of the control."""
+        return self.measure.name, *self.arms, len(self.plan.weights)
+
     def plainly(self) -> OneSided:
         """Test only the units that count."""
-        _, look, measure, arm, plan, *_ = self
+        measure = self.measure
         if measure.range is not None:
             return self._bet(None)
-        pair = look.pair(measure.name, arm, plan.control, len(plan.weights), measure.scale)
-        arms = [look.summary(measure.name, name) for name in (arm, plan.control)]
+        pair = self.look.pair(*self._comparison, measure.scale)
+        arms = self._summaries()
         binary = measure.binary and all(_may_be_binary(summary) for summary in arms)
         evidence = self._test(pair, measure.absolute, binary, measure.scale)
         if not binary and _are_zeros_and_ones(arms):
@@ -206,40 +218,40 @@ class ArmQuestion(NamedTuple):
     def at_end(self, end: End, margin: float) -> OneSided:
         """Test all judged units with the missing ones at this end of the range, for a gain above or below 0. `margin`
         is roughly the value of that gain per unit of the treatment, reported or not."""
-        _, look, measure, arm, plan, *_ = self
-        if measure.range is not None:
+        if self.measure.range is not None:
             return self._bet(end)
-        reported = look.pooled(measure.name, arm, plan.control)
+        reported = self.look.pooled(self.measure.name, *self.arms)
         if not reported.low < reported.high:
             # All values are equal so far, so the only difference would be chance in who reports, and it would count
             # against the margin.
             return OneSided(math.nan, -self.side * math.inf, 1.0, False)
-        are_events = _are_zeros_and_ones([look.summary(measure.name, name) for name in (arm, plan.control)])
+        are_events = _are_zeros_and_ones(self._summaries())
         evidence = self._test(self._filled(end, nearer=not are_events), 0.0)
         if are_events:
-            which = measure.name, arm, plan.control, len(plan.weights)
-            events = look.filled(*which, value=float(ENDS.index(end)), shift=0.0, scale=1.0)
+            events = self.look.filled(*self._comparison, value=float(ENDS.index(end)), shift=0.0, scale=1.0)
             other = self._test(events, margin, True)
             evidence = min(evidence, other._replace(bound=other.bound + margin), key=lambda test: test.e_value)
         return evidence
 
+    def _summaries(self) -> list[Summary]:
+        return [self.look.summary(self.measure.name, arm) for arm in self.arms]
+
     def _filled(self, end: End, nearer: bool) -> tuple[Summary, Summary]:
         """Return the summaries of all judged units, with the missing ones at this end, or nearer to the mean if that
         costs less."""
-        _, look, measure, arm, plan, *_ = self
-        reported = look.pooled(measure.name, arm, plan.control)
+        look, measure, comparison = self.look, self.measure, self._comparison
+        reported = look.pooled(measure.name, *self.arms)
         low, high = reported.low, reported.high
         if measure.bounds is not None:
             low, high = min(low, measure.bounds[0]), max(high, measure.bounds[1])
         shift, scale = measure.absolute if measure.higher else -measure.absolute, measure.scale
         value = ends(low, high, shift, scale)[ENDS.index(end)]
-        which = measure.name, arm, plan.control, len(plan.weights)
         if nearer:
-            value = nearer_end(reported, value, look.pair(*which), look.reporting.pair(*which))
-        treated, other = look.filled(*which, value=value, shift=shift, scale=scale)
+            value = nearer_end(reported, value, look.pair(*comparison), look.reporting.pair(*comparison))
+        treated, other = look.filled(*comparison, value=value, shift=shift, scale=scale)
         # At the high end the arm that is claimed to be the larger one may be so by what lies beyond it; at the low end the
         # other one may be the smaller one by that.
-        of_treated, of_other = look.beyond(*which, value=value, end=end, shift=shift, scale=scale)
+        of_treated, of_other = look.beyond(*comparison, value=value, end=end, shift=shift, scale=scale)
         back = -1 if end == "high" else 1
         if ((self.side == PROMOTION) == measure.higher) == (end == "high"):
             return replace(treated, mean=treated.mean + back * of_treated), other

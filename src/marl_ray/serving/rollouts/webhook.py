@@ -21,7 +21,7 @@ from marl_ray.errors import MarlRayError, one_line
 from marl_ray.experiments.store.experiment_store import AuditEntry
 from marl_ray.experiments.store.notices import Notices
 
-LOOK_S = 15.0
+CHECK_S = 15.0
 """Seconds between two checks for due notices if nothing has changed."""
 SEND_S = 10.0
 """Deadline of one request."""
@@ -70,7 +70,7 @@ class Webhook:
     def deliver(self) -> float:
         """Send the due notices and return the seconds until the next one may be due. Raises StoreError."""
         now, endpoints = time.time(), self._endpoints()
-        pause = LOOK_S
+        pause = CHECK_S
         for entry, attempts in self._notices.due(endpoints.keys(), now - self._config.deadline_s, now):
             now = time.time()
             if self._closing.is_set() or not self._notices.claim(entry.id, now, now + CLAIM_S):
@@ -113,4 +113,4 @@ class Webhook:
             except Exception as error:  # the thread must survive until the database is back
                 if not failing:
                     _log.error("webhook: what is due is not known: %s", one_line(error))
-                failing, pause = True, LOOK_S
+                failing, pause = True, CHECK_S

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from marl_ray.config import BreakerConfig
+from marl_ray.errors import did_you_mean
 from marl_ray.experiments.assignment.population import Attributes
 from marl_ray.experiments.assignment.rendezvous import Assignment, held_out
 from marl_ray.experiments.store.experiment_store import StoreError
@@ -116,7 +117,8 @@ class Assigner:
                 router = next((candidate for candidate, has in zip(others, has_met, strict=True) if has), router)
         if forced is not None:
             if forced not in router.arms:
-                raise RequestError(400, "x-arm", f"expected one of {', '.join(router.arms)}")
+                problem = "not loaded here" if forced in router.config.arms else "unknown"
+                raise RequestError(400, "x-arm", f"{forced!r} is {problem}{did_you_mean(forced, router.arms)}")
             return SessionArm(router, session, UnitArm(Assignment(forced, router.state.epoch, 1.0)), takes_part=False)
         holdout = self._is_held_out(router, session, cluster_id)
         takes_part = router.takes_part(session, cluster_id)

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from marl_ray.errors import did_you_mean
+from marl_ray.errors import LONGEST_COMPARED, did_you_mean
 from marl_ray.experiments.lifecycle import ExperimentStatus
 from marl_ray.serving.arms.protocol import Arm, TextArm
 from marl_ray.serving.http.protocol import RequestError
@@ -45,15 +45,23 @@ class Endpoints:
             self._note_acting()
         return present or router
 
+    def add_arms(self, router: Router, arms: Mapping[str, Arm | TextArm]) -> None:
+        """Let an experiment answer with these arms too."""
+        with self._changing:
+            router.hold({**router.arms, **arms})
+            self._note_acting()
+
+    def drop_arms(self, router: Router, arms: Collection[str]) -> list[Arm | TextArm]:
+        """Let an experiment answer with these arms no longer, and return those of them that it had."""
+        with self._changing:
+            dropped = [part for arm, part in router.arms.items() if arm in arms]
+            router.hold({arm: part for arm, part in router.arms.items() if arm not in arms})
+            self._note_acting()
+        return dropped
+
     def by_experiment(self) -> dict[str, str]:
         """Return experiment -> its endpoint."""
         return {name: router.config.served_as for name, router in self.routers.items()}
-
-    def hold(self, router: Router, arms: Mapping[str, Arm | TextArm]) -> None:
-        """Replace the arms that an experiment answers with."""
-        with self._changing:
-            router.hold(arms)
-            self._note_acting()
 
     def _note_acting(self) -> None:
         self._acting = {
@@ -75,7 +83,7 @@ class Endpoints:
             return self._served[name]
         if name in self.routers:
             return (self.routers[name],)
-        raise RequestError(404, "experiment", f"unknown experiment {name!r}{_instead(name, self._served)}")
+        raise _unknown(name, {**self._served, **self.routers})
 
     def acting(self, name: object) -> Sequence[Router]:
         """Return the experiments behind a name that hold arms, newest first, so that acts skip ended ones.
@@ -88,7 +96,7 @@ class Endpoints:
     def experiment(self, name: str) -> Router:
         """Return the experiment with exactly this name, or RequestError 404."""
         if name not in self.routers:
-            raise RequestError(404, "experiment", f"unknown experiment {name!r}{_instead(name, self.routers)}")
+            raise _unknown(name, self.routers)
         return self.routers[name]
 
     def _served_names(self) -> str:
@@ -122,5 +130,6 @@ def draining(routers: Sequence[Router], entered: Router) -> list[Router]:
     return [r for r in routers if r is not entered and r.created < newest and now - newest < DRAIN_S]
 
 
-def _instead(name: str, names: Collection[str]) -> str:
-    return did_you_mean(name, names) if names else "; there is none yet"
+def _unknown(name: str, names: Collection[str]) -> RequestError:
+    instead = did_you_mean(name, names) if names else "; there is none yet"
+    return RequestError(404, "experiment", f"unknown experiment {name[:LONGEST_COMPARED]!r}{instead}")

@@ -26,7 +26,7 @@ from marl_ray.policies.engines.base import (
     EngineRefusedError,
     Prompt,
     Token,
-    check_prompts,
+    checked_generation,
     tokens_of,
 )
 from marl_ray.policies.engines.decoding.trained_log_probs import with_trained_log_probs
@@ -137,8 +137,7 @@ class EngineActors(Engine):
     def generate(
         self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig | None = None
     ) -> list[Completion]:
-        generation = generation or self._policy.generation
-        check_prompts(prompts, generation, self._policy.config.context)
+        generation = checked_generation(self._policy, prompts, generation)
         count = len(self._actors)
         calls = []
         for number in range(count):  # neighbours are of one group, so an engine reads their common prompt once

@@ -11,6 +11,7 @@ from waiting import until_async
 
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
+from marl_ray.experiments.database.schema import exposures
 from marl_ray.experiments.store.experiment_store import ExperimentStore, StoreError, UnknownUnitError
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.http import fields
@@ -324,4 +325,4 @@ def test_arms_must_understand_the_same_requests(bundles, tmp_path):
 
 
 def test_constants_fit_the_database():
-    assert fields.SESSION_LENGTH <= 256  # the column's width
+    assert exposures.c.unit.type.length >= fields.SESSION_LENGTH

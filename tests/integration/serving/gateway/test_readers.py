@@ -92,10 +92,11 @@ async def test_a_replica_is_ready_when_what_takes_traffic_is_loaded(bundles, tmp
         router = app.service.endpoints.routers["exp"]
         arm = router.arms["one"]
         app.service.follower.close()
-        app.service.endpoints.hold(router, {"four": router.arms["four"]})
+        app.service.endpoints.drop_arms(router, {"one"})
         lacking = await client.get("/ready")  # the control is still to come
-        app.service.endpoints.hold(router, {"one": arm})
-        app.service.follower.missing["exp"] = {"four": "its bundle is gone"}
+        app.service.endpoints.drop_arms(router, {"four"})
+        app.service.endpoints.add_arms(router, {"one": arm})
+        app.service.follower.arms.missing["exp"] = {"four": "its bundle is gone"}
         degraded = await client.get("/ready")
     state = ready.json()
     assert (ready.status_code, state["ready"], state["missing"]) == (200, True, [])
@@ -110,7 +111,8 @@ async def test_a_replica_is_ready_when_what_takes_traffic_is_loaded(bundles, tmp
 async def test_an_experiment_that_loads_after_the_start_takes_no_replica_out_of_traffic(bundles, tmp_path):
     async with serving(gateway_config(bundles, tmp_path / "x.db", names=("exp", "new"))) as (client, app):
         app.service.follower.close()
-        app.service.endpoints.hold(app.service.endpoints.routers["new"], {})  # created over HTTP at another replica
+        new = app.service.endpoints.routers["new"]  # as if it was created over HTTP at another replica
+        app.service.endpoints.drop_arms(new, {"one", "four"})
         answer = await client.get("/ready")
     assert (answer.status_code, answer.json()["arms"]["new"]) == (200, {"one": "loading", "four": "loading"})
     assert answer.json()["missing"] == ["new/one", "new/four"]

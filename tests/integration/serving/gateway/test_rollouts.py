@@ -12,7 +12,7 @@ from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import ExperimentStatus
 from marl_ray.experiments.store.experiment_store import StoreError
-from marl_ray.serving import store_follower
+from marl_ray.serving.following import store_follower
 from marl_ray.serving.rollouts.rollout_control import decide
 
 ADMIN, PLAYER = "ops", "game"
@@ -94,7 +94,7 @@ async def test_a_good_arm_climbs_its_stages_and_is_promoted(bundles, tmp_path):
             names = [f"s{batch}-{k}" for k in range(20)]
             await play(client, names, lambda arm, k: k % 3 + 4 * (arm == "four"), app)
             app.service.follower.decide()
-            app.service.follower.look()
+            app.service.follower.poll()
             if router.state.status is ExperimentStatus.PROMOTED:
                 break
         assert router.state.status is ExperimentStatus.PROMOTED and router.state.weights == {
@@ -126,8 +126,8 @@ async def test_an_ab_test_is_promoted_by_hand_only(bundles, tmp_path):
 
     async with serving(config) as (client, app):
         await play(client, [f"s{k}" for k in range(200)], lambda arm, k: k % 3 + 4 * (arm == "four"), app)
-        app.service.follower.look()
         decision = decide(app.service.store, app.service.endpoints.routers["exp"].config)
+        app.service.follower.poll()
         assert (decision.step.value, app.service.endpoints.routers["exp"].state.status) == (
             "promote",
             ExperimentStatus.RUNNING,
@@ -229,7 +229,7 @@ async def test_without_its_database_a_gateway_goes_on_with_the_last_weights(bund
             for name in ("states", "assignment", "record_exposures", "experiment"):
                 patch.setattr(type(app.service.store), name, away)
             with pytest.raises(MarlRayError):
-                app.service.follower.look()
+                app.service.follower.poll()
             await asyncio.sleep(3 * store_follower.POLL_S)
             arms = {f"s{k}": (await act(client, f"s{k}"))["arm"] for k in range(20)}
         app.service.exposures.flush()

@@ -44,6 +44,7 @@ WRONG = [
     ("/generate", {"stop": ["x"] * 5}, 400, "stop"),
     ("/generate", {"stream": 1}, 400, "stream"),
     ("/generate", {"agent": "nobody"}, 400, "agent"),
+    ("/generate", {"agent": ["writer"]}, 400, "agent"),
     ("/generate", {"session_id": ""}, 400, "session_id"),
     ("/generate", {"n": 1}, 400, "n"),
     ("/generate", {"experiment": "none"}, 404, "experiment"),

@@ -128,7 +128,7 @@ def test_looking_for_a_model_makes_no_registry(tmp_path, reference):
 @pytest.mark.parametrize(
     ("agent", "observation", "message"),
     [
-        ("z", [0, 0], "observations.z: unknown agent, expected one of a, b"),
+        ("z", [0, 0], "observations.z: unknown agent; expected one of a, b"),
         ("a", [0], r"observations.a: expected an array of shape \[2\] .*got shape \[1\]"),
         ("a", [5, 0], "observations.a: .*category out of range"),
         ("a", [-1, 0], "observations.a: .*category out of range"),

@@ -10,8 +10,10 @@ import schemathesis
 from toy_serving.gateways import serving
 
 from marl_ray.config import ExperimentConfig
-from marl_ray.serving.handlers.openapi.document import PAGES, openapi
+from marl_ray.serving.handlers.openapi.document import openapi
+from marl_ray.serving.handlers.openapi.operations import OPERATIONS as DESCRIBED
 from marl_ray.serving.handlers.routes import ROUTES
+from marl_ray.serving.http.route import Route
 
 DOCUMENT = json.loads(openapi(ROUTES, "", True))
 OPERATIONS = [
@@ -20,6 +22,8 @@ OPERATIONS = [
     for method, operation in methods.items()
 ]
 
+PAGES = ("/ui", "/docs")
+"""Prefixes of the pages for people."""
 OPEN_INFERENCE = {"server", "server_live", "server_ready", "model_metadata", "model_ready", "infer"}
 NOT_READY = {"ready": "Ready", "server_ready": "ServerReady", "model_ready": "ModelReady"}
 
@@ -64,9 +68,20 @@ def test_it_has_every_route_but_those_of_pages():
     assert {(path, method) for path, methods in DOCUMENT["paths"].items() for method in methods} == expected
 
 
-def test_operation_ids_are_unique():
+def test_every_description_is_of_one_route():
     ids = [parameter.values[0]["operationId"] for parameter in OPERATIONS]
-    assert len(set(ids)) == len(ids)
+    assert sorted(ids) == sorted(DESCRIBED)
+
+
+def test_a_description_is_found_by_the_route_and_not_by_its_functions_name():
+    async def ready(service, request):
+        raise NotImplementedError
+
+    paths = json.loads(openapi((Route("GET", "/numbers", ready, "metrics"),), "", False))["paths"]
+    operation = paths["/numbers"]["get"]
+    assert operation["operationId"] == "metrics"
+    assert operation["responses"].keys() == {"200", "400", "504"}
+    assert operation["responses"]["200"]["content"].keys() == {"text/plain"}
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

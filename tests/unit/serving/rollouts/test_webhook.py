@@ -176,7 +176,7 @@ async def test_a_gateway_tells_at_once_and_waits_for_nobody(receiver, bundles, t
 
     async with serving(config) as (_, first), serving(config):
         first.service.store.change("exp", Action.ROLLBACK, epoch=None, actor="gateway", reason="harm", arm="four")
-        first.service.follower.look()
+        first.service.follower.poll()
         await until_async(lambda: receiver.got)
         receiver.may_answer.set()
         await asyncio.sleep(0.4)

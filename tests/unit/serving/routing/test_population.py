@@ -226,7 +226,7 @@ async def test_a_promoted_arm_is_for_those_outside_too_and_not_for_the_hold_out(
 
     async with serving(config) as (client, app):
         app.service.store.change("exp", Action.PROMOTE, epoch=1, actor="a", reason="r", arm="four")
-        app.service.follower.look()
+        app.service.follower.poll()
         answers = {f"s{k}": await act(client, f"s{k}") for k in range(40)}
     for unit, answer in answers.items():
         assert answer["arm"] == ("one" if held_out("exp", 0.3, unit) else "four")

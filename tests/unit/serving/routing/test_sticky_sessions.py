@@ -42,12 +42,12 @@ async def test_a_replica_that_was_cut_off_from_the_database_takes_up_what_others
     async with serving(config) as (client, app), serving(config) as (other, there):
         app.service.follower.close()  # it hears nothing
         there.service.store.reallocate("exp", {"one": 0.05, "four": 1}, epoch=1, actor="gateway", reason="r")
-        there.service.follower.look()
+        there.service.follower.poll()
         of_other = [(await act(other, unit))["arm"] for unit in UNITS]
         there.service.exposures.flush()
         outdated = [(await act(client, unit))["arm"] for unit in UNITS]
         await asyncio.sleep(0.01)
-        app.service.follower.look()
+        app.service.follower.poll()
         later = [(await act(client, unit))["arm"] for unit in UNITS]
     assert outdated != of_other
     assert later == of_other

@@ -18,7 +18,7 @@ SHORTEST_TURN_S = 0.2
 """Between two views; a resource may change many times a second."""
 
 
-def look(connection: Connection, kind: ResourceKind, name: str) -> View:
+def view_now(connection: Connection, kind: ResourceKind, name: str) -> View:
     """Return the resource, its clusters, their pods and its warnings as they are now."""
     resource = read(connection, kind, name)
     if resource is None:
@@ -47,7 +47,7 @@ def follow(connection: Connection, kind: ResourceKind, name: str, deadline: floa
     """
     while True:
         began = time.monotonic()
-        view = look(connection, kind, name)
+        view = view_now(connection, kind, name)
         yield resource_state(view, time.time())
         remaining_s = deadline - time.monotonic()
         if remaining_s <= 0:
@@ -60,7 +60,7 @@ def follow(connection: Connection, kind: ResourceKind, name: str, deadline: floa
 def _until_changed(connection: Connection, kind: str, name: str, version: str, seconds: float) -> None:
     """Return at the next change after `version`, or some time up to `seconds` later.
 
-    An expired version (410) or a broken connection ends it early: whoever follows looks again in any case.
+    An expired version (410) or a broken connection ends it early: whoever follows reads again in any case.
     """
     end = time.monotonic() + seconds
     query: dict[str, str | int | bool] = {

@@ -12,7 +12,15 @@ from torch import Tensor
 from marl_ray.config.run.engines import ENGINES
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError, install_hint
-from marl_ray.policies.engines.base import Completion, Engine, EngineLostError, Prompt, Token, check_prompts, tokens_of
+from marl_ray.policies.engines.base import (
+    Completion,
+    Engine,
+    EngineLostError,
+    Prompt,
+    Token,
+    checked_generation,
+    tokens_of,
+)
 from marl_ray.policies.engines.decoding.trained_log_probs import with_trained_log_probs
 from marl_ray.policies.engines.models.architectures import check_architecture
 from marl_ray.policies.engines.vllm.process.decoder import VllmDecoder
@@ -149,8 +157,7 @@ class VllmEngine(Engine):
     def generate(
         self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig | None = None
     ) -> list[Completion]:
-        generation = generation or self._policy.generation
-        check_prompts(prompts, generation, self._policy.config.context)
+        generation = checked_generation(self._policy, prompts, generation)
         if not prompts:
             return []
         try:

@@ -1,0 +1,112 @@
+"""The arms that a replica holds: it loads those that its experiments need, and drops all others."""
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Mapping
+
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.store.experiment_store import AssignmentState
+from marl_ray.serving.held_arms import needed, served_here
+from marl_ray.serving.live_experiments import LiveExperiments
+from marl_ray.serving.loaded_bundles import check_arms, load_arms
+from marl_ray.serving.routing.router import Router
+
+TEND_S = 15.0
+"""Seconds between rounds that drop unneeded arms and retry missing ones when no state changes."""
+
+_log = logging.getLogger(__name__)
+
+
+class ArmHolder:
+    """Loads and drops the arms of one replica. One thread at a time may call `tend`, which starts a thread for each
+    experiment whose arms are to be loaded; all else is safe to read from any thread."""
+
+    def __init__(self, live_experiments: LiveExperiments):
+        """Hold the arms of these experiments."""
+        self._live_experiments = live_experiments
+        self.needed: Mapping[str, frozenset[str]] = {}
+        """Experiment -> the arms that this replica shall hold. Replaced and never changed."""
+        self.missing: dict[str, dict[str, str]] = {}
+        """Experiment -> arm -> the reason why its bundle could not be loaded."""
+        self._loading: set[str] = set()
+        """Experiments whose arms a thread loads. `tend` adds, and the thread removes."""
+        self._tend_at = 0.0
+
+    def is_due(self, now: float) -> bool:
+        """Return True if `tend` should be called although no state has changed; `now` is in monotonic seconds."""
+        return now >= self._tend_at
+
+    def tend(self, states: Mapping[str, AssignmentState], ended: Mapping[str, float], waits: bool) -> None:
+        """Load the arms that are needed in these states, in threads unless `waits`, and drop all others. `ended` is the
+        end of experiments that this process has seen end, in seconds since 1970."""
+        # Before the arms are looked through: a thread that ends meanwhile asks for another round, which must not be lost.
+        self._tend_at = time.monotonic() + TEND_S
+        routers = self._live_experiments.endpoints.routers
+        followed = [state for state in served_here(states, routers) if state.experiment in routers]
+        self.needed = needed(followed, time.time(), ended)
+        for name, arms in self.needed.items():
+            router = routers[name]
+            self._drop(router, router.arms.keys() - arms)
+            if arms - router.arms.keys() and name not in self._loading:
+                self._loading.add(name)
+                if waits:
+                    self._load(router, arms)
+                else:  # in a thread, because bundles may be large
+                    threading.Thread(target=self._load, args=(router, arms), name=f"load-{name}", daemon=True).start()
+
+    def _drop(self, router: Router, arms: Collection[str]) -> None:
+        if arms:
+            for part in self._live_experiments.endpoints.drop_arms(router, arms):
+                close = getattr(part, "close", None)
+                if close is not None:
+                    close()
+
+    def _load(self, router: Router, arms: Collection[str]) -> None:
+        """Load those arms of an experiment that are not loaded yet. A failure is logged once and tried again later;
+        until then other arms answer."""
+        name = router.config.name
+        lacking = [arm for arm in router.config.arms if arm in arms and arm not in router.arms]
+        try:
+            missing = self._load_lacking(router, lacking)
+        except MarlRayError as error:
+            missing = dict.fromkeys(lacking, str(error))
+        except Exception as error:
+            _log.exception("experiment %s: arms %s are not loaded", name, ", ".join(lacking))
+            missing = dict.fromkeys(lacking, repr(error))
+        known_errors = self.missing.get(name, {})
+        for arm, why in missing.items():
+            if known_errors.get(arm) != why:
+                _log.error("arm %s is not loaded, another one answers for it: %s", arm, why)
+        self.missing[name] = missing
+        self._loading.discard(name)
+        if not missing:
+            self._tend_at = 0.0  # tend again at once, because other arms may be needed by now
+
+    def _load_lacking(self, router: Router, lacking: Collection[str]) -> dict[str, str]:
+        """Load these arms and answer with them. Returns the reason for each arm that could not be loaded."""
+        live_experiments, config = self._live_experiments, router.config
+        record = live_experiments.store.experiment(config.name)
+        stored = record.config["arms"] if record is not None else {}
+        loaded, errors = load_arms(config, lacking, live_experiments.bundles, stored)
+        check_arms(config, {arm: part.bundle for arm, part in router.arms.items()} | loaded)
+        missing = {arm: str(error) for arm, error in errors.items()}
+        made = {}
+        for arm, bundle in loaded.items():
+            try:
+                made[arm] = live_experiments.arm(config, arm, bundle)
+            except MarlRayError as error:
+                missing[arm] = str(error)
+        if made:
+            live_experiments.endpoints.add_arms(router, made)
+        return missing
+
+    def load_states(self) -> dict[str, dict[str, str]]:
+        """Return the experiment that serves -> arm -> `loaded`, `loading` or `missing`."""
+        states_by_experiment = {}
+        for name, arms in self.needed.items():
+            router, missing = self._live_experiments.endpoints.routers[name], self.missing.get(name, {})
+            states = {arm: "missing" if arm in missing else "loading" for arm in router.config.arms if arm in arms}
+            if states:
+                states_by_experiment[name] = states | {arm: "loaded" for arm in states if arm in router.arms}
+        return states_by_experiment

@@ -1,0 +1,47 @@
+"""Bundles that clients asked to load ahead of their experiments, at this replica or at another one."""
+
+import logging
+import threading
+import time
+
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.store.notices import Notices
+from marl_ray.serving.live_experiments import LiveExperiments
+
+PRELOADED_S = 86_400.0
+"""Seconds that a preloaded bundle is held while no experiment uses it."""
+RETRY_S = 15.0
+"""Seconds between two attempts to load a bundle."""
+
+_log = logging.getLogger(__name__)
+
+
+class Preloader:
+    """Loads bundles ahead, for one replica. One thread at a time may call `preload`."""
+
+    def __init__(self, live_experiments: LiveExperiments, notices: Notices):
+        """Let `live_experiments` hold the bundles that `notices` names."""
+        self._live_experiments, self._notices = live_experiments, notices
+        self._next_attempts: dict[str, float] = {}
+        """Reference of a bundle -> moment of the next attempt to load it, in monotonic seconds."""
+
+    def preload(self) -> None:
+        """Begin to load the bundles that were asked for, each in a thread, and drop those that were asked for too long
+        ago. Raises StoreError if the store cannot be read."""
+        live_experiments = self._live_experiments
+        held = list(live_experiments.models)  # before the notices are read: others load what a notice names already
+        wanted_ahead = self._notices.preloads(time.time() - PRELOADED_S)
+        live_experiments.drop_models(reference for reference in held if reference not in wanted_ahead)
+        now = time.monotonic()
+        for reference in wanted_ahead:
+            if reference not in live_experiments.models and self._next_attempts.get(reference, 0.0) <= now:
+                self._next_attempts[reference] = now + RETRY_S
+                threading.Thread(target=self._load, args=(reference,), name="load-model", daemon=True).start()
+
+    def _load(self, reference: str) -> None:
+        try:
+            self._live_experiments.hold_model(reference, self._live_experiments.bundles.load(reference))
+        except MarlRayError as error:
+            _log.error("a bundle is not loaded ahead: %s", error)
+        except Exception:
+            _log.exception("bundle %s is not loaded ahead", reference)

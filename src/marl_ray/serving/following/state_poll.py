@@ -1,0 +1,81 @@
+"""The poll of the store: a replica's experiments take over the states that the store has of them."""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Mapping
+
+from marl_ray.errors import MarlRayError
+from marl_ray.experiments.store.experiment_store import AssignmentState
+from marl_ray.serving.following.arm_holder import ArmHolder
+from marl_ray.serving.following.ended_experiments import EndedExperiments
+from marl_ray.serving.held_arms import API
+from marl_ray.serving.live_experiments import LiveExperiments
+from marl_ray.serving.rollouts.rollout_control import config_of
+from marl_ray.serving.rollouts.webhook import Webhook
+from marl_ray.serving.routing.router import Router
+
+_log = logging.getLogger(__name__)
+
+
+class StatePoll:
+    """Follows the states of all experiments. Safe to use from several threads: a request that has changed an experiment
+    polls too."""
+
+    def __init__(
+        self, live_experiments: LiveExperiments, arms: ArmHolder, ended: EndedExperiments, webhook: Webhook | None
+    ):
+        """Change `live_experiments`, let `arms` hold what the states need, note in `ended` which experiments end, and
+        poke `webhook` when there is news."""
+        self._live_experiments, self._arms, self._ended, self._webhook = live_experiments, arms, ended, webhook
+        self._polling = threading.Lock()
+        """All below is read and written with it held."""
+        self._states: Mapping[str, AssignmentState] = {}
+        self._reported_at = -math.inf
+        """Moment at which the store last told its state, in monotonic seconds."""
+        self._refused: set[str] = set()
+        """Experiments that this version cannot serve."""
+
+    def poll(self, waits: bool = False) -> None:
+        """Follow every experiment once and load the arms that it needs, in threads unless `waits`. Raises MarlRayError
+        if the store cannot be read."""
+        # One thread at a time, so that no older state replaces a newer one.
+        with self._polling:
+            requested_at, reported_at = time.monotonic(), self._reported_at
+            states = self._live_experiments.store.states()
+            has_news = states is not self._states
+            if has_news or self._arms.is_due(requested_at):
+                self._take_over(states, reported_at)
+                self._arms.tend(states, self._ended.draining(time.time()), waits)
+            if has_news and self._webhook is not None:
+                self._webhook.poke()
+            self._states, self._reported_at = states, requested_at
+
+    def _take_over(self, states: Mapping[str, AssignmentState], reported_at: float) -> None:
+        routers = self._live_experiments.endpoints.routers
+        for name, state in states.items():
+            router = routers.get(name)
+            if router is None:
+                self._take_in(name, state)
+            elif state != router.state:
+                self._follow(router, state, reported_at)
+
+    def _take_in(self, name: str, state: AssignmentState) -> None:
+        """Route to an experiment that was created over HTTP; its arms are loaded later."""
+        if state.origin != API or name in self._refused:
+            return  # it belongs to another gateway's config, or this version cannot read its config
+        record = self._live_experiments.store.experiment(name)
+        if record is None:
+            return
+        try:
+            self._live_experiments.take_in(config_of(record), state)
+        except MarlRayError as error:
+            self._refused.add(name)
+            _log.error("experiment %s is not served here: %s", name, error)
+
+    def _follow(self, router: Router, state: AssignmentState, reported_at: float) -> None:
+        was_over = router.is_over
+        router.follow(state, reported_at)
+        if router.is_over and not was_over:
+            self._ended.add(router.config.name, time.time())

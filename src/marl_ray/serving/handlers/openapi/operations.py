@@ -1,0 +1,136 @@
+"""The table of operations: what the OpenAPI document says of each, by its `operationId`."""
+
+from typing import Any, NamedTuple
+
+from marl_ray.experiments.lifecycle import Action
+from marl_ray.serving.handlers.open_inference.schemas import (
+    InferAnswer,
+    InferError,
+    ModelMetadata,
+    ModelReady,
+    ServerLive,
+    ServerMetadata,
+    ServerReady,
+)
+from marl_ray.serving.handlers.openai.schemas import ChatAnswer, CompletionAnswer, ModelName
+from marl_ray.serving.handlers.openapi.answers import (
+    ActAnswer,
+    AssignAnswer,
+    Audit,
+    BatchAnswer,
+    Changed,
+    Curves,
+    EndpointList,
+    Error,
+    ExperimentList,
+    ExperimentReport,
+    GenerateAnswer,
+    Health,
+    Model,
+    ModelList,
+    OutcomeAnswer,
+    OutcomesAnswer,
+    Ready,
+)
+from marl_ray.serving.http.keys import Permission
+
+
+class Operation(NamedTuple):
+    """One operation, as its callers need to know it."""
+
+    summary: str
+    answer: Any
+    """A pydantic model, or a JSON schema where no model describes the answer."""
+    problems: tuple[int, ...] = ()
+    """Statuses of errors besides those that every operation may have."""
+    body: str | None = None
+    scope: Permission | None = None
+    headers: tuple[str, ...] = ()
+    streams: bool = False
+    """True if the operation may also answer with server-sent events."""
+    error: Any = Error
+    status: int = 200
+    """Status of a good answer."""
+    media: str = "application/json"
+    not_ready: str | None = None
+    """The meaning of status 503, where it has the same answer as a good one."""
+
+
+_ADMIN = (401, 403, 409, 429)
+_CLIENT = (401, 403, 404, 413, 429)
+_READER = (401, 403, 429, 503)
+OPERATIONS: dict[str, Operation] = {
+    "act": Operation(
+        "Actions for the agents observed", ActAnswer, (*_CLIENT, 503), "ActRequest", "inference", ("x-session-id", "x-arm"),
+    ),
+    "batch": Operation(
+        "Many acts at once, each answered by itself", BatchAnswer, (401, 403, 413, 429), "BatchRequest", "inference",
+        ("x-session-id", "x-arm"),
+    ),
+    "assign": Operation(
+        "A session's arm, without a pass", AssignAnswer, (*_CLIENT, 503), "AssignRequest", "inference",
+        ("x-session-id", "x-arm"),
+    ),
+    "generate": Operation(
+        "Text of token policies", GenerateAnswer, (*_CLIENT, 422, 503), "GenerateRequest", "inference",
+        ("x-session-id", "x-arm"), streams=True,
+    ),
+    "completions": Operation(
+        "Text of token policies, as OpenAI's clients ask for it", ChatAnswer, (*_CLIENT, 422, 503), "ChatRequest",
+        "inference", ("x-session-id", "x-arm"), streams=True,
+    ),
+    "text_completions": Operation(
+        "Texts that go on from prompts, as OpenAI's clients ask for them", CompletionAnswer, (*_CLIENT, 422, 503),
+        "CompletionRequest", "inference", ("x-session-id", "x-arm"), streams=True,
+    ),
+    "outcome": Operation(
+        "How a session went", OutcomeAnswer, (*_CLIENT, 409, 503), "OutcomeRequest", "outcomes", ("x-session-id",),
+    ),
+    "outcomes": Operation(
+        "Many outcomes at once, each answered by itself", OutcomesAnswer, (401, 403, 413, 429, 503), "OutcomesRequest",
+        "outcomes", ("x-session-id",),
+    ),
+    "endpoints": Operation("What clients act on, and what serves it", EndpointList, _READER, scope="read"),
+    "experiments": Operation("All experiments in a few words", ExperimentList, (401, 403, 429), scope="read"),
+    "create": Operation(
+        "Begin an experiment", ExperimentReport, (*_ADMIN, 413, 503), "ExperimentRequest", "admin", status=201,
+    ),
+    "experiment": Operation("An experiment and what its outcomes prove", ExperimentReport, (404, *_READER), scope="read"),
+    "audit": Operation("Every change of an experiment", Audit, (404, *_READER), scope="read"),
+    "series": Operation("Outcomes over time", Curves, (404, *_READER), scope="read"),
+    **{
+        action.value: Operation(
+            f"Change an experiment: {action.value}", Changed, (*_ADMIN, 404, 413, 503), "ChangeRequest", "admin",
+        )
+        for action in Action
+    },
+    "models": Operation("The bundles that this replica holds", ModelList, (401, 403, 429), scope="read"),
+    **dict.fromkeys(
+        ("model", "agent_model"),
+        Operation("What OpenAI's clients may name as `model`", ModelName, (404, *_READER), scope="read"),
+    ),
+    "load": Operation("Fetch and verify a bundle ahead of its experiment", Model, (*_ADMIN, 503), scope="admin"),
+    "server": Operation("The server, by the Open Inference Protocol", ServerMetadata, error=InferError),
+    "server_live": Operation("Whether this replica lives, by that protocol", ServerLive, error=InferError),
+    "server_ready": Operation(
+        "Whether this replica is ready; 503 while it is not", ServerReady, error=InferError, not_ready="Not ready.",
+    ),
+    "model_metadata": Operation(
+        "An endpoint's inputs and outputs", ModelMetadata, (404, 422, *_READER), scope="read", error=InferError,
+    ),
+    "model_ready": Operation(
+        "Whether an endpoint answers; 503 while it does not", ModelReady, (404, *_READER), scope="read", error=InferError,
+        not_ready="Not ready.",
+    ),
+    "infer": Operation(
+        "Actions for the agents observed, by the Open Inference Protocol", InferAnswer, (*_CLIENT, 422, 503),
+        "InferRequest", "inference", ("x-session-id", "x-arm"), error=InferError,
+    ),
+    "health": Operation("Whether this replica lives", Health),
+    "ready": Operation(
+        "Whether this replica has all that takes traffic; 503 while it has not", Ready,
+        not_ready="Not ready; `missing` has what for.",
+    ),
+    "metrics": Operation("Numbers for Prometheus, of this replica", {"type": "string"}, media="text/plain"),
+    "document": Operation("This document", {"type": "object"}),
+}  # fmt: skip

@@ -1,0 +1,122 @@
+"""The JSON schemas of requests' bodies, made of the fields that the handlers read."""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from marl_ray.config.serving.gateway import ATTRIBUTE_LENGTH, ATTRIBUTE_NAME, ATTRIBUTES
+from marl_ray.serving.handlers.act import ACT_FIELDS, ASSIGN_FIELDS
+from marl_ray.serving.handlers.experiments import CHANGE_FIELDS, REASON_LENGTH
+from marl_ray.serving.handlers.generate import GENERATE_FIELDS
+from marl_ray.serving.handlers.openai.schemas import OPENAI_REQUESTS
+from marl_ray.serving.handlers.openapi.json_schema import JsonSchema
+from marl_ray.serving.handlers.outcomes import LARGEST_OUTCOME, OUTCOME_FIELDS
+from marl_ray.serving.http.fields import SESSION_LENGTH
+from marl_ray.serving.http.text_settings import LARGEST_TEMPERATURE, LARGEST_TOKENS, SEEDS, STOP_LENGTH, STOPS
+
+_IDENTIFIER: JsonSchema = {"type": ["string", "null"], "minLength": 1, "maxLength": SESSION_LENGTH}
+_NUMBER: JsonSchema = {"type": "number", "minimum": -LARGEST_OUTCOME, "maximum": LARGEST_OUTCOME}
+REASON: JsonSchema = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": REASON_LENGTH,
+    "description": "For the audit log.",
+}
+_TOKENS: JsonSchema = {"type": ["integer", "null"], "minimum": 1, "maximum": LARGEST_TOKENS}
+_STOP: JsonSchema = {"type": "string", "minLength": 1, "maxLength": STOP_LENGTH}
+_FLAG: JsonSchema = {"type": ["boolean", "null"]}
+_FIELDS: dict[str, JsonSchema] = {
+    "experiment": {"type": ["string", "null"], "description": "Endpoint or experiment; optional where there is one."},
+    "session_id": _IDENTIFIER | {"description": "The unit, in printable characters; or else the header x-session-id."},
+    "cluster_id": _IDENTIFIER | {"description": "Of experiments that randomize clusters: the match, the lobby."},
+    "attributes": {
+        "type": ["object", "null"],
+        "maxProperties": ATTRIBUTES,
+        "propertyNames": {"minLength": 1, "maxLength": ATTRIBUTE_NAME},
+        "additionalProperties": {"anyOf": [
+            {"type": ["number", "boolean"]}, {"type": "string", "minLength": 1, "maxLength": ATTRIBUTE_LENGTH},
+        ]},
+        "description": "What experiments with a population ask for, by name, in printable characters.",
+    },
+    "observations": {"type": "object", "minProperties": 1, "additionalProperties": {"$ref": "#/components/schemas/Array"}},
+    "action_masks": {
+        "type": "object",
+        "additionalProperties": {"type": "array", "items": {"enum": [0, 1, False, True]}},
+        "description": "By agent, of those observed: whether each action is allowed.",
+    },
+    "mode": {"enum": ["sample", "greedy"], "default": "sample"},
+    "expose": {"type": "boolean", "default": True, "description": "Whether the session meets the arm with this."},
+    "agent": {"type": ["string", "null"], "description": "Whose text; optional where one policy plays all agents."},
+    "prompt": {"type": "string"},
+    "max_tokens": _TOKENS,
+    "temperature": {"type": ["number", "null"], "minimum": 0, "maximum": LARGEST_TEMPERATURE, "description": "0 is greedy."},
+    "top_p": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1},
+    "top_k": {"type": ["integer", "null"], "minimum": 0, "maximum": LARGEST_TOKENS, "description": "0 is all tokens."},
+    "stop": {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": STOPS}, {"type": "null"}]},
+    "seed": {"type": ["integer", "null"], "minimum": -SEEDS, "maximum": SEEDS - 1},
+    "stream": _FLAG | {"description": "Answer by server-sent events."},
+    "model": {"type": "string", "description": "An endpoint, or ENDPOINT/AGENT, as /v1/models lists them."},
+    "user": _IDENTIFIER | {"description": "The unit; or else the header x-session-id, or this request alone."},
+    "value": _NUMBER | {"description": "The session's outcome; larger is better. Optional where metrics are given."},
+    "at": {
+        "anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "format": "date-time"}, {"type": "null"}],
+        "description": "When it came about: seconds since 1970, or a time with its zone. For charts and exports.",
+    },
+    "metrics": {
+        "type": "object",
+        "propertyNames": {"minLength": 1, "maxLength": 100, "not": {"const": "outcome"}},
+        "additionalProperties": _NUMBER,
+        "description": "What guardrails ask for, by name.",
+    },
+    "reason": REASON,
+    "arm": {"type": ["string", "null"], "description": "The treatment that is meant, where it could be several."},
+    "epoch": {"type": ["integer", "null"], "description": "The epoch that the change was decided on."},
+}  # fmt: skip
+
+
+def _object(
+    fields: Iterable[str],
+    *required: str,
+    example: JsonSchema | None = None,
+    special: Mapping[str, JsonSchema] = MappingProxyType({}),
+) -> JsonSchema:
+    """Return a schema of an object; fields in `special` mean something else here than on other paths."""
+    schemas = {**_FIELDS, **special}
+    properties = {field: schemas[field] for field in sorted(fields)}
+    made = {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+    return made | ({"examples": [example]} if example is not None else {})
+
+
+REQUESTS: dict[str, JsonSchema] = {
+    "Array": {
+        "anyOf": [{"type": ["number", "boolean"]}, {"type": "array", "items": {"$ref": "#/components/schemas/Array"}}]
+    },
+    "ActRequest": _object(ACT_FIELDS, "observations", example={
+        "session_id": "episode-17",
+        "observations": {"agent_0": [0, 1, 2], "agent_1": [2, 3, 4]},
+        "mode": "sample",
+    }),
+    "BatchRequest": {
+        "type": "object",
+        "properties": {"requests": {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/ActRequest"}}},
+        "required": ["requests"],
+        "additionalProperties": False,
+    },
+    "AssignRequest": _object(ASSIGN_FIELDS, example={"session_id": "episode-18"}),
+    "GenerateRequest": _object(GENERATE_FIELDS, "prompt"),
+    "OutcomeRequest": _object(OUTCOME_FIELDS, example={
+        "session_id": "episode-17", "value": 0.83, "metrics": {"cost": 3},
+    }),
+    "OutcomesRequest": {
+        "type": "object",
+        "properties": {
+            "outcomes": {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/OutcomeRequest"}},
+        },
+        "required": ["outcomes"],
+        "additionalProperties": False,
+    },
+    "ChangeRequest": _object(CHANGE_FIELDS, "reason", example={"reason": "players complain", "epoch": 1}),
+    **{
+        name: _object(fields, *required, special=special)
+        for name, (special, fields, required) in OPENAI_REQUESTS.items()
+    },
+}  # fmt: skip
