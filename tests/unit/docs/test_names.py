@@ -8,6 +8,8 @@ from pathlib import Path
 
 from docs.pages import PAGES, ROOT, blocks, pages_before
 
+import marl_ray
+from marl_ray.api.teams import LoadedTeam
 from marl_ray.extensions import POINTS
 
 FOLDERS = ("src", "tests", "benchmarks", "jobs", "serve", "cluster", "docs", ".ci")
@@ -158,3 +160,11 @@ def test_what_is_not_there_is_found():
     assert list(wrong_in("marl-ray runs")) == list(wrong_in("marl-ray runs ls --json")) == []
     assert has("marl_ray.api.client.Client") and not has("marl_ray.api.client.Customer") and not has("marl_ray.no")
     assert {"ValueError", "MarlRayError", "FieldError"} <= errors() and "Client" not in errors()
+
+
+def test_programs_that_pages_show_call_what_the_api_has():
+    objects = {"client": marl_ray.Client, "team": LoadedTeam, "run": marl_ray.TrainedRun, "marl_ray": marl_ray}
+    programs = [block.text for page in PAGES for block in blocks(page) if "import marl_ray\n" in block.text]
+    calls = {call for program in programs for call in re.findall(r"\b(client|team|run|marl_ray)\.(\w+)\(", program)}
+    assert {("client", "act"), ("team", "act"), ("run", "load"), ("marl_ray", "evaluate")} <= calls
+    assert [f"{name}.{called}" for name, called in sorted(calls) if not hasattr(objects[name], called)] == []
