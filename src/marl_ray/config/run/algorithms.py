@@ -234,7 +234,7 @@ SPECS: dict[str, Spec] = {
         "arXiv 2412.18279",
         "local",
         critic_first=True,
-        keys=("critic_lr", "beta", "critic_epochs", "return_low", "return_high"),
+        keys=("critic_lr", "regression_beta", "critic_epochs", "lowest_return", "highest_return"),
         defaults={"advantage_norm": "none", "entropy_coef": 0.0},
     ),
     "dpo": Spec(
@@ -242,7 +242,7 @@ SPECS: dict[str, Spec] = {
         "arXiv 2305.18290",
         pairs=True,
         keys=("beta", "label_smoothing"),
-        defaults=_CRITIC_FREE | {"aggregation": "seq-mean-token-mean", "advantage_norm": "none", "beta": 0.1},
+        defaults=_CRITIC_FREE | {"aggregation": "seq-mean-token-mean", "advantage_norm": "none"},
     ),
     "ppo_lagrangian": _constrained(
         "PPO-Lagrangian", "Ray, Achiam, Amodei 2019", "multiplier", "local", "simultaneous", *_LAGRANGE
