@@ -19,10 +19,8 @@ F = np.float32
 FAST = {"contract", "nsz", "arcp", "reassoc"}
 """Liberties of the compiler that leave NaN and infinity what they are, because they show a run that diverged."""
 BLOCK = 128  # rows that pass at once: as many as BLAS multiplies fastest
-FORBIDDEN, LOG_RATIO_LIMIT = (
-    F(-1e9),
-    20.0,
-)  # of distributions.py and ratios.py, as a test sees: no cache would notice a change
+# Those of distributions.py and ratios.py, as a test sees; the cache on disk would not notice a change there.
+FORBIDDEN, LOG_RATIO_LIMIT = F(-1e9), 20.0
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
