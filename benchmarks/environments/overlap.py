@@ -88,7 +88,7 @@ def table(result: dict[str, Any]) -> str:
     ]
     plain = result["rates"]["in turn"]
     for kind, rates in result["rates"].items():
-        ratios = [rate / other for rate, other in zip(rates, plain, strict=True)]
+        ratios = [overlapped / plain_rate for overlapped, plain_rate in zip(rates, plain, strict=True)]
         shares = " / ".join(f"{share:.0%}" for share in result["shares"][kind])
         lines.append(f"| {kind} | {spread(rates)} | {spread(ratios, 2)} | {shares} |")
     lines += [

@@ -208,8 +208,8 @@ def normal_too(case: Case) -> bool:
 
 
 def errors_of(case: Case, times: list[Any]) -> list[float | None]:
-    shares = [float(np.isfinite(hits).mean()) for hits in times]
-    return shares if normal_too(case) else [*shares, None]
+    final_shares = [float(np.isfinite(hits).mean()) for hits in times]
+    return final_shares if normal_too(case) else [*final_shares, None]
 
 
 def bounded(runs: int, alpha: float, evidence: Evidence) -> dict[str, Any]:

@@ -199,10 +199,10 @@ def finite(value: float) -> int | None:
     return int(value) if math.isfinite(value) else None
 
 
-def srm(keys: int) -> dict[str, Any]:
+def watched_table(keys: int) -> dict[str, Any]:
     """Shares of an assignment table over many units, watched at every thousandth; and a table that loses 2 % of one arm."""
     weights = {"control": 0.7, "first": 0.2, "second": 0.1}
-    table, counts, lossy = (
+    assignment, counts, lossy = (
         AssignmentTable(weights, "benchmark", 1),
         dict.fromkeys(weights, 0),
         dict.fromkeys(weights, 0),
@@ -211,7 +211,7 @@ def srm(keys: int) -> dict[str, Any]:
     lost = rng.random(keys) < 0.02
     smallest, caught = 1.0, None
     for k in range(keys):
-        arm = table.assign(f"unit-{k}").arm
+        arm = assignment.assign(f"unit-{k}").arm
         counts[arm] += 1
         lossy[arm] += not (arm == "first" and lost[k])
         if (k + 1) % 1000 == 0:
@@ -370,7 +370,7 @@ def main() -> None:
         "missing_delays": missing_delays(runs, 3_000, log_evidence, ALPHA),
         "delays": {str(effect): delays(effect, runs, 2_000 + k) for k, effect in enumerate(EFFECTS)},
         "bounded": bounded(runs, ALPHA, log_evidence),
-        "srm": srm(100 * runs) | {"runs": runs, "alarms": srm_errors(runs, 4_000)},
+        "srm": watched_table(100 * runs) | {"runs": runs, "alarms": srm_errors(runs, 4_000)},
     }
     result["seconds"] = time.perf_counter() - started
     text = table(result)

@@ -24,7 +24,7 @@ from marl_ray.policies.language.sharding.tensor_parallel import decoder_layers
 from marl_ray.policies.language.tiny_models import byte_tokenizer
 from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy
 from marl_ray.training.collectives import worker_mesh
-from marl_ray.training.learner.families import family_token
+from marl_ray.training.learner.families import language_models
 from marl_ray.training.learner.optimizers import clip_gradients, optimizer_of
 from marl_ray.training.team.memory_plan import memory_plan
 from marl_ray.training.team.model_shapes import qwen
@@ -218,7 +218,7 @@ def _run_of(path: str, settings: StepSettings) -> RunConfig:
 def _step_of(
     policy: TokenPolicy, device: torch.device, settings: StepSettings, hyper: AlgorithmConfig
 ) -> Callable[[], None]:
-    models = family_token.set_up(policy, worker_mesh(device.type), True, reference=False, sampled_elsewhere=True)
+    models = language_models.set_up(policy, worker_mesh(device.type), True, reference=False, sampled_elsewhere=True)
     model = models.trained
     optimizer = optimizer_of(hyper, [([model.lm], 1e-6)])
     prompts = torch.zeros(settings.rows, settings.context - settings.tokens, dtype=torch.int64, device=device)
@@ -229,10 +229,10 @@ def _step_of(
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         for number in range(PASSES):
-            family_token.begin_pass(model, last=number == PASSES - 1)
+            language_models.begin_pass(model, last=number == PASSES - 1)
             outputs = model.evaluate(prompts, responses, mask, learn_entropy=False)
             (-outputs.log_probs.sum() / (PASSES * mask.sum())).backward()
-        family_token.end_passes(model)
+        language_models.end_passes(model)
         clip_gradients([model.lm], hyper.max_grad_norm)
         optimizer.step()
 

@@ -41,7 +41,7 @@ GOAL, LIMIT_S = 0.9, 1200.0
 """The goal of every page: the share of variants that are solved, in the mean of its seeds, and the seconds of a run."""
 
 
-def run(page: str, seed: int) -> dict[str, Any]:
+def learn(page: str, seed: int) -> dict[str, Any]:
     """Train one seed on two workers, then play the held-out variants."""
     with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as folder:
         config = [f"env.kwargs.tasks=[{page}]", f"train.total_steps={PAGES[page]}", f"seed={seed}"]
@@ -123,7 +123,7 @@ def main() -> None:
             if not options.again and any(run["page"] == page and run["seed"] == seed for run in runs):
                 continue
             busy = os.getloadavg()[0]
-            row = run(page, seed) | {"load": busy}
+            row = learn(page, seed) | {"load": busy}
             print(
                 f"{page}, seed {seed}: {row['solved']:.2f}, {row['steps']:,} steps, {row['seconds']:.0f} s", flush=True
             )

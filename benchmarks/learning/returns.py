@@ -93,7 +93,7 @@ TASKS = {
 }
 
 
-def run(name: str, seed: int) -> dict[str, Any]:
+def learn(name: str, seed: int) -> dict[str, Any]:
     """Train one seed in this process, play its best bundle."""
     import torch
 
@@ -254,7 +254,7 @@ def main() -> None:
 
 
 def _run(job: tuple[str, int]) -> dict[str, Any]:
-    return run(*job)
+    return learn(*job)
 
 
 def _rounded(value: Any) -> Any:

@@ -39,7 +39,7 @@ def shipped(storage: str, steps: int, fifo: bool = False) -> SweepConfig:
     return load_sweep(FILE, [f"storage={storage}", f"set={json.dumps(changes)}", scheduler])
 
 
-def sweep(config: SweepConfig) -> tuple[float, SweepRecords]:
+def whole_sweep(config: SweepConfig) -> tuple[float, SweepRecords]:
     """Seconds from the start of Ray until the winner is registered."""
     began = time.perf_counter()
     check_sweep(config)
@@ -86,11 +86,11 @@ def main() -> None:
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as storage:
         shipped_sweep = shipped(f"{storage}/whole", options.steps, fifo=True)
-        seconds, full = sweep(shipped_sweep)
+        seconds, full = whole_sweep(shipped_sweep)
         print(f"sweep: {seconds:.0f} s", flush=True)
         plain = back_to_back(shipped_sweep)
         print(f"back to back: {plain:.0f} s", flush=True)
-        halving_seconds, halving = sweep(shipped(f"{storage}/asha", options.steps))
+        halving_seconds, halving = whole_sweep(shipped(f"{storage}/asha", options.steps))
     result = {
         "steps": options.steps,
         "load_before": load,

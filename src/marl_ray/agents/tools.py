@@ -176,7 +176,7 @@ def make_tool(name: str, options: Mapping[str, Any]) -> Tool:
     if instance is None:
         return tool_of(target, fixed=options)
     tool_name = getattr(instance, "name", None) or target.__name__.lower()
-    how = {field: getattr(instance, field) for field in _OF_CLASSES if hasattr(instance, field)}
+    how = {attribute: getattr(instance, attribute) for attribute in _OF_CLASSES if hasattr(instance, attribute)}
     return tool_of(instance, name=tool_name, description=inspect.getdoc(target), **how)
 
 

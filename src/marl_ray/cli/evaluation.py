@@ -290,10 +290,10 @@ def _ks(text: str | None) -> tuple[int, ...] | None:
 def _progress() -> Any:
     last = time.monotonic()
 
-    def show(what: str, done: int, total: int) -> None:
+    def show_progress(what: str, done: int, total: int) -> None:
         nonlocal last
         if time.monotonic() - last > PROGRESS_S:
             last = time.monotonic()
             print(f"marl-ray: {done} of {total} {what}s", file=sys.stderr)
 
-    return show
+    return show_progress

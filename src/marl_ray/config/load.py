@@ -164,7 +164,7 @@ def _explain(error: Any, key: str) -> str:
         return f"unknown key {key!r}"
     if error["type"] == "missing":
         return f"missing key {key!r}"
-    in_words = [text for text, types in EXPECTED.items() if error["type"] in types]
+    in_words = [text for text, error_types in EXPECTED.items() if error["type"] in error_types]
     message = in_words[0] if in_words else PATTERNS.get(error.get("ctx", {}).get("pattern"), words(error))
     shown = repr(error["input"]) if error["input"] is not None else "nothing"
     explained = len(shown) > 60 or isinstance(error["input"], Mapping) or str(error["input"]) in message

@@ -41,16 +41,16 @@ class ArrayBatch:
         signals: int,
         begin: Begin,
         play: Play,
-        look: ObserveRows,
+        observe: ObserveRows,
         allow: Allow | None = None,
         parameters: tuple[Any, ...] = (),
     ):
         """`env` gives the agents and the sizes of their actions; MarlRayError if an action space is not Discrete.
-        `parameters` are the last arguments of `play`, `look` and `allow`."""
+        `parameters` are the last arguments of `play`, `observe` and `allow`."""
         agents = list(env.possible_agents)
         self.begin = begin
         self.play = play
-        self.look = look
+        self.observe_rows = observe
         self.allow = allow
         self.signals = signals
         self.parameters = parameters
@@ -93,7 +93,7 @@ class ArrayBatch:
     def observe(self, rows: Sequence[np.ndarray], copies: Sequence[int] | None = None) -> None:
         numbers = self.all if copies is None else np.asarray(copies, np.int64)
         for members, offset, group_rows in zip(self.members, self.offsets, rows, strict=True):
-            self.look(self.states, numbers, members, group_rows, *self.parameters)
+            self.observe_rows(self.states, numbers, members, group_rows, *self.parameters)
             if offset:
                 group_rows[numbers] -= offset
             absent = ~self.observed[np.ix_(numbers, members)]

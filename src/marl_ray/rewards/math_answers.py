@@ -147,7 +147,7 @@ def _same(answer: str, expected: str, tolerance: float, depth: int) -> bool:
         return len(items_of_answer) == len(expected_items) and all(map(same, items_of_answer, expected_items))
     unmatched = list(expected_items)
     for item in items_of_answer:
-        place = next((number for number, other in enumerate(unmatched) if same(item, other)), None)
+        place = next((index for index, other in enumerate(unmatched) if same(item, other)), None)
         if place is None:
             return False
         del unmatched[place]

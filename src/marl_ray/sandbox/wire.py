@@ -40,10 +40,10 @@ def read_payload(fd: int) -> list[bytes]:
     at = 8 + 8 * count
     blobs = []
     for size in struct.unpack(f"<{count}Q", os.pread(fd, 8 * count, 8)):
-        blob = os.pread(fd, size, at)
-        while len(blob) < size:
-            blob += os.pread(fd, size - len(blob), at + len(blob))
-        blobs.append(blob)
+        piece = os.pread(fd, size, at)
+        while len(piece) < size:
+            piece += os.pread(fd, size - len(piece), at + len(piece))
+        blobs.append(piece)
         at += size
     return blobs
 

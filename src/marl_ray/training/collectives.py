@@ -53,12 +53,12 @@ def total(tensor: Tensor) -> Tensor:
     workers, device = dist.get_world_size(), tensor.device
     if workers == 1:
         return tensor
-    exchanged = tensor.to(_exchange_device(device))
+    moved = tensor.to(_exchange_device(device))
     if tensor.numel() > SMALL:
-        dist.all_reduce(exchanged)
-        return exchanged.to(device)
-    parts = exchanged.new_empty(workers * tensor.numel())
-    dist.all_gather_single(parts, exchanged.reshape(-1).contiguous())
+        dist.all_reduce(moved)
+        return moved.to(device)
+    parts = moved.new_empty(workers * tensor.numel())
+    dist.all_gather_single(parts, moved.reshape(-1).contiguous())
     return parts.to(device).reshape(workers, *tensor.shape).sum(0)
 
 

@@ -324,8 +324,8 @@ def middle_seed(rows: Sequence[Mapping[str, float]], seeds: Sequence[int], metri
     last: dict[int, float] = {}
     for row in rows:
         last |= {seed: row[f"seed-{seed}/{metric.name}"] for seed in seeds if f"seed-{seed}/{metric.name}" in row}
-    ranked = sorted(seeds, key=lambda seed: last.get(seed, -math.inf) * (1 if metric.mode == "max" else -1))
-    return ranked[(len(ranked) - 1) // 2]
+    by_score = sorted(seeds, key=lambda seed: last.get(seed, -math.inf) * (1 if metric.mode == "max" else -1))
+    return by_score[(len(by_score) - 1) // 2]
 
 
 def values_line(values: Mapping[str, Any]) -> str:

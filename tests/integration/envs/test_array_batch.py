@@ -112,12 +112,12 @@ class Narrow(BudgetDag):
     def batch(self, copies: int, groups: Any, signals: int) -> Any:
         batch = super().batch(copies, groups, signals)
         assert batch is not None
-        look = batch.look
+        observe = batch.observe_rows
 
-        def look_at_one(states: Any, seen: Any, agents: Any, rows: Any, *parameters: Any) -> None:
-            look(states, seen, agents[:1], rows[:, :1], *parameters)
+        def observe_one(states: Any, seen: Any, agents: Any, rows: Any, *parameters: Any) -> None:
+            observe(states, seen, agents[:1], rows[:, :1], *parameters)
 
-        batch.look = look_at_one
+        batch.observe_rows = observe_one
         return batch
 
 
@@ -207,7 +207,7 @@ class Relay(ParallelEnv):
             rewards[:], costs[:] = 2 * states[:, :1], 2 * states[:, :1, None]
             terminated[:] = states[:, :1] >= [1, 2]
 
-        def look(states: Any, copies: Any, agents: Any, rows: Any) -> None:
+        def observe(states: Any, copies: Any, agents: Any, rows: Any) -> None:
             rows[copies] = states[copies, :1, None]
 
         def allow(states: Any, masks: Any) -> None:
@@ -217,7 +217,7 @@ class Relay(ParallelEnv):
             if self.fault == "none":
                 masks[:] = False
 
-        return ArrayBatch(self, copies + (self.fault == "copies"), groups, signals, begin, play, look, allow)
+        return ArrayBatch(self, copies + (self.fault == "copies"), groups, signals, begin, play, observe, allow)
 
 
 class Strict(Relay):

@@ -40,7 +40,7 @@ def play(
 
 
 @numba.njit
-def look(states: Any, copies: Any, agents: Any, rows: Any, fault: int) -> None:
+def observe(states: Any, copies: Any, agents: Any, rows: Any, fault: int) -> None:
     for c in copies:
         for k in range(len(agents)):
             rows[c, k, 0], rows[c, k, 1] = states[c, 0] / 3, states[c, 4] + agents[k]
@@ -78,7 +78,7 @@ class Relay:
         def begin(seed: int) -> np.ndarray:
             return np.array([-(seed % 3), 0, 0, 0, seed % 7], float)
 
-        return ArrayBatch(self, copies, groups, signals, begin, play, look, allow, (self.fault,))
+        return ArrayBatch(self, copies, groups, signals, begin, play, observe, allow, (self.fault,))
 
 
 TEAMS = {
@@ -95,7 +95,7 @@ def collector(team: str, plan: CollectPlan, compiled: bool, fault: int = 0, stat
     envs = env.batch(4, groups, 2) if config is None else make_batch(config, 4, groups)
     assert isinstance(envs, ArrayBatch)
     if not compiled:  # numba does not know this function, so the collector takes single steps
-        envs.look = partial(envs.look)
+        envs.observe_rows = partial(envs.observe_rows)
     return Collector(env, envs, agents, range(4), plan, 3, 2 if config is None else 1, state)
 
 

@@ -189,7 +189,9 @@ class FaultyArrays(Faulty):
     """The same fault in a batch of arrays, which pays 1 for every step."""
 
     def batch(self, copies: int, groups: Sequence[Sequence[str]], signals: int) -> ArrayBatch:
-        return ArrayBatch(self, copies, groups, signals, lambda seed: np.array([seed % 7, 0.0]), self._play, self._look)
+        return ArrayBatch(
+            self, copies, groups, signals, lambda seed: np.array([seed % 7, 0.0]), self._play, self._observe_rows
+        )
 
     @staticmethod
     def _play(states: Any, alive: Any, actions: Any, rewards: Any, costs: Any, terminated: Any, truncated: Any) -> None:
@@ -199,7 +201,7 @@ class FaultyArrays(Faulty):
         truncated[states[:, 1] >= 6] = True
 
     @staticmethod
-    def _look(states: Any, copies: Any, agents: Any, rows: Any) -> None:
+    def _observe_rows(states: Any, copies: Any, agents: Any, rows: Any) -> None:
         rows[copies] = states[copies, None]
 
 

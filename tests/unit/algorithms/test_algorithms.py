@@ -105,7 +105,7 @@ def test_remax_subtracts_the_greedy_score(seed):
 @settings(max_examples=12)
 @given(seed=seeds)
 def test_direct_dapo_advantage_is_the_critics_gain(seed):
-    data, h = batch(seed), hyper("direct_dapo", return_low=-2.0, return_high=3.0)
+    data, h = batch(seed), hyper("direct_dapo", lowest_return=-2.0, highest_return=3.0)
 
     def value(logit: float) -> float:
         return -2 + 5 / (1 + math.exp(-logit))
@@ -146,7 +146,7 @@ def expected_loss(name: str, i: int, t: int, part: PolicyLossInputs, h: Algorith
         case "cispo":
             return -min(max(ratio, low), high) * advantage * new
         case "direct_dapo":
-            return 0.5 * h.beta * (advantage / h.beta - ratios[i][t]) ** 2
+            return 0.5 * h.regression_beta * (advantage / h.regression_beta - ratios[i][t]) ** 2
         case "cpo" | "macpo":
             return -ratio * advantage
         case "gspo":

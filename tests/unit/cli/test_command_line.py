@@ -154,7 +154,7 @@ def test_what_is_listed_for_language_models_is_what_training_takes(tmp_path):
         run["train"] = {"group_size": 4} if spec.groups else {}
         run |= {"data": str(pairs)} if spec.pairs else {}
         run |= {"constraints": [{"budget": 4}]} if spec.costs else {}
-        run["hyper"] |= {"return_high": 1} if "return_high" in spec.reads else {}
+        run["hyper"] |= {"highest_return": 1} if "highest_return" in spec.reads else {}
         (tmp_path / "run.json").write_text(json.dumps(run))
         done = marl_ray("train", tmp_path / "run.json", "--dry-run")
         refused = f"{name} trains actor-critics, not language models" in done.stderr

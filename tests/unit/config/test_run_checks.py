@@ -1,5 +1,7 @@
 """A run's config is checked before anything starts: what its algorithm, its policies and its benchmarks need."""
 
+import importlib
+import pkgutil
 import re
 
 import pytest
@@ -12,6 +14,8 @@ from marl_ray.config import (
     config_hash,
     parse_config,
 )
+from marl_ray.config.run import checks
+from marl_ray.config.run.run_config import CHECKS
 from marl_ray.errors import MarlRayError
 
 
@@ -63,7 +67,8 @@ COST = ["constraints=[{budget: 4}]"]
         (["hyper.overlong_filter=true"], "overlong_filter of policy 'shared': a row holds a stretch of play"),
         (["algorithm=rloo", "hyper.ratio_level=sequence"], "aggregation=token-mean: expected seq-mean-token-mean"),
         (["hyper.overlong_buffer=64"], "overlong_buffer=64 must be below train.horizon=64"),
-        (["algorithm=direct_dapo", "hyper.return_low=2"], "return_high=1 must be above return_low=2"),
+        (["algorithm=direct_dapo", "hyper.beta=0.1"], "hyper.beta: direct_dapo does not read it"),
+        (["algorithm=direct_dapo", "hyper.lowest_return=2"], "highest_return=1 must be above lowest_return=2"),
         (["hyper.kl_target=0.1"], "kl_target of policy 'shared': expected kl_coef beside it"),
         (["hyper.kl_coef=0.1", "hyper.kl_horizon=9"], "kl_horizon of policy 'shared': expected kl_target beside it"),
         (["hyper.entropy_step=0.1"], "entropy_step of policy 'shared': expected entropy_target beside it"),
@@ -100,6 +105,20 @@ def test_what_language_models_need_is_checked_before_anything_starts(overrides, 
     with pytest.raises(MarlRayError) as caught:
         parse_config(RunConfig, base, overrides)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_run_is_checked_by_every_module_of_checks():
+    modules = [
+        importlib.import_module(f"{checks.__name__}.{module.name}") for module in pkgutil.iter_modules(checks.__path__)
+    ]
+    assert {module.check for module in modules} == set(CHECKS) and len(CHECKS) == len(modules)
+
+
+def test_the_family_of_an_algorithm_is_refused_before_what_it_lacks():
+    """Budgets would not make CPO train a language model."""
+    base = {"name": "a", "env": {"id": "math"}, "team": {"a": {"model": {"preset": "tiny-0.2m"}}}}
+    with pytest.raises(MarlRayError, match=r"team.a: cpo trains actor-critics, not language models"):
+        parse_config(RunConfig, base, ["algorithm=cpo"])
 
 
 def test_defaults_are_the_algorithms_own_until_something_is_given():

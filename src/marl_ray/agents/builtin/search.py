@@ -198,8 +198,8 @@ class Corpus:
     def __call__(self, query: str, deadline: float) -> SearchResponse:
         scores = self.scores(query)
         best = [i for i in np.argsort(-scores, kind="stable")[:ASKED].tolist() if scores[i] > 0]
-        documents = (self._documents[i] for i in best)
-        return SearchResponse(organic=[Organic(title=d.title, snippet=d.text, link=d.link) for d in documents])
+        best_documents = (self._documents[i] for i in best)
+        return SearchResponse(organic=[Organic(title=d.title, snippet=d.text, link=d.link) for d in best_documents])
 
 
 class GoogleSearchSerper:

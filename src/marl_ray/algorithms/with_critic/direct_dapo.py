@@ -1,7 +1,8 @@
 """Direct advantage policy optimisation (Liu et al. 2024, arXiv 2412.18279), step by step, critic first.
 
     critic   min_V  -[ G log V + (1 - G) log(1 - V) ]          G: return-to-go, scaled to [0, 1] (a soft target; sec. 3.2)
-    actor    min_pi 1/2 ( A / beta - log(pi / pi_old) )^2       (eq. 9; log pi of a step is the sum over its tokens)
+    actor    min_pi 1/2 ( A / beta - log(pi / pi_old) )^2       (eq. 9; log pi of a step is the sum over its tokens;
+                                                                beta: `hyper.regression_beta`)
 
 The critic is fitted first and then held. The paper subtracts from V(s.a_i) the mean over candidate steps of the same s
 (eq. 13); where a state has one sampled action, that mean's expectation is V(s) itself, so A = r + V(s') - V(s) here.
@@ -24,7 +25,7 @@ from marl_ray.trajectories import Trajectories
 def targets(batch: Trajectories, hyper: AlgorithmConfig) -> Tensor:
     """Return (B, T) soft targets of the critic in [0, 1]."""
     to_go = reward_to_go(batch.rewards, batch.mask, batch.terminated | batch.truncated, gamma=1.0)
-    return ((to_go - hyper.return_low) / (hyper.return_high - hyper.return_low)).clamp(0, 1)
+    return ((to_go - hyper.lowest_return) / (hyper.highest_return - hyper.lowest_return)).clamp(0, 1)
 
 
 def value_loss(batch: ValueLossInputs, hyper: AlgorithmConfig) -> Tensor:
@@ -37,7 +38,7 @@ def advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, Non
 
     V(s') is 0 behind the end of a sequence.
     """
-    low, width = hyper.return_low, hyper.return_high - hyper.return_low
+    low, width = hyper.lowest_return, hyper.highest_return - hyper.lowest_return
     values = low + width * torch.sigmoid(batch.values)
     ended = batch.terminated | batch.truncated
     nothing = torch.zeros_like(values)
@@ -51,8 +52,8 @@ def policy_loss(batch: PolicyLossInputs, hyper: AlgorithmConfig) -> PolicyLoss:
     beta is; without it the learning rate would have to follow beta.
     """
     log_ratio = batch.log_probs - batch.old_log_probs
-    error = batch.advantages / hyper.beta - log_ratio
-    return PolicyLoss(0.5 * hyper.beta * error.square(), batch.mask.new_zeros(batch.mask.shape))
+    error = batch.advantages / hyper.regression_beta - log_ratio
+    return PolicyLoss(0.5 * hyper.regression_beta * error.square(), batch.mask.new_zeros(batch.mask.shape))
 
 
 DIRECT_DAPO = Algorithm(

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_type_hints
 from pydantic import ValidationError
 
 from marl_ray.config.run.hyper import AlgorithmConfig
-from marl_ray.errors import MarlRayError, did_you_mean
+from marl_ray.errors import MarlRayError
 from marl_ray.extensions import ALGORITHM
 
 ADAM = ("adam_betas", "adam_eps")
@@ -234,7 +234,7 @@ SPECS: dict[str, Spec] = {
         "arXiv 2412.18279",
         "local",
         critic_first=True,
-        keys=("critic_lr", "beta", "critic_epochs", "return_low", "return_high"),
+        keys=("critic_lr", "regression_beta", "critic_epochs", "lowest_return", "highest_return"),
         defaults={"advantage_norm": "none", "entropy_coef": 0.0},
     ),
     "dpo": Spec(
@@ -242,7 +242,7 @@ SPECS: dict[str, Spec] = {
         "arXiv 2305.18290",
         pairs=True,
         keys=("beta", "label_smoothing"),
-        defaults=_CRITIC_FREE | {"aggregation": "seq-mean-token-mean", "advantage_norm": "none", "beta": 0.1},
+        defaults=_CRITIC_FREE | {"aggregation": "seq-mean-token-mean", "advantage_norm": "none"},
     ),
     "ppo_lagrangian": _constrained(
         "PPO-Lagrangian", "Ray, Achiam, Amodei 2019", "multiplier", "local", "simultaneous", *_LAGRANGE
@@ -279,17 +279,3 @@ def spec_of(algorithm: str) -> Spec:
     ):
         raise MarlRayError(f"{algorithm}: expected an Algorithm (of marl_ray.algorithms), whose `spec` is a Spec")
     return spec
-
-
-def check_key_is_read(where: str, key: str, specs: Mapping[str, Spec]) -> None:
-    """Raise ValueError unless one of the algorithms, `specs` by name, reads the hyper-parameter `key` given as `where`."""
-    if any(key in spec.reads for spec in specs.values()):
-        return
-    if not any(key in spec.hyper.model_fields for spec in specs.values()):
-        readable = sorted({name for spec in specs.values() for name in spec.reads})
-        raise ValueError(f"unknown key {where!r}{did_you_mean(key, readable, before=where.removesuffix(key))}")
-    names, commands = " and ".join(specs), "` and `marl-ray algorithms ".join(specs)
-    raise ValueError(
-        f"{where}: {names} {'does' if len(specs) == 1 else 'do'} not read it; see what is read with "
-        f"`marl-ray algorithms {commands}`"
-    )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from marl_ray.config.run.sections import PolicyConfig, ResourcesConfig
+from marl_ray.config.run.sections import PolicyConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import ENGINE
 
@@ -89,33 +89,3 @@ def run_in_actors(team: Mapping[str, PolicyConfig]) -> int:
     """Return the number of policies whose engine can run in the actors of `resources.engines`."""
     models = [policy for policy in team.values() if policy.model is not None]
     return sum(engine_spec(policy.generation.engine).host is not None for policy in models)
-
-
-def check_engines(team: Mapping[str, PolicyConfig], need: ResourcesConfig) -> None:
-    """Refuse engines that cannot be imported, or that the team or its resources do not fit.
-
-    It refuses actors that no engine runs in, and ranks above an engine's. Raises ValueError.
-    """
-    for name, policy in team.items():
-        if policy.model is None:
-            continue
-        engine, lora = policy.generation.engine, policy.model.lora
-        try:
-            largest = engine_spec(engine).largest_rank
-        except MarlRayError as error:
-            raise ValueError(f"team.{name}.generation.engine: {error}") from error
-        if lora is not None and largest is not None and lora.rank > largest:
-            raise ValueError(
-                f"team.{name}.model.lora.rank={lora.rank}: expected at most {largest}, the greatest rank of "
-                f"generation.engine={engine}"
-            )
-    if need.engines and not run_in_actors(team):
-        raise ValueError(
-            f"resources.engines={need.engines}: expected a policy with generation.engine: vllm, or another engine that "
-            "runs in actors"
-        )
-    if need.tensor_parallel > 1 and not need.engines:
-        raise ValueError(
-            f"resources.tensor_parallel={need.tensor_parallel}: expected resources.engines of 1 or more; an engine "
-            "beside a worker has that worker's GPU"
-        )

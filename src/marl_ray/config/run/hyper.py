@@ -131,24 +131,27 @@ class AlgorithmConfig(Config):
     line_search_decay: float = Field(default=0.8, gt=0, lt=1)
     """Factor of each shortening."""
 
-    beta: PositiveFloat = 0.02
-    """Direct DAPO: temperature of the squared regression of the log ratio on advantage / beta. DPO: weight of the log ratio
-    to the reference, which holds the policy the nearer the larger it is."""
+    beta: PositiveFloat = 0.1
+    """DPO: weight of the log ratio to the reference, which holds the policy the nearer the larger it is."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
     """DPO: share of the pairs whose order is believed to be wrong."""
+    regression_beta: PositiveFloat = 0.02
+    """Direct DAPO: temperature of the squared regression of the log ratio on advantage / `regression_beta`."""
     critic_epochs: PositiveInt = 4
     """Direct DAPO: passes that fit the critic before the actor's."""
-    return_low: float = 0.0
-    """Direct DAPO: the return that the critic's 0 stands for."""
-    return_high: float = 1.0
-    """Direct DAPO: the return that the critic's 1 stands for."""
+    lowest_return: float = 0.0
+    """Direct DAPO: the return that the critic's 0 stands for; a lower one counts as this."""
+    highest_return: float = 1.0
+    """Direct DAPO: the return that the critic's 1 stands for; a higher one counts as this."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> "AlgorithmConfig":
         if self.clip_high is not None and self.clip_high < self.clip < 1:  # 1 is no lower bound
             raise ValueError(f"clip_high={self.clip_high:g} must not be below clip={self.clip:g}")
-        if self.return_low >= self.return_high:
-            raise ValueError(f"return_high={self.return_high:g} must be above return_low={self.return_low:g}")
+        if self.lowest_return >= self.highest_return:
+            raise ValueError(
+                f"highest_return={self.highest_return:g} must be above lowest_return={self.lowest_return:g}"
+            )
         if self.kl_place == "loss" and self.kl_estimator == "k1":
             raise ValueError(
                 "kl_estimator=k1: its gradient is zero in expectation, so it does nothing in the loss; expected "

@@ -124,7 +124,7 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         """
         if signals != 1:
             return None
-        from marl_ray.envs.budget.dag_batch import Budget, allow, look, play  # loads numba
+        from marl_ray.envs.budget.dag_batch import Budget, allow, observe, play  # loads numba
 
         prices, successes = np.array(EFFORTS).T.copy()
         budget = Budget(prices, successes, len(self.possible_agents), float(self.budget))
@@ -132,7 +132,7 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         def begin(seed: int) -> np.ndarray:
             return np.concatenate([np.random.default_rng(seed).random(TASKS), np.zeros(2)])
 
-        return ArrayBatch(self, copies, groups, signals, begin, play, look, allow, (budget,))
+        return ArrayBatch(self, copies, groups, signals, begin, play, observe, allow, (budget,))
 
     def _worker(self) -> str | None:
         """Return the agent whose turn it is; none after the last sub-task."""

@@ -48,7 +48,7 @@ def play(
 
 
 @numba.njit(cache=True, nogil=True)
-def look(states: np.ndarray, copies: np.ndarray, agents: np.ndarray, rows: np.ndarray, budget: Budget) -> None:
+def observe(states: np.ndarray, copies: np.ndarray, agents: np.ndarray, rows: np.ndarray, budget: Budget) -> None:
     """Write observations; see `arrays.ObserveRows`. The budget that is left is in the last place, if there is one."""
     tasks = states.shape[1] - 2
     for c in copies:

@@ -47,7 +47,7 @@ def compiled_batch(
         return None
     rewards = (0.0, -1.0) if kwargs.get("sutton_barto_reward") else (1.0, 1.0)
     rules = CartPoleRules(int(limit or 500), *rewards)
-    return ArrayBatch(env, copies, groups, signals, _begin, play, look, parameters=(rules,))
+    return ArrayBatch(env, copies, groups, signals, _begin, play, observe, parameters=(rules,))
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
@@ -89,7 +89,7 @@ def play(
 
 
 @numba.njit(cache=True, nogil=True)
-def look(states: np.ndarray, copies: np.ndarray, agents: np.ndarray, rows: np.ndarray, rules: CartPoleRules) -> None:
+def observe(states: np.ndarray, copies: np.ndarray, agents: np.ndarray, rows: np.ndarray, rules: CartPoleRules) -> None:
     """Write observations; see `arrays.ObserveRows`."""
     for c in copies:
         for k in range(4):

@@ -10,7 +10,7 @@ from gymnasium.utils import seeding
 
 from marl_ray.config.run.sections import EnvConfig
 from marl_ray.envs.arrays import ArrayBatch
-from marl_ray.envs.particles.physics import REFERENCE, SPREAD, TAG, Rules, look, play
+from marl_ray.envs.particles.physics import REFERENCE, SPREAD, TAG, Rules, observe, play
 
 KINDS = {"mpe2.simple_spread_v3": SPREAD, "mpe2.simple_tag_v3": TAG, "mpe2.simple_reference_v3": REFERENCE}
 ARGUMENTS = {"N", "local_ratio", "max_cycles", "num_good", "num_adversaries", "num_obstacles", "terminate_on_success"}
@@ -28,7 +28,7 @@ def compiled_batch(
     if not all(key in ARGUMENTS or value == defaults.get(key) for key, value in config.kwargs.items()):
         return None
     rules = _rules(KINDS[config.id], defaults | config.kwargs)
-    return ArrayBatch(env, copies, groups, signals, partial(_begin, rules=rules), play, look, parameters=(rules,))
+    return ArrayBatch(env, copies, groups, signals, partial(_begin, rules=rules), play, observe, parameters=(rules,))
 
 
 def _defaults(env_id: str) -> dict[str, Any]:

@@ -222,7 +222,7 @@ def write_seen(places: np.ndarray, i: int, j: int, row: np.ndarray, at: int) -> 
 
 
 @numba.njit(cache=True, nogil=True)
-def look(states: np.ndarray, copies: np.ndarray, agents: np.ndarray, rows: np.ndarray, rules: Rules) -> None:
+def observe(states: np.ndarray, copies: np.ndarray, agents: np.ndarray, rows: np.ndarray, rules: Rules) -> None:
     """Write observations, as mpe2 orders them. See `arrays.ObserveRows`."""
     for c in copies:
         places, velocities, words, goals = parts(states[c], rules)

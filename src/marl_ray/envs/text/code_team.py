@@ -158,8 +158,8 @@ class CodeTeam(TextEnv):
         for mistake in [draw.choice(changed), *plain] if changed else plain:
             env.reset(options={"index": index})
             turns = env._played(mistake)  # noqa: SLF001  a copy of itself
-            programs = sum(turn.agent == GENERATOR for turn in turns)
-            if env.checked.hidden == 1 and programs == (2 if mistake else least):
+            written = sum(turn.agent == GENERATOR for turn in turns)
+            if env.checked.hidden == 1 and written == (2 if mistake else least):
                 return turns
         raise MarlRayError(f"task {task.task_id}: reference: fails its tests ({env.checked.report})")
 

@@ -72,8 +72,8 @@ def judged(
 ) -> OffPolicyEstimate:
     """Combine two estimates on the units `used`, (units,) bool, into one result."""
     units = int(used.sum())
-    gate = _gate(value, units, floor, min_effective)
-    return OffPolicyEstimate(value, robust, float(outcomes[used].mean()), units, len(used) - units, gate)
+    exposure_gate = _gate(value, units, floor, min_effective)
+    return OffPolicyEstimate(value, robust, float(outcomes[used].mean()), units, len(used) - units, exposure_gate)
 
 
 def _gate(value: PolicyValue, units: int, floor: float, min_effective: float) -> ExposureGate:

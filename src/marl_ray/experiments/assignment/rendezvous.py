@@ -72,7 +72,7 @@ class AssignmentTable:
         group, place = block_group(block, len(self.weights))
         order = _block_prefix(self._salt, f"order {group}")
         draws = [uniform(order, str(k).encode()) for k in range(len(self.weights))]
-        rank = sum(draw < draws[place] for draw in draws)
+        rank = sum(other < draws[place] for other in draws)
         u = (rank + uniform(_block_prefix(self._salt, "place"), block.encode())) / len(draws)
         live = sorted(self._outcomes)
         for arm in live[:-1]:

@@ -35,18 +35,18 @@ def add_adapters(lm: PreTrainedModel, config: LoraConfig) -> None:
     unnamed = _unnamed(lm, linear)
     if isinstance(config.targets, str):
         head = lm.get_output_embeddings()
-        adapted = [name for name, module in linear.items() if module is not head and _last(name) not in unnamed]
+        names = [name for name, module in linear.items() if module is not head and _last(name) not in unnamed]
     else:
-        adapted = [name for target in config.targets for name in _matching(lm, linear, target, unnamed)]
-    if not adapted:
+        names = [name for target in config.targets for name in _matching(lm, linear, target, unnamed)]
+    if not names:
         raise MarlRayError("model.lora.targets: this model has no linear layers that take an adapter")
     transposed = any(isinstance(module, Conv1D) for module in linear.values())
     # peft makes an adapter on the device of its layer's weight. For a weight that is still in its file, a CPU tensor of
     # one number stands in.
-    unread = {name: linear[name].weight for name in adapted if linear[name].weight.is_meta}
+    unread = {name: linear[name].weight for name in names if linear[name].weight.is_meta}
     for name, weight in unread.items():
         linear[name].weight = nn.Parameter(torch.zeros((), dtype=weight.dtype).expand(weight.shape), False)
-    inject_adapter_in_model(_peft_config(config, adapted, transposed), lm, ADAPTER)
+    inject_adapter_in_model(_peft_config(config, names, transposed), lm, ADAPTER)
     for name, weight in unread.items():
         linear[name].weight = weight
     for layer in lm.modules():

@@ -181,7 +181,7 @@ def record(t: int, world: WorldArrays, parts: Sequence[PolicyArrays]) -> None:
 @numba.njit(cache=True, nogil=True)
 def play_until_end(
     play: Any,
-    look: Any,
+    observe: Any,
     allow: Any,
     parameters: Any,
     evaluate: Any,
@@ -220,7 +220,7 @@ def play_until_end(
         if not possible:
             return t
         for part in parts:
-            look(world.states, playing[:count], part.members, part.rows[t + 1], *parameters)
+            observe(world.states, playing[:count], part.members, part.rows[t + 1], *parameters)
             for c in range(copies):
                 for k in range(len(part.members)):
                     i = part.members[k]
@@ -262,7 +262,7 @@ class CompiledPlay:
                 envs.members, players.values(), buffers.values(), noise, strict=True
             )
         )
-        self.functions = envs.play, envs.look, envs.allow, envs.parameters, evaluate, act
+        self.functions = envs.play, envs.observe_rows, envs.allow, envs.parameters, evaluate, act
         self.loop = _entry(envs, self.functions, self.world, self.parts)
 
     def play(self, t: int) -> int:
@@ -300,7 +300,7 @@ def has_compiled_loop(envs: EnvBatch, players: Mapping[str, Player], buffers: Ma
         all(player.actor is not None and not player.actor.layout.coded for player in players.values())
         and all(isinstance(player.model.distribution, Categorical) for player in players.values())
         and all(buffer.rows.dtype == np.float32 for buffer in buffers.values())
-        and all(is_jitted(function) for function in (envs.play, envs.look, envs.allow or envs.look))
+        and all(is_jitted(function) for function in (envs.play, envs.observe_rows, envs.allow or envs.observe_rows))
         and _environment_types(envs) is not None
     )
 
@@ -354,7 +354,7 @@ def _entry(
 
 
 def _environment_types(envs: ArrayBatch) -> list[types.Type] | None:
-    """Return the types of `play`, `look`, `allow` and `parameters` as the loop takes them; None if it cannot."""
+    """Return the types of `play`, `observe`, `allow` and `parameters` as the loop takes them; None if it cannot."""
     step = BatchStep.zeros(*envs.alive.shape, envs.signals)
     numbers, rows, parameters = np.empty(0, np.int64), np.empty((0, 0, 0), np.float32), envs.parameters
     try:
@@ -363,7 +363,7 @@ def _environment_types(envs: ArrayBatch) -> list[types.Type] | None:
         return None
     kinds = [
         _by_address(envs.play, envs.states, envs.alive, envs.moves, *step, *parameters),
-        _by_address(envs.look, envs.states, numbers, numbers, rows, *parameters),
+        _by_address(envs.observe_rows, envs.states, numbers, numbers, rows, *parameters),
         types.none if envs.allow is None else _by_address(envs.allow, envs.states, envs.masks, *parameters),
         of_parameters if _is_plain(of_parameters) else None,
     ]

@@ -185,7 +185,7 @@ async def _act_or_fall_back(
         if shadow in router.arms:
             router.shadows.send(shadow, cast(Arm, router.arms[shadow]).act, observations, masks, answers)
     parts = {
-        "actions": {a: act if isinstance(act, str) else act.tolist() for a, (act, _) in answers.items()},
+        "actions": {a: action if isinstance(action, str) else action.tolist() for a, (action, _) in answers.items()},
         "log_probs": {agent: log_prob for agent, (_, log_prob) in answers.items() if log_prob is not None},
     }
     if key is not None and cache is not None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from marl_ray.algorithms.losses.value_losses import ValueLossInputs
 from marl_ray.training.collectives import total
-from marl_ray.training.learner.families.family import Outputs
+from marl_ray.training.learner.families.results import Outputs
 from marl_ray.training.learner.minibatches import Selection, Shape, everything, micro_batches
 from marl_ray.training.learner.optimizers import backward_over_workers, clip_gradients
 from marl_ray.training.learner.trained_policy import TrainedPolicy

@@ -32,8 +32,8 @@ class Learner:
     state: UpdateState
     trust_region: float
     """The bound of a trust region's step (nats) at this point of the run."""
-    why_torch: str
-    """The reason why torch takes the gradient steps; empty where compiled code does (see `compiled`)."""
+    refused: str
+    """The reason why torch takes the gradient steps although there is compiled code; empty if there is no such reason."""
 
     def __init__(self, model: Any, mesh: DeviceMesh, settings: LearnerSettings):
         """Take over `model`, an ActorCritic or a TokenPolicy with the same weights on every worker of `mesh`."""
@@ -41,7 +41,12 @@ class Learner:
         self.state = UpdateState.fresh(self.policy)
         self.trust_region = settings.hyper.trust_region
         self.own_groups = self._groups()
-        self.why_torch, self._compared = why_torch(self.policy), False
+        self.refused, self._compared = "", False
+
+    @property
+    def why_torch(self) -> str:
+        """The reason why torch takes the gradient steps of the policy as it is now; empty where compiled code does."""
+        return why_torch(self.policy) or self.refused
 
     @property
     def compiled(self) -> bool:
@@ -115,7 +120,7 @@ class Learner:
         """Take the gradient steps by compiled code where there is some.
 
         Before its first step it is compared with torch; if it differs, torch takes all steps of the run, and
-        `why_torch` says so.
+        `refused` says so.
         """
         if not self.compiled:
             return gradient_epochs.descend(self.policy, self.state, prepared, where)
@@ -125,7 +130,7 @@ class Learner:
             self._compared = True
             difference = epochs.largest_difference(self.policy, self.state, prepared)
             if not difference <= epochs.TOLERANCE:
-                self.why_torch = f"compiled gradients differ from torch's by {difference:.1e}"
+                self.refused = f"compiled gradients differ from torch's by {difference:.1e}"
                 return gradient_epochs.descend(self.policy, self.state, prepared, where)
         return epochs.descend(self.policy, self.state, prepared, where)
 
@@ -163,7 +168,7 @@ class Learner:
 
     def plain(self) -> dict[str, Any]:
         """Return everything besides tensors that changes, as plain data for a checkpoint."""
-        return self.state.plain() | {"groups": self._groups(), "refused": self.why_torch if self._compared else ""}
+        return self.state.plain() | {"groups": self._groups(), "refused": self.refused}
 
     def load_state(self, plain: Mapping[str, Any], where: str = "training") -> None:
         """Continue from `plain()`; the tensors were loaded before. Every worker takes part. Errors may name `where`."""
@@ -171,7 +176,7 @@ class Learner:
         # Another comparison could end otherwise, and then the run would not equal one that never stopped. A policy that
         # has no compiled code, as one of a branch, keeps its own reason.
         if plain["refused"] and self.compiled:
-            self.why_torch, self._compared = plain["refused"], True
+            self.refused, self._compared = plain["refused"], True
         for group, saved in zip(self.policy.optimizer.param_groups, plain["groups"], strict=True):
             group |= {key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}
         self.policy.refresh_rollout_model(where)

@@ -14,23 +14,13 @@ from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.constraints.multipliers import Multiplier, with_settings_of
 from marl_ray.algorithms.losses.kl import adaptive_coefficient
 from marl_ray.config import AlgorithmConfig, ConstraintConfig
-from marl_ray.policies.actor_critic.policy import ActorCritic
-from marl_ray.training.learner.families import family_actor_critic
-from marl_ray.training.learner.families.family import PolicyFamily, PolicyModels
+from marl_ray.training.learner.families.family import PolicyFamily, policy_family
+from marl_ray.training.learner.families.results import PolicyModels
 from marl_ray.training.learner.optimizers import optimizer_of
 
 ENGINE_CAP = 2.0
 """The `importance_cap` of a run whose engine samples with fewer digits than the learner computes with (the bound of
 verl and TRL)."""
-
-
-def family_of(model: Any) -> PolicyFamily:
-    """Return the module of functions for the type of `model`, an ActorCritic or a TokenPolicy."""
-    if isinstance(model, ActorCritic):
-        return family_actor_critic
-    from marl_ray.training.learner.families import family_token  # loads transformers
-
-    return family_token
 
 
 @dataclass(frozen=True)
@@ -80,7 +70,7 @@ class TrainedPolicy:
     @classmethod
     def set_up(cls, model: Any, mesh: DeviceMesh, settings: LearnerSettings) -> "TrainedPolicy":
         """Take over `model`, an ActorCritic or a TokenPolicy with the same weights on every worker, and shard it."""
-        algorithm, family, hyper = algorithm_of(settings.algorithm), family_of(model), settings.hyper
+        algorithm, family, hyper = algorithm_of(settings.algorithm), policy_family(model), settings.hyper
         spec = algorithm.spec
         models = family.set_up(
             model, mesh, settings.mixed_precision, _needs_reference(algorithm, hyper), settings.sampled_elsewhere

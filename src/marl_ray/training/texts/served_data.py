@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from marl_ray.config import RunConfig
-from marl_ray.config.run.run_config import DECISIONS
+from marl_ray.config.run.run_keys import DECISIONS
 from marl_ray.envs.text.record_files import read_bytes, read_record, rows
 from marl_ray.errors import MarlRayError
 from marl_ray.rollout.served.collector import ResponseBlock, ServedResponse
@@ -107,14 +107,14 @@ def _cut(group: Sequence[ServedResponse], size: int) -> list[ResponseBlock]:
 
 def _read_pairs(path: str, players: Mapping[str, str]) -> dict[str, list[tuple[str, Pair]]]:
     """Return policy -> its lines, each with its file and line for errors."""
-    by_policy: dict[str, list[tuple[str, Pair]]] = {}
+    pairs_of: dict[str, list[tuple[str, Pair]]] = {}
     for row in rows(path, read_bytes(path)):
         pair = read_record(Pair, row)
         agent = pair.agent or (next(iter(players)) if len(players) == 1 else "")
         if agent not in players:
             raise MarlRayError(f"{row.where}: agent: expected one of {', '.join(players)}")
-        by_policy.setdefault(players[agent], []).append((row.where, pair.model_copy(update={"agent": agent})))
-    return by_policy
+        pairs_of.setdefault(players[agent], []).append((row.where, pair.model_copy(update={"agent": agent})))
+    return pairs_of
 
 
 def _pairs(config: RunConfig, name: str, pairs: Sequence[tuple[str, Pair]], reader: Reader) -> list[ResponseBlock]:

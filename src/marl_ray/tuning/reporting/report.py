@@ -107,7 +107,7 @@ def _order(config: SweepConfig, records: SweepRecords) -> list[TrialRecord]:
 def _curves(config: SweepConfig, order: Sequence[TrialRecord], rows: AllRows) -> dict[int, Curve]:
     """Return trial -> its curve of the first metric, for those that have one."""
     curves = {record.number: curve_of(rows[record.number], config.seeds, config.metric[0]) for record in order}
-    return {number: curve for number, curve in curves.items() if curve is not None}
+    return {trial: curve for trial, curve in curves.items() if curve is not None}
 
 
 def report_page(folder: Folder, records: SweepRecords) -> bytes:
@@ -270,7 +270,7 @@ def _trials(
     rows: AllRows,
 ) -> list[dict[str, Any]]:
     """Return the rows of the table of trials: trials with a result, the best first, then the others."""
-    ends = {number: end_of(curve) for number, curve in curves.items()}
+    ends = {trial: end_of(curve) for trial, curve in curves.items()}
     places = spans(ends)
     front = _front(config, order)
     ordered = {record.number for record in order}

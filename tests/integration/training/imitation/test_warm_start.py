@@ -47,7 +47,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def test_the_first_iteration_plays_as_well_as_the_log(data, algorithm):
     """With a central, a local and no critic, one that is fitted before the actor, and a trust region."""
     more = ["constraints=[{budget: 100}]"] if algorithm == "cpo" else []
-    more += ["train.group_size=2", "hyper.return_high=6"] if algorithm == "direct_dapo" else []
+    more += ["train.group_size=2", "hyper.highest_return=6"] if algorithm == "direct_dapo" else []
     epochs, iterations = split(train_alone(warm(data, f"algorithm={algorithm}", *more)))
     assert len(epochs) == 8 and epochs[0]["steps"] == 0
     entropy = GOOD * np.log(GOOD) + (1 - GOOD) * np.log(1 - GOOD)

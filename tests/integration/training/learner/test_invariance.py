@@ -64,9 +64,7 @@ def gradients(name: str, team, batch: Trajectories, micro_batch: int | None) -> 
         patch.setattr(gradient_epochs, "clip_gradients", record)
         patch.setattr(forward_passes, "clip_gradients", record)
         patch.setattr(learner.policy.optimizer, "step", lambda: None)
-        patch.setattr(
-            learner, "why_torch", "it is the reference"
-        )  # torch's gradients; compiled ones are compared with them elsewhere
+        patch.setattr(learner, "refused", "it is the reference")  # compiled gradients are compared with it elsewhere
         patch.setattr(learner, "policy", with_settings(learner.policy, micro_batch=micro_batch))
         if algorithm_of(name).spec.constraint == "trust_region":
             unmoved = dict(learner.policy.rollout_model.actor.named_parameters())
@@ -145,7 +143,6 @@ def check_value_clip(name: str, config: RunConfig) -> None:
     team, collector = built(config)
     (policy,) = team.learners
     learner = team.learners[policy]
-    learner.why_torch = "it is another policy"  # the policy's settings change below, which no compiled code expects
     for iteration in range(3):
         batch = collector.collect(team.players(), iteration).trajectories[policy]
         if iteration == 2 and SPECS[name].constraint != "trust_region":

@@ -45,7 +45,15 @@ class NetworkInputs(NamedTuple):
 
 
 class PPOTerms(NamedTuple):
-    """The settings of the loss."""
+    """The settings of PPO's loss L, which is the mean over the decisions of a minibatch:
+
+        actor     L = -min(r A, clip(r, low, high) A) - c H           r = p_a / p_old, H = -sum_k p_k log p_k
+        critic    L = w max(h(v - R), h(v_c - R))                     v_c = v_old + clip(v - v_old, -value_clip, value_clip)
+
+    with the probabilities p = softmax(z) of the logits z, the action a, the advantage A, the return R, the value v, the
+    Huber loss h, and the weights c (`entropy_coef`) and w (`value_coef`). For A < 0 the dual clip bounds the actor's first
+    term by -dual_clip A. The log of r is clipped to 20 on both sides.
+    """
 
     low: float
     high: float

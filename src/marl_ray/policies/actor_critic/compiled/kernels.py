@@ -5,8 +5,7 @@ the input, the hidden layers and the output. Its input is a row of numbers (D,) 
 code stands for some entries' categories, and so for some rows of the first layer's weights, which that layer adds up. Rows
 pass in blocks that stay in the processor's cache. All code that calls each other stands in this one file, because numba's
 cache on disk notices a change only in the file that it compiles.
-`error_model="numpy"` matters: a check of every divisor for zero would keep the compiler from computing sixteen numbers
-at once.
+`error_model="numpy"` matters: checks of divisors for zero would keep the compiler from computing sixteen numbers at once.
 """
 
 import math
@@ -19,15 +18,14 @@ from marl_ray.policies.actor_critic.compiled.arguments import DecisionArrays, Ne
 F = np.float32
 FAST = {"contract", "nsz", "arcp", "reassoc"}
 """Liberties of the compiler that leave NaN and infinity what they are, because they show a run that diverged."""
-BLOCK = 128
-"""Rows that pass at once: as many as BLAS multiplies fastest."""
-FORBIDDEN, LOG_RATIO_LIMIT = F(-1e9), 20.0  # as in distributions.py and ratios.py; no cache would notice them change
+BLOCK = 128  # rows that pass at once: as many as BLAS multiplies fastest
+# Those of distributions.py and ratios.py, as a test sees; the cache on disk would not notice a change there.
+FORBIDDEN, LOG_RATIO_LIMIT = F(-1e9), 20.0
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
 def activate(rows: np.ndarray, bias: np.ndarray, tanh: bool) -> None:
-    """Add the bias to (n, width) and apply the activation, in place; tanh as a ratio of polynomials (Eigen's, exact to
-    3e-7)."""
+    """Add the bias to (n, width) and apply the activation, in place; tanh by Eigen's ratio of polynomials, exact to 3e-7."""
     for i in range(len(rows)):
         row = rows[i]
         if tanh:
@@ -69,8 +67,7 @@ def standardise(rows: np.ndarray, out: np.ndarray) -> None:
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
 def join(matrix: np.ndarray, parts: np.ndarray, bounds: np.ndarray, table: np.ndarray) -> None:
-    """Write the table (codes, width): the sum of the rows of `matrix` (categories, width) that belong to each code, which
-    are `parts[bounds[c] : bounds[c + 1]]`."""
+    """Write each code's sum of rows of `matrix`, `parts[bounds[c] : bounds[c + 1]]`, to the table (codes, width)."""
     for c in range(len(table)):
         out = table[c]
         out[:] = F(0)
@@ -121,12 +118,7 @@ def scatter(slope: np.ndarray, codes: np.ndarray, slopes: np.ndarray) -> None:
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
 def forward(
-    weights: np.ndarray,
-    net: NetworkShape,
-    inputs: np.ndarray,
-    codes: np.ndarray,
-    table: np.ndarray,
-    space: np.ndarray,
+    weights: np.ndarray, net: NetworkShape, inputs: np.ndarray, codes: np.ndarray, table: np.ndarray, space: np.ndarray
 ) -> np.ndarray:
     """Return the outputs (n, out) of rows (n, D), which come normalised if the network has a norm, or of codes (n, K),
     whose sums the `table` has (see `join`). `space` keeps, one after another, the scaled input if there is a norm, and
@@ -256,9 +248,13 @@ def policy_slopes(
     terms: PPOTerms,
     sums: np.ndarray,
 ) -> None:
-    """Turn logits (n, A) into the loss's gradient by them. Row i is that of the decisions numbered
-    `decisions[bounds[i] : bounds[i + 1]]`, at least one. `sums` get the policy loss, the entropy, the divergence and the
-    share of clipped decisions."""
+    """Turn logits (n, A) into dL/dz (see `PPOTerms`), and add the policy loss, the entropy, the divergence and the share of
+    clipped decisions to `sums`. Row i is that of the decisions `decisions[bounds[i] : bounds[i + 1]]`, at least one.
+
+        dL/dz_j = r A (p_j - [j = a]) + c p_j (log p_j + H)          as d log p_a / dz_j = [j = a] - p_j
+
+    The first term is 0 where L does not depend on r: the clip's side is the lower one, the dual clip holds, or log r is
+    beyond its limit. At a tie both sides have the same gradient: r is inside of the clip, or A is 0."""
     count = outputs.shape[1]
     logs, shares, slopes = np.empty(count, np.float32), np.empty(count, np.float32), np.empty(count, np.float32)
     for i in range(len(outputs)):
@@ -316,8 +312,12 @@ def value_slopes(
     terms: PPOTerms,
     sums: np.ndarray,
 ) -> None:
-    """Turn values (n, heads) into the loss's gradient by them, of decisions as in `policy_slopes`; `sums` get the value
-    loss."""
+    """Turn values (n, heads) into dL/dv (see `PPOTerms`), of decisions as in `policy_slopes`; `sums` get the value loss.
+
+        dL/dv = s w h'(v - R)          h'(e) = clip(e, -delta, delta)
+
+    s is 1 within the value clip. Beyond it v_c is constant: s is 1 where h(v - R) is the greater loss, 0 where it is the
+    smaller, and 1/2 where both are equal, as torch divides the gradient of `maximum` at a tie."""
     slopes = np.empty(values.shape[1])
     for i in range(len(values)):
         slopes[:] = 0.0
@@ -368,10 +368,7 @@ def network_gradient(
     sums: np.ndarray,
 ) -> None:
     """Write the gradient (weights,) of one network's part of PPO's loss over the decisions numbered `minibatch`, and add its
-    metrics to `sums` (5,), see `policy_slopes` and `value_slopes`.
-
-    Decisions that read the same row pass as one. Two threads may compute actor and critic at once.
-    """
+    metrics to `sums` (5,). Decisions that read one row pass as one. Two threads may compute actor and critic at once."""
     rows_of, codes_of = inputs.rows, inputs.codes
     widest = max(net.widths[1:].max(), rows_of.shape[1])
     space = np.empty(BLOCK * net.row_space, np.float32)

@@ -7,7 +7,7 @@ import numpy as np
 
 F = np.float32
 FORBIDDEN = F(-1e9)
-"""`FORBIDDEN` of distributions.py; numba's cache on disk notices a change only in this file."""
+"""That of distributions.py, to which a test compares it; numba's cache on disk would not notice that it changed there."""
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")

@@ -71,7 +71,7 @@ async def _all(parts: Sequence[Any]) -> list[Any]:
     """Wait for all and return their results; the first failure cancels the others."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(part) for part in parts]
+            tasks = [group.create_task(coroutine) for coroutine in parts]
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]

@@ -1,37 +1,15 @@
-"""The interface of a family of policies, which the modules `family_actor_critic` and `family_token` implement."""
+"""The interface of a family of policies, with the modules `actor_critics` and `language_models`, and the choice of one."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from marl_ray.policies.actor_critic.policy import ActorCritic
+from marl_ray.training.learner.families.results import Outputs, PolicyModels
 from marl_ray.training.learner.minibatches import Selection, Shape
 from marl_ray.trajectories import Trajectories
-
-
-class Outputs(NamedTuple):
-    """The outputs of the current weights for R rows at T steps."""
-
-    log_probs: Tensor
-    """(R, T)."""
-    entropy: Tensor
-    """(R, T)."""
-    values: Tensor | None
-    """(R, T); None without a critic."""
-    cost_values: Tensor | None
-    """(R, T, K); None without a cost critic."""
-
-
-class PolicyModels(NamedTuple):
-    """The models of one policy that a learner holds: equal weights for different uses."""
-
-    trained: Any
-    """Sharded over the workers."""
-    rollout: Any
-    """Plain, for inference."""
-    reference: Any
-    """The frozen reference policy that the divergence is measured from; None if it is not measured."""
 
 
 class PolicyFamily(Protocol):
@@ -104,3 +82,14 @@ class PolicyFamily(Protocol):
     def log_ratio(self, rollout: Any, batch: Trajectories) -> Tensor:
         """Return the log-probability (copies, T) of the agents' recorded actions now, minus that when they were
         sampled, on CPU. For sequential updates, which language models do not have."""
+
+
+def policy_family(model: Any) -> PolicyFamily:
+    """Return the family of `model`, an ActorCritic or a TokenPolicy."""
+    if isinstance(model, ActorCritic):
+        from marl_ray.training.learner.families import actor_critics
+
+        return actor_critics
+    from marl_ray.training.learner.families import language_models  # loads transformers
+
+    return language_models

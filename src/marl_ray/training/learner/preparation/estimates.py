@@ -65,11 +65,11 @@ def _checked_advantages(policy: TrainedPolicy, batch: Trajectories) -> tuple[Ten
     if spec.critic_first:
         targets = None  # the critic was fitted to its own targets already
     checked = {"advantages": advantages, **({} if spec.critic == "none" or spec.critic_first else {"targets": targets})}
-    for key, estimate in checked.items():
-        if estimate is None or estimate.shape != expected:
+    for key, value in checked.items():
+        if value is None or value.shape != expected:
             raise MarlRayError(
                 f"algorithm {algorithm.name}: its `advantages` gives {key} of shape "
-                f"{None if estimate is None else tuple(estimate.shape)}, expected {tuple(expected)}"
+                f"{None if value is None else tuple(value.shape)}, expected {tuple(expected)}"
             )
     return advantages, targets
 

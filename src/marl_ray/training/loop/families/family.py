@@ -1,7 +1,4 @@
-"""The interface of a family of runs, with the modules `actor_critics` and `language_models`, and the choice of one.
-
-Teams differ as `training/team/families` says, and learners as `training/learner/families` does.
-"""
+"""The interface of a family of runs, with the modules `actor_critics` and `language_models`, and the choice of one."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol

@@ -1,5 +1,6 @@
 """The compiled gradient steps and the compiled networks against torch's, on batches of real environments."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -147,6 +148,18 @@ def test_policies_that_are_updated_in_turn_equal_those_of_torch():
 
     with process_group():
         assert_close((rows(True), []), (rows(False), []))
+
+
+def test_torch_takes_the_steps_of_a_policy_whose_settings_no_longer_have_compiled_code():
+    with process_group():
+        learner = team_of(config_of(CASES["plain"])).learners["all"]
+        assert learner.compiled
+        settings = learner.policy.settings
+        token_sum = settings.hyper.model_copy(update={"aggregation": "token-sum"})
+        learner.policy = replace(learner.policy, settings=replace(settings, hyper=token_sum))
+        assert learner.why_torch == "hyper.aggregation is token-sum"
+        learner.policy = replace(learner.policy, settings=settings)
+        assert learner.compiled
 
 
 def test_a_gradient_that_differs_from_torch_is_not_used(monkeypatch):

@@ -139,8 +139,8 @@ def _search(word: str = "") -> str:
 
 
 def _form(action: str, name: str, label: str, button: str, value: str = "") -> str:
-    field = f'<input name="{name}" aria-label="{label}" value="{escape(value)}">'
-    return f'<form action="{action}">{field}<button>{button}</button></form>'
+    input_field = f'<input name="{name}" aria-label="{label}" value="{escape(value)}">'
+    return f'<form action="{action}">{input_field}<button>{button}</button></form>'
 
 
 def _items(texts: list[str], raw: bool = False) -> str:

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from marl_ray.policies.actor_critic.policy import ActorCritic, EncodedRows
 from marl_ray.training.collectives import world
-from marl_ray.training.learner.families.family import Outputs, PolicyModels
+from marl_ray.training.learner.families.results import Outputs, PolicyModels
 from marl_ray.training.learner.minibatches import Selection, Shape
 from marl_ray.trajectories import Trajectories
 

@@ -17,7 +17,7 @@ from marl_ray.policies.language.sharding.shard import shard
 from marl_ray.policies.language.token_policy import TokenPolicy, move
 from marl_ray.training.collectives import total, world
 from marl_ray.training.errors import naming_the_gather
-from marl_ray.training.learner.families.family import Outputs, PolicyModels
+from marl_ray.training.learner.families.results import Outputs, PolicyModels
 from marl_ray.training.learner.minibatches import Selection, Shape
 from marl_ray.trajectories import Trajectories
 

@@ -1,13 +1,25 @@
-"""Detection of hyper-parameters that no algorithm of a run reads. Works on plain data, before validation."""
+"""Hyper-parameters that no algorithm of a run reads: `check` refuses them, and a sweep leaves them out of its trials by
+the other functions, which work on plain data before validation."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from marl_ray.config.run.algorithms import spec_of
-from marl_ray.config.run.run_config import RunConfig
-from marl_ray.errors import MarlRayError
+from marl_ray.config.run.algorithms import Spec, spec_of
+from marl_ray.config.run.run_keys import RunKeys
+from marl_ray.errors import MarlRayError, did_you_mean
 
-DEFAULT_ALGORITHM: str = RunConfig.model_fields["algorithm"].default
+DEFAULT_ALGORITHM: str = RunKeys.model_fields["algorithm"].default
+
+
+def check(config: RunKeys) -> None:
+    """Raise ValueError if a hyper-parameter of the run or of a policy is read by no algorithm that could."""
+    for key in config.hyper.as_given():
+        _check_key(f"hyper.{key}", key, {config.algorithm_of(name): config.spec_of(name) for name in config.trained})
+    for name, policy in config.team.items():
+        for key in policy.hyper:
+            if policy.frozen:
+                raise ValueError(f"team.{name}.hyper.{key}: a frozen policy has no hyper-parameters")
+            _check_key(f"team.{name}.hyper.{key}", key, {config.algorithm_of(name): config.spec_of(name)})
 
 
 def is_hyper(key: str) -> bool:
@@ -81,3 +93,17 @@ def _reads(algorithm: Any, key: str) -> bool:
         return key in spec_of(algorithm).reads
     except (MarlRayError, TypeError, AttributeError):  # no algorithm, or no text at all
         return True
+
+
+def _check_key(where: str, key: str, specs: Mapping[str, Spec]) -> None:
+    """Raise ValueError unless one of the algorithms, `specs` by name, reads the hyper-parameter `key` given as `where`."""
+    if any(key in spec.reads for spec in specs.values()):
+        return
+    if not any(key in spec.hyper.model_fields for spec in specs.values()):
+        readable = sorted({name for spec in specs.values() for name in spec.reads})
+        raise ValueError(f"unknown key {where!r}{did_you_mean(key, readable, before=where.removesuffix(key))}")
+    names, commands = " and ".join(specs), "` and `marl-ray algorithms ".join(specs)
+    raise ValueError(
+        f"{where}: {names} {'does' if len(specs) == 1 else 'do'} not read it; see what is read with "
+        f"`marl-ray algorithms {commands}`"
+    )

@@ -1,0 +1,19 @@
+"""Checks of a team: some policy learns, all are of one family, and its algorithms train that family."""
+
+from marl_ray.config.run.run_keys import RunKeys
+
+
+def check(config: RunKeys) -> None:
+    """Raise ValueError if nothing is trained, or if a policy is of another family than the others or its algorithm."""
+    if not config.trained:
+        raise ValueError("team: every policy is frozen, so there is nothing to train")
+    plain = [name for name, policy in config.team.items() if policy.model is None]
+    if plain and len(plain) < len(config.team):
+        raise ValueError(f"team.{plain[0]}.model: expected a language model, as the other policies are")
+    for name in config.trained if config.language else ():
+        spec = config.spec_of(name)
+        if not spec.token_policies or spec.critic == "central":
+            raise ValueError(
+                f"team.{name}: {config.algorithm_of(name)} trains actor-critics, not language models; "
+                "`marl-ray algorithms` says which do both"
+            )
