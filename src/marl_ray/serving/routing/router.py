@@ -18,10 +18,10 @@ from marl_ray.serving.routing.breaker import Breaker
 from marl_ray.serving.routing.shadow import Shadows
 
 REMEMBERED = 100_000
-"""Sessions per experiment that a replica remembers; a forgotten one costs one ignored insert, or one look-up."""
+"""Sessions per experiment that a replica remembers; a forgotten one costs one ignored insert, or one lookup."""
 
 MOST_TABLES = 32
-"""Most past weight tables that are asked for an arm; beyond that a look-up costs less."""
+"""Most past weight tables that are asked for an arm; beyond that a lookup costs less."""
 
 OVERLAP_S = 2.0
 """Seconds in which two replicas may assign by different tables, with some reserve."""
@@ -155,7 +155,7 @@ class Router:
                 past = self._log.store.past(self.config.name)
             except StoreError:
                 past = None
-        # The population now includes every unit, so no past population needs a look-up.
+        # The population now includes every unit, so no past population needs a lookup.
         everyone = frozenset({state.population}) if state.population.is_everyone else None
         if past is None:
             return None, everyone

@@ -56,10 +56,10 @@ async def text_completions(service: Service, request: Request) -> Response | Str
             writer.close()
 
     try:
-        await request.while_there(_all([writer.begin() for writer in writers]))
+        await request.until_disconnect(_all([writer.begin() for writer in writers]))
         if options.streamed:
             return Stream(completions.chunks(writers), close, writers[0].headers)
-        responses = await request.while_there(_all([collect_response(writer.next) for writer in writers]))
+        responses = await request.until_disconnect(_all([collect_response(writer.next) for writer in writers]))
     except BaseException:
         close()
         raise
@@ -129,13 +129,13 @@ class _Completions:
             for index, writer in enumerate(writers):
                 finish, characters = None, 0
                 while finish is None:
-                    piece = await writer.next()
-                    finish, completion = piece.finish, completion + piece.tokens
-                    log_probs = self._logprobs_field(piece, characters)
-                    characters += sum(len(token.text) for token in piece.names)
-                    choice = {"index": index, "text": piece.text, "finish_reason": finish, "logprobs": log_probs}
+                    chunk = await writer.next()
+                    finish, completion = chunk.finish, completion + chunk.tokens
+                    log_probs = self._logprobs_field(chunk, characters)
+                    characters += sum(len(token.text) for token in chunk.names)
+                    choice = {"index": index, "text": chunk.text, "finish_reason": finish, "logprobs": log_probs}
                     yield event(self._chunk(writer, [choice], None))
-                prompt += piece.prompt_tokens
+                prompt += chunk.prompt_tokens
         except RequestError as error:  # the status has already been sent
             yield b"data: " + problem(error) + b"\n\n"
             return
@@ -148,7 +148,7 @@ class _Completions:
         return chunk | {"usage": usage} if self._usage else chunk
 
     def _logprobs_field(self, text: Any, offset: int) -> dict[str, Any] | None:
-        """Return the log-probabilities of a whole text or a piece of one.
+        """Return the log-probabilities of a whole text or a chunk of one.
 
         It begins `offset` characters of tokens behind the text's beginning.
         """
