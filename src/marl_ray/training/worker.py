@@ -17,7 +17,7 @@ from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.journal.writer import Journal
 from marl_ray.training.machines.full_disk import disk_full
 from marl_ray.training.run_folder.bundle_link import link_bundle
-from marl_ray.training.run_folder.lease import DisownedError, check_owned
+from marl_ray.training.run_folder.lease import LeaseLostError, check_owned
 from marl_ray.training.run_folder.record import filesystem_of, identity_hash, storage_of, work_in, write_traceback
 from marl_ray.training.run_folder.temporary_files import remove_temporary
 
@@ -88,7 +88,7 @@ def worker(plain: dict[Any, Any]) -> Any:
     try:
         attempt = take_number(folder) if rank == 0 else 0
         together(lambda: _check_owner(config, folder, payload.lease))
-    except DisownedError as error:
+    except LeaseLostError as error:
         return {REFUSED: str(error)}
     except OSError as error:
         if full := disk_full(error, storage_of(config)):
@@ -183,9 +183,9 @@ def _listeners(journal: Journal, folder: StoredFolder, position: _StoragePositio
     from marl_ray.training.checkpoints.index import check_last_group, check_rows_own, note_start
     from marl_ray.training.checkpoints.manifest import withdraw
     from marl_ray.training.loop.listeners import Listeners
-    from marl_ray.training.tracking.machine_readings import MachineReadings
+    from marl_ray.training.tracking.system_metrics import SystemMetrics
 
-    system = MachineReadings()
+    system = SystemMetrics()
 
     def row(metrics: dict[str, float]) -> None:
         journal.row(metrics | system.read())

@@ -27,7 +27,7 @@ from marl_ray.policies.actor_critic.distributions import Distribution, distribut
 from marl_ray.policies.actor_critic.networks import Network
 from marl_ray.policies.actor_critic.spaces import consists_of, row_dtype, space_from_json, space_to_json, to_row
 from marl_ray.policies.bundles.manifest import (
-    Described,
+    BaseBundle,
     Lineage,
     Manifest,
     PolicyManifest,
@@ -94,7 +94,7 @@ class ServedPolicy:
 
 
 @dataclass(frozen=True)
-class Bundle(Described):
+class Bundle(BaseBundle):
     """A team read from a bundle, ready to act on CPU."""
 
     manifest: Manifest

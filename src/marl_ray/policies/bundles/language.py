@@ -16,7 +16,7 @@ from transformers.utils import logging
 from marl_ray.config.run.model import ModelConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.manifest import (
-    Described,
+    BaseBundle,
     Lineage,
     TokenManifest,
     TokenPolicyManifest,
@@ -87,7 +87,7 @@ class Models(Mapping[str, TokenPolicy]):
 
 
 @dataclass(frozen=True)
-class TokenBundle(Described):
+class TokenBundle(BaseBundle):
     """A team of language models read from a bundle, ready to sample on the GPU if there is one."""
 
     manifest: TokenManifest

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.rewards.judge.client import JudgeTerms, judge_client
+from marl_ray.rewards.judge.client import JudgeSettings, judge_client
 from marl_ray.rewards.judge.prompt import FIELDS, RUBRIC, TEMPLATE, grade_of, judge_prompt, offline_reply
 
 REQUEST = {"temperature": 0, "max_tokens": 512}
@@ -89,7 +89,7 @@ class LLMJudge:
             json.dumps(self._request, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise ValueError(f"request: expected what JSON holds ({one_line(error)})") from error
-        terms = JudgeTerms(
+        settings = JudgeSettings(
             url=url,
             key_variable=key_variable,
             cache=cache,
@@ -102,7 +102,7 @@ class LLMJudge:
             when_spent=when_spent,
             most_failures=most_failures,
         )
-        self._client = None if offline else judge_client(terms)
+        self._client = None if offline else judge_client(settings)
 
     def __call__(self, prompt: str, answer: str, task: Any) -> tuple[float, dict[str, float]]:
         texts = str(task.prompt), str(getattr(task, "answer", "")), answer
