@@ -41,7 +41,7 @@ class CodeTeam(TextEnv):
     data: a file of tasks (see `marl_ray.envs.text.tasks`); by default tasks are made (`marl_ray.envs.text.synthetic`).
     test_data: a file of held-out tasks.
     held_out: the share of `data` that is held out where `test_data` is not given, 0.1.
-    levels: the levels of made tasks, 1 and 2.
+    levels: the levels of synthetic tasks, 1 and 2.
     count: most made training tasks, 1000.
     turns: most programs of an episode, 2.
     reviewer: False leaves the generator alone with the results. True by default.

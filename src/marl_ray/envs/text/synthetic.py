@@ -48,7 +48,7 @@ def programs(count: int, levels: tuple[int, ...], split: str, seed: int = 0) -> 
     numbers, one after the other. ValueError for a level that is none of these.
     """
     return tuple(
-        MadeProgram(prompt, kind, body, level)
+        SyntheticProgramTask(prompt, kind, body, level)
         for level, (prompt, kind, body) in _distinct(count, levels, split, seed, _function, 4)
     )
 
@@ -233,7 +233,7 @@ def _filled(source: random.Random, family: TaskFamily) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class MadeProgram:
+class SyntheticProgramTask:
     """A function to write, whose tests are made when they are needed."""
 
     prompt: str

@@ -24,7 +24,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.training.run_folder import exclusive_file, owners
 from marl_ray.training.run_folder import lease as lease_module
 from marl_ray.training.run_folder.bundle_link import link_bundle, linked_bundle
-from marl_ray.training.run_folder.lease import LeaseLostError, Lease
+from marl_ray.training.run_folder.lease import Lease, LeaseLostError
 from marl_ray.training.run_folder.owners import OWNER, newest, numbers, owner_file, read_owner
 from marl_ray.training.run_folder.record import check_folder, write_json
 from marl_ray.training.run_folder.temporary_files import remove_temporary

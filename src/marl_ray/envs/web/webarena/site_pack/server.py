@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from marl_ray.envs.web.page_server import serve_pages
 from marl_ray.envs.web.webarena.site_pack.pages import NAMES, Visit, reply
-from marl_ray.envs.web.webarena.site_pack.world import made_world
+from marl_ray.envs.web.webarena.site_pack.world import synthetic_world
 
 COOKIE = "visitor"
 MOST_VISITORS = 10_000
@@ -55,7 +55,7 @@ def _handler(site: str, seed: int, visits: _Visits) -> type[http.server.BaseHTTP
             parts = urlsplit(self.path)
             query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
             name, visit = visits.of_cookie(self.headers.get("Cookie", ""))
-            answer = reply(site, parts.path, query, made_world(seed), visit)
+            answer = reply(site, parts.path, query, synthetic_world(seed), visit)
             data = answer.html.encode()
             self.send_response(302 if answer.location else answer.status)
             self.send_header("Content-Type", "text/html; charset=utf-8")
