@@ -12,9 +12,9 @@ from typing import Any, Protocol, TypeVar
 
 from marl_ray.errors import MarlRayError, one_line
 
-POLL_S, POLL_MOST_S = 0.25, 2.0
-"""Least and most seconds between two looks of Ray Train after its workers; the most is Ray's own value. A look shows that
-workers have ended or died."""
+POLL_S, MAX_POLL_S = 0.25, 2.0
+"""Minimum and maximum seconds between two looks of Ray Train after its workers; the maximum is Ray's own value. A look shows
+that workers have ended or died."""
 POLL_WORKER_S = 0.002
 """Seconds for each worker between two looks. A look calls each worker's actor, so looks take a bounded share of a CPU."""
 
@@ -139,7 +139,7 @@ def poll_often(workers: int) -> None:
 
 def poll_interval(workers: int) -> float:
     """Return the seconds between two looks after so many workers."""
-    return min(max(POLL_S, POLL_WORKER_S * workers), POLL_MOST_S)
+    return min(max(POLL_S, POLL_WORKER_S * workers), MAX_POLL_S)
 
 
 def give_up_silent_workers() -> None:

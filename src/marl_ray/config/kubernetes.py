@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-GREATEST_NUMBER = 10**9
+MAX_NUMBER = 10**9
 """The greatest number: the fields of KubeRay's resources have 32 bits, which hold twice as much."""
 NAME = r"^[a-z]([-a-z0-9]{0,45}[a-z0-9])?$"
 Name = Annotated[str, StringConstraints(pattern=NAME)]
@@ -28,8 +28,8 @@ Variable = Annotated[str, StringConstraints(pattern=r"^[-._A-Za-z][-._A-Za-z0-9]
 RayResource = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][-_.:/A-Za-z0-9]*$")]
 """Name of a custom resource; it stands between quotes in the command that starts Ray."""
 Command = Annotated[str, StringConstraints(pattern=r"\S")]
-Count = Annotated[int, Field(ge=0, le=GREATEST_NUMBER)]
-Positive = Annotated[int, Field(ge=1, le=GREATEST_NUMBER)]
+Count = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
+Positive = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 Seconds = Positive
 
 

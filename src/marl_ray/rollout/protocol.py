@@ -25,7 +25,7 @@ class CollectPlan:
     greedy: bool = False
     """The first copy of every group takes the most likely actions."""
     refills: int = 0
-    """Most replays of groups whose members all score the same for every policy of `refill_policies`."""
+    """Maximum number of replays of groups whose members all score the same for every policy of `refill_policies`."""
     refill_policies: tuple[str, ...] = ()
     """Policies whose scores decide whether a group is replayed."""
     branch_turns: int = 0

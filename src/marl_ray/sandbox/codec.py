@@ -16,9 +16,9 @@ from typing import Any
 
 from marl_ray.sandbox.wire import MalformedMessageError
 
-DEEPEST = 100
+MAX_DEPTH = 100
 _DIGITS = 4300
-"""Most digits of an int in decimal; Python's own limit, which tests may have lifted."""
+"""Maximum number of digits of an int in decimal; Python's own limit, which tests may have lifted."""
 _SAFE_RECURSION = 5000
 """Number of nested calls of the JSON parser that the C stack holds."""
 _PLAIN = frozenset({type(None), str, bool, float})
@@ -74,8 +74,8 @@ class Packer:
             return value
         if kind is int:
             return value if value in _PLAIN_INTS else {"i": hex(value)}
-        if depth > DEEPEST:
-            raise MalformedMessageError(f"nested deeper than {DEEPEST}")
+        if depth > MAX_DEPTH:
+            raise MalformedMessageError(f"nested deeper than {MAX_DEPTH}")
         depth += 1
         if kind is list:
             return self._items(value, depth)
@@ -234,8 +234,8 @@ def unpack(value: Any, largest: int, stream: StreamCodec | None = None, depth: i
     kind = type(value)
     if kind in _PLAIN_OR_INT:
         return value
-    if depth > 3 * DEEPEST:  # a dictionary takes two levels, a deque three
-        raise MalformedMessageError(f"nested deeper than {DEEPEST}")
+    if depth > 3 * MAX_DEPTH:  # a dictionary takes two levels, a deque three
+        raise MalformedMessageError(f"nested deeper than {MAX_DEPTH}")
     depth += 1
     if kind is list:
         if _PLAIN_OR_INT.issuperset(map(type, value)):

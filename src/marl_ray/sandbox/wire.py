@@ -5,8 +5,8 @@ import os
 import struct
 from collections.abc import Sequence
 
-LONGEST_MESSAGE = 2000
-"""Most bytes of a verdict's message."""
+MAX_MESSAGE_LENGTH = 2000
+"""Maximum number of bytes of a verdict's message."""
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _LENGTH = struct.Struct("<I")
 _SMALL = 1 << 16
@@ -68,13 +68,13 @@ def cut(string: str, most: int) -> str:
 
 def verdict(name: str, message: str) -> bytes:
     """Encode a judge's verdict as one packet."""
-    return f"{name}\0{cut(message, LONGEST_MESSAGE)}".encode()
+    return f"{name}\0{cut(message, MAX_MESSAGE_LENGTH)}".encode()
 
 
 def read_verdict(data: bytes) -> tuple[str, str]:
     """Undo `verdict`. Raises `MalformedMessageError` for anything else."""
     name, separator, message = data.partition(b"\0")
-    if not separator or not name.isascii() or len(message) > LONGEST_MESSAGE:
+    if not separator or not name.isascii() or len(message) > MAX_MESSAGE_LENGTH:
         raise MalformedMessageError("no verdict")
     return name.decode(), message.decode("utf-8", "replace")
 

@@ -15,7 +15,7 @@ from marl_ray.policies.language.sharding.agreement import exchanged, together
 Known = TypeVar("Known")
 
 SMALL = 1 << 14
-"""Greatest number of elements that `total` gathers and adds itself. For so few this takes half the time of gloo's
+"""Maximum number of elements that `total` gathers and adds itself. For so few this takes half the time of gloo's
 reduction, which needs two rounds of messages."""
 
 

@@ -223,7 +223,7 @@ def test_whatever_a_judge_says_is_a_verdict_or_malformed(data):
     except wire.MalformedMessageError:
         return
     assert name.encode() == data.partition(b"\0")[0]
-    assert len(message) <= wire.LONGEST_MESSAGE
+    assert len(message) <= wire.MAX_MESSAGE_LENGTH
 
 
 @given(st.text(st.characters(codec=None), max_size=40), st.integers(0, 50))

@@ -18,8 +18,8 @@ STATES = 5
 """0 at the start; 1 and 2 after one step, 3 and 4 after two, by what the agents did."""
 SIGNALS = 2
 POLICIES = ("first", "second")
-MOST = 5
-"""Most agents that decide at once; one more would double the paths."""
+MAX_DECIDERS = 5
+"""Maximum number of agents that decide at once; one more would double the paths."""
 FORCED = np.array([True, False])
 """Action mask of an agent without a choice."""
 
@@ -70,7 +70,7 @@ class GameRules:
 
     def decides(self, agent: int, time: int) -> bool:
         """Return True if the agent has a choice at this step."""
-        return agent < MOST if time == 0 else agent == 0
+        return agent < MAX_DECIDERS if time == 0 else agent == 0
 
     def decisions(self, time: int) -> list[int]:
         """Return the agents that have a choice at this step."""

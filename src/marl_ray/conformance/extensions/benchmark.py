@@ -14,7 +14,7 @@ from marl_ray.evaluation.writing.samples import Sample
 from marl_ray.extensions import BENCHMARK
 from marl_ray.sandbox import Level
 
-MOST = 20
+MAX_PROBLEMS = 20
 """Problems whose answers are scored, the first of the file."""
 
 
@@ -35,8 +35,10 @@ def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
     yield checked("names", "every problem has a text, and an id of its own", lambda: _names(problems))
     yield checked("modes", "problems are judged in the benchmark's modes", lambda: _modes(tested, problems))
     yield checked("workers", "problems can be sent to other processes", lambda: _pickled(problems))
-    yield checked("references", "a reference of every problem passes", lambda: _references(tested, problems[:MOST]))
-    yield checked("empty answers", "an empty answer does not pass", lambda: _empty(tested, problems[:MOST]))
+    yield checked(
+        "references", "a reference of every problem passes", lambda: _references(tested, problems[:MAX_PROBLEMS])
+    )
+    yield checked("empty answers", "an empty answer does not pass", lambda: _empty(tested, problems[:MAX_PROBLEMS]))
 
 
 def _names(problems: Sequence[Problem]) -> str | None:

@@ -16,7 +16,7 @@ from marl_ray.policies.actor_critic.spaces import row_dtype, row_size, space_to_
 
 SEED = 7
 EPISODES = 3
-MOST_STEPS = 10_000
+MAX_STEPS = 10_000
 """Steps after which an episode of drawn actions counts as endless."""
 COPIES, BATCH_STEPS = 3, 200
 """Copies of a batch that is compared with the loop, and most steps of each of its episodes."""
@@ -37,7 +37,7 @@ def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
     config = EnvConfig(id=name, kwargs=dict(settings))
     env = make_env(config)
     yield from _standing(env)
-    yield from _played(env, config, EPISODES, MOST_STEPS)
+    yield from _played(env, config, EPISODES, MAX_STEPS)
     yield _closed(env)
 
 
@@ -66,8 +66,8 @@ def _played(env: Any, config: EnvConfig, count: int, most: int) -> Iterator[Chec
     def play() -> str | None:
         for number in range(count):
             episodes.append(_episode(env, SEED + number, most))
-            if len(episodes[-1]) > MOST_STEPS:
-                return f"an episode of drawn actions is not over after {MOST_STEPS} steps"
+            if len(episodes[-1]) > MAX_STEPS:
+                return f"an episode of drawn actions is not over after {MAX_STEPS} steps"
         return None
 
     played = checked("episodes", "a reset begins an episode, steps end it, and another may begin", play)

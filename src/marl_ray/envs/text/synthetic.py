@@ -20,7 +20,7 @@ from marl_ray.rewards.code import CallTest, CodeTask
 
 HELD_OUT = 0.125
 """Share of all tasks that are held out."""
-MOST_HELD_OUT = 256
+MAX_HELD_OUT = 256
 ENTRY_POINT = "f"
 PUBLIC, HIDDEN = 3, 8
 _VAIN = 2000
@@ -71,7 +71,7 @@ def _distinct(
     if wrong or not levels:
         raise ValueError(f"levels: {wrong[0] if wrong else 'none'}, expected some of 1 to {hardest}")
     held_out = split == "test"
-    share = -(-(min(count, MOST_HELD_OUT) if held_out else count) // len(levels))
+    share = -(-(min(count, MAX_HELD_OUT) if held_out else count) // len(levels))
     for level in levels:
         source, seen, vain = random.Random(f"{seed} {split} {level}"), set[str](), 0
         while len(seen) < share and vain < _VAIN:

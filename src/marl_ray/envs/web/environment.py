@@ -30,10 +30,10 @@ ENDINGS = (
 )
 """Ends of an episode, `infos[agent]["ending"]`: by the agent; by the page; by the four limits; because the page or the
 browser broke, or hung; because a site or a judge did not answer what scoring asks of it."""
-MOST_PAGES = 10
+MAX_PAGES = 10
 """Opening and scoring a task, which may load several pages, have the time of so many steps."""
 _LOOKS = 5
-_LONGEST_ADDRESS = 1000
+_MAX_ADDRESS_LENGTH = 1000
 """Characters of an address that a prompt shows: a page may make its own as long as it likes."""
 _LEFT = "Execution context was destroyed", "has been closed"
 """Words of Playwright's errors where a page leaves for another one, or its tab closes, during a call."""
@@ -133,7 +133,7 @@ class BrowserEnv(TextEnv):
                 session.begin_again()
             if self.recording is not None:
                 self.recording.begin(session)
-            note = self._attempt(session, self.open_task(session), "opening the task", MOST_PAGES)
+            note = self._attempt(session, self.open_task(session), "opening the task", MAX_PAGES)
             self._look(session)
         except BrowserError as error:
             note = str(error)
@@ -178,7 +178,7 @@ class BrowserEnv(TextEnv):
                     ending, score = "page_ended", ended
             ending = ending or self._limit()
             if ending and ending != "page_ended":
-                score = session.call(self.score(session, answer), "scoring", MOST_PAGES)
+                score = session.call(self.score(session, answer), "scoring", MAX_PAGES)
             elif not ending:
                 self._look(session)
         except PageError as error:
@@ -281,7 +281,7 @@ class BrowserEnv(TextEnv):
         if session is not None and session.dialogs:
             parts.append("Dialogs that were dismissed: " + "; ".join(session.dialogs) + "\n")
         page = page_text(self.view.text, self.options.observation_limit)
-        address = session.url[:_LONGEST_ADDRESS] if session is not None else ""
+        address = session.url[:_MAX_ADDRESS_LENGTH] if session is not None else ""
         parts.append(f"({self.steps_left} actions left)\nAddress: {address}\nPage:\n{page}\nAction: ")
         self.ask(self.possible_agents[0], with_bases("".join(parts), self._shown))
 

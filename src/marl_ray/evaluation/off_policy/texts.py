@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from marl_ray.errors import MarlRayError
-from marl_ray.evaluation.off_policy.acts import MOST_FEATURES, OffPolicyEstimate, cross_fitted, judged
+from marl_ray.evaluation.off_policy.acts import MAX_FEATURES, OffPolicyEstimate, cross_fitted, judged
 from marl_ray.experiments.statistics.off_policy import doubly_robust, snips
 from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.policies.language.padding import padded
@@ -114,11 +114,11 @@ def _log_ratios(policy: TokenPolicy, served: Sequence[ServedText]) -> dict[str, 
 
 
 def _features(served: Sequence[ServedText], place: dict[str, int], units: int) -> np.ndarray:
-    """Return the share of each token in each unit's first prompts, (units, MOST_FEATURES); tokens share columns."""
-    features: Any = np.zeros((units, MOST_FEATURES))
+    """Return the share of each token in each unit's first prompts, (units, MAX_FEATURES); tokens share columns."""
+    features: Any = np.zeros((units, MAX_FEATURES))
     seen = set()
     for text in served:
         if (text.unit, text.agent) not in seen:
             seen.add((text.unit, text.agent))
-            np.add.at(features[place[text.unit]], text.prompt_ids % MOST_FEATURES, 1 / len(text.prompt_ids))
+            np.add.at(features[place[text.unit]], text.prompt_ids % MAX_FEATURES, 1 / len(text.prompt_ids))
     return np.asarray(features)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from marl_ray.policies.bundles.language import TokenBundle
 
 PASS = 1 << 16
-"""Most rows of one forward pass."""
+"""Maximum number of rows of one forward pass."""
 NUMBERS: set[type] = {bool, int, float}
 """Types that lists in requests may consist of."""
 

@@ -28,13 +28,13 @@ log = logging.getLogger(__name__)
 
 BYTES_PER_TOKEN = 3
 """Tokens are counted by this where a server does not report them; most texts have more bytes a token."""
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _SLACK_S = 30.0
 """Seconds that the cache's file may take in addition to a request's deadline."""
 _RETRIED = {408, 409, 425, 429, 500, 502, 503, 504}
 _OF_THE_TEXT = {400, 413, 422}
 """Statuses that refuse one request for what it says or for its length, which agents may cause."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.2, 10.0
 _LOCAL = {"127.0.0.1", "::1", "localhost"}
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEY = re.compile(r"[\x21-\x7e]{1,1000}")
@@ -173,7 +173,7 @@ class JudgeClient:
         """Make the request, again after what may pass, with growing pauses."""
         cost = 0.0
         for attempt in itertools.count():
-            pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt) * random.uniform(0.5, 1.0)
+            pause = min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2**attempt) * random.uniform(0.5, 1.0)
             try:
                 status, body, wait_s = self._post(request, deadline)
             except httpx.RequestError as error:
@@ -201,7 +201,7 @@ class JudgeClient:
             for chunk in response.iter_bytes():
                 body += chunk
                 _seconds_until(deadline)
-                if len(body) > _MOST_BYTES:
+                if len(body) > _MAX_BYTES:
                     break
             wait = response.headers.get("retry-after", "")
             return response.status_code, bytes(body), float(wait) if re.fullmatch(r"\d{1,4}", wait) else 0.0

@@ -9,7 +9,7 @@ from marl_ray.rewards.judge.client import JudgeSettings, judge_client
 from marl_ray.rewards.judge.prompt import FIELDS, RUBRIC, TEMPLATE, grade_of, judge_prompt, offline_reply
 
 REQUEST = {"temperature": 0, "max_tokens": 512}
-LONGEST_DEADLINE_S = 300.0
+MAX_DEADLINE_S = 300.0
 """A step of an environment may take ten minutes."""
 
 
@@ -63,7 +63,7 @@ class LLMJudge:
         """Raise ValueError or MarlRayError naming the option."""
         wrong = {
             "scale": (scale, isinstance(scale, int) and scale >= 1, "a whole number of at least 1"),
-            "deadline_s": (deadline_s, 0 < deadline_s <= LONGEST_DEADLINE_S, f"more than 0 to {LONGEST_DEADLINE_S:g}"),
+            "deadline_s": (deadline_s, 0 < deadline_s <= MAX_DEADLINE_S, f"more than 0 to {MAX_DEADLINE_S:g}"),
             "retries": (retries, retries >= 0, "0 or more"),
             "concurrency": (concurrency, concurrency >= 1, "1 or more"),
             "most_failures": (most_failures, most_failures >= 1, "1 or more"),

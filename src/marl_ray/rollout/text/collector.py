@@ -28,7 +28,7 @@ from marl_ray.rollout.text.transcripts import MetricSums, Transcript, metric_sum
 from marl_ray.trajectories import Trajectories
 
 THREADS = 32
-"""Most copies that step at once."""
+"""Maximum number of copies that step at once."""
 STEP_DEADLINE = 600.0
 """Seconds that a step or reset of an environment may take."""
 TRANSCRIPTS = 2

@@ -39,7 +39,7 @@ from marl_ray.sandbox.server.runs import (
     sacrifice_of,
 )
 
-MOST_FDS = 4
+MAX_FDS = 4
 _OTHER_USERS = 100_000
 _ALWAYS_S, _ANY_MEMORY = 1 << 30, 1 << 62
 _SPACES = kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
@@ -317,7 +317,7 @@ def _serve(control: socket.socket, options: dict[str, Any], spaces: bool, reason
     _settle(isinstance(folders, run_folder.MountedFolder))
     control.send(json.dumps({"level": level, "why": reason}).encode())
     while True:
-        message, fds, _, _ = socket.recv_fds(control, REQUEST_BYTES, MOST_FDS)
+        message, fds, _, _ = socket.recv_fds(control, REQUEST_BYTES, MAX_FDS)
         if not message:
             return
         if message == KILL:  # the run had already ended by itself

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import orjson
 
-from marl_ray.errors import LONGEST_COMPARED, did_you_mean
+from marl_ray.errors import MAX_COMPARED, did_you_mean
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.serving.arms.protocol import (
     NamedToken,
@@ -381,7 +381,7 @@ def agent_of(router: Router, agent: Any) -> str:
     if not isinstance(agent, str):
         raise RequestError(400, "agent", f"expected one of {', '.join(agents)}")
     if agent not in agents:
-        raise RequestError(400, "agent", f"{agent[:LONGEST_COMPARED]!r} is unknown{did_you_mean(agent, agents)}")
+        raise RequestError(400, "agent", f"{agent[:MAX_COMPARED]!r} is unknown{did_you_mean(agent, agents)}")
     return agent
 
 

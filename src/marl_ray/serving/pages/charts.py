@@ -11,7 +11,7 @@ from marl_ray.drawing import MINUS, Frame, Tick, band_path, line_path, multiples
 LAST_TIME = 253_402_300_799
 """The last second of the year 9999."""
 MAX_POINTS = 240
-"""Most points drawn per line; more would not be visible."""
+"""Maximum number of points drawn per line; more would not be visible."""
 _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 _TIME_STEPS = (
     *(1, 2, 5, 10, 15, 30),

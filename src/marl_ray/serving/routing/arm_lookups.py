@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from marl_ray.experiments.assignment.rendezvous import Assignment
 
-MOST_UNITS = 500
-"""Most units in one statement."""
+MAX_UNITS = 500
+"""Maximum number of units in one statement."""
 APART_S = 0.005
-"""Least seconds between two statements."""
+"""Minimum seconds between two statements."""
 UnitKey = tuple[str, str]
 """Experiment and unit."""
 Answers = Mapping[UnitKey, Assignment]
@@ -51,7 +51,7 @@ class ArmLookups:
     def _send(self) -> None:
         loop = asyncio.get_running_loop()
         self._sends_soon, self._next_at = False, loop.time() + APART_S
-        taken = dict(list(self._waiting.items())[:MOST_UNITS])
+        taken = dict(list(self._waiting.items())[:MAX_UNITS])
         for key in taken:
             del self._waiting[key]
         self._under_way |= taken

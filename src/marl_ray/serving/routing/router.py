@@ -20,8 +20,8 @@ from marl_ray.serving.routing.shadow import Shadows
 REMEMBERED = 100_000
 """Sessions per experiment that a replica remembers; a forgotten one costs one ignored insert, or one lookup."""
 
-MOST_TABLES = 32
-"""Most past weight tables that are asked for an arm; beyond that a lookup costs less."""
+MAX_TABLES = 32
+"""Maximum number of past weight tables that are asked for an arm; beyond that a lookup costs less."""
 
 OVERLAP_S = 2.0
 """Seconds in which two replicas may assign by different tables, with some reserve."""
@@ -232,7 +232,7 @@ class Router:
             return UnitArm(self._standing(session.assignment)) if session.sure else None
         past, randomize = self._past, self.config.randomize
         # With clusters and blocks the session may have begun in another one.
-        if randomize != "session" or past is None or len(past) > MOST_TABLES or not past.agree(unit):
+        if randomize != "session" or past is None or len(past) > MAX_TABLES or not past.agree(unit):
             return None
         return UnitArm(*self._drawn(unit, cluster_id))
 

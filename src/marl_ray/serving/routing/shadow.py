@@ -19,7 +19,7 @@ ActCall = Callable[[Mapping[str, np.ndarray], bool, Mapping[str, np.ndarray]], A
 TEXT_DEADLINE_S = 60.0
 """Seconds that a copy of a text may take."""
 COMPLAINT_S = 60.0
-"""Least seconds between two log lines about an arm's errors."""
+"""Minimum seconds between two log lines about an arm's errors."""
 _log = logging.getLogger(__name__)
 
 

@@ -24,7 +24,7 @@ from marl_ray.policies.engines.base import Engine
 from marl_ray.sandbox import Level
 from marl_ray.training.collectives import gather, world
 
-MOST_RUNS = 16
+MAX_RUNS = 16
 """Programs that a worker tests at once, at most; fewer where it has fewer cores."""
 
 
@@ -182,7 +182,7 @@ def _judged(measured: RunBenchmark, rows: Sequence[Row]) -> list[ResultRow]:
     ]
     if not jobs:
         return []
-    workers = min(MOST_RUNS, len(os.sched_getaffinity(0)), len(jobs))
+    workers = min(MAX_RUNS, len(os.sched_getaffinity(0)), len(jobs))
     packages = frozenset[str]().union(*(problem.packages for problem in problems.values()))
     with make_pool(workers, packages, Level.PATHS) as pool:
         results = [row for batch in score_here(pool, jobs, workers) for row in batch]

@@ -25,7 +25,7 @@ LOOK_S = 0.5
 STARTS = 5
 """Number of times that workers may die while they start, one after the other, until the run fails."""
 WAIT_S = 6 * 3600.0
-"""Most seconds that a run waits for the resources of its workers, at its begin or after it lost some, until it fails."""
+"""Maximum seconds that a run waits for the resources of its workers, at its begin or after it lost some, until it fails."""
 EXCHANGE = "RAY_TRAIN_COLLECTIVE_TIMEOUT_S"
 """Ray Train's own variable for the deadline of what its workers do together."""
 

@@ -32,7 +32,7 @@ WRITTEN_S = 1.0
 PROBE = "now-"
 """First letters of the names of files that show the storage's time."""
 TRIES = 8
-"""Most times that others are first before the name is given up."""
+"""Maximum number of times that others are first before the name is given up."""
 
 
 class LeaseLostError(MarlRayError):

@@ -29,8 +29,8 @@ from marl_ray.training.tracking.mlflow_run import flatten, uri_of
 
 JOB_FOLDER = "working_dir_files"
 """Name of the folder under which Ray unpacks a job's working directory. Ray deletes it with the job."""
-MOST_NAMED = 4
-"""Most keys that an error lists of those that differ."""
+MAX_NAMED_FILES = 4
+"""Maximum number of keys that an error lists of those that differ."""
 RECORD = "run.json"
 """The file by which a folder is a run's."""
 SHA256 = "sha256"
@@ -154,10 +154,10 @@ def record_of(config: RunConfig) -> dict[str, Any]:
         key for key in {*own_identity, *recorded_identity} if own_identity.get(key) != recorded_identity.get(key)
     )
     if differing:
-        more = ", ..." if len(differing) > MOST_NAMED else ""
+        more = ", ..." if len(differing) > MAX_NAMED_FILES else ""
         raise MarlRayError(
             f"name: run {config.name!r} exists under {config.storage!r} with another "
-            f"{', '.join(differing[:MOST_NAMED])}{more}; "
+            f"{', '.join(differing[:MAX_NAMED_FILES])}{more}; "
             "choose another name, or the same config to resume it"
         )
     return record

@@ -26,7 +26,7 @@ OWNER = "owner"
 PARENT_TAG = "mlflow.parentRunId"
 """Name of MLflow's own tag for the run that a run belongs to."""
 BATCH = 1000
-"""Most metrics of one request: MLflow's limit."""
+"""Maximum number of metrics of one request: MLflow's limit."""
 PARAM_BATCH = 100
 GIT_S = 5.0
 ANSWER_S = 15

@@ -24,7 +24,7 @@ CONNECT_S, READ_S = 5.0, 30.0
 """Deadlines of one request."""
 LOST_S = 60.0
 """Time for which the API may be out of reach before a command gives up."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.2, 5.0
 """Pauses between tries."""
 UNAUTHORIZED = 401
 """Status for a token that is wrong or has expired."""
@@ -139,7 +139,7 @@ def patiently(call: Callable[[], Result], lost_s: float, server: str) -> Result:
             if time.monotonic() + pause >= end:
                 raise MarlRayError(f"{server} gave no answer for {lost_s:g} s: {error}") from None
         time.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE_S)
+        pause = min(2 * pause, MAX_PAUSE_S)
 
 
 def _message(response: client.rest.RESTResponse) -> str:

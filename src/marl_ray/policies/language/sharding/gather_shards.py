@@ -19,7 +19,7 @@ from torch.nn import functional
 from marl_ray.policies.language.sharding.agreement import exchanged
 
 AT_ONCE = 1 << 26
-"""Most bytes that are gathered in one exchange, unless a single tensor has more."""
+"""Maximum number of bytes that are gathered in one exchange, unless a single tensor has more."""
 ALIGNED = 8
 """Every tensor's part begins at a multiple of so many bytes, so that it can be read as numbers."""
 

@@ -30,9 +30,9 @@ LOST = (500, 502, 504)
 SEED_MASK = (1 << 31) - 1
 """The largest seed that every server accepts."""
 SHOWN_CHARACTERS = 200
-"""Most characters of the server's error that our errors and logs show."""
+"""Maximum number of characters of the server's error that our errors and logs show."""
 READ_BYTES = 10_000
-"""Most bytes of the server's error that are read."""
+"""Maximum number of bytes of the server's error that are read."""
 FINISHES: dict[str, Literal["stop", "length"]] = {"length": "length"}
 """The server's `finish_reason` -> ours; every other one is `stop`."""
 

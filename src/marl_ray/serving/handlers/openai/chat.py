@@ -9,7 +9,7 @@ from marl_ray.serving.arms.protocol import NamedToken, ResponseChunk
 from marl_ray.serving.handlers.openai.fields import (
     COMMON,
     IGNORED,
-    MOST_TOP,
+    MAX_TOP_LOGPROBS,
     NEUTRAL,
     CompletionOptions,
     assign_request,
@@ -49,7 +49,7 @@ async def completions(service: Service, request: Request) -> Response | Stream:
     service.admission.admit(request, "inference")
     data = await request.object(CHAT_FIELDS)
     messages, tools, log_probs = messages_of(data.get("messages")), tools_of(data), flag(data, "logprobs")
-    top = top_of(data, "top_logprobs", MOST_TOP)
+    top = top_of(data, "top_logprobs", MAX_TOP_LOGPROBS)
     if top and not log_probs:
         raise RequestError(400, "top_logprobs", "expected logprobs beside it")
     json_object = _wants_json(data.get("response_format"))

@@ -25,8 +25,8 @@ from marl_ray.serving.service import Service
 
 COMPLETION_NEUTRAL: dict[str, Any] = NEUTRAL | {"best_of": 1, "echo": False, "suffix": None}
 COMPLETION_FIELDS = COMMON | COMPLETION_NEUTRAL.keys() | {"prompt", "logprobs"}
-MOST_LOGPROBS = 5
-LARGEST_TOKEN = 1 << 31
+MAX_LOGPROBS = 5
+TOKEN_ID_LIMIT = 1 << 31
 
 
 async def text_completions(service: Service, request: Request) -> Response | Stream:
@@ -35,7 +35,7 @@ async def text_completions(service: Service, request: Request) -> Response | Str
     data = await request.object(COMPLETION_FIELDS)
     prompts = _prompts(data.get("prompt"), service.config.max_batch_requests)
     service.admission.limit(key, len(prompts))
-    log_probs, top = data.get("logprobs") is not None, top_of(data, "logprobs", MOST_LOGPROBS)
+    log_probs, top = data.get("logprobs") is not None, top_of(data, "logprobs", MAX_LOGPROBS)
     options = read_options(data, COMPLETION_NEUTRAL)
     number = f"cmpl-{secrets.token_hex(12)}"
     session_arm, agent = await assign_request(service, request, data, options.model, number)
@@ -95,7 +95,7 @@ def _is_ids(value: Any) -> bool:
     return (
         isinstance(value, list)
         and bool(value)
-        and all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < LARGEST_TOKEN for item in value)
+        and all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < TOKEN_ID_LIMIT for item in value)
     )
 
 

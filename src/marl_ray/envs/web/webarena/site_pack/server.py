@@ -13,7 +13,7 @@ from marl_ray.envs.web.webarena.site_pack.pages import NAMES, Visit, reply
 from marl_ray.envs.web.webarena.site_pack.world import synthetic_world
 
 COOKIE = "visitor"
-MOST_VISITORS = 10_000
+MAX_VISITORS = 10_000
 """Visitors that are remembered; the earliest are forgotten."""
 
 
@@ -31,7 +31,7 @@ class _Visits:
             if name not in self._visits:
                 name = secrets.token_hex(8)
                 self._visits[name] = Visit()
-                if len(self._visits) > MOST_VISITORS:
+                if len(self._visits) > MAX_VISITORS:
                     self._visits.popitem(last=False)
             return name, self._visits[name]
 
