@@ -271,7 +271,7 @@ class Worker:
             return False
         return True
 
-    def well(self) -> bool:
+    def is_healthy(self) -> bool:
         """Return True if a program that does nothing runs to its end in this worker."""
         limits = Limits()
         with contextlib.ExitStack() as stack:

@@ -117,7 +117,7 @@ def _prepared(message: bytes, threads: bool) -> tuple[bytes, Limits, float, list
     return kind, limits, cpu_s, rlimits(limits, cpu_s, threads)
 
 
-def rehearse() -> None:
+def warm_up() -> None:
     """Run in the server what every run begins with, so that no fork has to copy the memory pages that this changes."""
     source = b"from typing import List\ndef f(a: List[int]) -> int:\n    'text'\n    return [b for b in a if b]\nf([1])"
     local, remote = socket.socketpair()
