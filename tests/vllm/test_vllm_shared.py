@@ -181,7 +181,7 @@ def test_a_greater_rank_than_the_process_has_room_for_is_refused_by_name(arms, t
 def test_an_adapter_of_another_base_has_no_place_in_the_process(arms, bundles, tmp_path):
     other = lora_bundle(tmp_path, 1, base=1)
     base, _ = vllm_shared.join_base(
-        load_bundle(other).policies.apart("lm")
+        load_bundle(other).policies.unmerged("lm")
     )  # whose process would start with its first token
     assert base is not arms["one"].batch("writer").engine.base is arms["two"].batch("writer").engine.base
     with pytest.raises(MarlRayError, match=r"engine=vllm: the adapter of .* is not of the base model that it names"):

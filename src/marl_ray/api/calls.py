@@ -97,13 +97,13 @@ def cluster_of_call() -> str | None:
 
 @contextmanager
 def ray_of_call() -> Iterator[None]:
-    """Yield the Ray that this process is connected to, or else that of `ray_here` within the block."""
+    """Yield the Ray that this process is connected to, or else that of `ensure_ray` within the block."""
     import ray
 
-    from marl_ray.cluster.local_ray import ray_here
+    from marl_ray.cluster.local_ray import ensure_ray
 
     if ray.is_initialized():
         yield
         return
-    with ray_here():
+    with ensure_ray():
         yield

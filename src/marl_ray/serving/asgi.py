@@ -131,11 +131,11 @@ class Gateway:
     async def _streamed(self, send: Send, request: Request, response: Stream, headers: Headers) -> None:
         """Send a stream for as long as the client reads it. Arms have deadlines of their own for every token."""
 
-        async def patiently(message: Mapping[str, Any]) -> None:
+        async def retry_while_unreachable(message: Mapping[str, Any]) -> None:
             await self._deadlines.run(send(message), self.config.request_timeout_s)
 
         try:
-            await request.until_disconnect(stream(patiently, response, headers))
+            await request.until_disconnect(stream(retry_while_unreachable, response, headers))
         except (ClientDisconnectedError, TimeoutError):
             pass
         except Exception:  # a defect of ours after the status was sent: the client sees the connection break

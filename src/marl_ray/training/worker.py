@@ -124,11 +124,11 @@ def _train(
     import ray.train.torch
 
     from marl_ray.training.checkpoints.index import check_last_group, checkpoint_name
-    from marl_ray.training.collectives import from_first
+    from marl_ray.training.collectives import broadcast_from_rank0
     from marl_ray.training.loop.start import RunStart
     from marl_ray.training.loop.worker_loop import CheckpointKeeping, run_worker
 
-    position = from_first(lambda: _read_position(config, folder, journal, attempt))
+    position = broadcast_from_rank0(lambda: _read_position(config, folder, journal, attempt))
     if position.refused:
         return {REFUSED: position.refused}
     places = [StoredFolder(folder.filesystem, path) for path in reversed(position.checkpoints)]

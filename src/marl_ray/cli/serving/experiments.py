@@ -113,9 +113,9 @@ def experiment_off_policy(
     if isinstance(loaded, Bundle):
         estimate = judge(loaded, data, floor=floor)
     else:
-        from marl_ray.evaluation.off_policy.texts import judge_texts  # transformers takes seconds to import
+        from marl_ray.evaluation.off_policy.texts import estimate_text_outcome  # transformers takes seconds to import
 
-        estimate = judge_texts(loaded, data, floor=floor)
+        estimate = estimate_text_outcome(loaded, data, floor=floor)
     lines = [
         f"{estimate.units} units, logged mean {estimate.logged:.4g}, {estimate.greedy_units} greedy units left out",
         *(

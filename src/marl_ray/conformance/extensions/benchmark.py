@@ -9,7 +9,7 @@ from marl_ray.conformance.extensions.base import CheckedProperty, checked, loade
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import Benchmark, ModelAnswer, Problem, benchmark
 from marl_ray.evaluation.data_files import ANY, load
-from marl_ray.evaluation.scoring.local_scoring import ScoringJob, make_pool, score_here
+from marl_ray.evaluation.scoring.local_scoring import ScoringJob, make_pool, score_locally
 from marl_ray.evaluation.writing.samples import Sample
 from marl_ray.extensions import BENCHMARK
 from marl_ray.sandbox import Level
@@ -90,7 +90,7 @@ def _passed(tested: Benchmark, samples: Sequence[Sample]) -> set[str]:
     workers = len(os.sched_getaffinity(0))
     packages = frozenset[str]().union(*(sample.problem.packages for sample in samples))
     with make_pool(workers, packages, Level.LIMITS) as pool:
-        rows = [row for batch in score_here(pool, jobs, workers) for row in batch]
+        rows = [row for batch in score_locally(pool, jobs, workers) for row in batch]
     if len(rows) != len(jobs):
         raise MarlRayError(f"{len(rows)} verdicts on {len(jobs)} samples")
     return {row["task_id"] for row in rows if all(row[mode]["passed"] for mode in tested.modes if row[mode])}

@@ -11,7 +11,7 @@ from marl_ray.config.run.sections import EnvConfig
 from marl_ray.conformance.extensions.base import CheckedProperty, checked
 from marl_ray.envs.batch import BatchStep, EnvBatch
 from marl_ray.envs.env_copies import EnvLoop, make_batch
-from marl_ray.envs.registry import drawn_action, is_text, make_env
+from marl_ray.envs.registry import is_text, make_env, sample_action
 from marl_ray.policies.actor_critic.spaces import row_dtype, row_size, space_to_json
 
 SEED = 7
@@ -137,7 +137,7 @@ def _parallel_episode(env: Any, spaces: Mapping[str, Any], seed: int, most: int)
     steps = [SeenStep(observations, {}, infos)]
     while env.agents and len(steps) <= most:
         agents = list(env.agents)
-        actions = {agent: drawn_action(spaces[agent], infos.get(agent, {}).get("action_mask")) for agent in agents}
+        actions = {agent: sample_action(spaces[agent], infos.get(agent, {}).get("action_mask")) for agent in agents}
         observations, rewards, terminated, truncated, infos = env.step(actions)
         for part, values in {"rewards": rewards, "terminations": terminated, "truncations": truncated}.items():
             if missing := set(agents) - set(values):
@@ -253,7 +253,7 @@ def _drawn_actions(loop: EnvLoop, rng: np.random.Generator) -> list[np.ndarray]:
         space = loop.envs[0].action_space(group[0])
         space.seed(int(rng.integers(2**31)))
         allowed = np.full((COPIES, len(group)), None) if masks is None else masks
-        actions.append(np.array([[drawn_action(space, mask) for mask in of_copy] for of_copy in allowed]))
+        actions.append(np.array([[sample_action(space, mask) for mask in of_copy] for of_copy in allowed]))
     return actions
 
 

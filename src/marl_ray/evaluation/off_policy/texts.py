@@ -29,7 +29,7 @@ RESPONSES_PER_PASS = 16
 """Number of responses in one pass."""
 
 
-def judge_texts(
+def estimate_text_outcome(
     bundle: TokenBundle, path: str, *, floor: float, min_effective: float = 100.0, alpha: float = 0.05
 ) -> OffPolicyEstimate:
     """Estimate a bundle's mean outcome from exported texts (file, folder or URI).

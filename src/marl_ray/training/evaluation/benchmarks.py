@@ -14,7 +14,7 @@ from marl_ray.config import BenchmarkConfig, RunConfig
 from marl_ray.errors import FieldError, MarlRayError, one_line
 from marl_ray.evaluation.benchmarks import Benchmark, ModelAnswer, Problem, benchmark
 from marl_ray.evaluation.data_files import load
-from marl_ray.evaluation.scoring.local_scoring import ResultRow, ScoringJob, make_pool, score_here
+from marl_ray.evaluation.scoring.local_scoring import ResultRow, ScoringJob, make_pool, score_locally
 from marl_ray.evaluation.scoring.report import make_report
 from marl_ray.evaluation.writing.authors import Author, Authors
 from marl_ray.evaluation.writing.requests import Row, WritingRequest
@@ -185,6 +185,6 @@ def _judged(measured: RunBenchmark, rows: Sequence[Row]) -> list[ResultRow]:
     workers = min(MAX_RUNS, len(os.sched_getaffinity(0)), len(jobs))
     packages = frozenset[str]().union(*(problem.packages for problem in problems.values()))
     with make_pool(workers, packages, Level.PATHS) as pool:
-        results = [row for batch in score_here(pool, jobs, workers) for row in batch]
+        results = [row for batch in score_locally(pool, jobs, workers) for row in batch]
     texts = ("raw", "extracted")
     return [{key: value for key, value in row.items() if key not in texts} for row in results]

@@ -23,7 +23,7 @@ from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
 from marl_ray.training.checkpoints.loading import UnreadableCheckpointError
 from marl_ray.training.checkpoints.storage import StoredFolder, UnwritableCheckpointError
-from marl_ray.training.collectives import from_first, gather, world
+from marl_ray.training.collectives import broadcast_from_rank0, gather, world
 from marl_ray.training.errors import DivergedError, PassMemoryError
 from marl_ray.training.journal.tail import Tail
 from marl_ray.training.loop.pass_sizes import note_smaller_pass, pass_sizes
@@ -155,14 +155,14 @@ def train_leg(payload: dict[Any, Any], device: torch.device) -> dict[str, Any]:
             messages.append([json.dumps(message)], durable)
 
     def keep(local: Path) -> None:
-        name = from_first(lambda: f"{place}/{CHECKPOINT}{seeds.iteration:06d}-{time.time_ns()}")
+        name = broadcast_from_rank0(lambda: f"{place}/{CHECKPOINT}{seeds.iteration:06d}-{time.time_ns()}")
         folder.upload(local, name)
         gather(None)  # wait until every worker has written its part
         send({"kept": name, "steps": seeds.steps, "played": seeds.played}, durable=True)
 
     trial = StoredFolder(folder.filesystem, folder.path)
     # The checkpoints of this attempt, if a worker has died, and the passes for which one had no room.
-    kept_names, sizes = from_first(lambda: (_kept_checkpoints(folder, place), pass_sizes(trial)))
+    kept_names, sizes = broadcast_from_rank0(lambda: (_kept_checkpoints(folder, place), pass_sizes(trial)))
     starts = [*kept_names, *(name for name in payload["starts"] if name not in kept_names)]
     try:
         seeds, start, damages = load_seeds(folder, starts, configs, metrics, device, sizes)

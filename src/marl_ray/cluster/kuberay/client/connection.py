@@ -75,7 +75,7 @@ class Connection:
 
         Raises RequestRefusedError with the server's message, or MarlRayError where it stayed out of reach.
         """
-        return patiently(
+        return retry_while_unreachable(
             lambda: self._json(method, path, query, body, content_type), lost_s, f"the API server {self.server}"
         )
 
@@ -126,7 +126,7 @@ class Connection:
         return response
 
 
-def patiently(call: Callable[[], Result], lost_s: float, server: str) -> Result:
+def retry_while_unreachable(call: Callable[[], Result], lost_s: float, server: str) -> Result:
     """Return the result of a call that is tried again while it raises `_UnreachableError`.
 
     Raises MarlRayError after `lost_s` seconds.
@@ -192,5 +192,5 @@ def _of_the_pod(namespace: str | None) -> Connection:
 
 
 def _connection(configuration: client.Configuration, namespace: str) -> Connection:
-    configuration.retries = False  # `patiently` tries again, and says nothing on the way
+    configuration.retries = False  # `retry_while_unreachable` tries again, and says nothing on the way
     return Connection(client.ApiClient(configuration), namespace)
