@@ -52,7 +52,7 @@ class OffPolicyEstimate:
     gate: ExposureGate
 
 
-def judge(
+def estimate_outcome(
     bundle: Bundle, path: str, *, floor: float, min_effective: float = 100.0, alpha: float = 0.05
 ) -> OffPolicyEstimate:
     """Estimate a bundle's mean outcome from exported decisions (file, folder or URI) and compare it with `floor`.
@@ -64,10 +64,10 @@ def judge(
     logged = logged_for(bundle, path)
     value = evaluate_bundle(bundle, logged, alpha)
     robust = evaluate_doubly_robust(bundle, logged, alpha)
-    return judged(value, robust, logged.outcomes, ~greedy_units(logged), floor, min_effective)
+    return combined_estimate(value, robust, logged.outcomes, ~greedy_units(logged), floor, min_effective)
 
 
-def judged(
+def combined_estimate(
     value: PolicyValue, robust: PolicyValue, outcomes: np.ndarray, used: np.ndarray, floor: float, min_effective: float
 ) -> OffPolicyEstimate:
     """Combine two estimates on the units `used`, (units,) bool, into one result."""

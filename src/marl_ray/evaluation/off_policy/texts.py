@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from marl_ray.errors import MarlRayError
-from marl_ray.evaluation.off_policy.acts import MAX_FEATURES, OffPolicyEstimate, cross_fitted, judged
+from marl_ray.evaluation.off_policy.acts import MAX_FEATURES, OffPolicyEstimate, combined_estimate, cross_fitted
 from marl_ray.experiments.statistics.off_policy import doubly_robust, snips
 from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.policies.language.padding import padded
@@ -34,7 +34,7 @@ def estimate_text_outcome(
 ) -> OffPolicyEstimate:
     """Estimate a bundle's mean outcome from exported texts (file, folder or URI).
 
-    Arguments and errors are as in `acts.judge`.
+    Arguments and errors are as in `acts.estimate_outcome`.
     """
     served = read_served(path)
     units = sorted({text.unit for text in served})
@@ -52,7 +52,7 @@ def estimate_text_outcome(
     weights, rewards = sums[used], outcomes[used]
     predicted = cross_fitted(_features(drawn, place, len(units))[used], rewards, weights)
     value, robust = snips(weights, rewards, alpha), doubly_robust(weights, rewards, predicted, predicted, alpha)
-    return judged(value, robust, outcomes, used, floor, min_effective)
+    return combined_estimate(value, robust, outcomes, used, floor, min_effective)
 
 
 def log_ratios(bundle: TokenBundle, served: Sequence[ServedText]) -> np.ndarray:
