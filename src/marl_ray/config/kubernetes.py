@@ -78,13 +78,13 @@ def is_schedule(text: str) -> bool:
     )
 
 
-def _is_part(part: str, least: int, most: int, names: list[str]) -> bool:
+def _is_part(part: str, minimum: int, maximum: int, names: list[str]) -> bool:
     """Return True for `*`, a number or a range, each with a step that is not 0."""
     match = _PART.fullmatch(part)
     if match is None or (match[3] is not None and int(match[3]) == 0):
         return False
     if match[1] in "*?":
         return match[2] is None
-    places = {name: least + k for k, name in enumerate(names)}
+    places = {name: minimum + k for k, name in enumerate(names)}
     ends = [places.get(end, int(end) if end.isdigit() else -1) for end in (match[1], match[2] or match[1])]
-    return least <= ends[0] <= ends[1] <= most
+    return minimum <= ends[0] <= ends[1] <= maximum

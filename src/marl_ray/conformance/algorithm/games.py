@@ -97,17 +97,17 @@ class GameRules:
             over,
         )
 
-    def paths(self, most: int = LENGTH) -> Iterator[list[GameStep]]:
-        """Yield every path of at most `most` steps from the start."""
-        yield from self._onward(0, most)
+    def paths(self, max_steps: int = LENGTH) -> Iterator[list[GameStep]]:
+        """Yield every path of at most `max_steps` steps from the start."""
+        yield from self._onward(0, max_steps)
 
-    def _onward(self, state: int, most: int) -> Iterator[list[GameStep]]:
+    def _onward(self, state: int, max_steps: int) -> Iterator[list[GameStep]]:
         time = 0 if state == 0 else 1
         for step in self.steps(state):
-            if step.moved.over or time + 1 == most:
+            if step.moved.over or time + 1 == max_steps:
                 yield [step]
             else:
-                yield from ([step, *tail] for tail in self._onward(step.moved.state, most))
+                yield from ([step, *tail] for tail in self._onward(step.moved.state, max_steps))
 
     def steps(self, state: int) -> Iterator[GameStep]:
         """Yield every joint move in a state."""

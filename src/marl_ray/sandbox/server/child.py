@@ -249,7 +249,7 @@ def _described(error: BaseException) -> list[Any]:
         text = str(error)[:1000]
     if type(error).__module__ == "builtins":
         with contextlib.suppress(Exception, codec.ForeignTypeError, wire.MalformedMessageError):
-            packed = codec.pack(list(error.args), most=_MAX_ARGS_LENGTH)
+            packed = codec.pack(list(error.args), max_items=_MAX_ARGS_LENGTH)
             codec.dumps(packed, _MAX_ARGS_LENGTH)
             args = packed
     return [class_name, text, args]

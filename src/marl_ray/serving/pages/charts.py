@@ -185,11 +185,11 @@ def _bands(points: list[_Point], x: Callable[[float], float], y: Callable[[float
     return "".join(paths)
 
 
-def _times(first: float, last: float, most: float) -> list[tuple[float, str]]:
+def _times(first: float, last: float, max_ticks: float) -> list[tuple[float, str]]:
     """Return (seconds, label) of the ticks, on round times in UTC; midnights show the day."""
     year = _TIME_STEPS[-1]
-    longer = year * max(1, math.ceil((last - first) / year / most))
-    step = next((step for step in _TIME_STEPS if (last - first) / step <= most), longer)
+    longer = year * max(1, math.ceil((last - first) / year / max_ticks))
+    step = next((step for step in _TIME_STEPS if (last - first) / step <= max_ticks), longer)
     ticks = []
     for k in range(math.ceil(first / step), math.floor(last / step) + 1):
         at = datetime.fromtimestamp(k * step, UTC)

@@ -58,10 +58,12 @@ def pass_limits(learners: Mapping[str, Learner]) -> dict[str, int]:
 
 
 @contextmanager
-def translate_out_of_memory(where: str, rows: int | None, policy: str | None = None, most: int = 1) -> Iterator[None]:
+def translate_out_of_memory(
+    where: str, rows: int | None, policy: str | None = None, max_rows: int = 1
+) -> Iterator[None]:
     """Raise PassMemoryError in place of torch's out-of-memory error, within the block.
 
-    It names `where` and a pass of `rows` sequences (None: all, which are `most`) of a `policy`. The other workers
+    It names `where` and a pass of `rows` sequences (None: all, which are `max_rows`) of a `policy`. The other workers
     wait for this one in the pass, so its process must end, and with it theirs.
     """
     try:
@@ -73,7 +75,7 @@ def translate_out_of_memory(where: str, rows: int | None, policy: str | None = N
             f"{where}: out of memory in a pass of {sequences}; expected {smaller}a smaller model.context, "
             f"model.activation_checkpointing, model.cpu_offload or more workers ({one_line(error)})",
             policy,
-            most if rows is None else min(rows, most),
+            max_rows if rows is None else min(rows, max_rows),
         ) from error
 
 

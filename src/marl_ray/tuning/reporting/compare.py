@@ -89,11 +89,11 @@ def bands(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return middle, low, high
 
 
-def thinned(curve: Curve, most: int) -> Curve:
-    """Return at most `most` points of a curve, the last one among them."""
-    if len(curve.steps) <= most:
+def thinned(curve: Curve, max_points: int) -> Curve:
+    """Return at most `max_points` points of a curve, the last one among them."""
+    if len(curve.steps) <= max_points:
         return curve
-    places = np.linspace(0, len(curve.steps) - 1, most).round().astype(int)
+    places = np.linspace(0, len(curve.steps) - 1, max_points).round().astype(int)
     return Curve(curve.steps[places], curve.seeds[:, places])
 
 

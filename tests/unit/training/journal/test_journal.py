@@ -138,7 +138,7 @@ def test_readers_get_every_line_once_however_often_workers_start_again(tmp_path_
             file.close()
             done = count + more
             for tail, lines in zip(tails[: 1 + reads], taken, strict=False):
-                while new := tail.read(len(lines), most=7):
+                while new := tail.read(len(lines), max_lines=7):
                     lines += new
             expected = [str(number) for number in range(done)]
             assert [line.split()[0] for line in content_of(filesystem, path).decode().splitlines()] == expected

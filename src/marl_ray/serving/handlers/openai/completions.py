@@ -77,15 +77,15 @@ async def _all(parts: Sequence[Any]) -> list[Any]:
     return [task.result() for task in tasks]
 
 
-def _prompts(prompt: Any, most: int) -> list[str | tuple[int, ...]]:
+def _prompts(prompt: Any, max_prompts: int) -> list[str | tuple[int, ...]]:
     """Return the texts and lists of token ids; RequestError 400 or 413."""
     if isinstance(prompt, str):
         return [prompt]
     if isinstance(prompt, list) and prompt:
         if _is_ids(prompt):
             return [tuple(prompt)]
-        if len(prompt) > most:
-            raise RequestError(413, "prompt", f"expected at most {most} prompts, got {len(prompt)}")
+        if len(prompt) > max_prompts:
+            raise RequestError(413, "prompt", f"expected at most {max_prompts} prompts, got {len(prompt)}")
         if all(isinstance(item, str) for item in prompt) or all(_is_ids(item) for item in prompt):
             return [item if isinstance(item, str) else tuple(item) for item in prompt]
     raise RequestError(400, "prompt", "expected a text, a list of texts, a list of token ids, or a list of such lists")

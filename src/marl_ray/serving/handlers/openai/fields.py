@@ -106,8 +106,8 @@ def _penalty(data: Mapping[str, Any], name: str) -> float:
     return float(value or 0)
 
 
-def _is_between(value: Any, largest: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and -largest <= value <= largest
+def _is_between(value: Any, maximum: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -maximum <= value <= maximum
 
 
 def _is_neutral(value: Any, neutral: Any) -> bool:
@@ -116,11 +116,11 @@ def _is_neutral(value: Any, neutral: Any) -> bool:
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
-def top_of(data: Mapping[str, Any], name: str, most: int) -> int:
+def top_of(data: Mapping[str, Any], name: str, maximum: int) -> int:
     """Return the number of most likely tokens that a field asks for; 0 where it is missing or null."""
     value = data.get(name)
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most):
-        raise RequestError(400, name, f"expected an integer from 0 to {most}")
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= maximum):
+        raise RequestError(400, name, f"expected an integer from 0 to {maximum}")
     return value or 0
 
 
