@@ -5,8 +5,8 @@
 
 Runs of a part of it (`--algorithms`, `--no-team`) join those that are stored.
 
-A model of a million weights first imitates references of small Python tasks, and stops early; reinforcement learning goes on
-from there with nothing but the tests. Writes `benchmarks/results/language_learning.{json,md}`.
+A model of a million weights first imitates references of small Python tasks, and stops early; reinforcement learning
+continues from there with nothing but the tests. Writes `benchmarks/results/language_learning.{json,md}`.
 """
 
 import argparse
@@ -178,7 +178,7 @@ def interval(values: list[float]) -> str:
 
 
 def measure(algorithms: list[str], team: bool, seeds: int, processes: int) -> list[dict[str, Any]]:
-    """All runs, each in a process of its own; those of a seed share its warm start."""
+    """All runs, each in its own process; those of a seed share its warm start."""
     kinds = ["program"] * bool(algorithms) + ["alone", "team"] * team
     with (
         tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as folder,

@@ -161,7 +161,7 @@ def work(kind: str, rank: int, workers: int, folder: Path, repeats: int, answers
 
 
 def compare(kind: str, workers: int, repeats: int, scratch: Path | None) -> dict[str, Any]:
-    """Rank 0's seconds with so many workers."""
+    """Rank 0's seconds with this many workers."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-", dir=scratch) as name:
         folder = Path(name)

@@ -21,7 +21,7 @@ POLL_WORKER_S = 0.002
 SILENCE = "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"
 """Ray Train's variable for the time after which a worker that does not answer counts as lost."""
 LOST_S = 60.0
-"""Seconds without an answer after which a worker counts as lost. A thread of its own answers during updates too."""
+"""Seconds without an answer after which a worker counts as lost. A separate thread answers during updates too."""
 
 DashboardClient = TypeVar("DashboardClient")
 
@@ -138,7 +138,7 @@ def poll_often(workers: int) -> None:
 
 
 def poll_interval(workers: int) -> float:
-    """Return the seconds between two looks after so many workers."""
+    """Return the seconds between two looks after this many workers."""
     return min(max(POLL_S, POLL_WORKER_S * workers), MAX_POLL_S)
 
 

@@ -49,7 +49,7 @@ class LocalRay:
 
 @contextmanager
 def ensure_ray() -> Iterator[None]:
-    """Use the cluster of RAY_ADDRESS, or else a Ray of its own without a dashboard, within the block.
+    """Use the cluster of RAY_ADDRESS, or else its own Ray without a dashboard, within the block.
 
     A Ray Job has RAY_ADDRESS set. Raises MarlRayError if no cluster is at the address.
     """

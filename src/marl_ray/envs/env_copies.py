@@ -211,7 +211,7 @@ class EnvLoop:
         self._after(c, infos)
 
     def _after(self, c: int, infos: dict[str, dict[str, Any]]) -> None:
-        """Note which agents go on, and their allowed actions."""
+        """Note which agents continue, and their allowed actions."""
         alive = set(self.envs[c].agents)
         self.alive[c] = [agent in alive for agent in self.agents]
         for g, group in enumerate(self.groups):

@@ -1,4 +1,4 @@
-"""Many tests that call one function, in one run of the program; each test has a verdict of its own.
+"""Many tests that call one function, in one run of the program; each test has its own verdict.
 
 The program is loaded once and its calls share its process, in the order of the tests; every test has fresh names and a
 fresh set-up, as it would have alone. A test that disturbs the process changes no other test's verdict:

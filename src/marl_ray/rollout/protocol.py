@@ -72,7 +72,7 @@ class BatchCollector(Protocol):
 
     @property
     def running(self) -> list[tuple[int, int]]:
-        """(start, steps played) of the episodes that the next batch goes on with."""
+        """(start, steps played) of the episodes that the next batch continues with."""
 
     def collect(self, players: Mapping[str, Any], iteration: int) -> CollectedBatch:
         """Play one batch.

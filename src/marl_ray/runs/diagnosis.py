@@ -77,7 +77,7 @@ class _Keys:
 
 
 def _course(metric: str, scored: _Rows) -> str | None:
-    """Say how a return went that did not rise, or did not stay; None for one that did."""
+    """Describe a return that did not rise, or did not stay; None for one that did."""
     first, last, best = scored[0], scored[-1], max(scored, key=lambda row: row[metric])
     value = first[metric]
     every = [row.get(f"{metric}{end}", math.inf) for row in scored for end in ("", "_low", "_high")]

@@ -20,7 +20,7 @@ from marl_ray.serving.routing.endpoints import Endpoints
 from marl_ray.serving.routing.router import Router
 
 Host = Callable[[AnyBundle, str, ArmConfig], Arm | TextArm]
-"""Starts an arm in a deployment of its own, given its bundle, the bundle's reference and the arm's config."""
+"""Starts an arm in its own deployment, given its bundle, the bundle's reference and the arm's config."""
 
 
 class LiveExperiments:

@@ -49,7 +49,7 @@ class WorkerPayload:
 
 @dataclass(frozen=True)
 class _StoragePosition:
-    """The place from which the run goes on, as rank 0 reads it from the storage: others may be shown an older list."""
+    """The place from which the run continues, as rank 0 reads it from the storage: others may be shown an older list."""
 
     checkpoints: list[str]
     """Paths of the run's checkpoints, the oldest first."""

@@ -1,7 +1,7 @@
 """The records of a sweep: every trial's values, state, cost and files, and the winner.
 
-`sweep.json` holds all of them as they were after so many changes; each line of `sweep.jsonl` is a later change and holds the
-fields that it changed. `read_records` puts the two together.
+`sweep.json` holds all of them as they were after that many changes; each line of `sweep.jsonl` is a later change and holds
+the fields that it changed. `read_records` puts the two together.
 """
 
 import json

@@ -60,7 +60,7 @@ def all_raise(action: Callable[[], object], kind: type[MarlRayError] = MarlRayEr
 def short_of(
     rank: int, caller: ModuleType, module: ModuleType, name: str, count: int, error: Exception
 ) -> Iterator[None]:
-    """Within the block, let a function of a module fail once after so many calls, as an allocator does.
+    """Within the block, let a function of a module fail once after this many calls, as an allocator does.
 
     Only calls by the module `caller` on the worker `rank` count.
     """

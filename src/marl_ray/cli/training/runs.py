@@ -1,4 +1,4 @@
-"""`marl-ray runs`: look at the runs of a storage, compare them, go on with one, delete one."""
+"""`marl-ray runs`: list the runs of a storage, compare, resume and delete them."""
 
 import sys
 from collections.abc import Iterator

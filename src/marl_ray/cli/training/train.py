@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def train(config: RunFile, overrides: Overrides = None, dry_run: DryRun = False, as_json: Json = False) -> None:
     """Train a team; the same command continues it.
 
-    It trains on the cluster of RAY_ADDRESS, or on a Ray of its own that ends with the run. For a finished run it prints
+    It trains on the cluster of RAY_ADDRESS, or on its own Ray that ends with the run. For a finished run it prints
     the results and exits with status 0.
     """
     from marl_ray.api.training import check_and_train, environment_warning
@@ -61,7 +61,7 @@ def result_lines(result: "RunResult") -> Iterator[str]:
 
 
 def warn_of(run: "RunConfig") -> None:
-    """Say what the metrics of a run that has ended show of a collapse.
+    """Warn of a collapse that the metrics of an ended run show.
 
     A return that did not rise yet, without any other sign, is no news after a short run; `runs show` says that too.
     """

@@ -1,4 +1,4 @@
-"""Training runs and sweeps as RayJobs: the config travels in a ConfigMap, each job has a cluster of its own."""
+"""Training runs and sweeps as RayJobs: the config travels in a ConfigMap, each job has its own cluster."""
 
 import contextlib
 import json

@@ -42,7 +42,7 @@ AFTER = {state: (0.2 * (state % 2), 0.5 + state % 2, 1.0) for state in range(STA
 
 
 def begin(algorithm: str, case: GridPoint, rewarded: bool = True, priced: bool = True, **options: Any) -> GameRun:
-    """Return a run of a game in which a cut episode goes on, if the algorithm counts that."""
+    """Return a run of a game in which a cut episode continues, if the algorithm counts that."""
     after = truth.nothing()
     if not (case.ends or whole_episodes(algorithm)):
         after = {state: (reward * rewarded, *(c * priced for c in costs)) for state, (reward, *costs) in AFTER.items()}

@@ -3,7 +3,7 @@
 The code is slow, obvious, and has nothing in common with the learner.
 
 `Tables` hold the probabilities of every agent's two actions in every state. A triple is of the reward and of the two
-costs. An episode that is not over at the last step of a path goes on by what `after` says of its last state.
+costs. An episode that is not over at the last step of a path continues by what `after` says of its last state.
 """
 
 import math

@@ -121,7 +121,7 @@ def _plan(config: SweepConfig, records: SweepRecords | None = None) -> SweepPlan
 
 
 def _play(plan: SweepPlan, slots: int, legs: int = MAX_LEGS) -> bool:
-    """Run so many legs, `slots` at a time; return True if the sweep is over.
+    """Run this many legs, `slots` at a time; return True if the sweep is over.
 
     Each leg has a score that grows with the learning rate.
     """

@@ -134,9 +134,8 @@ class CodeTeam(TextEnv):
         """Return all turns of `count` episodes of the training tasks in the order that `seed` gives, played by experts.
 
         The generator writes the reference. In the share `mistakes` where there are turns to repair it, the reference with
-        one token changed, so that a public test fails, goes on in its place; the reviewer says which; the generator repairs
-        it. Nobody is shown to make the mistake.
-        Raises MarlRayError for a task whose reference is missing or fails.
+        one token changed, so that a public test fails, continues in its place; the reviewer says which; the generator
+        repairs it. Nobody is shown to make the mistake. Raises MarlRayError for a task whose reference is missing or fails.
         """
         with ThreadPoolExecutor(_THREADS) as threads:
             episodes = list(threads.map(partial(self._demonstrate, seed), range(count)))

@@ -169,7 +169,7 @@ def _report(judged: Judgement) -> tuple[int, int, int, str, str] | None:
 
 
 def _failure(source: str, error: str, value: str) -> str:
-    """Say why a public test failed: `f(2)=7 not 8`, `f(2): IndexError`, or the test as it stands."""
+    """Explain why a public test failed: `f(2)=7 not 8`, `f(2): IndexError`, or the test as it stands."""
     call, expected = equality(source)
     if call and error == "AssertionError":
         return _cut(f"{call}={value} not {expected}")

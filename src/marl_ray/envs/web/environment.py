@@ -31,7 +31,7 @@ ENDINGS = (
 """Ends of an episode, `infos[agent]["ending"]`: by the agent; by the page; by the four limits; because the page or the
 browser broke, or hung; because a site or a judge did not answer what scoring asks of it."""
 MAX_PAGES = 10
-"""Opening and scoring a task, which may load several pages, have the time of so many steps."""
+"""Opening and scoring a task, which may load several pages, have the time of this many steps."""
 _LOOKS = 5
 _MAX_ADDRESS_LENGTH = 1000
 """Characters of an address that a prompt shows: a page may make its own as long as it likes."""
@@ -92,7 +92,7 @@ class BrowserEnv(TextEnv):
         """Return the score of the episode, once the agent has stopped or a limit is reached. Raises BrowserError."""
 
     async def page_score(self, session: BrowserSession) -> float | None:
-        """Return the score if the page itself has ended the episode, after every action; None while it goes on."""
+        """Return the score if the page itself has ended the episode, after every action; None while it continues."""
         return None
 
     def keeps(self, session: BrowserSession) -> bool:
@@ -142,7 +142,7 @@ class BrowserEnv(TextEnv):
         self._ask(note)
 
     def act(self, agent: str, text: str) -> None:
-        """Read an action from the agent's text, do it, and go on with the next prompt or end the episode.
+        """Read an action from the agent's text, do it, and continue with the next prompt or end the episode.
 
         The first of these ends it: the agent's `stop`; the page's own score (`page_score`), which then counts; a limit. In
         the first and the last case the pages are scored as the agent left them. An action that cannot be read or done is no

@@ -48,7 +48,7 @@ NUMBERS: set[type] = {bool, int, float}
 """Types that lists in requests may consist of."""
 
 PolicyCall = Callable[[str, list[int], np.ndarray, np.ndarray | None, np.ndarray | None], tuple[np.ndarray, np.ndarray]]
-"""A function that acts in the place of `ServedPolicy.act`: (policy's name, number of each row's request, the arguments
+"""A function that acts in place of `ServedPolicy.act`: (policy's name, number of each row's request, the arguments
 of `act`) -> its result."""
 
 

@@ -83,7 +83,7 @@ def detached(empty: TokenPolicy) -> TokenPolicy:
 
 
 def fill_with_zeros(policy: TokenPolicy) -> None:
-    """Give a policy zeros on CPU in the place of weights on the meta device, so that weights can be copied into it."""
+    """Give a policy zeros on CPU in place of weights on the meta device, so that weights can be copied into it."""
     state: dict[str, nn.Parameter] = {}
     for names in tied_names(policy.lm):
         parameter = policy.lm.get_parameter(names[0])
@@ -196,7 +196,7 @@ def _ordered(plain: TokenPolicy) -> list[list[str]]:
 
 
 class StillWeights:
-    """The weights of an empty copy as they are now, for a thread that writes them while training goes on."""
+    """The weights of an empty copy as they are now, for a thread that writes them while training continues."""
 
     def __init__(self, empty: TokenPolicy) -> None:
         self.policy = still_copy(empty, {name for name, _ in empty.named_parameters()})

@@ -31,7 +31,7 @@ class LLMJudge:
     limit: most tokens, or with prices most money, of all runs with this cache; by default none.
     input_price: the price of a million tokens read; with `output_price` or not at all.
     output_price: the price of a million tokens written.
-    when_spent: `error`, the default, ends the run at the limit; `fallback` goes on.
+    when_spent: `error`, the default, ends the run at the limit; `fallback` continues.
     fallback: the reward where there is no grade, 0.
     most_failures: requests in a row without a reply that end the run, 50.
 

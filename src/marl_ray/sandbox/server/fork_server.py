@@ -1,4 +1,4 @@
-"""The fork server: a process of its own that never sees a program, a test or a result.
+"""The fork server: a separate process that never sees a program, a test or a result.
 
 It is started as a fresh interpreter, enters namespaces once, imports modules that programs often import, and then forks
 one run after another. Programs and inputs pass through it as descriptors, unread: no fork can find what the server

@@ -133,7 +133,7 @@ class Reply(Protocol):
 class TextArm(Protocol):
     """An arm of language models.
 
-    It is in this process (`TextBatcher`), in a deployment of its own (`RemoteTextArm`), or external (`ExternalArm`).
+    It is in this process (`TextBatcher`), in its own deployment (`RemoteTextArm`), or external (`ExternalArm`).
     """
 
     @property
@@ -160,7 +160,7 @@ class ScoringArm(TextArm, Protocol):
 
 
 class Arm(Protocol):
-    """An arm of actor-critics: in this process (`ArmBatcher`) or in a deployment of its own (`RemoteArm`)."""
+    """An arm of actor-critics: in this process (`ArmBatcher`) or in its own deployment (`RemoteArm`)."""
 
     bundle: Bundle
 

@@ -1,4 +1,4 @@
-"""Arms of large policies: each runs in a Serve application of its own, which requests reach through a handle.
+"""Arms of large policies: each runs in its own Serve application, which requests reach through a handle.
 
 Each bundle has an application, rather than a deployment inside the gateway's application, so that a changed gateway
 config restarts no policy, experiments with the same bundle share its replicas, and experiments created over HTTP can

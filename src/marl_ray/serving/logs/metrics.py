@@ -59,7 +59,7 @@ class ArmCounters:
         """Responses of unknown cost, of an arm with a price."""
 
     def observe(self, seconds: float) -> None:
-        """Count an act that took so many seconds."""
+        """Count an act that took this many seconds."""
         self.seconds.observe(seconds)
 
     def count_text(self, prompt_tokens: int, first_token_s: float, cost_usd: float | None) -> None:

@@ -165,7 +165,7 @@ class Router:
     def drawn_by(self, unit: str, cluster_id: str | None) -> str:
         """Return the name whose hash decides for the unit: its own, or its cluster's.
 
-        The cluster's decides if clusters are randomized. A unit that names no cluster is a cluster of its own.
+        The cluster's decides if clusters are randomized. A unit that names no cluster is its own cluster.
         """
         return cluster_id or unit if self.config.randomize == "cluster" else unit
 
@@ -255,7 +255,7 @@ class Router:
         return UnitArm(*self._drawn(unit, cluster_id), sure=False)
 
     def _drawn(self, unit: str, cluster_id: str | None) -> tuple[Assignment, str | None]:
-        """Draw by the present table. A unit that names no cluster is a cluster of its own."""
+        """Draw by the present table. A unit that names no cluster is its own cluster."""
         config = self.config
         return draw(
             self.table, config.randomize, unit, cluster=cluster_id or unit, at=time.time(), block_s=config.block_s

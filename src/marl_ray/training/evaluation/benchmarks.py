@@ -116,7 +116,7 @@ def spent(config: RunConfig, tokens: float, seconds: float) -> dict[str, float]:
 def measure(benchmarks: Sequence[RunBenchmark], run: str, iteration: int) -> dict[str, float]:
     """Measure the current weights; every worker takes part.
 
-    A benchmark that cannot be measured is a line on stderr and the metric `benchmark/NAME/failed`, and training goes on.
+    A benchmark that cannot be measured is a line on stderr and the metric `benchmark/NAME/failed`, and training continues.
     Before the first iteration, when nothing is lost, it is a MarlRayError.
     """
     metrics: dict[str, float] = {}

@@ -46,7 +46,7 @@ class Mark:
     run_id: str = ""
     """The run in the sink, where the sink says which: an MLflow that does not know it begins another, without rows."""
     ended: str = ""
-    """The status with which the sink was closed after it had got all there was; empty while a run goes on."""
+    """The status with which the sink was closed after it had got all there was; empty while a run continues."""
     iteration: int | None = None
     """The iteration of the last row that it has taken; -1 for an epoch of a warm start, None before the first row."""
 
@@ -75,7 +75,7 @@ def _path(folder: str, name: str) -> str:
 
 
 class Delivery:
-    """One sink, on a thread of its own: it opens the sink, gives it rows, and closes it."""
+    """One sink, on its own thread: it opens the sink, gives it rows, and closes it."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Delivery:
         """The last iteration that the sink said it has. Workers may be about to play it again."""
         self.problem, self.failures = "", 0
         self.called: float | None = None
-        """Time at which the call of the sink began that goes on, by the monotonic clock."""
+        """Time at which the call of the sink began that is still running, by the monotonic clock."""
         self.status = ""
         self.finish: Callable[[Any], None] = lambda sink: None
         self.begins, self.settled = begins, threading.Event()

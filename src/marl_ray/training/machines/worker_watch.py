@@ -1,4 +1,4 @@
-"""Says what a run waits for while workers are missing or silent: which ones, for what, since when and until when.
+"""Reports what a run waits for while workers are missing or silent: which ones, for what, since when and until when.
 
 Ray Train starts lost workers again without a word. Its controller, a process on the driver's node, calls a WorkerWatch,
 which appends lines to a file there; the driver reads and says them (`spoken`). Nothing depends on the file.
@@ -60,7 +60,7 @@ class WorkerWatch:
         self.starts = 0
         """Number of starts that have failed since workers ran."""
         self.final = ""
-        """One line that says why the run will not go on; empty while it will."""
+        """One line that says why the run will not continue; empty while it will."""
 
     def on_start_requested(self, workers: int, each: Mapping[str, float]) -> None:
         """Note that so many workers are to be started, for `each` of which these resources are needed.

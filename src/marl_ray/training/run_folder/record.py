@@ -44,7 +44,7 @@ ORIGIN = "origin"
 PINNED = "pinned"
 """Key of the run's record for the map from `models:/NAME@ALIAS` to the version that it named when the run began."""
 NOT_IDENTITY = ("resources", "checkpoint", "tracking", "storage")
-"""Keys of a config that may change when a run goes on; the storage may be named by another path, or have moved."""
+"""Keys of a config that may change when a run continues; the storage may be named by another path, or have moved."""
 
 
 def storage_of(config: RunConfig) -> str:
@@ -164,7 +164,7 @@ def record_of(config: RunConfig) -> dict[str, Any]:
 
 
 def identity_hash(config: RunConfig) -> str:
-    """Return the sha256 of the part of a run's config that stays the same however often the run goes on."""
+    """Return the sha256 of the part of a run's config that stays the same however often the run continues."""
     return hashlib.sha256(json.dumps(_identity(config), sort_keys=True).encode()).hexdigest()
 
 
@@ -181,7 +181,7 @@ def config_record(config: RunConfig) -> dict[str, Any]:
 
 
 def pin_bundles(config: RunConfig, record: dict[str, Any]) -> dict[str, Any]:
-    """Return the config as plain data, with a version in the place of every alias of `team`.
+    """Return the config as plain data, with a version in place of every alias of `team`.
 
     The version is the one that the alias named when the run began. The versions are kept in `record`, because a
     frozen policy is read anew at every start, and by then an alias may name another version.

@@ -98,7 +98,7 @@ class MlflowRun:
         return str(run.info.run_id)
 
     def _begun(self, experiment: str, values: Mapping[str, str]) -> Any:
-        """Return a run of the same owner that goes on and is still empty; None if there is none.
+        """Return a run of the same owner that is still running and empty; None if there is none.
 
         It has no rows and no runs of its own, and no other parameters than these.
         """

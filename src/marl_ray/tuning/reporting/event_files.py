@@ -1,6 +1,6 @@
 """TensorBoard event files of a sweep: `tensorboard/TRIAL-LEG/` in its folder, written while the trials run.
 
-A thread of its own writes them, because the files of a leg take ten milliseconds, and a slow disk any time.
+A separate thread writes them, because the files of a leg take ten milliseconds, and a slow disk any time.
 """
 
 import queue

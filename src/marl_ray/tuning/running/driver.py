@@ -80,7 +80,7 @@ def run_sweep(
 
     `cluster` is not called if nothing is left to train. `retry` restarts failed and lost trials. Raises MarlRayError if
     nothing can run at all, or another process owns the name; a trial that fails is noted in the records, and the others
-    go on.
+    continue.
     """
     folder = Folder(config.storage, config.name)
     with Lease(folder.filesystem, folder.path, f"sweep {config.name!r}") as lease:

@@ -2,7 +2,8 @@
 
 Rank 0 writes rows and the names of checkpoints to a file of messages in the trial's folder; the trial's process reads that
 file and writes the trial's own files. So no process stands between the two whose death would end the leg. Workers that die
-go on after the last checkpoint that the messages name; a trial's process that dies leaves its last checkpoint to the next.
+continue after the last checkpoint that the messages name; a trial's process that dies leaves its last checkpoint to the
+next.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""A checkpoint is complete: a run that goes on from it has everything that the run that wrote it has."""
+"""A checkpoint is complete: a run that continues from it has everything that the run that wrote it has."""
 
 import json
 import threading
@@ -25,7 +25,7 @@ DERIVED = {
     "run.transcripts": "shows the last batch to people",
 }
 """Path of a state that is in no checkpoint -> the reason for which training does not need it. Whoever adds a line here says
-why a run that died goes on as if it had not."""
+why a run that died continues as if it had not."""
 OF_PLAY = {
     "run.collector.starts": "is computed from the iteration at the start of each batch",
     "run.evaluator.starts.arena": "is made by the first evaluation, and every evaluation begins with resets",

@@ -39,7 +39,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def go_on(folder: Path, *newest_first: int) -> tuple[list[Metrics], list[int | None], list[str]]:
-    """Rows of the run that continues, the iterations that it goes on from, and what it says of damage."""
+    """Rows of the run that continues, the iterations that it continues from, and what it says of damage."""
     rows: list[Metrics] = []
     begins: list[int | None] = []
     lines: list[str] = []
@@ -122,7 +122,7 @@ def test_a_storage_that_cannot_be_read_withdraws_nothing(base, tmp_path):
 
 
 def noted(folder: str) -> dict[str, list[str]]:
-    """Names of the files that each of two workers reads to go on from a checkpoint of two, and of one."""
+    """Names of the files that each of two workers reads to continue from a checkpoint of two, and of one."""
     from marl_ray.training.collectives import gather
 
     read: list[str] = []

@@ -1,4 +1,4 @@
-"""Language models learn the same however a batch is cut up, and go on bit for bit. No Ray."""
+"""Language models learn the same however a batch is cut up, and continue bit for bit. No Ray."""
 
 import json
 import math

@@ -30,7 +30,7 @@ from marl_ray.serving.rollouts.webhook import MAX_PAUSE_S, Webhook
 
 SECRET = "between us"
 WAIT_S = 5.0
-"""Seconds for which the other service waits for a test, and for which an answer that does not end goes on."""
+"""Seconds for which the other service waits for a test, and for which an answer that does not end continues."""
 
 
 class Heard:

@@ -252,7 +252,7 @@ def work(monkeypatch: pytest.MonkeyPatch, folder: Path, body: Callable[..., Any]
 
 @pytest.mark.parametrize("known", [True, False])
 def test_relative_paths_of_a_config_count_from_the_drivers_folder(tmp_path, monkeypatch, known):
-    """Ray Train starts workers in a folder of its own: data of a run, bundles and the storage would be looked for there."""
+    """Ray Train starts workers in its own folder: data of a run, bundles and the storage would be looked for there."""
     elsewhere, rays = tmp_path / "theirs", tmp_path / "rays"
     for folder in (elsewhere, rays):
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""One Chromium for a process, driven from a thread of its own, with a deadline for whatever is asked of it."""
+"""One Chromium for a process, driven from its own thread, with a deadline for whatever is asked of it."""
 
 import asyncio
 import atexit

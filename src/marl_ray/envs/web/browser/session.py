@@ -22,7 +22,7 @@ SETTLE_S = 0.02
 QUIET_S = 0.5
 """Maximum seconds that are waited for requests other than of pages."""
 LOAD_SHARE = 0.4
-"""Share of a step's time that a page has to load, so that an agent can go on where one never does."""
+"""Share of a step's time that a page has to load, so that an agent can continue where one never does."""
 WINDOW_S = 3.0
 """Maximum seconds that are waited for a window that a page opens."""
 _TURN = "() => new Promise(r => { requestAnimationFrame(() => setTimeout(r)); setTimeout(r, 100); })"
@@ -36,7 +36,7 @@ prefetching, of sockets and of WebTransport, too, of which a page's own routes s
 
 
 class BrowserSession:
-    """The browser as one episode uses it: a context of its own, so that it shares no cookie and no tab with another.
+    """The browser as one episode uses it: its own context, so that it shares no cookie and no tab with another.
 
     All methods with `async` run on the browser's thread; `start`, `call` and `close` are for every other thread.
     """
@@ -71,7 +71,7 @@ class BrowserSession:
         return self
 
     def call(self, work: Any, name: str, steps: int = 1) -> Any:
-        """Return the result of a coroutine of this session, on the browser's thread. It has the time of so many steps.
+        """Return the result of a coroutine of this session, on the browser's thread. It has the time of this many steps.
 
         Raises BrowserError.
         """
@@ -97,7 +97,7 @@ class BrowserSession:
             pass  # it has closed by itself
 
     def begin_again(self) -> None:
-        """Count from zero for an episode that goes on with the tab of the one before."""
+        """Count from zero for an episode that continues with the tab of the one before."""
         self.blocked = 0
         self.dialogs.clear()
         self._ids.clear()

@@ -12,7 +12,7 @@ Agreed = TypeVar("Agreed")
 
 
 class Failure(NamedTuple):
-    """The thing that a worker sends in the place of its value."""
+    """The thing that a worker sends in place of its value."""
 
     rank: int
     error: MarlRayError

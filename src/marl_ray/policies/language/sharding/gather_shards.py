@@ -21,7 +21,7 @@ from marl_ray.policies.language.sharding.agreement import all_gather_values
 AT_ONCE = 1 << 26
 """Maximum number of bytes that are gathered in one exchange, unless a single tensor has more."""
 ALIGNED = 8
-"""Every tensor's part begins at a multiple of so many bytes, so that it can be read as numbers."""
+"""Every tensor's part begins at a multiple of this many bytes, so that it can be read as numbers."""
 
 
 def full_tensors(tensors: Iterable[Tensor]) -> Iterator[Tensor]:

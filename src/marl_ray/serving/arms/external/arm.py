@@ -99,7 +99,7 @@ class ExternalArm:
         task.add_done_callback(self._leaving.discard)
 
     def cost(self, prompt: int | None, completion: int | None) -> float | None:
-        """Return the cost in USD of a response of so many tokens.
+        """Return the cost in USD of a response of this many tokens.
 
         It is 0 without a `price`, and None where the server names no `usage`. The first such response writes one line
         to the log.

@@ -24,7 +24,7 @@ class ExternalManifest(TokenManifest):
 
 @dataclass(frozen=True)
 class ExternalModel(BaseBundle):
-    """An external model in the place of a bundle. It plays the same agents as the other arms."""
+    """An external model in place of a bundle. It plays the same agents as the other arms."""
 
     manifest: ExternalManifest
     model: str

@@ -1,4 +1,4 @@
-"""Large language models: each arm in a Serve application of its own, which streams through a handle."""
+"""Large language models: each arm in its own Serve application, which streams through a handle."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any

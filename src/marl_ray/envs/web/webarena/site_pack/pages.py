@@ -25,7 +25,7 @@ class Visit:
 
 @dataclass(frozen=True)
 class PageReply:
-    """An answer to a request: a page, or the path to which the browser goes on."""
+    """An answer to a request: a page, or the path to which the browser continues."""
 
     html: str = ""
     location: str = ""

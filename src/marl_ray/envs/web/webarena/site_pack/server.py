@@ -25,7 +25,7 @@ class _Visits:
         self._lock = threading.Lock()
 
     def of_cookie(self, cookie: str) -> tuple[str, Visit]:
-        """Return the visitor of a cookie, or a new one with a name of its own."""
+        """Return the visitor of a cookie, or a new one with its own name."""
         with self._lock:
             name = cookie.removeprefix(f"{COOKIE}=")
             if name not in self._visits:
