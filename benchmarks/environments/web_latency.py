@@ -1,4 +1,4 @@
-"""Time that the web environments cost beyond the pages themselves, and that the made tasks take.
+"""Time that the web environments cost beyond the pages themselves, and that the synthetic tasks take.
 
     .venv/bin/python -m benchmarks.environments.web_latency            # under four minutes on two cores
     .venv/bin/python -m benchmarks.environments.web_latency --rounds 5 --no-pack
@@ -7,7 +7,7 @@ Each action is done by the environment and by bare Playwright in turn, in one Ch
 their own: bare Playwright finds the element, acts, and waits for the load event, which is the page's own time. The
 environment also routes requests, waits for what follows, reads the accessibility tree and writes the prompt. An opening is
 that of an episode after another, against a context with the page. Then the scripted expert and an agent that acts by chance
-play the made tasks of `webarena`, two at a time.
+play the synthetic tasks of `webarena`, two at a time.
 Writes `benchmarks/results/web_latency.{json,md}`; a short run prints alone.
 """
 
@@ -35,7 +35,7 @@ from marl_ray.envs.web.webarena.environment import WebArena
 AGENT = "agent"
 ROUNDS = 30
 SPLITS = {"expert": "all", "random": "test"}
-"""The agents that play the made tasks, and the tasks of each."""
+"""The agents that play the synthetic tasks, and the tasks of each."""
 GOAL_MS, GOAL_S = 60.0, 300.0
 WAIT_S = 60.0
 ACTIONS = ("follow a link", "click into a text box", "type ten letters")
@@ -46,7 +46,7 @@ def main() -> None:
     """Measure, print and store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="measurements of each action and opening")
-    parser.add_argument("--no-pack", action="store_true", help="leave out the made tasks")
+    parser.add_argument("--no-pack", action="store_true", help="leave out the synthetic tasks")
     options = parser.parse_args()
     load = os.getloadavg()[0]
     measured = measure_actions(options.rounds) | measure_openings(options.rounds)
@@ -153,7 +153,7 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def play_pack(policy: str) -> dict[str, float]:
-    """Play made tasks with two episodes at a time; returns seconds, episodes and solved ones."""
+    """Play synthetic tasks with two episodes at a time; returns seconds, episodes and solved ones."""
     with tempfile.TemporaryDirectory() as folder:
         begun = time.perf_counter()
         result = marl_ray.evaluate("webarena", policy, split=SPLITS[policy], workers=2, out=Path(folder, "out"))

@@ -54,7 +54,7 @@ class Ceilings(NamedTuple):
 
 
 class SampledRow(NamedTuple):
-    """Sampling of so many responses at once."""
+    """Sampling of this many responses at once."""
 
     size: str
     responses: int

@@ -5,8 +5,8 @@
 
 Runs of a part of it (`--algorithms`, `--no-team`) join those that are stored.
 
-A model of a million weights first imitates references of small Python tasks, and stops early; reinforcement learning goes on
-from there with nothing but the tests. Writes `benchmarks/results/language_learning.{json,md}`.
+A model of a million weights first imitates references of small Python tasks, and stops early; reinforcement learning
+continues from there with nothing but the tests. Writes `benchmarks/results/language_learning.{json,md}`.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from benchmarks.language.training_runs import COPIES, EVERY, GROUP, HYPER, KINDS
 from benchmarks.records import RESULTS, machine
 from marl_ray.evaluation.statistics import BootstrapInterval
 
-LEAST, MOST_SECONDS = 20.0, 600.0
+MIN_GAIN, MAX_SECONDS = 20.0, 600.0
 """Points of pass@1 that each seed must gain, and seconds that its warm start and run may take together."""
 ITERATIONS = 60
 TEAM_TOKENS = 400_000
@@ -65,7 +65,7 @@ def algorithm_row(algorithm: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
         "tokens": [run["tokens"] for run in runs],
         "iteration_seconds": np.median(split, 0).tolist(),
         "seconds": seconds,
-        "met": {"gain": bool(gains.min() >= LEAST), "seconds": max(seconds) <= MOST_SECONDS},
+        "met": {"gain": bool(gains.min() >= MIN_GAIN), "seconds": max(seconds) <= MAX_SECONDS},
     }
 
 
@@ -125,10 +125,11 @@ def table(result: dict[str, Any]) -> str:
             f"| {max(row['seconds']):.0f} |"
         )
     goals = [
-        (f"{row['algorithm']}: every seed gains {LEAST:g} points", row["met"]["gain"]) for row in result["algorithms"]
+        (f"{row['algorithm']}: every seed gains {MIN_GAIN:g} points", row["met"]["gain"])
+        for row in result["algorithms"]
     ]
     goals += [
-        (f"{row['algorithm']}: every run under {MOST_SECONDS / 60:g} minutes", row["met"]["seconds"])
+        (f"{row['algorithm']}: every run under {MAX_SECONDS / 60:g} minutes", row["met"]["seconds"])
         for row in result["algorithms"]
     ]
     if result.get("team"):
@@ -177,7 +178,7 @@ def interval(values: list[float]) -> str:
 
 
 def measure(algorithms: list[str], team: bool, seeds: int, processes: int) -> list[dict[str, Any]]:
-    """All runs, each in a process of its own; those of a seed share its warm start."""
+    """All runs, each in its own process; those of a seed share its warm start."""
     kinds = ["program"] * bool(algorithms) + ["alone", "team"] * team
     with (
         tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as folder,

@@ -68,7 +68,7 @@ def is_due(rows: list[dict[str, Any]], only: list[str] | None, **keys: Any) -> b
 
 
 def store(stored: dict[str, Any], part: str, row: dict[str, Any]) -> None:
-    """Put a row in the place of the one of the same config and seed, with its processor, and write all of them."""
+    """Put a row in place of the one of the same config and seed, with its processor, and write all of them."""
     row["cpu"] = stored["machine"]["cpu"]
     print(", ".join(f"{key} {value}" for key, value in row.items() if isinstance(value, str | int | float)), flush=True)
     key = (row["config"], row.get("seed"))

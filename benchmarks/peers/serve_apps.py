@@ -106,7 +106,7 @@ class OneHop:
 
 
 class TwoHops:
-    """Each team in a deployment of its own, behind a raw ASGI ingress."""
+    """Each team in its own deployment, behind a raw ASGI ingress."""
 
     def __init__(self, *models: Any):
         self._app = Bare([model.act.remote for model in models])

@@ -92,7 +92,7 @@ def measure(kind: str, rank: int, workers: int, folder: Path, repeats: int) -> d
     from torch.distributed.tensor import DTensor
 
     from marl_ray.training.checkpoints.learner_tensors import tensors_of
-    from marl_ray.training.checkpoints.storage import folder_here
+    from marl_ray.training.checkpoints.storage import local_stored_folder
     from marl_ray.training.loop.run import Run
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -139,12 +139,12 @@ def measure(kind: str, rank: int, workers: int, folder: Path, repeats: int) -> d
         path.unlink()
         run.state.best_score = float("inf")
         alone = timed(play)
-        begun = timed(partial(run.save, folder_here(folder / f"checkpoint-{repeat}")))
+        begun = timed(partial(run.save, local_stored_folder(folder / f"checkpoint-{repeat}")))
         beside = timed(play)
         waited = timed(run.saver.wait_for_copy)
         written = begun + beside + waited + timed(run.saver.wait)
         run.state.best_score = float("-inf")
-        with_bundle = timed(partial(run.save, folder_here(folder / f"best-{repeat}")))
+        with_bundle = timed(partial(run.save, local_stored_folder(folder / f"best-{repeat}")))
         run.saver.wait()
         values = (synchronous, begun + waited, copies[-2], alone, beside, with_bundle, written)
         for key, value in zip(times, values, strict=True):
@@ -161,7 +161,7 @@ def work(kind: str, rank: int, workers: int, folder: Path, repeats: int, answers
 
 
 def compare(kind: str, workers: int, repeats: int, scratch: Path | None) -> dict[str, Any]:
-    """Rank 0's seconds with so many workers."""
+    """Rank 0's seconds with this many workers."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-", dir=scratch) as name:
         folder = Path(name)

@@ -72,7 +72,7 @@ class Stopwatch:
 
 
 def simulated_sweep(storage: Path, trials: int, scheduler: str, search: str = "random") -> dict[str, float]:
-    """Return what a sweep of so many trials costs the driver, in milliseconds of CPU for each trial.
+    """Return what a sweep of this many trials costs the driver, in milliseconds of CPU for each trial.
 
     They are those of the driver's loop (`own`, of which `scheduler`, `save` and `legs` are parts; `wall` is its wall
     time), of the search beside it, and of the report at the end. Ray is up, because the driver asks it for capacity.

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
 from marl_ray.config import RunConfig, parse_config
-from marl_ray.training.checkpoints.storage import folder_here
+from marl_ray.training.checkpoints.storage import local_stored_folder
 from marl_ray.training.loop.run import Run
 from marl_ray.training.single_process import process_group
 
@@ -95,7 +95,7 @@ def team_times(policies: int) -> dict[str, float]:
         for _ in range(CHECKPOINTS):
             with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as folder:
                 began = time.process_time()
-                run.save(folder_here(Path(folder)))
+                run.save(local_stored_folder(Path(folder)))
                 run.saver.wait()
                 saves.append(time.process_time() - began)
                 sizes.append(sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()))

@@ -29,7 +29,7 @@ class Answering:
 
 
 class SimulatedGroup(WorkerGroup):
-    """A worker group that has started, with so many workers behind a few processes."""
+    """A worker group that has started, with this many workers behind a few processes."""
 
     def __init__(self, workers: int, actors: list[Any]):
         self.actors = [actors[k % len(actors)] for k in range(workers)]
@@ -53,7 +53,7 @@ class SimulatedWorker:
 
 
 def look_times(workers: int) -> dict[str, float]:
-    """Return what a look at so many workers costs the driver.
+    """Return what a look at this many workers costs the driver.
 
     That is microseconds of CPU and of wall time for each worker at a look; seconds between two looks; and the share of
     one CPU that the looks take.

@@ -30,7 +30,7 @@ SECONDS_GOAL, STEPS_GOAL = 1.25, 0.5
 
 
 def shipped(storage: str, steps: int, fifo: bool = False) -> SweepConfig:
-    """The shipped sweep with so many steps and rungs at the same shares of them."""
+    """The shipped sweep with this many steps and rungs at the same shares of them."""
     sweep = load_sweep(FILE)
     changes = dict(sweep.set)
     changes["train"] = changes["train"] | {"total_steps": steps}

@@ -102,7 +102,7 @@ class Full(Well):
 
 @contextlib.contextmanager
 def mlflow_server(storage: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A real MLflow server in one process, on a database of its own."""
+    """A real MLflow server in one process, on its own database."""
     settings = {
         "_MLFLOW_SERVER_FILE_STORE": f"sqlite:///{storage}/server.db",
         "_MLFLOW_SERVER_ARTIFACT_ROOT": str(storage / "artifacts"),

@@ -106,7 +106,7 @@ class ArmLoad:
     """Connections that the server closed in place of an answer."""
 
     async def run(self, connections: int) -> None:
-        """Act until cancelled, each session on a connection of its own; RuntimeError on any answer but 200."""
+        """Act until cancelled, each session on its own connection; RuntimeError on any answer but 200."""
         async with asyncio.TaskGroup() as group:
             for _ in range(connections):
                 group.create_task(self._connection())

@@ -28,9 +28,9 @@ class Frame:
     bottom: float
 
 
-def round_step(size: float, most: int) -> float:
-    """Return the smallest of 1, 2, 5 times a power of ten that divides `size` into `most` steps at most."""
-    rough = size / max(most, 1)
+def round_step(size: float, max_steps: int) -> float:
+    """Return the smallest of 1, 2, 5 times a power of ten that divides `size` into `max_steps` steps at most."""
+    rough = size / max(max_steps, 1)
     power = 10.0 ** math.floor(math.log10(rough))
     return next(power * k for k in (1, 2, 5, 10) if power * k >= rough * (1 - 1e-9))
 

@@ -66,9 +66,9 @@ def install_hint(extra: str) -> str:
     return f"pip install 'marl-ray[{extra}]'"
 
 
-LONGEST_COMPARED = 100
-"""Most characters of a name that are compared with the known ones: of a million, which a request may have, that would
-take a third of a second."""
+MAX_COMPARED = 100
+"""Maximum number of characters of a name that are compared with the known ones: of a million, which a request may have, that
+would take a third of a second."""
 
 
 def suggested(name: str, known: Collection[str], before: str = "") -> str:
@@ -76,7 +76,7 @@ def suggested(name: str, known: Collection[str], before: str = "") -> str:
 
     A known name that is the initials of `name` is the only suggestion.
     """
-    name = name[:LONGEST_COMPARED]
+    name = name[:MAX_COMPARED]
     initials = "".join(word[:1] for word in name.split("_")) if "_" in name else ""
     close = [initials] if initials in known else difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(before + other for other in close)}?" if close else ""

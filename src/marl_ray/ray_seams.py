@@ -12,16 +12,16 @@ from typing import Any, Protocol, TypeVar
 
 from marl_ray.errors import MarlRayError, one_line
 
-POLL_S, POLL_MOST_S = 0.25, 2.0
-"""Least and most seconds between two looks of Ray Train after its workers; the most is Ray's own value. A look shows that
-workers have ended or died."""
+POLL_S, MAX_POLL_S = 0.25, 2.0
+"""Minimum and maximum seconds between two looks of Ray Train after its workers; the maximum is Ray's own value. A look shows
+that workers have ended or died."""
 POLL_WORKER_S = 0.002
 """Seconds for each worker between two looks. A look calls each worker's actor, so looks take a bounded share of a CPU."""
 
 SILENCE = "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"
 """Ray Train's variable for the time after which a worker that does not answer counts as lost."""
 LOST_S = 60.0
-"""Seconds without an answer after which a worker counts as lost. A thread of its own answers during updates too."""
+"""Seconds without an answer after which a worker counts as lost. A separate thread answers during updates too."""
 
 DashboardClient = TypeVar("DashboardClient")
 
@@ -138,8 +138,8 @@ def poll_often(workers: int) -> None:
 
 
 def poll_interval(workers: int) -> float:
-    """Return the seconds between two looks after so many workers."""
-    return min(max(POLL_S, POLL_WORKER_S * workers), POLL_MOST_S)
+    """Return the seconds between two looks after this many workers."""
+    return min(max(POLL_S, POLL_WORKER_S * workers), MAX_POLL_S)
 
 
 def give_up_silent_workers() -> None:

@@ -38,7 +38,7 @@ class Trajectories:
     """(B, T, K) the cost critic's estimates, in cost units; 0 without one."""
     cost_bootstrap: Tensor
     """(B, T, K) likewise for the cost critic, where the team's episode is cut; for an agent that is done before, the
-    mean of the estimates of the agents that go on."""
+    mean of the estimates of the agents that continue."""
     rewards: Tensor
     """(B, T)."""
     costs: Tensor

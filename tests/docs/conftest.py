@@ -10,7 +10,7 @@ from docs.walks import Walk, skipped_blocks, walk_in
 
 @pytest.fixture(scope="module")
 def walk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
-    """The walk that begins with the page of the parameter; pages that go on after it share it."""
+    """The walk that begins with the page of the parameter; pages that continue after it share it."""
     with walk_in(tmp_path_factory.mktemp(request.param.stem)) as walk:
         yield walk
 

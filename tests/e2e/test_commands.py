@@ -52,7 +52,7 @@ def test_help(arguments):
 
 
 def test_the_installed_program_is_this_command_line():
-    """In a process of its own; other tests call it in theirs."""
+    """In its own process; other tests call it in theirs."""
     for arguments in (["--help"], ["train", CONFIG, "hyper.lr=high"]):
         installed, in_process = command("marl-ray", *arguments), marl_ray(*arguments)
         assert (installed.returncode, installed.stdout, installed.stderr) == (

@@ -9,7 +9,7 @@ from toy_serving.gateways import write_keys
 from toy_serving.sites import running
 
 from marl_ray.config import GatewayConfig, RunConfig, parse_config
-from marl_ray.first_steps.demo import ROLLOUT, play, roll_out_untrained, story, table
+from marl_ray.first_steps.demo import ROLLOUT, decision_lines, play, roll_out_untrained, table
 from marl_ray.first_steps.steps import ENDPOINT
 from marl_ray.serving.asgi import Gateway
 from marl_ray.training.single_process import train_alone
@@ -42,12 +42,12 @@ def test_the_demos_good_team_is_promoted_and_its_untrained_one_rolled_back(tmp_p
         good = play(site.url, ENDPOINT, run.env, EPISODES)
         assert good.report["status"] == "promoted", good
         assert min(arm["mean"] for arm in good.report["arms"].values()) > 3.0 and good.episodes < EPISODES
-        lines = story(good)
+        lines = decision_lines(good)
         assert any("promote mappo" in line and "by gateway: the promotion bound holds" in line for line in lines), lines
         name = roll_out_untrained(run, tmp_path, site.url)
         bad = play(site.url, name, run.env, EPISODES)
         assert bad.report["status"] == "rolled_back" and bad.report["arms"]["candidate"]["verdict"] == "worse", bad
-        lines = story(bad)
+        lines = decision_lines(bad)
         assert any("rollback candidate" in line and "harm proven by outcome" in line for line in lines), lines
         console = Console(width=120, record=True)
         console.print(table(bad))

@@ -192,7 +192,7 @@ def test_no_test_shares_what_it_does_to_arguments_or_memory_with_another(pool):
 
 
 SOON: dict[str, dict[str, float]] = defaultdict(dict, timeout={"cpu_s": 0.2})
-"""Only what goes on for ever has a limit that is soon reached."""
+"""Only what continues for ever has a limit that is soon reached."""
 
 
 class Counted:

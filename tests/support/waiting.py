@@ -19,7 +19,7 @@ def until(condition: Callable[[], Any], what: str = "a condition", deadline_s: f
 
 
 async def until_async(condition: Callable[[], Any], what: str = "a condition", deadline_s: float = 60.0) -> Any:
-    """Wait as `until` does, and let other tasks of the event loop go on."""
+    """Wait as `until` does, and let other tasks of the event loop continue."""
     end = time.monotonic() + deadline_s
     while not (result := condition()):
         assert time.monotonic() < end, f"waited {deadline_s:g} s for {what}"

@@ -15,7 +15,7 @@ from marl_ray.algorithms import algorithm_of
 from marl_ray.config import ModelConfig, RunConfig, parse_config
 from marl_ray.config.serving.arms import ArmConfig
 from marl_ray.config.sweep import SweepConfig
-from marl_ray.errors import LONGEST_COMPARED, MarlRayError, did_you_mean
+from marl_ray.errors import MAX_COMPARED, MarlRayError, did_you_mean
 from marl_ray.evaluation.benchmarks import benchmark
 from marl_ray.extensions import ALGORITHM, BENCHMARK, ENVIRONMENT
 from marl_ray.policies.engines.base import Prompt
@@ -260,7 +260,7 @@ def test_a_file_or_a_module_that_is_not_found_is_told_the_form_and_the_place(nam
 
 def test_only_the_beginning_of_a_name_is_compared():
     """Requests may have names of a million characters, of which a comparison takes a third of a second."""
-    known = "x" * LONGEST_COMPARED
+    known = "x" * MAX_COMPARED
     assert did_you_mean(known + "y" * 1_000_000, [known]) == f"; did you mean {known}?"
 
 

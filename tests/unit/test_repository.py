@@ -132,7 +132,7 @@ def test_the_shards_of_the_night_run_every_test_once():
 
 @pytest.mark.parametrize(("runs", "status"), [("https://github.com/o/r/actions/runs/7", 0), ("", 1)])
 def test_a_release_is_of_a_commit_that_passed_ci_and_its_unit_tests(runs, status, tmp_path):
-    """The first command asks GitHub; here a program answers in the place of GitHub's own."""
+    """The first command asks GitHub; here a program answers in place of GitHub's own."""
     first, *others = commands("release.yml", "build")
     assert {"make check", "make unit"} <= set(others)
     gh = tmp_path / "gh"

@@ -23,7 +23,7 @@ from marl_ray.policies.engines.vllm.shared import WARM_UP
 from marl_ray.policies.language.base_model import BASE_SHA256
 from marl_ray.policies.prompting.prompts import encode_prompt
 from marl_ray.serving.arms.errors import ArmError
-from marl_ray.serving.arms.protocol import Piece, Refusal, TextRequest
+from marl_ray.serving.arms.protocol import Refusal, ResponseChunk, TextRequest
 from marl_ray.serving.arms.text.batcher import TextBatcher
 
 EXACT = 1e-5
@@ -59,7 +59,7 @@ def requests(count: int = 4, tokens: int = 12) -> list[TextRequest]:
     ]
 
 
-async def written(arm: TextBatcher, request: TextRequest) -> list[Piece]:
+async def written(arm: TextBatcher, request: TextRequest) -> list[ResponseChunk]:
     reply, pieces = arm.write(request), []
     try:
         while not pieces or pieces[-1].finish is None:
@@ -71,18 +71,18 @@ async def written(arm: TextBatcher, request: TextRequest) -> list[Piece]:
     return pieces
 
 
-def ids_of(pieces: list[Piece]) -> list[int]:
+def ids_of(pieces: list[ResponseChunk]) -> list[int]:
     return [token for piece in pieces for token in piece.ids]
 
 
-async def all_written(arms: dict[str, TextBatcher], tokens: int = 12) -> dict[str, list[list[Piece]]]:
+async def all_written(arms: dict[str, TextBatcher], tokens: int = 12) -> dict[str, list[list[ResponseChunk]]]:
     """By arm the pieces of each response; all are asked for at once."""
     bodies = requests(tokens=tokens)
     answers = await asyncio.gather(*(written(arm, body) for arm in arms.values() for body in bodies))
     return {name: answers[place * len(bodies) :][: len(bodies)] for place, name in enumerate(arms)}
 
 
-def check_scores(bundle: str, request: TextRequest, pieces: list[Piece]) -> None:
+def check_scores(bundle: str, request: TextRequest, pieces: list[ResponseChunk]) -> None:
     """The log-probabilities are those of the merged weights."""
     policy = load_bundle(bundle).policies["lm"]
     prompt = torch.tensor([encode_prompt(policy.tokenizer, request.prompt, True)])
@@ -120,11 +120,11 @@ def test_an_arm_that_comes_and_goes_disturbs_nobody(arms, bundles, tmp_path):
     expected = asyncio.run(written(arms["one"], requests(1, tokens=50)[0]))
     pid = process_of(arms["one"]).pid
 
-    async def body() -> list[Piece]:
+    async def body() -> list[ResponseChunk]:
         writing = asyncio.create_task(written(arms["one"], requests(1, tokens=50)[0]))
         third = await asyncio.to_thread(arm_of, lora_bundle(tmp_path, 3))
         reply = third.write(requests(1, tokens=50)[0])
-        assert isinstance(await reply.next(), Piece)
+        assert isinstance(await reply.next(), ResponseChunk)
         assert process_of(third).pid == pid
         await asyncio.to_thread(third.close)  # amid its response
         return await writing
@@ -160,7 +160,7 @@ def test_all_responses_fail_with_their_process_once_and_the_next_are_written_by_
 
 
 def test_a_prompt_that_vllm_refuses_is_its_arms_affair(arms):
-    async def body() -> list[Piece]:
+    async def body() -> list[ResponseChunk]:
         writing = asyncio.create_task(written(arms["one"], requests(1, tokens=50)[0]))
         decoder = arms["two"].batch("writer").engine.decoder()
         with pytest.raises(EngineRefusedError, match="64"):
@@ -181,7 +181,7 @@ def test_a_greater_rank_than_the_process_has_room_for_is_refused_by_name(arms, t
 def test_an_adapter_of_another_base_has_no_place_in_the_process(arms, bundles, tmp_path):
     other = lora_bundle(tmp_path, 1, base=1)
     base, _ = vllm_shared.join_base(
-        load_bundle(other).policies.apart("lm")
+        load_bundle(other).policies.unmerged("lm")
     )  # whose process would start with its first token
     assert base is not arms["one"].batch("writer").engine.base is arms["two"].batch("writer").engine.base
     with pytest.raises(MarlRayError, match=r"engine=vllm: the adapter of .* is not of the base model that it names"):

@@ -29,8 +29,8 @@ from marl_ray.agents.tools import encodable
 CallProblem = Literal[
     "", "no_call", "bad_json", "unknown_tool", "wrong_arguments", "timeout", "failed", "crash", "no_calls_left"
 ]
-MOST_TRIED = 16
-"""Most places that are tried where a call without a tag or a line `Action:` may begin."""
+MAX_TRIED_CALLS = 16
+"""Maximum number of places that are tried where a call without a tag or a line `Action:` may begin."""
 
 _LINE = r"^[ \t]*(?:[#>*-]+[ \t]*)?{}[ \t*]*:[ \t*]*"
 _FLAGS = re.IGNORECASE | re.MULTILINE
@@ -203,12 +203,12 @@ def _bare(text: str) -> ParsedCall | None:
         if value is not None:
             return ParsedCall(text[:end], "", name[1], value)
     for number, match in enumerate(_BARE.finditer(text)):
-        if number == MOST_TRIED:
+        if number == MAX_TRIED_CALLS:
             break
         if call := _named_object(text, match.end(), _thought(text[: match.start()])):
             return call
     for number, match in enumerate(_PYTHONIC.finditer(text)):
-        if number == MOST_TRIED:
+        if number == MAX_TRIED_CALLS:
             break
         if called := as_in_python(text, match.end()):
             closing = _CLOSE.match(text, called[2])

@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-DEEPEST = 100
+MAX_DEPTH = 100
 _DECODER = json.JSONDecoder(strict=False)  # programs are often written with real line breaks
 _SPACE = re.compile(r"[ \t\r\n]*")
 _STRING = re.compile(r""""((?:[^"\\]|\\.)*+)"|'((?:[^'\\]|\\.)*+)'""", re.DOTALL)
@@ -38,7 +38,7 @@ def decode(text: str, start: int = 0) -> tuple[Any, int]:
 
 
 def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
-    if depth > DEEPEST:
+    if depth > MAX_DEPTH:
         raise ValueError
     at = _skip(text, at)
     if text[at] in "[{":

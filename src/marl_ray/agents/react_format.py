@@ -21,7 +21,7 @@ from marl_ray.agents.tools import Tool, cut
 from marl_ray.errors import one_line
 
 _SHOWN = 60
-_LONGEST = 1 << 16
+_MAX_CHARACTERS = 1 << 16
 _LEFT_OUT = "(earlier turns are left out)\n"
 
 
@@ -79,7 +79,7 @@ def act(call: ParsedCall, tools: Mapping[str, Tool], timeout_s: float, limit: in
     except Exception as error:  # whatever a tool of the user's raises is the agent's to read, not the run's to die of
         text, problem = f"{tool.name} failed: {type(error).__name__}: {one_line(error)}", "crash"
     ends = tool.ends and not problem
-    return CallResult(cut(text, _LONGEST if ends else limit), problem, tool.name, ends, time.monotonic() - began)
+    return CallResult(cut(text, _MAX_CHARACTERS if ends else limit), problem, tool.name, ends, time.monotonic() - began)
 
 
 def find(tools: Mapping[str, Tool], name: str) -> Tool | None:

@@ -19,8 +19,8 @@ from marl_ray.agents.errors import ToolArgumentsError, ToolTimeoutError
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.extensions import TOOL, check_options, make_from_options
 
-MOST_ABANDONED = 64
-"""Most calls of one tool at a time, including those whose caller no longer waits."""
+MAX_ABANDONED = 64
+"""Maximum number of calls of one tool at a time, including those whose caller no longer waits."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _STRICT = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 _OF_CLASSES = ("ends", "bounded", "prepare")
@@ -46,7 +46,7 @@ class Tool:
     prepare: Callable[[], Any] = field(default=lambda: None, repr=False)
     """Called before every call; raises MarlRayError if the tool cannot work on this machine."""
     _room: threading.BoundedSemaphore = field(
-        default_factory=lambda: threading.BoundedSemaphore(MOST_ABANDONED), repr=False
+        default_factory=lambda: threading.BoundedSemaphore(MAX_ABANDONED), repr=False
     )
 
     def call(self, arguments: Mapping[str, Any], deadline: float) -> str:

@@ -68,7 +68,7 @@ def named_arguments(function: Callable[P, R]) -> Callable[P, R]:
 def short_interrupt() -> Iterator[None]:
     """Let a Ctrl-C within the block end a script with one line instead of a traceback.
 
-    It raises KeyboardInterrupt all the same, so whoever catches that goes on.
+    It raises KeyboardInterrupt all the same, so whoever catches that continues.
     """
     try:
         yield
@@ -86,7 +86,7 @@ def short_interrupt() -> Iterator[None]:
 
 
 def cluster_of_call() -> str | None:
-    """Return the cluster that exists already; None if the call starts a Ray of its own.
+    """Return the cluster that exists already; None if the call starts its own Ray.
 
     It is the one that this process is connected to, or that of RAY_ADDRESS.
     """
@@ -97,13 +97,13 @@ def cluster_of_call() -> str | None:
 
 @contextmanager
 def ray_of_call() -> Iterator[None]:
-    """Yield the Ray that this process is connected to, or else that of `ray_here` within the block."""
+    """Yield the Ray that this process is connected to, or else that of `ensure_ray` within the block."""
     import ray
 
-    from marl_ray.cluster.local_ray import ray_here
+    from marl_ray.cluster.local_ray import ensure_ray
 
     if ray.is_initialized():
         yield
         return
-    with ray_here():
+    with ensure_ray():
         yield

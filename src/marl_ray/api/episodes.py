@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_ray.config import resolve_tracking_uri
-from marl_ray.config.random_streams import MOST_COPIES, MOST_EVALUATION_STEPS, MOST_SEED
+from marl_ray.config.random_streams import MAX_COPIES, MAX_EVALUATION_STEPS, MAX_SEED
 from marl_ray.errors import FieldError, MarlRayError
 
 SEED = 1000
@@ -62,9 +62,9 @@ def evaluate_episodes(
     from marl_ray.training.evaluation.play_bundle import play_bundle
 
     for name, value, least, most in (
-        ("episodes", episodes, 1, MOST_COPIES),
-        ("seed", seed, 0, MOST_SEED),
-        ("max_steps", max_steps, 1, MOST_EVALUATION_STEPS),
+        ("episodes", episodes, 1, MAX_COPIES),
+        ("seed", seed, 0, MAX_SEED),
+        ("max_steps", max_steps, 1, MAX_EVALUATION_STEPS),
     ):
         if not isinstance(value, int) or value < least:
             raise FieldError(name, f"expected a whole number of {least} or more, got {value!r}")

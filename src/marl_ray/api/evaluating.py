@@ -328,8 +328,8 @@ def _scorer(workers: int | None, plan: "EvaluationPlan", local: bool) -> Iterato
         with ray_scorer(workers, plan.packages, plan.min_level) as scorer:
             yield scorer
         return
-    from marl_ray.evaluation.scoring.local_scoring import make_pool, score_here
+    from marl_ray.evaluation.scoring.local_scoring import make_pool, score_locally
 
     count = workers or len(os.sched_getaffinity(0))
     with make_pool(count, plan.packages, plan.min_level) as pool:
-        yield lambda jobs: score_here(pool, jobs, count)
+        yield lambda jobs: score_locally(pool, jobs, count)

@@ -22,10 +22,10 @@ def sweep(config: ConfigSource, *, retry: bool = False, **changes: Any) -> "Swee
     from marl_ray.config.sweep import SweepConfig, read_sweep, with_run
 
     data, source = data_of(config, changes, read_sweep)
-    return sweep_here(parse_config(SweepConfig, with_run(data, Path()), source=source), retry)
+    return check_and_sweep(parse_config(SweepConfig, with_run(data, Path()), source=source), retry)
 
 
-def sweep_here(config: "SweepConfig", retry: bool) -> "SweepResult":
+def check_and_sweep(config: "SweepConfig", retry: bool) -> "SweepResult":
     """Check a sweep before any cluster starts, and run it to its end. Raises MarlRayError."""
     from marl_ray.tuning.running.driver import check_sweep, run_sweep
 

@@ -84,7 +84,7 @@ class LoadedTeam:
         return self._texts(self.bundle, observations, greedy, seed, generation or {})
 
     def close(self) -> None:
-        """Give back what language models hold besides their weights, such as a process of vLLM."""
+        """Release what language models hold besides their weights, such as a process of vLLM."""
         for engine in self._engines.values():
             engine.close()
         self._engines.clear()

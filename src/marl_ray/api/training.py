@@ -26,10 +26,10 @@ def train(config: ConfigSource, **changes: Any) -> "TrainedRun":
     """
     data, source = data_of(config, changes)
     run, _ = parse_named(data, (), source)
-    return TrainedRun(run, train_here(run))
+    return TrainedRun(run, check_and_train(run))
 
 
-def train_here(run: RunConfig) -> "RunResult":
+def check_and_train(run: RunConfig) -> "RunResult":
     """Check a run before any cluster starts, and train it to its end. Raises MarlRayError."""
     from marl_ray.ray_seams import cpus_here
     from marl_ray.training.driver import say_kept

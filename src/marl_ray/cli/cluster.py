@@ -1,4 +1,4 @@
-"""`marl-ray cluster`: apply manifests, look at KubeRay's resources, wait for them, read logs, delete."""
+"""`marl-ray cluster`: apply manifests, inspect KubeRay's resources, wait for them, read logs, delete."""
 
 import contextlib
 import re
@@ -30,7 +30,7 @@ ResourceName = Annotated[str, typer.Argument(metavar="KIND/NAME", help="Such as 
 
 @contextlib.contextmanager
 def _late() -> Iterator[None]:
-    """Tell of a deadline that has passed in one line, and exit with LATE."""
+    """Report a missed deadline in one line, and exit with LATE."""
     from marl_ray.cluster.kuberay.client.waiting import WaitTimeoutError
 
     try:
@@ -49,7 +49,7 @@ def submit_to_kuberay(
     context: str | None,
     namespace: str | None,
 ) -> tuple[str, int]:
-    """Run a training or a sweep as a RayJob on a cluster of its own.
+    """Run a training or a sweep as a RayJob on its own cluster.
 
     Returns KIND/NAME of the job, and its entrypoint's exit status. Exits with LATE at the deadline.
     """

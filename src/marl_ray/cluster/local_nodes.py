@@ -12,7 +12,7 @@ from marl_ray.cluster.local_ray import EXIT_S, LocalRay, local_ray
 from marl_ray.errors import MarlRayError
 
 START_S = 120.0
-"""Longest time for the nodes to join."""
+"""Maximum time for the nodes to join."""
 POLL_S = 0.2
 JOIN = "from marl_ray.ray_seams import join_loopback; join_loopback()"
 NODE = "marl-ray-node"

@@ -32,7 +32,7 @@ EXIT_S = 10.0
 """Seconds that processes have to exit by themselves, and again after SIGTERM and after SIGKILL."""
 
 # Unix socket paths end at 107 bytes (103 on macOS) and Ray adds about 70 to its folder.
-_LONGEST_TEMP_ROOT = 20
+_MAX_TEMP_ROOT_LENGTH = 20
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class LocalRay:
 
 
 @contextmanager
-def ray_here() -> Iterator[None]:
-    """Use the cluster of RAY_ADDRESS, or else a Ray of its own without a dashboard, within the block.
+def ensure_ray() -> Iterator[None]:
+    """Use the cluster of RAY_ADDRESS, or else its own Ray without a dashboard, within the block.
 
     A Ray Job has RAY_ADDRESS set. Raises MarlRayError if no cluster is at the address.
     """
@@ -252,7 +252,7 @@ def short_temp_root() -> str:
     It is the temporary folder, or /tmp if that is too long.
     """
     root = tempfile.gettempdir()
-    return root if len(root) <= _LONGEST_TEMP_ROOT else "/tmp"
+    return root if len(root) <= _MAX_TEMP_ROOT_LENGTH else "/tmp"
 
 
 def check_port(host: str, port: int) -> None:

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from marl_ray.config.base import Config
 from marl_ray.config.kubernetes import (
-    GREATEST_NUMBER,
+    MAX_NUMBER,
     AbsolutePath,
     Command,
     Count,
@@ -40,7 +40,7 @@ CLOCK_LENGTH = 37
 class NodeConfig(Config):
     """The size of a pod. Requests equal limits, so nothing else is promised its memory."""
 
-    cpus: Annotated[float, Field(ge=0.001, le=GREATEST_NUMBER, allow_inf_nan=False)] = 2
+    cpus: Annotated[float, Field(ge=0.001, le=MAX_NUMBER, allow_inf_nan=False)] = 2
     """CPUs of a pod, of which Ray counts the next whole number."""
     memory: Quantity = "8Gi"
     """Memory of a pod."""
@@ -73,7 +73,7 @@ class GroupConfig(NodeConfig):
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Least and most pods."""
+        """Minimum and maximum number of pods."""
         return self.replicas if isinstance(self.replicas, tuple) else (self.replicas, self.replicas)
 
     @model_validator(mode="after")
@@ -123,9 +123,9 @@ class JobConfig(Config):
     retries: Count = 2
     """Number of further tries. Each is a new cluster and the same command; a run goes on if its name and storage stay."""
     deadline_s: Seconds = 86_400
-    """Most seconds from the job's beginning to its end, all tries together."""
+    """Maximum seconds from the job's beginning to its end, all tries together."""
     start_deadline_s: Seconds = 1800
-    """Most seconds for its cluster to come up."""
+    """Maximum seconds for its cluster to come up."""
     keep_s: Count = 300
     """Seconds for which its cluster stays after a success."""
     keep_failed_s: Count = 3600

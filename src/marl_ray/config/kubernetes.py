@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-GREATEST_NUMBER = 10**9
+MAX_NUMBER = 10**9
 """The greatest number: the fields of KubeRay's resources have 32 bits, which hold twice as much."""
 NAME = r"^[a-z]([-a-z0-9]{0,45}[a-z0-9])?$"
 Name = Annotated[str, StringConstraints(pattern=NAME)]
@@ -28,8 +28,8 @@ Variable = Annotated[str, StringConstraints(pattern=r"^[-._A-Za-z][-._A-Za-z0-9]
 RayResource = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][-_.:/A-Za-z0-9]*$")]
 """Name of a custom resource; it stands between quotes in the command that starts Ray."""
 Command = Annotated[str, StringConstraints(pattern=r"\S")]
-Count = Annotated[int, Field(ge=0, le=GREATEST_NUMBER)]
-Positive = Annotated[int, Field(ge=1, le=GREATEST_NUMBER)]
+Count = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
+Positive = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 Seconds = Positive
 
 
@@ -78,13 +78,13 @@ def is_schedule(text: str) -> bool:
     )
 
 
-def _is_part(part: str, least: int, most: int, names: list[str]) -> bool:
+def _is_part(part: str, minimum: int, maximum: int, names: list[str]) -> bool:
     """Return True for `*`, a number or a range, each with a step that is not 0."""
     match = _PART.fullmatch(part)
     if match is None or (match[3] is not None and int(match[3]) == 0):
         return False
     if match[1] in "*?":
         return match[2] is None
-    places = {name: least + k for k, name in enumerate(names)}
+    places = {name: minimum + k for k, name in enumerate(names)}
     ends = [places.get(end, int(end) if end.isdigit() else -1) for end in (match[1], match[2] or match[1])]
-    return least <= ends[0] <= ends[1] <= most
+    return minimum <= ends[0] <= ends[1] <= maximum

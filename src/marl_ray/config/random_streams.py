@@ -15,17 +15,17 @@ ORDER_BITS = COPY_BITS + ATTEMPT_BITS
 BLOCK_STEPS, BLOCK_BITS = 64, 20
 """Steps of an evaluation whose random numbers are drawn at once, and the bits of the number of such a block."""
 
-MOST_COPIES = 1 << COPY_BITS
-MOST_REFILLS = (1 << ATTEMPT_BITS) - 1
+MAX_COPIES = 1 << COPY_BITS
+MAX_REFILLS = (1 << ATTEMPT_BITS) - 1
 """Attempt 0 is the first play of a batch."""
-MOST_EPOCHS = 1 << (ORDER_BITS - 1)
+MAX_EPOCHS = 1 << (ORDER_BITS - 1)
 """The upper half of the numbers of orders is for those that are not of epochs."""
-MOST_EVALUATION_STEPS = BLOCK_STEPS << BLOCK_BITS
-MOST_SEED = (1 << 53) - 1
+MAX_EVALUATION_STEPS = BLOCK_STEPS << BLOCK_BITS
+MAX_SEED = (1 << 53) - 1
 """The seeds of a team's weights are 1,000 times the run's and more, and must fit in 64 bits; JSON holds it exactly."""
 
-Copies: TypeAlias = Annotated[int, Field(gt=0, le=MOST_COPIES)]
-Refills: TypeAlias = Annotated[int, Field(ge=0, le=MOST_REFILLS)]
-Epochs: TypeAlias = Annotated[int, Field(gt=0, le=MOST_EPOCHS)]
-EvaluationSteps: TypeAlias = Annotated[int, Field(gt=0, le=MOST_EVALUATION_STEPS)]
-Seed: TypeAlias = Annotated[int, Field(ge=0, le=MOST_SEED)]
+Copies: TypeAlias = Annotated[int, Field(gt=0, le=MAX_COPIES)]
+Refills: TypeAlias = Annotated[int, Field(ge=0, le=MAX_REFILLS)]
+Epochs: TypeAlias = Annotated[int, Field(gt=0, le=MAX_EPOCHS)]
+EvaluationSteps: TypeAlias = Annotated[int, Field(gt=0, le=MAX_EVALUATION_STEPS)]
+Seed: TypeAlias = Annotated[int, Field(ge=0, le=MAX_SEED)]

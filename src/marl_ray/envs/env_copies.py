@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from marl_ray.config.run.sections import ConstraintConfig, EnvConfig
 from marl_ray.envs.batch import BatchStep, EnvBatch, grouped
-from marl_ray.envs.registry import check_reward, drawn_action, first_step, is_text, make_env
+from marl_ray.envs.registry import check_reward, first_step, is_text, make_env, sample_action
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.extensions import imported
 
@@ -116,7 +116,7 @@ def _compile(config: EnvConfig, env: Any, constraints: Sequence[ConstraintConfig
     if all(isinstance(space, spaces.Box) for space in views):
         batch.observe([np.zeros((1, 1, math.prod(space.shape)), np.float32) for space in views])
     masks = [None if mask is None else mask[0, 0] for mask in batch.action_masks]
-    actions = [drawn_action(env.action_space(agent), mask) for agent, mask in zip(agents, masks, strict=True)]
+    actions = [sample_action(env.action_space(agent), mask) for agent, mask in zip(agents, masks, strict=True)]
     batch.step([np.asarray(action)[None, None] for action in actions])
     batch.close()
 
@@ -211,7 +211,7 @@ class EnvLoop:
         self._after(c, infos)
 
     def _after(self, c: int, infos: dict[str, dict[str, Any]]) -> None:
-        """Note which agents go on, and their allowed actions."""
+        """Note which agents continue, and their allowed actions."""
         alive = set(self.envs[c].agents)
         self.alive[c] = [agent in alive for agent in self.agents]
         for g, group in enumerate(self.groups):

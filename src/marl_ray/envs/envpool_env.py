@@ -16,7 +16,7 @@ PREFIX = "envpool."
 AGENT = "agent"
 
 
-class PoolAgent(ParallelEnv[str, Any, Any]):  # type: ignore[misc]  # PettingZoo has no types
+class EnvPoolEnv(ParallelEnv[str, Any, Any]):  # type: ignore[misc]  # PettingZoo has no types
     """A pool of one copy, whose only agent is called `agent`, and the maker of batches.
 
     Images come as (H, W, C), and dicts as rows of all their numbers. EnvPool's own arguments (`max_episode_steps`,

@@ -13,7 +13,7 @@ PREFIX = "gymnasium."
 AGENT = "agent"
 
 
-class SingleAgent(ParallelEnv[str, Any, Any]):  # type: ignore[misc]  # PettingZoo has no types
+class SingleAgentEnv(ParallelEnv[str, Any, Any]):  # type: ignore[misc]  # PettingZoo has no types
     """A Gymnasium environment whose only agent is called `agent`; spaces, rewards, ends and infos are its own."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], name: str):
@@ -63,7 +63,7 @@ def single_agent(env_id: str, **kwargs: Any) -> ParallelEnv[str, Any, Any]:
     Raises MarlRayError naming `env.id` for an id that is not registered or whose packages are not installed.
     """
     try:
-        return SingleAgent(gymnasium.make(env_id, **kwargs), env_id)
+        return SingleAgentEnv(gymnasium.make(env_id, **kwargs), env_id)
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
         close = difflib.get_close_matches(env_id, gymnasium.registry, n=3, cutoff=0.5)
         hint = f"; did you mean {' or '.join(PREFIX + name for name in close)}?" if close else f" ({one_line(error)})"

@@ -86,9 +86,9 @@ def _make(config: EnvConfig) -> Any:
         make = partial(single_agent, env_id.removeprefix("gymnasium."))
         return _accepted(env_id, _build(env_id, make, config.kwargs))
     if env_id.startswith("envpool."):
-        from marl_ray.envs.envpool_env import PoolAgent
+        from marl_ray.envs.envpool_env import EnvPoolEnv
 
-        return _build(env_id, partial(PoolAgent, env_id.removeprefix("envpool.")), config.kwargs)
+        return _build(env_id, partial(EnvPoolEnv, env_id.removeprefix("envpool.")), config.kwargs)
     if env_id.startswith("browsergym/"):
         from marl_ray.envs.web.browsergym.environment import BrowserGym
 
@@ -120,12 +120,12 @@ def first_step(env: Any) -> tuple[dict[str, float], dict[str, dict[str, Any]]]:
         space = env.action_space(agent)
         mask: Any = (infos.get(agent) or {}).get("action_mask")
         fits = np.shape(mask) == (getattr(space, "n", None),)  # playing refuses another mask by name
-        actions[agent] = drawn_action(space, np.asarray(mask, bool) if fits else None)
+        actions[agent] = sample_action(space, np.asarray(mask, bool) if fits else None)
     _, rewards, _, _, infos = env.step(actions)
     return rewards, infos
 
 
-def drawn_action(space: Any, mask: Any) -> Any:
+def sample_action(space: Any, mask: Any) -> Any:
     """Return an action drawn from those that `mask` allows; from all, if it is None."""
     return space.sample() if mask is None else space.sample(np.asarray(mask, np.int8))
 

@@ -119,7 +119,7 @@ def print_result(result: DemoResult, is_served: bool) -> None:
     console = plain_console()
     for played in result.experiments:
         console.print(table(played))
-        for line in story(played):
+        for line in decision_lines(played):
             console.print(line, soft_wrap=True)
     lines = {"curves": result.curves, "runs": f"mlflow ui --backend-store-uri {result.tracking_uri}"}
     lines |= {"outcomes": result.database}
@@ -187,7 +187,7 @@ def play(url: str, name: str, env: EnvConfig, episodes: int) -> PlayedExperiment
     )
 
 
-def story(played: PlayedExperiment) -> list[str]:
+def decision_lines(played: PlayedExperiment) -> list[str]:
     """Return the router's actions, from its audit log."""
     return [
         f"  {e['action']} {e['arm'] or ''}".rstrip().ljust(24) + f" by {e['actor']}: {e['reason']}"

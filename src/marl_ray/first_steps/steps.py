@@ -38,7 +38,7 @@ def step(console: Console, title: str) -> Iterator[None]:
 
 
 def serve_until_interrupted() -> None:
-    """Say that this process serves, and return at Ctrl-C."""
+    """Print that this process serves, and return at Ctrl-C."""
     print("serving until Ctrl-C", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         signal.pause()

@@ -1,4 +1,4 @@
-"""Many tests that call one function, in one run of the program; each test has a verdict of its own.
+"""Many tests that call one function, in one run of the program; each test has its own verdict.
 
 The program is loaded once and its calls share its process, in the order of the tests; every test has fresh names and a
 fresh set-up, as it would have alone. A test that disturbs the process changes no other test's verdict:
@@ -25,8 +25,8 @@ from marl_ray.sandbox.in_place import looks_at_arguments
 
 SHARE = 3
 """Number of time limits that the tests of one run may take together."""
-MOST_TESTS = 256
-"""Most tests in one run: the report has room for this many."""
+MAX_TESTS = 256
+"""Maximum number of tests in one run: the report has room for this many."""
 _MARK = secrets.token_hex(16)
 """Begins the report of the tests. The program cannot know it, so nothing that it raises passes for a report."""
 _LOADING = ("fail:error", "fail:wrong")
@@ -58,7 +58,7 @@ def run_calls(
             cpu_s += judged.cpu_s
 
     while len(verdicts) < len(tests):
-        pending = tuple(tests[len(verdicts) : len(verdicts) + MOST_TESTS])
+        pending = tuple(tests[len(verdicts) : len(verdicts) + MAX_TESTS])
         if len(pending) == 1:
             alone(pending)
             break

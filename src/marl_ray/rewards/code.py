@@ -20,7 +20,7 @@ from marl_ray.sandbox.client.shared_pool import shared_pool
 
 CPU_NOISE_S = 0.01
 """Seconds added to both CPU times: a smaller difference comes from the machine and not from the program."""
-LEAST_MEMORY = 1 << 26
+MIN_MEMORY = 1 << 26
 _OUTPUT_BYTES = 1 << 20
 
 
@@ -159,9 +159,9 @@ def reference_cpu(pool: Pool, task: CodeTask, config: CodeRewardConfig) -> float
 
 def limits_of_tests(timeout_s: float, memory_bytes: int) -> Limits:
     """Return the limits of tests; ValueError for too small ones."""
-    if not (timeout_s > 0 and memory_bytes >= LEAST_MEMORY):
+    if not (timeout_s > 0 and memory_bytes >= MIN_MEMORY):
         raise ValueError(
-            f"timeout_s={timeout_s}, memory_bytes={memory_bytes}: expected more than 0 and at least {LEAST_MEMORY}"
+            f"timeout_s={timeout_s}, memory_bytes={memory_bytes}: expected more than 0 and at least {MIN_MEMORY}"
         )
     return Limits(cpu_s=timeout_s, memory_bytes=memory_bytes)
 

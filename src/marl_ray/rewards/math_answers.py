@@ -11,9 +11,9 @@ import re
 from fractions import Fraction
 
 TOLERANCE = 1e-6
-LONGEST_ANSWER = 2000
+MAX_ANSWER_LENGTH = 2000
 """Longer answers are compared as text alone."""
-MOST_ITEMS, DEEPEST = 64, 8
+MAX_ITEMS, MAX_DEPTH = 64, 8
 
 _DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?![,\d])|\d{1,400})(?:\.\d{1,400})?|\.\d{1,400}"
 _PLAIN = rf"(?:{_DECIMAL})(?:e[-+]?\d{{1,3}})?"
@@ -95,7 +95,7 @@ def number(answer: str) -> Fraction | None:
 
     Such answers are `-1,234.5`, `\\frac{3}{4}` and `5 cm`. A percentage is a hundredth of its number.
     """
-    quantity = _quantity(_clean(answer)) if len(answer) <= LONGEST_ANSWER else None
+    quantity = _quantity(_clean(answer)) if len(answer) <= MAX_ANSWER_LENGTH else None
     return quantity[0] if quantity else None
 
 
@@ -104,7 +104,7 @@ def answers_match(answer: str, expected: str, tolerance: float = TOLERANCE) -> b
 
     A whole number must match exactly, any other number within `tolerance`, relative to the expected value.
     """
-    if max(len(answer), len(expected)) > LONGEST_ANSWER:
+    if max(len(answer), len(expected)) > MAX_ANSWER_LENGTH:
         return bool(normalized(answer)) and normalized(answer) == normalized(expected)
     answer, expected = _clean(answer), _clean(expected)
     choice = _CHOICE.fullmatch(expected)
@@ -124,7 +124,7 @@ def _clean(answer: str) -> str:
 
 
 def _same(answer: str, expected: str, tolerance: float, depth: int) -> bool:
-    if not answer or not expected or depth > DEEPEST:
+    if not answer or not expected or depth > MAX_DEPTH:
         return False
     if _squeezed(answer) == _squeezed(expected):
         return True
@@ -258,7 +258,7 @@ def _split(text: str, mark: str) -> list[str] | None:
     parts: list[str] = []
     for place, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")
-        if depth < 0 or len(parts) > MOST_ITEMS:
+        if depth < 0 or len(parts) > MAX_ITEMS:
             return None
         if character == mark and depth == 0:
             parts.append(text[begin:place].strip())

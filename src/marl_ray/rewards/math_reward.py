@@ -9,7 +9,7 @@ import re
 
 from marl_ray.rewards.math_answers import NUMBER, TOLERANCE, answers_match, normalized, number, plain
 
-LONGEST = 1 << 16
+MAX_TEXT_LENGTH = 1 << 16
 """Number of characters, counted from its end, that are read of a text."""
 _MARKER = re.compile(r"(?:answer is|answer *[:=]|####)[ :=]*", re.IGNORECASE)
 _BOX = re.compile(r"\\(?:boxed|fbox) ?\{")
@@ -33,7 +33,7 @@ def math_reward(text: str, answer: str, tolerance: float = TOLERANCE) -> float:
 
 def _final(text: str, numeric: bool) -> tuple[str, bool]:
     """Return the final answer as it was written; the flag is False if the answer is a number out of a longer text."""
-    text = text[-LONGEST:]
+    text = text[-MAX_TEXT_LENGTH:]
     boxed = _boxed(text)
     if boxed is not None:
         return boxed, True

@@ -6,7 +6,7 @@
 import re
 
 PRECISION = 1e-5
-_LONGEST_NUMBER = 4096  # reading millions of digits as one number takes minutes; no expected output has such a token
+_MAX_DIGITS = 4096  # reading millions of digits as one number takes minutes; no expected output has such a token
 _NUMBER = re.compile(rb"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|[+-]?inf(?:inity)?")
 _NAN = re.compile(rb"[+-]?nan(?:\([a-z0-9_]*\))?")
 
@@ -37,7 +37,7 @@ def _values_match(a: bytes, b: bytes) -> bool:
 
 def _number(token: bytes) -> float | None:
     """Return the number that absl::SimpleAtod reads; None for other tokens. Python's own float() reads more (`1_0`)."""
-    if len(token) > _LONGEST_NUMBER:
+    if len(token) > _MAX_DIGITS:
         return None
     if _NAN.fullmatch(token):
         return float("nan")

@@ -26,7 +26,7 @@ UNREADABLE = {
     "builtins", "__builtins__", "__import__", "importlib", "runpy", "codeop", "timeit", "cProfile", "pdb", "bdb", "doctest",
 }  # fmt: skip
 """Names by which a program can run text unseen."""
-MOST_TEXTS, DEEPEST = 16, 3
+MAX_TEXTS, MAX_DEPTH = 16, 3
 _HIDING = re.compile(rf"builtins|^[rR]?[fF].*\b(?:{'|'.join(sorted(RUNS_TEXT | UNREADABLE))})\b", re.DOTALL)
 """Strings that name the module, or hold a call inside an f-string, which is one token."""
 
@@ -45,7 +45,7 @@ def violations(code: str) -> int | None:
         checked += 1
         count = _violations(text)
         texts = None if count is None else texts_run(text)
-        if count is None or texts is None or checked > MOST_TEXTS or (texts and depth == DEEPEST):
+        if count is None or texts is None or checked > MAX_TEXTS or (texts and depth == MAX_DEPTH):
             return None
         total += count + len(texts)
         waiting += [(inner, depth + 1) for inner in texts]
@@ -74,7 +74,7 @@ def texts_run(code: str) -> list[str] | None:
         if token.string not in RUNS_TEXT or (place and tokens[place - 1].string == "."):
             continue  # a method of that name, such as `re.compile`
         text = _text(tokens[place + 1 :])
-        if text is None or len(texts) == MOST_TEXTS:
+        if text is None or len(texts) == MAX_TEXTS:
             return None
         texts.append(text)
     return texts

@@ -25,7 +25,7 @@ class CollectPlan:
     greedy: bool = False
     """The first copy of every group takes the most likely actions."""
     refills: int = 0
-    """Most replays of groups whose members all score the same for every policy of `refill_policies`."""
+    """Maximum number of replays of groups whose members all score the same for every policy of `refill_policies`."""
     refill_policies: tuple[str, ...] = ()
     """Policies whose scores decide whether a group is replayed."""
     branch_turns: int = 0
@@ -72,7 +72,7 @@ class BatchCollector(Protocol):
 
     @property
     def running(self) -> list[tuple[int, int]]:
-        """(start, steps played) of the episodes that the next batch goes on with."""
+        """(start, steps played) of the episodes that the next batch continues with."""
 
     def collect(self, players: Mapping[str, Any], iteration: int) -> CollectedBatch:
         """Play one batch.

@@ -12,19 +12,19 @@ COLLAPSED = 0.02
 """Share of its greatest value below which entropy counts as gone."""
 SPREAD = 0.9
 """Share of its greatest value above which entropy counts as that of a policy that has not decided."""
-LARGEST_KL = 0.5
+MAX_KL = 0.5
 """Divergence of one update above which the step was too large; usual are 0.0001 to 0.05."""
-SMALLEST_KL = 1e-6
+MIN_KL = 1e-6
 """Divergence of every update below which the policy stands still."""
-LARGEST_VALUE_LOSS = 50.0
+MAX_VALUE_LOSS = 50.0
 """In units of the value normaliser, in which returns have a variance of one."""
-SMALLEST_NORM = 1e-6
+MIN_NORM = 1e-6
 """Norm of the gradient below which nothing is learned."""
 NOTHING = 1e-9
 """Size of a return, or of a difference of returns, that is 0 but for rounding."""
-FEWEST_GROUPS = 0.01
+MIN_GROUPS = 0.01
 """Share of informative groups below which comparisons teach nothing."""
-SMALLEST_EXPLAINED_VARIANCE = -5.0
+MIN_EXPLAINED_VARIANCE = -5.0
 """Explained variance below which a critic is far worse than one number for all states."""
 EARLY = 0.25
 """Part of a run's steps in which no healthy run stops changing."""
@@ -77,7 +77,7 @@ class _Keys:
 
 
 def _course(metric: str, scored: _Rows) -> str | None:
-    """Say how a return went that did not rise, or did not stay; None for one that did."""
+    """Describe a return that did not rise, or did not stay; None for one that did."""
     first, last, best = scored[0], scored[-1], max(scored, key=lambda row: row[metric])
     value = first[metric]
     every = [row.get(f"{metric}{end}", math.inf) for row in scored for end in ("", "_low", "_high")]
@@ -111,9 +111,9 @@ def _broken(prefix: str, rows: _Rows) -> bool:
     It has not changed since the first part of the run, though its groups differ, or its critic is still diverging in
     the last part. An entropy of 0 is no such sign: a good run ends so.
     """
-    since = _since(rows, f"{prefix}grad_norm", SMALLEST_NORM)
+    since = _since(rows, f"{prefix}grad_norm", MIN_NORM)
     stuck = since is not None and since["steps"] <= EARLY * rows[-1]["steps"]
-    alike = _since(rows, f"{prefix}informative_groups", FEWEST_GROUPS) is not None
+    alike = _since(rows, f"{prefix}informative_groups", MIN_GROUPS) is not None
     return (stuck and not alike) or any(_diverging(prefix, rows))
 
 
@@ -125,8 +125,8 @@ def _diverging(prefix: str, rows: _Rows) -> tuple[bool, bool]:
         for name in ("value_loss", "explained_variance")
     )
     return (
-        bool(losses) and min(losses) > LARGEST_VALUE_LOSS,
-        bool(explained) and max(explained) < SMALLEST_EXPLAINED_VARIANCE,
+        bool(losses) and min(losses) > MAX_VALUE_LOSS,
+        bool(explained) and max(explained) < MIN_EXPLAINED_VARIANCE,
     )
 
 
@@ -135,13 +135,13 @@ def _of_policy(prefix: str, keys: _Keys, rows: _Rows) -> Iterator[str]:
     yield from _about_entropy(f"{prefix}entropy", keys, entropy, rows)
     if kl:
         largest = max(kl, key=lambda row: row[f"{prefix}kl"])
-        if largest[f"{prefix}kl"] > LARGEST_KL:
+        if largest[f"{prefix}kl"] > MAX_KL:
             yield f"{prefix}kl was {_at(largest, f'{prefix}kl')}: an update changed too much, {keys('lr')} may be too high"
-        elif largest[f"{prefix}kl"] < SMALLEST_KL and keys.gradient_steps > 1:
+        elif largest[f"{prefix}kl"] < MIN_KL and keys.gradient_steps > 1:
             yield f"{prefix}kl is at most {largest[f'{prefix}kl']:.1g}: the policy stands still, {keys('lr')} may be too low"
     largest = max(value_loss, key=lambda row: row[f"{prefix}value_loss"], default={})
     rate = keys("lr" if keys.hyper.get("critic_lr") is None else "critic_lr")
-    if largest.get(f"{prefix}value_loss", 0.0) > LARGEST_VALUE_LOSS:
+    if largest.get(f"{prefix}value_loss", 0.0) > MAX_VALUE_LOSS:
         yield f"{prefix}value_loss was {_at(largest, f'{prefix}value_loss')}: the critic diverged, {rate} may be too high"
     elif _diverging(prefix, rows)[1]:
         last = next(row for row in reversed(rows) if f"{prefix}explained_variance" in row)
@@ -149,13 +149,13 @@ def _of_policy(prefix: str, keys: _Keys, rows: _Rows) -> Iterator[str]:
             f"{prefix}explained_variance is {_at(last, f'{prefix}explained_variance')}: the critic is far worse than one "
             f"number for all states, {rate} may be too high"
         )
-    since = _since(rows, f"{prefix}informative_groups", FEWEST_GROUPS)
+    since = _since(rows, f"{prefix}informative_groups", MIN_GROUPS)
     if since is not None:
         yield (
             f"{prefix}informative_groups is 0 since step {since['steps']:,.0f}: all members of a group score the same, "
             "train.group_size may be too small or the tasks too hard"
         )
-    since = _since(rows, f"{prefix}grad_norm", SMALLEST_NORM)
+    since = _since(rows, f"{prefix}grad_norm", MIN_NORM)
     if since is not None:
         yield f"{prefix}grad_norm is 0 since step {since['steps']:,.0f}: nothing is learned any more"
 

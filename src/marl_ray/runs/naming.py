@@ -11,8 +11,8 @@ from marl_ray.errors import MarlRayError
 
 LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
 """Letters and digits that are not mistaken for each other."""
-LONGEST = 40
-"""Most characters of a made name before its random end."""
+MAX_NAME_LENGTH = 40
+"""Maximum number of characters of a made name before its random end."""
 
 
 def load_named(path: str | Path, overrides: Sequence[str] = ()) -> tuple[RunConfig, list[str]]:
@@ -44,7 +44,7 @@ def made_name(config: RunConfig) -> str:
     words = "-".join(
         re.sub(r"^MultiGrid-|^mpe2\.|^gymnasium\.|[-_]v\d+$", "", part.rpartition(":")[2]) for part in parts
     )
-    stem = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")[:LONGEST].strip("-")
+    stem = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")[:MAX_NAME_LENGTH].strip("-")
     taken = _taken(config.storage)
     while (name := f"{stem}-{''.join(secrets.choice(LETTERS) for _ in range(4))}") in taken:
         pass

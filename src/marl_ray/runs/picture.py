@@ -8,10 +8,10 @@ from typing import Any
 from marl_ray.runs.comparison import RunCurve, SeedGroup
 from marl_ray.runs.summary import Score
 
-MOST_KEYS = 3
-"""Most keys of a config in a line about a group."""
+MAX_KEYS = 3
+"""Maximum number of keys of a config in a line about a group."""
 LINE = 90
-"""Most characters in a line below the axes, as wide as the picture."""
+"""Maximum number of characters in a line below the axes, as wide as the picture."""
 
 
 def plot_comparison(groups: Sequence[SeedGroup], path: Path, title: str) -> Path:
@@ -76,9 +76,9 @@ def line_of(group: SeedGroup) -> str:
     seeds = ", ".join(str(curve.seed) for curve in group.runs)
     text = f"{group.label}: {group.runs[0].algorithm}, seed{'s' if len(group.runs) > 1 else ''} {seeds}"
     differences = [(key, value) for key, value in group.differences.items() if key != "algorithm"]
-    for key, value in differences[:MOST_KEYS]:
+    for key, value in differences[:MAX_KEYS]:
         text += f", {difference(key, value)}"
-    if len(differences) > MOST_KEYS:
+    if len(differences) > MAX_KEYS:
         text += ", ..."
     if group.score is None:
         return text

@@ -1,4 +1,4 @@
-"""Deletes the folder of a run or a sweep, and says beforehand what is in it."""
+"""Deletes the folder of a run or a sweep, and reports beforehand what is in it."""
 
 import time
 from dataclasses import dataclass

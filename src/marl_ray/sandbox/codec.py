@@ -16,9 +16,9 @@ from typing import Any
 
 from marl_ray.sandbox.wire import MalformedMessageError
 
-DEEPEST = 100
+MAX_DEPTH = 100
 _DIGITS = 4300
-"""Most digits of an int in decimal; Python's own limit, which tests may have lifted."""
+"""Maximum number of digits of an int in decimal; Python's own limit, which tests may have lifted."""
 _SAFE_RECURSION = 5000
 """Number of nested calls of the JSON parser that the C stack holds."""
 _PLAIN = frozenset({type(None), str, bool, float})
@@ -60,13 +60,13 @@ class Packer:
     Raises `ForeignTypeError` for other types, `MalformedMessageError` if the value is nested too deep or too large.
 
     stream: function that returns a handle for an iterator of the standard library (a generator, `map`, ...).
-    most: limit on the number of items; a frame of twice as many bytes cannot hold more.
+    max_items: limit on the number of items; a frame of twice as many bytes cannot hold more.
 
-    Without `stream` iterators are foreign. A list that occurs twice counts twice against `most`.
+    Without `stream` iterators are foreign. A list that occurs twice counts twice against `max_items`.
     """
 
-    def __init__(self, stream: StreamCodec | None = None, most: int = 1 << 62):
-        self._stream, self._room = stream, most
+    def __init__(self, stream: StreamCodec | None = None, max_items: int = 1 << 62):
+        self._stream, self._room = stream, max_items
 
     def __call__(self, value: Any, depth: int = 0) -> Any:
         kind = type(value)
@@ -74,8 +74,8 @@ class Packer:
             return value
         if kind is int:
             return value if value in _PLAIN_INTS else {"i": hex(value)}
-        if depth > DEEPEST:
-            raise MalformedMessageError(f"nested deeper than {DEEPEST}")
+        if depth > MAX_DEPTH:
+            raise MalformedMessageError(f"nested deeper than {MAX_DEPTH}")
         depth += 1
         if kind is list:
             return self._items(value, depth)
@@ -143,12 +143,12 @@ class Packer:
         raise ForeignTypeError(kind.__name__ if type(kind.__name__) is str else "?")
 
 
-def pack(value: Any, stream: StreamCodec | None = None, most: int = 1 << 62) -> Any:
+def pack(value: Any, stream: StreamCodec | None = None, max_items: int = 1 << 62) -> Any:
     """Return the JSON form of a value; see `Packer`."""
     kind = type(value)
     if kind in _PLAIN or (kind is int and value in _PLAIN_INTS):
         return value
-    return Packer(stream, most)(value)
+    return Packer(stream, max_items)(value)
 
 
 def _imported(module: str, name: str) -> Any:
@@ -223,24 +223,24 @@ PARSE: dict[str, Callable[[str], Any]] = {
 }
 
 
-def unpack(value: Any, largest: int, stream: StreamCodec | None = None, depth: int = 0) -> Any:
+def unpack(value: Any, max_bytes: int, stream: StreamCodec | None = None, depth: int = 0) -> Any:
     """Return the value of a JSON form, which may come from an attacker.
 
     Raises `MalformedMessageError` for anything but a value of a known type.
 
-    largest: limit on ranges, as the least number of bytes that their items would need in a frame.
+    max_bytes: limit on ranges, as the least number of bytes that their items would need in a frame.
     stream: the inverse of the function given to `pack`.
     """
     kind = type(value)
     if kind in _PLAIN_OR_INT:
         return value
-    if depth > 3 * DEEPEST:  # a dictionary takes two levels, a deque three
-        raise MalformedMessageError(f"nested deeper than {DEEPEST}")
+    if depth > 3 * MAX_DEPTH:  # a dictionary takes two levels, a deque three
+        raise MalformedMessageError(f"nested deeper than {MAX_DEPTH}")
     depth += 1
     if kind is list:
         if _PLAIN_OR_INT.issuperset(map(type, value)):
             return list(value)
-        return [unpack(item, largest, stream, depth) for item in value]
+        return [unpack(item, max_bytes, stream, depth) for item in value]
     if kind is not dict or len(value) != 1:
         raise MalformedMessageError("an object of several keys")
     ((tag, content),) = value.items()
@@ -248,8 +248,8 @@ def unpack(value: Any, largest: int, stream: StreamCodec | None = None, depth: i
         if tag in PARSE and type(content) is str:
             return PARSE[tag](content)
         if tag in MAKE and type(content) is list:
-            decoded = MAKE[tag](unpack(content, largest, stream, depth))
-            if tag == "r" and len(decoded) > largest // 2:
+            decoded = MAKE[tag](unpack(content, max_bytes, stream, depth))
+            if tag == "r" and len(decoded) > max_bytes // 2:
                 raise MalformedMessageError(f"a range of {len(decoded)} items")
             return decoded
     except (TypeError, ValueError, KeyError, SyntaxError, ArithmeticError) as error:
@@ -259,11 +259,11 @@ def unpack(value: Any, largest: int, stream: StreamCodec | None = None, depth: i
     raise MalformedMessageError("an unknown tag")
 
 
-def dumps(message: Any, largest: int) -> bytes:
-    """Encode a message as a frame. Raises `MalformedMessageError` if it is larger than `largest` bytes."""
+def dumps(message: Any, max_bytes: int) -> bytes:
+    """Encode a message as a frame. Raises `MalformedMessageError` if it is larger than `max_bytes` bytes."""
     data = _encode(message).encode()
-    if len(data) > largest:
-        raise MalformedMessageError(f"{len(data)} bytes, more than {largest}")
+    if len(data) > max_bytes:
+        raise MalformedMessageError(f"{len(data)} bytes, more than {max_bytes}")
     return data
 
 

@@ -5,8 +5,8 @@ import os
 import struct
 from collections.abc import Sequence
 
-LONGEST_MESSAGE = 2000
-"""Most bytes of a verdict's message."""
+MAX_MESSAGE_LENGTH = 2000
+"""Maximum number of bytes of a verdict's message."""
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _LENGTH = struct.Struct("<I")
 _SMALL = 1 << 16
@@ -58,23 +58,23 @@ def blob(string: str) -> bytes:
     return string.encode("utf-8", "surrogatepass")
 
 
-def cut(string: str, most: int) -> str:
-    """Return the beginning of a text: at most `most` bytes of UTF-8, in whole characters.
+def cut(string: str, max_bytes: int) -> str:
+    """Return the beginning of a text: at most `max_bytes` bytes of UTF-8, in whole characters.
 
     Lone surrogates are written as escapes.
     """
-    return string[:most].encode("utf-8", "backslashreplace")[:most].decode("utf-8", "ignore")
+    return string[:max_bytes].encode("utf-8", "backslashreplace")[:max_bytes].decode("utf-8", "ignore")
 
 
 def verdict(name: str, message: str) -> bytes:
     """Encode a judge's verdict as one packet."""
-    return f"{name}\0{cut(message, LONGEST_MESSAGE)}".encode()
+    return f"{name}\0{cut(message, MAX_MESSAGE_LENGTH)}".encode()
 
 
 def read_verdict(data: bytes) -> tuple[str, str]:
     """Undo `verdict`. Raises `MalformedMessageError` for anything else."""
     name, separator, message = data.partition(b"\0")
-    if not separator or not name.isascii() or len(message) > LONGEST_MESSAGE:
+    if not separator or not name.isascii() or len(message) > MAX_MESSAGE_LENGTH:
         raise MalformedMessageError("no verdict")
     return name.decode(), message.decode("utf-8", "replace")
 
@@ -106,12 +106,12 @@ def send_frame(channel: int, data: bytes) -> None:
             remaining = remaining[os.write(channel, remaining) :]
 
 
-def receive_frame(channel: int, most: int) -> bytes | bytearray:
+def receive_frame(channel: int, max_bytes: int) -> bytes | bytearray:
     """Receive one frame.
 
-    Raises EOFError if the other side is gone, `MalformedMessageError` if the frame is larger than `most` bytes.
+    Raises EOFError if the other side is gone, `MalformedMessageError` if the frame is larger than `max_bytes` bytes.
     """
     (length,) = _LENGTH.unpack(_exactly(channel, _LENGTH.size))
-    if length > most:
-        raise MalformedMessageError(f"a frame of {length} bytes, more than {most}")
+    if length > max_bytes:
+        raise MalformedMessageError(f"a frame of {length} bytes, more than {max_bytes}")
     return _exactly(channel, length)

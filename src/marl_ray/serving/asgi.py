@@ -19,7 +19,7 @@ from marl_ray.serving.handlers.routes import find
 from marl_ray.serving.http.cors import allow_origin_headers, preflight
 from marl_ray.serving.http.deadlines import Deadlines
 from marl_ray.serving.http.protocol import (
-    ClientGoneError,
+    ClientDisconnectedError,
     Headers,
     Receive,
     Request,
@@ -98,7 +98,7 @@ class Gateway:
                 response = await self._deadlines.run(route.handler(self.service, request), seconds)
             else:
                 response = early
-        except ClientGoneError:
+        except ClientDisconnectedError:
             return
         except TimeoutError:
             response = Response(problem(RequestError(504, None, f"no answer within {seconds:g} s")), 504)
@@ -131,12 +131,12 @@ class Gateway:
     async def _streamed(self, send: Send, request: Request, response: Stream, headers: Headers) -> None:
         """Send a stream for as long as the client reads it. Arms have deadlines of their own for every token."""
 
-        async def patiently(message: Mapping[str, Any]) -> None:
+        async def retry_while_unreachable(message: Mapping[str, Any]) -> None:
             await self._deadlines.run(send(message), self.config.request_timeout_s)
 
         try:
-            await request.while_there(stream(patiently, response, headers))
-        except (ClientGoneError, TimeoutError):
+            await request.until_disconnect(stream(retry_while_unreachable, response, headers))
+        except (ClientDisconnectedError, TimeoutError):
             pass
         except Exception:  # a defect of ours after the status was sent: the client sees the connection break
             _log.exception("request %s failed in mid-response", request.id)

@@ -10,7 +10,7 @@ from marl_ray.config import ArmConfig, ExperimentConfig, GatewayConfig
 from marl_ray.config.run.model import DEFAULT_ENGINE
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store.experiment_store import AssignmentState, ExperimentStore
-from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
+from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 from marl_ray.serving.arms.external.arm import ExternalArm
 from marl_ray.serving.arms.external.model import ExternalModel
 from marl_ray.serving.arms.protocol import AnyBundle, Arm, TextArm, is_text
@@ -20,7 +20,7 @@ from marl_ray.serving.routing.endpoints import Endpoints
 from marl_ray.serving.routing.router import Router
 
 Host = Callable[[AnyBundle, str, ArmConfig], Arm | TextArm]
-"""Starts an arm in a deployment of its own, given its bundle, the bundle's reference and the arm's config."""
+"""Starts an arm in its own deployment, given its bundle, the bundle's reference and the arm's config."""
 
 
 class LiveExperiments:
@@ -45,7 +45,7 @@ class LiveExperiments:
         """Reference into the registry -> bundle that was loaded before any experiment named it; versions never change.
         Several threads hold more, and the follower's alone drops some; readers copy it."""
         self._noise, self._host = noise, host
-        self._passes: dict[str, Passes] = {}
+        self._passes: dict[str, PassBatcher] = {}
         """Experiment -> its arms' forward passes."""
 
     def hold_model(self, reference: str, bundle: AnyBundle) -> None:
@@ -87,7 +87,7 @@ class LiveExperiments:
 
                 # The deadline must leave the control time to answer if the arm hangs.
                 return TextBatcher(bundle, self.config.max_batch, self.config.request_timeout_s / 2, config.engine)
-            passes = self._passes.setdefault(experiment.name, Passes(self.config.max_batch, self._noise))
+            passes = self._passes.setdefault(experiment.name, PassBatcher(self.config.max_batch, self._noise))
             return ArmBatcher(bundle, passes)
         if self._host is None:
             raise MarlRayError(

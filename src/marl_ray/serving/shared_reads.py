@@ -19,9 +19,9 @@ T = TypeVar("T")
 THREADS = 2
 REST_FACTOR = 10.0
 """A reading pauses for this many times the time that it took."""
-LONGEST_REST_S = 1.0
+MAX_REST_S = 1.0
 """Upper limit of a reading's pause."""
-MOST_WAITING = 64
+MAX_WAITING = 64
 """Different reads that may wait for a thread; more are refused with 503."""
 RETRY_AFTER_S = 1.0
 
@@ -32,7 +32,7 @@ class SharedReads:
     def __init__(
         self,
         threads: int = THREADS,
-        waiting: int = MOST_WAITING,
+        waiting: int = MAX_WAITING,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ):
@@ -76,7 +76,7 @@ class SharedReads:
             finally:
                 now = self._clock()
                 self._rests = {other: until for other, until in self._rests.items() if until > now}
-                self._rests[what] = now + min(LONGEST_REST_S, REST_FACTOR * (now - began))
+                self._rests[what] = now + min(MAX_REST_S, REST_FACTOR * (now - began))
                 del self._under_way[what]
 
     def close(self) -> None:

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from marl_ray.policies.language.sharding.agreement import exchanged, together
+from marl_ray.policies.language.sharding.agreement import all_gather_values, together
 
 Known = TypeVar("Known")
 
 SMALL = 1 << 14
-"""Greatest number of elements that `total` gathers and adds itself. For so few this takes half the time of gloo's
+"""Maximum number of elements that `total` gathers and adds itself. For so few this takes half the time of gloo's
 reduction, which needs two rounds of messages."""
 
 
@@ -79,11 +79,11 @@ def totals(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def gather(value: Any) -> list[Any]:
-    """Return every worker's plain value, ordered by rank, on every worker. Raises as `exchanged` does."""
-    return exchanged(value)
+    """Return every worker's plain value, ordered by rank, on every worker. Raises as `all_gather_values` does."""
+    return all_gather_values(value)
 
 
-def from_first(make: Callable[[], Known]) -> Known:
+def broadcast_from_rank0(make: Callable[[], Known]) -> Known:
     """Call `make` on rank 0 alone, and return its plain value on every worker.
 
     Raises its error on all workers, as `together` does.

@@ -63,7 +63,7 @@ class _Attempt:
     console: RunLog
     lease: Lease
     mlflow_sink: MlflowSink | None
-    """MLflow's sink, open, where the run begins; None where it goes on."""
+    """MLflow's sink, open, where the run begins; None where it continues."""
     controllers: list[Any] = field(default_factory=list)
     """Ray's actors that control the workers; the workers end with them."""
 

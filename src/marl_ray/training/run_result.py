@@ -161,7 +161,7 @@ def register(
     """Close the sinks of a finished run, of which MLflow registers the bundle.
 
     Returns the result with the bundle's name in the registry, and writes it into the run's record. Raises
-    DisownedError if another process has taken the run meanwhile, which then registers the bundle itself.
+    LeaseLostError if another process has taken the run meanwhile, which then registers the bundle itself.
     """
     filesystem, folder = filesystem_of(config)
     bundle = BestBundle(linked_bundle(filesystem, folder) or result.bundle, record[FINISHED].get("score"))

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from marl_ray.config import RunConfig
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.origin import source_of
-from marl_ray.training.checkpoints.storage import folder_here
+from marl_ray.training.checkpoints.storage import local_stored_folder
 from marl_ray.training.loop.listeners import Listeners, Metrics
 from marl_ray.training.loop.start import RunStart
 from marl_ray.training.loop.worker_loop import CheckpointKeeping, run_worker
@@ -53,10 +53,10 @@ def train_alone(
         if emit is not None:
             emit(metrics)
 
-    keeping = None if keep is None else CheckpointKeeping(lambda iteration: folder_here(keep / str(iteration)))
+    keeping = None if keep is None else CheckpointKeeping(lambda iteration: local_stored_folder(keep / str(iteration)))
     origin = None if resume is not None else source_of(config)
     checkpoint = resume if origin is None else Path(origin)
-    start = RunStart([] if checkpoint is None else [folder_here(checkpoint)], origin)
+    start = RunStart([] if checkpoint is None else [local_stored_folder(checkpoint)], origin)
     with process_group():
         run_worker(config, torch.device("cpu"), start, Listeners(note), keeping)
     return rows

@@ -17,7 +17,7 @@ from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.journal.writer import Journal
 from marl_ray.training.machines.full_disk import disk_full
 from marl_ray.training.run_folder.bundle_link import link_bundle
-from marl_ray.training.run_folder.lease import DisownedError, check_owned
+from marl_ray.training.run_folder.lease import LeaseLostError, check_owned
 from marl_ray.training.run_folder.record import filesystem_of, identity_hash, storage_of, work_in, write_traceback
 from marl_ray.training.run_folder.temporary_files import remove_temporary
 
@@ -49,7 +49,7 @@ class WorkerPayload:
 
 @dataclass(frozen=True)
 class _StoragePosition:
-    """The place from which the run goes on, as rank 0 reads it from the storage: others may be shown an older list."""
+    """The place from which the run continues, as rank 0 reads it from the storage: others may be shown an older list."""
 
     checkpoints: list[str]
     """Paths of the run's checkpoints, the oldest first."""
@@ -88,7 +88,7 @@ def worker(plain: dict[Any, Any]) -> Any:
     try:
         attempt = take_number(folder) if rank == 0 else 0
         together(lambda: _check_owner(config, folder, payload.lease))
-    except DisownedError as error:
+    except LeaseLostError as error:
         return {REFUSED: str(error)}
     except OSError as error:
         if full := disk_full(error, storage_of(config)):
@@ -124,11 +124,11 @@ def _train(
     import ray.train.torch
 
     from marl_ray.training.checkpoints.index import check_last_group, checkpoint_name
-    from marl_ray.training.collectives import from_first
+    from marl_ray.training.collectives import broadcast_from_rank0
     from marl_ray.training.loop.start import RunStart
     from marl_ray.training.loop.worker_loop import CheckpointKeeping, run_worker
 
-    position = from_first(lambda: _read_position(config, folder, journal, attempt))
+    position = broadcast_from_rank0(lambda: _read_position(config, folder, journal, attempt))
     if position.refused:
         return {REFUSED: position.refused}
     places = [StoredFolder(folder.filesystem, path) for path in reversed(position.checkpoints)]
@@ -183,9 +183,9 @@ def _listeners(journal: Journal, folder: StoredFolder, position: _StoragePositio
     from marl_ray.training.checkpoints.index import check_last_group, check_rows_own, note_start
     from marl_ray.training.checkpoints.manifest import withdraw
     from marl_ray.training.loop.listeners import Listeners
-    from marl_ray.training.tracking.machine_readings import MachineReadings
+    from marl_ray.training.tracking.system_metrics import SystemMetrics
 
-    system = MachineReadings()
+    system = SystemMetrics()
 
     def row(metrics: dict[str, float]) -> None:
         journal.row(metrics | system.read())

@@ -1,7 +1,7 @@
 """The records of a sweep: every trial's values, state, cost and files, and the winner.
 
-`sweep.json` holds all of them as they were after so many changes; each line of `sweep.jsonl` is a later change and holds the
-fields that it changed. `read_records` puts the two together.
+`sweep.json` holds all of them as they were after that many changes; each line of `sweep.jsonl` is a later change and holds
+the fields that it changed. `read_records` puts the two together.
 """
 
 import json
@@ -18,7 +18,7 @@ from marl_ray.tuning.folder import Folder
 RECORDS, CHANGES, REPORT = "sweep.json", "sweep.jsonl", "report.html"
 FAILED = ("failed", "lost", "refused")
 """Statuses of trials that failed for reasons other than their configuration's worth."""
-LEAST_LOG = 1 << 16
+MIN_LOG_BYTES = 1 << 16
 """Bytes of changes that are never worth writing all records anew."""
 READ_TRIES = 5
 """Attempts to read records while their writer replaces `sweep.json` and empties `sweep.jsonl`."""
@@ -228,7 +228,7 @@ class RecordsFile:
         OSError; then the next call writes this change too.
         """
         self.marked.update(record.number for record in changed)
-        if self.lines is None or self.log_bytes > max(LEAST_LOG, self.snapshot_bytes):
+        if self.lines is None or self.log_bytes > max(MIN_LOG_BYTES, self.snapshot_bytes):
             self.save_all()
             return
         self.records.changes += 1

@@ -1,4 +1,4 @@
-"""RayJobs on a real cluster: success, failure, a retry that goes on from its checkpoint, and a learner that is lost."""
+"""RayJobs on a real cluster: success, failure, a retry that continues from its checkpoint, and a learner that is lost."""
 
 import json
 import re

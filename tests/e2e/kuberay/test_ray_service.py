@@ -13,7 +13,7 @@ from marl_ray.cluster.kuberay.client.resources import delete
 from marl_ray.cluster.kuberay.state.phases import Phase
 
 WITHOUT_HEAD_S = 90.0
-"""Longer than a worker goes on without the head that it knew: whoever answers then belongs to the new one."""
+"""Longer than a worker continues without the head that it knew: whoever answers then belongs to the new one."""
 LOAD = """
 import http.client, json, time, urllib.request
 url, done, failed, row, told = "http://{service}-serve-svc:8000/v1/act", 0, 0, 0, 0

@@ -1,4 +1,4 @@
-"""The program in a process of its own: what it loads, what a shell completes, its end; and a dry run of a sweep."""
+"""The program in its own process: what it loads, what a shell completes, its end; and a dry run of a sweep."""
 
 import json
 import os

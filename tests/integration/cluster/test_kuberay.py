@@ -89,7 +89,7 @@ def test_a_story_ends_with_a_status_and_a_message(cluster, story):
 
 @pytest.mark.parametrize("bad_day", ["compact", "fail?status=503&times=4&path=ray", "fail?status=0&times=4&path=ray"])
 def test_a_wait_outlives_what_happens_to_the_api(cluster, bad_day):
-    """Versions that expire, errors and dropped connections, while the story goes on."""
+    """Versions that expire, errors and dropped connections, while the story continues."""
     story = "rayjob-retries-once"
     marl_ray("cluster", "delete", resource_of(story))
     player = threading.Thread(target=play, args=(cluster, story, 0.03))
@@ -202,7 +202,7 @@ def test_files_outlive_a_job_until_redis_has_forgotten_its_heads(cluster):
 
 
 def test_the_log_of_a_submitter_is_followed_to_its_end(cluster):
-    """A real pod in the place of the operator's submitter."""
+    """A real pod in place of the operator's submitter."""
     script = "for k in 1 2 3; do echo line $k; sleep 0.3; done"
     container = {"name": "ray-job-submitter", "image": "any", "command": ["sh", "-c", script]}
     resources.apply(cluster, {**JOB, "metadata": {"name": "logged"}})

@@ -36,7 +36,7 @@ with local_cluster(3, 1) as cluster:
 
 @pytest.mark.slow
 def test_work_is_spread_and_a_killed_node_is_lost():
-    """In a process of its own: this one may have a Ray already."""
+    """In its own process: this one may have a Ray already."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], env=without_ray(), capture_output=True, text=True, timeout=200
     )

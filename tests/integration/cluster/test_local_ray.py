@@ -15,7 +15,7 @@ import torch
 
 from marl_ray.cli.serving.local_gateway import serve_locally
 from marl_ray.cluster import jobs
-from marl_ray.cluster.local_ray import local_ray, processes_of, ray_here
+from marl_ray.cluster.local_ray import ensure_ray, local_ray, processes_of
 from marl_ray.errors import MarlRayError
 
 pytestmark = pytest.mark.shared_ray("two", last=True)
@@ -180,5 +180,5 @@ def test_a_cluster_that_does_not_answer_is_named_in_time(monkeypatch):
         for address in ("127.0.0.1:9", f"127.0.0.1:{silent.getsockname()[1]}"):
             monkeypatch.setenv("RAY_ADDRESS", address)
             message = f"RAY_ADDRESS: no cluster at '{address}' answers within 0.5 s"
-            with pytest.raises(MarlRayError, match=message), ray_here():
+            with pytest.raises(MarlRayError, match=message), ensure_ray():
                 raise AssertionError("it is not there")

@@ -1,4 +1,4 @@
-"""A run that is paid by a judge over HTTP, and one that goes on without it."""
+"""A run that is paid by a judge over HTTP, and one that continues without it."""
 
 import json
 from collections.abc import Iterator

@@ -22,7 +22,7 @@ SMALL = [
 
 
 def recipe(name: str, files: dict[str, Path], folder: Path, *overrides: str) -> RunConfig:
-    """The recipe with a tiny model, other files in the place of its own, and the engine that is always there."""
+    """The recipe with a tiny model, other files in place of its own, and the engine that is always there."""
     data = read_yaml(ROOT / "jobs/configs" / name)
     text = json.dumps(data)
     for placeholder, path in files.items():

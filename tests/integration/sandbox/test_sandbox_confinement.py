@@ -223,7 +223,7 @@ def test_ten_thousand_runs_leak_nothing():
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_ten_thousand_jobs_at_once_all_get_their_answer():
-    """Family 30: every job waits in a thread of its own."""
+    """Family 30: every job waits in its own thread."""
     from marl_ray.sandbox import Pool
 
     right: list[int] = []

@@ -122,7 +122,7 @@ def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, bytes]:
-    """The prints of the scripts outside of the sandbox: each script in a folder of its own."""
+    """The prints of the scripts outside of the sandbox: each script in its own folder."""
     with tempfile.TemporaryDirectory() as folder:
         printed = {}
         for name, script in SCRIPTS.items():

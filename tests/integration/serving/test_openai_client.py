@@ -53,7 +53,7 @@ class Site(NamedTuple):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A gateway with keys and two arms, on a port of its own."""
+    """A gateway with keys and two arms, on its own port."""
     folder = tmp_path_factory.mktemp("openai")
     bundles = {arm: make_text_bundle(folder, seed, context=CONTEXT) for seed, arm in enumerate(("one", "two"))}
     keys = write_keys(folder / "keys.yaml", game=("inference", "outcomes"), ops=("admin",))

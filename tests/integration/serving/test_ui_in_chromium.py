@@ -99,7 +99,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Filled:
 
 @pytest.fixture
 def site(filled: Filled, tmp_path: Path) -> Iterator[Site]:
-    """A gateway with these experiments, on a port of its own."""
+    """A gateway with these experiments, on its own port."""
     shutil.copy(filled.folder / "experiments.db", tmp_path / "experiments.db")
     gateway = Gateway(config_in(tmp_path, filled.bundles))
 

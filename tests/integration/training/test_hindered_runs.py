@@ -21,7 +21,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.training.checkpoints.index import resume_line
 from marl_ray.training.driver import train
 from marl_ray.training.run_folder import owners
-from marl_ray.training.run_folder.lease import DisownedError, Lease
+from marl_ray.training.run_folder.lease import Lease, LeaseLostError
 from marl_ray.training.run_folder.metrics_file import iteration_of, read_metrics
 from marl_ray.training.run_folder.owners import owner_file
 from marl_ray.training.tracking.mlflow_run import MlflowRun
@@ -111,7 +111,7 @@ def test_a_run_says_what_it_waits_for_and_a_stopped_worker_is_replaced(ray_clust
 
     thread = threading.Thread(target=disturb, daemon=True)
     thread.start()
-    with pytest.raises(DisownedError):
+    with pytest.raises(LeaseLostError):
         train(run_config)
     thread.join(60)
     assert problems == []
@@ -193,7 +193,7 @@ def test_a_run_whose_name_was_taken_stops_at_the_next_beat(ray_cluster, tmp_path
     thread = threading.Thread(target=take, daemon=True)
     thread.start()
     try:
-        with pytest.raises(DisownedError, match=f"run 'taken' is now owned by process {os.getpid()} of "):
+        with pytest.raises(LeaseLostError, match=f"run 'taken' is now owned by process {os.getpid()} of "):
             train(run_config)
     finally:
         ended.set()

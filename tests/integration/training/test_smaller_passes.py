@@ -6,7 +6,7 @@ import pytest
 from processes.two_workers import two_workers
 from toys import texts
 
-from marl_ray.training.checkpoints.storage import folder_here
+from marl_ray.training.checkpoints.storage import local_stored_folder
 from marl_ray.training.driver import train
 from marl_ray.training.errors import PassMemoryError
 from marl_ray.training.loop.pass_sizes import FILE, note_smaller_pass, pass_sizes
@@ -34,7 +34,7 @@ def test_all_workers_halve_their_passes_and_train_as_if_they_had_been_small(ray_
 
 
 def test_a_pass_of_one_sequence_is_not_halved(tmp_path):
-    folder = folder_here(tmp_path)
+    folder = local_stored_folder(tmp_path)
     assert pass_sizes(folder) == {}
     for policy, rows in (("first", 7), ("second", 2), ("first", 3), ("second", 1), (None, 8)):
         note_smaller_pass(folder, PassMemoryError("no room", policy, rows))

@@ -14,7 +14,7 @@ from toy_runs.sweeps import ToySweep
 
 from marl_ray.errors import MarlRayError
 from marl_ray.training.run_folder import owners
-from marl_ray.training.run_folder.lease import DisownedError, Lease
+from marl_ray.training.run_folder.lease import Lease, LeaseLostError
 from marl_ray.training.run_folder.owners import owner_file
 from marl_ray.tuning.running.driver import run_sweep
 
@@ -61,7 +61,7 @@ def test_a_sweep_whose_name_was_taken_writes_no_more(tmp_path, monkeypatch):
         raise RuntimeError("what a sweep meets whose trials were ended")
         yield
 
-    with pytest.raises(DisownedError, match="sweep 'toy' is now owned by another process"):
+    with pytest.raises(LeaseLostError, match="sweep 'toy' is now owned by another process"):
         run_sweep(sweep.config, cluster=taking)
     assert taken == [files()] and taken[0]
     deadline = time.monotonic() + 10

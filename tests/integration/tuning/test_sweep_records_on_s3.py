@@ -20,7 +20,7 @@ from marl_ray.tuning.records import CHANGES, RecordsFile, find_sweep, load_recor
 @pytest.mark.long
 def test_records_and_rows_are_read_back_whenever_their_writer_dies(monkeypatch, tmp_path):
     monkeypatch.setattr(appended_file, "PART_BYTES", 1000)
-    monkeypatch.setattr(records, "LEAST_LOG", 10_000)
+    monkeypatch.setattr(records, "MIN_LOG_BYTES", 10_000)
     with object_store() as bucket:
         sweep = ToySweep(tmp_path)
         folder = Folder(bucket, "toy")

@@ -4,15 +4,15 @@
     ```text output            what the commands above print; `...` stands for what differs from run to run
     ```yaml my_run.yaml       a file of that name, which later commands use; likewise for any other language
     ```yaml                   a part of a config, which has to fit a kind of config
-    ```python                 a program that goes on where the page's earlier ones have ended
+    ```python                 a program that continues where the page's earlier ones have ended
 
 A comment of its own line above a block says more:
 
     <!-- run: skip, needs a cluster -->     the block does not run; every reason is one of `REASONS`
-    <!-- run: serve until "TEXT" -->        the last command of the block goes on, once it has printed the text
+    <!-- run: serve until "TEXT" -->        the last command of the block continues, once it has printed the text
     <!-- run: with KEY=VALUE ... -->        overrides that make the block's runs and sweeps small
     <!-- run: fails -->                     the commands end with an error, as the text around says
-    <!-- run: after PAGE -->                anywhere: the page goes on where another page ends, in its folder
+    <!-- run: after PAGE -->                anywhere: the page continues where another page ends, in its folder
 """
 
 import re
@@ -126,7 +126,7 @@ def goes_on_after(page: Path) -> Path | None:
 
 
 def pages_before(page: Path) -> list[Path]:
-    """The pages that a page goes on after, the first one first."""
+    """The pages that a page continues after, the first one first."""
     before = goes_on_after(page)
     return [*pages_before(before), before] if before else []
 

@@ -1,4 +1,4 @@
-"""Things to break: a Ray in a process of its own whose actors can be killed, and a PostgreSQL that can be stopped."""
+"""Things to break: a Ray in its own process whose actors can be killed, and a PostgreSQL that can be stopped."""
 
 import json
 import os

@@ -68,7 +68,7 @@ NUMBERS = count()
 
 
 class Bench:
-    """Starts runs of one size, each with a name of its own."""
+    """Starts runs of one size, each with its own name."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ def note(text: str) -> None:
 
 
 def harm(run: RunConfig, damage: Damage, harmed: set[str]) -> None:
-    """Damage the newest checkpoint of a run that goes on, if there is another that was never damaged."""
+    """Damage the newest checkpoint of a run that continues, if there is another that was never damaged."""
     place = StoredFolder(*filesystem_of(run))
     if "finished" in (read_json(place.filesystem, f"{place}/run.json") or {}):
         return

@@ -115,7 +115,7 @@ async def _act(
 async def _report(
     client: httpx.AsyncClient, requests: list[Sent], outcomes: "asyncio.Queue[dict[str, Any] | None]"
 ) -> None:
-    """Post a player's outcomes one by one. On its own, so that the player goes on while outcomes are refused."""
+    """Post a player's outcomes one by one. On its own, so that the player continues while outcomes are refused."""
     while (outcome := await outcomes.get()) is not None:
         await _until_accepted(client, OUTCOME, outcome, requests)
 

@@ -56,7 +56,7 @@ START_S = 90.0
 """Most seconds from the start of a driver to its end."""
 ANSWER_S = START_S + 60.0
 AWAKE_S = 1.0
-"""Seconds for which a process goes on that slept while others took its place."""
+"""Seconds for which a process continues that slept while others took its place."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Start:
     groups: tuple[Fault | None, ...] = ()
     """For each group of workers in turn, the fault of one of them; later groups have none."""
     linger_s: float = 0.0
-    """Seconds beside the next workers for which the workers of a driver that was killed go on, and others sleep on. With 0
-    they are killed at once."""
+    """Seconds beside the next workers for which the workers of a driver that was killed continue, and others sleep on. With
+    0 they are killed at once."""
 
 
 @dataclass(frozen=True)

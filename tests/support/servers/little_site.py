@@ -81,7 +81,7 @@ def _handler(site: LittleSite) -> type[http.server.BaseHTTPRequestHandler]:
 
 @contextmanager
 def little_site() -> Iterator[LittleSite]:
-    """The site on a port of its own."""
+    """The site on its own port."""
     site = LittleSite("")
     with serving_http(_handler(site)) as site.url:
         yield site

@@ -1,4 +1,4 @@
-"""An MLflow server in a process of its own, which may be killed and started again on the same data."""
+"""An MLflow server in its own process, which may be killed and started again on the same data."""
 
 import os
 import signal

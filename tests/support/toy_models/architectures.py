@@ -63,7 +63,7 @@ MORE: tuple[dict[str, Any], ...] = (
     {"num_key_value_heads": 2, "head_dim": 8},
     {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}, "head_dim": 8},
 )
-LARGEST = 100_000_000
+MAX_PARAMETERS = 100_000_000
 """Parameters of a model that counts as tiny."""
 
 
@@ -102,7 +102,7 @@ def tiny_lm(architecture: str) -> Any:
         try:
             with torch.device("meta"):
                 numbers = sum(part.numel() for part in AutoModelForCausalLM.from_config(config).parameters())
-            if numbers > LARGEST:
+            if numbers > MAX_PARAMETERS:
                 problem = f"{numbers} parameters"
                 continue
             torch.manual_seed(0)

@@ -19,7 +19,7 @@ from marl_ray.policies.language.sampling_copy import (
     refresh,
     sampling_weights,
 )
-from marl_ray.policies.language.sharding.gather_shards import sent_to_first, unsharded
+from marl_ray.policies.language.sharding.gather_shards import full_tensors, gather_to_rank0
 from marl_ray.policies.language.sharding.hugging_face import write_model
 from marl_ray.policies.language.sharding.shard import shard
 from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy
@@ -54,7 +54,7 @@ def read_alike(
             for first, other in zip(*pairs, strict=True):
                 names = [[name for name, _ in policy.named_parameters()] for policy in (first, other)]
                 assert names[0] == names[1]
-                for a, b in zip(unsharded(first.parameters()), unsharded(other.parameters()), strict=True):
+                for a, b in zip(full_tensors(first.parameters()), full_tensors(other.parameters()), strict=True):
                     assert a.dtype == b.dtype and torch.equal(a, b)
             for policy, plain in pairs:
                 policy.evaluate(*rows).log_probs.sum().backward()
@@ -122,7 +122,7 @@ def elsewhere_peaks(folder: str, out: str) -> dict[str, list[int]]:
         still, trained = StillWeights(copies[0]), dict(copies[1].lm.named_parameters())
 
         def first(name: str) -> torch.Tensor | None:
-            return sent_to_first(trained[name].detach(), dist.group.WORLD)
+            return gather_to_rank0(trained[name].detach(), dist.group.WORLD)
 
         if dist.get_rank() == 0:
             write_model(Path(out), still.policy.lm, still.shapes, still.merged(first), file_bytes=100_000_000)

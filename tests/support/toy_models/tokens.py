@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.policies.language.lora import add_adapters
 from marl_ray.policies.language.sampling_copy import plain_copy, refresh
-from marl_ray.policies.language.sharding.gather_shards import sent_to_first, unsharded
+from marl_ray.policies.language.sharding.gather_shards import full_tensors, gather_to_rank0
 from marl_ray.policies.language.sharding.shard import shard
 from marl_ray.policies.language.tiny_models import byte_tokenizer
 from marl_ray.policies.language.token_policy import TokenOutputs, TokenPolicy, build_token_policy
@@ -58,7 +58,7 @@ def of_two_shards() -> None:
     odd = [torch.randn(1), torch.randn(3, 5), torch.randn(7).bfloat16(), torch.randn(2, 3, 1), torch.randn(5).double()]
     spread: list[Tensor] = [distribute_tensor(tensor.clone(), mesh, [Shard(0)], src_data_rank=None) for tensor in odd]
     spread.insert(2, odd[0])  # one that every worker has whole
-    for first, other in zip(unsharded(spread), [*odd[:2], odd[0], *odd[2:]], strict=True):
+    for first, other in zip(full_tensors(spread), [*odd[:2], odd[0], *odd[2:]], strict=True):
         assert first.dtype == other.dtype and torch.equal(first, other)
     models: list[dict[str, Any]] = [{}, {"activation_checkpointing": True, "lora": LORA}]
     for model in models:
@@ -76,12 +76,12 @@ def of_two_shards() -> None:
         for (name, first), other in zip(policy.named_parameters(), complete.parameters(), strict=True):
             assert (first.grad is None) == (other.grad is None), name
             if first.grad is not None and other.grad is not None:
-                torch.testing.assert_close(next(unsharded([first.grad])), other.grad, atol=1e-5, rtol=1e-4, msg=name)
+                torch.testing.assert_close(next(full_tensors([first.grad])), other.grad, atol=1e-5, rtol=1e-4, msg=name)
         with torch.no_grad():
             for first, other in zip(policy.actor_parameters(), complete.actor_parameters(), strict=True):
                 assert first.grad is not None
                 first.add_(first.grad, alpha=0.1)
-                other.add_(next(unsharded([first.grad])), alpha=0.1)
+                other.add_(next(full_tensors([first.grad])), alpha=0.1)
         refresh(plain, policy)
         for (name, first), other in zip(plain.named_parameters(), plain_copy(complete).parameters(), strict=True):
             assert torch.equal(first, other), name
@@ -111,7 +111,7 @@ def of_joint_workers(context: int, tensor: int, model: dict[str, Any], biased: b
     (torch.stack([_loss(each) for each in expected]).sum() / count).backward()  # FSDP2 takes the mean over workers
     trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     norm = clip_gradients([policy], 1e9)
-    gradients = list(unsharded(parameter.grad for parameter in trained if parameter.grad is not None))
+    gradients = list(full_tensors(parameter.grad for parameter in trained if parameter.grad is not None))
     pairs = [(name, parameter) for name, parameter in complete.named_parameters() if parameter.requires_grad]
     for (name, other), gradient in zip(pairs, gradients, strict=True):
         torch.testing.assert_close(gradient, other.grad, atol=1e-5, rtol=1e-4, msg=name)
@@ -122,7 +122,7 @@ def of_joint_workers(context: int, tensor: int, model: dict[str, Any], biased: b
     for (name, first), other in zip(plain.named_parameters(), plain_copy(complete).parameters(), strict=True):
         assert torch.equal(first, other), name
     for (name, first), other in zip(policy.named_parameters(), complete.parameters(), strict=True):
-        sent = sent_to_first(first.detach(), dist.group.WORLD)
+        sent = gather_to_rank0(first.detach(), dist.group.WORLD)
         assert sent is None if rank else sent is not None and torch.equal(sent, other), name
     nothing = responses(0)
     assert policy.evaluate(*nothing).log_probs.shape == nothing[2].shape

@@ -26,8 +26,8 @@ from marl_ray.policies.language.sharding import gather_shards, stored_weights
 from marl_ray.policies.language.sharding.shard import shard
 from marl_ray.policies.language.token_policy import TokenPolicy
 from marl_ray.training.checkpoints import saving
-from marl_ray.training.checkpoints.storage import folder_here
-from marl_ray.training.collectives import from_first, gather, worker_mesh
+from marl_ray.training.checkpoints.storage import local_stored_folder
+from marl_ray.training.collectives import broadcast_from_rank0, gather, worker_mesh
 from marl_ray.training.loop.run import Run
 from marl_ray.training.loop.start import RunStart
 from marl_ray.training.single_process import train_alone
@@ -60,7 +60,7 @@ def all_raise(action: Callable[[], object], kind: type[MarlRayError] = MarlRayEr
 def short_of(
     rank: int, caller: ModuleType, module: ModuleType, name: str, count: int, error: Exception
 ) -> Iterator[None]:
-    """Within the block, let a function of a module fail once after so many calls, as an allocator does.
+    """Within the block, let a function of a module fail once after this many calls, as an allocator does.
 
     Only calls by the module `caller` on the worker `rank` count.
     """
@@ -82,7 +82,7 @@ def short_of(
 
 def of_first() -> str:
     """Worker 0 fails while the others wait for its value."""
-    return all_raise(lambda: from_first(lambda: Path("/nowhere/to/be/found").read_text()))
+    return all_raise(lambda: broadcast_from_rank0(lambda: Path("/nowhere/to/be/found").read_text()))
 
 
 def loads(folders: list[str], parallel: dict[str, int]) -> list[str]:
@@ -109,7 +109,7 @@ def exports(folder: str, model: str, failing: int) -> str:
     engine = "team.speaker.generation.engine=toys.engines:Apart"
     run = Run(texts.config(model, engine, "train.group_size=2", f"resources.workers={dist.get_world_size()}"), CPU)
     run.step()
-    remaining, send = [5], saving.sent_to_first  # type: ignore[attr-defined]
+    remaining, send = [5], saving.gather_to_rank0  # type: ignore[attr-defined]
 
     def breaks(tensor: torch.Tensor, group: Any) -> torch.Tensor | None:
         remaining[0] -= 1
@@ -118,16 +118,16 @@ def exports(folder: str, model: str, failing: int) -> str:
         sent: torch.Tensor | None = send(tensor, group)
         return sent
 
-    saving.sent_to_first = breaks  # type: ignore[attr-defined]
+    saving.gather_to_rank0 = breaks  # type: ignore[attr-defined]
 
     def save() -> None:
-        run.save(folder_here(Path(folder, "broken")))
+        run.save(local_stored_folder(Path(folder, "broken")))
         run.saver.wait()
 
     line = all_raise(save)
-    saving.sent_to_first = send  # type: ignore[attr-defined]
+    saving.gather_to_rank0 = send  # type: ignore[attr-defined]
     run.step()
-    run.save(folder_here(Path(folder, "whole")))  # an error is raised once
+    run.save(local_stored_folder(Path(folder, "whole")))  # an error is raised once
     run.close()
     return line
 
@@ -144,7 +144,7 @@ def exports_frozen(folders: list[str], folder: str) -> str:
             file.truncate(path.stat().st_size - 10)
 
     def save() -> None:
-        run.save(folder_here(Path(folder, "broken")))
+        run.save(local_stored_folder(Path(folder, "broken")))
         run.saver.wait()
 
     line = all_raise(save)
@@ -208,7 +208,7 @@ def gathers(folder: str, *overrides: str) -> dict[str, str]:
     run.step()
 
     def save() -> None:
-        run.save(folder_here(Path(folder, "broken")))
+        run.save(local_stored_folder(Path(folder, "broken")))
         run.saver.wait()
 
     with short_of(0, gather_shards, torch, "empty", 3, MemoryError("no room")):
@@ -226,12 +226,12 @@ def gathers(folder: str, *overrides: str) -> dict[str, str]:
     lines["between two"] = all_raise(lambda: Run(apart_config, CPU))
     run = Run(torch_config, CPU)
     run.step()
-    run.save(folder_here(Path(folder, "whole")))
+    run.save(local_stored_folder(Path(folder, "whole")))
     with short_of(1, gather_shards, gather_shards, "_joined", 2, FULL):
         lines["update"] = all_raise(run.step)
     run.abandon()
     with short_of(1, gather_shards, gather_shards, "_joined", 2, FULL):
-        start = RunStart([folder_here(Path(folder, "whole"))])
+        start = RunStart([local_stored_folder(Path(folder, "whole"))])
         lines["checkpoint"] = all_raise(lambda: Run(torch_config, CPU, start))
     return lines
 

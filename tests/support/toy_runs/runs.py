@@ -78,7 +78,7 @@ def mlflow_database(storage: Path) -> None:
 
 
 def mark_delivered(run: RunConfig, rows: int) -> None:
-    """Leave the mark of an MLflow that has all of a finished run with so many rows."""
+    """Leave the mark of an MLflow that has all of a finished run with this many rows."""
     filesystem, folder = filesystem_of(run)
     filesystem.create_dir(f"{folder}/{MARKS}")
     write_json(filesystem, f"{folder}/{MARKS}/mlflow.json", asdict(Mark(rows, "0123", ALL_TAKEN)))

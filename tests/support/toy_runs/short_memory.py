@@ -23,7 +23,7 @@ from marl_ray.training.team.joint_update import update_team
 def updated(passes: int, short: int) -> str:
     """Update a team in passes of two sequences, and return the error's text.
 
-    Worker `short` has memory for so many passes. Its process ends with the error, as one of a run does.
+    Worker `short` has memory for this many passes. Its process ends with the error, as one of a run does.
     """
     rank, workers = dist.get_rank(), dist.get_world_size()
     run = config(f"resources.workers={workers}", "train.group_size=2", "train.micro_batch=2")

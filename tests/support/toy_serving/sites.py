@@ -1,4 +1,4 @@
-"""Gateways with keys, each on a port of its own, for the tests of the whole HTTP API."""
+"""Gateways with keys, each on its own port, for the tests of the whole HTTP API."""
 
 import logging
 import socket
@@ -48,7 +48,7 @@ def make_keys(folder: Path) -> str:
 
 @contextmanager
 def running(gateway: Gateway) -> Iterator[Site]:
-    """The gateway on a port of its own; at the end no thread may have left a traceback."""
+    """The gateway on its own port; at the end no thread may have left a traceback."""
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     server = uvicorn.Server(uvicorn.Config(gateway, log_level="warning", lifespan="on"))

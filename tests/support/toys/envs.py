@@ -88,7 +88,7 @@ class Sprint(ParallelEnv[str, Any, int]):  # type: ignore[misc]  # PettingZoo ha
     """One agent, which succeeds at once or fails slowly.
 
     Action 0 in one of the first `chances` steps earns 1 and ends the episode; without it nothing more can be had, and
-    the episode goes on for `length` steps. Every step costs 1.
+    the episode continues for `length` steps. Every step costs 1.
     """
 
     metadata = {"name": "sprint", "render_modes": []}
@@ -122,7 +122,7 @@ def sprint(**kwargs: Any) -> Sprint:
 
 
 class Fragile(Countdown):
-    """Kills its process in the given episode step, or stalls it for so many seconds, once.
+    """Kills its process in the given episode step, or stalls it for this many seconds, once.
 
     The first to do it leaves the file `marker` behind.
     """

@@ -125,7 +125,7 @@ class Talk(Toy):
 
 
 class Quitter(Talk):
-    """Talk in which `teller` is over after its first turn and `asker` goes on alone."""
+    """Talk in which `teller` is over after its first turn and `asker` continues alone."""
 
     metadata = {"name": "quitter", "render_modes": []}
 

@@ -101,5 +101,5 @@ def trained(folder: str, *overrides: str) -> list[Metrics]:
 
 
 def resumed(checkpoint: str, *overrides: str) -> list[Metrics]:
-    """Rows of metrics of a run that goes on from a checkpoint, as one or as one of several workers without Ray."""
+    """Rows of metrics of a run that continues from a checkpoint, as one or as one of several workers without Ray."""
     return train_alone(config(*overrides), resume=Path(checkpoint))

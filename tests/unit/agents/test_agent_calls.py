@@ -27,7 +27,7 @@ def mix(first: str, second: str) -> str:
     return first + second
 
 
-MOST_CPU_S = 20.0
+MAX_CPU_S = 20.0
 """CPU seconds for a long text, which takes hundredths if the time is linear in its length and minutes if it is quadratic."""
 TOOLS = {tool.name: tool for tool in (tool_of(write), tool_of(mix), *make_tools([]).values())}
 
@@ -244,4 +244,4 @@ def test_a_long_text_is_read_in_linear_time(piece):
     for given_text in (text, f"Action: add\nInput: {text}", f"<tool_call>{text}", f"x{text}{JSON}", f"[f(a={text}"):
         begin = time.process_time()
         parse(given_text)
-        assert time.process_time() - begin < MOST_CPU_S
+        assert time.process_time() - begin < MAX_CPU_S

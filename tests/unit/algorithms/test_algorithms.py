@@ -218,5 +218,5 @@ def test_groups_without_spread_teach_nothing():
 def test_overlong_penalty_is_the_papers_piecewise_line():
     lengths = torch.tensor([0, 15, 16, 18, 20, 25])
     expected = [0, 0, 0, -0.5, -1, -1]
-    assert overlong_penalty(lengths, longest=20, buffer=4, factor=1.0).tolist() == expected
+    assert overlong_penalty(lengths, max_length=20, buffer=4, factor=1.0).tolist() == expected
     assert overlong_penalty(lengths, 20, 0, 1.0).tolist() == [0] * 6

@@ -10,7 +10,7 @@ from docs.pages import ROOT
 
 HOLE = "\0"
 """It stands in a template where a formatted text has a value."""
-LEAST = 8
+MIN_LETTERS = 8
 """Least number of letters that a quoted message shares with its template."""
 ENTRY = re.compile(r"^### (`+)(.+?)\1\n\n\S[^#]+\n\n\*\*What to do\.\*\* [A-Z`[]", re.MULTILINE)
 """A heading, the cause of the message, and its remedy."""
@@ -38,7 +38,7 @@ def template(node: ast.expr) -> str | None:
 @cache
 def source_texts() -> list[str]:
     """All templates of the source that are long enough for a message."""
-    return [text for text in dict.fromkeys(templates()) if len(text) >= LEAST]
+    return [text for text in dict.fromkeys(templates()) if len(text) >= MIN_LETTERS]
 
 
 def templates() -> Iterator[str]:
@@ -55,7 +55,7 @@ def templates() -> Iterator[str]:
 @pytest.mark.parametrize("message", quoted())
 def test_an_explained_message_is_one_of_the_source(message):
     parts = [part.strip() for part in re.split(r"\.\.\.|\b(?:NAME|KEY)\b", message) if part.strip()]
-    assert sum(map(str.isalpha, "".join(parts))) >= LEAST
+    assert sum(map(str.isalpha, "".join(parts))) >= MIN_LETTERS
     pattern = re.compile(".*?".join(map(re.escape, parts)), re.DOTALL)
     assert any(pattern.search(text) for text in source_texts()), f"no text of the source fits {message!r}"
 

@@ -11,7 +11,7 @@ from marl_ray.config.run.sections import EnvConfig
 from marl_ray.conformance.extensions.environment import check
 from marl_ray.envs.batch import EnvBatch
 from marl_ray.envs.env_copies import EnvLoop, make_batch
-from marl_ray.envs.gymnasium_env import SingleAgent
+from marl_ray.envs.gymnasium_env import SingleAgentEnv
 from marl_ray.envs.registry import make_env
 from marl_ray.envs.vector import PoolBatch, VectorBatch
 from marl_ray.errors import MarlRayError
@@ -72,7 +72,7 @@ def test_a_gymnasium_vector_gives_the_action_masks_of_its_infos():
     makers = [lambda: Forbidding(gymnasium.make("CartPole-v1"))] * copies
     vector = VectorBatch(SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED), AGENTS, 1)
     loop = EnvLoop(EnvConfig(id="gymnasium.CartPole-v1"), copies, AGENTS)
-    loop.envs = [SingleAgent(make(), "forbidding") for make in makers]
+    loop.envs = [SingleAgentEnv(make(), "forbidding") for make in makers]
     rows, rng = [np.zeros((copies, 1, 4), np.float32)], np.random.default_rng(0)
     for batch in (vector, loop):
         for c in range(copies):

@@ -222,7 +222,7 @@ def test_bundles_that_cannot_answer(tmp_path, single_policy):
         writer.manifest([first, longest, *others])
 
 
-def test_made_tasks_as_a_file_are_those_that_the_environment_holds_out(tmp_path, capsys):
+def test_synthetic_tasks_as_a_file_are_those_that_the_environment_holds_out(tmp_path, capsys):
     tasks("python", count=6)
     (tmp_path / "t.jsonl").write_text(capsys.readouterr().out)
     read = read_code(str(tmp_path / "t.jsonl"))

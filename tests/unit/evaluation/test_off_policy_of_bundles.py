@@ -11,9 +11,9 @@ from toy_serving.logged_acts import sequence, toy_bundle, write
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.off_policy.acts import (
     cross_fitted,
+    estimate_outcome,
     evaluate_bundle,
     evaluate_doubly_robust,
-    judge,
     log_weights,
     logged_for,
     start_features,
@@ -133,26 +133,26 @@ def test_greedy_units_are_left_out(tmp_path, data, behaviour):
     target = bundle(tmp_path, 2)
     log(tmp_path / "log" / "one.parquet", behaviour)
     log(tmp_path / "log" / "two.parquet", behaviour, seed=1, units=50, first=UNITS, greedy=True)
-    value = judge(target, str(tmp_path / "log"), floor=-100)
+    value = estimate_outcome(target, str(tmp_path / "log"), floor=-100)
     assert value.value == evaluate_bundle(target, data)
     assert (value.units, value.greedy_units) == (UNITS, 50)
     with pytest.raises(MarlRayError, match="in every one an agent acted greedily"):
-        judge(target, str(tmp_path / "log" / "two.parquet"), floor=-100)
+        estimate_outcome(target, str(tmp_path / "log" / "two.parquet"), floor=-100)
 
 
 def test_a_bundle_passes_where_its_lower_bound_is_above_the_floor(tmp_path, data, behaviour):
-    low = judge(behaviour, data, floor=0).value.low
-    assert judge(behaviour, data, floor=low - 0.01).gate.passed
-    refused = judge(behaviour, data, floor=low + 0.01).gate
+    low = estimate_outcome(behaviour, data, floor=0).value.low
+    assert estimate_outcome(behaviour, data, floor=low - 0.01).gate.passed
+    refused = estimate_outcome(behaviour, data, floor=low + 0.01).gate
     assert not refused.passed and "lower bound" in refused.reason
-    assert "effective" in judge(behaviour, data, floor=-100, min_effective=UNITS + 1).gate.reason
+    assert "effective" in estimate_outcome(behaviour, data, floor=-100, min_effective=UNITS + 1).gate.reason
 
 
 def test_a_bundle_that_the_log_does_not_cover_is_refused(tmp_path, behaviour):
     """All weights alike, and tiny: the self-normalised estimate is the logged mean, with a small error."""
     always = [sequence(u, "left", float(u % 7), [(0, 0)], [1], [0.0]) for u in range(500)]
     data = write(tmp_path / "x.parquet", always)
-    value, gate = (getattr(judge(behaviour, data, floor=0), name) for name in ("value", "gate"))
+    value, gate = (getattr(estimate_outcome(behaviour, data, floor=0), name) for name in ("value", "gate"))
     assert value.low > 2 and value.effective == pytest.approx(500)
     assert not gate.passed and "does not cover" in gate.reason
 

@@ -11,7 +11,7 @@ from toy_serving.text_gateways import make_text_bundle
 
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.evaluation.off_policy.texts import judge_texts, log_ratios
+from marl_ray.evaluation.off_policy.texts import estimate_text_outcome, log_ratios
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.policies.engines.base import Prompt
@@ -56,7 +56,7 @@ def chance_of_even(bundle: TokenBundle, temperature: float) -> float:
 
 def test_the_estimate_is_what_the_other_bundle_earns(bundles, tmp_path):
     path = serve(bundles[0], 4000, tmp_path / "e.parquet")
-    value = judge_texts(bundles[1], path, floor=0.0)
+    value = estimate_text_outcome(bundles[1], path, floor=0.0)
     truth, logged = chance_of_even(bundles[1], 0.8), chance_of_even(bundles[0], 0.8)
     assert abs(value.logged - logged) < 0.03
     assert abs(truth - logged) > 4 * value.value.error  # else the next two lines say nothing
@@ -67,8 +67,8 @@ def test_the_estimate_is_what_the_other_bundle_earns(bundles, tmp_path):
 
 def test_the_gate_asks_for_the_floor_and_a_bundles_own_texts_have_weight_one(bundles, tmp_path):
     path = serve(bundles[0], 400, tmp_path / "e.parquet")
-    assert not judge_texts(bundles[1], path, floor=1.0).gate.passed
-    report = judge_texts(bundles[0], path, floor=0.0)
+    assert not estimate_text_outcome(bundles[1], path, floor=1.0).gate.passed
+    report = estimate_text_outcome(bundles[0], path, floor=0.0)
     assert report.value.mean_weight == pytest.approx(1, abs=1e-4) and report.value.effective == pytest.approx(
         400, rel=1e-3
     )
@@ -101,9 +101,9 @@ def test_units_of_greedy_or_cut_distributions_are_left_out(bundles, tmp_path):
     policy = bundles[0].policies["lm"]
     row = [PROMPT, [65], [-1.0], 1.0, policy.tokenizer, policy.generation]
     rows = [served_row("a", *row), served_row("b", *row), served_row("b", *row, turn=1, sampled=False)]
-    assert judge_texts(bundles[0], write_served(tmp_path / "e.parquet", rows), floor=0.0).units == 1
+    assert estimate_text_outcome(bundles[0], write_served(tmp_path / "e.parquet", rows), floor=0.0).units == 1
     with pytest.raises(MarlRayError, match="drawn from the whole distribution"):
-        judge_texts(bundles[0], write_served(tmp_path / "e.parquet", rows[2:]), floor=0.0)
+        estimate_text_outcome(bundles[0], write_served(tmp_path / "e.parquet", rows[2:]), floor=0.0)
 
 
 def test_what_does_not_fit_is_named(bundles, tmp_path):
@@ -124,8 +124,8 @@ def test_what_does_not_fit_is_named(bundles, tmp_path):
     for message, change in wrong.items():
         path = write_served(tmp_path / "e.parquet", [good | change])
         with pytest.raises(MarlRayError) as caught:
-            judge_texts(bundles[0], path, floor=0.0)
+            estimate_text_outcome(bundles[0], path, floor=0.0)
         assert message in str(caught.value)
     path = write_served(tmp_path / "e.parquet", [good, good | {"turn": 1, "outcome": 2.0}])
     with pytest.raises(MarlRayError, match="row 1, column outcome: expected the same outcome in all rows of a unit"):
-        judge_texts(bundles[0], path, floor=0.0)
+        estimate_text_outcome(bundles[0], path, floor=0.0)

@@ -23,7 +23,7 @@ from marl_ray.envs.text.tasks import MathTask
 from marl_ray.errors import MarlRayError
 from marl_ray.rewards.judge.ledger import JudgeLedger
 from marl_ray.rewards.judge.llm_judge import LLMJudge
-from marl_ray.rewards.judge.prompt import LONGEST, RUBRIC, TEMPLATE, grade_of, judge_prompt, offline_reply
+from marl_ray.rewards.judge.prompt import MAX_ANSWER_LENGTH, RUBRIC, TEMPLATE, grade_of, judge_prompt, offline_reply
 
 KEY = "sk-secret-0123456789"
 TASK = MathTask("t", "Name the capital of France.", "Paris")
@@ -267,8 +267,8 @@ def test_no_answer_contains_the_mark_that_ends_it(task, reference, answer):
 
 
 def test_a_long_answer_loses_its_middle_and_braces_are_only_text():
-    text = judge_prompt(TEMPLATE, RUBRIC, 10, "t", "", "{scale}" + "x" * 10 * LONGEST + "end")
-    assert len(text) < LONGEST + 2000 and "{scale}xx" in text and "xxend" in text and "(none)" in text
+    text = judge_prompt(TEMPLATE, RUBRIC, 10, "t", "", "{scale}" + "x" * 10 * MAX_ANSWER_LENGTH + "end")
+    assert len(text) < MAX_ANSWER_LENGTH + 2000 and "{scale}xx" in text and "xxend" in text and "(none)" in text
 
 
 def test_an_answer_that_grades_itself_is_only_quoted():

@@ -12,7 +12,7 @@ from marl_ray.cli import main
 from marl_ray.config import EnvConfig
 from marl_ray.envs.registry import check_reward, make_env
 from marl_ray.envs.text.math_tasks import MathTasks
-from marl_ray.envs.text.tasks import GivenProgram, MathTask
+from marl_ray.envs.text.tasks import MathTask, StaticProgramTask
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import REWARD
 from marl_ray.rewards.answers import same_answer
@@ -184,7 +184,7 @@ def test_a_wrong_choice_for_programs_is_one_line(reward, words):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
 def test_programs_are_tested_where_the_environment_has_not():
     tests = tuple(CallTest(f"assert double({number}) == {2 * number}") for number in range(4))
-    task = GivenProgram("t", "Double x.", CodeTask(tests, entry_point="double"))
+    task = StaticProgramTask("t", "Double x.", CodeTask(tests, entry_point="double"))
     assert paid("code_tests", "def double(x): return 2 * x", task) == 1.0
     assert paid({"code_tests": {"correctness": 2.0}}, "def double(x): return 0", task) == 0.5
     assert paid("code_tests", "", task, hidden=0.25) == 0.25

@@ -11,10 +11,10 @@ from marl_ray.config import EnvConfig, NetworkConfig
 from marl_ray.config.random_streams import (
     BLOCK_BITS,
     BLOCK_STEPS,
-    MOST_COPIES,
-    MOST_EPOCHS,
-    MOST_EVALUATION_STEPS,
-    MOST_REFILLS,
+    MAX_COPIES,
+    MAX_EPOCHS,
+    MAX_EVALUATION_STEPS,
+    MAX_REFILLS,
     ORDER_BITS,
 )
 from marl_ray.envs.env_copies import make_batch
@@ -144,12 +144,12 @@ def test_noise_belongs_to_the_copy_and_the_iteration():
 
 
 def test_the_greatest_numbers_of_a_run_have_streams_of_their_own():
-    iterations, copies, attempts = (-1, 0, 1, EVALUATION), (0, 1, MOST_COPIES - 1), (0, 1, MOST_REFILLS)
-    orders = (0, 1, MOST_EPOCHS - 1, DATA_ORDER, TRANSCRIPT_ORDER, (1 << ORDER_BITS) - 1)
+    iterations, copies, attempts = (-1, 0, 1, EVALUATION), (0, 1, MAX_COPIES - 1), (0, 1, MAX_REFILLS)
+    orders = (0, 1, MAX_EPOCHS - 1, DATA_ORDER, TRANSCRIPT_ORDER, (1 << ORDER_BITS) - 1)
     streams = [action_stream(k, attempt, copy) for k in iterations for attempt in attempts for copy in copies]
     streams += [order_stream(k, order) for k in iterations for order in orders]
     assert len({stream % (1 << 64) for stream in streams}) == len(streams)
-    last_block = (MOST_EVALUATION_STEPS - 1) // BLOCK_STEPS
+    last_block = (MAX_EVALUATION_STEPS - 1) // BLOCK_STEPS
     assert last_block < 1 << BLOCK_BITS  # at which the second set of starts begins
 
 

@@ -27,7 +27,7 @@ from marl_ray.runs.naming import load_named, parse_named
 from marl_ray.runs.picture import key_of, label_of, line_of
 from marl_ray.runs.stored import find_run
 from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
-from marl_ray.training.checkpoints.storage import folder_here
+from marl_ray.training.checkpoints.storage import local_stored_folder
 from marl_ray.training.journal.writer import Journal
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.lease import Lease
@@ -183,7 +183,7 @@ def test_training_ends_with_what_shows_a_collapse_and_not_with_a_return_that_did
 def test_a_run_is_not_made_shorter_than_it_is(storage):
     (storage / "other" / "checkpoint_5").mkdir()
     publish(
-        folder_here(storage / "other" / "checkpoint_5"),
+        local_stored_folder(storage / "other" / "checkpoint_5"),
         CheckpointManifest(
             format=FORMAT, run="other", identity="1", iteration=5, steps=160, ranks=1, score=0.0, metrics={}, files={}
         ),

@@ -1,4 +1,4 @@
-"""Schedulers and the plan, with scores from a formula instead of training: what goes on, what stops, who copies whom."""
+"""Schedulers and the plan, with scores from a formula instead of training: what continues, what stops, who copies whom."""
 
 import copy
 import logging
@@ -30,7 +30,7 @@ def config_of(count: int = 8, **keys: Any) -> SweepConfig:
 
 
 class Bench:
-    """Runs a plan with so many slots; a trial's score at s steps is `score(values, s)`."""
+    """Runs a plan with this many slots; a trial's score at s steps is `score(values, s)`."""
 
     def __init__(self, config: SweepConfig, score: Callable[[dict[str, Any], int], float], records: Any = None):
         self.config, self.score = config, score

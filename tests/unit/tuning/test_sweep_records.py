@@ -62,7 +62,7 @@ def test_a_driver_killed_at_any_byte_has_lost_no_change_that_it_had_saved(remote
     records = SweepRecords("s", {"a": 1}, {})
     file = RecordsFile(folder, records)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(records_module, "LEAST_LOG", data.draw(st.sampled_from([0, 600, 10**6])))
+        patch.setattr(records_module, "MIN_LOG_BYTES", data.draw(st.sampled_from([0, 600, 10**6])))
         patch.setattr(files, "PART_BYTES", data.draw(st.sampled_from([1, 300, 10**6])))
         for _ in range(saves):
             file.save(*change(records, rng))

@@ -30,7 +30,7 @@ def folder_at(path: Path, remote: bool) -> Folder:
 
 
 def train(writer: TrialWriter, every: int, dies_after: int | None) -> None:
-    """Play from the trial's checkpoint to the end; killed after so many rows, checkpoints and halves of checkpoints."""
+    """Play from the trial's checkpoint to the end; killed after this many rows, checkpoints and halves of checkpoints."""
     start = int(writer.starts[0].rpartition("-")[2]) if writer.starts else 0
     writer.begun(start)
     remaining = LAST * 4 if dies_after is None else dies_after

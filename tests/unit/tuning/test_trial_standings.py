@@ -1,4 +1,4 @@
-"""The standings of a sweep's trials keep their orders while trials arrive, go on and fail."""
+"""The standings of a sweep's trials keep their orders while trials arrive, continue and fail."""
 
 from collections.abc import Mapping
 

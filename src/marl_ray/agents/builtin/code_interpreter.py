@@ -4,7 +4,7 @@ from marl_ray.agents.tools import cut
 from marl_ray.sandbox import Limits, Status
 from marl_ray.sandbox.client.shared_pool import shared_pool
 
-LEAST_MEMORY = 1 << 26
+MIN_MEMORY = 1 << 26
 
 
 class CodeInterpreter:
@@ -20,8 +20,8 @@ class CodeInterpreter:
         memory_bytes: memory of a program, 256 MiB.
         output_characters: characters of its output that an agent reads, 1000.
         """
-        if not (timeout_s > 0 and memory_bytes >= LEAST_MEMORY and output_characters > 0):
-            raise ValueError(f"expected positive numbers, and at least {LEAST_MEMORY} memory_bytes")
+        if not (timeout_s > 0 and memory_bytes >= MIN_MEMORY and output_characters > 0):
+            raise ValueError(f"expected positive numbers, and at least {MIN_MEMORY} memory_bytes")
         self.timeout_s, self.memory_bytes, self.output_characters = timeout_s, memory_bytes, output_characters
 
     def prepare(self) -> None:

@@ -30,10 +30,10 @@ SERPER = "https://google.serper.dev"
 KEY_VARIABLE = "SERPER_API_KEY"
 ASKED = 10
 """Number of results that a query asks for, however many of them are shown."""
-_MOST_BYTES = 1 << 20
-_LONGEST_QUERY = 2000
+_MAX_BYTES = 1 << 20
+_MAX_QUERY_LENGTH = 2000
 _RETRIED = {408, 425, 429, 500, 502, 503, 504}
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.2, 5.0
 _KEY = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 _LOCAL = {"127.0.0.1", "::1", "localhost"}
 
@@ -103,7 +103,7 @@ class Serper:
         The request is repeated with growing pauses while there is time.
         """
         for attempt in itertools.count():
-            pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt) * random.uniform(0.5, 1.0)
+            pause = min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2**attempt) * random.uniform(0.5, 1.0)
             try:
                 status, body, wait_s = self._post(query, deadline)
             except httpx.RequestError as error:
@@ -128,7 +128,7 @@ class Serper:
             body = bytearray()
             for chunk in response.iter_bytes():
                 body += chunk
-                if len(body) > _MOST_BYTES:
+                if len(body) > _MAX_BYTES:
                     raise ToolError("Search failed: the service's response is too large.")
                 _seconds_until(deadline)
             wait = response.headers.get("retry-after", "")
@@ -236,7 +236,7 @@ class GoogleSearchSerper:
             raise ToolError("The query is empty.")
         # A little earlier than the caller, so that it learns what went wrong.
         soon = deadline - 0.1 * max(0.0, deadline - time.monotonic())
-        return self._ask(query[:_LONGEST_QUERY], soon).text(self.results)
+        return self._ask(query[:_MAX_QUERY_LENGTH], soon).text(self.results)
 
 
 @functools.lru_cache(maxsize=8)

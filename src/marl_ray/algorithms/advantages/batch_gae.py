@@ -16,7 +16,7 @@ def gae_advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor,
 def cost_advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, Tensor]:
     """Return GAE on the batch's costs, with their own critic, discount and lambda; (B, T, K) advantages and returns.
 
-    Costs are the team's, so costs that arise after an agent is done, while others go on, count for its actions too.
+    Costs are the team's, so costs that arise after an agent is done, while others continue, count for its actions too.
     """
     terminated = batch.terminated if batch.over is None else batch.over
     truncated = batch.truncated if batch.over_cut is None else batch.over_cut

@@ -7,12 +7,12 @@ from marl_ray.config import AlgorithmConfig
 from marl_ray.trajectories import Trajectories
 
 
-def overlong_penalty(lengths: Tensor, longest: int, buffer: int, factor: float) -> Tensor:
+def overlong_penalty(lengths: Tensor, max_length: int, buffer: int, factor: float) -> Tensor:
     """Return DAPO's penalty of overlong sequences, (B,): eq. 13 of arXiv 2503.14476.
 
-    It is 0 up to `longest - buffer` decisions, then falls linearly to -factor at `longest` and stays there.
+    It is 0 up to `max_length - buffer` decisions, then falls linearly to -factor at `max_length` and stays there.
     """
-    over = (lengths - (longest - buffer)).clamp(0, buffer)
+    over = (lengths - (max_length - buffer)).clamp(0, buffer)
     return -factor * over / buffer if buffer else torch.zeros_like(lengths, dtype=torch.float32)
 
 

@@ -29,7 +29,7 @@ Case = Literal["unconstrained", "constrained", "recovery"]
 
 VANISHING = 1e-16
 """A gradient whose squared natural norm g'H^-1 g is below this number is only rounding."""
-MOST_CONSTRAINTS = 8
+MAX_CONSTRAINTS = 8
 SLACK = 1e-9
 """Relative rounding allowed when a candidate is checked against the constraints."""
 
@@ -224,8 +224,8 @@ def constrained_step(
     gradients that stop early misjudge lengths, so the last product measures the step, which is shortened if it leaves
     the trust region.
     """
-    if len(violations) > MOST_CONSTRAINTS:
-        raise MarlRayError(f"constraints: expected at most {MOST_CONSTRAINTS}, got {len(violations)}")
+    if len(violations) > MAX_CONSTRAINTS:
+        raise MarlRayError(f"constraints: expected at most {MAX_CONSTRAINTS}, got {len(violations)}")
     with torch.no_grad():
         v = conjugate_gradient(product, gradient, iterations, tolerance)
         directions = torch.stack([v, *(conjugate_gradient(product, b, iterations, tolerance) for b in cost_gradients)])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 LOG_RATIO_LIMIT = 20.0
-"""Greatest log ratio; its exponential overflows neither in float32 nor in bfloat16."""
+"""Maximum log ratio; its exponential overflows neither in float32 nor in bfloat16."""
 GSPO_LIMIT = 10.0
 
 

@@ -106,16 +106,16 @@ def experiment_off_policy(
 
     The exit status is 1 if the bundle should not be exposed.
     """
-    from marl_ray.evaluation.off_policy.acts import judge
+    from marl_ray.evaluation.off_policy.acts import estimate_outcome
     from marl_ray.policies.bundles.actor_critic import Bundle, load_bundle
 
     loaded = load_bundle(bundle, tracking_uri)
     if isinstance(loaded, Bundle):
-        estimate = judge(loaded, data, floor=floor)
+        estimate = estimate_outcome(loaded, data, floor=floor)
     else:
-        from marl_ray.evaluation.off_policy.texts import judge_texts  # transformers takes seconds to import
+        from marl_ray.evaluation.off_policy.texts import estimate_text_outcome  # transformers takes seconds to import
 
-        estimate = judge_texts(loaded, data, floor=floor)
+        estimate = estimate_text_outcome(loaded, data, floor=floor)
     lines = [
         f"{estimate.units} units, logged mean {estimate.logged:.4g}, {estimate.greedy_units} greedy units left out",
         *(

@@ -23,7 +23,7 @@ CPUS = 4
 
 
 def serve_locally(config: Path, timeout_s: float) -> None:
-    """Deploy a Serve config on a Ray of its own, and serve until SIGINT or SIGTERM.
+    """Deploy a Serve config on its own Ray, and serve until SIGINT or SIGTERM.
 
     It prints where it answers. Gateways without `api_keys` get a new key, which is printed; what takes seconds is
     shown on stderr. Raises MarlRayError as `deploy` does, and before Ray starts if the port is taken, or if a bundle,

@@ -1,4 +1,4 @@
-"""`marl-ray runs`: look at the runs of a storage, compare them, go on with one, delete one."""
+"""`marl-ray runs`: list the runs of a storage, compare, resume and delete them."""
 
 import sys
 from collections.abc import Iterator
@@ -75,7 +75,7 @@ def resume(name: RunName, overrides: ResumeOverrides = None, storage: Storage = 
 
     Its config is that of the run's folder. Of a finished run raise `train.total_steps`.
     """
-    from marl_ray.api.training import train_here
+    from marl_ray.api.training import check_and_train
     from marl_ray.cli.training.train import result_lines, warn_of
     from marl_ray.config import RunConfig, parse_config
     from marl_ray.runs.stored import find_run
@@ -89,7 +89,7 @@ def resume(name: RunName, overrides: ResumeOverrides = None, storage: Storage = 
     if config.name != run.name:
         raise MarlRayError(f"name={config.name}: a run is resumed under its name, {run.name}")
     with only_result(as_json):
-        result = train_here(config)
+        result = check_and_train(config)
     show(as_json, result, result_lines(result))
     warn_of(config)
 

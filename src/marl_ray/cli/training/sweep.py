@@ -29,7 +29,7 @@ def sweep(
 
     The same command continues a sweep that was killed.
     """
-    from marl_ray.api.sweeping import sweep_here
+    from marl_ray.api.sweeping import check_and_sweep
     from marl_ray.config.sweep import load_sweep
     from marl_ray.tuning.records import values_line
 
@@ -43,7 +43,7 @@ def sweep(
         show(as_json, plan, [*lines, f"seeds {seeds}; scheduler {plan['scheduler']}; search {plan['search']}"])
         return
     with only_result(as_json):
-        result = sweep_here(loaded, retry)
+        result = check_and_sweep(loaded, retry)
     document = document_of(loaded, result)
     show(as_json, document, sweep_lines(loaded, result, document))
     if result.records.winner is None:

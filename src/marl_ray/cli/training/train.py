@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 def train(config: RunFile, overrides: Overrides = None, dry_run: DryRun = False, as_json: Json = False) -> None:
     """Train a team; the same command continues it.
 
-    It trains on the cluster of RAY_ADDRESS, or on a Ray of its own that ends with the run. For a finished run it prints
+    It trains on the cluster of RAY_ADDRESS, or on its own Ray that ends with the run. For a finished run it prints
     the results and exits with status 0.
     """
-    from marl_ray.api.training import environment_warning, train_here
+    from marl_ray.api.training import check_and_train, environment_warning
     from marl_ray.runs.naming import load_named
 
     run, named_overrides = load_named(config, overrides or ())
@@ -41,7 +41,7 @@ def train(config: RunFile, overrides: Overrides = None, dry_run: DryRun = False,
         show(as_json, run.resolved(), [yaml.safe_dump(run.resolved(), sort_keys=False).rstrip()])
         return
     with only_result(as_json):
-        result = train_here(run)
+        result = check_and_train(run)
     show(as_json, result, result_lines(result))
     warn_of(run)
 
@@ -61,7 +61,7 @@ def result_lines(result: "RunResult") -> Iterator[str]:
 
 
 def warn_of(run: "RunConfig") -> None:
-    """Say what the metrics of a run that has ended show of a collapse.
+    """Warn of a collapse that the metrics of an ended run show.
 
     A return that did not rise yet, without any other sign, is no news after a short run; `runs show` says that too.
     """

@@ -1,4 +1,4 @@
-"""Training runs and sweeps as RayJobs: the config travels in a ConfigMap, each job has a cluster of its own."""
+"""Training runs and sweeps as RayJobs: the config travels in a ConfigMap, each job has its own cluster."""
 
 import contextlib
 import json
@@ -28,11 +28,11 @@ from marl_ray.errors import MarlRayError
 
 WEEK_S = 7 * 24 * 3600.0
 LOG_S = 20.0
-"""Longest time for the rest of a log once its job has ended."""
+"""Maximum time for the rest of a log once its job has ended."""
 OPERATOR_S = 120.0
 """Time beyond the job's own `start_deadline_s`, by which the operator fails a job that does not start, if there is one."""
 PAUSE_S = 1.0
-LONGEST = 40
+MAX_NAME_LENGTH = 40
 """Characters of a cluster's name in the name of a job, which has seven more and must not be longer than 47."""
 SUBMISSION = "marl-ray/submission"
 """Annotation that tells one submission of a name from another."""
@@ -71,7 +71,7 @@ def submit(
 
 def new_job_name(cluster: ClusterConfig) -> str:
     """Return a name for a RayJob on a cluster like this, that no other has."""
-    return f"{cluster.name[:LONGEST].rstrip('-')}-{secrets.token_hex(3)}"
+    return f"{cluster.name[:MAX_NAME_LENGTH].rstrip('-')}-{secrets.token_hex(3)}"
 
 
 def create_job(connection: Connection, cluster: ClusterConfig, config: RunConfig | SweepConfig) -> bool:

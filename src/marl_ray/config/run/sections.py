@@ -66,7 +66,7 @@ class ConstraintConfig(Config):
     """One cost signal of the environment and its budget. The k-th constraint is on the k-th number of `infos["cost"]`."""
 
     budget: NonNegativeFloat
-    """Greatest mean cost of an episode, summed over its agents and not discounted."""
+    """Maximum mean cost of an episode, summed over its agents and not discounted."""
     hard_limit: NonNegativeFloat | None = None
     """Cost that no episode may pass: actions that would are masked, where the environment reports `next_costs`, and the
     remaining share of the limit is added to the observations."""

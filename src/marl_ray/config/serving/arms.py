@@ -8,9 +8,9 @@ from marl_ray.config.base import Config
 from marl_ray.config.run.engines import serving_engine
 from marl_ray.config.run.model import DEFAULT_ENGINE
 
-LEAST = 1e-6
+MIN_WEIGHT = 1e-6
 """Smallest weight and probability: below it floating-point arithmetic says nothing about an experiment."""
-Weight = Annotated[float, Field(ge=0, le=1 / LEAST)]
+Weight = Annotated[float, Field(ge=0, le=1 / MIN_WEIGHT)]
 
 
 def _rising(replicas: int | tuple[int, int]) -> int | tuple[int, int]:

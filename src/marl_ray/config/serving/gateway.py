@@ -16,11 +16,11 @@ from pydantic import (
 
 from marl_ray.config.base import NAME_PATTERN, Config
 from marl_ray.config.run.sections import NAME_FIELD
-from marl_ray.config.serving.arms import LEAST, ArmConfig, Replicas
+from marl_ray.config.serving.arms import MIN_WEIGHT, ArmConfig, Replicas
 from marl_ray.config.serving.measures import Margin, Range, check_measure
 
 Share = Annotated[float, Field(ge=0, le=1)]
-Alpha = Annotated[float, Field(ge=LEAST, lt=0.5)]
+Alpha = Annotated[float, Field(ge=MIN_WEIGHT, lt=0.5)]
 ArmName = Annotated[str, Field(min_length=1, max_length=100)]
 BETTER_BY_DEFAULT: dict[str, Literal["lower", "higher"]] = {
     "outcome": "higher",
@@ -129,7 +129,7 @@ def _attribute(value: Any) -> Any:
 
 
 ATTRIBUTES, ATTRIBUTE_NAME, ATTRIBUTE_LENGTH = 32, 100, 256
-"""Most attributes of a unit, and most characters of a name and of a text."""
+"""Maximum number of attributes of a unit, and maximum number of characters of a name and of a text."""
 AttributeName = Annotated[str, Field(min_length=1, max_length=ATTRIBUTE_NAME)]
 AttributeValue = Annotated[bool | int | float | str, BeforeValidator(_attribute)]
 
@@ -137,7 +137,7 @@ AttributeValue = Annotated[bool | int | float | str, BeforeValidator(_attribute)
 class PopulationConfig(Config):
     """Units that take part; the others get production and are not counted."""
 
-    share: float = Field(default=1.0, ge=LEAST, le=1)
+    share: float = Field(default=1.0, ge=MIN_WEIGHT, le=1)
     """Share of the units (of clusters, with `randomize: cluster`), by a hash of the salt and the unit."""
     attributes: dict[AttributeName, tuple[AttributeValue, ...]] = Field(default={}, max_length=ATTRIBUTES)
     """Name -> values of the requests' `attributes`. A unit takes part whose request has one of the values of every name."""
@@ -264,13 +264,13 @@ class ExperimentConfig(Config):
 
     @model_validator(mode="after")
     def _shares_make_sense(self) -> "ExperimentConfig":
-        if any(0 < arm.weight < LEAST for arm in self.arms.values()):
-            raise ValueError(f"arms: expected weights of 0, or {LEAST:g} at least")
+        if any(0 < arm.weight < MIN_WEIGHT for arm in self.arms.values()):
+            raise ValueError(f"arms: expected weights of 0, or {MIN_WEIGHT:g} at least")
         if not all(name.isprintable() for name in self.arms):
             raise ValueError("arms: expected printable names")
-        if self.stages[0] < LEAST or any(after <= before for before, after in pairwise(self.stages)):
+        if self.stages[0] < MIN_WEIGHT or any(after <= before for before, after in pairwise(self.stages)):
             raise ValueError(
-                f"stages: expected rising shares of {LEAST:g} at least and 1 at most, got {list(self.stages)}"
+                f"stages: expected rising shares of {MIN_WEIGHT:g} at least and 1 at most, got {list(self.stages)}"
             )
         if self.margin == 0:
             raise ValueError("margin: expected a number above 0, or a part of the control's mean as '2%'")
@@ -348,7 +348,7 @@ class GatewayConfig(Config):
     max_batch: PositiveInt = 64
     """Observations of one arm that share one forward pass."""
     max_body_bytes: PositiveInt = 1_000_000
-    """Largest body of a request, in bytes; larger ones are answered with 413."""
+    """Maximum size of a request's body in bytes; larger ones are answered with 413."""
     max_batch_requests: PositiveInt = 256
     """Requests in one `/batch`."""
     request_timeout_s: PositiveFloat = 10.0

@@ -42,7 +42,7 @@ AFTER = {state: (0.2 * (state % 2), 0.5 + state % 2, 1.0) for state in range(STA
 
 
 def begin(algorithm: str, case: GridPoint, rewarded: bool = True, priced: bool = True, **options: Any) -> GameRun:
-    """Return a run of a game in which a cut episode goes on, if the algorithm counts that."""
+    """Return a run of a game in which a cut episode continues, if the algorithm counts that."""
     after = truth.nothing()
     if not (case.ends or whole_episodes(algorithm)):
         after = {state: (reward * rewarded, *(c * priced for c in costs)) for state, (reward, *costs) in AFTER.items()}
@@ -64,12 +64,12 @@ def compare(what: str, measured: float, true: float, tolerance: float) -> Differ
     return f"{what} is {measured:.6g}, the true one {true:.6g}{times}"
 
 
-def parallel(what: str, measured: Tensor, true: Tensor, least: float = 0.9999) -> Difference:
+def parallel(what: str, measured: Tensor, true: Tensor, min_cosine: float = 0.9999) -> Difference:
     """Return the reason why two gradients do not point the same way; None if they do."""
     if not measured.norm():
         return f"{what} is zero, the true one is not"
     cosine = float(measured @ true / (measured.norm() * true.norm()))
-    return None if cosine >= least else f"{what} has cosine {cosine:.4f} with the true one"
+    return None if cosine >= min_cosine else f"{what} has cosine {cosine:.4f} with the true one"
 
 
 @lru_cache(maxsize=16)

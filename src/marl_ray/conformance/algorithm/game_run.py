@@ -250,7 +250,7 @@ class GameRun:
         return metrics
 
     def skip(self) -> None:
-        """Go on to the next iteration without an update."""
+        """Continue to the next iteration without an update."""
         self.iteration += 1
 
     def step(self) -> dict[str, float]:

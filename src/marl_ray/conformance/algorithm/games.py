@@ -18,8 +18,8 @@ STATES = 5
 """0 at the start; 1 and 2 after one step, 3 and 4 after two, by what the agents did."""
 SIGNALS = 2
 POLICIES = ("first", "second")
-MOST = 5
-"""Most agents that decide at once; one more would double the paths."""
+MAX_DECIDERS = 5
+"""Maximum number of agents that decide at once; one more would double the paths."""
 FORCED = np.array([True, False])
 """Action mask of an agent without a choice."""
 
@@ -70,7 +70,7 @@ class GameRules:
 
     def decides(self, agent: int, time: int) -> bool:
         """Return True if the agent has a choice at this step."""
-        return agent < MOST if time == 0 else agent == 0
+        return agent < MAX_DECIDERS if time == 0 else agent == 0
 
     def decisions(self, time: int) -> list[int]:
         """Return the agents that have a choice at this step."""
@@ -97,17 +97,17 @@ class GameRules:
             over,
         )
 
-    def paths(self, most: int = LENGTH) -> Iterator[list[GameStep]]:
-        """Yield every path of at most `most` steps from the start."""
-        yield from self._onward(0, most)
+    def paths(self, max_steps: int = LENGTH) -> Iterator[list[GameStep]]:
+        """Yield every path of at most `max_steps` steps from the start."""
+        yield from self._onward(0, max_steps)
 
-    def _onward(self, state: int, most: int) -> Iterator[list[GameStep]]:
+    def _onward(self, state: int, max_steps: int) -> Iterator[list[GameStep]]:
         time = 0 if state == 0 else 1
         for step in self.steps(state):
-            if step.moved.over or time + 1 == most:
+            if step.moved.over or time + 1 == max_steps:
                 yield [step]
             else:
-                yield from ([step, *tail] for tail in self._onward(step.moved.state, most))
+                yield from ([step, *tail] for tail in self._onward(step.moved.state, max_steps))
 
     def steps(self, state: int) -> Iterator[GameStep]:
         """Yield every joint move in a state."""

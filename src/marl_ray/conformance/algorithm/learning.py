@@ -190,7 +190,7 @@ def divergence_penalty(algorithm: str, case: GridPoint) -> Difference:
         true = game_run.weight_gradient(0, by_logit)
         # `abs` descends the total variation, and k3 the divergence the other way round: not parallel, but downhill.
         problem = parallel(
-            f"{estimator}'s gradient", learner_access.actor_gradient(game_run.learners[0]), true, least=0.5
+            f"{estimator}'s gradient", learner_access.actor_gradient(game_run.learners[0]), true, min_cosine=0.5
         )
         if problem:
             return problem

@@ -3,7 +3,7 @@
 The code is slow, obvious, and has nothing in common with the learner.
 
 `Tables` hold the probabilities of every agent's two actions in every state. A triple is of the reward and of the two
-costs. An episode that is not over at the last step of a path goes on by what `after` says of its last state.
+costs. An episode that is not over at the last step of a path continues by what `after` says of its last state.
 """
 
 import math
@@ -52,10 +52,10 @@ def worth(rules: GameRules, path: Sequence[GameStep], after: After) -> Triple:
     return sums
 
 
-def expected(rules: GameRules, tables: Tables, after: After, most: int = LENGTH) -> Triple:
-    """Return J and J_c from the start over at most `most` steps."""
+def expected(rules: GameRules, tables: Tables, after: After, max_steps: int = LENGTH) -> Triple:
+    """Return J and J_c from the start over at most `max_steps` steps."""
     sums = [0.0] * KINDS
-    for path in rules.paths(most):
+    for path in rules.paths(max_steps):
         p, amounts = probability(rules, tables, path), worth(rules, path, after)
         sums = [total + p * amount for total, amount in zip(sums, amounts, strict=True)]
     return sums
@@ -80,7 +80,7 @@ def gradient(
     tables: Tables,
     kind: int,
     after: After,
-    most: int = LENGTH,
+    max_steps: int = LENGTH,
     weight: Callable[[int], float] = lambda decisions: 1.0,
 ) -> list[list[Triple]]:
     """Return dJ / d logit by agent, state and action, of softmax policies: sum over paths of p (R - J) grad log p.
@@ -88,9 +88,9 @@ def gradient(
     `weight` is the weight that an algorithm gives to a decision of an agent that decided so often on the path. With a
     weight the subtracted J matters, and it is the mean that algorithms subtract.
     """
-    mean = expected(rules, tables, after, most)[kind]
+    mean = expected(rules, tables, after, max_steps)[kind]
     result = [[[0.0, 0.0] for _ in range(STATES)] for _ in range(rules.count)]
-    for path in rules.paths(most):
+    for path in rules.paths(max_steps):
         share = probability(rules, tables, path) * (worth(rules, path, after)[kind] - mean)
         for agent in range(rules.count):
             decisions_of_agent = [step for step in path if rules.decides(agent, time_of(step.state))]

@@ -9,12 +9,12 @@ from marl_ray.conformance.extensions.base import CheckedProperty, checked, loade
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import Benchmark, ModelAnswer, Problem, benchmark
 from marl_ray.evaluation.data_files import ANY, load
-from marl_ray.evaluation.scoring.local_scoring import ScoringJob, make_pool, score_here
+from marl_ray.evaluation.scoring.local_scoring import ScoringJob, make_pool, score_locally
 from marl_ray.evaluation.writing.samples import Sample
 from marl_ray.extensions import BENCHMARK
 from marl_ray.sandbox import Level
 
-MOST = 20
+MAX_PROBLEMS = 20
 """Problems whose answers are scored, the first of the file."""
 
 
@@ -35,8 +35,10 @@ def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
     yield checked("names", "every problem has a text, and an id of its own", lambda: _names(problems))
     yield checked("modes", "problems are judged in the benchmark's modes", lambda: _modes(tested, problems))
     yield checked("workers", "problems can be sent to other processes", lambda: _pickled(problems))
-    yield checked("references", "a reference of every problem passes", lambda: _references(tested, problems[:MOST]))
-    yield checked("empty answers", "an empty answer does not pass", lambda: _empty(tested, problems[:MOST]))
+    yield checked(
+        "references", "a reference of every problem passes", lambda: _references(tested, problems[:MAX_PROBLEMS])
+    )
+    yield checked("empty answers", "an empty answer does not pass", lambda: _empty(tested, problems[:MAX_PROBLEMS]))
 
 
 def _names(problems: Sequence[Problem]) -> str | None:
@@ -88,7 +90,7 @@ def _passed(tested: Benchmark, samples: Sequence[Sample]) -> set[str]:
     workers = len(os.sched_getaffinity(0))
     packages = frozenset[str]().union(*(sample.problem.packages for sample in samples))
     with make_pool(workers, packages, Level.LIMITS) as pool:
-        rows = [row for batch in score_here(pool, jobs, workers) for row in batch]
+        rows = [row for batch in score_locally(pool, jobs, workers) for row in batch]
     if len(rows) != len(jobs):
         raise MarlRayError(f"{len(rows)} verdicts on {len(jobs)} samples")
     return {row["task_id"] for row in rows if all(row[mode]["passed"] for mode in tested.modes if row[mode])}

@@ -15,7 +15,7 @@ from marl_ray.policies.language.token_policy import TokenPolicy, build_token_pol
 
 SEED = 3
 TOLERANCE = 0.02
-"""Greatest difference of a log-probability from the policy's own, in nats."""
+"""Maximum difference of a log-probability from the policy's own, in nats."""
 PROMPTS = [Prompt(tuple(range(40, 41 + 5 * (number // 2))), stream=number) for number in range(6)]
 """Two responses to each of three prompts."""
 

@@ -11,12 +11,12 @@ from marl_ray.config.run.sections import EnvConfig
 from marl_ray.conformance.extensions.base import CheckedProperty, checked
 from marl_ray.envs.batch import BatchStep, EnvBatch
 from marl_ray.envs.env_copies import EnvLoop, make_batch
-from marl_ray.envs.registry import drawn_action, is_text, make_env
+from marl_ray.envs.registry import is_text, make_env, sample_action
 from marl_ray.policies.actor_critic.spaces import row_dtype, row_size, space_to_json
 
 SEED = 7
 EPISODES = 3
-MOST_STEPS = 10_000
+MAX_STEPS = 10_000
 """Steps after which an episode of drawn actions counts as endless."""
 COPIES, BATCH_STEPS = 3, 200
 """Copies of a batch that is compared with the loop, and most steps of each of its episodes."""
@@ -37,7 +37,7 @@ def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
     config = EnvConfig(id=name, kwargs=dict(settings))
     env = make_env(config)
     yield from _standing(env)
-    yield from _played(env, config, EPISODES, MOST_STEPS)
+    yield from _played(env, config, EPISODES, MAX_STEPS)
     yield _closed(env)
 
 
@@ -59,15 +59,15 @@ def _standing(env: Any) -> Iterator[CheckedProperty]:
     yield checked("spaces", "an agent's spaces stay the same, and policies support them", lambda: _spaces(env))
 
 
-def _played(env: Any, config: EnvConfig, count: int, most: int) -> Iterator[CheckedProperty]:
-    """Yield the properties of `count` episodes of at most `most` steps."""
+def _played(env: Any, config: EnvConfig, count: int, max_steps: int) -> Iterator[CheckedProperty]:
+    """Yield the properties of `count` episodes of at most `max_steps` steps."""
     episodes: list[list[SeenStep]] = []
 
     def play() -> str | None:
         for number in range(count):
-            episodes.append(_episode(env, SEED + number, most))
-            if len(episodes[-1]) > MOST_STEPS:
-                return f"an episode of drawn actions is not over after {MOST_STEPS} steps"
+            episodes.append(_episode(env, SEED + number, max_steps))
+            if len(episodes[-1]) > MAX_STEPS:
+                return f"an episode of drawn actions is not over after {MAX_STEPS} steps"
         return None
 
     played = checked("episodes", "a reset begins an episode, steps end it, and another may begin", play)
@@ -78,7 +78,9 @@ def _played(env: Any, config: EnvConfig, count: int, most: int) -> Iterator[Chec
     yield checked("observations", "every observation is in its agent's space", lambda: _observations(env, steps))
     yield checked("rewards", "every reward and cost is a finite number", lambda: _numbers(steps))
     yield checked(
-        "seeds", "another copy with the same seed and actions gives the same", lambda: _seeds(config, episodes[0], most)
+        "seeds",
+        "another copy with the same seed and actions gives the same",
+        lambda: _seeds(config, episodes[0], max_steps),
     )
     if not is_text(env) and callable(getattr(env, "batch", None)):
         signals = max(
@@ -87,7 +89,7 @@ def _played(env: Any, config: EnvConfig, count: int, most: int) -> Iterator[Chec
         yield checked(
             "batch",
             "its batch gives what reset and step give",
-            lambda: _batch(config, list(env.possible_agents), signals, min(most, BATCH_STEPS)),
+            lambda: _batch(config, list(env.possible_agents), signals, min(max_steps, BATCH_STEPS)),
         )
 
 
@@ -121,23 +123,27 @@ def _spaces(env: Any) -> str | None:
     return None
 
 
-def _episode(env: Any, seed: int, most: int) -> list[SeenStep]:
-    """Play an episode of drawn actions, or its first `most` steps; returns its steps, the reset first."""
+def _episode(env: Any, seed: int, max_steps: int) -> list[SeenStep]:
+    """Play an episode of drawn actions, or its first `max_steps` steps; returns its steps, the reset first."""
     # Asked for once: an environment may make a new space, without a seed, at every call.
     spaces = {agent: env.action_space(agent) for agent in env.possible_agents}
     for space in spaces.values():
         space.seed(seed)
-    return _episode_of_texts(env, spaces, seed, most) if is_text(env) else _parallel_episode(env, spaces, seed, most)
+    return (
+        _episode_of_texts(env, spaces, seed, max_steps)
+        if is_text(env)
+        else _parallel_episode(env, spaces, seed, max_steps)
+    )
 
 
-def _parallel_episode(env: Any, spaces: Mapping[str, Any], seed: int, most: int) -> list[SeenStep]:
+def _parallel_episode(env: Any, spaces: Mapping[str, Any], seed: int, max_steps: int) -> list[SeenStep]:
     observations, infos = env.reset(seed=seed)
     if set(observations) != set(env.agents):
         raise ValueError(f"reset returned observations of {sorted(observations)} and has agents {sorted(env.agents)}")
     steps = [SeenStep(observations, {}, infos)]
-    while env.agents and len(steps) <= most:
+    while env.agents and len(steps) <= max_steps:
         agents = list(env.agents)
-        actions = {agent: drawn_action(spaces[agent], infos.get(agent, {}).get("action_mask")) for agent in agents}
+        actions = {agent: sample_action(spaces[agent], infos.get(agent, {}).get("action_mask")) for agent in agents}
         observations, rewards, terminated, truncated, infos = env.step(actions)
         for part, values in {"rewards": rewards, "terminations": terminated, "truncations": truncated}.items():
             if missing := set(agents) - set(values):
@@ -149,10 +155,10 @@ def _parallel_episode(env: Any, spaces: Mapping[str, Any], seed: int, most: int)
     return steps
 
 
-def _episode_of_texts(env: Any, spaces: Mapping[str, Any], seed: int, most: int) -> list[SeenStep]:
+def _episode_of_texts(env: Any, spaces: Mapping[str, Any], seed: int, max_steps: int) -> list[SeenStep]:
     env.reset(seed=seed)
     steps: list[SeenStep] = []
-    while env.agents and len(steps) <= most:
+    while env.agents and len(steps) <= max_steps:
         agent = env.agent_selection
         observation, _, terminated, truncated, _ = env.last()
         steps.append(SeenStep({agent: observation}, dict(env.rewards), {a: dict(i) for a, i in env.infos.items()}))
@@ -181,9 +187,9 @@ def _numbers(steps: Sequence[SeenStep]) -> str | None:
     return None
 
 
-def _seeds(config: EnvConfig, first: Sequence[SeenStep], most: int) -> str | None:
+def _seeds(config: EnvConfig, first: Sequence[SeenStep], max_steps: int) -> str | None:
     with closing(make_env(config)) as env:
-        again = _episode(env, SEED, most)
+        again = _episode(env, SEED, max_steps)
     for number, (step, repeated) in enumerate(zip(first, again, strict=False)):
         for part in ("observations", "rewards"):
             if not _same(getattr(step, part), getattr(repeated, part)):
@@ -191,7 +197,7 @@ def _seeds(config: EnvConfig, first: Sequence[SeenStep], most: int) -> str | Non
     return None if len(first) == len(again) else f"episodes of {len(first)} and {len(again)} steps from one seed"
 
 
-def _batch(config: EnvConfig, agents: Sequence[str], signals: int, most: int) -> str | None:
+def _batch(config: EnvConfig, agents: Sequence[str], signals: int, max_steps: int) -> str | None:
     """Play episodes of drawn actions by the environment's own batch and by the loop over single ones.
 
     They are played with a policy for each agent, and with one for all agents of the same spaces, the last
@@ -207,14 +213,14 @@ def _batch(config: EnvConfig, agents: Sequence[str], signals: int, most: int) ->
             closing(make_batch(config, COPIES, groups, signals)) as batch,
             closing(EnvLoop(config, COPIES, groups, signals)) as loop,
         ):
-            difference = _difference(batch, loop, most)
+            difference = _difference(batch, loop, max_steps)
         if difference is not None:
             shared = max(groups, key=len)
             return difference if groups is single else f"{difference}, where one policy plays {', '.join(shared)}"
     return None
 
 
-def _difference(tested: EnvBatch, loop: EnvLoop, most: int) -> str | None:
+def _difference(tested: EnvBatch, loop: EnvLoop, max_steps: int) -> str | None:
     """Return what differs between a batch and the loop in EPISODES episodes of drawn actions; None if nothing does."""
     batches = tested, loop
     spaces = [loop.envs[0].observation_space(group[0]) for group in loop.groups]
@@ -224,7 +230,7 @@ def _difference(tested: EnvBatch, loop: EnvLoop, most: int) -> str | None:
         for batch in batches:
             for copy in range(COPIES):
                 batch.reset(copy, SEED + number * COPIES + copy)
-        for step in range(most):
+        for step in range(max_steps):
             rows = [
                 [np.zeros(shape, row_dtype(space)) for shape, space in zip(shapes, spaces, strict=True)]
                 for _ in batches
@@ -253,7 +259,7 @@ def _drawn_actions(loop: EnvLoop, rng: np.random.Generator) -> list[np.ndarray]:
         space = loop.envs[0].action_space(group[0])
         space.seed(int(rng.integers(2**31)))
         allowed = np.full((COPIES, len(group)), None) if masks is None else masks
-        actions.append(np.array([[drawn_action(space, mask) for mask in of_copy] for of_copy in allowed]))
+        actions.append(np.array([[sample_action(space, mask) for mask in of_copy] for of_copy in allowed]))
     return actions
 
 

@@ -5,12 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from marl_ray.conformance.extensions.base import CheckedProperty, checked
-from marl_ray.envs.text.tasks import GivenProgram, MathTask
+from marl_ray.envs.text.tasks import MathTask, StaticProgramTask
 from marl_ray.rewards.code import CallTest, CodeTask
 from marl_ray.rewards.reward_protocol import NamedReward, make_reward
 
 QUESTION = MathTask("1", "What is 7 times 8?", "56", "7 times 8 is 56")
-PROGRAM = GivenProgram(
+PROGRAM = StaticProgramTask(
     "1",
     "Write double(x), which returns two times x.",
     CodeTask(

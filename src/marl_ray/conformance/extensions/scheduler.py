@@ -17,7 +17,7 @@ from marl_ray.tuning.search.schedulers import Exploit, make_scheduler
 TOTAL = 100_000
 """Environment steps of a trial."""
 TRIALS = 8
-MOST_LEGS = 1000
+MAX_LEGS = 1000
 """Legs after which a sweep of eight trials counts as endless."""
 
 
@@ -52,14 +52,14 @@ def _refusal(name: str, settings: Mapping[str, Any]) -> str | None:
 
 def _stops(config: SweepConfig) -> str | None:
     scheduler, steps = make_scheduler(config, TOTAL), 0
-    for _ in range(MOST_LEGS):
+    for _ in range(MAX_LEGS):
         stop = scheduler.next_stop(steps)
         if stop is None:
             return None
         if not steps < stop < TOTAL:
             return f"next_stop({steps}) is {stop}, expected more, and less than {TOTAL}"
         steps = stop
-    return f"more than {MOST_LEGS} decision points in {TOTAL} steps"
+    return f"more than {MAX_LEGS} decision points in {TOTAL} steps"
 
 
 def _verdicts(config: SweepConfig) -> str | None:
@@ -90,7 +90,7 @@ def _ends(config: SweepConfig) -> str | None:
     for slots in (1, 2, TRIALS):
         plan = _plan(config)
         if not _play(plan, slots):
-            return f"{slots} at a time: the sweep is not over after {MOST_LEGS} legs"
+            return f"{slots} at a time: the sweep is not over after {MAX_LEGS} legs"
         if waiting := [record.number for record in plan.records.trials if record.state != "ended"]:
             return f"{slots} at a time: trials {waiting} wait for ever"
         if not any(record.status == "finished" for record in plan.records.trials):
@@ -103,7 +103,7 @@ def _memory(config: SweepConfig) -> str | None:
     straight = _plan(config)
     _play(straight, 1)
     records = _plan(config).records
-    for _ in range(MOST_LEGS):
+    for _ in range(MAX_LEGS):
         if not _play(_plan(config, records), 1, 1):
             continue
         break
@@ -120,8 +120,8 @@ def _plan(config: SweepConfig, records: SweepRecords | None = None) -> SweepPlan
     return SweepPlan(config, records, exploit, lambda values: None, lambda ended: None)
 
 
-def _play(plan: SweepPlan, slots: int, legs: int = MOST_LEGS) -> bool:
-    """Run so many legs, `slots` at a time; return True if the sweep is over.
+def _play(plan: SweepPlan, slots: int, legs: int = MAX_LEGS) -> bool:
+    """Run this many legs, `slots` at a time; return True if the sweep is over.
 
     Each leg has a score that grows with the learning rate.
     """

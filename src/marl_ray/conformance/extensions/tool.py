@@ -16,8 +16,8 @@ DEADLINE_S = 20.0
 VARIANTS = 3
 """Calls with drawn arguments."""
 THREADS = 8
-LONGEST = 200
-"""Most characters of a description, which every prompt repeats."""
+MAX_DESCRIPTION_LENGTH = 200
+"""Maximum number of characters of a description, which every prompt repeats."""
 
 
 def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
@@ -60,7 +60,11 @@ def _result(tool: Tool, arguments: Mapping[str, Any]) -> str:
 
 def _description(tool: Tool) -> str | None:
     length = len(tool.description)
-    return f"it has {length} characters, expected at most {LONGEST}" if length > LONGEST else None
+    return (
+        f"it has {length} characters, expected at most {MAX_DESCRIPTION_LENGTH}"
+        if length > MAX_DESCRIPTION_LENGTH
+        else None
+    )
 
 
 def _unknown(tool: Tool, arguments: Mapping[str, Any]) -> str | None:

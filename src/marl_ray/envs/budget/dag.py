@@ -30,7 +30,7 @@ class Effort(NamedTuple):
 EFFORTS = (Effort(1, 0.6), Effort(3, 0.8), Effort(10, 0.95))
 
 _COSTS = np.array([effort.cost for effort in EFFORTS], np.float32)
-_LEAST, _MOST = min(effort.cost for effort in EFFORTS), max(effort.cost for effort in EFFORTS)
+_MIN_COST, _MAX_COST = min(effort.cost for effort in EFFORTS), max(effort.cost for effort in EFFORTS)
 _ALL = np.ones(len(EFFORTS), np.int8)
 _NOTHING = np.eye(len(EFFORTS), dtype=np.int8)[0]
 
@@ -71,7 +71,7 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         self.possible_agents = [f"worker_{i}" for i in range(workers)]
         self.agents: list[str] = []
         low, high = np.zeros(TASKS + 2, np.float32), np.ones(TASKS + 2, np.float32)
-        low[-1] = min(0.0, self._share_left(TASKS * _MOST))
+        low[-1] = min(0.0, self._share_left(TASKS * _MAX_COST))
         size = TASKS + 1 + observe_budget
         # PettingZoo wants the same space object at every call.
         self._observation_spaces = {
@@ -156,7 +156,7 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
     def _infos(self, costs: dict[str, float]) -> dict[str, dict[str, Any]]:
         """Return the infos of all agents; every array is the receiver's own."""
         worker = self._worker()
-        rest = (TASKS - self._task - 1) * _LEAST
+        rest = (TASKS - self._task - 1) * _MIN_COST
         infos: dict[str, dict[str, Any]] = {}
         for agent, cost in costs.items():
             acts = agent == worker
@@ -200,7 +200,7 @@ def best_capped_reward(limit: float) -> float:
         rewards = (
             e.success + value(tasks - 1, remaining - e.cost)
             for e in EFFORTS
-            if e.cost + (tasks - 1) * _LEAST <= remaining
+            if e.cost + (tasks - 1) * _MIN_COST <= remaining
         )
         return max(rewards)
 
@@ -218,5 +218,5 @@ def best_constant_reward(budget: float) -> float:
 
 
 def _check(budget: float) -> None:
-    if not budget >= TASKS * _LEAST:
-        raise MarlRayError(f"budget: {budget} is less than {TASKS * _LEAST}, the cost of the cheapest plan")
+    if not budget >= TASKS * _MIN_COST:
+        raise MarlRayError(f"budget: {budget} is less than {TASKS * _MIN_COST}, the cost of the cheapest plan")

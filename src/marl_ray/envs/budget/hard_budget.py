@@ -32,7 +32,7 @@ class HardBudget(BaseParallelWrapper[str, Any, Any]):  # type: ignore[misc]  # P
       Agents without it are taken to cost nothing.
     - `least_cost_to_go`: same shapes: the agent's share of the least that the rest of the episode costs after each
       action, zero when absent. Over the living agents the shares must sum to enough for the whole team. With several
-      signals, rows must be the costs of one way to go on, not the least of each signal by itself.
+      signals, rows must be the costs of one way to continue, not the least of each signal by itself.
     - `action_mask`: (actions,), what the environment itself allows; all if absent.
 
     Written: `action_mask`, int8, without the actions that are not affordable. An action outside the mask is replaced by

@@ -19,10 +19,10 @@ from marl_ray.rewards.reward_protocol import ChosenReward, make_reward
 COSTS = ("tokens", "calls", "seconds")
 """The costs that may have a budget: UTF-8 bytes of the answer (a caller that knows its tokens may count those instead),
 runs of tools, and the seconds that these took."""
-LONGEST = 1 << 24
+MAX_TEXT_LENGTH = 1 << 24
 _SAMPLE = 64
-_MOST_TURNS = 100
-"""Most turns of the episode in which a reward is checked."""
+_MAX_TURNS = 100
+"""Maximum number of turns of the episode in which a reward is checked."""
 _PRINTABLE = "".join(map(chr, range(32, 127))) + "\n"
 
 
@@ -33,7 +33,7 @@ class AnyText(spaces.Text):
     """
 
     def __init__(self) -> None:
-        super().__init__(LONGEST, min_length=0, charset=_PRINTABLE)
+        super().__init__(MAX_TEXT_LENGTH, min_length=0, charset=_PRINTABLE)
 
     def contains(self, x: Any) -> bool:
         return isinstance(x, str) and len(x) <= self.max_length
@@ -231,7 +231,7 @@ class TextEnv(AECEnv[str, str, str], ABC):  # type: ignore[misc]  # PettingZoo h
             return
         self._strict = True
         self.reset(seed=0)
-        for _ in range(_MOST_TURNS):
+        for _ in range(_MAX_TURNS):
             if any(self.terminations.values()):
                 break
             self.step(self.action_space(self.agent_selection).sample())

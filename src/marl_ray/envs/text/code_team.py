@@ -41,7 +41,7 @@ class CodeTeam(TextEnv):
     data: a file of tasks (see `marl_ray.envs.text.tasks`); by default tasks are made (`marl_ray.envs.text.synthetic`).
     test_data: a file of held-out tasks.
     held_out: the share of `data` that is held out where `test_data` is not given, 0.1.
-    levels: the levels of made tasks, 1 and 2.
+    levels: the levels of synthetic tasks, 1 and 2.
     count: most made training tasks, 1000.
     turns: most programs of an episode, 2.
     reviewer: False leaves the generator alone with the results. True by default.
@@ -134,9 +134,8 @@ class CodeTeam(TextEnv):
         """Return all turns of `count` episodes of the training tasks in the order that `seed` gives, played by experts.
 
         The generator writes the reference. In the share `mistakes` where there are turns to repair it, the reference with
-        one token changed, so that a public test fails, goes on in its place; the reviewer says which; the generator repairs
-        it. Nobody is shown to make the mistake.
-        Raises MarlRayError for a task whose reference is missing or fails.
+        one token changed, so that a public test fails, continues in its place; the reviewer says which; the generator
+        repairs it. Nobody is shown to make the mistake. Raises MarlRayError for a task whose reference is missing or fails.
         """
         with ThreadPoolExecutor(_THREADS) as threads:
             episodes = list(threads.map(partial(self._demonstrate, seed), range(count)))

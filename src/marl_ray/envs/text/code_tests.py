@@ -13,10 +13,10 @@ from marl_ray.rewards.code import CallTest, CodeTask, StdioTest, Test, run_tests
 from marl_ray.sandbox import Judgement, Limits, Pool, Status
 from marl_ray.sandbox.in_place import looks_at_arguments
 
-LONGEST_REPORT = 200
+MAX_REPORT_LENGTH = 200
 NO_CODE, NO_TESTS = "no code", "no tests"
 PASSED = "passed"
-_LONGEST_VALUE = 80
+_MAX_VALUE_LENGTH = 80
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """The address in the text of a generator, which would change a prompt from run to run."""
 _MARK = secrets.token_hex(16)
@@ -55,7 +55,9 @@ def check(pool: Pool, code: str, task: CodeTask, limits: Limits) -> ProgramScore
             report = f"fails ({verdict}): {prompt_text(test)}"
             break
     share, score = (results.verdicts.count(PASSED) / max(len(results.verdicts), 1) for results in (public, hidden))
-    return ProgramScore(share, score, report[:LONGEST_REPORT], public.runs + hidden.runs, public.cpu_s + hidden.cpu_s)
+    return ProgramScore(
+        share, score, report[:MAX_REPORT_LENGTH], public.runs + hidden.runs, public.cpu_s + hidden.cpu_s
+    )
 
 
 class _Ran(NamedTuple):
@@ -146,7 +148,7 @@ def _main(public, hidden, calls):
     error, value = errors[failed] if failed >= 0 else "", ""
     if error == "AssertionError" and calls[failed]:
         try:
-            value = repr(eval(calls[failed], dict(names)))[:{_LONGEST_VALUE}]
+            value = repr(eval(calls[failed], dict(names)))[:{_MAX_VALUE_LENGTH}]
         except Exception as raised:
             error = type(raised).__name__
     passed = errors.count(None), [*map(run, hidden)].count(None)
@@ -167,7 +169,7 @@ def _report(judged: Judgement) -> tuple[int, int, int, str, str] | None:
 
 
 def _failure(source: str, error: str, value: str) -> str:
-    """Say why a public test failed: `f(2)=7 not 8`, `f(2): IndexError`, or the test as it stands."""
+    """Explain why a public test failed: `f(2)=7 not 8`, `f(2): IndexError`, or the test as it stands."""
     call, expected = equality(source)
     if call and error == "AssertionError":
         return _cut(f"{call}={value} not {expected}")
@@ -190,4 +192,4 @@ def equality(source: str) -> tuple[str, str]:
 
 
 def _cut(text: str) -> str:
-    return " ".join(text.split())[:LONGEST_REPORT]
+    return " ".join(text.split())[:MAX_REPORT_LENGTH]

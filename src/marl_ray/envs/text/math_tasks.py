@@ -20,7 +20,7 @@ class MathTasks(TextEnv):
     data: a file of tasks (see `marl_ray.envs.text.tasks`); by default tasks of arithmetic are made.
     test_data: a file of held-out tasks.
     held_out: the share of `data` that is held out where `test_data` is not given, 0.1.
-    levels: the levels of made tasks, 1 and 2.
+    levels: the levels of synthetic tasks, 1 and 2.
     count: most made training tasks, 2000.
     prompt: what the agent reads, with {task}.
     tolerance: relative, of answers that are no whole numbers.

@@ -20,7 +20,7 @@ from marl_ray.rewards.code import CallTest, CodeTask
 
 HELD_OUT = 0.125
 """Share of all tasks that are held out."""
-MOST_HELD_OUT = 256
+MAX_HELD_OUT = 256
 ENTRY_POINT = "f"
 PUBLIC, HIDDEN = 3, 8
 _VAIN = 2000
@@ -48,7 +48,7 @@ def programs(count: int, levels: tuple[int, ...], split: str, seed: int = 0) -> 
     numbers, one after the other. ValueError for a level that is none of these.
     """
     return tuple(
-        MadeProgram(prompt, kind, body, level)
+        SyntheticProgramTask(prompt, kind, body, level)
         for level, (prompt, kind, body) in _distinct(count, levels, split, seed, _function, 4)
     )
 
@@ -71,7 +71,7 @@ def _distinct(
     if wrong or not levels:
         raise ValueError(f"levels: {wrong[0] if wrong else 'none'}, expected some of 1 to {hardest}")
     held_out = split == "test"
-    share = -(-(min(count, MOST_HELD_OUT) if held_out else count) // len(levels))
+    share = -(-(min(count, MAX_HELD_OUT) if held_out else count) // len(levels))
     for level in levels:
         source, seen, vain = random.Random(f"{seed} {split} {level}"), set[str](), 0
         while len(seen) < share and vain < _VAIN:
@@ -233,7 +233,7 @@ def _filled(source: random.Random, family: TaskFamily) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class MadeProgram:
+class SyntheticProgramTask:
     """A function to write, whose tests are made when they are needed."""
 
     prompt: str

@@ -25,13 +25,13 @@ from marl_ray.errors import MarlRayError
 from marl_ray.rewards.code import CallTest, CodeTask, StdioTest
 
 
-class Strict(BaseModel):
+class StrictRecord(BaseModel):
     """Our own formats have no unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class MathRecord(Strict):
+class MathRecord(StrictRecord):
     """A line of a file of mathematics."""
 
     prompt: str = Field(min_length=1)
@@ -42,14 +42,14 @@ class MathRecord(Strict):
     level: float = 0.0
 
 
-class InputOutput(Strict):
+class InputOutput(StrictRecord):
     """The input and the expected output of a program."""
 
     stdin: str
     stdout: str
 
 
-class CodeRecord(Strict):
+class CodeRecord(StrictRecord):
     """A line of a file of code."""
 
     task_id: str = ""
@@ -83,7 +83,7 @@ class ProgramTask(Task, Protocol):
 
 
 @dataclass(frozen=True)
-class GivenProgram:
+class StaticProgramTask:
     """A programming task from a file."""
 
     task_id: str
@@ -114,7 +114,7 @@ def read_code(path: str) -> tuple[ProgramTask, ...]:
     """Read the programming tasks of a file, once per process; raises MarlRayError as `read_math` does."""
 
     def make(task_id: str, record: CodeRecord, where: str) -> ProgramTask:
-        return GivenProgram(task_id, record.prompt, code_task(record, where), record.level)
+        return StaticProgramTask(task_id, record.prompt, code_task(record, where), record.level)
 
     return _unique(path, rows(path, read_bytes(path)), CodeRecord, make)
 

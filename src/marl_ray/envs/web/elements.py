@@ -41,7 +41,7 @@ class PageRow:
 
 
 def row_size(slots: int) -> int:
-    """Return how many numbers the row of a page with so many elements has."""
+    """Return how many numbers the row of a page with this many elements has."""
     return slots * _FEATURES + _WORDS + 2
 
 

@@ -30,10 +30,10 @@ ENDINGS = (
 )
 """Ends of an episode, `infos[agent]["ending"]`: by the agent; by the page; by the four limits; because the page or the
 browser broke, or hung; because a site or a judge did not answer what scoring asks of it."""
-MOST_PAGES = 10
-"""Opening and scoring a task, which may load several pages, have the time of so many steps."""
+MAX_PAGES = 10
+"""Opening and scoring a task, which may load several pages, have the time of this many steps."""
 _LOOKS = 5
-_LONGEST_ADDRESS = 1000
+_MAX_ADDRESS_LENGTH = 1000
 """Characters of an address that a prompt shows: a page may make its own as long as it likes."""
 _LEFT = "Execution context was destroyed", "has been closed"
 """Words of Playwright's errors where a page leaves for another one, or its tab closes, during a call."""
@@ -92,7 +92,7 @@ class BrowserEnv(TextEnv):
         """Return the score of the episode, once the agent has stopped or a limit is reached. Raises BrowserError."""
 
     async def page_score(self, session: BrowserSession) -> float | None:
-        """Return the score if the page itself has ended the episode, after every action; None while it goes on."""
+        """Return the score if the page itself has ended the episode, after every action; None while it continues."""
         return None
 
     def keeps(self, session: BrowserSession) -> bool:
@@ -133,7 +133,7 @@ class BrowserEnv(TextEnv):
                 session.begin_again()
             if self.recording is not None:
                 self.recording.begin(session)
-            note = self._attempt(session, self.open_task(session), "opening the task", MOST_PAGES)
+            note = self._attempt(session, self.open_task(session), "opening the task", MAX_PAGES)
             self._look(session)
         except BrowserError as error:
             note = str(error)
@@ -142,7 +142,7 @@ class BrowserEnv(TextEnv):
         self._ask(note)
 
     def act(self, agent: str, text: str) -> None:
-        """Read an action from the agent's text, do it, and go on with the next prompt or end the episode.
+        """Read an action from the agent's text, do it, and continue with the next prompt or end the episode.
 
         The first of these ends it: the agent's `stop`; the page's own score (`page_score`), which then counts; a limit. In
         the first and the last case the pages are scored as the agent left them. An action that cannot be read or done is no
@@ -178,7 +178,7 @@ class BrowserEnv(TextEnv):
                     ending, score = "page_ended", ended
             ending = ending or self._limit()
             if ending and ending != "page_ended":
-                score = session.call(self.score(session, answer), "scoring", MOST_PAGES)
+                score = session.call(self.score(session, answer), "scoring", MAX_PAGES)
             elif not ending:
                 self._look(session)
         except PageError as error:
@@ -281,7 +281,7 @@ class BrowserEnv(TextEnv):
         if session is not None and session.dialogs:
             parts.append("Dialogs that were dismissed: " + "; ".join(session.dialogs) + "\n")
         page = page_text(self.view.text, self.options.observation_limit)
-        address = session.url[:_LONGEST_ADDRESS] if session is not None else ""
+        address = session.url[:_MAX_ADDRESS_LENGTH] if session is not None else ""
         parts.append(f"({self.steps_left} actions left)\nAddress: {address}\nPage:\n{page}\nAction: ")
         self.ask(self.possible_agents[0], with_bases("".join(parts), self._shown))
 

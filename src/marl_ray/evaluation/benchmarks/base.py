@@ -64,7 +64,7 @@ class Problem(ABC):
 
     @property
     def runs(self) -> float:
-        """Largest number of time limits that one mode takes."""
+        """Maximum number of time limits that one mode takes."""
         return 1.0
 
     @property

@@ -32,8 +32,8 @@ from marl_ray.rewards.code import CallTest, CodeTask
 from marl_ray.sandbox import Limits, Pool, Status
 from marl_ray.sandbox.limits import WALL_FACTOR
 
-LEAST_S, FACTOR, TASK_S = 1.0, 4.0, 60.0
-"""Least seconds of an input, multiple of the reference's seconds, and most seconds of all base or all plus inputs."""
+MIN_S, FACTOR, TASK_S = 1.0, 4.0, 60.0
+"""Minimum seconds of an input, multiple of the reference's seconds, and most seconds of all base or all plus inputs."""
 REFERENCE_S = 60.0
 MEMORY_BYTES = 4 << 30
 OUTPUT_BYTES = 256 << 20
@@ -148,7 +148,7 @@ def _expected(pool: Pool, task_id: str, part: str, reference: str, name: str, in
         last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
         raise MarlRayError(f"{task_id}: its reference fails on its {part} inputs here ({last or done.status})")
     text, seconds = json.loads(done.stdout)
-    return ReferenceOutputs(text, tuple(max(LEAST_S, FACTOR * second) for second in seconds))
+    return ReferenceOutputs(text, tuple(max(MIN_S, FACTOR * second) for second in seconds))
 
 
 @cache

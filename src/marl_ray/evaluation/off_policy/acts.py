@@ -25,13 +25,13 @@ FOLDS = 5
 """Number of parts across which the model of the doubly robust estimate is fitted."""
 RIDGE = 1.0
 """Penalty on the squared coefficients, for features of variance one and weights of mean one."""
-MOST_FEATURES = 256
-"""Most features of a unit's start; wider starts are projected onto this many random directions."""
+MAX_FEATURES = 256
+"""Maximum number of features of a unit's start; wider starts are projected onto this many random directions."""
 
-MOST_CODED = 64
-"""Most categories of an entry that is one-hot; an entry with more counts as a number."""
-MOST_ERRORS, ROUNDING = 3.0, 0.01
-"""Largest distance of the mean weight from 1, in its standard errors, and the tolerance for float32 log-probabilities."""
+MAX_CODES = 64
+"""Maximum number of categories of an entry that is one-hot; an entry with more counts as a number."""
+MAX_ERRORS, ROUNDING = 3.0, 0.01
+"""Maximum distance of the mean weight from 1, in its standard errors, and the tolerance for float32 log-probabilities."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class OffPolicyEstimate:
     gate: ExposureGate
 
 
-def judge(
+def estimate_outcome(
     bundle: Bundle, path: str, *, floor: float, min_effective: float = 100.0, alpha: float = 0.05
 ) -> OffPolicyEstimate:
     """Estimate a bundle's mean outcome from exported decisions (file, folder or URI) and compare it with `floor`.
@@ -64,10 +64,10 @@ def judge(
     logged = logged_for(bundle, path)
     value = evaluate_bundle(bundle, logged, alpha)
     robust = evaluate_doubly_robust(bundle, logged, alpha)
-    return judged(value, robust, logged.outcomes, ~greedy_units(logged), floor, min_effective)
+    return combined_estimate(value, robust, logged.outcomes, ~greedy_units(logged), floor, min_effective)
 
 
-def judged(
+def combined_estimate(
     value: PolicyValue, robust: PolicyValue, outcomes: np.ndarray, used: np.ndarray, floor: float, min_effective: float
 ) -> OffPolicyEstimate:
     """Combine two estimates on the units `used`, (units,) bool, into one result."""
@@ -84,7 +84,7 @@ def _gate(value: PolicyValue, units: int, floor: float, min_effective: float) ->
     effective - 1 / n).
     """
     spread = max(0.0, 1 / max(value.effective, 1.0) - 1 / units)
-    if not abs(value.mean_weight - 1) <= MOST_ERRORS * value.mean_weight * math.sqrt(spread) + ROUNDING:
+    if not abs(value.mean_weight - 1) <= MAX_ERRORS * value.mean_weight * math.sqrt(spread) + ROUNDING:
         reason = f"mean importance weight {value.mean_weight:.3g}, must be about 1: the log does not cover this bundle"
         return ExposureGate(False, reason)
     return gate(value, floor=floor, min_effective=min_effective)
@@ -166,7 +166,7 @@ def _used(logged: LoggedUnits) -> np.ndarray:
 
 
 def start_features(bundle: Bundle, logged: LoggedUnits) -> np.ndarray:
-    """Return the first observations of all agents side by side, (units, at most MOST_FEATURES).
+    """Return the first observations of all agents side by side, (units, at most MAX_FEATURES).
 
     Entries with few categories are one-hot.
     """
@@ -178,11 +178,11 @@ def start_features(bundle: Bundle, logged: LoggedUnits) -> np.ndarray:
             rows = _coded(bundle.policies[name].observation_space, batch.observations[rows_of_agent, 0].numpy())
             blocks.append((batch.episode[rows_of_agent].numpy(), rows))
     width = sum(rows.shape[1] for _, rows in blocks)
-    features, begin, random = np.zeros((len(logged.units), min(width, MOST_FEATURES))), 0, np.random.default_rng(0)
+    features, begin, random = np.zeros((len(logged.units), min(width, MAX_FEATURES))), 0, np.random.default_rng(0)
     for unit, rows in blocks:
-        if width > MOST_FEATURES:
-            projected = np.zeros((len(features), MOST_FEATURES))
-            projected[unit] = rows @ (random.standard_normal((rows.shape[1], MOST_FEATURES)) / math.sqrt(width))
+        if width > MAX_FEATURES:
+            projected = np.zeros((len(features), MAX_FEATURES))
+            projected[unit] = rows @ (random.standard_normal((rows.shape[1], MAX_FEATURES)) / math.sqrt(width))
             features += projected
         else:
             features[unit, begin : begin + rows.shape[1]] = rows
@@ -192,7 +192,7 @@ def start_features(bundle: Bundle, logged: LoggedUnits) -> np.ndarray:
 
 def _coded(space: spaces.Space[Any], rows: np.ndarray) -> np.ndarray:
     """Convert flat rows (N, D) to numbers that a linear model can use."""
-    if not isinstance(space, CATEGORICAL) or max(cardinalities(space)) > MOST_CODED:
+    if not isinstance(space, CATEGORICAL) or max(cardinalities(space)) > MAX_CODES:
         return rows.astype(np.float32)
     columns = zip(rows.T, cardinalities(space), strict=True)
     return np.concatenate([np.eye(size, dtype=np.float32)[column] for column, size in columns], 1)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from marl_ray.errors import MarlRayError
-from marl_ray.evaluation.off_policy.acts import MOST_FEATURES, OffPolicyEstimate, cross_fitted, judged
+from marl_ray.evaluation.off_policy.acts import MAX_FEATURES, OffPolicyEstimate, combined_estimate, cross_fitted
 from marl_ray.experiments.statistics.off_policy import doubly_robust, snips
 from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.policies.language.padding import padded
@@ -29,12 +29,12 @@ RESPONSES_PER_PASS = 16
 """Number of responses in one pass."""
 
 
-def judge_texts(
+def estimate_text_outcome(
     bundle: TokenBundle, path: str, *, floor: float, min_effective: float = 100.0, alpha: float = 0.05
 ) -> OffPolicyEstimate:
     """Estimate a bundle's mean outcome from exported texts (file, folder or URI).
 
-    Arguments and errors are as in `acts.judge`.
+    Arguments and errors are as in `acts.estimate_outcome`.
     """
     served = read_served(path)
     units = sorted({text.unit for text in served})
@@ -52,7 +52,7 @@ def judge_texts(
     weights, rewards = sums[used], outcomes[used]
     predicted = cross_fitted(_features(drawn, place, len(units))[used], rewards, weights)
     value, robust = snips(weights, rewards, alpha), doubly_robust(weights, rewards, predicted, predicted, alpha)
-    return judged(value, robust, outcomes, used, floor, min_effective)
+    return combined_estimate(value, robust, outcomes, used, floor, min_effective)
 
 
 def log_ratios(bundle: TokenBundle, served: Sequence[ServedText]) -> np.ndarray:
@@ -114,11 +114,11 @@ def _log_ratios(policy: TokenPolicy, served: Sequence[ServedText]) -> dict[str, 
 
 
 def _features(served: Sequence[ServedText], place: dict[str, int], units: int) -> np.ndarray:
-    """Return the share of each token in each unit's first prompts, (units, MOST_FEATURES); tokens share columns."""
-    features: Any = np.zeros((units, MOST_FEATURES))
+    """Return the share of each token in each unit's first prompts, (units, MAX_FEATURES); tokens share columns."""
+    features: Any = np.zeros((units, MAX_FEATURES))
     seen = set()
     for text in served:
         if (text.unit, text.agent) not in seen:
             seen.add((text.unit, text.agent))
-            np.add.at(features[place[text.unit]], text.prompt_ids % MOST_FEATURES, 1 / len(text.prompt_ids))
+            np.add.at(features[place[text.unit]], text.prompt_ids % MAX_FEATURES, 1 / len(text.prompt_ids))
     return np.asarray(features)

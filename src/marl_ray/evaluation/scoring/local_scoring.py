@@ -81,7 +81,7 @@ def suspected_hack(verdicts: Verdicts) -> bool:
     return len({verdict.passed for verdict in verdicts.values()}) > 1
 
 
-def score_here(pool: Pool, jobs: Sequence[ScoringJob], workers: int) -> Iterator[list[ResultRow]]:
+def score_locally(pool: Pool, jobs: Sequence[ScoringJob], workers: int) -> Iterator[list[ResultRow]]:
     """Yield results as they come, in batches, from `workers` runs at a time."""
     remaining = iter(jobs)
     with ThreadPoolExecutor(workers, thread_name_prefix="score") as threads:

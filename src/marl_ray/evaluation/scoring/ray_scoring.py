@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.evaluation.scoring.local_scoring import SLACK_S, ResultRow, Scorer, ScoringJob, make_pool, score_here
+from marl_ray.evaluation.scoring.local_scoring import SLACK_S, ResultRow, Scorer, ScoringJob, make_pool, score_locally
 from marl_ray.sandbox import Level
 
 IN_FLIGHT = 2
@@ -29,7 +29,7 @@ class ScoringNode:
 
     def score(self, jobs: Sequence[ScoringJob]) -> list[ResultRow]:
         """Score a batch; results are in any order."""
-        return [row for rows in score_here(self._pool, jobs, self._workers) for row in rows]
+        return [row for rows in score_locally(self._pool, jobs, self._workers) for row in rows]
 
     def ready(self) -> bool:
         """Return True once the pool exists."""

@@ -17,7 +17,7 @@ from marl_ray.errors import FieldError, MarlRayError
 
 MANIFEST, RESULTS = "evaluation.json", "results.jsonl"
 PLACES = ("data", "samples")
-"""Keys of the manifest that hold paths. If an evaluation goes on with moved files, their digests must be equal."""
+"""Keys of the manifest that hold paths. If an evaluation continues with moved files, their digests must be equal."""
 ResultKey = tuple[str, str, int]
 """Kind (`sample` or `reference`), task id and number of a result."""
 

@@ -1,4 +1,4 @@
-"""Agents that learn nothing: who acts by chance, and who knows the made tasks."""
+"""Agents that learn nothing: who acts by chance, and who knows the synthetic tasks."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ import numpy as np
 
 from marl_ray.envs.web.webarena.environment import SEEDS, WORLD
 from marl_ray.envs.web.webarena.site_pack.expert import expert_action
-from marl_ray.envs.web.webarena.site_pack.made_tasks import Plan, made_tasks
+from marl_ray.envs.web.webarena.site_pack.synthetic_tasks import Plan, synthetic_tasks
 from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.evaluation.web_agents.base import WebAnswer, WebTurn
 from marl_ray.rollout.rng import task_number
@@ -40,10 +40,10 @@ class RandomAgent:
 
 
 class ExpertAgent:
-    """Does the made tasks of `marl_ray.envs.web.webarena.site_pack` by their plans."""
+    """Does the synthetic tasks of `marl_ray.envs.web.webarena.site_pack` by their plans."""
 
     def __init__(self) -> None:
-        made = [task for seed in SEEDS.values() for task in made_tasks(WORLD, seed)]
+        made = [task for seed in SEEDS.values() for task in synthetic_tasks(WORLD, seed)]
         self._plans: dict[str, Plan] = {task.record.intent: task.plan for task in made}
 
     def manifest(self) -> Mapping[str, Any]:
@@ -55,7 +55,9 @@ class ExpertAgent:
     def _action(self, turn: WebTurn) -> str:
         plan = self._plans.get(turn.env.intent())
         if plan is None:
-            raise FieldError("policy", f"the expert does made tasks of webarena alone, not {turn.env.intent()[:80]!r}")
+            raise FieldError(
+                "policy", f"the expert does synthetic tasks of webarena alone, not {turn.env.intent()[:80]!r}"
+            )
         try:
             return expert_action(plan[turn.number], turn.prompt) if turn.number < len(plan) else "stop"
         except MarlRayError:  # the page is another one than the plan's, because the browser or a site has failed

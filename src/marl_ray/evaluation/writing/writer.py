@@ -14,7 +14,7 @@ import torch
 
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.envs.text.code_team import GENERATOR, CodeTeam
-from marl_ray.envs.text.tasks import GivenProgram
+from marl_ray.envs.text.tasks import StaticProgramTask
 from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.evaluation.benchmarks import Benchmark, Kind, Problem
 from marl_ray.evaluation.writing.authors import Author, Authors, authors_of_bundle, generation_of
@@ -238,7 +238,7 @@ def _one_turn(agent: str, prompt: str) -> Turns:
 
 def _team_turns(env: CodeTeam, problem: Problem) -> Turns:
     """Yield the turns of an episode. The scoring tests the last program, so this function does not."""
-    env.test = (GivenProgram(problem.task_id, problem.prompt, problem.shown),)
+    env.test = (StaticProgramTask(problem.task_id, problem.prompt, problem.shown),)
     env.reset(seed=0, options={"index": 0, "split": "test"})
     programs = 0
     while not env.terminations[env.agent_selection]:

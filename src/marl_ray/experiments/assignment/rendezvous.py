@@ -204,7 +204,7 @@ def _place(kind: bytes, name: str, unit: str) -> float:
 
 
 def arm_prefix(salt: str, arm: str) -> "hashlib.blake2b":
-    """Return the hash of an experiment's salt and an arm, which `uniform` goes on from with a unit."""
+    """Return the hash of an experiment's salt and an arm, which `uniform` continues from with a unit."""
     # JSON ends where it ends, so no two (salt, arm, unit) run together to the same bytes.
     return hashlib.blake2b(json.dumps([salt, arm]).encode(), digest_size=8)
 

@@ -18,9 +18,9 @@ from marl_ray.experiments.statistics.sequential import CAUTION
 
 PATHS, GROWTH = 2_000, 1.02
 """Number of simulated experiments, and the ratio of each look's number of units to that of the look before."""
-LEAST = 1e-6
+MIN_EFFECT = 1e-6
 """Smallest alpha, and smallest effect in standard deviations, that can be planned for."""
-MOST = 1e9
+MAX_UNITS = 1e9
 """No experiment of more units than this is planned."""
 
 
@@ -53,20 +53,24 @@ def sample_sizes(
     """
     if not 0 < share < 1:
         raise FieldError("share", f"expected a number above 0 and below 1, got {share:g}")
-    if not LEAST <= alpha < 0.5:
-        raise FieldError("alpha", f"expected a number from {LEAST:g} to below 0.5, got {alpha:g}")
+    if not MIN_EFFECT <= alpha < 0.5:
+        raise FieldError("alpha", f"expected a number from {MIN_EFFECT:g} to below 0.5, got {alpha:g}")
     if not 0 < sd < math.inf:
         raise FieldError("sd", f"expected a finite number above 0, got {sd:g}")
-    if not LEAST <= abs(effect) / sd < math.inf:
-        raise FieldError("effect", f"expected a finite number of {LEAST:g} sd at least, got {effect:g} with sd {sd:g}")
-    if min_outcomes / min(share, 1 - share) >= MOST:
-        raise FieldError("share", f"expected one that gives each arm {min_outcomes} of {MOST:g} units, got {share:g}")
+    if not MIN_EFFECT <= abs(effect) / sd < math.inf:
+        raise FieldError(
+            "effect", f"expected a finite number of {MIN_EFFECT:g} sd at least, got {effect:g} with sd {sd:g}"
+        )
+    if min_outcomes / min(share, 1 - share) >= MAX_UNITS:
+        raise FieldError(
+            "share", f"expected one that gives each arm {min_outcomes} of {MAX_UNITS:g} units, got {share:g}"
+        )
     if bounds is not None and not (bounds[0] < bounds[1] < math.inf and sd <= (bounds[1] - bounds[0]) / 2 < math.inf):
         raise FieldError("bounds", f"expected low < high at least two sd apart, got {bounds} with sd {sd:g}")
     ratio = share / (1 - share)
     # Two units an arm show ten deviations, and far beyond the noncentral t is no number.
     fixed = sum(samples_needed(effect=min(abs(effect), 10 * sd), sd=sd, alpha=alpha, power=power, ratio=ratio))
-    units = np.exp(np.arange(math.log(min_outcomes / min(share, 1 - share)), math.log(MOST), math.log(GROWTH)))
+    units = np.exp(np.arange(math.log(min_outcomes / min(share, 1 - share)), math.log(MAX_UNITS), math.log(GROWTH)))
     proven = _proven_by_look(units, abs(effect) / sd, share, alpha, min_outcomes, sd, bounds)
 
     def at(quantile: float) -> int | None:

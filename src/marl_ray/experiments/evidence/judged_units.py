@@ -19,7 +19,7 @@ from marl_ray.experiments.evidence.running_sums import Design
 from marl_ray.experiments.statistics.bets import BetEvidence, BettingTest, Claim
 
 PAGE = 10_000
-"""Most units held in memory at a time."""
+"""Maximum number of units held in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,15 +158,16 @@ def _test(
     return OneSided(gain, bound, math.exp(min(evidence, 700.0)), bound > -margin)
 
 
-def mean_interval(arm: Summary, largest: float, *, alpha: float, min_outcomes: int) -> Interval:
+def mean_interval(arm: Summary, max_variance: float, *, alpha: float, min_outcomes: int) -> Interval:
     """Return the bounds of an arm's mean that hold at all looks at once.
 
-    `largest` is the largest variance of the experiment's arms. The bounds are infinite before the arm has `min_outcomes`, or
-    while all outcomes are equal. The variance is taken as in `promotion`, and the two sides have half of alpha each.
+    `max_variance` is the largest variance of the experiment's arms. The bounds are infinite before the arm has
+    `min_outcomes`, or while all outcomes are equal. The variance is taken as in `promotion`, and the two sides have half of
+    alpha each.
     """
     if not arm.n:
         return Interval(math.nan, -math.inf, math.inf)
-    borrowed = (arm.n * arm.variance + BORROWED * largest) / (arm.n + BORROWED) + CAUTION * largest / arm.n
+    borrowed = (arm.n * arm.variance + BORROWED * max_variance) / (arm.n + BORROWED) + CAUTION * max_variance / arm.n
     if arm.n < max(min_outcomes, 2) or not 0 < borrowed < math.inf:
         return Interval(arm.mean, -math.inf, math.inf)
     rho = tune_rho(TIGHTEST_AT * min_outcomes, alpha)

@@ -98,7 +98,7 @@ class ExperimentStore(EvidenceStore):
         - an arm that has exposures is missing, or has another digest: its outcomes would be of two things
         - the control, or a changed arm, was rolled back
         - an arm with weight has a digest or weights that another experiment has rolled back, and lacks `allow_rolled_back`;
-          what already runs goes on
+          what already runs continues
         - the endpoint has another open experiment, and the two share no layer
         - `randomize` or `outcome_window_s` changes after the first exposure
         """

@@ -42,7 +42,7 @@ class AssignmentState:
     """Arms that get a copy of the traffic."""
     rolled_back: frozenset[str]
     cut: bool
-    """True if units already in a rolled-back arm go on with the control."""
+    """True if units already in a rolled-back arm continue with the control."""
     layer: str | None
     layer_share: tuple[float, float]
     endpoint: str

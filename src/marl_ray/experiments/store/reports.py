@@ -11,7 +11,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.experiments.database import schema, windows
 
-LARGEST_VALUE = 1e100
+MAX_VALUE = 1e100
 """Larger numbers would overflow the database's sums of squares."""
 METRIC_LENGTH = 100
 NEVER = math.inf
@@ -137,8 +137,8 @@ def _check_values(values: Mapping[str, float], bounds: Mapping[str, tuple[float,
         what = "value" if metric == "outcome" else f"metrics.{metric}"
         if not 0 < len(metric) <= METRIC_LENGTH:
             raise MarlRayError(f"metrics: expected names of 1 to {METRIC_LENGTH} characters, got {metric!r}")
-        if not abs(value) <= LARGEST_VALUE:
-            raise MarlRayError(f"{what}: expected a number of size {LARGEST_VALUE:g} at most, got {value!r}")
+        if not abs(value) <= MAX_VALUE:
+            raise MarlRayError(f"{what}: expected a number of size {MAX_VALUE:g} at most, got {value!r}")
         low, high = bounds.get(metric, (-math.inf, math.inf))
         if not low <= value <= high:
             raise MarlRayError(f"{what}: expected a number from {low:g} to {high:g}, its bounds, got {value!r}")

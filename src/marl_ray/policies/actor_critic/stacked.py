@@ -3,7 +3,7 @@
 Their weights stand side by side. The pass of a small network takes its time in the calls of its layers, not in their
 arithmetic. So the rows of several bundles pass the layers of all bundles at once, with one batched matrix product per
 layer, and each row keeps the result of its own bundle. This multiplies the arithmetic by the number of bundles, which
-pays for small networks only (`LARGEST`). For the same reason everything but the sum over categories is numpy, whose
+pays for small networks only (`MAX_WEIGHTS`). For the same reason everything but the sum over categories is numpy, whose
 calls take a third of the time of torch's. One request takes 30 us in this way, and 75 us through `Bundle.act`.
 """
 
@@ -19,8 +19,8 @@ from marl_ray.policies.actor_critic.networks import Network, OneHotLinear, Vecto
 from marl_ray.policies.actor_critic.spaces import to_row
 from marl_ray.policies.bundles.actor_critic import Bundle, ServedPolicy
 
-LARGEST = 50_000
-"""Most weights in the matrices of a network. The tables of categories do not count, because they are not multiplied."""
+MAX_WEIGHTS = 50_000
+"""Maximum number of weights in the matrices of a network. Tables of categories do not count: they are not multiplied."""
 
 
 class _OneHot:
@@ -185,7 +185,7 @@ def _alike(policies: Sequence[ServedPolicy]) -> bool:
     return (
         isinstance(first.actor.first, OneHotLinear | VectorLinear)
         and isinstance(first.distribution, Categorical)
-        and sum(layer.weight.numel() for layer in first.actor.modules() if isinstance(layer, nn.Linear)) <= LARGEST
+        and sum(layer.weight.numel() for layer in first.actor.modules() if isinstance(layer, nn.Linear)) <= MAX_WEIGHTS
         and all(parameter.dtype is torch.float32 for policy in policies for parameter in policy.actor.parameters())
         and all(shape == shapes[0] for shape in shapes)
         and all(shape == layers[0] for shape in layers)

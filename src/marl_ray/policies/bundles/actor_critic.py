@@ -27,7 +27,7 @@ from marl_ray.policies.actor_critic.distributions import Distribution, distribut
 from marl_ray.policies.actor_critic.networks import Network
 from marl_ray.policies.actor_critic.spaces import consists_of, row_dtype, space_from_json, space_to_json, to_row
 from marl_ray.policies.bundles.manifest import (
-    Described,
+    BaseBundle,
     Lineage,
     Manifest,
     PolicyManifest,
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
     from marl_ray.policies.bundles.language import TokenBundle
 
 PASS = 1 << 16
-"""Most rows of one forward pass."""
+"""Maximum number of rows of one forward pass."""
 NUMBERS: set[type] = {bool, int, float}
 """Types that lists in requests may consist of."""
 
 PolicyCall = Callable[[str, list[int], np.ndarray, np.ndarray | None, np.ndarray | None], tuple[np.ndarray, np.ndarray]]
-"""A function that acts in the place of `ServedPolicy.act`: (policy's name, number of each row's request, the arguments
+"""A function that acts in place of `ServedPolicy.act`: (policy's name, number of each row's request, the arguments
 of `act`) -> its result."""
 
 
@@ -94,7 +94,7 @@ class ServedPolicy:
 
 
 @dataclass(frozen=True)
-class Bundle(Described):
+class Bundle(BaseBundle):
     """A team read from a bundle, ready to act on CPU."""
 
     manifest: Manifest

@@ -16,14 +16,14 @@ from transformers.utils import logging
 from marl_ray.config.run.model import ModelConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.manifest import (
-    Described,
+    BaseBundle,
     Lineage,
     TokenManifest,
     TokenPolicyManifest,
     file_hash,
     publish,
 )
-from marl_ray.policies.language.base_model import BASE_SHA256, base_sha256, known_base, take_apart
+from marl_ray.policies.language.base_model import BASE_SHA256, base_sha256, known_base, unmerge_adapter
 from marl_ray.policies.language.lora import save_adapters
 from marl_ray.policies.language.model_files import load_model
 from marl_ray.policies.language.sampling_copy import StillWeights, sampling_dtype
@@ -49,7 +49,7 @@ class Models(Mapping[str, TokenPolicy]):
             self._merged[name] = self._load(name, apart=False)
         return self._merged[name]
 
-    def apart(self, name: str) -> TokenPolicy:
+    def unmerged(self, name: str) -> TokenPolicy:
         """Return a policy with its adapter beside the weights, where the adapter tells its base model.
 
         Any other policy is returned as it is. Raises MarlRayError for an adapter of a model of another shape.
@@ -71,7 +71,7 @@ class Models(Mapping[str, TokenPolicy]):
         model = load_model(str(folder), sampling_dtype(config, device), part.context)
         if apart:
             try:
-                lora = take_apart(model.to(device), folder / ADAPTER_FOLDER)
+                lora = unmerge_adapter(model.to(device), folder / ADAPTER_FOLDER)
             except MarlRayError as error:
                 raise MarlRayError(f"{str(folder)!r}: its adapter is of another base model: {error}") from error
             config = config.model_copy(update={"lora": lora})
@@ -87,7 +87,7 @@ class Models(Mapping[str, TokenPolicy]):
 
 
 @dataclass(frozen=True)
-class TokenBundle(Described):
+class TokenBundle(BaseBundle):
     """A team of language models read from a bundle, ready to sample on the GPU if there is one."""
 
     manifest: TokenManifest

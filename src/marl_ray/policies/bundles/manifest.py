@@ -125,7 +125,7 @@ class TokenManifest(_Common):
         return sorted(sha256 for name, sha256 in files if "/" not in name and name.endswith(".safetensors"))
 
 
-class Described:
+class BaseBundle:
     """An object with a manifest: a bundle, or an arm's model that takes the place of one."""
 
     manifest: _Common

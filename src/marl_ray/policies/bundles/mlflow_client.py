@@ -14,7 +14,7 @@ from typing import Any
 from marl_ray.temporary_folders import temporary_folder
 
 LOCK_S = 60.0
-"""Most seconds to wait for another process that fills the file."""
+"""Maximum seconds to wait for another process that fills the file."""
 
 
 def mlflow_client(uri: str, reads: bool = False) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from marl_ray.config.run.model import ModelConfig
 from marl_ray.policies.language.lora import adapted, bare_name, bare_weights, is_adapter, lay_beside, merged
-from marl_ray.policies.language.sharding.gather_shards import AT_ONCE, unsharded
+from marl_ray.policies.language.sharding.gather_shards import AT_ONCE, full_tensors
 from marl_ray.policies.language.sharding.stored_weights import StoredWeights, tied_names
 from marl_ray.policies.language.token_policy import TokenPolicy, move, read
 
@@ -83,7 +83,7 @@ def detached(empty: TokenPolicy) -> TokenPolicy:
 
 
 def fill_with_zeros(policy: TokenPolicy) -> None:
-    """Give a policy zeros on CPU in the place of weights on the meta device, so that weights can be copied into it."""
+    """Give a policy zeros on CPU in place of weights on the meta device, so that weights can be copied into it."""
     state: dict[str, nn.Parameter] = {}
     for names in tied_names(policy.lm):
         parameter = policy.lm.get_parameter(names[0])
@@ -120,7 +120,7 @@ def refresh(plain: TokenPolicy, trained: TokenPolicy) -> None:
         for name, parameter in trained.named_parameters()
         if parameter.requires_grad and not targets[name].is_meta
     }
-    for name, value in zip(trainable, unsharded(trainable.values()), strict=True):
+    for name, value in zip(trainable, full_tensors(trainable.values()), strict=True):
         targets[name].copy_(value)
     plain.version += 1
 
@@ -147,7 +147,7 @@ def sampling_weights(plain: TokenPolicy, frozen: bool = True) -> Iterator[tuple[
         yield from bare_weights(plain.lm).items()
         return
     sharded = _sharded(plain)
-    gathered = unsharded(sharded.values())
+    gathered = full_tensors(sharded.values())
     for names in _ordered(plain):
         parameter = plain.lm.get_parameter(names[0])
         if names[0] in sharded:
@@ -196,7 +196,7 @@ def _ordered(plain: TokenPolicy) -> list[list[str]]:
 
 
 class StillWeights:
-    """The weights of an empty copy as they are now, for a thread that writes them while training goes on."""
+    """The weights of an empty copy as they are now, for a thread that writes them while training continues."""
 
     def __init__(self, empty: TokenPolicy) -> None:
         self.policy = still_copy(empty, {name for name, _ in empty.named_parameters()})

@@ -34,7 +34,7 @@ disable_progress_bar()  # else every worker would show a progress bar for every 
 Lay = Callable[[Tensor, Tensor, Tensor], tuple[Tensor | Packed, Tensor, Tensor, Tensor]]
 """`packing.pack` or `lay_out`."""
 LOGITS = 1 << 25
-"""Most logits that are in memory at once."""
+"""Maximum number of logits that are in memory at once."""
 
 
 @dataclass(frozen=True)

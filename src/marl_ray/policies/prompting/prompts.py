@@ -17,8 +17,8 @@ from marl_ray.errors import FieldError, MarlRayError, one_line
 
 Message = Mapping[str, Any]
 """`role` and `content`; an assistant's may have `tool_calls`, a tool's has `tool_call_id` and may have `name`."""
-LEAST_LEFT = 0.5
-"""Least share of a text that must remain after it is cut."""
+MIN_SHARE_LEFT = 0.5
+"""Minimum share of a text that must remain after it is cut."""
 LEFT_OUT = "…"
 """The mark that stands where a text was cut."""
 _BREAK, _UNKNOWN = "\ufdd0", "\ufffd"
@@ -49,7 +49,8 @@ class _Facts:
     """Tokens that stand before a text without a template."""
     newline: list[int]
     longest: float
-    """Most characters that one token may stand for; infinite where one stands for any number of unknown characters."""
+    """Maximum number of characters that one token may stand for; infinite where one stands for any number of unknown
+    characters."""
     parts: bool | None
     """True if the template reads contents as lists of parts; None if it shows them neither way, or there is no template."""
     left_out: frozenset[str]
@@ -116,7 +117,7 @@ def fit_prompt(tokenizer: Any, text: str, chat: bool | None, room: int) -> tuple
 
     Returns the ids, and True if the middle of the text was left out. The template's frame is never cut. A text without
     tokens, which is empty or has only characters that the tokenizer does not know, becomes the token with which texts
-    begin. Raises PromptTooLongError where less than LEAST_LEFT of the text would be left.
+    begin. Raises PromptTooLongError where less than MIN_SHARE_LEFT of the text would be left.
     """
     begin = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     most = room * _facts(tokenizer).longest
@@ -124,7 +125,7 @@ def fit_prompt(tokenizer: Any, text: str, chat: bool | None, room: int) -> tuple
         ids = _prompt_ids(tokenizer, text, chat) or [begin]
         if len(ids) <= room:
             return ids, False
-    least, too_many = int(LEAST_LEFT * len(text)), int(min(len(text), most + 1))
+    least, too_many = int(MIN_SHARE_LEFT * len(text)), int(min(len(text), most + 1))
     if least > most or len(fitting := _prompt_ids(tokenizer, _cut(text, least), chat) or [begin]) > room:
         raise PromptTooLongError(f"expected at most {room} tokens when half of its {len(text)} characters are left out")
     while too_many - least > 1 + least // 64:  # the search need not find the exact last character

@@ -28,13 +28,13 @@ log = logging.getLogger(__name__)
 
 BYTES_PER_TOKEN = 3
 """Tokens are counted by this where a server does not report them; most texts have more bytes a token."""
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _SLACK_S = 30.0
 """Seconds that the cache's file may take in addition to a request's deadline."""
 _RETRIED = {408, 409, 425, 429, 500, 502, 503, 504}
 _OF_THE_TEXT = {400, 413, 422}
 """Statuses that refuse one request for what it says or for its length, which agents may cause."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.2, 10.0
 _LOCAL = {"127.0.0.1", "::1", "localhost"}
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEY = re.compile(r"[\x21-\x7e]{1,1000}")
@@ -79,7 +79,7 @@ class JudgeReply:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgeTerms:
+class JudgeSettings:
     """The address of a judge, and how long, how often and at what cost it may be asked (see `llm_judge.LLMJudge`)."""
 
     url: str
@@ -104,21 +104,21 @@ class JudgeTerms:
 class JudgeClient:
     """A judge, shared by the environments of a process; safe to use from several threads."""
 
-    def __init__(self, terms: JudgeTerms, key: str):
+    def __init__(self, settings: JudgeSettings, key: str):
         """Raise MarlRayError for a URL that is none, or that would send the key over an open network, and for the cache."""
-        self.terms, self._key = terms, key
+        self.settings, self._key = settings, key
         try:
-            url = httpx.URL(terms.url)
+            url = httpx.URL(settings.url)
         except (httpx.InvalidURL, TypeError) as error:
-            raise MarlRayError(f"url: {terms.url!r} is no URL") from error
+            raise MarlRayError(f"url: {settings.url!r} is no URL") from error
         if url.scheme not in ("http", "https") or not url.host:
-            raise MarlRayError(f"url: {terms.url!r}, expected such as https://HOST/v1")
+            raise MarlRayError(f"url: {settings.url!r}, expected such as https://HOST/v1")
         if key and url.scheme != "https" and url.host not in _LOCAL:
-            raise MarlRayError(f"url: {terms.url!r}; expected https, for the key travels with every request")
-        self._url = f"{terms.url.rstrip('/')}/chat/completions"
+            raise MarlRayError(f"url: {settings.url!r}; expected https, for the key travels with every request")
+        self._url = f"{settings.url.rstrip('/')}/chat/completions"
         self._client = httpx.Client(headers={"Authorization": f"Bearer {key}"} if key else {})
-        self._ledger = JudgeLedger(terms.cache)
-        self._slots = threading.BoundedSemaphore(terms.concurrency)
+        self._ledger = JudgeLedger(settings.cache)
+        self._slots = threading.BoundedSemaphore(settings.concurrency)
         self._lock = threading.Lock()
         self._running: dict[str, Future[JudgeReply]] = {}
         self._failures = 0
@@ -128,17 +128,17 @@ class JudgeClient:
         """Return the reply to a request: from the cache, else over HTTP; only replies that are `readable` are kept.
 
         Of threads that make the same request at once one asks, and the others wait for it. Raises MarlRayError when the
-        limit is spent, if the terms say so, and after `most_failures` requests in a row without a reply.
+        limit is spent, if the settings say so, and after `most_failures` requests in a row without a reply.
         """
         content = json.dumps([self._url, request], sort_keys=True).encode()
         key = hashlib.sha256(content).hexdigest()
-        deadline = time.monotonic() + self.terms.deadline_s
+        deadline = time.monotonic() + self.settings.deadline_s
         with self._lock:
             running = self._running.get(key)
             if running is None:
                 answer = self._running[key] = Future()
         if running is not None:
-            return _of_another(running, self.terms.deadline_s + _SLACK_S)
+            return _of_another(running, self.settings.deadline_s + _SLACK_S)
         try:
             stored = self._ledger.get(key)
             if stored is not None:
@@ -157,9 +157,9 @@ class JudgeClient:
                 del self._running[key]
 
     def _reply(self, request: Mapping[str, Any], size: int, deadline: float) -> JudgeReply:
-        if self.terms.limit is not None and self._ledger.spent() >= self.terms.limit:
-            problem = f"the limit of {self.terms.limit:g} is spent"
-            if self.terms.when_spent == "error":
+        if self.settings.limit is not None and self._ledger.spent() >= self.settings.limit:
+            problem = f"the limit of {self.settings.limit:g} is spent"
+            if self.settings.when_spent == "error":
                 raise MarlRayError(f"llm_judge: {problem}; raise `limit`, or say `when_spent: fallback`")
             return JudgeReply("", problem=problem)
         if not self._slots.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -173,7 +173,7 @@ class JudgeClient:
         """Make the request, again after what may pass, with growing pauses."""
         cost = 0.0
         for attempt in itertools.count():
-            pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt) * random.uniform(0.5, 1.0)
+            pause = min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2**attempt) * random.uniform(0.5, 1.0)
             try:
                 status, body, wait_s = self._post(request, deadline)
             except httpx.RequestError as error:
@@ -189,7 +189,7 @@ class JudgeClient:
                 if status not in _RETRIED:
                     return self._failed(problem, cost)
                 pause = max(pause, wait_s)
-            if attempt >= self.terms.retries or time.monotonic() + pause >= deadline:
+            if attempt >= self.settings.retries or time.monotonic() + pause >= deadline:
                 return self._failed(problem, cost)
             time.sleep(pause)
         raise AssertionError("itertools.count ends")
@@ -201,7 +201,7 @@ class JudgeClient:
             for chunk in response.iter_bytes():
                 body += chunk
                 _seconds_until(deadline)
-                if len(body) > _MOST_BYTES:
+                if len(body) > _MAX_BYTES:
                     break
             wait = response.headers.get("retry-after", "")
             return response.status_code, bytes(body), float(wait) if re.fullmatch(r"\d{1,4}", wait) else 0.0
@@ -225,7 +225,7 @@ class JudgeClient:
         return JudgeReply(text.replace(self._key, "[key]") if self._key else text, cost)
 
     def _paid(self, read: float, written: float) -> float:
-        cost = self.terms.cost(read, written)
+        cost = self.settings.cost(read, written)
         self._ledger.spend(cost)
         return cost
 
@@ -236,7 +236,7 @@ class JudgeClient:
             failures = self._failures
         if failures == 1:
             log.warning("llm_judge: no reply from %s (%s)", self._url, problem)
-        if failures >= self.terms.most_failures:
+        if failures >= self.settings.most_failures:
             raise MarlRayError(
                 f"llm_judge: {self._url} gave no reply {failures} times in a row; the last time: {problem}"
             )
@@ -252,13 +252,13 @@ def _of_another(running: Future[JudgeReply], timeout: float) -> JudgeReply:
 
 
 @functools.lru_cache(maxsize=32)
-def _client(terms: JudgeTerms, key: str) -> JudgeClient:
-    return JudgeClient(terms, key)
+def _client(settings: JudgeSettings, key: str) -> JudgeClient:
+    return JudgeClient(settings, key)
 
 
-def judge_client(terms: JudgeTerms) -> JudgeClient:
-    """Return the client of a process for these terms. Raises MarlRayError naming the option."""
-    return _client(terms, _key(terms.key_variable))
+def judge_client(settings: JudgeSettings) -> JudgeClient:
+    """Return the client of a process for these settings. Raises MarlRayError naming the option."""
+    return _client(settings, _key(settings.key_variable))
 
 
 def _key(variable: str) -> str:

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.rewards.judge.client import JudgeTerms, judge_client
+from marl_ray.rewards.judge.client import JudgeSettings, judge_client
 from marl_ray.rewards.judge.prompt import FIELDS, RUBRIC, TEMPLATE, grade_of, judge_prompt, offline_reply
 
 REQUEST = {"temperature": 0, "max_tokens": 512}
-LONGEST_DEADLINE_S = 300.0
+MAX_DEADLINE_S = 300.0
 """A step of an environment may take ten minutes."""
 
 
@@ -31,7 +31,7 @@ class LLMJudge:
     limit: most tokens, or with prices most money, of all runs with this cache; by default none.
     input_price: the price of a million tokens read; with `output_price` or not at all.
     output_price: the price of a million tokens written.
-    when_spent: `error`, the default, ends the run at the limit; `fallback` goes on.
+    when_spent: `error`, the default, ends the run at the limit; `fallback` continues.
     fallback: the reward where there is no grade, 0.
     most_failures: requests in a row without a reply that end the run, 50.
 
@@ -63,7 +63,7 @@ class LLMJudge:
         """Raise ValueError or MarlRayError naming the option."""
         wrong = {
             "scale": (scale, isinstance(scale, int) and scale >= 1, "a whole number of at least 1"),
-            "deadline_s": (deadline_s, 0 < deadline_s <= LONGEST_DEADLINE_S, f"more than 0 to {LONGEST_DEADLINE_S:g}"),
+            "deadline_s": (deadline_s, 0 < deadline_s <= MAX_DEADLINE_S, f"more than 0 to {MAX_DEADLINE_S:g}"),
             "retries": (retries, retries >= 0, "0 or more"),
             "concurrency": (concurrency, concurrency >= 1, "1 or more"),
             "most_failures": (most_failures, most_failures >= 1, "1 or more"),
@@ -89,7 +89,7 @@ class LLMJudge:
             json.dumps(self._request, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise ValueError(f"request: expected what JSON holds ({one_line(error)})") from error
-        terms = JudgeTerms(
+        settings = JudgeSettings(
             url=url,
             key_variable=key_variable,
             cache=cache,
@@ -102,7 +102,7 @@ class LLMJudge:
             when_spent=when_spent,
             most_failures=most_failures,
         )
-        self._client = None if offline else judge_client(terms)
+        self._client = None if offline else judge_client(settings)
 
     def __call__(self, prompt: str, answer: str, task: Any) -> tuple[float, dict[str, float]]:
         texts = str(task.prompt), str(getattr(task, "answer", "")), answer

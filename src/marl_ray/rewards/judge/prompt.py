@@ -24,8 +24,8 @@ GRADE: number
 """
 FIELDS = ("rubric", "mark", "task", "reference", "answer", "scale")
 RUBRIC = "A good answer is right, complete and clear."
-LONGEST = 1 << 15
-"""Most characters of an answer that a judge reads; a longer one loses its middle."""
+MAX_ANSWER_LENGTH = 1 << 15
+"""Maximum number of characters of an answer that a judge reads; a longer one loses its middle."""
 _NONE = "(none)"
 _GRADE = re.compile(r"\**GRADE: *(\d{1,6}(?:\.\d{1,6})?)\**")
 
@@ -64,5 +64,5 @@ def offline_reply(scale: int, task: str, reference: str, answer: str) -> str:
 
 
 def _shortened(text: str) -> str:
-    half = LONGEST // 2
-    return text if len(text) <= LONGEST else f"{text[:half]}\n[...]\n{text[-half:]}"
+    half = MAX_ANSWER_LENGTH // 2
+    return text if len(text) <= MAX_ANSWER_LENGTH else f"{text[:half]}\n[...]\n{text[-half:]}"

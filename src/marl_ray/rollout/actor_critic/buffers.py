@@ -82,7 +82,7 @@ class CriticInputs(NamedTuple):
     cuts: list[tuple[int, int]]
     """(step, copy)."""
     open_end: np.ndarray
-    """(copies, agents) bool: True for rows that go on in the next batch."""
+    """(copies, agents) bool: True for rows that continue in the next batch."""
     truncated: np.ndarray
     """(T or more, copies, agents) bool."""
 
@@ -177,13 +177,13 @@ class PlayedBatch:
     def _open_end(self, name: str) -> np.ndarray:
         """Return (copies, agents) bool: True for a row that is not over at its last step.
 
-        It goes on in the next batch, so it bootstraps from the state after that step.
+        It continues in the next batch, so it bootstraps from the state after that step.
         """
         buffer, last = self.buffers[name], self.steps - 1
         return np.asarray(buffer.acted[last] & ~buffer.terminated[last] & ~buffer.truncated[last])
 
     def _acting_at_end(self, name: str) -> np.ndarray:
-        """Return (T, copies, agents) bool: True where an agent is cut, or goes on after the batch's last step."""
+        """Return (T, copies, agents) bool: True where an agent is cut, or continues after the batch's last step."""
         acting_at_end = self.buffers[name].truncated[: self.steps].copy()
         acting_at_end[-1] |= self._open_end(name)
         return acting_at_end

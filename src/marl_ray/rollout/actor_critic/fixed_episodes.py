@@ -46,7 +46,7 @@ class WholeEpisode(NamedTuple):
 
 
 class Arena:
-    """Environment copies in which teams are measured. They are never training's copies, whose episodes go on."""
+    """Environment copies in which teams are measured. They are never training's copies, whose episodes continue."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ BATCH_S = 86_400.0
 
 
 class OverlappedCollector:
-    """A `BatchCollector` that plays one batch ahead in a thread of its own.
+    """A `BatchCollector` that plays one batch ahead in its own thread.
 
     The first batch is played by the newest weights, and each later one by the weights that the update beside it begins with.
     So the weights that learn from a batch are one update newer than those that played it, whatever the timing, and the
@@ -73,7 +73,7 @@ class OverlappedCollector:
         return self.snapshot()()
 
     def snapshot(self) -> Callable[[], dict[str, Any]]:
-        """Return the function that makes `state()` of this moment, in another thread and while play goes on."""
+        """Return the function that makes `state()` of this moment, in another thread and while play continues."""
         before, behaviour, saved = self._before, self._behaviour, self._saved
 
         def state() -> dict[str, Any]:

@@ -27,7 +27,7 @@ COLUMNS: dict[str, pa.DataType] = {
     "at": pa.float64(),
 }
 """The columns that are read; a file may have more."""
-LARGEST = 1 << 31
+TOKEN_ID_LIMIT = 1 << 31
 """Ids of tokens are below this number."""
 SHOWN = 16
 """Number of responses that a tokenizer must decode to the served texts before it counts as the one that wrote them."""
@@ -138,7 +138,7 @@ def _responses(file: str, begin: int, table: pa.Table) -> Iterator[ServedText]:
 
 
 def _are_tokens(numbers: Sequence[int | None]) -> bool:
-    return all(number is not None and 0 <= number < LARGEST for number in numbers)
+    return all(number is not None and 0 <= number < TOKEN_ID_LIMIT for number in numbers)
 
 
 def _check_outcomes(served: Sequence[ServedText]) -> None:

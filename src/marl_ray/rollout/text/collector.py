@@ -28,13 +28,13 @@ from marl_ray.rollout.text.transcripts import MetricSums, Transcript, metric_sum
 from marl_ray.trajectories import Trajectories
 
 THREADS = 32
-"""Most copies that step at once."""
+"""Maximum number of copies that step at once."""
 STEP_DEADLINE = 600.0
 """Seconds that a step or reset of an environment may take."""
 TRANSCRIPTS = 2
 """Episodes of an iteration, over all workers, that are kept as text."""
 TRANSCRIPT_ORDER = (1 << ORDER_BITS) - 2
-"""Number of the permutation that draws the episodes of transcripts, in the place of a minibatch order's epoch."""
+"""Number of the permutation that draws the episodes of transcripts, in place of a minibatch order's epoch."""
 
 
 class TextBatch(NamedTuple):
@@ -109,7 +109,7 @@ class TextCollector:
 
     @property
     def running(self) -> list[tuple[int, int]]:
-        """(start, steps played) of the episodes that the next batch goes on with: none, for a batch is whole episodes."""
+        """(start, steps played) of the episodes that the next batch continues with: none, for a batch is whole episodes."""
         return []
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from marl_ray.rollout.text.episode import TextCopy
 
 MAX_CHARACTERS = 4_000
-"""Greatest length of a prompt or response in a transcript; the middle of a longer one is left out."""
+"""Maximum length of a prompt or response in a transcript; the middle of a longer one is left out."""
 
 CUT = "cut"
 """Key, not reported itself, of the count of episodes that were cut before it was known if they were solved."""

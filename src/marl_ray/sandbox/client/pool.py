@@ -113,7 +113,7 @@ class Pool:
                         return job(worker)
                     except ProcessDiedError:
                         worker.restart()
-                if worker.well():
+                if worker.is_healthy():
                     return blamed()
             except BaseException:
                 worker.abandon()

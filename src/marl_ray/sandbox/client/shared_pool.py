@@ -6,7 +6,7 @@ import threading
 
 from marl_ray.sandbox.client.pool import Pool
 
-MOST_WORKERS = 16
+MAX_WORKERS = 16
 _lock = threading.Lock()
 _pools: dict[int, Pool] = {}
 
@@ -17,7 +17,7 @@ def shared_pool() -> Pool:
         pid = os.getpid()
         if pid not in _pools:
             _pools.clear()  # these belong to another process, from which this one was forked
-            _pools[pid] = Pool(min(MOST_WORKERS, len(os.sched_getaffinity(0))))
+            _pools[pid] = Pool(min(MAX_WORKERS, len(os.sched_getaffinity(0))))
             atexit.register(_close, pid)
         return _pools[pid]
 

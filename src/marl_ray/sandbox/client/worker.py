@@ -259,19 +259,19 @@ class Worker:
                 return end, received, flooded
 
     @staticmethod
-    def _read(fd: int, buffer: bytearray, most: int, todo: set[int]) -> bool:
+    def _read(fd: int, buffer: bytearray, max_bytes: int, todo: set[int]) -> bool:
         """Read once; returns False, and reads nothing more from this pipe, if it holds more than it may."""
         chunk = os.read(fd, 1 << 16)
         if not chunk:
             todo.discard(fd)
         buffer += chunk
-        if len(buffer) > most:
-            del buffer[most:]
+        if len(buffer) > max_bytes:
+            del buffer[max_bytes:]
             todo.discard(fd)
             return False
         return True
 
-    def well(self) -> bool:
+    def is_healthy(self) -> bool:
         """Return True if a program that does nothing runs to its end in this worker."""
         limits = Limits()
         with contextlib.ExitStack() as stack:

@@ -33,9 +33,9 @@ IN_PLACE = b"I"
 CHANNEL = 3
 """The one descriptor besides 0, 1 and 2: the official result pipe, or the socket to the judge."""
 _SIGKILL = 9
-MOST_THREADS = 64
+MAX_THREADS = 64
 _ANY_SIZE = 1 << 62
-_LONGEST_ARGS = 10_000
+_MAX_ARGS_LENGTH = 10_000
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def rlimits(limits: Limits, cpu_s: float, threads: bool) -> list[tuple[int, int]
     if limits.stack_bytes is not None:
         values.append((resource.RLIMIT_STACK, limits.stack_bytes))
     if threads:
-        values.append((resource.RLIMIT_NPROC, MOST_THREADS))
+        values.append((resource.RLIMIT_NPROC, MAX_THREADS))
     hard = [resource.getrlimit(limit)[1] for limit, _ in values]
     return [(n, v if top == resource.RLIM_INFINITY else min(v, top)) for (n, v), top in zip(values, hard, strict=True)]
 
@@ -117,7 +117,7 @@ def _prepared(message: bytes, threads: bool) -> tuple[bytes, Limits, float, list
     return kind, limits, cpu_s, rlimits(limits, cpu_s, threads)
 
 
-def rehearse() -> None:
+def warm_up() -> None:
     """Run in the server what every run begins with, so that no fork has to copy the memory pages that this changes."""
     source = b"from typing import List\ndef f(a: List[int]) -> int:\n    'text'\n    return [b for b in a if b]\nf([1])"
     local, remote = socket.socketpair()
@@ -249,8 +249,8 @@ def _described(error: BaseException) -> list[Any]:
         text = str(error)[:1000]
     if type(error).__module__ == "builtins":
         with contextlib.suppress(Exception, codec.ForeignTypeError, wire.MalformedMessageError):
-            packed = codec.pack(list(error.args), most=_LONGEST_ARGS)
-            codec.dumps(packed, _LONGEST_ARGS)
+            packed = codec.pack(list(error.args), max_items=_MAX_ARGS_LENGTH)
+            codec.dumps(packed, _MAX_ARGS_LENGTH)
             args = packed
     return [class_name, text, args]
 

@@ -1,4 +1,4 @@
-"""The fork server: a process of its own that never sees a program, a test or a result.
+"""The fork server: a separate process that never sees a program, a test or a result.
 
 It is started as a fresh interpreter, enters namespaces once, imports modules that programs often import, and then forks
 one run after another. Programs and inputs pass through it as descriptors, unread: no fork can find what the server
@@ -31,15 +31,15 @@ from marl_ray.sandbox.server import child
 from marl_ray.sandbox.server.runs import (
     FOLDER_BYTES,
     FOLDER_ENTRIES,
-    JUDGES_SECOND,
+    JUDGE_OOM_SCORE,
     KILL,
     REQUEST_BYTES,
-    process_numbers,
+    open_last_pid,
+    open_oom_score,
     run_one,
-    sacrifice_of,
 )
 
-MOST_FDS = 4
+MAX_FDS = 4
 _OTHER_USERS = 100_000
 _ALWAYS_S, _ANY_MEMORY = 1 << 30, 1 << 62
 _SPACES = kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
@@ -298,7 +298,7 @@ def _settle(spaces: bool) -> None:
 
     It rehearses, installs the filter, and freezes objects against garbage collection.
     """
-    child.rehearse()
+    child.warm_up()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     Filter.of_server(platform.machine(), spaces).install()
@@ -308,7 +308,7 @@ def _settle(spaces: bool) -> None:
 
 
 def _serve(control: socket.socket, options: dict[str, Any], spaces: bool, reason: str) -> None:
-    sacrifice, numbers = sacrifice_of(), process_numbers()
+    oom_score, last_pid = open_oom_score(), open_last_pid()
     _warm(options["warm"])
     semaphores.install()
     confinement, folders, level, reason = _confinement(options, spaces, reason)
@@ -317,15 +317,15 @@ def _serve(control: socket.socket, options: dict[str, Any], spaces: bool, reason
     _settle(isinstance(folders, run_folder.MountedFolder))
     control.send(json.dumps({"level": level, "why": reason}).encode())
     while True:
-        message, fds, _, _ = socket.recv_fds(control, REQUEST_BYTES, MOST_FDS)
+        message, fds, _, _ = socket.recv_fds(control, REQUEST_BYTES, MAX_FDS)
         if not message:
             return
         if message == KILL:  # the run had already ended by itself
             continue
-        if numbers is not None:
-            os.pwrite(numbers, b"1", 0)
+        if last_pid is not None:
+            os.pwrite(last_pid, b"1", 0)
         try:
-            reply = run_one(control, message, fds, confinement, level, sacrifice)
+            reply = run_one(control, message, fds, confinement, level, oom_score)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -338,10 +338,10 @@ def _judge(control: socket.socket, options: dict[str, Any]) -> None:
     from marl_ray.sandbox.server import judge
 
     size = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-    sacrifice = sacrifice_of()
-    if sacrifice is not None:
-        os.pwrite(sacrifice, JUDGES_SECOND, 0)
-        os.close(sacrifice)
+    oom_score = open_oom_score()
+    if oom_score is not None:
+        os.pwrite(oom_score, JUDGE_OOM_SCORE, 0)
+        os.close(oom_score)
     _warm(options["warm"])
     uid = _other_user(options["number"])
     if uid is not None and not _as_user(uid, _stdlib()):

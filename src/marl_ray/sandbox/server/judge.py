@@ -27,7 +27,7 @@ ORPHANED_AFTER_S = 5.0
 """Seconds after a run's wall-clock limit at which this process ends itself, because its client must be gone."""
 _WORN_BYTES = 128 << 20
 """A judge that has grown by this many bytes, garbage not counted, is replaced."""
-_LARGEST_CACHED = 100_000
+_MAX_CACHED = 100_000
 _RAISED = {
     name: kind
     for name, kind in vars(builtins).items()
@@ -193,7 +193,7 @@ def _compiled(source: str, name: str) -> CodeType:
 
 
 def _code(source: str, name: str) -> CodeType:
-    return (_compiled if len(source) < _LARGEST_CACHED else _compiled.__wrapped__)(source, name)
+    return (_compiled if len(source) < _MAX_CACHED else _compiled.__wrapped__)(source, name)
 
 
 def _stands_alone(caller: FrameType) -> bool:

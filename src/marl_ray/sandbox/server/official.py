@@ -56,21 +56,21 @@ def swallow_io() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def time_limit(seconds: float, longest: float) -> Iterator[None]:
+def time_limit(seconds: float, max_wall_s: float) -> Iterator[None]:
     """Set the official alarm, on a clock that stops while this thread waits for a core.
 
-    It fires after `longest` seconds in any case.
+    It fires after `max_wall_s` seconds in any case.
     """
     started, waited = time.monotonic(), waiting_s()
 
     def signal_handler(signum: int, frame: object) -> None:
         passed = time.monotonic() - started
-        remaining = min(seconds - passed + waiting_s() - waited, longest - passed)
+        remaining = min(seconds - passed + waiting_s() - waited, max_wall_s - passed)
         if remaining <= 0:
             raise TimeoutException("Timed out!")
         signal.setitimer(signal.ITIMER_REAL, max(remaining, 0.001))
 
-    signal.setitimer(signal.ITIMER_REAL, min(seconds, longest))
+    signal.setitimer(signal.ITIMER_REAL, min(seconds, max_wall_s))
     signal.signal(signal.SIGALRM, signal_handler)
     try:
         yield
@@ -116,7 +116,7 @@ class OfficialResult:
         self._write(len(data).to_bytes(8, "little") + data)
 
 
-def unsafe_execute(check_program: str, timeout: float, longest: float, result: OfficialResult) -> None:
+def unsafe_execute(check_program: str, timeout: float, max_wall_s: float, result: OfficialResult) -> None:
     """Run a program with its tests in this interpreter, `timeout` seconds at most.
 
     Appends passed, timed out or failed to `result`.
@@ -124,7 +124,7 @@ def unsafe_execute(check_program: str, timeout: float, longest: float, result: O
     reliability_guard()
     try:
         exec_globals: dict[str, Any] = {}
-        with swallow_io(), time_limit(timeout, longest):
+        with swallow_io(), time_limit(timeout, max_wall_s):
             exec(check_program, exec_globals)
         result.append("passed")
     except TimeoutException:

@@ -20,18 +20,18 @@ KILL = b"k"
 FOLDER_BYTES, FOLDER_ENTRIES = 256 << 20, 4096
 _LOOK_S = 0.05
 _CORES = os.cpu_count() or 1
-_RUNS_FIRST, JUDGES_SECOND, _SERVERS_LAST = b"1000", b"900", b"0"
+_RUN_OOM_SCORE, JUDGE_OOM_SCORE, _SERVER_OOM_SCORE = b"1000", b"900", b"0"
 """Values by which the kernel ends runs first, then judges, when the host's memory is used up; servers come last."""
 
 
-def sacrifice_of() -> int | None:
+def open_oom_score() -> int | None:
     """Return a descriptor through which this process sets how early it dies when memory is used up; None without one.
 
     Forks inherit the value. There is none if the host does not allow it, or wants this process to die early anyway.
     """
     try:
         fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
-        if int(os.pread(fd, 16, 0)) <= int(_SERVERS_LAST):
+        if int(os.pread(fd, 16, 0)) <= int(_SERVER_OOM_SCORE):
             return fd
         os.close(fd)
     except OSError:
@@ -39,7 +39,7 @@ def sacrifice_of() -> int | None:
     return None
 
 
-def process_numbers() -> int | None:
+def open_last_pid() -> int | None:
     """Return a descriptor with which the first process of a namespace sets the next process id to try.
 
     So every run has the same id, and cannot count the processes or threads of earlier runs.
@@ -58,22 +58,22 @@ def run_one(
     fds: list[int],
     confinement: child.Confinement,
     level: Level,
-    sacrifice: int | None,
+    oom_score: int | None,
 ) -> bytes:
-    """Run one program in a child of its own, confined as `level` says; returns the reply to its request as bytes."""
+    """Run one program in its own child, confined as `level` says; returns the reply to its request as bytes."""
     job = child.prepare(message, fds, confinement)
     ready, confined = os.pipe()
     started = time.monotonic()
-    if sacrifice is not None:
-        os.pwrite(sacrifice, _RUNS_FIRST, 0)  # the process that is forked next inherits it
+    if oom_score is not None:
+        os.pwrite(oom_score, _RUN_OOM_SCORE, 0)  # the process that is forked next inherits it
     pid = kernel.fork()
     if not pid:
         try:
             child.become(job, confined, confinement)
         finally:
             os._exit(125)
-    if sacrifice is not None:
-        os.pwrite(sacrifice, _SERVERS_LAST, 0)
+    if oom_score is not None:
+        os.pwrite(oom_score, _SERVER_OOM_SCORE, 0)
     os.close(confined)
     handle = os.pidfd_open(pid)
     try:

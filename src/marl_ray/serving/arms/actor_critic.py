@@ -42,7 +42,7 @@ def _together(
     return stack.act([w.observations for w in batch], which, noise, [w.masks for w in batch])
 
 
-class Passes:
+class PassBatcher:
     """Shares forward passes between the requests of one experiment, on one event loop.
 
     A pass runs on the loop itself, because it takes a fraction of a millisecond, less than a hand-over to a thread and
@@ -148,9 +148,9 @@ class Passes:
 
 
 class ArmBatcher:
-    """An arm in this process whose requests share forward passes (`Passes`) with those of the experiment's other arms."""
+    """An arm in this process, whose requests share forward passes with those of the other arms of its `PassBatcher`."""
 
-    def __init__(self, bundle: Bundle, passes: Passes):
+    def __init__(self, bundle: Bundle, passes: PassBatcher):
         self.bundle = bundle
         self._passes = passes
         passes.join(bundle)

@@ -20,8 +20,8 @@ Returned = TypeVar("Returned")
 
 CALLS_PER_REPLICA = 2
 """Calls under way per replica: one that it computes, and one that waits for it."""
-LARGEST_CALL = 256
-"""Most requests in one call."""
+MAX_CALL_SIZE = 256
+"""Maximum number of requests in one call."""
 
 
 class _CallRequest(Generic[Given, Returned]):
@@ -82,7 +82,7 @@ class CallBatcher(Generic[Given, Returned]):
         self._sends_soon = False
         while self._waiting and len(self._under_way) < self._most:
             idle = max(1, self._replicas - len(self._under_way))
-            size = min(LARGEST_CALL, -(-len(self._waiting) // idle))
+            size = min(MAX_CALL_SIZE, -(-len(self._waiting) // idle))
             batch, self._waiting = self._waiting[:size], self._waiting[size:]
             # Requests that were given up are left out.
             requests = [request for request in batch if not request.answer.done()]

@@ -54,9 +54,9 @@ class TextRequest:
     bias: LogitBias | None = None
     """Amounts added to the logits before a token is drawn."""
     streamed: bool = False
-    """Send a piece for every token. Otherwise only a few pieces are sent, because each hand-over costs a part of a step."""
+    """Send a chunk for every token. Otherwise only a few chunks are sent, because each hand-over costs a part of a step."""
     logged: bool = False
-    """The first piece names what the response began with (`ResponseStart`), for the log."""
+    """The first chunk names what the response began with (`ResponseStart`), for the log."""
 
 
 class NamedToken(NamedTuple):
@@ -78,11 +78,11 @@ class ResponseStart(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """The part of a response that was written since the last piece."""
+class ResponseChunk:
+    """The part of a response that was written since the last chunk."""
 
     text: str
-    """Whole characters only. Text that may become a hidden stop string is held back for a later piece; the last piece
+    """Whole characters only. Text that may become a hidden stop string is held back for a later chunk; the last chunk
     has the rest."""
     ids: list[int]
     log_probs: list[float]
@@ -93,21 +93,21 @@ class Piece:
     tops: list[list[tuple[NamedToken, float]]] = field(default_factory=list)
     """Per token the most likely tokens and their log-probabilities, if the request sets `top`."""
     began: ResponseStart | None = None
-    """Set in the first piece if the request asks for it and the arm knows it."""
-    untold: int = 0
-    """Number of tokens without ids, which only external arms report, in the last piece."""
+    """Set in the first chunk if the request asks for it and the arm knows it."""
+    tokens_without_ids: int = 0
+    """Number of tokens without ids, which only external arms report, in the last chunk."""
     cost_usd: float | None = 0.0
-    """Cost of the response in USD, in the last piece; None if the arm has a price and the server reports no tokens."""
+    """Cost of the response in USD, in the last chunk; None if the arm has a price and the server reports no tokens."""
 
     @property
     def tokens(self) -> int:
-        """The number of tokens in this piece."""
-        return len(self.ids) + self.untold
+        """The number of tokens in this chunk."""
+        return len(self.ids) + self.tokens_without_ids
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A refusal instead of a piece: the arm is not at fault, and no other arm is to be tried."""
+    """A refusal instead of a chunk: the arm is not at fault, and no other arm is to be tried."""
 
     status: int
     field: str | None
@@ -120,10 +120,10 @@ class Refusal:
 class Reply(Protocol):
     """A response while it is written."""
 
-    async def next(self) -> Piece | Refusal:
-        """Wait for the next piece or a refusal.
+    async def next(self) -> ResponseChunk | Refusal:
+        """Wait for the next chunk or a refusal.
 
-        Nothing comes after a refusal or a piece with a `finish`. Raises ArmError if the arm fails.
+        Nothing comes after a refusal or a chunk with a `finish`. Raises ArmError if the arm fails.
         """
 
     def leave(self) -> None:
@@ -133,7 +133,7 @@ class Reply(Protocol):
 class TextArm(Protocol):
     """An arm of language models.
 
-    It is in this process (`TextBatcher`), in a deployment of its own (`RemoteTextArm`), or external (`ExternalArm`).
+    It is in this process (`TextBatcher`), in its own deployment (`RemoteTextArm`), or external (`ExternalArm`).
     """
 
     @property
@@ -160,7 +160,7 @@ class ScoringArm(TextArm, Protocol):
 
 
 class Arm(Protocol):
-    """An arm of actor-critics: in this process (`ArmBatcher`) or in a deployment of its own (`RemoteArm`)."""
+    """An arm of actor-critics: in this process (`ArmBatcher`) or in its own deployment (`RemoteArm`)."""
 
     bundle: Bundle
 

@@ -1,4 +1,4 @@
-"""Arms of large policies: each runs in a Serve application of its own, which requests reach through a handle.
+"""Arms of large policies: each runs in its own Serve application, which requests reach through a handle.
 
 Each bundle has an application, rather than a deployment inside the gateway's application, so that a changed gateway
 config restarts no policy, experiments with the same bundle share its replicas, and experiments created over HTTP can
@@ -23,7 +23,7 @@ from marl_ray.config.serving.arms import most
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import Bundle, load_bundle
 from marl_ray.ray_seams import listen_on_node_address
-from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
+from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 from marl_ray.serving.arms.call_batching import CallBatcher, on_loop
 from marl_ray.serving.arms.errors import ArmError, LostError, busy, new_pass
 from marl_ray.serving.arms.external.model import ExternalModel
@@ -49,7 +49,7 @@ class ArmHost:
         torch.set_num_threads(1)
         bundle = load_bundle(reference, tracking_uri, digest)
         assert isinstance(bundle, Bundle)
-        self._batcher = ArmBatcher(bundle, Passes(max_batch, np.random.default_rng()))
+        self._batcher = ArmBatcher(bundle, PassBatcher(max_batch, np.random.default_rng()))
 
     async def act(self, requests: Sequence[ActRequest]) -> list[Answer | Exception]:
         """Return one answer or one error per request.

@@ -23,7 +23,7 @@ PAUSE_S = 1.0
 COMPLAINT_S = 60.0
 """Fewest seconds between two log lines: a full Redis answers reads and fails again with each put."""
 CONNECTIONS = 64
-"""Most connections to Redis; further requests at the same moment skip the cache."""
+"""Maximum number of connections to Redis; further requests at the same moment skip the cache."""
 PREFIX = b"marl-ray:"
 """The prefix of the keys in Redis."""
 _log = logging.getLogger(__name__)

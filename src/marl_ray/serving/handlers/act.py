@@ -89,7 +89,7 @@ async def answer(service: Service, request: Request, data: Mapping[str, Any]) ->
     if router.is_text:
         prompts = text_observations(router, raw_observations, raw_masks)
         assignment = service.assigner.expose(session_arm)
-        parts, arm = await request.while_there(
+        parts, arm = await request.until_disconnect(
             _act_or_fall_back(service, session_arm, assignment.arm, prompts, greedy, {}, exchanges)
         )
     else:
@@ -107,7 +107,7 @@ async def answer(service: Service, request: Request, data: Mapping[str, Any]) ->
             log_text(service, session_arm, assignment, arm, router.arms[arm].bundle.digest, text_request, response)
     elif session_arm.takes_part:
         _log_act(service, session_arm, assignment, arm, greedy, raw_observations, raw_masks, parts)
-    service.metrics.meters_of(router.config)[arm].observe(seconds)
+    service.metrics.counters_of(router.config)[arm].observe(seconds)
     return session_arm.head(assignment, arm) | parts
 
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.config.base import words
-from marl_ray.errors import LONGEST_COMPARED, MarlRayError, did_you_mean
+from marl_ray.errors import MAX_COMPARED, MarlRayError, did_you_mean
 from marl_ray.experiments.lifecycle import RETREATS, Action, StaleEpochError
 from marl_ray.experiments.store.experiment_store import StoreError
 from marl_ray.serving.held_arms import API
@@ -178,7 +178,7 @@ async def changed(service: Service, router: Router, actor: str, action: str, dat
     arm, epoch = data.get("arm"), data.get("epoch", None if Action(action) in RETREATS else router.state.epoch)
     arms = list(router.config.arms)  # a list, because JSON has values that are not hashable
     if arm is not None and arm not in arms:
-        name = arm[:LONGEST_COMPARED] if isinstance(arm, str) else ""
+        name = arm[:MAX_COMPARED] if isinstance(arm, str) else ""
         raise RequestError(400, "arm", f"{name!r} is unknown{did_you_mean(name, arms)}")
     if epoch is not None and (isinstance(epoch, bool) or not isinstance(epoch, int)):
         raise RequestError(400, "epoch", "expected the epoch that the change was decided on")

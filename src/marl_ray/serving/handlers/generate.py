@@ -54,10 +54,10 @@ async def _events(writer: TextResponseWriter) -> AsyncIterator[bytes]:
     """Yield the parts of the answer; the last one names the arm."""
     try:
         while True:
-            piece = await writer.next()
-            part = {"text": piece.text, "tokens": piece.ids, "log_probs": piece.log_probs}
-            if piece.finish is not None:
-                yield event(writer.head | part | {"finish_reason": piece.finish})
+            chunk = await writer.next()
+            part = {"text": chunk.text, "tokens": chunk.ids, "log_probs": chunk.log_probs}
+            if chunk.finish is not None:
+                yield event(writer.head | part | {"finish_reason": chunk.finish})
                 return
             yield event(part)
     except RequestError as error:  # the status has already been sent

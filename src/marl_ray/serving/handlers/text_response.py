@@ -8,9 +8,17 @@ from typing import Any, cast
 
 import orjson
 
-from marl_ray.errors import LONGEST_COMPARED, did_you_mean
+from marl_ray.errors import MAX_COMPARED, did_you_mean
 from marl_ray.experiments.assignment.rendezvous import Assignment
-from marl_ray.serving.arms.protocol import NamedToken, Piece, Refusal, Reply, ResponseStart, TextArm, TextRequest
+from marl_ray.serving.arms.protocol import (
+    NamedToken,
+    Refusal,
+    Reply,
+    ResponseChunk,
+    ResponseStart,
+    TextArm,
+    TextRequest,
+)
 from marl_ray.serving.http.protocol import Headers, Request, RequestError, Response, Stream, header_text
 from marl_ray.serving.http.text_settings import Settings
 from marl_ray.serving.logs.act_log import LoggedText
@@ -50,10 +58,10 @@ async def respond_with_text(
 ) -> Response | Stream:
     """Answer a request with the writer's response: as one JSON answer, or as events from its first token on."""
     try:
-        await request.while_there(writer.begin())
+        await request.until_disconnect(writer.begin())
         if streamed:
             return Stream(events(writer), writer.close, writer.headers)
-        response = await request.while_there(collect_response(writer.next))
+        response = await request.until_disconnect(collect_response(writer.next))
     except BaseException:
         writer.close()
         raise
@@ -71,16 +79,16 @@ class TextResponseWriter:
         self._assignment = service.assigner.expose(session_arm)
         self._arm = self._assignment.arm
         self._reply: Reply | None = None
-        self._first: Piece | None = None
+        self._first: ResponseChunk | None = None
         self._digest = ""
         self._ticket = 0
         self._is_under_way = False
         """True after a response has begun and before it has ended."""
         self._first_s = 0.0
         self._tokens = 0
-        keeps_pieces = session_arm.takes_part and (service.acts is not None or bool(session_arm.router.state.shadows))
-        self._pieces: list[Piece] | None = [] if keeps_pieces else None
-        """All pieces so far, kept for the log and for shadows; None if neither needs them."""
+        keeps_chunks = session_arm.takes_part and (service.acts is not None or bool(session_arm.router.state.shadows))
+        self._chunks: list[ResponseChunk] | None = [] if keeps_chunks else None
+        """All chunks so far, kept for the log and for shadows; None if neither needs them."""
 
     @property
     def digest(self) -> str:
@@ -115,7 +123,7 @@ class TextResponseWriter:
         self._arm, self._digest = arm, text_arm.bundle.digest
         self._reply = text_arm.write(self._request)
         try:
-            self._first = await _next_piece(self._reply)
+            self._first = await _next_chunk(self._reply)
         except Exception:
             self._reply.leave()
             raise
@@ -129,17 +137,17 @@ class TextResponseWriter:
         """Let this arm begin a response, and drop it."""
         reply = cast(TextArm, self._session_arm.router.arms[arm]).write(self._request)
         try:
-            await _next_piece(reply)
+            await _next_chunk(reply)
         finally:
             reply.leave()
 
-    async def next(self) -> Piece:
-        """Wait for the next piece, until one has a `finish`. Raises RequestError if the arm fails. Call `begin` first."""
-        piece, self._first = self._first, None
-        if piece is None:
+    async def next(self) -> ResponseChunk:
+        """Wait for the next chunk, until one has a `finish`. Raises RequestError if the arm fails. Call `begin` first."""
+        chunk, self._first = self._first, None
+        if chunk is None:
             assert self._reply is not None
             try:
-                piece = await _next_piece(self._reply)
+                chunk = await _next_chunk(self._reply)
             except RequestError:
                 raise
             except Exception as error:
@@ -147,12 +155,12 @@ class TextResponseWriter:
                 self._attempts().count_break_off(self._arm, self._ticket, error)
                 self._ticket = 0
                 raise RequestError(503, None, f"arm {self._arm!r} failed in mid-response") from None
-        self._tokens += piece.tokens
-        if self._pieces is not None:
-            self._pieces.append(piece)
-        if piece.finish is not None:
-            self._finish(piece)
-        return piece
+        self._tokens += chunk.tokens
+        if self._chunks is not None:
+            self._chunks.append(chunk)
+        if chunk.finish is not None:
+            self._finish(chunk)
+        return chunk
 
     def close(self) -> None:
         """End the response, whether or not it is complete; the owner must call this once it is done."""
@@ -162,46 +170,46 @@ class TextResponseWriter:
             self._session_arm.router.circuits[self._arm].forget(self._ticket)
             self._ticket = 0
         config = self._session_arm.router.config
-        meters = self._service.metrics.meters_of(config)[self._arm]
+        counters = self._service.metrics.counters_of(config)[self._arm]
         if self._is_under_way and config.arms[self._arm].price is not None:
             # An external arm reports the number of tokens only at the end.
             self._session_arm.charge(None, self._service.unit_reports)
-            meters.cost_unknown += 1
+            counters.cost_unknown += 1
         self._is_under_way = False
-        meters.tokens += self._tokens
+        counters.tokens += self._tokens
         self._tokens = 0
         if self._request.streamed:  # otherwise the client has received nothing of the response
             self._log()
 
     def _log(self) -> None:
-        """Log the pieces sent so far, once. If the response is complete, send copies of the request to the shadows."""
-        if self._pieces:
-            request, response = self._request, join_pieces(self._pieces)
+        """Log the chunks sent so far, once. If the response is complete, send copies of the request to the shadows."""
+        if self._chunks:
+            request, response = self._request, join_chunks(self._chunks)
             if self._service.acts is not None:
                 log_text(self._service, self._session_arm, self._assignment, self._arm, self._digest, request, response)
             if response.finish != CUT:
                 shadow_text(self._session_arm.router, request, response)
-        self._pieces = None
+        self._chunks = None
 
-    def _finish(self, piece: Piece) -> None:
+    def _finish(self, chunk: ResponseChunk) -> None:
         self._log()
         self._is_under_way = False
         router, seconds = self._session_arm.router, time.perf_counter() - self._start
         router.circuits[self._arm].success(self._ticket)
         self._ticket = 0
         self._session_arm.count_answer(seconds)
-        self._session_arm.charge(piece.cost_usd, self._service.unit_reports)
-        meters = self._service.metrics.meters_of(router.config)[self._arm]
-        meters.observe(seconds)
-        meters.count_text(piece.prompt_tokens, self._first_s, piece.cost_usd)
+        self._session_arm.charge(chunk.cost_usd, self._service.unit_reports)
+        counters = self._service.metrics.counters_of(router.config)[self._arm]
+        counters.observe(seconds)
+        counters.count_text(chunk.prompt_tokens, self._first_s, chunk.cost_usd)
         if self._service.config.access_log == "all":
             log_line(
                 "text",
                 experiment=router.config.name,
                 arm=self._arm,
-                prompt_tokens=piece.prompt_tokens,
+                prompt_tokens=chunk.prompt_tokens,
                 tokens=self._tokens,
-                finish=piece.finish,
+                finish=chunk.finish,
                 first_token_ms=round(1000 * self._first_s, 3),
                 ms=round(1000 * seconds, 3),
             )
@@ -232,11 +240,11 @@ async def act_by_text(
     finally:
         for reply in replies.values():
             reply.leave()
-    meters = service.metrics.meters_of(router.config)[arm]
+    counters = service.metrics.counters_of(router.config)[arm]
     responses = {agent: task.result() for agent, task in tasks.items()}
     for response, first_at in responses.values():
-        meters.tokens += response.tokens
-        meters.count_text(response.prompt_tokens, first_at - start, response.cost_usd)
+        counters.tokens += response.tokens
+        counters.count_text(response.prompt_tokens, first_at - start, response.cost_usd)
     exchanges[:] = [(requests[agent], response) for agent, (response, _) in responses.items()]
     # An external arm gives no log-probabilities.
     return {
@@ -247,46 +255,46 @@ async def act_by_text(
 
 async def _await_response(reply: Reply) -> tuple[WrittenResponse, float]:
     """Wait for a complete response; returns it and the moment of its first token."""
-    first: Piece | None = await _next_piece(reply)
+    first: ResponseChunk | None = await _next_chunk(reply)
     at = time.perf_counter()
 
-    async def next_piece() -> Piece:
+    async def next_chunk() -> ResponseChunk:
         nonlocal first
-        piece, first = first, None
-        return await _next_piece(reply) if piece is None else piece
+        chunk, first = first, None
+        return await _next_chunk(reply) if chunk is None else chunk
 
-    return await collect_response(next_piece), at
-
-
-async def _next_piece(reply: Reply) -> Piece:
-    """Wait for the next piece; RequestError where the arm refuses."""
-    piece = await reply.next()
-    if isinstance(piece, Refusal):
-        raise RequestError(piece.status, piece.field, piece.message, piece.retry_after_s, piece.code)
-    return piece
+    return await collect_response(next_chunk), at
 
 
-async def collect_response(next_piece: Callable[[], Awaitable[Piece]]) -> WrittenResponse:
-    """Wait for all pieces that are still to come, and join them."""
-    pieces = [await next_piece()]
-    while pieces[-1].finish is None:
-        pieces.append(await next_piece())
-    return join_pieces(pieces)
+async def _next_chunk(reply: Reply) -> ResponseChunk:
+    """Wait for the next chunk; RequestError where the arm refuses."""
+    chunk = await reply.next()
+    if isinstance(chunk, Refusal):
+        raise RequestError(chunk.status, chunk.field, chunk.message, chunk.retry_after_s, chunk.code)
+    return chunk
 
 
-def join_pieces(pieces: Sequence[Piece]) -> WrittenResponse:
-    """Join the pieces to a response; without a `finish` it was cut."""
+async def collect_response(next_chunk: Callable[[], Awaitable[ResponseChunk]]) -> WrittenResponse:
+    """Wait for all chunks that are still to come, and join them."""
+    chunks = [await next_chunk()]
+    while chunks[-1].finish is None:
+        chunks.append(await next_chunk())
+    return join_chunks(chunks)
+
+
+def join_chunks(chunks: Sequence[ResponseChunk]) -> WrittenResponse:
+    """Join the chunks to a response; without a `finish` it was cut."""
     return WrittenResponse(
-        text="".join(piece.text for piece in pieces),
-        ids=[number for piece in pieces for number in piece.ids],
-        log_probs=[log_prob for piece in pieces for log_prob in piece.log_probs],
-        finish=pieces[-1].finish or CUT,
-        prompt_tokens=pieces[-1].prompt_tokens,
-        names=[name for piece in pieces for name in piece.names],
-        tops=[top for piece in pieces for top in piece.tops],
-        began=pieces[0].began,
-        tokens=sum(piece.tokens for piece in pieces),
-        cost_usd=total_cost(piece.cost_usd for piece in pieces),
+        text="".join(chunk.text for chunk in chunks),
+        ids=[number for chunk in chunks for number in chunk.ids],
+        log_probs=[log_prob for chunk in chunks for log_prob in chunk.log_probs],
+        finish=chunks[-1].finish or CUT,
+        prompt_tokens=chunks[-1].prompt_tokens,
+        names=[name for chunk in chunks for name in chunk.names],
+        tops=[top for chunk in chunks for top in chunk.tops],
+        began=chunks[0].began,
+        tokens=sum(chunk.tokens for chunk in chunks),
+        cost_usd=total_cost(chunk.cost_usd for chunk in chunks),
     )
 
 
@@ -373,7 +381,7 @@ def agent_of(router: Router, agent: Any) -> str:
     if not isinstance(agent, str):
         raise RequestError(400, "agent", f"expected one of {', '.join(agents)}")
     if agent not in agents:
-        raise RequestError(400, "agent", f"{agent[:LONGEST_COMPARED]!r} is unknown{did_you_mean(agent, agents)}")
+        raise RequestError(400, "agent", f"{agent[:MAX_COMPARED]!r} is unknown{did_you_mean(agent, agents)}")
     return agent
 
 

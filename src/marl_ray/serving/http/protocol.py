@@ -50,7 +50,7 @@ class RequestError(MarlRayError):
         return orjson.dumps({"error": {"field": self.field, "message": str(self)}})
 
 
-class ClientGoneError(Exception):
+class ClientDisconnectedError(Exception):
     """The client closed the connection before it got its answer."""
 
 
@@ -107,14 +107,14 @@ class Request:
         if len(body) > self._limit:
             raise self._too_large()
         if message["type"] == "http.disconnect":
-            raise ClientGoneError
+            raise ClientDisconnectedError
         return body
 
-    async def while_there(self, work: Coroutine[Any, Any, T]) -> T:
+    async def until_disconnect(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` while the client is there, and return its result.
 
-        If the client hangs up, cancels `work` and raises ClientGoneError. Call it only after reading the body. It costs
-        two tasks, so it is for long work.
+        If the client hangs up, cancels `work` and raises ClientDisconnectedError. Call it only after reading the body. It
+        costs two tasks, so it is for long work.
         """
         task = asyncio.create_task(work)
         if self._hang_up is None:  # all work of this request shares one watcher
@@ -123,7 +123,7 @@ class Request:
             await asyncio.wait((task, self._hang_up), return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
-            raise ClientGoneError
+            raise ClientDisconnectedError
         finally:
             if not task.done():
                 task.cancel()

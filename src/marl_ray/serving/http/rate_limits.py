@@ -8,7 +8,7 @@ from collections.abc import Callable
 from marl_ray.config import RateLimitConfig
 
 KEYS = 10_000
-"""Most buckets kept; beyond it the longest unused one is forgotten, which refills it."""
+"""Maximum number of buckets kept; beyond it the longest unused one is forgotten, which refills it."""
 _TOLERANCE_S = 1e-6  # more than the rounding of any clock, less than any token
 
 

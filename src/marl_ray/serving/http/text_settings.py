@@ -9,9 +9,9 @@ SETTINGS = frozenset({"max_tokens", "temperature", "top_p", "stop", "seed"})
 GREEDY_BELOW = 0.01
 """Lower temperatures count as 0, because dividing logits by them would overflow."""
 LARGEST_TEMPERATURE = 2.0
-LEAST_TOP_P = 1e-6
+MIN_TOP_P = 1e-6
 STOPS, STOP_LENGTH = 4, 200
-"""Most stop strings of a request, and most characters of one."""
+"""Maximum number of stop strings of a request, and maximum number of characters of one."""
 LARGEST_TOKENS = 1_000_000
 SEEDS = 1 << 63
 """Seeds are integers from -SEEDS to SEEDS - 1."""
@@ -44,7 +44,7 @@ def settings_of(data: Mapping[str, Any]) -> Settings:
     if temperature is not None and not greedy:
         changes["temperature"] = float(temperature)
     if top_p is not None:
-        changes["top_p"] = max(float(top_p), LEAST_TOP_P)
+        changes["top_p"] = max(float(top_p), MIN_TOP_P)
     stop = data.get("stop")
     if stop is not None:
         stops = [stop] if isinstance(stop, str) else stop

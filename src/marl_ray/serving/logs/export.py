@@ -233,7 +233,7 @@ def _flat(value: Any) -> list[float]:
 
 
 def _in_rising_order(rows: Iterator[tuple[str, T]]) -> Callable[[str], T | None]:
-    """Return a look-up in rows that are sorted by key. The caller must ask for keys in rising order."""
+    """Return a lookup in rows that are sorted by key. The caller must ask for keys in rising order."""
     head = next(rows, None)
 
     def find(key: str) -> T | None:

@@ -39,7 +39,7 @@ class Histogram:
         family.add_metric(labels, list(buckets), self.total)
 
 
-class ArmMeters:
+class ArmCounters:
     """An arm's counters that every act changes.
 
     They are plain numbers, because each of the library's counters takes a lock.
@@ -59,7 +59,7 @@ class ArmMeters:
         """Responses of unknown cost, of an arm with a price."""
 
     def observe(self, seconds: float) -> None:
-        """Count an act that took so many seconds."""
+        """Count an act that took this many seconds."""
         self.seconds.observe(seconds)
 
     def count_text(self, prompt_tokens: int, first_token_s: float, cost_usd: float | None) -> None:
@@ -74,7 +74,7 @@ class _Hot(Collector):
     """Exports the plain numbers to Prometheus."""
 
     def __init__(
-        self, arms: dict[str, dict[str, ArmMeters]], answers: dict[tuple[str, int], int], holdouts: dict[str, int]
+        self, arms: dict[str, dict[str, ArmCounters]], answers: dict[tuple[str, int], int], holdouts: dict[str, int]
     ):
         self._arms, self._answers, self._holdouts = arms, answers, holdouts
 
@@ -96,17 +96,17 @@ class _Hot(Collector):
             "marl_ray_gateway_cost_unknown", "Responses of arms with a price whose cost is unknown.", labels=OF_ARM
         )
         for experiment, arms in list(self._arms.items()):
-            for arm, meters in arms.items():
-                exposures.add_metric([experiment, arm], meters.exposures)
-                meters.seconds.add_to(seconds, [experiment, arm])
-                if meters.tokens:
-                    meters.first_token.add_to(first, [experiment, arm])
-                    tokens.add_metric([experiment, arm, "prompt"], meters.prompt_tokens)
-                    tokens.add_metric([experiment, arm, "generated"], meters.tokens)
-                if meters.cost_usd:
-                    cost.add_metric([experiment, arm], meters.cost_usd)
-                if meters.cost_unknown:
-                    unpriced.add_metric([experiment, arm], meters.cost_unknown)
+            for arm, counters in arms.items():
+                exposures.add_metric([experiment, arm], counters.exposures)
+                counters.seconds.add_to(seconds, [experiment, arm])
+                if counters.tokens:
+                    counters.first_token.add_to(first, [experiment, arm])
+                    tokens.add_metric([experiment, arm, "prompt"], counters.prompt_tokens)
+                    tokens.add_metric([experiment, arm, "generated"], counters.tokens)
+                if counters.cost_usd:
+                    cost.add_metric([experiment, arm], counters.cost_usd)
+                if counters.cost_unknown:
+                    unpriced.add_metric([experiment, arm], counters.cost_unknown)
         requests = CounterMetricFamily("marl_ray_gateway_requests", "Requests answered.", labels=OF_ANSWER)
         errors = CounterMetricFamily("marl_ray_gateway_errors", "Of these, with 4xx or 5xx.", labels=OF_ANSWER)
         for (endpoint, status), count in list(self._answers.items()):
@@ -132,7 +132,7 @@ class GatewayMetrics:
         """
         self._replica = replica
         self.registry = CollectorRegistry()
-        self._arms: dict[str, dict[str, ArmMeters]] = {}
+        self._arms: dict[str, dict[str, ArmCounters]] = {}
         self._answers: dict[tuple[str, int], int] = {}
         self._holdouts: dict[str, int] = {}
         self.registry.register(_Hot(self._arms, self._answers, self._holdouts))
@@ -153,13 +153,13 @@ class GatewayMetrics:
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"marl_ray_gateway_{name}", text, labels, registry=self.registry)
 
-    def meters_of(self, experiment: ExperimentConfig) -> dict[str, ArmMeters]:
+    def counters_of(self, experiment: ExperimentConfig) -> dict[str, ArmCounters]:
         """Return arm -> its counters; change them on the event loop alone."""
-        meters = self._arms.get(experiment.name)
-        if meters is None:
-            meters = {arm: ArmMeters() for arm in experiment.arms}
-            self._arms[experiment.name] = meters
-        return meters
+        counters = self._arms.get(experiment.name)
+        if counters is None:
+            counters = {arm: ArmCounters() for arm in experiment.arms}
+            self._arms[experiment.name] = counters
+        return counters
 
     def count(self, endpoint: str, status: int) -> None:
         """Count an answered request."""

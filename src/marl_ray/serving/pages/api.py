@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 Part = Mapping[str, Any]
-_LONGEST = 160
+_MAX_CHARACTERS = 160
 
 
 def operations(document: Part) -> list[dict[str, Any]]:
@@ -84,7 +84,7 @@ def kind(schema: Part) -> str:
             return " or ".join(dict.fromkeys(kind(part) for part in schema[choice]))
     if "enum" in schema or "const" in schema:
         text = " or ".join(map(repr, schema.get("enum", [schema.get("const")])))
-        return text if len(text) <= _LONGEST else "text"
+        return text if len(text) <= _MAX_CHARACTERS else "text"
     named = schema.get("type", "anything")
     if isinstance(named, list):
         return " or ".join(named)

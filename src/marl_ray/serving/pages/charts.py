@@ -11,7 +11,7 @@ from marl_ray.drawing import MINUS, Frame, Tick, band_path, line_path, multiples
 LAST_TIME = 253_402_300_799
 """The last second of the year 9999."""
 MAX_POINTS = 240
-"""Most points drawn per line; more would not be visible."""
+"""Maximum number of points drawn per line; more would not be visible."""
 _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 _TIME_STEPS = (
     *(1, 2, 5, 10, 15, 30),
@@ -185,11 +185,11 @@ def _bands(points: list[_Point], x: Callable[[float], float], y: Callable[[float
     return "".join(paths)
 
 
-def _times(first: float, last: float, most: float) -> list[tuple[float, str]]:
+def _times(first: float, last: float, max_ticks: float) -> list[tuple[float, str]]:
     """Return (seconds, label) of the ticks, on round times in UTC; midnights show the day."""
     year = _TIME_STEPS[-1]
-    longer = year * max(1, math.ceil((last - first) / year / most))
-    step = next((step for step in _TIME_STEPS if (last - first) / step <= most), longer)
+    longer = year * max(1, math.ceil((last - first) / year / max_ticks))
+    step = next((step for step in _TIME_STEPS if (last - first) / step <= max_ticks), longer)
     ticks = []
     for k in range(math.ceil(first / step), math.floor(last / step) + 1):
         at = datetime.fromtimestamp(k * step, UTC)

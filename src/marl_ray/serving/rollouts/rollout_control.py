@@ -55,8 +55,8 @@ ERRORS = GuardrailConfig(name="error", better="lower", margin=0.01, alpha=0.01)
 
 SILENCE = "no client has sent an outcome of any session"
 
-LEAST_CHANGE = 0.01
-"""Least change of a share that is worth a new epoch."""
+MIN_CHANGE = 0.01
+"""Minimum change of a share that is worth a new epoch."""
 
 _log = logging.getLogger(__name__)
 
@@ -261,7 +261,7 @@ def _reallocate(
     drawn = thompson_weights(evidence.look.gains("outcome", plan.control, remaining, len(plan.weights)), config.floor)
     weights = {arm: drawn.get(arm, 0.0) for arm in plan.weights}
     total = math.fsum(record.weights.values())
-    if max(abs(weights[arm] - record.weights[arm] / total) for arm in weights) < LEAST_CHANGE:
+    if max(abs(weights[arm] - record.weights[arm] / total) for arm in weights) < MIN_CHANGE:
         return
     shares = ", ".join(f"{arm} {share:.1%}" for arm, share in weights.items())
     with contextlib.suppress(StaleEpochError):  # another replica or a person has changed the experiment first

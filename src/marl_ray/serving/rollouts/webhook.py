@@ -1,4 +1,4 @@
-"""Tells another service of every rollback, promotion and stage: `webhook` of the gateway's config.
+"""Notifies another service of every rollback, promotion and stage: `webhook` of the gateway's config.
 
 Each notice is delivered at least once: a thread sends an entry of the audit log until the other service answers 2xx, or
 until the deadline. No decision waits for it. `experiments.store.notices` lets one of several replicas send an entry.
@@ -27,9 +27,9 @@ SEND_S = 10.0
 """Deadline of one request."""
 CLAIM_S = 3 * SEND_S
 """Seconds for which other replicas leave an entry to the replica that sends it."""
-LONGEST_PAUSE_S = 300.0
+MAX_PAUSE_S = 300.0
 DOUBLED_PAUSES = 9
-"""Number of attempts, each after twice the pause of the one before, after which the pause is `LONGEST_PAUSE_S`."""
+"""Number of attempts, each after twice the pause of the one before, after which the pause is `MAX_PAUSE_S`."""
 CLOSE_S = 2.0
 _log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Webhook:
             if self._closing.is_set() or not self._notices.claim(entry.id, now, now + CLAIM_S):
                 continue
             problem = self._send(entry, endpoints[entry.experiment])
-            wait = LONGEST_PAUSE_S if attempts >= DOUBLED_PAUSES else 2.0**attempts
+            wait = MAX_PAUSE_S if attempts >= DOUBLED_PAUSES else 2.0**attempts
             sent = time.time() if problem is None else None
             self._notices.note(entry.id, delivered_at=sent, next_at=time.time() + wait)
             if problem is not None:

@@ -12,18 +12,18 @@ from marl_ray.experiments.assignment.rendezvous import Assignment, held_out
 from marl_ray.experiments.store.experiment_store import StoreError
 from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.logs.metrics import GatewayMetrics
-from marl_ray.serving.routing.arm_look_ups import Answers, LookUps, UnitKey
+from marl_ray.serving.routing.arm_lookups import Answers, ArmLookups, UnitKey
 from marl_ray.serving.routing.breaker import Breaker
 from marl_ray.serving.routing.endpoints import current, draining, remembering
 from marl_ray.serving.routing.router import Router, UnitArm
 from marl_ray.serving.routing.unit_reports import UnitReports, counts_cost
 
-LOOK_UP_S = 2.0
+LOOKUP_S = 2.0
 """Seconds that a request waits for the database to look up a session's arm."""
-LOOK_UP_THREADS = 2
-"""Threads for look-ups alone, so that acts never wait behind outcomes and reports."""
-LOOK_UP_CIRCUIT = BreakerConfig(failures=1, open_s=1.0, probes=1)
-"""After a failed look-up, acts skip the database for a second."""
+LOOKUP_THREADS = 2
+"""Threads for lookups alone, so that acts never wait behind outcomes and reports."""
+LOOKUP_CIRCUIT = BreakerConfig(failures=1, open_s=1.0, probes=1)
+"""After a failed lookup, acts skip the database for a second."""
 
 _log = logging.getLogger(__name__)
 
@@ -85,12 +85,12 @@ class Assigner:
         self, read: Callable[[Sequence[UnitKey]], Answers], holdouts: Mapping[str, float], metrics: GatewayMetrics
     ):
         """`read` looks up sessions' arms in the database, and blocks; `holdouts` are shares by endpoint."""
-        self.look_ups = LookUps(read, LOOK_UP_THREADS)
-        self._circuit = Breaker(LOOK_UP_CIRCUIT)
+        self.lookups = ArmLookups(read, LOOKUP_THREADS)
+        self._circuit = Breaker(LOOKUP_CIRCUIT)
         self._holdouts, self._metrics = holdouts, metrics
 
     def close(self) -> None:
-        self.look_ups.close()
+        self.lookups.close()
 
     async def assign(
         self,
@@ -142,7 +142,7 @@ class Assigner:
             return session_arm.assignment
         first, assignment = session_arm.router.expose(session_arm.session, session_arm.unit_arm)
         if first:
-            self._metrics.meters_of(session_arm.router.config)[assignment.arm].exposures += 1
+            self._metrics.counters_of(session_arm.router.config)[assignment.arm].exposures += 1
         return assignment
 
     async def _look_up_arm(self, router: Router, session: str, cluster_id: str | None) -> UnitArm:
@@ -173,15 +173,15 @@ class Assigner:
     async def _look_up(self, routers: Sequence[Router], session: str) -> list[Assignment | None] | None:
         """Look up the session's arm in each of these experiments; None if the database does not answer.
 
-        After a failure look-ups are skipped for a while, because acts do not need the database.
+        After a failure lookups are skipped for a while, because acts do not need the database.
         """
         ticket = self._circuit.allow()
         if not ticket:
             return None
         try:
-            async with asyncio.timeout(LOOK_UP_S):
+            async with asyncio.timeout(LOOKUP_S):
                 # All at the same moment, so that they share a statement.
-                answers = [self.look_ups.ask(router.config.name, session) for router in routers]
+                answers = [self.lookups.ask(router.config.name, session) for router in routers]
                 assignments = [await answers[0]] if len(answers) == 1 else await asyncio.gather(*answers)
         except (StoreError, TimeoutError) as error:
             self._circuit.failure(ticket)

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from marl_ray.errors import LONGEST_COMPARED, did_you_mean
+from marl_ray.errors import MAX_COMPARED, did_you_mean
 from marl_ray.experiments.lifecycle import ExperimentStatus
 from marl_ray.serving.arms.protocol import Arm, TextArm
 from marl_ray.serving.http.protocol import RequestError
@@ -132,4 +132,4 @@ def draining(routers: Sequence[Router], entered: Router) -> list[Router]:
 
 def _unknown(name: str, names: Collection[str]) -> RequestError:
     instead = did_you_mean(name, names) if names else "; there is none yet"
-    return RequestError(404, "experiment", f"unknown experiment {name[:LONGEST_COMPARED]!r}{instead}")
+    return RequestError(404, "experiment", f"unknown experiment {name[:MAX_COMPARED]!r}{instead}")

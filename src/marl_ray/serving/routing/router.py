@@ -18,10 +18,10 @@ from marl_ray.serving.routing.breaker import Breaker
 from marl_ray.serving.routing.shadow import Shadows
 
 REMEMBERED = 100_000
-"""Sessions per experiment that a replica remembers; a forgotten one costs one ignored insert, or one look-up."""
+"""Sessions per experiment that a replica remembers; a forgotten one costs one ignored insert, or one lookup."""
 
-MOST_TABLES = 32
-"""Most past weight tables that are asked for an arm; beyond that a look-up costs less."""
+MAX_TABLES = 32
+"""Maximum number of past weight tables that are asked for an arm; beyond that a lookup costs less."""
 
 OVERLAP_S = 2.0
 """Seconds in which two replicas may assign by different tables, with some reserve."""
@@ -155,7 +155,7 @@ class Router:
                 past = self._log.store.past(self.config.name)
             except StoreError:
                 past = None
-        # The population now includes every unit, so no past population needs a look-up.
+        # The population now includes every unit, so no past population needs a lookup.
         everyone = frozenset({state.population}) if state.population.is_everyone else None
         if past is None:
             return None, everyone
@@ -165,7 +165,7 @@ class Router:
     def drawn_by(self, unit: str, cluster_id: str | None) -> str:
         """Return the name whose hash decides for the unit: its own, or its cluster's.
 
-        The cluster's decides if clusters are randomized. A unit that names no cluster is a cluster of its own.
+        The cluster's decides if clusters are randomized. A unit that names no cluster is its own cluster.
         """
         return cluster_id or unit if self.config.randomize == "cluster" else unit
 
@@ -232,7 +232,7 @@ class Router:
             return UnitArm(self._standing(session.assignment)) if session.sure else None
         past, randomize = self._past, self.config.randomize
         # With clusters and blocks the session may have begun in another one.
-        if randomize != "session" or past is None or len(past) > MOST_TABLES or not past.agree(unit):
+        if randomize != "session" or past is None or len(past) > MAX_TABLES or not past.agree(unit):
             return None
         return UnitArm(*self._drawn(unit, cluster_id))
 
@@ -255,7 +255,7 @@ class Router:
         return UnitArm(*self._drawn(unit, cluster_id), sure=False)
 
     def _drawn(self, unit: str, cluster_id: str | None) -> tuple[Assignment, str | None]:
-        """Draw by the present table. A unit that names no cluster is a cluster of its own."""
+        """Draw by the present table. A unit that names no cluster is its own cluster."""
         config = self.config
         return draw(
             self.table, config.randomize, unit, cluster=cluster_id or unit, at=time.time(), block_s=config.block_s

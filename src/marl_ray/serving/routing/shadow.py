@@ -12,14 +12,14 @@ import numpy as np
 
 from marl_ray.errors import one_line
 from marl_ray.serving.arms.errors import ArmError, new_pass
-from marl_ray.serving.arms.protocol import Answer, Piece, Refusal, ScoringArm, TextArm, TextRequest
+from marl_ray.serving.arms.protocol import Answer, Refusal, ResponseChunk, ScoringArm, TextArm, TextRequest
 
 ActCall = Callable[[Mapping[str, np.ndarray], bool, Mapping[str, np.ndarray]], Awaitable[Answer]]
 """Observations, whether greedy, and action masks -> answer."""
 TEXT_DEADLINE_S = 60.0
 """Seconds that a copy of a text may take."""
 COMPLAINT_S = 60.0
-"""Least seconds between two log lines about an arm's errors."""
+"""Minimum seconds between two log lines about an arm's errors."""
 _log = logging.getLogger(__name__)
 
 
@@ -106,8 +106,8 @@ class Shadows:
         """
 
         async def compare() -> Compared:
-            pieces = await _write(writer, replace(request, logged=True, streamed=False, names=False))
-            agreed, began = "".join(piece.text for piece in pieces) == text, pieces[0].began
+            chunks = await _write(writer, replace(request, logged=True, streamed=False, names=False))
+            agreed, began = "".join(chunk.text for chunk in chunks) == text, chunks[0].began
             if began is None or not ids:  # one of the two arms reports no tokens
                 return Compared(1, int(agreed))
             tokens, log_prob = await cast(ScoringArm, writer).score(request.agent, began.prompt_ids, ids, text)
@@ -158,17 +158,17 @@ class Shadows:
         _log.warning("shadow %s: %d copies failed so far, this one of %s", arm, totals.errors, _reason(error))
 
 
-async def _write(writer: TextArm, request: TextRequest) -> list[Piece]:
+async def _write(writer: TextArm, request: TextRequest) -> list[ResponseChunk]:
     """Wait for a whole response; ArmError if it is refused."""
     reply = writer.write(request)
     try:
-        pieces: list[Piece] = []
-        while not pieces or pieces[-1].finish is None:
-            piece = await reply.next()
-            if isinstance(piece, Refusal):
-                raise ArmError(f"refused: {piece.message}", new_pass())
-            pieces.append(piece)
-        return pieces
+        chunks: list[ResponseChunk] = []
+        while not chunks or chunks[-1].finish is None:
+            chunk = await reply.next()
+            if isinstance(chunk, Refusal):
+                raise ArmError(f"refused: {chunk.message}", new_pass())
+            chunks.append(chunk)
+        return chunks
     finally:
         reply.leave()
 

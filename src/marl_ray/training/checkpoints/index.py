@@ -87,7 +87,7 @@ def checkpoint_name(iteration: int, attempt: int) -> str:
 
 
 def note_start(folder: StoredFolder, attempt: int, after: int | None) -> None:
-    """Say that this group goes on from the checkpoint of iteration `after`, or begins anew where it is None.
+    """Say that this group continues from the checkpoint of iteration `after`, or begins anew where it is None.
 
     It is called before the rows after it are removed. Raises OSError.
     """
@@ -309,7 +309,7 @@ def _match_name(place: StoredFolder) -> re.Match[str] | None:
 
 
 def _starts(folder: StoredFolder) -> dict[int, int | None]:
-    """Return attempt -> the iteration of the checkpoint that it went on from.
+    """Return attempt -> the iteration of the checkpoint that it continued from.
 
     It is -1 where the attempt began anew, and None before it has begun. Raises OSError.
     """

@@ -16,7 +16,7 @@ from marl_ray.training.checkpoints.run_state import RunState, StateFile
 from marl_ray.training.checkpoints.saving import WEIGHTS, envs_file
 from marl_ray.training.checkpoints.storage import DamagedCheckpointError, StoredFolder
 from marl_ray.training.checkpoints.tensor_files import StoredFiles, TensorReader
-from marl_ray.training.collectives import from_first, gather, world
+from marl_ray.training.collectives import broadcast_from_rank0, gather, world
 from marl_ray.training.learner.policy_learner import Learner
 
 NONE_READABLE = "no checkpoint can be read: "
@@ -70,7 +70,7 @@ def _try_load(
 
     Returns (what was read, the error in one line, whether a file is damaged).
     """
-    manifest, line, damaged = from_first(lambda: _manifest(place))
+    manifest, line, damaged = broadcast_from_rank0(lambda: _manifest(place))
     if manifest is None:
         return None, line, damaged
 

@@ -37,7 +37,7 @@ class CheckpointManifest:
     format: int
     run: str
     identity: str
-    """Hash of that part of the run's config which stays the same however often the run goes on."""
+    """Hash of that part of the run's config which stays the same however often the run continues."""
     iteration: int
     """Iterations after which it was written."""
     steps: int

@@ -111,7 +111,7 @@ def state_after(
 ) -> tuple[RunState, Mapping[str, Any] | None]:
     """Return the state with which a run begins after another one's checkpoint, and its copies' snapshot.
 
-    Counters go on, and evaluations begin anew. Running episodes and means over recent ones go on if both runs play
+    Counters continue, and evaluations begin anew. Running episodes and means over recent ones continue if both runs play
     alike; else there is no snapshot of environment copies.
 
     `other` and `envs` are of the checkpoint, and `fresh` is the state of a run that begins anew.
@@ -165,9 +165,9 @@ def holds_of(config: RunConfig, env: Any, agents: Mapping[str, Sequence[str]]) -
 
 
 def play_of(config: RunConfig) -> dict[str, Any]:
-    """Return the facts that decide if another run's episodes go on after its checkpoint.
+    """Return the facts that decide if another run's episodes continue after its checkpoint.
 
-    The running episodes, and the means over recent ones, go on where the facts are the same.
+    The running episodes, and the means over recent ones, continue where the facts are the same.
     """
     data = config.resolved()
     train = {key: data["train"][key] for key in ("env_copies", "group_size", "curriculum")}

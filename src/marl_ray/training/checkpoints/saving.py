@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from marl_ray.errors import MarlRayError, named
 from marl_ray.policies.language.sharding.agreement import together
-from marl_ray.policies.language.sharding.gather_shards import sent_to_first
+from marl_ray.policies.language.sharding.gather_shards import gather_to_rank0
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.index import BUNDLE, STATE
 from marl_ray.training.checkpoints.learner_tensors import CpuCopy, scalars_of
@@ -192,7 +192,7 @@ def _write_bundle(
     assert contents.bundle is not None
 
     def trained(policy: str, weight: str) -> Tensor | None:
-        return sent_to_first(tensors[f"{policy}/model/lm.{weight}"], group)  # all learn there if one has failed
+        return gather_to_rank0(tensors[f"{policy}/model/lm.{weight}"], group)  # all learn there if one has failed
 
     if not folders:
         contents.bundle(trained)

@@ -45,7 +45,7 @@ class StoredFolder(NamedTuple):
         return isinstance(self.filesystem, fs.LocalFileSystem)
 
 
-def folder_here(folder: Path) -> StoredFolder:
+def local_stored_folder(folder: Path) -> StoredFolder:
     """Return a folder of this machine."""
     return StoredFolder(fs.LocalFileSystem(), str(folder.absolute()))
 

@@ -14,7 +14,7 @@ from marl_ray.config import BenchmarkConfig, RunConfig
 from marl_ray.errors import FieldError, MarlRayError, one_line
 from marl_ray.evaluation.benchmarks import Benchmark, ModelAnswer, Problem, benchmark
 from marl_ray.evaluation.data_files import load
-from marl_ray.evaluation.scoring.local_scoring import ResultRow, ScoringJob, make_pool, score_here
+from marl_ray.evaluation.scoring.local_scoring import ResultRow, ScoringJob, make_pool, score_locally
 from marl_ray.evaluation.scoring.report import make_report
 from marl_ray.evaluation.writing.authors import Author, Authors
 from marl_ray.evaluation.writing.requests import Row, WritingRequest
@@ -24,7 +24,7 @@ from marl_ray.policies.engines.base import Engine
 from marl_ray.sandbox import Level
 from marl_ray.training.collectives import gather, world
 
-MOST_RUNS = 16
+MAX_RUNS = 16
 """Programs that a worker tests at once, at most; fewer where it has fewer cores."""
 
 
@@ -116,7 +116,7 @@ def spent(config: RunConfig, tokens: float, seconds: float) -> dict[str, float]:
 def measure(benchmarks: Sequence[RunBenchmark], run: str, iteration: int) -> dict[str, float]:
     """Measure the current weights; every worker takes part.
 
-    A benchmark that cannot be measured is a line on stderr and the metric `benchmark/NAME/failed`, and training goes on.
+    A benchmark that cannot be measured is a line on stderr and the metric `benchmark/NAME/failed`, and training continues.
     Before the first iteration, when nothing is lost, it is a MarlRayError.
     """
     metrics: dict[str, float] = {}
@@ -182,9 +182,9 @@ def _judged(measured: RunBenchmark, rows: Sequence[Row]) -> list[ResultRow]:
     ]
     if not jobs:
         return []
-    workers = min(MOST_RUNS, len(os.sched_getaffinity(0)), len(jobs))
+    workers = min(MAX_RUNS, len(os.sched_getaffinity(0)), len(jobs))
     packages = frozenset[str]().union(*(problem.packages for problem in problems.values()))
     with make_pool(workers, packages, Level.PATHS) as pool:
-        results = [row for batch in score_here(pool, jobs, workers) for row in batch]
+        results = [row for batch in score_locally(pool, jobs, workers) for row in batch]
     texts = ("raw", "extracted")
     return [{key: value for key, value in row.items() if key not in texts} for row in results]

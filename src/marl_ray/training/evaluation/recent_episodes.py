@@ -27,7 +27,7 @@ class RecentEpisodes:
     def add(self, ended: Iterable[EndedEpisode], running: Sequence[tuple[int, int]]) -> list[EndedEpisode]:
         """Add the episodes that have ended on all workers; returns the episodes that are released now.
 
-        `running` are the (start, steps played) of the episodes that go on.
+        `running` are the (start, steps played) of the episodes that continue.
         """
         released, self.held_back = release([*self.held_back, *ended], blocking(running, self.most_steps))
         self.episodes.extend(released)

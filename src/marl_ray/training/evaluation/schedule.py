@@ -4,7 +4,7 @@ EVALUATIONS = 10
 """Number of evaluations between a run's first and its last. `evaluation.every` overrides it, and TRAINED_PER_EVALUATED
 allows fewer."""
 TRAINED_PER_EVALUATED = 10
-"""Least number of training steps for each step of an evaluation. Playing takes a third to a half of an iteration, so
+"""Minimum number of training steps for each step of an evaluation. Playing takes a third to a half of an iteration, so
 evaluations take a few percent of a long run's time."""
 
 

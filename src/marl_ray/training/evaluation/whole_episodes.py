@@ -56,7 +56,7 @@ def blocking(running: Sequence[tuple[int, int]], most_steps: int) -> list[int]:
 def gather_episodes(
     config: RunConfig, batch: CollectedBatch, collector: BatchCollector
 ) -> tuple[list[EndedEpisode], list[tuple[int, int]], int]:
-    """Gather the ended episodes of all workers, the starts of those that go on, and the number of steps.
+    """Gather the ended episodes of all workers, the starts of those that continue, and the number of steps.
 
     A start comes as (start, steps played). Greedy episodes, which are the baselines of groups, are left out: they do
     not measure the policy that samples.

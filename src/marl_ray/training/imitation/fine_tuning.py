@@ -18,12 +18,12 @@ from torch import Tensor
 from marl_ray.config import RunConfig, WarmStartConfig
 from marl_ray.policies.language.padding import padded
 from marl_ray.rollout.rng import permutation
-from marl_ray.training.collectives import from_first, total, world
+from marl_ray.training.collectives import broadcast_from_rank0, total, world
 from marl_ray.training.errors import DivergedError
 from marl_ray.training.imitation.warm_start import WARM_START_ITERATION, fit_all
 from marl_ray.training.learner.optimizers import backward_over_workers, clip_gradients, optimizer_of
 from marl_ray.training.learner.trained_policy import TrainedPolicy
-from marl_ray.training.team.gpu_pass_limit import naming_the_pass
+from marl_ray.training.team.gpu_pass_limit import translate_out_of_memory
 from marl_ray.training.team.team import Team
 from marl_ray.training.texts.demonstrations import Example, encode, read_demonstrations
 
@@ -44,7 +44,7 @@ def fine_tune(config: RunConfig, env: Any, team: Team, emit: Callable[[dict[str,
     settings = cast(WarmStartConfig, config.warm_start)
     # Rank 0 alone plays the demonstrations. An environment that runs programs may take long, and a time limit may end a
     # program on one worker and not on another.
-    examples = from_first(lambda: read_demonstrations(config, env, team.agents))
+    examples = broadcast_from_rank0(lambda: read_demonstrations(config, env, team.agents))
     fits = {
         name: DemonstrationFit(
             name,
@@ -77,7 +77,7 @@ class DemonstrationFit:
         order = permutation(seed, WARM_START_ITERATION, number, len(self.examples)).tolist()
         likelihood = torch.zeros((), dtype=torch.float64, device=self.policy.device)
         where, most = f"policy {self.name!r}, warm start, epoch {number + 1}", -(-self.batch // world()[1])
-        with naming_the_pass(where, self.policy.settings.micro_batch, self.name, most):
+        with translate_out_of_memory(where, self.policy.settings.micro_batch, self.name, most):
             for start in range(0, len(order), self.batch):
                 likelihood += self._step([self.examples[i] for i in order[start : start + self.batch]])
         mean = float(total(likelihood)) / sum(len(example.response) for example in self.examples)

@@ -45,7 +45,7 @@ class BestBundle:
 
 
 class Deliveries:
-    """The sinks of a run, each on a thread of its own: none delays another, or the run."""
+    """The sinks of a run, each on its own thread: none delays another, or the run."""
 
     def __init__(
         self,

@@ -25,15 +25,15 @@ from marl_ray.training.tracking.sinks import Sink
 MARKS = "sinks"
 """Folder of the marks in a run's folder."""
 LOG_EVERY_S = 1.0
-"""Least seconds between two calls of a sink that keeps up."""
+"""Minimum seconds between two calls of a sink that keeps up."""
 RETRY_S = 3.0
 """Seconds after which a sink that failed is called again."""
 SILENT_S = 60.0
 """Seconds after which a call that has not returned is reported."""
 LAST_TRIES = 3
 """Calls that a sink may fail one after the other once the run has ended."""
-MOST_ROWS = 1000
-"""Most rows of one call."""
+MAX_ROWS = 1000
+"""Maximum number of rows of one call."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Mark:
     run_id: str = ""
     """The run in the sink, where the sink says which: an MLflow that does not know it begins another, without rows."""
     ended: str = ""
-    """The status with which the sink was closed after it had got all there was; empty while a run goes on."""
+    """The status with which the sink was closed after it had got all there was; empty while a run continues."""
     iteration: int | None = None
     """The iteration of the last row that it has taken; -1 for an epoch of a warm start, None before the first row."""
 
@@ -75,7 +75,7 @@ def _path(folder: str, name: str) -> str:
 
 
 class Delivery:
-    """One sink, on a thread of its own: it opens the sink, gives it rows, and closes it."""
+    """One sink, on its own thread: it opens the sink, gives it rows, and closes it."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Delivery:
         """The last iteration that the sink said it has. Workers may be about to play it again."""
         self.problem, self.failures = "", 0
         self.called: float | None = None
-        """Time at which the call of the sink began that goes on, by the monotonic clock."""
+        """Time at which the call of the sink began that is still running, by the monotonic clock."""
         self.status = ""
         self.finish: Callable[[Any], None] = lambda sink: None
         self.begins, self.settled = begins, threading.Event()
@@ -174,7 +174,7 @@ class Delivery:
             self.last = None if last_iteration is None else last_iteration()
             self.in_step = True
         ends = self.ends.is_set()  # before reading, so that the last rows are not missed
-        lines = self.tail.read(self.mark.rows, MOST_ROWS)
+        lines = self.tail.read(self.mark.rows, MAX_ROWS)
         rows = [row_of(line) for line in lines]
         there = list(takewhile(lambda row: self.last is not None and iteration_of(row or {}) <= self.last, rows))
         if there:
@@ -195,7 +195,7 @@ class Delivery:
             self.say(f"{self.name} takes rows again")
             self.problem = ""
         self.failures = 0
-        if not there and len(lines) < MOST_ROWS:
+        if not there and len(lines) < MAX_ROWS:
             self.ends.wait(max(LOG_EVERY_S, self.tail.poll_s))
         return False
 

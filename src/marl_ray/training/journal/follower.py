@@ -43,7 +43,7 @@ class Console(Protocol):
 
 
 class Follower:
-    """Reads the journal on a thread of its own until it is closed; what was written before is not shown."""
+    """Reads the journal on its own thread until it is closed; what was written before is not shown."""
 
     def __init__(
         self,

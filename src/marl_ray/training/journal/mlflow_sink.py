@@ -17,7 +17,7 @@ PICTURES = ("return.png", "benchmarks.png")
 
 
 class MlflowSink:
-    """All that a run tells MLflow."""
+    """Everything that a run reports to MLflow."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Mends `metrics.jsonl` before a run goes on, where something other than the run has changed it."""
+"""Mends `metrics.jsonl` before a run continues, where something other than the run has changed it."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence

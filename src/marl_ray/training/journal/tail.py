@@ -23,12 +23,12 @@ class Tail:
         """Lines, and bytes, that were read of the open file."""
         self.listed: list[tuple[str, int, int | None]] = []
 
-    def read(self, after: int, most: int = 1000) -> list[str]:
-        """Return the complete lines that follow the first `after` ones, at most about `most`.
+    def read(self, after: int, max_lines: int = 1000) -> list[str]:
+        """Return the complete lines that follow the first `after` ones, at most about `max_lines`.
 
         The list is empty while there are none. Raises OSError.
         """
-        return self._of_file(after, most) if self.local else self._of_parts(after, most)
+        return self._of_file(after, max_lines) if self.local else self._of_parts(after, max_lines)
 
     def count(self) -> int:
         """Return the number of complete lines now; raises OSError."""
@@ -42,7 +42,7 @@ class Tail:
             os.close(self.handle)
             self.handle = None
 
-    def _of_file(self, after: int, most: int) -> list[str]:
+    def _of_file(self, after: int, max_lines: int) -> list[str]:
         try:
             now = Path(self.path).stat()
         except FileNotFoundError:
@@ -55,13 +55,13 @@ class Tail:
         if after < self.number:
             self.number = self.offset = 0
         lines: list[str] = []
-        while len(lines) < most:
+        while len(lines) < max_lines:
             data = os.pread(self.handle, CHUNK, self.offset)
             *complete, _ = data.split(b"\n")
             if not complete and len(data) == CHUNK:
                 raise OSError(f"{self.path}: expected lines of less than {CHUNK} bytes")
             for line in complete:
-                if len(lines) == most:
+                if len(lines) == max_lines:
                     break
                 self.number, self.offset = self.number + 1, self.offset + len(line) + 1
                 if self.number > after:
@@ -70,7 +70,7 @@ class Tail:
                 break
         return lines
 
-    def _of_parts(self, after: int, most: int) -> list[str]:
+    def _of_parts(self, after: int, max_lines: int) -> list[str]:
         parts = parts_of(self.filesystem, self.path)
         listed = [(info.path, info.size, info.mtime_ns) for info in parts]
         if listed == self.listed and after == self.number:
@@ -78,7 +78,7 @@ class Tail:
         lines: list[str] = []
         firsts = [int(info.base_name) for info in parts]
         for first, following, info in zip(firsts, [*firsts[1:], None], parts, strict=True):
-            if (following is not None and following <= after) or len(lines) >= most:
+            if (following is not None and following <= after) or len(lines) >= max_lines:
                 continue
             with self.filesystem.open_input_stream(info.path) as stream:
                 content = bytes(stream.read()).decode(errors="replace").split("\n")[:-1]

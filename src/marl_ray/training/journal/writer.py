@@ -28,7 +28,7 @@ PHASE = "phase"
 LINE = "line"
 """Key of a line for people."""
 STARTS_AFTER = "starts_after"
-"""Key of the iteration of the checkpoint that a group of workers goes on from; null where it begins anew."""
+"""Key of the iteration of the checkpoint that a group of workers continues from; null where it begins anew."""
 KEPT_ROWS = "kept_rows"
 """Key of the number of rows that there are when a group of workers starts."""
 FAILED_BEFORE = "failed_before"
@@ -54,7 +54,7 @@ class Journal:
             self.events: AppendedFile = appended_file(filesystem, f"{folder}/{EVENTS}")
 
     def begin(self, after: int | None) -> None:
-        """Say that these workers go on from the checkpoint of iteration `after`, or begin anew where it is None.
+        """Say that these workers continue from the checkpoint of iteration `after`, or begin anew where it is None.
 
         The rows after it are removed, because the workers play these iterations again. Raises OSError.
         """

@@ -144,7 +144,7 @@ class TrainedPolicy:
 
     @property
     def pass_size(self) -> int | None:
-        """Most copies of a pass: `micro_batch`, or half of it where a copy is a pair of responses; None for all."""
+        """Maximum number of copies per pass, half of `micro_batch` where a copy is a pair of responses; None for all."""
         size = self.settings.micro_batch
         return max(1, size // 2) if self.algorithm.spec.pairs and size is not None else size
 

@@ -23,7 +23,7 @@ def build_collector(
 ) -> BatchCollector:
     """Make the collector of one worker's share of the environment copies, or of the run's `data`.
 
-    `state` is a snapshot of a collector, whose episodes go on.
+    `state` is a snapshot of a collector, whose episodes continue.
     """
     share = config.train.env_copies // workers
     copies = range(rank * share, (rank + 1) * share)

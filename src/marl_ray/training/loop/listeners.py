@@ -18,7 +18,7 @@ class Listeners:
     phase: Callable[[str], None] = lambda name: None
     """It gets the name of each part of the run that begins."""
     begin: Callable[[int | None], None] = lambda iteration: None
-    """It gets the iteration of the run's own checkpoint that the run goes on from, or None, before any row."""
+    """It gets the iteration of the run's own checkpoint that the run continues from, or None, before any row."""
     say: Callable[[str], None] = lambda line: None
     """It gets a line for people, such as one about a damaged checkpoint."""
 

@@ -1,4 +1,4 @@
-"""Says where in a batch a reward or a cost is not finite: agent, step and seed of its episode."""
+"""Locates a reward or a cost that is not finite in a batch: agent, step and seed of its episode."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -38,7 +38,7 @@ def where_not_finite(
     """Return `: the reward of ...` about the first reward or cost that is not finite; empty if none is.
 
     It looks at all workers' batches, and every worker takes part. `running` are the starts of this worker's episodes
-    that go on.
+    that continue.
     """
     place_here = first_not_finite(config, agents, batch, running) if isinstance(batch, Batch) else None
     places = [NotFinite(*place) for place in gather(place_here and tuple(place_here)) if place is not None]

@@ -153,7 +153,7 @@ class Run:
 
     @property
     def save_due(self) -> bool:
-        """True if the current weights must be saved. A run that goes on from a checkpoint measures no benchmark again."""
+        """True if the current weights must be saved. A run that continues from a checkpoint measures no benchmark again."""
         return self.done or self.iteration % self.config.checkpoint.every == 0 or self.best or self.measured
 
     def imitate(self, listeners: Listeners = SILENT) -> None:
@@ -320,7 +320,7 @@ class Run:
         """Close the parts after an error; raise nothing.
 
         Engines that other workers sample from end with their process: closed here, they would give those workers a
-        second error, which might be reported in the place of the first.
+        second error, which might be reported in place of the first.
         """
         with contextlib.suppress(Exception), contextlib.ExitStack() as parts:
             if world()[1] == 1:

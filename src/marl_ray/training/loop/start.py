@@ -36,7 +36,7 @@ class RunStart:
 
     @property
     def continues(self) -> bool:
-        """True if the run goes on from a checkpoint of its own."""
+        """True if the run continues from a checkpoint of its own."""
         return bool(self.checkpoints) and self.origin is None
 
 

@@ -23,16 +23,16 @@ def check_capacity(config: RunConfig) -> bool:
     return use_gpu
 
 
-def check_cpus(config: RunConfig, most: float) -> None:
-    """Raise MarlRayError if the workers, and engines of their own, need more than `most` logical CPUs."""
+def check_cpus(config: RunConfig, max_cpus: float) -> None:
+    """Raise MarlRayError if the workers, and engines of their own, need more than `max_cpus` logical CPUs."""
     need = config.resources
     spread = config.engine_actors * need.tensor_parallel
     cpus = (need.workers + spread) * need.cpus_per_worker
-    if cpus > most:
+    if cpus > max_cpus:
         engines = f" and {spread} for engines" if spread else ""
         raise MarlRayError(
             f"resources.workers={need.workers}{engines} with cpus_per_worker={need.cpus_per_worker:g} needs {cpus:g} CPUs, "
-            f"but this cluster can never have more than {most:g}"
+            f"but this cluster can never have more than {max_cpus:g}"
         )
 
 

@@ -35,9 +35,9 @@ def answering(say: Callable[[], None]) -> Iterator[None]:
 
 
 def run_within(seconds: float, action: Callable[[], object]) -> bool:
-    """Run the action on a thread of its own; return True if it ends within `seconds` without an error.
+    """Run the action on its own thread; return True if it ends within `seconds` without an error.
 
-    An action that takes longer goes on in its thread, which does not keep the process alive.
+    An action that takes longer continues in its thread, which does not keep the process alive.
     """
     done = threading.Event()
 

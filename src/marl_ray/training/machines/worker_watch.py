@@ -1,4 +1,4 @@
-"""Says what a run waits for while workers are missing or silent: which ones, for what, since when and until when.
+"""Reports what a run waits for while workers are missing or silent: which ones, for what, since when and until when.
 
 Ray Train starts lost workers again without a word. Its controller, a process on the driver's node, calls a WorkerWatch,
 which appends lines to a file there; the driver reads and says them (`spoken`). Nothing depends on the file.
@@ -25,7 +25,7 @@ LOOK_S = 0.5
 STARTS = 5
 """Number of times that workers may die while they start, one after the other, until the run fails."""
 WAIT_S = 6 * 3600.0
-"""Most seconds that a run waits for the resources of its workers, at its begin or after it lost some, until it fails."""
+"""Maximum seconds that a run waits for the resources of its workers, at its begin or after it lost some, until it fails."""
 EXCHANGE = "RAY_TRAIN_COLLECTIVE_TIMEOUT_S"
 """Ray Train's own variable for the deadline of what its workers do together."""
 
@@ -60,7 +60,7 @@ class WorkerWatch:
         self.starts = 0
         """Number of starts that have failed since workers ran."""
         self.final = ""
-        """One line that says why the run will not go on; empty while it will."""
+        """One line that says why the run will not continue; empty while it will."""
 
     def on_start_requested(self, workers: int, each: Mapping[str, float]) -> None:
         """Note that so many workers are to be started, for `each` of which these resources are needed.

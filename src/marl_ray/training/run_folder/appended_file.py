@@ -1,4 +1,4 @@
-"""A text file that grows by lines while a run goes on, on any storage.
+"""A text file that grows by lines while a run continues, on any storage.
 
 On a file system it is one file. Object stores cannot append: there it is a folder of parts of at most PART_BYTES, each
 named by the number of its first line, and only the last part is ever written again.
@@ -148,7 +148,7 @@ class _OneFile:
     """A file of a file system, to which lines are appended where it lies.
 
     A process that slept while another one took the run over must not write on. It is found out by the file's number and
-    size: `keep`, with which every process begins, puts another file in the place of the old one, and whoever finds another
+    size: `keep`, with which every process begins, puts another file in place of the old one, and whoever finds another
     number or size than it left gets an OSError. Without `keep`, the first `append` takes the file as it is.
     """
 
@@ -212,7 +212,7 @@ def _sync(path: Path) -> None:
 
 
 class _Parts:
-    """Uploads on a thread of its own, so that whoever appends does not wait for the store."""
+    """Uploads on its own thread, so that whoever appends does not wait for the store."""
 
     def __init__(self, filesystem: fs.FileSystem, path: str):
         self.filesystem, self.path = filesystem, path

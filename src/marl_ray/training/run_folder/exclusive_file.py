@@ -13,7 +13,7 @@ from marl_ray.training.run_folder.temporary_files import write_complete
 SETTLE_S = 2.0
 """Seconds after which the last writer of a file has won, on storage that can only overwrite."""
 S3_TIMEOUT_S = 10.0
-"""Most seconds that one request to an object store may take; it is tried three times."""
+"""Maximum seconds that one request to an object store may take; it is tried three times."""
 TAKEN = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
 """Codes by which S3 says that the object is there, or is being written."""
 UNSUPPORTED = ("NotImplemented", "501")

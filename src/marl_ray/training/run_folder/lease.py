@@ -32,17 +32,17 @@ WRITTEN_S = 1.0
 PROBE = "now-"
 """First letters of the names of files that show the storage's time."""
 TRIES = 8
-"""Most times that others are first before the name is given up."""
+"""Maximum number of times that others are first before the name is given up."""
 
 
-class DisownedError(MarlRayError):
+class LeaseLostError(MarlRayError):
     """The folder has another owner."""
 
 
 class Lease:
     """The claim by which one process owns a folder while a block runs.
 
-    Entering raises MarlRayError if another process owns it; an error of the block becomes DisownedError if another
+    Entering raises MarlRayError if another process owns it; an error of the block becomes LeaseLostError if another
     process has taken it. `whose` names the folder in messages: `run 'first'`.
     """
 
@@ -99,7 +99,7 @@ class Lease:
         return not self.lost.is_set()
 
     def check(self) -> None:
-        """Raise DisownedError if another process has taken the folder."""
+        """Raise LeaseLostError if another process has taken the folder."""
         check_owned(self.filesystem, self.folder, self.number, self.whose)
 
     def _take(self) -> None:
@@ -207,7 +207,7 @@ class Lease:
 
 
 def check_owned(filesystem: fs.FileSystem, folder: str, number: int, whose: str) -> None:
-    """Raise DisownedError if the folder has a later owner than that of this number.
+    """Raise LeaseLostError if the folder has a later owner than that of this number.
 
     Storage that does not answer is no reason.
     """
@@ -216,7 +216,7 @@ def check_owned(filesystem: fs.FileSystem, folder: str, number: int, whose: str)
         if last > number:
             other = owner_of(filesystem, folder, last)
             place = "another process" if other is None else other.place
-            raise DisownedError(
+            raise LeaseLostError(
                 f"{whose} is now owned by {place}, which took it while this one gave no sign; this one stops"
             )
 

@@ -29,8 +29,8 @@ from marl_ray.training.tracking.mlflow_run import flatten, uri_of
 
 JOB_FOLDER = "working_dir_files"
 """Name of the folder under which Ray unpacks a job's working directory. Ray deletes it with the job."""
-MOST_NAMED = 4
-"""Most keys that an error lists of those that differ."""
+MAX_NAMED_FILES = 4
+"""Maximum number of keys that an error lists of those that differ."""
 RECORD = "run.json"
 """The file by which a folder is a run's."""
 SHA256 = "sha256"
@@ -44,7 +44,7 @@ ORIGIN = "origin"
 PINNED = "pinned"
 """Key of the run's record for the map from `models:/NAME@ALIAS` to the version that it named when the run began."""
 NOT_IDENTITY = ("resources", "checkpoint", "tracking", "storage")
-"""Keys of a config that may change when a run goes on; the storage may be named by another path, or have moved."""
+"""Keys of a config that may change when a run continues; the storage may be named by another path, or have moved."""
 
 
 def storage_of(config: RunConfig) -> str:
@@ -154,17 +154,17 @@ def record_of(config: RunConfig) -> dict[str, Any]:
         key for key in {*own_identity, *recorded_identity} if own_identity.get(key) != recorded_identity.get(key)
     )
     if differing:
-        more = ", ..." if len(differing) > MOST_NAMED else ""
+        more = ", ..." if len(differing) > MAX_NAMED_FILES else ""
         raise MarlRayError(
             f"name: run {config.name!r} exists under {config.storage!r} with another "
-            f"{', '.join(differing[:MOST_NAMED])}{more}; "
+            f"{', '.join(differing[:MAX_NAMED_FILES])}{more}; "
             "choose another name, or the same config to resume it"
         )
     return record
 
 
 def identity_hash(config: RunConfig) -> str:
-    """Return the sha256 of the part of a run's config that stays the same however often the run goes on."""
+    """Return the sha256 of the part of a run's config that stays the same however often the run continues."""
     return hashlib.sha256(json.dumps(_identity(config), sort_keys=True).encode()).hexdigest()
 
 
@@ -181,7 +181,7 @@ def config_record(config: RunConfig) -> dict[str, Any]:
 
 
 def pin_bundles(config: RunConfig, record: dict[str, Any]) -> dict[str, Any]:
-    """Return the config as plain data, with a version in the place of every alias of `team`.
+    """Return the config as plain data, with a version in place of every alias of `team`.
 
     The version is the one that the alias named when the run began. The versions are kept in `record`, because a
     frozen policy is read anew at every start, and by then an alias may name another version.

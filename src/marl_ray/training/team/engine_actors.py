@@ -33,7 +33,7 @@ from marl_ray.policies.engines.decoding.trained_log_probs import with_trained_lo
 from marl_ray.policies.engines.engine_host import HostTransfer, PackedTensor, WeightGroup, engine_host, packed
 from marl_ray.policies.language.sampling_copy import detached, in_parts, outline, sampling_weights
 from marl_ray.policies.language.token_policy import TokenPolicy
-from marl_ray.training.collectives import from_first, world
+from marl_ray.training.collectives import broadcast_from_rank0, world
 
 PLACE_S = 300.0
 """Seconds that an actor waits for resources of the cluster."""
@@ -70,7 +70,7 @@ class EngineActors(Engine):
         """The group that the engines' GPUs have joined."""
         self._sent = {} if policy.source is not None else _state(policy)
         """The state of the weights that the actors have; empty before the first, if they do not begin with them."""
-        labels, error = from_first(lambda: self._make(name))
+        labels, error = broadcast_from_rank0(lambda: self._make(name))
         if error is not None:
             raise error
         self._actors = self._made or [ray.get_actor(label) for label in labels]

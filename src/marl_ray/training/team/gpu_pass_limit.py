@@ -43,7 +43,7 @@ def pass_limits(learners: Mapping[str, Learner]) -> dict[str, int]:
     for name, learner in on_gpu.items():
         policy = learner.policy
         learn_entropy = learner.state.entropy_coef > 0 or policy.hyper.entropy_target is not None
-        with naming_the_pass(f"policy {name!r}, before the first step", 1):
+        with translate_out_of_memory(f"policy {name!r}, before the first step", 1):
             one_row = peak_bytes(policy, 1, learn_entropy)
             two_fit = all(gather(2 * one_row <= USABLE_MEMORY_SHARE * free_bytes(policy)))
             two_rows = peak_bytes(policy, 2, learn_entropy) if two_fit else math.inf
@@ -58,10 +58,12 @@ def pass_limits(learners: Mapping[str, Learner]) -> dict[str, int]:
 
 
 @contextmanager
-def naming_the_pass(where: str, rows: int | None, policy: str | None = None, most: int = 1) -> Iterator[None]:
-    """Raise PassMemoryError in the place of torch's error of memory, within the block.
+def translate_out_of_memory(
+    where: str, rows: int | None, policy: str | None = None, max_rows: int = 1
+) -> Iterator[None]:
+    """Raise PassMemoryError in place of torch's out-of-memory error, within the block.
 
-    It names `where` and a pass of `rows` sequences (None: all, which are `most`) of a `policy`. The other workers
+    It names `where` and a pass of `rows` sequences (None: all, which are `max_rows`) of a `policy`. The other workers
     wait for this one in the pass, so its process must end, and with it theirs.
     """
     try:
@@ -73,7 +75,7 @@ def naming_the_pass(where: str, rows: int | None, policy: str | None = None, mos
             f"{where}: out of memory in a pass of {sequences}; expected {smaller}a smaller model.context, "
             f"model.activation_checkpointing, model.cpu_offload or more workers ({one_line(error)})",
             policy,
-            most if rows is None else min(rows, most),
+            max_rows if rows is None else min(rows, max_rows),
         ) from error
 
 
@@ -100,7 +102,7 @@ def fit_beside(weights: float, one_row: float, two_rows: float, free: float, row
     return weights + one_row + further <= free
 
 
-def rehearse(model: Any, rows: int, learn_entropy: bool) -> None:
+def trial_pass(model: Any, rows: int, learn_entropy: bool) -> None:
     """Make a forward and a backward pass with `rows` responses that fill the context; leaves no gradients."""
     steps = model.generation.max_tokens
     prompts = torch.zeros(rows, max(1, model.config.context - steps), dtype=torch.int64, device=model.device)
@@ -124,7 +126,7 @@ def peak_bytes(policy: TrainedPolicy, rows: int, learn_entropy: bool) -> float:
     torch.cuda.reset_peak_memory_stats(policy.device)
     before = torch.cuda.memory_allocated(policy.device)
     policy.family.begin_pass(policy.model, last=True)
-    rehearse(policy.model, rows, learn_entropy)
+    trial_pass(policy.model, rows, learn_entropy)
     policy.family.end_passes(policy.model)
     return float(torch.cuda.max_memory_allocated(policy.device) - before)
 

@@ -8,7 +8,7 @@ import torch
 from marl_ray.config import RunConfig
 from marl_ray.rollout.rng import team_order
 from marl_ray.training.costs import CostStats
-from marl_ray.training.team.gpu_pass_limit import naming_the_pass
+from marl_ray.training.team.gpu_pass_limit import translate_out_of_memory
 from marl_ray.training.team.team import Team
 from marl_ray.trajectories import Trajectories
 
@@ -40,7 +40,7 @@ def update_team(
         ratio = factor if config.spec_of(name).order == "sequential" else None
         where = f"policy {name!r}, iteration {iteration + 1}, step {steps}"
         stats = replace(costs[name], means=means)
-        with naming_the_pass(where, learner.policy.settings.micro_batch, name, len(batch.mask) // batch.agents):
+        with translate_out_of_memory(where, learner.policy.settings.micro_batch, name, len(batch.mask) // batch.agents):
             losses = learner.update(batch, config.seed, iteration, stats, ratio, where)
         prefix = "" if len(team.learners) == 1 else f"{name}/"
         metrics |= {prefix + key: value for key, value in losses.items()}

@@ -45,11 +45,12 @@ class Example(NamedTuple):
 
 
 def read_demonstrations(
-    config: RunConfig, env: Any, agents: Mapping[str, Sequence[str]], most: int | None = None
+    config: RunConfig, env: Any, agents: Mapping[str, Sequence[str]], max_count: int | None = None
 ) -> dict[str, list[GivenResponse]]:
     """Read the demonstrations of a warm start for each trained policy, given `agents` (policy -> its agents).
 
-    An environment plays at most `most` episodes. Raises MarlRayError naming the file and the line, or a policy without any.
+    An environment plays at most `max_count` episodes. Raises MarlRayError naming the file and the line, or a policy without
+    any.
     """
     settings = cast(WarmStartConfig, config.warm_start)
     if settings.data == "environment":
@@ -57,7 +58,7 @@ def read_demonstrations(
         if not callable(demonstrations):
             raise MarlRayError(f"warm_start.data=environment: {config.env.id} has no `demonstrations(count, seed)`")
         count = settings.count or EPISODES
-        made = demonstrations(count if most is None else min(count, most), config.seed)
+        made = demonstrations(count if max_count is None else min(count, max_count), config.seed)
         pairs = [
             (demonstration.agent, GivenResponse(f"demonstration {i}", demonstration.prompt, demonstration.response))
             for i, demonstration in enumerate(made)

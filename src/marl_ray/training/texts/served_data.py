@@ -15,8 +15,8 @@ from marl_ray.rollout.served.collector import ResponseBlock, ServedResponse
 from marl_ray.rollout.served.texts import ServedText, by_policy, check_readable, file_of, read_served
 from marl_ray.training.texts.demonstrations import GivenResponse, encode
 
-LARGEST_GROUP = 16
-"""Most responses to one prompt that are compared with each other. More would leave a batch with few prompts."""
+MAX_GROUP_SIZE = 16
+"""Maximum number of responses to one prompt that are compared with each other. More would leave a batch with few prompts."""
 
 
 class Reader(NamedTuple):
@@ -85,7 +85,7 @@ def _served(config: RunConfig, name: str, served: Sequence[ServedText], reader: 
     groups = prompts.values()
     if spec.pairs:
         return [pair for group in groups for pair in preferred_pairs(group)]
-    return [block for group in groups for block in _cut(group, LARGEST_GROUP if spec.groups else 1)]
+    return [block for group in groups for block in _cut(group, MAX_GROUP_SIZE if spec.groups else 1)]
 
 
 def preferred_pairs(group: Sequence[ServedResponse]) -> list[ResponseBlock]:

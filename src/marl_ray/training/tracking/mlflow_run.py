@@ -26,7 +26,7 @@ OWNER = "owner"
 PARENT_TAG = "mlflow.parentRunId"
 """Name of MLflow's own tag for the run that a run belongs to."""
 BATCH = 1000
-"""Most metrics of one request: MLflow's limit."""
+"""Maximum number of metrics of one request: MLflow's limit."""
 PARAM_BATCH = 100
 GIT_S = 5.0
 ANSWER_S = 15
@@ -98,7 +98,7 @@ class MlflowRun:
         return str(run.info.run_id)
 
     def _begun(self, experiment: str, values: Mapping[str, str]) -> Any:
-        """Return a run of the same owner that goes on and is still empty; None if there is none.
+        """Return a run of the same owner that is still running and empty; None if there is none.
 
         It has no rows and no runs of its own, and no other parameters than these.
         """

@@ -18,9 +18,9 @@ from marl_ray.extensions import TRACKER
 TENSORBOARD = "tensorboard"
 """Folder of a run's event files, in the run's folder."""
 TAG = 64
-"""Most characters of a tag of W&B."""
+"""Maximum number of characters of a tag of W&B."""
 EVENTS_S = 1
-"""Most seconds until an event of a sweep's trial is on the disk. tensorboardX's default is 120."""
+"""Maximum seconds until an event of a sweep's trial is on the disk. tensorboardX's default is 120."""
 EVENTS_OF_FILE = 10_000
 """Events after which a new file begins on an object store, which takes whole files alone."""
 PLACE = ("steps", "timestamp")

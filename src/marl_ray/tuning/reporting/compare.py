@@ -19,9 +19,9 @@ from marl_ray.evaluation.statistics import BootstrapInterval, iqm
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
-LEAST_SEEDS = 4
+MIN_SEEDS = 4
 """Fewest seeds of each trial with which the rank-sum test can reach the level 1 - CONFIDENCE."""
-LEAST_TRIALS = 4
+MIN_TRIALS = 4
 """Fewest trials with a result from which the importance of keys is computed."""
 BEST_SHARE = 0.25
 """Part of the trials that counts as the best; a key's importance is its share in getting a trial among them."""
@@ -89,11 +89,11 @@ def bands(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return middle, low, high
 
 
-def thinned(curve: Curve, most: int) -> Curve:
-    """Return at most `most` points of a curve, the last one among them."""
-    if len(curve.steps) <= most:
+def thinned(curve: Curve, max_points: int) -> Curve:
+    """Return at most `max_points` points of a curve, the last one among them."""
+    if len(curve.steps) <= max_points:
         return curve
-    places = np.linspace(0, len(curve.steps) - 1, most).round().astype(int)
+    places = np.linspace(0, len(curve.steps) - 1, max_points).round().astype(int)
     return Curve(curve.steps[places], curve.seeds[:, places])
 
 
@@ -128,7 +128,7 @@ def differ(first: Curve, second: Curve) -> bool:
     """Return True if the rank-sum test (Mann and Whitney 1947) tells two curves apart.
 
     Its level is 1 - CONFIDENCE, and the curves are compared at the steps that both have reached. The test needs
-    LEAST_SEEDS for that; a bootstrap of two seeds would call any difference significant.
+    MIN_SEEDS for that; a bootstrap of two seeds would call any difference significant.
     """
     steps = min(first.steps[-1], second.steps[-1])
     return bool(mannwhitneyu(first.at(steps), second.at(steps)).pvalue < 1 - CONFIDENCE)
@@ -163,7 +163,7 @@ def certainty(best: Sequence[tuple[str, Curve]], metric: MetricConfig) -> str:
         f"{'not ' if equals else ''}distinguishable from trial {name}"
         f"{f' and {len(equals) - 1} more' if len(equals) > 1 else ''}: "
         f"difference {gap.value:.2g} ({gap.low:.2g} to {gap.high:.2g}) at {steps:,.0f} steps, "
-        f"{seeds} seed{'s' if seeds > 1 else ''}{f' (the test takes {LEAST_SEEDS})' if seeds < LEAST_SEEDS else ''}, "
+        f"{seeds} seed{'s' if seeds > 1 else ''}{f' (the test takes {MIN_SEEDS})' if seeds < MIN_SEEDS else ''}, "
         f"probability of improvement {improvement(winner, other, metric).value:.2f}"
     )
 
@@ -179,7 +179,7 @@ def importances(
     import optuna
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
-    if len(trials) < LEAST_TRIALS or len({score for _, score in trials}) < 2:
+    if len(trials) < MIN_TRIALS or len({score for _, score in trials}) < 2:
         return {}
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -1,6 +1,6 @@
 """TensorBoard event files of a sweep: `tensorboard/TRIAL-LEG/` in its folder, written while the trials run.
 
-A thread of its own writes them, because the files of a leg take ten milliseconds, and a slow disk any time.
+A separate thread writes them, because the files of a leg take ten milliseconds, and a slow disk any time.
 """
 
 import queue
@@ -20,7 +20,7 @@ from marl_ray.training.tracking.sinks import EVENTS_S, TENSORBOARD, numbers
 from marl_ray.tuning.folder import Folder
 
 UPLOAD_S = 10.0
-"""Least number of seconds between two uploads of a leg's file to remote storage."""
+"""Minimum number of seconds between two uploads of a leg's file to remote storage."""
 CLOSE_S = 60.0
 """Seconds that a sweep waits at its end for the files."""
 

@@ -79,11 +79,11 @@ class Parallel:
     threads: tuple[Thread, ...]
 
 
-def ticks(low: float, high: float, most: int) -> list[float]:
-    """Return the round values from low to high, at most `most` + 1 of them."""
+def ticks(low: float, high: float, max_ticks: int) -> list[float]:
+    """Return the round values from low to high, at most `max_ticks` + 1 of them."""
     if not high > low:
         return [low]
-    return multiples(round_step(high - low, most), low, high)
+    return multiples(round_step(high - low, max_ticks), low, high)
 
 
 def number(value: float) -> str:

@@ -39,13 +39,13 @@ PARENT_ENDINGS = {"finished": "FINISHED", "failed": "FAILED"}
 
 
 class SweepMlflowRuns:
-    """Tells MLflow of a sweep. No call waits for the server, but for the first one and `register`."""
+    """Reports a sweep to MLflow. No call waits for the server, but for the first one and `register`."""
 
     def __init__(self, config: SweepConfig, records: SweepRecords, owns: Callable[[], bool] = lambda: True):
         """Open the parent run.
 
         MLflow is called while `owns` says that the sweep has no other owner. Raises MarlRayError if the tracking
-        server does not answer when a sweep begins; a sweep that goes on does not need it.
+        server does not answer when a sweep begins; a sweep that continues does not need it.
         """
         self.config, self.base = config, config.example()
         self.uri = uri_of(self.base)

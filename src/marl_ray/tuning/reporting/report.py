@@ -34,7 +34,7 @@ from marl_ray.tuning.records import (
     values_line,
 )
 from marl_ray.tuning.reporting.compare import (
-    LEAST_TRIALS,
+    MIN_TRIALS,
     Curve,
     certainty,
     curve_of,
@@ -152,7 +152,7 @@ def report_page(folder: Folder, records: SweepRecords) -> bytes:
             None if winner is None else _name(winner),
         ),
         importance=list(importances(config.space, scored).items()),
-        least=LEAST_TRIALS,
+        least=MIN_TRIALS,
         scored=len(scored),
         exploits=_exploits(records),
         config_yaml=yaml.safe_dump(records.config, sort_keys=False),

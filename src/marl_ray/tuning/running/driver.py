@@ -44,8 +44,8 @@ from marl_ray.tuning.search.plan import SweepPlan, retry_failed
 from marl_ray.tuning.search.schedulers import Exploit
 from marl_ray.tuning.search.spaces import Values, check_space
 
-MOST_COMING = 1000
-"""Most configurations whose needs are compared before a sweep begins."""
+MAX_LISTED_TRIALS = 1000
+"""Maximum number of configurations whose needs are compared before a sweep begins."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def run_sweep(
 
     `cluster` is not called if nothing is left to train. `retry` restarts failed and lost trials. Raises MarlRayError if
     nothing can run at all, or another process owns the name; a trial that fails is noted in the records, and the others
-    go on.
+    continue.
     """
     folder = Folder(config.storage, config.name)
     with Lease(folder.filesystem, folder.path, f"sweep {config.name!r}") as lease:
@@ -194,7 +194,7 @@ class _Sweep:
         return biggest or TrialResources(1, 1.0, False)
 
     def _coming(self) -> Iterator[Values]:
-        """Yield the configurations of trials that have not started, at most MOST_COMING.
+        """Yield the configurations of trials that have not started, at most MAX_LISTED_TRIALS.
 
         For a search that learns it is only the run's own, because asking would change what it suggests.
         """
@@ -202,7 +202,7 @@ class _Sweep:
             yield {}
             return
         begun = len(self.records.trials)
-        for number in range(begun, begun + MOST_COMING):
+        for number in range(begun, begun + MAX_LISTED_TRIALS):
             values = self.plan.search.ask(number)
             if values is None:
                 return

@@ -23,7 +23,7 @@ from marl_ray.evaluation.statistics import iqm
 from marl_ray.policies.language.sharding.agreement import together
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.loading import NONE_READABLE, UnreadableCheckpointError
-from marl_ray.training.checkpoints.storage import folder_here
+from marl_ray.training.checkpoints.storage import local_stored_folder
 from marl_ray.training.errors import DivergedError
 from marl_ray.training.loop.listeners import Metrics
 from marl_ray.training.loop.run import UNKNOWN, Run
@@ -61,7 +61,7 @@ class SeedsAsOne:
         state = {} if resume_from is None else together(lambda: _objectives(resume_from / OBJECTIVES))
         try:
             for config in configs:
-                places = [] if resume_from is None else [folder_here(resume_from / f"seed-{config.seed}")]
+                places = [] if resume_from is None else [local_stored_folder(resume_from / f"seed-{config.seed}")]
                 start = RunStart(places, own_hyper=own_hyper, pass_sizes=pass_sizes or {})
                 self.runs[config.seed] = Run(config, device, start)
         except BaseException:
@@ -179,7 +179,7 @@ class SeedsAsOne:
     def save(self, folder: Path) -> None:
         """Write a checkpoint of every seed to `seed-SEED`, and what the objectives are computed from to OBJECTIVES."""
         for seed, run in self.runs.items():
-            run.save(folder_here(folder / f"seed-{seed}"))
+            run.save(local_stored_folder(folder / f"seed-{seed}"))
         for run in self.runs.values():
             run.saver.wait()
         state = {"iteration": self.iteration, "recent": {s: [list(v) for v in q] for s, q in self.recent.items()}}

@@ -148,13 +148,13 @@ class TrialWriter:
 
     @property
     def starts(self) -> list[str]:
-        """Checkpoints from which the trial may go on, the newest first. Those before a takeover are of other weights."""
+        """Checkpoints from which the trial may continue, the newest first. Those before a takeover are of other weights."""
         names = self.state.checkpoints
         taken = [place for place, name in enumerate(names) if is_takeover(name)]
         return names[taken[-1] if taken else 0 :][::-1]
 
     def go_back(self, name: str, iteration: int, steps: int, damages: Sequence[str]) -> None:
-        """Go on from checkpoint `name` of this iteration and so many steps.
+        """Continue from checkpoint `name` of this iteration and so many steps.
 
         Those after it are damaged, as the lines of `damages` say, and are removed.
         """

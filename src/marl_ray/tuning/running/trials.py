@@ -26,7 +26,7 @@ from marl_ray.tuning.running.trial_files import CHECKPOINT, Leg, TrialWriter, is
 from marl_ray.tuning.running.worker_group import in_workers
 
 REPORT_S = 0.5
-"""Least number of seconds between two reports to Tune: each is a round trip to the sweep's driver."""
+"""Minimum number of seconds between two reports to Tune: each is a round trip to the sweep's driver."""
 ERROR = "error.txt"
 
 

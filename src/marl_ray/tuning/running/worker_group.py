@@ -2,7 +2,8 @@
 
 Rank 0 writes rows and the names of checkpoints to a file of messages in the trial's folder; the trial's process reads that
 file and writes the trial's own files. So no process stands between the two whose death would end the leg. Workers that die
-go on after the last checkpoint that the messages name; a trial's process that dies leaves its last checkpoint to the next.
+continue after the last checkpoint that the messages name; a trial's process that dies leaves its last checkpoint to the
+next.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
 from marl_ray.training.checkpoints.loading import UnreadableCheckpointError
 from marl_ray.training.checkpoints.storage import StoredFolder, UnwritableCheckpointError
-from marl_ray.training.collectives import from_first, gather, world
+from marl_ray.training.collectives import broadcast_from_rank0, gather, world
 from marl_ray.training.errors import DivergedError, PassMemoryError
 from marl_ray.training.journal.tail import Tail
 from marl_ray.training.loop.pass_sizes import note_smaller_pass, pass_sizes
@@ -155,14 +156,14 @@ def train_leg(payload: dict[Any, Any], device: torch.device) -> dict[str, Any]:
             messages.append([json.dumps(message)], durable)
 
     def keep(local: Path) -> None:
-        name = from_first(lambda: f"{place}/{CHECKPOINT}{seeds.iteration:06d}-{time.time_ns()}")
+        name = broadcast_from_rank0(lambda: f"{place}/{CHECKPOINT}{seeds.iteration:06d}-{time.time_ns()}")
         folder.upload(local, name)
         gather(None)  # wait until every worker has written its part
         send({"kept": name, "steps": seeds.steps, "played": seeds.played}, durable=True)
 
     trial = StoredFolder(folder.filesystem, folder.path)
     # The checkpoints of this attempt, if a worker has died, and the passes for which one had no room.
-    kept_names, sizes = from_first(lambda: (_kept_checkpoints(folder, place), pass_sizes(trial)))
+    kept_names, sizes = broadcast_from_rank0(lambda: (_kept_checkpoints(folder, place), pass_sizes(trial)))
     starts = [*kept_names, *(name for name in payload["starts"] if name not in kept_names)]
     try:
         seeds, start, damages = load_seeds(folder, starts, configs, metrics, device, sizes)

@@ -148,7 +148,7 @@ async def test_what_a_unit_costs_is_added_up_over_replicas(other_gateway, text_b
         await post(client, "/generate", question)  # behind the outcome, in the unit's window
         app.service.unit_reports.write()
         metered = [
-            gateway.service.metrics.meters_of(gateway.service.endpoints.routers["exp"].config)
+            gateway.service.metrics.counters_of(gateway.service.endpoints.routers["exp"].config)
             for gateway in (app, second)
         ]
         spent = sum(meters["theirs"].cost_usd for meters in metered)

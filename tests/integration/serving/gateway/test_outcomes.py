@@ -202,7 +202,7 @@ async def test_after_a_change_of_weights_only_sessions_whose_arm_may_be_another_
 ):
     database = tmp_path / "experiments.db"
 
-    def look_ups(statements):
+    def lookups(statements):
         return sum("FROM exposures" in statement and "propensity" in statement for statement, _ in statements)
 
     async with serving(gateway_config(bundles, database)) as (client, _):
@@ -213,8 +213,8 @@ async def test_after_a_change_of_weights_only_sessions_whose_arm_may_be_another_
                 await act(client, f"one by one {i}")
         with noted_statements() as at_once:
             await asyncio.gather(*(act(client, f"together {i}") for i in range(60)))
-    assert 0 < look_ups(one_by_one) < 30  # a quarter of the units move
-    assert 0 < look_ups(at_once) < 10
+    assert 0 < lookups(one_by_one) < 30  # a quarter of the units move
+    assert 0 < lookups(at_once) < 10
 
 
 def test_weights_of_another_salt_are_no_past(bundles, tmp_path):

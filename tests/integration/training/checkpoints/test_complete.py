@@ -1,4 +1,4 @@
-"""A checkpoint is complete: a run that goes on from it has everything that the run that wrote it has."""
+"""A checkpoint is complete: a run that continues from it has everything that the run that wrote it has."""
 
 import json
 import threading
@@ -13,7 +13,7 @@ from toys import texts
 
 from marl_ray.config import RunConfig
 from marl_ray.training.checkpoints import saving
-from marl_ray.training.checkpoints.storage import folder_here
+from marl_ray.training.checkpoints.storage import local_stored_folder
 from marl_ray.training.loop.run import Run
 from marl_ray.training.loop.start import RunStart
 from marl_ray.training.single_process import process_group
@@ -25,7 +25,7 @@ DERIVED = {
     "run.transcripts": "shows the last batch to people",
 }
 """Path of a state that is in no checkpoint -> the reason for which training does not need it. Whoever adds a line here says
-why a run that died goes on as if it had not."""
+why a run that died continues as if it had not."""
 OF_PLAY = {
     "run.collector.starts": "is computed from the iteration at the start of each batch",
     "run.evaluator.starts.arena": "is made by the first evaluation, and every evaluation begins with resets",
@@ -74,9 +74,9 @@ def pair(
         before.begin()
         for _ in range(3):
             before.step()
-        before.save(folder_here(place))
+        before.save(local_stored_folder(place))
         before.saver.wait()
-        after = Run(config, torch.device("cpu"), RunStart([folder_here(place)]))
+        after = Run(config, torch.device("cpu"), RunStart([local_stored_folder(place)]))
         yield before, after, request.param, place
         after.close()
         before.close()
@@ -112,13 +112,13 @@ def test_a_checkpoint_is_of_its_moment_however_late_it_is_written(case, tmp_path
         take, wait_for_copy = run.saver.copy.take, run.saver.wait_for_copy
         monkeypatch.setattr(run.saver.copy, "take", lambda: after(updates, take()))
         monkeypatch.setattr(run.saver, "wait_for_copy", lambda: (updates.set(), wait_for_copy()))
-        run.save(folder_here(tmp_path / "1"))
+        run.save(local_stored_folder(tmp_path / "1"))
         moment = dict(object_graph.walk(run, "run", frozenset(), without))
         run.step()
         run.step()
         ends.set()
         run.saver.wait()
-        read = Run(config, torch.device("cpu"), RunStart([folder_here(tmp_path / "1")]))
+        read = Run(config, torch.device("cpu"), RunStart([local_stored_folder(tmp_path / "1")]))
         again = dict(object_graph.walk(read, "run", frozenset(), without))
         read.close()
         run.close()

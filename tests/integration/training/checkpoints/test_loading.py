@@ -16,7 +16,7 @@ from toy_runs.runs import config, timeless, trained, weights
 from marl_ray.training.checkpoints import tensor_files
 from marl_ray.training.checkpoints.index import best, checkpoint_name, checkpoints_in, published, tidy
 from marl_ray.training.checkpoints.loading import UnreadableCheckpointError
-from marl_ray.training.checkpoints.storage import StoredFolder, folder_here
+from marl_ray.training.checkpoints.storage import StoredFolder, local_stored_folder
 from marl_ray.training.loop.listeners import Listeners, Metrics
 from marl_ray.training.loop.start import RunStart
 from marl_ray.training.loop.worker_loop import CheckpointKeeping, run_worker
@@ -39,7 +39,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def go_on(folder: Path, *newest_first: int) -> tuple[list[Metrics], list[int | None], list[str]]:
-    """Rows of the run that continues, the iterations that it goes on from, and what it says of damage."""
+    """Rows of the run that continues, the iterations that it continues from, and what it says of damage."""
     rows: list[Metrics] = []
     begins: list[int | None] = []
     lines: list[str] = []
@@ -47,9 +47,9 @@ def go_on(folder: Path, *newest_first: int) -> tuple[list[Metrics], list[int | N
         run_worker(
             config("evaluation.every=2"),
             torch.device("cpu"),
-            RunStart([folder_here(folder / str(number)) for number in newest_first]),
+            RunStart([local_stored_folder(folder / str(number)) for number in newest_first]),
             Listeners(rows.append, begin=begins.append, say=lines.append),
-            CheckpointKeeping(lambda iteration: folder_here(folder / f"again-{iteration}")),
+            CheckpointKeeping(lambda iteration: local_stored_folder(folder / f"again-{iteration}")),
         )
     return rows, begins, about_checkpoints(lines)
 
@@ -122,7 +122,7 @@ def test_a_storage_that_cannot_be_read_withdraws_nothing(base, tmp_path):
 
 
 def noted(folder: str) -> dict[str, list[str]]:
-    """Names of the files that each of two workers reads to go on from a checkpoint of two, and of one."""
+    """Names of the files that each of two workers reads to continue from a checkpoint of two, and of one."""
     from marl_ray.training.collectives import gather
 
     read: list[str] = []
@@ -152,7 +152,7 @@ def goes_on_with_two(folder: str) -> tuple[list[Metrics], list[str]]:
     """Continue a run as one of two workers; the part of worker 1 is damaged."""
     rows: list[Metrics] = []
     lines: list[str] = []
-    places = [folder_here(Path(folder, number)) for number in ("4", "2")]
+    places = [local_stored_folder(Path(folder, number)) for number in ("4", "2")]
     run = config("resources.workers=2", "evaluation.every=0")
     run_worker(run, torch.device("cpu"), RunStart(places), Listeners(rows.append, say=lines.append))
     return rows, about_checkpoints(lines)
@@ -170,9 +170,9 @@ def test_workers_pass_a_checkpoint_together_if_the_part_of_one_is_damaged(tmp_pa
 def test_another_number_of_workers_reads_all_parts(base, tmp_path):
     run = ("evaluation.every=0", "hyper.lr=1e-12")  # so that rounding, which depends on the workers, decides nothing
     two_workers(trained, str(tmp_path), *run, "resources.workers=2")
-    unsharded = train_alone(config(*run))
+    full_tensors = train_alone(config(*run))
     again = train_alone(config(*run), resume=tmp_path / "4")
-    returns = {row["iteration"]: row.get("return") for row in unsharded}
+    returns = {row["iteration"]: row.get("return") for row in full_tensors}
     assert [row.get("return") for row in again] == [returns[row["iteration"]] for row in again] != []
 
 

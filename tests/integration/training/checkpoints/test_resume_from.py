@@ -1,4 +1,4 @@
-"""Runs that begin from a checkpoint of another run: what goes on, what begins anew, and what is refused."""
+"""Runs that begin from a checkpoint of another run: what continues, what begins anew, and what is refused."""
 
 import json
 import shutil

@@ -18,7 +18,7 @@ from marl_ray.training.checkpoints import saving
 from marl_ray.training.checkpoints.index import checkpoint_name, checkpoints_in, newest, tidy
 from marl_ray.training.checkpoints.learner_tensors import tensors_of
 from marl_ray.training.checkpoints.manifest import publish, read_manifest
-from marl_ray.training.checkpoints.storage import UnwritableCheckpointError, folder_here
+from marl_ray.training.checkpoints.storage import UnwritableCheckpointError, local_stored_folder
 from marl_ray.training.collectives import gather
 from marl_ray.training.loop.listeners import Listeners
 from marl_ray.training.loop.run import Run
@@ -52,11 +52,11 @@ def test_a_checkpoint_holds_the_state_of_its_moment(run, tmp_path, copied_after_
 
     run.saver.copy.take = slow  # a thread that gets no core for a while: the next update waits for it
     before = {name: value.full_tensor().clone() for name, value in tensors_of(run.team.learners).items() if value.ndim}
-    run.save(folder_here(tmp_path / "now"))
+    run.save(local_stored_folder(tmp_path / "now"))
     for _ in range(3):
         run.step()
     run.saver.wait()
-    again = Run(config(), torch.device("cpu"), RunStart([folder_here(tmp_path / "now")]))
+    again = Run(config(), torch.device("cpu"), RunStart([local_stored_folder(tmp_path / "now")]))
     assert again.iteration == 1
     for name, value in tensors_of(again.team.learners).items():
         if value.ndim:
@@ -65,9 +65,9 @@ def test_a_checkpoint_holds_the_state_of_its_moment(run, tmp_path, copied_after_
 
 
 def test_the_manifest_names_every_file_and_who_wrote_it(run, tmp_path):
-    run.save(folder_here(tmp_path / "now"))
+    run.save(local_stored_folder(tmp_path / "now"))
     run.saver.wait()
-    manifest = read_manifest(folder_here(tmp_path / "now"))
+    manifest = read_manifest(local_stored_folder(tmp_path / "now"))
     assert manifest is not None
     assert (manifest.run, manifest.iteration, manifest.steps, manifest.ranks) == ("toy", 1, 32, 1)
     assert manifest.score == manifest.metrics["score"] and manifest.metrics["steps"] == 32
@@ -80,17 +80,17 @@ def test_the_manifest_names_every_file_and_who_wrote_it(run, tmp_path):
     "name", ["weights/__0_0.distcp", "weights/.metadata", "envs-0.json", "state.json", "manifest.json.new"]
 )
 def test_a_full_disk_is_one_line_and_the_checkpoint_before_stays(run, tmp_path, name):
-    run.save(folder_here(tmp_path / "checkpoint_1"))
+    run.save(local_stored_folder(tmp_path / "checkpoint_1"))
     full(tmp_path / "checkpoint_2", name)
     run.step()
-    run.save(folder_here(tmp_path / "checkpoint_2"))
+    run.save(local_stored_folder(tmp_path / "checkpoint_2"))
     with pytest.raises(UnwritableCheckpointError) as caught:
         run.saver.wait()
     text = str(caught.value)
     assert name.removesuffix(".new") in text and "No space left on device" in text and "\n" not in text
-    assert [place.path for place in checkpoints_in(folder_here(tmp_path))] == [str(tmp_path / "checkpoint_1")]
+    assert [place.path for place in checkpoints_in(local_stored_folder(tmp_path))] == [str(tmp_path / "checkpoint_1")]
     run.step()
-    run.save(folder_here(tmp_path / "checkpoint_3"))  # an error is raised once
+    run.save(local_stored_folder(tmp_path / "checkpoint_3"))  # an error is raised once
     run.saver.wait()
 
 
@@ -99,16 +99,16 @@ def test_a_full_disk_is_one_line_while_safetensors_writes_the_bundle(run, tmp_pa
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr("marl_ray.policies.bundles.actor_critic.save_file", full_disk)
-    run.save(folder_here(tmp_path / "checkpoint_1"))
+    run.save(local_stored_folder(tmp_path / "checkpoint_1"))
     with pytest.raises(UnwritableCheckpointError, match=r"checkpoint_1/bundle cannot be written: .*No space left"):
         run.saver.wait()
 
 
 def test_the_next_checkpoint_waits_for_the_last_and_gets_its_error(run, tmp_path):
     full(tmp_path / "checkpoint_1", "state.json")
-    run.save(folder_here(tmp_path / "checkpoint_1"))
+    run.save(local_stored_folder(tmp_path / "checkpoint_1"))
     with pytest.raises(UnwritableCheckpointError, match=r"state\.json cannot be written: "):
-        run.save(folder_here(tmp_path / "checkpoint_2"))
+        run.save(local_stored_folder(tmp_path / "checkpoint_2"))
     assert not (tmp_path / "checkpoint_2").exists()
 
 
@@ -123,7 +123,7 @@ def test_a_storage_that_hangs_is_waited_for_until_a_deadline(run, tmp_path, monk
     answers = threading.Event()
     monkeypatch.setattr(saving, "SAVE_S", 0.3)
     monkeypatch.setattr(saving, "publish", lambda place, manifest: answers.wait(60))
-    run.save(folder_here(tmp_path / "now"))
+    run.save(local_stored_folder(tmp_path / "now"))
     with pytest.raises(UnwritableCheckpointError, match=r"now was not written within 0.3 s"):
         run.saver.wait()
     answers.set()
@@ -137,7 +137,7 @@ def fails_to_copy_on_one(folder: str) -> list[str]:
     run.step()
     if run.rank == 1:
         run.saver.copy.take = lambda: lambda: {}["weights"]
-    run.save(folder_here(Path(folder, "now")))
+    run.save(local_stored_folder(Path(folder, "now")))
     run.step()  # the weights may change: they are in no checkpoint
     with pytest.raises(UnwritableCheckpointError) as caught:
         run.saver.wait()
@@ -147,12 +147,12 @@ def fails_to_copy_on_one(folder: str) -> list[str]:
 
 def test_all_workers_raise_the_error_of_one_that_cannot_copy_its_weights(tmp_path):
     assert two_workers(fails_to_copy_on_one, str(tmp_path)) == ["worker 1: KeyError: 'weights'"] * 2
-    assert checkpoints_in(folder_here(tmp_path)) == []
+    assert checkpoints_in(local_stored_folder(tmp_path)) == []
 
 
 def keeps_and_tidies(folder: str) -> None:
     """Train on this worker; what is done after a checkpoint takes its time."""
-    place = folder_here(Path(folder))
+    place = local_stored_folder(Path(folder))
 
     def published() -> None:
         time.sleep(0.5)
@@ -164,7 +164,7 @@ def keeps_and_tidies(folder: str) -> None:
 
 def test_no_worker_writes_its_next_checkpoint_while_the_first_tidies_up(tmp_path):
     two_workers(keeps_and_tidies, str(tmp_path))
-    checkpoints = checkpoints_in(folder_here(tmp_path))
+    checkpoints = checkpoints_in(local_stored_folder(tmp_path))
     assert len(checkpoints) >= 2
     for place in checkpoints:
         manifest = read_manifest(place)
@@ -182,7 +182,7 @@ def dies(folder: str, iteration: int, published: bool) -> None:
             os._exit(9)
 
     saving.publish = publish_and_die
-    keep = folder_here(Path(folder))
+    keep = local_stored_folder(Path(folder))
     with process_group():
         keeping = CheckpointKeeping(lambda number: keep / f"checkpoint_{number}_1")
         run_worker(config(), torch.device("cpu"), keeping=keeping)
@@ -197,14 +197,14 @@ def test_a_run_that_fails_closes_its_environments(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Run, "step", fail)
     with process_group(), pytest.raises(ValueError, match="the first error"):
-        run_worker(config(), torch.device("cpu"), keeping=CheckpointKeeping(lambda _: folder_here(tmp_path)))
+        run_worker(config(), torch.device("cpu"), keeping=CheckpointKeeping(lambda _: local_stored_folder(tmp_path)))
     assert closed == ["environment"]
 
 
 @pytest.mark.parametrize("published", [False, True])
 def test_a_death_beside_the_manifest_loses_what_is_not_published_and_nothing_else(tmp_path, published):
     uninterrupted = train_alone(config(), tmp_path / "whole")
-    folder = folder_here(tmp_path / "run")
+    folder = local_stored_folder(tmp_path / "run")
     process = FORKS.Process(target=dies, args=(folder.path, 4, published))
     process.start()
     process.join(120)

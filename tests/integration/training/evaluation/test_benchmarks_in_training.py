@@ -9,7 +9,7 @@ from processes.two_workers import two_workers
 from toys.texts import config, trained
 
 from marl_ray.errors import MarlRayError
-from marl_ray.training.checkpoints.storage import folder_here
+from marl_ray.training.checkpoints.storage import local_stored_folder
 from marl_ray.training.driver import train
 from marl_ray.training.evaluation import benchmarks
 from marl_ray.training.loop.listeners import Metrics
@@ -53,7 +53,7 @@ def untimed(rows: list[Metrics], *left_out: str) -> list[Metrics]:
 
 
 def weights(checkpoint: Path, *overrides: str) -> dict[str, torch.Tensor]:
-    run = Run(config(*overrides), torch.device("cpu"), RunStart([folder_here(checkpoint)]))
+    run = Run(config(*overrides), torch.device("cpu"), RunStart([local_stored_folder(checkpoint)]))
     (model,) = run.team.models.values()
     run.close()
     return {key: value.clone() for key, value in model.state_dict().items()}

@@ -15,7 +15,7 @@ from marl_ray.envs.env_copies import make_batch
 from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
 from marl_ray.rollout.actor_critic.fixed_episodes import Arena, FixedStart
-from marl_ray.training.checkpoints.storage import folder_here
+from marl_ray.training.checkpoints.storage import local_stored_folder
 from marl_ray.training.evaluation.arena_starts import ArenaPlayer
 from marl_ray.training.evaluation.fixed_starts import Evaluator, StartSet
 from marl_ray.training.evaluation.play_bundle import play_bundle
@@ -249,9 +249,9 @@ def test_multipliers_go_by_the_costs_of_released_episodes_also_after_a_resume(tm
     assert run.costs["shared"].means is None and not any("return" in row for row in rows)
     held = len(run.recent.held_back)
     assert held > 0
-    run.save(folder_here(tmp_path))
+    run.save(local_stored_folder(tmp_path))
     run.saver.wait()
-    again = Run(run.config, torch.device("cpu"), RunStart([folder_here(tmp_path)]))
+    again = Run(run.config, torch.device("cpu"), RunStart([local_stored_folder(tmp_path)]))
     for result in (run, again):
         result.step()
         assert result.costs["shared"].means is not None and result.costs["shared"].means[0] > 15

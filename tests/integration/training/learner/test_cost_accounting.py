@@ -18,7 +18,7 @@ from marl_ray.training.single_process import process_group
 
 @pytest.mark.parametrize("team", [[], [TWO_POLICIES]])
 def test_decisions_belong_to_episodes_also_where_these_outlast_a_batch(team):
-    """Another collector that goes on where the first one stopped counts the same."""
+    """Another collector that continues where the first one stopped counts the same."""
     run = short("ppo", "train.horizon=2", "hyper.minibatches=1", *team)
     counts = []
     with process_group():
@@ -125,7 +125,7 @@ def test_an_adaptive_coefficient_counts_a_row_once():
 @pytest.mark.parametrize("ends", [True, False])
 @pytest.mark.parametrize("policies", [1, 2])
 def test_costs_that_come_when_an_agent_is_done_are_its_own_too(ends, policies):
-    """The team pays for what an agent did when others go on without it, in this batch or behind its end."""
+    """The team pays for what an agent did when others continue without it, in this batch or behind its end."""
     names = ["first", "second"][:policies]
     agents = [["quick"], ["slow"]] if policies == 2 else [["*"]]
     for horizon in (2, 1):

@@ -1,4 +1,4 @@
-"""The optimiser of a policy: what it moves by how much, and that it goes on bit for bit. No Ray."""
+"""The optimiser of a policy: what it moves by how much, and that it continues bit for bit. No Ray."""
 
 import json
 from collections.abc import Iterator

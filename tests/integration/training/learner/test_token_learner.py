@@ -1,4 +1,4 @@
-"""Language models learn the same however a batch is cut up, and go on bit for bit. No Ray."""
+"""Language models learn the same however a batch is cut up, and continue bit for bit. No Ray."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from marl_ray.training.learner.pass_loss import EvaluatedPass
 from marl_ray.training.learner.preparation.prepare import prepare
 from marl_ray.training.single_process import process_group, train_alone
 from marl_ray.training.team import gpu_pass_limit
-from marl_ray.training.team.gpu_pass_limit import fit_beside, rehearse, rows_that_fit
+from marl_ray.training.team.gpu_pass_limit import fit_beside, rows_that_fit, trial_pass
 
 LANGUAGE = [name for name in PLAYING if SPECS[name].token_policies and SPECS[name].critic != "central"]
 
@@ -106,7 +106,7 @@ def test_a_large_model_is_gathered_once_where_a_gpu_has_room_for_its_passes_besi
 
 def test_a_rehearsed_pass_leaves_nothing_behind():
     policy = build_token_policy(ModelConfig(preset="tiny-0.2m", context=16), GenerationConfig(max_tokens=4), 0, True, 1)
-    rehearse(policy, 2, learn_entropy=True)
+    trial_pass(policy, 2, learn_entropy=True)
     assert all(parameter.grad is None for parameter in policy.parameters())
 
 

@@ -24,7 +24,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.training.run_folder import exclusive_file, owners
 from marl_ray.training.run_folder import lease as lease_module
 from marl_ray.training.run_folder.bundle_link import link_bundle, linked_bundle
-from marl_ray.training.run_folder.lease import DisownedError, Lease
+from marl_ray.training.run_folder.lease import Lease, LeaseLostError
 from marl_ray.training.run_folder.owners import OWNER, newest, numbers, owner_file, read_owner
 from marl_ray.training.run_folder.record import check_folder, write_json
 from marl_ray.training.run_folder.temporary_files import remove_temporary
@@ -222,7 +222,7 @@ def test_a_process_that_slept_is_replaced_and_stops_when_it_wakes(local, monkeyp
         finally:
             other.kill()
     assert printed == "lost\n"
-    assert f"DisownedError: run 'first' is now owned by process {os.getpid()} of " in error
+    assert f"LeaseLostError: run 'first' is now owned by process {os.getpid()} of " in error
     owner = read_owner(*local)
     assert owner is not None and owner.state == "finished" and owner.pid == os.getpid()
     assert newest(*local) == 2
@@ -261,7 +261,7 @@ def test_an_owner_removes_what_killed_processes_left_and_no_probe_in_use(local):
 
 
 def test_an_owner_that_slept_asks_whether_it_owns_the_folder(local):
-    with pytest.raises(DisownedError), Lease(*local, RUN) as lease:  # noqa: PT012  all that an owner does
+    with pytest.raises(LeaseLostError), Lease(*local, RUN) as lease:  # noqa: PT012  all that an owner does
         assert lease.owns()
         Path(owner_file(local[1], 2)).write_text("{}")
         assert lease.owns()  # nobody else can be the owner a moment after that was proved
@@ -345,5 +345,5 @@ def test_storage_that_does_not_answer_ends_no_run(local):
         lease.check()
         os.rename(f"{local[1]}-away", local[1])
         Path(owner_file(local[1], 2)).write_text("{}")
-        with pytest.raises(DisownedError, match="is now owned by another process"):
+        with pytest.raises(LeaseLostError, match="is now owned by another process"):
             lease.check()

@@ -22,7 +22,7 @@ from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.config import SPECS, EnvConfig, RunConfig, load_config
 from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
-from marl_ray.evaluation.off_policy.texts import judge_texts
+from marl_ray.evaluation.off_policy.texts import estimate_text_outcome
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.policies.engines.base import Prompt
@@ -251,7 +251,7 @@ async def test_from_requests_over_parquet_to_a_run_that_learns_from_the_outcomes
     after = tmp_path / "run" / str(rows[-1]["iteration"]) / "bundle"
     assert chance_of_good(after, "hello") > chance_of_good(bundle, "hello") + 0.1
     # Seen from the log, too, it earns more than what was served.
-    judged = judge_texts(load_bundle(after), summary.path, floor=0.0)
+    judged = estimate_text_outcome(load_bundle(after), summary.path, floor=0.0)
     assert judged.value.estimate > judged.logged + 0.05
 
 

@@ -9,8 +9,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError
-from marl_ray.training.tracking.machine_readings import MachineReadings
 from marl_ray.training.tracking.sinks import WeightsAndBiases, check_sinks, open_sinks
+from marl_ray.training.tracking.system_metrics import SystemMetrics
 
 ROWS = [{"steps": 64, "return": 0.5, "loss": math.nan}, {"steps": 128, "return": 0.75, "loss": 2.0}]
 
@@ -74,7 +74,7 @@ def test_a_sink_that_cannot_be_opened_is_named(tmp_path):
 
 
 def test_the_machine_is_read_now_and_then():
-    system = MachineReadings()
+    system = SystemMetrics()
     readings = system.read()
     assert readings["system/memory_gib"] > readings["system/process_memory_gib"] > 0
     assert readings["system/cpu_percent"] >= 0

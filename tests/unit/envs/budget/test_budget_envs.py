@@ -222,7 +222,7 @@ def test_no_chain_costs_more_than_its_limit(limit, workers, random, obedient):
 @pytest.mark.parametrize(("limit", "best"), [(5, 8), (8, 8), (9, 8), (10, 10), (30, 30), (79, 73), (80, 80)])
 @pytest.mark.parametrize("workers", [1, 8])
 def test_masks_leave_exactly_what_is_affordable(limit, best, workers):
-    """Not only safe: in every state each action is allowed from which a plan within the limit goes on.
+    """Not only safe: in every state each action is allowed from which a plan within the limit continues.
 
     The cheapest is always allowed, even if none does.
     """

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marl_ray.envs.text.base import is_held_out
-from marl_ray.envs.text.synthetic import FAMILIES, HIDDEN, PUBLIC, MadeProgram, arithmetic, mutants, programs
+from marl_ray.envs.text.synthetic import FAMILIES, HIDDEN, PUBLIC, SyntheticProgramTask, arithmetic, mutants, programs
 from marl_ray.rewards import math_reward
 
 LEVELS = (1, 2, 3, 4)
@@ -48,7 +48,7 @@ def test_there_are_many_families_and_all_is_short():
 
 
 def test_tests_are_as_many_as_promised_and_public_ones_are_no_hidden_ones():
-    sixth = MadeProgram("l item 5", "l", "x[5]", 2)  # most lists are too short for it
+    sixth = SyntheticProgramTask("l item 5", "l", "x[5]", 2)  # most lists are too short for it
     for task in (*programs(100, LEVELS, "train"), sixth):
         hidden, public = ({test.source for test in tests} for tests in (task.code.hidden, task.code.public))
         assert (len(hidden), len(public)) == (HIDDEN, PUBLIC) and not hidden & public

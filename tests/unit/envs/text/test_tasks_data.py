@@ -8,7 +8,7 @@ import pytest
 from pyarrow import parquet
 
 from marl_ray.envs.text.record_files import rows
-from marl_ray.envs.text.tasks import GivenProgram, MathTask, read_code, read_math
+from marl_ray.envs.text.tasks import MathTask, StaticProgramTask, read_code, read_math
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import benchmark
 from marl_ray.rewards import CallTest, CodeTask, StdioTest
@@ -44,8 +44,8 @@ def test_mathematics(tmp_path):
 
 def test_code(tmp_path):
     tasks = read_code(written(tmp_path, [ADD, DOUBLE]))
-    assert tasks[0] == GivenProgram("add", ADD["prompt"], ADDED, 2.0)
-    assert tasks[1] == GivenProgram("double", "Double.", CodeTask((StdioTest(b"2", b"4"),)))
+    assert tasks[0] == StaticProgramTask("add", ADD["prompt"], ADDED, 2.0)
+    assert tasks[1] == StaticProgramTask("double", "Double.", CodeTask((StdioTest(b"2", b"4"),)))
 
 
 def test_one_file_serves_training_and_evaluation(tmp_path):

@@ -12,7 +12,7 @@ from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.actor_critic.stacked import Stack, stackable
 from marl_ray.policies.bundles.actor_critic import Bundle, PolicyParts, load_bundle, save_bundle
 from marl_ray.policies.bundles.manifest import Lineage
-from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
+from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 
 SPACES = {
     "categories": spaces.MultiDiscrete([3, 5, 2]),
@@ -123,7 +123,7 @@ def test_what_is_built_otherwise_is_not_stacked(tmp_path):
 
 def test_requests_of_two_arms_share_a_pass_and_one_that_fails_takes_no_other_with_it(tmp_path, monkeypatch):
     bundles = [bundle(tmp_path, SPACES["vector"], seed) for seed in range(2)]
-    passes = Passes(64, np.random.default_rng(0))
+    passes = PassBatcher(64, np.random.default_rng(0))
     arms = [ArmBatcher(one_bundle, passes) for one_bundle in bundles]
     rows = requests(bundles[0], 12, 5)
     taken = []

@@ -10,7 +10,7 @@ from toy_models.tokens import LORA, responses, tiny
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import Lineage, load_bundle
 from marl_ray.policies.bundles.language import ADAPTER_FOLDER, Models, save_token_bundle
-from marl_ray.policies.language.base_model import base_sha256, known_base, share_base, take_apart
+from marl_ray.policies.language.base_model import base_sha256, known_base, share_base, unmerge_adapter
 from marl_ray.policies.language.lora import adapted, bare_weights, save_adapters
 from marl_ray.policies.language.model_files import load_model
 from marl_ray.policies.language.sampling_copy import plain_copy
@@ -38,8 +38,8 @@ def written(folder: Path, plain: TokenPolicy) -> Models:
 def test_an_adapter_comes_out_of_the_weights_that_it_is_merged_into(tmp_path):
     trained = policy(1)
     models = written(tmp_path, trained)
-    apart, merged = models.apart("p"), models["p"]
-    assert apart is models.apart("p") is not merged
+    apart, merged = models.unmerged("p"), models["p"]
+    assert apart is models.unmerged("p") is not merged
     assert apart.config.lora is not None and apart.config.lora.rank == LORA["rank"]
     for (name, layer), (other_name, other) in zip(adapted(apart.lm), adapted(trained.lm), strict=True):
         assert name == other_name and layer.scale == other.scale
@@ -60,7 +60,7 @@ def test_bfloat16_gives_weights_back_whose_adapter_is_small(tmp_path):
     with torch.no_grad():
         for _, layer in adapted(trained.lm):
             layer.up.mul_(1e-3)
-    apart = written(tmp_path, trained).apart("p")
+    apart = written(tmp_path, trained).unmerged("p")
     base = bare_weights(trained.lm)
     differing = [(tensor != base[name].float()).float().mean() for name, tensor in bare_weights(apart.lm).items()]
     assert max(differing) < 0.01
@@ -71,7 +71,7 @@ def test_bfloat16_gives_weights_back_whose_adapter_is_small(tmp_path):
 def test_a_digest_is_of_the_base_model_alone(tmp_path):
     first, second = policy(1), policy(2)
     digest = base_sha256(first.lm)
-    assert base_sha256(second.lm) == digest == written(tmp_path, second).apart("p").base_sha256
+    assert base_sha256(second.lm) == digest == written(tmp_path, second).unmerged("p").base_sha256
     assert base_sha256(policy(1, "bf16").lm) != digest
     weight = bare_weights(second.lm)["model.norm.weight"]
     weight[3] += 1e-6
@@ -81,7 +81,7 @@ def test_a_digest_is_of_the_base_model_alone(tmp_path):
 
 
 def test_policies_of_one_base_have_its_weights_once(tmp_path):
-    first, second = (written(tmp_path, policy(number)).apart("p") for number in (1, 2))
+    first, second = (written(tmp_path, policy(number)).unmerged("p") for number in (1, 2))
     before = second.evaluate(*responses()).log_probs
     share_base(second.lm, first.lm)
     weights, others = bare_weights(second.lm), bare_weights(first.lm)
@@ -112,13 +112,13 @@ def test_an_adapter_of_a_model_of_another_shape_is_one_line(tmp_path):
     save_adapters(wide.lm, wide.config.lora, None, tmp_path / ADAPTER_FOLDER)
     assert known_base(tmp_path / ADAPTER_FOLDER) is None is known_base(tmp_path / "none")
     with pytest.raises(MarlRayError) as caught:
-        take_apart(load_model(str(tmp_path / "model"), torch.float32, 64), tmp_path / ADAPTER_FOLDER)
+        unmerge_adapter(load_model(str(tmp_path / "model"), torch.float32, 64), tmp_path / ADAPTER_FOLDER)
     assert "\n" not in str(caught.value)
 
 
 def test_a_policy_without_an_adapter_is_as_it_is(tmp_path):
     models = written(tmp_path, plain_copy(tiny()))
-    assert models.apart("p") is models["p"] and models["p"].base_sha256 is None
+    assert models.unmerged("p") is models["p"] and models["p"].base_sha256 is None
 
 
 def test_peft_reads_an_adapter_that_tells_its_base(tmp_path):

@@ -12,7 +12,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.language import token_policy
 from marl_ray.policies.language.lora import merged_weights
 from marl_ray.policies.language.sampling_copy import frozen_copy, plain_copy, refresh
-from marl_ray.policies.language.sharding.gather_shards import unsharded
+from marl_ray.policies.language.sharding.gather_shards import full_tensors
 from marl_ray.policies.language.sharding.shard import shard
 from marl_ray.policies.language.sharding.tensor_parallel import decoder_layers
 from marl_ray.policies.language.tiny_models import byte_tokenizer
@@ -236,7 +236,7 @@ def test_activation_checkpointing_gives_equal_gradients():
             policy = tiny(activation_checkpointing=checkpointing)
             shard(policy, mesh, False)
             policy.evaluate(*responses()).log_probs.sum().backward()
-            gradients.append(list(unsharded(parameter.grad for parameter in policy.actor_parameters())))
+            gradients.append(list(full_tensors(parameter.grad for parameter in policy.actor_parameters())))
     for first, other in zip(*gradients, strict=True):
         assert torch.equal(first, other)
 

@@ -14,7 +14,7 @@ from marl_ray.config import BreakerConfig, ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import ExperimentStatus
 from marl_ray.policies.bundles.actor_critic import Bundle, load_actor_critics
-from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
+from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 from marl_ray.serving.arms.errors import ArmError, NotFiniteError
 from marl_ray.serving.asgi import Gateway
 
@@ -96,7 +96,7 @@ async def test_a_strange_input_takes_none_of_its_pass_with_it(tmp_path, monkeypa
     monkeypatch.setattr(Bundle, "act", picky)
     served = load_actor_critics(bundle(tmp_path, 1, False))
 
-    batcher = ArmBatcher(served, Passes(64, np.random.default_rng(0)))
+    batcher = ArmBatcher(served, PassBatcher(64, np.random.default_rng(0)))
     seen = [np.array(STRANGE if k == 7 else GOOD, np.float32) for k in range(20)]
     results = await asyncio.gather(*(batcher.act({"agent": row}, False) for row in seen), return_exceptions=True)
     assert [k for k, result in enumerate(results) if isinstance(result, ArmError)] == [7]

@@ -84,7 +84,7 @@ def test_waiting_too_long_behind_calls_that_are_answered_is_no_failure():
         return batch
 
     async def run(monkeypatch):
-        monkeypatch.setattr(call_batching, "LARGEST_CALL", 1)
+        monkeypatch.setattr(call_batching, "MAX_CALL_SIZE", 1)
         requests = CallBatcher(slow, replicas=1, deadline_s=1.0)
         return await asyncio.gather(*(requests.ask(n) for n in range(12)), return_exceptions=True)
 
@@ -132,7 +132,7 @@ async def test_idle_replicas_share_a_burst():
 
 
 async def test_a_call_has_a_largest_size(monkeypatch):
-    monkeypatch.setattr(call_batching, "LARGEST_CALL", 3)
+    monkeypatch.setattr(call_batching, "MAX_CALL_SIZE", 3)
 
     callee = Callee()
     callee.open.set()

@@ -144,6 +144,6 @@ def test_events_end_with_the_last_one_and_are_bounded(monkeypatch):
     monkeypatch.setattr(events_module, "LINE", 10)
     with pytest.raises(ArmError, match="longer"):
         events_in(b"data: 123", b"4567890")
-    monkeypatch.setattr(events_module, "LARGEST", 20)
+    monkeypatch.setattr(events_module, "MAX_RESPONSE_BYTES", 20)
     with pytest.raises(ArmError, match="longer"):
         events_in(*[b"data: 1\n\n"] * 3)

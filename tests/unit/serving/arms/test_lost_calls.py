@@ -12,7 +12,7 @@ from toy_serving.fragile_arms import CLOSED, GOOD, OPEN, ask, bundle, circuits, 
 from waiting import until_async
 
 from marl_ray.policies.bundles.actor_critic import Bundle, load_actor_critics
-from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
+from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 from marl_ray.serving.arms.errors import ArmError, LostError
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.http.protocol import RequestError
@@ -110,7 +110,7 @@ class Elsewhere:
     """An arm in another process, whose calls end as `ends` says."""
 
     def __init__(self, served: Bundle, *ends: Exception):
-        self.bundle, self._batcher = served, ArmBatcher(served, Passes(64, np.random.default_rng(0)))
+        self.bundle, self._batcher = served, ArmBatcher(served, PassBatcher(64, np.random.default_rng(0)))
         self.ends = list(ends)
 
     async def act(self, observations, greedy, masks=None):

@@ -26,11 +26,11 @@ from marl_ray.experiments.store import notices as queue
 from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.experiments.store.notices import Notices
 from marl_ray.serving.asgi import Gateway
-from marl_ray.serving.rollouts.webhook import LONGEST_PAUSE_S, Webhook
+from marl_ray.serving.rollouts.webhook import MAX_PAUSE_S, Webhook
 
 SECRET = "between us"
 WAIT_S = 5.0
-"""Seconds for which the other service waits for a test, and for which an answer that does not end goes on."""
+"""Seconds for which the other service waits for a test, and for which an answer that does not end continues."""
 
 
 class Heard:
@@ -213,8 +213,8 @@ def test_pauses_stay_at_their_longest_however_often_it_was_tried(receiver, store
         connection.execute(sa.update(schema.notices).values(attempts=2_000, next_at=0.0))
     sender.deliver()
     notices = Notices(store)
-    assert notices.due(["exp"], 0.0, time.time() + LONGEST_PAUSE_S - 10) == []
-    assert len(notices.due(["exp"], 0.0, time.time() + LONGEST_PAUSE_S + 10)) == 1
+    assert notices.due(["exp"], 0.0, time.time() + MAX_PAUSE_S - 10) == []
+    assert len(notices.due(["exp"], 0.0, time.time() + MAX_PAUSE_S + 10)) == 1
 
 
 def test_an_answer_that_does_not_end_holds_up_nothing(receiver, store):

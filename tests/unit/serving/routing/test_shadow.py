@@ -9,7 +9,7 @@ import pytest
 from waiting import until_async
 
 from marl_ray.policies.bundles.actor_critic import load_bundle
-from marl_ray.serving.arms.actor_critic import ArmBatcher, Passes
+from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 from marl_ray.serving.arms.protocol import Answer
 from marl_ray.serving.routing.shadow import COMPLAINT_S, Shadows
 
@@ -48,7 +48,7 @@ async def test_a_real_arm_is_compared(bundles):
     agents = {"agent_0": np.array([0, 1, 2]), "agent_1": np.array([2, 3, 4])}
 
     arm_one, arm_four = (
-        ArmBatcher(load_bundle(bundles[arm]), Passes(64, np.random.default_rng(0))) for arm in ("one", "four")
+        ArmBatcher(load_bundle(bundles[arm]), PassBatcher(64, np.random.default_rng(0))) for arm in ("one", "four")
     )
     shadows = Shadows(4)
     for arm, batcher in (("one", arm_one), ("four", arm_four)):

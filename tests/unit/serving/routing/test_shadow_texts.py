@@ -12,7 +12,7 @@ from waiting import until_async
 
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.serving.arms.errors import ArmError
-from marl_ray.serving.arms.protocol import Piece, TextRequest
+from marl_ray.serving.arms.protocol import ResponseChunk, TextRequest
 from marl_ray.serving.arms.text.batcher import TextBatcher
 from marl_ray.serving.routing.shadow import Shadows
 
@@ -105,8 +105,8 @@ async def test_an_arm_that_tells_no_tokens_is_compared_by_its_text(text_bundles)
         def write(self, request: TextRequest) -> "Teller":
             return self
 
-        async def next(self) -> Piece:
-            return Piece(self.text, [], [], "stop", 3, [])
+        async def next(self) -> ResponseChunk:
+            return ResponseChunk(self.text, [], [], "stop", 3, [])
 
         def leave(self) -> None:
             self.was_left = True

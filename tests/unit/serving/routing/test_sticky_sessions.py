@@ -69,8 +69,8 @@ async def test_a_new_session_asks_all_that_drain_at_its_endpoint_in_one_statemen
             assert (await client.post("/v1/experiments", json=new)).status_code == 201
             await act(client, f"s{number}")
         app.service.exposures.flush()
-        read = app.service.assigner.look_ups.read
-        app.service.assigner.look_ups.read = lambda sessions: statements.append(len(sessions)) or read(sessions)
+        read = app.service.assigner.lookups.read
+        app.service.assigner.lookups.read = lambda sessions: statements.append(len(sessions)) or read(sessions)
         fresh = (await act(client, "new"))["experiment"]
         app.service.endpoints.routers["e2"].remembered.clear()  # as after a restart
         assert (fresh, (await act(client, "s2"))["experiment"]) == ("e5", "e2")

@@ -26,7 +26,7 @@ from marl_ray.training.checkpoints.index import (
     unneeded,
 )
 from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish, withdraw
-from marl_ray.training.checkpoints.storage import StoredFile, StoredFolder, folder_here
+from marl_ray.training.checkpoints.storage import StoredFile, StoredFolder, local_stored_folder
 
 IDENTITY = "the config of toy"
 BUNDLED = {"bundle/bundle.json": StoredFile(1, "0")}
@@ -56,7 +56,7 @@ def write(folder: StoredFolder, iteration: int, score: float = 0.0, attempt: int
 
 def listed(*scores: float | None) -> list[PublishedCheckpoint]:
     """Checkpoints of iterations 1, 2, ...; those without a score have no bundle."""
-    nowhere = folder_here(Path("/nowhere"))
+    nowhere = local_stored_folder(Path("/nowhere"))
     return [
         PublishedCheckpoint(nowhere / checkpoint_name(k, 1), manifest(k, score or 0.0, score is not None))
         for k, score in enumerate(scores, 1)
@@ -69,7 +69,7 @@ def iterations(checkpoints: list[PublishedCheckpoint]) -> list[int]:
 
 def test_groups_that_begin_at_once_or_after_the_clock_was_set_back_have_greater_numbers(tmp_path):
     """Under one number the folder that a killed worker left half-written would be the next group's own."""
-    folder = folder_here(tmp_path)
+    folder = local_stored_folder(tmp_path)
     first = take_number(folder)
     Path(tmp_path, checkpoint_name(3, first)).mkdir()
     assert take_number(folder) > first
@@ -105,7 +105,7 @@ def test_what_was_removed_is_never_needed_later(scores, keep, every):
 
 @pytest.mark.parametrize("remote", [False, True])
 def test_tidying_removes_what_is_not_needed_and_what_was_never_finished(tmp_path, remote):
-    folder = folder_here(tmp_path)
+    folder = local_stored_folder(tmp_path)
     if remote:
         folder = StoredFolder(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "toy")
         folder.filesystem.create_dir("toy")
@@ -123,7 +123,7 @@ def test_tidying_removes_what_is_not_needed_and_what_was_never_finished(tmp_path
 
 
 def test_the_newest_is_that_of_the_last_iteration_and_among_these_of_the_last_attempt(tmp_path):
-    folder = folder_here(tmp_path)
+    folder = local_stored_folder(tmp_path)
     assert newest(folder) is None and checkpoints_in(folder / "nothing") == []
     for iteration, attempt in ((9, 100), (10, 100), (10, 200), (8, 300)):
         write(folder, iteration, attempt=attempt)
@@ -138,11 +138,11 @@ def test_a_folder_with_checkpoints_of_an_older_format_alone_is_refused(tmp_path)
     old.mkdir()
     (old / "state.json").write_text('{"format": 1, "iteration": 3}')
     with pytest.raises(MarlRayError, match=r"checkpoint_2026.* has checkpoint format 1, expected 3; it can be read by"):
-        checkpoints_in(folder_here(tmp_path))
+        checkpoints_in(local_stored_folder(tmp_path))
 
 
 def test_checkpoints_of_another_run_or_another_iteration_are_named_and_left_out(tmp_path):
-    folder, lines = folder_here(tmp_path), list[str]()
+    folder, lines = local_stored_folder(tmp_path), list[str]()
     of_run = [write(folder, iteration) for iteration in (10, 20)]
     copy, other = write(folder, 30, copy_of=10), write(folder, 40)
     publish(other, replace(manifest(40), identity="another config"))
@@ -161,15 +161,15 @@ def test_checkpoints_of_another_run_or_another_iteration_are_named_and_left_out(
 
 
 def test_where_all_checkpoints_are_of_another_run_they_stay_and_the_run_does_not_begin_anew(tmp_path):
-    place = write(folder_here(tmp_path), 10)
+    place = write(local_stored_folder(tmp_path), 10)
     with pytest.raises(MarlRayError, match=f"^{place} is a checkpoint of another run, 'toy' with another config$"):
-        own_checkpoints(folder_here(tmp_path), "another config")
-    assert checkpoints_in(folder_here(tmp_path)) == [place]
+        own_checkpoints(local_stored_folder(tmp_path), "another config")
+    assert checkpoints_in(local_stored_folder(tmp_path)) == [place]
 
 
 def test_a_folder_with_a_name_of_its_own_is_neither_read_nor_removed(tmp_path):
     """Such as a copy that somebody has made to be safe."""
-    folder = folder_here(tmp_path)
+    folder = local_stored_folder(tmp_path)
     write(folder, 20)
     for name in ("checkpoint_backup", "checkpoint_old_1"):
         (tmp_path / name).mkdir()
@@ -185,7 +185,7 @@ def test_a_folder_with_a_name_of_its_own_is_neither_read_nor_removed(tmp_path):
     st.lists(st.tuples(st.integers(1, 4), st.none() | st.integers(0, 5)), unique_by=lambda start: start[0]),
 )
 def test_checkpoints_whose_iterations_a_later_group_plays_again_do_not_count(tmp_path_factory, written, starts):
-    folder = folder_here(tmp_path_factory.mktemp("strays"))
+    folder = local_stored_folder(tmp_path_factory.mktemp("strays"))
     for attempt, after in starts:
         note_start(folder, attempt, after)
     for iteration, attempt in written:  # also where they are complete only after others have begun
@@ -208,7 +208,7 @@ def test_checkpoints_whose_iterations_a_later_group_plays_again_do_not_count(tmp
 
 
 def test_a_group_that_removed_the_rows_of_a_later_one_ends_and_leaves_strays(tmp_path):
-    folder = folder_here(tmp_path)
+    folder = local_stored_folder(tmp_path)
     first, second = take_number(folder), take_number(folder)
     check_last_group(folder, second)
     note_start(folder, second, None)

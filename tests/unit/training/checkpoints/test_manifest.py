@@ -20,7 +20,7 @@ from marl_ray.training.checkpoints.storage import (
     DamagedCheckpointError,
     StoredFile,
     UnwritableCheckpointError,
-    folder_here,
+    local_stored_folder,
 )
 
 WHOLE = CheckpointManifest(
@@ -37,7 +37,7 @@ WHOLE = CheckpointManifest(
 
 
 def test_it_comes_back_as_it_was_written(tmp_path):
-    place = folder_here(tmp_path)
+    place = local_stored_folder(tmp_path)
     assert read_manifest(place) is None
     publish(place, WHOLE)
     assert read_manifest(place) == WHOLE
@@ -47,7 +47,7 @@ def test_it_comes_back_as_it_was_written(tmp_path):
 @given(st.integers(0, 10_000), st.integers(0, 7))
 def test_no_bit_of_it_can_change_unseen(tmp_path_factory, position, bit):
     folder = tmp_path_factory.mktemp("flipped")
-    place = folder_here(folder)
+    place = local_stored_folder(folder)
     publish(place, WHOLE)
     data = bytearray((folder / MANIFEST).read_bytes())
     data[position % len(data)] ^= 1 << bit
@@ -60,10 +60,10 @@ def test_no_bit_of_it_can_change_unseen(tmp_path_factory, position, bit):
 
 @pytest.mark.parametrize("length", [0, 1, 40])
 def test_one_that_was_cut_is_damaged(tmp_path, length):
-    publish(folder_here(tmp_path), WHOLE)
+    publish(local_stored_folder(tmp_path), WHOLE)
     (tmp_path / MANIFEST).write_bytes((tmp_path / MANIFEST).read_bytes()[:length])
     with pytest.raises(DamagedCheckpointError, match=r"manifest.json is no manifest: "):
-        read_manifest(folder_here(tmp_path))
+        read_manifest(local_stored_folder(tmp_path))
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "null", "7", '"sha256"', "\x00\x00"])
@@ -73,7 +73,7 @@ def test_a_file_of_something_else_is_damaged_and_the_line_says_so(tmp_path, text
         DamagedCheckpointError,
         match=rf"^{tmp_path / MANIFEST} is no manifest: (it is no JSON object with|Expecting value)",
     ):
-        read_manifest(folder_here(tmp_path))
+        read_manifest(local_stored_folder(tmp_path))
 
 
 def test_one_with_a_right_hash_and_other_keys_is_damaged(tmp_path):
@@ -81,25 +81,25 @@ def test_one_with_a_right_hash_and_other_keys_is_damaged(tmp_path):
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     (tmp_path / MANIFEST).write_text(json.dumps({"sha256": digest} | facts))
     with pytest.raises(DamagedCheckpointError, match=r"manifest.json is no manifest: .*identity"):
-        read_manifest(folder_here(tmp_path))
+        read_manifest(local_stored_folder(tmp_path))
 
 
 def test_one_of_another_format_is_refused(tmp_path):
-    publish(folder_here(tmp_path), CheckpointManifest(**vars(WHOLE) | {"format": FORMAT + 1}))
+    publish(local_stored_folder(tmp_path), CheckpointManifest(**vars(WHOLE) | {"format": FORMAT + 1}))
     with pytest.raises(
         MarlRayError, match=rf"has checkpoint format {FORMAT + 1}, expected {FORMAT}; it can be read by"
     ):
-        read_manifest(folder_here(tmp_path))
+        read_manifest(local_stored_folder(tmp_path))
 
 
 def test_a_folder_that_takes_no_manifest_is_named(tmp_path):
     (tmp_path / f"{MANIFEST}.new").mkdir()
     with pytest.raises(UnwritableCheckpointError, match=rf"^{tmp_path}/{MANIFEST} cannot be written: "):
-        publish(folder_here(tmp_path), WHOLE)
+        publish(local_stored_folder(tmp_path), WHOLE)
 
 
 def test_a_withdrawn_checkpoint_is_none_and_keeps_its_facts(tmp_path):
-    publish(folder_here(tmp_path), WHOLE)
-    withdraw(folder_here(tmp_path))
-    assert read_manifest(folder_here(tmp_path)) is None
+    publish(local_stored_folder(tmp_path), WHOLE)
+    withdraw(local_stored_folder(tmp_path))
+    assert read_manifest(local_stored_folder(tmp_path)) is None
     assert json.loads((tmp_path / "damaged" / MANIFEST).read_text())["iteration"] == 12

@@ -33,7 +33,7 @@ def row(iteration: int) -> dict[str, Any]:
 
 
 def write(journal: Journal, after: int | None, *rows: dict[str, Any]) -> None:
-    """Write as a group of workers does that goes on after a checkpoint."""
+    """Write as a group of workers does that continues after a checkpoint."""
     journal.begin(after)
     for each in rows:
         journal.row(each)
@@ -120,7 +120,7 @@ def test_a_disk_that_is_full_leaves_no_half_of_a_line(tmp_path):
 )
 @settings(max_examples=40, deadline=None)
 def test_readers_get_every_line_once_however_often_workers_start_again(tmp_path_factory, groups, remote):
-    """Each group goes on after a checkpoint, which may lie before lines that were read already."""
+    """Each group continues after a checkpoint, which may lie before lines that were read already."""
     root = tmp_path_factory.mktemp("run")
     filesystem, path = (away(root), "rows") if remote else (LOCAL, str(root / "rows"))
     tails, taken = (Tail(filesystem, path), Tail(filesystem, path)), ([], [])
@@ -138,7 +138,7 @@ def test_readers_get_every_line_once_however_often_workers_start_again(tmp_path_
             file.close()
             done = count + more
             for tail, lines in zip(tails[: 1 + reads], taken, strict=False):
-                while new := tail.read(len(lines), most=7):
+                while new := tail.read(len(lines), max_lines=7):
                     lines += new
             expected = [str(number) for number in range(done)]
             assert [line.split()[0] for line in content_of(filesystem, path).decode().splitlines()] == expected

@@ -22,7 +22,7 @@ from marl_ray.runs.stored import find_run, stored
 from marl_ray.training.checkpoints.index import checkpoint_name, kept_line, resume_line
 from marl_ray.training.checkpoints.loading import UnreadableCheckpointError
 from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
-from marl_ray.training.checkpoints.storage import UnwritableCheckpointError, folder_here
+from marl_ray.training.checkpoints.storage import UnwritableCheckpointError, local_stored_folder
 from marl_ray.training.driver import train
 from marl_ray.training.loop.start import RunStart
 from marl_ray.training.machines.interruption import answering, run_within
@@ -158,7 +158,7 @@ def test_what_is_kept_is_the_last_whole_checkpoint(tmp_path):
         assert resume_line(run_config).startswith("no checkpoint")
     for number, steps in ((6, 1728), (12, 3456)):
         (tmp_path / "toy" / f"checkpoint_{number:02}").mkdir()
-        publish(folder_here(tmp_path / "toy" / f"checkpoint_{number:02}"), manifest(number, steps))
+        publish(local_stored_folder(tmp_path / "toy" / f"checkpoint_{number:02}"), manifest(number, steps))
     where = f"{tmp_path}/toy/checkpoint_12"
     assert resume_line(run_config) == f"kept iteration 12, step 3,456 in {where}; the same command goes on from there"
     assert kept_line(run_config) == f"its last checkpoint is kept: {where}"
@@ -252,7 +252,7 @@ def work(monkeypatch: pytest.MonkeyPatch, folder: Path, body: Callable[..., Any]
 
 @pytest.mark.parametrize("known", [True, False])
 def test_relative_paths_of_a_config_count_from_the_drivers_folder(tmp_path, monkeypatch, known):
-    """Ray Train starts workers in a folder of its own: data of a run, bundles and the storage would be looked for there."""
+    """Ray Train starts workers in its own folder: data of a run, bundles and the storage would be looked for there."""
     elsewhere, rays = tmp_path / "theirs", tmp_path / "rays"
     for folder in (elsewhere, rays):
         folder.mkdir()
@@ -283,7 +283,7 @@ def test_a_worker_goes_on_from_checkpoints_of_its_own_run_alone(tmp_path, monkey
     def put(iteration: int, identity: str) -> str:
         place = Path(folder, checkpoint_name(iteration, 1))
         place.mkdir(parents=True)
-        publish(folder_here(place), manifest(iteration, 32, identity))
+        publish(local_stored_folder(place), manifest(iteration, 32, identity))
         return str(place)
 
     def places(run: RunConfig, device: Any, start: RunStart, *more: Any) -> list[str]:

@@ -24,7 +24,7 @@ CONNECT_S, READ_S = 5.0, 30.0
 """Deadlines of one request."""
 LOST_S = 60.0
 """Time for which the API may be out of reach before a command gives up."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.2, 5.0
 """Pauses between tries."""
 UNAUTHORIZED = 401
 """Status for a token that is wrong or has expired."""
@@ -75,7 +75,7 @@ class Connection:
 
         Raises RequestRefusedError with the server's message, or MarlRayError where it stayed out of reach.
         """
-        return patiently(
+        return retry_while_unreachable(
             lambda: self._json(method, path, query, body, content_type), lost_s, f"the API server {self.server}"
         )
 
@@ -126,7 +126,7 @@ class Connection:
         return response
 
 
-def patiently(call: Callable[[], Result], lost_s: float, server: str) -> Result:
+def retry_while_unreachable(call: Callable[[], Result], lost_s: float, server: str) -> Result:
     """Return the result of a call that is tried again while it raises `_UnreachableError`.
 
     Raises MarlRayError after `lost_s` seconds.
@@ -139,7 +139,7 @@ def patiently(call: Callable[[], Result], lost_s: float, server: str) -> Result:
             if time.monotonic() + pause >= end:
                 raise MarlRayError(f"{server} gave no answer for {lost_s:g} s: {error}") from None
         time.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE_S)
+        pause = min(2 * pause, MAX_PAUSE_S)
 
 
 def _message(response: client.rest.RESTResponse) -> str:
@@ -192,5 +192,5 @@ def _of_the_pod(namespace: str | None) -> Connection:
 
 
 def _connection(configuration: client.Configuration, namespace: str) -> Connection:
-    configuration.retries = False  # `patiently` tries again, and says nothing on the way
+    configuration.retries = False  # `retry_while_unreachable` tries again, and says nothing on the way
     return Connection(client.ApiClient(configuration), namespace)

@@ -14,7 +14,7 @@ TURN_S = 5
 """A view is made anew at least as often: pods change without their resource."""
 EXPIRED = 410
 """Status of a version that the server has forgotten."""
-SHORTEST_TURN_S = 0.2
+MIN_TURN_S = 0.2
 """Between two views; a resource may change many times a second."""
 
 
@@ -54,7 +54,7 @@ def follow(connection: Connection, kind: ResourceKind, name: str, deadline: floa
             return
         version = view.resource["metadata"]["resourceVersion"] if view.resource is not None else "0"
         _until_changed(connection, kind, name, version, min(TURN_S, remaining_s))
-        time.sleep(max(0.0, min(SHORTEST_TURN_S - (time.monotonic() - began), deadline - time.monotonic())))
+        time.sleep(max(0.0, min(MIN_TURN_S - (time.monotonic() - began), deadline - time.monotonic())))
 
 
 def _until_changed(connection: Connection, kind: str, name: str, version: str, seconds: float) -> None:

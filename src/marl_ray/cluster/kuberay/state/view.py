@@ -9,7 +9,7 @@ Object = Mapping[str, Any]
 """An object of the Kubernetes API as plain data."""
 ResourceKind = Literal["RayJob", "RayCluster", "RayService", "RayCronJob"]
 SUBMITTER = "ray-job-submitter"
-"""Container that submits a RayJob's entrypoint: of a pod of its own, in `SidecarMode` of the head pod."""
+"""Container that submits a RayJob's entrypoint: of its own pod, in `SidecarMode` of the head pod."""
 
 
 @dataclass(frozen=True)

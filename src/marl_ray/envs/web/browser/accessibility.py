@@ -24,8 +24,8 @@ _TEXT = re.compile(r"StaticText (.+)")
 _WORD = re.compile(r"[\w.-]+")
 _LOOK_BACK = 3
 """Lines in which a text is looked for before it is repeated."""
-_DEEPEST = 200
-_LONGEST_NAME = 2000
+_MAX_DEPTH = 200
+_MAX_NAME_LENGTH = 2000
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def page_view(
     def visit(node: Mapping[str, Any], depth: int, level: int) -> None:
         role = _value(node, "role")
         number = int(node.get("backendDOMNodeId", 0))
-        if role in _NO_NODES or level > _DEEPEST:
+        if role in _NO_NODES or level > _MAX_DEPTH:
             return
         if not node.get("ignored") and (
             role in ("RootWebArea", "option") or _visible(bounds.get(number), width, height)
@@ -127,16 +127,16 @@ def _line(node: Mapping[str, Any], role: str) -> str:
 
 
 def _name(node: Mapping[str, Any]) -> str:
-    return _value(node, "name")[:_LONGEST_NAME]
+    return _value(node, "name")[:_MAX_NAME_LENGTH]
 
 
 def _properties(node: Mapping[str, Any]) -> dict[str, str]:
     properties = {
-        str(item["name"]): str(item["value"]["value"])[:_LONGEST_NAME]
+        str(item["name"]): str(item["value"]["value"])[:_MAX_NAME_LENGTH]
         for item in node.get("properties", ())
         if item["name"] not in _IGNORED and item["value"].get("value") is not None
     }
-    value = _value(node, "value")[:_LONGEST_NAME]
+    value = _value(node, "value")[:_MAX_NAME_LENGTH]
     return properties | ({"value": value} if value else {})
 
 

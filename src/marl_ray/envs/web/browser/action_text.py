@@ -35,7 +35,7 @@ _PATTERNS = {
 }
 _QUOTED = re.compile(r"```(.*?)```", re.DOTALL)
 _ANSWER = re.compile(r"stop ?\[(.+)\]")
-_LONGEST_NUMBER = 9
+_MAX_DIGITS = 9
 _KEYS = {
     **{name.lower(): name for name in ("Backquote", "Minus", "Equal", "Backslash", "Backspace", "Tab", "Delete")},
     **{name.lower(): name for name in ("Escape", "ArrowDown", "ArrowUp", "ArrowLeft", "ArrowRight", "End", "Enter")},
@@ -85,7 +85,7 @@ def parse_web_action(response: str) -> WebAction:
         text += " [1]"
     match = re.search(_PATTERNS[kind], text)
     parts = match.groupdict() if match else {}
-    if match is None or any(len(parts.get(name, "")) > _LONGEST_NUMBER for name in ("element", "tab")):
+    if match is None or any(len(parts.get(name, "")) > _MAX_DIGITS for name in ("element", "tab")):
         raise ActionError(f"{text[:80]!r} is not understood; expected {FORMS[kind]}")
     typed = parts.get("text", "") + ("\n" if parts.get("enter") == "1" else "")
     return WebAction(kind, int(parts.get("element", 0)), typed, int(parts.get("tab", 0)))

@@ -1,4 +1,4 @@
-"""One Chromium for a process, driven from a thread of its own, with a deadline for whatever is asked of it."""
+"""One Chromium for a process, driven from its own thread, with a deadline for whatever is asked of it."""
 
 import asyncio
 import atexit
@@ -29,7 +29,7 @@ _FLAGS = (
     "--dns-prefetch-disable",  # no host is looked up that no request is allowed to reach
     "--webrtc-ip-handling-policy=disable_non_proxied_udp",  # requests alone can be blocked
 )
-_LONGEST_ROOT = 13
+_MAX_ROOT_LENGTH = 13
 """Characters of a temporary folder in which Chromium's socket, at most 94 characters further, is within a socket's 107."""
 T = TypeVar("T")
 
@@ -120,7 +120,7 @@ def browser_files() -> tempfile.TemporaryDirectory[str]:
     Playwright's driver deletes the profile; where it is killed, the next process that makes such a folder
     deletes this one.
     """
-    return object_folder("web", _LONGEST_ROOT)
+    return object_folder("web", _MAX_ROOT_LENGTH)
 
 
 @contextlib.contextmanager

@@ -14,29 +14,29 @@ from marl_ray.errors import one_line
 
 WIDTH, HEIGHT = 1280, 720
 """The viewport of WebArena, in pixels."""
-MOST_TABS = 10
-MOST_DIALOGS = 20
+MAX_TABS = 10
+MAX_DIALOGS = 20
 """Dialogs of one step after which the page counts as broken."""
 SETTLE_S = 0.02
 """Seconds in which the browser says that it sends an action's first request, after the page has gone on."""
 QUIET_S = 0.5
-"""Most seconds that are waited for requests other than of pages."""
+"""Maximum seconds that are waited for requests other than of pages."""
 LOAD_SHARE = 0.4
-"""Share of a step's time that a page has to load, so that an agent can go on where one never does."""
+"""Share of a step's time that a page has to load, so that an agent can continue where one never does."""
 WINDOW_S = 3.0
-"""Most seconds that are waited for a window that a page opens."""
+"""Maximum seconds that are waited for a window that a page opens."""
 _TURN = "() => new Promise(r => { requestAnimationFrame(() => setTimeout(r)); setTimeout(r, 100); })"
 _INSIDE = "about", "data", "blob"
 """Schemes that reach no host."""
 _EMPTY = "about:blank"
-_LONGEST_DIALOG = _LONGEST_TITLE = 200
+_MAX_DIALOG_LENGTH = _MAX_TITLE_LENGTH = 200
 _NOWHERE = "http://127.0.0.1:9"
 """A proxy that is none. What goes there fails, whoever asks for it: requests that follow a redirect, those of workers, of
 prefetching, of sockets and of WebTransport, too, of which a page's own routes see nothing."""
 
 
 class BrowserSession:
-    """The browser as one episode uses it: a context of its own, so that it shares no cookie and no tab with another.
+    """The browser as one episode uses it: its own context, so that it shares no cookie and no tab with another.
 
     All methods with `async` run on the browser's thread; `start`, `call` and `close` are for every other thread.
     """
@@ -71,7 +71,7 @@ class BrowserSession:
         return self
 
     def call(self, work: Any, name: str, steps: int = 1) -> Any:
-        """Return the result of a coroutine of this session, on the browser's thread. It has the time of so many steps.
+        """Return the result of a coroutine of this session, on the browser's thread. It has the time of this many steps.
 
         Raises BrowserError.
         """
@@ -97,7 +97,7 @@ class BrowserSession:
             pass  # it has closed by itself
 
     def begin_again(self) -> None:
-        """Count from zero for an episode that goes on with the tab of the one before."""
+        """Count from zero for an episode that continues with the tab of the one before."""
         self.blocked = 0
         self.dialogs.clear()
         self._ids.clear()
@@ -129,9 +129,9 @@ class BrowserSession:
         return self._devtools[page]
 
     async def new_tab(self) -> None:
-        """Open an empty tab in front. Raises ActionError beyond `MOST_TABS`."""
-        if self.tabs >= MOST_TABS:
-            raise ActionError(f"{MOST_TABS} tabs are open, and that is the most")
+        """Open an empty tab in front. Raises ActionError beyond `MAX_TABS`."""
+        if self.tabs >= MAX_TABS:
+            raise ActionError(f"{MAX_TABS} tabs are open, and that is the most")
         await self.context.new_page()
         self.tab = self.tabs - 1
         await self.devtools()  # a page that is on its way to another begins none
@@ -230,7 +230,7 @@ class BrowserSession:
         page.on("close", self._closed)
         page.on("download", self._downloaded)
         page.on("websocket", self._count_outside)
-        if self.tabs > MOST_TABS:
+        if self.tabs > MAX_TABS:
             _in_background(page.close())
 
     def _window_opened(self, _: Any) -> None:
@@ -262,9 +262,9 @@ class BrowserSession:
         self.blocked += not self.may_reach(request.url)
 
     def _dismiss(self, dialog: Any) -> None:
-        self.dialogs.append(f"{dialog.type}: {str(dialog.message)[:_LONGEST_DIALOG]!r}")
-        if len(self.dialogs) > MOST_DIALOGS:
-            self._break(f"the page has opened more than {MOST_DIALOGS} dialogs")
+        self.dialogs.append(f"{dialog.type}: {str(dialog.message)[:_MAX_DIALOG_LENGTH]!r}")
+        if len(self.dialogs) > MAX_DIALOGS:
+            self._break(f"the page has opened more than {MAX_DIALOGS} dialogs")
         # Dismissed, the dialog that asks if a page may be left would keep the agent on it.
         _in_background(dialog.accept() if dialog.type == "beforeunload" else dialog.dismiss())
 
@@ -277,7 +277,7 @@ async def _title(page: Any) -> str:
     title = ""
     with _while_open():
         title = str(await page.title())
-    return title[:_LONGEST_TITLE]
+    return title[:_MAX_TITLE_LENGTH]
 
 
 _tasks: set[asyncio.Task[None]] = set()

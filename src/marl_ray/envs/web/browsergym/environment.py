@@ -12,7 +12,7 @@ from marl_ray.envs.web.browser.errors import BrowserError
 from marl_ray.envs.web.browser.prompts import page_text, past_answers
 from marl_ray.envs.web.browsergym.process import BrowserGymProcess
 from marl_ray.envs.web.browsergym.worker import FAMILIES, PREFIX, family_of
-from marl_ray.envs.web.environment import MOST_PAGES
+from marl_ray.envs.web.environment import MAX_PAGES
 from marl_ray.errors import MarlRayError, did_you_mean, install_hint
 from marl_ray.rewards.reward_protocol import ChosenReward
 
@@ -110,7 +110,7 @@ class BrowserGym(TextEnv):
             if self._process is None:
                 self._process = BrowserGymProcess(self.python)
             page = self._process.call(
-                "reset", self.step_s * MOST_PAGES, task=self.task.env_id, seed=self.task.seed, kwargs=self.kwargs
+                "reset", self.step_s * MAX_PAGES, task=self.task.env_id, seed=self.task.seed, kwargs=self.kwargs
             )
             self._goal = str(page["goal"])
         except BrowserError as error:

@@ -23,7 +23,7 @@ MINIWOB = "http://miniwob/"
 
 
 class BrowserGymProcess:
-    """The process of an environment, and the browsers that it starts. Their files are in a folder of its own."""
+    """The process of an environment, and the browsers that it starts. Their files are in its own folder."""
 
     def __init__(self, python: str | None):
         """python: the Python that has BrowserGym; None for this one.

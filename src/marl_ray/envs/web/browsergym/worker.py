@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 PREFIX = "browsergym/"
 GRACE_S = 10.0
-"""Seconds that a call may go on for after the input has ended."""
+"""Seconds that a call may continue for after the input has ended."""
 FAMILIES = {
     "assistantbench": "browsergym-assistantbench",
     "miniwob": "browsergym-miniwob",

@@ -9,8 +9,8 @@ from marl_ray.envs.web.environment import BrowserEnv
 from marl_ray.envs.web.options import BrowserOptions
 from marl_ray.envs.web.webarena.scoring.judges import FuzzyJudge, WordJudge
 from marl_ray.envs.web.webarena.scoring.task_score import check_scored, task_score
-from marl_ray.envs.web.webarena.site_pack.made_tasks import made_tasks
 from marl_ray.envs.web.webarena.site_pack.server import serve_sites
+from marl_ray.envs.web.webarena.site_pack.synthetic_tasks import synthetic_tasks
 from marl_ray.envs.web.webarena.tasks.reading import of_sites, read_web_tasks, split_by_template
 from marl_ray.envs.web.webarena.tasks.task import WebTask, on_sites
 from marl_ray.envs.web.webarena.tasks.webarena import webarena_task
@@ -28,9 +28,9 @@ NAMES = {
 }
 """The addresses that WebArena shows to agents for its sites."""
 WORLD = 0
-"""Seed of the world of made tasks."""
+"""Seed of the world of synthetic tasks."""
 SEEDS = {"train": 0, "test": 1}
-"""Seeds of what is asked in each split of the made tasks."""
+"""Seeds of what is asked in each split of the synthetic tasks."""
 
 
 class WebArena(BrowserEnv):
@@ -114,7 +114,7 @@ class WebArena(BrowserEnv):
 
 
 def _made(split: str) -> list[WebTask]:
-    """Return the made tasks of a split. Of those that are asked in both, the test has none."""
-    tasks = [webarena_task(made.record) for made in made_tasks(WORLD, SEEDS[split])]
+    """Return the synthetic tasks of a split. Of those that are asked in both, the test has none."""
+    tasks = [webarena_task(made.record) for made in synthetic_tasks(WORLD, SEEDS[split])]
     train_prompts = {task.prompt for task in _made("train")} if split == "test" else set()
     return [task for task in tasks if task.prompt not in train_prompts]

@@ -13,9 +13,9 @@ from marl_ray.policies.actor_critic.networks import Network, OneHotLinear, Vecto
 if TYPE_CHECKING:
     from marl_ray.policies.actor_critic.compiled.rows import Categories
 
-LARGEST = 50_000
-"""Most weights in the matrix products of a network for which compiled code is faster than torch, whose products of large
-matrices are. A layer over categories is no such product."""
+MAX_WEIGHTS = 50_000
+"""Maximum number of weights in the matrix products of a network for which compiled code is faster than torch, whose products
+of large matrices are. A layer over categories is no such product."""
 
 
 def is_small(network: Network | None) -> bool:
@@ -26,7 +26,7 @@ def is_small(network: Network | None) -> bool:
     if network is None or not isinstance(network.first, VectorLinear | OneHotLinear):
         return False
     dense = network.rest if isinstance(network.first, OneHotLinear) else network
-    return sum(parameter.numel() for parameter in dense.parameters()) <= LARGEST and all(
+    return sum(parameter.numel() for parameter in dense.parameters()) <= MAX_WEIGHTS and all(
         parameter.dtype is torch.float32 for parameter in network.parameters()
     )
 

@@ -14,8 +14,8 @@ import numpy as np
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.actor_critic.compiled.arguments import NetworkInputs
 
-LARGEST_GROUP = 512
-"""Most combinations of neighbouring entries that share codes."""
+MAX_GROUP_SIZE = 512
+"""Maximum number of combinations of neighbouring entries that share codes."""
 
 
 @numba.njit(cache=True, nogil=True)
@@ -121,7 +121,7 @@ class Categories:
         groups, combinations = [0], 1
         for k, size in enumerate(sizes.tolist()):
             combinations *= size
-            if combinations > LARGEST_GROUP and k > groups[-1]:
+            if combinations > MAX_GROUP_SIZE and k > groups[-1]:
                 groups.append(k)
                 combinations = size
         return cls(sizes, np.array([*groups, len(sizes)]))

@@ -21,9 +21,9 @@ from marl_ray.policies.engines.models.cached_model import CachedModel
 from marl_ray.policies.language.philox import token_uniforms
 
 PREFILL_TOKENS = 8192
-"""Most tokens, padding included, of one forward over prompts."""
-MOST_STOPS = 64
-"""Most sets of stop strings whose tokens are kept."""
+"""Maximum number of tokens, padding included, of one forward over prompts."""
+MAX_STOPS = 64
+"""Maximum number of sets of stop strings whose tokens are kept."""
 
 
 _Drawn = tuple[int, float, tuple[tuple[int, float], ...]]
@@ -203,7 +203,7 @@ class Decoder:
         for stops, numbers in groups.items():
             if stops not in self._stops:
                 # limited, because clients of a long-running server keep sending new stop strings
-                if len(self._stops) >= MOST_STOPS:
+                if len(self._stops) >= MAX_STOPS:
                     self._stops.clear()
                 self._stops[stops] = StopStrings(self._tokenizer, stops)
             completed = self._stops[stops].completed([self._rows[number].ids for number in numbers])

@@ -17,7 +17,7 @@ from marl_ray.policies.engines.decoding.stop_strings import special_tokens
 
 DEPTH, SPACES = 32, 64
 MASKS = 256
-"""Most states of a tokenizer whose allowed tokens are kept; each takes one byte for each token of the vocabulary."""
+"""Maximum number of states of a tokenizer whose allowed tokens are kept; each takes a byte per token of the vocabulary."""
 NEEDED = frozenset(map(chr, range(0x20, 0x7F)))
 """Characters that must each be a token, so that every state can reach the end of a text."""
 _BLANK = frozenset(" \t\n\r")

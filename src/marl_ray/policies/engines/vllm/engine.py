@@ -1,4 +1,4 @@
-"""The engine `vllm`: vLLM in a process of its own, which gets the policy's weights after each change."""
+"""The engine `vllm`: vLLM in its own process, which gets the policy's weights after each change."""
 
 import tempfile
 from collections.abc import Iterator, Sequence

@@ -11,7 +11,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marl_ray.config.run.engines import VLLM_LARGEST_RANK
+from marl_ray.config.run.engines import VLLM_MAX_RANK
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import EngineLostError, Prompt
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from marl_ray.policies.language.token_policy import TokenPolicy
 
 RANK = 32
-"""Greatest rank that a process accepts, unless the rank of its first adapter is greater."""
+"""Maximum rank that a process accepts, unless the rank of its first adapter is greater."""
 ADAPTERS = 8
-"""Most adapters whose responses may share a step; others wait for a later step."""
+"""Maximum number of adapters whose responses may share a step; others wait for a later step."""
 WARM_UP = GenerationConfig(max_tokens=2)
 
 
@@ -98,10 +98,10 @@ class SharedBase:
 
     def __init__(self, policy: "TokenPolicy") -> None:
         lora = policy.config.lora
-        if lora is not None and lora.rank > VLLM_LARGEST_RANK:
+        if lora is not None and lora.rank > VLLM_MAX_RANK:
             raise MarlRayError(
                 f"engine=vllm: the adapter of {policy.config.path!r} has rank {lora.rank}, expected at most "
-                f"{VLLM_LARGEST_RANK}, the greatest rank of vLLM"
+                f"{VLLM_MAX_RANK}, the greatest rank of vLLM"
             )
         self.policy, self.adapted = policy, lora is not None
         self._room = AdapterRoom(max(RANK, lora.rank), ADAPTERS) if lora is not None else None

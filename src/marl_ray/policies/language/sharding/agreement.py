@@ -12,13 +12,13 @@ Agreed = TypeVar("Agreed")
 
 
 class Failure(NamedTuple):
-    """The thing that a worker sends in the place of its value."""
+    """The thing that a worker sends in place of its value."""
 
     rank: int
     error: MarlRayError
 
 
-def exchanged(value: Any, group: Any = None) -> list[Any]:
+def all_gather_values(value: Any, group: Any = None) -> list[Any]:
     """Return every worker's plain value, ordered by rank, on every worker of the group (None: of all).
 
     Raises the error of a worker that has failed in a block of `together` instead of taking part: on all workers, the same.
@@ -35,7 +35,7 @@ def together(make: Callable[[], Agreed], group: Any = None) -> Agreed:
     """Call `make` on every worker of the group (None: of all), and raise on all what it raises on any.
 
     They raise the first error, in which `shared` is true; the line names the worker, unless all fail alike. Within
-    `make` workers may exchange values by `exchanged` over the same group, equally often. A worker that fails then
+    `make` workers may exchange values by `all_gather_values` over the same group, equally often. A worker that fails then
     answers the exchange for which the others wait.
     """
     try:
@@ -45,12 +45,12 @@ def together(make: Callable[[], Agreed], group: Any = None) -> Agreed:
             raise
         reported = error if isinstance(error, MarlRayError) else MarlRayError(named(error))
         try:
-            exchanged(Failure(dist.get_rank(group), reported), group)
+            all_gather_values(Failure(dist.get_rank(group), reported), group)
         except MarlRayError as shared:
             # A defect that all workers meet keeps its traceback.
             raise (error if reported is not error and str(shared) == str(reported) else shared) from error
         raise
-    exchanged(None, group)
+    all_gather_values(None, group)
     return made
 
 

@@ -16,15 +16,15 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional
 
-from marl_ray.policies.language.sharding.agreement import exchanged
+from marl_ray.policies.language.sharding.agreement import all_gather_values
 
 AT_ONCE = 1 << 26
-"""Most bytes that are gathered in one exchange, unless a single tensor has more."""
+"""Maximum number of bytes that are gathered in one exchange, unless a single tensor has more."""
 ALIGNED = 8
-"""Every tensor's part begins at a multiple of so many bytes, so that it can be read as numbers."""
+"""Every tensor's part begins at a multiple of this many bytes, so that it can be read as numbers."""
 
 
-def unsharded(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+def full_tensors(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     """Yield each complete tensor in turn, on the device of its mesh; every worker takes part.
 
     Raises, before more is gathered, the error of a worker that has failed in a block of `together` instead of taking part.
@@ -40,7 +40,7 @@ def unsharded(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     yield from _gathered(batch)
 
 
-def own_part(tensor: DTensor) -> tuple[slice, ...]:
+def local_slices(tensor: DTensor) -> tuple[slice, ...]:
     """Return the indices of the part that this worker holds, in each dimension of the tensor."""
     return _part_of(tensor, dist.get_rank())
 
@@ -56,7 +56,7 @@ def _part_of(tensor: DTensor, rank: int) -> tuple[slice, ...]:
     return tuple(part)
 
 
-def sent_to_first(tensor: Tensor, group: Any) -> Tensor | None:
+def gather_to_rank0(tensor: Tensor, group: Any) -> Tensor | None:
     """Return the complete tensor on rank 0, and None on the others, which send their parts there.
 
     They send over a group of all workers on CPU. Every worker takes part, with a tensor on CPU. Raises the error of a
@@ -64,7 +64,7 @@ def sent_to_first(tensor: Tensor, group: Any) -> Tensor | None:
     """
     rank = dist.get_rank()
     if not isinstance(tensor, DTensor):
-        exchanged(None, group)
+        all_gather_values(None, group)
         return tensor if rank == 0 else None
     holders: dict[tuple[tuple[int, int], ...], int] = {}
     ranks = sorted(tensor.device_mesh.mesh.flatten().tolist())
@@ -76,7 +76,7 @@ def sent_to_first(tensor: Tensor, group: Any) -> Tensor | None:
     complete = torch.empty(tensor.shape, dtype=tensor.dtype) if rank == 0 else None
     sizes = [math.prod(end - begin for begin, end in bounds) for bounds, holder in holders.items() if holder]
     room = torch.empty(max(sizes, default=0) if rank == 0 else 0, dtype=tensor.dtype)
-    exchanged(None, group)
+    all_gather_values(None, group)
     if complete is None:
         if rank in holders.values() and local.numel():
             dist.send(local, 0, group=group)
@@ -147,7 +147,7 @@ def _joined(own_parts: list[Tensor], lengths: list[int], group: Any) -> list[Ten
     own_bytes = torch.cat([functional.pad(part, (0, size - len(part))) for part, size in zip(flat, sizes, strict=True)])
     every = own_bytes.new_empty(workers * len(own_bytes))
     # A worker that has no room for so much says so here. After the exchange all workers gather.
-    exchanged(None)
+    all_gather_values(None)
     dist.all_gather_single(every, own_bytes, group=group)
     joined = []
     for part, pieces, size, length in zip(

@@ -13,7 +13,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from marl_ray.policies.language.sharding.stored_weights import FLOATS
 
 FILE_BYTES = 5 << 30
-"""Most bytes of weights of a file, unless a single weight has more."""
+"""Maximum number of bytes of weights of a file, unless a single weight has more."""
 NAMES = {dtype: name for name, dtype in FLOATS.items()}
 """Number type -> its name in safetensors."""
 

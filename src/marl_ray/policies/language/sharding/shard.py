@@ -13,7 +13,7 @@ from marl_ray.policies.language.sharding.tensor_parallel import decoder_layers, 
 from marl_ray.policies.language.token_policy import Sharded, TokenPolicy, read
 
 GATHERED_ONCE = 2 << 30
-"""Greatest size of a model that stays gathered over the passes of a gradient step wherever it trains.
+"""Maximum size of a model that stays gathered over the passes of a gradient step wherever it trains.
 
 It is in bytes of the type that passes compute with. Larger models are gathered block by block, twice in each pass,
 unless workers on GPUs measure that there is room for them (`pass_limits`).

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from marl_ray.errors import MarlRayError, one_line_without
 from marl_ray.policies.language.lora import bare_name
-from marl_ray.policies.language.sharding.gather_shards import own_part
+from marl_ray.policies.language.sharding.gather_shards import local_slices
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Number types that float32 contains, so that weights are equal however they are converted on the way, by their names in
@@ -140,7 +140,7 @@ class StoredWeights:
             return self.read_complete(tied, parameter, device)
         mesh, local = parameter.device_mesh, parameter.to_local()
         shard = torch.empty(local.shape, dtype=local.dtype, device=device)
-        self._stored(tied).read_into(shard, own_part(parameter))
+        self._stored(tied).read_into(shard, local_slices(parameter))
         shape, stride = parameter.shape, parameter.stride()
         return DTensor.from_local(shard, mesh, parameter.placements, run_check=False, shape=shape, stride=stride)
 

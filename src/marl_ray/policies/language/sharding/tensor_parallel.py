@@ -32,7 +32,7 @@ def plan_of(settings: Any) -> dict[str, str]:
 
 
 def check_divisible(lm: Any, parts: int) -> None:
-    """Raise MarlRayError if the layers of a model cannot be divided over so many workers. It may be on the meta device."""
+    """Raise MarlRayError if the layers of a model cannot be divided over this many workers. It may be on the meta device."""
     plan = plan_of(lm.config)
     text = lm.config.get_text_config()
     heads = text.num_attention_heads

@@ -1,7 +1,7 @@
 """An arm that is a model behind an OpenAI-compatible URL: every response is one streamed chat completion there.
 
 The arm passes on every option of a request that such an API knows. The API reports only the number of tokens, at the
-end of a response, so `Piece.ids` is empty and a response that is given up has no price.
+end of a response, so `ResponseChunk.ids` is empty and a response that is given up has no price.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from marl_ray.policies.prompting.tool_template import CLOSE, OPEN
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, new_pass
 from marl_ray.serving.arms.external.events import events_of
 from marl_ray.serving.arms.external.model import ExternalModel
-from marl_ray.serving.arms.protocol import Messages, NamedToken, Piece, Refusal, TextRequest
+from marl_ray.serving.arms.protocol import Messages, NamedToken, Refusal, ResponseChunk, TextRequest
 
 BUSY = (429, 503)
 LOST = (500, 502, 504)
@@ -30,9 +30,9 @@ LOST = (500, 502, 504)
 SEED_MASK = (1 << 31) - 1
 """The largest seed that every server accepts."""
 SHOWN_CHARACTERS = 200
-"""Most characters of the server's error that our errors and logs show."""
+"""Maximum number of characters of the server's error that our errors and logs show."""
 READ_BYTES = 10_000
-"""Most bytes of the server's error that are read."""
+"""Maximum number of bytes of the server's error that are read."""
 FINISHES: dict[str, Literal["stop", "length"]] = {"length": "length"}
 """The server's `finish_reason` -> ours; every other one is `stop`."""
 
@@ -99,7 +99,7 @@ class ExternalArm:
         task.add_done_callback(self._leaving.discard)
 
     def cost(self, prompt: int | None, completion: int | None) -> float | None:
-        """Return the cost in USD of a response of so many tokens.
+        """Return the cost in USD of a response of this many tokens.
 
         It is 0 without a `price`, and None where the server names no `usage`. The first such response writes one line
         to the log.
@@ -129,16 +129,16 @@ class _ExternalReply:
     def __init__(self, arm: ExternalArm, request: TextRequest):
         self._arm = arm
         self._refusal = _unsupported(request)
-        self._pieces = _pieces(arm, request)
+        self._chunks = _chunks(arm, request)
 
-    async def next(self) -> Piece | Refusal:
+    async def next(self) -> ResponseChunk | Refusal:
         """See `Reply.next`; LostError after the deadline."""
         if self._refusal is not None:
             return self._refusal
         deadline_s = self._arm.deadline_s
         try:
             async with asyncio.timeout(deadline_s):
-                return await anext(self._pieces)
+                return await anext(self._chunks)
         except TimeoutError:
             raise LostError(f"no token within {deadline_s:g} s", new_pass()) from None
         except httpx.HTTPError as error:
@@ -148,7 +148,7 @@ class _ExternalReply:
 
     def leave(self) -> None:
         with contextlib.suppress(RuntimeError):  # no event loop runs any more
-            self._arm.later(self._pieces.aclose())
+            self._arm.later(self._chunks.aclose())
 
 
 def _unsupported(request: TextRequest) -> Refusal | None:
@@ -160,7 +160,7 @@ def _unsupported(request: TextRequest) -> Refusal | None:
     return None
 
 
-async def _pieces(arm: ExternalArm, request: TextRequest) -> AsyncGenerator[Piece | Refusal, None]:
+async def _chunks(arm: ExternalArm, request: TextRequest) -> AsyncGenerator[ResponseChunk | Refusal, None]:
     async with arm.client.stream("POST", "chat/completions", json=_body(arm.bundle.model, request)) as answer:
         if answer.status_code != 200:
             yield _refused(arm, answer, await _beginning(answer))
@@ -179,9 +179,11 @@ async def _pieces(arm: ExternalArm, request: TextRequest) -> AsyncGenerator[Piec
                     delta = choice.get("delta") or {}
                     _note_calls(calls, delta.get("tool_calls") or ())
                     finish = choice.get("finish_reason") or finish
-                    piece = _piece(delta.get("content") or "", (choice.get("logprobs") or {}).get("content") or ())
-                    if piece.text or piece.names:
-                        yield piece
+                    chunk = _response_chunk(
+                        delta.get("content") or "", (choice.get("logprobs") or {}).get("content") or ()
+                    )
+                    if chunk.text or chunk.names:
+                        yield chunk
             counts = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
             text = "\n".join(_called(*call) for _, call in sorted(calls.items()))
         except (ValueError, TypeError, AttributeError, LookupError) as error:
@@ -191,7 +193,16 @@ async def _pieces(arm: ExternalArm, request: TextRequest) -> AsyncGenerator[Piec
         if finish is None:
             return
         ended, (prompt, completion) = FINISHES.get(str(finish), "stop"), counts
-        yield Piece(text, [], [], ended, prompt or 0, [], untold=completion or 0, cost_usd=arm.cost(prompt, completion))
+        yield ResponseChunk(
+            text,
+            [],
+            [],
+            ended,
+            prompt or 0,
+            [],
+            tokens_without_ids=completion or 0,
+            cost_usd=arm.cost(prompt, completion),
+        )
 
 
 async def _beginning(answer: httpx.Response) -> str:
@@ -261,12 +272,12 @@ def _message(message: Message) -> dict[str, Any]:
     return sent
 
 
-def _piece(text: Any, tokens: Any) -> Piece:
-    """Return the piece for a part of the text and the tokens that the server reports with it."""
+def _response_chunk(text: Any, tokens: Any) -> ResponseChunk:
+    """Return the chunk for a part of the text and the tokens that the server reports with it."""
     if not isinstance(text, str):
         raise TypeError("expected a text as content")
     tops = [[(_named_token(top), float(top["logprob"])) for top in token.get("top_logprobs") or ()] for token in tokens]
-    return Piece(
+    return ResponseChunk(
         text,
         [],
         [float(token["logprob"]) for token in tokens],

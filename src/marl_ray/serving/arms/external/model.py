@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from marl_ray.policies.bundles.manifest import Described, Lineage, TokenManifest
+from marl_ray.policies.bundles.manifest import BaseBundle, Lineage, TokenManifest
 
 ALONE = {"assistant": "model"}
 """Agents of an experiment that has only external models."""
@@ -23,8 +23,8 @@ class ExternalManifest(TokenManifest):
 
 
 @dataclass(frozen=True)
-class ExternalModel(Described):
-    """An external model in the place of a bundle. It plays the same agents as the other arms."""
+class ExternalModel(BaseBundle):
+    """An external model in place of a bundle. It plays the same agents as the other arms."""
 
     manifest: ExternalManifest
     model: str

@@ -24,7 +24,7 @@ from marl_ray.serving.arms.text.served_model import ServedModel
 from marl_ray.serving.arms.text.token_batch import TokenBatch
 
 WAITING = 256
-"""Most responses of one arm that wait for room in the batch; further ones are refused with 503."""
+"""Maximum number of responses of one arm that wait for room in the batch; further ones are refused with 503."""
 CLOSE_S = 10.0
 """Seconds that closing waits for the current step."""
 

@@ -1,4 +1,4 @@
-"""Large language models: each arm in a Serve application of its own, which streams through a handle."""
+"""Large language models: each arm in its own Serve application, which streams through a handle."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.serving.arms.call_batching import on_loop
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, new_pass
-from marl_ray.serving.arms.protocol import Piece, Refusal, TextRequest
+from marl_ray.serving.arms.protocol import Refusal, ResponseChunk, TextRequest
 from marl_ray.serving.arms.text.batcher import TextBatcher
 from marl_ray.serving.http.deadlines import Deadlines
 
@@ -32,14 +32,14 @@ class TextHost:
         assert isinstance(bundle, TokenBundle)
         self._batcher = TextBatcher(bundle, max_batch, deadline_s, engine)
 
-    async def write(self, request: TextRequest) -> AsyncIterator[Piece | Refusal | ArmError]:
-        """Yield all pieces, or the arm's failure as the last one; cancelling the call gives the response up."""
+    async def write(self, request: TextRequest) -> AsyncIterator[ResponseChunk | Refusal | ArmError]:
+        """Yield all chunks, or the arm's failure as the last one; cancelling the call gives the response up."""
         reply = self._batcher.write(request)
         try:
             while True:
-                piece = await reply.next()
-                yield piece
-                if isinstance(piece, Refusal) or piece.finish is not None:
+                chunk = await reply.next()
+                yield chunk
+                if isinstance(chunk, Refusal) or chunk.finish is not None:
                     return
         except ArmError as error:  # raised, it would come out as one of Ray's
             yield error
@@ -76,17 +76,17 @@ class RemoteTextArm:
 
 
 class _RemoteReply:
-    """A response that another process writes, a `Reply`. A call that is lost before the first piece is sent once more."""
+    """A response that another process writes, a `Reply`. A call that is lost before the first chunk is sent once more."""
 
     def __init__(self, send: Callable[[], DeploymentResponseGenerator[Any]], deadlines: Deadlines, deadline_s: float):
         self._send, self._deadlines, self._deadline_s = send, deadlines, deadline_s
-        self._pieces = send()
+        self._chunks = send()
         self._may_repeat = True
 
-    async def next(self) -> Piece | Refusal:
+    async def next(self) -> ResponseChunk | Refusal:
         """See `Reply.next`; LostError after the deadline."""
         try:
-            piece: Piece | Refusal | ArmError = await self._deadlines.run(anext(self._pieces), self._deadline_s)
+            chunk: ResponseChunk | Refusal | ArmError = await self._deadlines.run(anext(self._chunks), self._deadline_s)
         except TimeoutError:
             raise LostError(f"no token within {self._deadline_s:g} s", new_pass()) from None
         except BackPressureError as error:
@@ -97,12 +97,12 @@ class _RemoteReply:
             if not self._may_repeat:
                 raise LostError(f"the call was lost: {error!r}", new_pass()) from None
             self._may_repeat = False
-            self._pieces = self._send()
+            self._chunks = self._send()
             return await self.next()
         self._may_repeat = False
-        if isinstance(piece, ArmError):
-            raise piece
-        return piece
+        if isinstance(chunk, ArmError):
+            raise chunk
+        return chunk
 
     def leave(self) -> None:
-        self._pieces.cancel()
+        self._chunks.cancel()

@@ -11,7 +11,7 @@ from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.policies.engines.base import Prompt, Token
 from marl_ray.policies.prompting.prompts import PromptTooLongError
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError
-from marl_ray.serving.arms.protocol import Piece, Refusal, ResponseStart, TextRequest
+from marl_ray.serving.arms.protocol import Refusal, ResponseChunk, ResponseStart, TextRequest
 from marl_ray.serving.arms.text.detokenizer import Detokenizer
 from marl_ray.serving.arms.text.served_model import ServedModel
 
@@ -50,7 +50,7 @@ class BatchedReply:
         self._queued = self._begun = self._finished = False
         self._text = Detokenizer(self.model.tokenizer)
 
-    async def next(self) -> Piece | Refusal:
+    async def next(self) -> ResponseChunk | Refusal:
         if not self._queued and (refusal := await self._begin()) is not None:
             return refusal
         step_before = self._arm.step_number
@@ -73,7 +73,7 @@ class BatchedReply:
         finish = tokens[-1].finish
         self._finished = finish is not None
         ids = [token.id for token in tokens]
-        return Piece(
+        return ResponseChunk(
             self._text.add(ids, self._finished),
             ids,
             [token.log_prob for token in tokens],

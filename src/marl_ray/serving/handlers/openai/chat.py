@@ -5,11 +5,11 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from marl_ray.serving.arms.protocol import NamedToken, Piece
+from marl_ray.serving.arms.protocol import NamedToken, ResponseChunk
 from marl_ray.serving.handlers.openai.fields import (
     COMMON,
     IGNORED,
-    MOST_TOP,
+    MAX_TOP_LOGPROBS,
     NEUTRAL,
     CompletionOptions,
     assign_request,
@@ -49,7 +49,7 @@ async def completions(service: Service, request: Request) -> Response | Stream:
     service.admission.admit(request, "inference")
     data = await request.object(CHAT_FIELDS)
     messages, tools, log_probs = messages_of(data.get("messages")), tools_of(data), flag(data, "logprobs")
-    top = top_of(data, "top_logprobs", MOST_TOP)
+    top = top_of(data, "top_logprobs", MAX_TOP_LOGPROBS)
     if top and not log_probs:
         raise RequestError(400, "top_logprobs", "expected logprobs beside it")
     json_object = _wants_json(data.get("response_format"))
@@ -131,26 +131,26 @@ class _Completion:
         delta: dict[str, Any] = {"role": "assistant"}
         try:
             while True:
-                piece: Piece = await writer.next()
-                tokens += piece.tokens
-                text, calls = piece.text, list[dict[str, Any]]()
+                chunk: ResponseChunk = await writer.next()
+                tokens += chunk.tokens
+                text, calls = chunk.text, list[dict[str, Any]]()
                 if reader is not None:
-                    text, calls = reader.add(piece.text, piece.finish is not None)
+                    text, calls = reader.add(chunk.text, chunk.finish is not None)
                 choice = {
                     "index": 0,
                     "delta": delta | {"content": text} | ({"tool_calls": calls} if calls else {}),
-                    "finish_reason": _finish(piece.finish, reader),
-                    "logprobs": self._logprobs_field(piece.names, piece.log_probs, piece.tops),
+                    "finish_reason": _finish(chunk.finish, reader),
+                    "logprobs": self._logprobs_field(chunk.names, chunk.log_probs, chunk.tops),
                 }
                 yield event(self._chunk(writer, [choice], None))
                 delta = {}
-                if piece.finish is not None:
+                if chunk.finish is not None:
                     break
         except RequestError as error:  # the status has already been sent
             yield b"data: " + chat_problem(error) + b"\n\n"
             return
         if self._usage:
-            yield event(self._chunk(writer, [], usage_of(piece.prompt_tokens, tokens)))
+            yield event(self._chunk(writer, [], usage_of(chunk.prompt_tokens, tokens)))
         yield b"data: [DONE]\n\n"
 
     def _chunk(self, writer: TextResponseWriter, choices: list[Any], usage: Mapping[str, int] | None) -> dict[str, Any]:

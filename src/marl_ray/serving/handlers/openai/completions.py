@@ -25,8 +25,8 @@ from marl_ray.serving.service import Service
 
 COMPLETION_NEUTRAL: dict[str, Any] = NEUTRAL | {"best_of": 1, "echo": False, "suffix": None}
 COMPLETION_FIELDS = COMMON | COMPLETION_NEUTRAL.keys() | {"prompt", "logprobs"}
-MOST_LOGPROBS = 5
-LARGEST_TOKEN = 1 << 31
+MAX_LOGPROBS = 5
+TOKEN_ID_LIMIT = 1 << 31
 
 
 async def text_completions(service: Service, request: Request) -> Response | Stream:
@@ -35,7 +35,7 @@ async def text_completions(service: Service, request: Request) -> Response | Str
     data = await request.object(COMPLETION_FIELDS)
     prompts = _prompts(data.get("prompt"), service.config.max_batch_requests)
     service.admission.limit(key, len(prompts))
-    log_probs, top = data.get("logprobs") is not None, top_of(data, "logprobs", MOST_LOGPROBS)
+    log_probs, top = data.get("logprobs") is not None, top_of(data, "logprobs", MAX_LOGPROBS)
     options = read_options(data, COMPLETION_NEUTRAL)
     number = f"cmpl-{secrets.token_hex(12)}"
     session_arm, agent = await assign_request(service, request, data, options.model, number)
@@ -56,10 +56,10 @@ async def text_completions(service: Service, request: Request) -> Response | Str
             writer.close()
 
     try:
-        await request.while_there(_all([writer.begin() for writer in writers]))
+        await request.until_disconnect(_all([writer.begin() for writer in writers]))
         if options.streamed:
             return Stream(completions.chunks(writers), close, writers[0].headers)
-        responses = await request.while_there(_all([collect_response(writer.next) for writer in writers]))
+        responses = await request.until_disconnect(_all([collect_response(writer.next) for writer in writers]))
     except BaseException:
         close()
         raise
@@ -77,15 +77,15 @@ async def _all(parts: Sequence[Any]) -> list[Any]:
     return [task.result() for task in tasks]
 
 
-def _prompts(prompt: Any, most: int) -> list[str | tuple[int, ...]]:
+def _prompts(prompt: Any, max_prompts: int) -> list[str | tuple[int, ...]]:
     """Return the texts and lists of token ids; RequestError 400 or 413."""
     if isinstance(prompt, str):
         return [prompt]
     if isinstance(prompt, list) and prompt:
         if _is_ids(prompt):
             return [tuple(prompt)]
-        if len(prompt) > most:
-            raise RequestError(413, "prompt", f"expected at most {most} prompts, got {len(prompt)}")
+        if len(prompt) > max_prompts:
+            raise RequestError(413, "prompt", f"expected at most {max_prompts} prompts, got {len(prompt)}")
         if all(isinstance(item, str) for item in prompt) or all(_is_ids(item) for item in prompt):
             return [item if isinstance(item, str) else tuple(item) for item in prompt]
     raise RequestError(400, "prompt", "expected a text, a list of texts, a list of token ids, or a list of such lists")
@@ -95,7 +95,7 @@ def _is_ids(value: Any) -> bool:
     return (
         isinstance(value, list)
         and bool(value)
-        and all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < LARGEST_TOKEN for item in value)
+        and all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < TOKEN_ID_LIMIT for item in value)
     )
 
 
@@ -129,13 +129,13 @@ class _Completions:
             for index, writer in enumerate(writers):
                 finish, characters = None, 0
                 while finish is None:
-                    piece = await writer.next()
-                    finish, completion = piece.finish, completion + piece.tokens
-                    log_probs = self._logprobs_field(piece, characters)
-                    characters += sum(len(token.text) for token in piece.names)
-                    choice = {"index": index, "text": piece.text, "finish_reason": finish, "logprobs": log_probs}
+                    chunk = await writer.next()
+                    finish, completion = chunk.finish, completion + chunk.tokens
+                    log_probs = self._logprobs_field(chunk, characters)
+                    characters += sum(len(token.text) for token in chunk.names)
+                    choice = {"index": index, "text": chunk.text, "finish_reason": finish, "logprobs": log_probs}
                     yield event(self._chunk(writer, [choice], None))
-                prompt += piece.prompt_tokens
+                prompt += chunk.prompt_tokens
         except RequestError as error:  # the status has already been sent
             yield b"data: " + problem(error) + b"\n\n"
             return
@@ -148,7 +148,7 @@ class _Completions:
         return chunk | {"usage": usage} if self._usage else chunk
 
     def _logprobs_field(self, text: Any, offset: int) -> dict[str, Any] | None:
-        """Return the log-probabilities of a whole text or a piece of one.
+        """Return the log-probabilities of a whole text or a chunk of one.
 
         It begins `offset` characters of tokens behind the text's beginning.
         """

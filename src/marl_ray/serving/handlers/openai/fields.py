@@ -28,8 +28,8 @@ IGNORED = frozenset({
 """Hints. `reasoning_effort` and `verbosity` only affect models trained with them."""
 NEUTRAL: dict[str, Any] = {"n": 1, "repetition_penalty": 1, "min_p": 0}
 """Fields that are accepted only with this value, which changes nothing."""
-LARGEST_BIAS, LARGEST_PENALTY = 100, 2
-MOST_TOP = 20
+MAX_BIAS, MAX_PENALTY = 100, 2
+MAX_TOP_LOGPROBS = 20
 """The largest number of most likely tokens to list beside each token."""
 _FIELDS = {"experiment": "model", "agent": "model", "session_id": "user"}
 """Our own fields -> their names in OpenAI's API."""
@@ -87,8 +87,8 @@ def _bias_of(data: Mapping[str, Any]) -> LogitBias | None:
     tokens = []
     for name, value in (biases or {}).items():
         is_id = name.isascii() and name.isdecimal() and len(name) <= 10 and str(int(name)) == name  # each token once
-        if not (is_id and _is_between(value, LARGEST_BIAS)):
-            expected = f"expected token ids and biases from -{LARGEST_BIAS} to {LARGEST_BIAS}"
+        if not (is_id and _is_between(value, MAX_BIAS)):
+            expected = f"expected token ids and biases from -{MAX_BIAS} to {MAX_BIAS}"
             raise RequestError(400, "logit_bias", expected)
         tokens.append((int(name), float(value)))
     bias = LogitBias(
@@ -101,13 +101,13 @@ def _bias_of(data: Mapping[str, Any]) -> LogitBias | None:
 
 def _penalty(data: Mapping[str, Any], name: str) -> float:
     value = data.get(name)
-    if value is not None and not _is_between(value, LARGEST_PENALTY):
-        raise RequestError(400, name, f"expected a number from -{LARGEST_PENALTY} to {LARGEST_PENALTY}")
+    if value is not None and not _is_between(value, MAX_PENALTY):
+        raise RequestError(400, name, f"expected a number from -{MAX_PENALTY} to {MAX_PENALTY}")
     return float(value or 0)
 
 
-def _is_between(value: Any, largest: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and -largest <= value <= largest
+def _is_between(value: Any, maximum: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -maximum <= value <= maximum
 
 
 def _is_neutral(value: Any, neutral: Any) -> bool:
@@ -116,11 +116,11 @@ def _is_neutral(value: Any, neutral: Any) -> bool:
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
-def top_of(data: Mapping[str, Any], name: str, most: int) -> int:
+def top_of(data: Mapping[str, Any], name: str, maximum: int) -> int:
     """Return the number of most likely tokens that a field asks for; 0 where it is missing or null."""
     value = data.get(name)
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most):
-        raise RequestError(400, name, f"expected an integer from 0 to {most}")
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= maximum):
+        raise RequestError(400, name, f"expected an integer from 0 to {maximum}")
     return value or 0
 
 

@@ -14,7 +14,7 @@ from marl_ray.serving.http.protocol import RequestError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TOOLS = 128
-"""Most tools of a request."""
+"""Maximum number of tools of a request."""
 TOOL_NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 
 

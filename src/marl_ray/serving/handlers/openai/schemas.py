@@ -10,10 +10,10 @@ from marl_ray.serving.handlers.openai.chat import CHAT_FIELDS, CHAT_NEUTRAL, FOR
 from marl_ray.serving.handlers.openai.completions import (
     COMPLETION_FIELDS,
     COMPLETION_NEUTRAL,
-    LARGEST_TOKEN,
-    MOST_LOGPROBS,
+    MAX_LOGPROBS,
+    TOKEN_ID_LIMIT,
 )
-from marl_ray.serving.handlers.openai.fields import IGNORED, LARGEST_BIAS, LARGEST_PENALTY, MOST_TOP
+from marl_ray.serving.handlers.openai.fields import IGNORED, MAX_BIAS, MAX_PENALTY, MAX_TOP_LOGPROBS
 from marl_ray.serving.handlers.openai.messages import ROLES, TOOL_NAME, TOOLS
 from marl_ray.serving.handlers.openapi.json_schema import JsonSchema
 from marl_ray.serving.http.text_settings import LARGEST_TOKENS
@@ -56,7 +56,7 @@ ModelName = TypedDict("ModelName", {"id": str, "object": Literal["model"], "crea
 # fmt: on
 
 _FLAG: JsonSchema = {"type": ["boolean", "null"]}
-_PENALTY: JsonSchema = {"type": ["number", "null"], "minimum": -LARGEST_PENALTY, "maximum": LARGEST_PENALTY}
+_PENALTY: JsonSchema = {"type": ["number", "null"], "minimum": -MAX_PENALTY, "maximum": MAX_PENALTY}
 _SHARED: dict[str, JsonSchema] = {
     "stream_options": {
         "type": ["object", "null"], "properties": {"include_usage": _FLAG}, "description": "Only with stream.",
@@ -64,7 +64,7 @@ _SHARED: dict[str, JsonSchema] = {
     "logit_bias": {
         "type": ["object", "null"],
         "propertyNames": {"pattern": "^[0-9]{1,10}$"},
-        "additionalProperties": {"type": "number", "minimum": -LARGEST_BIAS, "maximum": LARGEST_BIAS},
+        "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
         "description": "Token id -> what is added to its logit.",
     },
     "presence_penalty": _PENALTY | {"description": "Taken off the logit of every token that the text has already."},
@@ -80,7 +80,7 @@ _CHAT: dict[str, JsonSchema] = _SHARED | {
     },
     "logprobs": _FLAG,
     "top_logprobs": {
-        "type": ["integer", "null"], "minimum": 0, "maximum": MOST_TOP, "description": "Only with logprobs.",
+        "type": ["integer", "null"], "minimum": 0, "maximum": MAX_TOP_LOGPROBS, "description": "Only with logprobs.",
     },
     "tools": {"type": ["array", "null"], "maxItems": TOOLS, "items": {"$ref": "#/components/schemas/ChatTool"}},
     "tool_choice": {"anyOf": [
@@ -102,7 +102,7 @@ _CHAT: dict[str, JsonSchema] = _SHARED | {
     **{name: {"enum": [nothing, None], "description": _NOTHING_ELSE} for name, nothing in CHAT_NEUTRAL.items()},
 }  # fmt: skip
 _TOKEN_IDS: JsonSchema = {
-    "type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "exclusiveMaximum": LARGEST_TOKEN},
+    "type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "exclusiveMaximum": TOKEN_ID_LIMIT},
 }  # fmt: skip
 _COMPLETION: dict[str, JsonSchema] = _SHARED | {
     "prompt": {
@@ -115,7 +115,7 @@ _COMPLETION: dict[str, JsonSchema] = _SHARED | {
         "description": "Without a chat template; token ids are taken as they are. Each of several has its own choice.",
     },
     "logprobs": {
-        "type": ["integer", "null"], "minimum": 0, "maximum": MOST_LOGPROBS,
+        "type": ["integer", "null"], "minimum": 0, "maximum": MAX_LOGPROBS,
         "description": "How many of the most likely tokens to tell beside each.",
     },
     **{name: {"enum": [nothing, None], "description": _NOTHING_ELSE} for name, nothing in COMPLETION_NEUTRAL.items()},

@@ -28,7 +28,7 @@ from marl_ray.training.learner.prepared_batch import PreparedBatch
 from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
 
 TOLERANCE = 1e-5
-"""Greatest difference of a gradient from torch's, as a share of the greatest gradient if that is above 1."""
+"""Maximum difference of a gradient from torch's, as a share of the greatest gradient if that is above 1."""
 
 
 class CompiledBatch:

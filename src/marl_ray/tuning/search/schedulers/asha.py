@@ -1,11 +1,11 @@
 """Asynchronous successive halving (Li et al. 2020, arXiv 1810.05934).
 
-Rungs lie at grace * reduction^k environment steps; of n_k trials that reach rung k, n_k / reduction go on. Unlike in Ray's
-ASHA, which only stops, trials wait at their rung and are promoted later, so those that come first have no advantage.
+Rungs lie at grace * reduction^k environment steps; of n_k trials that reach rung k, n_k / reduction continue. Unlike in
+Ray's ASHA, which only stops, trials wait at their rung and are promoted later, so those that come first have no advantage.
 
-Where the number of configurations is known, a trial goes on as soon as no trial still to come can take its place. Then the
-same trials are promoted in whatever order they arrive. Where it is not (a budget of hours or steps), a trial goes on when it
-is among the best floor(n_k / reduction) of those that have arrived, as in the paper's algorithm 2.
+Where the number of configurations is known, a trial continues as soon as no trial still to come can take its place. Then the
+same trials are promoted in whatever order they arrive. Where it is not (a budget of hours or steps), a trial continues when
+it is among the best floor(n_k / reduction) of those that have arrived, as in the paper's algorithm 2.
 """
 
 from marl_ray.config.schedulers import AshaSettings
@@ -30,9 +30,9 @@ class AshaScheduler:
         return next((rung for rung in self.rungs if rung > steps), None)
 
     def decide(self, trials: TrialStandings, more: int | None) -> TrialVerdicts:
-        """Let the best floor(n / reduction) waiting trials of each rung go on.
+        """Let the best floor(n / reduction) waiting trials of each rung continue.
 
-        They are counted as the module's text says. Once nothing runs and nothing can go on, those that
+        They are counted as the module's text says. Once nothing runs and nothing can continue, those that
         wait are stopped.
         """
         go: set[int] = set()

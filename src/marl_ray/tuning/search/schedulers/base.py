@@ -1,6 +1,6 @@
 """Interface of schedulers. A scheduler is a pure function from its trials' scores to verdicts.
 
-A trial runs in legs, each from a checkpoint to the next decision point. There it waits until it goes on or
+A trial runs in legs, each from a checkpoint to the next decision point. There it waits until it continues or
 is stopped. The sweep's records hold all that a scheduler knows, so a sweep that is continued decides as it
 would have before.
 """
@@ -108,7 +108,7 @@ class TrialStandings(Mapping[int, TrialStanding]):
 
 @dataclass(frozen=True)
 class Exploit:
-    """A trial takes over another's weights, optimiser state and progress, and goes on with these values."""
+    """A trial takes over another's weights, optimiser state and progress, and continues with these values."""
 
     donor: int
     values: Mapping[str, Any]

@@ -28,7 +28,7 @@ class MedianScheduler:
     def decide(self, trials: Mapping[int, TrialStanding], more: int | None) -> TrialVerdicts:
         """Stop each waiting trial whose best score is below the median of the others' running averages.
 
-        At least `least` others must have come as far; all other waiting trials go on.
+        At least `least` others must have come as far; all other waiting trials continue.
         """
         waiting = [trial for trial in trials.values() if trial.state == "waiting"]
         stop = frozenset(trial.number for trial in waiting if self._hopeless(trial, trials))

@@ -25,7 +25,7 @@ from marl_ray.tuning.search.spaces import clip_value
 
 CANDIDATES = 512
 """Number of random points at which the acquisition is compared."""
-MOST_POINTS = 400
+MAX_POINTS = 400
 """Number of the newest observations to which the Gaussian process is fitted."""
 KAPPA = 2.0
 """Weight of the deviation in the acquisition; the paper's sqrt(beta)."""
@@ -61,7 +61,7 @@ class Pb2Scheduler(PopulationScheduler):
                 if before in trial.scores:
                     point = [to_unit(self.space[key], values[key]) for key in keys]
                     rows.append((at / self.interval, point, trial.scores[at] - trial.scores[before]))
-        rows = sorted(rows, key=lambda row: row[0])[-MOST_POINTS:]
+        rows = sorted(rows, key=lambda row: row[0])[-MAX_POINTS:]
         if not rows:
             return np.zeros(0), np.zeros((0, len(keys))), np.zeros(0)
         times, points, changes = zip(*rows, strict=True)

@@ -1,7 +1,7 @@
 """Population-based training (Jaderberg et al. 2017, arXiv 1711.09846), synchronous.
 
 At every decision point all living trials wait for the last. Then each of the worst `quantile` takes over weights, optimiser
-state and progress of one of the best `quantile` (truncation selection), and goes on with that donor's hyper-parameters,
+state and progress of one of the best `quantile` (truncation selection), and continues with that donor's hyper-parameters,
 each multiplied by one of `factors`, or with probability `resample` drawn anew. Random numbers belong to (seed, decision
 point, recipient), so the same scores give the same exploits.
 """
@@ -53,7 +53,7 @@ class PopulationScheduler:
 
 
 class PbtScheduler(PopulationScheduler):
-    """Population based training: the worst trials go on with the weights of the best and perturbed hyper-parameters."""
+    """Population based training: the worst trials continue with the weights of the best and perturbed hyper-parameters."""
 
     Settings = PbtSettings
 

@@ -1,4 +1,4 @@
-"""The expert of made tasks: it turns a step of a plan into an action on the page that it reads."""
+"""The expert of synthetic tasks: it turns a step of a plan into an action on the page that it reads."""
 
 import re
 
@@ -6,9 +6,9 @@ from marl_ray.errors import MarlRayError
 
 
 def expert_action(step: tuple[str, ...], prompt: str) -> str:
-    """Return the action for a step of a made task's `Plan`, with the id that the prompt shows.
+    """Return the action for a step of a synthetic task's `Plan`, with the id that the prompt shows.
 
-    The plan is of `marl_ray.envs.web.webarena.site_pack.made_tasks`. Raises MarlRayError if the page has no element
+    The plan is of `marl_ray.envs.web.webarena.site_pack.synthetic_tasks`. Raises MarlRayError if the page has no element
     of that name.
     """
     kind, *arguments = step

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from html import escape
 from urllib.parse import quote
 
-from marl_ray.envs.web.webarena.site_pack.world import ForumPost, MadeWorld, ShopProduct
+from marl_ray.envs.web.webarena.site_pack.world import ForumPost, ShopProduct, SyntheticWorld
 
 NAMES = "shopping", "reddit", "wikipedia"
 """The sites, by their names in WebArena."""
@@ -25,14 +25,14 @@ class Visit:
 
 @dataclass(frozen=True)
 class PageReply:
-    """An answer to a request: a page, or the path to which the browser goes on."""
+    """An answer to a request: a page, or the path to which the browser continues."""
 
     html: str = ""
     location: str = ""
     status: int = 200
 
 
-def reply(site: str, path: str, query: Mapping[str, str], world: MadeWorld, visit: Visit) -> PageReply:
+def reply(site: str, path: str, query: Mapping[str, str], world: SyntheticWorld, visit: Visit) -> PageReply:
     """Return the answer of a site to a request.
 
     What it changes is in `visit`; an unknown path is answered with status 404.
@@ -42,7 +42,7 @@ def reply(site: str, path: str, query: Mapping[str, str], world: MadeWorld, visi
     return render(parts, query, world, visit) or PageReply(_page(site, "Not found", ""), status=404)
 
 
-def _shop(parts: list[str], query: Mapping[str, str], world: MadeWorld, visit: Visit) -> PageReply | None:
+def _shop(parts: list[str], query: Mapping[str, str], world: SyntheticWorld, visit: Visit) -> PageReply | None:
     match parts:
         case []:
             return PageReply(_page("shopping", "Shop", _search() + _products(world.products)))
@@ -65,7 +65,7 @@ def _shop(parts: list[str], query: Mapping[str, str], world: MadeWorld, visit: V
     return None
 
 
-def _forum(parts: list[str], query: Mapping[str, str], world: MadeWorld, visit: Visit) -> PageReply | None:
+def _forum(parts: list[str], query: Mapping[str, str], world: SyntheticWorld, visit: Visit) -> PageReply | None:
     posts = [*world.posts, *visit.posts]
     match parts:
         case []:
@@ -97,7 +97,7 @@ def _forum(parts: list[str], query: Mapping[str, str], world: MadeWorld, visit: 
     return None
 
 
-def _wiki(parts: list[str], query: Mapping[str, str], world: MadeWorld, visit: Visit) -> PageReply | None:
+def _wiki(parts: list[str], query: Mapping[str, str], world: SyntheticWorld, visit: Visit) -> PageReply | None:
     match parts:
         case []:
             links = [_link(f"/wiki/{town.name}", town.name) for town in world.towns]
@@ -110,7 +110,7 @@ def _wiki(parts: list[str], query: Mapping[str, str], world: MadeWorld, visit: V
     return None
 
 
-def _product(world: MadeWorld, number: str) -> ShopProduct | None:
+def _product(world: SyntheticWorld, number: str) -> ShopProduct | None:
     return next((product for product in world.products if str(product.number) == number), None)
 
 

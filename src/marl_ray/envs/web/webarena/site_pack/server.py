@@ -10,10 +10,10 @@ from urllib.parse import parse_qs, urlsplit
 
 from marl_ray.envs.web.page_server import serve_pages
 from marl_ray.envs.web.webarena.site_pack.pages import NAMES, Visit, reply
-from marl_ray.envs.web.webarena.site_pack.world import made_world
+from marl_ray.envs.web.webarena.site_pack.world import synthetic_world
 
 COOKIE = "visitor"
-MOST_VISITORS = 10_000
+MAX_VISITORS = 10_000
 """Visitors that are remembered; the earliest are forgotten."""
 
 
@@ -25,13 +25,13 @@ class _Visits:
         self._lock = threading.Lock()
 
     def of_cookie(self, cookie: str) -> tuple[str, Visit]:
-        """Return the visitor of a cookie, or a new one with a name of its own."""
+        """Return the visitor of a cookie, or a new one with its own name."""
         with self._lock:
             name = cookie.removeprefix(f"{COOKIE}=")
             if name not in self._visits:
                 name = secrets.token_hex(8)
                 self._visits[name] = Visit()
-                if len(self._visits) > MOST_VISITORS:
+                if len(self._visits) > MAX_VISITORS:
                     self._visits.popitem(last=False)
             return name, self._visits[name]
 
@@ -55,7 +55,7 @@ def _handler(site: str, seed: int, visits: _Visits) -> type[http.server.BaseHTTP
             parts = urlsplit(self.path)
             query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
             name, visit = visits.of_cookie(self.headers.get("Cookie", ""))
-            answer = reply(site, parts.path, query, made_world(seed), visit)
+            answer = reply(site, parts.path, query, synthetic_world(seed), visit)
             data = answer.html.encode()
             self.send_response(302 if answer.location else answer.status)
             self.send_header("Content-Type", "text/html; charset=utf-8")

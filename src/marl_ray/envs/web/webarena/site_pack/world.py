@@ -72,7 +72,7 @@ class WikiTown:
 
 
 @dataclass(frozen=True)
-class MadeWorld:
+class SyntheticWorld:
     """All that the three sites say before anybody changes it."""
 
     products: tuple[ShopProduct, ...]
@@ -85,7 +85,7 @@ class MadeWorld:
 
 
 @cache
-def made_world(seed: int) -> MadeWorld:
+def synthetic_world(seed: int) -> SyntheticWorld:
     """Return the world of a seed: 10 products, 12 posts and 8 towns.
 
     Of their names, prices and votes no two are equal.
@@ -106,7 +106,7 @@ def made_world(seed: int) -> MadeWorld:
         ForumPost(number, _FORUMS[number % len(_FORUMS)], f"All about {topic}", rng.choice(_PEOPLE), count)
         for number, (topic, count) in enumerate(zip(rng.sample(_TOPICS, len(_TOPICS)), votes, strict=True), 1)
     )
-    return MadeWorld(products, posts, towns)
+    return SyntheticWorld(products, posts, towns)
 
 
 def _reviews(rng: random.Random) -> list[Review]:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from marl_ray.envs.text.tasks import Strict
+from marl_ray.envs.text.tasks import StrictRecord
 from marl_ray.envs.web.webarena.tasks.task import (
     Check,
     RequestCheck,
@@ -26,7 +26,7 @@ ResponseStatus = Literal[
 ]
 
 
-class ResponseRecord(Strict):
+class ResponseRecord(StrictRecord):
     """The answer that is expected."""
 
     task_type: Literal["retrieve", "navigate", "mutate"]
@@ -34,7 +34,7 @@ class ResponseRecord(Strict):
     retrieved_data: list[Any] | None = None
 
 
-class SchemaRecord(Strict):
+class SchemaRecord(StrictRecord):
     """The JSON schema of an answer's data, or of a part of it."""
 
     type: Literal["array", "object", "string", "number", "integer", "boolean", "null"] | None = None
@@ -44,7 +44,7 @@ class SchemaRecord(Strict):
     properties: dict[str, "SchemaRecord"] = {}
 
 
-class ResponseEvaluatorRecord(Strict):
+class ResponseEvaluatorRecord(StrictRecord):
     """An element of `eval`."""
 
     evaluator: Literal["AgentResponseEvaluator"]
@@ -59,7 +59,7 @@ class ResponseEvaluatorRecord(Strict):
         return self
 
 
-class RequestRecord(Strict):
+class RequestRecord(StrictRecord):
     """The request that is expected."""
 
     url: str | list[str]
@@ -72,7 +72,7 @@ class RequestRecord(Strict):
     response_cookies: dict[str, Any] | None = None
 
 
-class RequestEvaluatorRecord(Strict):
+class RequestEvaluatorRecord(StrictRecord):
     """An element of `eval`."""
 
     evaluator: Literal["NetworkEventEvaluator"]
@@ -87,7 +87,7 @@ class RequestEvaluatorRecord(Strict):
     should_not_exist: bool = False
 
 
-class VerifiedRecord(Strict):
+class VerifiedRecord(StrictRecord):
     """An element of a file of tasks."""
 
     task_id: int = Field(ge=0)

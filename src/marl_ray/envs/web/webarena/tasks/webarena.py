@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from marl_ray.envs.text.tasks import Strict
+from marl_ray.envs.text.tasks import StrictRecord
 from marl_ray.envs.web.webarena.tasks.programs import is_program, parse_program
 from marl_ray.envs.web.webarena.tasks.task import (
     NOT_ACHIEVABLE,
@@ -25,7 +25,7 @@ SiteName = Literal["shopping", "shopping_admin", "gitlab", "reddit", "wikipedia"
 """A site of `marl_ray.envs.web.webarena.tasks.task.SITES`."""
 
 
-class ContentRecord(Strict):
+class ContentRecord(StrictRecord):
     """One of `required_contents`: exactly one of the two."""
 
     exact_match: str | None = None
@@ -38,7 +38,7 @@ class ContentRecord(Strict):
         return self
 
 
-class PageRecord(Strict):
+class PageRecord(StrictRecord):
     """An element of `program_html`."""
 
     url: str = Field(min_length=1)
@@ -68,7 +68,7 @@ class PageRecord(Strict):
         return _with_known_sites(value)
 
 
-class AnswerRecord(Strict):
+class AnswerRecord(StrictRecord):
     """The dictionary `reference_answers`."""
 
     exact_match: str | None = None
@@ -82,7 +82,7 @@ class AnswerRecord(Strict):
         return self
 
 
-class EvalRecord(Strict):
+class EvalRecord(StrictRecord):
     """The dictionary `eval`."""
 
     eval_types: list[Literal["string_match", "url_match", "program_html"]] = Field(min_length=1)
@@ -113,7 +113,7 @@ class EvalRecord(Strict):
         return self
 
 
-class WebArenaRecord(Strict):
+class WebArenaRecord(StrictRecord):
     """An element of a file of tasks."""
 
     task_id: int = Field(ge=0)

@@ -1,4 +1,4 @@
-"""States, arms with their marks, named metrics, and the audit. Running experiments go on as they were."""
+"""States, arms with their marks, named metrics, and the audit. Running experiments continue as they were."""
 
 import time
 

@@ -19,13 +19,13 @@ class VllmSettings:
     dtype: str
     """`float32` or `bfloat16`."""
     context: int
-    """Most tokens of a prompt and its response together."""
+    """Maximum number of tokens of a prompt and its response together."""
     processed: bool
     """True if log-probabilities are of the distribution after temperature, top-k and top-p, instead of the model's own."""
     adapter_rank: int = 0
-    """Greatest rank of the adapters; 0 for a model without adapters."""
+    """Maximum rank of the adapters; 0 for a model without adapters."""
     adapters: int = 1
-    """Most adapters whose responses may share a step."""
+    """Maximum number of adapters whose responses may share a step."""
     transfer: str = SHARED
     """Backend of vLLM's weight transfer."""
     tensor_parallel: int = 1
@@ -41,9 +41,9 @@ class AdapterRoom:
     """The capacity of a process for adapters."""
 
     rank: int
-    """Greatest rank."""
+    """Maximum rank."""
     adapters: int
-    """Most adapters whose responses may share a step."""
+    """Maximum number of adapters whose responses may share a step."""
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,17 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 
-from marl_ray.config.run.engines import VLLM_LARGEST_RANK
+from marl_ray.config.run.engines import VLLM_MAX_RANK
 from marl_ray.policies.engines.vllm.process.messages import IPC, Sampled, VllmRequest, VllmSettings
 
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, VLLM_LARGEST_RANK)
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, VLLM_MAX_RANK)
 """The greatest ranks for which vLLM has kernels."""
 PROBE = VllmRequest(handle=-1, ids=(0,), temperature=0.0, top_k=0, top_p=1.0, max_tokens=2, ends=(), seed=0)
 """A response by the random weights that vLLM starts with."""
 EXCLUDED = -9999.0
 """Log-probability of a token that cannot be drawn, as in OpenAI's API: JSON has no infinity."""
 LINE = 400
-"""Most characters of an error line; errors about vLLM's settings take several lines."""
+"""Maximum number of characters of an error line; errors about vLLM's settings take several lines."""
 ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
 """Numbers of Linux: the system call, its request for a part of the processor's state, and the tiles' part."""
 DOOR = "marl_ray.policies.engines.vllm.process.shared_transfer.WeightDoor"

@@ -9,8 +9,8 @@ EVERY_S = 10.0
 GIB = 2.0**30
 
 
-class MachineReadings:
-    """Readings of this machine and of this process."""
+class SystemMetrics:
+    """Samples the metrics of this machine and of this process."""
 
     def __init__(self) -> None:
         self.process = psutil.Process()

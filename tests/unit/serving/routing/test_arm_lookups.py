@@ -1,4 +1,4 @@
-"""Look-ups of sessions: none where every table agrees, one for many that ask, and one statement for many sessions."""
+"""Lookups of sessions: none where every table agrees, one for many that ask, and one statement for many sessions."""
 
 import asyncio
 import threading
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from waiting import until_async
 
 from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable, PastTables
-from marl_ray.serving.routing.arm_look_ups import LookUps
+from marl_ray.serving.routing.arm_lookups import ArmLookups
 
 WEIGHTS = st.fixed_dictionaries({arm: st.sampled_from([0.0, 0.01, 0.5, 1.0, 3.0]) for arm in "abc"}).filter(
     lambda weights: any(weights.values())
@@ -39,15 +39,15 @@ async def test_sessions_asked_for_together_share_a_statement_and_nobody_is_asked
         assert gate.wait(5)
         return {key: Assignment("a", 1, 0.5) for key in keys if key[1] != "new"}
 
-    look_ups = LookUps(read, threads=1)
-    first = [asyncio.create_task(look_ups.ask("e", "s0")) for _ in range(3)]
+    lookups = ArmLookups(read, threads=1)
+    first = [asyncio.create_task(lookups.ask("e", "s0")) for _ in range(3)]
     await until_async(lambda: reads, "the first statement")
-    later = [asyncio.create_task(look_ups.ask("e", name)) for name in ("s1", "s2", "new", "s0", "s2")]
+    later = [asyncio.create_task(lookups.ask("e", name)) for name in ("s1", "s2", "new", "s0", "s2")]
     await asyncio.sleep(0.01)
     later[0].cancel()  # it leaves, and the others have their answers
     gate.set()
     answers = await asyncio.wait_for(asyncio.gather(*first, *later[1:]), 5)
-    look_ups.close()
+    lookups.close()
     arms = [answer and answer.arm for answer in answers]
     assert arms == ["a", "a", "a", "a", None, "a", "a"]
     assert [len(keys) for keys in reads] == [1, 3]
@@ -62,11 +62,11 @@ async def test_a_failure_reaches_everyone_who_waits_and_the_next_one_asks_anew()
             raise OSError("away")
         return {}
 
-    look_ups = LookUps(read, threads=1)
-    results = await asyncio.gather(*(look_ups.ask("e", "s") for _ in range(2)), return_exceptions=True)
+    lookups = ArmLookups(read, threads=1)
+    results = await asyncio.gather(*(lookups.ask("e", "s") for _ in range(2)), return_exceptions=True)
     assert [str(error) for error in results] == ["away", "away"]
-    assert await look_ups.ask("e", "s") is None
-    look_ups.close()
+    assert await lookups.ask("e", "s") is None
+    lookups.close()
 
 
 async def test_a_statement_that_hangs_stops_no_other():
@@ -78,11 +78,11 @@ async def test_a_statement_that_hangs_stops_no_other():
             assert hung.wait(5)
         return {}
 
-    look_ups = LookUps(read, threads=2)
-    slow = asyncio.create_task(look_ups.ask("e", "slow"))
+    lookups = ArmLookups(read, threads=2)
+    slow = asyncio.create_task(lookups.ask("e", "slow"))
     await until_async(begun.is_set, "the slow statement")
-    assert await look_ups.ask("e", "quick") is None
+    assert await lookups.ask("e", "quick") is None
     assert not slow.done()
     hung.set()
     await slow
-    look_ups.close()
+    lookups.close()

@@ -1,4 +1,4 @@
-"""Look-ups of sessions' arms in the database; look-ups of the same moment share one statement."""
+"""Lookups of sessions' arms in the database; lookups of the same moment share one statement."""
 
 import asyncio
 import contextvars
@@ -7,17 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 from marl_ray.experiments.assignment.rendezvous import Assignment
 
-MOST_UNITS = 500
-"""Most units in one statement."""
+MAX_UNITS = 500
+"""Maximum number of units in one statement."""
 APART_S = 0.005
-"""Least seconds between two statements."""
+"""Minimum seconds between two statements."""
 UnitKey = tuple[str, str]
 """Experiment and unit."""
 Answers = Mapping[UnitKey, Assignment]
 
 
-class LookUps:
-    """Batches look-ups on one event loop.
+class ArmLookups:
+    """Batches lookups on one event loop.
 
     The first is sent at once, and those of the next 5 ms share a statement, because a statement costs many times what a
     unit in it costs.
@@ -26,7 +26,7 @@ class LookUps:
     def __init__(self, read: Callable[[Sequence[UnitKey]], Answers], threads: int):
         """`read` blocks on the database; at most `threads` of its calls are under way."""
         self.read = read
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="experiment-look-up")
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="experiment-lookup")
         self._most, self._statements = threads, set[asyncio.Task[None]]()
         self._waiting: dict[UnitKey, asyncio.Future[Assignment | None]] = {}
         self._under_way: dict[UnitKey, asyncio.Future[Assignment | None]] = {}
@@ -51,7 +51,7 @@ class LookUps:
     def _send(self) -> None:
         loop = asyncio.get_running_loop()
         self._sends_soon, self._next_at = False, loop.time() + APART_S
-        taken = dict(list(self._waiting.items())[:MOST_UNITS])
+        taken = dict(list(self._waiting.items())[:MAX_UNITS])
         for key in taken:
             del self._waiting[key]
         self._under_way |= taken

@@ -3,22 +3,22 @@
 import pytest
 
 from marl_ray.envs.web.webarena.site_pack.expert import expert_action
-from marl_ray.envs.web.webarena.site_pack.made_tasks import TEMPLATES, made_tasks
 from marl_ray.envs.web.webarena.site_pack.pages import Visit, reply
-from marl_ray.envs.web.webarena.site_pack.world import made_world
+from marl_ray.envs.web.webarena.site_pack.synthetic_tasks import TEMPLATES, synthetic_tasks
+from marl_ray.envs.web.webarena.site_pack.world import synthetic_world
 from marl_ray.envs.web.webarena.tasks.task import AddressCheck, AnswerCheck, PageCheck
 from marl_ray.envs.web.webarena.tasks.webarena import webarena_task
 from marl_ray.errors import MarlRayError
 
-WORLD = made_world(0)
+WORLD = synthetic_world(0)
 
 
 def test_tasks_are_the_same_for_a_seed_and_cover_all_evaluators():
-    tasks = made_tasks(0, 0)
+    tasks = synthetic_tasks(0, 0)
     assert len(tasks) == 4 * len(TEMPLATES) == 60
-    made_tasks.cache_clear()
-    assert made_tasks(0, 0) == tasks
-    assert made_tasks(0, 1) != tasks
+    synthetic_tasks.cache_clear()
+    assert synthetic_tasks(0, 0) == tasks
+    assert synthetic_tasks(0, 1) != tasks
     checks = [check for task in tasks for check in webarena_task(task.record).checks]
     assert {type(check) for check in checks} == {AnswerCheck, AddressCheck, PageCheck}
     answers = [check for check in checks if isinstance(check, AnswerCheck)]
@@ -30,7 +30,7 @@ def test_tasks_are_the_same_for_a_seed_and_cover_all_evaluators():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_world_has_no_two_equal_prices_or_votes(seed):
-    world = made_world(seed)
+    world = synthetic_world(seed)
     assert len({product.cents for product in world.products}) == len({product.name for product in world.products}) == 10
     assert len({post.votes for post in world.posts}) == 12
     assert all(any(town.name == product.town for town in world.towns) for product in world.products)
