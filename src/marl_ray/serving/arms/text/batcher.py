@@ -46,7 +46,7 @@ class TextBatcher:
         """The number of the current step, or of the last one."""
         self.patience_s = patience_s
         policies = bundle.policies
-        policy = policies.apart if served_engine(engine).loads_adapters else policies.__getitem__
+        policy = policies.unmerged if served_engine(engine).loads_adapters else policies.__getitem__
         self._batches: dict[str, TokenBatch] = {}
         try:
             for name in policies:
