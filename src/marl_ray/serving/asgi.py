@@ -92,7 +92,7 @@ class Gateway:
         try:
             early = preflight(self.config.cors, request, scope["method"]) if scope["method"] == "OPTIONS" else None
             if early is None:
-                route = find(request.path, scope["method"])
+                route, request.path_params = find(request.path, scope["method"])
                 endpoint, problem = route.template, route.problem
                 seconds = self._deadline(route, request)
                 response = await self._deadlines.run(route.handler(self.service, request), seconds)

@@ -31,11 +31,6 @@ CHANGE_FIELDS = frozenset({"reason", "arm", "epoch"})
 T = TypeVar("T")
 
 
-def path_part(request: Request, part: int = 3) -> str:
-    """Return one part of the request's path between slashes, from 0; part 3 is an experiment's name."""
-    return request.path.split("/")[part]
-
-
 def rows(service: Service) -> list[dict[str, Any]]:
     """Return one row for each experiment of this replica."""
     return [
@@ -102,7 +97,7 @@ def _config(data: dict[str, Any]) -> ExperimentConfig:
 async def experiment(service: Service, request: Request) -> Response:
     """Answer `GET /v1/experiments/{name}`."""
     await service.admission.admit_reader(request)
-    router = service.endpoints.experiment(path_part(request))
+    router = service.endpoints.experiment(request.path_params["name"])
     return Response(await service.shared_reads.read(("report", router.config.name), partial(report, service, router)))
 
 
@@ -129,7 +124,7 @@ def described(service: Service, router: Router) -> dict[str, Any]:
 async def series(service: Service, request: Request) -> Response:
     """Answer `GET /v1/experiments/{name}/curves`: outcomes over time, with their confidence sequences."""
     await service.admission.admit_reader(request)
-    router = service.endpoints.experiment(path_part(request))
+    router = service.endpoints.experiment(request.path_params["name"])
 
     def read() -> bytes:
         return orjson.dumps({"experiment": router.config.name, "curves": plotted(service, router)})
@@ -154,7 +149,7 @@ def plotted(service: Service, router: Router) -> dict[str, list[list[float | Non
 async def audit(service: Service, request: Request) -> Response:
     """Answer `GET /v1/experiments/{name}/audit`."""
     await service.admission.admit_reader(request)
-    name = service.endpoints.experiment(path_part(request)).config.name
+    name = service.endpoints.experiment(request.path_params["name"]).config.name
 
     def read() -> bytes:
         return orjson.dumps({"experiment": name, "audit": [asdict(entry) for entry in service.store.audit(name)]})
@@ -162,20 +157,20 @@ async def audit(service: Service, request: Request) -> Response:
     return Response(await service.shared_reads.read(("audit", name), read))
 
 
-async def change(service: Service, request: Request) -> Response:
+async def change(action: Action, service: Service, request: Request) -> Response:
     """Answer `POST /v1/experiments/{name}/{action}`."""
     actor = service.admission.admit(request, "admin")
-    router = service.endpoints.experiment(path_part(request))
+    router = service.endpoints.experiment(request.path_params["name"])
     data = await request.object(CHANGE_FIELDS)
-    state = await changed(service, router, actor, path_part(request, 4), data)
+    state = await changed(service, router, actor, action, data)
     return Response(orjson.dumps({"experiment": router.config.name} | state))
 
 
-async def changed(service: Service, router: Router, actor: str, action: str, data: dict[str, Any]) -> dict[str, Any]:
+async def changed(service: Service, router: Router, actor: str, action: Action, data: dict[str, Any]) -> dict[str, Any]:
     """Take a person's action on an experiment and return the new state; RequestError if it is not possible."""
     reason = _reason(data.get("reason"))
     # An action that only takes traffic away is right on any epoch, and must not fail because another change came first.
-    arm, epoch = data.get("arm"), data.get("epoch", None if Action(action) in RETREATS else router.state.epoch)
+    arm, epoch = data.get("arm"), data.get("epoch", None if action in RETREATS else router.state.epoch)
     arms = list(router.config.arms)  # a list, because JSON has values that are not hashable
     if arm is not None and arm not in arms:
         name = arm[:MAX_COMPARED] if isinstance(arm, str) else ""
@@ -184,11 +179,11 @@ async def changed(service: Service, router: Router, actor: str, action: str, dat
         raise RequestError(400, "epoch", "expected the epoch that the change was decided on")
 
     def write() -> dict[str, Any]:
-        service.store.change(router.config.name, Action(action), epoch=epoch, actor=actor, reason=reason, arm=arm)
+        service.store.change(router.config.name, action, epoch=epoch, actor=actor, reason=reason, arm=arm)
         service.follower.poll()  # apply the new state to this replica at once
         return {"status": router.state.status.value, "epoch": router.state.epoch}
 
-    return await tried(service, action, write)
+    return await tried(service, action.value, write)
 
 
 async def tried(service: Service, field: str, function: Callable[[], T]) -> T:

@@ -9,7 +9,7 @@ import torch
 
 from marl_ray import __version__
 from marl_ray.serving.arms.protocol import AnyBundle
-from marl_ray.serving.handlers.experiments import path_part, tried
+from marl_ray.serving.handlers.experiments import tried
 from marl_ray.serving.handlers.openai.models import models_of
 from marl_ray.serving.http.protocol import Request, RequestError, Response
 from marl_ray.serving.logs.metrics import CONTENT_TYPE
@@ -63,7 +63,7 @@ async def load(service: Service, request: Request) -> Response:
     `version` is NAME:VERSION. So the bundle is there before an experiment names it.
     """
     service.admission.admit(request, "admin")
-    name, _, version = path_part(request, 2).rpartition(":")
+    name, _, version = request.path_params["version"].rpartition(":")
     if not name or not version:
         raise RequestError(400, "version", "expected NAME:VERSION of the model registry")
     reference = f"models:/{name}/{version}"

@@ -1,5 +1,8 @@
 """The table of routes: which function answers which request. The OpenAPI document is made of the same table."""
 
+from collections.abc import Mapping
+from functools import partial
+
 from marl_ray.experiments.lifecycle import Action
 from marl_ray.serving.handlers import act, experiments, generate, operations, outcomes, ui
 from marl_ray.serving.handlers.open_inference import infer
@@ -43,10 +46,13 @@ ROUTES = (
     Route("GET", _EXPERIMENT, experiments.experiment, "experiment"),
     Route("GET", f"{_EXPERIMENT}/audit", experiments.audit, "audit"),
     Route("GET", f"{_EXPERIMENT}/curves", experiments.series, "series"),
-    *(Route("POST", f"{_EXPERIMENT}/{action.value}", experiments.change, action.value) for action in Action),
+    *(
+        Route("POST", f"{_EXPERIMENT}/{action.value}", partial(experiments.change, action), action.value)
+        for action in Action
+    ),
     Route("GET", "/v1/models", operations.models, "models"),
     Route("GET", "/v1/models/{name}", openai_models.model, "model", problem=problem),
-    Route("GET", "/v1/models/{name}/{agent}", openai_models.agent_model, "agent_model", problem=problem),
+    Route("GET", "/v1/models/{name}/{agent}", openai_models.model, "agent_model", problem=problem),
     Route("POST", "/models/{version}/load", operations.load, "load", loads=True),
     Route("GET", "/v2", v2.server, "server", problem=v2.problem),
     Route("GET", "/v2/health/live", v2.server_live, "server_live", problem=v2.problem),
@@ -62,9 +68,10 @@ ROUTES = (
     Route("GET", "/ui", ui.index),
     Route("GET", "/ui/style.css", ui.stylesheet),
     Route("GET", "/ui/experiments/{name}", ui.experiment),
-    Route("GET", "/ui/experiments/{name}/live", ui.experiment),
-    *(Route("POST", f"/ui/experiments/{{name}}/{action.value}", ui.change) for action in Action),
+    Route("GET", "/ui/experiments/{name}/live", partial(ui.experiment, live=True)),
+    *(Route("POST", f"/ui/experiments/{{name}}/{action.value}", partial(ui.change, action)) for action in Action),
 )
+_NO_PARAMS: Mapping[str, str] = {}
 _FIXED: dict[str, dict[str, Route]] = {}
 _SHAPES: dict[int, list[tuple[list[str], Route]]] = {}
 for _route in ROUTES:
@@ -75,21 +82,25 @@ for _route in ROUTES:
         _FIXED.setdefault(_route.template, {})[_route.method] = _route
 
 
-def find(path: str, method: str) -> Route:
-    """Return the route of a request, or RequestError 404 or 405."""
-    fixed = _FIXED.get(path)
-    if fixed is None:
+def find(path: str, method: str) -> tuple[Route, Mapping[str, str]]:
+    """Return the route of a request, and name in the route's template -> part of the path; or RequestError 404 or 405."""
+    routes, params = _FIXED.get(path), _NO_PARAMS
+    if routes is None:
         parts = path.split("/")
-        fixed = {
+        routes = {
             route.method: route
             for shape, route in _SHAPES.get(len(parts), ())
             if all(part == segment or (part[:1] == "{" and segment) for part, segment in zip(shape, parts, strict=True))
         }
-    if not fixed:
+    if not routes:
         raise RequestError(404, None, f"no such path {path!r}, expected one of those in /openapi.json")
-    if method not in fixed:
-        allowed = ", ".join(fixed)
+    if method not in routes:
+        allowed = ", ".join(routes)
         error = RequestError(405, None, f"method {method} is not allowed on {path}, expected {allowed}")
         error.headers = ((b"allow", allowed.encode()),)
         raise error
-    return fixed[method]
+    route = routes[method]
+    if "{" in route.template:
+        named = zip(route.template.split("/"), path.split("/"), strict=True)
+        params = {part.strip("{}"): segment for part, segment in named if part[:1] == "{"}
+    return route, params

@@ -58,11 +58,10 @@ async def stylesheet(service: Service, request: Request) -> Response:
     return Response(render.stylesheet(), content_type=b"text/css; charset=utf-8")
 
 
-async def experiment(service: Service, request: Request) -> Response:
+async def experiment(service: Service, request: Request, live: bool = False) -> Response:
     """Answer `GET /ui/experiments/{name}`."""
     await _admit(service, request)
-    router = service.endpoints.experiment(request.path.split("/")[3])
-    live = request.path.count("/") == 4
+    router = service.endpoints.experiment(request.path_params["name"])
     make = partial(_experiment_page, service, router, request.root_path, None, {}, live)
     return _page(await service.shared_reads.read(("page", router.config.name, request.root_path, live), make))
 
@@ -78,13 +77,12 @@ def _experiment_page(
     )
 
 
-async def change(service: Service, request: Request) -> Response:
+async def change(action: Action, service: Service, request: Request) -> Response:
     """Answer `POST /ui/experiments/{name}/{action}`.
 
     The form itself contains the admin key, so a foreign page cannot act for a person.
     """
-    parts = request.path.split("/")
-    router, action, base = service.endpoints.experiment(parts[3]), parts[4], request.root_path
+    router, base = service.endpoints.experiment(request.path_params["name"]), request.root_path
     form: dict[str, str] = {}
     try:
         form = render.parse_form(await request.body())
@@ -93,7 +91,7 @@ async def change(service: Service, request: Request) -> Response:
         data: dict[str, Any] = {"reason": form.get("reason"), "arm": form.get("arm") or None}
         epoch = form.get("epoch", "")
         # A form may be old, but an action that only takes traffic away is right on any epoch.
-        if epoch.isdecimal() and Action(action) not in RETREATS:
+        if epoch.isdecimal() and action not in RETREATS:
             data["epoch"] = int(epoch)
         await changed(service, router, actor, action, data)
     except RequestError as error:

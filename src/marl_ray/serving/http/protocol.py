@@ -65,12 +65,14 @@ def route_path(scope: Scope) -> str:
 class Request:
     """One HTTP request, whose body is read when asked for."""
 
-    __slots__ = ("_hang_up", "_limit", "_receive", "headers", "id", "path", "root_path")
+    __slots__ = ("_hang_up", "_limit", "_receive", "headers", "id", "path", "path_params", "root_path")
 
     def __init__(self, scope: Scope, receive: Receive, max_body_bytes: int):
         self._receive, self._limit = receive, max_body_bytes
         self._hang_up: asyncio.Task[None] | None = None
         self.path = route_path(scope)
+        self.path_params: Mapping[str, str] = {}
+        """Name in the route's template -> the part of the path that stands there."""
         self.root_path = str(scope.get("root_path") or "").rstrip("/")
         """The prefix that the application is mounted at."""
         # Read several times per request; of a repeated header the first one counts.

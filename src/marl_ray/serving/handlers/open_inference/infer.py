@@ -58,7 +58,7 @@ async def infer(service: Service, request: Request) -> Response:
     tensors = inputs_of(bundle)
     act_fields["observations"] = {name: _observed(inputs[name], tensors[name]) for name in _agents(inputs, tensors, "")}
     act_fields["action_masks"] = {agent: _mask(inputs[agent + MASK]) for agent in _agents(inputs, tensors, MASK)}
-    acted = await answer(service, request, act_fields | {"experiment": request.path.split("/")[3]})
+    acted = await answer(service, request, act_fields | {"experiment": request.path_params["name"]})
     outputs = []
     for agent, action in acted["actions"].items():
         for name, value in ((agent + ACTION, action), (agent + LOG_PROB, acted["log_probs"][agent])):

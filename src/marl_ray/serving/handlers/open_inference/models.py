@@ -81,7 +81,7 @@ async def model_metadata(service: Service, request: Request) -> Response:
 
 def newest(service: Service, request: Request) -> Router:
     """Return the newest experiment of the path's model, or RequestError 404."""
-    return service.endpoints.acting(request.path.split("/")[3])[0]
+    return service.endpoints.acting(request.path_params["name"])[0]
 
 
 def actor_critics(router: Router) -> Bundle:

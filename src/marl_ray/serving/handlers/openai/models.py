@@ -10,16 +10,11 @@ from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service
 
 
-async def agent_model(service: Service, request: Request) -> Response:
-    """Answer `GET /v1/models/ENDPOINT/AGENT`."""
-    return await model(service, request)
-
-
 async def model(service: Service, request: Request) -> Response:
-    """Answer `GET /v1/models/ENDPOINT`."""
+    """Answer `GET /v1/models/ENDPOINT` and `GET /v1/models/ENDPOINT/AGENT`."""
     await service.admission.admit_reader(request, "inference")
-    model_id = request.path.removeprefix("/v1/models/")
-    served = service.endpoints.served(model_id.partition("/")[0])
+    model_id = "/".join(request.path_params.values())
+    served = service.endpoints.served(request.path_params["name"])
     for each in models_of(served):
         if each["id"] == model_id:
             return Response(orjson.dumps(each))
