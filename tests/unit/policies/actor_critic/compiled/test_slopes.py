@@ -28,7 +28,7 @@ def arrays(**fields: np.ndarray) -> DecisionArrays:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_the_slopes_of_the_logits_are_torchs(masked: bool):
+def test_the_slopes_of_the_logits_are_torchs(masked):
     """Inside of the clip and beyond it, at the dual clip, beyond the limit of the log ratio, and for an advantage of 0."""
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(N, ACTIONS)).astype(np.float32)
