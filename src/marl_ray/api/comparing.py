@@ -1,4 +1,4 @@
-"""`marl_ray.compare`: runs in one picture and a table."""
+"""`marl_ray.compare`: runs in one plot and a table."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
