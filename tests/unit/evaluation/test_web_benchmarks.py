@@ -41,7 +41,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"min_level": "limits"}, "min_level: miniwob has none"),
     ({"benchmark": "humaneval", "max_steps": 9}, "max_steps: expected with .* a browser, or with `episodes`"),
     ({"benchmark": "humaneval", "num_sample": 2}, r"num_sample: is unknown; did you mean num_samples"),
-    ({"benchmark": "humaneval", "policy": None, "samples": "a", "tracking": "b"}, "tracking: expected with a policy"),
+    (
+        {"benchmark": "humaneval", "policy": None, "samples": "a", "tracking_uri": "b"},
+        "tracking_uri: expected with a policy",
+    ),
 ]
 
 
