@@ -6,7 +6,7 @@ from marl_ray.algorithms import Algorithm, PolicyLoss, PolicyLossInputs
 from marl_ray.algorithms.advantages.batch_gae import gae_advantages
 from marl_ray.algorithms.losses.ppo_losses import ppo_loss
 from marl_ray.algorithms.losses.ratios import truncated_importance
-from marl_ray.config import SPECS, AlgorithmConfig, Spec
+from marl_ray.config import SPECS, AlgorithmConfig, AlgorithmSpec
 
 
 class DecoupledHyper(AlgorithmConfig):
@@ -25,7 +25,7 @@ def policy_loss(batch: PolicyLossInputs, hyper: DecoupledHyper) -> PolicyLoss:
 
 DECOUPLED_PPO = Algorithm(
     "decoupled_ppo",
-    Spec(
+    AlgorithmSpec(
         "Decoupled PPO",
         "arXiv 2110.00641",
         "local",

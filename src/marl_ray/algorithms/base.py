@@ -9,7 +9,7 @@ from torch import Tensor
 from marl_ray.algorithms.advantages.shaping import shaped_rewards
 from marl_ray.algorithms.constraints.multipliers import Multiplier
 from marl_ray.algorithms.losses.value_losses import ValueLossInputs, ppo_value_loss
-from marl_ray.config import Spec
+from marl_ray.config import AlgorithmSpec
 from marl_ray.errors import MarlRayError
 from marl_ray.trajectories import Trajectories
 
@@ -27,7 +27,7 @@ class PolicyLossInputs(NamedTuple):
     """bool: decisions that are trained on."""
     behaviour_log_probs: Tensor
     """Log-probabilities under the policy that sampled, as recorded. They equal `old_log_probs`, unless the learner
-    evaluates the latter itself because of `Spec.recompute`, `importance_cap` or bfloat16."""
+    evaluates the latter itself because of `AlgorithmSpec.recompute`, `importance_cap` or bfloat16."""
     values: Tensor
     """The critic's estimates when the decisions were made, in reward units; 0 without a critic."""
     reference_log_probs: Tensor | None = None
@@ -57,13 +57,13 @@ class Algorithm:
     """
 
     name: str
-    spec: Spec
+    spec: AlgorithmSpec
     advantages: AdvantageEstimator
     policy_loss: Callable[[PolicyLossInputs, Any], PolicyLoss]
     value_loss: Callable[[ValueLossInputs, Any], Tensor] = ppo_value_loss
     """(R, T) loss of the critic, and of each cost critic."""
     critic_targets: Callable[[Trajectories, Any], Tensor] | None = None
-    """Targets (B, T) that the critic is fitted to before the advantages, for `Spec.critic_first`. Such a critic has
+    """Targets (B, T) that the critic is fitted to before the advantages, for `AlgorithmSpec.critic_first`. Such a critic has
     units of its own, and after the fit the batch's `values` are its outputs."""
     shape_rewards: Callable[[Trajectories, Any, int, Tensor | None], Tensor] = shaped_rewards
     """Make the rewards (B, T) from which advantages are estimated. Its arguments are the batch, `hyper`, the greatest

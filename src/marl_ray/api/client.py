@@ -16,12 +16,12 @@ from marl_ray.serving.client.admin import ask_with, key_headers
 
 @dataclass(frozen=True)
 class ActResult:
-    """A gateway's answer to observations."""
+    """The actions that a gateway returns, and the arm that chose them."""
 
     actions: dict[str, Any]
     """Agent -> action as the environment takes it; for language models the response."""
     session: str
-    """The session's id, which takes the outcome."""
+    """The session's id, for `Client.record_outcome`."""
     experiment: str
     arm: str
     log_probs: dict[str, float]
@@ -29,7 +29,7 @@ class ActResult:
 
 
 class Client:
-    """A gateway's sessions and experiments. The key comes from MARL_RAY_API_KEY where it is not given."""
+    """An HTTP client of a gateway. Without a `key` it sends the one in MARL_RAY_API_KEY."""
 
     def __init__(self, url: str = "http://127.0.0.1:8000", key: str | None = None, timeout_s: float = 30.0):
         """`timeout_s` is the deadline of one request in seconds."""
@@ -48,9 +48,9 @@ class Client:
     ) -> ActResult:
         """Return the actions for the agents whose observations are given (arrays or lists; texts for language models).
 
-        A session meets the same arm each time; without one the call is a session of its own, whose id the answer has.
-        `experiment` is an endpoint or an experiment, needed where the gateway has several. Raises MarlRayError with the
-        gateway's words if it refuses, or if it does not answer in time.
+        A session gets the same arm each time. Without one the call starts a new session, whose id is in the result.
+        `experiment` is an endpoint or an experiment, needed if the gateway has several. Raises MarlRayError with the
+        gateway's message if it refuses the request, or if it does not answer in time.
         """
         session = session or f"session-{secrets.token_hex(8)}"
         body = {
@@ -67,7 +67,7 @@ class Client:
     def generate(
         self, prompt: str, session: str | None = None, *, experiment: str | None = None, **settings: Any
     ) -> dict[str, Any]:
-        """Return the answer of `/generate`: `text`, `tokens`, `log_probs`, `finish_reason`, `arm` and more.
+        """Return the response of `/generate`: `text`, `tokens`, `log_probs`, `finish_reason`, `arm` and more.
 
         `settings` are fields such as `agent`, `max_tokens`, `temperature` or `seed`. Raises MarlRayError
         as `act` does.
@@ -111,7 +111,7 @@ class Client:
         return ask_with(self._client, path, fields)
 
     def close(self) -> None:
-        """Close the connections; `with Client(...) as client` does."""
+        """Close the connections, as the end of `with Client(...) as client` does."""
         self._client.close()
 
     def __enter__(self) -> Self:

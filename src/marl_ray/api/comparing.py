@@ -1,4 +1,4 @@
-"""`marl_ray.compare`: runs in one picture and a table."""
+"""`marl_ray.compare`: runs in one plot and a table."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class RunComparison:
 
     def plot(self, out: str | Path) -> Path:
         """Draw the curves into the PNG `out`, and return its path. Raises FieldError if it cannot be written."""
-        from marl_ray.runs.picture import plot_comparison
+        from marl_ray.runs.plot import plot_comparison
 
         if not Path(out).parent.is_dir():
             raise FieldError("out", f"{str(out)!r} cannot be written: there is no folder {str(Path(out).parent)!r}")
@@ -41,7 +41,7 @@ class RunComparison:
             raise FieldError("out", f"{str(out)!r} cannot be written: {one_line_without(error, out)}") from error
 
     def __str__(self) -> str:
-        from marl_ray.runs.picture import line_of
+        from marl_ray.runs.plot import line_of
 
         return "\n".join(map(line_of, self.groups))
 

@@ -17,14 +17,14 @@ MAX_STEPS = 2000
 
 @dataclass(frozen=True)
 class EpisodeScores:
-    """Whole episodes of a team, in the order of their starts."""
+    """The scores of whole episodes, in the order of their starts."""
 
     returns: list[float]
     """Return of each episode: its sum of rewards, averaged over the agents."""
     lengths: list[int]
     """Environment steps of each episode."""
     cut: int
-    """Number of episodes that were ended at `max_steps`."""
+    """Number of episodes that were truncated at `max_steps`."""
 
     @property
     def score(self) -> float:

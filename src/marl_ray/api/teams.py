@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @named_arguments
 def load(bundle: str | Path, tracking_uri: str | None = None) -> "LoadedTeam":
-    """Read a bundle and check its digests.
+    """Load a bundle and check its digests.
 
-    `bundle` is a folder, `models:/NAME/VERSION` or `models:/NAME@ALIAS`; `tracking_uri` is the URI of the MLflow that knows
+    `bundle` is a folder, `models:/NAME/VERSION` or `models:/NAME@ALIAS`; `tracking_uri` is the URI of the MLflow that has
     the latter, by default that of MLFLOW_TRACKING_URI or `runs/mlflow.db`. Raises MarlRayError if the bundle is missing
     or damaged.
     """
@@ -31,7 +31,7 @@ def load(bundle: str | Path, tracking_uri: str | None = None) -> "LoadedTeam":
 
 
 class LoadedTeam:
-    """The policies of a bundle, which act for its agents. One thread at a time uses it."""
+    """The policies of a bundle, ready to act for its agents. Not safe to use from several threads at once."""
 
     def __init__(self, bundle: "Bundle | TokenBundle", source: str):
         """`source` is what the bundle was read from: its folder, or its name in MLflow."""

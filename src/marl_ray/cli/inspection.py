@@ -11,7 +11,7 @@ from marl_ray.cli.documents.output import Json, show
 from marl_ray.errors import MarlRayError, did_you_mean
 
 if TYPE_CHECKING:
-    from marl_ray.config import Spec
+    from marl_ray.config import AlgorithmSpec
 
 config_app = typer.Typer(help="Print schemas and keys of configs.", no_args_is_help=True)
 
@@ -43,7 +43,7 @@ def algorithms(
     show(as_json, document, _lines(document))
 
 
-def _description(spec: "Spec") -> dict[str, Any]:
+def _description(spec: "AlgorithmSpec") -> dict[str, Any]:
     return {
         "title": spec.title,
         "paper": spec.paper,
@@ -53,7 +53,7 @@ def _description(spec: "Spec") -> dict[str, Any]:
     }
 
 
-def _hyper_parameters(spec: "Spec") -> list[dict[str, Any]]:
+def _hyper_parameters(spec: "AlgorithmSpec") -> list[dict[str, Any]]:
     """Return the hyper-parameters of an algorithm, its own ones first."""
     defaults = spec.hyper.model_validate(spec.defaults).model_dump(mode="json")
     by_model = _language_defaults(spec) if spec.token_policies and spec.critic != "central" else {}
@@ -92,7 +92,7 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
                 yield f"    {default}  {each['description']}".rstrip()
 
 
-def _language_defaults(spec: "Spec") -> dict[str, str]:
+def _language_defaults(spec: "AlgorithmSpec") -> dict[str, str]:
     """Return the defaults of an algorithm's keys for language models, in words.
 
     They are those that differ from the defaults of actor-critics.

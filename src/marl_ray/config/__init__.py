@@ -1,7 +1,7 @@
 """Typed configs. Importing this package loads pydantic and YAML only, never torch or Ray."""
 
 from marl_ray.config.load import config_hash, load_config, parse_config, read_yaml
-from marl_ray.config.run.algorithms import SPECS, Spec, spec_of
+from marl_ray.config.run.algorithms import SPECS, AlgorithmSpec, spec_of
 from marl_ray.config.run.code_reward import CodeRewardConfig
 from marl_ray.config.run.engines import EngineSpec, engine_spec
 from marl_ray.config.run.hyper import AlgorithmConfig
@@ -34,6 +34,7 @@ from marl_ray.config.tracking import resolve_tracking_uri
 __all__ = [
     "SPECS",
     "AlgorithmConfig",
+    "AlgorithmSpec",
     "ArmConfig",
     "BenchmarkConfig",
     "BreakerConfig",
@@ -55,7 +56,6 @@ __all__ = [
     "RateLimitConfig",
     "ResourcesConfig",
     "RunConfig",
-    "Spec",
     "TrackingConfig",
     "TrainConfig",
     "WarmStartConfig",

@@ -168,7 +168,7 @@ def test_fisher_product_of_an_actor_critic_is_the_derivative_of_the_gradient_of_
 
     def function(p):
         raw = torch.func.functional_call(policy.actor, p, (prepared.values, prepared.columns))
-        return prepared.spread(policy.distribution.normalize(raw))
+        return prepared.expand(policy.distribution.normalize(raw))
 
     weights = torch.full((9,), 1 / 9)
     vector = torch.randn(len(flatten(parameters)))

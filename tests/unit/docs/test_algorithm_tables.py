@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from docs.pages import ROOT
 
-from marl_ray.config import Spec
+from marl_ray.config import AlgorithmSpec
 
 PAGE = (ROOT / "docs/extending/algorithms.md").read_text()
 FIELD = re.compile(r"^\| `(\w+)` \| (?:`(.*?)`)? ?\| ", re.MULTILINE)
@@ -27,18 +27,18 @@ def default(field: Field) -> str:
 
 def test_every_field_of_a_spec_is_in_the_table():
     section = PAGE.partition("\n## The spec\n")[2].partition("\n## ")[0]
-    assert FIELD.findall(section) == [(field.name, default(field)) for field in fields(Spec)]
+    assert FIELD.findall(section) == [(field.name, default(field)) for field in fields(AlgorithmSpec)]
 
 
 def test_every_field_of_a_spec_is_documented():
-    body = ast.parse(inspect.getsource(Spec)).body[0].body  # type: ignore[attr-defined]
+    body = ast.parse(inspect.getsource(AlgorithmSpec)).body[0].body  # type: ignore[attr-defined]
     following = pairwise(body)
     documented = [
         node.target.id  # type: ignore[union-attr]
         for node, after in following
         if isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr)
     ]
-    assert documented == [field.name for field in fields(Spec)]
+    assert documented == [field.name for field in fields(AlgorithmSpec)]
 
 
 def test_functions_that_compute_advantages_are_shown_with_their_arguments():

@@ -24,7 +24,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.runs.comparison import compare, student
 from marl_ray.runs.following import log_lines
 from marl_ray.runs.naming import load_named, parse_named
-from marl_ray.runs.picture import key_of, label_of, line_of
+from marl_ray.runs.plot import key_of, label_of, line_of
 from marl_ray.runs.stored import find_run
 from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
 from marl_ray.training.checkpoints.storage import local_stored_folder

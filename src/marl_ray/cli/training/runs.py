@@ -141,7 +141,7 @@ def compare_runs(
     """
     from marl_ray.api.comparing import compare
     from marl_ray.runs.comparison import METRICS
-    from marl_ray.runs.picture import difference
+    from marl_ray.runs.plot import difference
 
     compared = compare(names, storage=storage, metric=metric)
     compared.plot(out)

@@ -43,7 +43,7 @@ PAIR_KEYS = _OPTIMISER
 
 
 @dataclass(frozen=True)
-class Spec:
+class AlgorithmSpec:
     """The spec of one named algorithm, as configs read it."""
 
     title: str
@@ -85,12 +85,12 @@ class Spec:
     def __post_init__(self) -> None:
         unknown = sorted({*self.keys, *self.defaults} - set(self.hyper.model_fields))
         if unknown:
-            raise MarlRayError(f"Spec {self.title!r}: {unknown[0]!r} is no field of {self.hyper.__name__}")
+            raise MarlRayError(f"AlgorithmSpec {self.title!r}: {unknown[0]!r} is no field of {self.hyper.__name__}")
         for key, hint in get_type_hints(type(self)).items():
             choices = get_args(hint) if key in ("critic", "constraint", "order") else ()
             if choices and getattr(self, key) not in choices:
                 raise MarlRayError(
-                    f"Spec {self.title!r}: {key}={getattr(self, key)!r}, expected one of {', '.join(choices)}"
+                    f"AlgorithmSpec {self.title!r}: {key}={getattr(self, key)!r}, expected one of {', '.join(choices)}"
                 )
         needs = {
             "greedy: expected groups, whose first episode it is": self.greedy and not self.groups,
@@ -100,13 +100,15 @@ class Spec:
         }
         for problem, violated in needs.items():
             if violated:
-                raise MarlRayError(f"Spec {self.title!r}: {problem}")
+                raise MarlRayError(f"AlgorithmSpec {self.title!r}: {problem}")
         try:
             self.hyper.model_validate(dict(self.defaults))
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "defaults"
-            raise MarlRayError(f"Spec {self.title!r}: {where}: {first['msg']}; every key needs a default") from error
+            raise MarlRayError(
+                f"AlgorithmSpec {self.title!r}: {where}: {first['msg']}; every key needs a default"
+            ) from error
 
     @property
     def common(self) -> tuple[str, ...]:
@@ -158,16 +160,20 @@ _CRITIC_FREE: dict[str, Any] = _GROUP | {"gamma": 1.0}
 
 def _groups(
     title: str, paper: str, aggregation: str, norm: str, keys: tuple[str, ...] = _CLIP, **defaults: Any
-) -> Spec:
+) -> AlgorithmSpec:
     """Return a critic-free algorithm that compares the members of a group."""
     values = _CRITIC_FREE | {"aggregation": aggregation, "advantage_norm": norm} | defaults
     by_deviation = "ratio_level" not in keys  # a mean of the others goes with no deviation of all
-    return Spec(title, paper, groups=True, group_norm=by_deviation, keys=(*keys, "dynamic_sampling"), defaults=values)
+    return AlgorithmSpec(
+        title, paper, groups=True, group_norm=by_deviation, keys=(*keys, "dynamic_sampling"), defaults=values
+    )
 
 
-def _constrained(title: str, paper: str, kind: Any, critic: Any, order: Any, *keys: str, **defaults: Any) -> Spec:
+def _constrained(
+    title: str, paper: str, kind: Any, critic: Any, order: Any, *keys: str, **defaults: Any
+) -> AlgorithmSpec:
     """Return an algorithm with cost critics and budgets."""
-    return Spec(
+    return AlgorithmSpec(
         title,
         paper,
         critic,
@@ -179,24 +185,24 @@ def _constrained(title: str, paper: str, kind: Any, critic: Any, order: Any, *ke
     )
 
 
-SPECS: dict[str, Spec] = {
-    "ppo": Spec("Proximal policy optimisation", "arXiv 1707.06347", "local", keys=(*_CLIP, *_CRITIC)),
-    "ippo": Spec("Independent PPO", "arXiv 2011.09533", "local", keys=(*_CLIP, *_CRITIC)),
-    "mappo": Spec("Multi-agent PPO", "arXiv 2103.01955", "central", keys=(*_CLIP, *_CRITIC)),
-    "happo": Spec(
+SPECS: dict[str, AlgorithmSpec] = {
+    "ppo": AlgorithmSpec("Proximal policy optimisation", "arXiv 1707.06347", "local", keys=(*_CLIP, *_CRITIC)),
+    "ippo": AlgorithmSpec("Independent PPO", "arXiv 2011.09533", "local", keys=(*_CLIP, *_CRITIC)),
+    "mappo": AlgorithmSpec("Multi-agent PPO", "arXiv 2103.01955", "central", keys=(*_CLIP, *_CRITIC)),
+    "happo": AlgorithmSpec(
         "Heterogeneous-agent PPO", "arXiv 2109.11251", "central", order="sequential", keys=(*_CLIP, *_CRITIC)
     ),
     "grpo": _groups("Group relative policy optimisation", "arXiv 2402.03300", "seq-mean-token-mean", "group"),
     "dr_grpo": _groups("GRPO done right", "arXiv 2503.20783", "fixed-length", "none"),
     "rloo": _groups("REINFORCE leave-one-out", "arXiv 2402.14740", "token-mean", "none", (*_CLIP, "ratio_level")),
-    "reinforce_pp": Spec(
+    "reinforce_pp": AlgorithmSpec(
         "REINFORCE++",
         "arXiv 2501.03262",
         keys=(*_CLIP, "gamma"),
         defaults=_CRITIC_FREE | {"aggregation": "token-mean", "advantage_norm": "batch"},
     ),
     "reinforce_pp_baseline": _groups("REINFORCE++ with a group baseline", "arXiv 2501.03262", "token-mean", "batch"),
-    "remax": Spec(
+    "remax": AlgorithmSpec(
         "ReMax",
         "arXiv 2310.10505",
         groups=True,
@@ -229,7 +235,7 @@ SPECS: dict[str, Spec] = {
         clip_high=0.28,
         dynamic_sampling=4,  # overlong handling is off: in an environment a time limit is an ordinary end
     ),
-    "direct_dapo": Spec(
+    "direct_dapo": AlgorithmSpec(
         "Direct advantage policy optimisation",
         "arXiv 2412.18279",
         "local",
@@ -237,7 +243,7 @@ SPECS: dict[str, Spec] = {
         keys=("critic_lr", "regression_beta", "critic_epochs", "lowest_return", "highest_return"),
         defaults={"advantage_norm": "none", "entropy_coef": 0.0},
     ),
-    "dpo": Spec(
+    "dpo": AlgorithmSpec(
         "Direct preference optimisation",
         "arXiv 2305.18290",
         pairs=True,
@@ -268,14 +274,16 @@ SPECS: dict[str, Spec] = {
 """Every built-in algorithm, in the order of the documentation; `extensions.ALGORITHM` says where its functions are."""
 
 
-def spec_of(algorithm: str) -> Spec:
+def spec_of(algorithm: str) -> AlgorithmSpec:
     """Return the spec of an algorithm (see `extensions.ALGORITHM`); raises MarlRayError saying what is expected."""
     if algorithm in SPECS:
         return SPECS[algorithm]
     target = ALGORITHM.load(algorithm)
     spec = getattr(target, "spec", None)
-    if not isinstance(spec, Spec) or not all(
+    if not isinstance(spec, AlgorithmSpec) or not all(
         callable(getattr(target, key, None)) for key in ("advantages", "policy_loss")
     ):
-        raise MarlRayError(f"{algorithm}: expected an Algorithm (of marl_ray.algorithms), whose `spec` is a Spec")
+        raise MarlRayError(
+            f"{algorithm}: expected an Algorithm (of marl_ray.algorithms), whose `spec` is an AlgorithmSpec"
+        )
     return spec

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from marl_ray.config.base import Config
 from marl_ray.config.random_streams import Seed
-from marl_ray.config.run.algorithms import Spec, spec_of
+from marl_ray.config.run.algorithms import AlgorithmSpec, spec_of
 from marl_ray.config.run.engines import run_in_actors
 from marl_ray.config.run.family_defaults import family_defaults
 from marl_ray.config.run.hyper import AlgorithmConfig, GivenHyper
@@ -143,7 +143,7 @@ class RunKeys(Config):
     def algorithm_of(self, policy: str) -> str:
         return self.team[policy].algorithm or self.algorithm
 
-    def spec_of(self, policy: str) -> Spec:
+    def spec_of(self, policy: str) -> AlgorithmSpec:
         return spec_of(self.algorithm_of(policy))
 
     def hyper_of(self, policy: str) -> AlgorithmConfig:

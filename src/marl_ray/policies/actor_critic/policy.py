@@ -39,7 +39,7 @@ class EncodedRows:
         used, index = torch.unique(self.index[positions], return_inverse=True)
         return EncodedRows(self.values[used], self.columns, index)
 
-    def spread(self, outputs: Tensor) -> Tensor:
+    def expand(self, outputs: Tensor) -> Tensor:
         """Copy the outputs (U, ...) of the evaluated rows to the rows of the batch, (N, ...)."""
         return outputs if self.index is None else outputs[self.index]
 
@@ -100,7 +100,7 @@ class ActorCritic(nn.Module):
         """
         outputs, *values = self(actor.values, actor.columns, critic.values, critic.columns)
         if allowed is None:  # each distinct row is normalised once
-            outputs = actor.spread(self.distribution.normalize(outputs))
+            outputs = actor.expand(self.distribution.normalize(outputs))
         else:
-            outputs = self.distribution.normalize(actor.spread(outputs), allowed)
-        return (outputs, *(critic.spread(value) for value in values))
+            outputs = self.distribution.normalize(actor.expand(outputs), allowed)
+        return (outputs, *(critic.expand(value) for value in values))

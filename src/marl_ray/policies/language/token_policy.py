@@ -52,8 +52,8 @@ class TokenOutputs:
 
 
 @dataclass(frozen=True)
-class Sharded:
-    """The spread of a policy over workers, and what follows for its passes."""
+class Sharding:
+    """The sharding of a policy over workers, and what follows for its passes."""
 
     joint: JointWorkers | None
     """The workers that compute each pass together; None where every worker computes its own passes."""
@@ -96,7 +96,7 @@ class TokenPolicy(nn.Module):
         """The `WeightSource` of an empty copy; None for a policy that has its weights."""
         self.home: torch.device | None = None
         """The device of an empty copy."""
-        self.sharded: Sharded | None = None
+        self.sharded: Sharding | None = None
         """None until `shard` spreads the policy."""
         self._logits = logits_shape(lm)
         self.end_tokens = end_tokens(lm, tokenizer)

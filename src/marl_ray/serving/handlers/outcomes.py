@@ -20,7 +20,7 @@ from marl_ray.serving.routing.router import Router
 from marl_ray.serving.routing.unit_reports import COST, counts_cost
 from marl_ray.serving.service import Service
 
-LARGEST_OUTCOME = 1e100
+MAX_OUTCOME = 1e100
 """Larger numbers would overflow the database's sums of squares."""
 OTHER_REPLICAS_S = (0.1, 0.2, 0.4)
 """Pauses before an outcome is refused, in which another replica's queued exposure can reach the store."""
@@ -102,7 +102,7 @@ def _read_report(service: Service, request: Request, data: Mapping[str, Any]) ->
     if "value" in data or not metrics:
         value: Any = data.get("value")
         if not _is_number(value):
-            raise RequestError(400, "value", f"expected a number of size {LARGEST_OUTCOME:g} at most")
+            raise RequestError(400, "value", f"expected a number of size {MAX_OUTCOME:g} at most")
         values["outcome"] = float(value)
     return _ReadReport(
         data.get("experiment") or routers[0].config.served_as, routers, session, values, _moment(data.get("at"))
@@ -211,4 +211,4 @@ def _answer(reported: _ReadReport, result: tuple[Router, RecordedReport] | MarlR
 
 
 def _is_number(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, int | float) and abs(value) <= LARGEST_OUTCOME
+    return not isinstance(value, bool) and isinstance(value, int | float) and abs(value) <= MAX_OUTCOME

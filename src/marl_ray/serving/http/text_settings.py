@@ -8,11 +8,11 @@ from marl_ray.serving.http.protocol import RequestError
 SETTINGS = frozenset({"max_tokens", "temperature", "top_p", "stop", "seed"})
 GREEDY_BELOW = 0.01
 """Lower temperatures count as 0, because dividing logits by them would overflow."""
-LARGEST_TEMPERATURE = 2.0
+MAX_TEMPERATURE = 2.0
 MIN_TOP_P = 1e-6
 STOPS, STOP_LENGTH = 4, 200
 """Maximum number of stop strings of a request, and maximum number of characters of one."""
-LARGEST_TOKENS = 1_000_000
+MAX_TOKENS = 1_000_000
 SEEDS = 1 << 63
 """Seeds are integers from -SEEDS to SEEDS - 1."""
 
@@ -30,14 +30,14 @@ def settings_of(data: Mapping[str, Any]) -> Settings:
     changes: dict[str, Any] = {}
     tokens, top_k, seed = (data.get(name) for name in ("max_tokens", "top_k", "seed"))
     if tokens is not None:
-        changes["max_tokens"] = _integer("max_tokens", tokens, 1, LARGEST_TOKENS)
+        changes["max_tokens"] = _integer("max_tokens", tokens, 1, MAX_TOKENS)
     if top_k is not None:
-        changes["top_k"] = _integer("top_k", top_k, 0, LARGEST_TOKENS)
+        changes["top_k"] = _integer("top_k", top_k, 0, MAX_TOKENS)
     if seed is not None:
         _integer("seed", seed, -SEEDS, SEEDS - 1)
     temperature, top_p = data.get("temperature"), data.get("top_p")
-    if temperature is not None and not (_is_number(temperature) and 0 <= temperature <= LARGEST_TEMPERATURE):
-        raise RequestError(400, "temperature", f"expected a number from 0 (greedy) to {LARGEST_TEMPERATURE:g}")
+    if temperature is not None and not (_is_number(temperature) and 0 <= temperature <= MAX_TEMPERATURE):
+        raise RequestError(400, "temperature", f"expected a number from 0 (greedy) to {MAX_TEMPERATURE:g}")
     if top_p is not None and not (_is_number(top_p) and 0 < top_p <= 1):
         raise RequestError(400, "top_p", "expected a number above 0, 1 at most")
     greedy = temperature is not None and temperature < GREEDY_BELOW

@@ -82,7 +82,7 @@ class _ActorProblem:
     def outputs(self, at: Parameters) -> Tensor:
         """Return the normalised outputs (N, P) of every decision."""
         raw: Tensor = functional_call(self.actor, dict(at), (self.values, self.columns))
-        return self.distribution.normalize(self.spread.spread(raw), self.allowed)
+        return self.distribution.normalize(self.spread.expand(raw), self.allowed)
 
     def surrogates(self, at: Parameters) -> tuple[Tensor, Tensor, Tensor]:
         """Return the reward loss, cost surrogates (K,) and outputs; this worker's part of the means."""

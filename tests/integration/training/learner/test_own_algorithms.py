@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from toy_runs.runs import PLAYING, TWO_POLICIES, batch_of, config, short, team_of
 
 from marl_ray.algorithms import algorithm_of
-from marl_ray.config import SPECS, AlgorithmConfig, RunConfig, Spec, parse_config
+from marl_ray.config import SPECS, AlgorithmConfig, AlgorithmSpec, RunConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.policy_learner import Learner
@@ -92,7 +92,7 @@ def test_a_spec_and_its_functions_must_fit():
     with pytest.raises(MarlRayError, match="its spec asks for no `multiplier`"):
         replace(algorithm_of("ppo_lagrangian"), spec=SPECS["ppo"])
     with pytest.raises(MarlRayError, match="'bogus' is no field of AlgorithmConfig"):
-        Spec("Mine", "-", keys=("bogus",))
+        AlgorithmSpec("Mine", "-", keys=("bogus",))
     assert algorithm_of(OWN).spec.hyper is not AlgorithmConfig
 
 
@@ -159,5 +159,5 @@ def test_an_algorithm_reads_every_key_that_its_spec_names(name):
     ],
 )
 def test_a_spec_that_contradicts_itself_is_refused_by_name(fields, problem):
-    with pytest.raises(MarlRayError, match=f"^Spec 'Own': {problem}"):
-        Spec("Own", "no paper", **fields)
+    with pytest.raises(MarlRayError, match=f"^AlgorithmSpec 'Own': {problem}"):
+        AlgorithmSpec("Own", "no paper", **fields)

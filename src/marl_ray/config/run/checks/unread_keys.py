@@ -4,7 +4,7 @@ the other functions, which work on plain data before validation."""
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from marl_ray.config.run.algorithms import Spec, spec_of
+from marl_ray.config.run.algorithms import AlgorithmSpec, spec_of
 from marl_ray.config.run.run_keys import RunKeys
 from marl_ray.errors import MarlRayError, did_you_mean
 
@@ -95,7 +95,7 @@ def _reads(algorithm: Any, key: str) -> bool:
         return True
 
 
-def _check_key(where: str, key: str, specs: Mapping[str, Spec]) -> None:
+def _check_key(where: str, key: str, specs: Mapping[str, AlgorithmSpec]) -> None:
     """Raise ValueError unless one of the algorithms, `specs` by name, reads the hyper-parameter `key` given as `where`."""
     if any(key in spec.reads for spec in specs.values()):
         return

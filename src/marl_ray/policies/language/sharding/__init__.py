@@ -1,1 +1,1 @@
-"""Spread a language model over workers: its weights, the layers that several compute together, and gathering."""
+"""Shard a language model over workers: its weights, the layers that several compute together, and gathering."""

@@ -1,4 +1,4 @@
-"""The parts of spread tensors: which one a worker holds, and gathering many in one exchange.
+"""The parts of sharded tensors: which one a worker holds, and gathering many in one exchange.
 
 With small models an exchange takes its latency, whatever its size.
 

@@ -1,4 +1,4 @@
-"""Spread the weights of a language model over a mesh of workers."""
+"""Shard the weights of a language model over a mesh of workers."""
 
 import functools
 from typing import Any
@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from marl_ray.policies.language.sharding.joint_pass import JointWorkers
 from marl_ray.policies.language.sharding.tensor_parallel import decoder_layers, divide
-from marl_ray.policies.language.token_policy import Sharded, TokenPolicy, read
+from marl_ray.policies.language.token_policy import Sharding, TokenPolicy, read
 
 GATHERED_ONCE = 2 << 30
 """Maximum size of a model that stays gathered over the passes of a gradient step wherever it trains.
@@ -21,7 +21,7 @@ unless workers on GPUs measure that there is room for them (`pass_limits`).
 
 
 def shard(policy: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool) -> None:
-    """Spread the weights over the mesh's workers (FSDP2), block by block; every worker takes part.
+    """Shard the weights over the mesh's workers (FSDP2), block by block; every worker takes part.
 
     Of weights that are still in files each worker reads its shards alone. A block's weights are gathered for its
     forward pass, and again for its backward pass. Gradients are summed in float32. On a mesh of CPUs
@@ -51,7 +51,7 @@ def shard(policy: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool) -> None:
         for_layers, for_all = _spread(mesh, "shard", "context"), _spread(mesh, "shard", "context", "tensor")
         if mesh["tensor"].size() > 1:
             divide(policy.lm, mesh["tensor"])
-    policy.sharded = Sharded(joint, gathered_bytes, gathers_once=gathered_bytes <= GATHERED_ONCE)
+    policy.sharded = Sharding(joint, gathered_bytes, gathers_once=gathered_bytes <= GATHERED_ONCE)
     for layer in decoder_layers(policy.lm):
         if policy.config.activation_checkpointing:
             # transformers' own checkpointing works in training mode only. No random numbers are drawn here.

@@ -16,7 +16,7 @@ from marl_ray.serving.handlers.openai.completions import (
 from marl_ray.serving.handlers.openai.fields import IGNORED, MAX_BIAS, MAX_PENALTY, MAX_TOP_LOGPROBS
 from marl_ray.serving.handlers.openai.messages import ROLES, TOOL_NAME, TOOLS
 from marl_ray.serving.handlers.openapi.json_schema import JsonSchema
-from marl_ray.serving.http.text_settings import LARGEST_TOKENS
+from marl_ray.serving.http.text_settings import MAX_TOKENS
 
 # fmt: off
 Finish = Literal["stop", "length"]
@@ -75,7 +75,7 @@ _NOTHING_ELSE = "Nothing else is supported."
 _CHAT: dict[str, JsonSchema] = _SHARED | {
     "messages": {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/ChatRequestMessage"}},
     "max_completion_tokens": {
-        "type": ["integer", "null"], "minimum": 1, "maximum": LARGEST_TOKENS,
+        "type": ["integer", "null"], "minimum": 1, "maximum": MAX_TOKENS,
         "description": "The same as max_tokens; only one may be given.",
     },
     "logprobs": _FLAG,

@@ -9,19 +9,19 @@ from marl_ray.serving.handlers.experiments import CHANGE_FIELDS, REASON_LENGTH
 from marl_ray.serving.handlers.generate import GENERATE_FIELDS
 from marl_ray.serving.handlers.openai.schemas import OPENAI_REQUESTS
 from marl_ray.serving.handlers.openapi.json_schema import JsonSchema
-from marl_ray.serving.handlers.outcomes import LARGEST_OUTCOME, OUTCOME_FIELDS
+from marl_ray.serving.handlers.outcomes import MAX_OUTCOME, OUTCOME_FIELDS
 from marl_ray.serving.http.fields import SESSION_LENGTH
-from marl_ray.serving.http.text_settings import LARGEST_TEMPERATURE, LARGEST_TOKENS, SEEDS, STOP_LENGTH, STOPS
+from marl_ray.serving.http.text_settings import MAX_TEMPERATURE, MAX_TOKENS, SEEDS, STOP_LENGTH, STOPS
 
 _IDENTIFIER: JsonSchema = {"type": ["string", "null"], "minLength": 1, "maxLength": SESSION_LENGTH}
-_NUMBER: JsonSchema = {"type": "number", "minimum": -LARGEST_OUTCOME, "maximum": LARGEST_OUTCOME}
+_NUMBER: JsonSchema = {"type": "number", "minimum": -MAX_OUTCOME, "maximum": MAX_OUTCOME}
 REASON: JsonSchema = {
     "type": "string",
     "minLength": 1,
     "maxLength": REASON_LENGTH,
     "description": "For the audit log.",
 }
-_TOKENS: JsonSchema = {"type": ["integer", "null"], "minimum": 1, "maximum": LARGEST_TOKENS}
+_TOKENS: JsonSchema = {"type": ["integer", "null"], "minimum": 1, "maximum": MAX_TOKENS}
 _STOP: JsonSchema = {"type": "string", "minLength": 1, "maxLength": STOP_LENGTH}
 _FLAG: JsonSchema = {"type": ["boolean", "null"]}
 _FIELDS: dict[str, JsonSchema] = {
@@ -48,9 +48,9 @@ _FIELDS: dict[str, JsonSchema] = {
     "agent": {"type": ["string", "null"], "description": "Whose text; optional where one policy plays all agents."},
     "prompt": {"type": "string"},
     "max_tokens": _TOKENS,
-    "temperature": {"type": ["number", "null"], "minimum": 0, "maximum": LARGEST_TEMPERATURE, "description": "0 is greedy."},
+    "temperature": {"type": ["number", "null"], "minimum": 0, "maximum": MAX_TEMPERATURE, "description": "0 is greedy."},
     "top_p": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1},
-    "top_k": {"type": ["integer", "null"], "minimum": 0, "maximum": LARGEST_TOKENS, "description": "0 is all tokens."},
+    "top_k": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_TOKENS, "description": "0 is all tokens."},
     "stop": {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": STOPS}, {"type": "null"}]},
     "seed": {"type": ["integer", "null"], "minimum": -SEEDS, "maximum": SEEDS - 1},
     "stream": _FLAG | {"description": "Answer by server-sent events."},
