@@ -103,6 +103,8 @@ FORMS: dict[str, dict[str, str]] = {
         "suspected_hacks, flagged, verdicts, levels, not_judged, without_reference": "What the judges saw.",
         "folder": "Folder of `report.json` and `report.md`, which also have every problem.",
         "marl_ray, python": "Versions.",
+        "score, interval": "With `--episodes` alone: the mean return, and its 95 % interval, null of one episode.",
+        "returns, lengths, cut": "With `--episodes` alone: return and steps of each, and how many `max_steps` ended.",
     },
     "aggregate": {
         "number, mode": "The averaged number, and its mode.",
