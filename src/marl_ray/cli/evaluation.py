@@ -3,14 +3,14 @@
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from marl_ray.cli.documents.output import Json, only_result, show
+from marl_ray.cli.documents.output import Json, only_result, plain, show
 from marl_ray.cli.options import named_as_options
 from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.extensions import BENCHMARK, REFERENCE
@@ -27,11 +27,17 @@ SCORING, RUNNING = "How answers are scored", "Where it runs and what it leaves"
 @named_as_options()
 def evaluate(
     benchmark: Annotated[
-        str,
+        str | None,
         typer.Option(
             help=f"{', '.join(name for name in BENCHMARK.builtins if name != 'jsonl')}, jsonl:FILE or {REFERENCE}."
         ),
-    ],
+    ] = None,
+    episodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Instead of a benchmark: whole episodes to play with actor-critics, in their run's environment."
+        ),
+    ] = None,
     samples: Annotated[
         str | None, typer.Option(help="JSON lines of task_id and completion, solution or output; a file or URI.")
     ] = None,
@@ -63,7 +69,10 @@ def evaluate(
         typer.Option(help="Longest response in tokens; the bundle's own by default.", rich_help_panel=WRITING),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Seed of sampling; 0 by default.", rich_help_panel=WRITING)
+        int | None,
+        typer.Option(
+            min=0, help="Seed of sampling, 0 by default; with --episodes of them, 1000.", rich_help_panel=WRITING
+        ),
     ] = None,
     answer: Annotated[
         Literal["completion", "solution", "output"] | None,
@@ -82,7 +91,7 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="Option of a browser's environment, such as max_steps=20; repeatable.",
+            help="Option of a browser's environment or, with --episodes, of the run's, such as max_steps=20; repeatable.",
             rich_help_panel=RUNNING,
         ),
     ] = None,
@@ -146,18 +155,25 @@ def evaluate(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure pass@k of a bundle's policies, or of samples.
+    """Measure a bundle on a benchmark or episodes, or ready samples.
 
-    It writes the scores with their intervals, and those of every problem, as JSON and Markdown.
+    On a benchmark it writes the scores with their intervals, and those of every problem, as JSON and Markdown; of
+    episodes it prints the mean return with its interval.
     """
-    from marl_ray.api.evaluating import evaluate as run
+    from marl_ray.api.episodes import EpisodeScores
+    from marl_ray.api.evaluating import BenchmarkResult
+    from marl_ray.api.evaluating import evaluate as measure
     from marl_ray.config.load import with_overrides
 
+    run: Callable[..., BenchmarkResult | EpisodeScores] = measure
+    if benchmark is None and episodes is None:
+        raise FieldError("benchmark", "expected a benchmark's name; --episodes N plays a team of actor-critics instead")
     with only_result(as_json):
         result = run(
             benchmark,
             policy,
             samples,
+            episodes=episodes,
             data=data,
             split=split,
             sha256=sha256,
@@ -172,7 +188,7 @@ def evaluate(
             tracking_uri=None
             if samples is not None
             else tracking_uri,  # the environment may name it for other commands
-            progress=_progress(),
+            progress=_progress() if episodes is None else None,
             agent=agent,
             num_samples=num_samples,
             seed=seed,
@@ -182,6 +198,9 @@ def evaluate(
             answer=answer,
             prompt=prompt,
         )
+    if isinstance(result, EpisodeScores):
+        show(as_json, plain(result) | {"score": result.score, "interval": plain(result.interval)}, [str(result)])
+        return
     report = result.report
     document = report | {"problems": len(report["problems"]), "folder": result.folder}
     show(as_json, document, _lines(report, result.folder))

@@ -44,8 +44,9 @@ def diagnose(config: Mapping[str, Any], rows: _Rows) -> list[str]:
     rows = [row for row in rows if iteration_of(row) >= 0]
     metric = "eval/return" if len({row["steps"] for row in rows if "eval/return" in row}) > 1 else "return"
     scored = [row for row in rows if metric in row]
-    course = _course(metric, scored) if len(scored) > 1 else None
     trained = {name: policy for name, policy in config["team"].items() if not policy["frozen"]}
+    skilled = bool(config["resume_from"] or any(policy["bundle"] for policy in trained.values()))
+    course = _course(metric, scored, skilled) if len(scored) > 1 else None
     sentences = [] if course is None else [course]
     for name, policy in trained.items():
         prefix, path = (f"{name}/", f"team.{name}.hyper") if len(trained) > 1 else ("", "hyper")
@@ -76,8 +77,11 @@ class _Keys:
         return (self.hyper.get("epochs") or 1) * (self.hyper.get("minibatches") or 1)
 
 
-def _course(metric: str, scored: _Rows) -> str | None:
-    """Describe a return that did not rise, or did not stay; None for one that did."""
+def _course(metric: str, scored: _Rows, skilled: bool) -> str | None:
+    """Describe a return that did not rise, or did not stay; None for one that did.
+
+    `skilled` says that the run began with weights of another run.
+    """
     first, last, best = scored[0], scored[-1], max(scored, key=lambda row: row[metric])
     value = first[metric]
     every = [row.get(f"{metric}{end}", math.inf) for row in scored for end in ("", "_low", "_high")]
@@ -88,9 +92,10 @@ def _course(metric: str, scored: _Rows) -> str | None:
         )
     greedy = [row.get("eval/greedy_return", value) for row in scored]
     if all(math.isclose(other, value, abs_tol=NOTHING) for other in (*every, *greedy)):
+        solved = "the weights of the other run earn all there is, " if skilled else ""
         return (
-            f"every episode returned {value:,.3f}: the reward does not depend on what the policies do, or no episode met "
-            "another"
+            f"every episode returned {value:,.3f}: {solved}the reward does not depend on what the policies do, or no "
+            "episode met another"
         )
     if last[metric] <= value:
         return f"{metric} did not rise: {_at(first, metric)}, {_at(last, metric)}"

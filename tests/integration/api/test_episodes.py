@@ -1,9 +1,12 @@
 """Whole episodes of a bundle, as `marl_ray.evaluate` plays them without a benchmark."""
 
+import json
 from pathlib import Path
 
 import pytest
 from gymnasium import spaces
+from processes.command_line import keys_of
+from processes.command_line import marl_ray as command_line
 from toy_runs.runs import config
 from toys.envs import countdown
 
@@ -33,6 +36,21 @@ def test_a_bundle_is_scored_on_whole_episodes_of_its_environment(bundle):
     assert marl_ray.evaluate(policy=bundle, episodes=8) == scores  # the same starts and draws
     assert marl_ray.evaluate(policy=bundle, episodes=1).interval is None
     assert marl_ray.evaluate(policy=bundle, episodes=4, max_steps=1).cut == 4
+
+
+def test_the_command_line_plays_the_same_episodes(bundle):
+    scores = marl_ray.evaluate(policy=bundle, episodes=8)
+    command = ("evaluate", "--policy", str(bundle), "--episodes", "8")
+    assert command_line(*command).stdout.strip() == str(scores)
+    document = json.loads(command_line(*command, "--json").stdout)
+    assert set(document) == {"score", "interval", "returns", "lengths", "cut"} <= keys_of("evaluate")
+    assert document["returns"] == scores.returns and document["score"] == scores.score
+    refusal = command_line(*command, "--benchmark", "math").stderr
+    assert refusal.strip() == "marl-ray: --benchmark: expected none beside `episodes`"
+    refusal = command_line(*command, "--k", "1").stderr
+    assert refusal.strip() == "marl-ray: --k: expected none beside `episodes`"
+    refusal = command_line("evaluate", "--policy", str(bundle)).stderr
+    assert "--benchmark: expected a benchmark's name; --episodes N plays" in refusal
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,14 @@ def test_a_rolled_back_arm_stays_at_zero_in_its_experiment(url):
     assert store.table("exp").weights == {"a": 1, "b": 0, "c": 0, "d": 0}
 
 
+def test_an_audit_entry_names_the_only_treatment_also_where_the_action_does_not(url):
+    store = ExperimentStore(url)
+    store.open_experiment("exp", config(a=1, b=1))
+    act(store, Action.PROMOTE)
+    act(store, Action.ROLLBACK)
+    assert [(entry.action, entry.arm) for entry in store.audit("exp")][1:] == [("promote", "b"), ("rollback", "b")]
+
+
 def test_a_rolled_back_bundle_needs_leave_to_enter_another_experiment(url):
     store = ExperimentStore(url)
     store.open_experiment("exp", config(a=1, b=1))

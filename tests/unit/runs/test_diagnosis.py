@@ -86,6 +86,10 @@ def test_a_reward_that_is_the_same_in_every_episode_is_said():
     assert diagnose(CONFIG, played) == [
         "every episode returned 10.000: the reward does not depend on what the policies do, or no episode met another"
     ]
+    (sentence,) = diagnose(CONFIG | {"resume_from": "solved"}, played)
+    assert sentence.startswith(
+        "every episode returned 10.000: the weights of the other run earn all there is, the reward"
+    )
     played[-1]["eval/greedy_return"] = 12.0
     assert diagnose(CONFIG, played) == ["eval/return did not rise: 10.000 at step 0, 10.000 at step 2,048"]
 

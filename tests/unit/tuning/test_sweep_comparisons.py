@@ -128,6 +128,8 @@ def test_a_winner_says_from_whom_it_cannot_be_told():
     assert sure.startswith("distinguishable from trial 0003: difference 5 (")
     three = certainty([("0000", ends(7, 8, 9)), ("0001", ends(0, 1, 2))], RETURN)
     assert three.startswith("not distinguishable") and "3 seeds (the test takes 4), " in three
+    single = certainty([("0000", ends(7)), ("0001", ends(6.5))], RETURN)
+    assert single == "not distinguishable from trial 0001: difference 0.5 at 5,000 steps, 1 seed (the test takes 4)"
 
 
 def test_the_key_that_decides_is_the_important_one(tmp_path):

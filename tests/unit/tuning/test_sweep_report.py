@@ -13,7 +13,6 @@ from rich.console import Console
 from toy_runs.sweeps import LOST, NAN, REFUSED, TOTAL, ToySweep, finished_sweep, write_rows
 
 from marl_ray.cli import main
-from marl_ray.cli.training.sweep import document_of, sweep_lines
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.tuning.folder import Folder, read_rows
@@ -208,10 +207,16 @@ def test_the_end_of_a_sweep_is_a_document(tmp_path):
     sweep = finished_sweep(tmp_path, trials=2)
     sweep.end()
     result = SweepResult("toy", f"{tmp_path}/toy", sweep.records, "")
-    document = document_of(sweep.config, result)
+    document = result.document()
     assert set(document) == keys_of("sweep") and document["trials"]["lost"] == 1
     assert document["winner"]["trial"] == sweep.records.winner and document["report"] is None
     assert "distinguishable from trial 0001: difference" in document["winner"]["certainty"]
+    ranking = {trial["trial"]: trial for trial in document["ranking"]}
+    assert next(iter(ranking)) == sweep.records.winner and len(ranking) > 1
+    for number, trial in ranking.items():
+        assert trial["values"] == sweep.records.trials[number].values
+        low, high = trial["interval"]
+        assert low <= trial["scores"]["eval/return"] <= high
 
 
 def test_page_and_command_say_that_a_winner_by_chance_is_none(tmp_path):
@@ -220,11 +225,14 @@ def test_page_and_command_say_that_a_winner_by_chance_is_none(tmp_path):
         sweep.train(sweep.add(PLAIN | {"hyper.lr": lr}), 2.0)
     folder = sweep.end()
     result = SweepResult("toy", folder.uri, sweep.records, "")
-    lines = list(sweep_lines(sweep.config, result, document_of(sweep.config, result)))
+    lines = str(result).splitlines()
     winner = next(number for number, line in enumerate(lines) if line.startswith("  winner  "))
     other = 1 - sweep.records.winner
     text = f"ot distinguishable from trial {other:04d}: difference 0."
     assert lines[winner + 1].startswith(f"          n{text}") and ", 5 seeds, probability of" in lines[winner + 1]
+    span = r"eval/return [\d.]+ \([\d.]+ to [\d.]+\)"
+    assert re.search(f"^  winner  trial {sweep.records.winner:04d} .*: {span}$", str(result), re.MULTILINE)
+    assert re.search(f"^  next    trial {other:04d} .*: {span}$", str(result), re.MULTILINE)
     assert f"N{text}" in page_of(folder).text
 
 

@@ -92,6 +92,8 @@ FORMS: dict[str, dict[str, str]] = {
         "steps, seconds": "Played by all trials and seeds; wall time.",
         "winner": "`trial`, `values`, `scores`, `seed`, `model`, and as `certainty` a line about the trials that no test "
         "tells from it; null if no trial has a result.",
+        "ranking": "Of each trial with a result, the best first: `trial`, `values`, `scores`, and as `interval` that of the "
+        "first metric over the seeds, null of one seed.",
         "report, records": "Files.",
         "...": "With --dry-run `trials` (the values of each), `seeds`, `scheduler` and `search` instead.",
     },
@@ -103,6 +105,8 @@ FORMS: dict[str, dict[str, str]] = {
         "suspected_hacks, flagged, verdicts, levels, not_judged, without_reference": "What the judges saw.",
         "folder": "Folder of `report.json` and `report.md`, which also have every problem.",
         "marl_ray, python": "Versions.",
+        "score, interval": "With `--episodes` alone: the mean return, and its 95 % interval, null of one episode.",
+        "returns, lengths, cut": "With `--episodes` alone: return and steps of each, and how many `max_steps` ended.",
     },
     "aggregate": {
         "number, mode": "The averaged number, and its mode.",

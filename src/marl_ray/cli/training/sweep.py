@@ -1,8 +1,6 @@
 """`marl-ray sweep` and `marl-ray report`."""
 
 import itertools
-from collections import Counter
-from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +11,6 @@ from marl_ray.errors import MarlRayError, one_line
 
 if TYPE_CHECKING:
     from marl_ray.config.sweep import SweepConfig
-    from marl_ray.tuning.running.driver import SweepResult
 
 Retry = Annotated[bool, typer.Option("--retry", help="Resume failed trials from their last checkpoints.")]
 
@@ -44,73 +41,9 @@ def sweep(
         return
     with only_result(as_json):
         result = check_and_sweep(loaded, retry)
-    document = document_of(loaded, result)
-    show(as_json, document, sweep_lines(loaded, result, document))
+    show(as_json, result.document(), str(result).splitlines())
     if result.records.winner is None:
         raise typer.Exit(1)
-
-
-def document_of(loaded: "SweepConfig", result: "SweepResult") -> dict[str, Any]:
-    """Return the end of a sweep as a document for programs."""
-    from marl_ray.tuning.folder import Folder
-    from marl_ray.tuning.reporting.report import winner_certainty
-
-    records = result.records
-    winner = None
-    if records.winner is not None:
-        trial = records.trials[records.winner]
-        winner = {
-            "trial": trial.number,
-            "values": trial.values,
-            "scores": _scores(loaded, trial.objectives),
-            "seed": records.winner_seed,
-            "model": records.winner_model or None,
-            "certainty": winner_certainty(Folder(result.folder), loaded, records) or None,
-        }
-    return {
-        "name": result.name,
-        "status": records.status,
-        "error": records.error or None,
-        "trials": _counts(result),
-        "steps": records.played,
-        "seconds": records.seconds,
-        "winner": winner,
-        "report": result.report or None,
-        "records": f"{result.folder}/sweep.json",
-    }
-
-
-def sweep_lines(loaded: "SweepConfig", result: "SweepResult", document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines that end a sweep: its trials, its winner, its folder."""
-    from marl_ray.tuning.records import values_line
-
-    records = result.records
-    kinds = ", ".join(f"{count} {status}" for status, count in _counts(result).items())
-    yield f"{result.name}: {len(records.trials)} trials ({kinds}), {records.played:,} steps, {records.seconds:.0f} s"
-    if records.error:
-        yield f"  {records.error}"
-    if result.report:
-        yield f"  report  {result.report}"
-    if records.winner is None:
-        yield "  no winner: no trial has a result"
-        return
-    winner = records.trials[records.winner]
-    scores = ", ".join(f"{name} {value:.4g}" for name, value in _scores(loaded, winner.objectives).items())
-    yield f"  winner  trial {winner.number:04d} ({values_line(winner.values)}): {scores}"
-    if document["winner"]["certainty"]:
-        yield f"          {document['winner']['certainty']}"
-    if records.winner_model:
-        yield f"  bundle  {records.winner_model}"
-    yield f"  records {result.folder}/sweep.json"
-
-
-def _scores(loaded: "SweepConfig", objectives: list[float] | None) -> dict[str, float]:
-    return dict(zip((metric.name for metric in loaded.metric), objectives or [], strict=False))
-
-
-def _counts(result: "SweepResult") -> dict[str, int]:
-    """Return status -> number of trials."""
-    return dict(Counter(record.status or record.state for record in result.records.trials))
 
 
 def report(

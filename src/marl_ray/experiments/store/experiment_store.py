@@ -208,6 +208,9 @@ class ExperimentStore(EvidenceStore):
                 connection.execute(mark.values(rolled_back_at=now, reason=reason))
             update = sa.update(schema.experiments).where(schema.experiments.c.name == name)
             connection.execute(update.values(columns_of(state)))
+            met = {state.winner} if action is Action.PROMOTE else marked
+            if arm is None and len(met) == 1:  # the only treatment needs no name, and the entry has it all the same
+                arm = next(iter(met))
             self._audit(connection, record, action.value, actor, reason, now, plain(stored), plain(record), arm)
             return record
 

@@ -65,8 +65,8 @@ def deploy_bundle(
     """Start an experiment with the bundle against the arm that serves the endpoint now.
 
     The bundle is the arm `candidate`, the other is `production`. If nothing serves there, the bundle serves alone.
-    `allow_rolled_back` accepts a bundle that another experiment has rolled back. Returns the new experiment's report.
-    Raises MarlRayError, also if an experiment is still under way at the endpoint.
+    `allow_rolled_back` accepts bundles, that of `production` too, whose weights another experiment has rolled back.
+    Returns the new experiment's report. Raises MarlRayError, also if an experiment is still under way at the endpoint.
     """
     arm = {"bundle": bundle} | ({"allow_rolled_back": True} if allow_rolled_back else {})
     endpoints = ask(url, "/v1/endpoints")["endpoints"]
@@ -87,7 +87,10 @@ def deploy_bundle(
         )
     if open_now:  # an experiment of one arm compares nothing, so replacing it disturbs nothing
         ask(url, f"/v1/experiments/{now['name']}/stop", {"reason": f"succeeded by {bundle}"})
-    arms = {"production": _part(url, earlier["production"]), "candidate": arm}
+    production = _part(url, earlier["production"])
+    if allow_rolled_back and "bundle" in production:  # it serves now, whatever became of its weights elsewhere
+        production["allow_rolled_back"] = True
+    arms = {"production": production, "candidate": arm}
     number = len(earlier["experiments"]) + 1
     config = {"name": f"{endpoint}-{number}", "endpoint": endpoint, "arms": arms, "strategy": strategy}
     return ask(url, "/v1/experiments", config | options | {"reason": reason})

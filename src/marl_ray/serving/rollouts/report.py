@@ -79,7 +79,7 @@ def describe(
         "decision": {"step": decision.step.value, "arm": decision.arm, "reason": decision.reason},
         "srm": {"p_value": evidence.srm.p_value, "alarm": evidence.srm.alarm},
         "reporting": [_reporting(reports) for reports in evidence.reporting],
-        "warnings": [*evidence.warnings, *_warnings(config), *_missing(evidence)],
+        "warnings": [*evidence.warnings, *_warnings(config), *_same_weights(record), *_missing(evidence)],
         "guardrails": [_guardrail(rail) for rail in evidence.guardrails],
         "shadow": {arm: dict(totals) for arm, totals in shadow.items()},
         "config": config.model_dump(mode="json"),
@@ -106,6 +106,20 @@ def _warnings(config: ExperimentConfig) -> list[str]:
     if len(config.arms) < 2 or not config.unbounded:
         return []
     return [f"A rare large value can mislead the tests of {', '.join(config.unbounded)}: declare bounds or winsorize."]
+
+
+def _same_weights(record: ExperimentRecord) -> list[str]:
+    """Return one sentence for each group of arms that have the same weights, whatever their bundles are called."""
+    groups: dict[str, list[str]] = {}
+    for arm, part in record.config["arms"].items():
+        if (weights := part.get("weights_sha256")) is not None:
+            groups.setdefault(weights, []).append(arm)
+    return [
+        f"Arms {', '.join(arms)} have the same weights: they do not differ but by chance, and a rollback of one keeps the "
+        "weights of all from later experiments."
+        for arms in groups.values()
+        if len(arms) > 1
+    ]
 
 
 def _missing(evidence: Findings) -> list[str]:

@@ -52,7 +52,8 @@ def team_agents(config: RunConfig, env: ParallelEnv) -> dict[str, list[str]]:
                 if kind(agent) != kind(first):
                     raise MarlRayError(
                         f"team.{name}: agents {first!r} and {agent!r} have different {kind.__name__}s "
-                        f"({kind(first)} and {kind(agent)}), so they need policies of their own"
+                        f"({kind(first)} and {kind(agent)}); expected policies of their own, such as "
+                        f"team: {{{first}: {{agents: [{first}]}}, {agent}: {{agents: [{agent}]}}}}"
                     )
     return agents
 

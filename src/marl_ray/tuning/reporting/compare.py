@@ -159,12 +159,14 @@ def certainty(best: Sequence[tuple[str, Curve]], metric: MetricConfig) -> str:
     name, other = (equals or others)[0]
     steps, seeds = min(winner.steps[-1], other.steps[-1]), len(winner.seeds)
     gap = difference(winner.at(steps), other.at(steps))
+    verdict = f"{'not ' if equals else ''}distinguishable from trial {name}"
+    verdict += f" and {len(equals) - 1} more" if len(equals) > 1 else ""
+    needed = f" (the test takes {MIN_SEEDS})" if seeds < MIN_SEEDS else ""
+    if seeds == 1:  # a bootstrap of one seed has no width, and one pair of seeds no probability
+        return f"{verdict}: difference {gap.value:.2g} at {steps:,.0f} steps, 1 seed{needed}"
     return (
-        f"{'not ' if equals else ''}distinguishable from trial {name}"
-        f"{f' and {len(equals) - 1} more' if len(equals) > 1 else ''}: "
-        f"difference {gap.value:.2g} ({gap.low:.2g} to {gap.high:.2g}) at {steps:,.0f} steps, "
-        f"{seeds} seed{'s' if seeds > 1 else ''}{f' (the test takes {MIN_SEEDS})' if seeds < MIN_SEEDS else ''}, "
-        f"probability of improvement {improvement(winner, other, metric).value:.2f}"
+        f"{verdict}: difference {gap.value:.2g} ({gap.low:.2g} to {gap.high:.2g}) at {steps:,.0f} steps, "
+        f"{seeds} seeds{needed}, probability of improvement {improvement(winner, other, metric).value:.2f}"
     )
 
 

@@ -20,6 +20,7 @@ from marl_ray import __version__
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import MetricConfig, SweepConfig
 from marl_ray.errors import MarlRayError
+from marl_ray.evaluation.statistics import BootstrapInterval
 from marl_ray.serving.pages.render import stylesheet
 from marl_ray.tuning.folder import Folder, read_rows
 from marl_ray.tuning.records import (
@@ -80,14 +81,16 @@ def winner_config(records: SweepRecords) -> dict[str, Any] | None:
     return next((config for config in configs if config["seed"] == records.winner_seed), None)
 
 
-def winner_certainty(folder: Folder, config: SweepConfig, records: SweepRecords) -> str:
-    """Return a line that says if a test can tell the winner from the other trials.
+def winner_comparison(
+    folder: Folder, config: SweepConfig, records: SweepRecords
+) -> tuple[str, dict[int, BootstrapInterval]]:
+    """Return the line of `certainty`, and of each trial with a curve the interval of its end, the winner's first.
 
-    See `certainty`. The line is empty without a winner.
+    Without a winner the line is empty.
     """
     order = _order(config, records)
-    rows = {record.number: _rows(folder, record) for record in order}
-    return _certainty(config, records, order, _curves(config, order, rows))
+    curves = _curves(config, order, {record.number: _rows(folder, record) for record in order})
+    return _certainty(config, records, order, curves), {number: end_of(curve) for number, curve in curves.items()}
 
 
 def _certainty(

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from marl_ray.config import RunConfig
+from marl_ray.config import RunConfig, parse_config
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError, named, one_line
 from marl_ray.storages import absolute
@@ -34,6 +34,7 @@ from marl_ray.tuning.records import (
     ranked,
     values_line,
 )
+from marl_ray.tuning.reporting.ending import ending_document, ending_lines
 from marl_ray.tuning.reporting.event_files import EventFiles
 from marl_ray.tuning.reporting.mlflow_runs import SweepMlflowRuns
 from marl_ray.tuning.reporting.progress import SweepProgress
@@ -58,6 +59,14 @@ class SweepResult:
     records: SweepRecords
     report: str
     """Path or URI of `report.html`; empty if it could not be written."""
+
+    def document(self) -> dict[str, Any]:
+        """Return the end of the sweep as plain data, with the trials that have a result in the order of their scores."""
+        config = parse_config(SweepConfig, self.records.config)
+        return ending_document(Folder(self.folder), config, self.records, self.report)
+
+    def __str__(self) -> str:
+        return "\n".join(ending_lines(self.document()))
 
 
 def check_sweep(config: SweepConfig) -> None:

@@ -40,6 +40,17 @@ def test_a_rolled_back_bundle_is_deployed_with_the_flag_that_the_refusal_names(g
     assert "allow_rolled_back candidate" in output_of("experiment", "audit", "exp-2")
 
 
+def test_the_flag_also_keeps_a_production_whose_weights_were_rolled_back_as_another_arm(gateway, bundles):
+    output_of("experiment", "stop", "exp", "--reason", "r")
+    shown = output_of("deploy", bundles["one"], "--endpoint", "exp", "--strategy", "ab")
+    assert "warning: Arms production, candidate have the same weights: " in shown
+    output_of("experiment", "rollback", "exp-2", "--arm", "candidate", "--reason", "r")
+    deploy = ("deploy", bundles["four"], "--endpoint", "exp", "--strategy", "ab")
+    assert "arms.production: the weights of bundle" in output_of(*deploy, status=2)
+    assert "exp-3: running" in output_of(*deploy, "--allow-rolled-back")
+    assert "allow_rolled_back production" in output_of("experiment", "audit", "exp-3")
+
+
 def test_misspelt_names_are_answered_with_those_that_are_close(gateway, bundles):
     output_of("experiment", "stop", "exp", "--reason", "r")
     refusal = output_of("deploy", bundles["four"], "--endpoint", "exp", "--set", "outcome_windw_s=10", status=2)

@@ -227,6 +227,20 @@ def test_an_outcome_without_bounds_is_warned_of(store):
     assert "rare large value" not in experiment_page(report, {}, [], "").decode()
 
 
+def test_arms_of_the_same_weights_are_warned_of(store):
+    config = opened(store, bounds=[0, 1])
+    stored = store.experiment("exp").config
+    for arm, part in stored["arms"].items():
+        part["weights_sha256"] = f"weights of {arm}"
+    store.open_experiment("exp", stored)
+    assert described(store, config)["warnings"] == []
+    for part in stored["arms"].values():
+        part["weights_sha256"] = "the same"
+    store.open_experiment("exp", stored)
+    (warning,) = described(store, config)["warnings"]
+    assert warning.startswith("Arms a, b have the same weights: ")
+
+
 def test_bets_hold_at_both_ends_of_outcomes_that_one_arm_lacks(store, clock):
     """Every seventh outcome of the treatment is missing: a failure, as it happens."""
     config = opened(store, bounds=[0, 1], margin=0.02)
