@@ -79,8 +79,10 @@ def add_sidebar(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def pages_with_lists(*_: object) -> list[str]:
-    """Return the pages that are read at every build, because their lists change with other files: else a new page of a
-    folder is listed nowhere until everything is built anew."""
+    """Return the pages that are read at every build, because their lists change with other files.
+
+    Otherwise a new page of a folder would be listed nowhere until everything is built anew.
+    """
     return [root_doc, "docs/python_names", *FOLDERS]
 
 

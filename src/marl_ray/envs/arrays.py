@@ -45,8 +45,11 @@ class ArrayBatch:
         allow: Allow | None = None,
         parameters: tuple[Any, ...] = (),
     ):
-        """`env` gives the agents and the sizes of their actions; MarlRayError if an action space is not Discrete.
-        `parameters` are the last arguments of `play`, `observe` and `allow`."""
+        """Take the agents and the sizes of their actions from `env`.
+
+        `parameters` are the last arguments of `play`, `observe` and `allow`. Raises MarlRayError if an action space is
+        not Discrete.
+        """
         agents = list(env.possible_agents)
         self.begin = begin
         self.play = play

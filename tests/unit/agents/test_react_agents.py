@@ -24,7 +24,7 @@ def add(a: int, b: int = 1) -> str:
     two numbers.
 
     More that no agent is told.
-    """
+    """  # noqa: D205  its first sentence has two lines, which are joined for an agent
     return str(a + b)
 
 

@@ -46,8 +46,10 @@ def texts() -> Iterator[tuple[Path, str]]:
 
 
 def written(page: Path) -> set[str]:
-    """Names of the files that a reader of a page writes, also on the pages before it: blocks, and what `marl-ray new`
-    prints."""
+    """Return the names of the files that a reader of a page writes, also on the pages before it.
+
+    They are the names of blocks, and what `marl-ray new` prints.
+    """
     shown = [block for step in [*pages_before(page), page] for block in blocks(step)]
     return {
         name for block in shown for name in [block.name, *re.findall(r"^wrote (.+)", block.text, re.MULTILINE)] if name

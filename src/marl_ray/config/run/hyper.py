@@ -11,8 +11,11 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class AlgorithmConfig(Config):
-    """Hyper-parameters of the update. The defaults here are those of actor-critics; `family_defaults` has those of
-    language models. `marl-ray algorithms NAME` shows the defaults in which an algorithm differs."""
+    """Hyper-parameters of the update.
+
+    The defaults here are those of actor-critics; `family_defaults` has those of language models.
+    `marl-ray algorithms NAME` shows the defaults in which an algorithm differs.
+    """
 
     lr: PositiveFloat = 7e-4
     """Learning rate of the actor."""
@@ -171,8 +174,10 @@ class AlgorithmConfig(Config):
 
 
 class GivenHyper(AlgorithmConfig):
-    """Hyper-parameters of every policy as the user gave them. Keys of a user's own algorithm have no field here; the
-    algorithm's spec checks them."""
+    """Hyper-parameters of every policy as the user gave them.
+
+    Keys of a user's own algorithm have no field here; the algorithm's spec checks them.
+    """
 
     model_config = ConfigDict(extra="allow")
 

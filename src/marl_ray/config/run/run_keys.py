@@ -147,8 +147,11 @@ class RunKeys(Config):
         return spec_of(self.algorithm_of(policy))
 
     def hyper_of(self, policy: str) -> AlgorithmConfig:
-        """Return the validated hyper-parameters of a policy: the defaults of its family, overridden by the algorithm's,
-        by those of the run's hyper-parameters that the algorithm reads, and by the policy's own."""
+        """Return the validated hyper-parameters of a policy.
+
+        They are the defaults of its family, overridden by the algorithm's, by those of the run's hyper-parameters that
+        the algorithm reads, and by the policy's own.
+        """
         spec, policy_config = self.spec_of(policy), self.team[policy]
         return spec.hyper.model_validate(
             {**family_defaults(policy_config.model), **spec.defaults, **self.given_hyper(policy)}
@@ -161,13 +164,17 @@ class RunKeys(Config):
         return of_run | self.team[policy].hyper
 
     def as_given(self) -> dict[str, Any]:
-        """Return plain data from which an equal config is made; keys that were not given stay open, so that defaults
-        still apply."""
+        """Return plain data from which an equal config is made.
+
+        Keys that were not given stay open, so that defaults still apply.
+        """
         return self.model_dump(mode="json", exclude_unset=True)
 
     def resolved(self) -> dict[str, Any]:
-        """Return plain data with every default written out: each policy's algorithm and the hyper-parameters that it
-        reads."""
+        """Return plain data with every default written out.
+
+        Each policy has its algorithm, and the hyper-parameters that this algorithm reads.
+        """
         data = self.model_dump(mode="json", exclude={"hyper", "algorithm"})
         for name, policy in data["team"].items():
             policy["algorithm"] = self.algorithm_of(name)

@@ -66,10 +66,10 @@ class Collector:
         signals: int = 1,
         state: Mapping[str, Any] | None = None,
     ):
-        """`env` has the spaces. `envs` are the copies, with their agents ordered by the policies of `agents` (policy ->
-        its agents). `copies` are the numbers of this worker's copies among all. With `state` the collector continues
-        from what `state()` returned.
-        """
+        """Play the copies `envs`, whose agents are ordered by the policies of `agents` (policy -> its agents).
+
+        `env` has the spaces. `copies` are the numbers of this worker's copies among all. With `state` the collector
+        continues from what `state()` returned."""
         self.env = env
         self.envs = envs
         self.plan = plan
@@ -97,14 +97,15 @@ class Collector:
                 self._continue(c, (state or {}).get(str(number)))
 
     def state(self) -> dict[str, Any]:
-        """Return plain data from which other collectors, on any number of workers, continue bit for bit. After a batch
-        of whole episodes no play goes on, so the data hold none.
-        """
+        """Return plain data from which other collectors, on any number of workers, continue bit for bit.
+
+        After a batch of whole episodes no play goes on, so the data hold none."""
         return self.snapshot()()
 
     def snapshot(self) -> Callable[[], dict[str, Any]]:
-        """Return the function that makes `state()` of this moment, in another thread and while play goes on: that takes
-        longer than all else of a checkpoint."""
+        """Return the function that makes `state()` of this moment, in another thread and while play goes on.
+
+        A call of it takes longer than all else of a checkpoint."""
         if self.plan.episodes:
             return dict
         history, began, episodes = list(self.history), self.began.tolist(), self.episode.tolist()  # steps never change
@@ -152,8 +153,9 @@ class Collector:
     def _whole_episodes(
         self, players: Mapping[str, Player], played: PlayedBatch, iteration: int
     ) -> tuple[list[Episode], int]:
-        """Play one episode per copy. Groups whose members all score the same are played again from other starts, at most
-        `refills` times."""
+        """Play one episode per copy.
+
+        Groups whose members all score the same are played again from other starts, at most `refills` times."""
         episodes: list[Episode] = []
         steps, pending = 0, np.ones(len(self.numbers), bool)
         self.group_sums = dict.fromkeys(played.buffers, GroupSums())
@@ -184,8 +186,9 @@ class Collector:
             self.group_sums[name] += GroupSums.from_scores([scores[is_member] for is_member in members])
 
     def _uninformative(self, played: PlayedBatch) -> np.ndarray:
-        """Return (copies,) bool: members of groups in which every agent of every policy of `refill_policies` scores the
-        same."""
+        """Return (copies,) bool, which is True for the members of groups from which nothing can be learned.
+
+        Every agent of every policy of `refill_policies` scores the same in all members of such a group."""
         teaching = np.full(len(self.numbers), not self.plan.refill_policies)
         for name in self.plan.refill_policies:
             scores = played.buffers[name].rewards[: played.steps].sum(0, dtype=np.float64)
@@ -255,9 +258,10 @@ class Collector:
     def _step(
         self, players: Mapping[str, Player], played: PlayedBatch, noise: Sequence[torch.Tensor], t: int, cut: bool
     ) -> tuple[list[list[np.ndarray]], np.ndarray, np.ndarray]:
-        """Play step `t`, whose uniforms are `noise`; with `cut` the batch's last step cuts all agents. Returns the step's
-        actions by policy, as the only ones of a list; the copies that played (copies,) bool; and who was cut (copies,
-        agents) bool."""
+        """Play step `t`, whose uniforms are `noise`; with `cut` the batch's last step cuts all agents.
+
+        Returns the step's actions by policy, as the only ones of a list; the copies that played (copies,) bool; and
+        who was cut (copies, agents) bool."""
         buffers, envs = played.buffers, self.envs
         alive = envs.alive.copy()
         playing = np.asarray(alive.any(1))
@@ -370,8 +374,9 @@ def _act_compiled(
     alive: np.ndarray,
     greedy: np.ndarray,
 ) -> np.ndarray:
-    """Draw the actions of step `t` from one categorical by the compiled `actor`, and record them with their log-probs;
-    returns the actions, (copies, agents), from 0."""
+    """Draw the actions of step `t`, each from one categorical of the compiled `actor`, and record them.
+
+    Their log-probs are recorded too. Returns the actions, (copies, agents), from 0."""
     copies, agents = alive.shape
     rows = buffer.rows[t].reshape(copies * agents, -1)
     masks = None if allowed is None else np.ascontiguousarray(allowed.reshape(copies * agents, -1))

@@ -19,8 +19,11 @@ _log = logging.getLogger(__name__)
 
 
 class ArmHolder:
-    """Loads and drops the arms of one replica. One thread at a time may call `tend`, which starts a thread for each
-    experiment whose arms are to be loaded; all else is safe to read from any thread."""
+    """Loads and drops the arms of one replica.
+
+    One thread at a time may call `tend`, which starts a thread for each experiment whose arms are to be loaded; all
+    else is safe to read from any thread.
+    """
 
     def __init__(self, live_experiments: LiveExperiments):
         """Hold the arms of these experiments."""
@@ -38,8 +41,10 @@ class ArmHolder:
         return now >= self._tend_at
 
     def tend(self, states: Mapping[str, AssignmentState], ended: Mapping[str, float], waits: bool) -> None:
-        """Load the arms that are needed in these states, in threads unless `waits`, and drop all others. `ended` is the
-        end of experiments that this process has seen end, in seconds since 1970."""
+        """Load the arms that are needed in these states, in threads unless `waits`, and drop all others.
+
+        `ended` is the end of experiments that this process has seen end, in seconds since 1970.
+        """
         # Before the arms are looked through: a thread that ends meanwhile asks for another round, which must not be lost.
         self._tend_at = time.monotonic() + TEND_S
         routers = self._live_experiments.endpoints.routers
@@ -63,8 +68,10 @@ class ArmHolder:
                     close()
 
     def _load(self, router: Router, arms: Collection[str]) -> None:
-        """Load those arms of an experiment that are not loaded yet. A failure is logged once and tried again later;
-        until then other arms answer."""
+        """Load those arms of an experiment that are not loaded yet.
+
+        A failure is logged once and tried again later; until then other arms answer.
+        """
         name = router.config.name
         lacking = [arm for arm in router.config.arms if arm in arms and arm not in router.arms]
         try:

@@ -7,8 +7,10 @@ from marl_ray.serving.routing.endpoints import DRAIN_S
 
 
 class EndedExperiments:
-    """The experiments that this process has seen end, and the moments at which their evidence is due to be read again.
-    Every method is safe to call from any thread, and none blocks."""
+    """The experiments that this process has seen end, and when their evidence is due to be read again.
+
+    Every method is safe to call from any thread, and none blocks.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -25,8 +27,10 @@ class EndedExperiments:
             self._due[name] = -math.inf
 
     def draining(self, now: float) -> dict[str, float]:
-        """Return experiment -> moment of its end, for those that ended less than `DRAIN_S` before `now`, and forget the
-        ends of all others."""
+        """Return experiment -> moment of its end, for those that ended less than `DRAIN_S` before `now`.
+
+        The ends of all others are forgotten.
+        """
         with self._lock:
             self._ended = {name: at for name, at in self._ended.items() if now - at < DRAIN_S}
             return dict(self._ended)
@@ -37,8 +41,10 @@ class EndedExperiments:
             return list(self._ended)
 
     def note_due(self, name: str, at: float = -math.inf) -> None:
-        """Note that an experiment's evidence may have changed by the moment `at` of the database's clock, or by now. An
-        earlier moment that was noted before remains."""
+        """Note that an experiment's evidence may have changed by the moment `at` of the database's clock.
+
+        Without `at` it may have changed by now. An earlier moment that was noted before remains.
+        """
         with self._lock:
             self._due[name] = min(at, self._due.get(name, math.inf))
 

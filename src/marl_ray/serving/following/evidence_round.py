@@ -23,14 +23,19 @@ _log = logging.getLogger(__name__)
 
 
 class EvidenceRound:
-    """Decides on the experiments of one replica. One thread at a time may call `decide`; what it shares with other
-    threads is in `ended`, and in mappings that are replaced and never changed."""
+    """Decides on the experiments of one replica.
+
+    One thread at a time may call `decide`; what it shares with other threads is in `ended`, and in mappings that are
+    replaced and never changed.
+    """
 
     def __init__(
         self, live_experiments: LiveExperiments, unit_reports: UnitReports, arms: ArmHolder, ended: EndedExperiments
     ):
-        """Judge `live_experiments`, of those that have ended the ones that `ended` has as due; `arms` tells which
-        experiments still serve."""
+        """Judge `live_experiments`, but of those that have ended only the ones that `ended` has as due.
+
+        `arms` tells which experiments still serve.
+        """
         self._live_experiments, self._unit_reports = live_experiments, unit_reports
         self._arms, self._ended = arms, ended
         self.winners_at = 0.0
@@ -40,8 +45,10 @@ class EvidenceRound:
         """Experiment -> the totals of its shadow arms that the store has of this replica."""
 
     def decide(self) -> None:
-        """Store which sessions failed here and what they cost, then look once at the evidence of open experiments, and
-        of ended ones that may have new outcomes."""
+        """Store which sessions failed here and what they cost, then look once at the evidence.
+
+        The evidence is that of open experiments, and of ended ones that may have new outcomes.
+        """
         problem: StoreError | None = None
         try:
             self._unit_reports.write()

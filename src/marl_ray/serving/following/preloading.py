@@ -26,8 +26,10 @@ class Preloader:
         """Reference of a bundle -> moment of the next attempt to load it, in monotonic seconds."""
 
     def preload(self) -> None:
-        """Begin to load the bundles that were asked for, each in a thread, and drop those that were asked for too long
-        ago. Raises StoreError if the store cannot be read."""
+        """Begin to load the bundles that were asked for, and drop those that were asked for too long ago.
+
+        Each is loaded in a thread of its own. Raises StoreError if the store cannot be read.
+        """
         live_experiments = self._live_experiments
         held = list(live_experiments.models)  # before the notices are read: others load what a notice names already
         wanted_ahead = self._notices.preloads(time.time() - PRELOADED_S)

@@ -20,14 +20,18 @@ _log = logging.getLogger(__name__)
 
 
 class StatePoll:
-    """Follows the states of all experiments. Safe to use from several threads: a request that has changed an experiment
-    polls too."""
+    """Follows the states of all experiments.
+
+    It is safe to use from several threads: a request that has changed an experiment polls too.
+    """
 
     def __init__(
         self, live_experiments: LiveExperiments, arms: ArmHolder, ended: EndedExperiments, webhook: Webhook | None
     ):
-        """Change `live_experiments`, let `arms` hold what the states need, note in `ended` which experiments end, and
-        poke `webhook` when there is news."""
+        """Change `live_experiments`, and let `arms` hold what the states need.
+
+        `ended` is told which experiments end, and `webhook` is poked when there is news.
+        """
         self._live_experiments, self._arms, self._ended, self._webhook = live_experiments, arms, ended, webhook
         self._polling = threading.Lock()
         """All below is read and written with it held."""
@@ -38,8 +42,10 @@ class StatePoll:
         """Experiments that this version cannot serve."""
 
     def poll(self, waits: bool = False) -> None:
-        """Follow every experiment once and load the arms that it needs, in threads unless `waits`. Raises MarlRayError
-        if the store cannot be read."""
+        """Follow every experiment once and load the arms that it needs, in threads unless `waits`.
+
+        Raises MarlRayError if the store cannot be read.
+        """
         # One thread at a time, so that no older state replaces a newer one.
         with self._polling:
             requested_at, reported_at = time.monotonic(), self._reported_at

@@ -25,8 +25,11 @@ _log = logging.getLogger(__name__)
 
 
 class StoreFollower:
-    """Two threads per replica, so that following the store never waits for statistics. While the database does not
-    answer, the last state stays in force. Ended experiments are neither polled nor judged one by one."""
+    """Two threads per replica, so that following the store never waits for statistics.
+
+    While the database does not answer, the last state stays in force. Ended experiments are neither polled nor judged
+    one by one.
+    """
 
     def __init__(
         self,

@@ -1,5 +1,7 @@
-"""One question to one treatment: does it harm a metric, or may it be promoted? This file chooses the test and runs
-it."""
+"""One question asks of one treatment whether it harms a metric, or whether it may be promoted.
+
+This file chooses the test and runs it.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -86,8 +88,10 @@ def outcome_of(config: ExperimentConfig) -> Measure:
 
 
 def shown_outcome_of(config: ExperimentConfig) -> Measure:
-    """Return the outcome as its difference is displayed, without a relative margin, which would multiply the
-    control."""
+    """Return the outcome as its difference is displayed, which is without a relative margin.
+
+    Such a margin would multiply the control.
+    """
     margin = config.margin if isinstance(config.margin, float) else 0.0
     return _measure(config, "outcome", "higher", margin, False)
 
@@ -148,9 +152,11 @@ def ask(
     min_outcomes: int,
     excluding: bool = False,
 ) -> TestResult:
-    """Test whether `HARM` or fitness for `PROMOTION` of a treatment is proven. With `excluding`, units that do not
-    report the metric do not count, so a proof must hold for the lowest and highest values that they may have had
-    (`experiments/statistics/missing_outcomes.py`)."""
+    """Test whether `HARM` or fitness for `PROMOTION` of a treatment is proven.
+
+    With `excluding`, units that do not report the metric do not count, so a proof must hold for the lowest and highest
+    values that they may have had (`experiments/statistics/missing_outcomes.py`).
+    """
     control, arms = plan.control, len(plan.weights)
     treated, other = look.pair(measure.name, arm, control, arms)
     relative = measure.margin.relative if isinstance(measure.margin, RelativeMargin) else None
@@ -216,8 +222,10 @@ class ArmQuestion:
         return evidence
 
     def at_end(self, end: End, margin: float) -> OneSided:
-        """Test all judged units with the missing ones at this end of the range, for a gain above or below 0. `margin`
-        is roughly the value of that gain per unit of the treatment, reported or not."""
+        """Test all judged units with the missing ones at this end of the range, for a gain above or below 0.
+
+        `margin` is roughly the value of that gain per unit of the treatment, reported or not.
+        """
         if self.measure.range is not None:
             return self._bet(end)
         reported = self.look.pooled(self.measure.name, *self.arms)
@@ -237,8 +245,10 @@ class ArmQuestion:
         return [self.look.summary(self.measure.name, arm) for arm in self.arms]
 
     def _filled(self, end: End, nearer: bool) -> tuple[Summary, Summary]:
-        """Return the summaries of all judged units, with the missing ones at this end, or nearer to the mean if that
-        costs less."""
+        """Return the summaries of all judged units, with the missing ones at this end of the range.
+
+        With `nearer` they are nearer to the mean if that costs less.
+        """
         look, measure, comparison = self.look, self.measure, self._comparison
         reported = look.pooled(measure.name, *self.arms)
         low, high = reported.low, reported.high
@@ -292,8 +302,10 @@ def _are_zeros_and_ones(arms: Sequence[Summary]) -> bool:
 
 
 def _may_be_binary(summary: Summary) -> bool:
-    """Return True if all values may be 0 or 1: values between them would vary less than zeros and ones, values beyond
-    them more."""
+    """Return True if all values may be 0 or 1.
+
+    Values between them would vary less than zeros and ones, and values beyond them more.
+    """
     # A metric that counts errors must neither get a test with too small a variance nor stop all tests.
     largest = summary.n * summary.mean * (1 - summary.mean)
     return not summary.n or (

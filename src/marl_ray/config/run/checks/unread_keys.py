@@ -1,5 +1,7 @@
-"""Hyper-parameters that no algorithm of a run reads: `check` refuses them, and a sweep leaves them out of its trials by
-the other functions, which work on plain data before validation."""
+"""Hyper-parameters that no algorithm of a run reads are refused here, and left out of a sweep's trials.
+
+`check` refuses them. A sweep calls the other functions, which work on plain data before validation.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

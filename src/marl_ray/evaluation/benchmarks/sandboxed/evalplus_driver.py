@@ -135,8 +135,10 @@ def near(output: Any, want: Any, atol: float) -> bool:
 
 @contextlib.contextmanager
 def time_limit(seconds: float, clock: int = signal.ITIMER_REAL) -> Iterator[None]:
-    """Raise TimeLimitError inside the block after `seconds` seconds; a timer that was running before continues
-    afterwards."""
+    """Raise TimeLimitError inside the block after `seconds` seconds.
+
+    A timer that was running before continues afterwards.
+    """
 
     def late(signum: int, frame: object) -> None:
         raise TimeLimitError

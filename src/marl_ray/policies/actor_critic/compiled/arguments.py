@@ -45,7 +45,9 @@ class NetworkInputs(NamedTuple):
 
 
 class PPOTerms(NamedTuple):
-    """The settings of PPO's loss L, which is the mean over the decisions of a minibatch:
+    """The settings of PPO's loss L.
+
+    L is the mean over the decisions of a minibatch:
 
         actor     L = -min(r A, clip(r, low, high) A) - c H           r = p_a / p_old, H = -sum_k p_k log p_k
         critic    L = w max(h(v - R), h(v_c - R))                     v_c = v_old + clip(v - v_old, -value_clip, value_clip)

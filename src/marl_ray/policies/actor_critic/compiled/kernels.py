@@ -120,9 +120,9 @@ def scatter(slope: np.ndarray, codes: np.ndarray, slopes: np.ndarray) -> None:
 def forward(
     weights: np.ndarray, net: NetworkShape, inputs: np.ndarray, codes: np.ndarray, table: np.ndarray, space: np.ndarray
 ) -> np.ndarray:
-    """Return the outputs (n, out) of rows (n, D), which come normalised if the network has a norm, or of codes (n, K),
-    whose sums the `table` has (see `join`). `space` keeps, one after another, the scaled input if there is a norm, and
-    every layer's outputs."""
+    """Return the outputs (n, out) of rows (n, D), or of codes (n, K), whose sums the `table` has (see `join`).
+
+    `space` keeps, in order, the scaled input if there is a norm, whose rows come normalised, and every layer's outputs."""
     n, at, used, hidden = len(codes) if net.coded else len(inputs), 0, 0, inputs
     if net.norm:
         d = net.widths[0]
@@ -160,8 +160,9 @@ def backward(
     slope: np.ndarray,
     room: np.ndarray,
 ) -> None:
-    """Add the gradient of the weights to `gradient`, or to `slopes` that of the table of codes, given that of the outputs,
-    `slope` (n, out), and what `forward` left in `space`. `room` (3, ...) is memory for the products."""
+    """Add the gradient of the weights to `gradient`, but that of a table of codes, if there is one, to `slopes`.
+
+    `slope` (n, out) is that of the outputs, `space` is what `forward` left, and `room` (3, ...) is memory for products."""
     n, at, used = len(slope), net.size, 0
     for width in net.widths[1:]:
         used += n * width
@@ -248,13 +249,13 @@ def policy_slopes(
     terms: PPOTerms,
     sums: np.ndarray,
 ) -> None:
-    """Turn logits (n, A) into dL/dz (see `PPOTerms`), and add the policy loss, the entropy, the divergence and the share of
-    clipped decisions to `sums`. Row i is that of the decisions `decisions[bounds[i] : bounds[i + 1]]`, at least one.
+    """Turn logits (n, A) into dL/dz (`PPOTerms`); add loss, entropy, divergence and share of clipped decisions to `sums`.
 
         dL/dz_j = r A (p_j - [j = a]) + c p_j (log p_j + H)          as d log p_a / dz_j = [j = a] - p_j
 
-    The first term is 0 where L does not depend on r: the clip's side is the lower one, the dual clip holds, or log r is
-    beyond its limit. At a tie both sides have the same gradient: r is inside of the clip, or A is 0."""
+    Row i is that of the decisions `decisions[bounds[i] : bounds[i + 1]]`, at least one. The first term is 0 where L does not
+    depend on r: the clip's side is the lower one, the dual clip holds, or log r is beyond its limit. At a tie both sides
+    have the same gradient: r is inside of the clip, or A is 0."""
     count = outputs.shape[1]
     logs, shares, slopes = np.empty(count, np.float32), np.empty(count, np.float32), np.empty(count, np.float32)
     for i in range(len(outputs)):
@@ -338,6 +339,7 @@ def value_slopes(
 @numba.njit(cache=True, nogil=True)
 def by_row(decisions: np.ndarray, numbers: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sort the `decisions` (n,) by their rows, of which there are `count`; decision d reads row `numbers[d]`.
+
     Returns the rows that some decision reads (R,), the bounds of each one's decisions (R + 1,), and the decisions (n,)."""
     places, used, bounds = np.zeros(count + 1, np.int64), np.empty(count, np.int64), np.zeros(count + 1, np.int64)
     for d in decisions:
@@ -367,8 +369,9 @@ def network_gradient(
     gradient: np.ndarray,
     sums: np.ndarray,
 ) -> None:
-    """Write the gradient (weights,) of one network's part of PPO's loss over the decisions numbered `minibatch`, and add its
-    metrics to `sums` (5,). Decisions that read one row pass as one. Two threads may compute actor and critic at once."""
+    """Write the gradient (weights,) of one network's part of PPO's loss, and add its metrics to `sums` (5,).
+
+    `minibatch` numbers the decisions; those that read one row pass as one. Two threads may run actor and critic at once."""
     rows_of, codes_of = inputs.rows, inputs.codes
     widest = max(net.widths[1:].max(), rows_of.shape[1])
     space = np.empty(BLOCK * net.row_space, np.float32)

@@ -50,8 +50,10 @@ _HEADERS: JsonSchema = {"x-request-id": {"schema": _TEXT, "description": "The ca
 
 @lru_cache(maxsize=8)
 def openapi(routes: tuple[Route, ...], base: str, keyed: bool) -> bytes:
-    """Return the document, as JSON. `base` is the prefix that the gateway is mounted at; `keyed` says whether it has
-    keys."""
+    """Return the OpenAPI document, as JSON.
+
+    `base` is the prefix that the gateway is mounted at; `keyed` says whether it has keys.
+    """
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         if route.operation is not None:

@@ -162,8 +162,10 @@ def reference(models: PolicyModels, batch: Trajectories, shape: Shape, selection
 
 
 def log_ratio(rollout: ActorCritic, batch: Trajectories) -> Tensor:
-    """Return the log-probability (copies, T) of the agents' recorded actions now, minus that when they were sampled, on
-    CPU."""
+    """Return the log ratio (copies, T) of the agents' recorded actions, on CPU.
+
+    It is their log-probability now, minus that when they were sampled.
+    """
     distribution = rollout.distribution
     allowed = None if batch.action_masks is None else batch.action_masks.flatten(0, 1)
     outputs = distribution.normalize(rollout.actor.infer(batch.observations.flatten(0, 1)), allowed)

@@ -18,12 +18,16 @@ class PolicyFamily(Protocol):
     def set_up(
         self, model: Any, mesh: DeviceMesh, mixed_precision: bool, reference: bool, sampled_elsewhere: bool
     ) -> PolicyModels:
-        """Take over `model`, which has the same weights on every worker. With `sampled_elsewhere` the rollout copy may be
-        without weights."""
+        """Take over `model`, which has the same weights on every worker.
+
+        With `sampled_elsewhere` the rollout copy may be without weights.
+        """
 
     def begin_pass(self, model: Any, last: bool) -> None:
-        """Say before each of the several passes of a gradient step whether it is the last, so that workers exchange no more
-        than the step and the model's settings ask for."""
+        """Say before each of the several passes of a gradient step whether it is the last.
+
+        Workers then exchange no more than the step and the model's settings ask for.
+        """
 
     def end_passes(self, model: Any) -> None:
         """Say after the last of the several passes of a gradient step that the weights change now."""
@@ -44,19 +48,25 @@ class PolicyFamily(Protocol):
         """Copy the trained weights into the rollout copy; every worker takes part. Errors may name `where`."""
 
     def adopt_actor(self, models: PolicyModels, parameters: Mapping[str, Tensor]) -> None:
-        """Give the rollout copy's and the trained actor these weights, which are equal on all workers. For trust regions,
-        which language models do not have."""
+        """Give the rollout copy's and the trained actor these weights, which are equal on all workers.
+
+        Trust regions need it, which language models do not have.
+        """
 
     def padded(self, batch: Trajectories, agents: int) -> Trajectories:
         """Return the batch, with one empty copy (`agents` rows) added if it has none."""
 
     def bounds(self, batch: Trajectories, agents: int) -> tuple[int, ...]:
-        """Return the number of each worker's first copy among all copies, then the count of all copies, (workers + 1,);
-        every worker takes part."""
+        """Return the number of each worker's first copy among all copies, then the count of all, (workers + 1,).
+
+        Every worker takes part.
+        """
 
     def order(self, model: Any, batch: Trajectories, agents: int) -> Tensor | None:
-        """Return (copies,) numbers: a pass over copies with similar numbers costs less; None where all passes cost the
-        same."""
+        """Return (copies,) numbers such that a pass over copies with similar numbers costs less.
+
+        The result is None where all passes cost the same.
+        """
 
     def inputs(self, model: Any, batch: Trajectories) -> Any:
         """Encode the inputs once per batch, for `evaluate`."""
@@ -80,8 +90,11 @@ class PolicyFamily(Protocol):
         """Return the log-probabilities (R, T') under the reference policy, without gradients."""
 
     def log_ratio(self, rollout: Any, batch: Trajectories) -> Tensor:
-        """Return the log-probability (copies, T) of the agents' recorded actions now, minus that when they were
-        sampled, on CPU. For sequential updates, which language models do not have."""
+        """Return the log ratio (copies, T) of the agents' recorded actions, on CPU.
+
+        It is their log-probability now, minus that when they were sampled. Sequential updates need it, which language
+        models do not have.
+        """
 
 
 def policy_family(model: Any) -> PolicyFamily:

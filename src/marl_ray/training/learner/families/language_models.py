@@ -25,8 +25,11 @@ from marl_ray.trajectories import Trajectories
 def set_up(
     model: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool, reference: bool, sampled_elsewhere: bool
 ) -> PolicyModels:
-    """Shard `model`, which becomes the trained policy. With adapters the reference is the same model without them. A policy
-    that is sampled elsewhere gets an empty copy, if its weights are in files."""
+    """Shard `model`, which becomes the trained policy.
+
+    With adapters the reference is the same model without them. A policy that is sampled elsewhere gets an empty copy,
+    if its weights are in files.
+    """
     fixed: TokenPolicy | None = None
     if reference:
         fixed = model
@@ -42,8 +45,10 @@ def set_up(
 
 
 def begin_pass(model: TokenPolicy, last: bool) -> None:
-    """Begin a pass: groups of workers add their gradients up in the last pass alone. The weights of a small model stay
-    gathered from the first pass to the last."""
+    """Begin a pass, and let groups of workers add their gradients up in the last pass alone.
+
+    The weights of a small model stay gathered from the first pass to the last.
+    """
     sharded = cast(FSDPModule, model)
     sharded.set_is_last_backward(last)
     sharded.set_requires_all_reduce(last)
@@ -79,8 +84,10 @@ def holds_weights(rollout: TokenPolicy) -> bool:
 
 
 def refresh(models: PolicyModels, mixed_precision: bool, where: str) -> None:
-    """Gather the trained weights that the rollout copy holds, and copy them into it; every worker takes part. Where one
-    fails, all raise its error, which names `where` if there was no room."""
+    """Gather the trained weights that the rollout copy holds, and copy them into it.
+
+    Every worker takes part. Where one fails, all raise its error, which names `where` if there was no room.
+    """
 
     def refresh_own() -> None:
         with naming_the_gather(where):
@@ -107,8 +114,10 @@ def padded(batch: Trajectories, agents: int) -> Trajectories:
 
 
 def bounds(batch: Trajectories, agents: int) -> tuple[int, ...]:
-    """Exchange the numbers of rows, which differ between workers. A copy is one row, or a pair of rows with `agents` =
-    2."""
+    """Exchange the numbers of rows, which differ between workers.
+
+    A copy is one row, or a pair of rows with `agents` = 2.
+    """
     rank, workers = world()
     rows = torch.zeros(workers, dtype=torch.int64, device=batch.mask.device)
     rows[rank] = len(batch.mask) // agents
@@ -151,6 +160,8 @@ def reference(models: PolicyModels, batch: Trajectories, shape: Shape, selection
 
 
 def log_ratio(rollout: TokenPolicy, batch: Trajectories) -> NoReturn:
-    """Raise MarlRayError: in sequential updates the agents of a copy act at the same time, and language models take
-    turns."""
+    """Raise MarlRayError, because sequential updates need agents that act at the same time.
+
+    The agents of a copy of language models take turns.
+    """
     raise MarlRayError("algorithm: sequential updates train actor-critics, not language models")

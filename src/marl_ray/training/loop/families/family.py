@@ -19,8 +19,10 @@ class RunFamily(Protocol):
     """The part of a run that makes its policies, as people are told of it."""
 
     def check(self, config: RunConfig, env: ParallelEnv, agents: dict[str, list[str]]) -> None:
-        """Build and read what the run needs, policies without their weights, and raise MarlRayError that names the key, the
-        file or the argument that does not fit."""
+        """Build and read what the run needs, policies without their weights.
+
+        Raises MarlRayError that names the key, the file or the argument that does not fit.
+        """
 
     def imitate(self, config: RunConfig, env: ParallelEnv, team: Team, listeners: Listeners) -> None:
         """Move the team's first weights by the config's `warm_start`; every worker takes part."""
@@ -38,8 +40,10 @@ class RunFamily(Protocol):
         state: Mapping[str, Any] | None,
         data: Any,
     ) -> BatchCollector:
-        """Return the collector of these copies of the environment, or of the run's `data`; `state` is the snapshot of
-        another one, whose episodes go on."""
+        """Return the collector of these copies of the environment, or of the run's `data`.
+
+        `state` is the snapshot of another collector, whose episodes go on.
+        """
 
     def starts_player(
         self,
@@ -51,8 +55,10 @@ class RunFamily(Protocol):
         """Return the part that plays the run's evaluations; `collector` is the one that training uses."""
 
     def response_metrics(self, batch: CollectedBatch) -> tuple[Metrics, list[dict[str, Any]]]:
-        """Return the metrics of all workers' responses, and a few episodes as text; both empty for actor-critics. Every
-        worker calls it."""
+        """Return the metrics of all workers' responses, and a few episodes as text.
+
+        Both are empty for actor-critics. Every worker calls it.
+        """
 
 
 def run_family(config: RunConfig) -> RunFamily:

@@ -76,8 +76,10 @@ def starts_player(
 
 
 def response_metrics(batch: CollectedBatch) -> tuple[Metrics, list[dict[str, Any]]]:
-    """Return the tokens that are trained on, the tokens of their prompts, means of roles and environment, and the drawn
-    episodes as text."""
+    """Return the metrics of the responses, and the drawn episodes as text.
+
+    The metrics are the tokens that are trained on, the tokens of their prompts, and means of roles and environment.
+    """
     assert isinstance(batch, TextBatch)
     responses = [rows for rows in batch.trajectories.values() if rows.prompts is not None]
     trained = sum(int(rows.mask.sum()) for rows in responses)

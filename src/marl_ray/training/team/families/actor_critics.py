@@ -37,8 +37,10 @@ class ActorCriticTeam(Team):
         }
 
     def _compiled(self, name: str) -> tuple[CompiledNetwork, ...]:
-        """Return the actor and the critic as compiled code, for a policy that learns by such code; empty for all
-        others."""
+        """Return the actor and the critic as compiled code, for a policy that learns by such code.
+
+        The result is empty for all other policies.
+        """
         if name not in self.learners or not self.learners[name].compiled:
             return ()
         model = cast(ActorCritic, self.models[name])

@@ -20,15 +20,19 @@ class TeamFamily(Protocol):
     def build_models(
         self, config: RunConfig, env: ParallelEnv, agents: Mapping[str, list[str]]
     ) -> "Mapping[str, PolicyModel]":
-        """Make the policies of these agents (policy -> agents), equal on every worker, with the weights of
-        `team.NAME.bundle` if the config names one."""
+        """Make the policies of these agents (policy -> agents), equal on every worker.
+
+        They have the weights of `team.NAME.bundle` if the config names one.
+        """
 
     def horizon(self, config: RunConfig, name: str) -> int:
         """Return the greatest number of steps of a policy's sequences."""
 
     def sampled_elsewhere(self, config: RunConfig, name: str) -> bool:
-        """Return True if the engine that samples from a policy has the weights itself, so that no worker needs a copy
-        which samples."""
+        """Return True if the engine that samples from a policy has the weights itself.
+
+        Then no worker needs a copy that samples.
+        """
 
     def has_other_engine(self, config: RunConfig, name: str) -> bool:
         """Return True if the engine that samples from a policy computes with other code than the policy's modules."""

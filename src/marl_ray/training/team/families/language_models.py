@@ -78,8 +78,11 @@ class LanguageTeam(Team):
 
 
 def build_models(config: RunConfig, env: ParallelEnv, agents: Mapping[str, list[str]]) -> dict[str, TokenPolicy]:
-    """Build the policies on CPU, with the critics that their algorithms need. The weights of `model.path`, or of a
-    bundle in their place, stay in their files until the policy is sharded or copied."""
+    """Build the policies on CPU, with the critics that their algorithms need.
+
+    The weights of `model.path`, or of a bundle in their place, stay in their files until the policy is sharded or
+    copied.
+    """
     policies = {}
     for number, (name, members) in enumerate(agents.items()):
         spec, settings = config.spec_of(name), config.team[name]
@@ -108,8 +111,10 @@ def build_models(config: RunConfig, env: ParallelEnv, agents: Mapping[str, list[
 
 
 def bundle_weights(config: RunConfig, name: str, agent: str) -> tuple[Models, str] | None:
-    """Return the policies of `team.NAME.bundle`, with their weights still unread, and the name of the one that plays
-    `agent`; None if no bundle is given."""
+    """Return the policies of `team.NAME.bundle`, and the name of the one that plays `agent`.
+
+    Their weights are still unread. The result is None if no bundle is given.
+    """
     reference = config.team[name].bundle
     if reference is None:
         return None
@@ -144,8 +149,10 @@ def assemble(
     mesh: DeviceMesh,
     engine_of: "EngineOf | None",
 ) -> LanguageTeam:
-    """Assemble a team whose copies of the models sample, and in which the GPU's memory limits the passes of the
-    learners."""
+    """Assemble a team whose copies of the models sample.
+
+    The GPU's memory limits the passes of the learners.
+    """
     device, sampling = torch.device(mesh.device_type), {}
     for name, model in models.items():
         if name in learners:
