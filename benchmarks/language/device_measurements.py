@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from transformers import Qwen2Config
 
-from marl_ray.config import AlgorithmConfig, GenerationConfig, ModelConfig, RunConfig, parse_config
+from marl_ray.config import GenerationConfig, HyperParameters, ModelConfig, RunConfig, parse_config
 from marl_ray.policies.engines.models.llama import LlamaModel
 from marl_ray.policies.engines.sampler import Prompt, make_engine
 from marl_ray.policies.language.model_files import empty_lm
@@ -216,7 +216,7 @@ def _run_of(path: str, settings: StepSettings) -> RunConfig:
 
 
 def _step_of(
-    policy: TokenPolicy, device: torch.device, settings: StepSettings, hyper: AlgorithmConfig
+    policy: TokenPolicy, device: torch.device, settings: StepSettings, hyper: HyperParameters
 ) -> Callable[[], None]:
     models = language_models.set_up(policy, worker_mesh(device.type), True, reference=False, sampled_elsewhere=True)
     model = models.trained

@@ -92,7 +92,7 @@ def train(options: argparse.Namespace) -> None:
 
     from marl_ray.algorithms import algorithm_of
     from marl_ray.algorithms.advantages.value_norm import ValueNorm
-    from marl_ray.config import AlgorithmConfig
+    from marl_ray.config import HyperParameters
     from marl_ray.config.run.model import GenerationConfig, ModelConfig
     from marl_ray.policies.engines.sampler import Prompt, make_engine
     from marl_ray.policies.language.token_policy import build_token_policy
@@ -107,7 +107,7 @@ def train(options: argparse.Namespace) -> None:
     dist.init_process_group("gloo", f"file://{options.meeting}", rank=options.rank, world_size=options.workers)
     model = ModelConfig(preset=options.preset, dtype=options.precision)
     policy = build_token_policy(model, GenerationConfig(max_tokens=TOKENS), seed=0)
-    hyper = AlgorithmConfig.model_validate(
+    hyper = HyperParameters.model_validate(
         algorithm_of("grpo").spec.defaults
         | {"lr": LR, "epochs": 1, "minibatches": 1, "kl_coef": 0.0, "entropy_coef": 0.0}
     )

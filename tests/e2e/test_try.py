@@ -11,7 +11,7 @@ import psutil
 import pytest
 from processes.command_line import PROGRAM, keys_of, marl_ray, without_ray
 
-from marl_ray.first_steps.short_try import has_display
+from marl_ray.first_steps.quickstart import has_display
 
 READY_S = 240.0
 """Seconds on a busy machine; on two cores that do nothing else it is ready within a minute."""

@@ -17,7 +17,7 @@ from toy_runs import runs as toy_runs
 from toys import texts as toy_texts
 
 from marl_ray.config import RunConfig
-from marl_ray.training.loop.listeners import Metrics
+from marl_ray.training.loop.callbacks import Metrics
 from marl_ray.training.single_process import train_alone
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "golden"

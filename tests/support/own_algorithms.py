@@ -6,10 +6,10 @@ from marl_ray.algorithms import Algorithm, PolicyLoss, PolicyLossInputs
 from marl_ray.algorithms.advantages.batch_gae import gae_advantages
 from marl_ray.algorithms.losses.ppo_losses import ppo_loss
 from marl_ray.algorithms.losses.ratios import truncated_importance
-from marl_ray.config import SPECS, AlgorithmConfig, AlgorithmSpec
+from marl_ray.config import SPECS, AlgorithmSpec, HyperParameters
 
 
-class DecoupledHyper(AlgorithmConfig):
+class DecoupledHyper(HyperParameters):
     """PPO's keys and one more."""
 
     behaviour_cap: PositiveFloat = 2.0

@@ -13,7 +13,7 @@ from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.language.tiny_models import byte_tokenizer, tiny_model
 from marl_ray.training.driver import train
-from marl_ray.training.loop.listeners import Metrics
+from marl_ray.training.loop.callbacks import Metrics
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_result import RunResult
 from marl_ray.training.single_process import train_alone

@@ -52,7 +52,7 @@ class Algorithm:
     """One named algorithm: its spec and pure functions on batches.
 
     Every function takes the policy's `hyper`, an object of the class that `spec.hyper` names, else an
-    `AlgorithmConfig`; because the class differs, the types say Any. Functions that take Trajectories get all rows of
+    `HyperParameters`; because the class differs, the types say Any. Functions that take Trajectories get all rows of
     this worker; all other functions may get any part of a batch.
     """
 

@@ -21,8 +21,8 @@ from marl_ray.cli.inspection import algorithms, config_app
 from marl_ray.cli.serving.experiments import experiment_app
 from marl_ray.cli.serving.gateways import deploy, export, lint, serve
 from marl_ray.cli.training.plan import plan_memory
+from marl_ray.cli.training.quickstart import try_it
 from marl_ray.cli.training.runs import runs_app
-from marl_ray.cli.training.short_try import try_it
 from marl_ray.cli.training.submit import submit_app
 from marl_ray.cli.training.sweep import report, sweep
 from marl_ray.cli.training.train import demo, train

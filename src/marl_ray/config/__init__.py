@@ -4,7 +4,7 @@ from marl_ray.config.load import config_hash, load_config, parse_config, read_ya
 from marl_ray.config.run.algorithms import SPECS, AlgorithmSpec, spec_of
 from marl_ray.config.run.code_reward import CodeRewardConfig
 from marl_ray.config.run.engines import EngineSpec, engine_spec
-from marl_ray.config.run.hyper import AlgorithmConfig
+from marl_ray.config.run.hyper import HyperParameters
 from marl_ray.config.run.model import GenerationConfig, LoraConfig, ModelConfig
 from marl_ray.config.run.run_config import RunConfig
 from marl_ray.config.run.sections import (
@@ -33,7 +33,6 @@ from marl_ray.config.tracking import resolve_tracking_uri
 
 __all__ = [
     "SPECS",
-    "AlgorithmConfig",
     "AlgorithmSpec",
     "ArmConfig",
     "BenchmarkConfig",
@@ -49,6 +48,7 @@ __all__ = [
     "ExperimentConfig",
     "GatewayConfig",
     "GenerationConfig",
+    "HyperParameters",
     "LoraConfig",
     "ModelConfig",
     "NetworkConfig",

@@ -14,7 +14,7 @@ from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 from marl_ray.serving.arms.external.arm import ExternalArm
 from marl_ray.serving.arms.external.model import ExternalModel
 from marl_ray.serving.arms.protocol import AnyBundle, Arm, TextArm, is_text
-from marl_ray.serving.loaded_bundles import Bundles, LoadedExperiment
+from marl_ray.serving.loaded_bundles import BundleCache, LoadedExperiment
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.routing.endpoints import Endpoints
 from marl_ray.serving.routing.router import Router
@@ -31,7 +31,7 @@ class LiveExperiments:
         config: GatewayConfig,
         store: ExperimentStore,
         exposures: ExposureLog,
-        bundles: Bundles,
+        bundles: BundleCache,
         noise: np.random.Generator,
         host: Host | None,
     ):

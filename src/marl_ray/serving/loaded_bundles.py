@@ -24,7 +24,7 @@ from marl_ray.serving.http.keys import Keys
 _log = logging.getLogger(__name__)
 
 
-class Bundles:
+class BundleCache:
     """The bundles of a process, safe to use from several threads.
 
     Each content is held once, however many experiments and references name it, and only while somebody uses it.
@@ -83,7 +83,7 @@ class LoadedExperiment:
 
 
 def load_arms(
-    config: ExperimentConfig, arms: Iterable[str], bundles: Bundles, stored: Mapping[str, Mapping[str, Any]]
+    config: ExperimentConfig, arms: Iterable[str], bundles: BundleCache, stored: Mapping[str, Mapping[str, Any]]
 ) -> tuple[dict[str, AnyBundle], dict[str, MarlRayError]]:
     """Load the bundles of these arms, and tell which cannot be loaded.
 
@@ -105,7 +105,7 @@ def load_arms(
     return loaded, missing
 
 
-def load_whole(config: ExperimentConfig, bundles: Bundles) -> LoadedExperiment:
+def load_whole(config: ExperimentConfig, bundles: BundleCache) -> LoadedExperiment:
     """Load a new experiment with all of its arms.
 
     Raises MarlRayError naming the arm if one cannot be loaded or used.
@@ -132,7 +132,7 @@ def pin(config: ExperimentConfig, tracking_uri: str | None) -> ExperimentConfig:
     return config.model_copy(update={"arms": arms})
 
 
-def load_configured(config: GatewayConfig, store: ExperimentStore, bundles: Bundles) -> list[LoadedExperiment]:
+def load_configured(config: GatewayConfig, store: ExperimentStore, bundles: BundleCache) -> list[LoadedExperiment]:
     """Return the experiments of a gateway's config, each with the arms that serve.
 
     Raises MarlRayError naming the arm if a bundle of a new experiment cannot be loaded. If the store knows the
@@ -157,7 +157,7 @@ def check_configured(config: GatewayConfig, store: ExperimentStore) -> None:
     That is a new one that lacks an arm, or one that takes traffic and has lost the arm that answers for all others.
     """
     states = store.states()
-    for part in load_configured(config, store, Bundles(config.tracking_uri)):
+    for part in load_configured(config, store, BundleCache(config.tracking_uri)):
         state = states.get(part.config.name)
         if state is not None and state.status in OPEN and state.control not in part.bundles:
             raise MarlRayError(
@@ -180,7 +180,7 @@ def check_gateway(config: GatewayConfig) -> None:
 
 
 def _load_known(
-    config: ExperimentConfig, record: ExperimentRecord, held_arms: Collection[str], bundles: Bundles
+    config: ExperimentConfig, record: ExperimentRecord, held_arms: Collection[str], bundles: BundleCache
 ) -> LoadedExperiment:
     arms = record.config["arms"]
     stored = {

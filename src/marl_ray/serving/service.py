@@ -22,7 +22,7 @@ from marl_ray.serving.arms.response_cache import make_cache
 from marl_ray.serving.following.store_follower import StoreFollower
 from marl_ray.serving.http.admission import Admission
 from marl_ray.serving.live_experiments import Host, LiveExperiments
-from marl_ray.serving.loaded_bundles import Bundles, load_configured
+from marl_ray.serving.loaded_bundles import BundleCache, load_configured
 from marl_ray.serving.logs.act_log import ActLog
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.logs.metrics import GatewayMetrics
@@ -61,7 +61,7 @@ class Service:
         self.acts = ActLog(config.decision_log, f"{config.spool}/decisions") if config.decision_log else None
         self.store = ExperimentStore(config.database)
         self.notices = Notices(self.store)
-        self.bundles = Bundles(config.tracking_uri)
+        self.bundles = BundleCache(config.tracking_uri)
         loaded = load_configured(config, self.store, self.bundles)
         self.exposures = ExposureLog(self.store, Spool(spool_folder(config.spool, config.database), config.spool_bytes))
         self._noise = np.random.default_rng(seed)

@@ -12,7 +12,7 @@ from marl_ray.config import RunConfig
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.origin import source_of
 from marl_ray.training.checkpoints.storage import local_stored_folder
-from marl_ray.training.loop.listeners import Listeners, Metrics
+from marl_ray.training.loop.callbacks import Metrics, RunCallbacks
 from marl_ray.training.loop.start import RunStart
 from marl_ray.training.loop.worker_loop import CheckpointKeeping, run_worker
 
@@ -58,5 +58,5 @@ def train_alone(
     checkpoint = resume if origin is None else Path(origin)
     start = RunStart([] if checkpoint is None else [local_stored_folder(checkpoint)], origin)
     with process_group():
-        run_worker(config, torch.device("cpu"), start, Listeners(note), keeping)
+        run_worker(config, torch.device("cpu"), start, RunCallbacks(note), keeping)
     return rows

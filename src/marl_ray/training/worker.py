@@ -22,7 +22,7 @@ from marl_ray.training.run_folder.record import filesystem_of, identity_hash, st
 from marl_ray.training.run_folder.temporary_files import remove_temporary
 
 if TYPE_CHECKING:
-    from marl_ray.training.loop.listeners import Listeners
+    from marl_ray.training.loop.callbacks import RunCallbacks
 
 REFUSED = "refused"
 """Key under which a worker returns the message of an error that would come again after every restart."""
@@ -149,7 +149,7 @@ def _train(
         config,
         ray.train.torch.get_device(),
         RunStart(places, origin, payload.run_id, best_left=position.best_left, pass_sizes=position.pass_sizes),
-        _listeners(journal, folder, position, rank),
+        _callbacks(journal, folder, position, rank),
         CheckpointKeeping(
             lambda iteration: folder / checkpoint_name(iteration, position.attempt), before_checkpoint, tidy
         ),
@@ -178,11 +178,11 @@ def _read_position(config: RunConfig, folder: StoredFolder, journal: Journal, at
     return _StoragePosition(checkpoints, refused, attempt, best_left, damaged, pass_sizes(folder))
 
 
-def _listeners(journal: Journal, folder: StoredFolder, position: _StoragePosition, rank: int) -> "Listeners":
+def _callbacks(journal: Journal, folder: StoredFolder, position: _StoragePosition, rank: int) -> "RunCallbacks":
     """Return the functions that write the run's journal. As the run begins, damaged checkpoints are withdrawn."""
     from marl_ray.training.checkpoints.index import check_last_group, check_rows_own, note_start
     from marl_ray.training.checkpoints.manifest import withdraw
-    from marl_ray.training.loop.listeners import Listeners
+    from marl_ray.training.loop.callbacks import RunCallbacks
     from marl_ray.training.tracking.system_metrics import SystemMetrics
 
     system = SystemMetrics()
@@ -201,7 +201,7 @@ def _listeners(journal: Journal, folder: StoredFolder, position: _StoragePositio
             journal.say(line)
             withdraw(StoredFolder(folder.filesystem, path))
 
-    return Listeners(row, journal.transcripts, journal.phase, begin, journal.say)
+    return RunCallbacks(row, journal.transcripts, journal.phase, begin, journal.say)
 
 
 def _best_left(folder: StoredFolder) -> tuple[float, list[tuple[str, str]]]:

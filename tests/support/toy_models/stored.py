@@ -13,7 +13,7 @@ from toys.texts import config
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.language.sampling_copy import (
-    StillWeights,
+    WeightSnapshot,
     empty_copy,
     plain_copy,
     refresh,
@@ -119,7 +119,7 @@ def elsewhere_peaks(folder: str, out: str) -> dict[str, list[int]]:
             pass
 
     def write() -> None:
-        still, trained = StillWeights(copies[0]), dict(copies[1].lm.named_parameters())
+        still, trained = WeightSnapshot(copies[0]), dict(copies[1].lm.named_parameters())
 
         def first(name: str) -> torch.Tensor | None:
             return gather_to_rank0(trained[name].detach(), dist.group.WORLD)

@@ -12,8 +12,8 @@ from marl_ray.envs.registry import make_env
 from marl_ray.rollout.protocol import CollectedBatch
 from marl_ray.training.journal.deliveries import ALL_TAKEN
 from marl_ray.training.journal.delivery import MARKS, Mark
+from marl_ray.training.loop.callbacks import Metrics
 from marl_ray.training.loop.collection import build_collector
-from marl_ray.training.loop.listeners import Metrics
 from marl_ray.training.run_folder.record import filesystem_of, write_json
 from marl_ray.training.single_process import train_alone
 from marl_ray.training.team.assembly import build_team

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from toys.texts import config
 
 from marl_ray.algorithms import PolicyLoss, PolicyLossInputs, algorithm_of
-from marl_ray.config import AlgorithmConfig
+from marl_ray.config import HyperParameters
 from marl_ray.envs.registry import make_env
 from marl_ray.training.collectives import worker_mesh
 from marl_ray.training.costs import CostStats
@@ -58,12 +58,12 @@ def _allocate(batch: PolicyLossInputs, before: int) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
-def _crowded(batch: PolicyLossInputs, hyper: AlgorithmConfig) -> PolicyLoss:
+def _crowded(batch: PolicyLossInputs, hyper: HyperParameters) -> PolicyLoss:
     _allocate(batch, 0)
     return algorithm_of("grpo").policy_loss(batch, hyper)
 
 
-def _crowded_later(batch: PolicyLossInputs, hyper: AlgorithmConfig) -> PolicyLoss:
+def _crowded_later(batch: PolicyLossInputs, hyper: HyperParameters) -> PolicyLoss:
     _allocate(batch, 1)
     return algorithm_of("grpo").policy_loss(batch, hyper)
 

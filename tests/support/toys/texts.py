@@ -6,7 +6,7 @@ from typing import Any
 
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.envs.text.base import Demonstration, TextEnv
-from marl_ray.training.loop.listeners import Metrics
+from marl_ray.training.loop.callbacks import Metrics
 from marl_ray.training.single_process import train_alone
 
 LETTERS = "ab"

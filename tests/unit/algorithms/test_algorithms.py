@@ -13,15 +13,15 @@ from toys.batches import batch
 
 from marl_ray.algorithms import PolicyLossInputs, algorithm_of
 from marl_ray.algorithms.advantages.shaping import overlong_penalty
-from marl_ray.config import SPECS, AlgorithmConfig
+from marl_ray.config import SPECS, HyperParameters
 from marl_ray.extensions import ALGORITHM
 from marl_ray.trajectories import Trajectories
 
 seeds = st.integers(0, 10**6)
 
 
-def hyper(name: str, **more) -> AlgorithmConfig:
-    return AlgorithmConfig.model_validate(SPECS[name].defaults | more)
+def hyper(name: str, **more) -> HyperParameters:
+    return HyperParameters.model_validate(SPECS[name].defaults | more)
 
 
 def rows_of(data: Trajectories) -> list[list[float]]:
@@ -134,7 +134,7 @@ def decisions(new: torch.Tensor, data: Trajectories, advantages: torch.Tensor) -
     return PolicyLossInputs(new, data.log_probs, advantages, data.mask, data.log_probs, data.values)
 
 
-def expected_loss(name: str, i: int, t: int, part: PolicyLossInputs, h: AlgorithmConfig) -> float:
+def expected_loss(name: str, i: int, t: int, part: PolicyLossInputs, h: HyperParameters) -> float:
     low, high = h.clip_range
     advantage = float(part.advantages[i, t])
     ratios = (part.log_probs - part.old_log_probs).tolist()

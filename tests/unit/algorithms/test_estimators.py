@@ -23,7 +23,7 @@ from marl_ray.algorithms.losses.ratios import (
     truncated_importance,
 )
 from marl_ray.algorithms.without_critic.remax import REMAX
-from marl_ray.config import AlgorithmConfig
+from marl_ray.config import HyperParameters
 from marl_ray.errors import MarlRayError
 
 MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "fixed-length")
@@ -170,12 +170,12 @@ def test_remax_learns_nothing_from_a_turn_that_the_greedy_episode_never_came_to(
         observations=full.observations[..., :0],
         prompts=torch.zeros(8, 1, dtype=torch.int64),
     )
-    advantages, _ = REMAX.advantages(responses, AlgorithmConfig(gamma=1.0))
-    expected, _ = REMAX.advantages(full, AlgorithmConfig(gamma=1.0))
+    advantages, _ = REMAX.advantages(responses, HyperParameters(gamma=1.0))
+    expected, _ = REMAX.advantages(full, HyperParameters(gamma=1.0))
     assert not advantages[later].any() and expected[later].any()
     close(advantages[~later], expected[~later])
     with pytest.raises(MarlRayError, match="have no greedy row"):
-        REMAX.advantages(replace(full, turn=later.long()), AlgorithmConfig(gamma=1.0))
+        REMAX.advantages(replace(full, turn=later.long()), HyperParameters(gamma=1.0))
 
 
 @given(batches)

@@ -12,7 +12,7 @@ from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.algorithms.base import PolicyLossInputs
 from marl_ray.algorithms.losses.ppo_losses import clipped_surrogate, ppo_loss
 from marl_ray.algorithms.losses.value_losses import clipped_value_loss
-from marl_ray.config import SPECS, AlgorithmConfig
+from marl_ray.config import SPECS, HyperParameters
 from marl_ray.extensions import ALGORITHM
 
 numbers = st.floats(-3, 3)
@@ -51,7 +51,7 @@ def test_no_gradient_where_the_clip_holds():
 def test_ratio_of_distant_policies_stays_finite():
     numbers = [torch.tensor([[x]]) for x in (0.0, -1000.0, -1.0)]
     batch = PolicyLossInputs(*numbers, torch.ones(1, 1, dtype=torch.bool), numbers[1], torch.zeros(1, 1))
-    assert torch.isfinite(ppo_loss(batch, AlgorithmConfig()).loss).all()
+    assert torch.isfinite(ppo_loss(batch, HyperParameters()).loss).all()
 
 
 @given(value=numbers, old=numbers, target=numbers)

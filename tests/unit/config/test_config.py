@@ -14,8 +14,8 @@ from toy_runs.run_configs import refusal, run
 from marl_ray.cli import main
 from marl_ray.config import (
     SPECS,
-    AlgorithmConfig,
     GatewayConfig,
+    HyperParameters,
     PolicyConfig,
     RunConfig,
     config_hash,
@@ -377,7 +377,7 @@ def test_every_key_says_what_it_is():
 
 
 def test_defaults_are_valid():
-    assert AlgorithmConfig().clip == 0.2
+    assert HyperParameters().clip == 0.2
     assert PolicyConfig().agents == ("*",)
 
 

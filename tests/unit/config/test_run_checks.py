@@ -9,7 +9,7 @@ from toy_runs.run_configs import language, refusal
 
 from marl_ray.config import (
     SPECS,
-    AlgorithmConfig,
+    HyperParameters,
     RunConfig,
     config_hash,
     parse_config,
@@ -135,10 +135,10 @@ def test_defaults_are_the_algorithms_own_until_something_is_given():
 
 
 def test_every_default_and_hyper_parameter_of_an_algorithm_is_a_key():
-    keys = set(AlgorithmConfig.model_fields)
+    keys = set(HyperParameters.model_fields)
     for name, spec in SPECS.items():
         assert set(spec.defaults) <= keys and set(spec.keys) <= keys, name
-        assert AlgorithmConfig.model_validate(spec.defaults)
+        assert HyperParameters.model_validate(spec.defaults)
     assert {key for spec in SPECS.values() for key in spec.reads} == keys
 
 

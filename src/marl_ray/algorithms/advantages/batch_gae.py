@@ -3,17 +3,17 @@
 from torch import Tensor
 
 from marl_ray.algorithms.advantages.gae import gae
-from marl_ray.config import AlgorithmConfig
+from marl_ray.config import HyperParameters
 from marl_ray.trajectories import Trajectories
 
 
-def gae_advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, Tensor]:
+def gae_advantages(batch: Trajectories, hyper: HyperParameters) -> tuple[Tensor, Tensor]:
     """Return GAE on the batch's own values; (B, T) advantages and returns."""
     ends = (batch.mask, batch.terminated, batch.truncated)
     return gae(batch.rewards, batch.values, batch.bootstrap, *ends, hyper.gamma, hyper.gae_lambda)
 
 
-def cost_advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, Tensor]:
+def cost_advantages(batch: Trajectories, hyper: HyperParameters) -> tuple[Tensor, Tensor]:
     """Return GAE on the batch's costs, with their own critic, discount and lambda; (B, T, K) advantages and returns.
 
     Costs are the team's, so costs that arise after an agent is done, while others continue, count for its actions too.

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from marl_ray.config import AlgorithmConfig
+from marl_ray.config import HyperParameters
 from marl_ray.trajectories import Trajectories
 
 
@@ -16,7 +16,7 @@ def overlong_penalty(lengths: Tensor, max_length: int, buffer: int, factor: floa
     return -factor * over / buffer if buffer else torch.zeros_like(lengths, dtype=torch.float32)
 
 
-def shaped_rewards(batch: Trajectories, hyper: AlgorithmConfig, horizon: int, divergence: Tensor | None) -> Tensor:
+def shaped_rewards(batch: Trajectories, hyper: HyperParameters, horizon: int, divergence: Tensor | None) -> Tensor:
     """Subtract the divergence (B, T) and the penalty for too long sequences from the rewards; returns (B, T)."""
     rewards = batch.rewards
     if divergence is not None:

@@ -10,10 +10,10 @@ its units.
 from marl_ray.algorithms.advantages.batch_gae import gae_advantages
 from marl_ray.algorithms.base import Algorithm, PolicyLoss, PolicyLossInputs
 from marl_ray.algorithms.losses.ratios import token_ratio
-from marl_ray.config import SPECS, AlgorithmConfig
+from marl_ray.config import SPECS, HyperParameters
 
 
-def surrogate(batch: PolicyLossInputs, hyper: AlgorithmConfig) -> PolicyLoss:
+def surrogate(batch: PolicyLossInputs, hyper: HyperParameters) -> PolicyLoss:
     """Return the loss -rho A; the trust region takes the place of the clip."""
     ratio = token_ratio(batch.log_probs, batch.old_log_probs)
     return PolicyLoss(-ratio * batch.advantages, batch.mask.new_zeros(batch.mask.shape))

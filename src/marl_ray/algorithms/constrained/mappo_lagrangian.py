@@ -11,10 +11,10 @@ from marl_ray.algorithms.advantages.batch_gae import gae_advantages
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.constraints.multipliers import Lagrange
 from marl_ray.algorithms.losses.ppo_losses import ppo_loss
-from marl_ray.config import SPECS, AlgorithmConfig
+from marl_ray.config import SPECS, HyperParameters
 
 
-def multiplier(hyper: AlgorithmConfig, budget: float) -> Lagrange:
+def multiplier(hyper: HyperParameters, budget: float) -> Lagrange:
     """Return a constraint's multiplier before the first batch; `budget` is the mean cost that an episode may have."""
     start, rate, most = hyper.multiplier_init, hyper.multiplier_lr, hyper.multiplier_max
     return Lagrange(budget, start, rate, most, "sgd", hyper.multiplier_damping)

@@ -9,10 +9,10 @@ from marl_ray.algorithms.advantages.batch_gae import gae_advantages
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.constraints.multipliers import PID
 from marl_ray.algorithms.losses.ppo_losses import ppo_loss
-from marl_ray.config import SPECS, AlgorithmConfig
+from marl_ray.config import SPECS, HyperParameters
 
 
-def multiplier(hyper: AlgorithmConfig, budget: float) -> PID:
+def multiplier(hyper: HyperParameters, budget: float) -> PID:
     """Return a constraint's multiplier before the first batch; `budget` is the mean cost that an episode may have."""
     return PID(
         budget,

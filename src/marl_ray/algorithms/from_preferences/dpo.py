@@ -17,7 +17,7 @@ from torch.nn.functional import logsigmoid
 
 from marl_ray.algorithms.advantages.returns import sequence_scores
 from marl_ray.algorithms.base import Algorithm, PolicyLoss, PolicyLossInputs
-from marl_ray.config import SPECS, AlgorithmConfig
+from marl_ray.config import SPECS, HyperParameters
 from marl_ray.errors import MarlRayError
 from marl_ray.trajectories import Trajectories
 
@@ -28,12 +28,12 @@ def dpo_loss(preferred: Tensor, rejected: Tensor, beta: float, label_smoothing: 
     return -(1 - label_smoothing) * logsigmoid(margin) - label_smoothing * logsigmoid(-margin)
 
 
-def advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, None]:
+def advantages(batch: Trajectories, hyper: HyperParameters) -> tuple[Tensor, None]:
     """Return (B, T) the outcome of the response as advantages, which the loss does not read."""
     return sequence_scores(batch.rewards)[:, None] * batch.mask, None
 
 
-def policy_loss(batch: PolicyLossInputs, hyper: AlgorithmConfig) -> PolicyLoss:
+def policy_loss(batch: PolicyLossInputs, hyper: HyperParameters) -> PolicyLoss:
     """Return the pair's loss at every decision of both responses.
 
     `clipped` marks the pairs whose order the policy has wrong.

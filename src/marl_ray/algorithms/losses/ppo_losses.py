@@ -4,7 +4,7 @@ from torch import Tensor
 
 from marl_ray.algorithms.base import PolicyLoss, PolicyLossInputs
 from marl_ray.algorithms.losses.ratios import token_ratio
-from marl_ray.config import AlgorithmConfig
+from marl_ray.config import HyperParameters
 
 
 def clipped_surrogate(
@@ -24,7 +24,7 @@ def clipped_surrogate(
     return PolicyLoss(-objective, clipped)
 
 
-def ppo_loss(batch: PolicyLossInputs, hyper: AlgorithmConfig) -> PolicyLoss:
+def ppo_loss(batch: PolicyLossInputs, hyper: HyperParameters) -> PolicyLoss:
     """Return the clipped surrogate with a ratio per decision."""
     ratio = token_ratio(batch.log_probs, batch.old_log_probs)
     return clipped_surrogate(ratio, batch.advantages, *hyper.clip_range, hyper.dual_clip)

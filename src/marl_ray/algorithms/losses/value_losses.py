@@ -5,7 +5,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn import functional
 
-from marl_ray.config import AlgorithmConfig
+from marl_ray.config import HyperParameters
 
 
 class ValueLossInputs(NamedTuple):
@@ -34,6 +34,6 @@ def clipped_value_loss(
     return loss.maximum(functional.huber_loss(held, returns, reduction="none", delta=huber_delta))
 
 
-def ppo_value_loss(batch: ValueLossInputs, hyper: AlgorithmConfig) -> Tensor:
+def ppo_value_loss(batch: ValueLossInputs, hyper: HyperParameters) -> Tensor:
     """Return the clipped Huber loss; the critic's units are those of its normaliser."""
     return clipped_value_loss(*batch, hyper.value_clip, hyper.huber_delta)

@@ -18,22 +18,22 @@ from marl_ray.algorithms.advantages.gae import gae
 from marl_ray.algorithms.advantages.returns import reward_to_go
 from marl_ray.algorithms.base import Algorithm, PolicyLoss, PolicyLossInputs
 from marl_ray.algorithms.losses.value_losses import ValueLossInputs
-from marl_ray.config import SPECS, AlgorithmConfig
+from marl_ray.config import SPECS, HyperParameters
 from marl_ray.trajectories import Trajectories
 
 
-def targets(batch: Trajectories, hyper: AlgorithmConfig) -> Tensor:
+def targets(batch: Trajectories, hyper: HyperParameters) -> Tensor:
     """Return (B, T) soft targets of the critic in [0, 1]."""
     to_go = reward_to_go(batch.rewards, batch.mask, batch.terminated | batch.truncated, gamma=1.0)
     return ((to_go - hyper.lowest_return) / (hyper.highest_return - hyper.lowest_return)).clamp(0, 1)
 
 
-def value_loss(batch: ValueLossInputs, hyper: AlgorithmConfig) -> Tensor:
+def value_loss(batch: ValueLossInputs, hyper: HyperParameters) -> Tensor:
     """Return the binary cross-entropy of logits against soft targets, per decision."""
     return functional.binary_cross_entropy_with_logits(batch.outputs, batch.targets, reduction="none")
 
 
-def advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, None]:
+def advantages(batch: Trajectories, hyper: HyperParameters) -> tuple[Tensor, None]:
     """Return r + V(s') - V(s), (B, T), where `values` are the fitted critic's logits.
 
     V(s') is 0 behind the end of a sequence.
@@ -45,7 +45,7 @@ def advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, Non
     return gae(batch.rewards, values, nothing, batch.mask, ended, torch.zeros_like(ended), 1.0, 0.0)[0], None
 
 
-def policy_loss(batch: PolicyLossInputs, hyper: AlgorithmConfig) -> PolicyLoss:
+def policy_loss(batch: PolicyLossInputs, hyper: HyperParameters) -> PolicyLoss:
     """Return the squared regression of the log ratio on A / beta, times beta.
 
     The factor leaves the minimum where it is and makes the first gradient the policy gradient's, -A grad log pi, whatever

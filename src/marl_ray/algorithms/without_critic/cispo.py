@@ -10,10 +10,10 @@ at most 5.
 from marl_ray.algorithms.base import Algorithm, PolicyLoss, PolicyLossInputs
 from marl_ray.algorithms.losses.ratios import token_ratio
 from marl_ray.algorithms.without_critic.grpo import group_advantages
-from marl_ray.config import SPECS, AlgorithmConfig
+from marl_ray.config import SPECS, HyperParameters
 
 
-def policy_loss(batch: PolicyLossInputs, hyper: AlgorithmConfig) -> PolicyLoss:
+def policy_loss(batch: PolicyLossInputs, hyper: HyperParameters) -> PolicyLoss:
     """Return the weighted log-probability, whose gradient is the score function; `clipped` marks bounded weights."""
     ratio = token_ratio(batch.log_probs, batch.old_log_probs).detach()
     weight = ratio.clamp(*hyper.clip_range)

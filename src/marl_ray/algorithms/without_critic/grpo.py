@@ -14,11 +14,11 @@ from marl_ray.algorithms.advantages.groups import centred, group_index, standard
 from marl_ray.algorithms.advantages.returns import sequence_scores
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.losses.ppo_losses import ppo_loss
-from marl_ray.config import SPECS, AlgorithmConfig
+from marl_ray.config import SPECS, HyperParameters
 from marl_ray.trajectories import Trajectories
 
 
-def group_advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, None]:
+def group_advantages(batch: Trajectories, hyper: HyperParameters) -> tuple[Tensor, None]:
     """Give every decision of a sequence the sequence's advantage, (B, T)."""
     index, count = group_index(batch.group, batch.agent, batch.turn, batch.prompts)
     scores, include = sequence_scores(batch.rewards), ~batch.greedy & batch.mask.any(1)

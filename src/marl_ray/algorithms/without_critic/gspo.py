@@ -10,10 +10,10 @@ from marl_ray.algorithms.base import Algorithm, PolicyLoss, PolicyLossInputs
 from marl_ray.algorithms.losses.ppo_losses import clipped_surrogate
 from marl_ray.algorithms.losses.ratios import gspo_token_log_ratio
 from marl_ray.algorithms.without_critic.grpo import group_advantages
-from marl_ray.config import SPECS, AlgorithmConfig
+from marl_ray.config import SPECS, HyperParameters
 
 
-def policy_loss(batch: PolicyLossInputs, hyper: AlgorithmConfig) -> PolicyLoss:
+def policy_loss(batch: PolicyLossInputs, hyper: HyperParameters) -> PolicyLoss:
     """Return the clipped surrogate with the sequence's ratio at every decision."""
     ratio = gspo_token_log_ratio(batch.log_probs, batch.old_log_probs, batch.mask).exp()
     return clipped_surrogate(ratio, batch.advantages, *hyper.clip_range, hyper.dual_clip)

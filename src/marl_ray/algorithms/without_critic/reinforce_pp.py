@@ -11,11 +11,11 @@ from torch import Tensor
 from marl_ray.algorithms.advantages.returns import reward_to_go
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.losses.ppo_losses import ppo_loss
-from marl_ray.config import SPECS, AlgorithmConfig
+from marl_ray.config import SPECS, HyperParameters
 from marl_ray.trajectories import Trajectories
 
 
-def advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, None]:
+def advantages(batch: Trajectories, hyper: HyperParameters) -> tuple[Tensor, None]:
     """Return (B, T) rewards-to-go; the learner whitens them."""
     return reward_to_go(batch.rewards, batch.mask, batch.terminated | batch.truncated, hyper.gamma), None
 

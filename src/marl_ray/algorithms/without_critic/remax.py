@@ -11,11 +11,11 @@ from torch import Tensor
 from marl_ray.algorithms.advantages.groups import compared, greedy_baseline, group_index
 from marl_ray.algorithms.advantages.returns import reward_to_go, sequence_scores
 from marl_ray.algorithms.base import Algorithm, PolicyLoss, PolicyLossInputs
-from marl_ray.config import SPECS, AlgorithmConfig
+from marl_ray.config import SPECS, HyperParameters
 from marl_ray.trajectories import Trajectories
 
 
-def advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, None]:
+def advantages(batch: Trajectories, hyper: HyperParameters) -> tuple[Tensor, None]:
     """Return (B, T) rewards-to-go less the greedy member's score."""
     index, count = group_index(batch.group, batch.agent, batch.turn, batch.prompts)
     scores = sequence_scores(batch.rewards)
@@ -25,7 +25,7 @@ def advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, Non
     return (to_go - baseline[:, None]) * (batch.mask & include[:, None]), None
 
 
-def policy_loss(batch: PolicyLossInputs, hyper: AlgorithmConfig) -> PolicyLoss:
+def policy_loss(batch: PolicyLossInputs, hyper: HyperParameters) -> PolicyLoss:
     """Return the loss -A log pi, whose gradient is the score function; nothing is clipped."""
     return PolicyLoss(-batch.advantages * batch.log_probs, batch.mask.new_zeros(batch.mask.shape))
 

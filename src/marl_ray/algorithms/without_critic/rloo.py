@@ -15,11 +15,11 @@ from marl_ray.algorithms.advantages.returns import sequence_scores
 from marl_ray.algorithms.base import Algorithm, PolicyLoss, PolicyLossInputs
 from marl_ray.algorithms.losses.ppo_losses import clipped_surrogate, ppo_loss
 from marl_ray.algorithms.losses.ratios import sequence_log_ratio
-from marl_ray.config import SPECS, AlgorithmConfig
+from marl_ray.config import SPECS, HyperParameters
 from marl_ray.trajectories import Trajectories
 
 
-def advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, None]:
+def advantages(batch: Trajectories, hyper: HyperParameters) -> tuple[Tensor, None]:
     """Give every decision of a sequence the sequence's advantage, (B, T)."""
     index, count = group_index(batch.group, batch.agent, batch.turn, batch.prompts)
     include = ~batch.greedy & batch.mask.any(1)
@@ -27,7 +27,7 @@ def advantages(batch: Trajectories, hyper: AlgorithmConfig) -> tuple[Tensor, Non
     return relative[:, None] * batch.mask, None
 
 
-def policy_loss(batch: PolicyLossInputs, hyper: AlgorithmConfig) -> PolicyLoss:
+def policy_loss(batch: PolicyLossInputs, hyper: HyperParameters) -> PolicyLoss:
     """Return the loss with one ratio per decision, or with one per sequence that its decisions share."""
     if hyper.ratio_level == "token":
         return ppo_loss(batch, hyper)

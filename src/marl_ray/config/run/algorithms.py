@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from pydantic import ValidationError
 
-from marl_ray.config.run.hyper import AlgorithmConfig
+from marl_ray.config.run.hyper import HyperParameters
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import ALGORITHM
 
@@ -79,7 +79,7 @@ class AlgorithmSpec:
     """Keys of `hyper` that this algorithm reads besides the common ones."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values that differ from the defaults of `hyper`, for every family of policies."""
-    hyper: type[AlgorithmConfig] = AlgorithmConfig
+    hyper: type[HyperParameters] = HyperParameters
     """The keys of `hyper` and their types; an algorithm with keys of its own gives a subclass that adds them."""
 
     def __post_init__(self) -> None:

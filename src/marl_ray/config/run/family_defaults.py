@@ -1,6 +1,6 @@
 """Defaults of `hyper` for each family of policies.
 
-The defaults of actor-critics are those of the fields in `AlgorithmConfig`. A language model decides a token at a time,
+The defaults of actor-critics are those of the fields in `HyperParameters`. A language model decides a token at a time,
 is large, and has been trained before, so other numbers are right for it:
 
 - `gamma`, `gae_lambda` and their like of costs are 1: a reward at a response's end counts as much for its first token as for
@@ -39,7 +39,7 @@ _RATES: dict[tuple[bool, bool], dict[str, float]] = {
 def family_defaults(model: ModelConfig | None) -> dict[str, Any]:
     """Return the defaults of `hyper` for a policy with this model (None: an actor-critic).
 
-    They are those that differ from the defaults of `AlgorithmConfig`.
+    They are those that differ from the defaults of `HyperParameters`.
     """
     if model is None:
         return {}

@@ -10,7 +10,7 @@ from marl_ray.config.random_streams import Epochs, Refills
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class AlgorithmConfig(Config):
+class HyperParameters(Config):
     """Hyper-parameters of the update.
 
     The defaults here are those of actor-critics; `family_defaults` has those of language models.
@@ -148,7 +148,7 @@ class AlgorithmConfig(Config):
     """Direct DAPO: the return that the critic's 1 stands for; a higher one counts as this."""
 
     @model_validator(mode="after")
-    def _fits_together(self) -> "AlgorithmConfig":
+    def _fits_together(self) -> "HyperParameters":
         if self.clip_high is not None and self.clip_high < self.clip < 1:  # 1 is no lower bound
             raise ValueError(f"clip_high={self.clip_high:g} must not be below clip={self.clip:g}")
         if self.lowest_return >= self.highest_return:
@@ -173,7 +173,7 @@ class AlgorithmConfig(Config):
         return 1 - self.clip, 1 + (self.clip if self.clip_high is None else self.clip_high)
 
 
-class GivenHyper(AlgorithmConfig):
+class GivenHyper(HyperParameters):
     """Hyper-parameters of every policy as the user gave them.
 
     Keys of a user's own algorithm have no field here; the algorithm's spec checks them.

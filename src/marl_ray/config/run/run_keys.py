@@ -10,7 +10,7 @@ from marl_ray.config.random_streams import Seed
 from marl_ray.config.run.algorithms import AlgorithmSpec, spec_of
 from marl_ray.config.run.engines import run_in_actors
 from marl_ray.config.run.family_defaults import family_defaults
-from marl_ray.config.run.hyper import AlgorithmConfig, GivenHyper
+from marl_ray.config.run.hyper import GivenHyper, HyperParameters
 from marl_ray.config.run.sections import (
     NAME_FIELD,
     AlgorithmReference,
@@ -146,7 +146,7 @@ class RunKeys(Config):
     def spec_of(self, policy: str) -> AlgorithmSpec:
         return spec_of(self.algorithm_of(policy))
 
-    def hyper_of(self, policy: str) -> AlgorithmConfig:
+    def hyper_of(self, policy: str) -> HyperParameters:
         """Return the validated hyper-parameters of a policy.
 
         They are the defaults of its family, overridden by the algorithm's, by those of the run's hyper-parameters that

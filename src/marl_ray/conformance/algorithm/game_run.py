@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from marl_ray.config import AlgorithmConfig, RunConfig, spec_of
+from marl_ray.config import HyperParameters, RunConfig, spec_of
 from marl_ray.conformance.algorithm import truth
 from marl_ray.conformance.algorithm.games import LENGTH, POLICIES, STATES, GameRules
 from marl_ray.envs.registry import make_env
@@ -61,7 +61,7 @@ def reads(algorithm: str) -> frozenset[str]:
     return spec_of(algorithm).reads
 
 
-def defaults(algorithm: str) -> AlgorithmConfig:
+def defaults(algorithm: str) -> HyperParameters:
     """Return the algorithm's default hyper-parameters."""
     spec = spec_of(algorithm)
     return spec.hyper.model_validate(spec.defaults)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from marl_ray.algorithms import algorithm_of
-from marl_ray.config import AlgorithmConfig, RunConfig, spec_of
+from marl_ray.config import HyperParameters, RunConfig, spec_of
 from marl_ray.conformance.algorithm.game_run import GameRun, local, own_rows, reads, write_back
 from marl_ray.conformance.algorithm.games import POLICIES, STATES, GameRules
 from marl_ray.training.learner.policy_learner import Learner
@@ -132,7 +132,7 @@ def unread(algorithm: str) -> dict[str, Any]:
 
 def choices(key: str) -> tuple[Any, ...]:
     """Return the possible values of a key of `hyper` that takes one of a list of names."""
-    return get_args(AlgorithmConfig.model_fields[key].annotation)
+    return get_args(HyperParameters.model_fields[key].annotation)
 
 
 def aim_reference(learner: Learner) -> list[list[list[float]]]:

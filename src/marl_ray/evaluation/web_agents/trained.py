@@ -10,7 +10,7 @@ from marl_ray.envs.web.miniwob_elements import ELEMENTS, ElementReader
 from marl_ray.errors import FieldError
 from marl_ray.evaluation.web_agents.base import WebAnswer, WebTurn
 from marl_ray.evaluation.web_agents.scripted import turn_random
-from marl_ray.evaluation.writing.authors import Authors, SamplingOverrides, generation_of
+from marl_ray.evaluation.writing.authors import SamplingOverrides, WriterPolicies, generation_of
 from marl_ray.policies.bundles.actor_critic import Bundle
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.prompting.prompts import PromptTooLongError, fit_prompt
@@ -20,7 +20,7 @@ from marl_ray.rollout.rng import EVALUATION_STREAMS, response_stream, task_numbe
 class LanguageAgent:
     """A language model that reads the text of each turn and writes an action."""
 
-    def __init__(self, authors: Authors, agent: str, overrides: SamplingOverrides, seed: int, greedy: bool):
+    def __init__(self, authors: WriterPolicies, agent: str, overrides: SamplingOverrides, seed: int, greedy: bool):
         """`agent` names the policy of the bundle that plays. Raises FieldError naming the option that does not fit."""
         name = authors.agents[agent]
         self.policy = authors.policies[name]

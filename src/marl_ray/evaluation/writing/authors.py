@@ -25,7 +25,7 @@ class Author(Protocol):
 
 
 @dataclass(frozen=True)
-class Authors:
+class WriterPolicies:
     """A team of language models, and what it was trained on."""
 
     agents: Mapping[str, str]
@@ -58,7 +58,7 @@ def generation_of(policy: Author, overrides: SamplingOverrides, stop: tuple[str,
         raise FieldError(str(first["loc"][0]), f"{first['msg']}, got {first['input']}") from error
 
 
-def authors_of_bundle(reference: str, tracking_uri: str | None) -> Authors:
+def authors_of_bundle(reference: str, tracking_uri: str | None) -> WriterPolicies:
     """Return the language models of a bundle, each read when it is first used.
 
     Raises FieldError for any other bundle.
@@ -70,9 +70,9 @@ def authors_of_bundle(reference: str, tracking_uri: str | None) -> Authors:
     return authors_of(bundle)
 
 
-def authors_of(bundle: TokenBundle) -> Authors:
+def authors_of(bundle: TokenBundle) -> WriterPolicies:
     """Return the language models of a bundle that is open."""
     policies = bundle.policies
-    return Authors(
+    return WriterPolicies(
         bundle.agents, policies, bundle.manifest.lineage.env, lambda name: make_engine(policies[name]), bundle.digest
     )

@@ -17,7 +17,7 @@ from marl_ray.envs.text.code_team import GENERATOR, CodeTeam
 from marl_ray.envs.text.tasks import StaticProgramTask
 from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.evaluation.benchmarks import Benchmark, Kind, Problem
-from marl_ray.evaluation.writing.authors import Author, Authors, authors_of_bundle, generation_of
+from marl_ray.evaluation.writing.authors import Author, WriterPolicies, authors_of_bundle, generation_of
 from marl_ray.evaluation.writing.requests import PROMPT, Job, Row, WritingRequest
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.sampler import Engine
@@ -70,7 +70,7 @@ class Conversation:
 class Writer:
     """Language models that answer the problems of a benchmark in this process."""
 
-    def __init__(self, request: WritingRequest, benchmark: Benchmark, authors: Authors | None = None):
+    def __init__(self, request: WritingRequest, benchmark: Benchmark, authors: WriterPolicies | None = None):
         """Choose the kind of answer, if the request does not. Without `authors` they are those of the request's bundle.
 
         A code team writes a `solution`, or an `output` if it was trained to write fenced blocks; a policy with a chat
@@ -258,7 +258,7 @@ def _team(kwargs: dict[str, Any], alone: bool) -> CodeTeam:
     return env
 
 
-def _is_code_team(authors: Authors) -> bool:
+def _is_code_team(authors: WriterPolicies) -> bool:
     return authors.env.get("id") == "code_team" and GENERATOR in authors.agents
 
 

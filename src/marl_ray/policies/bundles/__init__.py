@@ -1,1 +1,1 @@
-"""Bundles, from which policies are served: folders with weights and `bundle.json`, named by their digest."""
+"""BundleCache, from which policies are served: folders with weights and `bundle.json`, named by their digest."""

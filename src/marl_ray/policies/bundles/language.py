@@ -1,4 +1,4 @@
-"""Bundles of language models. Each policy has a folder in Hugging Face format, which transformers reads as it is.
+"""BundleCache of language models. Each policy has a folder in Hugging Face format, which transformers reads as it is.
 
 Weights are safetensors, with adapters merged. A policy that was trained with adapters also has a folder of these, in
 peft's format, beside its weights. Critics live in checkpoints.
@@ -26,7 +26,7 @@ from marl_ray.policies.bundles.manifest import (
 from marl_ray.policies.language.base_model import BASE_SHA256, base_sha256, known_base, unmerge_adapter
 from marl_ray.policies.language.lora import save_adapters
 from marl_ray.policies.language.model_files import load_model
-from marl_ray.policies.language.sampling_copy import StillWeights, sampling_dtype
+from marl_ray.policies.language.sampling_copy import WeightSnapshot, sampling_dtype
 from marl_ray.policies.language.sharding.hugging_face import write_model
 from marl_ray.policies.language.sharding.stored_weights import StoredWeights, open_weights
 from marl_ray.policies.language.token_policy import TokenPolicy, save_merged
@@ -94,10 +94,10 @@ class TokenBundle(BaseBundle):
     policies: Models
 
 
-class PartedPolicy(NamedTuple):
+class StreamedPolicy(NamedTuple):
     """A policy whose weights come one by one."""
 
-    still: StillWeights
+    still: WeightSnapshot
     weights: Iterator[tuple[str, Tensor]]
     """The result of `still.merged`."""
 
@@ -105,7 +105,7 @@ class PartedPolicy(NamedTuple):
 def save_token_bundle(
     folder: str | Path,
     agents: Mapping[str, str],
-    policies: Mapping[str, TokenPolicy | PartedPolicy],
+    policies: Mapping[str, TokenPolicy | StreamedPolicy],
     lineage: Lineage,
 ) -> Path:
     """Write a bundle as `folder/DIGEST[:16]` and return that path; complete or absent, never half-written.
@@ -120,13 +120,13 @@ def save_token_bundle(
     return publish(folder, write)
 
 
-def _write_policy(folder: Path, policy: TokenPolicy | PartedPolicy) -> TokenPolicyManifest:
-    still = policy.still if isinstance(policy, PartedPolicy) else None
-    token_policy = policy.still.policy if isinstance(policy, PartedPolicy) else policy
+def _write_policy(folder: Path, policy: TokenPolicy | StreamedPolicy) -> TokenPolicyManifest:
+    still = policy.still if isinstance(policy, StreamedPolicy) else None
+    token_policy = policy.still.policy if isinstance(policy, StreamedPolicy) else policy
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # else a progress bar for each file would stand among the lines of a run
     try:
-        if isinstance(policy, PartedPolicy):
+        if isinstance(policy, StreamedPolicy):
             write_model(folder, token_policy.lm, policy.still.shapes, policy.weights)
         else:
             save_merged(token_policy, folder)

@@ -93,7 +93,7 @@ def fill_with_zeros(policy: TokenPolicy) -> None:
 
 
 @torch.no_grad()
-def still_copy(plain: TokenPolicy, changing: Collection[str]) -> TokenPolicy:
+def snapshot_copy(plain: TokenPolicy, changing: Collection[str]) -> TokenPolicy:
     """Copy a sampling copy as it is now, so that it can be written while the other is refreshed.
 
     The two share the weights that are not `changing`. Where all change, the copy is on the CPU, because a GPU has no
@@ -195,11 +195,11 @@ def _ordered(plain: TokenPolicy) -> list[list[str]]:
     return sorted(weights, key=lambda names: names[0] not in sharded)  # stable, so both parts keep their order
 
 
-class StillWeights:
+class WeightSnapshot:
     """The weights of an empty copy as they are now, for a thread that writes them while training continues."""
 
     def __init__(self, empty: TokenPolicy) -> None:
-        self.policy = still_copy(empty, {name for name, _ in empty.named_parameters()})
+        self.policy = snapshot_copy(empty, {name for name, _ in empty.named_parameters()})
         self._order, self._sharded = _ordered(empty), set(_sharded(empty))
         self._adapted = {f"{name}.base_layer.weight": layer for name, layer in adapted(self.policy.lm)}
 

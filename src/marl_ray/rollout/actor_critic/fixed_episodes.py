@@ -45,7 +45,7 @@ class WholeEpisode(NamedTuple):
     """The first reward or cost that is not finite, with its step and the seed of the episode; empty if there is none."""
 
 
-class Arena:
+class EvaluationCopies:
     """Environment copies in which teams are measured. They are never training's copies, whose episodes continue."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Bundles that clients asked to load ahead of their experiments, at this replica or at another one."""
+"""BundleCache that clients asked to load ahead of their experiments, at this replica or at another one."""
 
 import logging
 import threading

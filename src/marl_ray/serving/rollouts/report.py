@@ -12,7 +12,7 @@ from marl_ray.experiments.lifecycle import ExperimentRecord, RolloutPlan, advanc
 from marl_ray.experiments.statistics.intervals import NO_OUTCOME, Interval, verdict
 from marl_ray.experiments.statistics.sequential import mean_interval
 from marl_ray.serving.rollouts.questions import HARM, PROMOTION, TestResult, ask, excluding, shown_outcome_of
-from marl_ray.serving.rollouts.rollout_control import Findings, Reporting
+from marl_ray.serving.rollouts.rollout_control import LookResults, Reporting
 
 _UNMET = ArmSummary(0, 0, NO_OUTCOME)
 
@@ -21,7 +21,7 @@ def describe(
     record: ExperimentRecord,
     config: ExperimentConfig,
     arms: Mapping[str, Mapping[str, Any]],
-    evidence: Findings,
+    evidence: LookResults,
     shadow: Mapping[str, Mapping[str, float]],
     now: float | None = None,
 ) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def _same_weights(record: ExperimentRecord) -> list[str]:
     ]
 
 
-def _missing(evidence: Findings) -> list[str]:
+def _missing(evidence: LookResults) -> list[str]:
     """Return one sentence for each metric that some judged sessions lack and for which these sessions do not count."""
     lines: dict[str, str] = {}
     for row in evidence.reporting:

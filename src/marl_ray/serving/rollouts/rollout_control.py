@@ -87,7 +87,7 @@ class Reporting:
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class LookResults:
     """All results of one look at an experiment."""
 
     look: Look
@@ -126,7 +126,7 @@ def guardrails_of(config: ExperimentConfig) -> tuple[GuardrailConfig, ...]:
     return configured if any(rail.name == ERRORS.name for rail in configured) else (*configured, ERRORS)
 
 
-def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Findings:
+def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> LookResults:
     """Test outcomes, guardrails and counts. The treatments share each alpha (Bonferroni)."""
     plan, excluded = record.plan, excluding(config)
 
@@ -164,7 +164,7 @@ def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Find
             unguarded=next((lack for lack in lacks if lack), None) if enough else None,
         )
     srm = sample_ratio_of_epochs((look.assigned.get(epoch, {}), shares) for epoch, shares in look.shares.items())
-    return Findings(look, harms, guardrails, promotions, srm, reports, Evidence(arms, srm.alarm))
+    return LookResults(look, harms, guardrails, promotions, srm, reports, Evidence(arms, srm.alarm))
 
 
 def _reporting(look: Look, record: ExperimentRecord, config: ExperimentConfig, metric: str) -> list[Reporting]:
@@ -205,7 +205,7 @@ def _of_stage(look: Look, record: ExperimentRecord) -> dict[str, int]:
     return counts
 
 
-def findings(store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig) -> Findings:
+def findings(store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig) -> LookResults:
     """Run `find` on the store's present numbers."""
     return find(store.look(record, questions=questions_of(config, record.plan)), record, config)
 
@@ -239,7 +239,7 @@ def decide(store: ExperimentStore, config: ExperimentConfig) -> RolloutDecision 
 
 
 def _reallocate(
-    store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig, evidence: Findings, now: float
+    store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig, evidence: LookResults, now: float
 ) -> None:
     """Set new weights if it is time and the evidence suffices.
 

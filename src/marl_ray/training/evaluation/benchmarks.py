@@ -16,7 +16,7 @@ from marl_ray.evaluation.benchmarks import Benchmark, ModelAnswer, Problem, benc
 from marl_ray.evaluation.data_files import load
 from marl_ray.evaluation.scoring.local_scoring import ResultRow, ScoringJob, make_pool, score_locally
 from marl_ray.evaluation.scoring.report import make_report
-from marl_ray.evaluation.writing.authors import Author, Authors
+from marl_ray.evaluation.writing.authors import Author, WriterPolicies
 from marl_ray.evaluation.writing.requests import Row, WritingRequest
 from marl_ray.evaluation.writing.samples import Sample
 from marl_ray.evaluation.writing.writer import Writer
@@ -64,11 +64,11 @@ def read_benchmarks(
     is too long.
     """
     table = {agent: name for name, members in agents.items() for agent in members}
-    authors = Authors(table, policies, config.env.model_dump(mode="json"), lambda name: (engines or {})[name])
+    authors = WriterPolicies(table, policies, config.env.model_dump(mode="json"), lambda name: (engines or {})[name])
     return [_read_benchmark(config, settings, authors) for settings in config.evaluation.benchmarks]
 
 
-def _read_benchmark(config: RunConfig, settings: BenchmarkConfig, authors: Authors) -> RunBenchmark:
+def _read_benchmark(config: RunConfig, settings: BenchmarkConfig, authors: WriterPolicies) -> RunBenchmark:
     loaded, section = benchmark(settings.name), f"evaluation.benchmarks.{settings.metric}"
     if "hardened" not in loaded.modes or loaded.filters_references:
         raise FieldError(f"{section}.name", "expected a benchmark with a hardened mode that does not filter references")

@@ -9,7 +9,7 @@ from marl_ray.envs.env_copies import make_batch
 from marl_ray.envs.registry import make_env
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.rollout.actor_critic.buffers import Player
-from marl_ray.rollout.actor_critic.fixed_episodes import Arena, FixedStart, WholeEpisode
+from marl_ray.rollout.actor_critic.fixed_episodes import EvaluationCopies, FixedStart, WholeEpisode
 from marl_ray.training.team.assembly import build_models, team_agents
 
 
@@ -28,8 +28,8 @@ def play_bundle(
     players = {name: Player(cast(ActorCritic, model), agents[name], ValueNorm()) for name, model in models.items()}
     copies = min(config.train.env_copies, episodes)
     envs = make_batch(config.env, copies, list(agents.values()), config.signals, config.constraints)
-    arena = Arena(env, envs, agents, copies, seed, config.signals, steps)
-    played = arena.play(players, [FixedStart(number, 0, greedy) for number in range(episodes)])
-    arena.close()
+    evaluation_copies = EvaluationCopies(env, envs, agents, copies, seed, config.signals, steps)
+    played = evaluation_copies.play(players, [FixedStart(number, 0, greedy) for number in range(episodes)])
+    evaluation_copies.close()
     env.close()
     return played

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from marl_ray.config import AlgorithmConfig
+from marl_ray.config import HyperParameters
 from marl_ray.training.collectives import holders, total, world
 
 
-def optimizer_of(hyper: AlgorithmConfig, parts: Sequence[tuple[Iterable[nn.Module], float]]) -> torch.optim.Optimizer:
+def optimizer_of(hyper: HyperParameters, parts: Sequence[tuple[Iterable[nn.Module], float]]) -> torch.optim.Optimizer:
     """Make `hyper.optimizer` for the trained parameters of some modules, with a learning rate for each part.
 
     Weight decay pulls matrices only. It leaves out vectors (biases, the scales of norms), as transformers' Trainer does, and
@@ -38,7 +38,7 @@ def optimizer_of(hyper: AlgorithmConfig, parts: Sequence[tuple[Iterable[nn.Modul
     return torch.optim.AdamW(groups, fused=True)
 
 
-def _settings(hyper: AlgorithmConfig) -> dict[str, Any]:
+def _settings(hyper: HyperParameters) -> dict[str, Any]:
     return {"betas": hyper.adam_betas, "eps": hyper.adam_eps} if hyper.optimizer == "adamw" else {}
 
 

@@ -13,7 +13,7 @@ from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.constraints.multipliers import Multiplier, with_settings_of
 from marl_ray.algorithms.losses.kl import adaptive_coefficient
-from marl_ray.config import AlgorithmConfig, ConstraintConfig
+from marl_ray.config import ConstraintConfig, HyperParameters
 from marl_ray.training.learner.families.family import PolicyFamily, policy_family
 from marl_ray.training.learner.families.results import PolicyModels
 from marl_ray.training.learner.optimizers import optimizer_of
@@ -29,7 +29,7 @@ class LearnerSettings:
 
     algorithm: str
     """A built-in name, or `package.module:NAME`."""
-    hyper: AlgorithmConfig
+    hyper: HyperParameters
     mixed_precision: bool = False
     """The learner computes in bfloat16, and keeps its weights in float32."""
     constraints: tuple[ConstraintConfig, ...] = ()
@@ -90,7 +90,7 @@ class TrainedPolicy:
         )
 
     @property
-    def hyper(self) -> AlgorithmConfig:
+    def hyper(self) -> HyperParameters:
         return self.settings.hyper
 
     @property
@@ -158,7 +158,7 @@ class TrainedPolicy:
         self.family.refresh(self.models, self.settings.mixed_precision, where)
 
 
-def _needs_reference(algorithm: Algorithm, hyper: AlgorithmConfig) -> bool:
+def _needs_reference(algorithm: Algorithm, hyper: HyperParameters) -> bool:
     return hyper.kl_coef > 0 or algorithm.spec.pairs
 
 
@@ -186,7 +186,7 @@ class UpdateState:
             ValueNorm(), tuple(ValueNorm() for _ in policy.budgets), multipliers, hyper.entropy_coef, hyper.kl_coef
         )
 
-    def steered(self, hyper: AlgorithmConfig, metrics: Mapping[str, float], sequences: int) -> "UpdateState":
+    def steered(self, hyper: HyperParameters, metrics: Mapping[str, float], sequences: int) -> "UpdateState":
         """Move the coefficients that have a target, after a batch of `sequences` rows over all workers."""
         kl_coef, entropy_coef = self.kl_coef, self.entropy_coef
         if hyper.kl_target is not None and "reference_kl" in metrics:

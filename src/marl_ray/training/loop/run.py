@@ -21,9 +21,9 @@ from marl_ray.training.evaluation.fixed_starts import Evaluator, StartSet
 from marl_ray.training.evaluation.recent_episodes import RecentEpisodes, cost_stats
 from marl_ray.training.evaluation.schedule import first_wait, next_wait
 from marl_ray.training.evaluation.whole_episodes import gather_episodes
+from marl_ray.training.loop.callbacks import SILENT, Metrics, RunCallbacks
 from marl_ray.training.loop.collection import build_collector, group_metrics
 from marl_ray.training.loop.families.family import run_family
-from marl_ray.training.loop.listeners import SILENT, Listeners, Metrics
 from marl_ray.training.loop.not_finite import where_not_finite
 from marl_ray.training.loop.phase_clock import PhaseClock
 from marl_ray.training.loop.start import ANEW, RunStart, load_start
@@ -58,7 +58,7 @@ class Run:
         config: RunConfig,
         device: torch.device,
         start: RunStart = ANEW,
-        listeners: Listeners = SILENT,
+        callbacks: RunCallbacks = SILENT,
         engine_of: "EngineOf | None" = None,
     ):
         """`engine_of` makes the language models' engines (see `build_team`)."""
@@ -66,11 +66,11 @@ class Run:
         self.config, self.device = config, device
         self.family = run_family(config)
         self.rank, workers = world()
-        self._say, self._torch_reasons = listeners.say, dict[str, str]()
+        self._say, self._torch_reasons = callbacks.say, dict[str, str]()
         self.env = together(lambda: make_env(config.env, config.constraints))  # it may read a file of tasks
-        self.team = self._start_team(device, start, listeners, engine_of)
+        self.team = self._start_team(device, start, callbacks, engine_of)
         self.saver = CheckpointSaver(self.team.learners)
-        state, snapshot = load_start(config, self.team, start, listeners)
+        state, snapshot = load_start(config, self.team, start, callbacks)
         self.state = replace(
             state,
             run=config.name,
@@ -79,7 +79,7 @@ class Run:
             play=play_of(config),
         )
         """The state in the last checkpoint, but `tokens`, `seconds` and `evaluate_at` are those of now."""
-        listeners.begin(self.state.iteration if start.continues else None)
+        callbacks.begin(self.state.iteration if start.continues else None)
         data = together(lambda: self.family.read_data(config, self.team))
         self.collector = together(
             lambda: build_collector(config, self.env, self.team.agents, self.rank, workers, snapshot, data)
@@ -108,24 +108,24 @@ class Run:
         """A few episodes of the last iteration as text, from all workers; empty for actor-critics."""
 
     def _start_team(
-        self, device: torch.device, start: RunStart, listeners: Listeners, engine_of: "EngineOf | None"
+        self, device: torch.device, start: RunStart, callbacks: RunCallbacks, engine_of: "EngineOf | None"
     ) -> Team:
         """Build the team, with its engines running if the run samples from them."""
         config, mixed = self.config, self.config.resources.mixed_precision
         resources = config.resources
         mesh = worker_mesh(device.type, resources.replicate, resources.context, resources.tensor)
         mixed_precision = mixed == "bf16" or (mixed == "auto" and device.type == "cuda")
-        listeners.phase(self.family.BUILDING)
+        callbacks.phase(self.family.BUILDING)
         team = build_team(config, self.env, mesh, mixed_precision, engine_of)
         for name, rows in start.pass_sizes.items():
             if name in team.learners:
                 team.learners[name].limit_passes(rows)
                 if self.rank == 0:
-                    listeners.say(f"policy {name!r}: passes of at most {rows}, because larger ones ran out of memory")
+                    callbacks.say(f"policy {name!r}: passes of at most {rows}, because larger ones ran out of memory")
         self._say_why_torch(team)
         samples = config.data is None or config.evaluates or bool(config.evaluation.benchmarks)
         if samples and any(engine_spec(policy.generation.engine).needs_start for policy in config.team.values()):
-            listeners.phase("starting the engines")
+            callbacks.phase("starting the engines")
             team.start()  # before a warm start, which may take hours, and which an engine's refusal would waste
         return team
 
@@ -156,11 +156,11 @@ class Run:
         """True if the current weights must be saved. A run that continues from a checkpoint measures no benchmark again."""
         return self.done or self.iteration % self.config.checkpoint.every == 0 or self.best or self.measured
 
-    def imitate(self, listeners: Listeners = SILENT) -> None:
+    def imitate(self, callbacks: RunCallbacks = SILENT) -> None:
         """Imitate the data of the config's `warm_start` if the run begins with new weights. It may take hours."""
         if self.imitates:
             self.imitates = False
-            self.family.imitate(self.config, self.env, self.team, listeners)
+            self.family.imitate(self.config, self.env, self.team, callbacks)
 
     def begin(self) -> Metrics:
         """Evaluate the weights that training starts from, and measure the benchmarks, if there are any.

@@ -11,7 +11,7 @@ from marl_ray.training.checkpoints.origin import state_after
 from marl_ray.training.checkpoints.run_state import RunState
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.costs import CostStats
-from marl_ray.training.loop.listeners import Listeners
+from marl_ray.training.loop.callbacks import RunCallbacks
 from marl_ray.training.team.team import Team
 
 
@@ -45,7 +45,7 @@ ANEW = RunStart()
 
 
 def load_start(
-    config: RunConfig, team: Team, start: RunStart, listeners: Listeners
+    config: RunConfig, team: Team, start: RunStart, callbacks: RunCallbacks
 ) -> tuple[RunState, Mapping[str, Any] | None]:
     """Load the weights of the run's start into the team.
 
@@ -54,9 +54,9 @@ def load_start(
     fresh = RunState(costs=dict.fromkeys(team.models, CostStats(None, 0)), mlflow_run_id=start.run_id)
     if not start.checkpoints:
         return fresh, None
-    listeners.phase("reading the checkpoint")
+    callbacks.phase("reading the checkpoint")
     other = start.own_hyper or start.origin is not None
-    state, snapshot = load_newest(start.checkpoints, team.learners, other, listeners.say)
+    state, snapshot = load_newest(start.checkpoints, team.learners, other, callbacks.say)
     if start.origin is not None:
         return state_after(config, state, snapshot, start.origin, fresh)
     return replace(state, best_score=min(state.best_score, start.best_left)), snapshot

@@ -10,7 +10,7 @@ import torch
 from marl_ray.config import RunConfig
 from marl_ray.policies.language.sharding.agreement import together
 from marl_ray.training.checkpoints.storage import StoredFolder
-from marl_ray.training.loop.listeners import SILENT, Listeners, Metrics
+from marl_ray.training.loop.callbacks import SILENT, Metrics, RunCallbacks
 from marl_ray.training.loop.run import Run
 from marl_ray.training.loop.start import ANEW, RunStart
 
@@ -34,7 +34,7 @@ def run_worker(
     config: RunConfig,
     device: torch.device,
     start: RunStart = ANEW,
-    listeners: Listeners = SILENT,
+    callbacks: RunCallbacks = SILENT,
     keeping: CheckpointKeeping | None = None,
     engine_of: "EngineOf | None" = None,
 ) -> Metrics:
@@ -43,9 +43,9 @@ def run_worker(
     If `keeping` is None, no checkpoint is written. `engine_of` makes the language models' engines (see `build_team`).
     Returns the metrics of the last iteration.
     """
-    run = Run(config, device, start, listeners, engine_of)
+    run = Run(config, device, start, callbacks, engine_of)
     try:
-        _train(run, start, listeners, keeping)
+        _train(run, start, callbacks, keeping)
     except Exception:
         run.abandon()  # what is being written is complete before the group ends
         raise
@@ -53,34 +53,34 @@ def run_worker(
     return run.metrics
 
 
-def _train(run: Run, start: RunStart, listeners: Listeners, keeping: CheckpointKeeping | None) -> None:
+def _train(run: Run, start: RunStart, callbacks: RunCallbacks, keeping: CheckpointKeeping | None) -> None:
     """Run all iterations that are left, and what comes before the first."""
     if run.fresh:
-        _begin(run, start, listeners, keeping)
+        _begin(run, start, callbacks, keeping)
     elif run.done and run.state.best_score == -math.inf:  # all bundles are lost
         if run.config.evaluates:
             run.evaluate()
         _save(run, keeping)
     if not run.done:
-        listeners.phase(f"training from step {run.steps:,} to {run.config.train.total_steps:,}")
+        callbacks.phase(f"training from step {run.steps:,} to {run.config.train.total_steps:,}")
     while not run.done:
         metrics = run.step()
         if run.rank == 0:
             if run.save_due and run.transcripts:
-                listeners.transcripts(run.iteration, run.transcripts)
-            listeners.row(metrics)
+                callbacks.transcripts(run.iteration, run.transcripts)
+            callbacks.row(metrics)
         if run.save_due:
             _save(run, keeping)
 
 
-def _begin(run: Run, start: RunStart, listeners: Listeners, keeping: CheckpointKeeping | None) -> None:
+def _begin(run: Run, start: RunStart, callbacks: RunCallbacks, keeping: CheckpointKeeping | None) -> None:
     """Imitate if the run is to, evaluate the weights that training starts from, and keep them where the run needs them."""
-    run.imitate(listeners)
+    run.imitate(callbacks)
     if run.config.evaluates or run.benchmarks:
-        listeners.phase("evaluating before training")
+        callbacks.phase("evaluating before training")
     metrics = run.begin()
     if run.rank == 0 and metrics:
-        listeners.row(metrics)
+        callbacks.row(metrics)
     # A run that is done here asked for a warm start alone. A run that begins from another's checkpoint keeps what it
     # begins with, so that it needs the other no more.
     if run.done or start.origin is not None or (run.save_due and metrics):

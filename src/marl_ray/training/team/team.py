@@ -15,7 +15,7 @@ from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.bundles.actor_critic import Lineage
 from marl_ray.policies.language.sharding.agreement import together
 from marl_ray.rollout.actor_critic.buffers import Player
-from marl_ray.training.errors import naming_the_gather
+from marl_ray.training.errors import translate_gather_oom
 from marl_ray.training.learner.policy_learner import Learner
 
 if TYPE_CHECKING:  # the imports take seconds, and actor-critics do not need them
@@ -85,7 +85,7 @@ class Team(ABC):
 
         def bring_own() -> None:
             for name, engine in self.engines.items():
-                with naming_the_gather(f"policy {name!r}"):
+                with translate_gather_oom(f"policy {name!r}"):
                     engine.update_weights()
 
         together(bring_own)

@@ -21,8 +21,8 @@ from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError, named
 from marl_ray.training.run_folder.record import work_in
 from marl_ray.tuning.folder import trial_folder
-from marl_ray.tuning.running.seeds_as_one import load_seeds, never_reported, run_leg
 from marl_ray.tuning.running.trial_files import CHECKPOINT, Leg, TrialWriter, is_takeover, read_state
+from marl_ray.tuning.running.trial_seeds import load_seeds, never_reported, run_leg
 from marl_ray.tuning.running.worker_group import in_workers
 
 REPORT_S = 0.5

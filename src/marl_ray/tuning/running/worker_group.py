@@ -32,8 +32,8 @@ from marl_ray.training.machines.torch_trainer import torch_trainer
 from marl_ray.training.machines.worker_watch import exchange_s
 from marl_ray.training.run_folder.record import work_in
 from marl_ray.tuning.folder import Folder, trial_folder
-from marl_ray.tuning.running.seeds_as_one import load_seeds, run_leg
 from marl_ray.tuning.running.trial_files import CHECKPOINT, Leg, TrialWriter, is_takeover
+from marl_ray.tuning.running.trial_seeds import load_seeds, run_leg
 
 GROUP_START_S = 300
 """Seconds that a worker group may take to start."""

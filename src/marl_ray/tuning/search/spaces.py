@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from marl_ray.config import AlgorithmConfig
+from marl_ray.config import HyperParameters
 from marl_ray.config.sweep import DimensionConfig, SweepConfig, applies, combinations, corners, order
 from marl_ray.errors import MarlRayError, did_you_mean
 
@@ -57,8 +57,8 @@ def check_space(config: SweepConfig) -> None:
     unread = [config.unread(values) for values in samples]
     for key in unread[0]:
         if all(key in keys for keys in unread):
-            is_hyper = key.rpartition(".")[2] in AlgorithmConfig.model_fields
-            hyper_keys = [f"{key.rpartition('.')[0]}.{name}" for name in AlgorithmConfig.model_fields]
+            is_hyper = key.rpartition(".")[2] in HyperParameters.model_fields
+            hyper_keys = [f"{key.rpartition('.')[0]}.{name}" for name in HyperParameters.model_fields]
             problem = f"unknown key {key!r}{did_you_mean(key, hyper_keys)}"
             problem = f"{key}: no algorithm of this sweep reads it" if is_hyper else problem
             raise MarlRayError(f"sweep {config.name!r}: {problem}")

@@ -145,7 +145,7 @@ def old_ones(folder: Path, count: int) -> list[dict[str, Any]]:
     store = ExperimentStore(f"sqlite:///{folder}/experiments.db")
     for part in made:
         loaded = loaded_bundles.load_whole(
-            parse_config(GatewayConfig, {"experiments": [part]}).experiments[0], loaded_bundles.Bundles()
+            parse_config(GatewayConfig, {"experiments": [part]}).experiments[0], loaded_bundles.BundleCache()
         )
         store.open_experiment(part["name"], loaded.stored_config())
         store.change(part["name"], Action.STOP, epoch=None, actor="ops", reason="done")

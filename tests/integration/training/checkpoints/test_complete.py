@@ -28,7 +28,7 @@ DERIVED = {
 why a run that died continues as if it had not."""
 OF_PLAY = {
     "run.collector.starts": "is computed from the iteration at the start of each batch",
-    "run.evaluator.starts.arena": "is made by the first evaluation, and every evaluation begins with resets",
+    "run.evaluator.starts.evaluation_copies": "is made by the first evaluation, and every evaluation begins with resets",
 }
 OF_COMPILED = {
     f"run.team.learners[{name}]._compared": "says that this process has compared a compiled gradient, as each does"

@@ -17,7 +17,7 @@ from marl_ray.training.checkpoints import tensor_files
 from marl_ray.training.checkpoints.index import best, checkpoint_name, checkpoints_in, published, tidy
 from marl_ray.training.checkpoints.loading import UnreadableCheckpointError
 from marl_ray.training.checkpoints.storage import StoredFolder, local_stored_folder
-from marl_ray.training.loop.listeners import Listeners, Metrics
+from marl_ray.training.loop.callbacks import Metrics, RunCallbacks
 from marl_ray.training.loop.start import RunStart
 from marl_ray.training.loop.worker_loop import CheckpointKeeping, run_worker
 from marl_ray.training.single_process import process_group, train_alone
@@ -48,7 +48,7 @@ def go_on(folder: Path, *newest_first: int) -> tuple[list[Metrics], list[int | N
             config("evaluation.every=2"),
             torch.device("cpu"),
             RunStart([local_stored_folder(folder / str(number)) for number in newest_first]),
-            Listeners(rows.append, begin=begins.append, say=lines.append),
+            RunCallbacks(rows.append, begin=begins.append, say=lines.append),
             CheckpointKeeping(lambda iteration: local_stored_folder(folder / f"again-{iteration}")),
         )
     return rows, begins, about_checkpoints(lines)
@@ -154,7 +154,7 @@ def goes_on_with_two(folder: str) -> tuple[list[Metrics], list[str]]:
     lines: list[str] = []
     places = [local_stored_folder(Path(folder, number)) for number in ("4", "2")]
     run = config("resources.workers=2", "evaluation.every=0")
-    run_worker(run, torch.device("cpu"), RunStart(places), Listeners(rows.append, say=lines.append))
+    run_worker(run, torch.device("cpu"), RunStart(places), RunCallbacks(rows.append, say=lines.append))
     return rows, about_checkpoints(lines)
 
 
@@ -201,7 +201,7 @@ def test_checkpoints_on_s3_are_written_checked_withdrawn_and_removed_there(base,
     run = config("evaluation.every=2")
     with process_group():
         keeping = CheckpointKeeping(lambda iteration: bucket / checkpoint_name(iteration, 1))
-        run_worker(run, torch.device("cpu"), listeners=Listeners(rows.append), keeping=keeping)
+        run_worker(run, torch.device("cpu"), callbacks=RunCallbacks(rows.append), keeping=keeping)
         places = checkpoints_in(bucket)
         iterations = [each.manifest.iteration for each in published(bucket)]
         assert iterations[-1] == 6 and len(iterations) == len(places) > 2
@@ -213,7 +213,7 @@ def test_checkpoints_on_s3_are_written_checked_withdrawn_and_removed_there(base,
         assert all(list(manifest.files[name]) == local[name] for name in (PART, "envs-0.json"))
         with bucket.filesystem.open_output_stream((places[-1] / PART).path) as stream:
             stream.write(b"nonsense")
-        run_worker(run, torch.device("cpu"), RunStart(places[::-1]), Listeners(again.append, say=lines.append))
+        run_worker(run, torch.device("cpu"), RunStart(places[::-1]), RunCallbacks(again.append, say=lines.append))
     assert timeless(again) == timeless([row for row in rows if row["iteration"] > iterations[-2]])
     assert f"{places[-1]}/{PART} has 8 bytes, expected " in about_checkpoints(lines)[0]
     assert [place.path for place in checkpoints_in(bucket)] == [place.path for place in places[:-1]]

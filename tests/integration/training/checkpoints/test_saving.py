@@ -20,7 +20,7 @@ from marl_ray.training.checkpoints.learner_tensors import tensors_of
 from marl_ray.training.checkpoints.manifest import publish, read_manifest
 from marl_ray.training.checkpoints.storage import UnwritableCheckpointError, local_stored_folder
 from marl_ray.training.collectives import gather
-from marl_ray.training.loop.listeners import Listeners
+from marl_ray.training.loop.callbacks import RunCallbacks
 from marl_ray.training.loop.run import Run
 from marl_ray.training.loop.start import RunStart
 from marl_ray.training.loop.worker_loop import CheckpointKeeping, run_worker
@@ -218,7 +218,7 @@ def test_a_death_beside_the_manifest_loses_what_is_not_published_and_nothing_els
             lambda number: folder / f"checkpoint_{number}_2", published=lambda: tidy(folder, 10, None, 2)
         )
         run_worker(
-            config(), torch.device("cpu"), RunStart(checkpoints_in(folder)[::-1]), Listeners(rows.append), keeping
+            config(), torch.device("cpu"), RunStart(checkpoints_in(folder)[::-1]), RunCallbacks(rows.append), keeping
         )
     assert timeless(rows) == timeless([row for row in uninterrupted if row["iteration"] > last.manifest.iteration])
     best = max(int(bundle.parent.name) for bundle in (tmp_path / "whole").glob("*/bundle"))

@@ -12,7 +12,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.training.checkpoints.storage import local_stored_folder
 from marl_ray.training.driver import train
 from marl_ray.training.evaluation import benchmarks
-from marl_ray.training.loop.listeners import Metrics
+from marl_ray.training.loop.callbacks import Metrics
 from marl_ray.training.loop.run import Run
 from marl_ray.training.loop.start import RunStart
 from marl_ray.training.run_checks import check_run

@@ -14,9 +14,9 @@ from marl_ray.config import RunConfig, parse_config
 from marl_ray.envs.env_copies import make_batch
 from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
-from marl_ray.rollout.actor_critic.fixed_episodes import Arena, FixedStart
+from marl_ray.rollout.actor_critic.fixed_episodes import EvaluationCopies, FixedStart
 from marl_ray.training.checkpoints.storage import local_stored_folder
-from marl_ray.training.evaluation.arena_starts import ArenaPlayer
+from marl_ray.training.evaluation.copies_player import CopiesPlayer
 from marl_ray.training.evaluation.fixed_starts import Evaluator, StartSet
 from marl_ray.training.evaluation.play_bundle import play_bundle
 from marl_ray.training.loop.run import UNKNOWN, Run, beats
@@ -112,29 +112,29 @@ def test_an_evaluation_changes_nothing_of_training_and_is_the_same_after_a_resum
     assert timeless[3 : len(often)] == timeless[len(often) :]
 
 
-def arena(copies: int, cap: int = 100, **kwargs) -> tuple:
+def evaluation_copies(copies: int, cap: int = 100, **kwargs) -> tuple:
     run = config(f"env={json.dumps({'id': 'toys.envs:countdown', 'kwargs': kwargs})}")
     env = make_env(run.env)
     team = team_of(run)
     envs = make_batch(run.env, copies, list(team.agents.values()))
-    return Arena(env, envs, team.agents, copies, 3, 1, cap), team.players()
+    return EvaluationCopies(env, envs, team.agents, copies, 3, 1, cap), team.players()
 
 
 def test_an_episode_depends_on_its_number_and_on_nothing_beside_it():
     torch.manual_seed(0)
-    many, players = arena(7)
+    many, players = evaluation_copies(7)
     starts = [
         FixedStart(number, start_set, greedy) for start_set in (0, 1) for greedy in (False, True) for number in range(5)
     ]
     played = many.play(players, starts)
-    few, _ = arena(2)
+    few, _ = evaluation_copies(2)
     assert few.play(players, starts[::-1])[::-1] == played
     assert played[:5] != played[10:15]  # the sets share no start
     assert [episode.length for episode in played] == [6] * 20 and not any(episode.cut for episode in played)
 
 
 def test_an_episode_that_never_ends_is_cut_and_said_to_be():
-    game, players = arena(2, cap=4, length=100)
+    game, players = evaluation_copies(2, cap=4, length=100)
     assert [(e.length, e.cut) for e in game.play(players, [FixedStart(k, 0, False) for k in range(3)])] == [
         (4, True)
     ] * 3
@@ -218,7 +218,7 @@ def test_confirmation_plays_other_starts_than_the_choice():
     run = config("evaluation.episodes=16")
     env = make_env(run.env)
     team = team_of(run)
-    judge = Evaluator(run, ArenaPlayer(run, env, team.agents))
+    judge = Evaluator(run, CopiesPlayer(run, env, team.agents))
     chosen, confirmed = (judge.evaluate(team.players(), start_set, 0) for start_set in StartSet)
     assert chosen == judge.evaluate(team.players(), StartSet.SELECTION, 0)
     assert chosen.metrics["return"] != confirmed.metrics["return"] and "greedy_return" not in confirmed.metrics

@@ -11,7 +11,7 @@ from toy_runs import runs as toy_runs
 from toy_runs.runs import batch_of, team_of, timeless
 from toys import texts as toy_texts
 
-from marl_ray.config import AlgorithmConfig, RunConfig
+from marl_ray.config import HyperParameters, RunConfig
 from marl_ray.training.costs import CostStats
 from marl_ray.training.imitation import fine_tuning
 from marl_ray.training.learner.optimizers import optimizer_of
@@ -55,7 +55,7 @@ def test_both_families_have_every_key_of_the_optimiser(family):
 def test_weight_decay_leaves_norms_biases_and_embeddings_alone(lora):
     policy = tiny(lora=lora)
     names = {id(parameter): name for name, parameter in policy.named_parameters()}
-    optimizer = optimizer_of(AlgorithmConfig(weight_decay=0.1), [([policy.lm], 1.0), (policy.heads, 1.0)])
+    optimizer = optimizer_of(HyperParameters(weight_decay=0.1), [([policy.lm], 1.0), (policy.heads, 1.0)])
     decay = {names[id(p)]: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     assert set(decay) == {name for name, parameter in policy.named_parameters() if parameter.requires_grad}
     for name, share in decay.items():
@@ -67,7 +67,7 @@ def test_weight_decay_is_apart_from_the_gradient():
     layer = nn.Linear(2, 1)
     for optimizer in ("adamw", "sgd"):
         before = [parameter.detach().clone() for parameter in layer.parameters()]
-        steps = optimizer_of(AlgorithmConfig(optimizer=optimizer, weight_decay=0.5), [([layer], 0.1)])
+        steps = optimizer_of(HyperParameters(optimizer=optimizer, weight_decay=0.5), [([layer], 0.1)])
         for parameter in layer.parameters():
             parameter.grad = torch.zeros_like(parameter)
         steps.step()

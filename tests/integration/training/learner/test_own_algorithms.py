@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from toy_runs.runs import PLAYING, TWO_POLICIES, batch_of, config, short, team_of
 
 from marl_ray.algorithms import algorithm_of
-from marl_ray.config import SPECS, AlgorithmConfig, AlgorithmSpec, RunConfig, parse_config
+from marl_ray.config import SPECS, AlgorithmSpec, HyperParameters, RunConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.policy_learner import Learner
@@ -91,19 +91,19 @@ def test_a_spec_and_its_functions_must_fit():
         replace(algorithm_of("ppo"), spec=SPECS["direct_dapo"])
     with pytest.raises(MarlRayError, match="its spec asks for no `multiplier`"):
         replace(algorithm_of("ppo_lagrangian"), spec=SPECS["ppo"])
-    with pytest.raises(MarlRayError, match="'bogus' is no field of AlgorithmConfig"):
+    with pytest.raises(MarlRayError, match="'bogus' is no field of HyperParameters"):
         AlgorithmSpec("Mine", "-", keys=("bogus",))
-    assert algorithm_of(OWN).spec.hyper is not AlgorithmConfig
+    assert algorithm_of(OWN).spec.hyper is not HyperParameters
 
 
 class Recorder:
     """Hyper-parameters that note which of them are read."""
 
-    def __init__(self, hyper: AlgorithmConfig):
+    def __init__(self, hyper: HyperParameters):
         self.hyper, self.read = hyper, set[str]()
 
     def __getattr__(self, name: str) -> Any:
-        if name in AlgorithmConfig.model_fields:
+        if name in HyperParameters.model_fields:
             self.read.add(name)
         elif name == "clip_range":
             self.read |= {"clip", "clip_high"}

@@ -1,4 +1,4 @@
-"""Bundles in one pass answer as each of them does alone."""
+"""BundleCache in one pass answer as each of them does alone."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Bundles: what is written is what is served, and nothing that was touched is."""
+"""BundleCache: what is written is what is served, and nothing that was touched is."""
 
 import json
 from pathlib import Path

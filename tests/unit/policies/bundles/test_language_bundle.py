@@ -1,4 +1,4 @@
-"""Bundles of language models: transformers reads them as they are, bit for bit, and nothing that was touched is read."""
+"""BundleCache of language models: transformers reads them as they are, bit for bit, and nothing that was touched is read."""
 
 import json
 from pathlib import Path

@@ -17,7 +17,7 @@ from marl_ray.policies.engines.base import Completion, Prompt
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.minibatches import Shape, minibatches
 from marl_ray.training.learner.preparation.prepare import prepare
-from marl_ray.training.loop.listeners import Listeners
+from marl_ray.training.loop.callbacks import RunCallbacks
 from marl_ray.training.loop.worker_loop import run_worker
 from marl_ray.training.single_process import process_group
 
@@ -85,7 +85,7 @@ def test_an_engine_that_refuses_to_start_ends_the_run_before_its_warm_start():
         run_worker(
             run,
             torch.device("cpu"),
-            listeners=Listeners(rows.append, phase=phases.append),
+            callbacks=RunCallbacks(rows.append, phase=phases.append),
             engine_of=lambda name, policy: Refusing(),
         )
     assert (phases, rows) == (["loading the models", "starting the engines"], [])

@@ -4,7 +4,7 @@ from pydantic import ValidationError
 
 from marl_ray.config.base import words
 from marl_ray.config.run.algorithms import ADAM, READ_WITH
-from marl_ray.config.run.hyper import AlgorithmConfig
+from marl_ray.config.run.hyper import HyperParameters
 from marl_ray.config.run.run_keys import RunKeys
 
 
@@ -18,7 +18,7 @@ def check(config: RunKeys) -> None:
             _check_needs(config, name)
 
 
-def _valid_hyper(config: RunKeys, name: str) -> AlgorithmConfig:
+def _valid_hyper(config: RunKeys, name: str) -> HyperParameters:
     """Return the hyper-parameters of a policy. Raises ValueError that names the key in the config."""
     try:
         return config.hyper_of(name)
@@ -29,7 +29,7 @@ def _valid_hyper(config: RunKeys, name: str) -> AlgorithmConfig:
         raise ValueError(f"{key}: {words(first)}") from error
 
 
-def _check_given(config: RunKeys, name: str, hyper: AlgorithmConfig) -> None:
+def _check_given(config: RunKeys, name: str, hyper: HyperParameters) -> None:
     """Refuse keys whose reader another key has turned off."""
     user_keys, fields = config.given_hyper(name), type(hyper).model_fields
     for key in ADAM if hyper.optimizer != "adamw" else ():
@@ -40,7 +40,7 @@ def _check_given(config: RunKeys, name: str, hyper: AlgorithmConfig) -> None:
             raise ValueError(f"{key} of policy {name!r}: expected {part} beside it, without which nothing reads it")
 
 
-def _check_advantages(config: RunKeys, name: str, hyper: AlgorithmConfig) -> None:
+def _check_advantages(config: RunKeys, name: str, hyper: HyperParameters) -> None:
     """Refuse advantages divided by the deviation of groups that the algorithm does not have or does not divide by."""
     spec, algorithm = config.spec_of(name), config.algorithm_of(name)
     if hyper.advantage_norm == "group" and not spec.groups:

@@ -44,7 +44,7 @@ class NetworkInputs(NamedTuple):
     """(N,) int64: the number of each decision's row."""
 
 
-class PPOTerms(NamedTuple):
+class PPOSettings(NamedTuple):
     """The settings of PPO's loss L.
 
     L is the mean over the decisions of a minibatch:

@@ -13,7 +13,7 @@ import math
 import numba
 import numpy as np
 
-from marl_ray.policies.actor_critic.compiled.arguments import DecisionArrays, NetworkInputs, NetworkShape, PPOTerms
+from marl_ray.policies.actor_critic.compiled.arguments import DecisionArrays, NetworkInputs, NetworkShape, PPOSettings
 
 F = np.float32
 FAST = {"contract", "nsz", "arcp", "reassoc"}
@@ -246,10 +246,10 @@ def policy_slopes(
     bounds: np.ndarray,
     decisions: np.ndarray,
     data: DecisionArrays,
-    terms: PPOTerms,
+    terms: PPOSettings,
     sums: np.ndarray,
 ) -> None:
-    """Turn logits (n, A) into dL/dz (`PPOTerms`); add loss, entropy, divergence and share of clipped decisions to `sums`.
+    """Turn logits (n, A) into dL/dz (`PPOSettings`); add loss, entropy, divergence and share of clipped decisions to `sums`.
 
         dL/dz_j = r A (p_j - [j = a]) + c p_j (log p_j + H)          as d log p_a / dz_j = [j = a] - p_j
 
@@ -310,10 +310,10 @@ def value_slopes(
     bounds: np.ndarray,
     decisions: np.ndarray,
     data: DecisionArrays,
-    terms: PPOTerms,
+    terms: PPOSettings,
     sums: np.ndarray,
 ) -> None:
-    """Turn values (n, heads) into dL/dv (see `PPOTerms`), of decisions as in `policy_slopes`; `sums` get the value loss.
+    """Turn values (n, heads) into dL/dv (see `PPOSettings`), of decisions as in `policy_slopes`; `sums` get the value loss.
 
         dL/dv = s w h'(v - R)          h'(e) = clip(e, -delta, delta)
 
@@ -365,7 +365,7 @@ def network_gradient(
     allowed: np.ndarray,
     minibatch: np.ndarray,
     data: DecisionArrays,
-    terms: PPOTerms,
+    terms: PPOSettings,
     gradient: np.ndarray,
     sums: np.ndarray,
 ) -> None:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from marl_ray.config import AlgorithmConfig
+from marl_ray.config import HyperParameters
 from marl_ray.policies.actor_critic.compiled.adam import AdamSettings, adam_step
-from marl_ray.policies.actor_critic.compiled.arguments import DecisionArrays, NetworkInputs, PPOTerms, of_vectors
+from marl_ray.policies.actor_critic.compiled.arguments import DecisionArrays, NetworkInputs, PPOSettings, of_vectors
 from marl_ray.policies.actor_critic.compiled.kernels import network_gradient, standardise
 from marl_ray.policies.actor_critic.compiled.network import categories_of, layout_of
 from marl_ray.policies.actor_critic.networks import Network
@@ -50,7 +50,7 @@ class CompiledBatch:
         taken = _array(batch.actions.flatten(), np.int64)
         self.data = DecisionArrays(taken, log_probs, advantages, returns, values, heads)
         low, high = hyper.clip_range
-        self.terms = PPOTerms(
+        self.terms = PPOSettings(
             float(low),
             float(high),
             float(hyper.dual_clip or 0.0),
@@ -151,7 +151,7 @@ def descend(
 
 
 def _take_steps(
-    hyper: AlgorithmConfig,
+    hyper: HyperParameters,
     flat: FlatState,
     batch: CompiledBatch,
     minibatches: list[tuple[np.ndarray, float]],

@@ -16,7 +16,7 @@ from marl_ray.policies.language.sharding.agreement import together
 from marl_ray.policies.language.sharding.shard import shard
 from marl_ray.policies.language.token_policy import TokenPolicy, move
 from marl_ray.training.collectives import total, world
-from marl_ray.training.errors import naming_the_gather
+from marl_ray.training.errors import translate_gather_oom
 from marl_ray.training.learner.families.results import Outputs, PolicyModels
 from marl_ray.training.learner.minibatches import Selection, Shape
 from marl_ray.trajectories import Trajectories
@@ -90,7 +90,7 @@ def refresh(models: PolicyModels, mixed_precision: bool, where: str) -> None:
     """
 
     def refresh_own() -> None:
-        with naming_the_gather(where):
+        with translate_gather_oom(where):
             sampling_copy.refresh(models.rollout, models.trained)
 
     together(refresh_own)

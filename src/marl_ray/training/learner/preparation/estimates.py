@@ -8,7 +8,7 @@ from torch import Tensor
 from marl_ray.algorithms.advantages.batch_gae import cost_advantages
 from marl_ray.algorithms.advantages.groups import compared
 from marl_ray.algorithms.advantages.normalization import standardise
-from marl_ray.config import AlgorithmConfig
+from marl_ray.config import HyperParameters
 from marl_ray.errors import MarlRayError
 from marl_ray.training.learner.trained_policy import TrainedPolicy
 from marl_ray.trajectories import Trajectories
@@ -27,7 +27,7 @@ class Estimates(NamedTuple):
     """(B, T, K), likewise."""
 
 
-def trained_decisions(batch: Trajectories, hyper: AlgorithmConfig) -> Tensor:
+def trained_decisions(batch: Trajectories, hyper: HyperParameters) -> Tensor:
     """Return (B, T) bool: own decisions, without greedy rows and, with `overlong_filter`, without truncated rows."""
     mask = batch.mask & ~batch.greedy[:, None]
     if hyper.overlong_filter:

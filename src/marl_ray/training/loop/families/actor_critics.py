@@ -9,9 +9,9 @@ from marl_ray.config import RunConfig
 from marl_ray.envs.env_copies import make_batch
 from marl_ray.rollout.actor_critic.collector import Collector
 from marl_ray.rollout.protocol import BatchCollector, CollectedBatch, CollectPlan
-from marl_ray.training.evaluation.arena_starts import ArenaPlayer
+from marl_ray.training.evaluation.copies_player import CopiesPlayer
 from marl_ray.training.imitation.warm_start import read_logged_units, warm_start
-from marl_ray.training.loop.listeners import Listeners, Metrics
+from marl_ray.training.loop.callbacks import Metrics, RunCallbacks
 from marl_ray.training.team.families.actor_critics import build_models
 from marl_ray.training.team.team import Team
 
@@ -25,10 +25,10 @@ def check(config: RunConfig, env: ParallelEnv, agents: dict[str, list[str]]) -> 
         read_logged_units(config, env, agents)
 
 
-def imitate(config: RunConfig, env: ParallelEnv, team: Team, listeners: Listeners) -> None:
+def imitate(config: RunConfig, env: ParallelEnv, team: Team, callbacks: RunCallbacks) -> None:
     """Imitate the logged decisions."""
-    listeners.phase("imitating the logged decisions")
-    warm_start(config, env, team, listeners.row)
+    callbacks.phase("imitating the logged decisions")
+    warm_start(config, env, team, callbacks.row)
 
 
 def read_data(config: RunConfig, team: Team) -> None:
@@ -52,9 +52,9 @@ def make_collector(
 
 def starts_player(
     config: RunConfig, env: ParallelEnv, agents: Mapping[str, Sequence[str]], collector: BatchCollector
-) -> ArenaPlayer:
+) -> CopiesPlayer:
     """Return a player with environments of its own."""
-    return ArenaPlayer(config, env, agents)
+    return CopiesPlayer(config, env, agents)
 
 
 def response_metrics(batch: CollectedBatch) -> tuple[Metrics, list[dict[str, Any]]]:

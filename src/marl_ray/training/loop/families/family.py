@@ -8,7 +8,7 @@ from pettingzoo import ParallelEnv
 from marl_ray.config import RunConfig
 from marl_ray.rollout.protocol import BatchCollector, CollectedBatch, CollectPlan
 from marl_ray.training.evaluation.fixed_starts import StartsPlayer
-from marl_ray.training.loop.listeners import Listeners, Metrics
+from marl_ray.training.loop.callbacks import Metrics, RunCallbacks
 from marl_ray.training.team.team import Team
 
 
@@ -24,7 +24,7 @@ class RunFamily(Protocol):
         Raises MarlRayError that names the key, the file or the argument that does not fit.
         """
 
-    def imitate(self, config: RunConfig, env: ParallelEnv, team: Team, listeners: Listeners) -> None:
+    def imitate(self, config: RunConfig, env: ParallelEnv, team: Team, callbacks: RunCallbacks) -> None:
         """Move the team's first weights by the config's `warm_start`; every worker takes part."""
 
     def read_data(self, config: RunConfig, team: Team) -> Any:

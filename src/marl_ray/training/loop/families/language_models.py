@@ -15,7 +15,7 @@ from marl_ray.rollout.text.transcripts import Transcript, means
 from marl_ray.training.collectives import gather
 from marl_ray.training.evaluation.held_out import HeldOutPlayer
 from marl_ray.training.imitation.fine_tuning import fine_tune
-from marl_ray.training.loop.listeners import Listeners, Metrics
+from marl_ray.training.loop.callbacks import Metrics, RunCallbacks
 from marl_ray.training.team.language_checks import check_language
 from marl_ray.training.team.team import Team
 from marl_ray.training.texts import served_data
@@ -33,10 +33,10 @@ def check(config: RunConfig, env: ParallelEnv, agents: dict[str, list[str]]) -> 
         read_benchmarks(config, agents, policies)
 
 
-def imitate(config: RunConfig, env: ParallelEnv, team: Team, listeners: Listeners) -> None:
+def imitate(config: RunConfig, env: ParallelEnv, team: Team, callbacks: RunCallbacks) -> None:
     """Fit the demonstrations."""
-    listeners.phase("fitting the demonstrations")
-    fine_tune(config, env, team, listeners.row)
+    callbacks.phase("fitting the demonstrations")
+    fine_tune(config, env, team, callbacks.row)
 
 
 def read_data(config: RunConfig, team: Team) -> dict[str, list[ResponseBlock]] | None:

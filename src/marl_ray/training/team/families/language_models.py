@@ -13,9 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from marl_ray.config import RunConfig, engine_spec
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import Lineage, load_bundle
-from marl_ray.policies.bundles.language import Models, PartedPolicy, TokenBundle, save_token_bundle
+from marl_ray.policies.bundles.language import Models, StreamedPolicy, TokenBundle, save_token_bundle
 from marl_ray.policies.engines.sampler import has_weights, make_engine
-from marl_ray.policies.language.sampling_copy import StillWeights, empty_copy, plain_copy, still_copy
+from marl_ray.policies.language.sampling_copy import WeightSnapshot, empty_copy, plain_copy, snapshot_copy
 from marl_ray.policies.language.token_policy import TokenPolicy, adopt, begin_with, build_token_policy, move
 from marl_ray.rollout.text.responses import TokenPlayer
 from marl_ray.training.learner.policy_learner import Learner
@@ -45,7 +45,8 @@ class LanguageTeam(Team):
 
         def save(folder: str, trained: TrainedTensor) -> Path:
             arriving = {
-                name: PartedPolicy(weights, weights.merged(partial(trained, name))) for name, weights in parted.items()
+                name: StreamedPolicy(weights, weights.merged(partial(trained, name)))
+                for name, weights in parted.items()
             }
             return save_token_bundle(folder, agents, {**copied, **arriving}, lineage)
 
@@ -63,10 +64,10 @@ class LanguageTeam(Team):
     def _policies(self) -> Mapping[str, TokenPolicy]:
         return cast(Mapping[str, TokenPolicy], self.models)
 
-    def _parted(self) -> dict[str, StillWeights]:
+    def _parted(self) -> dict[str, WeightSnapshot]:
         """Return the present weights of the models that no worker has whole."""
         models = self._policies()
-        return {name: StillWeights(models[name]) for name in self.agents if models[name].source is not None}
+        return {name: WeightSnapshot(models[name]) for name in self.agents if models[name].source is not None}
 
     def _still(self, name: str) -> TokenPolicy:
         """Return a model that the next update does not change."""
@@ -74,7 +75,7 @@ class LanguageTeam(Team):
         if name not in self.learners:
             return model
         trained = self.learners[name].policy.model.named_parameters()
-        return still_copy(model, {key for key, value in trained if value.requires_grad})
+        return snapshot_copy(model, {key for key, value in trained if value.requires_grad})
 
 
 def build_models(config: RunConfig, env: ParallelEnv, agents: Mapping[str, list[str]]) -> dict[str, TokenPolicy]:

@@ -17,7 +17,7 @@ from marl_ray.training.learner import gradient_epochs, policy_learner
 from marl_ray.training.learner.compiled import epochs
 from marl_ray.training.learner.minibatches import Selection, Shape
 from marl_ray.training.learner.preparation.prepare import prepare
-from marl_ray.training.loop.listeners import Listeners
+from marl_ray.training.loop.callbacks import RunCallbacks
 from marl_ray.training.loop.run import Run
 from marl_ray.training.single_process import process_group
 
@@ -124,7 +124,7 @@ def test_other_updates_stay_with_torch_and_one_line_says_why(override, why):
     env = "env={id: mpe2.simple_spread_v3}", "team={all: {}}", "train.group_size=2"
     config, lines = short("ppo", *env, override), list[str]()
     with process_group():
-        run = Run(config, torch.device("cpu"), listeners=Listeners(say=lines.append))
+        run = Run(config, torch.device("cpu"), callbacks=RunCallbacks(say=lines.append))
         assert [learner.compiled for learner in run.team.learners.values()] == [False]
         run.step()
         run.close()
@@ -167,7 +167,7 @@ def test_a_gradient_that_differs_from_torch_is_not_used(monkeypatch):
     with process_group():
         expected = played(config, False)
         monkeypatch.setattr("marl_ray.training.learner.compiled.epochs.TOLERANCE", -1.0)
-        run = Run(config, torch.device("cpu"), listeners=Listeners(say=lines.append))
+        run = Run(config, torch.device("cpu"), callbacks=RunCallbacks(say=lines.append))
         rows = [run.step() for _ in range(2)]
         assert not run.team.learners["all"].compiled
         assert rows[1]["policy_loss"] == pytest.approx(expected[0][1]["policy_loss"], abs=1e-5)

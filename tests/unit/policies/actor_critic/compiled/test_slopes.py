@@ -10,11 +10,11 @@ from marl_ray.algorithms.losses.ratios import token_ratio
 from marl_ray.algorithms.losses.value_losses import clipped_value_loss
 from marl_ray.policies.actor_critic import distributions
 from marl_ray.policies.actor_critic.compiled import kernels, sampling
-from marl_ray.policies.actor_critic.compiled.arguments import DecisionArrays, PPOTerms
+from marl_ray.policies.actor_critic.compiled.arguments import DecisionArrays, PPOSettings
 from marl_ray.policies.actor_critic.distributions import Categorical
 
 N, ACTIONS = 400, 3
-TERMS = PPOTerms(0.8, 1.25, 3.0, 0.25, 0.5, 0.7, 0.1, 2.0 * N)
+TERMS = PPOSettings(0.8, 1.25, 3.0, 0.25, 0.5, 0.7, 0.1, 2.0 * N)
 """Bounds, dual clip, value clip, Huber's delta, weights of value and entropy, decisions."""
 
 

@@ -24,8 +24,8 @@ from marl_ray.training.loop.pass_sizes import FILE
 from marl_ray.training.single_process import process_group, train_alone
 from marl_ray.tuning.folder import Folder, read_rows, trial_folder
 from marl_ray.tuning.running import worker_group
-from marl_ray.tuning.running.seeds_as_one import SeedsAsOne, run_leg
 from marl_ray.tuning.running.trial_files import Leg, TrialState, TrialWriter, read_state, write_state
+from marl_ray.tuning.running.trial_seeds import TrialSeeds, run_leg
 from marl_ray.tuning.running.trials import run
 
 RETURN = [MetricConfig(name="return", window=2)]
@@ -46,7 +46,7 @@ def train(
         shutil.copytree(folder, out)
 
     with process_group():
-        trained = SeedsAsOne(configs, RETURN, torch.device("cpu"), start, foreign)
+        trained = TrialSeeds(configs, RETURN, torch.device("cpu"), start, foreign)
         run_leg(trained, until, rows.append, keep, foreign)
         trained.close()
     return rows
@@ -59,7 +59,7 @@ def test_a_leg_that_fails_closes_its_environments_and_raises_its_own_error(monke
         raise OSError("the environment does not close")
 
     with process_group():
-        trained = SeedsAsOne(seeds(2), RETURN, torch.device("cpu"), None)
+        trained = TrialSeeds(seeds(2), RETURN, torch.device("cpu"), None)
         for seed, seed_run in trained.runs.items():
             monkeypatch.setattr(seed_run.env, "close", lambda seed=seed: closed.append(seed))
             monkeypatch.setattr(seed_run.collector, "close", fail)
@@ -152,8 +152,8 @@ def test_weights_are_taken_over_but_hyper_parameters_are_the_takers_own(tmp_path
     )
     train([short(algorithm)], 64, None, tmp_path / "donor")
     with process_group():
-        donor = SeedsAsOne([short(algorithm)], RETURN, torch.device("cpu"), tmp_path / "donor")
-        taker = SeedsAsOne(
+        donor = TrialSeeds([short(algorithm)], RETURN, torch.device("cpu"), tmp_path / "donor")
+        taker = TrialSeeds(
             [short(algorithm, *settings)], RETURN, torch.device("cpu"), tmp_path / "donor", own_hyper=True
         )
         donated, taken = (trained.runs[0].team.learners["shared"] for trained in (donor, taker))
@@ -181,7 +181,7 @@ def test_a_seed_that_diverges_and_a_metric_that_is_not_there_are_named(tmp_path)
     with pytest.raises(DivergedError, match=r"seed 0: policy 'shared', iteration \d"):
         train(seeds(2, poison, "evaluation.every=0"), None, None, tmp_path / "c")
     with process_group():
-        trained = SeedsAsOne(seeds(1), [MetricConfig(name="retrun")], torch.device("cpu"), None)
+        trained = TrialSeeds(seeds(1), [MetricConfig(name="retrun")], torch.device("cpu"), None)
         with pytest.raises(MarlRayError, match=r"metric 'retrun' is never reported; a run reports .*policy_loss"):
             trained.step()
         trained.close()

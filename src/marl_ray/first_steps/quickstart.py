@@ -32,7 +32,7 @@ CPUS = 4
 
 
 @dataclass(frozen=True)
-class ShortTry:
+class QuickstartResult:
     """The result of a short try, while its gateway serves."""
 
     before: tuple[float, float, float]
@@ -57,7 +57,7 @@ class ShortTry:
 
 
 @contextlib.contextmanager
-def short_try(folder: Path) -> Iterator[ShortTry]:
+def quickstart(folder: Path) -> Iterator[QuickstartResult]:
     """Train, score, serve and play; the gateway serves until the block ends. Everything written lies under `folder`/TIME."""
     from marl_ray.cluster.local_ray import local_ray
     from marl_ray.envs.registry import make_env
@@ -85,7 +85,7 @@ def short_try(folder: Path) -> Iterator[ShortTry]:
         first, *_ = read_metrics(*filesystem_of(run))
         best = [row for row in read_metrics(*filesystem_of(run)) if "best/return" in row][-1]
         latencies = [1000 * seconds for episode in episodes for seconds in episode.latencies]
-        yield ShortTry(
+        yield QuickstartResult(
             before=_interval(first, "eval/return"),
             after=_interval(best, "best/return"),
             episodes=run.evaluation_episodes,
@@ -102,7 +102,7 @@ def short_try(folder: Path) -> Iterator[ShortTry]:
             stack.close()
 
 
-def lines_of(tried: ShortTry) -> Iterator[str]:
+def lines_of(tried: QuickstartResult) -> Iterator[str]:
     """Yield the result of a short try in lines for people."""
     lines = {
         "return before": "{:.3f} [{:.3f}, {:.3f}]".format(*tried.before),

@@ -21,12 +21,12 @@ def try_it(
 
     This first look takes less than a minute on two cores. The scores are of whole episodes.
     """
-    from marl_ray.first_steps.short_try import lines_of, open_in_browser, short_try
+    from marl_ray.first_steps.quickstart import lines_of, open_in_browser, quickstart
     from marl_ray.first_steps.steps import serve_until_interrupted
 
     with contextlib.ExitStack() as serving:
         with only_result(as_json):
-            tried = serving.enter_context(short_try(folder))
+            tried = serving.enter_context(quickstart(folder))
         show(as_json, tried, lines_of(tried))
         with only_result(as_json):
             if open_page and not leave:

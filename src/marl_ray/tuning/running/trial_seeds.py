@@ -25,7 +25,7 @@ from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.loading import NONE_READABLE, UnreadableCheckpointError
 from marl_ray.training.checkpoints.storage import local_stored_folder
 from marl_ray.training.errors import DivergedError
-from marl_ray.training.loop.listeners import Metrics
+from marl_ray.training.loop.callbacks import Metrics
 from marl_ray.training.loop.run import UNKNOWN, Run
 from marl_ray.training.loop.start import RunStart
 from marl_ray.tuning.folder import Folder
@@ -39,7 +39,7 @@ EVALUATED = ("eval/", "best/", "benchmark/")
 """Prefixes of metrics that rows hold for every seed, beside the metrics that judge the sweep."""
 
 
-class SeedsAsOne:
+class TrialSeeds:
     """The runs of all seeds. The process group is up, and every worker makes the same calls."""
 
     def __init__(
@@ -213,7 +213,7 @@ def _objectives(path: Path) -> dict[str, Any]:
 class LoadedSeeds(NamedTuple):
     """The runs of all seeds, and where they come from."""
 
-    seeds: SeedsAsOne
+    seeds: TrialSeeds
     start: str | None
     """Name of the checkpoint; None for new runs."""
     damages: list[str]
@@ -237,17 +237,17 @@ def load_seeds(
     for name in names:
         try:
             with folder.local(name) as start:
-                seeds = SeedsAsOne(configs, metrics, device, start, is_takeover(name), pass_sizes)
+                seeds = TrialSeeds(configs, metrics, device, start, is_takeover(name), pass_sizes)
                 return LoadedSeeds(seeds, name, damages)
         except (UnreadableCheckpointError, FileNotFoundError) as error:
             damages.append(one_line(error).removeprefix(NONE_READABLE))
     if damages:
         raise UnreadableCheckpointError(NONE_READABLE + "; ".join(damages))
-    return LoadedSeeds(SeedsAsOne(configs, metrics, device, None, pass_sizes=pass_sizes), None, [])
+    return LoadedSeeds(TrialSeeds(configs, metrics, device, None, pass_sizes=pass_sizes), None, [])
 
 
 def run_leg(
-    seeds: SeedsAsOne, until: int | None, emit: Callable[[Metrics], None], keep: Callable[[Path], None], fresh: bool
+    seeds: TrialSeeds, until: int | None, emit: Callable[[Metrics], None], keep: Callable[[Path], None], fresh: bool
 ) -> None:
     """Train until every seed has `until` environment steps, or to the end if None.
 

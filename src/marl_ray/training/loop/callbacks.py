@@ -8,7 +8,7 @@ Metrics = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Listeners:
+class RunCallbacks:
     """Functions that a run calls on one worker while it trains; by default each does nothing."""
 
     row: Callable[[Metrics], None] = lambda metrics: None
@@ -23,5 +23,5 @@ class Listeners:
     """It gets a line for people, such as one about a damaged checkpoint."""
 
 
-SILENT = Listeners()
-"""The listeners of a run whose caller reads its state."""
+SILENT = RunCallbacks()
+"""The callbacks of a run whose caller reads its state."""

@@ -7,17 +7,17 @@ from pettingzoo import ParallelEnv
 from marl_ray.config import RunConfig
 from marl_ray.envs.env_copies import make_batch
 from marl_ray.rollout.actor_critic.buffers import Player
-from marl_ray.rollout.actor_critic.fixed_episodes import Arena, FixedStart
+from marl_ray.rollout.actor_critic.fixed_episodes import EvaluationCopies, FixedStart
 from marl_ray.training.collectives import gather, world
 from marl_ray.training.evaluation.fixed_starts import PlayedStarts, StartSet
 
 
-class ArenaPlayer:
+class CopiesPlayer:
     """Plays an evaluation's episodes; see `StartsPlayer`."""
 
     def __init__(self, config: RunConfig, env: ParallelEnv, agents: Mapping[str, Sequence[str]]):
         self.config, self.env, self.agents = config, env, agents
-        self.arena: Arena | None = None
+        self.evaluation_copies: EvaluationCopies | None = None
 
     def play(self, players: Mapping[str, Player], start_set: StartSet) -> PlayedStarts:
         """Play the starts: each of the n workers plays every n-th episode."""
@@ -26,7 +26,7 @@ class ArenaPlayer:
         starts = [FixedStart(number, start_set, greedy) for greedy in ways for number in range(count)]
         rank, workers = world()
         numbers = range(rank, len(starts), workers)
-        played = self._arena(len(starts)).play(players, [starts[k] for k in numbers])
+        played = self._copies_for(len(starts)).play(players, [starts[k] for k in numbers])
         everywhere = [pair for part in gather(list(zip(numbers, played, strict=True))) for pair in part]
         episodes = [episode for _, episode in sorted(everywhere)]
         cut = sum(episode.cut for episode in episodes) / len(episodes)
@@ -34,17 +34,19 @@ class ArenaPlayer:
         return PlayedStarts(episodes[:count], episodes[count:], 1, {"cut": cut}, not_finite)
 
     def close(self) -> None:
-        if self.arena is not None:
-            self.arena.close()
+        if self.evaluation_copies is not None:
+            self.evaluation_copies.close()
 
-    def _arena(self, episodes: int) -> Arena:
+    def _copies_for(self, episodes: int) -> EvaluationCopies:
         """Make copies of the environment for evaluations alone, at most as many as training has."""
-        if self.arena is None:
+        if self.evaluation_copies is None:
             config = self.config
             episodes_here = -(-episodes // config.resources.workers)
             waves = -(-episodes_here // config.env_copies_per_worker)
             copies = -(-episodes_here // waves)
             envs = make_batch(config.env, copies, list(self.agents.values()), config.signals, config.constraints)
             most = config.evaluation.max_steps
-            self.arena = Arena(self.env, envs, self.agents, copies, config.seed, config.signals, most)
-        return self.arena
+            self.evaluation_copies = EvaluationCopies(
+                self.env, envs, self.agents, copies, config.seed, config.signals, most
+            )
+        return self.evaluation_copies
