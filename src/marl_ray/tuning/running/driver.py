@@ -113,6 +113,8 @@ def _run(
             # Once more after Ray has started, because Ray replaces signal handlers at its start.
             with cluster(), answering(sweep.interrupted), sweep.progress:
                 sweep.run()
+        else:
+            sweep.plan.stop_clock()
         lease.check()
         sweep.finish()
     except Exception as error:
