@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 
 from marl_ray.api.calls import named_arguments
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.serving.client.admin import ask_with, key_headers
 
 
@@ -88,9 +88,13 @@ class Client:
 
         `metrics` are further numbers by name, for guardrails. Raises MarlRayError as `act` does.
         """
+        try:
+            number = float(value)
+        except (TypeError, ValueError) as error:
+            raise FieldError("value", f"expected a number, got {value!r}") from error
         body = {
             "session_id": session,
-            "value": float(value),
+            "value": number,
             "metrics": None if metrics is None else dict(metrics),
             "experiment": experiment,
         }

@@ -45,6 +45,9 @@ class RunComparison:
 
         return "\n".join(map(line_of, self.groups))
 
+    def __repr__(self) -> str:
+        return f"<RunComparison {self.metric} of {', '.join(group.label for group in self.groups)}>"
+
     def _repr_png_(self) -> bytes:
         from marl_ray.temporary_folders import temporary_folder
 

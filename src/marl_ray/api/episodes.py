@@ -38,6 +38,9 @@ class EpisodeScores:
 
         return student(self.returns) if len(self.returns) > 1 else None
 
+    def __repr__(self) -> str:
+        return f"<EpisodeScores {self}>"
+
     def __str__(self) -> str:
         interval = "" if self.interval is None else " [{:.3f}, {:.3f}]".format(*self.interval)
         steps = sum(self.lengths) / len(self.lengths)

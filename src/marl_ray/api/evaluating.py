@@ -41,6 +41,14 @@ class BenchmarkResult:
         scores: dict[str, dict[str, dict[str, float]]] = self.report["scores"]
         return scores
 
+    def __repr__(self) -> str:
+        numbers = [
+            f"{mode} {number} {score['value']!r}"
+            for mode, scores in self.scores.items()
+            for number, score in scores.items()
+        ]
+        return f"<BenchmarkResult {', '.join(numbers)}; {self.folder}>"
+
     def _repr_markdown_(self) -> str:
         return (self.folder / "report.md").read_text()
 

@@ -145,9 +145,14 @@ class TrainedRun:
         return load(self.bundle)
 
     def __str__(self) -> str:
+        return "\n".join([self._line(), *(f"  {line}" for line in self.result.summary)])
+
+    def __repr__(self) -> str:
+        return f"<TrainedRun {self._line()}>"
+
+    def _line(self) -> str:
         score = "no score" if self.score is None else f"score {self.score:.3f}"
-        model = self.model or "not registered yet"
-        return "\n".join([f"{self.name}: {score}, {model}", *(f"  {line}" for line in self.result.summary)])
+        return f"{self.name}: {score}, {self.model or 'not registered yet'}"
 
     def _repr_png_(self) -> bytes | None:
         return self.picture.read_bytes() if self.picture is not None and self.picture.is_file() else None

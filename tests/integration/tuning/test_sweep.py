@@ -118,6 +118,7 @@ def test_a_grid_is_run_tracked_and_its_winner_registered_and_nothing_runs_twice(
     again = run_sweep(sweep_config(tmp_path, space=grid), cluster=lambda: pytest.fail("nothing is left that needs Ray"))
     assert [trial.legs for trial in again.records.trials] == [1, 1]
     assert again.records.winner_model == records.winner_model
+    assert again.records.seconds == records.seconds  # what trains nothing takes nothing of `budget.hours`
     with pytest.raises(MarlRayError, match=r"name: sweep 'toy-sweep' exists under .* with another seeds; choose"):
         check_sweep(sweep_config(tmp_path, space=grid, seeds=3))
 

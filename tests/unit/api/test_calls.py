@@ -6,6 +6,7 @@ import pytest
 from toy_runs.run_configs import GOOD, run
 
 from marl_ray.api.calls import data_of, merged, named_arguments, short_interrupt
+from marl_ray.api.client import Client
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError
 
@@ -55,3 +56,9 @@ def test_ctrl_c_ends_a_script_with_one_line_and_may_be_caught(monkeypatch, capsy
     assert capsys.readouterr().err == "marl-ray: interrupted\n"
     sys.excepthook(ValueError, ValueError("another error"), None)
     assert capsys.readouterr().err == "ValueError: another error\n"
+
+
+def test_an_outcome_that_is_no_number_is_refused_before_the_gateway_is_asked():
+    with Client("http://127.0.0.1:9") as client, pytest.raises(MarlRayError) as refusal:
+        client.record_outcome("session", "good")  # type: ignore[arg-type]
+    assert str(refusal.value) == "value: expected a number, got 'good'"

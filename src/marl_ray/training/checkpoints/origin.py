@@ -13,7 +13,7 @@ from typing import Any
 from pyarrow import fs
 
 from marl_ray.config import RunConfig
-from marl_ray.errors import MarlRayError, one_line
+from marl_ray.errors import MarlRayError, one_line, suggested
 from marl_ray.policies.bundles.manifest import MANIFEST as BUNDLE
 from marl_ray.training.checkpoints.index import STATE, is_checkpoint, newest, refuse_older
 from marl_ray.training.checkpoints.manifest import MANIFEST, read_manifest
@@ -55,8 +55,18 @@ def source_of(config: RunConfig) -> str | None:
             )
         raise MarlRayError(
             f"resume_from: {resume_from!r} is no checkpoint, and no run that has one; looked for {folder}/{MANIFEST}"
+            + suggested(place.path.rpartition("/")[2], _beside(place))
         )
     return f"{folder}/{latest.name}"
+
+
+def _beside(place: StoredFolder) -> list[str]:
+    """Return the names of what lies in the folder that would hold a missing one."""
+    selector = fs.FileSelector(place.path.rpartition("/")[0], allow_not_found=True)
+    try:
+        return [info.base_name for info in place.filesystem.get_file_info(selector)]
+    except OSError:
+        return []
 
 
 def _is_bundle(place: StoredFolder) -> bool:

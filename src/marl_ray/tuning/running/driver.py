@@ -65,6 +65,9 @@ class SweepResult:
         config = parse_config(SweepConfig, self.records.config)
         return ending_document(Folder(self.folder), config, self.records, self.report)
 
+    def __repr__(self) -> str:
+        return f"<SweepResult {self.name}: {self.records.status}, {len(self.records.trials)} trials; {self.folder}>"
+
     def __str__(self) -> str:
         return "\n".join(ending_lines(self.document()))
 
@@ -110,6 +113,8 @@ def _run(
             # Once more after Ray has started, because Ray replaces signal handlers at its start.
             with cluster(), answering(sweep.interrupted), sweep.progress:
                 sweep.run()
+        else:
+            sweep.plan.stop_clock()
         lease.check()
         sweep.finish()
     except Exception as error:

@@ -60,7 +60,8 @@ class SweepPlan:
         self.search = SEARCHES[config.search.kind](config)
         steps = config.example().train.total_steps
         self.scheduler = make_scheduler(config, steps)
-        self.before, self.since = records.seconds, time.monotonic()
+        self.before = records.seconds
+        self.since: float | None = time.monotonic()
         self.played = records.played
         """Environment steps of all trials: their sum, kept up to date."""
         self.active: set[int] = set()
@@ -79,7 +80,11 @@ class SweepPlan:
 
     def seconds(self) -> float:
         """Return the wall time in seconds, over all times that the sweep ran."""
-        return self.before + time.monotonic() - self.since
+        return self.before + (0.0 if self.since is None else time.monotonic() - self.since)
+
+    def stop_clock(self) -> None:
+        """Count no wall time of a sweep that has nothing left to train."""
+        self.since = None
 
     def used_up(self) -> str:
         """Return the budget that is used up, such as `budget.hours=2`; empty while none is."""
