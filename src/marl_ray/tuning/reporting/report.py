@@ -90,7 +90,7 @@ def winner_comparison(
     """
     order = _order(config, records)
     curves = _curves(config, order, {record.number: _rows(folder, record) for record in order})
-    return _certainty(config, records, order, curves), {number: end_of(curve) for number, curve in curves.items()}
+    return _certainty(config, records, order, curves), {trial: end_of(curve) for trial, curve in curves.items()}
 
 
 def _certainty(
