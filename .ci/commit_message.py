@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 
 LONGEST_SUBJECT = 100
+LONGEST_LINE = 130
+"""Characters of a line of the body. A line of one word, such as an address, may be longer."""
 AREA = re.compile(r"[\w./-]+( [\w./-]+)?: \S")
 """Beginning of a subject: an area of one or two words, a colon, and what changed."""
 MERGE = re.compile(r"Merge [\w./-]+( [\w./-]+)?: \S")
@@ -36,6 +38,9 @@ def problem(message: str) -> str | None:
         return f"subject: expected an area of one or two words, a colon and what changed, got {subject!r}"
     if rest and rest[0]:
         return "body: expected an empty line between subject and body"
+    longest = max((len(line) for line in rest if " " in line and not TRAILER.match(line)), default=0)
+    if longest > LONGEST_LINE:
+        return f"body: expected lines of at most {LONGEST_LINE} characters, got {longest}"
     if not any(line and not TRAILER.match(line) for line in rest):
         return "body: expected one to three sentences that say why, got none"
     return None

@@ -10,7 +10,7 @@ from benchmarks.experiments.streams import CHUNK, STEP, Looks
 from marl_ray.experiments.statistics.bets import CAP, EFFECTS, PRIOR, BettingTest, Claim
 
 Evidence = Callable[[Looks, float, int, bool], np.ndarray]
-"""`experiments.log_evidence`."""
+"""`log_evidence` of `benchmarks/experiments/error_rates.py`."""
 UNITS = 6_000
 """Units of both arms together, in each experiment."""
 

@@ -23,7 +23,7 @@ from marl_ray.serving.rollouts.questions import Measure, ask
 LOOKS = 200
 MIN_OUTCOMES = 50
 Evidence = Callable[..., np.ndarray]
-"""`experiments.log_evidence`."""
+"""`log_evidence` of `benchmarks/experiments/error_rates.py`."""
 
 
 class Arm(NamedTuple):

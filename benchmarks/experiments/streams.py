@@ -90,7 +90,7 @@ def traffic(noise: Draw, shares: np.ndarray) -> Any:
 
 
 def epochs(parts: Sequence[tuple[int, float, float]]) -> Any:
-    """Simulate epochs of Gaussian units, compared within epochs as `clusters.stratified` does.
+    """Simulate epochs of Gaussian units, compared within epochs as `unit_clusters.stratified` does.
 
     A part is (number of units, the treatment's share, the outcomes' deviation). There is a look every 2 STEP units.
     """
@@ -130,7 +130,7 @@ def _summary(n: float, mean: float, squares: float) -> Summary:
 
 
 def _stratified(strata: Any) -> Looks:
-    """`clusters.stratified` at every look; strata have both arms' counts, means and squared deviations."""
+    """`unit_clusters.stratified` at every look; strata have both arms' counts, means and squared deviations."""
     both = np.stack([(first[0] > 0) & (other[0] > 0) for first, other in strata])
     n, mean, squares = (np.stack([[arm[k] for arm in arms] for arms in strata]) for k in range(3))
     n, several = np.where(both[:, None], n, 0.0), both.sum(0) > 1
@@ -163,7 +163,7 @@ def matches(rng: np.random.Generator, size: tuple[int, int], players: int = 20) 
 def switchback(noise: Draw, share: float, grouped: bool = True) -> Any:
     """HORIZON blocks of time whose arms are drawn by pairs as `assignment` does; a look after every 2 STEP of them.
 
-    Variances by groups as `clusters.block_summaries` has them, or else as if blocks were drawn one by one.
+    Variances by groups as `unit_clusters.block_summaries` has them, or else as if blocks were drawn one by one.
     """
 
     def simulate(rng: np.random.Generator, runs: int) -> Looks:

@@ -29,7 +29,7 @@ class States:
     """Every (sub-task, spent) of an episode of one worker, in order, with what the worker then sees and may do."""
 
     def __init__(self, config: RunConfig, limit: float):
-        """`config` names the environment, whose hard limits and masks count; `limit` is that of `Worth.kept`."""
+        """`config` names the environment, whose hard limits and masks count; `limit` is that of `Worth.within`."""
         env = make_env(config.env, config.constraints)
         self.limit = limit
         self.keys: list[tuple[int, int]] = []

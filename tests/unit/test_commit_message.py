@@ -23,6 +23,7 @@ WHY = "\n\nThe old one was slow.\n"
         f"docs: {'x' * 94}" + WHY,
         "# a template's comment\nlint: sort an import\n\nWhy.\n# Changes to be committed:\n#\tmodified: a.py\n",
         "lint: sort an import\n\nWhy.\n\nSigned-off-by: A <a@b.c>\n",
+        f"lint: sort an import\n\n{'why ' * 32}it\nhttps://a.org/{'x' * 130}\n\nCo-authored-by: {'A ' * 70}<a@b.c>\n",
         "policies/engines: sort an import" + WHY,
         "code team: sort an import" + WHY,
         "Merge wt-parity: both engines score the same\n",
@@ -48,6 +49,10 @@ def test_messages_that_pass(message):
         ("lint: sort an import\n\n# only a comment\n", "body: expected one to three sentences"),
         ("lint: sort an import\n\nSigned-off-by: A <a@b.c>\n", "body: expected one to three sentences"),
         ("lint: sort an import\nThe old one was slow.\n", "body: expected an empty line"),
+        (
+            f"lint: sort an import\n\nWhy.\n{'why ' * 32}not\n",
+            "body: expected lines of at most 130 characters, got 131",
+        ),
         (
             f"lint: sort an import\n# {'-' * 24} >8 {'-' * 24}\n\ndiff --git a b\n",
             "body: expected one to three sentences",

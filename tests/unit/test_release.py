@@ -59,7 +59,11 @@ def test_the_changelog_the_citation_and_the_chart_name_this_version():
 
 def test_the_readme_says_whether_an_index_has_the_package():
     unreleased = "- not yet released" in (ROOT / "CHANGELOG.md").read_text()
-    assert ("is not on PyPI yet" in (ROOT / "README.md").read_text()) == unreleased
+    readme = (ROOT / "README.md").read_text()
+    assert ("is not on PyPI yet" in readme) == unreleased
+    if unreleased:  # the first commands that a newcomer pastes must work
+        block = readme.partition("```bash\n")[2].partition("```")[0]
+        assert block.startswith("git clone ") and "make install" in block and "pip install" not in block
 
 
 def test_every_action_is_pinned_by_the_hash_of_a_commit():

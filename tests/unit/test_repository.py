@@ -115,6 +115,14 @@ def commands(workflow: str, job: str) -> list[str]:
     return [step["run"] for step in steps if "run" in step]
 
 
+def test_no_block_of_a_page_is_skipped_because_a_server_is_missing():
+    for name, job in (("ci.yml", "docs"), ("nightly.yml", "docs-test")):
+        workflow = yaml.safe_load((ROOT / ".github/workflows" / name).read_text())
+        environment = workflow.get("env", {}) | workflow["jobs"][job].get("env", {})
+        assert environment.get("REQUIRE_SERVERS") == "1", name
+        assert commands(name, job) == ["sudo make servers", "make docs-test"]
+
+
 def test_the_shards_of_the_night_run_every_test_once():
     jobs = yaml.safe_load((ROOT / ".github/workflows/nightly.yml").read_text())["jobs"]
     paths = [

@@ -18,8 +18,8 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.manifest import MANIFEST, file_hash, read_manifest
 from marl_ray.policies.engines.base import EngineRefusedError, Prompt
-from marl_ray.policies.engines.vllm import shared as vllm_shared
-from marl_ray.policies.engines.vllm.shared import WARM_UP
+from marl_ray.policies.engines.vllm.process import shared_vllm
+from marl_ray.policies.engines.vllm.process.shared_vllm import WARM_UP
 from marl_ray.policies.language.base_model import BASE_SHA256
 from marl_ray.policies.prompting.prompts import encode_prompt
 from marl_ray.serving.arms.errors import ArmError
@@ -180,7 +180,7 @@ def test_a_greater_rank_than_the_process_has_room_for_is_refused_by_name(arms, t
 
 def test_an_adapter_of_another_base_has_no_place_in_the_process(arms, bundles, tmp_path):
     other = lora_bundle(tmp_path, 1, base=1)
-    base, _ = vllm_shared.join_base(
+    base, _ = shared_vllm.join_base(
         load_bundle(other).policies.unmerged("lm")
     )  # whose process would start with its first token
     assert base is not arms["one"].batch("writer").engine.base is arms["two"].batch("writer").engine.base

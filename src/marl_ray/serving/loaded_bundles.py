@@ -18,8 +18,8 @@ from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.manifest import REGISTRY, pinned
 from marl_ray.serving.arms.external.model import ExternalModel, external_model
 from marl_ray.serving.arms.protocol import AnyBundle, is_text
-from marl_ray.serving.held_arms import needed, served_here
 from marl_ray.serving.http.keys import Keys
+from marl_ray.serving.needed_arms import needed, served_here
 
 _log = logging.getLogger(__name__)
 

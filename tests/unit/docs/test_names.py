@@ -2,9 +2,12 @@
 
 import builtins
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from docs.pages import PAGES, ROOT, blocks, pages_before
 
@@ -21,6 +24,27 @@ CAMEL = re.compile(r"[A-Z]\w*[a-z]\w*[A-Z]\w*|\w+Error|\w+Exception")
 CLASS = re.compile(r"^\s*class (\w+)(?:\(([^)]*)\))?:", re.MULTILINE)
 IMPORTED = re.compile(r"^\s*(?:from [\w.]+ )?import (?:\(([^)]*)\)|(.*))$", re.MULTILINE)
 DOTTED = re.compile(r"`(marl_ray(?:\.\w+)+)(?:[:(][^`]*)?`")
+TICKED = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\([^`]*\))?`")
+"""A name in back ticks, which may be dotted, or a call of it."""
+CHAIN = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
+TEXT = re.compile(r'(?P<line>^ *)?(?P<string>"""[\s\S]*?""")|(?:^ *|  )# .*', re.MULTILINE)
+"""A string of several lines, which is a docstring if nothing is before it in its line, or a comment."""
+FROM = re.compile(r"^\s*(?:import|from) (?!marl_ray|benchmarks)(\w+)", re.MULTILINE)
+FILES = (".py", ".pyi", ".toml", ".yaml")
+SETTINGS = ("*.toml", "jobs/**/*.yaml", "serve/**/*.yaml", "cluster/**/*.yaml", "helm/**/*.yaml", "src/**/*.toml")
+NO_NAMES = {
+    *("team.POLICY.hyper.NAME", "hyper.NAME", "package.module.NAME", "AGENT.action", "AGENT.log_prob"),
+    *("TIMESTAMP.BODY", "marl_ray.KINDs", "checkpoint_ITERATION_ATTEMPT"),  # these and those above: places to fill in
+    "checkpoint_backup",  # an example of a folder
+    "c_j",  # a symbol of a formula
+    "bytes_to_unicode",  # of GPT-2's tokenizer
+    "create_id_based_action",  # of WebArena
+    "enable_adapters",  # of peft
+    "mbpp_deserialize_inputs",  # of EvalPlus
+    "word_tokenize",  # of NLTK
+    "Tuner.restore",  # of Ray Tune
+    "pandas.DataFrame",  # of pandas, which is not needed
+}
 NO_MODULES = {"marl_ray.access", "marl_ray.KINDs"}
 """A logger, and what stands for the groups of entry points."""
 DEFINED = r"\b(?:def|class|import) {0}\b|^\s*{0}\s*[:=,]|\"{0}\""
@@ -117,6 +141,77 @@ def test_modules_that_pages_and_docstrings_name_exist():
     assert [f"{path.relative_to(ROOT)}: {name}" for path, name in sorted(named) if not has(name)] == []
 
 
+class Names(NamedTuple):
+    """The names in the code of the package and of its benchmarks."""
+
+    words: set[str]
+    """All names, also those of files and of keys in settings."""
+    pairs: set[tuple[str, str]]
+    """(name, attribute) that stand so in the code."""
+    holders: dict[str, set[str]]
+    """Module, package or class -> the names in its file."""
+    others: set[str]
+    """Modules of other packages that are imported."""
+    prose: dict[Path, str]
+    """File -> its docstrings and comments."""
+
+
+def split(text: str) -> tuple[str, str]:
+    """Return the code of a file, and its docstrings and comments."""
+    prose: list[str] = []
+
+    def taken(match: re.Match[str]) -> str:
+        if match["string"] and match["line"] is None:  # a text that the code uses
+            return match[0]
+        prose.append(match[0])
+        return ""
+
+    return TEXT.sub(taken, text), "\n".join(prose)
+
+
+@cache
+def code_names() -> Names:
+    names = Names(set(dir(builtins)), set(), defaultdict(set), set(), {})
+    for path, text in sources().items():
+        if path.is_relative_to(ROOT / "tests"):
+            continue
+        code, names.prose[path] = split(text)
+        chains = [chain.split(".") for chain in set(CHAIN.findall(code))]
+        file_words = {word for chain in chains for word in chain}
+        *folders, stem = path.relative_to(ROOT).with_suffix("").parts
+        names.words.update(file_words, folders, [stem])
+        names.pairs.update(pair for chain in chains for pair in pairwise(chain))
+        for holder in (folders[-1] if stem == "__init__" else stem, *(name for name, _ in CLASS.findall(code))):
+            names.holders[holder] |= file_words
+        names.others.update(FROM.findall(code))
+    for pattern in SETTINGS:
+        names.words.update(word for path in ROOT.glob(pattern) for word in WORD.findall(path.read_text()))
+    return names
+
+
+def is_named(dotted: str) -> bool:
+    """Return True if the code has a name, and each part of a dotted one where the part before it is."""
+    names, parts = code_names(), dotted.split(".")
+    if len(parts) > 1 and (parts[0] in names.others or hasattr(getattr(builtins, parts[0], None), parts[1])):
+        return True
+    return names.words.issuperset(parts) and all(
+        (first, second) in names.pairs or second in names.holders.get(first, ()) for first, second in pairwise(parts)
+    )
+
+
+def test_names_in_docstrings_and_comments_are_in_the_code():
+    named = {
+        (path, name)
+        for path, text in code_names().prose.items()
+        for name in TICKED.findall(text)
+        if ("_" in name or "." in name) and not name.endswith(FILES)
+    }
+    missing = {(path, name) for path, name in named if not is_named(name)}
+    assert len(named) > 700
+    assert [f"{path.relative_to(ROOT)}: {name}" for path, name in sorted(missing) if name not in NO_NAMES] == []
+    assert {name for _, name in missing} >= NO_NAMES  # a name that is there needs no line
+
+
 @cache
 def commands() -> dict[str, set[str]]:
     """Command -> its options, from the page that the commands themselves write."""
@@ -162,6 +257,8 @@ def test_what_is_not_there_is_found():
     assert list(wrong_in("marl-ray runs")) == list(wrong_in("marl-ray runs ls --json")) == []
     assert has("marl_ray.api.client.Client") and not has("marl_ray.api.client.Customer") and not has("marl_ray.no")
     assert {"ValueError", "MarlRayError", "FieldError"} <= errors() and "Client" not in errors()
+    assert is_named("Client.act") and is_named("train.total_steps") and is_named("torch.func.functional_call")
+    assert not is_named("Client.dance") and not is_named("send_no_weights") and not is_named("experiments.log_evidence")
 
 
 def test_programs_that_pages_show_call_what_the_api_has():

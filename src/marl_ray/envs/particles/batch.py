@@ -1,4 +1,4 @@
-"""Compiled batches of mpe2's `simple_spread`, `simple_tag` and `simple_reference`."""
+"""Compiled batches of mpe2's `simple_spread_v3`, `simple_tag_v3` and `simple_reference_v3`."""
 
 import inspect
 from collections.abc import Sequence

@@ -144,7 +144,7 @@ def _lines(code: str) -> str:
 
 
 def _entry_point(code: str, tests: Sequence[str], where: str) -> str:
-    """Return the function of the reference that the tests call."""
+    """Return the name of the function of the reference that the tests call."""
     try:
         functions = {node.name for node in syntax(code).body if isinstance(node, ast.FunctionDef)}
         names = [node.id for test in tests for node in ast.walk(syntax(test)) if isinstance(node, ast.Name)]

@@ -99,7 +99,7 @@ class StreamedPolicy(NamedTuple):
 
     still: WeightSnapshot
     weights: Iterator[tuple[str, Tensor]]
-    """The result of `still.merged`."""
+    """The result of `WeightSnapshot.merged`."""
 
 
 def save_token_bundle(

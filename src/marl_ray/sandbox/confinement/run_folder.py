@@ -24,7 +24,7 @@ class MountedFolder:
         self._seen = _seen(path)
 
     def renew(self) -> bool:
-        """Replace the file system if a run has touched it; True if it had to be replaced."""
+        """Replace the file system if a run has touched it. Return True if it was replaced."""
         if _untouched(self.path, self._seen):
             return False
         self._replace()
@@ -61,7 +61,9 @@ class NumberedFolders:
         self._seen = _seen(self.path)
 
     def renew(self) -> bool:
-        """Switch to another folder unless the present one is untouched; True if it was switched."""
+        """Switch to another folder unless the present one is untouched.
+
+        Return False: the rules name the parent, which stays."""
         if _untouched(self.path, self._seen):
             return False
         with contextlib.suppress(OSError):  # a folder that cannot be moved stays, and no later run uses its name

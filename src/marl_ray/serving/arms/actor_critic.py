@@ -47,7 +47,7 @@ class PassBatcher:
 
     A pass runs on the loop itself, because it takes a fraction of a millisecond, less than a hand-over to a thread and
     back. Requests that arrive meanwhile form the next batch. Requests of several arms share a pass if the arms'
-    policies have the same architecture (`policies.stacked`), and each request is answered by its own arm's weights.
+    policies have the same architecture (`stackable`), and each request is answered by its own arm's weights.
     Other arms have passes of their own.
     """
 

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store.experiment_store import AssignmentState
-from marl_ray.serving.held_arms import needed, served_here
 from marl_ray.serving.live_experiments import LiveExperiments
 from marl_ray.serving.loaded_bundles import check_arms, load_arms
+from marl_ray.serving.needed_arms import needed, served_here
 from marl_ray.serving.routing.router import Router
 
 TEND_S = 15.0

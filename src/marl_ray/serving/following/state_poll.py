@@ -10,8 +10,8 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store.experiment_store import AssignmentState
 from marl_ray.serving.following.arm_holder import ArmHolder
 from marl_ray.serving.following.ended_experiments import EndedExperiments
-from marl_ray.serving.held_arms import API
 from marl_ray.serving.live_experiments import LiveExperiments
+from marl_ray.serving.needed_arms import API
 from marl_ray.serving.rollouts.rollout_control import config_of
 from marl_ray.serving.rollouts.webhook import Webhook
 from marl_ray.serving.routing.router import Router

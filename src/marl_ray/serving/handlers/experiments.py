@@ -15,9 +15,9 @@ from marl_ray.config.base import words
 from marl_ray.errors import MAX_COMPARED, MarlRayError, did_you_mean
 from marl_ray.experiments.lifecycle import RETREATS, Action, StaleEpochError
 from marl_ray.experiments.store.experiment_store import StoreError
-from marl_ray.serving.held_arms import API
 from marl_ray.serving.http.protocol import Request, RequestError, Response
 from marl_ray.serving.loaded_bundles import load_whole, pin
+from marl_ray.serving.needed_arms import API
 from marl_ray.serving.rollouts.report import curves, describe
 from marl_ray.serving.rollouts.rollout_control import findings
 from marl_ray.serving.routing.router import Router

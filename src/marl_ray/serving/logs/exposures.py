@@ -6,8 +6,8 @@ database is away.
 Exposures may wait, outcomes may not. An outcome is acknowledged once it is in the database, which needs the exposure of
 its unit. So the handler of outcomes calls `flush` first, and refuses the outcome if that fails.
 
-`kill -9` can lose the exposures of the last 50 ms and those that are being written, while the database answers. When
-the database goes away, it can lose those of the first second; after that, again those of the last 50 ms, and at most
+`kill -9` can lose the exposures of the last 0.1 s and those that are being written, while the database answers. When
+the database goes away, it can lose those of the first second; after that, again those of the last 0.1 s, and at most
 one batch (1,000) whose write hangs. All others are on disk, and the next process that uses the folder delivers them. A
 session whose exposure was lost is exposed again by its next request: to the same arm, unless the weights have changed.
 """
@@ -222,7 +222,7 @@ class ExposureLog:
                 pause = 0.0 if self._deliver(adopted=True) else self.interval_s
                 failing = False
             except Exception as error:  # this thread must survive any error
-                if not failing:  # one line per outage, not twenty per second
+                if not failing:  # one line per outage, not two per second
                     _log.error("exposures wait %s: %s", "in memory" if self.spool is None else "on disk", error)
                 failing, pause = True, RETRY_S
 

@@ -15,7 +15,7 @@ import orjson
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from marl_ray.serving.http.protocol import RequestError
-from marl_ray.serving.pages import api, rows
+from marl_ray.serving.pages import openapi_rows, rows
 from marl_ray.serving.pages.charts import curve_chart
 
 HTML = b"text/html; charset=utf-8"
@@ -117,8 +117,8 @@ def docs_page(document: bytes, base: str) -> bytes:
         title=info["title"],
         version=info["version"],
         text=info["description"],
-        operations=api.operations(parsed),
-        models=api.models(parsed),
+        operations=openapi_rows.operations(parsed),
+        models=openapi_rows.models(parsed),
     )
 
 

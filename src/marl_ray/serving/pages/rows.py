@@ -225,7 +225,7 @@ def _of_outcome(report: Mapping[str, Any], key: str, level: str) -> list[Mapping
 
 
 def _observed(arm: Mapping[str, Any]) -> Any:
-    """Return the name of what the tests count: clusters or blocks where these are assigned, else outcomes."""
+    """Return the count that the tests use: of clusters or blocks where these are assigned, else of outcomes."""
     return arm.get("observations", arm.get("outcomes"))
 
 

@@ -81,7 +81,7 @@ class Deliveries:
             )
 
     def check_open(self, wait_s: float) -> None:
-        """Return when all sinks of a run that begins are open.
+        """Wait until all sinks of a run that begins are open.
 
         Raises MarlRayError for one that cannot be opened, or is not open after `wait_s` seconds: most likely a
         mistake in the config.

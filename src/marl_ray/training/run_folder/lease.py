@@ -123,7 +123,7 @@ class Lease:
         raise MarlRayError(f"name: {self.whose} is being started by other processes; expected one")
 
     def _wait_for_end(self, number: int) -> None:
-        """Return if the owner of this number has ended or counts as lost; raise MarlRayError if it lives."""
+        """Check that the owner of this number has ended or counts as lost. Raises MarlRayError if it lives."""
         other = self._read(number)
         if other is not None and (other.state != RUNNING or other.is_gone()):
             return

@@ -53,7 +53,7 @@ class Team(ABC):
     def weights_saver(self, config: RunConfig, env: ParallelEnv, lineage: Lineage) -> WeightsSaver:
         """Copy the weights, and return the function that writes them, whatever the team does meanwhile.
 
-        Weights that no worker has whole are read while they are written: see `send_weights`.
+        Weights that no worker has whole are read while they are written: see `weights_sender`.
         """
 
     def weights_sender(self) -> Callable[[TrainedTensor], None]:

@@ -128,7 +128,7 @@ def _take_message(writer: TrialWriter, message: dict[str, Any]) -> None:
 
 
 def worker(payload: dict[Any, Any]) -> Any:
-    """Return the function that Ray Train starts in every worker of a nested trial."""
+    """Train a leg on the device of this worker, and return its result; Ray Train starts it in every worker."""
     import ray.train.torch
 
     return train_leg(payload, ray.train.torch.get_device())

@@ -19,8 +19,8 @@ from marl_ray.experiments.lifecycle import Action, ExperimentStatus
 from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.experiments.store.records import AssignmentState
 from marl_ray.serving import loaded_bundles
-from marl_ray.serving.held_arms import needed
 from marl_ray.serving.loaded_bundles import check_configured
+from marl_ray.serving.needed_arms import needed
 from marl_ray.serving.routing.endpoints import DRAIN_S
 
 

@@ -58,7 +58,7 @@ def follow(connection: Connection, kind: ResourceKind, name: str, deadline: floa
 
 
 def _until_changed(connection: Connection, kind: str, name: str, version: str, seconds: float) -> None:
-    """Return at the next change after `version`, or some time up to `seconds` later.
+    """Wait for the next change after `version`, for `seconds` at most.
 
     An expired version (410) or a broken connection ends it early: whoever follows reads again in any case.
     """

@@ -1,7 +1,7 @@
 """Runs a BigCodeBench problem inside the sandbox; this file is the program that is run there, not a module to import.
 
 stdin: one line of JSON {"code", "test", "tests", "hardened"}, then a nonce. The last line of stdout that begins with the
-nonce is the verdict. Tests and candidate share this interpreter, as `mock.patch` in the tests demands, so a candidate that
+nonce is the verdict. Tests and candidate share this interpreter, as mocks in the tests demand, so a candidate that
 knows this file can forge the verdict. In hardened mode these guards stop candidates that do not know it:
 results are kept by a class made before the candidate was loaded; unittest is put back as it was before every test, and a
 test that changed it fails; the number of tests is known beforehand, and none may be skipped or expected to fail; the nonce

@@ -1,1 +1,1 @@
-"""The engine vLLM: the engine of a worker, the host in an actor, and the process that several arms share."""
+"""The engine vLLM: the engine of a worker, the host in an actor, and the process that both start."""

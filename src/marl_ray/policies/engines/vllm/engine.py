@@ -27,7 +27,7 @@ from marl_ray.policies.engines.vllm.process.decoder import VllmDecoder
 from marl_ray.policies.engines.vllm.process.gpu_transfer import ipc_update
 from marl_ray.policies.engines.vllm.process.messages import IPC, NCCL, SHARED, AdapterRoom, VllmSettings
 from marl_ray.policies.engines.vllm.process.process import VllmProcess
-from marl_ray.policies.engines.vllm.process.shared_weights import SharedWeights
+from marl_ray.policies.engines.vllm.process.weight_memory import SharedWeights
 from marl_ray.policies.language.lora import bare_weights, save_adapters
 from marl_ray.policies.language.sampling_copy import in_parts, outline, sampling_weights
 from marl_ray.temporary_folders import object_folder

@@ -35,7 +35,7 @@ KINDS: dict[str, set[type]] = {"B": {bool}, "I": {int}, "U": {int}, "F": {int, f
 async def infer(service: Service, request: Request) -> Response:
     """Answer an inference request.
 
-    Its session is `parameters.session_id`, else the header `x-session-id`, else `id`.
+    Its session is `session_id` among its `parameters`, else the header `x-session-id`, else `id`.
     """
     service.admission.admit(request, "inference")
     if request.header(b"inference-header-content-length") is not None:

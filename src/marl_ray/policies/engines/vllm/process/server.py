@@ -26,7 +26,7 @@ LINE = 400
 """Maximum number of characters of an error line; errors about vLLM's settings take several lines."""
 ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
 """Numbers of Linux: the system call, its request for a part of the processor's state, and the tiles' part."""
-DOOR = "marl_ray.policies.engines.vllm.process.shared_transfer.WeightDoor"
+DOOR = "marl_ray.policies.engines.vllm.process.cpu_transfer.WeightDoor"
 
 
 class Server:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.engines.vllm.process.shared_weights import SharedWeights, read
+from marl_ray.policies.engines.vllm.process.weight_memory import SharedWeights, read
 
 TYPES = (torch.float32, torch.bfloat16, torch.int64)
 SHAPES = st.lists(st.tuples(st.sampled_from(TYPES), st.lists(st.integers(1, 5), max_size=3)), min_size=1, max_size=6)

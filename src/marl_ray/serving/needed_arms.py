@@ -34,7 +34,7 @@ def needed(
         if state.endpoint in newest:
             successors[newest[state.endpoint].experiment] = state.created
         newest[state.endpoint] = state
-    needed_arms = {}
+    arms_of = {}
     for state in states:
         name = state.experiment
         over = max(successors.get(name, -DRAIN_S), (ended or {}).get(name, -DRAIN_S))
@@ -43,5 +43,5 @@ def needed(
             arms = set(state.weights) - (state.rolled_back if state.cut else frozenset())
         elif newest.get(state.endpoint) is state:
             arms = {state.control, *(arm for arm, weight in state.weights.items() if weight > 0)}
-        needed_arms[name] = frozenset(arms)
-    return needed_arms
+        arms_of[name] = frozenset(arms)
+    return arms_of

@@ -15,7 +15,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from marl_ray.policies.engines.vllm.process.messages import SHARED
-from marl_ray.policies.engines.vllm.process.shared_weights import WeightLayout, read
+from marl_ray.policies.engines.vllm.process.weight_memory import WeightLayout, read
 
 
 @dataclass
