@@ -66,7 +66,8 @@ def lint(
     advice = [f": {ADVICE}" in finding for finding in findings]
     passed = all(advice) and not (strict and findings)
     rows = [{"text": text, "advice": is_advice} for text, is_advice in zip(findings, advice, strict=True)]
-    advised = f"{len(findings)} pieces of advice" if findings else "no findings"
+    pieces = "1 piece" if len(findings) == 1 else f"{len(findings)} pieces"
+    advised = f"{pieces} of advice" if findings else "no findings"
     count = f"{len(files)} {'file' if len(files) == 1 else 'files'}, {advised}"
     document = {"files": len(files), "passed": passed, "findings": rows}
     show(as_json, document, [*findings, *([count] if passed else [])])
