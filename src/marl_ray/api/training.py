@@ -114,9 +114,10 @@ class TrainedRun:
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        """The rows of metrics in the order of training, one for each iteration; `steps` counts environment steps.
+        """The rows of metrics in the order of training; `steps` counts environment steps.
 
-        `pandas.DataFrame(run.metrics)` is a table of them.
+        There is one for each epoch of a warm start, with `steps` 0, `warm_start/epoch` and no `iteration`, and one for each
+        `iteration`, of which 0 is the evaluation before training. `pandas.DataFrame(run.metrics)` is a table of them.
         """
         from marl_ray.training.run_folder.metrics_file import read_metrics
         from marl_ray.training.run_folder.record import filesystem_of
@@ -125,13 +126,14 @@ class TrainedRun:
 
     @property
     def curve(self) -> list[tuple[int, float]]:
-        """The learning curve: (environment steps, mean return of an evaluation).
+        """The learning curve: (environment steps, mean return of an evaluation), without the epochs of a warm start.
 
         The returns are those of training episodes if the run has no evaluations.
         """
+        from marl_ray.training.run_folder.metrics_file import history_of
+
         rows = self.metrics
-        key = "eval/return" if any("eval/return" in row for row in rows) else "return"
-        return [(int(row["steps"]), row[key]) for row in rows if key in row]
+        return history_of(rows, "eval/return") or history_of(rows, "return")
 
     @property
     def picture(self) -> Path | None:

@@ -26,6 +26,7 @@ SCORING, RUNNING = "How answers are scored", "Where it runs and what it leaves"
 
 @named_as_options()
 def evaluate(
+    ctx: typer.Context,
     benchmark: Annotated[
         str | None,
         typer.Option(
@@ -168,6 +169,9 @@ def evaluate(
     run: Callable[..., BenchmarkResult | EpisodeScores] = measure
     if benchmark is None and episodes is None:
         raise FieldError("benchmark", "expected a benchmark's name; --episodes N plays a team of actor-critics instead")
+    source = ctx.get_parameter_source("tracking_uri")
+    if samples is not None and source is not None and source.name == "ENVIRONMENT":
+        tracking_uri = None  # it is there for other commands
     with only_result(as_json):
         result = run(
             benchmark,
@@ -185,9 +189,7 @@ def evaluate(
             workers=workers,
             local=local,
             env=None if env is None else with_overrides({}, env),
-            tracking_uri=None
-            if samples is not None
-            else tracking_uri,  # the environment may name it for other commands
+            tracking_uri=tracking_uri,
             progress=_progress() if episodes is None else None,
             agent=agent,
             num_samples=num_samples,

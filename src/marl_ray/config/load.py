@@ -43,7 +43,22 @@ PATTERNS = {NAME_PATTERN: "expected letters, digits, _, . and -, a letter or dig
 
 
 class YamlLoader(yaml.SafeLoader):
-    """YAML 1.1 reads `3e-4` as text; every user means the number. Duplicate keys are refused, not overwritten."""
+    """YAML 1.1 reads `3e-4` as text; every user means the number. Duplicate keys are refused, not overwritten.
+
+    Every error about a text is a yaml.YAMLError.
+    """
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except ValueError as error:  # a date of the 13th month, a number of too many digits
+            raise yaml.constructor.ConstructorError(None, None, one_line(error), node.start_mark) from error
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        try:
+            return super().compose_node(parent, index)
+        except RecursionError:
+            raise yaml.composer.ComposerError(None, None, "nested too deeply") from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()

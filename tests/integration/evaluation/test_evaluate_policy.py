@@ -67,6 +67,7 @@ def test_a_bundle_is_measured_and_a_second_call_writes_nothing_anew(team, tmp_pa
     [
         ([], "--policy: expected a bundle, which writes samples, or ready samples by --samples (samples=)"),
         (["--samples", DATA, "--num-samples", "2"], "--num-samples: expected with a policy, not with ready samples"),
+        (["--samples", DATA, "--tracking-uri", "x"], "--tracking-uri: expected with a policy, not with ready samples"),
         (["--policy", "TEAM", "--k", "2"], "--k: problem 'add' has only 1 sample, not 2"),
         (["--policy", "TEAM", "--data", DATA], "--benchmark: expected jsonl and data, or jsonl:FILE, got jsonl:"),
         (["--policy", "nowhere"], "bundle 'nowhere' has no readable bundle.json"),
@@ -82,6 +83,13 @@ def test_mistakes_are_one_line_and_status_2(team, arguments, message, tmp_path, 
     assert command(*filled, "--out", tmp_path / "out") == 2
     output = capsys.readouterr().err
     assert message in output and len(output.splitlines()) == 1 and not (tmp_path / "out").exists()
+
+
+def test_the_environments_tracking_server_is_nothing_to_ready_samples(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    samples = tmp_path / "samples.jsonl"
+    samples.write_text("".join(json.dumps({"task_id": name, "solution": "1"}) + "\n" for name in ("add", "double")))
+    assert command("--samples", samples, "--out", tmp_path / "out") == 0
 
 
 @pytest.mark.long

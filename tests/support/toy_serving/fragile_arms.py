@@ -47,8 +47,11 @@ def config_of_arms(folder: Path, arms: dict[str, str], **more: Any) -> GatewayCo
     return parse_config(GatewayConfig, {"experiments": [experiment | more]} | where)
 
 
-async def ask(client: httpx.AsyncClient, session: str, observation: list[float] = GOOD) -> httpx.Response:
-    return await client.post("/v1/act", json={"session_id": session, "observations": {"agent": observation}})
+async def ask(
+    client: httpx.AsyncClient, session: str, observation: list[float] = GOOD, mode: str = "sample"
+) -> httpx.Response:
+    body = {"session_id": session, "observations": {"agent": observation}, "mode": mode}
+    return await client.post("/v1/act", json=body)
 
 
 def errors_of(app: Gateway) -> dict[str, float]:

@@ -150,6 +150,12 @@ def test_bad_yaml_has_its_line(tmp_path):
     assert "line 2" in file_refusal(path, "name: run\n\tenv: x\n")
 
 
+def test_yaml_that_python_cannot_hold_is_not_valid():
+    assert refusal("name=2026-13-01").endswith(", line 1: not valid YAML: month must be in 1..12")
+    assert ", line 1: not valid YAML: Exceeds the limit (4300 digits)" in refusal(f"name={'1' * 5000}")
+    assert refusal("name=" + "[" * 2000).endswith(": not valid YAML: nested too deeply")
+
+
 def test_a_key_given_twice_has_its_line(tmp_path):
     path = tmp_path / "c.yaml"
     assert file_refusal(path, "name: a\nenv: {id: x}\nname: b\n") == (

@@ -209,7 +209,8 @@ def test_options_that_do_not_fit_are_one_line(bundle, options, message, request)
 
 
 def test_bundles_that_cannot_answer(tmp_path, single_policy):
-    with pytest.raises(MarlRayError, match=r"^policy: .* holds actor-critics, expected language models"):
+    instead = r"; `marl-ray evaluate --episodes N` plays whole episodes with these$"
+    with pytest.raises(MarlRayError, match=r"^policy: .* holds actor-critics, expected language models" + instead):
         Writer(WritingRequest(make_bundle(tmp_path, 1)), OWN)
     first, *others = problems()
     longest = replace(first, task_id="long", prompt=first.prompt + "#" * 100)

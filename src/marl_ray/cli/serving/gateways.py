@@ -1,7 +1,7 @@
 """The commands of gateways: checking and deploying them, deploying bundles, exporting what was served."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -66,7 +66,8 @@ def lint(
     advice = [f": {ADVICE}" in finding for finding in findings]
     passed = all(advice) and not (strict and findings)
     rows = [{"text": text, "advice": is_advice} for text, is_advice in zip(findings, advice, strict=True)]
-    advised = f"{len(findings)} pieces of advice" if findings else "no findings"
+    pieces = "1 piece" if len(findings) == 1 else f"{len(findings)} pieces"
+    advised = f"{pieces} of advice" if findings else "no findings"
     count = f"{len(files)} {'file' if len(files) == 1 else 'files'}, {advised}"
     document = {"files": len(files), "passed": passed, "findings": rows}
     show(as_json, document, [*findings, *([count] if passed else [])])
@@ -114,10 +115,12 @@ def deploy(
 
     It needs an admin key in MARL_RAY_API_KEY.
     """
+    from marl_ray.config.load import with_overrides
     from marl_ray.serving.client.admin import ask, deploy_bundle, lines
 
     if (bundle is None) == (from_sweep is None):
         raise MarlRayError("deploy: expected either BUNDLE or --from-sweep SWEEP")
+    options = with_overrides({}, [f"margin={margin}", *(settings or ())])
     if from_sweep is not None:
         from marl_ray.tuning.records import winner_of
 
@@ -132,7 +135,6 @@ def deploy(
             )
     assert bundle is not None
     reason = reason or "deployed by marl-ray deploy"
-    options = _settings([f"margin={margin}", *(settings or ())])
     report = deploy_bundle(url, bundle, strategy, endpoint, options, reason, allow_rolled_back)
     show(as_json, report, lines(report))
 
@@ -161,15 +163,3 @@ def export(
         f"  left out: {done.censored} units without an outcome, {done.mixed} with acts of another bundle",
     ]
     show(as_json, done, lines)
-
-
-def _settings(settings: Any) -> dict[str, Any]:
-    import yaml
-
-    values: dict[str, Any] = {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not equals or not key:
-            raise MarlRayError(f"--set {setting!r}: expected KEY=VALUE")
-        values[key] = yaml.safe_load(value)
-    return values

@@ -8,6 +8,7 @@ import yaml
 
 from marl_ray.cluster.lint.parts import ManifestFault, groups
 from marl_ray.config.kubernetes import is_schedule, is_time_zone
+from marl_ray.config.load import YamlLoader
 
 SELECTOR = "ray.io/cluster"
 """Key of `clusterSelector` that names the cluster."""
@@ -142,7 +143,7 @@ def _of_rules(rules: list[Mapping[str, Any]], at: str) -> Iterator[ManifestFault
 
 def _of_runtime_env(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
     try:
-        runtime_env = yaml.safe_load(spec.get("runtimeEnvYAML", "") or "{}")
+        runtime_env = yaml.load(spec.get("runtimeEnvYAML", "") or "{}", YamlLoader)  # noqa: S506  it extends the safe one
     except yaml.YAMLError as error:
         yield f"{where}runtimeEnvYAML", f"expected YAML ({' '.join(str(error).split())})"
         return

@@ -82,20 +82,24 @@ def suspected_hack(verdicts: Verdicts) -> bool:
 
 
 def score_locally(pool: Pool, jobs: Sequence[ScoringJob], workers: int) -> Iterator[list[ResultRow]]:
-    """Yield results as they come, in batches, from `workers` runs at a time."""
+    """Yield results as they come, in batches, from `workers` runs at a time.
+
+    Raises MarlRayError, which names what was running, if nothing is scored for longer than any of the runs may take.
+    """
     remaining = iter(jobs)
-    with ThreadPoolExecutor(workers, thread_name_prefix="score") as threads:
-        try:
-            running = {threads.submit(score, pool, job): job for job in islice(remaining, 2 * workers)}
-            while running:
-                patience = max(job.longest_s for job in running.values()) * 2 + SLACK_S
-                done, _ = wait(running, timeout=patience, return_when=FIRST_COMPLETED)
-                if not done:
-                    names = ", ".join(sorted(job.sample.problem.task_id for job in running.values()))
-                    raise MarlRayError(f"evaluate: nothing was scored for {patience:.0f} s; running: {names}")
-                for future in done:
-                    del running[future]
-                running |= {threads.submit(score, pool, job): job for job in islice(remaining, len(done))}
-                yield [future.result() for future in done]
-        finally:
-            threads.shutdown(wait=False, cancel_futures=True)
+    threads = ThreadPoolExecutor(workers, thread_name_prefix="score")
+    try:
+        running = {threads.submit(score, pool, job): job for job in islice(remaining, 2 * workers)}
+        while running:
+            patience = max(job.longest_s for job in running.values()) * 2 + SLACK_S
+            done, _ = wait(running, timeout=patience, return_when=FIRST_COMPLETED)
+            if not done:
+                names = ", ".join(sorted(job.sample.problem.task_id for job in running.values()))
+                raise MarlRayError(f"evaluate: nothing was scored for {patience:.0f} s; running: {names}")
+            for future in done:
+                del running[future]
+            running |= {threads.submit(score, pool, job): job for job in islice(remaining, len(done))}
+            yield [future.result() for future in done]
+    finally:
+        # A run that hangs must not be waited for; it ends with the pool.
+        threads.shutdown(wait=False, cancel_futures=True)

@@ -65,7 +65,7 @@ def authors_of_bundle(reference: str, tracking_uri: str | None) -> WriterPolicie
     """
     bundle = load_bundle(reference, tracking_uri)
     if not isinstance(bundle, TokenBundle):
-        instead = "; from Python, marl_ray.evaluate(policy=..., episodes=...) scores whole episodes of these"
+        instead = "; `marl-ray evaluate --episodes N` plays whole episodes with these"
         raise FieldError("policy", f"{reference} holds actor-critics, expected language models{instead}")
     return authors_of(bundle)
 

@@ -176,14 +176,17 @@ async def _act_or_fall_back(
     answers, name, ticket = await attempts.first_answer(
         compute if cache is None else look_up_or_compute, compute, "observations"
     )
-    router.circuits[name].success(ticket)
     if cached:
+        router.circuits[name].forget(ticket)  # the arm was not asked
+        if session_arm.takes_part and router.state.shadows:
+            answers = {agent: (np.asarray(action), None) for agent, action in cached["actions"].items()}
+            _send_to_shadows(router, observations, masks, answers)
         return cached, name
+    router.circuits[name].success(ticket)
     for text_request, response in exchanges if session_arm.takes_part else ():
         shadow_text(router, text_request, response)
-    for shadow in router.state.shadows if session_arm.takes_part and not router.is_text else ():
-        if shadow in router.arms:
-            router.shadows.send(shadow, cast(Arm, router.arms[shadow]).act, observations, masks, answers)
+    if session_arm.takes_part and not router.is_text:
+        _send_to_shadows(router, observations, masks, answers)
     parts = {
         "actions": {a: action if isinstance(action, str) else action.tolist() for a, (action, _) in answers.items()},
         "log_probs": {agent: log_prob for agent, (_, log_prob) in answers.items() if log_prob is not None},
@@ -191,6 +194,13 @@ async def _act_or_fall_back(
     if key is not None and cache is not None:
         await cache.put(key, orjson.dumps(parts))
     return parts, name
+
+
+def _send_to_shadows(router: Router, observations: Mapping[str, Any], masks: Arrays, answers: dict[str, Any]) -> None:
+    """Send copies of the request to the shadows, also if its answer was kept: their counts are of all traffic."""
+    for shadow in router.state.shadows:
+        if shadow in router.arms:
+            router.shadows.send(shadow, cast(Arm, router.arms[shadow]).act, observations, masks, answers)
 
 
 def _act_by_arm(
@@ -226,7 +236,9 @@ def _parse_cached(value: bytes | None) -> dict[str, Any] | None:
         parts = orjson.loads(value) if value else None
     except orjson.JSONDecodeError:
         return None
-    return parts if isinstance(parts, dict) and parts.keys() == {"actions", "log_probs"} else None
+    if not isinstance(parts, dict) or parts.keys() != {"actions", "log_probs"}:
+        return None
+    return parts if isinstance(parts["actions"], dict) else None
 
 
 def _check_observations(

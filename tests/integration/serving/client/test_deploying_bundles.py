@@ -1,5 +1,6 @@
 """Answers to a person who deploys by hand: of a rolled-back bundle, of misspelt names, and while nothing is judged."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +58,26 @@ def test_misspelt_names_are_answered_with_those_that_are_close(gateway, bundles)
     assert "400: outcome_windw_s: unknown field; did you mean outcome_window_s or" in refusal
     refusal = output_of("experiment", "rollback", "exp", "--arm", "fuor", "--reason", "r", status=2)
     assert refusal.endswith("400: arm: 'fuor' is unknown; did you mean four?")
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("stages=[0.1", "override 'stages=[0.1', line 1: not valid YAML: expected ',' or ']', but got '<stream end>'"),
+        ("since=2026-13-01", "override 'since=2026-13-01', line 1: not valid YAML: month must be in 1..12"),
+        ("alpha", "override 'alpha': expected dotted.key=value"),
+    ],
+)
+def test_settings_that_cannot_be_read_are_refused_before_the_gateway_is_asked(setting, expected):
+    assert output_of("deploy", "b", "--set", setting, "--url", "http://127.0.0.1:9", status=2) == expected
+
+
+def test_settings_are_read_as_in_a_config(gateway, bundles):
+    output_of("experiment", "stop", "exp", "--reason", "r")
+    settings = ("--margin", "1e-3", "--set", "breaker.open_s=2e+1", "--set", "missing=-1e-3")
+    report = json.loads(output_of("deploy", bundles["four"], "--endpoint", "exp", *settings, "--json"))
+    config = report["config"]
+    assert (config["margin"], config["breaker"]["open_s"], config["missing"]) == (0.001, 20.0, -0.001)
 
 
 def test_status_says_when_units_are_judged_while_none_is(gateway):

@@ -15,6 +15,7 @@ from waiting import until_async
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.experiments.lifecycle import Action, ExperimentStatus
 from marl_ray.experiments.store.experiment_store import ExperimentStore
+from marl_ray.serving.arms.response_cache import MemoryCache
 from marl_ray.serving.logs.act_log_reader import read_logged
 
 OPS = bearer("ops")
@@ -165,6 +166,33 @@ async def test_greedy_answers_are_kept(bundles, tmp_path, url):
             arm.act = None  # an answer that is not kept would fail
         again = await acts_of(client, [f"s{k}" for k in range(12)], mode="greedy")
     assert first == again and {a["arm"] for a in first} == {"one", "four"}
+
+
+@pytest.mark.parametrize("value", [b"{", b"[]", b'{"actions": 5, "log_probs": {}}'])
+async def test_what_others_put_into_the_cache_is_no_answer(bundles, tmp_path, monkeypatch, value):
+    async def written_by_another(cache: MemoryCache, key: bytes) -> bytes:
+        return value
+
+    async with serving(keyed_config(tmp_path, bundles, {"cache": {"url": "memory:"}})) as (client, _):
+        client.headers.update(OPS)
+        first = await acts_of(client, ["s"], mode="greedy")
+        monkeypatch.setattr(MemoryCache, "get", written_by_another)
+        assert await acts_of(client, ["s"], mode="greedy") == first
+
+
+async def test_shadows_get_copies_of_requests_with_kept_answers_too(bundles, tmp_path):
+    arms = {"one": bundles["one"], "same": bundles["one"], "four": bundles["four"]}
+    config = keyed_config(tmp_path, arms, {"cache": {"url": "memory:"}}, strategy="shadow")
+
+    async with serving(config) as (client, app):
+        client.headers.update(OPS)
+        await acts_of(client, [f"s{k}" for k in range(6)], mode="greedy")
+        totals = app.service.endpoints.routers["exp"].shadows.totals
+        await until_async(lambda: all(arm in totals and totals[arm].acts == 6 for arm in ("same", "four")))
+    assert {arm: (t.decisions, t.agreed, t.dropped) for arm, t in totals.items()} == {
+        "same": (12, 12, 0),
+        "four": (12, 0, 0),
+    }
 
 
 async def test_decisions_are_kept_for_training(bundles, tmp_path):

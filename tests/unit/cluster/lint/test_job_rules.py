@@ -133,6 +133,7 @@ WRONG = [
     ],
     ({"runtimeEnvYAML": "[1]"}, "spec.runtimeEnvYAML: expected a mapping"),
     ({"runtimeEnvYAML": "a: ["}, "spec.runtimeEnvYAML: expected YAML"),
+    ({"runtimeEnvYAML": "a: 2026-13-01"}, "spec.runtimeEnvYAML: expected YAML"),
 ]
 
 

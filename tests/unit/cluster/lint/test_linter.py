@@ -380,3 +380,4 @@ def test_what_runs_badly_is_advice_and_fails_only_strict_checks(tmp_path):
         runs = [marl_ray("lint", path), marl_ray("lint", path, "--strict")]
         assert [run.returncode for run in runs] == ([0, 2] if kind == "advice" else [2, 2])
         assert (": advice: " in runs[0].stdout) == (kind == "advice")
+        assert runs[0].stdout.endswith("\n1 file, 1 piece of advice\n") == (kind == "advice")

@@ -10,13 +10,14 @@ from toy_serving.fragile_arms import CLOSED, GOOD, OPEN, STRANGE, ask, bundle, c
 from toy_serving.gateways import serving
 from waiting import until_async
 
-from marl_ray.config import BreakerConfig, ExperimentConfig, parse_config
+from marl_ray.config import BreakerConfig, CacheConfig, ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import ExperimentStatus
 from marl_ray.policies.bundles.actor_critic import Bundle, load_actor_critics
 from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 from marl_ray.serving.arms.errors import ArmError, NotFiniteError
 from marl_ray.serving.asgi import Gateway
+from marl_ray.serving.routing.breaker import CircuitState
 
 
 async def test_inputs_that_no_arm_can_take_end_nothing(tmp_path):
@@ -83,6 +84,32 @@ async def test_inputs_that_the_control_alone_cannot_take_do_not_close_it_to_othe
     assert all(int(bad[session].headers["retry-after"]) >= 1 for session in refused)
     assert errors == dict.fromkeys(refused, 1.0)  # as a treatment's would
     assert {answer.status_code for answer in good} == {200} and set(states.values()) == {CLOSED}
+
+
+async def test_kept_answers_are_no_successes_of_an_arm(tmp_path):
+    arms = {"one": bundle(tmp_path, 1, False), "four": bundle(tmp_path, 4, True)}
+    config = config_of_arms(tmp_path, arms, breaker={"failures": 3, "open_s": 60, "probes": 2})
+
+    async with serving(config.model_copy(update={"cache": CacheConfig()})) as (client, app):
+        router = app.service.endpoints.routers["exp"]
+        sessions = [session for k in range(99) if router.table.assign(session := f"s{k}").arm == "four"]
+
+        async def arm_of(session: str, observation: list[float]) -> str:
+            answer = (await ask(client, session, observation, "greedy")).json()
+            return str(answer["arm"])
+
+        assert await arm_of(sessions[0], GOOD) == "four"  # now it is kept
+        for session in sessions[1:4]:
+            assert circuits(app)["four"] is CLOSED
+            assert await arm_of(session, STRANGE) == "one"
+            if session != sessions[3]:
+                assert await arm_of(session, GOOD) == "four"
+        assert circuits(app)["four"] is OPEN  # three failures in a row, whatever was kept in between
+        router.circuits["four"].until = 0.0  # time for probes
+        assert [await arm_of(session, GOOD) for session in sessions[4:10]] == ["four"] * 6
+        assert circuits(app)["four"] is CircuitState.HALF_OPEN
+        fresh = [await arm_of(session, [k / 10] * 3) for k, session in enumerate(sessions[10:12], 1)]
+        assert fresh == ["four"] * 2 and circuits(app)["four"] is CLOSED
 
 
 async def test_a_strange_input_takes_none_of_its_pass_with_it(tmp_path, monkeypatch):
