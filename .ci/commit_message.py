@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-LONGEST_SUBJECT = 100
+MAX_SUBJECT = 100
 AREA = re.compile(r"[\w./-]+( [\w./-]+)?: \S")
 """Beginning of a subject: an area of one or two words, a colon, and what changed."""
 MERGE = re.compile(r"Merge [\w./-]+( [\w./-]+)?: \S")
@@ -26,8 +26,8 @@ def problem(message: str) -> str | None:
     """Return the mistake of a message, in one line; None if there is none. Comments of git's template do not count."""
     lines = [line.rstrip() for line in message.split(SCISSORS, maxsplit=1)[0].splitlines() if not line.startswith("#")]
     subject, *rest = "\n".join(lines).strip().splitlines() or [""]
-    if not subject or len(subject) > LONGEST_SUBJECT:
-        return f"subject: expected 1 to {LONGEST_SUBJECT} characters that say what changed, got {len(subject)}"
+    if not subject or len(subject) > MAX_SUBJECT:
+        return f"subject: expected 1 to {MAX_SUBJECT} characters that say what changed, got {len(subject)}"
     if re.match(r"Merge\b", subject):
         if not MERGE.match(subject):
             return f"subject: expected what is merged, such as 'Merge NAME: what it brings', got {subject!r}"
