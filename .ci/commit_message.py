@@ -12,8 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-LONGEST_SUBJECT = 100
-LONGEST_LINE = 130
+MAX_SUBJECT = 100
+MAX_LINE = 130
 """Characters of a line of the body. A line of one word, such as an address, may be longer."""
 AREA = re.compile(r"[\w./-]+( [\w./-]+)?: \S")
 """Beginning of a subject: an area of one or two words, a colon, and what changed."""
@@ -28,8 +28,8 @@ def problem(message: str) -> str | None:
     """Return the mistake of a message, in one line; None if there is none. Comments of git's template do not count."""
     lines = [line.rstrip() for line in message.split(SCISSORS, maxsplit=1)[0].splitlines() if not line.startswith("#")]
     subject, *rest = "\n".join(lines).strip().splitlines() or [""]
-    if not subject or len(subject) > LONGEST_SUBJECT:
-        return f"subject: expected 1 to {LONGEST_SUBJECT} characters that say what changed, got {len(subject)}"
+    if not subject or len(subject) > MAX_SUBJECT:
+        return f"subject: expected 1 to {MAX_SUBJECT} characters that say what changed, got {len(subject)}"
     if re.match(r"Merge\b", subject):
         if not MERGE.match(subject):
             return f"subject: expected what is merged, such as 'Merge NAME: what it brings', got {subject!r}"
@@ -39,8 +39,8 @@ def problem(message: str) -> str | None:
     if rest and rest[0]:
         return "body: expected an empty line between subject and body"
     longest = max((len(line) for line in rest if " " in line and not TRAILER.match(line)), default=0)
-    if longest > LONGEST_LINE:
-        return f"body: expected lines of at most {LONGEST_LINE} characters, got {longest}"
+    if longest > MAX_LINE:
+        return f"body: expected lines of at most {MAX_LINE} characters, got {longest}"
     if not any(line and not TRAILER.match(line) for line in rest):
         return "body: expected one to three sentences that say why, got none"
     return None

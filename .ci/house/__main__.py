@@ -32,6 +32,7 @@ CHECKS = (
     docstrings.fragments,
     docstrings.without_verb,
     vague_names.vague_names,
+    vague_names.unlike_limits,
 )
 
 

@@ -11,7 +11,7 @@ READERS = ("benchmarks/", "jobs/", "serve/")
 """Folders beside the product that may be the only readers of a name; tests alone do not count."""
 ENTERED = {"versions", "sandboxed"}
 """Folders with names that no code of ours reads: migrations, and programs that are sent into the sandbox."""
-LONGEST_TEXT = 200
+MAX_TEXT = 200
 """Characters of the texts that may name a part, or a type; longer ones are prose."""
 
 
@@ -61,7 +61,7 @@ def words_read(file: SourceFile) -> set[str]:
         match node:
             case ast.Name(id=name, ctx=ast.Load()) | ast.Attribute(attr=name):
                 words.add(name)
-            case ast.Constant(value=str() as text) if len(text) < LONGEST_TEXT:
+            case ast.Constant(value=str() as text) if len(text) < MAX_TEXT:
                 words |= set(re.findall(r"\w+", text))
     return words
 

@@ -7,10 +7,10 @@ from pathlib import PurePosixPath
 
 from sources import PACKAGE, Finding, SourceFile
 
-MOST_FILES = 9
-"""Most files of a folder, besides its `__init__.py` and `conftest.py`."""
-MOST_LINES = 400
-"""Most lines of a file."""
+MAX_FILES = 9
+"""Maximum number of files of a folder, besides its `__init__.py` and `conftest.py`."""
+MAX_LINES = 400
+"""Maximum number of lines of a file."""
 GROWING = "versions"
 """Folder of the database's migrations, which only ever become more."""
 
@@ -23,16 +23,16 @@ def large_folders(files: list[SourceFile]) -> Iterator[Finding]:
         if (file.module or file.is_test or is_benchmark(file)) and file.path.name not in ("__init__.py", "conftest.py"):
             members[folder].append(file)
     for folder, inside in members.items():
-        if len(inside) > MOST_FILES and folder.name != GROWING:
-            message = f"the folder has {len(inside)} files, expected {MOST_FILES} at most"
-            yield inside[MOST_FILES].finding(None, message)
+        if len(inside) > MAX_FILES and folder.name != GROWING:
+            message = f"the folder has {len(inside)} files, expected {MAX_FILES} at most"
+            yield inside[MAX_FILES].finding(None, message)
 
 
 def long_files(files: list[SourceFile]) -> Iterator[Finding]:
     """Yield the files with too many lines."""
     for file in files:
-        if (lines := file.text.count("\n")) > MOST_LINES:
-            yield Finding(file.name, lines, f"the file has {lines} lines, expected {MOST_LINES} at most")
+        if (lines := file.text.count("\n")) > MAX_LINES:
+            yield Finding(file.name, lines, f"the file has {lines} lines, expected {MAX_LINES} at most")
 
 
 def folders_without_purpose(files: list[SourceFile]) -> Iterator[Finding]:

@@ -1,8 +1,10 @@
 """Checks of names: they say what a variable holds or a function does."""
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 
 from sources import Finding, SourceFile, name_of
 
@@ -12,7 +14,15 @@ VAGUE_PARTS = VAGUE - {"of", "one", "whole"}
 """Words that say nothing in longer names either, unless a question begins with `is`."""
 VAGUE_ALONE = {"given", "here", "kept", "left", "own", "said", "wanted"}
 """Words that say nothing alone, and something in a longer name, such as `kept_actions`; `left` beside `right` is a side."""
-STORED = {("src/marl_ray/serving/logs/act_log.py", "asked"), ("src/marl_ray/runs/summary.py", "given")}
+SUPERLATIVE = re.compile(r"_?(most|least|longest|shortest|largest|smallest|biggest|fewest)_", re.IGNORECASE)
+"""Beginning of a name that is a limit's only in an ordinary sentence; limits begin with `max_` and `min_`."""
+LIMIT = re.compile(r"(Maximum|Minimum) number of ")
+"""Beginning of the docstring of a limit."""
+STORED = {
+    ("src/marl_ray/serving/logs/act_log.py", "asked"),
+    ("src/marl_ray/runs/summary.py", "given"),
+    ("src/marl_ray/cluster/kuberay/state/phases.py", "GONE"),
+}
 """Fields of records on disk and of documents, whose names are those of the files."""
 
 
@@ -32,10 +42,37 @@ def vague_names(files: list[SourceFile]) -> Iterator[Finding]:
                 yield file.finding(node, f"the name {name} does not say what it stands for")
 
 
+def unlike_limits(files: list[SourceFile]) -> Iterator[Finding]:
+    """Yield the limits whose names do not begin with `max_` or `min_`.
+
+    A parameter, a field or a constant that begins with a superlative is one, and so is a constant that is documented as a
+    maximum or minimum number. What a function finds, as `largest_difference` does, is a superlative indeed.
+    """
+    for file in files:
+        for node in file.nodes:
+            match node:
+                case ast.arg(arg=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                    pass
+                case ast.Name(id=name, ctx=ast.Store()) if name.isupper():
+                    pass
+                case _:
+                    continue
+            if SUPERLATIVE.match(name):
+                yield file.finding(node, f"the limit {name} does not begin with max_ or min_")
+        for node, following in pairwise(file.tree.body):
+            match node, following:
+                case ast.Assign(targets=[target]), ast.Expr(value=ast.Constant(value=str() as text)) if LIMIT.match(
+                    text
+                ):
+                    first = next(part for part in ast.walk(target) if isinstance(part, ast.Name))
+                    if not first.id.lstrip("_").startswith(("MAX_", "MIN_")):
+                        yield file.finding(node, f"the limit {first.id} does not begin with MAX_ or MIN_")
+
+
 @cache
 def is_vague(name: str) -> bool:
     """Return True if a name, or a word of it, says nothing."""
-    words = name.strip("_").split("_")
+    words = name.strip("_").lower().split("_")
     return "_".join(words) in VAGUE or (words[0] != "is" and not VAGUE_PARTS.isdisjoint(words))
 
 

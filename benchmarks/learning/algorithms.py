@@ -21,8 +21,14 @@ import torch
 
 from benchmarks.records import RESULTS, ROOT
 from marl_ray.algorithms.advantages.gae import gae
-from marl_ray.algorithms.advantages.groups import centred, greedy_baseline, group_index, leave_one_out, standardised
-from marl_ray.algorithms.advantages.normalization import moments, standardise
+from marl_ray.algorithms.advantages.groups import (
+    center_scores,
+    greedy_baseline,
+    group_index,
+    leave_one_out,
+    standardize_scores,
+)
+from marl_ray.algorithms.advantages.normalization import moments, standardize
 from marl_ray.algorithms.advantages.returns import reward_to_go, sequence_scores
 from marl_ray.algorithms.losses.aggregation import counts, loss_weights
 from marl_ray.algorithms.losses.kl import kl_estimate
@@ -115,8 +121,8 @@ def cases() -> list[Case]:
             lambda: group_index(a["prompt"], zeros, zeros, zeros[:, None]),
             lambda: references.group_index(b["prompt"], *[zeros[:LOOP_ROWS]] * 2, zeros[:LOOP_ROWS, None]),
         ),
-        ("centred", lambda: centred(*grouped, include), loop(references.centred)),
-        ("standardised", lambda: standardised(*grouped, include), loop(references.standardised(1e-6, 1))),
+        ("centred", lambda: center_scores(*grouped, include), loop(references.center_scores)),
+        ("standardised", lambda: standardize_scores(*grouped, include), loop(references.standardize_scores(1e-6, 1))),
         ("leave_one_out", lambda: leave_one_out(*grouped, include), loop(references.leave_one_out)),
         ("greedy_baseline", lambda: greedy_baseline(*grouped, include, greedy), None),
         ("counts", lambda: counts(a["mask"]), None),
@@ -125,8 +131,8 @@ def cases() -> list[Case]:
         ("moments", lambda: moments(a["rewards"], a["mask"]), None),
         (
             "standardise",
-            lambda: standardise(a["rewards"], a["mask"], total),
-            lambda: references.standardise(b["rewards"], b["mask"], 0, 1e-8, True, True),
+            lambda: standardize(a["rewards"], a["mask"], total),
+            lambda: references.standardize(b["rewards"], b["mask"], 0, 1e-8, True, True),
         ),
         (
             "token_ratio",

@@ -40,13 +40,13 @@ def new_temporary_folder(purpose: str) -> Path:
     return Path(tempfile.mkdtemp(prefix=_prefix(purpose)))
 
 
-def object_folder(purpose: str, longest_root: int | None = None) -> tempfile.TemporaryDirectory[str]:
+def object_folder(purpose: str, max_root: int | None = None) -> tempfile.TemporaryDirectory[str]:
     """Return an empty folder that is deleted with the returned object.
 
-    It is in /tmp where the path of the system's temporary folder has more than `longest_root` characters.
+    It is in /tmp where the path of the system's temporary folder has more than `max_root` characters.
     """
     root = tempfile.gettempdir()
-    if longest_root is not None and len(root) > longest_root:
+    if max_root is not None and len(root) > max_root:
         root = "/tmp"
     remove_leftovers(root)
     return tempfile.TemporaryDirectory(prefix=_prefix(purpose), dir=root)

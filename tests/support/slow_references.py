@@ -80,11 +80,11 @@ def grouped(scores: Tensor, index: Tensor, include: Tensor, formula: GroupFormul
     return _tensor(result)
 
 
-def centred(score: float, group: Sequence[float]) -> float:
+def center_scores(score: float, group: Sequence[float]) -> float:
     return score - mean(group)
 
 
-def standardised(eps: float, ddof: int) -> GroupFormula:
+def standardize_scores(eps: float, ddof: int) -> GroupFormula:
     return lambda score, group: (score - mean(group)) / (deviation(group, ddof) + eps)
 
 
@@ -131,7 +131,7 @@ def kl_estimate(log_probs: Tensor, reference: Tensor, kind: str) -> Tensor:
     return _each(estimate, log_probs, reference)
 
 
-def standardise(x: Tensor, mask: Tensor, ddof: int, eps: float, center: bool, scale: bool) -> Tensor:
+def standardize(x: Tensor, mask: Tensor, ddof: int, eps: float, center: bool, scale: bool) -> Tensor:
     masked = [value for row, decided in _rows(x, mask) for value, is_own in zip(row, decided, strict=True) if is_own]
     flat = len(set(masked)) < 2
     middle = mean(masked) if masked else 0.0

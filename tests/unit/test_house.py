@@ -63,12 +63,19 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path):
             "    def _send(self): ...\n\n\n"
             "Slow(_private)\n"
         ),
+        "tests/support/limits.py": (
+            "ROWS, SIZE = 2, 3\n"
+            '"""Maximum number of rows, and of their bytes."""\n'
+            "LONGEST_LINE = 4\n\n\n"
+            "def cut(most_rows): ...\n"
+        ),
         "tests/unit/other/test_other.py": (
             "from marl_ray.names import _hidden\n\n\n"
             "def test_other(patch, found, left) -> None:\n"
             "    patch.setattr('marl_ray.names._hidden', 2)\n"
             "    patch.setattr('psutil._pslinux', 2)\n\n\n"
-            "async def test_more(patch, *, side: str = ''): ...\n"
+            "async def test_more(patch, *, side: str = ''): ...\n\n\n"
+            "TOLD = 1\n"
         ),
     }
     write(tmp_path, planted)
@@ -86,6 +93,9 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path):
         "src/marl_ray/texts.py:1: the type Side has the name of another, in src/marl_ray/names.py",
         "src/marl_ray/texts.py:2: expected a docstring that begins like a sentence, got 'What it holds.'",
         "src/marl_ray/texts.py:5: expected a docstring that begins with a verb in the imperative, got 'Rows of a file.'",
+        "tests/support/limits.py:1: the limit ROWS does not begin with MAX_ or MIN_",
+        "tests/support/limits.py:3: the limit LONGEST_LINE does not begin with max_ or min_",
+        "tests/support/limits.py:6: the limit most_rows does not begin with max_ or min_",
         "tests/unit/other/test_other.py:1: a test imports marl_ray.names._hidden, which is private",
         "tests/unit/other/test_other.py:1: expected unit tests in the folders of src/marl_ray, which has no other/",
         "tests/unit/other/test_other.py:4: test_other has annotations, which tests do not have",
@@ -93,6 +103,7 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path):
         "tests/unit/other/test_other.py:4: the name left says nothing alone",
         "tests/unit/other/test_other.py:5: a test replaces _hidden, a private name of the product",
         "tests/unit/other/test_other.py:9: test_more has annotations, which tests do not have",
+        "tests/unit/other/test_other.py:12: the name TOLD does not say what it stands for",
     ]
 
 

@@ -47,7 +47,7 @@ def run_calls(
     cpu_s = 0.0
 
     def judge(source: str, setup: str, times: int = 1, in_place: Literal["alone", False] | None = None) -> Judgement:
-        wide = replace(limits, cpu_s=times * limits.cpu_s, wall_s=times * limits.longest_s)
+        wide = replace(limits, cpu_s=times * limits.cpu_s, wall_s=times * limits.max_wall_s)
         return pool.judge(code, source, entry_point=entry_point, setup=setup, limits=wide, in_place=in_place)
 
     def alone(sources: Sequence[str]) -> None:

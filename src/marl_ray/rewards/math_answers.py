@@ -80,7 +80,7 @@ def plain(text: str) -> str:
     return text.replace("{,}", ",").replace("\\,", "").replace("\\!", "")
 
 
-def normalized(answer: str) -> str:
+def normalize(answer: str) -> str:
     r"""Return an answer without parts that do not change it.
 
     These are case, spaces, math delimiters, `\text{}` and a final full stop.
@@ -105,7 +105,7 @@ def answers_match(answer: str, expected: str, tolerance: float = TOLERANCE) -> b
     A whole number must match exactly, any other number within `tolerance`, relative to the expected value.
     """
     if max(len(answer), len(expected)) > MAX_ANSWER_LENGTH:
-        return bool(normalized(answer)) and normalized(answer) == normalized(expected)
+        return bool(normalize(answer)) and normalize(answer) == normalize(expected)
     answer, expected = _clean(answer), _clean(expected)
     choice = _CHOICE.fullmatch(expected)
     if choice and (letter := choice[1] or choice[2]):

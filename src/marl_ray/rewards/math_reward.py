@@ -7,7 +7,7 @@ Nothing that a model writes is evaluated.
 
 import re
 
-from marl_ray.rewards.math_answers import NUMBER, TOLERANCE, answers_match, normalized, number, plain
+from marl_ray.rewards.math_answers import NUMBER, TOLERANCE, answers_match, normalize, number, plain
 
 MAX_TEXT_LENGTH = 1 << 16
 """Number of characters, counted from its end, that are read of a text."""
@@ -23,7 +23,7 @@ def extract_answer(text: str, numeric: bool = True) -> str:
     `numeric` says that the right answer is a number.
     """
     answer, complete = _final(text, numeric)
-    return normalized(answer) if complete else answer
+    return normalize(answer) if complete else answer
 
 
 def math_reward(text: str, answer: str, tolerance: float = TOLERANCE) -> float:

@@ -10,7 +10,7 @@ from marl_ray.runs.summary import Score
 
 MAX_KEYS = 3
 """Maximum number of keys of a config in a line about a group."""
-LINE = 90
+MAX_LINE = 90
 """Maximum number of characters in a line below the axes, as wide as the picture."""
 
 
@@ -22,7 +22,7 @@ def plot_comparison(groups: Sequence[SeedGroup], path: Path, title: str) -> Path
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    labels = [textwrap.fill(label_of(group), LINE) for group in groups]
+    labels = [textwrap.fill(label_of(group), MAX_LINE) for group in groups]
     lines = sum(label.count("\n") + 1 for label in labels)
     figure = Figure(figsize=(8, 5 + 0.2 * lines), layout="constrained")
     FigureCanvasAgg(figure)
@@ -45,7 +45,7 @@ def plot_comparison(groups: Sequence[SeedGroup], path: Path, title: str) -> Path
     axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", frameon=False, title=textwrap.fill(key_of(groups), LINE))
+    figure.legend(loc="outside lower center", frameon=False, title=textwrap.fill(key_of(groups), MAX_LINE))
     figure.savefig(path, dpi=130)
     return path
 

@@ -17,7 +17,7 @@ from typing import Any
 from marl_ray.sandbox.wire import MalformedMessageError
 
 MAX_DEPTH = 100
-_DIGITS = 4300
+_MAX_DIGITS = 4300
 """Maximum number of digits of an int in decimal; Python's own limit, which tests may have lifted."""
 _SAFE_RECURSION = 5000
 """Number of nested calls of the JSON parser that the C stack holds."""
@@ -285,14 +285,14 @@ def _bounded_scan(text: str) -> tuple[Any, int]:
     It works even if tests have raised the interpreter's limits on recursion and digits.
     """
     recursion, digits = sys.getrecursionlimit(), sys.get_int_max_str_digits()
-    if recursion <= _SAFE_RECURSION and 0 < digits <= _DIGITS:
+    if recursion <= _SAFE_RECURSION and 0 < digits <= _MAX_DIGITS:
         value, end = _scan(text, 0)
         return value, end
     frame, depth = sys._getframe(), 0
     while frame.f_back:
         frame, depth = frame.f_back, depth + 1
     sys.setrecursionlimit(min(recursion, depth + _SAFE_RECURSION))
-    sys.set_int_max_str_digits(_DIGITS)
+    sys.set_int_max_str_digits(_MAX_DIGITS)
     try:
         value, end = _scan(text, 0)
         return value, end

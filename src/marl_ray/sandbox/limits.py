@@ -61,14 +61,14 @@ class Limits:
     _FORMAT = struct.Struct("<ddQQQQQ")
 
     @property
-    def longest_s(self) -> float:
+    def max_wall_s(self) -> float:
         """Wall-clock limit of the run, in seconds."""
         return WALL_FACTOR * self.cpu_s if self.wall_s is None else self.wall_s
 
     def pack(self) -> bytes:
         """Return the encoding in which servers and judges receive limits."""
         sizes = self.memory_bytes, self.file_bytes, self.open_files, self.stack_bytes or 0, self.frame_bytes
-        return self._FORMAT.pack(self.cpu_s, self.longest_s, *sizes)
+        return self._FORMAT.pack(self.cpu_s, self.max_wall_s, *sizes)
 
     @classmethod
     def unpack(cls, data: bytes) -> "Limits":

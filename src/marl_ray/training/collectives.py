@@ -14,7 +14,7 @@ from marl_ray.policies.language.sharding.agreement import all_gather_values, tog
 
 Known = TypeVar("Known")
 
-SMALL = 1 << 14
+MAX_GATHERED = 1 << 14
 """Maximum number of elements that `total` gathers and adds itself. For so few this takes half the time of gloo's
 reduction, which needs two rounds of messages."""
 
@@ -54,7 +54,7 @@ def total(tensor: Tensor) -> Tensor:
     if workers == 1:
         return tensor
     moved = tensor.to(_exchange_device(device))
-    if tensor.numel() > SMALL:
+    if tensor.numel() > MAX_GATHERED:
         dist.all_reduce(moved)
         return moved.to(device)
     parts = moved.new_empty(workers * tensor.numel())

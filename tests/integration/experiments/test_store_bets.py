@@ -14,7 +14,7 @@ from marl_ray.experiments.lifecycle import Action
 from marl_ray.experiments.statistics.bets import BettingTest, Claim
 from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure, Report
 
-ASKED = (
+QUESTIONS = (
     BetQuestion("outcome", "b", "a", Claim(1, 0.0, 2.0, 0.1)),
     BetQuestion("cost", "b", "a", Claim(-1, -1.0, 1.0, 0.0, False)),
     BetQuestion("outcome", "b", "a", Claim(1, 0.0, 2.0, 0.1, missing="high")),
@@ -27,11 +27,11 @@ def bounded() -> dict:
 
 
 def test_bets_go_on_from_look_to_look_whatever_the_pages(url, monkeypatch):
-    monkeypatch.setattr(judged_units, "PAGE", 7)
+    monkeypatch.setattr(judged_units, "MAX_UNITS", 7)
     store, late = (ExperimentStore(url, Clock()) for _ in range(2))
     store.open_experiment("exp", bounded())
     rng = np.random.default_rng(0)
-    tests = {question: BettingTest(question.claim) for question in ASKED}
+    tests = {question: BettingTest(question.claim) for question in QUESTIONS}
     for part, share in enumerate((0.5, 0.5, 0.9)):
         if part == 2:  # other weights
             store.open_experiment("exp", bounded() | {"arms": config(a=1, b=9)["arms"]})
@@ -47,22 +47,24 @@ def test_bets_go_on_from_look_to_look_whatever_the_pages(url, monkeypatch):
                 store.record("exp", [Report(name, {"outcome": outcome, "cost": cost})])
             coin = np.array([arm == "b"]), np.array([share])
             if k % 4:
-                tests[ASKED[0]].add(np.array([outcome]), *coin)
-            tests[ASKED[2]].add(np.array([outcome if k % 4 else math.nan]), *coin)
-            tests[ASKED[1]].add(np.array([cost if k % 4 else 9.0]), *coin)
-        assert store.look(store.experiment("exp"), questions=ASKED).bets[ASKED[1]].n == 25 * part
+                tests[QUESTIONS[0]].add(np.array([outcome]), *coin)
+            tests[QUESTIONS[2]].add(np.array([outcome if k % 4 else math.nan]), *coin)
+            tests[QUESTIONS[1]].add(np.array([cost if k % 4 else 9.0]), *coin)
+        assert store.look(store.experiment("exp"), questions=QUESTIONS).bets[QUESTIONS[1]].n == 25 * part
         over(store)
         store.record("exp", [Report(names[0], {"outcome": 2.0})])  # too late
     late.clock.now = store.clock.now
     for shard in (store, late):
-        bets = shard.look(shard.experiment("exp"), questions=ASKED).bets
+        bets = shard.look(shard.experiment("exp"), questions=QUESTIONS).bets
         for question, test in tests.items():
             assert bets[question].n == test.memory.n
             assert bets[question].log_e == pytest.approx(test.evidence().log_e, rel=1e-9)
             assert bets[question].bound(0.3) == pytest.approx(test.evidence().bound(0.3))
     # A question that is asked later, or otherwise, begins with the first unit.
     other = BetQuestion("outcome", "b", "a", Claim(-1, 0.0, 2.0, 0.1))
-    assert store.look(store.experiment("exp"), questions=(*ASKED, other)).bets[other].n == tests[ASKED[0]].memory.n
+    assert (
+        store.look(store.experiment("exp"), questions=(*QUESTIONS, other)).bets[other].n == tests[QUESTIONS[0]].memory.n
+    )
     assert not store.look(store.experiment("exp")).bets
     late.close()
     store.close()
@@ -85,8 +87,8 @@ def test_an_interrupted_look_bets_on_nothing_twice(store, monkeypatch):
 
     monkeypatch.setattr(BettingTest, "add", once)
     with pytest.raises(MarlRayError, match="interrupted"):
-        store.look(record, questions=ASKED)
-    assert store.look(record, questions=ASKED).bets[ASKED[0]].n == 40
+        store.look(record, questions=QUESTIONS)
+    assert store.look(record, questions=QUESTIONS).bets[QUESTIONS[0]].n == 40
 
 
 def test_values_outside_bounds_are_refused_and_others_kept_as_they_came(store):
@@ -122,13 +124,13 @@ def test_units_of_an_epoch_in_which_an_arm_had_no_chance_are_not_bet_on(store):
     store.record_exposures([Exposure("exp", f"u{k}", Assignment("a", epoch, 1.0), 0.0) for k in range(9)])
     store.record("exp", [Report(f"u{k}", {"outcome": 1.0}) for k in range(9)])
     over(store)
-    look = store.look(store.experiment("exp"), questions=ASKED)
-    assert look.summary("outcome", "a").n == 9 and look.bets[ASKED[0]].n == 0
+    look = store.look(store.experiment("exp"), questions=QUESTIONS)
+    assert look.summary("outcome", "a").n == 9 and look.bets[QUESTIONS[0]].n == 0
 
 
 def test_both_ends_are_bet_on_from_the_first_unit_once_one_lacks_its_outcome(store):
     store.open_experiment("exp", bounded())
-    test, plain, high = BettingTest(ASKED[2].claim), ASKED[0], ASKED[2]
+    test, plain, high = BettingTest(QUESTIONS[2].claim), QUESTIONS[0], QUESTIONS[2]
     for silent, name in ((None, "u"), (3, "v"), (None, "w")):
         units = [f"{name}{k}" for k in range(10)]
         arms = ["ab"[k % 2] for k in range(10)]
@@ -139,7 +141,7 @@ def test_both_ends_are_bet_on_from_the_first_unit_once_one_lacks_its_outcome(sto
         store.record("exp", [Report(u, {"outcome": x}) for u, x in zip(units, values, strict=True) if x is not None])
         test.add(np.array(values, float), np.array(arms) == "b", np.full(10, 0.5))
         over(store)
-        bets = store.look(store.experiment("exp"), questions=ASKED).bets
+        bets = store.look(store.experiment("exp"), questions=QUESTIONS).bets
         if name == "u":
             assert high not in bets and bets[plain].n == 10
         else:

@@ -68,4 +68,4 @@ def test_without_a_judge_a_run_goes_on_for_a_while_and_ends_by_name():
     with pytest.raises(
         MarlRayError, match=r"environment math, copy \d+, agent solver: llm_judge: .* \d+ times in a row"
     ):
-        train(url=url, retries=0, most_failures=9)
+        train(url=url, retries=0, max_failures=9)

@@ -9,7 +9,7 @@ from toy_models.stored import elsewhere_peaks, peaks, read_alike, refused_togeth
 from toy_models.tokens import LORA, responses, tiny
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from marl_ray.policies.language.sharding.gather_shards import AT_ONCE
+from marl_ray.policies.language.sharding.gather_shards import MAX_GATHERED_BYTES
 from marl_ray.policies.language.tiny_models import byte_tokenizer
 
 SHAPE = {
@@ -88,7 +88,7 @@ def test_where_an_engine_has_the_weights_no_worker_ever_holds_more_than_its_shar
     print(f"{count} workers: {', '.join(f'{name} {peak / model:.2f}' for name, peak in peaks.items())} times the model")
     assert peaks["load"] <= 1.2 / count * model + layer
     # Besides the shards: the largest weight, or AT_ONCE of smaller ones, as it was sent, as it arrives, and put together.
-    assert max(peaks["hand over"], peaks["write"]) <= 3 * max(largest, AT_ONCE)
+    assert max(peaks["hand over"], peaks["write"]) <= 3 * max(largest, MAX_GATHERED_BYTES)
     assert len(list(tmp_path.glob("*.safetensors"))) > 3
     models = (AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32) for each in (folder, tmp_path))
     for (name, first), other in zip(next(models).state_dict().items(), next(models).state_dict().values(), strict=True):

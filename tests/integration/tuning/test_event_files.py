@@ -25,7 +25,7 @@ def shows(folder: Path, key: str, expected: list[tuple[int, float]]) -> None:
 
 @pytest.mark.parametrize("remote", [False, True])
 def test_rows_can_be_read_before_the_sweep_has_ended(tmp_path, monkeypatch, remote):
-    monkeypatch.setattr(event_files, "UPLOAD_S", 0.0)
+    monkeypatch.setattr(event_files, "MIN_UPLOAD_INTERVAL_S", 0.0)
     folder, lines = Folder(str(tmp_path), "s"), list[str]()
     if remote:
         folder.filesystem = fs.SubTreeFileSystem("/", fs.LocalFileSystem())

@@ -24,13 +24,13 @@ SETTINGS = {
 LATEST_S, TRIES = 0.5, 5
 
 
-def timed(body: Callable[[], Any], most_s: float) -> tuple[Any, float]:
+def timed(body: Callable[[], Any], max_s: float) -> tuple[Any, float]:
     """The result of a run, and the seconds that it was late: the least of some tries, as a busy machine is late too."""
     latest = float("inf")
     for _ in range(TRIES):
         started = time.monotonic()
         result = body()
-        latest = min(latest, time.monotonic() - started - most_s)
+        latest = min(latest, time.monotonic() - started - max_s)
         if latest <= LATEST_S:
             break
     return result, latest

@@ -11,7 +11,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import AssignmentTable
 from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure, Report
 from marl_ray.serving.rollouts.report import describe
-from marl_ray.serving.rollouts.rollout_control import LookResults, findings
+from marl_ray.serving.rollouts.rollout_control import LookResults, read_results
 from stores.migrated import migrated
 from stores.units import stored
 
@@ -74,7 +74,7 @@ def sessions(store: ExperimentStore, n: int, value: Any, prefix: str = "u", clus
 
 
 def look(store: ExperimentStore, config: ExperimentConfig) -> LookResults:
-    return findings(store, stored(store), config)
+    return read_results(store, stored(store), config)
 
 
 def described(store: ExperimentStore, config: ExperimentConfig) -> dict[str, Any]:

@@ -56,9 +56,9 @@ def of_two_shards() -> None:
     torch.manual_seed(0)
     mesh = init_device_mesh("cpu", (2,))
     odd = [torch.randn(1), torch.randn(3, 5), torch.randn(7).bfloat16(), torch.randn(2, 3, 1), torch.randn(5).double()]
-    spread: list[Tensor] = [distribute_tensor(tensor.clone(), mesh, [Shard(0)], src_data_rank=None) for tensor in odd]
-    spread.insert(2, odd[0])  # one that every worker has whole
-    for first, other in zip(full_tensors(spread), [*odd[:2], odd[0], *odd[2:]], strict=True):
+    sharded: list[Tensor] = [distribute_tensor(tensor.clone(), mesh, [Shard(0)], src_data_rank=None) for tensor in odd]
+    sharded.insert(2, odd[0])  # one that every worker has whole
+    for first, other in zip(full_tensors(sharded), [*odd[:2], odd[0], *odd[2:]], strict=True):
         assert first.dtype == other.dtype and torch.equal(first, other)
     models: list[dict[str, Any]] = [{}, {"activation_checkpointing": True, "lora": LORA}]
     for model in models:

@@ -199,7 +199,7 @@ def gathers(folder: str, *overrides: str) -> dict[str, str]:
     There is no room for a bundle, for an engine that has them itself, and for the copy that samples, after an update
     and after a checkpoint was read.
     """
-    gather_shards.AT_ONCE = 1 << 14
+    gather_shards.MAX_GATHERED_BYTES = 1 << 14
     common = (*overrides, "train.group_size=2", f"resources.workers={dist.get_world_size()}")
     torch_config = texts.config(*common)
     apart_config = texts.config(*common, "team.speaker.generation.engine=toys.engines:Apart")

@@ -59,7 +59,7 @@ class Plain(TorchEngine):
     spec = EngineSpec(
         architectures="decoded",
         start_s=50,
-        largest_rank=8,
+        max_rank=8,
         host="toys.engines:PlainHost",
         server="toys.engines:ServedPlain",
     )

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 from servers.http_server import serving_http
 
-from marl_ray.agents.builtin.search import ASKED, KEY_VARIABLE, Corpus, Document, GoogleSearchSerper
+from marl_ray.agents.builtin.search import KEY_VARIABLE, REQUESTED_RESULTS, Corpus, Document, GoogleSearchSerper
 from marl_ray.agents.builtin.search_cache import SearchCache
 from marl_ray.agents.errors import ToolError
 from marl_ray.agents.made_up_country import documents, questions
@@ -77,7 +77,7 @@ def test_the_request_is_serpers():
     with serving((200, {"organic": ORGANIC})) as service:
         assert ask(GoogleSearchSerper(base_url=service.url), "caf\u00e9?") == "1. T1: s1\n2. T2: s2\n3. T3: s3"
         [(path, headers, body)] = service.requests
-    assert (path, body) == ("/search", {"q": "caf\u00e9?", "num": ASKED})
+    assert (path, body) == ("/search", {"q": "caf\u00e9?", "num": REQUESTED_RESULTS})
     assert headers["x-api-key"] == KEY
     assert headers["content-type"] == "application/json"
 

@@ -11,8 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toys import batches as toy_batches
 
-from marl_ray.algorithms.advantages.groups import centred, greedy_baseline, group_index, leave_one_out, standardised
-from marl_ray.algorithms.advantages.normalization import moments, standardise
+from marl_ray.algorithms.advantages.groups import (
+    center_scores,
+    greedy_baseline,
+    group_index,
+    leave_one_out,
+    standardize_scores,
+)
+from marl_ray.algorithms.advantages.normalization import moments, standardize
 from marl_ray.algorithms.advantages.returns import reward_to_go, sequence_scores
 from marl_ray.algorithms.losses.aggregation import counts, loss_weights
 from marl_ray.algorithms.losses.kl import adaptive_coefficient, kl_estimate
@@ -29,10 +35,10 @@ from marl_ray.errors import MarlRayError
 MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "fixed-length")
 KINDS = ("k1", "k2", "k3", "abs", "k1+", "k3+")
 GROUP_FORMULAS = {
-    "centred": (centred, references.centred),
-    "verl": (standardised, references.standardised(1e-6, 1)),
-    "TRL": (partial(standardised, eps=1e-4), references.standardised(1e-4, 1)),
-    "population": (partial(standardised, eps=1e-8, ddof=0), references.standardised(1e-8, 0)),
+    "centred": (center_scores, references.center_scores),
+    "verl": (standardize_scores, references.standardize_scores(1e-6, 1)),
+    "TRL": (partial(standardize_scores, eps=1e-4), references.standardize_scores(1e-4, 1)),
+    "population": (partial(standardize_scores, eps=1e-8, ddof=0), references.standardize_scores(1e-8, 0)),
     "leave-one-out": (leave_one_out, references.leave_one_out),
 }
 
@@ -140,13 +146,13 @@ def test_equal_scores_give_exactly_zero(name, dtype):
 
 def test_a_small_spread_on_a_large_offset_is_kept():
     scores, every = torch.tensor([1e6, 1e6 + 1], dtype=torch.float32), torch.ones(2, dtype=torch.bool)
-    result = standardised(scores, torch.zeros(2, dtype=torch.int64), 1, every)
+    result = standardize_scores(scores, torch.zeros(2, dtype=torch.int64), 1, every)
     torch.testing.assert_close(result, torch.tensor([-(0.5**0.5), 0.5**0.5]), rtol=1e-5, atol=0)
 
 
 def test_an_unknown_singleton_rule_is_an_error():
     with pytest.raises(MarlRayError, match="singleton: expected 'zero' or 'score'"):
-        centred(torch.zeros(1), torch.zeros(1, dtype=torch.int64), 1, torch.ones(1) > 0, singleton="raw")
+        center_scores(torch.zeros(1), torch.zeros(1, dtype=torch.int64), 1, torch.ones(1) > 0, singleton="raw")
 
 
 @given(groups())
@@ -287,8 +293,8 @@ def test_standardise_equals_the_loop_whatever_the_parts(batch, ddof, center, sca
     x[~mask] = math.nan
     total = sum(moments(a, b) for a, b in zip(x.chunk(parts), mask.chunk(parts), strict=True))
     assert total.dtype == torch.float64
-    result = standardise(x, mask, total, ddof, 1e-8, center, scale)
-    close(result, references.standardise(x, mask, ddof, 1e-8, center, scale))
+    result = standardize(x, mask, total, ddof, 1e-8, center, scale)
+    close(result, references.standardize(x, mask, ddof, 1e-8, center, scale))
     if equal and center:
         assert not result.any()
 
@@ -296,8 +302,8 @@ def test_standardise_equals_the_loop_whatever_the_parts(batch, ddof, center, sca
 def test_standardised_float32_has_mean_zero_and_deviation_one():
     x = 1e3 + torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
     mask = torch.rand(64, 64, generator=torch.Generator().manual_seed(1)) < 0.5
-    standardised = standardise(x, mask, moments(x, mask), ddof=1)[mask].double()
-    assert abs(float(standardised.mean())) < 1e-4 and float(standardised.std()) == pytest.approx(1, abs=1e-4)
+    standardized = standardize(x, mask, moments(x, mask), ddof=1)[mask].double()
+    assert abs(float(standardized.mean())) < 1e-4 and float(standardized.std()) == pytest.approx(1, abs=1e-4)
 
 
 @given(batch=batches, scale=st.sampled_from([0.1, 3.0, 30.0]))

@@ -22,8 +22,8 @@ RUN, SWEEP = "jobs/configs/multigrid_mappo.yaml", "jobs/configs/sweep_gridworld.
 CLUSTER, SERVE = "cluster/configs/training.yaml", "serve/configs/gridworld.yaml"
 WITHOUT_DOCUMENT = {"runs logs", "cluster logs", "cluster local"}
 """Two print a log as it is, and one starts nodes and waits."""
-LINE = 63
-"""Most characters of a command's line in the help, in a terminal of 80 columns."""
+MAX_LINE = 63
+"""Maximum number of characters of a command's line in the help, in a terminal of 80 columns."""
 
 
 def commands(group: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -42,7 +42,7 @@ def test_the_stored_page_is_what_the_commands_say():
 
 def test_every_command_has_a_short_line_and_every_option_a_meaning():
     for path, command in commands():
-        assert 0 < len(command.help.strip().split("\n\n")[0].replace("\n", " ")) <= LINE, path
+        assert 0 < len(command.help.strip().split("\n\n")[0].replace("\n", " ")) <= MAX_LINE, path
         assert [
             option.name for option in command.params if not getattr(option, "help", None) and option.name != "help"
         ] == [], path

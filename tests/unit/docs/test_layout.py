@@ -5,10 +5,10 @@ import re
 import pytest
 from docs.pages import PAGES, ROOT, prose
 
-WIDTH = 110
-"""Most characters of a line of prose, as CONTRIBUTING.md says."""
-ROW = 200
-"""Most characters of a row of a table, without the targets of its links."""
+MAX_WIDTH = 110
+"""Maximum number of characters of a line of prose, as CONTRIBUTING.md says."""
+MAX_ROW = 200
+"""Maximum number of characters of a row of a table, without the targets of its links."""
 GENERATED = {ROOT / "docs/config.md", ROOT / "docs/command_line.md"}
 MEASURED = {ROOT / "docs/recipes.md"}
 """Pages whose tables a benchmark writes."""
@@ -31,14 +31,14 @@ def is_one_word(line: str) -> bool:
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
 def test_prose_is_wrapped_and_rows_are_short(page):
     lines = prose(page)
-    wide = [number for number, line in lines if is_prose(line) and len(line) > WIDTH and not is_one_word(line)]
-    assert wide == [], f"{page.name}: expected lines of at most {WIDTH} characters"
+    wide = [number for number, line in lines if is_prose(line) and len(line) > MAX_WIDTH and not is_one_word(line)]
+    assert wide == [], f"{page.name}: expected lines of at most {MAX_WIDTH} characters"
     rows = [(number, TARGET.sub("]", line)) for number, line in lines if line.lstrip().startswith("|")]
-    long = [number for number, row in rows if len(row) > ROW and page not in MEASURED]
-    assert long == [], f"{page.name}: expected rows of at most {ROW} characters; a list has room for paragraphs"
+    long = [number for number, row in rows if len(row) > MAX_ROW and page not in MEASURED]
+    assert long == [], f"{page.name}: expected rows of at most {MAX_ROW} characters; a list has room for paragraphs"
 
 
 def test_contributors_read_the_width():
-    assert f"at {WIDTH} characters" in (ROOT / "CONTRIBUTING.md").read_text()
+    assert f"at {MAX_WIDTH} characters" in (ROOT / "CONTRIBUTING.md").read_text()
     assert is_prose("- a line") and not is_prose("  | a | row |")
     assert is_one_word("  - `code with spaces`,") and not is_one_word("- two words")

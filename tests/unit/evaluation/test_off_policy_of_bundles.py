@@ -18,7 +18,7 @@ from marl_ray.evaluation.off_policy.acts import (
     logged_for,
     start_features,
 )
-from marl_ray.policies.bundles.actor_critic import PASS, Bundle
+from marl_ray.policies.bundles.actor_critic import MAX_ROWS, Bundle
 
 STEPS, STATES, CHANCE = 3, 3, 0.8
 OBSERVATION, ACTION = spaces.MultiDiscrete([STEPS, STATES]), spaces.Discrete(2, start=1)
@@ -186,7 +186,7 @@ def test_a_log_of_other_agents_is_refused_by_name(tmp_path, data):
 
 
 def test_log_probabilities_are_the_same_in_one_pass_and_in_several(behaviour):
-    rows = torch.tensor([[0, 0], [1, 2], [2, 1]], dtype=torch.int8).repeat(PASS // 3 + 2, 1)
+    rows = torch.tensor([[0, 0], [1, 2], [2, 1]], dtype=torch.int8).repeat(MAX_ROWS // 3 + 2, 1)
     actions = torch.arange(len(rows)) % 2
     log_probs = behaviour.log_probs("p", rows, actions)
     assert log_probs.shape == (len(rows),)

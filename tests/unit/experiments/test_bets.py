@@ -31,7 +31,7 @@ def looped(side: int, null: float, y: list[float], treated: list[bool], share: l
 def evidence(side: int, null: float, y: Any, treated: Any, share: Any) -> float:
     memory, capital = OutcomeMoments(), Capital(side, np.array([null]))
     values = np.asarray(y, float)
-    capital.bet(values, np.asarray(treated, bool), np.asarray(share, float), *memory.centres(values))
+    capital.bet(values, np.asarray(treated, bool), np.asarray(share, float), *memory.centers(values))
     return float(capital.log_evidence()[0])
 
 

@@ -136,7 +136,7 @@ def test_no_reply_is_worth_more_than_the_scale(text):
 @pytest.mark.parametrize("reply", [(200, {"choices": []}), (200, completion("no")), (400, {}), (422, {})])
 def test_no_reply_to_an_answer_ends_a_run(reply):
     with serving(reply) as service:
-        grade = judge(service, fallback=0.25, most_failures=2)
+        grade = judge(service, fallback=0.25, max_failures=2)
         for number in range(5):
             value, metrics = grade(f"answer {number}")
             assert (value, metrics["judge_failed"]) == (0.25, 1.0)
@@ -195,7 +195,7 @@ def test_errors_that_pass_are_tried_again_and_others_are_not():
 def test_a_judge_that_does_not_answer_in_time_pays_the_fallback_and_then_ends_the_run(caplog):
     with serving(GOOD) as service, caplog.at_level(logging.WARNING):
         service.wait_s = 5.0
-        grade = judge(service, deadline_s=0.2, most_failures=3, fallback=0.5)
+        grade = judge(service, deadline_s=0.2, max_failures=3, fallback=0.5)
         began = time.monotonic()
         assert [grade("a")[0], grade("b")[0]] == [0.5, 0.5]
         with pytest.raises(
@@ -208,7 +208,7 @@ def test_a_judge_that_does_not_answer_in_time_pays_the_fallback_and_then_ends_th
 
 def test_a_reply_ends_a_row_of_failures():
     with serving((401, {}), GOOD, (401, {}), GOOD, (401, {})) as service:
-        grade = judge(service, most_failures=2)
+        grade = judge(service, max_failures=2)
         assert [grade(answer)[0] for answer in "abcde"] == [0.0, 0.8, 0.0, 0.8, 0.0]
         with pytest.raises(MarlRayError, match="2 times in a row; the last time: HTTP 401"):
             grade("f")
@@ -217,14 +217,14 @@ def test_a_reply_ends_a_row_of_failures():
 @pytest.mark.parametrize("body", [b"<html>", b"", b"[" * 100_000, {"error": "model not loaded"}])
 def test_an_address_that_is_no_judges_ends_the_run_by_name(body):
     with serving((200, body)) as service:
-        grade = judge(service, most_failures=2)
+        grade = judge(service, max_failures=2)
         assert grade("a")[1]["judge_failed"] == 1.0
         with pytest.raises(MarlRayError, match="2 times in a row; the last time: the response is no chat completion"):
             grade("b")
 
 
 def test_an_unreachable_judge_ends_the_run_by_name():
-    grade = LLMJudge(url="http://127.0.0.1:9/v1", model="m", retries=0, most_failures=2)
+    grade = LLMJudge(url="http://127.0.0.1:9/v1", model="m", retries=0, max_failures=2)
     assert grade("", "a", TASK)[1]["judge_failed"] == 1.0
     with pytest.raises(MarlRayError, match=r"http://127\.0\.0\.1:9/v1/chat/completions gave no reply 2 times in a row"):
         grade("", "b", TASK)
@@ -281,7 +281,7 @@ def test_an_answer_that_grades_itself_is_only_quoted():
 def test_the_key_reaches_neither_the_cache_nor_an_error(tmp_path, caplog):
     cache = tmp_path / "judge.sqlite"
     with serving((200, completion(f"your key is {KEY}\nGRADE: 1")), (401, {"error": KEY})) as service:
-        grade = judge(service, key_variable="OUR_KEY", cache=str(cache), most_failures=1)
+        grade = judge(service, key_variable="OUR_KEY", cache=str(cache), max_failures=1)
         grade("a")
         with caplog.at_level(logging.DEBUG), pytest.raises(MarlRayError) as error:
             grade("b")

@@ -91,12 +91,12 @@ def test_rows_are_copies_times_agents_and_boundaries_are_right():
 
 
 def test_bootstrap_is_the_value_of_what_would_have_followed():
-    normalised = player(norm=ValueNorm().updated(2.0, 8.0))
-    batch = collector(range(1), steps=8, length=6).collect({"shared": normalised}, 0)[0]["shared"]
+    normalized = player(norm=ValueNorm().updated(2.0, 8.0))
+    batch = collector(range(1), steps=8, length=6).collect({"shared": normalized}, 0)[0]["shared"]
     bit = int(batch.bootstrap[0].nonzero().flatten()[0])
     assert bit == 5
     after = torch.tensor([[0, 0], [0, 1]], dtype=torch.int8)
-    options = normalised.value_norm.denormalize(normalised.model.critic.infer(after)).flatten()
+    options = normalized.value_norm.denormalize(normalized.model.critic.infer(after)).flatten()
     assert any(torch.isclose(batch.bootstrap[0, 5], option) for option in options)
     assert batch.bootstrap[0, 7] != 0
     assert batch.bootstrap[1, 2] == 0

@@ -284,7 +284,7 @@ def test_every_agent_needs_a_policy():
         collector(Talk, {"one": ["asker"]})
 
 
-class Told(Talk):
+class RepeatedTalk(Talk):
     """Talk whose prompts grow: each is all that was said, `times` over."""
 
     tasks = 20
@@ -300,7 +300,7 @@ class Told(Talk):
 @pytest.mark.parametrize("answer", ["<|end|><|reply|>", "", "\x00", "{agent}{", "x" * 30])
 def test_nothing_that_an_agent_says_ends_a_run(answer):
     engine = Scripted([answer])
-    batch = collector(Told, BOTH).collect(players(BOTH, engine), 0)
+    batch = collector(RepeatedTalk, BOTH).collect(players(BOTH, engine), 0)
     assert all(episode.length == 4 and not episode.cut for episode in batch.episodes)
     # What was said reaches the next one's prompt as text: the only special token is the template's.
     ids = engine.calls[-1][0].ids
@@ -326,7 +326,7 @@ def test_a_text_that_the_environment_refuses_ends_its_episode_and_is_counted():
 
 def test_a_prompt_that_is_too_long_loses_its_middle_and_is_counted():
     engine = Scripted(["cat"])
-    batch = collector(partial(Told, 100), BOTH).collect(players(BOTH, engine), 0)  # 302, 602 and 902 characters
+    batch = collector(partial(RepeatedTalk, 100), BOTH).collect(players(BOTH, engine), 0)  # 302, 602 and 902 characters
     assert [(e.length, e.cut, e.solved) for e in batch.episodes] == [(2, True, None)] * 8
     metrics = means([batch.sums])
     assert metrics["asker/prompt_shortened"] == 0 and metrics["asker/prompt_too_long"] == 0.5
@@ -340,7 +340,7 @@ def test_a_prompt_that_is_too_long_loses_its_middle_and_is_counted():
 
 
 def test_an_episode_that_nobody_can_begin_is_empty():
-    batch = collector(partial(Told, first="long " * 200), BOTH).collect(players(BOTH), 0)
+    batch = collector(partial(RepeatedTalk, first="long " * 200), BOTH).collect(players(BOTH), 0)
     assert [(e.length, e.cut, e.ret, e.tokens) for e in batch.episodes] == [(0, True, 0.0, 0)] * 8
     assert batch.steps == 8 and not len(batch.trajectories["shared"].mask)
     assert means([batch.sums])["asker/prompt_too_long"] == 1
@@ -359,6 +359,6 @@ def test_an_episode_that_was_cut_is_not_solved():
 
 
 def test_a_curriculum_goes_on_when_episodes_are_cut():
-    made = collector(partial(Told, first="long " * 200), BOTH, curriculum="toys.text_envs:least_solved")
+    made = collector(partial(RepeatedTalk, first="long " * 200), BOTH, curriculum="toys.text_envs:least_solved")
     made.collect(players(BOTH), 0)
     assert set(made.curriculum.solved.values()) == {0.0}

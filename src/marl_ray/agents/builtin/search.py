@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 SERPER = "https://google.serper.dev"
 KEY_VARIABLE = "SERPER_API_KEY"
-ASKED = 10
+REQUESTED_RESULTS = 10
 """Number of results that a query asks for, however many of them are shown."""
 _MAX_BYTES = 1 << 20
 _MAX_QUERY_LENGTH = 2000
@@ -83,7 +83,7 @@ class Serper:
         self._client = httpx.Client(headers={"X-API-KEY": key})
 
     def __call__(self, query: str, deadline: float) -> SearchResponse:
-        question = f"{self._url} {ASKED} {query}"
+        question = f"{self._url} {REQUESTED_RESULTS} {query}"
         stored = None if self._cache is None else self._cache.get(question)
         response = None if stored is None else _parsed_response(stored.encode())
         if response is not None:
@@ -123,7 +123,7 @@ class Serper:
 
     def _post(self, query: str, deadline: float) -> tuple[int, bytes, float]:
         """Return the status, body, and the pause in seconds that the service asks for."""
-        body_sent = {"q": query, "num": ASKED}
+        body_sent = {"q": query, "num": REQUESTED_RESULTS}
         with self._client.stream("POST", self._url, json=body_sent, timeout=_seconds_until(deadline)) as response:
             body = bytearray()
             for chunk in response.iter_bytes():
@@ -197,7 +197,7 @@ class Corpus:
 
     def __call__(self, query: str, deadline: float) -> SearchResponse:
         scores = self.scores(query)
-        best = [i for i in np.argsort(-scores, kind="stable")[:ASKED].tolist() if scores[i] > 0]
+        best = [i for i in np.argsort(-scores, kind="stable")[:REQUESTED_RESULTS].tolist() if scores[i] > 0]
         best_documents = (self._documents[i] for i in best)
         return SearchResponse(organic=[Organic(title=d.title, snippet=d.text, link=d.link) for d in best_documents])
 

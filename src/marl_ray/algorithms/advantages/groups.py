@@ -71,13 +71,15 @@ def group_moments(scores: Tensor, index: Tensor, count: int, include: Tensor) ->
     return GroupMoments(size, mean, squares)
 
 
-def centred(scores: Tensor, index: Tensor, count: int, include: Tensor, *, singleton: Singleton = "zero") -> Tensor:
+def center_scores(
+    scores: Tensor, index: Tensor, count: int, include: Tensor, *, singleton: Singleton = "zero"
+) -> Tensor:
     """Return s - mean of the group, (B,): Dr. GRPO (arXiv 2503.20783), REINFORCE++ with a baseline."""
     moments = group_moments(scores, index, count, include)
     return _finish(scores.double() - moments.mean[index], scores, index, include, moments, singleton)
 
 
-def standardised(
+def standardize_scores(
     scores: Tensor,
     index: Tensor,
     count: int,

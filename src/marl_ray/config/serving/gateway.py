@@ -119,18 +119,18 @@ class BreakerConfig(Config):
 
 def _attribute(value: Any) -> Any:
     fine = (
-        0 < len(value) <= ATTRIBUTE_LENGTH and value.isprintable()
+        0 < len(value) <= MAX_ATTRIBUTE_LENGTH and value.isprintable()
         if isinstance(value, str)
         else isinstance(value, bool | int | float) and math.isfinite(value)
     )
     if not fine:
-        raise ValueError(f"expected a boolean, a number, or a text of 1 to {ATTRIBUTE_LENGTH} printable characters")
+        raise ValueError(f"expected a boolean, a number, or a text of 1 to {MAX_ATTRIBUTE_LENGTH} printable characters")
     return value
 
 
-ATTRIBUTES, ATTRIBUTE_NAME, ATTRIBUTE_LENGTH = 32, 100, 256
+MAX_ATTRIBUTES, MAX_ATTRIBUTE_NAME, MAX_ATTRIBUTE_LENGTH = 32, 100, 256
 """Maximum number of attributes of a unit, and maximum number of characters of a name and of a text."""
-AttributeName = Annotated[str, Field(min_length=1, max_length=ATTRIBUTE_NAME)]
+AttributeName = Annotated[str, Field(min_length=1, max_length=MAX_ATTRIBUTE_NAME)]
 AttributeValue = Annotated[bool | int | float | str, BeforeValidator(_attribute)]
 
 
@@ -139,7 +139,7 @@ class PopulationConfig(Config):
 
     share: float = Field(default=1.0, ge=MIN_WEIGHT, le=1)
     """Share of the units (of clusters, with `randomize: cluster`), by a hash of the salt and the unit."""
-    attributes: dict[AttributeName, tuple[AttributeValue, ...]] = Field(default={}, max_length=ATTRIBUTES)
+    attributes: dict[AttributeName, tuple[AttributeValue, ...]] = Field(default={}, max_length=MAX_ATTRIBUTES)
     """Name -> values of the requests' `attributes`. A unit takes part whose request has one of the values of every name."""
 
     @model_validator(mode="after")

@@ -51,7 +51,7 @@ def begin(algorithm: str, case: GridPoint, rewarded: bool = True, priced: bool =
     return GameRun(algorithm, case, after=after, game=game, **options)
 
 
-def most_steps(game_run: GameRun) -> int:
+def max_steps(game_run: GameRun) -> int:
     """Return the steps of the game that a batch of whole episodes has."""
     return 1 if game_run.plays_whole_episodes and game_run.case.below else 2
 

@@ -90,7 +90,7 @@ def violations(game_run: GameRun, number: int) -> list[float]:
     return raw_violations(budgets, game_run.costs[POLICIES[number]]) or [0.0] * len(budgets)
 
 
-def normaliser_state(learner: Learner) -> Any:
+def normalizer_state(learner: Learner) -> Any:
     """Return the normalisers' state, by value."""
     state = learner.state.plain()
     return copy.deepcopy([state["value_norm"], state["cost_norms"]])

@@ -10,7 +10,7 @@ from marl_ray.conformance.algorithm.comparing import (
     Difference,
     begin,
     first_update,
-    most_steps,
+    max_steps,
     parallel,
 )
 from marl_ray.conformance.algorithm.game_run import UNLIMITED, GameRun, GridPoint, defaults, reads, whole_episodes
@@ -20,7 +20,7 @@ def reward_gradient(algorithm: str, case: GridPoint) -> Difference:
     """Check that the first gradient step goes up the true gradient of J."""
     game_run, _ = first_update(algorithm, case)
     true = truth.gradient(
-        game_run.rules, game_run.uniform, 0, game_run.after, most_steps(game_run), learner_access.row_weight(game_run)
+        game_run.rules, game_run.uniform, 0, game_run.after, max_steps(game_run), learner_access.row_weight(game_run)
     )
     for number, learner in enumerate(game_run.learners):
         measured = -learner_access.actor_gradient(learner)
@@ -94,9 +94,9 @@ def empty_batch(algorithm: str, case: GridPoint) -> Difference:
     game_run = begin(algorithm, case, hyper=FIRST)
     game_run.step()
     batches = game_run.collect()
-    before = [learner_access.normaliser_state(learner) for learner in game_run.learners]
+    before = [learner_access.normalizer_state(learner) for learner in game_run.learners]
     game_run.update({name: learner_access.emptied(batch) for name, batch in batches.items()})
-    after = [learner_access.normaliser_state(learner) for learner in game_run.learners]
+    after = [learner_access.normalizer_state(learner) for learner in game_run.learners]
     return None if before == after else f"an empty batch moved the normalisers from {before[0]} to {after[0]}"
 
 
@@ -148,7 +148,7 @@ def uneven_lengths(algorithm: str, case: GridPoint) -> Difference:
                 game_run.uniform,
                 0,
                 game_run.after,
-                most_steps(game_run),
+                max_steps(game_run),
                 learner_access.row_weight(game_run),
             )
             for number, learner in enumerate(game_run.learners):

@@ -56,7 +56,7 @@ MAX_TRIES = 10_000
 LASTING = [int(kind) for kind in (Type.empty, Type.wall, Type.floor, Type.goal, Type.lava)]
 """Cells that no action changes."""
 
-ONE = np.zeros(1, np.int64)
+FIRST_COPY = np.zeros(1, np.int64)
 
 
 class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
@@ -155,7 +155,7 @@ class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
         rows = np.empty((count, len(self.nvec)), np.int8)
         everyone, mission = np.ones((1, count), bool), np.array([self.mission_index])
         state = self.cells[None], self.rows[None], everyone, self.ended[None], mission
-        observe(ONE, *state, np.arange(count), agent.view_size, bool(agent.see_through_walls), rows[None])
+        observe(FIRST_COPY, *state, np.arange(count), agent.view_size, bool(agent.see_through_walls), rows[None])
         return rows
 
     def get_full_render(self, *args: Any) -> np.ndarray:

@@ -161,11 +161,11 @@ class React(TextEnv):
         if (options or {}).get("corpus") != TOWNS:
             usable.discard(SEARCH)
         plans = {question.kind: question.plan for question in questions()}
-        most_calls = self.max_turns if self.max_calls is None else self.max_calls
+        max_calls = self.max_turns if self.max_calls is None else self.max_calls
         possible = [
             kind
             for kind, plan in plans.items()
-            if {step.tool for step in plan} <= usable and len(plan) <= self.max_turns and len(plan) - 1 <= most_calls
+            if {step.tool for step in plan} <= usable and len(plan) <= self.max_turns and len(plan) - 1 <= max_calls
         ]
         used = possible if kinds is None else kinds
         hopeless = [kind for kind in used if kind not in possible]

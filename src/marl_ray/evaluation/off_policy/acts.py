@@ -215,8 +215,8 @@ def cross_fitted(features: np.ndarray, outcomes: np.ndarray, log_weights: np.nda
         weights = np.exp(log_weights[fitted] - log_weights[fitted].max())
         weights *= len(weights) / weights.sum()
         mean_x, mean_y = weights @ scaled[fitted] / len(weights), weights @ outcomes[fitted] / len(weights)
-        centred = scaled[fitted] - mean_x
-        gram = centred.T @ (centred * weights[:, None]) + RIDGE * np.eye(features.shape[1])
-        slope = np.linalg.solve(gram, centred.T @ (weights * (outcomes[fitted] - mean_y)))
+        centered = scaled[fitted] - mean_x
+        gram = centered.T @ (centered * weights[:, None]) + RIDGE * np.eye(features.shape[1])
+        slope = np.linalg.solve(gram, centered.T @ (weights * (outcomes[fitted] - mean_y)))
         predicted[held] = mean_y + (scaled[held] - mean_x) @ slope
     return predicted

@@ -35,7 +35,7 @@ class ScoringJob:
     timeout_s: float
 
     @property
-    def longest_s(self) -> float:
+    def max_wall_s(self) -> float:
         """Upper bound of the job's wall time, in seconds."""
         return len(self.modes) * self.sample.problem.runs * (WALL_FACTOR * self.timeout_s + START_S)
 
@@ -91,7 +91,7 @@ def score_locally(pool: Pool, jobs: Sequence[ScoringJob], workers: int) -> Itera
     try:
         running = {threads.submit(score, pool, job): job for job in islice(remaining, 2 * workers)}
         while running:
-            patience = max(job.longest_s for job in running.values()) * 2 + SLACK_S
+            patience = max(job.max_wall_s for job in running.values()) * 2 + SLACK_S
             done, _ = wait(running, timeout=patience, return_when=FIRST_COMPLETED)
             if not done:
                 names = ", ".join(sorted(job.sample.problem.task_id for job in running.values()))

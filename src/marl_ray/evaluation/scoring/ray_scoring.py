@@ -77,7 +77,7 @@ def score_batches(nodes: Nodes, jobs: Sequence[ScoringJob]) -> Iterator[list[Res
         for name in nodes:
             while waiting and sum(place == name for place, *_ in running.values()) < IN_FLIGHT:
                 batch, attempts = waiting.popleft()
-                limit = time.monotonic() + IN_FLIGHT * sum(job.longest_s for job in batch) + SLACK_S
+                limit = time.monotonic() + IN_FLIGHT * sum(job.max_wall_s for job in batch) + SLACK_S
                 running[nodes[name][0].score.remote(batch)] = (name, batch, attempts, limit)
         if not running:
             raise MarlRayError(

@@ -18,7 +18,7 @@ from marl_ray.experiments.designs.analysis import Units
 from marl_ray.experiments.evidence.running_sums import Design
 from marl_ray.experiments.statistics.bets import BetEvidence, BettingTest, Claim
 
-PAGE = 10_000
+MAX_UNITS = 10_000
 """Maximum number of units held in memory at a time."""
 
 
@@ -63,7 +63,7 @@ def judged_units(
     query = query.join_from(schema.exposures, table, sa.and_(*same), isouter=True)
     query = query.where(units.experiment == name, units.stored_at > after, units.stored_at <= until)
     default = dict(design.missing).get(metric)
-    rows = connection.execution_options(yield_per=PAGE).execute(query.order_by(units.stored_at, units.unit))
+    rows = connection.execution_options(yield_per=MAX_UNITS).execute(query.order_by(units.stored_at, units.unit))
     for page in rows.partitions():
         yield [JudgedUnit(*row[:3], default if row[3] is None else float(row[3])) for row in page]
 

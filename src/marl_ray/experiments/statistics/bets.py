@@ -45,25 +45,25 @@ End = Literal["low", "high"]
 
 @dataclass(slots=True)
 class OutcomeMoments:
-    """Running mean and variance of earlier outcomes, which `centres` continues."""
+    """Running mean and variance of earlier outcomes, which `centers` continues."""
 
     n: int = 0
     total: float = 0.0
     squares: float = 0.0
     """Sum of (y_i - m_i)^2, where m_i is the centre in force when y_i came."""
 
-    def centres(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the centres m (k,) and deviations s (k,) in force for the next outcomes y (k,).
+    def centers(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the centers m (k,) and deviations s (k,) in force for the next outcomes y (k,).
 
         Each is determined by earlier outcomes only.
         """
         count = self.n + PRIOR + np.arange(len(y))
         totals = self.total + y.cumsum()
-        centres = (PRIOR / 2 + np.concatenate([[self.total], totals[:-1]])) / count
-        squares = self.squares + ((y - centres) ** 2).cumsum()
+        centers = (PRIOR / 2 + np.concatenate([[self.total], totals[:-1]])) / count
+        squares = self.squares + ((y - centers) ** 2).cumsum()
         deviations = np.sqrt((PRIOR / 4 + np.concatenate([[self.squares], squares[:-1]])) / count)
         self.n, self.total, self.squares = self.n + len(y), float(totals[-1]), float(squares[-1])
-        return centres, deviations
+        return centers, deviations
 
 
 @dataclass(slots=True)
@@ -82,16 +82,16 @@ class Capital:
         self.logs = np.zeros((len(EFFECTS), len(self.nulls)))
 
     def bet(
-        self, y: np.ndarray, treated: np.ndarray, share: np.ndarray, centres: np.ndarray, deviations: np.ndarray
+        self, y: np.ndarray, treated: np.ndarray, share: np.ndarray, centers: np.ndarray, deviations: np.ndarray
     ) -> None:
         """Bet on further units (k,), in order.
 
         `y` are outcomes in [0, 1], `treated` says whether each is in the treatment, and `share` is its chance of that;
-        `centres` and `deviations` are those of `OutcomeMoments`.
+        `centers` and `deviations` are those of `OutcomeMoments`.
         """
         control_share = 1 - share
-        gains = self.side * (y - centres) * np.where(treated, 1 / share, -1 / control_share)
-        low, high = (centres, 1 - centres) if self.side > 0 else (1 - centres, centres)
+        gains = self.side * (y - centers) * np.where(treated, 1 / share, -1 / control_share)
+        low, high = (centers, 1 - centers) if self.side > 0 else (1 - centers, centers)
         worst = np.maximum(low / share, high / control_share)[:, None]
         nulls = self.side * self.nulls
         # No more than the loss that the bounds allow, which a null beyond them all makes none.
@@ -185,7 +185,7 @@ class BettingTest:
         if claim.missing is not None:
             y = np.where(np.isnan(y), 0.0 if claim.missing == "low" else 1.0, y)
         y = y if claim.higher_is_better else 1 - y
-        self.capital.bet(y, treated, share, *self.memory.centres(y))
+        self.capital.bet(y, treated, share, *self.memory.centers(y))
 
     def evidence(self) -> "BetEvidence":
         """Return the evidence after the units so far."""

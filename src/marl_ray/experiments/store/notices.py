@@ -13,7 +13,7 @@ from marl_ray.experiments.lifecycle import Action
 from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.experiments.store.records import AuditEntry
 
-TOLD = (Action.ROLLBACK, Action.PROMOTE, Action.NEXT_STAGE)
+NOTIFIED_ACTIONS = (Action.ROLLBACK, Action.PROMOTE, Action.NEXT_STAGE)
 """Changes that a webhook hears of: those that a gateway makes by itself, whoever made this one."""
 AT_ONCE = 100
 
@@ -36,7 +36,7 @@ class Notices:
         query = (
             sa.select(audit, sa.func.coalesce(notices.attempts, 0))
             .outerjoin(schema.notices, notices.audit_id == audit.c.id)
-            .where(audit.c.at > since, audit.c.action.in_([action.value for action in TOLD]))
+            .where(audit.c.at > since, audit.c.action.in_([action.value for action in NOTIFIED_ACTIONS]))
             .where(audit.c.experiment.in_(list(experiments)))
             .where(sa.or_(notices.audit_id.is_(None), sa.and_(notices.delivered_at.is_(None), notices.next_at <= now)))
             .order_by(audit.c.id)

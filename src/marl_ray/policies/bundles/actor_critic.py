@@ -42,7 +42,7 @@ from marl_ray.policies.bundles.manifest import (
 if TYPE_CHECKING:
     from marl_ray.policies.bundles.language import TokenBundle
 
-PASS = 1 << 16
+MAX_ROWS = 1 << 16
 """Maximum number of rows of one forward pass."""
 NUMBERS: set[type] = {bool, int, float}
 """Types that lists in requests may consist of."""
@@ -230,9 +230,9 @@ class Bundle(BaseBundle):
         that is not allowed has about -1e9.
         """
         served = self.policies[policy]
-        masks = repeat(None) if allowed is None else allowed.split(PASS)
+        masks = repeat(None) if allowed is None else allowed.split(MAX_ROWS)
         parts = []
-        for part, taken, permitted in zip(rows.split(PASS), actions.split(PASS), masks, strict=False):
+        for part, taken, permitted in zip(rows.split(MAX_ROWS), actions.split(MAX_ROWS), masks, strict=False):
             outputs = served.distribution.normalize(served.actor.infer(part), permitted)
             parts.append(served.distribution.log_prob(outputs, taken))
         return torch.cat(parts)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from marl_ray.config.run.model import ModelConfig
 from marl_ray.policies.language.lora import adapted, bare_name, bare_weights, is_adapter, lay_beside, merged
-from marl_ray.policies.language.sharding.gather_shards import AT_ONCE, full_tensors
+from marl_ray.policies.language.sharding.gather_shards import MAX_GATHERED_BYTES, full_tensors
 from marl_ray.policies.language.sharding.stored_weights import StoredWeights, tied_names
 from marl_ray.policies.language.token_policy import TokenPolicy, move, read
 
@@ -166,7 +166,7 @@ def in_parts(weights: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor
     """Put weights together to parts of at most AT_ONCE bytes, or of one weight that is larger."""
     part: dict[str, Tensor] = {}
     for name, tensor in weights:
-        if part and sum(other.nbytes for other in part.values()) + tensor.nbytes > AT_ONCE:
+        if part and sum(other.nbytes for other in part.values()) + tensor.nbytes > MAX_GATHERED_BYTES:
             yield part
             part = {}
         part[name] = tensor

@@ -33,7 +33,7 @@ disable_progress_bar()  # else every worker would show a progress bar for every 
 
 Lay = Callable[[Tensor, Tensor, Tensor], tuple[Tensor | Packed, Tensor, Tensor, Tensor]]
 """`packing.pack` or `lay_out`."""
-LOGITS = 1 << 25
+MAX_LOGITS = 1 << 25
 """Maximum number of logits that are in memory at once."""
 
 
@@ -152,7 +152,7 @@ class TokenPolicy(nn.Module):
         if joint is not None:
             states = joint.copied(states)
         states = states.index_select(0, places)
-        size = max(1, LOGITS // self.lm.get_output_embeddings().weight.shape[0])
+        size = max(1, MAX_LOGITS // self.lm.get_output_embeddings().weight.shape[0])
         chunks = list(zip(states.split(size), targets.split(size), strict=True))
         score: Any = self._score
         if len(chunks) > 1 and torch.is_grad_enabled():  # the backward pass computes each chunk's logits again

@@ -92,7 +92,7 @@ class JudgeSettings:
     input_price: float | None
     output_price: float | None
     when_spent: str
-    most_failures: int
+    max_failures: int
 
     def cost(self, read: float, written: float) -> float:
         """Return the price of tokens read and written; without prices their number."""
@@ -128,7 +128,7 @@ class JudgeClient:
         """Return the reply to a request: from the cache, else over HTTP; only replies that are `readable` are kept.
 
         Of threads that make the same request at once one asks, and the others wait for it. Raises MarlRayError when the
-        limit is spent, if the settings say so, and after `most_failures` requests in a row without a reply.
+        limit is spent, if the settings say so, and after `max_failures` requests in a row without a reply.
         """
         content = json.dumps([self._url, request], sort_keys=True).encode()
         key = hashlib.sha256(content).hexdigest()
@@ -236,7 +236,7 @@ class JudgeClient:
             failures = self._failures
         if failures == 1:
             log.warning("llm_judge: no reply from %s (%s)", self._url, problem)
-        if failures >= self.settings.most_failures:
+        if failures >= self.settings.max_failures:
             raise MarlRayError(
                 f"llm_judge: {self._url} gave no reply {failures} times in a row; the last time: {problem}"
             )

@@ -33,7 +33,7 @@ class LLMJudge:
     output_price: the price of a million tokens written.
     when_spent: `error`, the default, ends the run at the limit; `fallback` continues.
     fallback: the reward where there is no grade, 0.
-    most_failures: requests in a row without a reply that end the run, 50.
+    max_failures: requests in a row without a reply that end the run, 50.
 
     Nothing that an answer or a reply says ends a run: a reply without a grade pays `fallback`.
     Metrics: `judge_calls`, `judge_cached`, `judge_failed` (0 or 1), `judge_cost` (tokens or money).
@@ -58,7 +58,7 @@ class LLMJudge:
         output_price: float | None = None,
         when_spent: str = "error",
         fallback: float = 0.0,
-        most_failures: int = 50,
+        max_failures: int = 50,
     ):
         """Raise ValueError or MarlRayError naming the option."""
         wrong = {
@@ -66,7 +66,7 @@ class LLMJudge:
             "deadline_s": (deadline_s, 0 < deadline_s <= MAX_DEADLINE_S, f"more than 0 to {MAX_DEADLINE_S:g}"),
             "retries": (retries, retries >= 0, "0 or more"),
             "concurrency": (concurrency, concurrency >= 1, "1 or more"),
-            "most_failures": (most_failures, most_failures >= 1, "1 or more"),
+            "max_failures": (max_failures, max_failures >= 1, "1 or more"),
             "limit": (limit, limit is None or limit > 0, "more than 0"),
             "when_spent": (when_spent, when_spent in ("error", "fallback"), "error or fallback"),
         }
@@ -100,7 +100,7 @@ class LLMJudge:
             input_price=input_price,
             output_price=output_price,
             when_spent=when_spent,
-            most_failures=most_failures,
+            max_failures=max_failures,
         )
         self._client = None if offline else judge_client(settings)
 

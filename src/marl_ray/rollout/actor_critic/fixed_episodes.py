@@ -56,18 +56,18 @@ class EvaluationCopies:
         copies: int,
         seed: int,
         signals: int,
-        most_steps: int,
+        max_steps: int,
     ):
         """Take `copies` copies of an environment, `envs`, whose spaces `env` has.
 
         The agents of the copies are ordered by the policies of `agents` (policy -> its agents). An episode is
-        cut after `most_steps`.
+        cut after `max_steps`.
         """
         self.env = env
         self.envs = envs
         self.copies = copies
         self.signals = signals
-        self.seed, self.most_steps = seed, most_steps
+        self.seed, self.max_steps = seed, max_steps
         self.order = order = list(env.possible_agents)
         self.columns = {name: [order.index(agent) for agent in members] for name, members in agents.items()}
 
@@ -98,7 +98,7 @@ class EvaluationCopies:
         not_finite: dict[int, str] = {}
         returns, costs, lengths = np.zeros(count), np.zeros((count, self.signals)), np.zeros(count, np.int64)
         agent_returns = np.zeros(envs.alive.shape)
-        for t in range(self.most_steps):
+        for t in range(self.max_steps):
             alive = envs.alive.copy()
             playing = alive.any(1)
             if not playing.any():

@@ -27,7 +27,7 @@ from marl_ray.rollout.text.responses import ResponseRow, TokenPlayer, to_traject
 from marl_ray.rollout.text.transcripts import MetricSums, Transcript, metric_sums, transcript
 from marl_ray.trajectories import Trajectories
 
-THREADS = 32
+MAX_THREADS = 32
 """Maximum number of copies that step at once."""
 STEP_DEADLINE = 600.0
 """Seconds that a step or reset of an environment may take."""
@@ -278,7 +278,7 @@ class TextCollector:
         """Call a method of all copies in threads; raises MarlRayError that names the copy that took too long."""
         calls = [(lambda copy=copy: call(copy)) for copy in copies]
         try:
-            side_by_side(calls, THREADS, self.deadline)
+            side_by_side(calls, MAX_THREADS, self.deadline)
         except CallTimeoutError as late:
             copy = copies[late.index]
             raise MarlRayError(f"{copy.where()}: {call.__name__} took over {self.deadline:g} s") from late

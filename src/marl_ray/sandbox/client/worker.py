@@ -240,7 +240,7 @@ class Worker:
     def drain(self, pipes: dict[int, int], limits: Limits) -> tuple[RunEnd, dict[int, bytearray], bool]:
         """Read pipes (descriptor: most bytes) until the run ends; a run that writes more is killed (third result)."""
         received: dict[int, bytearray] = {fd: bytearray() for fd in pipes}
-        deadline = time.monotonic() + limits.longest_s + ANSWER_S
+        deadline = time.monotonic() + limits.max_wall_s + ANSWER_S
         todo, flooded = set(pipes), False
         while True:
             ready = readable([*todo, self._server.socket], deadline)
@@ -298,7 +298,7 @@ class Worker:
                     self._judge.hello()
                 self._judge.send(kind + limits.pack(), [tests, local.fileno()])
                 self.request(child.CALLS if kind == judge.PLAIN else child.IN_PLACE, limits, [program, remote.fileno()])
-            deadline = time.monotonic() + limits.longest_s + ANSWER_S
+            deadline = time.monotonic() + limits.max_wall_s + ANSWER_S
             ready = readable([self._judge.socket, self._server.socket], deadline)
             if not ready:
                 raise ProcessDiedError

@@ -139,7 +139,7 @@ def _move_up(root: int, name: str, numbers: "itertools.count[int]") -> None:
         os.close(sub)
 
 
-def is_full(path: str, most_bytes: int, most_entries: int) -> bool:
+def is_full(path: str, max_bytes: int, max_entries: int) -> bool:
     """Return True if a folder holds more than it may.
 
     A folder that cannot be read, or is too deep for that, counts as full.
@@ -150,7 +150,7 @@ def is_full(path: str, most_bytes: int, most_entries: int) -> bool:
             with os.scandir(todo.pop()) as entries:
                 for entry in entries:
                     count += 1
-                    if count > most_entries or used > most_bytes:
+                    if count > max_entries or used > max_bytes:
                         return True
                     if entry.is_dir(follow_symlinks=False):
                         todo.append(entry.path)
@@ -160,4 +160,4 @@ def is_full(path: str, most_bytes: int, most_entries: int) -> bool:
             continue
         except OSError:
             return True
-    return used > most_bytes
+    return used > max_bytes

@@ -165,7 +165,7 @@ def become(job: ProgramJob, ready: int, confinement: Confinement) -> None:
     elif job.kind == OFFICIAL:
         unbuffered = os.fdopen(CHANNEL, "wb", 0)
         official.unsafe_execute(
-            source, job.limits.cpu_s, job.limits.longest_s, official.OfficialResult(unbuffered.write)
+            source, job.limits.cpu_s, job.limits.max_wall_s, official.OfficialResult(unbuffered.write)
         )
     else:
         answer_calls(source, wire.text(blobs[0]), job.limits.frame_bytes, job.kind == IN_PLACE)

@@ -258,7 +258,7 @@ def _limited(limits: Limits, used_bytes: int) -> Iterator[None]:
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     most = used_bytes + limits.memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-    signal.setitimer(signal.ITIMER_REAL, limits.longest_s + ORPHANED_AFTER_S)  # both timers end this process
+    signal.setitimer(signal.ITIMER_REAL, limits.max_wall_s + ORPHANED_AFTER_S)  # both timers end this process
     signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)
     try:
         yield

@@ -15,7 +15,7 @@ from marl_ray.sandbox.server import child
 REQUEST_BYTES = 256
 REPLY = struct.Struct("<BBidd")
 """Format of a reply: reason of the end, whether the run was confined, its wait status, wall and CPU seconds."""
-ENDED, WALL, CPU, ASKED, FULL = range(5)
+ENDED, WALL, CPU, STOPPED, FULL = range(5)
 KILL = b"k"
 FOLDER_BYTES, FOLDER_ENTRIES = 256 << 20, 4096
 _LOOK_S = 0.05
@@ -77,7 +77,7 @@ def run_one(
     os.close(confined)
     handle = os.pidfd_open(pid)
     try:
-        wall = job.limits.longest_s + (job.kind == child.OFFICIAL)  # the official parent joins one second longer
+        wall = job.limits.max_wall_s + (job.kind == child.OFFICIAL)  # the official parent joins one second longer
         watched = "" if level == Level.NAMESPACES else confinement.work
         why = _watch(control, pid, handle, started + wall, job.cpu_s, watched)
         if why != ENDED:
@@ -113,7 +113,7 @@ def _watch(control: socket.socket, pid: int, handle: int, deadline: float, cpu_s
         if events:
             if control.recv(REQUEST_BYTES, socket.MSG_PEEK):
                 control.recv(REQUEST_BYTES)
-            return ASKED
+            return STOPPED
         if time.monotonic() >= deadline:
             return WALL
         used = _cpu_clock(pid)

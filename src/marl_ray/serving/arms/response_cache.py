@@ -22,7 +22,7 @@ PAUSE_S = 1.0
 """Seconds without requests to Redis after a failure, so that few requests pay the deadline."""
 COMPLAINT_S = 60.0
 """Fewest seconds between two log lines: a full Redis answers reads and fails again with each put."""
-CONNECTIONS = 64
+MAX_CONNECTIONS = 64
 """Maximum number of connections to Redis; further requests at the same moment skip the cache."""
 PREFIX = b"marl-ray:"
 """The prefix of the keys in Redis."""
@@ -130,7 +130,7 @@ class RedisCache:
             _log.warning("cache: %s was not closed: %s", self._where, one_line(error))
 
     async def _ask(self, command: Callable[[], Awaitable[Any]]) -> Any:
-        if self._clock() < self._ask_from or self.under_way >= CONNECTIONS:
+        if self._clock() < self._ask_from or self.under_way >= MAX_CONNECTIONS:
             return None
         # Only the first request after the pause asks Redis; the others skip the cache until it answers.
         first = self._away
@@ -166,7 +166,7 @@ def _connect(url: str) -> "tuple[Redis, str]":
         raise MarlRayError(f"cache.url: Redis needs its package; {install_hint('redis')}") from error
     own_options = {
         "decode_responses": False,
-        "max_connections": CONNECTIONS,
+        "max_connections": MAX_CONNECTIONS,
         "protocol": 2,  # one round trip less per connection, and all that GET and SET need
         "retry": Retry(NoBackoff(), 0),
         "socket_connect_timeout": DEADLINE_S,

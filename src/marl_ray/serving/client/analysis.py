@@ -199,7 +199,7 @@ def _with_bounds(
     def bounded(row: Comparison) -> Comparison:
         if row.metric not in measures:
             return row
-        rules: Any = {"alpha": alpha / 2, "min_outcomes": 2, "excluding": row.metric in excluded}
+        rules: Any = {"alpha": alpha / 2, "min_outcomes": 2, "excludes_missing": row.metric in excluded}
         low, high = (
             ask(side, look, measures[row.metric], row.arm, plan, **rules).test.bound for side in (PROMOTION, HARM)
         )

@@ -19,7 +19,7 @@ from marl_ray.serving.http.protocol import Request, RequestError, Response
 from marl_ray.serving.loaded_bundles import load_whole, pin
 from marl_ray.serving.needed_arms import API
 from marl_ray.serving.rollouts.report import curves, describe
-from marl_ray.serving.rollouts.rollout_control import findings
+from marl_ray.serving.rollouts.rollout_control import read_results
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service
 
@@ -73,7 +73,7 @@ async def create(service: Service, request: Request) -> Response:
         router = service.live_experiments.open(load_whole(fixed, service.bundles), actor, reason, origin=API)
         return report(service, router)
 
-    return Response(await tried(service, "experiment", open_it), 201)
+    return Response(await run_change(service, "experiment", open_it), 201)
 
 
 def _config(data: dict[str, Any]) -> ExperimentConfig:
@@ -103,10 +103,10 @@ async def experiment(service: Service, request: Request) -> Response:
 
 def report(service: Service, router: Router) -> bytes:
     """Return the JSON of an experiment and what its outcomes prove; blocks on the database."""
-    return orjson.dumps(described(service, router))
+    return orjson.dumps(describe_experiment(service, router))
 
 
-def described(service: Service, router: Router) -> dict[str, Any]:
+def describe_experiment(service: Service, router: Router) -> dict[str, Any]:
     """Return `report` as plain data."""
     service.exposures.flush()
     store, name = service.store, router.config.name
@@ -117,8 +117,8 @@ def described(service: Service, router: Router) -> dict[str, Any]:
         arm: {"digest": part.bundle.digest, "lineage": part.bundle.manifest.lineage.model_dump(mode="json")}
         for arm, part in router.arms.items()
     }
-    evidence = findings(store, record, router.config)
-    return describe(record, router.config, bundles, evidence, store.shadow_totals(name))
+    results = read_results(store, record, router.config)
+    return describe(record, router.config, bundles, results, store.shadow_totals(name))
 
 
 async def series(service: Service, request: Request) -> Response:
@@ -127,12 +127,12 @@ async def series(service: Service, request: Request) -> Response:
     router = service.endpoints.experiment(request.path_params["name"])
 
     def read() -> bytes:
-        return orjson.dumps({"experiment": router.config.name, "curves": plotted(service, router)})
+        return orjson.dumps({"experiment": router.config.name, "curves": read_curves(service, router)})
 
     return Response(await service.shared_reads.read(("curves", router.config.name), read))
 
 
-def plotted(service: Service, router: Router) -> dict[str, list[list[float | None]]]:
+def read_curves(service: Service, router: Router) -> dict[str, list[list[float | None]]]:
     """Return the outcomes over time, by arm; blocks on the database.
 
     All outcomes are read for it, so pages that reload share one reading for some seconds.
@@ -162,11 +162,13 @@ async def change(action: Action, service: Service, request: Request) -> Response
     actor = service.admission.admit(request, "admin")
     router = service.endpoints.experiment(request.path_params["name"])
     data = await request.object(CHANGE_FIELDS)
-    state = await changed(service, router, actor, action, data)
+    state = await apply_change(service, router, actor, action, data)
     return Response(orjson.dumps({"experiment": router.config.name} | state))
 
 
-async def changed(service: Service, router: Router, actor: str, action: Action, data: dict[str, Any]) -> dict[str, Any]:
+async def apply_change(
+    service: Service, router: Router, actor: str, action: Action, data: dict[str, Any]
+) -> dict[str, Any]:
     """Take a person's action on an experiment and return the new state; RequestError if it is not possible."""
     reason = _reason(data.get("reason"))
     # An action that only takes traffic away is right on any epoch, and must not fail because another change came first.
@@ -183,10 +185,10 @@ async def changed(service: Service, router: Router, actor: str, action: Action, 
         service.follower.poll()  # apply the new state to this replica at once
         return {"status": router.state.status.value, "epoch": router.state.epoch}
 
-    return await tried(service, action.value, write)
+    return await run_change(service, action.value, write)
 
 
-async def tried(service: Service, field: str, function: Callable[[], T]) -> T:
+async def run_change(service: Service, field: str, function: Callable[[], T]) -> T:
     """Run a change of an experiment in a thread. Raises RequestError 409 with the field if the state forbids the change."""
     try:
         return await service.in_thread(function)

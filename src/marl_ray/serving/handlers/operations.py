@@ -9,7 +9,7 @@ import torch
 
 from marl_ray import __version__
 from marl_ray.serving.arms.protocol import AnyBundle
-from marl_ray.serving.handlers.experiments import tried
+from marl_ray.serving.handlers.experiments import run_change
 from marl_ray.serving.handlers.openai.models import models_of
 from marl_ray.serving.http.protocol import Request, RequestError, Response
 from marl_ray.serving.logs.metrics import CONTENT_TYPE
@@ -74,7 +74,7 @@ async def load(service: Service, request: Request) -> Response:
         service.live_experiments.hold_model(reference, bundle)
         return bundle
 
-    return Response(orjson.dumps(_model(await tried(service, "version", load_it), reference)))
+    return Response(orjson.dumps(_model(await run_change(service, "version", load_it), reference)))
 
 
 def _model(bundle: AnyBundle, reference: str) -> dict[str, Any]:

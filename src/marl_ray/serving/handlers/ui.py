@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from marl_ray.experiments.lifecycle import RETREATS, Action
-from marl_ray.serving.handlers.experiments import changed, described, plotted, rows
+from marl_ray.serving.handlers.experiments import apply_change, describe_experiment, read_curves, rows
 from marl_ray.serving.http.protocol import HTML, Request, RequestError, Response
 from marl_ray.serving.pages import render
 from marl_ray.serving.routing.router import Router
@@ -71,9 +71,9 @@ def _experiment_page(
 ) -> bytes:
     name = router.config.name
     audit = [asdict(entry) for entry in service.store.audit(name)]
-    plot = plotted(service, router)
+    plot = read_curves(service, router)
     return render.experiment_page(
-        described(service, router), plot, audit, base, message, form=form, live=live, at=time.time()
+        describe_experiment(service, router), plot, audit, base, message, form=form, live=live, at=time.time()
     )
 
 
@@ -93,7 +93,7 @@ async def change(action: Action, service: Service, request: Request) -> Response
         # A form may be old, but an action that only takes traffic away is right on any epoch.
         if epoch.isdecimal() and action not in RETREATS:
             data["epoch"] = int(epoch)
-        await changed(service, router, actor, action, data)
+        await apply_change(service, router, actor, action, data)
     except RequestError as error:
         message = f"{error.field}: {error}" if error.field else str(error)
         if error.status in (401, 403):

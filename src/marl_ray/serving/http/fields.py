@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from marl_ray.config.serving.gateway import ATTRIBUTE_LENGTH, ATTRIBUTE_NAME, ATTRIBUTES
+from marl_ray.config.serving.gateway import MAX_ATTRIBUTE_LENGTH, MAX_ATTRIBUTE_NAME, MAX_ATTRIBUTES
 from marl_ray.experiments.assignment.population import Attributes
 from marl_ray.serving.http.protocol import Request, RequestError
 
@@ -36,18 +36,22 @@ def attributes_of(data: Mapping[str, Any]) -> Attributes:
     attributes = data.get("attributes")
     if attributes is None:
         return {}
-    if not isinstance(attributes, dict) or len(attributes) > ATTRIBUTES:
-        raise RequestError(400, "attributes", f"expected an object of {ATTRIBUTES} names at most")
+    if not isinstance(attributes, dict) or len(attributes) > MAX_ATTRIBUTES:
+        raise RequestError(400, "attributes", f"expected an object of {MAX_ATTRIBUTES} names at most")
     for name, value in attributes.items():
-        if not is_identifier(name, ATTRIBUTE_NAME):
+        if not is_identifier(name, MAX_ATTRIBUTE_NAME):
             raise RequestError(
-                400, "attributes", f"expected names of 1 to {ATTRIBUTE_NAME} printable characters, got {name[:50]!r}"
+                400,
+                "attributes",
+                f"expected names of 1 to {MAX_ATTRIBUTE_NAME} printable characters, got {name[:50]!r}",
             )
-        if not (isinstance(value, int | float) and math.isfinite(value)) and not is_identifier(value, ATTRIBUTE_LENGTH):
+        if not (isinstance(value, int | float) and math.isfinite(value)) and not is_identifier(
+            value, MAX_ATTRIBUTE_LENGTH
+        ):
             raise RequestError(
                 400,
                 f"attributes.{name}",
-                f"expected a boolean, a number, or a text of 1 to {ATTRIBUTE_LENGTH} printable characters",
+                f"expected a boolean, a number, or a text of 1 to {MAX_ATTRIBUTE_LENGTH} printable characters",
             )
     return attributes
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from marl_ray.config import RateLimitConfig
 
-KEYS = 10_000
+MAX_KEYS = 10_000
 """Maximum number of buckets kept; beyond it the longest unused one is forgotten, which refills it."""
 _TOLERANCE_S = 1e-6  # more than the rounding of any clock, less than any token
 
@@ -46,6 +46,6 @@ class RateLimiter:
         self._full_at.move_to_end(key)
         # Each call adds at most one bucket, so removing one is enough.
         quietest = next(iter(self._full_at))
-        if self._full_at[quietest] <= now or len(self._full_at) > KEYS:
+        if self._full_at[quietest] <= now or len(self._full_at) > MAX_KEYS:
             del self._full_at[quietest]
         return 0.0 if allowed else wait

@@ -10,7 +10,7 @@ GREEDY_BELOW = 0.01
 """Lower temperatures count as 0, because dividing logits by them would overflow."""
 MAX_TEMPERATURE = 2.0
 MIN_TOP_P = 1e-6
-STOPS, STOP_LENGTH = 4, 200
+MAX_STOPS, MAX_STOP_LENGTH = 4, 200
 """Maximum number of stop strings of a request, and maximum number of characters of one."""
 MAX_TOKENS = 1_000_000
 SEEDS = 1 << 63
@@ -48,14 +48,14 @@ def settings_of(data: Mapping[str, Any]) -> Settings:
     stop = data.get("stop")
     if stop is not None:
         stops = [stop] if isinstance(stop, str) else stop
-        if not isinstance(stops, list) or len(stops) > STOPS or not all(_is_stop(text) for text in stops):
-            raise RequestError(400, "stop", f"expected {STOPS} texts at most, of 1 to {STOP_LENGTH} characters")
+        if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(_is_stop(text) for text in stops):
+            raise RequestError(400, "stop", f"expected {MAX_STOPS} texts at most, of 1 to {MAX_STOP_LENGTH} characters")
         changes["stop"] = tuple(stops)
     return Settings(seed, greedy, changes)
 
 
 def _is_stop(value: Any) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= STOP_LENGTH
+    return isinstance(value, str) and 0 < len(value) <= MAX_STOP_LENGTH
 
 
 def _is_number(value: Any) -> bool:

@@ -150,12 +150,12 @@ def ask(
     *,
     alpha: float,
     min_outcomes: int,
-    excluding: bool = False,
+    excludes_missing: bool = False,
 ) -> TestResult:
     """Test whether `HARM` or fitness for `PROMOTION` of a treatment is proven.
 
-    With `excluding`, units that do not report the metric do not count, so a proof must hold for the lowest and highest
-    values that they may have had (`experiments/statistics/missing_outcomes.py`).
+    With `excludes_missing`, units that do not report the metric do not count, so a proof must hold for the lowest and
+    highest values that they may have had (`experiments/statistics/missing_outcomes.py`).
     """
     control, arms = plan.control, len(plan.weights)
     treated, other = look.pair(measure.name, arm, control, arms)
@@ -163,7 +163,7 @@ def ask(
     margin = relative * other.mean if relative is not None and other.n else measure.margin
     margin = margin if isinstance(margin, float) else 0.0
     reports = [share.mean for share in look.reporting.pair(measure.name, arm, control, arms)]
-    missing = excluding and min(reports) < 1
+    missing = excludes_missing and min(reports) < 1
     sign = 1 if measure.higher else -1
     gain = sign * (treated.mean - other.mean)
     question = ArmQuestion(side, look, measure, arm, plan, alpha, min_outcomes)

@@ -21,7 +21,7 @@ def describe(
     record: ExperimentRecord,
     config: ExperimentConfig,
     arms: Mapping[str, Mapping[str, Any]],
-    evidence: LookResults,
+    results: LookResults,
     shadow: Mapping[str, Mapping[str, float]],
     now: float | None = None,
 ) -> dict[str, Any]:
@@ -30,11 +30,11 @@ def describe(
     `arms` has what is known of their bundles (`digest`, `lineage`), or nothing; `shadow` is the store's totals. With
     probability 1 - config.alpha all intervals of the differences hold together, at all looks.
     """
-    plan, state, look = record.plan, record.state, evidence.look
+    plan, state, look = record.plan, record.state, results.look
     total = math.fsum(record.weights.values())
     outcomes = {arm: look.summary("outcome", arm) for arm in plan.weights}
     largest = max(outcome.variance for outcome in outcomes.values())
-    decision = advance(record, evidence.evidence, time.time() if now is None else now)
+    decision = advance(record, results.evidence, time.time() if now is None else now)
     rows: dict[str, Any] = {}
     for arm, outcome in outcomes.items():
         units, stored, arm_facts = look.units.get(arm, _UNMET), record.config["arms"][arm], arms.get(arm, {})
@@ -54,9 +54,9 @@ def describe(
             "variance": _number(outcome.variance) if outcome.n > 1 else None,
             "interval": _bounds(around),
         }
-    for harm, promotion in zip(evidence.harm, evidence.promotion, strict=True):
+    for harm, promotion in zip(results.harm, results.promotion, strict=True):
         alpha = config.alpha / len(plan.treatments)
-        between = _difference(harm.arm, evidence.look, config, plan, alpha)
+        between = _difference(harm.arm, results.look, config, plan, alpha)
         rows[harm.arm] |= {
             "difference": _number(between.estimate),
             "difference_interval": _bounds(between),
@@ -77,10 +77,10 @@ def describe(
         "epoch": state.epoch,
         "control": plan.control,
         "decision": {"step": decision.step.value, "arm": decision.arm, "reason": decision.reason},
-        "srm": {"p_value": evidence.srm.p_value, "alarm": evidence.srm.alarm},
-        "reporting": [_reporting(reports) for reports in evidence.reporting],
-        "warnings": [*evidence.warnings, *_warnings(config), *_same_weights(record), *_missing(evidence)],
-        "guardrails": [_guardrail(rail) for rail in evidence.guardrails],
+        "srm": {"p_value": results.srm.p_value, "alarm": results.srm.alarm},
+        "reporting": [_reporting(reports) for reports in results.reporting],
+        "warnings": [*results.warnings, *_warnings(config), *_same_weights(record), *_missing(results)],
+        "guardrails": [_guardrail(rail) for rail in results.guardrails],
         "shadow": {arm: dict(totals) for arm, totals in shadow.items()},
         "config": config.model_dump(mode="json"),
         "arms": rows,
@@ -122,10 +122,10 @@ def _same_weights(record: ExperimentRecord) -> list[str]:
     ]
 
 
-def _missing(evidence: LookResults) -> list[str]:
+def _missing(results: LookResults) -> list[str]:
     """Return one sentence for each metric that some judged sessions lack and for which these sessions do not count."""
     lines: dict[str, str] = {}
-    for row in evidence.reporting:
+    for row in results.reporting:
         lacking = row.judged + row.control_judged - row.reported - row.control_reported
         if lacking:
             lines.setdefault(
@@ -140,18 +140,18 @@ def _missing(evidence: LookResults) -> list[str]:
 def _difference(arm: str, look: Look, config: ExperimentConfig, plan: RolloutPlan, alpha: float) -> Interval:
     """Return the bounds of treatment - control by the tests that decide; each bound gets half of alpha."""
     measure, missing = shown_outcome_of(config), "outcome" in excluding(config)
-    rules: Any = {"alpha": alpha / 2, "min_outcomes": config.min_outcomes, "excluding": missing}
+    rules: Any = {"alpha": alpha / 2, "min_outcomes": config.min_outcomes, "excludes_missing": missing}
     below, above = (ask(side, look, measure, arm, plan, **rules) for side in (PROMOTION, HARM))
     is_bounded = measure.range is not None and min(below.treatment.n, below.control.n) >= config.min_outcomes
     most = measure.range[1] - measure.range[0] if is_bounded and measure.range is not None else math.inf
     return Interval(below.test.gain, max(below.test.bound, -most), min(above.test.bound, most))
 
 
-def _test(finding: TestResult) -> dict[str, Any]:
-    gain, bound, e_value, proven = finding.test
+def _test(result: TestResult) -> dict[str, Any]:
+    gain, bound, e_value, proven = result.test
     return {
-        "margin": finding.margin,
-        "alpha": finding.alpha,
+        "margin": result.margin,
+        "alpha": result.alpha,
         "gain": _number(gain),
         "bound": _number(bound),
         "e_value": e_value,
@@ -172,16 +172,16 @@ def _reporting(reporting: Reporting) -> dict[str, Any]:
     }
 
 
-def _guardrail(finding: TestResult) -> dict[str, Any]:
+def _guardrail(result: TestResult) -> dict[str, Any]:
     return {
-        "name": finding.name,
-        "arm": finding.arm,
-        "better": finding.better,
-        "n": finding.treatment.n,
-        "control_n": finding.control.n,
-        "mean": _number(finding.treatment.mean),
-        "control_mean": _number(finding.control.mean),
-        **_test(finding),
+        "name": result.name,
+        "arm": result.arm,
+        "better": result.better,
+        "n": result.treatment.n,
+        "control_n": result.control.n,
+        "mean": _number(result.treatment.mean),
+        "control_mean": _number(result.control.mean),
+        **_test(result),
     }
 
 

@@ -126,30 +126,30 @@ def guardrails_of(config: ExperimentConfig) -> tuple[GuardrailConfig, ...]:
     return configured if any(rail.name == ERRORS.name for rail in configured) else (*configured, ERRORS)
 
 
-def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> LookResults:
+def test_look(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> LookResults:
     """Test outcomes, guardrails and counts. The treatments share each alpha (Bonferroni)."""
     plan, excluded = record.plan, excluding(config)
 
     def test_all(side: int, measure: Measure, alpha: float) -> tuple[TestResult, ...]:
         share = alpha / len(plan.treatments) if plan.treatments else alpha
-        rules: Any = {"alpha": share, "min_outcomes": config.min_outcomes, "excluding": measure.name in excluded}
+        rules: Any = {"alpha": share, "min_outcomes": config.min_outcomes, "excludes_missing": measure.name in excluded}
         return tuple(ask(side, look, measure, arm, plan, **rules) for arm in plan.treatments)
 
     harms = test_all(HARM, outcome_of(config), config.alpha_rollback)
     promotions = test_all(PROMOTION, outcome_of(config), config.alpha)
     rails = [test_all(HARM, guardrail_of(config, rail), rail.alpha) for rail in guardrails_of(config)]
-    guardrails = tuple(finding for of_arm in zip(*rails, strict=True) for finding in of_arm)
+    guardrails = tuple(result for of_arm in zip(*rails, strict=True) for result in of_arm)
     reporting = tuple(_reporting(look, record, config, metric) for metric in excluded)
-    reports = tuple(finding for of_metric in reporting for finding in of_metric)
+    reports = tuple(result for of_metric in reporting for result in of_metric)
     exposures = _of_stage(look, record)
     arms = {plan.control: ArmEvidence(exposures.get(plan.control, 0))}
     # If no report has a numeric value, reports and silence are the same and prove nothing about an arm.
     has_reports = any(look.reported.get("outcome", {}).values())
     for harmed, bound in zip(harms, promotions, strict=True):
-        alarms = {finding.metric: finding for finding in reports if finding.arm == harmed.arm and finding.test.alarm}
-        rails_of_arm = [finding for finding in guardrails if finding.arm == harmed.arm]
+        alarms = {result.metric: result for result in reports if result.arm == harmed.arm and result.test.alarm}
+        rails_of_arm = [result for result in guardrails if result.arm == harmed.arm]
         proof = next(
-            (finding.name for finding in (harmed, *rails_of_arm) if finding.test.proven and finding.name not in alarms),
+            (result.name for result in (harmed, *rails_of_arm) if result.test.proven and result.name not in alarms),
             None,
         )
         enough = min(harmed.treatment.n, harmed.control.n) >= config.min_outcomes
@@ -160,7 +160,7 @@ def find(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> Look
             tested=enough and has_reports,
             promotable=bound.test.proven and has_reports,
             estimate=bound.test.gain,
-            unequal=next((finding.sentence(plan.control) for finding in alarms.values()), None),
+            unequal=next((result.sentence(plan.control) for result in alarms.values()), None),
             unguarded=next((lack for lack in lacks if lack), None) if enough else None,
         )
     srm = sample_ratio_of_epochs((look.assigned.get(epoch, {}), shares) for epoch, shares in look.shares.items())
@@ -205,9 +205,9 @@ def _of_stage(look: Look, record: ExperimentRecord) -> dict[str, int]:
     return counts
 
 
-def findings(store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig) -> LookResults:
-    """Run `find` on the store's present numbers."""
-    return find(store.look(record, questions=questions_of(config, record.plan)), record, config)
+def read_results(store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig) -> LookResults:
+    """Run `test_look` on the store's present numbers."""
+    return test_look(store.look(record, questions=questions_of(config, record.plan)), record, config)
 
 
 def decide(store: ExperimentStore, config: ExperimentConfig) -> RolloutDecision | None:
@@ -223,12 +223,12 @@ def decide(store: ExperimentStore, config: ExperimentConfig) -> RolloutDecision 
         ExperimentStatus.PROMOTED,
     ):
         return None
-    evidence, now = findings(store, record, config), time.time()
-    decision = advance(record, evidence.evidence, now)
+    results, now = read_results(store, record, config), time.time()
+    decision = advance(record, results.evidence, now)
     action = ACTIONS.get(decision.step)
     if action is None or (action is Action.PROMOTE and not config.promotes):
         if config.strategy == "thompson":
-            _reallocate(store, record, config, evidence, now)
+            _reallocate(store, record, config, results, now)
         return decision
     try:
         store.change(config.name, action, epoch=decision.epoch, actor=ACTOR, reason=decision.reason, arm=decision.arm)
@@ -239,7 +239,7 @@ def decide(store: ExperimentStore, config: ExperimentConfig) -> RolloutDecision 
 
 
 def _reallocate(
-    store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig, evidence: LookResults, now: float
+    store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig, results: LookResults, now: float
 ) -> None:
     """Set new weights if it is time and the evidence suffices.
 
@@ -248,7 +248,7 @@ def _reallocate(
     state, plan = record.state, record.plan
     since = state.stage_since if state.allocation is None else state.allocation.at
     remaining = [arm for arm in plan.weights if arm not in state.rolled_back]
-    enough = all(evidence.look.summary("outcome", arm).n >= config.min_outcomes for arm in remaining)
+    enough = all(results.look.summary("outcome", arm).n >= config.min_outcomes for arm in remaining)
     if (
         state.status is not ExperimentStatus.RUNNING
         or now - since < config.reweigh_s
@@ -256,9 +256,9 @@ def _reallocate(
         or not enough
     ):
         return
-    if evidence.srm.alarm or any(reporting.test.alarm for reporting in evidence.reporting):
+    if results.srm.alarm or any(reporting.test.alarm for reporting in results.reporting):
         return
-    drawn = thompson_weights(evidence.look.gains("outcome", plan.control, remaining, len(plan.weights)), config.floor)
+    drawn = thompson_weights(results.look.gains("outcome", plan.control, remaining, len(plan.weights)), config.floor)
     weights = {arm: drawn.get(arm, 0.0) for arm in plan.weights}
     total = math.fsum(record.weights.values())
     if max(abs(weights[arm] - record.weights[arm] / total) for arm in weights) < MIN_CHANGE:

@@ -19,7 +19,7 @@ class RecentEpisodes:
     """The last `evaluation.window` released episodes of all workers, and those that are held back."""
 
     def __init__(self, config: RunConfig, saved: Mapping[str, Any] | None = None):
-        self.budgets, self.most_steps = config.budgets, config.evaluation.max_steps
+        self.budgets, self.max_steps = config.budgets, config.evaluation.max_steps
         old = {key: [_ended(episode) for episode in (saved or {}).get(key, ())] for key in ("window", "held_back")}
         self.episodes: deque[EndedEpisode] = deque(old["window"], config.evaluation.window)
         self.held_back: list[EndedEpisode] = old["held_back"]
@@ -29,7 +29,7 @@ class RecentEpisodes:
 
         `running` are the (start, steps played) of the episodes that continue.
         """
-        released, self.held_back = release([*self.held_back, *ended], blocking(running, self.most_steps))
+        released, self.held_back = release([*self.held_back, *ended], blocking(running, self.max_steps))
         self.episodes.extend(released)
         return released
 

@@ -3,7 +3,7 @@
 EVALUATIONS = 10
 """Number of evaluations between a run's first and its last. `evaluation.every` overrides it, and TRAINED_PER_EVALUATED
 allows fewer."""
-TRAINED_PER_EVALUATED = 10
+MIN_TRAINED_PER_EVALUATED = 10
 """Minimum number of training steps for each step of an evaluation. Playing takes a third to a half of an iteration, so
 evaluations take a few percent of a long run's time."""
 
@@ -14,9 +14,9 @@ def first_wait(remaining: int, cost: int) -> float:
     That evaluation played `cost` steps; `remaining` steps are to be trained. Episodes may become shorter as the team
     learns, and evaluations cheaper, so the wait is at most half of the run.
     """
-    return max(remaining / EVALUATIONS, min(TRAINED_PER_EVALUATED * cost, remaining / 2))
+    return max(remaining / EVALUATIONS, min(MIN_TRAINED_PER_EVALUATED * cost, remaining / 2))
 
 
 def next_wait(total: int, cost: int) -> float:
     """Return the wait after a later evaluation, which played `cost` steps, of a run of `total` steps."""
-    return max(TRAINED_PER_EVALUATED * cost, total / EVALUATIONS)
+    return max(MIN_TRAINED_PER_EVALUATED * cost, total / EVALUATIONS)

@@ -44,13 +44,13 @@ def release(ended: Iterable[EndedEpisode], running: Iterable[int]) -> tuple[list
     return in_order[:count], in_order[count:]
 
 
-def blocking(running: Sequence[tuple[int, int]], most_steps: int) -> list[int]:
+def blocking(running: Sequence[tuple[int, int]], max_steps: int) -> list[int]:
     """Return the starts of running episodes that delay the release of episodes that began later.
 
-    The episodes are given as (start, steps played). One that has played `most_steps` delays no others: it
+    The episodes are given as (start, steps played). One that has played `max_steps` delays no others: it
     might never end.
     """
-    return [start for start, played in running if played < most_steps]
+    return [start for start, played in running if played < max_steps]
 
 
 def gather_episodes(

@@ -76,13 +76,13 @@ class _ActorProblem:
         self.weights = self.mask.float() / max(float(total(self.mask.sum().float())), 1.0)
         self.sizes = self.distribution.sizes if isinstance(self.distribution, Categorical) else None
         self.values, self.columns = rows.values.cpu(), None if rows.columns is None else rows.columns.cpu()
-        self.spread = EncodedRows(self.values, self.columns, None if rows.index is None else rows.index.cpu())
+        self.rows = EncodedRows(self.values, self.columns, None if rows.index is None else rows.index.cpu())
         self.parameters: Parameters = {name: p.detach().clone() for name, p in self.actor.named_parameters()}
 
     def outputs(self, at: Parameters) -> Tensor:
         """Return the normalised outputs (N, P) of every decision."""
         raw: Tensor = functional_call(self.actor, dict(at), (self.values, self.columns))
-        return self.distribution.normalize(self.spread.expand(raw), self.allowed)
+        return self.distribution.normalize(self.rows.expand(raw), self.allowed)
 
     def surrogates(self, at: Parameters) -> tuple[Tensor, Tensor, Tensor]:
         """Return the reward loss, cost surrogates (K,) and outputs; this worker's part of the means."""

@@ -10,12 +10,12 @@ from marl_ray.ray_seams import autoscaled_nodes, autoscaled_resources
 def check_capacity(config: RunConfig) -> bool:
     """Return True if the run uses GPUs; raises MarlRayError if the cluster can never hold the workers, however it scales."""
     most, need = most_resources(), config.resources
-    spread = config.engine_actors * need.tensor_parallel
-    gpus = need.workers + spread
+    engine_workers = config.engine_actors * need.tensor_parallel
+    gpus = need.workers + engine_workers
     use_gpu = need.device == "cuda" or (need.device == "auto" and most.get("GPU", 0) >= gpus)
     check_cpus(config, most.get("CPU", 0.0))
     if use_gpu and gpus > most.get("GPU", 0):
-        engines = f" with {spread} for engines" if spread else ""
+        engines = f" with {engine_workers} for engines" if engine_workers else ""
         raise MarlRayError(
             f"resources.workers={need.workers}{engines} on cuda needs {gpus} GPUs, "
             f"but this cluster can never have more than {most.get('GPU', 0):g}"
@@ -26,10 +26,10 @@ def check_capacity(config: RunConfig) -> bool:
 def check_cpus(config: RunConfig, max_cpus: float) -> None:
     """Raise MarlRayError if the workers, and engines of their own, need more than `max_cpus` logical CPUs."""
     need = config.resources
-    spread = config.engine_actors * need.tensor_parallel
-    cpus = (need.workers + spread) * need.cpus_per_worker
+    engine_workers = config.engine_actors * need.tensor_parallel
+    cpus = (need.workers + engine_workers) * need.cpus_per_worker
     if cpus > max_cpus:
-        engines = f" and {spread} for engines" if spread else ""
+        engines = f" and {engine_workers} for engines" if engine_workers else ""
         raise MarlRayError(
             f"resources.workers={need.workers}{engines} with cpus_per_worker={need.cpus_per_worker:g} needs {cpus:g} CPUs, "
             f"but this cluster can never have more than {max_cpus:g}"

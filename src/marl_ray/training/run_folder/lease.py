@@ -31,7 +31,7 @@ WRITTEN_S = 1.0
 """Seconds within which a file of an owner that was just created is complete."""
 PROBE = "now-"
 """First letters of the names of files that show the storage's time."""
-TRIES = 8
+MAX_TRIES = 8
 """Maximum number of times that others are first before the name is given up."""
 
 
@@ -104,7 +104,7 @@ class Lease:
 
     def _take(self) -> None:
         self.filesystem.create_dir(f"{self.folder}/{OWNER}")
-        for _ in range(TRIES):
+        for _ in range(MAX_TRIES):
             self.confirmed = time.time()
             last = newest(self.filesystem, self.folder)
             if last:

@@ -74,7 +74,7 @@ def dry_step(
 ) -> DryPeak:
     """Return the greatest memory of a worker in a step after the first.
 
-    The worker is one of `shards` over which the weights are spread. `axes` are the workers of them that share every
+    The worker is one of `shards` over which the weights are sharded. `axes` are the workers of them that share every
     sequence, and every layer, in a pass.
 
     The step is a pass of `size`, with gradients of a pass before it in memory, and a step of AdamW unless `optimizer`

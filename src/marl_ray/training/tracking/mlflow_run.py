@@ -25,7 +25,7 @@ OWNER = "owner"
 """Name of a tag of the run: a digest of whose it is."""
 PARENT_TAG = "mlflow.parentRunId"
 """Name of MLflow's own tag for the run that a run belongs to."""
-BATCH = 1000
+MAX_BATCH = 1000
 """Maximum number of metrics of one request: MLflow's limit."""
 PARAM_BATCH = 100
 GIT_S = 5.0
@@ -155,15 +155,15 @@ class MlflowRun:
             # The iteration comes last, so that MLflow has all of a row whose iteration it has.
             values |= {"iteration": values.pop("iteration")} if "iteration" in values else {}
             metrics = [Metric(key, value, at, int(row["steps"])) for key, value in values.items()]
-            if len(waiting) + len(metrics) > BATCH:
+            if len(waiting) + len(metrics) > MAX_BATCH:
                 self._send(waiting)
                 waiting = []
             waiting += metrics
         self._send(waiting)
 
     def _send(self, metrics: list[Any]) -> None:
-        for start in range(0, len(metrics), BATCH):
-            self.client.log_batch(self.run_id, metrics=metrics[start : start + BATCH])
+        for start in range(0, len(metrics), MAX_BATCH):
+            self.client.log_batch(self.run_id, metrics=metrics[start : start + MAX_BATCH])
 
     def last_iteration(self) -> int | None:
         """Return the last iteration of which all metrics were logged; None if there is none."""

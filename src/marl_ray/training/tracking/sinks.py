@@ -17,7 +17,7 @@ from marl_ray.extensions import TRACKER
 
 TENSORBOARD = "tensorboard"
 """Folder of a run's event files, in the run's folder."""
-TAG = 64
+MAX_TAG = 64
 """Maximum number of characters of a tag of W&B."""
 EVENTS_S = 1
 """Maximum seconds until an event of a sweep's trial is on the disk. tensorboardX's default is 120."""
@@ -193,7 +193,7 @@ class WeightsAndBiases:
         self.run = wandb.init(
             project=config.tracking.experiment,
             group=config.tracking.experiment,
-            tags=[tag[-TAG:] for tag in tags],
+            tags=[tag[-MAX_TAG:] for tag in tags],
             name=config.name,
             id=run_id,
             resume="allow",

@@ -19,7 +19,7 @@ from marl_ray.temporary_folders import new_temporary_folder
 from marl_ray.training.tracking.sinks import EVENTS_S, TENSORBOARD, numbers
 from marl_ray.tuning.folder import Folder
 
-UPLOAD_S = 10.0
+MIN_UPLOAD_INTERVAL_S = 10.0
 """Minimum number of seconds between two uploads of a leg's file to remote storage."""
 CLOSE_S = 60.0
 """Seconds that a sweep waits at its end for the files."""
@@ -82,7 +82,7 @@ class EventFiles:
         for row in rows:
             for key, value in numbers(row):
                 self.writers[leg].add_scalar(key, value, int(row["steps"]))
-        if time.monotonic() - self.uploaded.get(leg, float("-inf")) > UPLOAD_S:
+        if time.monotonic() - self.uploaded.get(leg, float("-inf")) > MIN_UPLOAD_INTERVAL_S:
             self._upload(leg)
 
     def _upload(self, leg: str) -> None:

@@ -25,7 +25,7 @@ from marl_ray.tuning.running.trial_files import CHECKPOINT, Leg, TrialWriter, is
 from marl_ray.tuning.running.trial_seeds import load_seeds, never_reported, run_leg
 from marl_ray.tuning.running.worker_group import in_workers
 
-REPORT_S = 0.5
+MIN_REPORT_INTERVAL_S = 0.5
 """Minimum number of seconds between two reports to Tune: each is a round trip to the sweep's driver."""
 ERROR = "error.txt"
 
@@ -120,7 +120,7 @@ class _Sender:
 
     def add(self, row: dict[str, float]) -> None:
         self.rows.append(row)
-        if time.monotonic() - self.sent > REPORT_S:
+        if time.monotonic() - self.sent > MIN_REPORT_INTERVAL_S:
             self.flush()
 
     def flush(self, more: dict[str, Any] | None = None) -> None:

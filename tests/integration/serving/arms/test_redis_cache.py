@@ -125,7 +125,7 @@ def test_concurrent_answers_do_not_get_mixed_up_even_when_clients_leave(server):
 
 
 def test_more_requests_than_connections_go_without_the_cache(server, monkeypatch, caplog):
-    monkeypatch.setattr(module, "CONNECTIONS", 4)
+    monkeypatch.setattr(module, "MAX_CONNECTIONS", 4)
 
     async def body(cache):
         await cache.put(b"k", b"v")

@@ -113,7 +113,7 @@ async def test_closing_is_not_the_arms_fault(text_gateway):
 
 
 async def test_a_full_queue_is_a_503_with_retry_after(text_gateway, monkeypatch):
-    monkeypatch.setattr("marl_ray.serving.arms.text.batcher.WAITING", 2)
+    monkeypatch.setattr("marl_ray.serving.arms.text.batcher.MAX_WAITING", 2)
 
     async with serving(text_gateway.model_copy(update={"max_batch": 1})) as (client, _):
         calls = [client.post("/generate", json=ASK | {"max_tokens": 100, "seed": k}) for k in range(12)]

@@ -10,7 +10,7 @@ from marl_ray.algorithms.losses.kl import adaptive_coefficient
 from marl_ray.config import RunConfig
 from marl_ray.envs.registry import make_env
 from marl_ray.training.costs import CostStats
-from marl_ray.training.learner.preparation.normalisers import updated_norms
+from marl_ray.training.learner.preparation.normalizers import updated_norms
 from marl_ray.training.loop.collection import build_collector
 from marl_ray.training.loop.run import Run
 from marl_ray.training.single_process import process_group

@@ -21,7 +21,7 @@ def test_the_weights_of_a_small_model_stay_gathered_over_the_passes_of_a_step():
     assert four[GATHERS] > two[GATHERS]
     kept_two, kept_four = of_passes(2, 1, GATHERED_ONCE)
     assert kept_four[GATHERS] == kept_two[GATHERS] < two[GATHERS]
-    assert kept_four[SCATTERS] == four[SCATTERS] == 2 * two[SCATTERS]  # gradients stay spread
+    assert kept_four[SCATTERS] == four[SCATTERS] == 2 * two[SCATTERS]  # gradients stay sharded
 
 
 def test_groups_of_workers_add_their_gradients_up_once():

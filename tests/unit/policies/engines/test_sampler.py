@@ -163,7 +163,7 @@ def test_a_small_cache_only_makes_it_slower(policy, monkeypatch):
     engine, prompts = make_engine(policy), text_prompts()
     free = engine.generate(prompts, 2)
     monkeypatch.setattr("marl_ray.policies.engines.torch_engine.CACHE_BYTES", 100_000)  # three rows
-    monkeypatch.setattr("marl_ray.policies.engines.decoding.decoder.PREFILL_TOKENS", 8)
+    monkeypatch.setattr("marl_ray.policies.engines.decoding.decoder.MAX_PREFILL_TOKENS", 8)
     assert ids_of(engine.generate(prompts, 2)) == ids_of(free)
     assert engine.generate([], 2) == []
 

@@ -43,16 +43,16 @@ def test_uniform_and_independent():
     assert stats.kstest(numbers.ravel(), "uniform").pvalue > 1e-3
     # A token's place in the stream, and a stream, is uniform by itself.
     assert min(stats.kstest(part, "uniform").pvalue for part in (*numbers.T[:30], *numbers[:30])) > 1e-5
-    centred = numbers - 0.5
+    centered = numbers - 0.5
     bound = 4.5 / 12 / numbers.size**0.5  # 4.5 standard deviations of a mean of products
     for other in (
-        np.roll(centred, 1, 1),  # the token before
-        np.roll(centred, 2, 1),  # the block before
-        np.roll(centred, 1, 0),  # the stream before
+        np.roll(centered, 1, 1),  # the token before
+        np.roll(centered, 2, 1),  # the block before
+        np.roll(centered, 1, 0),  # the stream before
         token_uniforms(4, range(250), 200) - 0.5,  # the next seed
         token_uniforms(3, range(2**32, 2**32 + 250), 200) - 0.5,  # the upper half of a stream's number
     ):
-        assert abs((centred * other).mean()) < bound
+        assert abs((centered * other).mean()) < bound
     pairs = np.histogram2d(numbers[:, 0::2].ravel(), numbers[:, 1::2].ravel(), 16)[0]
     assert stats.chisquare(pairs.ravel()).pvalue > 1e-3
 

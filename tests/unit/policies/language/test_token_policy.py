@@ -108,7 +108,7 @@ def test_scores_depend_neither_on_padding_nor_on_the_cut_nor_on_chunks(policy, m
     policy.zero_grad()
     at_once.sum().backward()
     expected = [parameter.grad.clone() for parameter in policy.actor_parameters()]
-    monkeypatch.setattr(token_policy, "LOGITS", 259 * 4)
+    monkeypatch.setattr(token_policy, "MAX_LOGITS", 259 * 4)
     policy.zero_grad()
     chunked = policy.evaluate(prompts, answers, mask).log_probs
     close(chunked, at_once)
@@ -131,7 +131,7 @@ def nodes(tensor):
 @pytest.mark.parametrize("chunk", [None, 4])
 def test_an_entropy_that_is_not_learned_has_no_gradient_and_changes_none(policy, monkeypatch, chunk):
     if chunk:
-        monkeypatch.setattr(token_policy, "LOGITS", 259 * chunk)
+        monkeypatch.setattr(token_policy, "MAX_LOGITS", 259 * chunk)
     gradients, entropies, saved = [], [], []
     for learn_entropy in (True, False):
         policy.zero_grad()

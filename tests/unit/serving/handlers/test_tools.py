@@ -73,27 +73,27 @@ def test_a_forced_call_is_written_as_the_template_writes_calls(name):
 
 
 WEATHER = '{"name": "warmth", "arguments": {"city": "Ulm"}}'
-ONE = [("warmth", '{"city": "Ulm"}')]
+CALL = [("warmth", '{"city": "Ulm"}')]
 MARKED = '{"name": "warmth", "arguments": {"a": "</tool_call> \\" <tool_call>"}}'
 MARKS = [("warmth", '{"a": "</tool_call> \\" <tool_call>"}')]
 TEXTS = {
     "no call": ("It is {warm}.", "It is {warm}.", []),
-    "a call": (f"<tool_call>\n{WEATHER}\n</tool_call>", "", ONE),
-    "text before": (f"Let me see.\n<tool_call>{WEATHER}</tool_call>\n", "Let me see.", ONE),
-    "the mark in an argument": (f"<tool_call>\n{MARKED}\n</tool_call>\n<tool_call>{WEATHER}</tool_call>", "", MARKS + ONE),
+    "a call": (f"<tool_call>\n{WEATHER}\n</tool_call>", "", CALL),
+    "text before": (f"Let me see.\n<tool_call>{WEATHER}</tool_call>\n", "Let me see.", CALL),
+    "the mark in an argument": (f"<tool_call>\n{MARKED}\n</tool_call>\n<tool_call>{WEATHER}</tool_call>", "", MARKS + CALL),
     "never closed but in an argument": (f"<tool_call>{MARKED}", "", MARKS),
-    "an open text": (f'<tool_call>{{"a</tool_call> b <tool_call>{WEATHER}</tool_call>', '<tool_call>{"a</tool_call> b', ONE),
-    "two calls": (f"<tool_call>{WEATHER}</tool_call>\n<tool_call>{WEATHER}</tool_call>", "", ONE * 2),
-    "text between": (f"a <tool_call>{WEATHER}</tool_call> b", "a b", ONE),
-    "never closed": (f"<tool_call>{WEATHER}", "", ONE),
+    "open text": (f'<tool_call>{{"a</tool_call> b <tool_call>{WEATHER}</tool_call>', '<tool_call>{"a</tool_call> b', CALL),
+    "two calls": (f"<tool_call>{WEATHER}</tool_call>\n<tool_call>{WEATHER}</tool_call>", "", CALL * 2),
+    "text between": (f"a <tool_call>{WEATHER}</tool_call> b", "a b", CALL),
+    "never closed": (f"<tool_call>{WEATHER}", "", CALL),
     "cut off": ("a <tool_call>{\"name", "a <tool_call>{\"name", []),
     "no JSON": ("<tool_call>x</tool_call>", "<tool_call>x</tool_call>", []),
     "only JSON": (' {"name": "warmth", "parameters": {}}', "", [("warmth", "{}")]),
     "other JSON": ('{"name": "unknown"}', '{"name": "unknown"}', []),
-    "a list": (f"[TOOL_CALLS] [{WEATHER}, {WEATHER}]", "", ONE * 2),
+    "a list": (f"[TOOL_CALLS] [{WEATHER}, {WEATHER}]", "", CALL * 2),
     "no Unicode": ('<tool_call>{"name": "warmth", "arguments": {"a": "\\ud800"}}</tool_call>',) * 2 + ([],),
     "in marks": (
-        "<tool_call>\n<function=warmth>\n<parameter=city>\nUlm\n</parameter>\n</function>\n</tool_call>", "", ONE,
+        "<tool_call>\n<function=warmth>\n<parameter=city>\nUlm\n</parameter>\n</function>\n</tool_call>", "", CALL,
     ),
     "almost": ("a <tool_cal", "a <tool_cal", []),
     "blanks": (" a \n", " a \n", []),

@@ -65,7 +65,7 @@ def test_full_buckets_are_forgotten():
 
 
 def test_memory_is_bounded_and_a_key_that_keeps_asking_is_not_forgotten(monkeypatch):
-    monkeypatch.setattr(rate_limits, "KEYS", 50)
+    monkeypatch.setattr(rate_limits, "MAX_KEYS", 50)
     limiter = RateLimiter(RateLimitConfig(per_s=1, burst=1), Clock())
     assert limiter.take("greedy") == 0
     for i in range(500):

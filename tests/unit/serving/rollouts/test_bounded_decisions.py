@@ -134,12 +134,12 @@ def test_a_margin_may_be_a_part_of_the_controls_mean(store, clock, bounds):
         reports.append(Report(row.unit, numbers))
     store.record("exp", reports)
     clock.now += 2 * WINDOW
-    findings = look(store, config)
-    (promotion,), (harm,) = findings.promotion, findings.harm
+    results = look(store, config)
+    (promotion,), (harm,) = results.promotion, results.harm
     assert promotion.test.proven and not harm.test.proven
     assert promotion.margin == pytest.approx(1.2, abs=0.05) and promotion.test.gain == pytest.approx(-0.4, abs=0.1)
     assert (promotion.test.bound > -promotion.margin) and promotion.test.bound < promotion.test.gain
-    cost, latency, _ = findings.guardrails
+    cost, latency, _ = results.guardrails
     assert cost.test.proven and cost.test.bound < -cost.margin
     assert not latency.test.proven
     tight = opened(store, margin="1%", bounds=bounds, guardrails=rails)
@@ -152,8 +152,8 @@ def test_a_part_of_a_mean_that_is_not_above_zero_proves_nothing(store, clock):
     config = opened(store, margin="10%")
     sessions(store, 400, lambda arm, k: -5.0 + k % 3 - (arm == "b"))
     clock.now += 2 * WINDOW
-    findings = look(store, config)
-    assert not findings.harm[0].test.proven and not findings.promotion[0].test.proven
+    results = look(store, config)
+    assert not results.harm[0].test.proven and not results.promotion[0].test.proven
     assert json.dumps(described(store, config), allow_nan=False)
 
 
@@ -173,8 +173,8 @@ def test_clusters_keep_the_other_test(store, clock):
     config = opened(store, bounds=[0, 1], randomize="cluster")
     sessions(store, 800, lambda arm, k: (k % 10 < 8) - 0.6 * (arm == "b" and k % 10 < 8), clusters=80)
     clock.now += 2 * WINDOW
-    findings = look(store, config)
-    assert not findings.look.bets and findings.harm[0].test.proven
+    results = look(store, config)
+    assert not results.look.bets and results.harm[0].test.proven
 
 
 def test_an_epoch_without_the_control_proves_nothing(store, clock):
@@ -246,10 +246,10 @@ def test_bets_hold_at_both_ends_of_outcomes_that_one_arm_lacks(store, clock):
     config = opened(store, bounds=[0, 1], margin=0.02)
     sessions(store, 900, lambda arm, k: None if arm == "b" and k % 7 == 0 else float(k % 7 != 0))
     clock.now += 2 * WINDOW
-    findings = look(store, config)
-    (fit,) = findings.promotion
+    results = look(store, config)
+    (fit,) = results.promotion
     assert fit.missing and fit.test.gain == pytest.approx(0.15, abs=0.03) and not fit.test.proven
-    bets = {q.claim.missing: bet for q, bet in findings.look.bets.items() if q.claim.side == 1}
+    bets = {q.claim.missing: bet for q, bet in results.look.bets.items() if q.claim.side == 1}
     assert bets[None].log_e > math.log(20) > min(bets["low"].log_e, bets["high"].log_e)
     assert fit.test.e_value == pytest.approx(math.exp(min(bets["low"].log_e, bets["high"].log_e)))
     low, high = described(store, config)["arms"]["b"]["difference_interval"]
@@ -270,10 +270,10 @@ def test_successes_that_one_arm_reports_later_are_no_harm(store, clock, randomiz
     for part in range(4):
         sessions(store, 5_000, value, f"p{part}-", 1_250 if randomize == "cluster" else 0)
     clock.now += 2 * WINDOW
-    findings = look(store, config)
-    (harm,) = findings.harm
-    assert harm.missing and not harm.test.proven and not findings.reporting[0].test.alarm
-    pair = findings.look.pair("outcome", "b", "a", 2)
+    results = look(store, config)
+    (harm,) = results.harm
+    assert harm.missing and not harm.test.proven and not results.reporting[0].test.alarm
+    pair = results.look.pair("outcome", "b", "a", 2)
     plain = {"alpha": 0.05, "margin": 0.0, "min_outcomes": 50}
     assert randomize == "cluster" or sequential.harm(*pair, **plain).proven  # of those who report, it is one
     (warning,) = [text for text in described(store, config)["warnings"] if "do not count" in text]

@@ -11,7 +11,7 @@ from marl_ray.experiments.lifecycle import RolloutStep
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.sequential import harm
 from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure, Report
-from marl_ray.serving.rollouts.rollout_control import ERRORS, config_of, decide, findings
+from marl_ray.serving.rollouts.rollout_control import ERRORS, config_of, decide, read_results
 
 
 async def test_every_experiment_has_a_guardrail_on_errors(tmp_path):
@@ -22,7 +22,7 @@ async def test_every_experiment_has_a_guardrail_on_errors(tmp_path):
             await ask(client, f"s{k}")
         app.service.unit_reports.write()
         record = app.service.store.experiment("exp")
-        (guardrail,) = findings(app.service.store, record, config_of(record)).guardrails
+        (guardrail,) = read_results(app.service.store, record, config_of(record)).guardrails
         (row,) = (await client.get("/v1/experiments/exp")).json()["guardrails"]
     assert (guardrail.name, guardrail.arm, guardrail.margin, guardrail.alpha) == ("error", "four", 0.01, 0.01)
     assert (row["name"], row["margin"]) == ("error", 0.01)

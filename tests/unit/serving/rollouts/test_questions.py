@@ -95,7 +95,9 @@ def seen(units: dict[str, int], reported: dict[str, Moments]) -> Look:
 )
 def test_harm_must_hold_whatever_the_excess_of_reports_was(treatment, control, proven):
     rules = {"alpha": 0.05, "min_outcomes": 50}
-    answer = ask(HARM, units(t=treatment, c=control), replace(PLAIN, margin=1e-4), "t", PLAN, excluding=True, **rules)
+    answer = ask(
+        HARM, units(t=treatment, c=control), replace(PLAIN, margin=1e-4), "t", PLAN, excludes_missing=True, **rules
+    )
     assert answer.missing and answer.test.proven is proven
     assert answer.test.proven == (answer.test.bound < -1e-4)
     # Of those who report alone, all four are harm.
@@ -103,7 +105,7 @@ def test_harm_must_hold_whatever_the_excess_of_reports_was(treatment, control, p
 
 
 def test_a_canary_whose_failures_may_be_missing_is_not_promoted_by_luck():
-    rules = {"alpha": 0.05, "min_outcomes": 50, "excluding": True}
+    rules = {"alpha": 0.05, "min_outcomes": 50, "excludes_missing": True}
     for n, proven in ((300, False), (400, True)):
         look = units(t=(n, n - 3, 1), c=(9 * n, round(8.865 * n), round(0.09 * n)))
         answer = ask(PROMOTION, look, PLAIN, "t", PLAN, **rules)
@@ -115,7 +117,7 @@ def test_outcomes_that_were_all_alike_prove_nothing_however_many_are_missing(one
     # The control succeeds in one of 200 sessions, and has not yet; the treatment never does.
     look = units(t=(400, ones, zeros), c=(400, ones, zeros))
     for side in (HARM, PROMOTION):
-        rules = {"alpha": 0.05, "min_outcomes": 50, "excluding": True}
+        rules = {"alpha": 0.05, "min_outcomes": 50, "excludes_missing": True}
         assert not ask(side, look, replace(PLAIN, margin=0.005), "t", PLAN, **rules).test.proven
 
 
@@ -131,7 +133,7 @@ def test_a_long_tail_does_not_hide_a_large_effect_where_few_are_missing(side, be
     few, more = payments(1_500), payments(1_500, times=1.5)
     lower_treatment = (side == HARM) == (better == "higher")
     reported = {"t": few, "c": more} if lower_treatment else {"t": more, "c": few}
-    rules = {"alpha": 0.05, "min_outcomes": 50, "excluding": True}
+    rules = {"alpha": 0.05, "min_outcomes": 50, "excludes_missing": True}
     measure = replace(PLAIN, better=better, margin=0.1)
     answer = ask(side, seen({"t": 1_579, "c": 1_579}, reported), measure, "t", PLAN, **rules)
     assert answer.missing and answer.test.proven
@@ -145,7 +147,7 @@ def test_the_largest_of_a_long_tail_may_be_what_one_arm_has_lost(side, loser):
     look, measure = seen({"t": 10_526, "c": 10_526}, arms), replace(PLAIN, margin=1e-6)
     rules = {"alpha": 0.05, "min_outcomes": 50}
     assert ask(side, look, measure, "t", PLAN, **rules).test.proven
-    assert not ask(side, look, measure, "t", PLAN, excluding=True, **rules).test.proven
+    assert not ask(side, look, measure, "t", PLAN, excludes_missing=True, **rules).test.proven
 
 
 def test_no_numbers_lie_further_beyond_than_told():

@@ -18,7 +18,7 @@ from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTab
 from marl_ray.experiments.lifecycle import Action, ExperimentStatus, RolloutStep
 from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure, Report
 from marl_ray.serving.rollouts.report import curves, describe
-from marl_ray.serving.rollouts.rollout_control import config_of, decide, findings
+from marl_ray.serving.rollouts.rollout_control import config_of, decide, read_results
 
 
 @pytest.fixture
@@ -66,8 +66,8 @@ def metrics(store: ExperimentStore, n: int, values) -> None:
     over(store)
 
 
-def findings_of(store: ExperimentStore, config: ExperimentConfig):
-    return findings(store, store.experiment("exp"), config)
+def results_of(store: ExperimentStore, config: ExperimentConfig):
+    return read_results(store, store.experiment("exp"), config)
 
 
 def test_weights_that_change_within_a_stage_are_no_mismatch(store):
@@ -76,14 +76,14 @@ def test_weights_that_change_within_a_stage_are_no_mismatch(store):
     record = store.experiment("exp")
     store.change("exp", Action.ROLLBACK, epoch=record.epoch, actor="test", reason="", arm="c")
     sessions(store, 900, lambda arm, k: None, prefix="later")
-    look = findings_of(store, config)
-    assert look.look.shares == {1: {"a": 1, "b": 1, "c": 1}, 2: {"a": 2, "b": 1, "c": 0}}
-    assert sum(arm.exposures for arm in look.evidence.arms.values()) == 1_800
-    assert not look.srm.alarm
+    results = results_of(store, config)
+    assert results.look.shares == {1: {"a": 1, "b": 1, "c": 1}, 2: {"a": 2, "b": 1, "c": 0}}
+    assert sum(arm.exposures for arm in results.evidence.arms.values()) == 1_800
+    assert not results.srm.alarm
     # A third of what the control should get: the weights of neither epoch.
     table = AssignmentTable({"a": 1.0, "b": 4.0, "c": 0.0}, "s", 2)
     store.record_exposures([Exposure("exp", f"x{k}", table.assign(f"x{k}"), 0.0) for k in range(600)])
-    assert findings_of(store, config).srm.alarm
+    assert results_of(store, config).srm.alarm
     assert decide(store, config).step is RolloutStep.HOLD_SRM
 
 
@@ -96,9 +96,9 @@ def test_a_mismatch_of_clusters_counts_clusters(store):
         chosen[table.assign(f"c{k}").arm].append(f"c{k}")
     clusters = chosen["a"][:24] + chosen["b"][:16]
     sessions(store, 800, lambda arm, k: None, lambda k: clusters[k // 20])
-    assert findings_of(store, config).look.exposed == {1: {"a": 480, "b": 320}}
-    assert findings_of(store, config).look.assigned == {1: {"a": 24, "b": 16}}
-    assert not findings_of(store, config).srm.alarm
+    assert results_of(store, config).look.exposed == {1: {"a": 480, "b": 320}}
+    assert results_of(store, config).look.assigned == {1: {"a": 24, "b": 16}}
+    assert not results_of(store, config).srm.alarm
 
 
 @pytest.mark.parametrize("randomize", ["session", "cluster"])
@@ -116,7 +116,7 @@ def test_a_few_bad_clusters_are_no_proof_where_clusters_are_assigned(store, rand
         assert (decision.step, decision.arm) == (RolloutStep.ROLLBACK, "b")
     else:
         assert decision.step is RolloutStep.HOLD
-        assert findings_of(store, config).harm[0].treatment.n + findings_of(store, config).harm[0].control.n == 12
+        assert results_of(store, config).harm[0].treatment.n + results_of(store, config).harm[0].control.n == 12
 
 
 def test_a_switchback_rolls_back_on_blocks_that_are_over(store):
@@ -129,8 +129,8 @@ def test_a_switchback_rolls_back_on_blocks_that_are_over(store):
         return bad + (k % 5) / 5 + 10 * math.sin(k / 300) if k % 10 else 99.0
 
     sessions(store, 1_000, value, at=lambda k: start + 6.0 * k + 0.5)
-    look = findings_of(store, config)
-    blocks = look.harm[0]
+    results = results_of(store, config)
+    blocks = results.harm[0]
     assert blocks.treatment.n + blocks.control.n == 100
     assert abs(blocks.treatment.n - blocks.control.n) <= 2  # half a pair at either end
     assert blocks.test.gain == pytest.approx(-2.0, abs=0.5)
@@ -145,9 +145,9 @@ def test_a_treatment_that_answers_a_tenth_of_its_sessions_is_not_promoted(store,
     sessions(
         store, 820, lambda arm, k: None if arm == "b" and k % 10 else 1.0 + k % 3 / 10 + (arm == "b"), lambda k: f"c{k}"
     )
-    look = findings_of(store, config)
-    assert look.promotion[0].missing and not look.promotion[0].test.proven and not look.harm[0].test.proven
-    (reports,) = look.reporting
+    results = results_of(store, config)
+    assert results.promotion[0].missing and not results.promotion[0].test.proven and not results.harm[0].test.proven
+    (reports,) = results.reporting
     assert (reports.metric, reports.arm, reports.test.alarm) == ("outcome", "b", True)
     assert reports.reported < 60 and reports.judged > 300
     assert reports.control_reported == reports.control_judged
@@ -155,21 +155,21 @@ def test_a_treatment_that_answers_a_tenth_of_its_sessions_is_not_promoted(store,
     assert decision.step is RolloutStep.HOLD_REPORTING
     sentence = f"'b' reports 'outcome' of {reports.reported} of {reports.judged} sessions, 'a' reports 'outcome' of "
     assert decision.reason.startswith(sentence)
-    assert look.warnings == (decision.reason,)
+    assert results.warnings == (decision.reason,)
     assert store.experiment("exp").state.status is ExperimentStatus.RUNNING
 
 
 def test_reports_of_few_that_are_as_few_in_both_arms_are_no_alarm(store):
     config = opened(store, promotion="automatic")
     sessions(store, 4_000, lambda arm, k: None if k % 10 else 1.0 + k % 3 / 10 + (arm == "b"))
-    assert not findings_of(store, config).reporting[0].test.alarm
+    assert not results_of(store, config).reporting[0].test.alarm
     assert decide(store, config).step is RolloutStep.PROMOTE
 
 
 def test_harm_by_what_is_reported_unequally_is_no_rollback_and_by_another_metric_is(store, tmp_path):
     config = opened(store, guardrails=[{"name": "cost"}, {"name": "stress", "better": "lower"}])
     sessions(store, 820, lambda arm, k: None if arm == "b" and k % 2 else k % 3 / 10 - (arm == "b"))
-    assert findings_of(store, config).harm[0].test.proven
+    assert results_of(store, config).harm[0].test.proven
     assert decide(store, config).step is RolloutStep.HOLD_REPORTING
     metrics(store, 820, lambda arm, k: {"stress": k % 5 + 3.0 * (arm == "b")})
     fresh = ExperimentStore(f"sqlite:///{tmp_path}/experiments.db", store.clock)
@@ -193,9 +193,9 @@ def test_equal_arms_whose_successes_come_later_are_not_judged_before_their_windo
         store.record("exp", [Report(unit, {"outcome": value}) for when, unit, value in late if when == minute])
         assert decide(store, config).step is RolloutStep.HOLD
         store.clock.now += 60.0
-    look = findings_of(store, config)
-    assert look.look.units["b"].judged == look.harm[0].treatment.n > 500
-    assert look.harm[0].treatment.mean == pytest.approx(0.5, abs=0.05)
+    results = results_of(store, config)
+    assert results.look.units["b"].judged == results.harm[0].treatment.n > 500
+    assert results.harm[0].treatment.mean == pytest.approx(0.5, abs=0.05)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_a_guardrail_that_knows_nothing_holds_promotion_and_the_last_stage(store
     else:
         assert decision.step in (RolloutStep.HOLD, RolloutStep.HOLD_REPORTING)
         assert decision.reason.startswith(reason)
-        assert decision.reason in findings_of(store, config).warnings
+        assert decision.reason in results_of(store, config).warnings
 
 
 def rail(**more: Any) -> dict[str, Any]:
@@ -235,15 +235,19 @@ def test_rare_errors_have_the_exact_test_and_counts_of_errors_do_not(store):
     config = opened(store, **rail())
     sessions(store, 800, lambda arm, k: 0.0)
     metrics(store, 800, lambda arm, k: {"error": float(arm == "b" and k % 4 == 0)})
-    look = findings_of(store, config)
-    assert (look.guardrails[0].name, look.guardrails[0].arm, look.guardrails[0].test.proven) == ("error", "b", True)
-    assert look.evidence.arms["b"].harm == "error"
+    results = results_of(store, config)
+    assert (results.guardrails[0].name, results.guardrails[0].arm, results.guardrails[0].test.proven) == (
+        "error",
+        "b",
+        True,
+    )
+    assert results.evidence.arms["b"].harm == "error"
     # One client counts: the values are not 0 or 1 any more, and the looks go on.
     state = store.table("exp")
     store.record_exposures([Exposure("exp", "x", Assignment("a", state.epoch, 0.5), 0.0)])
     record_metrics(store, "exp", "x", {"error": 5_000.0})
     over(store)
-    assert not findings_of(store, config).guardrails[0].test.proven
+    assert not results_of(store, config).guardrails[0].test.proven
 
 
 def test_without_news_a_stage_still_ends_in_time(store, tmp_path):
@@ -264,9 +268,9 @@ def test_a_promoted_arm_is_not_judged_by_what_comes_after(store):
     record = store.experiment("exp")
     store.change("exp", Action.PROMOTE, epoch=record.epoch, actor="test", reason="")
     sessions(store, 400, lambda arm, k: float(k % 5) - 9.0, prefix="later")
-    look = findings_of(store, config)
-    assert look.look.units["b"].exposures > 500
-    assert not look.harm[0].test.proven and look.harm[0].test.gain == pytest.approx(1.0, abs=0.5)
+    results = results_of(store, config)
+    assert results.look.units["b"].exposures > 500
+    assert not results.harm[0].test.proven and results.harm[0].test.gain == pytest.approx(1.0, abs=0.5)
     assert decide(store, config).step is RolloutStep.HOLD
     # Late outcomes of the experiment's own sessions still count.
     store.record_exposures([Exposure("exp", f"x{k}", Assignment("b", 1, 0.5), 0.0) for k in range(200)])
@@ -278,7 +282,7 @@ def test_a_promoted_arm_is_not_judged_by_what_comes_after(store):
 def described(store: ExperimentStore, config: ExperimentConfig, arms: dict | None = None) -> dict[str, Any]:
     record = store.experiment("exp")
     report = describe(
-        record, config_of(record), arms or {}, findings(store, record, config), store.shadow_totals("exp")
+        record, config_of(record), arms or {}, read_results(store, record, config), store.shadow_totals("exp")
     )
     return json.loads(json.dumps(report, allow_nan=False))
 
@@ -335,7 +339,7 @@ def test_curves_have_bounds_once_there_are_enough_outcomes_and_end_at_the_mean(s
     drawn = curves(store.series("exp", 10), config)
     assert drawn.keys() == {"a", "b"}
     for arm, rows in drawn.items():
-        seen = findings_of(store, config).look.summary("outcome", arm)
+        seen = results_of(store, config).look.summary("outcome", arm)
         *_, (at, n, mean, low, high) = rows
         assert (n, mean) == (seen.n, pytest.approx(seen.mean))
         assert low < mean < high and at <= store.clock.now

@@ -33,7 +33,7 @@ WAIT_S = 5.0
 """Seconds for which the other service waits for a test, and for which an answer that does not end continues."""
 
 
-class Heard:
+class Receiver:
     """The requests that the other service got, and its next answers (200 once nothing is left)."""
 
     def __init__(self) -> None:
@@ -50,8 +50,8 @@ class Heard:
 
 
 @contextmanager
-def listening() -> Iterator[Heard]:
-    receiver = Heard()
+def listening() -> Iterator[Receiver]:
+    receiver = Receiver()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -80,7 +80,7 @@ def listening() -> Iterator[Heard]:
 
 
 @pytest.fixture
-def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heard]:
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     monkeypatch.setenv("MARL_RAY_WEBHOOK_SECRET", SECRET)
     with listening() as requests:
         yield requests
@@ -95,7 +95,7 @@ def store(tmp_path: Path) -> Iterator[ExperimentStore]:
     store.close()
 
 
-def hook(receiver: Heard, store: ExperimentStore, **more: Any) -> Webhook:
+def hook(receiver: Receiver, store: ExperimentStore, **more: Any) -> Webhook:
     return Webhook(WebhookConfig(url=receiver.url, **more), Notices(store), lambda: {"exp": "game"})
 
 

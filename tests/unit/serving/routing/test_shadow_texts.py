@@ -16,7 +16,7 @@ from marl_ray.serving.arms.protocol import ResponseChunk, TextRequest
 from marl_ray.serving.arms.text.batcher import TextBatcher
 from marl_ray.serving.routing.shadow import Shadows
 
-ASKED = TextRequest("writer", "hello", 5)
+REQUEST = TextRequest("writer", "hello", 5)
 
 
 async def test_copies_of_every_route_are_written_and_compared(text_bundles, tmp_path):
@@ -66,10 +66,10 @@ async def test_what_cannot_be_read_or_written_is_the_copys_error_alone(text_bund
     try:
         with pytest.raises(ArmError, match="a text of 20 tokens cannot be read here"):
             await short.score("writer", [104], [65] * 20, "A" * 20)
-        assert shadows.send_text("failing", failing, ASKED, [65], [-1.0], "A")
-        too_long = replace(ASKED, changes={"max_tokens": 4000})
+        assert shadows.send_text("failing", failing, REQUEST, [65], [-1.0], "A")
+        too_long = replace(REQUEST, changes={"max_tokens": 4000})
         assert shadows.send_text("short", short, too_long, [65], [-1.0], "A")
-        assert not shadows.send_text("short", short, ASKED, [65], [-1.0], "A")  # two are under way
+        assert not shadows.send_text("short", short, REQUEST, [65], [-1.0], "A")  # two are under way
         await until_async(lambda: not shadows.under_way, deadline_s=30)
         totals = shadows.totals
     finally:
@@ -84,7 +84,7 @@ async def test_copies_that_wait_to_be_read_hold_up_no_client(text_bundles, monke
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
     scores = [asyncio.create_task(arm.score("writer", [1], [2], "x")) for _ in range(4)]
     await asyncio.sleep(0)
-    reply = arm.write(ASKED)
+    reply = arm.write(REQUEST)
     try:
         piece = await asyncio.wait_for(reply.next(), 5)
         reply.leave()
@@ -114,8 +114,8 @@ async def test_an_arm_that_tells_no_tokens_is_compared_by_its_text(text_bundles)
     arm = TextBatcher(load_bundle(text_bundles["one"]), 4, 10.0)
     shadows, tellers = Shadows(4), {"right": Teller("A"), "wrong": Teller("B")}
     for name, teller in tellers.items():
-        shadows.send_text(name, teller, ASKED, [65], [-1.0], "A")
-    shadows.send_text("own", arm, ASKED, [], [], "what somebody else's model said")
+        shadows.send_text(name, teller, REQUEST, [65], [-1.0], "A")
+    shadows.send_text("own", arm, REQUEST, [], [], "what somebody else's model said")
     await until_async(lambda: not shadows.under_way, deadline_s=10)
     arm.close()
     assert all(teller.was_left for teller in tellers.values())

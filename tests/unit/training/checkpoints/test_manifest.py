@@ -23,7 +23,7 @@ from marl_ray.training.checkpoints.storage import (
     local_stored_folder,
 )
 
-WHOLE = CheckpointManifest(
+TOY_MANIFEST = CheckpointManifest(
     format=FORMAT,
     run="toy",
     identity="1",
@@ -39,8 +39,8 @@ WHOLE = CheckpointManifest(
 def test_it_comes_back_as_it_was_written(tmp_path):
     place = local_stored_folder(tmp_path)
     assert read_manifest(place) is None
-    publish(place, WHOLE)
-    assert read_manifest(place) == WHOLE
+    publish(place, TOY_MANIFEST)
+    assert read_manifest(place) == TOY_MANIFEST
     assert [path.name for path in tmp_path.iterdir()] == [MANIFEST]
 
 
@@ -48,19 +48,19 @@ def test_it_comes_back_as_it_was_written(tmp_path):
 def test_no_bit_of_it_can_change_unseen(tmp_path_factory, position, bit):
     folder = tmp_path_factory.mktemp("flipped")
     place = local_stored_folder(folder)
-    publish(place, WHOLE)
+    publish(place, TOY_MANIFEST)
     data = bytearray((folder / MANIFEST).read_bytes())
     data[position % len(data)] ^= 1 << bit
     (folder / MANIFEST).write_bytes(data)
     try:
-        assert read_manifest(place) == WHOLE  # a blank between two words
+        assert read_manifest(place) == TOY_MANIFEST  # a blank between two words
     except MarlRayError as error:
         assert str(folder / MANIFEST) in str(error)
 
 
 @pytest.mark.parametrize("length", [0, 1, 40])
 def test_one_that_was_cut_is_damaged(tmp_path, length):
-    publish(local_stored_folder(tmp_path), WHOLE)
+    publish(local_stored_folder(tmp_path), TOY_MANIFEST)
     (tmp_path / MANIFEST).write_bytes((tmp_path / MANIFEST).read_bytes()[:length])
     with pytest.raises(DamagedCheckpointError, match=r"manifest.json is no manifest: "):
         read_manifest(local_stored_folder(tmp_path))
@@ -85,7 +85,7 @@ def test_one_with_a_right_hash_and_other_keys_is_damaged(tmp_path):
 
 
 def test_one_of_another_format_is_refused(tmp_path):
-    publish(local_stored_folder(tmp_path), CheckpointManifest(**vars(WHOLE) | {"format": FORMAT + 1}))
+    publish(local_stored_folder(tmp_path), CheckpointManifest(**vars(TOY_MANIFEST) | {"format": FORMAT + 1}))
     with pytest.raises(
         MarlRayError, match=rf"has checkpoint format {FORMAT + 1}, expected {FORMAT}; it can be read by"
     ):
@@ -95,11 +95,11 @@ def test_one_of_another_format_is_refused(tmp_path):
 def test_a_folder_that_takes_no_manifest_is_named(tmp_path):
     (tmp_path / f"{MANIFEST}.new").mkdir()
     with pytest.raises(UnwritableCheckpointError, match=rf"^{tmp_path}/{MANIFEST} cannot be written: "):
-        publish(local_stored_folder(tmp_path), WHOLE)
+        publish(local_stored_folder(tmp_path), TOY_MANIFEST)
 
 
 def test_a_withdrawn_checkpoint_is_none_and_keeps_its_facts(tmp_path):
-    publish(local_stored_folder(tmp_path), WHOLE)
+    publish(local_stored_folder(tmp_path), TOY_MANIFEST)
     withdraw(local_stored_folder(tmp_path))
     assert read_manifest(local_stored_folder(tmp_path)) is None
     assert json.loads((tmp_path / "damaged" / MANIFEST).read_text())["iteration"] == 12

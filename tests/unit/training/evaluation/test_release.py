@@ -61,4 +61,4 @@ def test_quick_successes_do_not_count_before_slow_failures():
 
 
 def test_an_episode_that_never_ends_holds_others_back_for_so_long_only():
-    assert blocking([(0, 30), (12, 18), (30, 0)], most_steps=20) == [12, 30]
+    assert blocking([(0, 30), (12, 18), (30, 0)], max_steps=20) == [12, 30]

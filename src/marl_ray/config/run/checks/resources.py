@@ -42,7 +42,7 @@ def _check_engines(config: RunKeys) -> None:
             continue
         engine, lora = policy.generation.engine, policy.model.lora
         try:
-            largest = engine_spec(engine).largest_rank
+            largest = engine_spec(engine).max_rank
         except MarlRayError as error:
             raise ValueError(f"team.{name}.generation.engine: {error}") from error
         if lora is not None and largest is not None and lora.rank > largest:

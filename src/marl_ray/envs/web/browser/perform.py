@@ -33,7 +33,7 @@ async def perform(session: BrowserSession, action: WebAction, elements: Mapping[
                 await _select(session, action.element, element.node)
                 await session.settle()
                 return
-            x, y = await _centre(session, action.element, element.node)
+            x, y = await _center(session, action.element, element.node)
             await page.mouse.move(x, y)
             if action.kind != "hover":
                 await page.mouse.click(x, y)
@@ -64,7 +64,7 @@ async def perform(session: BrowserSession, action: WebAction, elements: Mapping[
     await session.settle()
 
 
-async def _centre(session: BrowserSession, element: int, node: int) -> tuple[float, float]:
+async def _center(session: BrowserSession, element: int, node: int) -> tuple[float, float]:
     """Return the middle of an element in the viewport, into which it is scrolled. Raises ActionError if it is gone."""
     devtools, place = await session.devtools(), {"backendNodeId": node}
     # An element without a box cannot be scrolled to, and the page may have replaced it since it was shown.

@@ -25,7 +25,7 @@ class NetworkShape(NamedTuple):
     """Weights of the network."""
     row_space: int
     """Numbers that a forward pass keeps for each row."""
-    largest_product: int
+    max_product: int
     """Weights of the largest layer that a matrix product computes."""
 
 

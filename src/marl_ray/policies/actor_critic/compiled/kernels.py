@@ -51,7 +51,7 @@ def activate(rows: np.ndarray, bias: np.ndarray, tanh: bool) -> None:
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
-def standardise(rows: np.ndarray, out: np.ndarray) -> None:
+def standardize(rows: np.ndarray, out: np.ndarray) -> None:
     """Standardise each row (N, D): less its mean, over its spread as torch's layer norm has it."""
     for i in range(len(rows)):
         mean, square = F(0), F(0)
@@ -234,7 +234,7 @@ def evaluate(weights: np.ndarray, net: NetworkShape, inputs: NetworkInputs, outp
     for start in range(0, len(outputs), BLOCK):
         rows, codes = inputs.rows[start : start + BLOCK], inputs.codes[start : start + BLOCK]
         if net.norm:
-            standardise(rows, block[: len(rows)])
+            standardize(rows, block[: len(rows)])
             rows = block[: len(rows)]
         copy_rows(forward(weights, net, rows, codes, table, space), outputs[start : start + BLOCK])
 
@@ -375,7 +375,7 @@ def network_gradient(
     rows_of, codes_of = inputs.rows, inputs.codes
     widest = max(net.widths[1:].max(), rows_of.shape[1])
     space = np.empty(BLOCK * net.row_space, np.float32)
-    room = np.empty((3, max(net.largest_product, BLOCK * widest)), np.float32)
+    room = np.empty((3, max(net.max_product, BLOCK * widest)), np.float32)
     part, part_codes = np.empty((BLOCK, rows_of.shape[1]), np.float32), np.empty((BLOCK, codes_of.shape[1]), np.int32)
     used, bounds, decisions = by_row(minibatch, inputs.numbers, max(len(rows_of), len(codes_of)))
     table = joined(weights, net, inputs)

@@ -20,7 +20,7 @@ from marl_ray.policies.engines.decoding.stop_strings import StopStrings
 from marl_ray.policies.engines.models.cached_model import CachedModel
 from marl_ray.policies.language.philox import token_uniforms
 
-PREFILL_TOKENS = 8192
+MAX_PREFILL_TOKENS = 8192
 """Maximum number of tokens, padding included, of one forward over prompts."""
 MAX_STOPS = 64
 """Maximum number of sets of stop strings whose tokens are kept."""
@@ -248,7 +248,7 @@ def _parts(prompts: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
     """Cut prompts, which are sorted by length, into parts of at most PREFILL_TOKENS tokens, padding included."""
     parts: list[list[tuple[int, ...]]] = []
     for ids in prompts:
-        if not parts or len(ids) * (len(parts[-1]) + 1) > PREFILL_TOKENS:
+        if not parts or len(ids) * (len(parts[-1]) + 1) > MAX_PREFILL_TOKENS:
             parts.append([])
         parts[-1].append(ids)
     return parts

@@ -16,7 +16,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.decoding.stop_strings import special_tokens
 
 DEPTH, SPACES = 32, 64
-MASKS = 256
+MAX_MASKS = 256
 """Maximum number of states of a tokenizer whose allowed tokens are kept; each takes a byte per token of the vocabulary."""
 NEEDED = frozenset(map(chr, range(0x20, 0x7F)))
 """Characters that must each be a token, so that every state can reach the end of a text."""
@@ -33,7 +33,7 @@ _NUMBERS = {
     "exponent": dict.fromkeys(_DIGITS, "exponent"),
 }
 """Part of a number -> character -> the part that follows."""
-_WHOLE = frozenset({"zero", "integer", "fraction", "exponent"})
+_COMPLETE = frozenset({"zero", "integer", "fraction", "exponent"})
 """Parts with which a number may end."""
 _WORDS = {"t": "rue", "f": "alse", "n": "ull"}
 
@@ -83,7 +83,7 @@ def advance(state: GuideState, character: str) -> GuideState | None:
         after = _NUMBERS[mode].get(character)
         if after is not None:
             return state._replace(mode=after)
-        return advance(state._replace(mode="next"), character) if mode in _WHOLE else None
+        return advance(state._replace(mode="next"), character) if mode in _COMPLETE else None
     if character in _BLANK:
         return state._replace(spaces=state.spaces + 1) if mode != "done" and state.spaces < SPACES else None
     return _structure(state._replace(spaces=0), character)
@@ -178,7 +178,7 @@ class Guides:
             mask = self._masks.get(state)
             if mask is None:
                 mask = self._allowed_tokens(state)
-                if len(self._masks) >= MASKS:
+                if len(self._masks) >= MAX_MASKS:
                     del self._masks[next(iter(self._masks))]
                 self._masks[state] = mask
         return np.pad(mask, (0, size - len(mask))) if size > len(mask) else mask

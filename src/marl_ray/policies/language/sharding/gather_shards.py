@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from marl_ray.policies.language.sharding.agreement import all_gather_values
 
-AT_ONCE = 1 << 26
+MAX_GATHERED_BYTES = 1 << 26
 """Maximum number of bytes that are gathered in one exchange, unless a single tensor has more."""
 ALIGNED = 8
 """Every tensor's part begins at a multiple of this many bytes, so that it can be read as numbers."""
@@ -32,7 +32,7 @@ def full_tensors(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     batch: list[Tensor] = []
     size = 0
     for tensor in tensors:
-        if batch and size + tensor.nbytes > AT_ONCE:
+        if batch and size + tensor.nbytes > MAX_GATHERED_BYTES:
             yield from _gathered(batch)
             batch, size = [], 0
         batch.append(tensor)

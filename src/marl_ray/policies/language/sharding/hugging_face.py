@@ -12,7 +12,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from marl_ray.policies.language.sharding.stored_weights import FLOATS
 
-FILE_BYTES = 5 << 30
+MAX_FILE_BYTES = 5 << 30
 """Maximum number of bytes of weights of a file, unless a single weight has more."""
 NAMES = {dtype: name for name, dtype in FLOATS.items()}
 """Number type -> its name in safetensors."""
@@ -23,7 +23,7 @@ def write_model(
     lm: Any,
     shapes: Mapping[str, Tensor],
     weights: Iterable[tuple[str, Tensor]],
-    file_bytes: int = FILE_BYTES,
+    file_bytes: int = MAX_FILE_BYTES,
 ) -> None:
     """Write `lm`, whose own weights may be on the meta device, to a new folder.
 

@@ -48,7 +48,10 @@ def shard(policy: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool) -> None:
     if "tensor" in (mesh.mesh_dim_names or ()):
         together = mesh["context", "tensor"]._flatten("together")
         joint = JointWorkers(mesh["context"], mesh["tensor"], together.get_group())
-        for_layers, for_all = _spread(mesh, "shard", "context"), _spread(mesh, "shard", "context", "tensor")
+        for_layers, for_all = (
+            _sharding_mesh(mesh, "shard", "context"),
+            _sharding_mesh(mesh, "shard", "context", "tensor"),
+        )
         if mesh["tensor"].size() > 1:
             divide(policy.lm, mesh["tensor"])
     policy.sharded = Sharding(joint, gathered_bytes, gathers_once=gathered_bytes <= GATHERED_ONCE)
@@ -62,7 +65,7 @@ def shard(policy: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool) -> None:
     read(policy, torch.device("cpu" if offload else mesh.device_type))
 
 
-def _spread(mesh: DeviceMesh, *names: str) -> DeviceMesh:
-    """Return the mesh over which FSDP2 spreads weights: the named dimensions as one, and `replicate` before it."""
+def _sharding_mesh(mesh: DeviceMesh, *names: str) -> DeviceMesh:
+    """Return the mesh over which FSDP2 shards weights: the named dimensions as one, and `replicate` before it."""
     flat = mesh[names]._flatten("_".join(names))
     return DeviceMesh._concatenate([mesh["replicate"], flat]) if mesh["replicate"].size() > 1 else flat

@@ -29,9 +29,9 @@ LOST = (500, 502, 504)
 """Statuses that do not depend on the input."""
 SEED_MASK = (1 << 31) - 1
 """The largest seed that every server accepts."""
-SHOWN_CHARACTERS = 200
+MAX_SHOWN_CHARACTERS = 200
 """Maximum number of characters of the server's error that our errors and logs show."""
-READ_BYTES = 10_000
+MAX_READ_BYTES = 10_000
 """Maximum number of bytes of the server's error that are read."""
 FINISHES: dict[str, Literal["stop", "length"]] = {"length": "length"}
 """The server's `finish_reason` -> ours; every other one is `stop`."""
@@ -116,11 +116,11 @@ class ExternalArm:
     def without_key(self, text: str) -> str:
         """Return the server's words in one line, for errors and logs, with the API key removed.
 
-        The line has at most `SHOWN_CHARACTERS`. The key is removed before the text is cut, because a cut could leave a
+        The line has at most `MAX_SHOWN_CHARACTERS`. The key is removed before the text is cut, because a cut could leave a
         part of it.
         """
         text = text.replace(self._key, "***") if self._key else text
-        return " ".join(text.split())[:SHOWN_CHARACTERS]
+        return " ".join(text.split())[:MAX_SHOWN_CHARACTERS]
 
 
 class _ExternalReply:
@@ -210,9 +210,9 @@ async def _beginning(answer: httpx.Response) -> str:
     body = b""
     async for part in answer.aiter_bytes():
         body += part
-        if len(body) > READ_BYTES:
+        if len(body) > MAX_READ_BYTES:
             break
-    return body[:READ_BYTES].decode("utf-8", "replace")
+    return body[:MAX_READ_BYTES].decode("utf-8", "replace")
 
 
 def _refused(arm: ExternalArm, answer: httpx.Response, body: str) -> Refusal:

@@ -15,7 +15,7 @@ from marl_ray.serving.arms.errors import ArmError, new_pass
 END = b"[DONE]"
 MAX_RESPONSE_BYTES = 64_000_000
 """Maximum number of bytes of a response; one that never ends would fill the memory."""
-LINE = 4_000_000
+MAX_LINE = 4_000_000
 """Maximum number of bytes of a line."""
 CLOSING_S = 0.05
 """Seconds to wait for the end of the body after the last event, so that the connection can be used again."""
@@ -28,9 +28,9 @@ async def events_of(parts: AsyncIterator[bytes]) -> AsyncGenerator[str, None]:
     async for part in parts:
         read += len(part)
         *lines, held = (held + part).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        if len(held) > LINE or read > MAX_RESPONSE_BYTES:
+        if len(held) > MAX_LINE or read > MAX_RESPONSE_BYTES:
             raise ArmError(
-                f"its response is longer than {MAX_RESPONSE_BYTES} bytes, or a line of it than {LINE}", new_pass()
+                f"its response is longer than {MAX_RESPONSE_BYTES} bytes, or a line of it than {MAX_LINE}", new_pass()
             )
         for line in lines:
             line, first = line.removeprefix(_BOM) if first else line, False

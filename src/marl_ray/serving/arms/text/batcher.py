@@ -23,7 +23,7 @@ from marl_ray.serving.arms.text.reply import BatchedReply, busy_refusal, deliver
 from marl_ray.serving.arms.text.served_model import ServedModel
 from marl_ray.serving.arms.text.token_batch import TokenBatch
 
-WAITING = 256
+MAX_WAITING = 256
 """Maximum number of responses of one arm that wait for room in the batch; further ones are refused with 503."""
 CLOSE_S = 10.0
 """Seconds that closing waits for the current step."""
@@ -104,8 +104,8 @@ class TextBatcher:
     def join(self, reply: BatchedReply) -> Refusal | None:
         """See `ReplyQueue.join`."""
         with self._wake:
-            if len(self._waiting) >= WAITING:
-                return busy_refusal(f"{WAITING} responses wait already")
+            if len(self._waiting) >= MAX_WAITING:
+                return busy_refusal(f"{MAX_WAITING} responses wait already")
             self._waiting.append(reply)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="text-arm", daemon=True)

@@ -13,7 +13,7 @@ from marl_ray.serving.http.fields import flag
 from marl_ray.serving.http.protocol import RequestError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-TOOLS = 128
+MAX_TOOLS = 128
 """Maximum number of tools of a request."""
 TOOL_NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 
@@ -111,8 +111,8 @@ def tools_of(data: Mapping[str, Any]) -> Tools:
     """Read and check the tools; RequestError 400 naming the invalid field."""
     definitions, choice = data.get("tools"), data.get("tool_choice")
     parallel = data.get("parallel_tool_calls") is None or flag(data, "parallel_tool_calls")
-    if definitions is not None and (not isinstance(definitions, list) or len(definitions) > TOOLS):
-        raise RequestError(400, "tools", f"expected a list of {TOOLS} tools at most")
+    if definitions is not None and (not isinstance(definitions, list) or len(definitions) > MAX_TOOLS):
+        raise RequestError(400, "tools", f"expected a list of {MAX_TOOLS} tools at most")
     if not _is_plain(definitions):
         raise RequestError(400, "tools", "expected JSON that is less deep")
     names = [_tool_name(f"tools.{k}", tool) for k, tool in enumerate(definitions or [])]

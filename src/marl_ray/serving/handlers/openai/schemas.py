@@ -14,7 +14,7 @@ from marl_ray.serving.handlers.openai.completions import (
     TOKEN_ID_LIMIT,
 )
 from marl_ray.serving.handlers.openai.fields import IGNORED, MAX_BIAS, MAX_PENALTY, MAX_TOP_LOGPROBS
-from marl_ray.serving.handlers.openai.messages import ROLES, TOOL_NAME, TOOLS
+from marl_ray.serving.handlers.openai.messages import MAX_TOOLS, ROLES, TOOL_NAME
 from marl_ray.serving.handlers.openapi.json_schema import JsonSchema
 from marl_ray.serving.http.text_settings import MAX_TOKENS
 
@@ -82,7 +82,7 @@ _CHAT: dict[str, JsonSchema] = _SHARED | {
     "top_logprobs": {
         "type": ["integer", "null"], "minimum": 0, "maximum": MAX_TOP_LOGPROBS, "description": "Only with logprobs.",
     },
-    "tools": {"type": ["array", "null"], "maxItems": TOOLS, "items": {"$ref": "#/components/schemas/ChatTool"}},
+    "tools": {"type": ["array", "null"], "maxItems": MAX_TOOLS, "items": {"$ref": "#/components/schemas/ChatTool"}},
     "tool_choice": {"anyOf": [
         {"enum": ["none", "auto", "required", None]},
         {

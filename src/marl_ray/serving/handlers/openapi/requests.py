@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from marl_ray.config.serving.gateway import ATTRIBUTE_LENGTH, ATTRIBUTE_NAME, ATTRIBUTES
+from marl_ray.config.serving.gateway import MAX_ATTRIBUTE_LENGTH, MAX_ATTRIBUTE_NAME, MAX_ATTRIBUTES
 from marl_ray.serving.handlers.act import ACT_FIELDS, ASSIGN_FIELDS
 from marl_ray.serving.handlers.experiments import CHANGE_FIELDS, REASON_LENGTH
 from marl_ray.serving.handlers.generate import GENERATE_FIELDS
@@ -11,7 +11,7 @@ from marl_ray.serving.handlers.openai.schemas import OPENAI_REQUESTS
 from marl_ray.serving.handlers.openapi.json_schema import JsonSchema
 from marl_ray.serving.handlers.outcomes import MAX_OUTCOME, OUTCOME_FIELDS
 from marl_ray.serving.http.fields import SESSION_LENGTH
-from marl_ray.serving.http.text_settings import MAX_TEMPERATURE, MAX_TOKENS, SEEDS, STOP_LENGTH, STOPS
+from marl_ray.serving.http.text_settings import MAX_STOP_LENGTH, MAX_STOPS, MAX_TEMPERATURE, MAX_TOKENS, SEEDS
 
 _IDENTIFIER: JsonSchema = {"type": ["string", "null"], "minLength": 1, "maxLength": SESSION_LENGTH}
 _NUMBER: JsonSchema = {"type": "number", "minimum": -MAX_OUTCOME, "maximum": MAX_OUTCOME}
@@ -22,7 +22,7 @@ REASON: JsonSchema = {
     "description": "For the audit log.",
 }
 _TOKENS: JsonSchema = {"type": ["integer", "null"], "minimum": 1, "maximum": MAX_TOKENS}
-_STOP: JsonSchema = {"type": "string", "minLength": 1, "maxLength": STOP_LENGTH}
+_STOP: JsonSchema = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
 _FLAG: JsonSchema = {"type": ["boolean", "null"]}
 _FIELDS: dict[str, JsonSchema] = {
     "experiment": {"type": ["string", "null"], "description": "Endpoint or experiment; optional where there is one."},
@@ -30,10 +30,10 @@ _FIELDS: dict[str, JsonSchema] = {
     "cluster_id": _IDENTIFIER | {"description": "Of experiments that randomize clusters: the match, the lobby."},
     "attributes": {
         "type": ["object", "null"],
-        "maxProperties": ATTRIBUTES,
-        "propertyNames": {"minLength": 1, "maxLength": ATTRIBUTE_NAME},
+        "maxProperties": MAX_ATTRIBUTES,
+        "propertyNames": {"minLength": 1, "maxLength": MAX_ATTRIBUTE_NAME},
         "additionalProperties": {"anyOf": [
-            {"type": ["number", "boolean"]}, {"type": "string", "minLength": 1, "maxLength": ATTRIBUTE_LENGTH},
+            {"type": ["number", "boolean"]}, {"type": "string", "minLength": 1, "maxLength": MAX_ATTRIBUTE_LENGTH},
         ]},
         "description": "What experiments with a population ask for, by name, in printable characters.",
     },
@@ -51,7 +51,7 @@ _FIELDS: dict[str, JsonSchema] = {
     "temperature": {"type": ["number", "null"], "minimum": 0, "maximum": MAX_TEMPERATURE, "description": "0 is greedy."},
     "top_p": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1},
     "top_k": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_TOKENS, "description": "0 is all tokens."},
-    "stop": {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": STOPS}, {"type": "null"}]},
+    "stop": {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}, {"type": "null"}]},
     "seed": {"type": ["integer", "null"], "minimum": -SEEDS, "maximum": SEEDS - 1},
     "stream": _FLAG | {"description": "Answer by server-sent events."},
     "model": {"type": "string", "description": "An endpoint, or ENDPOINT/AGENT, as /v1/models lists them."},

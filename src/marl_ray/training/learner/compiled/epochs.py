@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from marl_ray.config import HyperParameters
 from marl_ray.policies.actor_critic.compiled.adam import AdamSettings, adam_step
 from marl_ray.policies.actor_critic.compiled.arguments import DecisionArrays, NetworkInputs, PPOSettings, of_vectors
-from marl_ray.policies.actor_critic.compiled.kernels import network_gradient, standardise
+from marl_ray.policies.actor_critic.compiled.kernels import network_gradient, standardize
 from marl_ray.policies.actor_critic.compiled.network import categories_of, layout_of
 from marl_ray.policies.actor_critic.networks import Network
 from marl_ray.policies.actor_critic.policy import ActorCritic
@@ -216,9 +216,9 @@ def _inputs(network: Network, observations: Tensor) -> NetworkInputs:
     rows = _array(observations, np.float32)
     if not layout_of(network).norm:
         return of_vectors(rows)
-    normalised = np.empty_like(rows)
-    standardise(rows, normalised)
-    return of_vectors(normalised)
+    normalized = np.empty_like(rows)
+    standardize(rows, normalized)
+    return of_vectors(normalized)
 
 
 def _critic_inputs(model: ActorCritic, prepared: PreparedBatch) -> tuple[NetworkInputs, np.ndarray]:

@@ -86,7 +86,7 @@ def _own_part(parameter: Tensor, at: int) -> slice:
     if not isinstance(parameter, DTensor):
         return slice(at, at + parameter.numel())
     rank, workers = world()
-    # From the shape alone: a row of a spread parameter would be gathered from all workers.
+    # From the shape alone: a row of a sharded parameter would be gathered from all workers.
     rows, width = parameter.shape[0], math.prod(parameter.shape[1:])
     chunk = -(-rows // workers)
     first, last = min(rank * chunk, rows), min((rank + 1) * chunk, rows)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from marl_ray.algorithms.advantages.batch_gae import cost_advantages
 from marl_ray.algorithms.advantages.groups import compared
-from marl_ray.algorithms.advantages.normalization import standardise
+from marl_ray.algorithms.advantages.normalization import standardize
 from marl_ray.config import HyperParameters
 from marl_ray.errors import MarlRayError
 from marl_ray.training.learner.trained_policy import TrainedPolicy
@@ -74,7 +74,7 @@ def _checked_advantages(policy: TrainedPolicy, batch: Trajectories) -> tuple[Ten
     return advantages, targets
 
 
-def centred_costs(raw: Tensor, mask: Tensor, all_moments: Tensor, scale: bool) -> tuple[Tensor, Tensor]:
+def center_costs(raw: Tensor, mask: Tensor, all_moments: Tensor, scale: bool) -> tuple[Tensor, Tensor]:
     """Centre cost advantages (B, T, K) and, with `scale`, divide them by each signal's spread; also the divisors, (K,).
 
     `all_moments` (K, 3) are over all workers. Without `scale` the advantages keep their units, which are the budgets'.
@@ -86,6 +86,6 @@ def centred_costs(raw: Tensor, mask: Tensor, all_moments: Tensor, scale: bool) -
         n, mean = sums[0].clamp(min=1), sums[1] / sums[0].clamp(min=1)
         deviation = (sums[2] / n - mean**2).clamp(min=0).sqrt()
         divisor = deviation if scale and float(deviation) > 1e-8 else torch.ones_like(deviation)
-        columns.append(standardise(column, mask, sums, center=True, scale=False) / divisor.to(column.dtype))
+        columns.append(standardize(column, mask, sums, center=True, scale=False) / divisor.to(column.dtype))
         divisors.append(divisor)
     return torch.stack(columns, -1), torch.stack(divisors).float()

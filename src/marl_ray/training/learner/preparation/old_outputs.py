@@ -9,7 +9,7 @@ from torch import Tensor
 from marl_ray.algorithms.losses.kl import kl_estimate
 from marl_ray.training.learner.forward_passes import evaluate_all, in_passes
 from marl_ray.training.learner.minibatches import Selection, Shape
-from marl_ray.training.learner.preparation.normalisers import normalised
+from marl_ray.training.learner.preparation.normalizers import normalize
 from marl_ray.training.learner.prepared_batch import OldOutputs
 from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
 from marl_ray.trajectories import Trajectories
@@ -30,7 +30,7 @@ def old_outputs(
     """
     hyper = policy.hyper
     values = state.value_norm.normalize(batch.values)
-    cost_values = normalised(state.cost_norms, batch.cost_values) if policy.budgets else batch.cost_values
+    cost_values = normalize(state.cost_norms, batch.cost_values) if policy.budgets else batch.cost_values
     # A single gradient step starts at the old weights and computes their outputs itself; only these need them before it.
     needed = policy.importance_cap is not None or policy.settings.other_engine or hyper.kl_coef
     if not policy.recomputes or not (sum(map(len, minibatch_plan)) > 1 or needed):

@@ -6,14 +6,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from marl_ray.algorithms.advantages.normalization import standardise
+from marl_ray.algorithms.advantages.normalization import standardize
 from marl_ray.algorithms.constraints.penalty import constraint_violation
 from marl_ray.algorithms.losses.ratios import truncated_importance
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.forward_passes import fit_critic
 from marl_ray.training.learner.minibatches import Selection, Shape
-from marl_ray.training.learner.preparation.estimates import Estimates, centred_costs, estimate, split_rows
-from marl_ray.training.learner.preparation.normalisers import in_own_units, normalised, updated_norms
+from marl_ray.training.learner.preparation.estimates import Estimates, center_costs, estimate, split_rows
+from marl_ray.training.learner.preparation.normalizers import in_own_units, normalize, updated_norms
 from marl_ray.training.learner.preparation.old_outputs import estimated_divergence, old_outputs, reference_log_probs
 from marl_ray.training.learner.preparation.statistics import batch_metrics, batch_sums, check_finite
 from marl_ray.training.learner.prepared_batch import OldOutputs, PreparedBatch
@@ -57,8 +57,8 @@ def prepare(
     sums = batch_sums(policy, batch, estimates, old, divergence, mask, left_out, shape, minibatch_plan)
     check_finite(where, sums)
     moved = _moved_state(policy, state, estimates, costs, sums)
-    advantages = _normalised_advantages(policy, estimates.advantages, mask, sums["advantages"])
-    cost_advantages, cost_scale = centred_costs(
+    advantages = _normalize_advantages(policy, estimates.advantages, mask, sums["advantages"])
+    cost_advantages, cost_scale = center_costs(
         estimates.cost_advantages, mask, sums["costs"], spec.constraint == "penalty"
     )
     if factor is not None:  # HAPPO and its relatives: policies updated before this one have changed the joint action
@@ -75,7 +75,7 @@ def prepare(
         advantages=advantages,
         cost_advantages=cost_advantages,
         returns=None if estimates.targets is None else moved.value_norm.normalize(estimates.targets),
-        cost_returns=normalised(moved.cost_norms, estimates.cost_targets) if policy.budgets else None,
+        cost_returns=normalize(moved.cost_norms, estimates.cost_targets) if policy.budgets else None,
         old=old,
         recomputed=policy.recomputes,
         importance=None if cap is None else truncated_importance(old.log_probs, batch.log_probs, cap),
@@ -106,13 +106,13 @@ def _with_values(policy: TrainedPolicy, state: UpdateState, batch: Trajectories,
     return replace(batch, cost_values=in_own_units(state.cost_norms, old.cost_values) * batch.mask[..., None])
 
 
-def _normalised_advantages(policy: TrainedPolicy, raw: Tensor, mask: Tensor, all_moments: Tensor) -> Tensor:
+def _normalize_advantages(policy: TrainedPolicy, raw: Tensor, mask: Tensor, all_moments: Tensor) -> Tensor:
     """Return the advantages (B, T), standardised if `advantage_norm` is `batch`; 0 outside of `mask`.
 
     They are standardised over all workers' batch.
     """
     hyper = policy.hyper
-    return standardise(raw, mask, all_moments, hyper.std_ddof) if hyper.advantage_norm == "batch" else raw * mask
+    return standardize(raw, mask, all_moments, hyper.std_ddof) if hyper.advantage_norm == "batch" else raw * mask
 
 
 def _moved_state(

@@ -22,7 +22,7 @@ PROBE = VllmRequest(handle=-1, ids=(0,), temperature=0.0, top_k=0, top_p=1.0, ma
 """A response by the random weights that vLLM starts with."""
 EXCLUDED = -9999.0
 """Log-probability of a token that cannot be drawn, as in OpenAI's API: JSON has no infinity."""
-LINE = 400
+MAX_LINE = 400
 """Maximum number of characters of an error line; errors about vLLM's settings take several lines."""
 ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
 """Numbers of Linux: the system call, its request for a part of the processor's state, and the tiles' part."""
@@ -205,7 +205,7 @@ def main() -> None:
         try:
             answer = True, getattr(server, method)(*arguments)
         except Exception as error:
-            answer = False, f"{type(error).__name__}: {' '.join(str(error).split())[:LINE]}"
+            answer = False, f"{type(error).__name__}: {' '.join(str(error).split())[:MAX_LINE]}"
         connection.send(answer)
 
 

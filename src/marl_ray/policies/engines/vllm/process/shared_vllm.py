@@ -28,9 +28,9 @@ from marl_ray.temporary_folders import object_folder
 if TYPE_CHECKING:
     from marl_ray.policies.language.token_policy import TokenPolicy
 
-RANK = 32
+MAX_RANK = 32
 """Maximum rank that a process accepts, unless the rank of its first adapter is greater."""
-ADAPTERS = 8
+MAX_ADAPTERS = 8
 """Maximum number of adapters whose responses may share a step; others wait for a later step."""
 WARM_UP = GenerationConfig(max_tokens=2)
 
@@ -104,7 +104,7 @@ class SharedBase:
                 f"{VLLM_MAX_RANK}, the greatest rank of vLLM"
             )
         self.policy, self.adapted = policy, lora is not None
-        self._room = AdapterRoom(max(RANK, lora.rank), ADAPTERS) if lora is not None else None
+        self._room = AdapterRoom(max(MAX_RANK, lora.rank), MAX_ADAPTERS) if lora is not None else None
         # The log-probabilities of a stream cannot be computed again after its last token.
         self.engine = VllmEngine(policy, processed=True, room=self._room)
         self._lock = FairLock()

@@ -22,6 +22,6 @@ def in_own_units(norms: Sequence[ValueNorm], values: Tensor) -> Tensor:
     return torch.stack([norm.denormalize(column) for norm, column in zip(norms, values.unbind(-1), strict=True)], -1)
 
 
-def normalised(norms: Sequence[ValueNorm], values: Tensor) -> Tensor:
+def normalize(norms: Sequence[ValueNorm], values: Tensor) -> Tensor:
     """Convert (B, T, K) from units of the cost to units of each signal's normaliser."""
     return torch.stack([norm.normalize(column) for norm, column in zip(norms, values.unbind(-1), strict=True)], -1)
