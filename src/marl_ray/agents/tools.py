@@ -52,8 +52,8 @@ class Tool:
     def call(self, arguments: Mapping[str, Any], deadline: float) -> str:
         """Return the result as text. `deadline` is a time of `time.monotonic`.
 
-        Raises ToolArgumentsError, ToolTimeoutError, or what the function raises. A function that passes the deadline goes
-        on in its thread, because Python cannot end it; with 64 such calls of a tool, further calls time out at once.
+        Raises ToolArgumentsError, ToolTimeoutError, or what the function raises. A function that passes the deadline
+        continues in its thread, because Python cannot end it; with 64 such calls of a tool, further calls time out at once.
         """
         try:
             fitting = dict(self.arguments.validate_python(dict(arguments)))

@@ -121,7 +121,7 @@ class JobConfig(Config):
     entrypoint: Command
     """Shell command that the job runs."""
     retries: Count = 2
-    """Number of further tries. Each is a new cluster and the same command; a run goes on if its name and storage stay."""
+    """Number of further tries. Each is a new cluster and the same command; a run continues if its name and storage stay."""
     deadline_s: Seconds = 86_400
     """Maximum seconds from the job's beginning to its end, all tries together."""
     start_deadline_s: Seconds = 1800

@@ -33,13 +33,13 @@ class FifoSettings(SchedulerSettings):
 
 
 class AshaSettings(SchedulerSettings):
-    """Asynchronous successive halving (Li et al. 2020, arXiv 1810.05934): all run to a first rung; the best go on."""
+    """Asynchronous successive halving (Li et al. 2020, arXiv 1810.05934): all run to a first rung; the best continue."""
 
     kind: Literal["asha"]
     grace: PositiveInt
     """Environment steps of the first rung."""
     reduction: int = Field(default=3, ge=2)
-    """One of this many goes on at each rung, and the next rung has this many times the steps."""
+    """One of this many continues at each rung, and the next rung has this many times the steps."""
 
 
 class MedianSettings(SchedulerSettings):

@@ -106,7 +106,7 @@ class SweepConfig(Config):
     """Many runs that differ in some keys."""
 
     name: str = Field(pattern=NAME_PATTERN)
-    """Name of the sweep. The same name under the same storage goes on with it."""
+    """Name of the sweep. The same name under the same storage continues it."""
     run: dict[str, Any]
     """The run config that all trials share: a mapping, or (in a file) the path of a run's YAML file,
     relative to the sweep's."""

@@ -69,7 +69,7 @@ def compare(runs: Sequence[StoredRun], metric: str | None = None) -> list[SeedGr
     repeats: Counter[str] = Counter()
     for run in runs:
         config = {key: value for key, value in run.record["identity"].items() if key not in ("name", "seed", "storage")}
-        # A run's identity leaves out its length, because a run may go on.
+        # A run's identity leaves out its length, because a run may continue.
         key = json.dumps([config, run.config["train"]["total_steps"]], sort_keys=True)
         repeats[seed_key := f"{key} {run.config['seed']}"] += 1
         key = f"{key} {repeats[seed_key]}"

@@ -33,7 +33,7 @@ from marl_ray.serving.routing.breaker import CircuitState
 from marl_ray.serving.routing.failures import Failures
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.routing.unit_reports import UnitReports
-from marl_ray.serving.shared_reads import SharedReads
+from marl_ray.serving.shared_reads import CurveCache, SharedReads
 
 T = TypeVar("T")
 
@@ -71,8 +71,7 @@ class Service:
         self.unit_reports = UnitReports(self.store, self.exposures)
         self.failures = Failures(self.unit_reports, self.metrics, self.roll_back)
         self.assigner = Assigner(self.store.assignments, config.holdouts, self.metrics)
-        self.plots: dict[str, tuple[float, dict[str, list[list[float | None]]]]] = {}
-        """Experiment -> (time at which its cached curves expire, the curves)."""
+        self.curves = CurveCache()
         self.shared_reads = SharedReads()
         self.started: float | None = None
         """Moment at which this replica began to serve, in seconds since 1970."""

@@ -197,7 +197,7 @@ def _callbacks(journal: Journal, folder: StoredFolder, position: _StoragePositio
         note_start(folder, position.attempt, after)
         journal.begin(after)
         check_rows_own(folder, position.attempt, after)
-        for path, line in position.damaged:  # now that there is another checkpoint to go on from
+        for path, line in position.damaged:  # now that there is another checkpoint to continue from
             journal.say(line)
             withdraw(StoredFolder(folder.filesystem, path))
 
@@ -225,7 +225,7 @@ def _tidy(config: RunConfig, folder: StoredFolder, attempt: int) -> None:
     """Let the run's link lead to the best bundle so far, and remove the checkpoints that are not kept."""
     from marl_ray.training.checkpoints.index import best, published, tidy
 
-    with contextlib.suppress(OSError):  # a run that cannot make links, or not delete, goes on
+    with contextlib.suppress(OSError):  # a run that cannot make links, or not delete, continues
         best_checkpoint = best(published(folder))
         if best_checkpoint is not None:
             link_bundle(*folder, best_checkpoint.name, f"{storage_of(config)}/{config.name}")

@@ -78,7 +78,7 @@ def test_gridworlds_equal_the_loop_over_them(env_id):
             assert_equal(fast.step(actions), slow.step(actions))
             assert_equal([fast.alive], [slow.alive])
             assert_equal(rows_of(fast, like), rows_of(slow, like))
-            # One copy waits with nobody alive before it goes on.
+            # One copy waits with nobody alive before it continues.
             for c in np.flatnonzero(~fast.alive.any(1)):
                 if c > 0 or t % 5 == 0:
                     episodes += 1

@@ -232,7 +232,7 @@ def test_a_missing_bundle_fails_the_deployment_with_one_line(url, ray_cluster, s
         deploy(serve_config | {"applications": [application, broken]}, ray_cluster.dashboard_url)
     assert str(caught.value).startswith("application 'broken' is DEPLOY_FAILED: experiments.x.arms.a: bundle ")
     assert "\n" not in str(caught.value)
-    assert httpx.get(f"{url}/health", timeout=30).status_code == 200  # the other one goes on
+    assert httpx.get(f"{url}/health", timeout=30).status_code == 200  # the other one continues
 
 
 def test_a_session_keeps_its_arm_when_weights_change(url, ray_cluster, serve_config):

@@ -69,7 +69,7 @@ def test_a_mesh_trains_the_same_as_one_process(model, alone, tmp_path, mesh):
     assert expected.keys() == got.keys()
     for name, value in expected.items():
         torch.testing.assert_close(got[name], value, atol=1e-5, rtol=0, msg=name)
-    # One process goes on from the checkpoint of several, which has each shard once.
+    # One process continues from the checkpoint of several, which has each shard once.
     more = toy_texts.config(model, *RUN, "train.total_steps=32")
     expected_row, row = (timeless(train_alone(more, resume=place / "3"))[-1] for place in (folder, tmp_path))
     assert row == pytest.approx(expected_row, abs=1e-5)

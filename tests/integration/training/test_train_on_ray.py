@@ -116,13 +116,13 @@ def test_a_run_is_tracked_registered_and_resumed(died, storage):
     with pytest.raises(MarlRayError, match=r"name: run 'toy' exists .* with another team.shared.hyper.lr; "):
         check_run(config(TWO, FEW, fragile(storage / "died"), f"storage={storage}", "hyper.lr=0.5"))
 
-    # The same name goes on where it ended, or from the checkpoint before where its last one is damaged; another config under
-    # that name is refused before anything runs.
+    # The same name continues where it ended, or from the checkpoint before where its last one is damaged; another config
+    # under that name is refused before anything runs.
     before, last = published(local_stored_folder(storage / "toy"))[-2:]
     (storage / "toy" / last.name / "envs-1.json").unlink()
     longer, second = run(storage, "train.total_steps=256")
     log = (storage / "toy" / "run.log").read_text()
-    assert f"{last.place}/envs-1.json is missing; the run goes on from {before.place}" in log
+    assert f"{last.place}/envs-1.json is missing; the run continues from {before.place}" in log
     assert second.run_id == outcome.run_id
     assert [step for step, _ in returns(longer, second)] == [32, 64, 96, 128, 160, 192, 224, 256]
     assert [iteration_of(row) for row in read_metrics(LocalFileSystem(), str(storage / "toy"))] == list(range(9))

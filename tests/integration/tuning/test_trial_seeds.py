@@ -132,7 +132,7 @@ def test_a_trial_goes_on_from_the_checkpoint_before_a_damaged_one(tmp_path, name
         shutil.rmtree(damaged)
     ended = play("damaged", None)
     (note,) = ended["notes"]
-    assert name in note and str(damaged) in note and f"goes on from {trial.uri}/{state.checkpoints[-2]}" in note
+    assert name in note and str(damaged) in note and f"continues from {trial.uri}/{state.checkpoints[-2]}" in note
     assert timeless(read_rows(trial)) == timeless(read_rows(calm))
     assert not damaged.exists()
     assert (read_state(trial).played, read_state(trial).steps) == (read_state(calm).played, read_state(calm).steps)

@@ -41,7 +41,7 @@ with contextlib.redirect_stdout(io.StringIO()):
     exec({earlier!r})
 {program}
 """
-"""A block goes on where the page's earlier ones have ended, which run again in silence: a finished run is only read."""
+"""A block continues where the page's earlier ones have ended, which run again in silence: a finished run is only read."""
 SCRIPT = """cd {folder}
 [ ! -e {state} ] || . {state}
 set -eo pipefail
@@ -95,7 +95,7 @@ class Walk:
         return values[-1]
 
     def run(self, block: Block, commands: str) -> str:
-        """Run the commands; returns their prints. A block that serves goes on once it has printed its known text."""
+        """Run the commands; returns their prints. A block that serves continues once it has printed its known text."""
         number = sum(1 for _ in self.folder.parent.glob("*.log"))
         log, script = (self.folder.parent / f"{number}.{kind}" for kind in ("log", "sh"))
         words = {"folder": self.folder, "state": self.folder.parent / "state", "overrides": block.overrides}

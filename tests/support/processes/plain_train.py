@@ -150,7 +150,7 @@ class Machine:
         if config["name"] != self.name:
             self.close()
         self.name = config["name"]
-        # A file of its own, because a driver of before that slept may wake and go on writing.
+        # A file of its own, because a driver of before that slept may wake and continue writing.
         self.starts += 1
         met = self.folder / MET
         met.write_text("")

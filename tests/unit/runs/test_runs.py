@@ -151,7 +151,7 @@ def test_a_run_is_shown_with_its_files(storage):
     assert "second: finished, mappo on toys.envs:countdown, seed 2" in shown and "score       2.000" in shown
     assert marl_ray("runs", "logs", "second", "--storage", storage).stdout.endswith("  training\n")
     assert (
-        "goes on     with `marl-ray runs resume other`, anew: no checkpoint has been written\n"
+        "continues   with `marl-ray runs resume other`, anew: no checkpoint has been written\n"
         in marl_ray("runs", "show", "other", "--storage", storage).stdout
     )
     assert "did you mean second?" in marl_ray("runs", "show", "secnd", "--storage", storage).stderr

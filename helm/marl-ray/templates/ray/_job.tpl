@@ -5,7 +5,7 @@
 {{- $auto := mergeOverwrite (deepCopy $root.Values.ray.autoscaling) ($job.autoscaling | default dict) -}}
 {{- $storage := include "marl-ray.storageUri" $root -}}
 {{- if ne 1 (len (compact (list $job.entrypoint $job.configFile (empty $job.config | ternary "" "config")))) }}{{ fail (printf "%s: expected one of config, configFile and entrypoint" .key) }}{{ end -}}
-{{- if and (not $storage) (not $job.entrypoint) }}{{ fail (printf "storage: expected uri or claim.enabled, because a retry of %s is a new cluster that goes on from there" .key) }}{{ end -}}
+{{- if and (not $storage) (not $job.entrypoint) }}{{ fail (printf "storage: expected uri or claim.enabled, because a retry of %s is a new cluster that continues from there" .key) }}{{ end -}}
 {{- if and $job.onCluster (not $root.Values.cluster.enabled) }}{{ fail (printf "%s.onCluster: expected cluster.enabled beside it" .key) }}{{ end -}}
 {{- if and $job.onCluster $job.config }}{{ fail (printf "%s.config: expected configFile or entrypoint with onCluster, or `marl-ray submit`: the cluster was there before the config" .key) }}{{ end -}}
 entrypoint: {{ include "marl-ray.entrypoint" . | quote }}
@@ -80,7 +80,7 @@ rayClusterSpec:
 {{/*
 What runs on the head: the command with its config, and where its results are kept. KubeRay's submitter hands these words
 to a shell first, where the submission's id is the RayJob's name and five letters. So what a cron job makes is named after
-its RayJob: another one each time, and the same for a retry, which goes on with it.
+its RayJob: another one each time, and the same for a retry, which continues it.
 */}}
 {{- define "marl-ray.entrypoint" -}}
 {{- $job := .job -}}

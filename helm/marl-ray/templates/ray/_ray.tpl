@@ -17,7 +17,7 @@ authOptions:
   secretName: {{ $ray.auth.existingSecret | quote }}
   {{- end }}
 {{- if and .spec.faultTolerance $redis }}
-# Without it a head that is replaced takes all workers with it; with it they go on while it comes back.
+# Without it a head that is replaced takes all workers with it; with it they continue while it comes back.
 gcsFaultToleranceOptions:
   redisAddress: {{ $redis | quote }}
   {{- with include "marl-ray.redisSecret" .root }}

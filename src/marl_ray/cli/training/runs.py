@@ -82,7 +82,9 @@ def resume(name: RunName, overrides: ResumeOverrides = None, storage: Storage = 
 
     run = find_run(name, storage)
     if run.state() == "running":
-        raise MarlRayError(f"run {run.name!r} is alive; `marl-ray runs logs {run.name} --follow` shows how it goes on")
+        raise MarlRayError(
+            f"run {run.name!r} is alive; `marl-ray runs logs {run.name} --follow` shows how it continues"
+        )
     if "given" not in run.record:
         raise MarlRayError(f"run {run.name!r}: its folder does not have its config; train with its file again")
     config = parse_config(RunConfig, {**run.record["given"], "storage": run.storage}, overrides or (), source=run.uri)
@@ -205,7 +207,7 @@ def _lines(details: "RunDetails", defaults: bool) -> Iterator[str]:
         yield f"  error       {details.error}"
     if run.state not in ("finished", "running"):
         begins = "from its last checkpoint" if details.checkpoints else "anew: no checkpoint has been written"
-        yield f"  goes on     with `marl-ray runs resume {run.name}`, {begins}"
+        yield f"  continues   with `marl-ray runs resume {run.name}`, {begins}"
     if run.score is not None:
         yield f"  score       {_number(run.score)} ({run.score.episodes})"
     for sentence in details.warnings:

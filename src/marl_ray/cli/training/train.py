@@ -27,7 +27,7 @@ def train(config: RunFile, overrides: Overrides = None, dry_run: DryRun = False,
 
     run, named_overrides = load_named(config, overrides or ())
     if len(named_overrides) > len(overrides or ()):
-        made = "a run gets one such as this" if dry_run else f"`marl-ray runs resume {run.name}` goes on with it"
+        made = "a run gets one such as this" if dry_run else f"`marl-ray runs resume {run.name}` continues it"
         print(f"{run.name}: the config has no name; {made}", file=sys.stderr)
     if dry_run:
         import yaml
@@ -49,7 +49,7 @@ def train(config: RunFile, overrides: Overrides = None, dry_run: DryRun = False,
 def result_lines(result: "RunResult") -> Iterator[str]:
     """Yield the result of a run in lines for people."""
     if not result.trained:
-        again = "raise train.total_steps to go on with it, or choose another name"
+        again = "raise train.total_steps to continue it, or choose another name"
         yield f"{result.name}: is finished, and nothing was trained; {again}"
     reached = "" if result.best_return is None else f"best return {result.best_return:.3f}, "
     yield f"{result.name}: {reached}{result.model or 'not registered yet'}"

@@ -169,7 +169,7 @@ def ask_whether_it_ends(connection: Connection, name: str) -> None:
         delete(connection, "RayJob", name)
         _tell(name, f"it ends; marl-ray cluster delete rayjob/{name} waits for that and takes the rest away")
         return
-    _tell(name, f"it goes on; marl-ray cluster logs|wait|delete rayjob/{name}")
+    _tell(name, f"it continues; marl-ray cluster logs|wait|delete rayjob/{name}")
 
 
 def _say(name: str, state: ResourceState) -> None:

@@ -61,7 +61,7 @@ class RunKeys(Config):
     resume_from: str | None = None
     """Begin from another run's checkpoint, with its optimisers, multipliers, normalisers and counters: the name of a run
     under the same storage (its latest checkpoint), or a run's or checkpoint's folder or URI. `train.total_steps` includes
-    the steps of that run. Once this run has a checkpoint of its own, it goes on from there."""
+    the steps of that run. Once this run has a checkpoint of its own, it continues from there."""
     resources: ResourcesConfig = ResourcesConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

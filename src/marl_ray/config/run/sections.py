@@ -251,7 +251,7 @@ class ResourcesConfig(Config):
 
 
 class CheckpointConfig(Config):
-    """Checkpoints that are kept on disk while the run goes on."""
+    """Checkpoints that are kept on disk during the run."""
 
     every: PositiveInt = 10
     """Iterations (batches) between checkpoints; the last iteration always has one."""

@@ -194,7 +194,7 @@ class ExperimentConfig(Config):
     """Promotion of a proven treatment: by itself, or by a person; when not given, by itself under `gradual` and
     `replace`. Rolling back never waits for a person."""
     on_rollback: Literal["cut", "drain"] = "cut"
-    """Units already with a rolled-back arm go on with the control at once (`cut`) or finish there (`drain`)."""
+    """Units already with a rolled-back arm continue with the control at once (`cut`) or finish there (`drain`)."""
     layer: str | None = Field(default=None, min_length=1, max_length=100)
     """Experiments of one layer share a population; disjoint `layer_share`s make them mutually exclusive."""
     layer_share: tuple[Share, Share] = (0.0, 1.0)

@@ -167,7 +167,7 @@ class GameRun:
         if not self.text:
             return {"agents": [f"{name}_*"], "network": {"hidden": [32]}}
         model = {"preset": "tiny-0.2m", "context": 32, "chat": False}
-        # Every second of the 256 bytes ends a response; the others go on, until the limit cuts them.
+        # Every second of the 256 bytes ends a response; the others continue, until the limit cuts them.
         stop = [chr(byte) for byte in range(128)]
         return {"agents": [f"{name}_*"], "model": model, "generation": {"max_tokens": 2, "stop": stop}}
 

@@ -33,7 +33,7 @@ def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
             return
         yield checked("rows", "it takes rows, values that are not finite among them", lambda: _log(config, name, ROWS))
         yield checked(
-            "resume", "a run that goes on repeats steps and is the same run", lambda: _log(config, name, ROWS[50:])
+            "resume", "a run that continues repeats steps and is the same run", lambda: _log(config, name, ROWS[50:])
         )
         yield checked("failure", "a run that fails closes it", lambda: _log(config, name, [], "FAILED"))
 

@@ -99,11 +99,11 @@ class Collector:
     def state(self) -> dict[str, Any]:
         """Return plain data from which other collectors, on any number of workers, continue bit for bit.
 
-        After a batch of whole episodes no play goes on, so the data hold none."""
+        After a batch of whole episodes no play continues, so the data hold none."""
         return self.snapshot()()
 
     def snapshot(self) -> Callable[[], dict[str, Any]]:
-        """Return the function that makes `state()` of this moment, in another thread and while play goes on.
+        """Return the function that makes `state()` of this moment, in another thread and while play continues.
 
         A call of it takes longer than all else of a checkpoint."""
         if self.plan.episodes:
@@ -127,7 +127,7 @@ class Collector:
 
     @property
     def running(self) -> list[tuple[int, int]]:
-        """(start, steps played) of the episodes that the next batch goes on with."""
+        """(start, steps played) of the episodes that the next batch continues with."""
         return [] if self.plan.episodes else list(zip(self.starts.tolist(), self.lengths.tolist(), strict=True))
 
     def close(self) -> None:

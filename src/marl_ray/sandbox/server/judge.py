@@ -146,7 +146,7 @@ class Candidate:
                 return
             self._check(answer)
             if not items:
-                raise self._fail("fail:encode", "an iterator that neither goes on nor ends")
+                raise self._fail("fail:encode", "an iterator that neither continues nor ends")
             count += len(items)
 
     def _drained(self, iterator: Any) -> list[Any]:

@@ -82,7 +82,7 @@ async def answer_of(send: Callable[[], Any]) -> Any:
         except RayTaskError as error:
             raise ArmError(repr(error), new_pass()) from None
         except asyncio.CancelledError:
-            response.cancel()  # else the replica would go on computing an answer that nobody reads
+            response.cancel()  # else the replica would continue computing an answer that nobody reads
             if cast("asyncio.Task[None]", asyncio.current_task()).cancelling():
                 raise
             reason = "the call was cancelled"  # the other process cancelled it

@@ -1,7 +1,5 @@
 """Handle requests about experiments: list, open, read, change, chart and audit them."""
 
-import math
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -22,10 +20,8 @@ from marl_ray.serving.rollouts.report import curves, describe
 from marl_ray.serving.rollouts.rollout_control import read_results
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service
+from marl_ray.serving.shared_reads import CurveRows
 
-PLOT_S, PLOT_TIMES = 5.0, 20.0
-"""Cached curves expire after the first number of seconds, or after the second number times the time that reading them
-took, whichever is later."""
 REASON_LENGTH = 1_000
 CHANGE_FIELDS = frozenset({"reason", "arm", "epoch"})
 T = TypeVar("T")
@@ -132,18 +128,10 @@ async def series(service: Service, request: Request) -> Response:
     return Response(await service.shared_reads.read(("curves", router.config.name), read))
 
 
-def read_curves(service: Service, router: Router) -> dict[str, list[list[float | None]]]:
-    """Return the outcomes over time, by arm; blocks on the database.
-
-    All outcomes are read for it, so pages that reload share one reading for some seconds.
-    """
-    name, began = router.config.name, time.monotonic()
-    until, plot = service.plots.get(name, (-math.inf, {}))
-    if began > until:
-        plot = curves(service.store.series(name), router.config)
-        now = time.monotonic()
-        service.plots[name] = now + max(PLOT_S, PLOT_TIMES * (now - began)), plot
-    return plot
+def read_curves(service: Service, router: Router) -> CurveRows:
+    """Return the outcomes over time, by arm, as `CurveCache` has them; blocks on the database."""
+    name = router.config.name
+    return service.curves.read(name, lambda: curves(service.store.series(name), router.config))
 
 
 async def audit(service: Service, request: Request) -> Response:

@@ -249,7 +249,9 @@ def resume_line(config: RunConfig) -> str:
     if latest is None:
         return "no checkpoint had been written, so the same command begins anew"
     at = latest.manifest
-    return f"kept iteration {at.iteration:,}, step {at.steps:,} in {latest.place}; the same command goes on from there"
+    return (
+        f"kept iteration {at.iteration:,}, step {at.steps:,} in {latest.place}; the same command continues from there"
+    )
 
 
 def kept_line(config: RunConfig) -> str:

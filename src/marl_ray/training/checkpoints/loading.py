@@ -56,7 +56,7 @@ def load_newest(
             continue
         if world()[0] == 0:
             for line in lines:
-                say(f"{line}; the run goes on from {place}")
+                say(f"{line}; the run continues from {place}")
             for each in damages:
                 withdraw(each)
         return loaded

@@ -128,7 +128,7 @@ def measure(benchmarks: Sequence[RunBenchmark], run: str, iteration: int) -> dic
                 raise
             metrics[f"benchmark/{each.settings.metric}/failed"] = 1.0
             if world()[0] == 0:
-                print(f"{run}, iteration {iteration}: {error}; training goes on", file=sys.stderr, flush=True)
+                print(f"{run}, iteration {iteration}: {error}; training continues", file=sys.stderr, flush=True)
     return metrics
 
 

@@ -133,7 +133,7 @@ def write_failure(filesystem: fs.FileSystem, folder: str, errors: Mapping[int, B
         FAILURE: f"worker {rank}: {named(error)}",
         ERRORS: {str(rank): str(error) for rank, error in errors.items()},
     }
-    with contextlib.suppress(OSError):  # the run goes on without a word about it
+    with contextlib.suppress(OSError):  # the run continues without a word about it
         file = appended_file(filesystem, f"{folder}/{FAILURES}")
         file.append([json.dumps({"timestamp": round(time.time(), 3)} | event)])
         file.close()

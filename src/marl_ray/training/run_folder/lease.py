@@ -179,7 +179,7 @@ class Lease:
 
     def _beat(self) -> None:
         while not self.done.wait(owners.BEAT_S):
-            with contextlib.suppress(OSError):  # a run goes on whose state cannot be written
+            with contextlib.suppress(OSError):  # a run continues whose state cannot be written
                 self._confirm()
             if self.lost.is_set():
                 return

@@ -130,7 +130,7 @@ def read_record(filesystem: fs.FileSystem, folder: str) -> dict[str, Any] | None
             raise ValueError(f"it has another content than was written: its {SHA256} differs")
     except (OSError, ValueError) as error:
         raise MarlRayError(
-            f"storage: {path} is not the record of a run: {one_line(error)}; without this file the same command goes on "
+            f"storage: {path} is not the record of a run: {one_line(error)}; without this file the same command continues "
             "from the last checkpoint"
         ) from error
     return record

@@ -105,7 +105,7 @@ def plot_benchmarks(config: RunConfig, history: History, path: Path) -> Path | N
     figure = _figure(len(logged))
     for axes, (what, place) in zip(figure.subplots(len(logged), 1, squeeze=False).flat, logged.items(), strict=True):
         for name, points in curves.items():
-            # A price may be given when a run goes on: what was measured before has none.
+            # A price may be given when a run continues: what was measured before has none.
             placed = [(place[step], *numbers) for step, *numbers in points if step in place]
             if placed:
                 places, values, low, high = zip(*placed, strict=True)

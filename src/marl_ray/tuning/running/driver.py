@@ -121,7 +121,7 @@ def _run(
         records.status, records.error = "failed", named(error)
         raise
     except BaseException:
-        records.status, records.error = "cut", "interrupted; the same command goes on with it"
+        records.status, records.error = "cut", "interrupted; the same command continues it"
         raise
     finally:
         with shield:
@@ -145,7 +145,7 @@ def _claim(config: SweepConfig, folder: Folder) -> SweepRecords:
     if differing:
         raise MarlRayError(
             f"name: sweep {config.name!r} exists under {config.storage!r} with another {', '.join(differing)}; "
-            "choose another name, or the same config to go on with it"
+            "choose another name, or the same config to continue it"
         )
     records.status, records.error, records.config = "running", "", config.resolved()
     return records
@@ -385,4 +385,4 @@ class _Sweep:
         progress = (
             f"{ended} of {len(self.records.trials)} trials have ended, the others' checkpoints are in {self.folder.uri}"
         )
-        self.warn(f"interrupted; {progress}; the same command goes on with them")
+        self.warn(f"interrupted; {progress}; the same command continues them")

@@ -158,7 +158,7 @@ class TrialWriter:
 
         Those after it are damaged, as the lines of `damages` say, and are removed.
         """
-        self.notes += [f"{damage}; the trial goes on from {self.folder.uri}/{name}" for damage in damages]
+        self.notes += [f"{damage}; the trial continues from {self.folder.uri}/{name}" for damage in damages]
         names, exploits = self.state.checkpoints, len(self.state.exploits)
         last = names.index(name) + 1
         remaining = [row for row in self.rows if row["exploits"] < exploits or row["iteration"] <= iteration]

@@ -92,7 +92,7 @@ async def test_a_client_that_leaves_frees_its_row(text_gateway, path):
         await asyncio.wait_for(task, 10)
         await until_async(lambda: rows(app) == 0)
         assert all(b"DONE" not in message.get("body", b"") for message in sent)
-        await post(client, "/generate", ASK)  # and the arm goes on
+        await post(client, "/generate", ASK)  # and the arm continues
 
 
 async def test_a_deadline_frees_the_row(text_gateway):

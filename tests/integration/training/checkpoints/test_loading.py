@@ -93,7 +93,7 @@ def test_a_damaged_checkpoint_is_named_and_gives_way_to_the_one_before(base, tmp
     assert begins == [newest - 2]
     (line,) = lines
     assert str(folder / str(newest) / name) in line and message in line and "\n" not in line
-    assert line.endswith(f"; the run goes on from {folder}/{newest - 2}")
+    assert line.endswith(f"; the run continues from {folder}/{newest - 2}")
     assert not (folder / str(newest) / "manifest.json").exists()
     assert (folder / str(newest) / "damaged" / "manifest.json").exists()
     for key, value in weights(base / "6").items():

@@ -125,7 +125,7 @@ def test_a_judge_that_fails_is_a_line_and_a_metric_and_training_goes_on(letters,
     assert failed == {0: None, 1: 1.0, 2: None, 3: None} and "benchmark/math/pass_at_1" not in rows[1]
     assert capfd.readouterr().err.splitlines() == [
         "toy-text, iteration 1: evaluation.benchmarks.math was not measured: worker 0: the sandbox cannot start: no room; "
-        "training goes on"
+        "training continues"
     ]
     calls = iter([False])
     with pytest.raises(

@@ -147,7 +147,7 @@ def test_aliases_are_taken_wherever_versions_are(registry, monkeypatch):
     assert pin_bundles(alone, {}) == alone.as_given()  # no team was given
     client = mlflow.MlflowClient(uri_of(run_config), registry_uri=uri_of(run_config))
     client.set_registered_model_alias("toy", "best", "3")
-    try:  # a run that is gone on with plays against whom it began with
+    try:  # a run that is continued plays against whom it began with
         assert pin_bundles(rival, json.loads(json.dumps(record)))["team"]["foe"]["bundle"] == "models:/toy/2"
     finally:
         client.set_registered_model_alias("toy", "best", "2")

@@ -24,7 +24,7 @@ async def test_work_in_time_is_returned_and_late_work_is_cancelled():
     assert results[:2] == [0.0, 0.01]
     assert [type(result) for result in results[2:]] == [TimeoutError, TimeoutError]
     assert sorted(cancelled) == [3.0, 4.0]
-    # Nobody's cancellation is left behind: the same task goes on.
+    # Nobody's cancellation is left behind: the same task continues.
     with pytest.raises(TimeoutError):
         await deadlines.run(work(3.0), 0.01)
     await asyncio.sleep(0)

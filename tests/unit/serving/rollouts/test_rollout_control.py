@@ -242,7 +242,7 @@ def test_rare_errors_have_the_exact_test_and_counts_of_errors_do_not(store):
         True,
     )
     assert results.evidence.arms["b"].harm == "error"
-    # One client counts: the values are not 0 or 1 any more, and the looks go on.
+    # One client counts: the values are not 0 or 1 any more, and the looks continue.
     state = store.table("exp")
     store.record_exposures([Exposure("exp", "x", Assignment("a", state.epoch, 0.5), 0.0)])
     record_metrics(store, "exp", "x", {"error": 5_000.0})

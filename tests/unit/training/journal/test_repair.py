@@ -80,7 +80,7 @@ def test_a_line_that_is_no_row_of_the_run_costs_no_other_line(tmp_path, rubbish,
     lines.insert(at, rubbish)
     filesystem, folder = begin(tmp_path, lines)
     printed = repair(filesystem, folder, 3)
-    if rubbish == row(100_000) and at == 4:  # the workers that go on from iteration 3 remove it
+    if rubbish == row(100_000) and at == 4:  # the workers that continue from iteration 3 remove it
         assert printed == [] and iterations(filesystem, folder) == [0, 1, 2, 3, 100_000]
         return
     assert printed == [f"{folder}/{METRICS}: line {at + 1} was no row, or one for the second time; removed"]

@@ -97,7 +97,7 @@ def test_a_full_disk_is_known_by_number_by_words_and_by_what_it_caused():
     caused.__cause__ = by_number
     for error in (by_number, by_words, caused):
         full = disk_full(error, "/")
-        assert full is not None and "and the same command goes on when there is room" in str(full)
+        assert full is not None and "and the same command continues when there is room" in str(full)
     assert disk_full(ValueError("no"), "/") is None
 
 

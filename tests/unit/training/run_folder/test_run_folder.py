@@ -160,7 +160,7 @@ def test_what_is_kept_is_the_last_whole_checkpoint(tmp_path):
         (tmp_path / "toy" / f"checkpoint_{number:02}").mkdir()
         publish(local_stored_folder(tmp_path / "toy" / f"checkpoint_{number:02}"), manifest(number, steps))
     where = f"{tmp_path}/toy/checkpoint_12"
-    assert resume_line(run_config) == f"kept iteration 12, step 3,456 in {where}; the same command goes on from there"
+    assert resume_line(run_config) == f"kept iteration 12, step 3,456 in {where}; the same command continues from there"
     assert kept_line(run_config) == f"its last checkpoint is kept: {where}"
 
 

@@ -50,4 +50,4 @@ def past_answers(lines: Sequence[str]) -> str:
 
 def page_text(text: str, limit: int) -> str:
     """Return the first `limit` characters of a page's text, and a line that says so if there are more."""
-    return text if len(text) <= limit else text[:limit] + "\n(the page goes on)"
+    return text if len(text) <= limit else text[:limit] + "\n(the page continues)"

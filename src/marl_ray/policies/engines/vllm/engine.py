@@ -195,7 +195,7 @@ class VllmEngine(Engine):
                     log_probs[row].append(token.log_prob)
                     ended[row] = token.finish == "stop"
         except BaseException:
-            self.close()  # else the process would go on writing responses that nobody reads
+            self.close()  # else the process would continue writing responses that nobody reads
             raise
         return ids, log_probs, ended
 

@@ -223,7 +223,7 @@ class VllmHost(EngineHost):
 
     def _failed(self, error: BaseException) -> VllmDecoder | None:
         """Write the responses again after the first loss of a process; after another error, fail the calls."""
-        self.engine.close()  # else the process would go on writing responses that nobody reads
+        self.engine.close()  # else the process would continue writing responses that nobody reads
         once_more = [call for call in self._calls if isinstance(error, EngineLostError) and not call.again]
         for call in self._calls:
             if call not in once_more:

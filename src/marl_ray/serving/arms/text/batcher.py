@@ -143,7 +143,7 @@ class TextBatcher:
         try:
             batch.add(new)
             tokens = batch.step(self.step_number)
-        except Exception as error:  # each request reports the error, and the arm goes on with an empty batch
+        except Exception as error:  # each request reports the error, and the arm continues with an empty batch
             _log.error("a batch of %d responses failed: %r", len(batch.rows) + len(new), error)
             failing = dict.fromkeys([*batch.rows.values(), *new])
             batch.clear()

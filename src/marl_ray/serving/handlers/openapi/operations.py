@@ -80,7 +80,7 @@ OPERATIONS: dict[str, Operation] = {
         "inference", ("x-session-id", "x-arm"), streams=True,
     ),
     "text_completions": Operation(
-        "Texts that go on from prompts, as OpenAI's clients ask for them", CompletionAnswer, (*_CLIENT, 422, 503),
+        "Texts that continue prompts, as OpenAI's clients ask for them", CompletionAnswer, (*_CLIENT, 422, 503),
         "CompletionRequest", "inference", ("x-session-id", "x-arm"), streams=True,
     ),
     "outcome": Operation(

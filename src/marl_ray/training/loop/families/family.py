@@ -42,7 +42,7 @@ class RunFamily(Protocol):
     ) -> BatchCollector:
         """Return the collector of these copies of the environment, or of the run's `data`.
 
-        `state` is the snapshot of another collector, whose episodes go on.
+        `state` is the snapshot of another collector, whose episodes continue.
         """
 
     def starts_player(
