@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from hostile.attacks import MB, PROBE, RIGHT, TESTS, timed
+from hostile.attacks import MB, RIGHT, TESTS, UNHARMED, honest_job, timed
 
 WRONG, ERROR, EXIT, CRASH = {"fail:wrong"}, {"fail:error"}, {"fail:exit"}, {"fail:crash"}
 FOREIGN, ENCODE, TIMEOUT, OOM = {"fail:nonbuiltin"}, {"fail:encode"}, {"timeout"}, {"oom"}
@@ -237,8 +237,7 @@ def attack(max_level: str) -> dict:
             if judged.verdict == "timeout" and "timeout" not in allowed:  # a busy machine: only CPU time counts
                 judged = pool.judge(candidate, TESTS, entry_point="add", limits=patient)
             report["judged"][key] = [judged.verdict, judged.message]
-            honest, probe = pool.judge(RIGHT, TESTS, entry_point="add"), pool.run(PROBE, limits=patient)
-            report["unharmed"][key] = [honest.verdict, probe.stdout.decode()]
+            report["unharmed"][key] = honest_job(pool, patient)
         for name, _, code, _ in EXTRACTED:
             if code is not None:
                 report["extracted"][name] = pool.judge(code, TESTS, entry_point="add", limits=patient).verdict
@@ -281,9 +280,7 @@ def test_what_is_expected_of_the_official_mode_is_what_the_harness_says():
 
 
 def test_the_next_job_is_unharmed(results):
-    for name, (verdict, output) in results["unharmed"].items():
-        assert verdict == "passed", name
-        assert output == "[1] [] 3.141592653589793\n", (name, output)
+    assert {name: job for name, job in results["unharmed"].items() if job != UNHARMED} == {}
 
 
 def test_attacks_end_with_their_limit(results):

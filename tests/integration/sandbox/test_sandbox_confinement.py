@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hostile.attacks import MB, PROBE, RIGHT, TESTS, timed
+from hostile.attacks import MB, RIGHT, TESTS, UNHARMED, honest_job, timed
 
 if TYPE_CHECKING:
     from marl_ray.sandbox import Pool
@@ -123,8 +123,7 @@ def attack(max_level: str, victim: int, secret: str) -> dict:
                 ran = pool.run(program, stdin=b"in\0put\xff\r\n", limits=patient)
             error = ran.stderr[-300:].decode("utf-8", "replace")
             report["runs"][key] = [ran.status, error, len(ran.stdout), len(ran.stderr)]
-            honest, probe = pool.judge(RIGHT, TESTS, entry_point="add"), pool.run(PROBE, limits=patient)
-            report["unharmed"][key] = [honest.verdict, probe.stdout.decode()]
+            report["unharmed"][key] = honest_job(pool, patient)
         for name, program in SPINNING.items():
             ran, _ = timed(lambda p=program: pool.run(p, limits=replace(small, wall_s=30.0, cpu_s=0.6)), 30.0)
             report["cpu"][name] = [ran.status, ran.cpu_s]
@@ -161,9 +160,7 @@ def test_what_a_program_must_not_do_is_refused(results):
 
 
 def test_the_next_job_is_unharmed(results):
-    for name, (verdict, output) in results["unharmed"].items():
-        assert verdict == "passed", name
-        assert output == "[1] [] 3.141592653589793\n", (name, output)
+    assert {name: job for name, job in results["unharmed"].items() if job != UNHARMED} == {}
 
 
 def test_attacks_end_with_their_limit(results):

@@ -5,13 +5,13 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import fields
 
 import orjson
 import pytest
+from waiting import until
 
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure, StoreError
@@ -43,13 +43,6 @@ def exposure(i: int) -> Exposure:
 
 def stored(store: ExperimentStore) -> int:
     return sum(arm.exposures for arm in store.summary("exp").values())
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "deadline"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -115,12 +108,12 @@ def test_an_outage_puts_exposures_on_disk_and_its_end_delivers_them(store, spool
     with trouble(path):
         for i in range(2500):
             assert log.put(exposure(i))
-        wait_for(lambda: not log.waiting and log.spool.size > 0)
+        until(lambda: not log.waiting and log.spool.size > 0)
         assert segments()
-    wait_for(lambda: stored(store) == 2500)
-    wait_for(lambda: not segments())
+    until(lambda: stored(store) == 2500)
+    until(lambda: not segments())
     log.put(exposure(2500))
-    wait_for(lambda: stored(store) == 2501)
+    until(lambda: stored(store) == 2501)
     log.close()
     assert (log.dropped, log.rejected, log.spool.size) == (0, 0, 0)
 
@@ -153,8 +146,8 @@ def test_a_killed_replicas_exposures_are_delivered_by_the_next(store, spool, url
         assert len(segments()) == 1
     log = ExposureLog(store, spool)
     log.start()
-    wait_for(lambda: stored(store) == 500)
-    wait_for(lambda: not segments())
+    until(lambda: stored(store) == 500)
+    until(lambda: not segments())
     log.close()
     assert store.assignment("exp", "u7") == Assignment("b", 1, 0.5)
 
@@ -169,7 +162,7 @@ def test_closing_during_an_outage_leaves_all_on_disk(store, spool, path, tmp_pat
     assert stored(store) == 0
     after = ExposureLog(store, Spool(str(tmp_path / "spool"), LIMIT))
     after.start()
-    wait_for(lambda: stored(store) == 10)
+    until(lambda: stored(store) == 10)
     after.close()
 
 
@@ -180,10 +173,10 @@ def test_a_full_spool_keeps_the_rest_in_memory_and_a_full_memory_drops(store, pa
     with away(path):
         for i in range(9):  # one at a time: these go to disk as long as it has room
             log.put(exposure(i))
-            wait_for(lambda i=i: not log.waiting or i >= 5)
+            until(lambda i=i: not log.waiting or i >= 5)
         assert (log.waiting, log.dropped) == (3, 1)
         assert not log.put(exposure(9))
-    wait_for(lambda: stored(store) == 8)
+    until(lambda: stored(store) == 8)
     log.close()
     assert log.dropped == 2
 
@@ -197,7 +190,7 @@ def test_lines_that_cannot_be_read_are_counted_and_the_others_delivered(store, t
     log = ExposureLog(store, Spool(str(tmp_path / "spool"), LIMIT))
     with caplog.at_level(logging.ERROR):
         log.start()
-        wait_for(lambda: log.rejected > 0)
+        until(lambda: log.rejected > 0)
         log.close()
     assert (stored(store), log.rejected) == (2, 3)
     assert "3 unreadable lines" in caplog.text

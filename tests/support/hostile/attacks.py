@@ -9,13 +9,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from marl_ray.sandbox import Limits, Pool
 
 SOURCE = Path(__file__).resolve().parents[3] / "src"
 MB = 1 << 20
 TESTS = "assert add(1, 2) == 3\nassert add(5, 7) == 12\nassert add(-1, 1) == 0\n"
 RIGHT = "def add(a, b):\n    return a + b\n"
 PROBE = "import json, math, os, sys\nprint(json.dumps([1]), os.listdir(), math.pi)"
+UNHARMED = ["passed", "[1] [] 3.141592653589793\n"]
+"""The result of `honest_job` in a sandbox that no run has harmed."""
 SETTINGS = {
     "best": (True, "NAMESPACES"),
     "ordinary user": (False, "NAMESPACES"),
@@ -34,6 +39,12 @@ def timed(body: Callable[[], Any], max_s: float) -> tuple[Any, float]:
         if latest <= LATEST_S:
             break
     return result, latest
+
+
+def honest_job(pool: "Pool", limits: "Limits") -> list[str]:
+    """Judge a right program and run a probe; returns the verdict, and what the probe printed."""
+    honest, probe = pool.judge(RIGHT, TESTS, entry_point="add"), pool.run(PROBE, limits=limits)
+    return [honest.verdict, probe.stdout.decode()]
 
 
 def attacked(file: str, setting: str, folder: Path) -> Iterator[dict[str, Any]]:

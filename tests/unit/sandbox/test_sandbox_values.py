@@ -293,12 +293,13 @@ def test_what_cannot_be_removed_in_time_is_replaced_or_set_aside(tmp_path, monke
     assert not numbered.renew() and numbered.path == str(first)
     (first / "left").mkdir()
     first.chmod(0)
-    numbered.renew()
+    assert not numbered.renew()  # rules about the parent hold for the next folder too
     assert numbered.path != str(first) and not first.exists() and os.listdir(numbered.path) == []
     assert os.stat(numbered.parent).st_mode & 0o777 == 0o100
     monkeypatch.setattr(run_folder, "REMOVE_S", 2.0)
-    Path(numbered.path, "left").touch()
-    numbered.renew()
+    second = numbered.path
+    Path(second, "left").touch()
+    assert not numbered.renew() and numbered.path != second
     assert os.listdir(tmp_path / "aside") == []
 
 

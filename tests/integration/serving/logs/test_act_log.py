@@ -3,9 +3,7 @@
 import signal
 import subprocess
 import sys
-import time
 import tracemalloc
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import until
 
 from marl_ray.errors import MarlRayError
 from marl_ray.serving.logs import act_log
@@ -41,13 +40,6 @@ def decision(i: int, unit: str = "u", experiment: str = "exp") -> LoggedAct:
     return LoggedAct(
         experiment, unit, "arm", "digest", 1, 0.25, float(i), False, seen, {"a": 1, "b": [0.5]}, {"a": -1.0, "b": -2.0}
     )
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "deadline"
-        time.sleep(0.01)
 
 
 def names(folder: Path) -> list[str]:
@@ -78,10 +70,10 @@ def test_segments_are_cut_by_size(tmp_path):
     log = ActLog(str(tmp_path), segment_bytes=1000)
     log.start()
     log.put(decision(0))
-    wait_for(lambda: names(tmp_path) == ["jsonl.partial"])
+    until(lambda: names(tmp_path) == ["jsonl.partial"])
     for i in range(1, 10):
         log.put(decision(i))
-    wait_for(lambda: names(tmp_path) == ["jsonl.zst"])
+    until(lambda: names(tmp_path) == ["jsonl.zst"])
     log.close()
     assert [act.at for act in read_logged(str(tmp_path), "exp")] == list(range(10))
     assert log.dropped == 0
@@ -92,7 +84,7 @@ def test_segments_are_cut_by_age(tmp_path):
     log.start()
     for number in range(2):
         log.put(decision(number))
-        wait_for(lambda cut=number + 1: names(tmp_path) == ["jsonl.zst"] * cut)
+        until(lambda cut=number + 1: names(tmp_path) == ["jsonl.zst"] * cut)
     log.close()
     assert [act.at for act in read_logged(str(tmp_path), "exp")] == [0, 1]
 
@@ -173,14 +165,14 @@ def test_segments_wait_while_their_place_is_away_and_a_bound_drops(tmp_path, mon
     log.start()
     for i in range(20):
         log.put(decision(i))
-        wait_for(lambda: not log.waiting)
-    wait_for(lambda: log.dropped > 0)
+        until(lambda: not log.waiting)
+    until(lambda: log.dropped > 0)
     log.put(decision(20))
-    wait_for(lambda: not log.waiting)
+    until(lambda: not log.waiting)
     staged = len(names(staging))
     assert staged > 0
     blocked.unlink()
-    wait_for(lambda: names(staging) == [])
+    until(lambda: names(staging) == [])
     log.put(decision(21))
     log.close()
     times = [act.at for act in read_logged(uri, "exp")]

@@ -26,13 +26,15 @@ async def settled(shadows: Shadows) -> None:
 
 
 async def test_agreement_is_counted_per_decision_and_copies_are_greedy():
-    requests = []
+    requests, now = [], 0.0
 
     async def act(observations, greedy, masks):
+        nonlocal now
+        now += 0.25
         requests.append((observations, greedy, masks))
         return answers(1, [0.5, 2.0])
 
-    shadows, masks = Shadows(4), {"a": np.array([True, False])}
+    shadows, masks = Shadows(4, clock=lambda: now), {"a": np.array([True, False])}
     assert shadows.send("new", act, SEEN, masks, answers(1, [0.5, 2.0]))
     assert shadows.send("new", act, SEEN, masks, answers(1, [0.5, 2.5]))
     assert not requests, "the caller waited"
@@ -40,7 +42,7 @@ async def test_agreement_is_counted_per_decision_and_copies_are_greedy():
     totals = shadows.totals
     new = totals["new"]
     assert (new.acts, new.errors, new.dropped, new.decisions, new.agreed) == (2, 0, 0, 4, 3)
-    assert new.seconds >= 0
+    assert new.seconds == 0.5
     assert all(seen is SEEN and greedy is True and allowed is masks for seen, greedy, allowed in requests)
 
 
