@@ -45,7 +45,7 @@ from marl_ray.experiments.evidence.looks import Look
 from marl_ray.experiments.lifecycle import RolloutPlan
 from marl_ray.experiments.statistics.intervals import TIGHTEST_AT, Summary, tune_rho
 from marl_ray.experiments.statistics.sequential import BORROWED, CAUTION
-from marl_ray.serving.rollouts.questions import Measure, ask
+from marl_ray.serving.rollout_decisions.questions import Measure, ask
 
 ALPHA, FIRST = 0.05, 50
 """Error of each test, and `min_outcomes`."""

@@ -18,7 +18,7 @@ from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.missing_outcomes import ALARM
 from marl_ray.experiments.statistics.moments import Moments
 from marl_ray.experiments.statistics.sequential import harm
-from marl_ray.serving.rollouts.questions import Measure, ask
+from marl_ray.serving.rollout_decisions.questions import Measure, ask
 
 LOOKS = 200
 MIN_OUTCOMES = 50

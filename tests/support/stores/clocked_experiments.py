@@ -10,8 +10,8 @@ from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import AssignmentTable
 from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure, Report
-from marl_ray.serving.rollouts.report import describe
-from marl_ray.serving.rollouts.rollout_control import LookResults, read_results
+from marl_ray.serving.rollout_decisions.report import describe
+from marl_ray.serving.rollout_decisions.rollout_control import LookResults, read_results
 from stores.migrated import migrated
 from stores.units import stored
 

@@ -16,8 +16,8 @@ from marl_ray.experiments.evidence.looks import Look
 from marl_ray.experiments.lifecycle import ExperimentRecord
 from marl_ray.experiments.statistics.intervals import Interval
 from marl_ray.experiments.store.experiment_store import ExperimentStore
-from marl_ray.serving.rollouts.questions import ENDS, HARM, PROMOTION, ask, bounded_difference, excluding
-from marl_ray.serving.rollouts.rollout_control import config_of
+from marl_ray.serving.rollout_decisions.questions import ENDS, HARM, PROMOTION, ask, bounded_difference, excluding
+from marl_ray.serving.rollout_decisions.rollout_control import config_of
 
 DAY_S = 86_400.0
 

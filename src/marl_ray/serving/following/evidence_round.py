@@ -11,7 +11,7 @@ from marl_ray.experiments.store.experiment_store import StoreError
 from marl_ray.serving.following.arm_holder import ArmHolder
 from marl_ray.serving.following.ended_experiments import EndedExperiments
 from marl_ray.serving.live_experiments import LiveExperiments
-from marl_ray.serving.rollouts.rollout_control import decide
+from marl_ray.serving.rollout_decisions.rollout_control import decide
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.routing.unit_reports import UnitReports
 

@@ -12,8 +12,8 @@ from marl_ray.serving.following.arm_holder import ArmHolder
 from marl_ray.serving.following.ended_experiments import EndedExperiments
 from marl_ray.serving.live_experiments import LiveExperiments
 from marl_ray.serving.needed_arms import API
-from marl_ray.serving.rollouts.rollout_control import config_of
-from marl_ray.serving.rollouts.webhook import Webhook
+from marl_ray.serving.rollout_decisions.rollout_control import config_of
+from marl_ray.serving.rollout_decisions.webhook import Webhook
 from marl_ray.serving.routing.router import Router
 
 _log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from marl_ray.serving.following.evidence_round import EvidenceRound
 from marl_ray.serving.following.preloading import Preloader
 from marl_ray.serving.following.state_poll import StatePoll
 from marl_ray.serving.live_experiments import LiveExperiments
-from marl_ray.serving.rollouts.webhook import Webhook
+from marl_ray.serving.rollout_decisions.webhook import Webhook
 from marl_ray.serving.routing.unit_reports import UnitReports
 
 POLL_S = 0.25

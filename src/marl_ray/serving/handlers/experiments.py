@@ -16,8 +16,8 @@ from marl_ray.experiments.store.experiment_store import StoreError
 from marl_ray.serving.http.protocol import Request, RequestError, Response
 from marl_ray.serving.loaded_bundles import load_whole, pin
 from marl_ray.serving.needed_arms import API
-from marl_ray.serving.rollouts.report import curves, describe
-from marl_ray.serving.rollouts.rollout_control import read_results
+from marl_ray.serving.rollout_decisions.report import curves, describe
+from marl_ray.serving.rollout_decisions.rollout_control import read_results
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service
 from marl_ray.serving.shared_reads import CurveRows

@@ -13,7 +13,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import ExperimentStatus
 from marl_ray.experiments.store.experiment_store import StoreError
 from marl_ray.serving.following import store_follower
-from marl_ray.serving.rollouts.rollout_control import decide
+from marl_ray.serving.rollout_decisions.rollout_control import decide
 
 ADMIN, PLAYER = "ops", "game"
 

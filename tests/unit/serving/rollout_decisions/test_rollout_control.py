@@ -17,8 +17,8 @@ from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable, draw
 from marl_ray.experiments.lifecycle import Action, ExperimentStatus, RolloutStep
 from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure, Report
-from marl_ray.serving.rollouts.report import curves, describe
-from marl_ray.serving.rollouts.rollout_control import config_of, decide, read_results
+from marl_ray.serving.rollout_decisions.report import curves, describe
+from marl_ray.serving.rollout_decisions.rollout_control import config_of, decide, read_results
 
 
 @pytest.fixture

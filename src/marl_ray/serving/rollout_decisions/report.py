@@ -11,8 +11,8 @@ from marl_ray.experiments.evidence.series import Series
 from marl_ray.experiments.lifecycle import ExperimentRecord, RolloutPlan, advance
 from marl_ray.experiments.statistics.intervals import NO_OUTCOME, Interval, verdict
 from marl_ray.experiments.statistics.sequential import mean_interval
-from marl_ray.serving.rollouts.questions import HARM, PROMOTION, TestResult, ask, excluding, shown_outcome_of
-from marl_ray.serving.rollouts.rollout_control import LookResults, Reporting
+from marl_ray.serving.rollout_decisions.questions import HARM, PROMOTION, TestResult, ask, excluding, shown_outcome_of
+from marl_ray.serving.rollout_decisions.rollout_control import LookResults, Reporting
 
 _UNMET = ArmSummary(0, 0, NO_OUTCOME)
 

@@ -26,7 +26,7 @@ from marl_ray.experiments.store import notices as queue
 from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.experiments.store.notices import Notices
 from marl_ray.serving.asgi import Gateway
-from marl_ray.serving.rollouts.webhook import MAX_PAUSE_S, Webhook
+from marl_ray.serving.rollout_decisions.webhook import MAX_PAUSE_S, Webhook
 
 SECRET = "between us"
 WAIT_S = 5.0

@@ -11,7 +11,7 @@ from marl_ray.experiments.lifecycle import RolloutStep
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.sequential import harm
 from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure, Report
-from marl_ray.serving.rollouts.rollout_control import ERRORS, config_of, decide, read_results
+from marl_ray.serving.rollout_decisions.rollout_control import ERRORS, config_of, decide, read_results
 
 
 async def test_every_experiment_has_a_guardrail_on_errors(tmp_path):

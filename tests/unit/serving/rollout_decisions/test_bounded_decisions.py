@@ -18,8 +18,8 @@ from marl_ray.experiments.statistics.bets import BettingTest, Claim, ends
 from marl_ray.experiments.store.experiment_store import ExperimentStore, Report
 from marl_ray.serving.client.admin import lines
 from marl_ray.serving.pages.render import experiment_page
-from marl_ray.serving.rollouts.questions import HARM, PROMOTION, questions_of
-from marl_ray.serving.rollouts.rollout_control import decide
+from marl_ray.serving.rollout_decisions.questions import HARM, PROMOTION, questions_of
+from marl_ray.serving.rollout_decisions.rollout_control import decide
 
 
 def test_every_replica_bets_alike_whenever_it_looks_and_only_on_judged_units(store, clock, tmp_path):

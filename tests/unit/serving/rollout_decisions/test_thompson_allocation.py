@@ -24,7 +24,7 @@ from marl_ray.experiments.lifecycle import (
     weights_of,
 )
 from marl_ray.experiments.statistics.bets import BettingTest, Claim
-from marl_ray.serving.rollouts.rollout_control import decide
+from marl_ray.serving.rollout_decisions.rollout_control import decide
 
 THOMPSON: dict[str, Any] = {"strategy": "thompson", "reweigh_s": 1e-3, "floor": 0.1}
 PLAN = RolloutPlan("a", {"a": 1.0, "b": 1.0, "c": 1.0}, "thompson")

@@ -15,7 +15,7 @@ from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.missing_outcomes import mean_beyond
 from marl_ray.experiments.statistics.moments import Moments
 from marl_ray.experiments.statistics.sequential import harm, promotion, scaled
-from marl_ray.serving.rollouts.questions import HARM, PROMOTION, Measure, TestResult, ask
+from marl_ray.serving.rollout_decisions.questions import HARM, PROMOTION, Measure, TestResult, ask
 
 PLAN = RolloutPlan("c", {"c": 9.0, "t": 1.0})
 PLAIN = Measure("outcome", "higher", 0.02, False, None, None)

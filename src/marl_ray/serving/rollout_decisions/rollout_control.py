@@ -30,7 +30,7 @@ from marl_ray.experiments.lifecycle import (
 )
 from marl_ray.experiments.statistics.missing_outcomes import ALARM, ReportingTest, unequal_reporting
 from marl_ray.experiments.store.experiment_store import ExperimentStore
-from marl_ray.serving.rollouts.questions import (
+from marl_ray.serving.rollout_decisions.questions import (
     HARM,
     PROMOTION,
     Measure,
