@@ -70,7 +70,7 @@ def load_config(model: type[C], path: str | Path, overrides: Sequence[str] = ())
 
 
 def read_yaml(path: str | Path) -> Any:
-    """Return plain data of a YAML file; raises MarlRayError naming the file and the line."""
+    """Return plain data of a YAML file. Raises MarlRayError naming the file and the line."""
     if Path(path).suffix == ".py":
         raise MarlRayError(f"config file {str(path)!r}: expected a YAML file, got a Python file")
     try:

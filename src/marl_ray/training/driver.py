@@ -207,7 +207,7 @@ def _trainer(attempt: _Attempt, announced: _Announced, use_gpu: bool, notes: Pat
 
 
 def _fit(attempt: _Attempt, trainer: Any, follower: Follower) -> dict[str, float]:
-    """Train while the sinks get the run's rows; returns the metrics of the last iteration."""
+    """Train while the sinks get the run's rows, and return the metrics of the last iteration."""
     config = attempt.config
     returned = trainer.fit().return_value or {}
     follower.close()

@@ -136,7 +136,7 @@ def choices(key: str) -> tuple[Any, ...]:
 
 
 def aim_reference(learner: Learner) -> list[list[list[float]]]:
-    """Move the reference policy away from the policy; returns its tables by agent, state and action."""
+    """Move the reference policy away from the policy and return its tables by agent, state and action."""
     reference = learner.policy.models.reference
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

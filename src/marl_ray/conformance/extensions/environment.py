@@ -124,7 +124,7 @@ def _spaces(env: Any) -> str | None:
 
 
 def _episode(env: Any, seed: int, max_steps: int) -> list[SeenStep]:
-    """Play an episode of drawn actions, or its first `max_steps` steps; returns its steps, the reset first."""
+    """Play an episode of drawn actions, or its first `max_steps` steps, and return its steps, the reset first."""
     # Asked for once: an environment may make a new space, without a seed, at every call.
     spaces = {agent: env.action_space(agent) for agent in env.possible_agents}
     for space in spaces.values():

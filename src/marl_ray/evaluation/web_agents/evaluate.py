@@ -62,7 +62,7 @@ class WebRequest:
 def evaluate_web(
     benchmark: WebBenchmark, request: WebRequest, progress: Callable[[str, int, int], None] = lambda *_: None
 ) -> tuple[dict[str, Any], Path]:
-    """Play what is not played yet, then write the report; returns it and its folder.
+    """Play what is not played yet, write the report, and return it and its folder.
 
     However this ends, all finished episodes stay in the folder, and the same call continues from there.
     Raises FieldError naming the option, or MarlRayError.

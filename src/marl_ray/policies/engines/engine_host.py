@@ -66,7 +66,7 @@ class WeightGroup(Protocol):
         """Return the `update` by which a host takes tensors of these names, shapes and types."""
 
     def send(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Send tensors to the engines, which must be taking them; returns before the tensors have arrived."""
+        """Send tensors to the engines, which must be taking them, and return before the tensors have arrived."""
 
 
 class EngineHost(Protocol):
@@ -116,7 +116,7 @@ class EngineHost(Protocol):
         """Join the NCCL group through which weights will come (see `WeightGroup.member`)."""
 
     def receive_weights(self, version: int, update: dict[str, Any]) -> None:
-        """Receive the weights of `version` from the group (see `WeightGroup.update`); raises the errors of `load`."""
+        """Receive the weights of `version` from the group (see `WeightGroup.update`). Raises the errors of `load`."""
 
     def generate(
         self, version: int, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig

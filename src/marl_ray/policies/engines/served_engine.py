@@ -20,7 +20,7 @@ class RowDecoder(Protocol):
         """Return the number of rows."""
 
     def add(self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig) -> list[int]:
-        """Begin responses to `prompts`; returns a handle per prompt."""
+        """Begin responses to `prompts` and return a handle per prompt."""
 
     def step(self, not_finite: list[int] | None = None) -> list[Token]:
         """Return the next token of every row. Rows that end with it are removed.

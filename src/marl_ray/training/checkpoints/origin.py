@@ -104,7 +104,7 @@ def check_source(config: RunConfig, source: str, holds: Mapping[str, Any]) -> No
 
 
 def _complete_state(place: StoredFolder) -> RunState:
-    """Return the state of a checkpoint of which every file is there in its size; raises MarlRayError or OSError."""
+    """Return the state of a checkpoint of which every file is there in its size. Raises MarlRayError or OSError."""
     manifest = read_manifest(place)
     if manifest is None:
         refuse_older(place)

@@ -91,7 +91,7 @@ class Journal:
                     stream.write("".join(json.dumps(episode) + "\n" for episode in episodes).encode())
 
     def flush(self) -> None:
-        """Make all rows durable; raises OSError.
+        """Make all rows durable. Raises OSError.
 
         It is called before a checkpoint is published: what a checkpoint covers is never played again.
         """
@@ -101,7 +101,7 @@ class Journal:
             self.rows.flush()
 
     def close(self) -> None:
-        """Make all lines durable; raises OSError."""
+        """Make all lines durable. Raises OSError."""
         if self.writes:
             with self.lock:
                 self._write_waiting()

@@ -73,7 +73,7 @@ class SweepResult:
 
 
 def check_sweep(config: SweepConfig) -> None:
-    """Check everything that can be known before a cluster is used; raises MarlRayError."""
+    """Check everything that can be known before a cluster is used. Raises MarlRayError."""
     from marl_ray.tuning.search.schedulers import make_scheduler
     from marl_ray.tuning.search.spaces import SEARCHES
 
@@ -133,7 +133,7 @@ def _run(
 
 
 def _claim(config: SweepConfig, folder: Folder) -> SweepRecords:
-    """Return the sweep's records, new or read from its folder; raises MarlRayError if they are another sweep's."""
+    """Return the sweep's records, new or read from its folder. Raises MarlRayError if they are another sweep's."""
     identity = identity_of(config)
     try:
         records = load_records(folder)
