@@ -12,7 +12,7 @@ from torch import Tensor
 from marl_ray.config.run.engines import engine_spec
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.extensions import imported
+from marl_ray.extensions import import_reference
 from marl_ray.policies.engines.base import Completion, Prompt
 
 if TYPE_CHECKING:
@@ -138,5 +138,5 @@ def engine_host(engine: str) -> type[EngineHost]:
     host = engine_spec(engine).host
     if host is None:
         raise MarlRayError(f"generation.engine={engine} cannot run in actors")
-    host_class: type[EngineHost] = imported(host)
+    host_class: type[EngineHost] = import_reference(host)
     return host_class

@@ -13,7 +13,7 @@ from typing import Any
 from pyarrow import fs
 
 from marl_ray.config import RunConfig
-from marl_ray.errors import MarlRayError, one_line, suggested
+from marl_ray.errors import MarlRayError, one_line, suggestion
 from marl_ray.policies.bundles.manifest import MANIFEST as BUNDLE
 from marl_ray.training.checkpoints.index import STATE, is_checkpoint, newest, refuse_older
 from marl_ray.training.checkpoints.manifest import MANIFEST, read_manifest
@@ -55,7 +55,7 @@ def source_of(config: RunConfig) -> str | None:
             )
         raise MarlRayError(
             f"resume_from: {resume_from!r} is no checkpoint, and no run that has one; looked for {folder}/{MANIFEST}"
-            + suggested(place.path.rpartition("/")[2], _beside(place))
+            + suggestion(place.path.rpartition("/")[2], _beside(place))
         )
     return f"{folder}/{latest.name}"
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.config.sweep import SweepConfig
-from marl_ray.errors import MarlRayError, named, one_line
+from marl_ray.errors import MarlRayError, describe_error, one_line
 from marl_ray.storages import absolute
 from marl_ray.training.machines.interruption import answering
 from marl_ray.training.run_checks import check_run
@@ -118,7 +118,7 @@ def _run(
         lease.check()
         sweep.finish()
     except Exception as error:
-        records.status, records.error = "failed", named(error)
+        records.status, records.error = "failed", describe_error(error)
         raise
     except BaseException:
         records.status, records.error = "cut", "interrupted; the same command goes on with it"
@@ -375,7 +375,7 @@ class _Sweep:
             self.report = write_report(self.folder, self.records)
             self.mlflow_runs.report(self.folder.read(REPORT))
         except Exception as error:  # a failing report must not end a sweep
-            self.warn(f"no report: {named(error)}; `marl-ray report {self.folder.uri}` makes one later")
+            self.warn(f"no report: {describe_error(error)}; `marl-ray report {self.folder.uri}` makes one later")
         self.events.close()
         self.mlflow_runs.close(self.records.status)
 
