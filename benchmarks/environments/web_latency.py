@@ -153,7 +153,7 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def play_pack(policy: str) -> dict[str, float]:
-    """Play synthetic tasks with two episodes at a time; returns seconds, episodes and solved ones."""
+    """Play synthetic tasks with two episodes at a time and return seconds, episodes and solved ones."""
     with tempfile.TemporaryDirectory() as folder:
         begun = time.perf_counter()
         result = marl_ray.evaluate("webarena", policy, split=SPLITS[policy], workers=2, out=Path(folder, "out"))

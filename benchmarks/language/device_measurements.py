@@ -119,7 +119,7 @@ def ceilings(device: torch.device, runs: int) -> Ceilings:
 
 
 def saved_model(folder: Path, size: str) -> str:
-    """Write a model of random weights in bfloat16, weight by weight; returns its folder."""
+    """Write a model of random weights in bfloat16, weight by weight, and return its folder."""
     tiny = size == "tiny"
     shape = Qwen2Config(**TINY, max_position_embeddings=32768, tie_word_embeddings=True) if tiny else qwen(size)
     lm = empty_lm(shape).bfloat16()

@@ -54,7 +54,7 @@ def config_of(kind: str, folder: Path, workers: int) -> Any:
 
 
 def make_model(folder: Path) -> int:
-    """Write the language model; returns its number of parameters."""
+    """Write the language model and return its number of parameters."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -43,7 +43,7 @@ def one_line_without(error: BaseException, path: object) -> str:
     return re.sub(r"^\[Errno \d+\] ", "", one_line(error).removesuffix(f": {str(path)!r}"))
 
 
-def named(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return an error in one line: a MarlRayError by its text, any other with its kind."""
     text, kind = one_line(error), type(error).__name__
     return text if isinstance(error, MarlRayError) or text.startswith(kind) else f"{kind}: {text}"
@@ -71,7 +71,7 @@ MAX_COMPARED = 100
 would take a third of a second."""
 
 
-def suggested(name: str, known: Collection[str], before: str = "") -> str:
+def suggestion(name: str, known: Collection[str], before: str = "") -> str:
     """Return '; did you mean ...?' with the known names that are close to a name; empty if none is.
 
     A known name that is the initials of `name` is the only suggestion.
@@ -90,7 +90,7 @@ def did_you_mean(name: str, known: Iterable[str], *further: str, before: str = "
     in words what else is valid. `before` is put before each suggested name, such as the path of a key.
     """
     names = [other for other in known if not other.startswith("_")]
-    if meant := suggested(name, names, before):
+    if meant := suggestion(name, names, before):
         return meant
     listed = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
     return f"; expected {'one of ' if names else ''}{' or '.join([listed] * bool(names) + list(further))}"

@@ -63,7 +63,7 @@ class ExtensionPoint:
 
     def load(self, name: str) -> Any:
         """Return the object. Raises MarlRayError as `reference` does, or if the import fails."""
-        return imported(self.reference(name), self.classes)
+        return import_reference(self.reference(name), self.classes)
 
 
 ALGORITHM = ExtensionPoint(
@@ -180,7 +180,7 @@ POINTS = {point.kind: point for point in (ALGORITHM, ENVIRONMENT, REWARD, TOOL, 
 """Every kind of extension."""
 
 
-def imported(reference: str, classes: Collection[str] = ()) -> Any:
+def import_reference(reference: str, classes: Collection[str] = ()) -> Any:
     """Return the object that `package.module:NAME` names; NAME may be dotted.
 
     Raises MarlRayError with the reason if it fails. If the module has no such name, the error offers its instances of

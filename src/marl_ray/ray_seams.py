@@ -181,7 +181,7 @@ def free_resources() -> dict[str, float]:
     return dict(_connected_ray().available_resources())
 
 
-def placed() -> bool:
+def has_all_placement_groups() -> bool:
     """Return True if the cluster has booked all resources that this job has asked for in placement groups.
 
     What the job still waits for then are processes. Ray has no call for the groups of one job, but their ids end with
@@ -347,12 +347,15 @@ def loopback_only(log_monitor: bool) -> Iterator[None]:
 
     options: dict[str, Any] = {"dashboard_agent_listen_port": 0, "include_log_monitor": log_monitor}
     parameters = partial(parameter.RayParams, **options)
-    with _replaced(ray_constants, "ENABLE_RAY_CLUSTER", False), _replaced(parameter, "RayParams", parameters):
+    with (
+        _replace_attribute(ray_constants, "ENABLE_RAY_CLUSTER", False),
+        _replace_attribute(parameter, "RayParams", parameters),
+    ):
         yield
 
 
 @contextmanager
-def _replaced(module: Any, name: str, value: object) -> Iterator[None]:
+def _replace_attribute(module: Any, name: str, value: object) -> Iterator[None]:
     """Give an attribute of a module another value within the block."""
     before = getattr(module, name)
     setattr(module, name, value)

@@ -51,7 +51,7 @@ def test_the_command_prints_a_line_for_every_property_and_fails_where_one_differ
 def test_truth_of_the_smallest_game_by_hand():
     """Probabilities 1/2: the first move earns 0.125 and costs 0.75, the second 0.1875 and 1; the other signal likewise."""
     uniform = [[[0.5, 0.5]] * STATES]
-    j, first, second = truth.expected(GameRules(), uniform, truth.nothing())
+    j, first, second = truth.expected_returns(GameRules(), uniform, truth.nothing())
     assert (j, first, second) == pytest.approx((0.3125, 1.75, 2.15))
     assert truth.decisions(GameRules(), uniform, 0) == 2
     assert truth.values(GameRules(), uniform, truth.nothing())[0] == pytest.approx([j, first, second])
@@ -70,7 +70,7 @@ def test_gradients_are_those_of_the_expectations(ends, most):
                 tables = [[list(row) for row in agent_rows] for agent_rows in UNEVEN]
                 p_zero, p_one = tables[agent][state]
                 tables[agent][state] = [p_zero - step * p_zero * p_one, p_one + step * p_zero * p_one]
-                sides.append(truth.expected(rules, tables, after, most)[kind])
+                sides.append(truth.expected_returns(rules, tables, after, most)[kind])
             assert exact[agent][state][1] == pytest.approx((sides[0] - sides[1]) / 2e-5, abs=1e-8)
 
 
@@ -89,5 +89,5 @@ def test_the_environment_plays_the_rules(policies, agents, ends, early):
             costs = [sum(info["cost"][k] for info in infos.values()) for k in range(SIGNALS)]
             assert costs == pytest.approx(step.moved.costs)
         assert not env.agents
-        ended = truth.ended(env.rules, path)
+        ended = truth.has_ended(env.rules, path)
         assert set(terminated.values()) == {ended} and set(truncated.values()) == {not ended}

@@ -203,7 +203,7 @@ def test_a_misspelt_name_is_answered_with_what_the_module_defines(tmp_path, monk
     text = "import numpy as np\nfrom pathlib import Path\n\n\nclass Carry:\n    pass\n"
     (tmp_path / "carrying.py").write_text(text)
     with pytest.raises(MarlRayError, match=r"; expected one of Carry$"):
-        extensions.imported("carrying:Nope")
+        extensions.import_reference("carrying:Nope")
 
 
 OWN_ALGORITHM = """
@@ -236,7 +236,7 @@ def test_a_misspelt_part_is_answered_with_the_parts_of_the_module(tmp_path, monk
 
 def test_the_classes_of_parts_are_those_of_the_built_in_ones():
     for point in (ALGORITHM, BENCHMARK):
-        classes = tuple(extensions.imported(reference) for reference in point.classes)
+        classes = tuple(extensions.import_reference(reference) for reference in point.classes)
         assert {type(point.load(name)) for name in point.builtins} == set(classes)
 
 

@@ -44,7 +44,7 @@ class Tool:
     bounded: bool = False
     """True if the function keeps its deadline by itself, so that no thread has to watch it."""
     prepare: Callable[[], Any] = field(default=lambda: None, repr=False)
-    """Called before every call; raises MarlRayError if the tool cannot work on this machine."""
+    """Called before every call. Raises MarlRayError if the tool cannot work on this machine."""
     _room: threading.BoundedSemaphore = field(
         default_factory=lambda: threading.BoundedSemaphore(MAX_ABANDONED), repr=False
     )

@@ -216,7 +216,7 @@ def _ready_samples(
     options = _options(benchmark, data, split, sha256, out, k, mode, timeout, min_level)
     plan = prepare_evaluation(replace(options, samples=str(samples)))
     with nullcontext() if local else ray_of_call():
-        return _scored(plan, workers, local, progress or _silent)
+        return _score_plan(plan, workers, local, progress or _silent)
 
 
 def _written_samples(
@@ -269,7 +269,7 @@ def _written_samples(
         with _writers(request, task, local) as source:
             folder, description = generate(source, request, problems, facts, options.out, progress)
         options = replace(options, samples=str(folder / SAMPLES), out=folder)
-        return _scored(prepare_evaluation(options, task, description), workers, local, progress)
+        return _score_plan(prepare_evaluation(options, task, description), workers, local, progress)
 
 
 _KINDS: tuple[Callable[..., Any], ...] = (evaluate_episodes, _browser_benchmark, _ready_samples, _written_samples)
@@ -304,7 +304,7 @@ def _options(
     )
 
 
-def _scored(plan: "EvaluationPlan", workers: int | None, local: bool, progress: "Progress") -> BenchmarkResult:
+def _score_plan(plan: "EvaluationPlan", workers: int | None, local: bool, progress: "Progress") -> BenchmarkResult:
     """Score the samples of a plan in the sandbox."""
     from marl_ray.evaluation.scoring.evaluate import evaluate as score
 

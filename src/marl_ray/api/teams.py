@@ -111,7 +111,7 @@ class LoadedTeam:
             policy = bundle.policies[name]
             prompt = Prompt(tuple(encode_prompt(policy.tokenizer, text, policy.config.chat)), number, greedy)
             (completion,) = self._engine(name, policy).generate(
-                [prompt], drawn >> 1, _changed(policy.generation, changes)
+                [prompt], drawn >> 1, _change_generation(policy.generation, changes)
             )
             texts[agent] = policy.tokenizer.decode(completion.ids, skip_special_tokens=True)
         return texts
@@ -124,7 +124,7 @@ class LoadedTeam:
         return self._engines[name]
 
 
-def _changed(generation: GenerationConfig, changes: Mapping[str, Any]) -> GenerationConfig:
+def _change_generation(generation: GenerationConfig, changes: Mapping[str, Any]) -> GenerationConfig:
     from marl_ray.config import parse_config
 
     return parse_config(GenerationConfig, generation.model_dump(mode="json") | dict(changes), source="generation")

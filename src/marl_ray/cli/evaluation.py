@@ -236,7 +236,7 @@ def aggregate(
     """Average a score over several evaluations, with its interval."""
     from marl_ray.evaluation.scoring.report import aggregate as combine
 
-    weights = dict(_weighted(text) for text in folders)
+    weights = dict(_parse_weighted_folder(text) for text in folders)
     total, parts = combine(weights, number, mode)
     document = {"number": number, "mode": mode, "value": total.value, "low": total.low, "high": total.high}
     document["parts"] = [{"variant": name, "value": value, "weight": weight} for name, (value, weight) in parts.items()]
@@ -289,7 +289,7 @@ def _record(task: "ProgramTask") -> dict[str, Any]:
     }
 
 
-def _weighted(text: str) -> tuple[Path, float]:
+def _parse_weighted_folder(text: str) -> tuple[Path, float]:
     folder, equals, weight = text.rpartition("=")
     if not equals:
         return Path(text), 1.0

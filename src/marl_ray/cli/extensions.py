@@ -59,7 +59,7 @@ def new(
     It writes NAME.py and the test into this folder, and a config where one shows its use.
     """
     point = _point(kind)
-    *files, (_, following) = _rendered(point, name)
+    *files, (_, following) = _render_templates(point, name)
     for path, text in files:
         Path(path).write_text(text, encoding="utf-8")
     written = [path for path, _ in files]
@@ -73,7 +73,7 @@ def _point(kind: str) -> ExtensionPoint:
     return POINTS[kind]
 
 
-def _rendered(point: ExtensionPoint, name: str) -> list[tuple[str, str]]:
+def _render_templates(point: ExtensionPoint, name: str) -> list[tuple[str, str]]:
     """Return (file, text) of a kind's templates, the next commands last.
 
     Raises MarlRayError if the name or a file is taken.

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from marl_ray.config.base import NAME_PATTERN, Config, words
-from marl_ray.errors import MarlRayError, did_you_mean, one_line, one_line_without, suggested
+from marl_ray.errors import MarlRayError, did_you_mean, one_line, one_line_without, suggestion
 
 C = TypeVar("C", bound=Config)
 KINDS = {
@@ -85,7 +85,7 @@ def load_config(model: type[C], path: str | Path, overrides: Sequence[str] = ())
 
 
 def read_yaml(path: str | Path) -> Any:
-    """Return plain data of a YAML file; raises MarlRayError naming the file and the line."""
+    """Return plain data of a YAML file. Raises MarlRayError naming the file and the line."""
     if Path(path).suffix == ".py":
         raise MarlRayError(f"config file {str(path)!r}: expected a YAML file, got a Python file")
     try:
@@ -106,7 +106,7 @@ def _beside(path: str | Path) -> str:
     stems = [] if file.exists() else sorted(each.stem for each in file.parent.glob("*.yaml"))
     # Without the ending: names that share nothing else would be close by it.
     close = [f"{name}.yaml" for name in difflib.get_close_matches(file.stem, stems)]
-    return suggested(file.name, close, before=str(path).removesuffix(file.name))
+    return suggestion(file.name, close, before=str(path).removesuffix(file.name))
 
 
 def parse_config(model: type[C], data: Any, overrides: Sequence[str] = (), source: str = "config") -> C:
@@ -185,7 +185,7 @@ def _explain(error: Any, key: str) -> str:
     explained = len(shown) > 60 or isinstance(error["input"], Mapping) or str(error["input"]) in message
     suffix = "" if explained else f", got {shown}"
     if error["type"] == "literal_error" and isinstance(error["input"], str):
-        suffix += suggested(error["input"], re.findall(r"'([^']*)'", error["ctx"]["expected"]))
+        suffix += suggestion(error["input"], re.findall(r"'([^']*)'", error["ctx"]["expected"]))
     return f"{key}: {message}{suffix}" if key else message
 
 

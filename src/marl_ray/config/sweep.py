@@ -229,7 +229,7 @@ class SweepConfig(Config):
 
 
 def put(data: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key to a copy of the value; raises MarlRayError if a part of the key is a value."""
+    """Set a dotted key to a copy of the value. Raises MarlRayError if a part of the key is a value."""
     *parents, last = key.split(".")
     node = data
     for depth, part in enumerate(parents):
@@ -302,7 +302,7 @@ def combinations(config: SweepConfig, kinds: tuple[str, ...] = ("grid", "choice"
 
 
 def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> SweepConfig:
-    """Read a sweep's YAML file, and the run's file that it or an override `run=FILE` names; raises MarlRayError."""
+    """Read a sweep's YAML file, and the run's file that it or an override `run=FILE` names. Raises MarlRayError."""
     data = read_yaml(path)
     runs = [override for override in overrides if override.startswith("run=")]
     if runs and isinstance(data, dict):
@@ -312,7 +312,7 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> SweepConfig:
 
 
 def read_sweep(path: str | Path) -> Any:
-    """Return plain data of a sweep's YAML file, with that of the run's file that it names; raises MarlRayError."""
+    """Return plain data of a sweep's YAML file, with that of the run's file that it names. Raises MarlRayError."""
     return with_run(read_yaml(path), Path(path).parent)
 
 

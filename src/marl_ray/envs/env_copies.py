@@ -12,7 +12,7 @@ from marl_ray.config.run.sections import ConstraintConfig, EnvConfig
 from marl_ray.envs.batch import BatchStep, EnvBatch, grouped
 from marl_ray.envs.registry import check_reward, first_step, is_text, make_env, sample_action
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.extensions import imported
+from marl_ray.extensions import import_reference
 
 COMPILED = {
     "MultiGrid-": "marl_ray.envs.gridworld.batch:compiled_batch",
@@ -62,7 +62,7 @@ def _own_batch(
     batch: EnvBatch | None = None
     for prefix, reference in COMPILED.items():
         if config.id.startswith(prefix):
-            batch = imported(reference)(config, env, copies, groups, signals)
+            batch = import_reference(reference)(config, env, copies, groups, signals)
     offer = getattr(env, "batch", None)
     if batch is None and callable(offer):
         batch = offer(copies, groups, signals)

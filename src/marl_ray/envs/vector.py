@@ -98,7 +98,7 @@ class VectorBatch:
         return flat_rows(observations, self.vector.single_observation_space)
 
     def _reset(self, seeds: Seeds, mask: np.ndarray) -> tuple[Any, dict[str, Any]]:
-        """Begin the episodes of the copies in `mask`; returns observations and infos."""
+        """Begin the episodes of the copies in `mask` and return observations and infos."""
         options = None if mask.all() else {"reset_mask": mask}
         observations, infos = self.vector.reset(seed=list(seeds), options=options)
         return observations, infos

@@ -140,7 +140,7 @@ def _train(config: Path, folder: Path, dashboard_url: str) -> None:
 
 
 def roll_out_untrained(config: RunConfig, folder: Path, url: str) -> str:
-    """Start an experiment with a run's team before it has learnt anything; returns its name."""
+    """Start an experiment with a run's team before it has learnt anything, and return its name."""
     from marl_ray.envs.registry import make_env
     from marl_ray.serving.client.admin import deploy_bundle
     from marl_ray.training.team.assembly import build_models, bundle_writer, team_agents

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Protocol
 
-from marl_ray.errors import MarlRayError, named
+from marl_ray.errors import MarlRayError, describe_error
 from marl_ray.extensions import REWARD, check_options, make_from_options
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,8 @@ class NamedReward:
         except MarlRayError:
             raise
         except Exception as error:  # whatever the user's function raises
-            problem = f"reward: {self.name} fails on the answer {_short(answer)} to task {task.task_id}: {named(error)}"
+            place = f"the answer {_short(answer)} to task {task.task_id}"
+            problem = f"reward: {self.name} fails on {place}: {describe_error(error)}"
             if strict:
                 raise MarlRayError(problem) from error
             log.warning("%s", problem)

@@ -68,7 +68,7 @@ class StoredRun(StoredEntry):
         return owner.state if owner.state in ("failed", "interrupted") else "died"
 
     def rows(self) -> list[dict[str, float]]:
-        """Return the metrics of its iterations; raises MarlRayError for a file of other lines."""
+        """Return the metrics of its iterations. Raises MarlRayError for a file of other lines."""
         return read_metrics(self.filesystem, self.folder)
 
     def has(self, name: str) -> bool:

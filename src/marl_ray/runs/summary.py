@@ -110,7 +110,7 @@ def summary_of(run: StoredRun | StoredSweep) -> RunSummary:
 
 
 def details_of(run: StoredRun) -> RunDetails:
-    """Return all about a run; raises MarlRayError as `summary_of` does."""
+    """Return all about a run. Raises MarlRayError as `summary_of` does."""
     result = run.record.get(FINISHED, {}).get(RESULT, {})
     owner = run.owner()
     errors_folder = f"{run.folder}/errors"

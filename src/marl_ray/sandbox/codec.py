@@ -268,7 +268,7 @@ def dumps(message: Any, max_bytes: int) -> bytes:
 
 
 def loads(data: bytes | bytearray) -> Any:
-    """Parse JSON that may come from an attacker; raises `MalformedMessageError` if it is invalid."""
+    """Parse JSON that may come from an attacker. Raises `MalformedMessageError` if it is invalid."""
     try:
         text = data.decode("ascii")
         value, end = _bounded_scan(text)

@@ -17,7 +17,7 @@ class MalformedMessageError(Exception):
 
 
 def memory_file(name: str, parts: Sequence[bytes]) -> int:
-    """Create a read-only file in memory; returns its descriptor, at offset 0."""
+    """Create a read-only file in memory and return its descriptor, at offset 0."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     for part in parts:
         view = memoryview(part)

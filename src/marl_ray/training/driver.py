@@ -13,7 +13,7 @@ from typing import Any
 from pyarrow import fs
 
 from marl_ray.config import RunConfig
-from marl_ray.errors import MarlRayError, named, one_line
+from marl_ray.errors import MarlRayError, describe_error, one_line
 from marl_ray.ray_seams import for_ray_of_one_run, observing_callback, unwrap_failures, worker_failures
 from marl_ray.training.checkpoints.index import checkpoints_in, kept_line, published, resume_line
 from marl_ray.training.checkpoints.origin import source_of
@@ -207,7 +207,7 @@ def _trainer(attempt: _Attempt, announced: _Announced, use_gpu: bool, notes: Pat
 
 
 def _fit(attempt: _Attempt, trainer: Any, follower: Follower) -> dict[str, float]:
-    """Train while the sinks get the run's rows; returns the metrics of the last iteration."""
+    """Train while the sinks get the run's rows, and return the metrics of the last iteration."""
     config = attempt.config
     returned = trainer.fit().return_value or {}
     follower.close()
@@ -299,4 +299,4 @@ def cause(error: BaseException) -> str:
 
 def _first(failures: Mapping[int, BaseException]) -> str:
     rank, failure = next(iter(failures.items()))
-    return f"worker {rank}: {named(failure)}"
+    return f"worker {rank}: {describe_error(failure)}"

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from marl_ray.config import RunConfig
-from marl_ray.errors import MarlRayError, named, one_line
+from marl_ray.errors import MarlRayError, describe_error, one_line
 from marl_ray.policies.bundles.mlflow_client import mlflow_client
 from marl_ray.training.checkpoints.index import checkpoints_in, newest
 from marl_ray.training.checkpoints.storage import StoredFolder
@@ -40,7 +40,7 @@ def check_run(config: RunConfig) -> dict[str, list[str]]:
     except Exception as error:  # a user's environment may raise anything
         where = write_traceback(config, "driver", traceback.format_exc())
         more = f"; its traceback is in {where}" if where else ""
-        raise MarlRayError(f"run {config.name!r} failed before it began: {named(error)}{more}") from error
+        raise MarlRayError(f"run {config.name!r} failed before it began: {describe_error(error)}{more}") from error
 
 
 def _check_tracking(uri: str) -> None:

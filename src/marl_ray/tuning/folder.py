@@ -31,7 +31,7 @@ class Folder:
     """A folder of plain files on any storage. Errors of the storage are raised as OSError."""
 
     def __init__(self, storage: str, *parts: str):
-        """Open the folder; raises MarlRayError if the storage cannot be used at all."""
+        """Open the folder. Raises MarlRayError if the storage cannot be used at all."""
         self.filesystem, root = open_storage(storage)
         self.path = "/".join([root, *parts])
         self.uri = "/".join([absolute(storage).rstrip("/"), *parts])

@@ -93,7 +93,7 @@ class SweepRecords:
 
 
 def find_sweep(sweep: str, storage: str = "runs") -> tuple[Folder, SweepRecords]:
-    """Find a sweep by its folder (or URI), or by its name under the storage; raises MarlRayError if there is none."""
+    """Find a sweep by its folder (or URI), or by its name under the storage. Raises MarlRayError if there is none."""
     parent, _, name = sweep.rstrip("/").rpartition("/")
     places = [Folder(parent or ".", name)] + ([] if parent else [Folder(storage, name)])
     for folder in places:
@@ -247,7 +247,7 @@ class RecordsFile:
         self.marked.clear()
 
     def save_all(self) -> None:
-        """Write `sweep.json` with all records, a trial per line, and empty `sweep.jsonl`; raises OSError."""
+        """Write `sweep.json` with all records, a trial per line, and empty `sweep.jsonl`. Raises OSError."""
         self.records.changes += 1
         self.marked.update(record.number for record in self.records.trials)  # also what nobody has marked
         self.written |= self._fields()

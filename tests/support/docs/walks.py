@@ -95,7 +95,7 @@ class Walk:
         return values[-1]
 
     def run(self, block: Block, commands: str) -> str:
-        """Run the commands; returns their prints. A block that serves continues once it has printed its known text."""
+        """Run the commands and return their prints. A block that serves continues once it has printed its known text."""
         number = sum(1 for _ in self.folder.parent.glob("*.log"))
         log, script = (self.folder.parent / f"{number}.{kind}" for kind in ("log", "sh"))
         words = {"folder": self.folder, "state": self.folder.parent / "state", "overrides": block.overrides}

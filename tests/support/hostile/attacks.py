@@ -48,7 +48,7 @@ def honest_job(pool: "Pool", limits: "Limits") -> list[str]:
 
 
 def attacked(file: str, setting: str, folder: Path) -> Iterator[dict[str, Any]]:
-    """Run the attacks in a file, with a level, a process and a secret that they must not reach; yields their successes."""
+    """Run a file's attacks, with a level, a process and a secret that they must not reach, and yield their successes."""
     import pytest  # which the process of the attacks has not
 
     as_we_are, level = SETTINGS[setting]

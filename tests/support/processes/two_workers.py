@@ -33,7 +33,7 @@ def two_workers(body: Callable[..., Any], *arguments: Any, cpu: bool = True) -> 
 
 
 def workers(count: int, body: Callable[..., Any], *arguments: Any, cpu: bool = True) -> Any:
-    """Call a function in `count` workers as `two_workers` does; returns the value of worker 0."""
+    """Call a function in `count` workers as `two_workers` does, and return the value of worker 0."""
     with tempfile.TemporaryDirectory(prefix="marl-ray-two-") as folder:
         answers = FORKS.SimpleQueue()
         store = str(Path(folder, "store"))

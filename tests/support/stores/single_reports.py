@@ -10,14 +10,14 @@ from marl_ray.experiments.store.experiment_store import ExperimentStore, Report
 def record_outcome(
     store: ExperimentStore, experiment: str, unit: str, value: float, at: float | None = None
 ) -> Assignment:
-    """Record a unit's outcome; returns its assignment, or raises the report's error."""
+    """Record a unit's outcome and return its assignment, or raise the report's error."""
     return record_metrics(store, experiment, unit, {"outcome": value}, at)
 
 
 def record_metrics(
     store: ExperimentStore, experiment: str, unit: str, values: Mapping[str, float], at: float | None = None
 ) -> Assignment:
-    """Record named numbers of a unit; returns its assignment, or raises the report's error."""
+    """Record named numbers of a unit and return its assignment, or raise the report's error."""
     (result,) = store.record(experiment, [Report(unit, values, at)])
     if isinstance(result, MarlRayError):
         raise result

@@ -36,7 +36,7 @@ def config(*overrides: str) -> RunConfig:
 
 
 def of_two(folder: str, algorithms: list[str]) -> dict[str, list[Metrics]]:
-    """Train with every algorithm as one of two workers; returns rows of metrics by algorithm."""
+    """Train with every algorithm as one of two workers and return rows of metrics by algorithm."""
     return {name: train_alone(short(name, BRIEF, "resources.workers=2"), Path(folder, name)) for name in algorithms}
 
 

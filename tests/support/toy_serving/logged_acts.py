@@ -132,5 +132,5 @@ def warm(data: str, *overrides: str) -> RunConfig:
 
 
 def of_two_warm(folder: str, data: str, overrides: list[str]) -> list[Metrics]:
-    """Train as one of two workers; returns the rows of metrics."""
+    """Train as one of two workers and return the rows of metrics."""
     return train_alone(warm(data, "resources.workers=2", *overrides), Path(folder))

@@ -91,7 +91,7 @@ TWO_AGENTS = "env={id: 'toys.texts:echo', kwargs: {agents: [a, b]}}"
 
 
 def of_two(runs: dict[str, list[str]]) -> dict[str, list[Metrics]]:
-    """Make the named runs as one of two workers; returns rows of metrics by name."""
+    """Make the named runs as one of two workers and return rows of metrics by name."""
     return {name: train_alone(config(*more, "resources.workers=2")) for name, more in runs.items()}
 
 

@@ -45,7 +45,7 @@ FRAME = 1 << 22
 
 
 def through(value: object) -> object:
-    """Send a value; returns the one that arrives on the other side."""
+    """Send a value and return the one that arrives on the other side."""
     return codec.unpack(codec.loads(codec.dumps(codec.pack(value), FRAME)), FRAME)
 
 

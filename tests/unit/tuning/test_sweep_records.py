@@ -40,7 +40,7 @@ def folder_at(path: Path, remote: bool) -> Folder:
 
 
 def change(records: SweepRecords, rng: Any) -> list[TrialRecord]:
-    """Change some records as a sweep does; returns the trials that changed."""
+    """Change some records as a sweep does, and return the trials that changed."""
     if not records.trials or rng.random() < 0.5:
         number = len(records.trials)
         records.trials.append(TrialRecord(number, {"hyper.lr": rng.random()}, configs=[{"seed": 0, "text": "é\n"}]))

@@ -71,7 +71,7 @@ class SearchResponse(BaseModel):
 
 
 Backend = Callable[[str, float], SearchResponse]
-"""Function from a query and a deadline (of `time.monotonic`) to a response; raises ToolError."""
+"""Function from a query and a deadline (of `time.monotonic`) to a response. Raises ToolError."""
 
 
 class Serper:
@@ -231,7 +231,7 @@ class GoogleSearchSerper:
         self._ask = _corpus(corpus) if corpus is not None else _serper(base_url, _key(key_file), cache, cache_entries)
 
     def __call__(self, query: str, deadline: float) -> str:
-        """Return the first results as text; raises ToolError."""
+        """Return the first results as text. Raises ToolError."""
         if not query.strip():
             raise ToolError("The query is empty.")
         # A little earlier than the caller, so that it learns what went wrong.
@@ -286,7 +286,7 @@ def _parsed_response(body: bytes) -> SearchResponse | None:
 
 
 def _seconds_until(deadline: float) -> float:
-    """Return the seconds until the deadline; raises ToolError if it has passed."""
+    """Return the seconds until the deadline. Raises ToolError if it has passed."""
     remaining = deadline - time.monotonic()
     if remaining <= 0:
         raise ToolError("Search failed: no response in time.")

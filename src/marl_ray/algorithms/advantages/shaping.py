@@ -17,7 +17,7 @@ def overlong_penalty(lengths: Tensor, max_length: int, buffer: int, factor: floa
 
 
 def shaped_rewards(batch: Trajectories, hyper: HyperParameters, horizon: int, divergence: Tensor | None) -> Tensor:
-    """Subtract the divergence (B, T) and the penalty for too long sequences from the rewards; returns (B, T)."""
+    """Subtract the divergence (B, T) and the penalty for too long sequences from the rewards, and return (B, T)."""
     rewards = batch.rewards
     if divergence is not None:
         rewards = rewards - divergence * batch.mask

@@ -16,7 +16,7 @@ _ROUNDING = 1e-6
 
 
 def mean_costs(costs: Sequence[Sequence[float]]) -> list[float]:
-    """Average the costs of each signal over episodes; returns (K,) from (episodes, K)."""
+    """Average the costs of each signal over episodes and return (K,) from (episodes, K)."""
     return [sum(column) / len(costs) for column in zip(*costs, strict=True)]
 
 
@@ -49,7 +49,7 @@ def certified_rate(successes: int, trials: int, confidence: float = CONFIDENCE) 
 
 
 def shares(budgets: Sequence[float], costs: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Count the episodes within the budgets, given `costs` (episodes, signals); returns metrics.
+    """Count the episodes within the budgets, given `costs` (episodes, signals), and return metrics.
 
     `within_budget` and `within_budget_105` are the shares of episodes whose costs are within 1.00 and 1.05 times every
     budget; `..._certified` is a lower bound of each share, with 95 % confidence.

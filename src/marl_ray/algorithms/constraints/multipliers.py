@@ -19,7 +19,7 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 
 def _relative(cost: float, budget: float) -> tuple[float, float]:
-    """Return the cost and its error (cost - budget), both in units of the budget; raises MarlRayError if not finite."""
+    """Return the cost and its error (cost - budget), both in units of the budget. Raises MarlRayError if not finite."""
     if not math.isfinite(cost):
         raise MarlRayError(f"multiplier: expected a finite mean episode cost, got {cost}")
     unit = budget if budget > 0 else 1.0
@@ -57,7 +57,7 @@ class Lagrange:
         return self._held(self.value + self.damping * self.error)
 
     def updated(self, cost: float) -> "Lagrange":
-        """Move it after an iteration whose episodes cost `cost` on average; raises MarlRayError if that is not finite."""
+        """Move it after an iteration whose episodes cost `cost` on average. Raises MarlRayError if that is not finite."""
         error = _relative(cost, self.budget)[1]
         gradient = -error
         updates = self.updates + 1
@@ -121,7 +121,7 @@ class PID:
         return max(0.0, self.kp * self.error + self.integral + self.kd * self.derivative)
 
     def updated(self, cost: float) -> "PID":
-        """Move it after an iteration whose episodes cost `cost` on average; raises MarlRayError if that is not finite."""
+        """Move it after an iteration whose episodes cost `cost` on average. Raises MarlRayError if that is not finite."""
         relative, error = _relative(cost, self.budget)
         smoothed = self.cost_decay * self.costs[-1] + (1 - self.cost_decay) * relative
         return replace(

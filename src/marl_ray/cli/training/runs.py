@@ -149,7 +149,7 @@ def compare_runs(
     compared.plot(out)
     groups, used = compared.groups, compared.metric
     heads = ("RUN", "ALGORITHM", "SEED", "STEPS", "SCORE" if used in METRICS else "VALUE", "95 % INTERVAL", "OF")
-    rows = [row for group in groups for row in _compared(group)]
+    rows = [row for group in groups for row in _rows_of_group(group)]
     differing = [
         f"{group.label}: {', '.join(difference(key, value) for key, value in group.differences.items())}"
         for group in groups
@@ -184,16 +184,16 @@ def _interval(score: "Score") -> str:
     return "" if score.low is None or score.high is None else f" [{score.low:.3f}, {score.high:.3f}]"
 
 
-def _compared(group: "SeedGroup") -> Iterator[list[str]]:
+def _rows_of_group(group: "SeedGroup") -> Iterator[list[str]]:
     """Yield a row for each run, and one for their mean where there are several."""
     for curve in group.runs:
-        yield [curve.name, curve.algorithm, str(curve.seed), f"{curve.points[-1][0]:,}", *_scored(curve.score)]
+        yield [curve.name, curve.algorithm, str(curve.seed), f"{curve.points[-1][0]:,}", *_score_cells(curve.score)]
     if len(group.runs) > 1:
         seeds = " ".join(str(curve.seed) for curve in group.runs)
-        yield ["  these together", group.runs[0].algorithm, seeds, "", *_scored(group.score)]
+        yield ["  these together", group.runs[0].algorithm, seeds, "", *_score_cells(group.score)]
 
 
-def _scored(score: "Score | None") -> list[str]:
+def _score_cells(score: "Score | None") -> list[str]:
     return ["-", "-", "-"] if score is None else [f"{score.value:.3f}", _interval(score).strip() or "-", score.episodes]
 
 

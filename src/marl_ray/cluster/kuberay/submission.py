@@ -100,9 +100,9 @@ def create_job(connection: Connection, cluster: ClusterConfig, config: RunConfig
         return False
     owner = {key: made["metadata"][key] for key in ("name", "uid")} | {"apiVersion": "ray.io/v1", "kind": "RayJob"}
     # Once the job is deleted, a pod like the head, with its files, clears Redis; `cluster delete` takes them after it.
-    apply(connection, owned(files, owner) if cluster.redis is None else files)
+    apply(connection, with_owner(files, owner) if cluster.redis is None else files)
     for manifest in others:
-        apply(connection, owned(manifest, owner))
+        apply(connection, with_owner(manifest, owner))
     return True
 
 
@@ -117,7 +117,7 @@ def _refuse_what_a_retry_loses(config: RunConfig | SweepConfig, cluster: Cluster
         )
 
 
-def owned(manifest: Mapping[str, Any], owner: Mapping[str, Any]) -> dict[str, Any]:
+def with_owner(manifest: Mapping[str, Any], owner: Mapping[str, Any]) -> dict[str, Any]:
     """Return the manifest with an owner, with whom Kubernetes deletes it."""
     return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [dict(owner)]}}
 

@@ -275,7 +275,7 @@ SPECS: dict[str, AlgorithmSpec] = {
 
 
 def spec_of(algorithm: str) -> AlgorithmSpec:
-    """Return the spec of an algorithm (see `extensions.ALGORITHM`); raises MarlRayError saying what is expected."""
+    """Return the spec of an algorithm (see `extensions.ALGORITHM`). Raises MarlRayError saying what is expected."""
     if algorithm in SPECS:
         return SPECS[algorithm]
     target = ALGORITHM.load(algorithm)

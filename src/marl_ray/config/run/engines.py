@@ -74,7 +74,7 @@ def engine_spec(engine: str) -> EngineSpec:
 
 
 def serving_engine(engine: str) -> str:
-    """Validate the name of an engine that serves; raises ValueError for one that does not."""
+    """Validate the name of an engine that serves. Raises ValueError for one that does not."""
     try:
         spec = engine_spec(engine)
     except MarlRayError as error:

@@ -19,7 +19,7 @@ from marl_ray.config.base import NAME_PATTERN, Config, known
 from marl_ray.config.random_streams import Copies, Epochs, EvaluationSteps
 from marl_ray.config.run.algorithms import spec_of
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
-from marl_ray.errors import MarlRayError, suggested
+from marl_ray.errors import MarlRayError, suggestion
 from marl_ray.extensions import BENCHMARK, TRACKER
 
 NAME_FIELD = Field(pattern=NAME_PATTERN)
@@ -121,7 +121,7 @@ def agents_of_error(team: Mapping[str, PolicyConfig], agents: Sequence[str]) -> 
     for name, policy in team.items():
         for pattern in policy.agents:
             if not any(fnmatch.fnmatchcase(agent, pattern) for agent in agents):
-                meant = suggested(pattern, agents)
+                meant = suggestion(pattern, agents)
                 return f"{listed}; {pattern!r} of team.{name}.agents matches no agent{meant}"
     return listed
 

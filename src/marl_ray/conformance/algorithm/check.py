@@ -6,7 +6,7 @@ import torch
 
 from marl_ray.config import spec_of
 from marl_ray.conformance.algorithm.properties import PROPERTIES
-from marl_ray.conformance.extensions.base import CheckedProperty, checked
+from marl_ray.conformance.extensions.base import CheckedProperty, check_property
 from marl_ray.errors import MarlRayError
 from marl_ray.training.single_process import process_group
 
@@ -23,4 +23,4 @@ def check_algorithm(algorithm: str) -> Iterator[CheckedProperty]:
     with process_group():
         for each in PROPERTIES:
             if each.applies(algorithm):
-                yield checked(each.name, each.text, lambda each=each: each.differs(algorithm))  # type: ignore[misc]
+                yield check_property(each.name, each.text, lambda each=each: each.differs(algorithm))  # type: ignore[misc]

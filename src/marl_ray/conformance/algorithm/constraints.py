@@ -89,7 +89,7 @@ def budget_units(algorithm: str, case: GridPoint) -> Difference:
     Over the budget by D, an episode of L decisions is over by D / L in each.
     """
     rules = GameRules(case.policies, case.agents, case.ends)
-    measured = truth.expected(rules, _uniform(case), truth.nothing())[1:]
+    measured = truth.expected_returns(rules, _uniform(case), truth.nothing())[1:]
     for batch, account in enumerate(_accounts(algorithm, case)):
         for number, violations in enumerate(account.violations):
             decisions = truth.decisions(rules, _uniform(case), number)
@@ -115,16 +115,18 @@ def old_costs(algorithm: str, case: GridPoint) -> Difference:
 def moved_costs(algorithm: str, case: GridPoint) -> Difference:
     """Check that the expected cost of an episode after some policies moved is its true cost, to first order."""
     game_run, batches = first_update(algorithm, case)
-    before = truth.expected(game_run.rules, game_run.uniform, game_run.after)
+    before = truth.expected_returns(game_run.rules, game_run.uniform, game_run.after)
     factor = None
     with ExitStack() as moves:
         for number, learner in enumerate(game_run.learners):
             batch = batches[POLICIES[number]]
             up = truth.gradient(game_run.rules, game_run.tables(), 1, game_run.after)
-            moves.enter_context(learner_access.nudged(game_run, number, game_run.weight_gradient(number, up), 3e-3))
+            moves.enter_context(
+                learner_access.nudge_policy(game_run, number, game_run.weight_gradient(number, up), 3e-3)
+            )
             after = learner_access.joint_factor(learner, batch, factor)
-            changes = learner_access.moved(game_run, number, batch, after, factor)
-            now = truth.expected(game_run.rules, game_run.tables(), game_run.after)
+            changes = learner_access.moved_costs(game_run, number, batch, after, factor)
+            now = truth.expected_returns(game_run.rules, game_run.tables(), game_run.after)
             for signal in range(SIGNALS):
                 true = now[1 + signal] - before[1 + signal]
                 problem = compare(f"the change of J_c by policy {number + 1}", changes[signal], true, 0.03)
@@ -145,13 +147,13 @@ def _once(algorithm: str, case: GridPoint) -> GameRun:
 def multipliers(algorithm: str, case: GridPoint) -> Difference:
     """Check that a multiplier moves by the J_c of the policies as they are when it moves."""
     game_run = _once(algorithm, case)
-    measured = truth.expected(game_run.rules, game_run.uniform, truth.nothing())
-    start = truth.expected(game_run.rules, game_run.uniform, game_run.after)
+    measured = truth.expected_returns(game_run.rules, game_run.uniform, truth.nothing())
+    start = truth.expected_returns(game_run.rules, game_run.uniform, game_run.after)
     order, before = game_run.order_of(0), learner_access.fresh_multipliers(game_run)
     ends, tables = game_run.tables(), list(game_run.uniform)
     sequential = spec_of(algorithm).order == "sequential"
     for number in order:
-        now = truth.expected(game_run.rules, tables, game_run.after) if sequential else start
+        now = truth.expected_returns(game_run.rules, tables, game_run.after) if sequential else start
         for signal, (old, new) in enumerate(
             zip(before[number], learner_access.multipliers(game_run)[number], strict=True)
         ):
@@ -174,9 +176,9 @@ def multiplier_steps(algorithm: str, case: GridPoint) -> Difference:
     members = slice(number * case.agents, (number + 1) * case.agents)
     tables = list(once.uniform)
     tables[members] = once.tables()[members]
-    measured = truth.expected(once.rules, once.uniform, truth.nothing())
-    start = truth.expected(once.rules, once.uniform, once.after)
-    now = truth.expected(once.rules, tables, once.after)
+    measured = truth.expected_returns(once.rules, once.uniform, truth.nothing())
+    start = truth.expected_returns(once.rules, once.uniform, once.after)
+    now = truth.expected_returns(once.rules, tables, once.after)
     for signal in range(SIGNALS):
         old, new = (learner_access.multipliers(game_run)[number][signal] for game_run in (once, twice))
         change = learner_access.implied_cost(old, new) - measured[1 + signal]
@@ -196,7 +198,9 @@ def _shift(what: str, measured: float, true: float) -> Difference:
 def lands_on_budget(algorithm: str, case: GridPoint) -> Difference:
     """Check that a trust-region step from just above a budget ends at the budget, though rewards pull the other way."""
     excess = 6e-4
-    measured = truth.expected(GameRules(case.policies, case.agents, case.ends), _uniform(case), truth.nothing())[1]
+    measured = truth.expected_returns(
+        GameRules(case.policies, case.agents, case.ends), _uniform(case), truth.nothing()
+    )[1]
     game_run = begin(
         algorithm,
         case,
@@ -204,7 +208,7 @@ def lands_on_budget(algorithm: str, case: GridPoint) -> Difference:
         budgets=(measured - excess, UNLIMITED),
         mixed=True,
     )
-    start = truth.expected(game_run.rules, game_run.uniform, game_run.after)[1]
+    start = truth.expected_returns(game_run.rules, game_run.uniform, game_run.after)[1]
     game_run.step()
     ends, tables = game_run.tables(), list(game_run.uniform)
     for number in game_run.order_of(0):
@@ -212,7 +216,7 @@ def lands_on_budget(algorithm: str, case: GridPoint) -> Difference:
         if spec_of(algorithm).order != "sequential":
             tables = list(game_run.uniform)
         tables[members] = ends[members]
-        change = truth.expected(game_run.rules, tables, game_run.after)[1] - start
+        change = truth.expected_returns(game_run.rules, tables, game_run.after)[1] - start
         # A line search that meets the trust region's edge from outside, by rounding, shortens the step once.
         problem = compare(f"the change of J_c by policy {number + 1}'s step", change, -excess, 0.25)
         if problem:

@@ -244,7 +244,7 @@ class GameRun:
         return batch.trajectories
 
     def update(self, batches: dict[str, Trajectories]) -> dict[str, float]:
-        """Update every policy on a batch; returns its metrics."""
+        """Update every policy on a batch and return its metrics."""
         metrics = update_team(self.config, self.team, batches, self.iteration, 0, self.costs)
         self.iteration += 1
         return metrics
@@ -254,7 +254,7 @@ class GameRun:
         self.iteration += 1
 
     def step(self) -> dict[str, float]:
-        """Run one iteration; returns its metrics."""
+        """Run one iteration and return its metrics."""
         return self.update(self.collect())
 
     def order_of(self, iteration: int) -> list[int]:

@@ -39,7 +39,7 @@ def flat_gradient(parameters: Sequence[nn.Parameter]) -> Tensor:
     return torch.cat([local(p.grad).reshape(-1).double() for p in parameters if p.grad is not None])
 
 
-def emptied(batch: Trajectories) -> Trajectories:
+def without_decisions(batch: Trajectories) -> Trajectories:
     """Return the same batch without decisions."""
     return replace(batch, mask=torch.zeros_like(batch.mask))
 
@@ -56,7 +56,7 @@ def movement(learner: Learner, batch: Trajectories) -> float:
 
 
 @contextmanager
-def nudged(game_run: GameRun, number: int, direction: Tensor, size: float) -> Iterator[None]:
+def nudge_policy(game_run: GameRun, number: int, direction: Tensor, size: float) -> Iterator[None]:
     """Move the policy that plays by `size` along a flat direction of its weights, within the block."""
     parameters = list(game_run.learners[number].policy.rollout_model.actor.parameters())
     saved = [parameter.clone() for parameter in parameters]
@@ -76,7 +76,9 @@ def joint_factor(learner: Learner, batch: Trajectories, before: Tensor | None) -
     return change if before is None else before * change
 
 
-def moved(game_run: GameRun, number: int, batch: Trajectories, after: Tensor, before: Tensor | None) -> list[float]:
+def moved_costs(
+    game_run: GameRun, number: int, batch: Trajectories, after: Tensor, before: Tensor | None
+) -> list[float]:
     """Return the changes of an episode's costs that a policy's learner attributes to its update, by signal."""
     stats = game_run.costs[POLICIES[number]]
     changes = game_run.learners[number].moved_costs(stats, batch, after, before).means
@@ -96,7 +98,7 @@ def normalizer_state(learner: Learner) -> Any:
     return copy.deepcopy([state["value_norm"], state["cost_norms"]])
 
 
-def accepted(algorithm: str, hyper: Mapping[str, Any], rolling: bool = False) -> bool:
+def accepts_hyper(algorithm: str, hyper: Mapping[str, Any], rolling: bool = False) -> bool:
     """Return True if a run's config accepts these hyper-parameters with the algorithm."""
     spec = spec_of(algorithm)
     try:
@@ -136,7 +138,7 @@ def choices(key: str) -> tuple[Any, ...]:
 
 
 def aim_reference(learner: Learner) -> list[list[list[float]]]:
-    """Move the reference policy away from the policy; returns its tables by agent, state and action."""
+    """Move the reference policy away from the policy and return its tables by agent, state and action."""
     reference = learner.policy.models.reference
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -95,7 +95,7 @@ def empty_batch(algorithm: str, case: GridPoint) -> Difference:
     game_run.step()
     batches = game_run.collect()
     before = [learner_access.normalizer_state(learner) for learner in game_run.learners]
-    game_run.update({name: learner_access.emptied(batch) for name, batch in batches.items()})
+    game_run.update({name: learner_access.without_decisions(batch) for name, batch in batches.items()})
     after = [learner_access.normalizer_state(learner) for learner in game_run.learners]
     return None if before == after else f"an empty batch moved the normalisers from {before[0]} to {after[0]}"
 
@@ -139,7 +139,7 @@ def uneven_lengths(algorithm: str, case: GridPoint) -> Difference:
     for level in levels:
         for aggregation in {default.aggregation, "token-mean", "seq-mean-token-sum"}:
             hyper = {"aggregation": aggregation, **({} if len(levels) == 1 else {"ratio_level": level})}
-            if not learner_access.accepted(algorithm, hyper):
+            if not learner_access.accepts_hyper(algorithm, hyper):
                 continue
             game_run = begin(algorithm, case, hyper=FIRST | hyper, game={"early": True})
             game_run.step()
@@ -181,7 +181,7 @@ def divergence_penalty(algorithm: str, case: GridPoint) -> Difference:
     """
     for estimator in learner_access.choices("kl_estimator"):
         penalty = {"kl_coef": 1.0, "kl_place": "loss", "kl_estimator": estimator}
-        if not learner_access.accepted(algorithm, penalty):
+        if not learner_access.accepts_hyper(algorithm, penalty):
             continue
         game_run = begin(algorithm, case, rewarded=False, priced=False, hyper=FIRST | penalty)
         reference = learner_access.aim_reference(game_run.learners[0])
@@ -202,17 +202,17 @@ def refusals(algorithm: str, case: GridPoint) -> Difference:
 
     Rows that are stretches of play have no length, which `overlong_buffer` and `overlong_filter` would read.
     """
-    if not learner_access.accepted(algorithm, {}):
+    if not learner_access.accepts_hyper(algorithm, {}):
         return "no config takes the algorithm"
     accepted_keys = [
         key
         for key, value in learner_access.unread(algorithm).items()
-        if learner_access.accepted(algorithm, {key: value})
+        if learner_access.accepts_hyper(algorithm, {key: value})
     ]
     if accepted_keys:
         return f"the config takes keys that the algorithm does not read: {', '.join(accepted_keys)}"
     if not whole_episodes(algorithm):
         for key in ("overlong_buffer", "overlong_filter"):
-            if key in reads(algorithm) and learner_access.accepted(algorithm, {key: 1}, rolling=True):
+            if key in reads(algorithm) and learner_access.accepts_hyper(algorithm, {key: 1}, rolling=True):
                 return f"the config takes {key}, though a row is a stretch of play, which has no length of its own"
     return None

@@ -23,7 +23,7 @@ def nothing() -> After:
     return dict.fromkeys(range(STATES), (0.0,) * KINDS)
 
 
-def ended(rules: GameRules, path: Sequence[GameStep]) -> bool:
+def has_ended(rules: GameRules, path: Sequence[GameStep]) -> bool:
     """Return True if a path ends by the rules, so that nothing follows."""
     last = path[-1]
     return last.moved.over and (rules.ends or last.state == 0)
@@ -45,14 +45,14 @@ def probability(rules: GameRules, tables: Tables, path: Sequence[GameStep]) -> f
 
 def worth(rules: GameRules, path: Sequence[GameStep], after: After) -> Triple:
     """Return the undiscounted sums of reward and costs along a path."""
-    sums = [0.0 if ended(rules, path) else after[path[-1].moved.state][k] for k in range(KINDS)]
+    sums = [0.0 if has_ended(rules, path) else after[path[-1].moved.state][k] for k in range(KINDS)]
     for step in path:
         for k, amount in enumerate((step.moved.reward, *step.moved.costs)):
             sums[k] += amount
     return sums
 
 
-def expected(rules: GameRules, tables: Tables, after: After, max_steps: int = LENGTH) -> Triple:
+def expected_returns(rules: GameRules, tables: Tables, after: After, max_steps: int = LENGTH) -> Triple:
     """Return J and J_c from the start over at most `max_steps` steps."""
     sums = [0.0] * KINDS
     for path in rules.paths(max_steps):
@@ -68,7 +68,7 @@ def values(rules: GameRules, tables: Tables, after: After) -> After:
         sums = [0.0] * KINDS
         for step in rules.steps(state):
             p = probability(rules, tables, [step])
-            over = ended(rules, [step])
+            over = has_ended(rules, [step])
             for k, amount in enumerate((step.moved.reward, *step.moved.costs)):
                 sums[k] += p * (amount + (0.0 if over else values_of[step.moved.state][k]))
         values_of[state] = sums
@@ -88,7 +88,7 @@ def gradient(
     `weight` is the weight that an algorithm gives to a decision of an agent that decided so often on the path. With a
     weight the subtracted J matters, and it is the mean that algorithms subtract.
     """
-    mean = expected(rules, tables, after, max_steps)[kind]
+    mean = expected_returns(rules, tables, after, max_steps)[kind]
     result = [[[0.0, 0.0] for _ in range(STATES)] for _ in range(rules.count)]
     for path in rules.paths(max_steps):
         share = probability(rules, tables, path) * (worth(rules, path, after)[kind] - mean)

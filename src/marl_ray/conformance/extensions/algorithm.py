@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from marl_ray.conformance.algorithm.check import check_algorithm
-from marl_ray.conformance.extensions.base import CheckedProperty, loaded, refuse
+from marl_ray.conformance.extensions.base import CheckedProperty, load_part, refuse
 from marl_ray.extensions import ALGORITHM
 
 
 def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
     """Compare an algorithm's updates with its formulas; it has no settings."""
     refuse("algorithm", settings)
-    loaded(ALGORITHM, name)
+    load_part(ALGORITHM, name)
     return check_algorithm(name)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from marl_ray.errors import MarlRayError, named
+from marl_ray.errors import MarlRayError, describe_error
 from marl_ray.extensions import ExtensionPoint
 
 
@@ -20,12 +20,12 @@ class CheckedProperty(NamedTuple):
         return f"{'ok' if self.failure is None else 'failed':<6}  {self.name}: {self.failure or self.text}"
 
 
-def checked(name: str, text: str, differs: Callable[[], str | None]) -> CheckedProperty:
+def check_property(name: str, text: str, differs: Callable[[], str | None]) -> CheckedProperty:
     """Check a property: `differs` returns what differs, or None. An error of the part is a difference, too."""
     try:
         failure = differs()
     except Exception as error:  # whatever the user's code raises
-        failure = named(error)
+        failure = describe_error(error)
     return CheckedProperty(name, text, failure)
 
 
@@ -35,7 +35,7 @@ def print_property(each: CheckedProperty) -> CheckedProperty:
     return each
 
 
-def loaded(point: ExtensionPoint, name: str) -> Any:
+def load_part(point: ExtensionPoint, name: str) -> Any:
     """Return the object that a name stands for. Raises MarlRayError that begins with the kind."""
     try:
         return point.load(name)

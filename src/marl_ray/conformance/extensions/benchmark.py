@@ -5,7 +5,7 @@ import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from marl_ray.conformance.extensions.base import CheckedProperty, checked, loaded, refuse
+from marl_ray.conformance.extensions.base import CheckedProperty, check_property, load_part, refuse
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import Benchmark, ModelAnswer, Problem, benchmark
 from marl_ray.evaluation.data_files import ANY, load
@@ -21,24 +21,26 @@ MAX_PROBLEMS = 20
 def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
     """Read the problems of `data` (the benchmark's own file when not given) and of `split`, and score some answers."""
     refuse("benchmark", settings, "data", "split")
-    loaded(BENCHMARK, name)
+    load_part(BENCHMARK, name)
     tested, problems = benchmark(name), list[Problem]()
 
     def read() -> str | None:
         problems.extend(load(tested, settings.get("data"), settings.get("split"), ANY).problems)
         return None
 
-    readable = checked("problems", "its file is read, and has problems", read)
+    readable = check_property("problems", "its file is read, and has problems", read)
     yield readable
     if readable.failure is not None:
         return
-    yield checked("names", "every problem has a text, and an id of its own", lambda: _names(problems))
-    yield checked("modes", "problems are judged in the benchmark's modes", lambda: _modes(tested, problems))
-    yield checked("workers", "problems can be sent to other processes", lambda: _pickled(problems))
-    yield checked(
+    yield check_property("names", "every problem has a text, and an id of its own", lambda: _names(problems))
+    yield check_property("modes", "problems are judged in the benchmark's modes", lambda: _modes(tested, problems))
+    yield check_property("workers", "problems can be sent to other processes", lambda: _check_pickling(problems))
+    yield check_property(
         "references", "a reference of every problem passes", lambda: _references(tested, problems[:MAX_PROBLEMS])
     )
-    yield checked("empty answers", "an empty answer does not pass", lambda: _empty(tested, problems[:MAX_PROBLEMS]))
+    yield check_property(
+        "empty answers", "an empty answer does not pass", lambda: _empty(tested, problems[:MAX_PROBLEMS])
+    )
 
 
 def _names(problems: Sequence[Problem]) -> str | None:
@@ -61,7 +63,7 @@ def _modes(tested: Benchmark, problems: Sequence[Problem]) -> str | None:
     return None
 
 
-def _pickled(problems: Sequence[Problem]) -> str | None:
+def _check_pickling(problems: Sequence[Problem]) -> str | None:
     copies = pickle.loads(pickle.dumps(tuple(problems)))  # noqa: S301  made here
     return None if copies == tuple(problems) else "pickled problems differ"
 
@@ -74,17 +76,17 @@ def _references(tested: Benchmark, problems: Sequence[Problem]) -> str | None:
             for problem in open_problems
             if number < len(problem.references)
         ]
-        passed = _passed(tested, samples)
+        passed = _passed_ids(tested, samples)
         open_problems = [problem for problem in open_problems if problem.task_id not in passed]
     return f"no reference of {open_problems[0].task_id!r} passes" if open_problems else None
 
 
 def _empty(tested: Benchmark, problems: Sequence[Problem]) -> str | None:
-    passed = _passed(tested, [Sample(problem, 0, ModelAnswer("solution", "")) for problem in problems])
+    passed = _passed_ids(tested, [Sample(problem, 0, ModelAnswer("solution", "")) for problem in problems])
     return f"an empty answer to {min(passed)!r} passes" if passed else None
 
 
-def _passed(tested: Benchmark, samples: Sequence[Sample]) -> set[str]:
+def _passed_ids(tested: Benchmark, samples: Sequence[Sample]) -> set[str]:
     """Return the ids of the problems whose sample passes in every mode."""
     jobs = [ScoringJob("sample", sample, tested.modes, tested.timeout_s) for sample in samples]
     workers = len(os.sched_getaffinity(0))

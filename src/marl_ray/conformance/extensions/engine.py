@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
-from marl_ray.conformance.extensions.base import CheckedProperty, checked, loaded, refuse
+from marl_ray.conformance.extensions.base import CheckedProperty, check_property, load_part, refuse
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import ENGINE
 from marl_ray.policies.engines.base import Completion, Engine, Prompt
@@ -23,7 +23,7 @@ PROMPTS = [Prompt(tuple(range(40, 41 + 5 * (number // 2))), stream=number) for n
 def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
     """Sample from a model with random weights; an engine has no settings."""
     refuse("engine", settings)
-    loaded(ENGINE, name)
+    load_part(ENGINE, name)
     torch.set_num_threads(1)
     generation = GenerationConfig(max_tokens=8, temperature=0.7, engine=name)
     policy = build_token_policy(ModelConfig(preset="tiny-0.2m", context=64), generation, SEED)
@@ -32,7 +32,7 @@ def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
         for parameter in policy.lm.parameters():  # distributions that are not flat
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
     engines: list[Engine] = []
-    made = checked("making", "it is made from a policy", lambda: engines.append(make_engine(policy)))
+    made = check_property("making", "it is made from a policy", lambda: engines.append(make_engine(policy)))
     yield made
     if made.failure is not None:
         return
@@ -52,22 +52,22 @@ def _sampling(engine: Engine, policy: TokenPolicy) -> Iterator[CheckedProperty]:
         responses.extend(engine.generate(PROMPTS, SEED))
         return _lengths(responses, policy)
 
-    sampled = checked("responses", "a response to every prompt, which ends where it must", sample)
+    sampled = check_property("responses", "a response to every prompt, which ends where it must", sample)
     yield sampled
     if sampled.failure is not None:
         return
-    yield checked(
+    yield check_property(
         "log-probabilities", "they are those of the policy at its temperature", lambda: _differs(policy, responses)
     )
-    yield checked(
+    yield check_property(
         "streams",
         "a response depends on its prompt, its stream and the seed, not on the others of its batch",
         lambda: _alone(engine, responses),
     )
-    yield checked("tokens", "`stream` gives the tokens of `generate`", lambda: _streamed(engine, responses))
-    yield checked("prompts", "an empty or too long prompt is refused", lambda: _refusals(engine))
-    yield checked(
-        "weights", "after `update_weights` it samples from the new weights", lambda: _refreshed(engine, policy)
+    yield check_property("tokens", "`stream` gives the tokens of `generate`", lambda: _check_stream(engine, responses))
+    yield check_property("prompts", "an empty or too long prompt is refused", lambda: _refusals(engine))
+    yield check_property(
+        "weights", "after `update_weights` it samples from the new weights", lambda: _check_new_weights(engine, policy)
     )
 
 
@@ -112,7 +112,7 @@ def _alone(engine: Engine, responses: Sequence[Completion]) -> str | None:
     return None
 
 
-def _streamed(engine: Engine, responses: Sequence[Completion]) -> str | None:
+def _check_stream(engine: Engine, responses: Sequence[Completion]) -> str | None:
     tokens = list(engine.stream(PROMPTS[0], SEED))
     if [token.id for token in tokens] != responses[0].ids:
         return f"got {[token.id for token in tokens]}, expected {responses[0].ids}"
@@ -130,7 +130,7 @@ def _refusals(engine: Engine) -> str | None:
     return None
 
 
-def _refreshed(engine: Engine, policy: TokenPolicy) -> str | None:
+def _check_new_weights(engine: Engine, policy: TokenPolicy) -> str | None:
     with torch.no_grad():
         for parameter in policy.lm.parameters():
             parameter.mul_(0.5)

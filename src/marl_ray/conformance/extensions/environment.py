@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from marl_ray.config.run.sections import EnvConfig
-from marl_ray.conformance.extensions.base import CheckedProperty, checked
+from marl_ray.conformance.extensions.base import CheckedProperty, check_property
 from marl_ray.envs.batch import BatchStep, EnvBatch
 from marl_ray.envs.env_copies import EnvLoop, make_batch
 from marl_ray.envs.registry import is_text, make_env, sample_action
@@ -37,8 +37,8 @@ def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
     config = EnvConfig(id=name, kwargs=dict(settings))
     env = make_env(config)
     yield from _standing(env)
-    yield from _played(env, config, EPISODES, MAX_STEPS)
-    yield _closed(env)
+    yield from _check_episodes(env, config, EPISODES, MAX_STEPS)
+    yield _check_close(env)
 
 
 def first_fault(config: EnvConfig) -> CheckedProperty | None:
@@ -47,19 +47,19 @@ def first_fault(config: EnvConfig) -> CheckedProperty | None:
     An environment of texts is not played, because its rewards may cost money.
     """
     env = make_env(config)
-    properties = _standing(env) if is_text(env) else chain(_standing(env), _played(env, config, 1, FEW_STEPS))
+    properties = _standing(env) if is_text(env) else chain(_standing(env), _check_episodes(env, config, 1, FEW_STEPS))
     fault = next((each for each in properties if each.failure is not None), None)
-    closed = _closed(env)  # after a fault, too
+    closed = _check_close(env)  # after a fault, too
     return closed if fault is None and closed.failure is not None else fault
 
 
 def _standing(env: Any) -> Iterator[CheckedProperty]:
     """Yield the properties that need no step."""
-    yield checked("agents", "possible_agents lists every agent once", lambda: _agents(env))
-    yield checked("spaces", "an agent's spaces stay the same, and policies support them", lambda: _spaces(env))
+    yield check_property("agents", "possible_agents lists every agent once", lambda: _agents(env))
+    yield check_property("spaces", "an agent's spaces stay the same, and policies support them", lambda: _spaces(env))
 
 
-def _played(env: Any, config: EnvConfig, count: int, max_steps: int) -> Iterator[CheckedProperty]:
+def _check_episodes(env: Any, config: EnvConfig, count: int, max_steps: int) -> Iterator[CheckedProperty]:
     """Yield the properties of `count` episodes of at most `max_steps` steps."""
     episodes: list[list[SeenStep]] = []
 
@@ -70,14 +70,14 @@ def _played(env: Any, config: EnvConfig, count: int, max_steps: int) -> Iterator
                 return f"an episode of drawn actions is not over after {MAX_STEPS} steps"
         return None
 
-    played = checked("episodes", "a reset begins an episode, steps end it, and another may begin", play)
+    played = check_property("episodes", "a reset begins an episode, steps end it, and another may begin", play)
     yield played
     if played.failure is not None:
         return
     steps = [step for episode in episodes for step in episode]
-    yield checked("observations", "every observation is in its agent's space", lambda: _observations(env, steps))
-    yield checked("rewards", "every reward and cost is a finite number", lambda: _numbers(steps))
-    yield checked(
+    yield check_property("observations", "every observation is in its agent's space", lambda: _observations(env, steps))
+    yield check_property("rewards", "every reward and cost is a finite number", lambda: _numbers(steps))
+    yield check_property(
         "seeds",
         "another copy with the same seed and actions gives the same",
         lambda: _seeds(config, episodes[0], max_steps),
@@ -86,18 +86,18 @@ def _played(env: Any, config: EnvConfig, count: int, max_steps: int) -> Iterator
         signals = max(
             [np.size(info["cost"]) for step in steps for info in step.infos.values() if "cost" in info] or [1]
         )
-        yield checked(
+        yield check_property(
             "batch",
             "its batch gives what reset and step give",
             lambda: _batch(config, list(env.possible_agents), signals, min(max_steps, BATCH_STEPS)),
         )
 
 
-def _closed(env: Any) -> CheckedProperty:
+def _check_close(env: Any) -> CheckedProperty:
     def close() -> None:
         env.close()
 
-    return checked("close", "an environment that is no longer needed closes", close)
+    return check_property("close", "an environment that is no longer needed closes", close)
 
 
 def _agents(env: Any) -> str | None:
@@ -124,7 +124,7 @@ def _spaces(env: Any) -> str | None:
 
 
 def _episode(env: Any, seed: int, max_steps: int) -> list[SeenStep]:
-    """Play an episode of drawn actions, or its first `max_steps` steps; returns its steps, the reset first."""
+    """Play an episode of drawn actions, or its first `max_steps` steps, and return its steps, the reset first."""
     # Asked for once: an environment may make a new space, without a seed, at every call.
     spaces = {agent: env.action_space(agent) for agent in env.possible_agents}
     for space in spaces.values():
@@ -239,7 +239,7 @@ def _difference(tested: EnvBatch, loop: EnvLoop, max_steps: int) -> str | None:
                 batch.observe(seen, np.flatnonzero(batch.alive.any(1)).tolist())
             actions = _drawn_actions(loop, rng)
             pairs = {"observations": rows, "agents": [[batch.alive.copy()] for batch in batches]}
-            pairs["action masks"] = [_copied(batch.action_masks) for batch in batches]
+            pairs["action masks"] = [_copy_masks(batch.action_masks) for batch in batches]
             steps = [batch.step(actions) for batch in batches]
             for k, name in enumerate(BatchStep._fields):
                 pairs[name] = [[made[k]] for made in steps]
@@ -263,7 +263,7 @@ def _drawn_actions(loop: EnvLoop, rng: np.random.Generator) -> list[np.ndarray]:
     return actions
 
 
-def _copied(masks: Sequence[np.ndarray | None]) -> list[np.ndarray]:
+def _copy_masks(masks: Sequence[np.ndarray | None]) -> list[np.ndarray]:
     return [np.zeros(0) if mask is None else mask.copy() for mask in masks]
 
 

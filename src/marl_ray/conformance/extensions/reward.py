@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from marl_ray.conformance.extensions.base import CheckedProperty, checked
+from marl_ray.conformance.extensions.base import CheckedProperty, check_property
 from marl_ray.envs.text.tasks import MathTask, StaticProgramTask
 from marl_ray.rewards.code import CallTest, CodeTask
 from marl_ray.rewards.reward_protocol import NamedReward, make_reward
@@ -48,14 +48,16 @@ def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
         paid.extend(_paid(reward, task, answers))
         return None
 
-    numeric = checked("numbers", "it pays every answer a finite number", numbers)
+    numeric = check_property("numbers", "it pays every answer a finite number", numbers)
     yield numeric
     if numeric.failure is None:
-        yield checked("differs", "it does not pay all answers the same", lambda: _differs(paid))
-        yield checked(
+        yield check_property("differs", "it does not pay all answers the same", lambda: _differs(paid))
+        yield check_property(
             "repeats", "it pays the same answer the same again", lambda: _repeats(reward, task, answers, paid)
         )
-        yield checked("threads", "it pays the same from several threads", lambda: _threads(reward, task, answers, paid))
+        yield check_property(
+            "threads", "it pays the same from several threads", lambda: _threads(reward, task, answers, paid)
+        )
 
 
 def _paid(reward: NamedReward, task: Any, answers: Sequence[str]) -> list[float]:

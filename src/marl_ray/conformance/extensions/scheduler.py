@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
-from marl_ray.conformance.extensions.base import CheckedProperty, checked, loaded
+from marl_ray.conformance.extensions.base import CheckedProperty, check_property, load_part
 from marl_ray.extensions import SCHEDULER
 from marl_ray.tuning.records import SweepRecords, TrialRecord, identity_of
 from marl_ray.tuning.search.plan import Pause, SweepPlan
@@ -23,16 +23,20 @@ MAX_LEGS = 1000
 
 def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
     """Run made-up sweeps; `settings` are the scheduler's keys."""
-    loaded(SCHEDULER, name)
+    load_part(SCHEDULER, name)
     config = _config({"kind": name, **settings})
-    yield checked("settings", "unknown settings are refused by name", lambda: _refusal(name, settings))
-    stops = checked("stops", "decision points rise and lie before the end of training", lambda: _stops(config))
+    yield check_property("settings", "unknown settings are refused by name", lambda: _refusal(name, settings))
+    stops = check_property("stops", "decision points rise and lie before the end of training", lambda: _stops(config))
     yield stops
     if stops.failure is not None:
         return
-    yield checked("verdicts", "verdicts are about waiting trials, and exploits have donors", lambda: _verdicts(config))
-    yield checked("end", "every trial ends, with one, two or all of them at a time", lambda: _ends(config))
-    yield checked("memory", "a sweep that is continued decides as one that was never stopped", lambda: _memory(config))
+    yield check_property(
+        "verdicts", "verdicts are about waiting trials, and exploits have donors", lambda: _verdicts(config)
+    )
+    yield check_property("end", "every trial ends, with one, two or all of them at a time", lambda: _ends(config))
+    yield check_property(
+        "memory", "a sweep that is continued decides as one that was never stopped", lambda: _memory(config)
+    )
 
 
 def _config(scheduler: Mapping[str, Any]) -> SweepConfig:

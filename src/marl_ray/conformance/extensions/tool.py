@@ -8,7 +8,7 @@ from typing import Any
 from marl_ray.agents.errors import ToolArgumentsError, ToolError, ToolTimeoutError
 from marl_ray.agents.react_format import signature
 from marl_ray.agents.tools import Tool, make_tool
-from marl_ray.conformance.extensions.base import CheckedProperty, checked
+from marl_ray.conformance.extensions.base import CheckedProperty, check_property
 from marl_ray.errors import one_line
 
 DEADLINE_S = 20.0
@@ -34,13 +34,19 @@ def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
         results.extend(_result(tool, arguments) for arguments in calls)
         return None
 
-    yield checked("description", f"agents read {signature(tool)}: {tool.description}", lambda: _description(tool))
-    called = checked("calls", "a call that fits returns a text or raises ToolError, in time", answers)
+    yield check_property(
+        "description", f"agents read {signature(tool)}: {tool.description}", lambda: _description(tool)
+    )
+    called = check_property("calls", "a call that fits returns a text or raises ToolError, in time", answers)
     yield called
-    yield checked("arguments", "a call with an unknown argument is refused", lambda: _unknown(tool, calls[0]))
+    yield check_property("arguments", "a call with an unknown argument is refused", lambda: _unknown(tool, calls[0]))
     if called.failure is None:
-        yield checked("repeats", "the same call gives the same text again", lambda: _repeats(tool, calls, results))
-        yield checked("threads", "it gives the same text to several threads", lambda: _threads(tool, calls, results))
+        yield check_property(
+            "repeats", "the same call gives the same text again", lambda: _repeats(tool, calls, results)
+        )
+        yield check_property(
+            "threads", "it gives the same text to several threads", lambda: _threads(tool, calls, results)
+        )
 
 
 def _result(tool: Tool, arguments: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from marl_ray.config import RunConfig, parse_config
-from marl_ray.conformance.extensions.base import CheckedProperty, checked, loaded, refuse
+from marl_ray.conformance.extensions.base import CheckedProperty, check_property, load_part, refuse
 from marl_ray.extensions import TRACKER
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.tracking.sinks import check_sinks, open_sinks
@@ -23,19 +23,21 @@ ROWS = [
 def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
     """Log rows of a made-up run into a folder that is deleted again; a tracker has no settings."""
     refuse("tracker", settings)
-    loaded(TRACKER, name)
+    load_part(TRACKER, name)
     with temporary_folder("check") as folder:
         data = {"name": "check", "env": {"id": "budget_dag"}, "storage": str(folder), "tracking": {"also": [name]}}
         config = parse_config(RunConfig, data, source="check tracker")
-        ready = checked("check", "it can work here", lambda: check_sinks(config))
+        ready = check_property("check", "it can work here", lambda: check_sinks(config))
         yield ready
         if ready.failure is not None:
             return
-        yield checked("rows", "it takes rows, values that are not finite among them", lambda: _log(config, name, ROWS))
-        yield checked(
+        yield check_property(
+            "rows", "it takes rows, values that are not finite among them", lambda: _log(config, name, ROWS)
+        )
+        yield check_property(
             "resume", "a run that continues repeats steps and is the same run", lambda: _log(config, name, ROWS[50:])
         )
-        yield checked("failure", "a run that fails closes it", lambda: _log(config, name, [], "FAILED"))
+        yield check_property("failure", "a run that fails closes it", lambda: _log(config, name, [], "FAILED"))
 
 
 def _log(config: RunConfig, name: str, rows: list[dict[str, float]], status: str = "FINISHED") -> str | None:

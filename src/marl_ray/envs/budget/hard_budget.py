@@ -64,7 +64,7 @@ class HardBudget(BaseParallelWrapper[str, Any, Any]):  # type: ignore[misc]  # P
         return self._wider[agent]
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], Any]:
-        """Begin an episode with nothing spent; raises MarlRayError if no agent reports `next_costs`."""
+        """Begin an episode with nothing spent. Raises MarlRayError if no agent reports `next_costs`."""
         observations, infos = self.env.reset(seed=seed, options=options)
         if not any("next_costs" in infos[agent] for agent in self.env.agents):
             raise MarlRayError("constraints: hard_limit needs an environment that reports infos[agent]['next_costs']")

@@ -206,7 +206,7 @@ def play(
 
 @numba.njit(cache=True, nogil=True)
 def write(values: np.ndarray, i: int, row: np.ndarray, at: int) -> int:
-    """Write the two numbers of entity `i` to the places of a row from `at` on; returns the place after them.
+    """Write the two numbers of entity `i` to the places of a row from `at` on, and return the place after them.
 
     `values` are (entities, 2). As slices they would take ten times as long.
     """
@@ -216,7 +216,7 @@ def write(values: np.ndarray, i: int, row: np.ndarray, at: int) -> int:
 
 @numba.njit(cache=True, nogil=True)
 def write_seen(places: np.ndarray, i: int, j: int, row: np.ndarray, at: int) -> int:
-    """Write where entity `j` is, seen from agent `i`, to a row from `at` on; returns the place after it."""
+    """Write where entity `j` is, seen from agent `i`, to a row from `at` on, and return the place after it."""
     row[at], row[at + 1] = places[j, 0] - places[i, 0], places[j, 1] - places[i, 1]
     return at + 2
 

@@ -132,7 +132,7 @@ class React(TextEnv):
         return demonstrations
 
     def _respond(self, text: str, calls: int) -> tuple[str, CallResult]:
-        """Run the call in a response after `calls` earlier ones; returns the text for later prompts, and the result."""
+        """Run the call in a response after `calls` earlier ones and return the text for later prompts, and the result."""
         call = parse(text)
         tool = find(self.tools, call.tool)
         if self.max_calls is not None and calls >= self.max_calls and tool is not None and not tool.ends:

@@ -111,7 +111,7 @@ def read_math(path: str) -> tuple[MathTask, ...]:
 
 @lru_cache(maxsize=8)
 def read_code(path: str) -> tuple[ProgramTask, ...]:
-    """Read the programming tasks of a file, once per process; raises MarlRayError as `read_math` does."""
+    """Read the programming tasks of a file, once per process. Raises MarlRayError as `read_math` does."""
 
     def make(task_id: str, record: CodeRecord, where: str) -> ProgramTask:
         return StaticProgramTask(task_id, record.prompt, code_task(record, where), record.level)

@@ -232,7 +232,7 @@ class BrowserEnv(TextEnv):
         raise AssertionError("the loop returns or raises")
 
     def _attempt(self, session: BrowserSession, work: Any, name: str, steps: int = 1) -> str:
-        """Do it; returns the sentence why it could not be done, else an empty one. Raises PageError."""
+        """Do it and return the sentence why it could not be done, else an empty one. Raises PageError."""
         try:
             session.call(work, name, steps)
         except ActionError as error:

@@ -91,7 +91,7 @@ def _gate(value: PolicyValue, units: int, floor: float, min_effective: float) ->
 
 
 def logged_for(bundle: Bundle, path: str) -> LoggedUnits:
-    """Read exported decisions in the form that the bundle's policies take; raises MarlRayError if they do not fit."""
+    """Read exported decisions in the form that the bundle's policies take. Raises MarlRayError if they do not fit."""
     policies = {name: (policy.observation_space, policy.action_space) for name, policy in bundle.policies.items()}
     return read_logged(path, bundle.agents, policies)
 

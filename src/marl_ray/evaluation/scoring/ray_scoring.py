@@ -105,7 +105,7 @@ def score_batches(nodes: Nodes, jobs: Sequence[ScoringJob]) -> Iterator[list[Res
 
 
 def _start(workers: int | None, packages: frozenset[str], min_level: Level) -> Nodes:
-    """Start an actor on every node that has CPUs; returns each with its number of runs at a time."""
+    """Start an actor on every node that has CPUs, and return each with its number of runs at a time."""
     import ray
     from ray.exceptions import GetTimeoutError, RayActorError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

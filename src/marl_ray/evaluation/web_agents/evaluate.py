@@ -24,7 +24,7 @@ from marl_ray.evaluation.web_agents.reporting import web_markdown, web_report
 from marl_ray.evaluation.web_agents.scripted import ExpertAgent, RandomAgent
 from marl_ray.evaluation.web_agents.trained import ElementAgent, LanguageAgent
 from marl_ray.evaluation.writing.authors import SamplingOverrides, authors_of
-from marl_ray.extensions import imported, make_from_options
+from marl_ray.extensions import import_reference, make_from_options
 from marl_ray.policies.bundles.actor_critic import Bundle, load_bundle
 
 EXPERT, RANDOM = "expert", "random"
@@ -62,7 +62,7 @@ class WebRequest:
 def evaluate_web(
     benchmark: WebBenchmark, request: WebRequest, progress: Callable[[str, int, int], None] = lambda *_: None
 ) -> tuple[dict[str, Any], Path]:
-    """Play what is not played yet, then write the report; returns it and its folder.
+    """Play what is not played yet, write the report, and return it and its folder.
 
     However this ends, all finished episodes stay in the folder, and the same call continues from there.
     Raises FieldError naming the option, or MarlRayError.
@@ -127,7 +127,7 @@ def make_agent(request: WebRequest) -> WebAgent:
 
 def _own_agent(reference: str) -> WebAgent:
     try:
-        agent: WebAgent = make_from_options(reference, imported(reference), {})
+        agent: WebAgent = make_from_options(reference, import_reference(reference), {})
     except MarlRayError as error:
         raise FieldError("policy", str(error)) from error
     missing = [name for name in ("manifest", "act") if not callable(getattr(agent, name, None))]

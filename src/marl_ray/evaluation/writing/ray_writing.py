@@ -125,7 +125,7 @@ class _OnRay:
 
 
 def _got(reference: Any) -> Any:
-    """Return the value of a finished remote call; raises the MarlRayError that the call raised."""
+    """Return the value of a finished remote call. Raises the MarlRayError that the call raised."""
     import ray
     from ray.exceptions import RayTaskError
 

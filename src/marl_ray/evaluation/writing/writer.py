@@ -121,7 +121,7 @@ class Writer:
         yield from (self.rows(jobs[begin : begin + size]) for begin in range(0, len(jobs), size))
 
     def rows(self, jobs: Sequence[Job]) -> list[Row]:
-        """Write the samples of some jobs in waves of one turn each; returns them in the order of the jobs."""
+        """Write the samples of some jobs in waves of one turn each and return them in the order of the jobs."""
         talks = [Conversation(problem, sample, self.turns(problem)) for problem, sample in jobs]
         _go_on(talks)
         while waiting := [talk for talk in talks if talk.agent is not None]:

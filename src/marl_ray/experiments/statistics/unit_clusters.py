@@ -39,7 +39,7 @@ def summary_of(means: list[float]) -> Summary:
 
 
 def stratified(strata: Iterable[tuple[Summary, Summary]]) -> tuple[Summary, Summary]:
-    """Compare treatment and control within strata only; returns one pair of summaries that every test takes.
+    """Compare treatment and control within strata only and return one pair of summaries that every test takes.
 
     Outcomes drift, and when the treatments' share is raised, more of the treatment's units than of the control's are late:
     pooled means then differ although no stratum's do. Strata (epochs) weigh w = n_t n_c / (n_t + n_c), which is best

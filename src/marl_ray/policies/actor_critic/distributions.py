@@ -171,7 +171,7 @@ class Gaussian:
 
 
 def distribution_of(space: spaces.Space[Any]) -> Distribution:
-    """Return the distribution of an action space; raises MarlRayError if there is none."""
+    """Return the distribution of an action space. Raises MarlRayError if there is none."""
     match space:
         case spaces.Discrete():
             return Categorical((int(space.n),), (), int(space.start))

@@ -126,7 +126,7 @@ class Bundle(BaseBundle):
         return bounds
 
     def check(self, agent: str, observation: Any) -> np.ndarray:
-        """Convert one observation of a request to an array; raises FieldError naming what the agent expects."""
+        """Convert one observation of a request to an array. Raises FieldError naming what the agent expects."""
         categories = self._categories.get(agent)
         if categories is not None and isinstance(observation, list):
             # This is the usual case: `bytes` checks in one call that all entries are small integers. An array of the
@@ -179,7 +179,7 @@ class Bundle(BaseBundle):
         return array
 
     def check_mask(self, agent: str, mask: Any) -> np.ndarray:
-        """Convert one action mask of a request to a bool array; raises FieldError naming what the agent expects."""
+        """Convert one action mask of a request to a bool array. Raises FieldError naming what the agent expects."""
         space, field = self.policies[self.agents[agent]].action_space, f"action_masks.{agent}"
         if not isinstance(space, spaces.Discrete):
             raise FieldError(field, "expected none, the agent's actions are not Discrete")
@@ -285,7 +285,7 @@ def load_bundle(
 
 
 def load_actor_critics(reference: str | Path, tracking_uri: str | None = None) -> Bundle:
-    """Load a bundle of actor-critics; raises MarlRayError if it is one of language models."""
+    """Load a bundle of actor-critics. Raises MarlRayError if it is one of language models."""
     bundle = load_bundle(reference, tracking_uri)
     if not isinstance(bundle, Bundle):
         raise MarlRayError(f"bundle {str(reference)!r} holds language models, expected actor-critics")

@@ -12,7 +12,7 @@ from torch import Tensor
 from marl_ray.config.run.engines import engine_spec
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.extensions import imported
+from marl_ray.extensions import import_reference
 from marl_ray.policies.engines.base import Completion, Prompt
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class WeightGroup(Protocol):
         """Return the `update` by which a host takes tensors of these names, shapes and types."""
 
     def send(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Send tensors to the engines, which must be taking them; returns before the tensors have arrived."""
+        """Send tensors to the engines, which must be taking them, and return before the tensors have arrived."""
 
 
 class EngineHost(Protocol):
@@ -116,7 +116,7 @@ class EngineHost(Protocol):
         """Join the NCCL group through which weights will come (see `WeightGroup.member`)."""
 
     def receive_weights(self, version: int, update: dict[str, Any]) -> None:
-        """Receive the weights of `version` from the group (see `WeightGroup.update`); raises the errors of `load`."""
+        """Receive the weights of `version` from the group (see `WeightGroup.update`). Raises the errors of `load`."""
 
     def generate(
         self, version: int, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig
@@ -138,5 +138,5 @@ def engine_host(engine: str) -> type[EngineHost]:
     host = engine_spec(engine).host
     if host is None:
         raise MarlRayError(f"generation.engine={engine} cannot run in actors")
-    host_class: type[EngineHost] = imported(host)
+    host_class: type[EngineHost] = import_reference(host)
     return host_class

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from marl_ray.config.run.engines import engine_spec
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.extensions import imported
+from marl_ray.extensions import import_reference
 from marl_ray.policies.engines.base import Prompt, Token
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class RowDecoder(Protocol):
         """Return the number of rows."""
 
     def add(self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig) -> list[int]:
-        """Begin responses to `prompts`; returns a handle per prompt."""
+        """Begin responses to `prompts` and return a handle per prompt."""
 
     def step(self, not_finite: list[int] | None = None) -> list[Token]:
         """Return the next token of every row. Rows that end with it are removed.
@@ -68,5 +68,5 @@ def served_engine(engine: str) -> type[ServedEngine]:
     server = engine_spec(engine).server
     if server is None:
         raise MarlRayError(f"engine={engine} does not serve")
-    server_class: type[ServedEngine] = imported(server)
+    server_class: type[ServedEngine] = import_reference(server)
     return server_class

@@ -48,7 +48,7 @@ def known_base(folder: Path) -> str | None:
 
 @torch.no_grad()
 def unmerge_adapter(lm: PreTrainedModel, folder: Path) -> LoraConfig:
-    """Take an adapter out of the weights that it is merged into, and put it beside them; returns what it is made as.
+    """Take an adapter out of the weights that it is merged into, put it beside them, and return what it is made as.
 
     The sum stays what it was; the base model's weights are right to one rounding in the type in which both were written.
     Raises MarlRayError if the adapter does not fit the model.

@@ -54,7 +54,7 @@ class Layout(NamedTuple):
 
 
 def pack(prompts: Tensor, responses: Tensor, mask: Tensor, parts: int = 1) -> tuple[Packed, Tensor, Tensor, Tensor]:
-    """Pack sequences; returns them, the place in S where each decision is predicted, and the decision's row and step.
+    """Pack sequences and return them, the place in S where each decision is predicted, and the decision's row and step.
 
     The place, row and step are (N,) each. `prompts` (R, P) are on the right with -1 before them, none empty;
     `responses` and `mask` are (R, T), with a decision. S can be divided into `parts` of equal lengths.

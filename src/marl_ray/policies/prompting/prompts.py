@@ -303,7 +303,7 @@ def _frame(tokenizer: Any) -> tuple[bool | None, set[int]]:
 
 
 def _rendered(tokenizer: Any, messages: Sequence[Message], parts: bool, **settings: Any) -> str:
-    """Render as `_render` does; returns an empty text if the template refuses."""
+    """Render as `_render` does, or return an empty text if the template refuses."""
     try:
         return _render(tokenizer, messages, parts, **settings)
     except MarlRayError:  # many templates do not know the role `system`

@@ -279,7 +279,7 @@ def _key(variable: str) -> str:
 
 
 def _seconds_until(deadline: float) -> float:
-    """Return the seconds until the deadline; raises httpx.ReadTimeout if it has passed."""
+    """Return the seconds until the deadline. Raises httpx.ReadTimeout if it has passed."""
     remaining = deadline - time.monotonic()
     if remaining <= 0:
         raise httpx.ReadTimeout("no response in time")

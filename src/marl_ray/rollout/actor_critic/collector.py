@@ -348,7 +348,7 @@ def act(
     alive: np.ndarray,
     greedy: np.ndarray,
 ) -> np.ndarray:
-    """Run one forward pass of one policy; returns its actions (copies, agents, *shape) as the environment takes them."""
+    """Run one forward pass of one policy and return its actions (copies, agents, *shape) as the environment takes them."""
     distribution = player.model.distribution
     copies, agents = buffer.rows.shape[1:3]
     if player.actor is not None and isinstance(distribution, Categorical):

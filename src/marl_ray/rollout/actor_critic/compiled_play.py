@@ -192,7 +192,7 @@ def play_until_end(
     steps: int,
     cut: bool,
 ) -> int:
-    """Play from step `start` until an agent is cut or cannot act, or a copy's episode ends; returns that step.
+    """Play from step `start` until an agent is cut or cannot act, or a copy's episode ends, and return that step.
 
     Otherwise it is the last one, `steps` - 1, at which with `cut` everybody is cut.
     """
@@ -266,7 +266,7 @@ class CompiledPlay:
         self.loop = _entry(envs, self.functions, self.world, self.parts)
 
     def play(self, t: int) -> int:
-        """Play from step `t` until something ends; returns the last step.
+        """Play from step `t` until something ends, and return the last step.
 
         Raises MarlRayError if an agent is left without a possible action.
         """

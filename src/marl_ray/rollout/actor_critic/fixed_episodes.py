@@ -75,7 +75,7 @@ class EvaluationCopies:
         self.envs.close()
 
     def play(self, players: Mapping[str, Player], starts: Sequence[FixedStart]) -> list[WholeEpisode]:
-        """Play one episode from each start; returns them in the order of the starts."""
+        """Play one episode from each start and return them in the order of the starts."""
         episodes: list[WholeEpisode] = []
         for first in range(0, len(starts), self.copies):
             wave = list(starts[first : first + self.copies])

@@ -299,7 +299,7 @@ def _costs(rows: _Rows, lengths: np.ndarray) -> np.ndarray:
 
 
 def _trajectories(parts: Sequence[_Part]) -> tuple[Trajectories, Tensor]:
-    """Join the rows of one policy from all files, in order and padded; returns them and their lengths."""
+    """Join the rows of one policy from all files, in order and padded, and return them and their lengths."""
     columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
     lengths = np.concatenate([part.lengths for part in parts])
     order = np.lexsort((columns["turn"], columns["agent"], columns["episode"]))

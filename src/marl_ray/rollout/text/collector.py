@@ -275,7 +275,7 @@ class TextCollector:
             copy.turns.append(EpisodeTurn(*fields, shortened=shortened))
 
     def side_by_side(self, copies: Sequence[TextCopy], call: Callable[[TextCopy], None]) -> None:
-        """Call a method of all copies in threads; raises MarlRayError that names the copy that took too long."""
+        """Call a method of all copies in threads. Raises MarlRayError that names the copy that took too long."""
         calls = [(lambda copy=copy: call(copy)) for copy in copies]
         try:
             side_by_side(calls, MAX_THREADS, self.deadline)

@@ -6,7 +6,7 @@ from typing import Any
 from pettingzoo import AECEnv
 
 from marl_ray.errors import MarlRayError
-from marl_ray.extensions import imported
+from marl_ray.extensions import import_reference
 
 Chooser = Callable[[int, Mapping[int, float], int], int]
 """A function (position, solved, tasks) -> index in [0, tasks) of the task to play. `position` counts the groups of the
@@ -92,7 +92,7 @@ def _imported(name: str) -> Chooser:
     if ":" not in name:
         raise MarlRayError(f"train.curriculum={name}: expected easiest_first or package.module:callable")
     try:
-        chooser = imported(name)
+        chooser = import_reference(name)
     except MarlRayError as error:
         raise MarlRayError(f"train.curriculum: {error}") from error
     if not callable(chooser):

@@ -71,7 +71,7 @@ class Process:
             )
 
     def hello(self) -> dict[str, Any]:
-        """Return the process's first message; raises MarlRayError if it cannot start."""
+        """Return the process's first message. Raises MarlRayError if it cannot start."""
         try:
             return dict(json.loads(self.receive(time.monotonic() + START_S)))
         except ProcessDiedError:
@@ -260,7 +260,7 @@ class Worker:
 
     @staticmethod
     def _read(fd: int, buffer: bytearray, max_bytes: int, todo: set[int]) -> bool:
-        """Read once; returns False, and reads nothing more from this pipe, if it holds more than it may."""
+        """Read once and return True; return False, and read no more from this pipe, if it holds more than it may."""
         chunk = os.read(fd, 1 << 16)
         if not chunk:
             todo.discard(fd)

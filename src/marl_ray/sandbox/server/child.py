@@ -106,7 +106,7 @@ class ProgramJob:
 
 
 def prepare(message: bytes, fds: list[int], confinement: Confinement) -> ProgramJob:
-    """Read a request's kind and limits from its `message`; returns the job of the program behind the descriptors `fds`."""
+    """Read a request's kind and limits from its `message` and return the job of the program behind the descriptors `fds`."""
     return ProgramJob(*_prepared(message, confinement.uid is not None), fds)
 
 

@@ -73,7 +73,7 @@ class Candidate:
         return self._fail("fail:crash", "the candidate's process ended")
 
     def _ask(self, message: dict[str, Any]) -> tuple[dict[str, Any], int]:
-        """Send a request; returns the answer and its size."""
+        """Send a request and return the answer and its size."""
         if self.verdict:
             raise _Final
         try:
@@ -207,7 +207,7 @@ def _stands_alone(caller: FrameType) -> bool:
 def decide(
     tests: str, setup: str, entry_point: str, channel: int, frame_bytes: int, kind: bytes = PLAIN
 ) -> tuple[str, str]:
-    """Judge one candidate at the other end of the channel; returns verdict and message."""
+    """Judge one candidate at the other end of the channel and return verdict and message."""
     candidate = Candidate(channel, frame_bytes)
     random.seed(wire.blob(tests))  # so that every judgement of a program has the same verdict
     namespace: dict[str, Any] = {"__name__": "tests"}

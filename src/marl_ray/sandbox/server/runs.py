@@ -60,7 +60,7 @@ def run_one(
     level: Level,
     oom_score: int | None,
 ) -> bytes:
-    """Run one program in its own child, confined as `level` says; returns the reply to its request as bytes."""
+    """Run one program in its own child, confined as `level` says, and return the reply to its request as bytes."""
     job = child.prepare(message, fds, confinement)
     ready, confined = os.pipe()
     started = time.monotonic()

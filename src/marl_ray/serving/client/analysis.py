@@ -112,7 +112,7 @@ class ExperimentAnalysis:
 def analysis(
     database: str, name: str, covariate: str | None, more: Sequence[str], alpha: float | None
 ) -> ExperimentAnalysis:
-    """Analyse a stored experiment; raises MarlRayError for one that has nothing to compare."""
+    """Analyse a stored experiment. Raises MarlRayError for one that has nothing to compare."""
     with _opened(database, name) as (store, record, config):
         level = config.alpha if alpha is None else alpha
         if not 0 < level < 1:

@@ -94,7 +94,7 @@ async def play_episode(
 
 
 async def _play_steps(env: ParallelEnv, seed: int, act: Act) -> float:
-    """Play an episode in which all agents act at once; returns its return."""
+    """Play an episode in which all agents act at once, and return its return."""
     observations, infos = env.reset(seed=seed)
     total = 0.0
     while env.agents:
@@ -108,7 +108,7 @@ async def _play_steps(env: ParallelEnv, seed: int, act: Act) -> float:
 
 
 async def _play_turns(env: AECEnv, seed: int, act: Act) -> float:
-    """Play an episode in which agents take turns with texts; returns its return.
+    """Play an episode in which agents take turns with texts, and return its return.
 
     As in training, a text that the environment refuses, because it is not in the agent's action space, ends the episode.
     """
@@ -131,7 +131,7 @@ async def _play_turns(env: AECEnv, seed: int, act: Act) -> float:
 
 
 async def post(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer's JSON; raises MarlRayError on any other status than 200."""
+    """Return the answer's JSON. Raises MarlRayError on any other status than 200."""
     try:
         response = await client.post(path, json=body)
     except httpx.HTTPError as error:

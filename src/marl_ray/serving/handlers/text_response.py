@@ -254,7 +254,7 @@ async def act_by_text(
 
 
 async def _await_response(reply: Reply) -> tuple[WrittenResponse, float]:
-    """Wait for a complete response; returns it and the moment of its first token."""
+    """Wait for a complete response and return it and the moment of its first token."""
     first: ResponseChunk | None = await _next_chunk(reply)
     at = time.perf_counter()
 

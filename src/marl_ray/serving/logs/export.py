@@ -117,7 +117,7 @@ def export(store: ExperimentStore, experiment: str, decisions: str, out: str) ->
 def _write(
     store: ExperimentStore, experiment: str, digests: Mapping[str, str], decisions: str, file: Path
 ) -> dict[str, int]:
-    """Write the file; returns the summary's counts. `digests` are the bundles of the experiment's arms."""
+    """Write the file and return the summary's counts. `digests` are the bundles of the experiment's arms."""
     # Both are read before the act log: an outcome that arrives meanwhile would be joined to an incomplete sequence.
     outcome_of = _in_rising_order(sorted_by_unit(map(_line, store.outcomes(experiment)), _parse_outcome))
     cost_of = _in_rising_order(sorted_by_unit(map(_line, store.metric_values(experiment, COST)), _parse_cost))

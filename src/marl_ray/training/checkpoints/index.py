@@ -95,7 +95,7 @@ def note_start(folder: StoredFolder, attempt: int, after: int | None) -> None:
 
 
 def check_last_group(folder: StoredFolder, attempt: int) -> None:
-    """Raise ReplacedError if a later group has taken a number; raises OSError."""
+    """Raise ReplacedError if a later group has taken a number. Raises OSError."""
     last = max(_starts(folder), default=attempt)
     if last > attempt:
         raise ReplacedError(f"{folder}: other workers have begun in place of these, which gave no sign; these stop")
@@ -194,7 +194,7 @@ def published(folder: StoredFolder) -> list[PublishedCheckpoint]:
 
 
 def is_checkpoint(place: StoredFolder) -> bool:
-    """Return True if a folder has a manifest; raises OSError."""
+    """Return True if a folder has a manifest. Raises OSError."""
     return bool(place.filesystem.get_file_info((place / MANIFEST).path).type == fs.FileType.File)
 
 

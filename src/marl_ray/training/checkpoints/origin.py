@@ -13,7 +13,7 @@ from typing import Any
 from pyarrow import fs
 
 from marl_ray.config import RunConfig
-from marl_ray.errors import MarlRayError, one_line, suggested
+from marl_ray.errors import MarlRayError, one_line, suggestion
 from marl_ray.policies.bundles.manifest import MANIFEST as BUNDLE
 from marl_ray.training.checkpoints.index import STATE, is_checkpoint, newest, refuse_older
 from marl_ray.training.checkpoints.manifest import MANIFEST, read_manifest
@@ -55,7 +55,7 @@ def source_of(config: RunConfig) -> str | None:
             )
         raise MarlRayError(
             f"resume_from: {resume_from!r} is no checkpoint, and no run that has one; looked for {folder}/{MANIFEST}"
-            + suggested(place.path.rpartition("/")[2], _beside(place))
+            + suggestion(place.path.rpartition("/")[2], _beside(place))
         )
     return f"{folder}/{latest.name}"
 
@@ -104,7 +104,7 @@ def check_source(config: RunConfig, source: str, holds: Mapping[str, Any]) -> No
 
 
 def _complete_state(place: StoredFolder) -> RunState:
-    """Return the state of a checkpoint of which every file is there in its size; raises MarlRayError or OSError."""
+    """Return the state of a checkpoint of which every file is there in its size. Raises MarlRayError or OSError."""
     manifest = read_manifest(place)
     if manifest is None:
         refuse_older(place)

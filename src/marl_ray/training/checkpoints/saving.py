@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 
-from marl_ray.errors import MarlRayError, named
+from marl_ray.errors import MarlRayError, describe_error
 from marl_ray.policies.language.sharding.agreement import together
 from marl_ray.policies.language.sharding.gather_shards import gather_to_rank0
 from marl_ray.temporary_folders import temporary_folder
@@ -203,7 +203,7 @@ def _write_bundle(
     except MarlRayError:
         raise
     except Exception as error:  # an error of safetensors names no file
-        raise UnwritableCheckpointError(f"{files.place / BUNDLE} cannot be written: {named(error)}") from error
+        raise UnwritableCheckpointError(f"{files.place / BUNDLE} cannot be written: {describe_error(error)}") from error
     files.copy_in(folder / BUNDLE, BUNDLE)
 
 
@@ -212,7 +212,7 @@ def _together(action: Callable[[], None], group: Any) -> None:
     try:
         together(action, group)
     except Exception as error:
-        raise UnwritableCheckpointError(named(error)) from error
+        raise UnwritableCheckpointError(describe_error(error)) from error
 
 
 def _manifest(contents: CheckpointContents, files: Mapping[str, StoredFile], ranks: int) -> CheckpointManifest:
@@ -236,4 +236,4 @@ def _unwritable(place: StoredFolder, error: CheckpointException) -> MarlRayError
     failure = next((each for each in failures if isinstance(each, MarlRayError)), failures[0])
     if isinstance(failure, UnwritableCheckpointError):
         return failure
-    return UnwritableCheckpointError(f"{place} cannot be written: {named(failure)}")
+    return UnwritableCheckpointError(f"{place} cannot be written: {describe_error(failure)}")

@@ -40,7 +40,7 @@ class StoredFiles(FileSystemBase):
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase, None, None]:
-        """Open a file; raises UnwritableCheckpointError or DamagedCheckpointError, which name it."""
+        """Open a file. Raises UnwritableCheckpointError or DamagedCheckpointError, which name it."""
         name = str(path)
         if "r" in mode:
             yield io.BytesIO(self.read(name))
@@ -60,25 +60,25 @@ class StoredFiles(FileSystemBase):
         self.written[name] = StoredFile(stream.size, stream.digest.hexdigest())
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a whole file; raises UnwritableCheckpointError."""
+        """Write a whole file. Raises UnwritableCheckpointError."""
         with self.create_stream(name, "wb") as stream:
             stream.write(data)
 
     def copy_in(self, folder: Path, name: str) -> None:
-        """Write the files of a local folder under `name`; raises UnwritableCheckpointError."""
+        """Write the files of a local folder under `name`. Raises UnwritableCheckpointError."""
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             with path.open("rb") as source, self.create_stream(f"{name}/{path.relative_to(folder)}", "wb") as target:
                 while data := source.read(1 << 20):
                     target.write(data)
 
     def read(self, name: str) -> bytes:
-        """Return the contents of a file; raises DamagedCheckpointError, which names it, or OSError."""
+        """Return the contents of a file. Raises DamagedCheckpointError, which names it, or OSError."""
         if name not in self.stored:
             raise DamagedCheckpointError(f"{self.place / name} is not in the manifest")
         return read_known(self.place / name, self.stored[name])
 
     def read_json(self, name: str) -> Any:
-        """Return plain data of a file; raises as `read` does."""
+        """Return plain data of a file. Raises as `read` does."""
         return json.loads(self.read(name))
 
     def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str:
@@ -129,7 +129,7 @@ class TensorReader(FileSystemReader):
         self.index: Metadata | None = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return the index, which is read once; raises DamagedCheckpointError or OSError."""
+        """Return the index, which is read once. Raises DamagedCheckpointError or OSError."""
         if self.index is None:
             self.index = super().read_metadata(*args, **kwargs)
         return self.index

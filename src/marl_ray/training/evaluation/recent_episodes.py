@@ -25,7 +25,7 @@ class RecentEpisodes:
         self.held_back: list[EndedEpisode] = old["held_back"]
 
     def add(self, ended: Iterable[EndedEpisode], running: Sequence[tuple[int, int]]) -> list[EndedEpisode]:
-        """Add the episodes that have ended on all workers; returns the episodes that are released now.
+        """Add the episodes that have ended on all workers and return the episodes that are released now.
 
         `running` are the (start, steps played) of the episodes that continue.
         """

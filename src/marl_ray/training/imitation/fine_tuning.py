@@ -86,7 +86,7 @@ class DemonstrationFit:
         return {"log_likelihood": mean}
 
     def _step(self, minibatch: list[Example]) -> Tensor:
-        """Take one gradient step on all workers' examples; returns this worker's sum of log-likelihoods."""
+        """Take one gradient step on all workers' examples and return this worker's sum of log-likelihoods."""
         policy, (rank, workers) = self.policy, world()
         own_examples = sorted(minibatch, key=lambda example: -example.length)[rank::workers]
         # Most demonstrations of one worker; all workers make as many passes as that one needs.

@@ -41,7 +41,7 @@ class Fit(Protocol):
     """One policy and the data that it imitates."""
 
     def epoch(self, seed: int, number: int) -> dict[str, float]:
-        """Make one pass over the data, in an order drawn by seed and epoch; returns its metrics."""
+        """Make one pass over the data, in an order drawn by seed and epoch, and return its metrics."""
 
 
 WARM_START_ITERATION = -1
@@ -73,7 +73,7 @@ class Decisions:
 
 
 def read_logged_units(config: RunConfig, env: ParallelEnv, agents: Mapping[str, Sequence[str]]) -> LoggedUnits:
-    """Read the logged data of a warm start for each policy (policy -> its agents); raises MarlRayError."""
+    """Read the logged data of a warm start for each policy (policy -> its agents). Raises MarlRayError."""
     settings = cast(WarmStartConfig, config.warm_start)
     spaces = {
         name: (env.observation_space(members[0]), env.action_space(members[0])) for name, members in agents.items()
@@ -132,7 +132,7 @@ class _Fit:
         self.optimizer = optimizer_of(hyper, parts)
 
     def epoch(self, seed: int, number: int) -> dict[str, float]:
-        """Make one pass over the decisions, in an order drawn by seed and epoch; returns means over it."""
+        """Make one pass over the decisions, in an order drawn by seed and epoch, and return means over it."""
         size = len(self.data.rows)
         order = torch.from_numpy(permutation(seed, WARM_START_ITERATION, number, size)).to(self.data.rows.device)
         sums = torch.zeros(2, dtype=torch.float64, device=order.device)

@@ -157,7 +157,7 @@ class Delivery:
         self.settled.set()
 
     def _step(self) -> bool:
-        """Make one call of the sink, or wait for rows; returns True when the sink is closed or is another owner's."""
+        """Make one call of the sink, or wait for rows, and return True when the sink is closed or is another owner's."""
         if not self.owns():
             return True
         if self.sink is None:

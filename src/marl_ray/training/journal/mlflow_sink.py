@@ -48,7 +48,7 @@ class MlflowSink:
         return self.mlflow_run.last_iteration()
 
     def register(self, bundle: Path, digest: str, score: float | None) -> str:
-        """Store the pictures, and register the best bundle; returns `models:/name/version`."""
+        """Store the pictures, register the best bundle and return `models:/name/version`."""
         self._store((f"{self.folder}/{name}" for name in PICTURES), None)
         return self.mlflow_run.register(bundle, digest, score)
 

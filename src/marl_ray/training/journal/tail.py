@@ -31,7 +31,7 @@ class Tail:
         return self._of_file(after, max_lines) if self.local else self._of_parts(after, max_lines)
 
     def count(self) -> int:
-        """Return the number of complete lines now; raises OSError."""
+        """Return the number of complete lines now. Raises OSError."""
         count = 0
         while lines := self.read(count):
             count += len(lines)

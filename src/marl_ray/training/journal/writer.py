@@ -18,7 +18,7 @@ from typing import Any
 
 from pyarrow import fs
 
-from marl_ray.errors import named
+from marl_ray.errors import describe_error
 from marl_ray.training.run_folder.appended_file import AppendedFile, appended_file, lines_of
 from marl_ray.training.run_folder.metrics_file import METRICS, iteration_of, line_of, row_of
 
@@ -91,7 +91,7 @@ class Journal:
                     stream.write("".join(json.dumps(episode) + "\n" for episode in episodes).encode())
 
     def flush(self) -> None:
-        """Make all rows durable; raises OSError.
+        """Make all rows durable. Raises OSError.
 
         It is called before a checkpoint is published: what a checkpoint covers is never played again.
         """
@@ -101,7 +101,7 @@ class Journal:
             self.rows.flush()
 
     def close(self) -> None:
-        """Make all lines durable; raises OSError."""
+        """Make all lines durable. Raises OSError."""
         if self.writes:
             with self.lock:
                 self._write_waiting()
@@ -130,7 +130,7 @@ def write_failure(filesystem: fs.FileSystem, folder: str, errors: Mapping[int, B
     """Write why a group of workers has ended, from what its ranks have raised, the most telling one first."""
     rank, error = next(iter(errors.items()))
     event = {
-        FAILURE: f"worker {rank}: {named(error)}",
+        FAILURE: f"worker {rank}: {describe_error(error)}",
         ERRORS: {str(rank): str(error) for rank, error in errors.items()},
     }
     with contextlib.suppress(OSError):  # the run continues without a word about it

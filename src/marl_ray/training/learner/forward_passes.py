@@ -81,7 +81,7 @@ def evaluate_all(
 
 
 def fit_critic(policy: TrainedPolicy, inputs: Any, batch: Trajectories, mask: Tensor, shape: Shape) -> Tensor:
-    """Fit the critic to its targets before the actor's update; returns its outputs (B, T) after the fit.
+    """Fit the critic to its targets before the actor's update and return its outputs (B, T) after the fit.
 
     For algorithms with `AlgorithmSpec.critic_first`. Moves the critic's weights; only decisions in `mask` (B, T) count.
     """

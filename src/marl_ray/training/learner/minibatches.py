@@ -80,7 +80,7 @@ def everything(shape: Shape) -> Selection:
 
 
 def minibatches(seed: int, iteration: int, epoch: int, count: int, shape: Shape, by_copy: bool) -> list[Selection]:
-    """Draw the `count` minibatches of an epoch; returns this worker's part of each (possibly of no copies)."""
+    """Draw the `count` minibatches of an epoch and return this worker's part of each (possibly of no copies)."""
     batch = everything(shape)
     if count == 1:  # the order of a sum's terms does not matter, so no row is moved
         return [batch]

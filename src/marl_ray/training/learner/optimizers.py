@@ -52,7 +52,7 @@ def backward_over_workers(loss: Tensor) -> None:
 
 
 def clip_gradients(modules: Sequence[nn.Module], max_norm: float) -> Tensor:
-    """Scale each module's sharded gradients to at most `max_norm`, each by its own global norm; returns the norms, (M,).
+    """Scale each module's sharded gradients to at most `max_norm`, each by its own global norm, and return the norms, (M,).
 
     One reduction serves all M modules, where `torch.nn.utils.clip_grad_norm_` would need one for each.
     """

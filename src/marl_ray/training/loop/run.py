@@ -218,7 +218,7 @@ class Run:
         return self.metrics
 
     def _evaluate_if_due(self, ends: bool) -> Metrics:
-        """Evaluate the current weights if that is due or the run `ends`; returns the metrics."""
+        """Evaluate the current weights if that is due or the run `ends`, and return the metrics."""
         every = self.config.evaluation.every
         due = self.steps >= self.state.evaluate_at if every is None else self.iteration % every == 0
         if not due and not ends:
@@ -229,7 +229,7 @@ class Run:
         return metrics
 
     def evaluate(self) -> tuple[Metrics, int]:
-        """Evaluate the current weights; returns metrics and the steps that were played for them. Every worker takes part.
+        """Evaluate the current weights and return metrics and the steps that were played for them. Every worker takes part.
 
         If the score is the best so far, the weights are measured again on other episodes, for the metrics `best/...`.
         An evaluation changes nothing that training reads.
@@ -311,7 +311,7 @@ class Run:
         self.evaluated, self.measured = None, False
 
     def close(self) -> None:
-        """Wait for the checkpoint that is being written, and close all parts; raises what one of them raised."""
+        """Wait for the checkpoint that is being written, and close all parts. Raises what one of them raised."""
         with contextlib.ExitStack() as parts:
             parts.callback(self.team.close)
             self._close_own(parts)

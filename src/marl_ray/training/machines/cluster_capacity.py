@@ -8,7 +8,7 @@ from marl_ray.ray_seams import autoscaled_nodes, autoscaled_resources
 
 
 def check_capacity(config: RunConfig) -> bool:
-    """Return True if the run uses GPUs; raises MarlRayError if the cluster can never hold the workers, however it scales."""
+    """Return True if the run uses GPUs. Raises MarlRayError if the cluster can never hold the workers, however it scales."""
     most, need = most_resources(), config.resources
     engine_workers = config.engine_actors * need.tensor_parallel
     gpus = need.workers + engine_workers

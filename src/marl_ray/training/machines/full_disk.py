@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 
-from marl_ray.errors import MarlRayError, named
+from marl_ray.errors import MarlRayError, describe_error
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 TEXTS = ("no space left on device", "disk is full", "disk quota exceeded")
@@ -29,7 +29,7 @@ def disk_full(error: BaseException, storage: str) -> DiskFullError | None:
     folders = [path for path in (storage, tempfile.gettempdir(), os.getcwd()) if os.path.isdir(path)]
     full = list(dict.fromkeys(path for path in folders if shutil.disk_usage(path).free < LITTLE))
     where = f"the disk of {' and of '.join(full)} is full" if full else "a disk is full, or a quota is used up"
-    return DiskFullError(f"{where}, and the same command continues when there is room ({named(error)})")
+    return DiskFullError(f"{where}, and the same command continues when there is room ({describe_error(error)})")
 
 
 def _is_full(error: BaseException) -> bool:

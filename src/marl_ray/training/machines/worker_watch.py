@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from marl_ray.config import RunConfig, engine_spec
-from marl_ray.errors import MarlRayError, named
-from marl_ray.ray_seams import alive_nodes, free_resources, lost_after, placed
+from marl_ray.errors import MarlRayError, describe_error
+from marl_ray.ray_seams import alive_nodes, free_resources, has_all_placement_groups, lost_after
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.machines.full_disk import DiskFullError
 
@@ -101,7 +101,7 @@ class WorkerWatch:
 
     def on_failure(self, errors: Mapping[int, BaseException]) -> None:
         """Note why workers have ended."""
-        self.causes |= {rank: named(error) for rank, error in errors.items()}
+        self.causes |= {rank: describe_error(error) for rank, error in errors.items()}
         for rank, error in errors.items():
             if isinstance(error, DiskFullError):
                 self.final = f"worker {rank}: {error}"
@@ -109,9 +109,9 @@ class WorkerWatch:
     def on_start_failed(self, error: BaseException) -> None:
         """Note why workers could not be started."""
         self.starts += 1
-        self._note(f"its workers could not be started ({self.starts} of {STARTS} times): {named(error)}")
+        self._note(f"its workers could not be started ({self.starts} of {STARTS} times): {describe_error(error)}")
         if self.starts >= STARTS:
-            self.final = f"its workers could not be started {STARTS} times: {named(error)}"
+            self.final = f"its workers could not be started {STARTS} times: {describe_error(error)}"
 
     def _say_again(self, wait: int, workers: int, each: Mapping[str, float]) -> None:
         begin, pauses = time.monotonic(), list(SAY_S)
@@ -135,7 +135,7 @@ class WorkerWatch:
             for rank, cause in sorted(self.causes.items())
             for node in [self.nodes.get(rank)]
         ]
-        if placed():  # nothing is free because the workers have it
+        if has_all_placement_groups():  # nothing is free because the workers have it
             return "; ".join([f"starting the processes of {needing}", *lost[:2]])
         return "; ".join(
             [

@@ -39,17 +39,17 @@ class AppendedFile(Protocol):
         """
 
     def keep(self, count: int) -> None:
-        """Keep the first `count` lines and remove the others; raises OSError.
+        """Keep the first `count` lines and remove the others. Raises OSError.
 
         A reader meanwhile, and whoever follows a process that is killed meanwhile, has some first lines,
         at least `count`.
         """
 
     def flush(self) -> None:
-        """Make all lines durable; raises OSError."""
+        """Make all lines durable. Raises OSError."""
 
     def close(self) -> None:
-        """Make all lines durable, and take no more; raises OSError."""
+        """Make all lines durable, and take no more. Raises OSError."""
 
 
 def appended_file(filesystem: fs.FileSystem, path: str) -> AppendedFile:

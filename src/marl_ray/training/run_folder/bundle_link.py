@@ -15,7 +15,7 @@ WRITTEN = re.compile(rf"[^\s]+/(checkpoint_\d[^/\s]*)/{LINK}")
 
 
 def link_bundle(filesystem: fs.FileSystem, folder: str, checkpoint: str, uri: str) -> None:
-    """Let the link of the run's `folder` lead to the bundle of the checkpoint of this name; raises OSError.
+    """Let the link of the run's `folder` lead to the bundle of the checkpoint of this name. Raises OSError.
 
     `uri` is the folder as users name it, which remote storage keeps.
     """

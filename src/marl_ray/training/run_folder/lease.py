@@ -19,7 +19,7 @@ from typing import Self
 
 from pyarrow import fs
 
-from marl_ray.errors import MarlRayError, named, one_line
+from marl_ray.errors import MarlRayError, describe_error, one_line
 from marl_ray.temporary_folders import start_of
 from marl_ray.training.run_folder import owners
 from marl_ray.training.run_folder.exclusive_file import create
@@ -83,7 +83,7 @@ class Lease:
             elif error is None:
                 self._write(_this_owner("finished"))
             elif isinstance(error, Exception):
-                self._write(_this_owner("failed", named(error)))
+                self._write(_this_owner("failed", describe_error(error)))
             else:  # Ctrl-C, or an exit
                 self._write(_this_owner("interrupted"))
 

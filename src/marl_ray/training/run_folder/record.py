@@ -53,13 +53,13 @@ def storage_of(config: RunConfig) -> str:
 
 
 def filesystem_of(config: RunConfig) -> tuple[fs.FileSystem, str]:
-    """Return the file system and path of the run's folder; raises MarlRayError."""
+    """Return the file system and path of the run's folder. Raises MarlRayError."""
     filesystem, root = open_storage(config.storage)
     return filesystem, f"{root}/{config.name}"
 
 
 def check_folder(config: RunConfig) -> None:
-    """Prove that the run's folder can be written, and leave it as it was; raises MarlRayError."""
+    """Prove that the run's folder can be written, and leave it as it was. Raises MarlRayError."""
     if "://" not in config.storage and not Path(config.storage).is_absolute() and JOB_FOLDER in Path.cwd().parts:
         raise MarlRayError(
             f"storage: {config.storage!r} is relative to the job's temporary folder; give an absolute path or a URI"
@@ -92,7 +92,7 @@ def _unwritable(config: RunConfig, error: Exception) -> MarlRayError:
 
 
 def write_json(filesystem: fs.FileSystem, path: str, data: Any) -> None:
-    """Write plain data to a file, complete or not at all; raises OSError."""
+    """Write plain data to a file, complete or not at all. Raises OSError."""
     content = json.dumps(data, indent=1).encode()
     if isinstance(filesystem, fs.LocalFileSystem):
         write_complete(filesystem, path, content)

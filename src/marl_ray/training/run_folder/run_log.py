@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from marl_ray.config import RunConfig
-from marl_ray.errors import named
+from marl_ray.errors import describe_error
 from marl_ray.training.run_folder.appended_file import AppendedFile, appended_file
 from marl_ray.training.run_folder.record import filesystem_of
 from marl_ray.training.tracking.printed_lines import print_line
@@ -41,7 +41,7 @@ class RunLog:
     ) -> None:
         """Write how the block has ended, if not well, and leave the log complete in the run's folder."""
         if isinstance(error, Exception):
-            self.write(f"failed: {named(error)}")
+            self.write(f"failed: {describe_error(error)}")
         elif error is not None:
             self.write(f"ended by {type(error).__name__}")
         with self.lock, contextlib.suppress(OSError):

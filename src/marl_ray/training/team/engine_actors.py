@@ -18,7 +18,7 @@ from torch import Tensor
 
 from marl_ray.config import RunConfig, engine_spec
 from marl_ray.config.run.model import GenerationConfig
-from marl_ray.errors import MarlRayError, named, one_line
+from marl_ray.errors import MarlRayError, describe_error, one_line
 from marl_ray.policies.engines.base import (
     Completion,
     Engine,
@@ -204,7 +204,7 @@ class EngineActors(Engine):
         except MarlRayError as error:
             return labels, error
         except Exception as error:
-            return labels, EngineLostError(f"{self._where}: {named(error)}")
+            return labels, EngineLostError(f"{self._where}: {describe_error(error)}")
         return labels, None
 
     def _results(self, calls: list[Any], method: str, quiet_s: float = ANSWER_S) -> list[Any]:
@@ -231,7 +231,7 @@ class EngineActors(Engine):
             except ray.exceptions.RayTaskError as error:
                 cause = error.cause if isinstance(error.cause, BaseException) else error
                 kind = EngineRefusedError if isinstance(cause, EngineRefusedError) else EngineLostError
-                text = str(cause) if isinstance(cause, MarlRayError) else named(cause)
+                text = str(cause) if isinstance(cause, MarlRayError) else describe_error(cause)
                 raise kind(f"{self._where}: {text}") from error
             except ray.exceptions.RayError as error:
                 raise EngineLostError(f"{self._where}: it died in `{method}`: {one_line(error)}") from error

@@ -21,7 +21,7 @@ def update_team(
     steps: int,
     costs: Mapping[str, CostStats],
 ) -> dict[str, float]:
-    """Update every policy by its batch; returns metrics, prefixed with the policy's name if there are several.
+    """Update every policy by its batch and return metrics, prefixed with the policy's name if there are several.
 
     `costs` are by policy; the run had played `steps` before this iteration. For a sequential algorithm, policies are
     updated one after another in an order drawn from the seed: each gets the compound factor of the policies before it,

@@ -115,7 +115,7 @@ class MlflowRun:
         return "iteration" in run.data.metrics or bool(self.client.search_runs([experiment], children, max_results=1))
 
     def _new_experiment(self, name: str, root: str | None) -> str:
-        """Make the experiment, unless another process was first; returns its id."""
+        """Make the experiment, unless another process was first, and return its id."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -186,7 +186,7 @@ class MlflowRun:
             self.client.log_artifact(self.run_id, str(path), folder)
 
     def register(self, bundle: Path, digest: str, score: float | None = None) -> str:
-        """Store a bundle and make it a version in the model registry; returns `models:/name/version`.
+        """Store a bundle, make it a version in the model registry and return `models:/name/version`.
 
         The run and the version get the score as `best_score`. The alias `best` names the version of the model with the
         greatest score. A bundle whose digest the registry has already is not registered again.

@@ -93,7 +93,7 @@ def open_sinks(config: RunConfig, run_id: str) -> dict[str, Sink]:
 
 
 def open_sink(config: RunConfig, run_id: str, name: str) -> Sink:
-    """Return the sink of this name; raises MarlRayError if it cannot be opened."""
+    """Return the sink of this name. Raises MarlRayError if it cannot be opened."""
     try:
         return _tracker(name)(config, run_id)
     except Exception as error:  # each library has its own error types

@@ -68,7 +68,7 @@ class SweepMlflowRuns:
 
     @property
     def parent(self) -> MlflowRun:
-        """The sweep's own MLflow run; raises MarlRayError if the tracking server does not answer."""
+        """The sweep's own MLflow run. Raises MarlRayError if the tracking server does not answer."""
         return self.runs.parent
 
     def log(self, record: TrialRecord, rows: list[dict[str, float]]) -> None:
@@ -180,7 +180,7 @@ class _SweepRuns:
         return self.parent.run_id
 
     def open(self) -> "_SweepRuns":
-        """Open the parent run if it is not open; raises MarlRayError if the server does not answer."""
+        """Open the parent run if it is not open. Raises MarlRayError if the server does not answer."""
         if self._parent is None:
             folder = Folder(self.config.storage, self.config.name)
             owner = whose_folder(folder.filesystem, folder.path)

@@ -15,7 +15,7 @@ from typing import Any
 
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.config.sweep import SweepConfig
-from marl_ray.errors import MarlRayError, named, one_line
+from marl_ray.errors import MarlRayError, describe_error, one_line
 from marl_ray.storages import absolute
 from marl_ray.training.machines.interruption import answering
 from marl_ray.training.run_checks import check_run
@@ -73,7 +73,7 @@ class SweepResult:
 
 
 def check_sweep(config: SweepConfig) -> None:
-    """Check everything that can be known before a cluster is used; raises MarlRayError."""
+    """Check everything that can be known before a cluster is used. Raises MarlRayError."""
     from marl_ray.tuning.search.schedulers import make_scheduler
     from marl_ray.tuning.search.spaces import SEARCHES
 
@@ -118,7 +118,7 @@ def _run(
         lease.check()
         sweep.finish()
     except Exception as error:
-        records.status, records.error = "failed", named(error)
+        records.status, records.error = "failed", describe_error(error)
         raise
     except BaseException:
         records.status, records.error = "cut", "interrupted; the same command continues it"
@@ -133,7 +133,7 @@ def _run(
 
 
 def _claim(config: SweepConfig, folder: Folder) -> SweepRecords:
-    """Return the sweep's records, new or read from its folder; raises MarlRayError if they are another sweep's."""
+    """Return the sweep's records, new or read from its folder. Raises MarlRayError if they are another sweep's."""
     identity = identity_of(config)
     try:
         records = load_records(folder)
@@ -375,7 +375,7 @@ class _Sweep:
             self.report = write_report(self.folder, self.records)
             self.mlflow_runs.report(self.folder.read(REPORT))
         except Exception as error:  # a failing report must not end a sweep
-            self.warn(f"no report: {named(error)}; `marl-ray report {self.folder.uri}` makes one later")
+            self.warn(f"no report: {describe_error(error)}; `marl-ray report {self.folder.uri}` makes one later")
         self.events.close()
         self.mlflow_runs.close(self.records.status)
 

@@ -140,7 +140,7 @@ class TrialSeeds:
         return self._row()
 
     def _seed(self, seed: int, action: Callable[[], Metrics]) -> Metrics:
-        """Run an action of one seed; returns its row, with its score."""
+        """Run an action of one seed and return its row, with its score."""
         run = self.runs[seed]
         try:
             row = action()

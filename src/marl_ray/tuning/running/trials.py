@@ -18,7 +18,7 @@ import torch
 from marl_ray.config import RunConfig
 from marl_ray.config.sweep import MetricConfig
 from marl_ray.config.tracking import TRACKING_URI
-from marl_ray.errors import MarlRayError, named
+from marl_ray.errors import MarlRayError, describe_error
 from marl_ray.training.run_folder.record import work_in
 from marl_ray.tuning.folder import trial_folder
 from marl_ray.tuning.running.trial_files import CHECKPOINT, Leg, TrialWriter, is_takeover, read_state
@@ -42,7 +42,7 @@ def trial(config: dict[str, Any]) -> None:
     try:
         result = run(leg, sender.add)
     except Exception as error:  # whatever a part of the trial raises, the other trials continue
-        result = {"status": "failed", "error": named(error) + _traceback_file(leg, error)}
+        result = {"status": "failed", "error": describe_error(error) + _traceback_file(leg, error)}
     sender.flush({"leg_result": result | _counts(leg)})
 
 

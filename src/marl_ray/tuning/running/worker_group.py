@@ -95,7 +95,7 @@ def in_workers(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> dict[
 
 
 def _follow(writer: TrialWriter, thread: threading.Thread) -> None:
-    """Take in the messages of rank 0 until the thread has ended; raises OSError if the storage cannot be read or written."""
+    """Take in the messages of rank 0 until the thread has ended. Raises OSError if the storage cannot be read or written."""
     with closing(Tail(writer.folder.filesystem, f"{writer.folder.path}/{writer.place}/{MESSAGES}")) as messages:
         taken, read_at = 0, time.monotonic()
         while True:

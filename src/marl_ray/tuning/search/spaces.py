@@ -32,7 +32,7 @@ class Search(Protocol):
 
 
 def check_space(config: SweepConfig) -> None:
-    """Check that every run config in the space is valid; raises MarlRayError naming the first that is not.
+    """Check that every run config in the space is valid. Raises MarlRayError naming the first that is not.
 
     A grid is checked completely; ranges are checked at their ends and with random draws. A hyper-parameter that no
     algorithm of the sweep reads is refused too.

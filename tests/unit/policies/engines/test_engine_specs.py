@@ -9,7 +9,7 @@ from marl_ray.config import ArmConfig, RunConfig, engine_spec
 from marl_ray.config.run.engines import ENGINES
 from marl_ray.config.run.model import DEFAULT_ENGINE
 from marl_ray.errors import FieldError, MarlRayError
-from marl_ray.extensions import ENGINE, imported
+from marl_ray.extensions import ENGINE, import_reference
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.engines.decoding.logit_bias import LogitBias
 from marl_ray.serving.arms.protocol import TextRequest
@@ -30,7 +30,7 @@ def run_of(engine: str, rank: int | None = None, **changes: object) -> RunConfig
 def test_a_built_in_class_has_the_spec_that_configs_read(name):
     assert ENGINE.load(name).spec is ENGINES[name]
     for reference in (ENGINES[name].host, ENGINES[name].server):
-        assert reference is None or callable(imported(reference))
+        assert reference is None or callable(import_reference(reference))
 
 
 def test_all_but_the_built_in_decoder_need_a_start():

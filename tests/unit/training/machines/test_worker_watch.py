@@ -23,7 +23,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's answers, as one node of two is left."""
     monkeypatch.setattr(worker_watch, "alive_nodes", lambda: {"10.0.0.1"})
     monkeypatch.setattr(worker_watch, "free_resources", lambda: {"CPU": 1.0, "memory": 1e9})
-    monkeypatch.setattr(worker_watch, "placed", lambda: False)
+    monkeypatch.setattr(worker_watch, "has_all_placement_groups", lambda: False)
     monkeypatch.setattr(worker_watch, "SAY_S", (0.1, 0.2, 0.3))
     monkeypatch.setattr(worker_watch, "LOOK_S", 0.02)
 
@@ -49,7 +49,7 @@ def test_a_wait_names_who_is_missing_what_for_since_when_and_until_when(cluster,
 
 def test_workers_that_have_their_resources_are_said_to_start(cluster, tmp_path, monkeypatch):
     """Nothing is free then, because the workers have it: the cluster is not full."""
-    monkeypatch.setattr(worker_watch, "placed", lambda: True)
+    monkeypatch.setattr(worker_watch, "has_all_placement_groups", lambda: True)
     monkeypatch.setattr(worker_watch, "free_resources", lambda: {"CPU": 0.0})
     lines: list[str] = []
     with saying_notes(lines.append) as notes:
@@ -131,8 +131,8 @@ def test_an_exchange_has_a_deadline_that_leaves_time_for_engines(monkeypatch):
 def test_a_watch_that_outlives_its_cluster_starts_none():
     script = """
 import ray
-from marl_ray.ray_seams import alive_nodes, free_resources, placed
-for ask in (alive_nodes, free_resources, placed):
+from marl_ray.ray_seams import alive_nodes, free_resources, has_all_placement_groups
+for ask in (alive_nodes, free_resources, has_all_placement_groups):
     try:
         ask()
     except RuntimeError as error:

@@ -74,7 +74,7 @@ def list_all(
 def apply(
     connection: Connection, manifest: Mapping[str, Any], force: bool = False, dry_run: bool = False
 ) -> dict[str, Any]:
-    """Apply an object on the server's side with strict validation; returns the object as it is then.
+    """Apply an object on the server's side with strict validation and return the object as it is then.
 
     `force` takes over fields that others have set. Raises RequestRefusedError for unknown fields, wrong values and
     conflicts, and MarlRayError for a manifest without name or of another namespace.

@@ -113,25 +113,25 @@ Mounted = tuple[dict[str, Any], dict[str, Any]]
 def _volumes(config: ClusterConfig, node: NodeConfig) -> list[Mounted]:
     memory = {"medium": "Memory"} | ({"sizeLimit": node.shm} if node.shm else {})
     # In memory, for Ray's object store would otherwise spill to disk.
-    volumes = [_mounted("shared-memory", "/dev/shm", {"emptyDir": memory})]
+    volumes = [_mount_of("shared-memory", "/dev/shm", {"emptyDir": memory})]
     for number, volume in enumerate(config.volumes):
         source: dict[str, Any] = {"hostPath": {"path": volume.host, "type": "Directory"}}
         if volume.claim is not None:
             source = {"persistentVolumeClaim": {"claimName": volume.claim}}
-        volumes.append(_mounted(f"storage-{number}" if number else "storage", volume.path, source))
+        volumes.append(_mount_of(f"storage-{number}" if number else "storage", volume.path, source))
     if config.files is not None:
-        volumes.append(_mounted("config", FILES, {"configMap": {"name": config.files}}, read_only=True))
+        volumes.append(_mount_of("config", FILES, {"configMap": {"name": config.files}}, read_only=True))
     if config.service is not None:
         if config.service.api_keys_secret is not None:
             items = [{"key": "keys.yaml", "path": "keys.yaml"}]
             secret = {"secretName": config.service.api_keys_secret, "items": items}
-            volumes.append(_mounted("api-keys", FILES, {"secret": secret}, read_only=True))
+            volumes.append(_mount_of("api-keys", FILES, {"secret": secret}, read_only=True))
         # Lives as long as the pod, so it survives a replica's crash.
-        volumes.append(_mounted("spool", SPOOL, {"emptyDir": {"sizeLimit": config.service.spool_size}}))
-    return [*volumes, _mounted("tmp", "/tmp", {"emptyDir": {"sizeLimit": "50Gi"}})]
+        volumes.append(_mount_of("spool", SPOOL, {"emptyDir": {"sizeLimit": config.service.spool_size}}))
+    return [*volumes, _mount_of("tmp", "/tmp", {"emptyDir": {"sizeLimit": "50Gi"}})]
 
 
-def _mounted(name: str, path: str, source: dict[str, Any], read_only: bool = False) -> Mounted:
+def _mount_of(name: str, path: str, source: dict[str, Any], read_only: bool = False) -> Mounted:
     return {"name": name, "mountPath": path} | ({"readOnly": True} if read_only else {}), {"name": name} | source
 
 

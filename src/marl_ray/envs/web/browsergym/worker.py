@@ -81,7 +81,7 @@ class GymPlayer:
         return {"ids": ids, "chosen": fnmatch.filter(ids, pattern), "actions": text}
 
     def reset(self, task: str, seed: int, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Begin an episode of a task; returns its page as `step` does, with `goal`, the task in words."""
+        """Begin an episode of a task and return its page as `step` does, with `goal`, the task in words."""
         if task != self.task:
             self.close()
             self.env, self.task = _made(task, self.chromium, kwargs), task
@@ -89,7 +89,7 @@ class GymPlayer:
         return {"goal": seen["goal"], **_page(seen)}
 
     def step(self, action: str) -> dict[str, Any]:
-        """Do an action; returns `page` and `url`, `error` of the action, `messages` of the chat, `reward` and `over`."""
+        """Do an action and return `page` and `url`, `error` of the action, `messages` of the chat, `reward` and `over`."""
         seen, reward, terminated, truncated, _ = self.env.step(action)
         return {**_page(seen), "reward": float(reward), "over": bool(terminated or truncated)}
 

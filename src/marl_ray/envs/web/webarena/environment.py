@@ -15,7 +15,7 @@ from marl_ray.envs.web.webarena.tasks.reading import of_sites, read_web_tasks, s
 from marl_ray.envs.web.webarena.tasks.task import WebTask, on_sites
 from marl_ray.envs.web.webarena.tasks.webarena import webarena_task
 from marl_ray.errors import MarlRayError
-from marl_ray.extensions import imported
+from marl_ray.extensions import import_reference
 
 NAMES = {
     "shopping": "http://onestopmarket.com",
@@ -80,7 +80,7 @@ class WebArena(BrowserEnv):
         if login is not None and not os.path.isdir(login):
             raise ValueError(f"login={login!r}, expected a folder")
         self.login = login
-        self.judge: FuzzyJudge = WordJudge() if judge is None else imported(judge)()
+        self.judge: FuzzyJudge = WordJudge() if judge is None else import_reference(judge)()
         names = {url: NAMES[site] for site, url in self.sites.items()}
         super().__init__(train, test, options, hosts=hosts, names=names)
 

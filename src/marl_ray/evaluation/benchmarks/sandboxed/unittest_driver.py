@@ -88,7 +88,7 @@ def make_result(check: Callable[[], bool]) -> tuple[unittest.TestResult, dict[st
 
 
 def snapshot() -> Callable[[], bool]:
-    """Record the parts of unittest; returns a function that restores them and returns True if they had changed."""
+    """Record the parts of unittest and return a function that restores them and returns True if they had changed."""
     before = [(part, dict(vars(part))) for part in _PARTS]
     setter, deleter, names = setattr, delattr, vars
 

@@ -30,7 +30,7 @@ class AdamSettings(NamedTuple):
 def adam_step(
     weights: np.ndarray, gradient: np.ndarray, first: np.ndarray, second: np.ndarray, settings: AdamSettings, step: int
 ) -> float:
-    """Clip the gradient by its norm, and take step number `step` (from 1) of AdamW in place; returns the norm.
+    """Clip the gradient by its norm, take step number `step` (from 1) of AdamW in place, and return the norm.
 
     AdamW is by Loshchilov and Hutter (2019, arXiv 1711.05101). `weights`, `gradient` and the running means `first`, of
     the gradient, and `second`, of its square, are (weights,) float32.

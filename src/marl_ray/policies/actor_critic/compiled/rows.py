@@ -20,7 +20,7 @@ MAX_GROUP_SIZE = 512
 
 @numba.njit(cache=True, nogil=True)
 def number_rows(rows: np.ndarray, factors: np.ndarray, numbers: np.ndarray, firsts: np.ndarray) -> int:
-    """Write the number of the distinct row that each row equals into `numbers` (N,); returns how many there are.
+    """Write the number of the distinct row that each row equals into `numbers` (N,), and return how many there are.
 
     `rows` are (N, K) integers. The distinct rows are numbered in the order in which they first appear, and `firsts`
     gets each one's first place. `factors` (K,) int64 make the hashes; rows of equal hashes are compared.
@@ -54,7 +54,7 @@ def number_rows(rows: np.ndarray, factors: np.ndarray, numbers: np.ndarray, firs
 def number_codes(
     rows: np.ndarray, firsts: np.ndarray, sizes: np.ndarray, groups: np.ndarray, codes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Write the codes (U, G) of the rows with the numbers `firsts`; returns the weight rows of all codes, and their bounds.
+    """Write the codes (U, G) of the rows numbered `firsts`, and return the weight rows of all codes, and their bounds.
 
     `sizes` (K,) are the categories of every entry. Group g joins the entries from `groups[g]` to `groups[g + 1]`, and every
     combination that occurs there is a code.

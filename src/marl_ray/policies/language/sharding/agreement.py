@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
-from marl_ray.errors import MarlRayError, named
+from marl_ray.errors import MarlRayError, describe_error
 
 Agreed = TypeVar("Agreed")
 
@@ -43,7 +43,7 @@ def together(make: Callable[[], Agreed], group: Any = None) -> Agreed:
     except Exception as error:
         if isinstance(error, MarlRayError) and error.shared:
             raise
-        reported = error if isinstance(error, MarlRayError) else MarlRayError(named(error))
+        reported = error if isinstance(error, MarlRayError) else MarlRayError(describe_error(error))
         try:
             all_gather_values(Failure(dist.get_rank(group), reported), group)
         except MarlRayError as shared:

@@ -38,7 +38,7 @@ class VllmDecoder:
         return len(self._rows)
 
     def add(self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig) -> list[int]:
-        """Begin responses to `prompts`; returns a handle per prompt."""
+        """Begin responses to `prompts` and return a handle per prompt."""
         numbers = token_uniforms(seed, [prompt.stream for prompt in prompts], 1)[:, 0]
         handles = [next(self._process.handles) for _ in prompts]
         requests = [

@@ -85,7 +85,7 @@ class Server:
         self._asleep = True
 
     def load(self, version: int, update: dict[str, Any]) -> None:
-        """Load the weights of `version`, which the transfer's backend finds by `update`; raises as `begin_load` does."""
+        """Load the weights of `version`, which the transfer's backend finds by `update`. Raises as `begin_load` does."""
         self.begin_load(version)
         self.load_part(update)
         self.finish_load(version)
