@@ -14,6 +14,7 @@ import definitions
 import docstrings
 import imports
 import layout
+import shadowing
 import sources
 import vague_names
 
@@ -29,6 +30,7 @@ CHECKS = (
     imports.replaced_privates,
     definitions.types_of_one_name,
     definitions.annotated_tests,
+    shadowing.shadowing,
     docstrings.fragments,
     docstrings.without_verb,
     vague_names.vague_names,

@@ -41,6 +41,17 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path):
     planted = {
         "benchmarks/long.py": "\n" * 401,
         "benchmarks/environments/own_environment.py": "",
+        "benchmarks/environments/shadows.py": (
+            "from a import b, c\n"
+            "def d(): ...\n"
+            "def by_name(b):\n"
+            "    c = [d for d in b]\n"
+            "    def by_name(): ...\n"
+            "    return c\n"
+            "class E:\n"
+            "    b = 1\n"
+            "    def c(self): ...\n"
+        ),
         "docs/page.md": "```python\nfrom marl_ray.names import shown\n```\n",
         "src/marl_ray/names.py": "def shown(): ...\n\n\ndef unread(): ...\n\n\nclass Side: ...\n\n\n_hidden = 1\n",
         "src/marl_ray/full/__init__.py": '"""No sentence"""\n',
@@ -82,6 +93,9 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path):
     assert findings(tmp_path) == [
         "benchmarks/environments/__init__.py:1: expected a docstring that says the folder's purpose in one sentence",
         "benchmarks/environments/own_environment.py:1: expected a name that does not repeat the folder's, environments",
+        "benchmarks/environments/shadows.py:3: the local by_name has the name of something in its module",
+        "benchmarks/environments/shadows.py:3: the local c has the name of something in its module",
+        "benchmarks/environments/shadows.py:4: the local d has the name of something in its module",
         "benchmarks/long.py:401: the file has 401 lines, expected 400 at most",
         "src/marl_ray/full/__init__.py:1: expected a docstring that says the folder's purpose in one sentence",
         "src/marl_ray/full/m09.py:1: the folder has 10 files, expected 9 at most",
