@@ -28,7 +28,7 @@ MAX_WAITING = 64
 """Different reads that may wait for a thread; more are refused with 503."""
 RETRY_AFTER_S = 1.0
 CURVES_S, CURVES_FACTOR = 5.0, 20.0
-"""CurveRows expire after the first number of seconds, or after the second number times the time that reading them took,
+"""Curves expire after the first number of seconds, or after the second number times the time that reading them took,
 whichever is later."""
 
 
@@ -91,7 +91,7 @@ class SharedReads:
 
 
 class CurveCache:
-    """CurveRows of experiments, which pages that reload share for some seconds, because all outcomes are read for them."""
+    """Curves of experiments, which pages that reload share for some seconds, because all outcomes are read for them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock

@@ -42,7 +42,7 @@ class SampleVerdict:
     level: str = ""
     """Level of the sandbox that the sample ran at; empty if nothing was run."""
     flags: tuple[str, ...] = ()
-    """LookResults of a static scan; filled only if judge and program share an interpreter."""
+    """Findings of a static scan; filled only if judge and program share an interpreter."""
     scores: Mapping[str, bool] = field(default_factory=dict)
     """Name of a further score of the benchmark (such as EvalPlus' `base`) -> True if it counts the sample as passed."""
 

@@ -140,7 +140,7 @@ class _StackedPolicy:
 
 
 class Stack:
-    """BundleCache that act in one pass."""
+    """Bundles that act in one pass."""
 
     def __init__(self, bundles: Sequence[Bundle]):
         """Raise ValueError unless the bundles are `stackable`."""

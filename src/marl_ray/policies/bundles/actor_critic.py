@@ -1,4 +1,4 @@
-"""BundleCache of actor-critics: folders with `bundle.json` and safetensors weights per policy; nothing in one is a pickle.
+"""Bundles of actor-critics: folders with `bundle.json` and safetensors weights per policy; nothing in one is a pickle.
 
 A bundle is content-addressed: its digest is the sha256 of `bundle.json` without the digest itself, and
 `bundle.json` holds the sha256 of every other file. Only actors are kept; critics live in checkpoints. `load_bundle`

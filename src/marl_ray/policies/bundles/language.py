@@ -1,4 +1,4 @@
-"""BundleCache of language models. Each policy has a folder in Hugging Face format, which transformers reads as it is.
+"""Bundles of language models. Each policy has a folder in Hugging Face format, which transformers reads as it is.
 
 Weights are safetensors, with adapters merged. A policy that was trained with adapters also has a folder of these, in
 peft's format, beside its weights. Critics live in checkpoints.

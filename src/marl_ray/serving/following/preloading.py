@@ -1,4 +1,4 @@
-"""BundleCache that clients asked to load ahead of their experiments, at this replica or at another one."""
+"""Bundles that clients asked to load ahead of their experiments, at this replica or at another one."""
 
 import logging
 import threading

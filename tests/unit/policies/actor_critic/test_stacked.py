@@ -1,4 +1,4 @@
-"""BundleCache in one pass answer as each of them does alone."""
+"""Bundles in one pass answer as each of them does alone."""
 
 import asyncio
 

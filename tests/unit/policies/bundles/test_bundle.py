@@ -1,4 +1,4 @@
-"""BundleCache: what is written is what is served, and nothing that was touched is."""
+"""Bundles: what is written is what is served, and nothing that was touched is."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""BundleCache of language models: transformers reads them as they are, bit for bit, and nothing that was touched is read."""
+"""Bundles of language models: transformers reads them as they are, bit for bit, and nothing that was touched is read."""
 
 import json
 from pathlib import Path

@@ -124,6 +124,11 @@ def test_the_page_shows_arms_tests_shadow_and_the_next_step():
     assert "p 0.420, agrees with the weights" in text
 
 
+def test_the_arms_and_where_their_weights_come_from_are_sections():
+    words = page().text.split()
+    assert "Arms" in words and "Bundles" in words
+
+
 def test_the_audit_log_has_the_newest_change_first_in_utc():
     for audit in (AUDIT, AUDIT[::-1]):
         text = page(audit=audit).text
