@@ -12,7 +12,7 @@ from toy_models.sampled_by_vllm import Sampled
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import EngineLostError, Prompt
-from marl_ray.policies.engines.engine_host import packed, unpacked
+from marl_ray.policies.engines.engine_host import pack_tensor, unpack_tensor
 from marl_ray.policies.engines.vllm import host as vllm_host
 from marl_ray.policies.engines.vllm.host import VllmHost
 
@@ -46,7 +46,7 @@ def test_a_call_waits_for_the_weights_that_it_asks_for(host):
     old = host.generate(version, PROMPTS, 3, LONG)
     with ThreadPoolExecutor(1) as threads:
         early = threads.submit(host.generate, version + 1, PROMPTS, 3, LONG)
-        weights = {name: packed(weight + 0.1) for name, weight in host.policy.lm.named_parameters()}
+        weights = {name: pack_tensor(weight + 0.1) for name, weight in host.policy.lm.named_parameters()}
         host.load(version + 1, weights)
         new = early.result(timeout=60)
     assert {answer.version for answer in new} == {version + 1}
@@ -66,9 +66,9 @@ def test_weights_are_refused_twice_in_part_and_while_responses_are_written(host)
     name, weight = next(iter(host.policy.lm.named_parameters()))
     for number, weights, message in (
         (version, {}, "arrived twice"),
-        (version + 1, {name: packed(weight[:1])}, rf"{name}: expected torch.float32 .* got torch.float32"),
-        (version + 1, {name: packed(weight.bfloat16())}, "got torch.bfloat16"),
-        (version + 1, {"head": packed(weight)}, "head: expected no such tensor"),
+        (version + 1, {name: pack_tensor(weight[:1])}, rf"{name}: expected torch.float32 .* got torch.float32"),
+        (version + 1, {name: pack_tensor(weight.bfloat16())}, "got torch.bfloat16"),
+        (version + 1, {"head": pack_tensor(weight)}, "head: expected no such tensor"),
     ):
         with pytest.raises(MarlRayError, match=message):
             host.load(number, weights)
@@ -95,5 +95,5 @@ def test_a_process_that_dies_is_replaced_and_its_responses_are_written_again(hos
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 3)])
 def test_a_packed_tensor_is_the_tensor(dtype, shape):
     tensor = torch.randn(shape).to(dtype)
-    again = unpacked(packed(tensor))
+    again = unpack_tensor(pack_tensor(tensor))
     assert again.dtype == dtype and again.shape == tensor.shape and torch.equal(again, tensor)

@@ -86,7 +86,7 @@ def parse(text: str) -> ParsedCall:
     spoken = spoken[: made_up.start()] if made_up else spoken
     tag, line = _TAG.search(spoken), _ACTION.search(spoken) or _INPUT.search(spoken)
     positions = [(line.start(), _react(spoken))] if line else []
-    positions += [(tag.start(), _tagged(spoken, tag))] if tag else []
+    positions += [(tag.start(), _parse_marked_call(spoken, tag))] if tag else []
     calls = [call for _, call in sorted(positions, key=lambda position: position[0])]
     if not calls:
         calls = [
@@ -143,7 +143,7 @@ def _react(text: str) -> ParsedCall:
         return ParsedCall(head.rstrip(), thought, tool, None, "bad_json", "no line `Input:` after `Action:`")
     value, end, why = _object(text, input_line.end())
     if value is None:
-        code, end = _fenced(text, input_line.end()) if end is None else (None, end)
+        code, end = _read_fence(text, input_line.end()) if end is None else (None, end)
         return ParsedCall(text[:end].rstrip(), thought, tool, None, "bad_json", why, code)
     inside = value.get("arguments", value.get("parameters"))
     if len(value) == 2 and "name" in value and isinstance(inside, dict):
@@ -168,7 +168,7 @@ def _named_object(text: str, start: int, thought: str) -> ParsedCall | None:
     return ParsedCall(text[: closing.end() if closing else end], thought, *name_and_arguments)
 
 
-def _tagged(text: str, tag: re.Match[str]) -> ParsedCall:
+def _parse_marked_call(text: str, tag: re.Match[str]) -> ParsedCall:
     """Parse a call behind one of the marks of Hermes, Llama and Mistral."""
     thought, start, tool = _thought(text[: tag.start()]), tag.end(), ""
     marked = in_marks(text, tag.start() if tag[0].startswith("<function=") else start)
@@ -253,7 +253,7 @@ def _name_and_arguments(value: dict[str, Any], optional: bool = False) -> tuple[
     return _name(name), arguments
 
 
-def _fenced(text: str, start: int) -> tuple[str | None, int | None]:
+def _read_fence(text: str, start: int) -> tuple[str | None, int | None]:
     """Return the text of the closed fence that begins here, and the place of its end.
 
     Both are None if there is no such fence.

@@ -37,16 +37,16 @@ def data_of(
         section, dot, inner = key.partition(".")
         if dot:
             raise MarlRayError(f"{key}: expected the section as an argument: {section}={{{inner!r}: {value!r}}}")
-    return merged(data, changes), name
+    return merge_changes(data, changes), name
 
 
-def merged(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def merge_changes(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of the data with the changes, section by section."""
     result = dict(data)
     for key, value in changes.items():
         before = result.get(key)
         both = isinstance(before, Mapping) and isinstance(value, Mapping)
-        result[key] = merged(before, value) if both else value  # type: ignore[arg-type]
+        result[key] = merge_changes(before, value) if both else value  # type: ignore[arg-type]
     return result
 
 

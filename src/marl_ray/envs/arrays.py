@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from marl_ray.envs.batch import BatchStep, grouped
+from marl_ray.envs.batch import BatchStep, group_positions
 from marl_ray.errors import MarlRayError
 
 Begin = Callable[[int], np.ndarray]
@@ -57,7 +57,7 @@ class ArrayBatch:
         self.allow = allow
         self.signals = signals
         self.parameters = parameters
-        self.members, self.agents = grouped(agents, groups), agents
+        self.members, self.agents = group_positions(agents, groups), agents
         for agent in agents:
             if not isinstance(space := env.action_space(agent), spaces.Discrete):
                 raise MarlRayError(f"action space of {agent} is {space}, expected Discrete in an ArrayBatch")

@@ -67,7 +67,7 @@ class EnvBatch(Protocol):
         """Close every copy."""
 
 
-def grouped(possible_agents: Sequence[str], groups: Sequence[Sequence[str]]) -> list[np.ndarray]:
+def group_positions(possible_agents: Sequence[str], groups: Sequence[Sequence[str]]) -> list[np.ndarray]:
     """Return the positions of each group's agents among the possible ones; MarlRayError unless each is in one group."""
     if sorted(agent for group in groups for agent in group) != sorted(possible_agents):
         raise MarlRayError(f"groups: {groups} expected to hold each of {list(possible_agents)} once")

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_ray.config.run.sections import ConstraintConfig, EnvConfig
-from marl_ray.envs.batch import BatchStep, EnvBatch, grouped
+from marl_ray.envs.batch import BatchStep, EnvBatch, group_positions
 from marl_ray.envs.registry import check_reward, first_step, is_text, make_env, sample_action
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.extensions import import_reference
@@ -82,7 +82,7 @@ def warm_up(config: EnvConfig, constraints: Sequence[ConstraintConfig] = (), bra
         check_reward(env)
         rewards, _ = first_step(env)
         if branches and is_text(env) and not any(env.terminations.values()):
-            copied(env)
+            copy_episode(env)
         if not is_text(env):
             _compile(config, env, constraints)
     finally:
@@ -92,7 +92,7 @@ def warm_up(config: EnvConfig, constraints: Sequence[ConstraintConfig] = (), bra
             raise MarlRayError(f"env.id: {config.id} gives {agent} a reward of {reward}, expected a finite number")
 
 
-def copied(episode: T, memo: dict[int, Any] | None = None) -> T:
+def copy_episode(episode: T, memo: dict[int, Any] | None = None) -> T:
     """Return a copy of an episode as it stands.
 
     Raises MarlRayError naming `train.branch_turns` where there can be none.
@@ -139,7 +139,7 @@ class EnvLoop:
         self.envs = made + [make_env(config, constraints) for _ in range(copies - len(made))]
         env = self.envs[0]
         self.agents = list(env.possible_agents)
-        self.groups, self.members = [list(group) for group in groups], grouped(self.agents, groups)
+        self.groups, self.members = [list(group) for group in groups], group_positions(self.agents, groups)
         self.discrete = [isinstance(env.action_space(group[0]), spaces.Discrete) for group in groups]
         self.offsets = [_start(env.observation_space(group[0])) for group in groups]
         self.alive = np.zeros((copies, len(self.agents)), bool)

@@ -84,7 +84,7 @@ def _make(config: EnvConfig) -> Any:
         from marl_ray.envs.gymnasium_env import single_agent
 
         make = partial(single_agent, env_id.removeprefix("gymnasium."))
-        return _accepted(env_id, _build(env_id, make, config.kwargs))
+        return _accept_environment(env_id, _build(env_id, make, config.kwargs))
     if env_id.startswith("envpool."):
         from marl_ray.envs.envpool_env import EnvPoolEnv
 
@@ -93,7 +93,7 @@ def _make(config: EnvConfig) -> Any:
         from marl_ray.envs.web.browsergym.environment import BrowserGym
 
         return _build(env_id, partial(BrowserGym, env_id), config.kwargs)
-    return _accepted(env_id, _build(env_id, _imported(env_id), config.kwargs))
+    return _accept_environment(env_id, _build(env_id, _import_environment(env_id), config.kwargs))
 
 
 def check_costs(env: "ParallelEnv[str, Any, Any] | AECEnv[str, Any, Any]", signals: int) -> None:
@@ -148,7 +148,7 @@ def _mpe2(env_id: str) -> Callable[..., Any]:
     return make
 
 
-def _imported(env_id: str) -> Callable[..., Any]:
+def _import_environment(env_id: str) -> Callable[..., Any]:
     """Return the callable that a built-in id, a package's id or `package.module:NAME` names."""
     if ":" not in env_id and env_id not in ENVIRONMENT.names():
         meant = with_colon(env_id) or did_you_mean(env_id, ENVIRONMENT.names(), *EXPECTED)
@@ -200,7 +200,7 @@ def _named_parameters(function: Callable[..., Any]) -> list[str]:
     return [parameter.name for parameter in parameters if parameter.kind in _NAMED]
 
 
-def _accepted(env_id: str, env: Any) -> Any:
+def _accept_environment(env_id: str, env: Any) -> Any:
     """Return the environment if it is a parallel one or one of texts, converted if it takes turns otherwise."""
     from pettingzoo import AECEnv
     from pettingzoo.utils.conversions import aec_to_parallel

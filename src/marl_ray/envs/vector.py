@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from marl_ray.envs.batch import BatchStep, grouped
+from marl_ray.envs.batch import BatchStep, group_positions
 from marl_ray.envs.flat_dicts import flat_rows, flat_space
 from marl_ray.errors import MarlRayError
 
@@ -36,7 +36,7 @@ class VectorBatch:
         if not self.resets_itself and (mode := vector.metadata.get("autoreset_mode")) != AutoresetMode.DISABLED:
             raise MarlRayError(f"autoreset_mode of the VectorEnv is {mode}, expected {AutoresetMode.DISABLED}")
         self.vector, self.signals = vector, signals
-        grouped([agent for group in groups for agent in group][:1], groups)
+        group_positions([agent for group in groups for agent in group][:1], groups)
         self.offset = int(space.start) if isinstance(space, spaces.Discrete) else 0
         self.alive = np.zeros((copies, 1), bool)
         self.action_masks: list[np.ndarray | None] = [None]

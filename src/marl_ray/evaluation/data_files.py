@@ -52,7 +52,7 @@ def load(
         path = _package_file() if source == PACKAGE else source
         data = read_bytes(path)
         digest = hashlib.sha256(data).hexdigest()
-        what = _checked(benchmark, source, digest, sha256)
+        what = _check_digest(benchmark, source, digest, sha256)
         records = list(rows(path, data))
     problems = tuple(problem for problem in benchmark.parse(records) if benchmark.splits[split_name](problem))
     if not problems:
@@ -65,7 +65,7 @@ def load(
     return BenchmarkData(problems, source, digest, f"{benchmark.title}, {'; '.join(filter(None, parts))}")
 
 
-def _checked(benchmark: Benchmark, source: str, digest: str, expected: str | None) -> str:
+def _check_digest(benchmark: Benchmark, source: str, digest: str, expected: str | None) -> str:
     """Return the description of the file. Raises FieldError naming the file and both digests."""
     if digest in benchmark.known and expected in (None, ANY, digest):
         return benchmark.known[digest]

@@ -126,7 +126,7 @@ def _clean(answer: str) -> str:
 def _same(answer: str, expected: str, tolerance: float, depth: int) -> bool:
     if not answer or not expected or depth > MAX_DEPTH:
         return False
-    if _squeezed(answer) == _squeezed(expected):
+    if _squeeze_spaces(answer) == _squeeze_spaces(expected):
         return True
     left, right = _quantity(answer), _quantity(expected)
     if left and right:
@@ -154,7 +154,7 @@ def _same(answer: str, expected: str, tolerance: float, depth: int) -> bool:
     return not unmatched
 
 
-def _squeezed(text: str) -> str:
+def _squeeze_spaces(text: str) -> str:
     return re.sub(r"(?<!\d) | (?!\d)", "", text).casefold()
 
 

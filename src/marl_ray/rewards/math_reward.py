@@ -34,12 +34,12 @@ def math_reward(text: str, answer: str, tolerance: float = TOLERANCE) -> float:
 def _final(text: str, numeric: bool) -> tuple[str, bool]:
     """Return the final answer as it was written; the flag is False if the answer is a number out of a longer text."""
     text = text[-MAX_TEXT_LENGTH:]
-    boxed = _boxed(text)
+    boxed = _last_boxed(text)
     if boxed is not None:
         return boxed, True
     marked = list(_MARKER.finditer(text))
     if marked:
-        text = _unmarked(text[marked[-1].end() :].strip().partition("\n")[0])
+        text = _strip_markdown(text[marked[-1].end() :].strip().partition("\n")[0])
         if not numeric or number(text) is not None:
             return text, True
         first = NUMBER.search(plain(text))
@@ -47,10 +47,10 @@ def _final(text: str, numeric: bool) -> tuple[str, bool]:
     if numeric:
         numbers = [match[0] for match in NUMBER.finditer(plain(text))]
         return (numbers[-1].strip() if numbers else ""), False
-    return _unmarked(text.strip().rpartition("\n")[2]), True
+    return _strip_markdown(text.strip().rpartition("\n")[2]), True
 
 
-def _unmarked(line: str) -> str:
+def _strip_markdown(line: str) -> str:
     """Return a line without Markdown's marks.
 
     One of them may stand outside: `**Answer: B**` is read after the colon.
@@ -58,7 +58,7 @@ def _unmarked(line: str) -> str:
     return _EMPHASIS.sub("", line).strip("*` ")
 
 
-def _boxed(text: str) -> str | None:
+def _last_boxed(text: str) -> str | None:
     """Return the contents of the complete `\\boxed{}` or `\\fbox{}` that begins last; braces nest."""
     inside = {match.end() for match in _BOX.finditer(text)}
     open_at: list[int] = []

@@ -108,7 +108,7 @@ def make_reward(reward: ChosenReward) -> NamedReward:
     Raises MarlRayError naming what cannot be imported, an option that the reward does not have or rejects, and what cannot
     be called with a prompt, an answer and a task.
     """
-    name, options = _parted(reward)
+    name, options = _split_options(reward)
     try:
         target = REWARD.load(name)
         if not callable(target):
@@ -124,7 +124,7 @@ def make_reward(reward: ChosenReward) -> NamedReward:
     return NamedReward(name, function, takes_metrics, tuple(getattr(function, "needs", ())))
 
 
-def _parted(reward: ChosenReward) -> tuple[str, dict[str, Any]]:
+def _split_options(reward: ChosenReward) -> tuple[str, dict[str, Any]]:
     if isinstance(reward, str):
         return reward, {}
     if isinstance(reward, Mapping) and len(reward) == 1:

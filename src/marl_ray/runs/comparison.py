@@ -63,7 +63,7 @@ def compare(runs: Sequence[StoredRun], metric: str | None = None) -> list[SeedGr
             f"runs compare: {a} plays {first} and {b} plays {other}, whose returns are different metrics"
         )
     rows = {run.name: [row for row in run.rows() if iteration_of(row) >= 0] for run in runs}
-    metric = _shared(rows, metric)
+    metric = _shared_metric(rows, metric)
     groups: dict[str, list[RunCurve]] = {}
     overrides: dict[str, Mapping[str, Any]] = {}
     repeats: Counter[str] = Counter()
@@ -109,7 +109,7 @@ def _differing(overrides: Sequence[Mapping[str, Any]]) -> list[str]:
     return [key for key in keys if any(each.get(key) != overrides[0].get(key) for each in overrides)]
 
 
-def _shared(rows: Mapping[str, Sequence[Mapping[str, float]]], metric: str | None) -> str:
+def _shared_metric(rows: Mapping[str, Sequence[Mapping[str, float]]], metric: str | None) -> str:
     """Return the metric, which all runs have; the error names the run that lacks it."""
     metrics_of = {name: set().union(*each) - {"iteration", "steps", "timestamp"} for name, each in rows.items()}
     for name, metrics in metrics_of.items():

@@ -52,7 +52,7 @@ def plot_comparison(groups: Sequence[SeedGroup], path: Path, title: str) -> Path
 
 def label_of(group: SeedGroup) -> str:
     """Return the group's line in the legend: runs and score with its interval."""
-    return group.label if group.score is None else f"{group.label}: {_scored(group.score)}"
+    return group.label if group.score is None else f"{group.label}: {_score_text(group.score)}"
 
 
 def key_of(groups: Sequence[SeedGroup]) -> str:
@@ -82,7 +82,7 @@ def line_of(group: SeedGroup) -> str:
         text += ", ..."
     if group.score is None:
         return text
-    return f"{text}, {_scored(group.score)}"
+    return f"{text}, {_score_text(group.score)}"
 
 
 def difference(key: str, value: Any) -> str:
@@ -97,6 +97,6 @@ def mean_curve(curves: Sequence[RunCurve]) -> list[tuple[int, float]]:
     return [(step, sum(table[step] for table in tables) / len(tables)) for step in shared]
 
 
-def _scored(score: Score) -> str:
+def _score_text(score: Score) -> str:
     interval = "" if score.low is None or score.high is None else f" [{score.low:.3g}, {score.high:.3g}]"
     return f"{score.value:.3g}{interval}"

@@ -86,7 +86,7 @@ class StoredSweep(StoredEntry):
     """Time of the last change of the records, in seconds since 1970."""
 
 
-def stored(storage: str) -> Iterator[StoredRun | StoredSweep]:
+def list_stored(storage: str) -> Iterator[StoredRun | StoredSweep]:
     """Yield the runs and sweeps of a storage, by name; a storage that is not there yet has none.
 
     Raises MarlRayError if it cannot be read.
@@ -124,7 +124,7 @@ def find_entry(
     filesystem, root = open_storage(storage)
     entry = _read_entry(filesystem, root, storage, name)
     if entry is None:
-        stored_names = [each.name for each in stored(storage) if isinstance(each, kind)]
+        stored_names = [each.name for each in list_stored(storage) if isinstance(each, kind)]
         instead = did_you_mean(name, stored_names) if stored_names else f"; there is no {what}"
         raise MarlRayError(f"{what} {name!r} is not under {storage!r}{instead}")
     return entry

@@ -7,7 +7,7 @@ from typing import Any
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.runs.diagnosis import diagnose
 from marl_ray.runs.stored import StoredRun, StoredSweep
-from marl_ray.training.checkpoints.index import published
+from marl_ray.training.checkpoints.index import published_checkpoints
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.run_folder.bundle_link import linked_bundle
 from marl_ray.training.run_folder.record import FINISHED, RESULT
@@ -150,7 +150,7 @@ def checkpoints_of(run: StoredRun) -> list[dict[str, Any]]:
     """Return `path`, `iteration` and `steps` of the complete checkpoints, the oldest first."""
     return [
         {"path": f"{run.uri}/{each.name}", "iteration": each.manifest.iteration, "steps": each.manifest.steps}
-        for each in published(StoredFolder(run.filesystem, run.folder))
+        for each in published_checkpoints(StoredFolder(run.filesystem, run.folder))
     ]
 
 

@@ -134,9 +134,9 @@ class Packer:
             return {kind.__name__: value.isoformat()}
         if kind is datetime.timedelta:
             return {"timedelta": [value.days, value.seconds, value.microseconds]}
-        if kind is _imported("decimal", "Decimal") or kind is _imported("uuid", "UUID"):
+        if kind is _loaded_class("decimal", "Decimal") or kind is _loaded_class("uuid", "UUID"):
             return {kind.__name__: str(value)}
-        if kind is _imported("fractions", "Fraction"):
+        if kind is _loaded_class("fractions", "Fraction"):
             return {"Fraction": [self(value.numerator), self(value.denominator)]}
         if _is_iterator(kind) and self._stream:
             return {"g": self._stream(value)}
@@ -151,7 +151,7 @@ def pack(value: Any, stream: StreamCodec | None = None, max_items: int = 1 << 62
     return Packer(stream, max_items)(value)
 
 
-def _imported(module: str, name: str) -> Any:
+def _loaded_class(module: str, name: str) -> Any:
     """Return a class of a module that may not be loaded; in that case no value can be of that class."""
     return getattr(sys.modules.get(module), name, ...)
 
@@ -304,9 +304,9 @@ def _bounded_scan(text: str) -> tuple[Any, int]:
 def restore(old: Any, new: Any) -> None:
     """Give a mutable value the contents of another of its type, in place, and keep nested values the same way."""
     if type(old) is list:
-        old[:] = [*map(_merged, old, new), *new[len(old) :]]
+        old[:] = [*map(_merge_into, old, new), *new[len(old) :]]
     elif isinstance(old, dict):
-        merged_items = {key: _merged(old[key], item) if key in old else item for key, item in new.items()}
+        merged_items = {key: _merge_into(old[key], item) if key in old else item for key, item in new.items()}
         old.clear()
         dict.update(old, merged_items)
     elif type(old) is bytearray:
@@ -321,7 +321,7 @@ def mutable(value: Any) -> bool:
     return type(value) in _MUTABLE
 
 
-def _merged(old: Any, new: Any) -> Any:
+def _merge_into(old: Any, new: Any) -> Any:
     if mutable(old) and type(old) is type(new):
         restore(old, new)
         return old

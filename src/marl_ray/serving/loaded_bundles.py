@@ -15,11 +15,11 @@ from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.experiments.store.records import OPEN
 from marl_ray.policies.actor_critic.spaces import space_to_json
 from marl_ray.policies.bundles.actor_critic import load_bundle
-from marl_ray.policies.bundles.manifest import REGISTRY, pinned
+from marl_ray.policies.bundles.manifest import REGISTRY, pin_reference
 from marl_ray.serving.arms.external.model import ExternalModel, external_model
 from marl_ray.serving.arms.protocol import AnyBundle, is_text
 from marl_ray.serving.http.keys import Keys
-from marl_ray.serving.needed_arms import needed, served_here
+from marl_ray.serving.needed_arms import arms_to_hold, served_here
 
 _log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ def pin(config: ExperimentConfig, tracking_uri: str | None) -> ExperimentConfig:
     arms = {}
     for name, arm in config.arms.items():
         try:
-            bundle = None if arm.bundle is None else pinned(arm.bundle, tracking_uri)
+            bundle = None if arm.bundle is None else pin_reference(arm.bundle, tracking_uri)
             arms[name] = arm.model_copy(update={"bundle": bundle})
         except MarlRayError as error:
             raise MarlRayError(f"experiments.{config.name}.arms.{name}: {error}") from error
@@ -140,7 +140,7 @@ def load_configured(config: GatewayConfig, store: ExperimentStore, bundles: Bund
     """
     fixed = [pin(part, config.tracking_uri) for part in config.experiments]
     states = store.states()
-    arms_of = needed(served_here(states, [part.name for part in fixed]), time.time())
+    arms_of = arms_to_hold(served_here(states, [part.name for part in fixed]), time.time())
     loaded = []
     for part in fixed:
         record = store.experiment(part.name) if part.name in states else None

@@ -15,7 +15,7 @@ def served_here(states: Mapping[str, AssignmentState], configured: Collection[st
     return [state for name, state in states.items() if state.origin == API or name in configured]
 
 
-def needed(
+def arms_to_hold(
     states: Collection[AssignmentState], now: float, ended: Mapping[str, float] | None = None
 ) -> dict[str, frozenset[str]]:
     """Return experiment -> the arms that a replica holds for it.

@@ -15,7 +15,7 @@ from pyarrow import fs
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, describe_error, one_line
 from marl_ray.ray_seams import for_ray_of_one_run, observing_callback, unwrap_failures, worker_failures
-from marl_ray.training.checkpoints.index import checkpoints_in, kept_line, published, resume_line
+from marl_ray.training.checkpoints.index import checkpoints_in, kept_line, published_checkpoints, resume_line
 from marl_ray.training.checkpoints.origin import source_of
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.journal.deliveries import ALL_TAKEN, END_S, MLFLOW, OPEN_S, Deliveries
@@ -120,7 +120,7 @@ def train(config: RunConfig, console: RunLog | None = None, own_ray: bool = Fals
 def _last_iteration(config: RunConfig, record: dict[str, Any]) -> int | None:
     """Return the last iteration that a checkpoint of the run covers; None where there is none."""
     identity = identity_hash(RunConfig.model_validate(pin_bundles(config, record)))
-    checkpoints = published(StoredFolder(*filesystem_of(config)))
+    checkpoints = published_checkpoints(StoredFolder(*filesystem_of(config)))
     iterations = [each.manifest.iteration for each in checkpoints if each.manifest.identity == identity]
     return max(iterations, default=None)
 

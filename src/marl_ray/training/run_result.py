@@ -9,7 +9,7 @@ from typing import Any
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.temporary_folders import temporary_folder
-from marl_ray.training.checkpoints.index import BUNDLE, PublishedCheckpoint, best, best_whole, published
+from marl_ray.training.checkpoints.index import BUNDLE, PublishedCheckpoint, best, best_whole, published_checkpoints
 from marl_ray.training.checkpoints.manifest import withdraw
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.journal.deliveries import ALL_TAKEN, MLFLOW, BestBundle, Deliveries, incomplete
@@ -67,7 +67,7 @@ def read_finished_result(config: RunConfig) -> RunResult | None:
         curve = Path(folder, curve.name)
     bundle = linked_bundle(filesystem, folder)
     if bundle is None:  # the link was lost
-        checkpoint = best(published(StoredFolder(filesystem, folder)))
+        checkpoint = best(published_checkpoints(StoredFolder(filesystem, folder)))
         bundle = stored["bundle"] if checkpoint is None else f"{checkpoint.place}/{BUNDLE}"
     return RunResult(**stored | {"curve": curve, "bundle": bundle}, trained=False)
 
@@ -137,7 +137,7 @@ def _best_checkpoint(config: RunConfig, folder: StoredFolder, console: RunLog) -
 
     Damaged ones are withdrawn, with a line about each.
     """
-    checkpoint, damaged = best_whole(published(folder))
+    checkpoint, damaged = best_whole(published_checkpoints(folder))
     for place, line in damaged:
         console.say(line)
         withdraw(place)

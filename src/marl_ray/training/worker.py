@@ -210,9 +210,9 @@ def _best_left(folder: StoredFolder) -> tuple[float, list[tuple[str, str]]]:
     The score is minus infinity if there is none. The paths are of those whose bundle is not there, each with a line
     about it. Whoever loads the newest checkpoint looks after that one.
     """
-    from marl_ray.training.checkpoints.index import best_whole, published
+    from marl_ray.training.checkpoints.index import best_whole, published_checkpoints
 
-    checkpoints = published(folder)
+    checkpoints = published_checkpoints(folder)
     try:
         best_checkpoint, damaged = best_whole(checkpoints, sizes=True)
     except OSError:  # storage that does not answer has lost nothing
@@ -223,10 +223,10 @@ def _best_left(folder: StoredFolder) -> tuple[float, list[tuple[str, str]]]:
 
 def _tidy(config: RunConfig, folder: StoredFolder, attempt: int) -> None:
     """Let the run's link lead to the best bundle so far, and remove the checkpoints that are not kept."""
-    from marl_ray.training.checkpoints.index import best, published, tidy
+    from marl_ray.training.checkpoints.index import best, published_checkpoints, tidy
 
     with contextlib.suppress(OSError):  # a run that cannot make links, or not delete, continues
-        best_checkpoint = best(published(folder))
+        best_checkpoint = best(published_checkpoints(folder))
         if best_checkpoint is not None:
             link_bundle(*folder, best_checkpoint.name, f"{storage_of(config)}/{config.name}")
         tidy(folder, config.checkpoint.newest, config.checkpoint.interval, attempt)

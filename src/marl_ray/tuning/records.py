@@ -284,14 +284,14 @@ def _object(texts: Mapping[str, str]) -> str:
     return "{" + ", ".join(f'"{key}": {text}' for key, text in texts.items()) + "}"
 
 
-def signed(metrics: Sequence[MetricConfig], objectives: Sequence[float] | None) -> list[float] | None:
+def signed_objectives(metrics: Sequence[MetricConfig], objectives: Sequence[float] | None) -> list[float] | None:
     """Return the objectives as scores, for which greater is better."""
     if objectives is None:
         return None
     return [value if m.mode == "max" else -value for m, value in zip(metrics, objectives, strict=True)]
 
 
-def ranked(records: SweepRecords, metrics: Sequence[MetricConfig]) -> list[TrialRecord]:
+def ranked_trials(records: SweepRecords, metrics: Sequence[MetricConfig]) -> list[TrialRecord]:
     """Return the trials that have a result, in their rank.
 
     The finished ones come first, by their first metric, then the others by the steps that they reached.
@@ -299,7 +299,7 @@ def ranked(records: SweepRecords, metrics: Sequence[MetricConfig]) -> list[Trial
     scored = [record for record in records.trials if record.objectives is not None and record.status not in FAILED]
 
     def merit(record: TrialRecord) -> tuple[bool, int, float]:
-        scores = signed(metrics, record.objectives)
+        scores = signed_objectives(metrics, record.objectives)
         value = -math.inf if scores is None else scores[0]
         finished = record.status == "finished"
         return finished, 0 if finished else record.steps, value

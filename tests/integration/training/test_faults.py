@@ -34,7 +34,7 @@ from toys.trackers import taken
 
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.policies.bundles.actor_critic import load_bundle
-from marl_ray.training.checkpoints.index import best, published
+from marl_ray.training.checkpoints.index import best, published_checkpoints
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.run_folder.bundle_link import linked_bundle
 from marl_ray.training.run_folder.metrics_file import iteration_of
@@ -248,7 +248,7 @@ def test_marks_of_something_else_and_a_picture_that_cannot_be_written_end_no_run
 @pytest.mark.parametrize("how", ["all are gone", "the best is gone", "the best is flipped"])
 def test_a_run_whose_bundles_are_lost_makes_another(local, how):
     run, place = reopened(local, "lost")
-    everything = published(place)
+    everything = published_checkpoints(place)
     chosen = best(everything)
     assert chosen is not None and everything[-1].has_bundle == (chosen == everything[-1])
     lost = [each for each in everything if each.has_bundle] if how == "all are gone" else [chosen]
@@ -262,7 +262,7 @@ def test_a_run_whose_bundles_are_lost_makes_another(local, how):
         assert ended.status == 1 and "; the same command makes one of the last weights" in ended.output
         ended = local.begin(run, Start())
     assert ended.status == 0 and "Traceback" not in ended.output
-    remaining = best(published(place))
+    remaining = best(published_checkpoints(place))
     assert remaining is not None and remaining.name not in {each.name for each in lost}
     assert str(linked_bundle(*place)) == f"{place}/bundle"
     assert load_bundle(f"{place}/bundle").manifest.lineage.run == run.name
@@ -278,7 +278,7 @@ def test_a_copy_of_a_run_that_began_from_another_goes_on_without_it(local, tmp_p
     assert ended.status == 1 and "The actor died" in ended.output and ended.met == [STEP], ended.output
     shutil.copytree(f"{run.storage}/{run.name}", tmp_path / run.name, symlinks=True)
     copy = run.model_copy(update={"storage": str(tmp_path)})  # where the other run is not
-    (last, *_) = reversed(published(StoredFolder(*filesystem_of(copy))))
+    (last, *_) = reversed(published_checkpoints(StoredFolder(*filesystem_of(copy))))
     assert ITERATIONS <= last.manifest.iteration < ITERATIONS + 4
     for each in (run, copy):
         ended = local.begin(each, Start())

@@ -15,7 +15,7 @@ from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
-from marl_ray.training.checkpoints.index import published
+from marl_ray.training.checkpoints.index import published_checkpoints
 from marl_ray.training.checkpoints.storage import local_stored_folder
 from marl_ray.training.driver import train
 from marl_ray.training.run_checks import check_run
@@ -118,7 +118,7 @@ def test_a_run_is_tracked_registered_and_resumed(died, storage):
 
     # The same name continues where it ended, or from the checkpoint before where its last one is damaged; another config
     # under that name is refused before anything runs.
-    before, last = published(local_stored_folder(storage / "toy"))[-2:]
+    before, last = published_checkpoints(local_stored_folder(storage / "toy"))[-2:]
     (storage / "toy" / last.name / "envs-1.json").unlink()
     longer, second = run(storage, "train.total_steps=256")
     log = (storage / "toy" / "run.log").read_text()

@@ -8,7 +8,7 @@ from pyarrow import fs
 from servers.object_store import object_store
 from toy_runs.sweeps import ToySweep
 
-from marl_ray.runs.stored import StoredSweep, stored
+from marl_ray.runs.stored import StoredSweep, list_stored
 from marl_ray.training.journal.tail import Tail
 from marl_ray.training.run_folder import appended_file
 from marl_ray.training.run_folder.appended_file import parts_of
@@ -34,7 +34,7 @@ def test_records_and_rows_are_read_back_whenever_their_writer_dies(monkeypatch, 
             snapshots.add(json.loads(folder.read("sweep.json"))["changes"])
         assert 2 <= len(snapshots) <= 10 and len(parts_of(folder.filesystem, f"{folder.path}/{CHANGES}")) > 1
         assert find_sweep("toy", bucket)[1] == sweep.records
-        (listed,) = stored(bucket)
+        (listed,) = list_stored(bucket)
         assert isinstance(listed, StoredSweep) and len(listed.records["trials"]) == 30
         # The next driver does not know in which part the last one died.
         after = RecordsFile(Folder(bucket, "toy"), sweep.records)

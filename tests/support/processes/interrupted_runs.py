@@ -20,7 +20,7 @@ from toys.trackers import taken
 
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.policies.bundles.actor_critic import load_bundle
-from marl_ray.training.checkpoints.index import published
+from marl_ray.training.checkpoints.index import published_checkpoints
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.journal.deliveries import local_copy
 from marl_ray.training.run_folder.bundle_link import linked_bundle
@@ -126,7 +126,7 @@ class Result:
             {key: value for key, value in row.items() if key != "timestamp" and not key.startswith("system/")}
             for row in timeless(read_metrics(self.filesystem, self.folder))
         ]
-        last = published(StoredFolder(self.filesystem, self.folder))[-1]
+        last = published_checkpoints(StoredFolder(self.filesystem, self.folder))[-1]
         # torch writes an id of its own into the index.
         parts = (name for name in last.manifest.files if name.startswith(("weights/__", "envs")))
         self.files = {name: last.manifest.files[name] for name in parts}
@@ -208,7 +208,7 @@ def harm(run: RunConfig, damage: Damage, harmed: set[str]) -> None:
     place = StoredFolder(*filesystem_of(run))
     if "finished" in (read_json(place.filesystem, f"{place}/run.json") or {}):
         return
-    undamaged = [each for each in published(place) if each.name not in harmed]
+    undamaged = [each for each in published_checkpoints(place) if each.name not in harmed]
     names = sorted(
         info.base_name for info in place.filesystem.get_file_info(fs.FileSelector(place.path, allow_not_found=True))
     )

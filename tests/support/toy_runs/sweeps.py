@@ -13,7 +13,7 @@ from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.evaluation.statistics import iqm
 from marl_ray.tuning.folder import ROWS, Folder, trial_folder
-from marl_ray.tuning.records import RecordsFile, SweepRecords, TrialRecord, identity_of, ranked
+from marl_ray.tuning.records import RecordsFile, SweepRecords, TrialRecord, identity_of, ranked_trials
 
 TOTAL = 50_000
 RUN = {"env": {"id": "toys.envs:countdown"}, "train": {"total_steps": TOTAL}}
@@ -87,7 +87,7 @@ class ToySweep:
     def end(self, status: str = "finished", error: str = "", model: str = "models:/toy/1") -> Folder:
         """Choose the winner and write the records."""
         self.records.status, self.records.error = status, error
-        ranking = ranked(self.records, self.config.metric)
+        ranking = ranked_trials(self.records, self.config.metric)
         if ranking:
             self.records.winner, self.records.winner_seed = ranking[0].number, self.config.seeds[0]
             self.records.winner_model = model

@@ -7,10 +7,10 @@ import torch
 from marl_ray.config.run.engines import EngineSpec
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token
-from marl_ray.policies.engines.engine_host import EngineHost, HostTransfer, PackedTensor, unpacked
+from marl_ray.policies.engines.engine_host import EngineHost, HostTransfer, PackedTensor, unpack_tensor
 from marl_ray.policies.engines.torch_engine import ServedTorch, TorchEngine
 from marl_ray.policies.language.lora import bare_name
-from marl_ray.policies.language.sampling_copy import detached, fill_with_zeros, sampling_weights
+from marl_ray.policies.language.sampling_copy import detach_copy, fill_with_zeros, sampling_weights
 from marl_ray.policies.language.token_policy import TokenPolicy
 
 
@@ -26,7 +26,7 @@ class Apart(Engine):
 
     def __init__(self, policy: TokenPolicy) -> None:
         assert all(parameter.is_meta for name, parameter in policy.lm.named_parameters() if ".lora_" not in name)
-        self.policy, self.copy = policy, detached(policy)
+        self.policy, self.copy = policy, detach_copy(policy)
         fill_with_zeros(self.copy)
         self.copy.version = -1
 
@@ -77,7 +77,7 @@ class PlainHost(EngineHost):
         assert version > self.policy.version
         parameters = dict(self.policy.lm.named_parameters())
         for name, value in weights.items():
-            parameters[name].copy_(unpacked(value))
+            parameters[name].copy_(unpack_tensor(value))
         if complete:
             self.policy.version = version
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 from toy_runs.run_configs import GOOD, run
 
-from marl_ray.api.calls import data_of, merged, named_arguments, short_interrupt
+from marl_ray.api.calls import data_of, merge_changes, named_arguments, short_interrupt
 from marl_ray.api.client import Client
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError
@@ -13,7 +13,7 @@ from marl_ray.errors import MarlRayError
 
 def test_a_section_keeps_the_keys_that_a_change_does_not_name():
     before = {"hyper": {"lr": 1, "gamma": 2}, "seeds": [1, 2]}
-    assert merged(before, {"hyper": {"lr": 3}, "seeds": [4]}) == {"hyper": {"lr": 3, "gamma": 2}, "seeds": [4]}
+    assert merge_changes(before, {"hyper": {"lr": 3}, "seeds": [4]}) == {"hyper": {"lr": 3, "gamma": 2}, "seeds": [4]}
     assert before == {"hyper": {"lr": 1, "gamma": 2}, "seeds": [1, 2]}
 
 

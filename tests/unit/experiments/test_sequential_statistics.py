@@ -20,7 +20,7 @@ from marl_ray.experiments.statistics.sequential import (
     one_sided_boundary,
     promotion,
     relative_scale,
-    scaled,
+    scale_summary,
 )
 
 RULES: Any = {"alpha": 0.05, "margin": 0.1, "min_outcomes": 50}
@@ -159,7 +159,7 @@ def test_a_relative_margin_is_the_test_of_the_scaled_control(treatment, control)
         for test in (harm, promotion):
             rules: Any = {"alpha": 0.05, "margin": 0.0, "min_outcomes": 50, "higher_is_better": higher}
             result, expected = (
-                test(treated, scaled(other, k), **rules),
+                test(treated, scale_summary(other, k), **rules),
                 test(treated, summary(k * np.array(control)), **rules),
             )
             assert result.gain == pytest.approx(expected.gain, abs=1e-9)
@@ -185,7 +185,7 @@ def test_relative_margins_err_at_most_alpha_where_the_loss_is_just_the_margin():
     rng, wrong = np.random.default_rng(5), {"harm": 0, "promotion": 0}
     for _ in range(200):
         control, treatment = rng.gamma(2, 2, 800), 0.9 * rng.gamma(2, 2, 800)
-        looks = [(summary(treatment[:n]), scaled(summary(control[:n]), 0.9)) for n in range(50, 801, 25)]
+        looks = [(summary(treatment[:n]), scale_summary(summary(control[:n]), 0.9)) for n in range(50, 801, 25)]
         for test in (harm, promotion):
             wrong[test.__name__] += any(test(*look, alpha=0.05, margin=0.0, min_outcomes=50).proven for look in looks)
     assert max(wrong.values()) <= 14, wrong  # 10, and one deviation

@@ -12,7 +12,7 @@ from toys.text_envs import Talk
 from toys.texts import TWO_AGENTS, TWO_POLICIES, config
 
 from marl_ray.algorithms import algorithm_of
-from marl_ray.algorithms.advantages.groups import compared
+from marl_ray.algorithms.advantages.groups import comparable_rows
 from marl_ray.config import SPECS
 from marl_ray.envs.text.code_team import CodeTeam
 from marl_ray.envs.text.react import React
@@ -70,7 +70,7 @@ def test_members_answer_again_where_the_first_one_was_and_play_on():
     assert batch.steps == played and len(expected) - turns >= 9
     assert data.group.tolist() == [member // 4 for member, *_ in rows]
     # All that is compared are answers to one prompt, four at the trunk's turns; those of others at later turns are left out.
-    compared_rows = compared(data, greedy=False)
+    compared_rows = comparable_rows(data, greedy=False)
     keys = torch.cat([torch.stack((data.group, data.agent, data.turn), 1), data.prompts], 1)
     sizes = [int((keys == key).all(1).sum()) for key in keys]
     assert compared_rows.tolist() == [size > 1 for size in sizes] and not compared_rows.all()
@@ -107,7 +107,7 @@ def test_only_turns_of_policies_that_compare_are_branched():
 def test_the_greedy_member_is_the_baseline_of_branches():
     plan = replace(PLAN, greedy=True)
     data = collector(TALK, BOTH, range(8), plan).collect(players(BOTH, Scripted(WORDS[:5])), 0).trajectories["shared"]
-    compared_rows = compared(data, greedy=True)
+    compared_rows = comparable_rows(data, greedy=True)
     assert not compared_rows[data.greedy].any() and compared_rows[data.turn > 0].any()
     advantages, _ = algorithm_of("remax").advantages(data, SPECS["remax"].hyper())
     assert not advantages[~compared_rows].any() and advantages[compared_rows & (data.turn > 0)].any()
@@ -119,7 +119,7 @@ def test_answers_to_other_prompts_say_nothing(algorithm):
     judge = algorithm_of(algorithm)
     plan = replace(PLAN, greedy=judge.spec.greedy, branch_turns=0)
     data = collector(TALK, BOTH, range(8), plan).collect(players(BOTH, Scripted(WORDS)), 0).trajectories["shared"]
-    alone = ~compared(data, judge.spec.greedy) & ~data.greedy
+    alone = ~comparable_rows(data, judge.spec.greedy) & ~data.greedy
     assert (data.turn[alone] > 0).any() and not alone[(data.turn == 0) & (data.agent == 0)].any()
     advantages, _ = judge.advantages(data, judge.spec.hyper.model_validate(dict(judge.spec.defaults)))
     assert not advantages[alone].any() and advantages[~alone].any()

@@ -13,7 +13,7 @@ from pyarrow import fs
 from toy_runs.sweeps import finished_sweep
 
 from marl_ray.errors import MarlRayError
-from marl_ray.runs.stored import StoredSweep, stored
+from marl_ray.runs.stored import StoredSweep, list_stored
 from marl_ray.training.run_folder import appended_file as files
 from marl_ray.tuning import records as records_module
 from marl_ray.tuning.folder import Folder
@@ -146,7 +146,7 @@ def test_all_readers_see_the_changes_that_followed_sweep_json(tmp_path):
     assert json.loads((tmp_path / "toy" / RECORDS).read_text())["winner_model"] == "models:/toy/1"
     assert find_sweep("toy", str(tmp_path))[1].trials[0].steps == 77
     assert winner_of("toy", str(tmp_path))[0] == "models:/toy/2"
-    (listed,) = stored(str(tmp_path))
+    (listed,) = list_stored(str(tmp_path))
     assert isinstance(listed, StoredSweep) and listed.records["trials"][0]["steps"] == 77
     with (tmp_path / "toy" / CHANGES).open("a") as stream:
         stream.write('{"changes": "x"}\n')

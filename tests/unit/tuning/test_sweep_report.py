@@ -22,7 +22,7 @@ from marl_ray.tuning.records import (
     end_reason,
     find_sweep,
     load_records,
-    ranked,
+    ranked_trials,
     winner_of,
 )
 from marl_ray.tuning.reporting import progress
@@ -91,7 +91,7 @@ def test_a_whole_sweep_is_told_with_every_trial_that_did_not_finish_and_why(tmp_
         assert page.text.count(reason) == 2  # above all, and in the table
     assert "asha: place 6 of 14 at 10,000 steps" in page.text
     assert page.styled("tr", "won") == 1
-    winner = ranked(sweep.records, sweep.config.metric)[0]
+    winner = ranked_trials(sweep.records, sweep.config.metric)[0]
     assert f"Winner: trial {winner.number:04d}" in page.text
     assert page.styled("svg", "chart") == 2
     assert page.styled("path", "band") == 2 * 6

@@ -42,7 +42,7 @@ def group_index(group: Tensor, agent: Tensor, turn: Tensor, prompts: Tensor | No
     return index, len(distinct)
 
 
-def compared(batch: Trajectories, greedy: bool) -> Tensor:
+def comparable_rows(batch: Trajectories, greedy: bool) -> Tensor:
     """Return (B,) bool: True for sequences with decisions that can be compared with another one of their group.
 
     With `greedy` the other one is a greedy sequence, otherwise another sampled one.
@@ -56,7 +56,7 @@ def compared(batch: Trajectories, greedy: bool) -> Tensor:
 
 def group_moments(scores: Tensor, index: Tensor, count: int, include: Tensor) -> GroupMoments:
     """Compute size, mean and squared deviations of every group; the module's docstring explains the arguments."""
-    include = _counted(scores, include)
+    include = _rows_with_scores(scores, include)
     exact = torch.where(include, scores.detach().double(), 0.0)
     zeros = exact.new_zeros(count)
     size = zeros.index_add(0, index, include.double())
@@ -117,7 +117,7 @@ def greedy_baseline(scores: Tensor, index: Tensor, count: int, include: Tensor, 
     `greedy` (B,) bool. Several greedy rows of a group are averaged. Where the greedy row has no score (NaN) there is no
     baseline, so the group gets 0. Raises MarlRayError if a group with included rows has no greedy row at all.
     """
-    rows = _counted(scores, include) & ~greedy
+    rows = _rows_with_scores(scores, include) & ~greedy
     present = torch.zeros(count, dtype=torch.bool, device=scores.device)
     present[index[greedy]] = True
     missing = rows & ~present[index]
@@ -130,7 +130,7 @@ def greedy_baseline(scores: Tensor, index: Tensor, count: int, include: Tensor, 
     return torch.where(rows, scores.detach().double() - baseline.mean[index], 0.0).to(scores.dtype)
 
 
-def _counted(scores: Tensor, include: Tensor) -> Tensor:
+def _rows_with_scores(scores: Tensor, include: Tensor) -> Tensor:
     return include & ~scores.isnan()
 
 
@@ -142,4 +142,4 @@ def _finish(
         raise MarlRayError(f"singleton: expected 'zero' or 'score', got {singleton!r}")
     if singleton == "score":
         result = torch.where((moments.size == 1)[index], scores.double(), result)
-    return torch.where(_counted(scores, include), result, 0.0).detach().to(scores.dtype)
+    return torch.where(_rows_with_scores(scores, include), result, 0.0).detach().to(scores.dtype)

@@ -26,11 +26,11 @@ RunName = Annotated[
 @runs_app.command("ls")
 def list_runs(storage: Storage = "runs", as_json: Json = False) -> None:
     """List the runs and sweeps of a storage."""
-    from marl_ray.runs.stored import stored
+    from marl_ray.runs.stored import list_stored
     from marl_ray.runs.summary import summary_of
 
     summaries = []
-    for entry in stored(storage):
+    for entry in list_stored(storage):
         try:
             summaries.append(summary_of(entry))
         except MarlRayError as error:  # one damaged folder hides no other

@@ -169,7 +169,7 @@ def _groups(
     )
 
 
-def _constrained(
+def _constrain_algorithm(
     title: str, paper: str, kind: Any, critic: Any, order: Any, *keys: str, **defaults: Any
 ) -> AlgorithmSpec:
     """Return an algorithm with cost critics and budgets."""
@@ -250,19 +250,23 @@ SPECS: dict[str, AlgorithmSpec] = {
         keys=("beta", "label_smoothing"),
         defaults=_CRITIC_FREE | {"aggregation": "seq-mean-token-mean", "advantage_norm": "none"},
     ),
-    "ppo_lagrangian": _constrained(
+    "ppo_lagrangian": _constrain_algorithm(
         "PPO-Lagrangian", "Ray, Achiam, Amodei 2019", "multiplier", "local", "simultaneous", *_LAGRANGE
     ),
-    "pid_lagrangian": _constrained("PID-Lagrangian", "arXiv 2007.03964", "multiplier", "local", "simultaneous", *_PID),
-    "p3o": _constrained("Penalised PPO", "arXiv 2205.11814", "penalty", "local", "simultaneous", "penalty"),
-    "cpo": _constrained(
+    "pid_lagrangian": _constrain_algorithm(
+        "PID-Lagrangian", "arXiv 2007.03964", "multiplier", "local", "simultaneous", *_PID
+    ),
+    "p3o": _constrain_algorithm("Penalised PPO", "arXiv 2205.11814", "penalty", "local", "simultaneous", "penalty"),
+    "cpo": _constrain_algorithm(
         "Constrained policy optimisation", "arXiv 1705.10528", "trust_region", "local", "simultaneous", *_TRUST
     ),
-    "mappo_lagrangian": _constrained(
+    "mappo_lagrangian": _constrain_algorithm(
         "MAPPO-Lagrangian", "arXiv 2110.02793", "multiplier", "central", "sequential", *_LAGRANGE
     ),
-    "map3o": _constrained("Multi-agent P3O", "arXiv 2205.11814", "penalty", "central", "simultaneous", "penalty"),
-    "macpo": _constrained(
+    "map3o": _constrain_algorithm(
+        "Multi-agent P3O", "arXiv 2205.11814", "penalty", "central", "simultaneous", "penalty"
+    ),
+    "macpo": _constrain_algorithm(
         "Multi-agent constrained policy optimisation",
         "arXiv 2110.02793",
         "trust_region",

@@ -183,7 +183,7 @@ def _cheapest_joint(needs: Sequence[np.ndarray], room: np.ndarray) -> list[int] 
     worse than in every signal. With one signal a single one remains, so this is each agent's minimum; conflicting
     signals can keep many.
     """
-    undominated = [_undominated(need) for need in needs]
+    undominated = [_undominated_rows(need) for need in needs]
     sole = [i for i, rows in enumerate(undominated) if len(rows) == 1]
     choice = [int(rows[0]) for rows in undominated]
     for i in sole:
@@ -202,7 +202,7 @@ def _cheapest_joint(needs: Sequence[np.ndarray], room: np.ndarray) -> list[int] 
         if not fits.any():
             return None
         totals, choices = totals[fits], choices[fits]
-        best = _undominated(totals)
+        best = _undominated_rows(totals)
         totals, choices = totals[best], choices[best]
     least_share = (totals / np.maximum(room, TOLERANCE)).max(1).argmin()
     for i, action in zip(several, choices[least_share], strict=True):
@@ -210,7 +210,7 @@ def _cheapest_joint(needs: Sequence[np.ndarray], room: np.ndarray) -> list[int] 
     return choice
 
 
-def _undominated(rows: np.ndarray) -> np.ndarray:
+def _undominated_rows(rows: np.ndarray) -> np.ndarray:
     """Return the indices of the rows (n, S) that no other row is at most equal to in every column.
 
     Of equal rows it is the first.

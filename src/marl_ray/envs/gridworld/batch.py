@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from marl_ray.config.run.sections import EnvConfig
-from marl_ray.envs.batch import BatchStep, grouped
+from marl_ray.envs.batch import BatchStep, group_positions
 from marl_ray.envs.gridworld.moves import BLOCK, DONE, X, Y, observe, play, price
 from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
@@ -26,7 +26,7 @@ class GridworldBatch:
         self.prices, self.rules = env.prices, world.rules
         if signals != 1 and any(self.prices):
             raise MarlRayError(f"env.cost: a MultiGrid environment has one cost signal, expected {signals}")
-        self.members = grouped(env.possible_agents, groups)
+        self.members = group_positions(env.possible_agents, groups)
         self.max_steps, self.agents = world.max_steps, world.num_agents
         self.view, self.see_through = world.agents[0].view_size, bool(world.agents[0].see_through_walls)
         shape = (copies, self.agents)

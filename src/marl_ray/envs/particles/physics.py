@@ -156,7 +156,7 @@ def common_reward(places: np.ndarray, goals: np.ndarray, rules: Rules) -> float:
 
 
 @numba.njit(cache=True, nogil=True)
-def succeeded(places: np.ndarray, rules: Rules) -> bool:
+def has_succeeded(places: np.ndarray, rules: Rules) -> bool:
     """Return True if every landmark is covered, or every prey is caught."""
     if rules.kind == SPREAD:
         far = 0
@@ -200,7 +200,7 @@ def play(
         states[c, -1] += 1
         if states[c, -1] >= rules.max_cycles:
             truncated[c] = True
-        elif rules.ends_on_success and succeeded(places, rules):
+        elif rules.ends_on_success and has_succeeded(places, rules):
             terminated[c] = True
 
 

@@ -53,17 +53,17 @@ def rows(name: str, data: bytes) -> Iterator[FileRow]:
             raise MarlRayError(f"{name}: not Parquet: {one_line(error)}") from error
         yield from (FileRow(f"{name}[{number}]", values) for number, values in enumerate(table.to_pylist()))
     elif path.endswith(".json"):
-        text = _decoded(name, data)
+        text = _decode_json(name, data)
         if not isinstance(text, list):
             raise MarlRayError(f"{name}: expected a JSON array")
         yield from (FileRow(f"{name}[{number}]", values) for number, values in enumerate(text))
     else:
         for number, line in enumerate(data.split(b"\n"), 1):
             if line.strip():
-                yield FileRow(f"{name}:{number}", _decoded(f"{name}:{number}", line))
+                yield FileRow(f"{name}:{number}", _decode_json(f"{name}:{number}", line))
 
 
-def _decoded(where: str, data: bytes) -> Any:
+def _decode_json(where: str, data: bytes) -> Any:
     try:
         return json.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

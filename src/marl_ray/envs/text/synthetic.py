@@ -205,18 +205,18 @@ def _function(source: random.Random, level: int) -> tuple[str, str, str]:
     """Return a prompt, the kind of its argument and the expression."""
     while level == 4:
         first, second = source.choice(_NUMBERS), source.choice(STEPS)
-        text, inner = _filled(source, first)
-        rest, outer = _filled(source, second)
+        text, inner = _fill_template(source, first)
+        rest, outer = _fill_template(source, second)
         body = re.sub(r"\bx\b", inner if "(" in second.code else f"({inner})", outer)
         results = {_result(_written("n", body), (x,)) for x in _NUMBERS_TRIED}
         if len(results) >= _VARIETY or results == {"True", "False"}:
             return f"n {text}, {rest}", "n", body
     family = source.choice([family for family in FAMILIES if family.level == level])
-    text, body = _filled(source, family)
+    text, body = _fill_template(source, family)
     return f"{family.kind} {text}", family.kind, body
 
 
-def _filled(source: random.Random, family: TaskFamily) -> tuple[str, str]:
+def _fill_template(source: random.Random, family: TaskFamily) -> tuple[str, str]:
     """Return text and code with constants. Positions in sequences are small, for the sequences are short."""
     most = 20 if family.kind in "np" else 6
     names = [name for name in "ABC" if re.search(rf"\b{name}\b", family.text)]

@@ -73,7 +73,7 @@ def page_row(intent: str, view: PageView, slots: int, remaining: float, clicked:
     actions[-1] = NOTHING
     rest = np.array([remaining, len(phrases) / PHRASES], np.float32)
     return PageRow(
-        np.concatenate([values.reshape(-1), _hashed(intent), rest]),
+        np.concatenate([values.reshape(-1), _hash_words(intent), rest]),
         np.array([bool(action) for action in actions]),
         tuple(actions),
     )
@@ -114,7 +114,7 @@ def _lower(words: Sequence[str]) -> list[str]:
     return [word.lower() for word in words]
 
 
-def _hashed(intent: str) -> np.ndarray:
+def _hash_words(intent: str) -> np.ndarray:
     """Return the buckets that the words of the task fall into, without its quoted phrases."""
     buckets = np.zeros(_WORDS, np.float32)
     for word in _WORD.findall(_QUOTED.sub(" ", intent).lower()):

@@ -110,7 +110,7 @@ class EvalPlusProblem(Problem):
         wall_s = cpu_s = 0.0
         result, base = "passed", False
         for part, inputs in zip(PARTS, (self.base, self.plus), strict=True):
-            expected = _expected(pool, self.task_id, part, self.references[0], self.entry_point, inputs)
+            expected = _reference_outputs(pool, self.task_id, part, self.references[0], self.entry_point, inputs)
             limits = Limits(cpu_s=min(timeout_s, sum(expected.seconds)) + 1, memory_bytes=MEMORY_BYTES)
             if mode == "official":
                 arguments = f"{self._arguments(part, inputs, expected, 1.0)}, signal.ITIMER_PROF"
@@ -135,7 +135,7 @@ class EvalPlusProblem(Problem):
 
 
 @lru_cache(maxsize=4096)
-def _expected(pool: Pool, task_id: str, part: str, reference: str, name: str, inputs: str) -> ReferenceOutputs:
+def _reference_outputs(pool: Pool, task_id: str, part: str, reference: str, name: str, inputs: str) -> ReferenceOutputs:
     """Return the reference's outputs.
 
     Raises MarlRayError if the reference fails here, because then nothing can be compared with it.

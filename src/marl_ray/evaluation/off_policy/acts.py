@@ -102,7 +102,7 @@ def evaluate_bundle(bundle: Bundle, data: LoggedUnits | str, alpha: float = 0.05
     The estimator is `experiments.statistics.off_policy.snips`.
     """
     logged = logged_for(bundle, data) if isinstance(data, str) else data
-    weights, used = log_weights(bundle, logged), _used(logged)
+    weights, used = log_weights(bundle, logged), _drawn_units(logged)
     return snips(weights[used], logged.outcomes[used], alpha)
 
 
@@ -115,7 +115,7 @@ def evaluate_doubly_robust(bundle: Bundle, data: LoggedUnits | str, alpha: float
     no unit is predicted by a model that saw it (Chernozhukov et al. 2018, arXiv 1608.00060, definition 3.1).
     """
     logged = logged_for(bundle, data) if isinstance(data, str) else data
-    weights, used = log_weights(bundle, logged), _used(logged)
+    weights, used = log_weights(bundle, logged), _drawn_units(logged)
     unit_weights, outcomes = weights[used], logged.outcomes[used]
     predicted = cross_fitted(start_features(bundle, logged)[used], outcomes, unit_weights)
     return doubly_robust(unit_weights, outcomes, predicted, predicted, alpha)
@@ -158,7 +158,7 @@ def greedy_units(logged: LoggedUnits) -> np.ndarray:
     return greedy
 
 
-def _used(logged: LoggedUnits) -> np.ndarray:
+def _drawn_units(logged: LoggedUnits) -> np.ndarray:
     used = ~greedy_units(logged)
     if not used.any():
         raise MarlRayError("data: expected units whose actions were drawn, but in every one an agent acted greedily")
@@ -175,7 +175,7 @@ def start_features(bundle: Bundle, logged: LoggedUnits) -> np.ndarray:
         for agent in range(batch.agents):
             # An agent's first turn is written last, so that it stays.
             rows_of_agent = torch.nonzero(batch.agent == agent)[:, 0].flip(0)
-            rows = _coded(bundle.policies[name].observation_space, batch.observations[rows_of_agent, 0].numpy())
+            rows = _encode_rows(bundle.policies[name].observation_space, batch.observations[rows_of_agent, 0].numpy())
             blocks.append((batch.episode[rows_of_agent].numpy(), rows))
     width = sum(rows.shape[1] for _, rows in blocks)
     features, begin, random = np.zeros((len(logged.units), min(width, MAX_FEATURES))), 0, np.random.default_rng(0)
@@ -190,7 +190,7 @@ def start_features(bundle: Bundle, logged: LoggedUnits) -> np.ndarray:
     return features
 
 
-def _coded(space: spaces.Space[Any], rows: np.ndarray) -> np.ndarray:
+def _encode_rows(space: spaces.Space[Any], rows: np.ndarray) -> np.ndarray:
     """Convert flat rows (N, D) to numbers that a linear model can use."""
     if not isinstance(space, CATEGORICAL) or max(cardinalities(space)) > MAX_CODES:
         return rows.astype(np.float32)

@@ -21,7 +21,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.off_policy.acts import MAX_FEATURES, OffPolicyEstimate, combined_estimate, cross_fitted
 from marl_ray.experiments.statistics.off_policy import doubly_robust, snips
 from marl_ray.policies.bundles.language import TokenBundle
-from marl_ray.policies.language.padding import padded
+from marl_ray.policies.language.padding import pad_sequences
 from marl_ray.policies.language.token_policy import TokenPolicy
 from marl_ray.rollout.served.texts import ServedText, by_policy, check_readable, read_served
 
@@ -103,7 +103,7 @@ def _log_ratios(policy: TokenPolicy, served: Sequence[ServedText]) -> dict[str, 
     ratios: dict[str, float] = {}
     for start in range(0, len(served), RESPONSES_PER_PASS):
         part = served[start : start + RESPONSES_PER_PASS]
-        rows = padded([text.prompt_ids for text in part], [text.ids for text in part])
+        rows = pad_sequences([text.prompt_ids for text in part], [text.ids for text in part])
         prompts, responses, mask = (x.to(policy.device) for x in rows)
         sums = policy.evaluate(prompts, responses, mask, need_entropy=False).log_probs.double().sum(1).tolist()
         ratios |= {

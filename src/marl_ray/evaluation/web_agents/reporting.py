@@ -21,12 +21,12 @@ def web_report(
     return report | {
         "mean_score": fmean(row["score"] for row in rows),
         "all": _means(rows),
-        "endings": {name: _means(several) for name, several in _parted(rows, "ending").items()},
-        "groups": {name: _means(several) for name, several in _parted(rows, "group").items()},
+        "endings": {name: _means(several) for name, several in _group_rows(rows, "ending").items()},
+        "groups": {name: _means(several) for name, several in _group_rows(rows, "group").items()},
     }
 
 
-def _parted(rows: Sequence[WebRow], key: str) -> dict[str, list[WebRow]]:
+def _group_rows(rows: Sequence[WebRow], key: str) -> dict[str, list[WebRow]]:
     parts = defaultdict(list)
     for row in rows:
         parts[row[key]].append(row)

@@ -31,7 +31,7 @@ class Population:
         """Return True if a unit with these attributes takes part. A unit that lacks a required attribute does not."""
         for name, values in self.required:
             value = attributes.get(name)
-            if value is None or _typed(value) not in values:
+            if value is None or _typed_attribute(value) not in values:
                 return False
         return self.may_include(salt, unit)
 
@@ -44,10 +44,11 @@ def population_of(config: Mapping[str, Any]) -> Population:
     population = config.get("population") or {}
     required = population.get("attributes", {}).items()
     return Population(
-        population.get("share", 1.0), frozenset((name, frozenset(map(_typed, values))) for name, values in required)
+        population.get("share", 1.0),
+        frozenset((name, frozenset(map(_typed_attribute, values))) for name, values in required),
     )
 
 
-def _typed(value: Attribute) -> tuple[bool, Attribute]:
+def _typed_attribute(value: Attribute) -> tuple[bool, Attribute]:
     # True equals 1 in Python, and is another value to a client.
     return isinstance(value, bool), value

@@ -59,7 +59,7 @@ exposures = sa.Table(
 )
 
 
-def _reported(table: str, *more: sa.Column[Any]) -> sa.Table:
+def _report_table(table: str, *more: sa.Column[Any]) -> sa.Table:
     """Define a table of reported values: one value per unit and combination of the keys in `more`."""
     return sa.Table(
         table,
@@ -73,8 +73,8 @@ def _reported(table: str, *more: sa.Column[Any]) -> sa.Table:
     )
 
 
-outcomes = _reported("outcomes")
-metrics = _reported("unit_metrics", sa.Column("metric", sa.String(100), primary_key=True))
+outcomes = _report_table("outcomes")
+metrics = _report_table("unit_metrics", sa.Column("metric", sa.String(100), primary_key=True))
 corrections = sa.Table(
     "corrections",
     metadata,

@@ -13,9 +13,9 @@ from marl_ray.experiments.evidence.running_sums import Design, Exposed, Judged, 
 from marl_ray.experiments.statistics.bets import BetEvidence, End
 from marl_ray.experiments.statistics.intervals import NO_OUTCOME, Summary
 from marl_ray.experiments.statistics.missing_outcomes import mean_beyond
-from marl_ray.experiments.statistics.moments import NONE, Moments, merged
-from marl_ray.experiments.statistics.sequential import scaled
-from marl_ray.experiments.statistics.unit_clusters import Blocks, block_summaries, stratified, summary_of
+from marl_ray.experiments.statistics.moments import NONE, Moments, merge_moments
+from marl_ray.experiments.statistics.sequential import scale_summary
+from marl_ray.experiments.statistics.unit_clusters import Blocks, block_summaries, compare_within_strata, summary_of
 
 Counts = dict[int, dict[str, int]]
 """Epoch -> arm -> number."""
@@ -60,8 +60,8 @@ class Observations:
         """
         if metric not in self.blocks:
             by_epoch = self.strata.get(metric, {}).values()
-            return stratified(
-                (by_arm.get(treatment, NO_OUTCOME), scaled(by_arm.get(control, NO_OUTCOME), scale))
+            return compare_within_strata(
+                (by_arm.get(treatment, NO_OUTCOME), scale_summary(by_arm.get(control, NO_OUTCOME), scale))
                 for by_arm in by_epoch
             )
 
@@ -136,7 +136,7 @@ class Look(Observations):
             parts = (
                 moments for key, moments in self.sources.values.items() if key[0] == metric and key[2] in names[1:]
             )
-            self.sources.pooled[names] = reduce(merged, parts, NONE)
+            self.sources.pooled[names] = reduce(merge_moments, parts, NONE)
         return self.sources.pooled[names]
 
     def filled(
@@ -153,7 +153,9 @@ class Look(Observations):
         if fill in self.sources.filled:
             return self.sources.filled[fill]
         values, judged = self._of_pair(metric, {treatment: (1.0, shift), control: (scale, 0.0)})
-        observations = _observations(_filled(values, judged, {metric: value}), self.sources.homes, self.sources.design)
+        observations = _observations(
+            _fill_missing(values, judged, {metric: value}), self.sources.homes, self.sources.design
+        )
         return self.sources.filled.setdefault(fill, observations.pair(metric, treatment, control, arms))
 
     def beyond(
@@ -218,7 +220,7 @@ def look_at(totals: Totals, design: Design, now: float) -> Look:
         of_arms = reported.setdefault(metric, {})
         of_arms[arm] = of_arms.get(arm, 0) + moments.n
         if metric == "outcome":
-            outcomes[arm] = merged(outcomes.get(arm, NONE), moments)
+            outcomes[arm] = merge_moments(outcomes.get(arm, NONE), moments)
     units: dict[str, ArmSummary] = {}
     for arm in {arm for _, arm, _ in exposures}:
         exposed_units = sum(of_arms.get(arm, 0) for of_arms in exposed.values())
@@ -231,7 +233,7 @@ def look_at(totals: Totals, design: Design, now: float) -> Look:
     if design.randomize == "switchback":
         done = {name for name, home in homes.items() if not home[2] and sum(block_span(name)) <= now}
         homes = {name: homes[name] for name in done - _under_way(exposures, judged)}
-    values = _observations(_filled(totals.values, judged, dict(design.missing)), homes, design)
+    values = _observations(_fill_missing(totals.values, judged, dict(design.missing)), homes, design)
     reporting = _observations(_reporting(totals.values, judged, reported), homes, design)
     assigned = exposed if design.randomize == "session" else assigned
     sources = Sources(totals.values, judged, homes, design)
@@ -253,13 +255,13 @@ def _count(counts: Counts, epoch: int, arm: str, n: int) -> None:
     arm_counts[arm] = arm_counts.get(arm, 0) + n
 
 
-def _filled(values: MetricMoments, judged: Mapping[Judged, int], missing: Mapping[str, float]) -> MetricMoments:
+def _fill_missing(values: MetricMoments, judged: Mapping[Judged, int], missing: Mapping[str, float]) -> MetricMoments:
     """Return the values that also contain the units that have reported nothing, each counted as `missing` says."""
     filled = dict(values)
     for metric, value in missing.items():
         for key, n in judged.items():
             reported = values.get((metric, *key), NONE)
-            filled[(metric, *key)] = merged(reported, Moments(n - reported.n, value, 0.0))
+            filled[(metric, *key)] = merge_moments(reported, Moments(n - reported.n, value, 0.0))
     return filled
 
 
@@ -280,7 +282,7 @@ def _observations(values: MetricMoments, homes: Homes, design: Design) -> Observ
         strata: dict[str, dict[int, dict[str, Summary]]] = {}
         for (metric, epoch, arm, _, _), moments in values.items():
             by_arm = pooled.setdefault(metric, {})
-            by_arm[arm] = merged(by_arm.get(arm, NONE), moments)
+            by_arm[arm] = merge_moments(by_arm.get(arm, NONE), moments)
             strata.setdefault(metric, {}).setdefault(epoch, {})[arm] = moments.summary()
         plain = {metric: {arm: m.summary() for arm, m in by_arm.items()} for metric, by_arm in pooled.items()}
         return Observations(plain, strata)
@@ -288,7 +290,7 @@ def _observations(values: MetricMoments, homes: Homes, design: Design) -> Observ
     for (metric, _, arm, cluster, counts), moments in values.items():
         if counts and moments.n and cluster in homes and homes[cluster][1] == arm:
             by_cluster = of_clusters.setdefault(metric, {})
-            by_cluster[cluster] = merged(by_cluster.get(cluster, NONE), moments)
+            by_cluster[cluster] = merge_moments(by_cluster.get(cluster, NONE), moments)
     means: dict[str, dict[int, dict[str, dict[str, float]]]] = {}
     for metric, by_cluster in of_clusters.items():
         for cluster, moments in by_cluster.items():
@@ -301,10 +303,10 @@ def _observations(values: MetricMoments, homes: Homes, design: Design) -> Observ
         }
         for metric, moments in means.items()
     }
-    return Observations(_pooled(means), strata, means if design.randomize == "switchback" else {})
+    return Observations(_pool_epochs(means), strata, means if design.randomize == "switchback" else {})
 
 
-def _pooled(means: dict[str, dict[int, dict[str, dict[str, float]]]]) -> dict[str, dict[str, Summary]]:
+def _pool_epochs(means: dict[str, dict[int, dict[str, dict[str, float]]]]) -> dict[str, dict[str, Summary]]:
     pooled: dict[str, dict[str, list[float]]] = {}
     for metric, by_epoch in means.items():
         for by_arm in by_epoch.values():

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from marl_ray.experiments.database import schema
 from marl_ray.experiments.database.windows import WINDOW_S, grace_s
-from marl_ray.experiments.statistics.moments import NONE, Moments, merged
+from marl_ray.experiments.statistics.moments import NONE, Moments, merge_moments
 
 Exposed = tuple[int, str, str]
 """Epoch, arm and cluster; the cluster is empty where units are assigned by themselves."""
@@ -62,7 +62,7 @@ class Totals:
         for judged, n in more.judged.items():
             self.judged[judged] = self.judged.get(judged, 0) + n
         for valued, moments in more.values.items():
-            self.values[valued] = merged(self.values.get(valued, NONE), moments)
+            self.values[valued] = merge_moments(self.values.get(valued, NONE), moments)
 
     def __bool__(self) -> bool:
         return bool(self.exposures or self.judged)
@@ -148,7 +148,7 @@ class Sums:
         same_unit = [table.c[key] == due.c[key] for key in ("experiment", "unit")]
         metric = table.c.metric if "metric" in table.c else sa.literal("outcome")
         keys = [due.c[key] for key in ("epoch", "arm", "cluster", "settled", "counts")]
-        query = sa.select(*keys, metric.label("metric"), moved(table, self.design).label("value"))
+        query = sa.select(*keys, metric.label("metric"), rescaled_value_sql(table, self.design).label("value"))
         # All of the units, and only these: a join from the right would read every value of the experiment.
         joined = query.join_from(due, table, sa.and_(*same_unit, table.c.arrived_at <= due.c.closes_at), isouter=True)
         return schema.moments(joined.cte("units"), "epoch", "arm", "cluster", "settled", "counts", "metric")
@@ -167,7 +167,7 @@ def _end(connection: sa.Connection, sqlite: bool) -> int:
     return int(connection.execute(oldest).scalar_one())
 
 
-def moved(table: sa.Table, design: Design) -> Any:
+def rescaled_value_sql(table: sa.Table, design: Design) -> Any:
     """Return the SQL for the value of a row of outcomes or metrics, moved into its metric's range."""
     value, of_metric = table.c.value, []
     for metric, low, high in design.ranges:

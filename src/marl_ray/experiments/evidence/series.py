@@ -6,9 +6,9 @@ import sqlalchemy as sa
 
 from marl_ray.experiments.database import schema
 from marl_ray.experiments.database.windows import grace_s
-from marl_ray.experiments.evidence.running_sums import Design, counts_of, moments_of, moved
+from marl_ray.experiments.evidence.running_sums import Design, counts_of, moments_of, rescaled_value_sql
 from marl_ray.experiments.statistics.intervals import Summary
-from marl_ray.experiments.statistics.moments import NONE, Moments, merged
+from marl_ray.experiments.statistics.moments import NONE, Moments, merge_moments
 
 Series = dict[str, list[tuple[float, Summary]]]
 """Arm -> [(seconds since 1970, summary of all observations until then)], by time."""
@@ -37,12 +37,12 @@ def series(connection: sa.Connection, name: str, design: Design, points: int, no
         # The edges belong to the places inside.
         inside = min(max(int(row.place), 0), points - 1)
         point_moments = moments_of(row)
-        by_place[inside] = merged(by_place.get(inside, NONE), point_moments)
+        by_place[inside] = merge_moments(by_place.get(inside, NONE), point_moments)
     series_of: Series = {}
     for arm, by_place in sorted(by_arm.items()):
         total = NONE
         for inside, point_moments in sorted(by_place.items()):
-            total = merged(total, point_moments)
+            total = merge_moments(total, point_moments)
             series_of.setdefault(arm, []).append((first + (inside + 1) * step, total.summary()))
     return series_of
 
@@ -57,7 +57,9 @@ def _units(name: str, design: Design, now: float) -> Any:
     closes_at = units.stored_at + design.window_s
     judged = units.stored_at <= now - design.window_s - grace_s(design.window_s)
     in_time = sa.and_(schema.same_unit(outcomes), outcomes.c.arrived_at <= closes_at)
-    value = sa.case((judged, sa.func.coalesce(moved(outcomes, design), dict(design.missing).get("outcome"))))
+    value = sa.case(
+        (judged, sa.func.coalesce(rescaled_value_sql(outcomes, design), dict(design.missing).get("outcome")))
+    )
     columns = units.cluster, units.epoch, units.arm, counts_of(design).label("counts")
     query = sa.select(*columns, sa.case((judged, 1), else_=0).label("judged"), value.label("value"))
     query = query.add_columns(sa.func.coalesce(outcomes.c.at, closes_at).label("at"))

@@ -24,7 +24,7 @@ class Moments(NamedTuple):
 NONE = Moments(0, 0.0, 0.0)
 
 
-def merged(left: Moments, right: Moments) -> Moments:
+def merge_moments(left: Moments, right: Moments) -> Moments:
     """Return the moments of both sets of values together (Chan, Golub, LeVeque 1979)."""
     n = left.n + right.n
     if not left.n or not right.n:

@@ -113,7 +113,7 @@ def relative_scale(relative: float, higher_is_better: bool) -> float:
     return 1 - relative if higher_is_better else 1 + relative
 
 
-def scaled(arm: Summary, scale: float) -> Summary:
+def scale_summary(arm: Summary, scale: float) -> Summary:
     """Return the summary of the outcomes times `scale`."""
     return Summary(arm.n, scale * arm.mean, scale**2 * arm.variance)
 

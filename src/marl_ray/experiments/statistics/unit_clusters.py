@@ -38,7 +38,7 @@ def summary_of(means: list[float]) -> Summary:
     return Summary(n, mean, math.fsum((x - mean) ** 2 for x in means) / (n - 1) if n > 1 else 0.0)
 
 
-def stratified(strata: Iterable[tuple[Summary, Summary]]) -> tuple[Summary, Summary]:
+def compare_within_strata(strata: Iterable[tuple[Summary, Summary]]) -> tuple[Summary, Summary]:
     """Compare treatment and control within strata only and return one pair of summaries that every test takes.
 
     Outcomes drift, and when the treatments' share is raised, more of the treatment's units than of the control's are late:
@@ -59,7 +59,7 @@ def stratified(strata: Iterable[tuple[Summary, Summary]]) -> tuple[Summary, Summ
     overall = max(_within(parts) for parts in arms)
     larger = [max(left.variance, right.variance, overall) for left, right in usable]
     first, second = (
-        _combined(shares, parts, [_mixed(part, most) for part, most in zip(parts, larger, strict=True)])
+        _combine_strata(shares, parts, [_mixed_variance(part, most) for part, most in zip(parts, larger, strict=True)])
         for parts in arms
     )
     return first, second
@@ -71,11 +71,11 @@ def _within(parts: list[Summary]) -> float:
     return math.fsum((part.n - 1) * part.variance for part in parts) / freedom if freedom else 0.0
 
 
-def _mixed(part: Summary, larger: float) -> float:
+def _mixed_variance(part: Summary, larger: float) -> float:
     return (part.n * part.variance + BORROWED * larger) / (part.n + BORROWED)
 
 
-def _combined(shares: list[float], parts: list[Summary], variances: list[float]) -> Summary:
+def _combine_strata(shares: list[float], parts: list[Summary], variances: list[float]) -> Summary:
     effective = 1 / math.fsum(share**2 / part.n for share, part in zip(shares, parts, strict=True))
     means = [part.mean for part in parts]
     # Between its strata's, whatever the sum rounds to: of sessions that all failed no more than all have.
@@ -89,7 +89,7 @@ def _combined(shares: list[float], parts: list[Summary], variances: list[float])
 
 
 def block_summaries(strata: Sequence[tuple[Blocks, Blocks]]) -> tuple[Summary, Summary]:
-    """Apply `stratified` to both arms' blocks, with the variance of a difference computed by groups.
+    """Apply `compare_within_strata` to both arms' blocks, with the variance of a difference computed by groups.
 
     The variances are scaled so that s_t^2 / n_t + s_c^2 / n_c is that variance. It is raised by one of its standard errors,
     so that its noise spends no alpha. With fewer than `MIN_GROUPS` groups it is never below the two-sample variance: so few
@@ -97,7 +97,7 @@ def block_summaries(strata: Sequence[tuple[Blocks, Blocks]]) -> tuple[Summary, S
     """
     usable = [(left, right) for left, right in strata if left and right]
     summaries = [(summary_of(list(left.values())), summary_of(list(right.values()))) for left, right in usable]
-    first, second = stratified(summaries)
+    first, second = compare_within_strata(summaries)
     apart = first.variance / first.n + second.variance / second.n if first.n and second.n else 0.0
     total = math.fsum(left.n * right.n / (left.n + right.n) for left, right in summaries)
     groups: dict[int, float] = {}

@@ -30,7 +30,7 @@ class _OneHot:
         begins = np.arange(len(layers))[:, None] * len(layers[0].weight)
         self._offsets = layers[0].offsets.numpy() + begins
         self._table = torch.cat([layer.weight for layer in layers]).detach()
-        self._biases = _stacked([layer.bias for layer in layers])
+        self._biases = _stack_parameters([layer.bias for layer in layers])
 
     def __call__(self, rows: np.ndarray, which: np.ndarray) -> np.ndarray:
         index = torch.from_numpy(rows + self._offsets[which])
@@ -46,8 +46,8 @@ class _Vector:
         norms = [layer.norm for layer in layers if isinstance(layer.norm, nn.LayerNorm)]
         self._eps = norms[0].eps if norms else None
         if norms:
-            self._scales = _stacked([norm.weight for norm in norms])
-            self._shifts = _stacked([norm.bias for norm in norms])
+            self._scales = _stack_parameters([norm.weight for norm in norms])
+            self._shifts = _stack_parameters([norm.bias for norm in norms])
         self._linear = _Linear([layer.linear for layer in layers])
 
     def __call__(self, rows: np.ndarray, which: np.ndarray) -> np.ndarray:
@@ -63,8 +63,8 @@ class _Linear:
     """Linear layers of the same size."""
 
     def __init__(self, layers: Sequence[nn.Linear]):
-        self._weights = np.ascontiguousarray(_stacked([layer.weight for layer in layers]).transpose(0, 2, 1))
-        self._biases = _stacked([layer.bias for layer in layers])
+        self._weights = np.ascontiguousarray(_stack_parameters([layer.weight for layer in layers]).transpose(0, 2, 1))
+        self._biases = _stack_parameters([layer.bias for layer in layers])
 
     def __call__(self, hidden: np.ndarray, which: np.ndarray) -> np.ndarray:
         outputs: np.ndarray
@@ -194,5 +194,5 @@ def _alike(policies: Sequence[ServedPolicy]) -> bool:
     )
 
 
-def _stacked(parameters: Sequence[Tensor]) -> np.ndarray:
+def _stack_parameters(parameters: Sequence[Tensor]) -> np.ndarray:
     return np.stack([parameter.detach().numpy() for parameter in parameters])

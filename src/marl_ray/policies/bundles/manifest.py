@@ -183,7 +183,7 @@ def local_folder(reference: str, uri: str | None) -> Iterator[Path]:
 
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     uri = resolve_tracking_uri(uri)
-    name, _, version = pinned(reference, uri).removeprefix(REGISTRY).rpartition("/")
+    name, _, version = pin_reference(reference, uri).removeprefix(REGISTRY).rpartition("/")
     with temporary_folder("bundle") as temporary:
         with _of_registry(reference, uri):
             client = mlflow_client(uri, reads=True)
@@ -194,7 +194,7 @@ def local_folder(reference: str, uri: str | None) -> Iterator[Path]:
         yield Path(path)
 
 
-def pinned(reference: str, uri: str | None) -> str:
+def pin_reference(reference: str, uri: str | None) -> str:
     """Return a reference that always means the same bundle.
 
     `models:/name@alias` becomes the version that has the alias now.

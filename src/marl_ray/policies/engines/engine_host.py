@@ -38,13 +38,13 @@ class PackedTensor:
     """(bytes,) uint8"""
 
 
-def packed(tensor: Tensor) -> PackedTensor:
+def pack_tensor(tensor: Tensor) -> PackedTensor:
     """Return a copy of the tensor's present values, from any device."""
     plain = tensor.detach().cpu().contiguous()
     return PackedTensor(plain.dtype, tuple(plain.shape), plain.flatten().view(torch.uint8).numpy())
 
 
-def unpacked(tensor: PackedTensor) -> Tensor:
+def unpack_tensor(tensor: PackedTensor) -> Tensor:
     """Return the tensor on CPU. Do not write to it, because other processes may read the same memory."""
     return (
         torch.frombuffer(tensor.data, dtype=tensor.dtype).view(tensor.shape)

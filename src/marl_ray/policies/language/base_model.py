@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from marl_ray.config.run.model import LoraConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.language.lora import adapted, add_adapters, bare_weights
+from marl_ray.policies.language.lora import adapted_layers, add_adapters, bare_weights
 
 BASE_SHA256 = "base_sha256"
 """File with the digest, beside an adapter's. peft does not read it."""
@@ -58,7 +58,7 @@ def unmerge_adapter(lm: PreTrainedModel, folder: Path) -> LoraConfig:
     add_adapters(lm, config)
     with safe_open(folder / "adapter_model.safetensors", "pt") as file:
         names = set(file.keys())
-        for name, layer in adapted(lm):
+        for name, layer in adapted_layers(lm):
             for part, matrix in (("A", layer.down), ("B", layer.up)):
                 key = f"base_model.model.{name}.lora_{part}.weight"
                 if key not in names:

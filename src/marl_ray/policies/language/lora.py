@@ -32,7 +32,7 @@ def add_adapters(lm: PreTrainedModel, config: LoraConfig) -> None:
     """
     lm.requires_grad_(False)
     linear = {name: module for name, module in lm.named_modules() if _is_linear(module)}
-    unnamed = _unnamed(lm, linear)
+    unnamed = _expert_layer_names(lm, linear)
     if isinstance(config.targets, str):
         head = lm.get_output_embeddings()
         names = [name for name, module in linear.items() if module is not head and _last(name) not in unnamed]
@@ -71,7 +71,7 @@ def _matching(
     return matching
 
 
-def _unnamed(lm: PreTrainedModel, linear: Iterable[str]) -> set[str]:
+def _expert_layer_names(lm: PreTrainedModel, linear: Iterable[str]) -> set[str]:
     """Return the last names of linear layers that peft takes for a mixture's experts or router.
 
     They have no adapters here. transformers keeps experts as one tensor that no layer holds, and peft reads the names
@@ -115,7 +115,7 @@ def _peft_config(config: LoraConfig, targets: list[str] | str, transposed: bool)
     return PeftLoraConfig(r=config.rank, lora_alpha=alpha, target_modules=targets, fan_in_fan_out=transposed)
 
 
-def adapted(module: nn.Module) -> list[tuple[str, "Adapted"]]:
+def adapted_layers(module: nn.Module) -> list[tuple[str, "Adapted"]]:
     """Return the name and layer of every layer that has an adapter."""
     return [(name, layer) for name, layer in module.named_modules() if isinstance(layer, Adapted)]
 
@@ -123,7 +123,7 @@ def adapted(module: nn.Module) -> list[tuple[str, "Adapted"]]:
 @contextmanager
 def without_adapters(module: nn.Module) -> Iterator[None]:
     """Let the model compute without its adapters, within the block."""
-    layers = [layer for _, layer in adapted(module)]
+    layers = [layer for _, layer in adapted_layers(module)]
     # peft's `enable_adapters` would also freeze the adapters' weights, and FSDP2 remembers that from its first gather.
     for layer in layers:
         layer._disable_adapters = True  # noqa: SLF001  peft's
@@ -136,7 +136,7 @@ def without_adapters(module: nn.Module) -> Iterator[None]:
 
 def lay_beside(module: nn.Module) -> None:
     """Move each adapted weight and its adapter's second matrix side by side, so that no product has to copy them."""
-    for _, layer in adapted(module):
+    for _, layer in adapted_layers(module):
         base, up = layer.matrix, layer.up
         stacked = torch.cat([base.detach(), up.detach()], 1)
         if layer.fan_in_fan_out:
@@ -152,7 +152,7 @@ def merged_weights(module: nn.Module) -> dict[str, Tensor]:
     Each weight contains its adapter. Sums are in float32, results in the weight's own type: base + alpha / rank * up @
     down (arXiv 2106.09685, equation 3).
     """
-    layers, weights = dict(adapted(module)), {}
+    layers, weights = dict(adapted_layers(module)), {}
     for name, value in module.state_dict().items():
         if is_adapter(name):
             continue
@@ -160,12 +160,12 @@ def merged_weights(module: nn.Module) -> dict[str, Tensor]:
         layer = layers.get(owner.removesuffix(".base_layer"))
         if layer is not None and kind == "weight":
             # A GPU has no room for one more copy of a large model's weights.
-            value = merged(layer, value).cpu()
+            value = merged_weight(layer, value).cpu()
         weights[bare_name(name)] = value.detach().contiguous()
     return weights
 
 
-def merged(layer: "Adapted", weight: Tensor) -> Tensor:
+def merged_weight(layer: "Adapted", weight: Tensor) -> Tensor:
     """Return the `weight` of a layer, with the layer's adapter, in the weight's own type; the sum is in float32."""
     delta = (layer.up.float() @ layer.down.float()) * layer.scale
     return (weight.float() + (delta.T if layer.fan_in_fan_out else delta)).to(weight.dtype)
@@ -191,7 +191,7 @@ def bare_weights(module: nn.Module) -> dict[str, Tensor]:
 
 def save_adapters(module: nn.Module, config: LoraConfig, base: str | None, folder: Path) -> None:
     """Write a folder that `peft.PeftModel.from_pretrained(model, folder)` reads; `base` names the bare model."""
-    layers = adapted(module)
+    layers = adapted_layers(module)
     names = sorted({name for name, _ in layers})
     peft = _peft_config(config, names, any(layer.fan_in_fan_out for _, layer in layers))
     peft.task_type, peft.base_model_name_or_path, peft.inference_mode = "CAUSAL_LM", base, True

@@ -28,10 +28,10 @@ def load_model(path: str, dtype: torch.dtype, context: int) -> Any:
     transformers builds the model on the meta device and fills it tensor by tensor from mapped files, so there is never
     more than one copy. Only safetensors are read: other weights are pickles.
     """
-    return _loaded(path, _settings(path, context), dtype=dtype)
+    return _load_model(path, _settings(path, context), dtype=dtype)
 
 
-def _loaded(path: str, settings: Any, **options: Any) -> Any:
+def _load_model(path: str, settings: Any, **options: Any) -> Any:
     """Return the model that transformers makes of files.
 
     Raises MarlRayError unless these have all of its weights in their shapes, and no further block.
@@ -220,7 +220,7 @@ def check_files(path: str, lm: nn.Module) -> None:
     if missing and stored.keys() <= parameters.keys():
         raise MarlRayError(f"{where} lacks {len(missing)} weights of its model, such as {missing[0]}")
     if missing:  # transformers may read others under these names
-        _loaded(path, lm.config, device_map="meta")
+        _load_model(path, lm.config, device_map="meta")
     _check_blocks(path, lm, stored.keys())
 
 

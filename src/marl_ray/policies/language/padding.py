@@ -9,7 +9,7 @@ from torch import Tensor
 Ids = Sequence[int] | np.ndarray
 
 
-def padded(prompts: Sequence[Ids], responses: Sequence[Ids]) -> tuple[Tensor, Tensor, Tensor]:
+def pad_sequences(prompts: Sequence[Ids], responses: Sequence[Ids]) -> tuple[Tensor, Tensor, Tensor]:
     """Return prompts (R, P) on the right with -1 before them, responses (R, T), and the responses' mask (R, T) bool.
 
     P and T are those of the longest prompt and response, and at least 1.

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from marl_ray.config.run.model import ModelConfig
-from marl_ray.policies.language.lora import adapted, bare_name, bare_weights, is_adapter, lay_beside, merged
+from marl_ray.policies.language.lora import (
+    adapted_layers,
+    bare_name,
+    bare_weights,
+    is_adapter,
+    lay_beside,
+    merged_weight,
+)
 from marl_ray.policies.language.sharding.gather_shards import MAX_GATHERED_BYTES, full_tensors
 from marl_ray.policies.language.sharding.stored_weights import StoredWeights, tied_names
 from marl_ray.policies.language.token_policy import TokenPolicy, move, read
@@ -27,7 +34,7 @@ class WeightSource:
 
 def frozen_copy(policy: TokenPolicy) -> TokenPolicy:
     """Copy a policy that is not sharded yet; the copy has no gradients."""
-    return _copied(policy, None)
+    return _copy_policy(policy, None)
 
 
 def plain_copy(policy: TokenPolicy, device: torch.device | None = None) -> TokenPolicy:
@@ -37,7 +44,7 @@ def plain_copy(policy: TokenPolicy, device: torch.device | None = None) -> Token
     not merged into the weights: in bfloat16 rounding would remove small adapters.
     """
     device = device or policy.device
-    plain = _copied(policy, sampling_dtype(policy.config, device))
+    plain = _copy_policy(policy, sampling_dtype(policy.config, device))
     read(plain, device)
     lay_beside(plain)
     return plain
@@ -50,7 +57,7 @@ def empty_copy(policy: TokenPolicy, device: torch.device, trained: bool = True) 
     `trained` the policy will be sharded, and they are its shards.
     """
     assert policy.unread is not None
-    empty = _copied(policy, sampling_dtype(policy.config, device))
+    empty = _copy_policy(policy, sampling_dtype(policy.config, device))
     empty.unread, empty.home = None, device
     empty.source = WeightSource(policy.unread, policy if trained else None)
     return empty
@@ -63,7 +70,7 @@ def sampling_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
     return torch.float32 if config.dtype == "fp32" else torch.bfloat16
 
 
-def _copied(policy: TokenPolicy, dtype: torch.dtype | None) -> TokenPolicy:
+def _copy_policy(policy: TokenPolicy, dtype: torch.dtype | None) -> TokenPolicy:
     # The parameters are passed in their new type, so that the copy is never in memory in the old type.
     memo: dict[int, Any] = {
         id(parameter): nn.Parameter(parameter.detach().to(dtype or parameter.dtype, copy=True), requires_grad=False)
@@ -73,7 +80,7 @@ def _copied(policy: TokenPolicy, dtype: torch.dtype | None) -> TokenPolicy:
     return copy.deepcopy(policy, memo)
 
 
-def detached(empty: TokenPolicy) -> TokenPolicy:
+def detach_copy(empty: TokenPolicy) -> TokenPolicy:
     """Copy an empty copy for another process, which gets the weights in another way. What it holds is on CPU."""
     memo: dict[int, Any] = {id(empty.tokenizer): empty.tokenizer, id(empty.source): None}
     apart = copy.deepcopy(empty, memo)
@@ -133,7 +140,11 @@ def outline(plain: TokenPolicy) -> dict[str, Tensor]:
     """
     if plain.source is None:
         return bare_weights(plain.lm)
-    return {name: plain.lm.get_parameter(names[0]) for names in _ordered(plain) for name in map(bare_name, names)}
+    return {
+        name: plain.lm.get_parameter(names[0])
+        for names in _trained_names_first(plain)
+        for name in map(bare_name, names)
+    }
 
 
 @torch.no_grad()
@@ -146,9 +157,9 @@ def sampling_weights(plain: TokenPolicy, frozen: bool = True) -> Iterator[tuple[
     if plain.source is None:
         yield from bare_weights(plain.lm).items()
         return
-    sharded = _sharded(plain)
+    sharded = _sharded_weights(plain)
     gathered = full_tensors(sharded.values())
-    for names in _ordered(plain):
+    for names in _trained_names_first(plain):
         parameter = plain.lm.get_parameter(names[0])
         if names[0] in sharded:
             value = next(gathered).to(parameter.dtype)
@@ -174,7 +185,7 @@ def in_parts(weights: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor
         yield part
 
 
-def _sharded(plain: TokenPolicy) -> dict[str, Tensor]:
+def _sharded_weights(plain: TokenPolicy) -> dict[str, Tensor]:
     """Return name -> trained weight, of those that an empty copy does not hold."""
     assert plain.source is not None
     trained = plain.source.trained
@@ -188,9 +199,9 @@ def _sharded(plain: TokenPolicy) -> dict[str, Tensor]:
     }
 
 
-def _ordered(plain: TokenPolicy) -> list[list[str]]:
+def _trained_names_first(plain: TokenPolicy) -> list[list[str]]:
     """Return the names of each weight without the adapters: first of those that are trained."""
-    sharded = _sharded(plain)
+    sharded = _sharded_weights(plain)
     weights = [names for names in tied_names(plain.lm) if not is_adapter(names[0])]
     return sorted(weights, key=lambda names: names[0] not in sharded)  # stable, so both parts keep their order
 
@@ -200,8 +211,8 @@ class WeightSnapshot:
 
     def __init__(self, empty: TokenPolicy) -> None:
         self.policy = snapshot_copy(empty, {name for name, _ in empty.named_parameters()})
-        self._order, self._sharded = _ordered(empty), set(_sharded(empty))
-        self._adapted = {f"{name}.base_layer.weight": layer for name, layer in adapted(self.policy.lm)}
+        self._order, self._sharded = _trained_names_first(empty), set(_sharded_weights(empty))
+        self._adapted = {f"{name}.base_layer.weight": layer for name, layer in adapted_layers(self.policy.lm)}
 
     @property
     def shapes(self) -> dict[str, Tensor]:
@@ -221,7 +232,7 @@ class WeightSnapshot:
         """
         for name, value in self._bare(first):
             layer = self._adapted.get(name)
-            yield bare_name(name), value if layer is None else merged(layer, value.to(layer.up.device))
+            yield bare_name(name), value if layer is None else merged_weight(layer, value.to(layer.up.device))
 
     def base(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the weights below adapters, by all their names in the model without adapters, in the order of these."""

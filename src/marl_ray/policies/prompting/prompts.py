@@ -101,10 +101,10 @@ def encode_reply(tokenizer: Any, prompt: str, reply: str, chat: bool | None) -> 
     """
     facts, ids = _facts(tokenizer), encode_prompt(tokenizer, prompt, chat)
     if uses_template(tokenizer, chat):
-        before, start = _framed(tokenizer, [{"role": "user", "content": prompt}]), []
+        before, start = _frame_messages(tokenizer, [{"role": "user", "content": prompt}]), []
     else:
-        before, start = _marked(facts, prompt), facts.start
-    marked = _marked(facts, reply)
+        before, start = _break_special_tokens(facts, prompt), facts.start
+    marked = _break_special_tokens(facts, reply)
     both = [*start, *_encode_marked(tokenizer, facts, before + marked)]
     if both[: len(ids)] == ids:
         return ids, both[len(ids) :]
@@ -150,16 +150,16 @@ def encode_chat(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Map
     for message in messages:
         if message["role"] in facts.left_out:
             raise FieldError("prompt", f"the chat template leaves out what the role {message['role']} says")
-    return _encode_marked(tokenizer, facts, _framed(tokenizer, messages, tools))
+    return _encode_marked(tokenizer, facts, _frame_messages(tokenizer, messages, tools))
 
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:
     """Return the token ids of a text alone, without the tokens that begin or end texts."""
     facts = _facts(tokenizer)
-    return _encode_marked(tokenizer, facts, _marked(facts, text))
+    return _encode_marked(tokenizer, facts, _break_special_tokens(facts, text))
 
 
-def _framed(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+def _frame_messages(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
     """Mark the messages and render them in the chat template, up to where the reply begins."""
     facts = _facts(tokenizer)
     if facts.parts is None:
@@ -187,9 +187,9 @@ def _render(tokenizer: Any, messages: Sequence[Message], parts: bool = False, **
     return text
 
 
-def rendered(tokenizer: Any, messages: Sequence[Message], **settings: Any) -> str:
+def render_messages(tokenizer: Any, messages: Sequence[Message], **settings: Any) -> str:
     """Return the messages in the chat template, as text; empty if the template refuses them."""
-    return _rendered(tokenizer, messages, bool(_facts(tokenizer).parts), **settings)
+    return _render_or_empty(tokenizer, messages, bool(_facts(tokenizer).parts), **settings)
 
 
 def check_fits(ids: Sequence[int], max_tokens: int, context: int, whose: str = "prompt") -> None:
@@ -207,7 +207,7 @@ def _cut(text: str, length: int) -> str:
     return f"{text[:head]}{LEFT_OUT}{text[len(text) - (length - head) :]}"
 
 
-def _marked(facts: _Facts, text: str) -> str:
+def _break_special_tokens(facts: _Facts, text: str) -> str:
     """Return the text with a break in everything that a tokenizer would take for a special token."""
     # The halves of surrogate pairs are joined; a single half cannot be encoded.
     text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace(_BREAK, _UNKNOWN)
@@ -221,9 +221,9 @@ def _marked(facts: _Facts, text: str) -> str:
 def _all_marked(facts: _Facts, value: Any) -> Any:
     """Mark every text in lists and objects."""
     if isinstance(value, str):
-        return _marked(facts, value)
+        return _break_special_tokens(facts, value)
     if isinstance(value, Mapping):
-        return {_marked(facts, key): _all_marked(facts, part) for key, part in value.items()}
+        return {_break_special_tokens(facts, key): _all_marked(facts, part) for key, part in value.items()}
     return [_all_marked(facts, part) for part in value] if isinstance(value, list | tuple) else value
 
 
@@ -243,11 +243,11 @@ def _encode_marked(tokenizer: Any, facts: _Facts, text: str) -> list[int]:
 
 def _facts(tokenizer: Any) -> _Facts:
     if tokenizer not in _FACTS:
-        _FACTS[tokenizer] = _inspected(tokenizer)
+        _FACTS[tokenizer] = _inspect_tokenizer(tokenizer)
     return _FACTS[tokenizer]
 
 
-def _inspected(tokenizer: Any) -> _Facts:
+def _inspect_tokenizer(tokenizer: Any) -> _Facts:
     plain = tokenizer.encode("a", add_special_tokens=False, verbose=False)
     encoded = tokenizer.encode("a", add_special_tokens=True)
     before = next((at for at in range(len(encoded)) if encoded[at : at + len(plain)] == plain), 0)
@@ -285,24 +285,24 @@ def _longest(tokenizer: Any) -> float:
 
 def _shows(tokenizer: Any, role: str, parts: bool) -> bool | None:
     """Return True if the template shows a role's message before the user's; None if it refuses one."""
-    text = _rendered(tokenizer, [{"role": role, "content": SHOWN}, {"role": "user", "content": "a"}], parts)
+    text = _render_or_empty(tokenizer, [{"role": role, "content": SHOWN}, {"role": "user", "content": "a"}], parts)
     return SHOWN in text if text else None
 
 
 def _frame(tokenizer: Any) -> tuple[bool | None, set[int]]:
     """Return True if contents are lists of parts, and the added tokens that the template writes around contents."""
     user = [{"role": "user", "content": SHOWN}]
-    ways = [parts for parts in (False, True) if SHOWN in _rendered(tokenizer, user, parts)]
+    ways = [parts for parts in (False, True) if SHOWN in _render_or_empty(tokenizer, user, parts)]
     if not ways:
         return None, set()
     system = [{"role": "system", "content": SHOWN}]
     answered = [*user, {"role": "assistant", "content": SHOWN}, *user]
-    texts = [_rendered(tokenizer, messages, ways[0]) for messages in (user, answered, [*system, *user])]
+    texts = [_render_or_empty(tokenizer, messages, ways[0]) for messages in (user, answered, [*system, *user])]
     numbers = {number for text in texts for number in tokenizer.encode(text, add_special_tokens=False, verbose=False)}
     return ways[0], numbers & tokenizer.added_tokens_decoder.keys()
 
 
-def _rendered(tokenizer: Any, messages: Sequence[Message], parts: bool, **settings: Any) -> str:
+def _render_or_empty(tokenizer: Any, messages: Sequence[Message], parts: bool, **settings: Any) -> str:
     """Render as `_render` does, or return an empty text if the template refuses."""
     try:
         return _render(tokenizer, messages, parts, **settings)

@@ -8,9 +8,9 @@ from weakref import WeakKeyDictionary
 from marl_ray.agents.lenient_json import decode
 from marl_ray.agents.named_arguments import in_marks
 from marl_ray.errors import FieldError
-from marl_ray.policies.engines.decoding.json_guide import GuideState, framed
+from marl_ray.policies.engines.decoding.json_guide import GuideState, frame_guide
 from marl_ray.policies.engines.decoding.stop_strings import special_tokens
-from marl_ray.policies.prompting.prompts import SHOWN, Message, encode_chat, rendered, uses_template
+from marl_ray.policies.prompting.prompts import SHOWN, Message, encode_chat, render_messages, uses_template
 
 _USER = {"role": "user", "content": SHOWN}
 _ARGUMENTS = {f"{SHOWN}key": f"{SHOWN}value"}
@@ -88,15 +88,15 @@ def encode_tool_chat(
 def call_guide(tokenizer: Any, names: Sequence[str]) -> GuideState:
     """Return a guide to a response that is one call of one of these tools, in the template's own form."""
     form = _facts(tokenizer).form
-    return framed(tuple(f"{form.before}{name}{form.between}" for name in names), form.behind)
+    return frame_guide(tuple(f"{form.before}{name}{form.between}" for name in names), form.behind)
 
 
 def _facts(tokenizer: Any) -> _Facts:
     if tokenizer not in _FACTS:
-        called = rendered(tokenizer, [_USER, _CALL])
-        answered = rendered(tokenizer, [_USER, _CALL, _RESULT], add_generation_prompt=True)
+        called = render_messages(tokenizer, [_USER, _CALL])
+        answered = render_messages(tokenizer, [_USER, _CALL, _RESULT], add_generation_prompt=True)
         _FACTS[tokenizer] = _Facts(
-            f"{SHOWN}tool" in rendered(tokenizer, [_USER], tools=[_TOOL], add_generation_prompt=True),
+            f"{SHOWN}tool" in render_messages(tokenizer, [_USER], tools=[_TOOL], add_generation_prompt=True),
             f"{SHOWN}call" in called or f"{SHOWN}call" in answered,
             f"{SHOWN}result" in answered,
             _form(tokenizer, called),
@@ -106,12 +106,14 @@ def _facts(tokenizer: Any) -> _Facts:
 
 def _form(tokenizer: Any, called: str) -> CallFormat:
     """Return the template's form of a call, found in a conversation that ends with one."""
-    start = rendered(tokenizer, [_USER], add_generation_prompt=True)
+    start = render_messages(tokenizer, [_USER], add_generation_prompt=True)
     before, name, rest = called.removeprefix(start).partition(f"{SHOWN}call")
     between, arguments, behind = rest.partition(json.dumps(_ARGUMENTS))
     if not (called.startswith(start) and name and arguments):
         return HERMES
-    end = rendered(tokenizer, [_USER, {"role": "assistant", "content": f"{SHOWN}end"}]).rpartition(f"{SHOWN}end")[2]
+    end = render_messages(tokenizer, [_USER, {"role": "assistant", "content": f"{SHOWN}end"}]).rpartition(
+        f"{SHOWN}end"
+    )[2]
     form = CallFormat(before, between, behind.removesuffix(end))
     for token in special_tokens(tokenizer).values():  # texts show no call at all
         form = CallFormat(*(part.replace(token, "") for part in form))

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from marl_ray.policies.prompting.prompts import SHOWN, rendered
+from marl_ray.policies.prompting.prompts import SHOWN, render_messages
 
 USER, ASSISTANT = {"role": "user", "content": SHOWN}, {"role": "assistant", "content": SHOWN}
 
@@ -14,7 +14,7 @@ def end_tokens(lm: Any, tokenizer: Any) -> frozenset[int]:
     They are those of the model's generation config, the tokenizer's end token, and the token with which the chat
     template ends an assistant's turn.
     """
-    stated = _stated(lm, tokenizer)
+    stated = _stated_ends(lm, tokenizer)
     return stated | {_turn_end(tokenizer, stated)[1]}
 
 
@@ -24,8 +24,8 @@ def turn_begin(tokenizer: Any) -> str:
     They are Llama 2's space or GLM-4's line break, for example. Other text that it writes there, such as an empty
     thought, is no part of a reply.
     """
-    question = rendered(tokenizer, [USER], add_generation_prompt=True)
-    dialogue = rendered(tokenizer, [USER, ASSISTANT])
+    question = render_messages(tokenizer, [USER], add_generation_prompt=True)
+    dialogue = render_messages(tokenizer, [USER, ASSISTANT])
     between = dialogue[len(question) :].partition(SHOWN)[0] if question and dialogue.startswith(question) else ""
     return between if between.isspace() else ""
 
@@ -37,7 +37,7 @@ def turn_end(lm: Any, tokenizer: Any) -> tuple[str, int]:
     one that begins the next turn, provided that the model's config has it as an end of responses (as GLM-4's
     `<|user|>`). Otherwise, and without a template, it is the tokenizer's end token.
     """
-    return _turn_end(tokenizer, _stated(lm, tokenizer))
+    return _turn_end(tokenizer, _stated_ends(lm, tokenizer))
 
 
 def tell_ends(lm: Any, ends: frozenset[int]) -> None:
@@ -58,7 +58,7 @@ def tell_ends(lm: Any, ends: frozenset[int]) -> None:
         lm.generation_config = type(config)(**token_ids)
 
 
-def _stated(lm: Any, tokenizer: Any) -> frozenset[int]:
+def _stated_ends(lm: Any, tokenizer: Any) -> frozenset[int]:
     stated = getattr(getattr(lm, "generation_config", None), "eos_token_id", None)
     several = stated if isinstance(stated, list | tuple) else [stated]
     embedded = lm.get_input_embeddings().weight.shape[0]  # the defaults of a config may belong to another vocabulary
@@ -82,10 +82,10 @@ def _turn_end(tokenizer: Any, stated: frozenset[int]) -> tuple[str, int]:
         parts = text.split(SHOWN)
         return token.search(parts[count]) if len(parts) > count else None
 
-    if match := behind(rendered(tokenizer, [USER, ASSISTANT]), 2):
+    if match := behind(render_messages(tokenizer, [USER, ASSISTANT]), 2):
         return match.string[: match.start()], added[match[0]]
-    match = behind(rendered(tokenizer, [USER, ASSISTANT, USER]), 2)
-    closed = behind(rendered(tokenizer, [USER]), 1)
+    match = behind(render_messages(tokenizer, [USER, ASSISTANT, USER]), 2)
+    closed = behind(render_messages(tokenizer, [USER]), 1)
     # The token closes turns if it also follows the user's content; otherwise it may be the one that begins the user's
     # turn.
     if match and (added[match[0]] in stated or (closed and closed[0] == match[0])):

@@ -34,7 +34,7 @@ def judge_prompt(template: str, rubric: str, scale: int, task: str, reference: s
     """Return the filled template. The mark between its parts is a hash of them, so no part can contain it."""
     parts = f"{task}\0{reference}\0{answer}"
     mark = "=== " + hashlib.blake2b(parts.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-    shown = {"task": task, "reference": reference or _NONE, "answer": _shortened(answer) or _NONE}
+    shown = {"task": task, "reference": reference or _NONE, "answer": _shorten(answer) or _NONE}
     return template.format(rubric=rubric, mark=mark, scale=scale, **shown).encode("utf-8", "replace").decode()
 
 
@@ -63,6 +63,6 @@ def offline_reply(scale: int, task: str, reference: str, answer: str) -> str:
     return f"{common} words in common.\nGRADE: {share * scale:.4f}"
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     half = MAX_ANSWER_LENGTH // 2
     return text if len(text) <= MAX_ANSWER_LENGTH else f"{text[:half]}\n[...]\n{text[-half:]}"

@@ -10,7 +10,7 @@ SMALL = (np.uint8, np.int8, np.int16, np.int32)
 """Number types that whole numbers are kept in, where they fit."""
 
 
-def packed(steps: Sequence[np.ndarray]) -> list[str]:
+def pack_actions(steps: Sequence[np.ndarray]) -> list[str]:
     """Return [number type, text] of the actions of S steps, of equal shapes.
 
     Whole numbers are kept in the smallest type: an action among a few takes about half a byte, so an episode of a
@@ -24,7 +24,7 @@ def packed(steps: Sequence[np.ndarray]) -> list[str]:
     return [actions.dtype.str, base64.b64encode(zlib.compress(actions.tobytes(), 1)).decode()]
 
 
-def unpacked(text: Sequence[str], shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Return the actions (S, *shape) of what `packed` returned, as `dtype`."""
+def unpack_actions(text: Sequence[str], shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Return the actions (S, *shape) of what `pack_actions` returned, as `dtype`."""
     kind, data = text
     return np.frombuffer(zlib.decompress(base64.b64decode(data)), kind).reshape(-1, *shape).astype(dtype)

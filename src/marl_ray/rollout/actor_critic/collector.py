@@ -12,7 +12,7 @@ from marl_ray.envs.arrays import ArrayBatch
 from marl_ray.envs.batch import EnvBatch
 from marl_ray.policies.actor_critic.compiled.network import CompiledNetwork
 from marl_ray.policies.actor_critic.distributions import Categorical
-from marl_ray.rollout.actor_critic.action_history import packed, unpacked
+from marl_ray.rollout.actor_critic.action_history import pack_actions, unpack_actions
 from marl_ray.rollout.actor_critic.buffers import Buffer, PlayedBatch, Player
 from marl_ray.rollout.group_spread import GroupSums, informative
 from marl_ray.rollout.protocol import CollectPlan
@@ -115,7 +115,9 @@ class Collector:
             return {
                 str(number): {
                     "episode": episodes[c],
-                    "actions": [packed([step[p][c] for step in history[began[c] :]]) for p in range(len(self.columns))],
+                    "actions": [
+                        pack_actions([step[p][c] for step in history[began[c] :]]) for p in range(len(self.columns))
+                    ],
                     "return": returns[c],
                     "costs": costs[c],
                     "decisions": decisions[c],
@@ -311,7 +313,7 @@ class Collector:
             self._reset(c, episode_seed(self.seed, self.numbers[c], 0))
             return
         parts = [
-            unpacked(text, (len(columns), *shape), dtype)
+            unpack_actions(text, (len(columns), *shape), dtype)
             for text, columns, shape, dtype in zip(
                 saved["actions"], self.columns.values(), self.shapes, self.dtypes, strict=True
             )

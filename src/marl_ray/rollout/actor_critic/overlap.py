@@ -50,7 +50,7 @@ class OverlappedCollector:
     def collect(self, players: Mapping[str, Player], iteration: int) -> Batch:
         """Wait for the batch of this iteration, and begin to play the next one by a copy of `players`."""
         if self._batch is None:
-            copied = dict(players) if self._saved is None else _restored(players, self._saved)
+            copied = dict(players) if self._saved is None else _restore_players(players, self._saved)
             self._batch = self._thread.submit(self._inner.collect, copied, iteration)
         if not wait([self._batch], BATCH_S).done:
             raise MarlRayError(f"the batch of iteration {iteration + 1} was not played within {BATCH_S:g} s")
@@ -100,7 +100,7 @@ def _plain(player: Player) -> dict[str, Any]:
     }
 
 
-def _restored(players: Mapping[str, Player], saved: Mapping[str, Any]) -> dict[str, Player]:
+def _restore_players(players: Mapping[str, Player], saved: Mapping[str, Any]) -> dict[str, Player]:
     """Return the players that `_plain` was made of, from others of equal policies."""
     restored = {}
     for name, player in players.items():

@@ -116,14 +116,14 @@ def tables(path: str, columns: Mapping[str, pa.DataType]) -> Iterator[tuple[str,
             with filesystem.open_input_file(name) as source:
                 file, begin = parquet.ParquetFile(source), 0
                 for group in range(file.num_row_groups):
-                    table = _typed(name, file, group, columns)
+                    table = _read_columns(name, file, group, columns)
                     yield name, begin, table
                     begin += len(table)
     except (OSError, pa.ArrowException, ValueError) as error:  # no such file, not a Parquet file, or not a URI
         raise MarlRayError(f"{path}: cannot be read: {one_line_without(error, path)}") from error
 
 
-def _typed(name: str, file: parquet.ParquetFile, group: int, kinds: Mapping[str, pa.DataType]) -> pa.Table:
+def _read_columns(name: str, file: parquet.ParquetFile, group: int, kinds: Mapping[str, pa.DataType]) -> pa.Table:
     missing = [column for column in kinds if column not in file.schema_arrow.names]
     if missing:
         raise MarlRayError(f"{name}: expected a column {missing[0]!r}")

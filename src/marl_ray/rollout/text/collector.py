@@ -12,7 +12,7 @@ import numpy as np
 from pettingzoo import AECEnv
 
 from marl_ray.config.random_streams import ORDER_BITS
-from marl_ray.envs.batch import grouped
+from marl_ray.envs.batch import group_positions
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.prompting.prompts import PromptTooLongError, fit_prompt
@@ -77,7 +77,7 @@ class TextCollector:
         """
         self.copies = [TextCopy(make(), number, signals, plan.steps, agents) for number in copies]
         env = self.copies[0].env
-        grouped(env.possible_agents, list(agents.values()))
+        group_positions(env.possible_agents, list(agents.values()))
         self.numbers = {agent: number for number, agent in enumerate(env.possible_agents)}
         self.plan = plan
         self.seed = seed

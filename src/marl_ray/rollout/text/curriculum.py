@@ -34,7 +34,7 @@ class Curriculum:
             raise MarlRayError(
                 f"train.curriculum={name}: expected an environment with `tasks`, the number of its tasks"
             )
-        self.chooser = _easiest_first_of(env, self.tasks) if name == "easiest_first" else _imported(name)
+        self.chooser = _easiest_first_of(env, self.tasks) if name == "easiest_first" else _import_chooser(name)
         self.visits = {int(index): int(visits) for index, (visits, _) in saved.items()}
         self.solved = {int(index): float(mean) for index, (_, mean) in saved.items()}
 
@@ -88,7 +88,7 @@ def _easiest_first_of(env: AECEnv, tasks: int) -> Chooser:
     return easiest_first([float(level(index)) for index in range(tasks)])
 
 
-def _imported(name: str) -> Chooser:
+def _import_chooser(name: str) -> Chooser:
     if ":" not in name:
         raise MarlRayError(f"train.curriculum={name}: expected easiest_first or package.module:callable")
     try:

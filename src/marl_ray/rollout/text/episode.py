@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pettingzoo import AECEnv
 
-from marl_ray.envs.env_copies import copied
+from marl_ray.envs.env_copies import copy_episode
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.policies.engines.base import Completion
 
@@ -156,7 +156,7 @@ class TextCopy:
     def keep(self) -> None:
         """Add the present state of the episode to `states`. Raises MarlRayError where the environment cannot be copied."""
         with self.named():
-            self.states.append(copied(self, {id(self.states): []}))
+            self.states.append(copy_episode(self, {id(self.states): []}))
 
     def branch(self, number: int, attempt: int) -> "TextCopy":
         """Make an episode that continues from this state as copy `number`, with the random streams of `attempt`."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.policies.engines.base import Engine
-from marl_ray.policies.language.padding import padded
+from marl_ray.policies.language.padding import pad_sequences
 from marl_ray.policies.language.token_policy import TokenPolicy
 from marl_ray.rollout.text.episode import EpisodeTurn
 from marl_ray.trajectories import Trajectories
@@ -47,7 +47,9 @@ def to_trajectories(player: TokenPlayer, rows: Sequence[ResponseRow], signals: i
     B is len(rows), which may be 0; T and P are the lengths of the longest response and prompt.
     """
     completions = [row.turn.completion for row in rows]
-    prompts, actions, mask = padded([row.turn.prompt for row in rows], [completion.ids for completion in completions])
+    prompts, actions, mask = pad_sequences(
+        [row.turn.prompt for row in rows], [completion.ids for completion in completions]
+    )
     batch, steps = mask.shape
     log_probs = torch.zeros(batch, steps)
     for b, completion in enumerate(completions):

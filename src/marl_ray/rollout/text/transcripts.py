@@ -37,7 +37,7 @@ class Transcript(NamedTuple):
 
 def transcript(copy: TextCopy) -> Transcript:
     """Return the episode that `copy` has played."""
-    lines = [TranscriptLine(t.agent, _bounded(t.observation), _bounded(t.response), t.reward) for t in copy.turns]
+    lines = [TranscriptLine(t.agent, _shorten(t.observation), _shorten(t.response), t.reward) for t in copy.turns]
     episode = copy.episode()
     return Transcript(copy.number, episode.task, episode.ret, episode.solved, lines)
 
@@ -94,7 +94,7 @@ def means(parts: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
     return {name: total / count for name, (total, count) in sorted(sums.items())}
 
 
-def _bounded(text: str) -> str:
+def _shorten(text: str) -> str:
     half = MAX_CHARACTERS // 2
     if len(text) <= MAX_CHARACTERS:
         return text

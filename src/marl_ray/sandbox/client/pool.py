@@ -13,7 +13,7 @@ from typing import Literal, Self, TypeVar
 from marl_ray.errors import MarlRayError
 from marl_ray.sandbox import wire
 from marl_ray.sandbox.client.worker import ProcessDiedError, RunEnd, Worker, remove_forgotten_folders
-from marl_ray.sandbox.confinement.seccomp import supported
+from marl_ray.sandbox.confinement.seccomp import is_supported
 from marl_ray.sandbox.in_place import looks_at_arguments
 from marl_ray.sandbox.limits import Execution, Judgement, Level, Limits, Status
 from marl_ray.sandbox.server import child, judge, official, runs
@@ -47,7 +47,7 @@ class Pool:
         min_level: Level = Level.PATHS,
         max_level: Level | None = None,
     ):
-        if not supported(platform.machine()):
+        if not is_supported(platform.machine()):
             system = f"{sys.platform} on {platform.machine()}"
             raise MarlRayError(
                 f"the sandbox needs Linux on x86_64 or aarch64, this is {system}: it runs nothing unconfined"

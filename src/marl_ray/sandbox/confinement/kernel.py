@@ -43,7 +43,7 @@ def fork() -> int:
     return pid
 
 
-def _checked(result: int, what: str) -> None:
+def _check_result(result: int, what: str) -> None:
     if result:
         code = ctypes.get_errno()
         raise OSError(code, f"{what}: {os.strerror(code)}")
@@ -51,7 +51,7 @@ def _checked(result: int, what: str) -> None:
 
 def prctl(option: int, value: int = 0, pointer: int = 0) -> None:
     """Call prctl(2); OSError if the kernel refuses."""
-    _checked(_libc.prctl(option, value, pointer, 0, 0), "prctl")
+    _check_result(_libc.prctl(option, value, pointer, 0, 0), "prctl")
 
 
 def close_from(first: int) -> None:
@@ -63,12 +63,12 @@ def drop_capabilities() -> None:
     """Give up every capability (version 3 header, two words of effective, permitted and inheritable)."""
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     data = (ctypes.c_uint32 * 6)()
-    _checked(_libc.capset(header, data), "capset")
+    _check_result(_libc.capset(header, data), "capset")
 
 
 def unshare(flags: int) -> None:
     """Call unshare(2) with these CLONE_ flags; OSError if the kernel refuses."""
-    _checked(_libc.unshare(flags), "unshare")
+    _check_result(_libc.unshare(flags), "unshare")
 
 
 def read_only_everywhere() -> None:
@@ -82,14 +82,16 @@ def read_only_everywhere() -> None:
 def mount(kind: str, path: str, flags: int, options: str) -> None:
     """Mount a file system without devices, set-uid and executables."""
     flags |= MS_NOSUID | MS_NODEV | MS_NOEXEC
-    _checked(_libc.mount(kind.encode(), path.encode(), kind.encode(), flags, options.encode()), f"mount {path}")
+    _check_result(_libc.mount(kind.encode(), path.encode(), kind.encode(), flags, options.encode()), f"mount {path}")
 
 
 def unmount(path: str) -> None:
     """Unmount the last mount on a path; it is gone as soon as nobody uses it."""
-    _checked(_libc.umount2(path.encode(), _MNT_DETACH), f"unmount {path}")
+    _check_result(_libc.umount2(path.encode(), _MNT_DETACH), f"unmount {path}")
 
 
 def bind(fd: int, target: str) -> None:
     """Show the directory behind a descriptor at a path too."""
-    _checked(_libc.mount(f"/proc/self/fd/{fd}".encode(), target.encode(), None, 4096 | 16384, None), f"bind {target}")
+    _check_result(
+        _libc.mount(f"/proc/self/fd/{fd}".encode(), target.encode(), None, 4096 | 16384, None), f"bind {target}"
+    )

@@ -25,7 +25,7 @@ class MountedFolder:
 
     def renew(self) -> bool:
         """Replace the file system if a run has touched it. Return True if it was replaced."""
-        if _untouched(self.path, self._seen):
+        if _is_untouched(self.path, self._seen):
             return False
         self._replace()
         self._seen = _seen(self.path)
@@ -64,7 +64,7 @@ class NumberedFolders:
         """Switch to another folder unless the present one is untouched.
 
         Return False: the rules name the parent, which stays."""
-        if _untouched(self.path, self._seen):
+        if _is_untouched(self.path, self._seen):
             return False
         with contextlib.suppress(OSError):  # a folder that cannot be moved stays, and no later run uses its name
             os.chmod(self.path, 0o700)  # moving a folder rewrites its `..`
@@ -81,7 +81,7 @@ def _seen(path: str) -> tuple[int, ...]:
     return at.st_ino, at.st_mode, at.st_uid, at.st_gid, at.st_nlink, at.st_mtime_ns, at.st_ctime_ns
 
 
-def _untouched(path: str, seen: tuple[int, ...]) -> bool:
+def _is_untouched(path: str, seen: tuple[int, ...]) -> bool:
     """Return True if a folder is empty and its attributes are unchanged."""
     try:
         return _seen(path) == seen and not os.listdir(path)

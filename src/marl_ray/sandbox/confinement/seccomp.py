@@ -234,6 +234,6 @@ class Filter:
         prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.addressof(self._header))
 
 
-def supported(machine: str) -> bool:
+def is_supported(machine: str) -> bool:
     """Return True if filters can be made for this system and machine (as `platform.machine()` names it)."""
     return sys.platform == "linux" and sys.byteorder == "little" and machine in ARCHES

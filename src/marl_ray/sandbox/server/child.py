@@ -107,11 +107,11 @@ class ProgramJob:
 
 def prepare(message: bytes, fds: list[int], confinement: Confinement) -> ProgramJob:
     """Read a request's kind and limits from its `message` and return the job of the program behind the descriptors `fds`."""
-    return ProgramJob(*_prepared(message, confinement.uid is not None), fds)
+    return ProgramJob(*_parse_request(message, confinement.uid is not None), fds)
 
 
 @lru_cache(maxsize=64)
-def _prepared(message: bytes, threads: bool) -> tuple[bytes, Limits, float, list[tuple[int, int]]]:
+def _parse_request(message: bytes, threads: bool) -> tuple[bytes, Limits, float, list[tuple[int, int]]]:
     kind, limits = message[:1], Limits.unpack(message[1:])
     cpu_s = limits.cpu_s + (kind == OFFICIAL)  # here the harness' alarm comes first, and the program may handle it
     return kind, limits, cpu_s, rlimits(limits, cpu_s, threads)
@@ -146,7 +146,7 @@ def become(job: ProgramJob, ready: int, confinement: Confinement) -> None:
     for number, fd in enumerate(descriptors):
         os.dup2(fd, number, inheritable=False)
     first_free = CHANNEL if job.kind == RUN else CHANNEL + 1
-    statistics = _opened("/proc/self/schedstat") if job.kind == OFFICIAL else None
+    statistics = _open_file("/proc/self/schedstat") if job.kind == OFFICIAL else None
     os.chdir(confinement.work)
     confine(job.rlimits, confinement)
     os.write(ready, b".")
@@ -172,7 +172,7 @@ def become(job: ProgramJob, ready: int, confinement: Confinement) -> None:
     os._exit(0)
 
 
-def _opened(path: str) -> int | None:
+def _open_file(path: str) -> int | None:
     """Return a descriptor of a file to read; None if the host has no such file."""
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -238,7 +238,7 @@ def _status(body: Callable[[], object], frames: int) -> int:
     return 0
 
 
-def _described(error: BaseException) -> list[Any]:
+def _describe_error(error: BaseException) -> list[Any]:
     """Return the name of an error's nearest built-in class, its text, and the arguments of a built-in one.
 
     The program may have forged all of them.
@@ -263,7 +263,7 @@ def _failure(error: BaseException) -> dict[str, Any]:
         return {"foreign": str(error)}
     if isinstance(error, wire.MalformedMessageError):
         return {"encode": str(error)}
-    return {"error": _described(error)}
+    return {"error": _describe_error(error)}
 
 
 def answer_calls(program: str, entry_point: str, frame_bytes: int, in_place: bool) -> None:

@@ -267,7 +267,7 @@ def _confinement(
     return child.Confinement(folders.path, uid, paths, filter_), folders, level, reason
 
 
-def _renewed(
+def _renew_confinement(
     confinement: child.Confinement, folders: run_folder.MountedFolder | run_folder.NumberedFolders
 ) -> child.Confinement:
     """Return the confinement of the next run, with a folder that no run has touched."""
@@ -330,7 +330,7 @@ def _serve(control: socket.socket, options: dict[str, Any], spaces: bool, reason
             for fd in fds:
                 os.close(fd)
         control.send(reply)
-        confinement = _renewed(confinement, folders)
+        confinement = _renew_confinement(confinement, folders)
 
 
 def _judge(control: socket.socket, options: dict[str, Any]) -> None:

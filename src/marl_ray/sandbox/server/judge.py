@@ -188,12 +188,12 @@ class Candidate:
 
 
 @lru_cache(maxsize=512)
-def _compiled(source: str, name: str) -> CodeType:
+def _compile(source: str, name: str) -> CodeType:
     return compile(source, name, "exec", dont_inherit=True)
 
 
 def _code(source: str, name: str) -> CodeType:
-    return (_compiled if len(source) < _MAX_CACHED else _compiled.__wrapped__)(source, name)
+    return (_compile if len(source) < _MAX_CACHED else _compile.__wrapped__)(source, name)
 
 
 def _stands_alone(caller: FrameType) -> bool:
@@ -252,7 +252,7 @@ def _text(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _limited(limits: Limits, used_bytes: int) -> Iterator[None]:
+def _limit_tests(limits: Limits, used_bytes: int) -> Iterator[None]:
     """Set the tests' own limits, memory beyond what is used already; afterwards restore the interpreter's settings."""
     recursion, digits = sys.getrecursionlimit(), sys.get_int_max_str_digits()
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
@@ -275,7 +275,7 @@ def _limited(limits: Limits, used_bytes: int) -> Iterator[None]:
             decimal.setcontext(decimal.DefaultContext.copy())
 
 
-def _decided(payload: int, channel: int, limits: Limits, kind: bytes) -> tuple[str, str]:
+def _decide_safely(payload: int, channel: int, limits: Limits, kind: bytes) -> tuple[str, str]:
     try:
         tests, setup, entry_point = map(wire.text, wire.read_payload(payload))
         return decide(tests, setup, entry_point, channel, limits.frame_bytes, kind)
@@ -297,9 +297,9 @@ def serve(control: socket.socket, size: Callable[[], int]) -> None:
         if not message:
             return
         limits = Limits.unpack(message[1:])
-        with _limited(limits, size()):
+        with _limit_tests(limits, size()):
             payload, channel = fds
-            verdict, text = _decided(payload, channel, limits, message[:1])
+            verdict, text = _decide_safely(payload, channel, limits, message[:1])
         for fd in fds:
             os.close(fd)
         if size() > initial + _WORN_BYTES:

@@ -55,7 +55,7 @@ def cache_key(digest: str, observations: Mapping[str, np.ndarray], masks: Mappin
     They depend on the bundle's digest and on agents, dtypes, shapes and numbers; the agents' order does not matter.
     Takes arrays of numbers and flags only.
     """
-    arrays = [*_sorted(observations), None, *_sorted(masks)]
+    arrays = [*_sort_agents(observations), None, *_sort_agents(masks)]
     # The quoted names and the shapes say where each array's bytes begin and end, and the length where they do.
     head = repr((digest, [a and (a[0], a[1].dtype.str, a[1].shape) for a in arrays])).encode()
     return hashlib.blake2b(
@@ -63,7 +63,7 @@ def cache_key(digest: str, observations: Mapping[str, np.ndarray], masks: Mappin
     ).digest()
 
 
-def _sorted(arrays: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
+def _sort_agents(arrays: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
     return [(agent, arrays[agent]) for agent in sorted(arrays)]
 
 

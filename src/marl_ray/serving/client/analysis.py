@@ -37,7 +37,7 @@ class PlanningNumbers:
 
 
 @contextmanager
-def _opened(database: str, name: str) -> Iterator[tuple[ExperimentStore, ExperimentRecord, ExperimentConfig]]:
+def _open_experiment(database: str, name: str) -> Iterator[tuple[ExperimentStore, ExperimentRecord, ExperimentConfig]]:
     store = ExperimentStore(database)
     try:
         record = store.experiment(name)
@@ -56,7 +56,7 @@ def known_of(database: str, name: str) -> PlanningNumbers:
     They are the control's, and those of the treatment with the least traffic. Raises MarlRayError if the experiment is
     unknown or assigns no sessions.
     """
-    with _opened(database, name) as (store, record, config):
+    with _open_experiment(database, name) as (store, record, config):
         _check_sessions(config, "plan")
         look, plan = store.look(record), record.plan
         control = look.summary("outcome", plan.control)
@@ -113,7 +113,7 @@ def analysis(
     database: str, name: str, covariate: str | None, more: Sequence[str], alpha: float | None
 ) -> ExperimentAnalysis:
     """Analyse a stored experiment. Raises MarlRayError for one that has nothing to compare."""
-    with _opened(database, name) as (store, record, config):
+    with _open_experiment(database, name) as (store, record, config):
         level = config.alpha if alpha is None else alpha
         if not 0 < level < 1:
             raise FieldError("alpha", f"expected a number above 0 and below 1, got {level:g}")

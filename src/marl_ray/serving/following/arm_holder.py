@@ -9,7 +9,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store.experiment_store import AssignmentState
 from marl_ray.serving.live_experiments import LiveExperiments
 from marl_ray.serving.loaded_bundles import check_arms, load_arms
-from marl_ray.serving.needed_arms import needed, served_here
+from marl_ray.serving.needed_arms import arms_to_hold, served_here
 from marl_ray.serving.routing.router import Router
 
 TEND_S = 15.0
@@ -49,7 +49,7 @@ class ArmHolder:
         self._tend_at = time.monotonic() + TEND_S
         routers = self._live_experiments.endpoints.routers
         followed = [state for state in served_here(states, routers) if state.experiment in routers]
-        self.needed = needed(followed, time.time(), ended)
+        self.needed = arms_to_hold(followed, time.time(), ended)
         for name, arms in self.needed.items():
             router = routers[name]
             self._drop(router, router.arms.keys() - arms)

@@ -44,7 +44,7 @@ class Segment:
         while True:
             path = folder / f"{prefix}{os.getpid()}-{secrets.token_hex(8)}{suffix}"
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
-            if _locked(fd):  # otherwise another process has just adopted the empty file
+            if _try_lock(fd):  # otherwise another process has just adopted the empty file
                 return cls(path, fd, 0)
             os.close(fd)
 
@@ -55,7 +55,7 @@ class Segment:
             fd = os.open(path, os.O_RDWR | os.O_APPEND)
         except FileNotFoundError:
             return None
-        if _locked(fd):
+        if _try_lock(fd):
             return cls(path, fd, os.fstat(fd).st_size)
         os.close(fd)
         return None
@@ -78,7 +78,7 @@ class Segment:
         os.close(self.fd)
 
 
-def _locked(fd: int) -> bool:
+def _try_lock(fd: int) -> bool:
     """Lock an open file; False if another process has locked it, or has deleted it before this one locked it."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -72,7 +72,7 @@ def text_rows(texts: Sequence[LoggedText], outcome: Outcome, cost: float | None,
                 "episode": episode,
                 "turn": turns[text.agent],
                 "greedy": text.greedy,
-                "sampled": _sampled(text),
+                "sampled": _is_sampled(text),
                 "at": text.at,
                 "exposed_at": outcome.exposed_at,
                 "outcome": outcome.value,
@@ -94,7 +94,7 @@ def text_rows(texts: Sequence[LoggedText], outcome: Outcome, cost: float | None,
     return rows
 
 
-def _sampled(text: LoggedText) -> bool:
+def _is_sampled(text: LoggedText) -> bool:
     is_untruncated = text.settings.get("top_p", 0.0) == 1 and text.settings.get("top_k", 1) == 0
     return is_untruncated and not text.greedy and bool(text.prompt_ids) and FREE.issuperset(text.asked)
 

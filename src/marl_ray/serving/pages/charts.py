@@ -62,7 +62,7 @@ class _Point:
     band: tuple[float, float] | None
 
 
-def rounded(value: float, step: float, sign: bool = False) -> str:
+def round_to_step(value: float, step: float, sign: bool = False) -> str:
     """Return a number rounded to `step`, so that all numbers of a column or an axis have equally many decimals."""
     if max(abs(value), step) >= 1e7 or step < 1e-6:
         text = f"{value:{'+' if sign else ''}.4g}"
@@ -121,7 +121,7 @@ def curve_chart(
     low, high = _range(arms.values(), first + _LEFT_OUT * (last - first))
     step = round_step(high - low, int(height // 48))
     ticks = multiples(step, low, high)
-    labels = [rounded(value, step) for value in ticks]
+    labels = [round_to_step(value, step) for value in ticks]
     left = 12 + character * max((len(label) for label in labels), default=0)
     right, top, bottom = width - 14, 10.0, height - 28
 

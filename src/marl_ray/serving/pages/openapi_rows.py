@@ -32,7 +32,7 @@ def models(document: Part) -> list[dict[str, Any]]:
     return [row for row in rows if row["fields"]]
 
 
-def _resolved(document: Part, part: Part) -> Part:
+def _resolve_reference(document: Part, part: Part) -> Part:
     while "$ref" in part:
         resolved: Any = document
         for key in part["$ref"].removeprefix("#/").split("/"):
@@ -47,7 +47,7 @@ def _json(body: Part) -> Part:
 
 
 def _parameter(document: Part, part: Part) -> dict[str, str]:
-    parameter = _resolved(document, part)
+    parameter = _resolve_reference(document, part)
     schema = parameter.get("schema", {})
     return {
         "name": parameter["name"],
@@ -58,7 +58,7 @@ def _parameter(document: Part, part: Part) -> dict[str, str]:
 
 
 def _fields(document: Part, schema: Part) -> Iterator[dict[str, Any]]:
-    resolved = _resolved(document, schema)
+    resolved = _resolve_reference(document, schema)
     required = resolved.get("required", ())
     for name, part in resolved.get("properties", {}).items():
         yield {
@@ -70,7 +70,7 @@ def _fields(document: Part, schema: Part) -> Iterator[dict[str, Any]]:
 
 
 def _answer(document: Part, status: str, part: Part) -> dict[str, str]:
-    resolved = _resolved(document, part)
+    resolved = _resolve_reference(document, part)
     kinds = [kind(content.get("schema", {})) for content in resolved.get("content", {}).values()]
     return {"status": status, "text": resolved.get("description", ""), "kind": " or ".join(dict.fromkeys(kinds))}
 

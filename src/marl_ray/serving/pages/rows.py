@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marl_ray.experiments.lifecycle import ALLOWED, Action
-from marl_ray.serving.pages.charts import moment, resolution, rounded, spans, towards
+from marl_ray.serving.pages.charts import moment, resolution, round_to_step, spans, towards
 
 UNKNOWN = "—"
 _COLOURS = 6
@@ -64,11 +64,15 @@ def _share(value: Any) -> str:
 
 def _size(value: Any, step: float | None = None, sign: bool = False) -> str:
     number = finite(value)
-    return UNKNOWN if number is None else rounded(number, resolution([number]) if step is None else step, sign)
+    return UNKNOWN if number is None else round_to_step(number, resolution([number]) if step is None else step, sign)
 
 
 def _bounds(interval: tuple[float, float] | None, step: float, sign: bool = False) -> str:
-    return "" if interval is None else f"{rounded(interval[0], step, sign)} to {rounded(interval[1], step, sign)}"
+    return (
+        ""
+        if interval is None
+        else f"{round_to_step(interval[0], step, sign)} to {round_to_step(interval[1], step, sign)}"
+    )
 
 
 def time_of(value: Any) -> str:
@@ -218,13 +222,13 @@ def _of_outcome(report: Mapping[str, Any], key: str, level: str) -> list[Mapping
         part = part_of(arm, key)
         if part:
             means = {"mean": arm.get("mean"), "control_mean": control.get("mean")}
-            counts = {"n": _observed(arm), "control_n": _observed(control)}
+            counts = {"n": _observation_count(arm), "control_n": _observation_count(control)}
             accepted = {"margin": config.get("margin"), "alpha": config.get(level)}
             tests.append({"name": "outcome", "better": "higher", "arm": name} | means | counts | accepted | dict(part))
     return tests
 
 
-def _observed(arm: Mapping[str, Any]) -> Any:
+def _observation_count(arm: Mapping[str, Any]) -> Any:
     """Return the count that the tests use: of clusters or blocks where these are assigned, else of outcomes."""
     return arm.get("observations", arm.get("outcomes"))
 

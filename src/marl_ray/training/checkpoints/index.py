@@ -181,7 +181,7 @@ def _strange(place: StoredFolder, identity: str) -> str:
     return ""
 
 
-def published(folder: StoredFolder) -> list[PublishedCheckpoint]:
+def published_checkpoints(folder: StoredFolder) -> list[PublishedCheckpoint]:
     """Return the checkpoints whose manifests can be read, the oldest first; empty where the folder cannot be listed."""
     listed = []
     with contextlib.suppress(OSError, MarlRayError):
@@ -200,7 +200,7 @@ def is_checkpoint(place: StoredFolder) -> bool:
 
 def newest(folder: StoredFolder) -> PublishedCheckpoint | None:
     """Return the newest checkpoint; None where there is none."""
-    return next(reversed(published(folder)), None)
+    return next(reversed(published_checkpoints(folder)), None)
 
 
 def best(checkpoints: Sequence[PublishedCheckpoint]) -> PublishedCheckpoint | None:
@@ -260,7 +260,9 @@ def kept_line(config: RunConfig) -> str:
     return "no checkpoint had been written" if latest is None else f"its last checkpoint is kept: {latest.place}"
 
 
-def unneeded(checkpoints: Sequence[PublishedCheckpoint], keep: int, interval: int | None) -> list[PublishedCheckpoint]:
+def unneeded_checkpoints(
+    checkpoints: Sequence[PublishedCheckpoint], keep: int, interval: int | None
+) -> list[PublishedCheckpoint]:
     """Return those of these checkpoints, the oldest first, that are to be removed.
 
     They are all but the newest `keep`, the best, and the first of every `interval` iterations.
@@ -283,7 +285,7 @@ def tidy(folder: StoredFolder, keep: int, interval: int | None, attempt: int) ->
     This `attempt` writes none meanwhile; a later one may, if this one was cut off and does not know that.
     Raises OSError.
     """
-    for checkpoint in unneeded(published(folder), keep, interval):
+    for checkpoint in unneeded_checkpoints(published_checkpoints(folder), keep, interval):
         folder.filesystem.delete_file((checkpoint.place / MANIFEST).path)
         folder.filesystem.delete_dir(checkpoint.place.path)
     for place in _strays(folder):

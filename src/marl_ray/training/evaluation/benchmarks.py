@@ -142,7 +142,7 @@ def pass_rates(measured: RunBenchmark) -> dict[str, float]:
     verdicts: list[ResultRow] = []
     failure = ""
     try:
-        verdicts = _judged(measured, _written(measured, measured.problems[rank::workers]))
+        verdicts = _judge_samples(measured, _written(measured, measured.problems[rank::workers]))
     except (MarlRayError, OSError) as error:
         failure = f"worker {rank}: {one_line(error)}"
     parts = gather((verdicts, failure))
@@ -167,7 +167,7 @@ def _written(measured: RunBenchmark, problems: Sequence[Problem]) -> list[Row]:
     return [row for rows in measured.writer.write(jobs) for row in rows]
 
 
-def _judged(measured: RunBenchmark, rows: Sequence[Row]) -> list[ResultRow]:
+def _judge_samples(measured: RunBenchmark, rows: Sequence[Row]) -> list[ResultRow]:
     """Return the verdicts on written samples, without their texts, in their order."""
     problems = {problem.task_id: problem for problem in measured.problems}
     kind = measured.writer.kind

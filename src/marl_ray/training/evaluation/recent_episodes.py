@@ -20,7 +20,9 @@ class RecentEpisodes:
 
     def __init__(self, config: RunConfig, saved: Mapping[str, Any] | None = None):
         self.budgets, self.max_steps = config.budgets, config.evaluation.max_steps
-        old = {key: [_ended(episode) for episode in (saved or {}).get(key, ())] for key in ("window", "held_back")}
+        old = {
+            key: [_ended_episode(episode) for episode in (saved or {}).get(key, ())] for key in ("window", "held_back")
+        }
         self.episodes: deque[EndedEpisode] = deque(old["window"], config.evaluation.window)
         self.held_back: list[EndedEpisode] = old["held_back"]
 
@@ -68,7 +70,7 @@ class RecentEpisodes:
         return score(self.budgets, self.metrics()["return"], costs)
 
 
-def _ended(plain: Sequence[Any]) -> EndedEpisode:
+def _ended_episode(plain: Sequence[Any]) -> EndedEpisode:
     start, copy, ret, costs, length, decisions = plain
     return EndedEpisode(start, copy, ret, tuple(costs), length, decisions)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from marl_ray.config import RunConfig, WarmStartConfig
-from marl_ray.policies.language.padding import padded
+from marl_ray.policies.language.padding import pad_sequences
 from marl_ray.rollout.rng import permutation
 from marl_ray.training.collectives import broadcast_from_rank0, total, world
 from marl_ray.training.errors import DivergedError
@@ -102,7 +102,7 @@ class DemonstrationFit:
                 policy.family.begin_pass(policy.model, number + 1 == passes)
             start = number // joint * size
             part = own_examples[start : start + size] if number % joint == rank % joint else []
-            rows = padded([example.prompt for example in part], [example.response for example in part])
+            rows = pad_sequences([example.prompt for example in part], [example.response for example in part])
             prompts, responses, mask = (x.to(policy.device) for x in rows)
             likelihoods = policy.model.evaluate(prompts, responses, mask, need_entropy=False).log_probs.sum()
             backward_over_workers(-likelihoods / tokens)

@@ -44,9 +44,9 @@ def repair(filesystem: fs.FileSystem, folder: str, last: int | None, has_origin:
             if len(removed) == 1
             else "were no rows, or some for the second time"
         )
-        lines.append(f"{path}: {_numbered('line', removed)} {what}; removed")
+        lines.append(f"{path}: {_line_numbers('line', removed)} {what}; removed")
     if missing:
-        lines.append(f"{path} lacks the rows of {_numbered('iteration', missing)}, which are not played again")
+        lines.append(f"{path} lacks the rows of {_line_numbers('iteration', missing)}, which are not played again")
     return lines
 
 
@@ -101,7 +101,7 @@ def _fits(filesystem: fs.FileSystem, path: str, iterations: Sequence[int], chang
         return True
 
 
-def _numbered(what: str, numbers: Sequence[int]) -> str:
+def _line_numbers(what: str, numbers: Sequence[int]) -> str:
     """Return `line 7`, `lines 3 and 5`, `lines 1 to 9`, `lines 3 to 90, 12 of them`."""
     first, last, count = numbers[0], numbers[-1], len(numbers)
     if count == 1:

@@ -95,7 +95,7 @@ class Learner:
         agents = 2 if spec.pairs else batch.agents  # a pair of responses stays together, as the agents of a copy do
         bounds = policy.family.bounds(batch, agents)
         shape = Shape(agents, batch.mask.shape[1], world()[0], bounds, policy.joint)
-        batch = policy.family.padded(batch, agents)
+        batch = policy.family.pad_batch(batch, agents)
         minibatch_plan = [
             minibatches(seed, iteration, epoch, hyper.minibatches, shape, policy.settings.by_episode)
             for epoch in range(hyper.epochs)

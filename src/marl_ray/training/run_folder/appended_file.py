@@ -107,12 +107,12 @@ def lines_of(filesystem: fs.FileSystem, path: str) -> list[str]:
 def replace_lines(filesystem: fs.FileSystem, path: str, lines: Sequence[str]) -> None:
     """Let a file have these lines instead of its own; nobody writes to it meanwhile. Raises OSError."""
     if isinstance(filesystem, fs.LocalFileSystem):
-        replace_file(Path(path), _ended(lines))
+        replace_file(Path(path), _encode_lines(lines))
         return
     old = parts_of(filesystem, path)
     filesystem.create_dir(path)
     with filesystem.open_output_stream(f"{path}/{0:012d}") as stream:
-        stream.write(_ended(lines))
+        stream.write(_encode_lines(lines))
     for part in reversed(old):
         if int(part.base_name):
             filesystem.delete_file(part.path)
@@ -132,7 +132,7 @@ def _read(filesystem: fs.FileSystem, path: str) -> bytes:
         return bytes(stream.read())
 
 
-def _ended(lines: Iterable[str]) -> bytes:
+def _encode_lines(lines: Iterable[str]) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
@@ -140,7 +140,7 @@ def _first_lines(content: bytes, count: int) -> bytes:
     return b"".join(line + b"\n" for line in content.split(b"\n")[:-1][:count])
 
 
-def _changed(path: object) -> OSError:
+def _changed_error(path: object) -> OSError:
     return OSError(f"{path} was changed by another process; only one may write it")
 
 
@@ -166,13 +166,13 @@ class _OneFile:
                     stream.truncate(content.rfind(b"\n") + 1)
 
     def append(self, lines: Iterable[str], durable: bool = False) -> None:
-        data = _ended(lines)
+        data = _encode_lines(lines)
         if not data:
             return
         with self.path.open("ab", buffering=0) as stream:
             number, size = os.fstat(stream.fileno()).st_ino, stream.tell()
             if self.left_at not in (None, (number, size)):
-                raise _changed(self.path)
+                raise _changed_error(self.path)
             try:
                 if stream.write(data) != len(data):  # without a buffer, a full disk takes a part of the data
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -230,7 +230,7 @@ class _Parts:
         """Name, size and time of the last part as this process left it."""
 
     def append(self, lines: Iterable[str], durable: bool = False) -> None:
-        data = _ended(lines)
+        data = _encode_lines(lines)
         if not data:
             return
         with self.lock:
@@ -278,7 +278,7 @@ class _Parts:
             try:
                 last = self._last()
                 if last != self.left_at and last[:2] not in self.tried:
-                    raise _changed(self.path)
+                    raise _changed_error(self.path)
                 if not self.left_at[0]:
                     self.filesystem.create_dir(self.path)
                 for first, content in sorted(parts.items()):

@@ -186,7 +186,7 @@ def pin_bundles(config: RunConfig, record: dict[str, Any]) -> dict[str, Any]:
     The version is the one that the alias named when the run began. The versions are kept in `record`, because a
     frozen policy is read anew at every start, and by then an alias may name another version.
     """
-    from marl_ray.policies.bundles.manifest import pinned
+    from marl_ray.policies.bundles.manifest import pin_reference
 
     data, versions = config.as_given(), record.setdefault(PINNED, {})
     team = data.get("team", {})
@@ -196,7 +196,7 @@ def pin_bundles(config: RunConfig, record: dict[str, Any]) -> dict[str, Any]:
             places.append((policy.model.path, team.get(name, {}).get("model", {}), "path"))
         for reference, place, key in places:
             if reference is not None and key in place:
-                version = versions.get(reference) or pinned(reference, uri_of(config))
+                version = versions.get(reference) or pin_reference(reference, uri_of(config))
                 if version != reference:
                     versions[reference] = version
                 place[key] = version

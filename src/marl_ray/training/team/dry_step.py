@@ -94,7 +94,7 @@ def dry_step(
                 lm, byte_tokenizer(model.context), without_offload, GenerationConfig(max_tokens=size.tokens)
             )
         shard(policy, worker_mesh("cpu", 1, *axes), mixed_precision)
-        sequences = _packed(policy, size, axes[0]) if axes[0] > 1 else None
+        sequences = _packed_pass(policy, size, axes[0]) if axes[0] > 1 else None
         with FakeTensorMode(allow_non_fake_inputs=True):
             _fill(policy)
             return _step(policy, size, optimizer, sequences)
@@ -116,7 +116,7 @@ def _fill(policy: TokenPolicy) -> None:
             setattr(module, name, torch.empty_like(buffer))
 
 
-def _packed(policy: TokenPolicy, size: DryPass, parts: int) -> Packed:
+def _packed_pass(policy: TokenPolicy, size: DryPass, parts: int) -> Packed:
     """Return the sequences of a pass, packed: what several workers can share a part each of."""
     prompts = torch.zeros(size.rows, max(1, policy.config.context - size.tokens), dtype=torch.int64)
     prompts[:, 0] = torch.arange(size.rows)  # none is shared

@@ -30,8 +30,8 @@ from marl_ray.policies.engines.base import (
     tokens_of,
 )
 from marl_ray.policies.engines.decoding.trained_log_probs import with_trained_log_probs
-from marl_ray.policies.engines.engine_host import HostTransfer, PackedTensor, WeightGroup, engine_host, packed
-from marl_ray.policies.language.sampling_copy import detached, in_parts, outline, sampling_weights
+from marl_ray.policies.engines.engine_host import HostTransfer, PackedTensor, WeightGroup, engine_host, pack_tensor
+from marl_ray.policies.language.sampling_copy import detach_copy, in_parts, outline, sampling_weights
 from marl_ray.policies.language.token_policy import TokenPolicy
 from marl_ray.training.collectives import broadcast_from_rank0, world
 
@@ -103,7 +103,7 @@ class EngineActors(Engine):
             self._broadcast(weights)
         else:
             for part in in_parts(weights):
-                held = ray.put({name: packed(tensor) for name, tensor in part.items()})
+                held = ray.put({name: pack_tensor(tensor) for name, tensor in part.items()})
                 self._results([actor.load.remote(policy.version, held, False) for actor in self._actors], "load")
             self._load({name for name, parameter in policy.lm.named_parameters() if not parameter.is_meta})
 
@@ -112,7 +112,7 @@ class EngineActors(Engine):
         import ray
 
         held = ray.put(
-            {name: packed(parameter) for name, parameter in self._policy.lm.named_parameters() if name in names}
+            {name: pack_tensor(parameter) for name, parameter in self._policy.lm.named_parameters() if name in names}
         )
         self._results([actor.load.remote(self._policy.version, held) for actor in self._actors], "load")
 
@@ -173,7 +173,7 @@ class EngineActors(Engine):
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         need, empty = self._config.resources, self._policy.source is not None
-        policy = detached(self._policy) if empty else copy.deepcopy(self._policy).to("cpu")
+        policy = detach_copy(self._policy) if empty else copy.deepcopy(self._policy).to("cpu")
         if empty or self._transfer is HostTransfer.NCCL:
             policy.version = -1  # every version has to come
         gpus = need.tensor_parallel if self._policy.device.type == "cuda" else 0

@@ -52,7 +52,7 @@ def read_data(
     trained = [name for name in agents if not config.team[name].frozen]
     if path.startswith(DECISIONS):
         served = by_policy(read_served(file_of(path)), players)
-        blocks_of = {name: _served(config, name, served.get(name, []), readers[name]) for name in trained}
+        blocks_of = {name: _served_blocks(config, name, served.get(name, []), readers[name]) for name in trained}
     else:
         pairs = _read_pairs(path, players)
         blocks_of = {name: _pairs(config, name, pairs.get(name, []), readers[name]) for name in trained}
@@ -69,7 +69,7 @@ def read_data(
     return blocks_of
 
 
-def _served(config: RunConfig, name: str, served: Sequence[ServedText], reader: Reader) -> list[ResponseBlock]:
+def _served_blocks(config: RunConfig, name: str, served: Sequence[ServedText], reader: Reader) -> list[ResponseBlock]:
     spec, model = config.spec_of(name), config.team[name].model
     assert model is not None
     vocabulary = reader.lm.get_input_embeddings().weight.shape[0]

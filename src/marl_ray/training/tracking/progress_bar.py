@@ -12,7 +12,7 @@ from rich.progress import Progress as Bar
 
 from marl_ray.config import RunConfig
 from marl_ray.training.tracking.printed_lines import print_line
-from marl_ray.training.tracking.summary import against_budgets, evaluated
+from marl_ray.training.tracking.summary import against_budgets, evaluation_text
 
 LINE_EVERY_S = 5.0
 """Seconds between lines where there is no terminal (a job's log)."""
@@ -66,7 +66,7 @@ def iteration_line(config: RunConfig, row: Mapping[str, float], scored: Mapping[
     # There is no return until episodes are released.
     parts = [f"return {row['return']:.3f}" if "return" in row else "return -"]
     if scored is not None:
-        parts.append(f"evaluated {evaluated(scored)}")
+        parts.append(f"evaluated {evaluation_text(scored)}")
         if scored["steps"] != row["steps"]:
             parts[-1] += f" at step {scored['steps']:,.0f}"
     # Until training episodes have costs, the line shows those of the evaluation.

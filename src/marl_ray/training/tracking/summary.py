@@ -22,7 +22,7 @@ EPISODES = {"best/": ", on fresh episodes", "eval/": ", in its evaluation", "": 
 play fresh episodes too."""
 
 
-def evaluated(metrics: Mapping[str, float]) -> str:
+def evaluation_text(metrics: Mapping[str, float]) -> str:
     """Return the return of an evaluation's drawn actions, and that of its greedy ones where it differs."""
     drawn, greedy = f"{metrics['eval/return']:.3f}", metrics.get("eval/greedy_return")
     return drawn if greedy is None or f"{greedy:.3f}" == drawn else f"{drawn} (greedy {greedy:.3f})"
@@ -39,7 +39,7 @@ def run_summary(config: RunConfig, best: Mapping[str, float], last: Mapping[str,
     for name, metrics, prefix in (("best", best, whose), ("last", last, "eval/" if "eval/return" in last else "")):
         if f"{prefix}return" not in metrics:
             continue
-        shown = evaluated(metrics) if prefix == "eval/" else f"{metrics[f'{prefix}return']:.3f}"
+        shown = evaluation_text(metrics) if prefix == "eval/" else f"{metrics[f'{prefix}return']:.3f}"
         figures = [f"return {shown}", *against_budgets(config, metrics, prefix)]
         if name == "last":
             figures += [

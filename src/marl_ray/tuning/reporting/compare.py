@@ -89,7 +89,7 @@ def bands(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return middle, low, high
 
 
-def thinned(curve: Curve, max_points: int) -> Curve:
+def thin_curve(curve: Curve, max_points: int) -> Curve:
     """Return at most `max_points` points of a curve, the last one among them."""
     if len(curve.steps) <= max_points:
         return curve

@@ -18,13 +18,13 @@ def ending_document(folder: Folder, config: SweepConfig, records: SweepRecords, 
     certainty, ends = winner_comparison(folder, config, records)
     winner = None
     if records.winner is not None:
-        winner = _scored(config, records.trials[records.winner]) | {
+        winner = _trial_scores(config, records.trials[records.winner]) | {
             "seed": records.winner_seed,
             "model": records.winner_model or None,
             "certainty": certainty or None,
         }
     intervals = {number: [end.low, end.high] for number, end in ends.items() if len(config.seeds) > 1}
-    ranking = [_scored(config, records.trials[number]) | {"interval": intervals.get(number)} for number in ends]
+    ranking = [_trial_scores(config, records.trials[number]) | {"interval": intervals.get(number)} for number in ends]
     return {
         "name": records.name,
         "status": records.status,
@@ -66,7 +66,7 @@ def ending_lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield f"  records {document['records']}"
 
 
-def _scored(config: SweepConfig, record: TrialRecord) -> dict[str, Any]:
+def _trial_scores(config: SweepConfig, record: TrialRecord) -> dict[str, Any]:
     scores = dict(zip((metric.name for metric in config.metric), record.objectives or [], strict=False))
     return {"trial": record.number, "values": record.values, "scores": scores}
 

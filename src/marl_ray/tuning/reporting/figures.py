@@ -12,7 +12,7 @@ from scipy.stats import trim_mean
 from marl_ray.config.sweep import DimensionConfig
 from marl_ray.drawing import MINUS, Frame, Tick, band_path, line_path, multiples, round_step
 from marl_ray.evaluation.statistics import BootstrapInterval
-from marl_ray.tuning.reporting.compare import Curve, bands, thinned
+from marl_ray.tuning.reporting.compare import Curve, bands, thin_curve
 
 MAX_POINTS = 200
 """Number of points drawn per curve; more would not be visible."""
@@ -115,7 +115,7 @@ def strokes(curves: Mapping[str, tuple[Curve, Sequence[float]]], coloured: int =
     """
     drawn = {}
     for place, (name, (full_curve, takeovers)) in enumerate(curves.items()):
-        curve = thinned(full_curve, MAX_POINTS)
+        curve = thin_curve(full_curve, MAX_POINTS)
         middle, low, high = bands(curve) if place < coloured else (trim_mean(curve.seeds, 0.25, axis=0),) * 3
         marks = tuple((at, float(middle[max(0, int((curve.steps <= at).sum()) - 1)])) for at in takeovers)
         style = f"c{place + 1}" if place < coloured else "other"
@@ -129,7 +129,7 @@ def curve_chart(
     """Return the chart of curves, the best first; None if there are no curves. `levels` are values to draw across."""
     if not curves:
         return None
-    low, high = padded(
+    low, high = pad_range(
         min(*(float(c.low.min()) for c in curves.values()), *levels, math.inf),
         max(*(float(c.high.max()) for c in curves.values()), *levels, -math.inf),
     )
@@ -165,7 +165,7 @@ def curve_chart(
     )
 
 
-def padded(low: float, high: float) -> tuple[float, float]:
+def pad_range(low: float, high: float) -> tuple[float, float]:
     """Return a range extended at both ends."""
     room = 0.05 * (high - low) or 0.1 * abs(high) or 1.0
     return low - room, high + room
@@ -211,7 +211,7 @@ def parallel(
             marks.append(Tick(foot, "not set"))
         places.append(place)
         axes.append(Axis(round(left_edge + k * spacing, 1), key, tuple(marks)))
-    low, high = padded(min(results), max(results)) if results else (0.0, 1.0)
+    low, high = pad_range(min(results), max(results)) if results else (0.0, 1.0)
     up, down = (bottom, top) if mode == "max" else (top, bottom)
 
     def at_end(result: float | None) -> float:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.training.tracking.printed_lines import print_line
-from marl_ray.tuning.records import FAILED, SweepRecords, TrialRecord, end_reason, signed, values_line
+from marl_ray.tuning.records import FAILED, SweepRecords, TrialRecord, end_reason, signed_objectives, values_line
 
 TABLE_EVERY_S = 0.5
 LINE_EVERY_S = 10.0
@@ -77,7 +77,8 @@ class SweepProgress:
         scores = {
             record.number: scores_of_trial[0]
             for record in self.records.trials
-            if record.status not in FAILED and (scores_of_trial := signed(metrics, record.objectives)) is not None
+            if record.status not in FAILED
+            and (scores_of_trial := signed_objectives(metrics, record.objectives)) is not None
         }
         return self.records.trials[max(scores, key=lambda number: scores[number])] if scores else None
 

@@ -30,8 +30,8 @@ from marl_ray.tuning.records import (
     SweepRecords,
     TrialRecord,
     end_reason,
-    ranked,
-    signed,
+    ranked_trials,
+    signed_objectives,
     values_line,
 )
 from marl_ray.tuning.reporting.compare import (
@@ -104,7 +104,7 @@ def _certainty(
 
 def _order(config: SweepConfig, records: SweepRecords) -> list[TrialRecord]:
     """Return the trials with a result, the winner first."""
-    return sorted(ranked(records, config.metric), key=lambda record: record.number != records.winner)
+    return sorted(ranked_trials(records, config.metric), key=lambda record: record.number != records.winner)
 
 
 def _curves(config: SweepConfig, order: Sequence[TrialRecord], rows: AllRows) -> dict[int, Curve]:
@@ -126,7 +126,7 @@ def report_page(folder: Folder, records: SweepRecords) -> bytes:
     results = [
         (_name(r), r.values, r.objectives[0] if r.number in ordered and r.objectives else None) for r in records.trials
     ]
-    scored = [(r.values, s[0]) for r in order if (s := signed(config.metric, r.objectives)) is not None]
+    scored = [(r.values, s[0]) for r in order if (s := signed_objectives(config.metric, r.objectives)) is not None]
     winner = None if records.winner is None else records.trials[records.winner]
     page = _pages().get_template("report.html")
     return page.render(
@@ -309,7 +309,7 @@ def _front(config: SweepConfig, order: Sequence[TrialRecord]) -> set[int]:
     """Return the numbers of the trials that no other trial beats in all metrics; empty if there is one metric."""
     if len(config.metric) == 1 or not order:
         return set()
-    scores = np.array([signed(config.metric, record.objectives) for record in order]).reshape(len(order), -1)
+    scores = np.array([signed_objectives(config.metric, record.objectives) for record in order]).reshape(len(order), -1)
     front = set()
     for record, own_scores in zip(order, scores, strict=True):
         better = (scores >= own_scores).all(1) & (scores != own_scores).any(1)

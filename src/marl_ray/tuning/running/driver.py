@@ -31,7 +31,7 @@ from marl_ray.tuning.records import (
     identity_of,
     load_records,
     middle_seed,
-    ranked,
+    ranked_trials,
     values_line,
 )
 from marl_ray.tuning.reporting.ending import ending_document, ending_lines
@@ -345,7 +345,7 @@ class _Sweep:
         records.seconds = self.plan.seconds()
         over = self.plan.used_up()
         records.status, records.error = ("cut", f"{over} is used up") if over else ("finished", "")
-        candidates = ranked(records, self.config.metric)
+        candidates = ranked_trials(records, self.config.metric)
         if candidates:
             self._register(candidates[0])
         self.save(*candidates[:1])

@@ -12,7 +12,7 @@ from typing import Any
 
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.tuning.records import FAILED, SweepRecords, TrialRecord, signed
+from marl_ray.tuning.records import FAILED, SweepRecords, TrialRecord, signed_objectives
 from marl_ray.tuning.search.schedulers import Exploit, TrialStanding, TrialStandings, make_scheduler
 from marl_ray.tuning.search.spaces import SEARCHES, GridSearch
 
@@ -144,7 +144,7 @@ class SweepPlan:
         if status == "waiting":
             record.objectives = result["objectives"] if result else None
             assert until is not None
-            scores = signed(self.config.metric, record.objectives)
+            scores = signed_objectives(self.config.metric, record.objectives)
             record.scores[until] = WORST if scores is None else scores[0]
             record.state = "waiting"
             self._update_standing(record)
@@ -246,7 +246,7 @@ class SweepPlan:
 
     def _tell_search(self, record: TrialRecord) -> None:
         if record.status != "cut":
-            scores = None if record.status in FAILED else signed(self.config.metric, record.objectives)
+            scores = None if record.status in FAILED else signed_objectives(self.config.metric, record.objectives)
             self.search.tell(record.number, record.values, scores)
 
 

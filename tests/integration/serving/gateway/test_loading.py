@@ -20,7 +20,7 @@ from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.experiments.store.records import AssignmentState
 from marl_ray.serving import loaded_bundles
 from marl_ray.serving.loaded_bundles import check_configured
-from marl_ray.serving.needed_arms import needed
+from marl_ray.serving.needed_arms import arms_to_hold
 from marl_ray.serving.routing.endpoints import DRAIN_S
 
 
@@ -289,14 +289,17 @@ def test_what_is_needed_is_what_serves_and_what_may_still_have_sessions():
     open_one = state("open", ExperimentStatus.RUNNING, now - day, {"a": 0.5, "b": 0.5})
     won = state("won", ExperimentStatus.PROMOTED, now - 2 * day, {"a": 0.0, "b": 1.0, "c": 0.0})
     stopped = state("stopped", ExperimentStatus.STOPPED, now - 3 * day, {"a": 1.0, "b": 0.0})
-    assert needed([open_one, won, stopped], now) == {"open": {"a", "b"}, "won": set(), "stopped": set()}
-    assert needed([won, stopped], now) == {"won": {"a", "b"}, "stopped": set()}
-    assert needed([won, stopped], now, {"won": now - 60}) == {"won": {"a", "b", "c"}, "stopped": set()}
+    assert arms_to_hold([open_one, won, stopped], now) == {"open": {"a", "b"}, "won": set(), "stopped": set()}
+    assert arms_to_hold([won, stopped], now) == {"won": {"a", "b"}, "stopped": set()}
+    assert arms_to_hold([won, stopped], now, {"won": now - 60}) == {"won": {"a", "b", "c"}, "stopped": set()}
     draft = state("draft", ExperimentStatus.DRAFT, now, {"a": 1.0, "d": 0.0})
-    assert needed([draft, won], now) == {"draft": {"a", "d"}, "won": {"a", "b"}}  # which serves until the draft starts
+    assert arms_to_hold([draft, won], now) == {
+        "draft": {"a", "d"},
+        "won": {"a", "b"},
+    }  # which serves until the draft starts
     older = state("older", ExperimentStatus.STOPPED, now - 3 * day, {"a": 1.0, "e": 0.0})
     successor = state("successor", ExperimentStatus.RUNNING, now - 60, {"a": 1.0})
-    needed_arms = needed([older, successor, won], now)  # sessions of the last one finish there
+    needed_arms = arms_to_hold([older, successor, won], now)  # sessions of the last one finish there
     assert (needed_arms["won"], needed_arms["older"]) == ({"a", "b", "c"}, set())
     ended = state("gone", ExperimentStatus.RUNNING, now, {"a": 1.0, "b": 0.0}, rolled_back=frozenset("b"), cut=True)
-    assert needed([ended], now) == {"gone": {"a"}}
+    assert arms_to_hold([ended], now) == {"gone": {"a"}}

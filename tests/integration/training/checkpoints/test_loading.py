@@ -14,7 +14,7 @@ from pyarrow import fs
 from toy_runs.runs import config, timeless, trained, weights
 
 from marl_ray.training.checkpoints import tensor_files
-from marl_ray.training.checkpoints.index import best, checkpoint_name, checkpoints_in, published, tidy
+from marl_ray.training.checkpoints.index import best, checkpoint_name, checkpoints_in, published_checkpoints, tidy
 from marl_ray.training.checkpoints.loading import UnreadableCheckpointError
 from marl_ray.training.checkpoints.storage import StoredFolder, local_stored_folder
 from marl_ray.training.loop.callbacks import Metrics, RunCallbacks
@@ -203,10 +203,10 @@ def test_checkpoints_on_s3_are_written_checked_withdrawn_and_removed_there(base,
         keeping = CheckpointKeeping(lambda iteration: bucket / checkpoint_name(iteration, 1))
         run_worker(run, torch.device("cpu"), callbacks=RunCallbacks(rows.append), keeping=keeping)
         places = checkpoints_in(bucket)
-        iterations = [each.manifest.iteration for each in published(bucket)]
+        iterations = [each.manifest.iteration for each in published_checkpoints(bucket)]
         assert iterations[-1] == 6 and len(iterations) == len(places) > 2
         manifest, local = (
-            published(bucket)[-1].manifest,
+            published_checkpoints(bucket)[-1].manifest,
             json.loads((base / "6" / "manifest.json").read_text())["files"],
         )
         assert set(manifest.files) == set(local)
@@ -217,7 +217,7 @@ def test_checkpoints_on_s3_are_written_checked_withdrawn_and_removed_there(base,
     assert timeless(again) == timeless([row for row in rows if row["iteration"] > iterations[-2]])
     assert f"{places[-1]}/{PART} has 8 bytes, expected " in about_checkpoints(lines)[0]
     assert [place.path for place in checkpoints_in(bucket)] == [place.path for place in places[:-1]]
-    chosen = best(published(bucket))
+    chosen = best(published_checkpoints(bucket))
     tidy(bucket, 1, None, 1)
     assert chosen is not None and {place.path for place in checkpoints_in(bucket)} == {
         places[-2].path,

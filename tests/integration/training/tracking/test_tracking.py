@@ -15,7 +15,7 @@ from toy_serving.gateways import make_bundle
 from marl_ray.config import RunConfig, resolve_tracking_uri
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
-from marl_ray.policies.bundles.manifest import pinned
+from marl_ray.policies.bundles.manifest import pin_reference
 from marl_ray.training.run_folder.record import pin_bundles
 from marl_ray.training.tracking import mlflow_run
 from marl_ray.training.tracking.mlflow_run import PARENT_TAG, MlflowRun, uri_of
@@ -137,8 +137,11 @@ def test_aliases_are_taken_wherever_versions_are(registry, monkeypatch):
     digests = [load_bundle(model).digest for model in models]  # by the default tracking URI
     assert load_bundle("models:/toy@best").digest == digests[1]
     assert load_bundle("models:/toy@latest").digest == digests[2]
-    assert pinned("models:/toy@best", None) == "models:/toy/2"
-    assert [pinned(same, None) for same in ("models:/toy/3", "a/folder@best")] == ["models:/toy/3", "a/folder@best"]
+    assert pin_reference("models:/toy@best", None) == "models:/toy/2"
+    assert [pin_reference(same, None) for same in ("models:/toy/3", "a/folder@best")] == [
+        "models:/toy/3",
+        "a/folder@best",
+    ]
     foe = "{me: {agents: [a]}, foe: {agents: [b], bundle: 'models:/toy@best', frozen: true}}"
     rival = config(f"storage={run_config.storage}", f"team={foe}")
     record: dict[str, Any] = {}

@@ -28,7 +28,7 @@ from marl_ray.policies.bundles.language import save_token_bundle
 from marl_ray.policies.engines.models.cached_model import ForwardModel
 from marl_ray.policies.engines.models.joint_products import product
 from marl_ray.policies.engines.models.llama import LlamaModel
-from marl_ray.policies.language.lora import LowRankSum, adapted, add_adapters, merged_weights
+from marl_ray.policies.language.lora import LowRankSum, adapted_layers, add_adapters, merged_weights
 from marl_ray.policies.language.sampling_copy import plain_copy
 from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy
 
@@ -43,7 +43,7 @@ def young(rate: float, dtype: str = "bf16") -> TokenPolicy:
     for parameter in policy.lm.parameters():
         if not parameter.requires_grad:
             parameter.data = parameter.data.bfloat16().float()
-    for _, layer in adapted(policy.lm):
+    for _, layer in adapted_layers(policy.lm):
         up = layer.lora_B["default"].weight
         up.data = rate * torch.randn(up.shape, generator=generator).sign()
     return policy
@@ -89,7 +89,7 @@ def test_bfloat16_keeps_an_adapter_of_one_step(way):
 def _effect(policy: TokenPolicy, ids: Tensor, way: Callable[[TokenPolicy, Tensor], Tensor]) -> Tensor:
     """The difference that the adapters make."""
     there = way(policy, ids)
-    for _, layer in adapted(policy.lm):
+    for _, layer in adapted_layers(policy.lm):
         layer.lora_B["default"].weight.zero_()
     return there - way(policy, ids)
 
@@ -98,7 +98,7 @@ def _effect(policy: TokenPolicy, ids: Tensor, way: Callable[[TokenPolicy, Tensor
 def test_merged_weights_add_in_float32():
     policy = young(1e-3)
     plain = plain_copy(policy)
-    name, layer = adapted(plain.lm)[0]
+    name, layer = adapted_layers(plain.lm)[0]
     down, up = (getattr(layer, f"lora_{part}")["default"].weight for part in "AB")
     expected = layer.get_base_layer().weight.double() + 2 * up.double() @ down.double()
     assert torch.equal(merged_weights(plain.lm)[f"{name}.weight"], expected.bfloat16())
@@ -242,7 +242,7 @@ def test_a_mixture_has_adapters_beside_its_experts(tmp_path, name):
     base = {name.replace(".base_layer", ""): value for name, value in lm.state_dict().items() if "lora" not in name}
     bare.load_state_dict(base)
     trained = {name for name, value in lm.named_parameters() if value.requires_grad}
-    assert trained == {f"{name}.lora_{part}.default.weight" for name, _ in adapted(lm) for part in "AB"}
+    assert trained == {f"{name}.lora_{part}.default.weight" for name, _ in adapted_layers(lm) for part in "AB"}
     prompts, answers, ids = torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5, 6]]), torch.arange(64)[None]
     expected = bare(torch.arange(1, 7)[None]).logits[0, 2:5].log_softmax(-1).gather(-1, answers.T)[:, 0]
     log_probs = policy.reference_evaluate(prompts, answers, torch.ones(1, 3, dtype=torch.bool))[0]

@@ -11,7 +11,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import Lineage, load_bundle
 from marl_ray.policies.bundles.language import ADAPTER_FOLDER, Models, save_token_bundle
 from marl_ray.policies.language.base_model import base_sha256, known_base, share_base, unmerge_adapter
-from marl_ray.policies.language.lora import adapted, bare_weights, save_adapters
+from marl_ray.policies.language.lora import adapted_layers, bare_weights, save_adapters
 from marl_ray.policies.language.model_files import load_model
 from marl_ray.policies.language.sampling_copy import plain_copy
 from marl_ray.policies.language.token_policy import TokenPolicy, save_merged
@@ -41,7 +41,7 @@ def test_an_adapter_comes_out_of_the_weights_that_it_is_merged_into(tmp_path):
     apart, merged = models.unmerged("p"), models["p"]
     assert apart is models.unmerged("p") is not merged
     assert apart.config.lora is not None and apart.config.lora.rank == LORA["rank"]
-    for (name, layer), (other_name, other) in zip(adapted(apart.lm), adapted(trained.lm), strict=True):
+    for (name, layer), (other_name, other) in zip(adapted_layers(apart.lm), adapted_layers(trained.lm), strict=True):
         assert name == other_name and layer.scale == other.scale
         assert torch.equal(layer.down, other.down) and torch.equal(layer.up, other.up)
     base = bare_weights(trained.lm)
@@ -58,13 +58,13 @@ def test_bfloat16_gives_weights_back_whose_adapter_is_small(tmp_path):
     """Such an adapter is rounded away where it is merged, and is there again where it stands apart."""
     trained = policy(1, "bf16")
     with torch.no_grad():
-        for _, layer in adapted(trained.lm):
+        for _, layer in adapted_layers(trained.lm):
             layer.up.mul_(1e-3)
     apart = written(tmp_path, trained).unmerged("p")
     base = bare_weights(trained.lm)
     differing = [(tensor != base[name].float()).float().mean() for name, tensor in bare_weights(apart.lm).items()]
     assert max(differing) < 0.01
-    for (_, layer), (_, other) in zip(adapted(apart.lm), adapted(trained.lm), strict=True):
+    for (_, layer), (_, other) in zip(adapted_layers(apart.lm), adapted_layers(trained.lm), strict=True):
         assert torch.equal(layer.up, other.up.float())
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl_ray.serving.pages.charts import curve_chart, resolution, rounded, spans, towards
+from marl_ray.serving.pages.charts import curve_chart, resolution, round_to_step, spans, towards
 
 NOON = 1_795_262_400.0  # 2026-11-21T12:00:00Z
 ROWS = st.lists(
@@ -74,11 +74,14 @@ def test_early_wide_bands_do_not_set_the_scale():
 
 
 def test_numbers_of_a_column_share_their_decimals():
-    assert [rounded(value, resolution([12.5, 0.03])) for value in (12.5, -0.03)] == ["12.50", "\N{MINUS SIGN}0.03"]
-    assert rounded(1234567.0, resolution([1234567.0])) == "1,234,567"
-    assert rounded(0.25, 0.01, sign=True) == "+0.25"
-    assert rounded(1e100, resolution([1e100])) == "1e+100"
-    assert rounded(0.0, resolution([])) == "0.000"
+    assert [round_to_step(value, resolution([12.5, 0.03])) for value in (12.5, -0.03)] == [
+        "12.50",
+        "\N{MINUS SIGN}0.03",
+    ]
+    assert round_to_step(1234567.0, resolution([1234567.0])) == "1,234,567"
+    assert round_to_step(0.25, 0.01, sign=True) == "+0.25"
+    assert round_to_step(1e100, resolution([1e100])) == "1e+100"
+    assert round_to_step(0.0, resolution([])) == "0.000"
 
 
 def test_evidence_fills_its_bar_at_one_over_alpha():

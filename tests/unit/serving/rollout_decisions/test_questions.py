@@ -14,7 +14,7 @@ from marl_ray.experiments.lifecycle import RolloutPlan
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.missing_outcomes import mean_beyond
 from marl_ray.experiments.statistics.moments import Moments
-from marl_ray.experiments.statistics.sequential import harm, promotion, scaled
+from marl_ray.experiments.statistics.sequential import harm, promotion, scale_summary
 from marl_ray.serving.rollout_decisions.questions import HARM, PROMOTION, Measure, TestResult, ask
 
 PLAN = RolloutPlan("c", {"c": 9.0, "t": 1.0})
@@ -61,7 +61,7 @@ def test_a_relative_margin_is_a_contrast_with_the_control_times_a_number(better,
         for side, test in ((HARM, harm), (PROMOTION, promotion)):
             rules = {"alpha": 0.05, "margin": 0.0, "min_outcomes": 50, "higher_is_better": better == "higher"}
             expected, answer = (
-                test(treatment, scaled(control, scale), **rules),
+                test(treatment, scale_summary(control, scale), **rules),
                 answered(side, treatment, control, measure),
             )
             assert (answer.test.e_value, answer.test.proven) == (expected.e_value, expected.proven)

@@ -20,10 +20,10 @@ from marl_ray.training.checkpoints.index import (
     newest,
     note_start,
     own_checkpoints,
-    published,
+    published_checkpoints,
     take_number,
     tidy,
-    unneeded,
+    unneeded_checkpoints,
 )
 from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish, withdraw
 from marl_ray.training.checkpoints.storage import StoredFile, StoredFolder, local_stored_folder
@@ -78,15 +78,15 @@ def test_groups_that_begin_at_once_or_after_the_clock_was_set_back_have_greater_
 
 
 def test_the_newest_and_the_best_are_kept():
-    assert iterations(unneeded(listed(1, 9, 3, 4, 5), 2, None)) == [1, 3]
-    assert iterations(unneeded(listed(1, 2, 3), 2, None)) == [1]
-    assert iterations(unneeded(listed(9, None, None), 1, None)) == [2]
-    assert iterations(unneeded(listed(1, 1, 1, None), 1, None)) == [1, 2]  # the newest of equal scores
-    assert unneeded([], 1, None) == [] and best([]) is None
+    assert iterations(unneeded_checkpoints(listed(1, 9, 3, 4, 5), 2, None)) == [1, 3]
+    assert iterations(unneeded_checkpoints(listed(1, 2, 3), 2, None)) == [1]
+    assert iterations(unneeded_checkpoints(listed(9, None, None), 1, None)) == [2]
+    assert iterations(unneeded_checkpoints(listed(1, 1, 1, None), 1, None)) == [1, 2]  # the newest of equal scores
+    assert unneeded_checkpoints([], 1, None) == [] and best([]) is None
 
 
 def test_the_first_of_every_interval_is_kept_too():
-    assert iterations(unneeded(listed(*[None] * 11, 1.0), 1, 4)) == [2, 3, 5, 6, 7, 9, 10, 11]
+    assert iterations(unneeded_checkpoints(listed(*[None] * 11, 1.0), 1, 4)) == [2, 3, 5, 6, 7, 9, 10, 11]
 
 
 @given(st.lists(st.none() | st.integers(0, 3), min_size=1), st.integers(1, 4), st.none() | st.integers(1, 5))
@@ -95,11 +95,11 @@ def test_what_was_removed_is_never_needed_later(scores, keep, every):
     listed_scores, remaining = listed(*scores), []
     for checkpoint in listed_scores:
         remaining.append(checkpoint)
-        removed = unneeded(remaining, keep, every)
+        removed = unneeded_checkpoints(remaining, keep, every)
         remaining = [each for each in remaining if each not in removed]
         assert remaining[-keep:] == listed_scores[: listed_scores.index(checkpoint) + 1][-keep:]
         assert best(remaining) == best(listed_scores[: listed_scores.index(checkpoint) + 1])
-    at_the_end = unneeded(listed_scores, keep, every)
+    at_the_end = unneeded_checkpoints(listed_scores, keep, every)
     assert remaining == [each for each in listed_scores if each not in at_the_end]
 
 
@@ -119,7 +119,7 @@ def test_tidying_removes_what_is_not_needed_and_what_was_never_finished(tmp_path
     names = [*(checkpoint_name(k, 1) for k in (10, 30, 40)), checkpoint_name(45, 2), checkpoint_name(50, 1)]
     remaining = sorted(info.base_name for info in folder.filesystem.get_file_info(fs.FileSelector(folder.path)))
     assert remaining == [*names, "errors"]
-    assert [each.name for each in published(folder)] == names[:3]
+    assert [each.name for each in published_checkpoints(folder)] == names[:3]
 
 
 def test_the_newest_is_that_of_the_last_iteration_and_among_these_of_the_last_attempt(tmp_path):
@@ -157,7 +157,7 @@ def test_checkpoints_of_another_run_or_another_iteration_are_named_and_left_out(
         f"{copy} is a copy of the checkpoint of iteration 10; it is left out",
         f"{other} is a checkpoint of another run, 'toy' with another config; it is left out",
     ]
-    assert [each.name for each in published(folder)] == [checkpoint_name(10, 1), checkpoint_name(20, 1)]
+    assert [each.name for each in published_checkpoints(folder)] == [checkpoint_name(10, 1), checkpoint_name(20, 1)]
 
 
 def test_where_all_checkpoints_are_of_another_run_they_stay_and_the_run_does_not_begin_anew(tmp_path):

@@ -18,7 +18,7 @@ from marl_ray.cli import main
 from marl_ray.config import RunConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
-from marl_ray.runs.stored import find_run, stored
+from marl_ray.runs.stored import find_run, list_stored
 from marl_ray.training.checkpoints.index import checkpoint_name, kept_line, resume_line
 from marl_ray.training.checkpoints.loading import UnreadableCheckpointError
 from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
@@ -116,7 +116,7 @@ def test_a_record_of_which_one_bit_was_turned_is_one_line_for_every_command(tmp_
                 MarlRayError, match=r"^storage: .*/toy/run.json is not the record of a run: .*; without"
             ):
                 look()
-        assert list(stored(str(tmp_path))) == []
+        assert list(list_stored(str(tmp_path))) == []
 
 
 def test_a_record_that_cannot_be_written_leaves_the_one_before(tmp_path):

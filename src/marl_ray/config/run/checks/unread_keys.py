@@ -26,7 +26,7 @@ def check(config: RunKeys) -> None:
 
 def is_hyper(key: str) -> bool:
     """Return True if a dotted key of a run config is a hyper-parameter: `hyper.NAME` or `team.POLICY.hyper.NAME`."""
-    return _parted(key) is not None
+    return _split_key(key) is not None
 
 
 def names_algorithm(key: str) -> bool:
@@ -42,7 +42,7 @@ def is_read(key: str, data: Mapping[str, Any]) -> bool:
     A key that is wrong for another reason (an algorithm that does not exist, a frozen policy) counts as read, so that
     `RunConfig` refuses it for that reason.
     """
-    parts = _parted(key)
+    parts = _split_key(key)
     if parts is None:
         return True
     policy, hyper_key = parts
@@ -77,7 +77,7 @@ def _groups(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"team.{name}.hyper", member["hyper"]
 
 
-def _parted(key: str) -> tuple[str | None, str] | None:
+def _split_key(key: str) -> tuple[str | None, str] | None:
     """Return the policy and the name of a hyper-parameter by its dotted key; None if it is none.
 
     The policy is None where the key is of the whole run.

@@ -88,7 +88,7 @@ class BrowserGym(TextEnv):
                 raise ValueError(f"{name}={value}, expected more than 0")
         if held_out < 0:
             raise ValueError(f"held_out={held_out}, expected at least 0")
-        names, self._actions = registered(env_id, python)
+        names, self._actions = registered_ids(env_id, python)
         train, test = (
             [BrowserGymTask(f"{name.removeprefix(PREFIX)}.{k}", name, k) for k in seeds for name in names]
             for seeds in (range(held_out, held_out + variants), range(held_out))
@@ -164,7 +164,7 @@ class BrowserGym(TextEnv):
 
 
 @functools.cache
-def registered(env_id: str, python: str | None) -> tuple[tuple[str, ...], str]:
+def registered_ids(env_id: str, python: str | None) -> tuple[tuple[str, ...], str]:
     """Return the ids that BrowserGym knows and `env_id` names, and its actions in words.
 
     Raises MarlRayError where BrowserGym is not installed, cannot be imported, or knows none.

@@ -164,7 +164,7 @@ def dumps(value: Any) -> str:
 
     Raises TypeError for types not built in.
     """
-    return json.dumps(_tagged(value), separators=(",", ":"))
+    return json.dumps(_tag_types(value), separators=(",", ":"))
 
 
 def loads(text: str) -> Any:
@@ -183,17 +183,17 @@ _MAKE: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _tagged(value: Any) -> Any:
+def _tag_types(value: Any) -> Any:
     kind = type(value)
     if kind in _PLAIN:
         return value
     if kind is int:
         return value if -(1 << 63) <= value < 1 << 63 else {"int": hex(value)}  # long decimals are not read
     if kind in (list, tuple, set, frozenset):
-        items = list(value) if _PLAIN.issuperset(map(type, value)) else [_tagged(item) for item in value]
+        items = list(value) if _PLAIN.issuperset(map(type, value)) else [_tag_types(item) for item in value]
         return items if kind is list else {kind.__name__: items}
     if kind in (dict, Counter, OrderedDict, defaultdict):
-        return {"dict": [[_tagged(key), _tagged(item)] for key, item in value.items()]}
+        return {"dict": [[_tag_types(key), _tag_types(item)] for key, item in value.items()]}
     if kind is complex:
         return {"complex": [value.real, value.imag]}
     if kind is bytes:

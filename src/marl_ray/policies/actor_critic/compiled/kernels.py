@@ -216,7 +216,7 @@ def copy_rows(source: np.ndarray, target: np.ndarray) -> None:
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def joined(weights: np.ndarray, net: NetworkShape, inputs: NetworkInputs) -> np.ndarray:
+def joined_table(weights: np.ndarray, net: NetworkShape, inputs: NetworkInputs) -> np.ndarray:
     """Return the table of the inputs' codes (codes, width); without rows for a network over vectors."""
     if not net.coded:
         return np.empty((0, 0), np.float32)
@@ -230,7 +230,7 @@ def joined(weights: np.ndarray, net: NetworkShape, inputs: NetworkInputs) -> np.
 def evaluate(weights: np.ndarray, net: NetworkShape, inputs: NetworkInputs, outputs: np.ndarray) -> None:
     """Write the outputs (R, out) of the inputs, whose rows are raw."""
     space = np.empty(BLOCK * net.row_space, np.float32)
-    block, table = np.empty((BLOCK, inputs.rows.shape[1]), np.float32), joined(weights, net, inputs)
+    block, table = np.empty((BLOCK, inputs.rows.shape[1]), np.float32), joined_table(weights, net, inputs)
     for start in range(0, len(outputs), BLOCK):
         rows, codes = inputs.rows[start : start + BLOCK], inputs.codes[start : start + BLOCK]
         if net.norm:
@@ -378,7 +378,7 @@ def network_gradient(
     room = np.empty((3, max(net.max_product, BLOCK * widest)), np.float32)
     part, part_codes = np.empty((BLOCK, rows_of.shape[1]), np.float32), np.empty((BLOCK, codes_of.shape[1]), np.int32)
     used, bounds, decisions = by_row(minibatch, inputs.numbers, max(len(rows_of), len(codes_of)))
-    table = joined(weights, net, inputs)
+    table = joined_table(weights, net, inputs)
     slopes = np.zeros_like(table)
     gradient[:] = 0
     for start in range(0, len(used), BLOCK):

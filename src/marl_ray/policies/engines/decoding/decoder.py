@@ -175,7 +175,7 @@ class Decoder:
             flags = [row.prompt.greedy for row in rows]
             greedy = self._device(flags, torch.bool) if any(flags) else None
             tokens, log_probs = draw(
-                scores, uniforms, greedy, *setting, self._allowed(rows, scores), _added(rows, scores)
+                scores, uniforms, greedy, *setting, self._allowed(rows, scores), _bias_rows(rows, scores)
             )
             tops = _most_likely(rows, scores, setting[0])
             for number, token, log_prob, top in zip(numbers, tokens.tolist(), log_probs.tolist(), tops, strict=True):
@@ -218,7 +218,7 @@ class Decoder:
         return torch.tensor(values, dtype=dtype, device=self._model.shape.device)
 
 
-def _added(rows: list[_Row], logits: Tensor) -> Tensor | None:
+def _bias_rows(rows: list[_Row], logits: Tensor) -> Tensor | None:
     """Return the numbers (R, V) that the rows' biases add to the logits; None if no row has a bias."""
     if all(row.prompt.bias is None for row in rows):
         return None

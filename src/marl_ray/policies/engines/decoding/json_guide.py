@@ -57,7 +57,7 @@ OBJECT = GuideState()
 """The whole response is a JSON object."""
 
 
-def framed(before: tuple[str, ...], behind: str) -> GuideState:
+def frame_guide(before: tuple[str, ...], behind: str) -> GuideState:
     """Return a guide to a response that is one of the texts `before`, then a JSON object, then the text `behind`.
 
     No text of `before` may be the beginning of another.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from marl_ray.policies.engines.base import Completion, Prompt
-from marl_ray.policies.language.padding import padded
+from marl_ray.policies.language.padding import pad_sequences
 
 if TYPE_CHECKING:
     from marl_ray.policies.language.token_policy import TokenPolicy
@@ -37,7 +37,7 @@ def with_trained_log_probs(
 
 @torch.no_grad()
 def _scores(policy: "TokenPolicy", prompts: Sequence[Prompt], responses: Sequence[list[int]]) -> list[list[float]]:
-    rows = padded([prompt.ids for prompt in prompts], responses)
+    rows = pad_sequences([prompt.ids for prompt in prompts], responses)
     ids, answers, mask = (x.to(policy.device) for x in rows)
     scores: Tensor = policy.evaluate(ids, answers, mask, need_entropy=False).log_probs
     return [row[: len(response)] for row, response in zip(scores.tolist(), responses, strict=True)]

@@ -49,9 +49,9 @@ def product(*layers: Any) -> Product:
         row += len(layer.weight)
     biases = [layer.bias for layer in layers]
     return Product(
-        _placed(pieces, (row, column)),
-        None if biases[0] is None else _placed(_stacked(biases), (row,)),
-        _placed(_stacked(downs), (column - inputs, inputs)) if downs else None,
+        _place_parameters(pieces, (row, column)),
+        None if biases[0] is None else _place_parameters(_stack_rows(biases), (row,)),
+        _place_parameters(_stack_rows(downs), (column - inputs, inputs)) if downs else None,
         adapted[0].scale if adapted else 1.0,
     )
 
@@ -59,7 +59,7 @@ def product(*layers: Any) -> Product:
 Place = tuple[int, ...]
 
 
-def _stacked(parts: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, Place]]:
+def _stack_rows(parts: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, Place]]:
     pieces, row = [], 0
     for part in parts:
         pieces.append((part, (row, *(0,) * (part.ndim - 1))))
@@ -67,7 +67,7 @@ def _stacked(parts: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, Place]]:
     return pieces
 
 
-def _placed(pieces: Sequence[tuple[nn.Parameter, Place]], sizes: tuple[int, ...]) -> Tensor:
+def _place_parameters(pieces: Sequence[tuple[nn.Parameter, Place]], sizes: tuple[int, ...]) -> Tensor:
     """Return one tensor with the parameters at their places, and zeros elsewhere.
 
     The first place is at the beginning.

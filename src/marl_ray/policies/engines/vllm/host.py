@@ -13,7 +13,7 @@ import torch
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Completion, EngineLostError, Prompt
-from marl_ray.policies.engines.engine_host import EngineHost, HostTransfer, PackedTensor, unpacked
+from marl_ray.policies.engines.engine_host import EngineHost, HostTransfer, PackedTensor, unpack_tensor
 from marl_ray.policies.engines.vllm.engine import VllmEngine, reports_processed, reports_trained
 from marl_ray.policies.engines.vllm.process import messages
 from marl_ray.policies.engines.vllm.process.decoder import VllmDecoder
@@ -101,7 +101,7 @@ class VllmHost(EngineHost):
                     raise MarlRayError(f"weights: {name}: expected {expected}, got {value.dtype} {list(value.shape)}")
             with torch.no_grad():
                 for name, value in weights.items():
-                    parameters[name].copy_(unpacked(value))
+                    parameters[name].copy_(unpack_tensor(value))
 
     def join(self, connection: dict[str, Any]) -> None:
         self.engine.join(connection)

@@ -27,7 +27,7 @@ def all_gather_values(value: Any, group: Any = None) -> list[Any]:
     dist.all_gather_object(values, value, group=group)
     failures = [each for each in values if isinstance(each, Failure)]
     if failures:
-        raise _shared(failures, everywhere=len(failures) == len(values))
+        raise _shared_error(failures, everywhere=len(failures) == len(values))
     return values
 
 
@@ -54,7 +54,7 @@ def together(make: Callable[[], Agreed], group: Any = None) -> Agreed:
     return made
 
 
-def _shared(failures: list[Failure], everywhere: bool) -> MarlRayError:
+def _shared_error(failures: list[Failure], everywhere: bool) -> MarlRayError:
     first = failures[0]
     error = copy(first.error)
     if not everywhere or len({str(failure.error) for failure in failures}) > 1:

@@ -33,11 +33,11 @@ def full_tensors(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     size = 0
     for tensor in tensors:
         if batch and size + tensor.nbytes > MAX_GATHERED_BYTES:
-            yield from _gathered(batch)
+            yield from _gather_tensors(batch)
             batch, size = [], 0
         batch.append(tensor)
         size += tensor.nbytes
-    yield from _gathered(batch)
+    yield from _gather_tensors(batch)
 
 
 def local_slices(tensor: DTensor) -> tuple[slice, ...]:
@@ -110,7 +110,7 @@ def _split(tensor: DTensor) -> tuple[int, int]:
     return tensor.device_mesh.ndim - (2 if "tensor" in (tensor.device_mesh.mesh_dim_names or ()) else 1), 0
 
 
-def _gathered(tensors: list[Tensor]) -> list[Tensor]:
+def _gather_tensors(tensors: list[Tensor]) -> list[Tensor]:
     gathered = [
         tensor.to_local().to(tensor.device_mesh.device_type) if isinstance(tensor, DTensor) else tensor
         for tensor in tensors
@@ -126,13 +126,13 @@ def _gathered(tensors: list[Tensor]) -> list[Tensor]:
                 jobs_of.setdefault(tensor.device_mesh.get_group(over), []).append((number, dimension, length))
         for group, jobs in jobs_of.items():
             parts = [gathered[number].movedim(dimension, 0) for number, dimension, _ in jobs]
-            joined = _joined(parts, [length for *_, length in jobs], group)
+            joined = _join_parts(parts, [length for *_, length in jobs], group)
             for (number, dimension, _), tensor in zip(jobs, joined, strict=True):
                 gathered[number] = tensor.movedim(0, dimension)
     return gathered
 
 
-def _joined(own_parts: list[Tensor], lengths: list[int], group: Any) -> list[Tensor]:
+def _join_parts(own_parts: list[Tensor], lengths: list[int], group: Any) -> list[Tensor]:
     """Join the workers' parts of several tensors along the first dimension, in which these have `lengths`."""
     workers = dist.get_world_size(group)
     if workers == 1:

@@ -44,7 +44,7 @@ def check_divisible(lm: Any, parts: int) -> None:
     for name, number in numbers.items():
         if number % parts:
             raise MarlRayError(f"expected a divisor of its {number} {name}")
-    layers = _divided(lm.base_model, plan)
+    layers = _divided_modules(lm.base_model, plan)
     blocks = {id(module) for module in decoder_layers(lm).modules()}
     for name, style in layers.items():
         layer = lm.base_model.get_submodule(name)
@@ -68,7 +68,7 @@ def decoder_layers(lm: nn.Module) -> nn.ModuleList:
     return max(lists, key=lambda blocks: sum(parameter.numel() for parameter in blocks.parameters()))
 
 
-def _divided(blocks: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
+def _divided_modules(blocks: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
     """Return name of each module of `blocks` that a plan divides -> a name of STYLES."""
     forms = {re.compile(re.escape(layer).replace(r"\*", r"\d+")): style for layer, style in plan.items()}
     return {name: style for name, _ in blocks.named_modules() for form, style in forms.items() if form.fullmatch(name)}

@@ -128,7 +128,7 @@ class _ExternalReply:
 
     def __init__(self, arm: ExternalArm, request: TextRequest):
         self._arm = arm
-        self._refusal = _unsupported(request)
+        self._refusal = _refuse_unsupported(request)
         self._chunks = _chunks(arm, request)
 
     async def next(self) -> ResponseChunk | Refusal:
@@ -151,7 +151,7 @@ class _ExternalReply:
             self._arm.later(self._chunks.aclose())
 
 
-def _unsupported(request: TextRequest) -> Refusal | None:
+def _refuse_unsupported(request: TextRequest) -> Refusal | None:
     """Refuse what no OpenAI-compatible API can do; None if it can do all of the request."""
     if request.raw or (not isinstance(request.prompt, str) and isinstance(request.prompt[0], int)):
         return Refusal(400, "prompt", "the session's arm is an external model, which answers chats only")
@@ -163,7 +163,7 @@ def _unsupported(request: TextRequest) -> Refusal | None:
 async def _chunks(arm: ExternalArm, request: TextRequest) -> AsyncGenerator[ResponseChunk | Refusal, None]:
     async with arm.client.stream("POST", "chat/completions", json=_body(arm.bundle.model, request)) as answer:
         if answer.status_code != 200:
-            yield _refused(arm, answer, await _beginning(answer))
+            yield _refuse_or_raise(arm, answer, await _beginning(answer))
             return
         finish: Any = None
         usage: Mapping[str, Any] = {}
@@ -185,7 +185,7 @@ async def _chunks(arm: ExternalArm, request: TextRequest) -> AsyncGenerator[Resp
                     if chunk.text or chunk.names:
                         yield chunk
             counts = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
-            text = "\n".join(_called(*call) for _, call in sorted(calls.items()))
+            text = "\n".join(_write_call(*call) for _, call in sorted(calls.items()))
         except (ValueError, TypeError, AttributeError, LookupError) as error:
             raise ArmError(f"it sent what no chat completion is: {arm.without_key(repr(error))}", new_pass()) from None
         finally:
@@ -215,7 +215,7 @@ async def _beginning(answer: httpx.Response) -> str:
     return body[:MAX_READ_BYTES].decode("utf-8", "replace")
 
 
-def _refused(arm: ExternalArm, answer: httpx.Response, body: str) -> Refusal:
+def _refuse_or_raise(arm: ExternalArm, answer: httpx.Response, body: str) -> Refusal:
     """Return a refusal if the arm is busy; else the arm has failed, and ArmError or LostError is raised."""
     reason = f"{answer.status_code} {arm.without_key(body)}"
     if answer.status_code in BUSY:
@@ -311,7 +311,7 @@ def _note_calls(calls: dict[int, list[str]], parts: Any) -> None:
         call[1] += function.get("arguments") or ""
 
 
-def _called(name: str, arguments: str) -> str:
+def _write_call(name: str, arguments: str) -> str:
     """Write a call as text, in the form in which our own models write calls."""
     # The closing mark must occur only once, and arguments may contain it.
     content = json.dumps({"name": name, "arguments": arguments or "{}"}).replace("<", "\\u003c")

@@ -56,7 +56,9 @@ async def infer(service: Service, request: Request) -> Response:
         if name not in all_outputs:
             raise RequestError(400, "outputs", f"unknown output {name!r}, expected some of {', '.join(all_outputs)}")
     tensors = inputs_of(bundle)
-    act_fields["observations"] = {name: _observed(inputs[name], tensors[name]) for name in _agents(inputs, tensors, "")}
+    act_fields["observations"] = {
+        name: _observation_of(inputs[name], tensors[name]) for name in _agents(inputs, tensors, "")
+    }
     act_fields["action_masks"] = {agent: _mask(inputs[agent + MASK]) for agent in _agents(inputs, tensors, MASK)}
     acted = await answer(service, request, act_fields | {"experiment": request.path_params["name"]})
     outputs = []
@@ -107,7 +109,7 @@ def _agents(inputs: Collection[str], tensors: Collection[str], end: str) -> list
     return [agent for agent in tensors if agent + end in inputs]
 
 
-def _observed(tensor_input: Mapping[str, Any], tensor: Tensor) -> Any:
+def _observation_of(tensor_input: Mapping[str, Any], tensor: Tensor) -> Any:
     """Return an observation in the form of `/v1/act`."""
     array = _array(tensor_input)
     if tensor_input["datatype"] != tensor.datatype:

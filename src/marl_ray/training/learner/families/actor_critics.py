@@ -92,7 +92,7 @@ def adopt_actor(models: PolicyModels, parameters: Mapping[str, Tensor]) -> None:
             sharded.copy_(distribute_tensor(moved, sharded.device_mesh, sharded.placements, src_data_rank=None))
 
 
-def padded(batch: Trajectories, agents: int) -> Trajectories:
+def pad_batch(batch: Trajectories, agents: int) -> Trajectories:
     """Return the batch as it is: every worker has at least one copy."""
     return batch  # no worker is without copies
 

@@ -53,7 +53,7 @@ class PolicyFamily(Protocol):
         Trust regions need it, which language models do not have.
         """
 
-    def padded(self, batch: Trajectories, agents: int) -> Trajectories:
+    def pad_batch(self, batch: Trajectories, agents: int) -> Trajectories:
         """Return the batch, with one empty copy (`agents` rows) added if it has none."""
 
     def bounds(self, batch: Trajectories, agents: int) -> tuple[int, ...]:

@@ -101,7 +101,7 @@ def adopt_actor(models: PolicyModels, parameters: Mapping[str, Tensor]) -> NoRet
     raise MarlRayError("algorithm: a trust region trains actor-critics, not language models")
 
 
-def padded(batch: Trajectories, agents: int) -> Trajectories:
+def pad_batch(batch: Trajectories, agents: int) -> Trajectories:
     """Add an empty response (or an empty pair of responses), which counts nowhere, to a batch without rows."""
     if len(batch.mask):
         return batch

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from marl_ray.algorithms.advantages.batch_gae import cost_advantages
-from marl_ray.algorithms.advantages.groups import compared
+from marl_ray.algorithms.advantages.groups import comparable_rows
 from marl_ray.algorithms.advantages.normalization import standardize
 from marl_ray.config import HyperParameters
 from marl_ray.errors import MarlRayError
@@ -43,7 +43,7 @@ def split_rows(policy: TrainedPolicy, batch: Trajectories) -> tuple[Tensor, Tens
     spec, mask = policy.algorithm.spec, trained_decisions(batch, policy.hyper)
     left_out = torch.zeros_like(batch.greedy)
     if spec.groups:  # an answer to a prompt that nobody else answered has nothing to be compared with
-        left_out = mask.any(1) & ~compared(batch, spec.greedy)
+        left_out = mask.any(1) & ~comparable_rows(batch, spec.greedy)
         mask = mask & ~left_out[:, None]
     return mask, left_out
 

@@ -13,7 +13,15 @@ from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.decoding.decoder import Decoder
-from marl_ray.policies.engines.decoding.json_guide import DEPTH, OBJECT, Guides, GuideState, advance, framed, guides_of
+from marl_ray.policies.engines.decoding.json_guide import (
+    DEPTH,
+    OBJECT,
+    Guides,
+    GuideState,
+    advance,
+    frame_guide,
+    guides_of,
+)
 from marl_ray.policies.engines.torch_engine import cached_model
 from marl_ray.policies.language.sampling_copy import plain_copy
 from marl_ray.policies.language.tiny_models import byte_tokenizer
@@ -63,7 +71,7 @@ def test_depth_is_bounded():
 
 @given(st.randoms(use_true_random=False))
 def test_whatever_tokens_are_drawn_it_can_be_ended(drawn):
-    state, ids = framed(("<a>", "<b> "), "</>"), []
+    state, ids = frame_guide(("<a>", "<b> "), "</>"), []
     for step in range(400):
         allowed = np.flatnonzero(GUIDES.allowed(state, 300))
         assert len(allowed) and allowed.max() < 256

@@ -92,12 +92,12 @@ async def _part(session: BrowserSession, content: PageContent, sites: Mapping[st
     if not content.locator.strip():
         return str(await session.page.content())
     for script in content.prepare:
-        if await _evaluated(session, script) is None:
+        if await _evaluate_script(session, script) is None:
             break  # WebArena leaves out the scripts after one that fails
-    return await _evaluated(session, content.locator) or ""
+    return await _evaluate_script(session, content.locator) or ""
 
 
-async def _evaluated(session: BrowserSession, script: str) -> str | None:
+async def _evaluate_script(session: BrowserSession, script: str) -> str | None:
     """Return the value of JavaScript on the page as Python writes it, so that null is `None`; None if it fails.
 
     Raises PageError if the page has crashed on it.

@@ -43,7 +43,7 @@ def response_score(check: ResponseCheck, answer: str) -> float:
     retrieved = response.get("retrieved_data")
     if _is_empty(check.data) or _is_empty(retrieved):
         return float(_is_empty(check.data) and _is_empty(retrieved))
-    return float(_same_list(check.data, _listed(retrieved), check.schema, check.ordered))
+    return float(_same_list(check.data, _parse_list(retrieved), check.schema, check.ordered))
 
 
 def unread_formats(schema: Mapping[str, Any]) -> list[str]:
@@ -94,7 +94,7 @@ def _same(expected: Any, answer: Any, schema: Mapping[str, Any], ordered: bool) 
     """Compare a value by its schema. A list that is expected where the schema has none holds alternatives."""
     kind = schema.get("type", "string")
     if kind == "array":
-        return _same_list(expected, _listed(answer), schema, ordered)
+        return _same_list(expected, _parse_list(answer), schema, ordered)
     if kind == "object":
         return _same_object(expected, answer, schema, ordered)
     compare = _COMPARED[schema.get("format", kind)]
@@ -119,7 +119,7 @@ def _same_list(expected: Sequence[Any], answers: Sequence[Any], schema: Mapping[
 
 def _same_object(expected: Any, answer: Any, schema: Mapping[str, Any], ordered: bool) -> bool:
     """Compare the properties that the schema names; one that neither has is the same, and further ones do not count."""
-    answer = _parsed(answer, dict)
+    answer = _parse_json(answer, dict)
     if not isinstance(answer, dict):
         return False
     for name, part in schema.get("properties", {}).items():
@@ -145,12 +145,12 @@ def _parsed_answer(answer: str) -> Any:
         return None
 
 
-def _listed(value: Any) -> list[Any]:
-    value = _parsed(value, list)
+def _parse_list(value: Any) -> list[Any]:
+    value = _parse_json(value, list)
     return value if isinstance(value, list) else [value]
 
 
-def _parsed(value: Any, kind: type) -> Any:
+def _parse_json(value: Any, kind: type) -> Any:
     """Return a value, or what it says as JSON where that is of this kind."""
     if isinstance(value, str):
         try:

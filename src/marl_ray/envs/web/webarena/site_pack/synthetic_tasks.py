@@ -170,7 +170,7 @@ def _upvote(world: SyntheticWorld, rng: random.Random) -> _Draft:
     return _Draft(FORUM, f'Vote for "{post.title}" in {post.forum} and stay there.', check, plan)
 
 
-def _founded(world: SyntheticWorld, rng: random.Random) -> _Draft:
+def _founding_year_task(world: SyntheticWorld, rng: random.Random) -> _Draft:
     town = rng.choice(world.towns)
     plan = ("click", town.name), ("stop", str(town.founded))
     return _Draft(WIKI, f"When was {town.name} founded?", _answer(exact_match=str(town.founded)), plan)
@@ -198,7 +198,7 @@ TEMPLATES: tuple[Callable[[SyntheticWorld, random.Random], _Draft], ...] = (
     _favourite,
     _write,
     _upvote,
-    _founded,
+    _founding_year_task,
     _origin,
 )
 """Each makes a task of its kind; the place of one in this order is the template's number."""

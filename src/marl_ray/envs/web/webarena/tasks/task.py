@@ -139,11 +139,11 @@ def on_sites(value: T, sites: Mapping[str, str]) -> T:
     if unknown:
         raise MarlRayError(f"sites: {unknown[0]!r} is unknown{did_you_mean(unknown[0], SITES)}")
     urls = {placeholder(site): url.rstrip("/") for site, url in sites.items()}
-    replaced: T = _replaced(value, urls)
+    replaced: T = _replace_placeholders(value, urls)
     return replaced
 
 
-def _replaced(value: Any, urls: Mapping[str, str]) -> Any:
+def _replace_placeholders(value: Any, urls: Mapping[str, str]) -> Any:
     if isinstance(value, str):
         for name, url in urls.items():
             value = value.replace(name, url)
@@ -152,9 +152,11 @@ def _replaced(value: Any, urls: Mapping[str, str]) -> Any:
             raise MarlRayError(f"sites: expected the base URL of {unreplaced[0]}, which {value[:80]!r} needs")
         return value
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{field.name: _replaced(getattr(value, field.name), urls) for field in fields(value)})
+        return replace(
+            value, **{field.name: _replace_placeholders(getattr(value, field.name), urls) for field in fields(value)}
+        )
     if isinstance(value, tuple | list):
-        return type(value)(_replaced(item, urls) for item in value)
+        return type(value)(_replace_placeholders(item, urls) for item in value)
     if isinstance(value, Mapping):
-        return {key: _replaced(item, urls) for key, item in value.items()}
+        return {key: _replace_placeholders(item, urls) for key, item in value.items()}
     return value

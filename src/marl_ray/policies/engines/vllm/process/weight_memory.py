@@ -54,7 +54,7 @@ class SharedWeights:
         self._descriptor = os.memfd_create("marl-ray-weights")
         os.ftruncate(self._descriptor, offset)
         self.layout = WeightLayout(f"/proc/{os.getpid()}/fd/{self._descriptor}", offset, tuple(entries))
-        self._memory = _mapped(self.layout)
+        self._memory = _map_file(self.layout)
         weakref.finalize(self, os.close, self._descriptor)
 
     def write(self, version: int, tensors: Mapping[str, Tensor]) -> None:
@@ -95,7 +95,7 @@ def read(layout: WeightLayout, version: int) -> Iterator[tuple[str, Tensor]]:
 
     Raises MarlRayError if the memory does not hold this version completely.
     """
-    memory = _mapped(layout)
+    memory = _map_file(layout)
     begun, complete = memory[:16].view(torch.int64).tolist()
     if (begun, complete) != (version, version):
         raise MarlRayError(f"weights: expected version {version}, got {complete} and a part of {begun}")
@@ -103,7 +103,7 @@ def read(layout: WeightLayout, version: int) -> Iterator[tuple[str, Tensor]]:
         yield entry.name, _view(memory, entry)
 
 
-def _mapped(layout: WeightLayout) -> Tensor:
+def _map_file(layout: WeightLayout) -> Tensor:
     return torch.from_file(layout.path, shared=True, size=layout.size, dtype=torch.uint8)
 
 
