@@ -33,8 +33,7 @@ def problem(message: str) -> str | None:
     if re.match(r"Merge\b", subject):
         if not MERGE.match(subject):
             return f"subject: expected what is merged, such as 'Merge NAME: what it brings', got {subject!r}"
-        return None
-    if not AREA.match(subject):
+    elif not AREA.match(subject):
         return f"subject: expected an area of one or two words, a colon and what changed, got {subject!r}"
     if rest and rest[0]:
         return "body: expected an empty line between subject and body"

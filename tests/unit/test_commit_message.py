@@ -26,8 +26,8 @@ WHY = "\n\nThe old one was slow.\n"
         f"lint: sort an import\n\n{'why ' * 32}it\nhttps://a.org/{'x' * 130}\n\nCo-authored-by: {'A ' * 70}<a@b.c>\n",
         "policies/engines: sort an import" + WHY,
         "code team: sort an import" + WHY,
-        "Merge wt-parity: both engines score the same\n",
-        "Merge policies/engines parity: both engines score the same\n",
+        "Merge parity: both engines score the same" + WHY,
+        "Merge policies/engines parity: both engines score the same" + WHY,
     ],
 )
 def test_messages_that_pass(message):
@@ -58,6 +58,7 @@ def test_messages_that_pass(message):
             "body: expected one to three sentences",
         ),
         ("Merge branch 'wt-parity'\n", "subject: expected what is merged"),
+        ("Merge parity: both engines score the same\n", "body: expected one to three sentences"),
         ("Merge branches 'a' and 'b' into main" + WHY, "subject: expected what is merged"),
         ("Merge remote-tracking branch 'origin/main'\n", "subject: expected what is merged"),
         ("Merge\n", "subject: expected what is merged"),
@@ -132,7 +133,7 @@ def test_a_clone_without_an_environment_refuses_messages_and_commits_the_rest(cl
     clone.commit("lint: sort another import" + WHY)
     clone.git("switch", "main")
     clone.git("merge", "--no-ff", "--no-edit", "side", status=1)  # git's own message; the merge waits for another
-    clone.git("commit", "-m", "Merge side: another import is sorted")
+    clone.git("commit", "-m", "Merge side: another import is sorted" + WHY)
     assert clone.git("log", "-1", "--format=%P").count(" ") == 1
 
 
