@@ -172,34 +172,10 @@ def evaluate(
     source = ctx.get_parameter_source("tracking_uri")
     if samples is not None and source is not None and source.name == "ENVIRONMENT":
         tracking_uri = None  # it is there for other commands
+    read = {"k": _ks(k), "env": None if env is None else with_overrides({}, env), "tracking_uri": tracking_uri}
+    arguments = {name: value for name, value in ctx.params.items() if name != "as_json"}
     with only_result(as_json):
-        result = run(
-            benchmark,
-            policy,
-            samples,
-            episodes=episodes,
-            data=data,
-            split=split,
-            sha256=sha256,
-            out=out,
-            k=_ks(k),
-            mode=mode,
-            timeout=timeout_s,
-            min_level=min_level,
-            workers=workers,
-            local=local,
-            env=None if env is None else with_overrides({}, env),
-            tracking_uri=tracking_uri,
-            progress=_progress() if episodes is None else None,
-            agent=agent,
-            num_samples=num_samples,
-            seed=seed,
-            greedy=greedy,
-            temperature=temperature,
-            max_tokens=max_tokens,
-            answer=answer,
-            prompt=prompt,
-        )
+        result = run(**arguments | read, progress=_progress() if episodes is None else None)
     if isinstance(result, EpisodeScores):
         show(as_json, plain(result) | {"score": result.score, "interval": plain(result.interval)}, [str(result)])
         return

@@ -16,7 +16,7 @@ from servers.http_server import serving_http
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import benchmark
 from marl_ray.evaluation.data_files import ANY, load, rows
-from marl_ray.evaluation.scoring.evaluate import EvaluationOptions, prepare_evaluation
+from marl_ray.evaluation.scoring.evaluate import ScoringOptions, prepare_evaluation
 from marl_ray.evaluation.scoring.report import make_report, width_notes
 from marl_ray.evaluation.scoring.results import MANIFEST, RESULTS, open_results
 from marl_ray.evaluation.statistics import problem_bootstrap
@@ -234,17 +234,15 @@ def test_only_humaneval_comes_with_a_package():
     [
         ({"mode": "official", "benchmark": "jsonl"}, "^mode: jsonl has hardened, not official$"),
         ({"mode": "both", "benchmark": "jsonl"}, "^mode: jsonl has hardened, not both$"),
-        ({"timeout_s": 0.0}, "^timeout: expected seconds, .*, got 0.0$"),
-        ({"timeout_s": float("nan")}, "^timeout: expected seconds, .*, got nan$"),
-        ({"ks": (1, 7)}, "^k: problem 'own/0' has only 6 samples, not 7$"),
+        ({"timeout_s": 0.0}, "^timeout_s: expected seconds, .*, got 0.0$"),
+        ({"timeout_s": float("nan")}, "^timeout_s: expected seconds, .*, got nan$"),
+        ({"k": (1, 7)}, "^k: problem 'own/0' has only 6 samples, not 7$"),
     ],
 )
 def test_options_are_checked_before_anything_runs(options, message):
     with refused(message):
         prepare_evaluation(
-            EvaluationOptions(
-                **{"benchmark": "humaneval", "samples": SAMPLES, "data": PROBLEMS, "sha256": ANY} | options
-            )
+            ScoringOptions(**{"benchmark": "humaneval", "samples": SAMPLES, "data": PROBLEMS, "sha256": ANY} | options)
         )
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.evaluation.benchmarks import Problem, benchmark
-from marl_ray.evaluation.writing.requests import Job, Row, SampleWriter, WritingRequest
+from marl_ray.evaluation.options import WritingRequest
+from marl_ray.evaluation.writing.requests import Job, Row, SampleWriter
 from marl_ray.evaluation.writing.writer import CPU_BATCH, GPU_BATCH, Writer
 
 ATTEMPTS = 3

@@ -2,40 +2,18 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from marl_ray.evaluation.benchmarks import Kind, Problem
+from marl_ray.evaluation.benchmarks import Problem
+from marl_ray.evaluation.options import Progress, WritingRequest, no_progress
 from marl_ray.evaluation.scoring.results import open_results, write_whole
 
 PROMPT = "{prompt}"
 SAMPLES, FOLDER = "samples.jsonl", "generation"
 Job = tuple[Problem, int]
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class WritingRequest:
-    """A request for samples: the bundle that writes them, and its sampling options."""
-
-    bundle: str = ""
-    """A folder, or `models:/name/version`; empty where the writers are given otherwise."""
-    tracking_uri: str | None = None
-    agent: str | None = None
-    """The agent whose policy answers alone; None takes the team, or the only policy."""
-    num_samples: int = 1
-    """Number of samples per problem."""
-    seed: int = 0
-    greedy: bool = False
-    temperature: float | None = None
-    """Sampling temperature. None takes the value of the bundle's generation config, here and for `max_tokens`."""
-    max_tokens: int | None = None
-    answer: Kind | None = None
-    """Kind of the answer; None takes the kind that the policy was trained to write (see `Writer`)."""
-    prompt: str | None = None
-    """Template of the prompt, with {prompt} in it; None takes the default."""
 
 
 class SampleWriter(Protocol):
@@ -54,7 +32,7 @@ def generate(
     problems: Sequence[Problem],
     facts: dict[str, Any],
     out: Path | None,
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    progress: Progress = no_progress,
 ) -> tuple[Path, str]:
     """Write the samples that are missing; return the evaluation's folder with the samples in it, and their description.
 

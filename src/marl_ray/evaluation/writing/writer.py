@@ -17,8 +17,9 @@ from marl_ray.envs.text.code_team import GENERATOR, CodeTeam
 from marl_ray.envs.text.tasks import StaticProgramTask
 from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.evaluation.benchmarks import Benchmark, Kind, Problem
+from marl_ray.evaluation.options import WritingRequest
 from marl_ray.evaluation.writing.authors import Author, WriterPolicies, authors_of_bundle, generation_of
-from marl_ray.evaluation.writing.requests import PROMPT, Job, Row, WritingRequest
+from marl_ray.evaluation.writing.requests import PROMPT, Job, Row
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.sampler import Engine
 from marl_ray.policies.prompting.prompts import PromptTooLongError, check_fits, encode_prompt, fit_prompt
@@ -84,7 +85,7 @@ class Writer:
             raise FieldError("num_samples", f"expected {expected}, got {request.num_samples}")
         if request.prompt is not None and PROMPT not in request.prompt:
             raise FieldError("prompt", f"expected {PROMPT} in it, got {request.prompt!r}")
-        self.authors = authors or authors_of_bundle(request.bundle, request.tracking_uri)
+        self.authors = authors or authors_of_bundle(request.policy, request.tracking_uri)
         self.agents = list(self.authors.agents)
         self.author, self.team = self._cast()
         alone = self.authors.policies[self.authors.agents[self.author]]
