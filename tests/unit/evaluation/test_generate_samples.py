@@ -16,9 +16,9 @@ from marl_ray.envs.text.code_team import CodeTeam
 from marl_ray.envs.text.tasks import CodeRecord, read_code, read_math
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import Problem, benchmark
-from marl_ray.evaluation.data_files import ANY, load
+from marl_ray.evaluation.data_files import ANY_DIGEST, load
 from marl_ray.evaluation.options import WritingRequest
-from marl_ray.evaluation.writing.requests import FOLDER, SAMPLES, generate
+from marl_ray.evaluation.writing.requests import SAMPLES_FILE, WRITING_FOLDER, generate
 from marl_ray.evaluation.writing.writer import Writer
 from marl_ray.policies.bundles.actor_critic import Lineage
 from marl_ray.policies.bundles.language import save_token_bundle
@@ -31,7 +31,7 @@ TEAM = {"id": "code_team", "kwargs": {"turns": 2, "prompt": "{task}\n{tests}\n",
 
 
 def problems(name: str = "jsonl", file: str = "own.jsonl") -> tuple[Problem, ...]:
-    return load(benchmark(name), str(FIXTURES / file), sha256=ANY).problems
+    return load(benchmark(name), str(FIXTURES / file), sha256=ANY_DIGEST).problems
 
 
 def save(folder: Path, agents: dict[str, str], env: dict[str, Any], context: int = 512, **model: Any) -> str:
@@ -166,9 +166,9 @@ def test_what_was_written_before_a_kill_is_not_written_again(single_policy, tmp_
     dies = Dies(writer)
     with pytest.raises(KeyboardInterrupt):
         generate(dies, request, problems(), header, tmp_path / "out")
-    with open(tmp_path / "out" / FOLDER / "results.jsonl", "ab") as file:
+    with open(tmp_path / "out" / WRITING_FOLDER / "results.jsonl", "ab") as file:
         file.write(b'{"what": "sample", "ta')
-    assert not (tmp_path / "out" / SAMPLES).exists()
+    assert not (tmp_path / "out" / SAMPLES_FILE).exists()
     with pytest.raises(KeyboardInterrupt):
         generate(dies, request, problems(), header, tmp_path / "out")
     assert dies.samples == [
@@ -182,7 +182,7 @@ def test_what_was_written_before_a_kill_is_not_written_again(single_policy, tmp_
     ]
     folder, made = generate(writer, request, problems(), header, tmp_path / "out")
     complete, _ = generate(writer, request, problems(), header, tmp_path / "whole")
-    assert (folder / SAMPLES).read_bytes() == (complete / SAMPLES).read_bytes()
+    assert (folder / SAMPLES_FILE).read_bytes() == (complete / SAMPLES_FILE).read_bytes()
     assert made.startswith("outputs of solver of bundle ") and made.endswith(
         "2 a problem (only: temperature 1.2, max_tokens 8)"
     )

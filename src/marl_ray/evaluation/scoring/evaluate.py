@@ -13,7 +13,7 @@ from marl_ray.evaluation.benchmarks.jsonl import JSONL
 from marl_ray.evaluation.data_files import BenchmarkData, load
 from marl_ray.evaluation.options import Progress, ScoringOptions, no_progress
 from marl_ray.evaluation.scoring.local_scoring import ResultRow, Scorer, ScoringJob, What
-from marl_ray.evaluation.scoring.report import MARKDOWN, REPORT, make_report, markdown
+from marl_ray.evaluation.scoring.report import MARKDOWN_FILE, REPORT_FILE, make_report, markdown
 from marl_ray.evaluation.scoring.results import ResultsFile, open_results, write_whole
 from marl_ray.evaluation.writing.samples import Sample, Samples, read_samples
 from marl_ray.sandbox import Level
@@ -166,8 +166,8 @@ def evaluate(
             filtered,
             unchecked,
         )
-    write_whole(planned.folder / REPORT, json.dumps(report, indent=2) + "\n")
-    write_whole(planned.folder / MARKDOWN, markdown(report))
+    write_whole(planned.folder / REPORT_FILE, json.dumps(report, indent=2) + "\n")
+    write_whole(planned.folder / MARKDOWN_FILE, markdown(report))
     return report
 
 

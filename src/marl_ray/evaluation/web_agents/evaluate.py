@@ -17,7 +17,7 @@ from marl_ray.envs.web.environment import BrowserEnv
 from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.evaluation.options import Progress, WebRequest, no_progress
 from marl_ray.evaluation.scoring.evaluate import possible_ks
-from marl_ray.evaluation.scoring.report import MARKDOWN, REPORT
+from marl_ray.evaluation.scoring.report import MARKDOWN_FILE, REPORT_FILE
 from marl_ray.evaluation.scoring.results import open_results, write_whole
 from marl_ray.evaluation.web_agents.base import WebAgent, WebBenchmark
 from marl_ray.evaluation.web_agents.playing import WebJob, play_jobs
@@ -30,9 +30,9 @@ from marl_ray.policies.bundles.actor_critic import Bundle, load_bundle
 
 EXPERT, RANDOM = "expert", "random"
 SPLITS = {"test": ("test",), "train": ("train",), "all": ("train", "test")}
-UNSEEN = ("record", "traces")
+NEUTRAL_OPTIONS = ("record", "traces")
 """Options of the environment that change no result."""
-MEASURED = ("cost", "reward", "keep_pages")
+RESERVED_OPTIONS = ("cost", "reward", "keep_pages")
 """Options of the environment that the evaluation sets itself."""
 
 
@@ -46,7 +46,7 @@ def evaluate_web(
     """
     if request.split not in SPLITS:
         raise FieldError("split", f"expected one of {', '.join(SPLITS)}, got {request.split!r}")
-    refused = [name for name in request.env if name in MEASURED]
+    refused = [name for name in request.env if name in RESERVED_OPTIONS]
     if refused:
         raise FieldError("env", f"{refused[0]} is set by the evaluation")
     agent = make_agent(request)
@@ -71,8 +71,8 @@ def evaluate_web(
                 done += len(rows)
                 progress("episode", done, len(jobs))
             report = web_report(manifest, [job.task_id for job in jobs], list(results.rows.values()), ks)
-    write_whole(folder / REPORT, json.dumps(report, indent=2) + "\n")
-    write_whole(folder / MARKDOWN, web_markdown(report))
+    write_whole(folder / REPORT_FILE, json.dumps(report, indent=2) + "\n")
+    write_whole(folder / MARKDOWN_FILE, web_markdown(report))
     return report, folder
 
 
@@ -147,7 +147,7 @@ def _manifest(
     benchmark: WebBenchmark, request: WebRequest, kwargs: Mapping[str, Any], agent: WebAgent, episodes: int
 ) -> dict[str, Any]:
     about = dict(agent.manifest())
-    options = {name: value for name, value in kwargs.items() if name not in UNSEEN}
+    options = {name: value for name, value in kwargs.items() if name not in NEUTRAL_OPTIONS}
     files = [kwargs[name] for name in ("data", "test_data") if kwargs.get(name)]
     digests = [hashlib.sha256(read_bytes(path)).hexdigest() for path in files]
     tasks = f"file of sha256 {digests[0][:12]}" if digests else "its own tasks"
