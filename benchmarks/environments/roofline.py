@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 
 from marl_ray.config import RunConfig
 from marl_ray.envs.registry import make_env
-from marl_ray.policies.actor_critic.spaces import CATEGORICAL, cardinalities, row_dtype, row_size
+from marl_ray.policies.actor_critic.spaces import CATEGORICAL_SPACES, cardinalities, row_dtype, row_size
 
 ADAM_ROWS = 7
 """Rows of all weights that a step of Adam reads or writes: the gradient, and both of weights and two moments."""
@@ -63,7 +63,7 @@ def work_of(config: RunConfig) -> tuple[Work, Work]:
         widths, actions, hyper = policy.network.hidden, int(env.action_space(agent).n), config.hyper_of(name)
         hidden = sum(a * b for a, b in itertools.pairwise(widths))
         inputs = row_size(space)
-        categorical = isinstance(space, CATEGORICAL)
+        categorical = isinstance(space, CATEGORICAL_SPACES)
         first = inputs * widths[0] * (1 if categorical else 2)
         forward = 2 * first + 2 * (2 * hidden) + 2 * widths[-1] * (actions + 1)  # actor and critic
         rollout_flop += forward

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.experiments.streams import CHUNK, STEP, Looks
-from marl_ray.experiments.statistics.bets import CAP, EFFECTS, PRIOR, BettingTest, Claim
+from marl_ray.experiments.statistics.bets import EFFECTS, MAX_STAKE, PRIOR_WEIGHT, BettingTest, Claim
 
 Evidence = Callable[[Looks, float, int, bool], np.ndarray]
 """`log_evidence` of `benchmarks/experiments/error_rates.py`."""
@@ -75,13 +75,13 @@ def bets_on(stream: Stream, claim: Claim) -> np.ndarray:
     if claim.missing is not None:
         y[np.isnan(y)] = 0.0 if claim.missing == "low" else 1.0
     y = y if claim.higher_is_better else 1 - y
-    count, none = PRIOR + np.arange(UNITS), np.zeros((len(y), 1))
-    m = (PRIOR / 2 + np.concatenate([none, y.cumsum(1)[:, :-1]], 1)) / count
-    s = np.sqrt((PRIOR / 4 + np.concatenate([none, ((y - m) ** 2).cumsum(1)[:, :-1]], 1)) / count)
+    count, none = PRIOR_WEIGHT + np.arange(UNITS), np.zeros((len(y), 1))
+    m = (PRIOR_WEIGHT / 2 + np.concatenate([none, y.cumsum(1)[:, :-1]], 1)) / count
+    s = np.sqrt((PRIOR_WEIGHT / 4 + np.concatenate([none, ((y - m) ** 2).cumsum(1)[:, :-1]], 1)) / count)
     null = side * claim.null
     gains = side * (y - m) * np.where(stream.treated, 1 / q, -1 / (1 - q)) - null
     worst = np.maximum(m / q, (1 - m) / (1 - q)) if side > 0 else np.maximum((1 - m) / q, m / (1 - q))
-    caps = CAP / np.maximum(worst + null, worst / 2)
+    caps = MAX_STAKE / np.maximum(worst + null, worst / 2)
     logs = np.full(y.shape, -np.inf)
     for effect in EFFECTS:
         np.logaddexp(logs, np.log1p(np.minimum(effect * q * (1 - q) / s, caps) * gains).cumsum(1), out=logs)

@@ -44,7 +44,7 @@ from marl_ray.experiments.designs.fixed_size import samples_needed
 from marl_ray.experiments.evidence.looks import Look
 from marl_ray.experiments.lifecycle import RolloutPlan
 from marl_ray.experiments.statistics.intervals import TIGHTEST_AT, Summary, tune_rho
-from marl_ray.experiments.statistics.sequential import BORROWED, CAUTION
+from marl_ray.experiments.statistics.sequential import BORROWED_WEIGHT, PROMOTION_CAUTION
 from marl_ray.serving.rollout_decisions.questions import Measure, ask
 
 ALPHA, FIRST = 0.05, 50
@@ -74,10 +74,10 @@ def variances(looks: Looks, margin: float, sign: int, binary: bool) -> tuple[np.
             np.maximum(null_t * (1 - null_t), mean_t * (1 - mean_t)),
             np.maximum(null_c * (1 - null_c), mean_c * (1 - mean_c)),
         )
-    larger, caution = np.maximum(var_t, var_c), CAUTION if sign > 0 else 0
+    larger, caution = np.maximum(var_t, var_c), PROMOTION_CAUTION if sign > 0 else 0
 
     def mixed(n: np.ndarray, var: np.ndarray) -> np.ndarray:
-        return (n * var + BORROWED * larger) / (n + BORROWED) + caution * larger / n
+        return (n * var + BORROWED_WEIGHT * larger) / (n + BORROWED_WEIGHT) + caution * larger / n
 
     return mixed(n_t, var_t), mixed(n_c, var_c)
 

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.signal import lfilter
 
 from marl_ray.experiments.statistics.intervals import Summary
-from marl_ray.experiments.statistics.sequential import BORROWED
+from marl_ray.experiments.statistics.sequential import BORROWED_WEIGHT
 from marl_ray.experiments.statistics.unit_clusters import MIN_GROUPS, block_summaries, compare_within_strata
 
 HORIZON, STEP = 2_000, 10
@@ -141,7 +141,7 @@ def _stratified(strata: Any) -> Looks:
     freedom = np.maximum(n - 1, 0).sum(0)
     overall = (np.where(n > 0, squares, 0.0).sum(0) / np.maximum(freedom, 1e-9)).max(0)
     larger = np.maximum(variances.max(1), overall)[:, None]
-    mixed = np.where(several, (n * variances + BORROWED * larger) / (n + BORROWED), variances)
+    mixed = np.where(several, (n * variances + BORROWED_WEIGHT * larger) / (n + BORROWED_WEIGHT), variances)
     effective = 1 / np.maximum((share**2 / safe * both[:, None]).sum(0), 1e-300)
     means = (share * mean).sum(0)
     variances = (share**2 / safe * mixed * both[:, None]).sum(0) * effective

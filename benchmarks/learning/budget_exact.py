@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from marl_ray.config import RunConfig
-from marl_ray.envs.budget.dag import EFFORTS, TASKS, best_constant_reward, best_expected_reward
+from marl_ray.envs.budget.dag import EFFORTS, TASK_COUNT, best_constant_reward, best_expected_reward
 from marl_ray.envs.registry import make_env
 
 WORKER = "worker_0"
@@ -48,7 +48,7 @@ class States:
                 after = (task + 1, spent + EFFORTS[effort].cost)
                 if after not in plans:
                     plans[after] = [*plan, effort]
-                    ahead += [after] if task + 1 < TASKS else []
+                    ahead += [after] if task + 1 < TASK_COUNT else []
         env.close()
         self.seen, self.allowed = torch.from_numpy(np.array(seen)), torch.from_numpy(np.array(allowed))
 
@@ -66,7 +66,7 @@ class States:
                 after = (task + 1, spent + effort.cost)
                 reached[after] = reached.get(after, 0.0) + share
                 ret, cost = ret + share * effort.success, cost + share * effort.cost
-                within += share * (after[0] == TASKS and after[1] <= self.limit)
+                within += share * (after[0] == TASK_COUNT and after[1] <= self.limit)
         return Worth(ret, cost, within)
 
 

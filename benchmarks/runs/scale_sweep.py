@@ -12,7 +12,7 @@ import numpy as np
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.training.run_folder.lease import Lease
-from marl_ray.tuning.folder import ROWS, Folder, trial_folder
+from marl_ray.tuning.folder import ROWS_FILE, Folder, trial_folder
 from marl_ray.tuning.records import SweepRecords, identity_of
 from marl_ray.tuning.running.driver import _Sweep
 from marl_ray.tuning.running.ray_tune import LegCalls, Searcher
@@ -124,7 +124,9 @@ def simulated_sweep(storage: Path, trials: int, scheduler: str, search: str = "r
         ending |= {"objectives": [rows[-1]["objective/eval/return"]], "seconds": 10.0}
         ending |= {"steps": rows[-1]["steps"], "played": rows[-1]["played"]}
         result = json.dumps(ending)
-        trial_folder(config.storage, config.name, leg.number).appended(ROWS).append(map(json.dumps, rows), durable=True)
+        trial_folder(config.storage, config.name, leg.number).appended(ROWS_FILE).append(
+            map(json.dumps, rows), durable=True
+        )
         for row in rows:
             sweep.note_rows(leg, json.loads(json.dumps([row])))
         searcher.on_trial_complete(trial_id, {"leg_result": result})

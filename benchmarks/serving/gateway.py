@@ -40,7 +40,7 @@ from benchmarks.serving.load import ACTS, ArmLoad, latencies, milliseconds, wrk
 from benchmarks.serving.tables import markdown
 from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable
 from marl_ray.experiments.assignment.sample_ratio import sample_ratio
-from marl_ray.serving.routing.router import REMEMBERED, Session
+from marl_ray.serving.routing.router import MAX_REMEMBERED, Session
 
 OPTIMIZED = (
     "bare", "bare_alone", "bare_turns", "gateway", "bare_two_hops", "bare_two_hops_turns", "gateway_two_hops"
@@ -154,14 +154,14 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
                 stop.set()
                 thread.join(2 * SAMPLE_S)
     requests, rss = np.array(samples).T[1:]
-    full = requests >= REMEMBERED * ACTS
+    full = requests >= MAX_REMEMBERED * ACTS
     if full.sum() < 2:
         raise SystemExit(
-            f"--requests {options.requests}: expected well over {REMEMBERED * ACTS:,}, which fill the memory"
+            f"--requests {options.requests}: expected well over {MAX_REMEMBERED * ACTS:,}, which fill the memory"
         )
     slope, start = np.polyfit(requests[full], rss[full], 1)
     sessions = {
-        f"{'0' * 8}-31-{k}": Session(Assignment("", 1, 0.5), 1e3 + k, True, ACTS, k / 7) for k in range(REMEMBERED)
+        f"{'0' * 8}-31-{k}": Session(Assignment("", 1, 0.5), 1e3 + k, True, ACTS, k / 7) for k in range(MAX_REMEMBERED)
     }
     parts = (part for name, known in sessions.items() for part in (name, known, known.at, known.seconds))
     bound = sys.getsizeof(sessions) + sum(map(sys.getsizeof, parts))
@@ -173,7 +173,7 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
         "full_mb": (start + slope * requests[full][0]) / 1e6,
         "requests_after": int(requests[-1] - requests[full][0]),
         "growth_mb": slope * (requests[-1] - requests[full][0]) / 1e6,
-        "remembered": REMEMBERED,
+        "remembered": MAX_REMEMBERED,
         "remembered_mb": bound / 1e6,
         "samples": samples,
     }

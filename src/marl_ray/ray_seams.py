@@ -18,7 +18,7 @@ that workers have ended or died."""
 POLL_WORKER_S = 0.002
 """Seconds for each worker between two looks. A look calls each worker's actor, so looks take a bounded share of a CPU."""
 
-SILENCE = "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"
+SILENCE_VARIABLE = "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"
 """Ray Train's variable for the time after which a worker that does not answer counts as lost."""
 LOST_S = 60.0
 """Seconds without an answer after which a worker counts as lost. A separate thread answers during updates too."""
@@ -148,7 +148,7 @@ def give_up_silent_workers() -> None:
     A limit that the user has set stays. No argument of Ray Train sets the limit, which is ten minutes; it reads this
     variable of the environment.
     """
-    os.environ.setdefault(SILENCE, str(LOST_S))
+    os.environ.setdefault(SILENCE_VARIABLE, str(LOST_S))
 
 
 def lost_after() -> float:
@@ -156,7 +156,7 @@ def lost_after() -> float:
 
     They are those of this process and of the processes that it starts.
     """
-    return float(os.environ.get(SILENCE, LOST_S))
+    return float(os.environ.get(SILENCE_VARIABLE, LOST_S))
 
 
 def _connected_ray() -> Any:

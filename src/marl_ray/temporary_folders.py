@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-NAME = re.compile(r"marl-ray-[a-z-]+-([0-9a-f]{8})-([0-9]+)-([0-9]+)-[^-]+")
+FOLDER_NAME = re.compile(r"marl-ray-[a-z-]+-([0-9a-f]{8})-([0-9]+)-([0-9]+)-[^-]+")
 """Purpose; machine; process and the time of its start, in ticks since the machine's; a random end."""
-SHORT = re.compile(r"mr-[0-9a-f]{8}")
-"""Name of a folder whose path must be short. Its file MAKER holds the name that it would have else."""
-MAKER = "maker"
+SHORT_NAME = re.compile(r"mr-[0-9a-f]{8}")
+"""Name of a folder whose path must be short. Its file MAKER_FILE holds the name that it would have else."""
+MAKER_FILE = "maker"
 
 
 @contextmanager
@@ -55,12 +55,12 @@ def object_folder(purpose: str, max_root: int | None = None) -> tempfile.Tempora
 def short_folder(purpose: str, root: str) -> Path:
     """Return an empty folder under `root` whose name has eleven characters, such as for Unix sockets.
 
-    Whoever makes it deletes it; its file MAKER names the process, so that it is removed as those of
+    Whoever makes it deletes it; its file MAKER_FILE names the process, so that it is removed as those of
     `new_temporary_folder` are.
     """
     remove_leftovers(root)
     folder = Path(tempfile.mkdtemp(prefix=_prefix(purpose), dir=root))
-    (folder / MAKER).write_text(folder.name)
+    (folder / MAKER_FILE).write_text(folder.name)
     return folder.rename(Path(root, f"mr-{secrets.token_hex(4)}"))
 
 
@@ -77,7 +77,7 @@ def remove_leftovers(root: str) -> None:
     except OSError:
         return
     for name in names:
-        match = NAME.fullmatch(_maker(Path(root, name)) if SHORT.fullmatch(name) else name)
+        match = FOLDER_NAME.fullmatch(_maker(Path(root, name)) if SHORT_NAME.fullmatch(name) else name)
         if match is not None and match[1] == _machine() and start_of(int(match[2])) != int(match[3]):
             shutil.rmtree(os.path.join(root, name), ignore_errors=True)
 
@@ -85,7 +85,7 @@ def remove_leftovers(root: str) -> None:
 def _maker(folder: Path) -> str:
     """Return the content of a short folder's file; empty where it cannot be read."""
     try:
-        return (folder / MAKER).read_text(errors="replace")
+        return (folder / MAKER_FILE).read_text(errors="replace")
     except OSError:
         return ""
 

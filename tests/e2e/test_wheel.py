@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from marl_ray.extensions import POINTS
-from marl_ray.first_steps.demo import ARMS
+from marl_ray.first_steps.demo import ARM_CONFIGS
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 600.0
@@ -29,9 +29,9 @@ SUBMIT = """
 import sys
 from marl_ray.cli import main
 from marl_ray.cluster.local_ray import local_ray
-from marl_ray.first_steps.demo import ARMS
+from marl_ray.first_steps.demo import ARM_CONFIGS
 with local_ray(num_cpus=4) as ray:
-    main(["submit", "train", str(ARMS["mappo"]), "--address", ray.dashboard_url, *sys.argv[1:]])
+    main(["submit", "train", str(ARM_CONFIGS["mappo"]), "--address", ray.dashboard_url, *sys.argv[1:]])
 """
 
 
@@ -82,7 +82,9 @@ def test_the_wheel_holds_every_file_of_the_package_and_the_license(wheel):
     with zipfile.ZipFile(wheel) as archive:
         held = set(archive.namelist())
         metadata = archive.read(next(name for name in held if name.endswith(".dist-info/METADATA"))).decode()
-        configs = {path.name: archive.read(f"marl_ray/first_steps/configs/{path.name}") for path in ARMS.values()}
+        configs = {
+            path.name: archive.read(f"marl_ray/first_steps/configs/{path.name}") for path in ARM_CONFIGS.values()
+        }
     sources = {
         str(path.relative_to(ROOT / "src"))
         for path in (ROOT / "src" / "marl_ray").rglob("*")

@@ -10,7 +10,7 @@ from marl_ray.config import SPECS
 from marl_ray.conformance.algorithm import properties, truth
 from marl_ray.conformance.algorithm.check import check_algorithm
 from marl_ray.conformance.algorithm.game_run import GridPoint
-from marl_ray.conformance.algorithm.games import SIGNALS, STATES, GameRules, TinyGame
+from marl_ray.conformance.algorithm.games import SIGNAL_COUNT, STATE_COUNT, GameRules, TinyGame
 from marl_ray.training.single_process import process_group
 
 UNEVEN = [[[0.3, 0.7], [0.6, 0.4], [0.2, 0.8], [0.5, 0.5], [0.5, 0.5]], [[0.1, 0.9], *[[0.5, 0.5]] * 4]]
@@ -50,7 +50,7 @@ def test_the_command_prints_a_line_for_every_property_and_fails_where_one_differ
 
 def test_truth_of_the_smallest_game_by_hand():
     """Probabilities 1/2: the first move earns 0.125 and costs 0.75, the second 0.1875 and 1; the other signal likewise."""
-    uniform = [[[0.5, 0.5]] * STATES]
+    uniform = [[[0.5, 0.5]] * STATE_COUNT]
     j, first, second = truth.expected_returns(GameRules(), uniform, truth.nothing())
     assert (j, first, second) == pytest.approx((0.3125, 1.75, 2.15))
     assert truth.decisions(GameRules(), uniform, 0) == 2
@@ -61,8 +61,8 @@ def test_truth_of_the_smallest_game_by_hand():
 def test_gradients_are_those_of_the_expectations(ends, most):
     """dJ / d logit_1 = p_0 p_1 (dJ / dp_1 - dJ / dp_0), by differences of the probabilities."""
     rules = GameRules(policies=2, ends=ends)
-    after = {state: (0.1 * state, 1.0, 0.5 * state) for state in range(STATES)}
-    for kind in range(1 + SIGNALS):
+    after = {state: (0.1 * state, 1.0, 0.5 * state) for state in range(STATE_COUNT)}
+    for kind in range(1 + SIGNAL_COUNT):
         exact = truth.gradient(rules, UNEVEN, kind, after, most)
         for agent, state in ((0, 0), (0, 1), (0, 2), (1, 0)):
             sides = []
@@ -86,7 +86,7 @@ def test_the_environment_plays_the_rules(policies, agents, ends, early):
             actions = dict(zip(env.possible_agents, step.actions, strict=True))
             _, rewards, terminated, truncated, infos = env.step(actions)
             assert set(rewards.values()) == {step.moved.reward}
-            costs = [sum(info["cost"][k] for info in infos.values()) for k in range(SIGNALS)]
+            costs = [sum(info["cost"][k] for info in infos.values()) for k in range(SIGNAL_COUNT)]
             assert costs == pytest.approx(step.moved.costs)
         assert not env.agents
         ended = truth.has_ended(env.rules, path)

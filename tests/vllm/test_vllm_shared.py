@@ -16,7 +16,7 @@ from toy_serving.text_gateways import events, post, text_config
 
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
-from marl_ray.policies.bundles.manifest import MANIFEST, file_hash, read_manifest
+from marl_ray.policies.bundles.manifest import MANIFEST_FILE, file_hash, read_manifest
 from marl_ray.policies.engines.base import EngineRefusedError, Prompt
 from marl_ray.policies.engines.vllm.process import shared_vllm
 from marl_ray.policies.engines.vllm.process.shared_vllm import WARM_UP
@@ -197,7 +197,7 @@ def posing(bundle: str, other: str, folder: Path) -> str:
     manifest = read_manifest(folder)
     manifest.policies["lm"].files[name] = file_hash(path)
     manifest.digest = manifest.content_digest()
-    (folder / MANIFEST).write_text(json.dumps(manifest.model_dump(mode="json")))
+    (folder / MANIFEST_FILE).write_text(json.dumps(manifest.model_dump(mode="json")))
     return str(folder)
 
 

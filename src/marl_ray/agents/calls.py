@@ -42,19 +42,19 @@ _TAG = re.compile(
     r"<tool_call>|<function_call>|<\|tool_call\|>|<\|python_tag\|>|\[TOOL_CALLS\]|<function=[\w.-]{1,64}>",
     re.IGNORECASE,
 )
-_NAMED = re.compile(r"\s*([A-Za-z_][\w.-]{0,63})(?:\[CALL_ID\]\w*)?\s*+(?:\[ARGS\]\s*+)?(?=\{)")
+_NAME_BEFORE_OBJECT = re.compile(r"\s*([A-Za-z_][\w.-]{0,63})(?:\[CALL_ID\]\w*)?\s*+(?:\[ARGS\]\s*+)?(?=\{)")
 _BARE_NAME = re.compile(r"\s*([A-Za-z_][\w.-]{0,63})(?=\{)")
 _CALL = re.compile(f"{_ACTION.pattern}|{_INPUT.pattern}|{_TAG.pattern}", _FLAGS)
-_BARE = re.compile(r"^[ \t]*+(?:(?:`{3,}+|~{3,}+)[^\n`]*+\n\s*+)?(?:\[\s*+)?(?=\{)", re.MULTILINE)
-_PYTHONIC = re.compile(
+_BARE_OBJECT = re.compile(r"^[ \t]*+(?:(?:`{3,}+|~{3,}+)[^\n`]*+\n\s*+)?(?:\[\s*+)?(?=\{)", re.MULTILINE)
+_PYTHON_CALL = re.compile(
     r"^[ \t]*+(?:\[\s*+|`{3,}+tool_code[ \t]*+\n\s*+(?:print\()?)(?=[A-Za-z_][\w.]{0,63}\()", re.MULTILINE
 )
-_THINK = re.compile(r"<(?P<end>/?)(?i:think|thinking)>|\[(?P<off>/?)THINK\]")
+_THINK_TAG = re.compile(r"<(?P<end>/?)(?i:think|thinking)>|\[(?P<off>/?)THINK\]")
 _NAME = re.compile(r"[^\W\d]\w*")
-_OPEN = re.compile(r"\s*(?:(`{3,}|~{3,})[ \t]*[\w+#.-]*[ \t]*\n?\s*|`)?(?:\[\s*(?=\{))?")
-_CLOSE = re.compile(r"\s*(?:\]\s*)?(?:`{3,}|~{3,}|</(?:tool_call|function_call|function)>|\])")
-_NAMES = ("name", "tool", "tool_name", "function", "action")
-_ARGUMENTS = ("arguments", "parameters", "args", "input", "action_input")
+_OPENING_FENCE = re.compile(r"\s*(?:(`{3,}|~{3,})[ \t]*[\w+#.-]*[ \t]*\n?\s*|`)?(?:\[\s*(?=\{))?")
+_CLOSING_MARK = re.compile(r"\s*(?:\]\s*)?(?:`{3,}|~{3,}|</(?:tool_call|function_call|function)>|\])")
+_NAME_KEYS = ("name", "tool", "tool_name", "function", "action")
+_ARGUMENT_KEYS = ("arguments", "parameters", "args", "input", "action_input")
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,14 @@ def _without_thinking(text: str) -> str:
     """
     parts: list[str] = []
     at, call = 0, _CALL.search(text)
-    while tag := _THINK.search(text, at):
+    while tag := _THINK_TAG.search(text, at):
         begin, end = at, tag.end()
         if not _closes(tag):
             while call and call.start() < at:
                 call = _CALL.search(text, at)
             if call and call.start() < tag.start():
                 break
-            closing = next(filter(_closes, _THINK.finditer(text, tag.end())), None)
+            closing = next(filter(_closes, _THINK_TAG.finditer(text, tag.end())), None)
             begin, end = tag.start(), closing.end() if closing else len(text)
         elif at:
             begin = tag.start()  # one too many
@@ -164,7 +164,7 @@ def _named_object(text: str, start: int, thought: str) -> ParsedCall | None:
     name_and_arguments = _name_and_arguments(value) if value is not None else None
     if name_and_arguments is None or end is None:
         return None
-    closing = _CLOSE.match(text, end)
+    closing = _CLOSING_MARK.match(text, end)
     return ParsedCall(text[: closing.end() if closing else end], thought, *name_and_arguments)
 
 
@@ -178,7 +178,7 @@ def _parse_marked_call(text: str, tag: re.Match[str]) -> ParsedCall:
         return ParsedCall(text[: marked[2]], thought, marked[0], marked[1])
     if tag[0].startswith("<function="):
         tool = tag[0][len("<function=") : -1]
-    elif tag[0].upper() == "[TOOL_CALLS]" and (name := _NAMED.match(text, start)):
+    elif tag[0].upper() == "[TOOL_CALLS]" and (name := _NAME_BEFORE_OBJECT.match(text, start)):
         tool, start = name[1], name.end()
     value, end, why = _object(text, start)
     if value is None or end is None:
@@ -188,7 +188,7 @@ def _parse_marked_call(text: str, tag: re.Match[str]) -> ParsedCall:
         if name_and_arguments is None:
             return ParsedCall(text[:end], thought, "", None, "bad_json", 'expected {"name": ..., "arguments": {...}}')
         tool, value = name_and_arguments
-    closing = _CLOSE.match(text, end)
+    closing = _CLOSING_MARK.match(text, end)
     return ParsedCall(text[: closing.end() if closing else end], thought, tool, value)
 
 
@@ -202,16 +202,16 @@ def _bare(text: str) -> ParsedCall | None:
         value, end, _ = _object(text, name.end())
         if value is not None:
             return ParsedCall(text[:end], "", name[1], value)
-    for number, match in enumerate(_BARE.finditer(text)):
+    for number, match in enumerate(_BARE_OBJECT.finditer(text)):
         if number == MAX_TRIED_CALLS:
             break
         if call := _named_object(text, match.end(), _thought(text[: match.start()])):
             return call
-    for number, match in enumerate(_PYTHONIC.finditer(text)):
+    for number, match in enumerate(_PYTHON_CALL.finditer(text)):
         if number == MAX_TRIED_CALLS:
             break
         if called := as_in_python(text, match.end()):
-            closing = _CLOSE.match(text, called[2])
+            closing = _CLOSING_MARK.match(text, called[2])
             end = closing.end() if closing else called[2]
             return ParsedCall(text[:end], _thought(text[: match.start()]), called[0], called[1])
     return None
@@ -222,7 +222,7 @@ def _object(text: str, start: int) -> tuple[dict[str, Any] | None, int | None, s
 
     The object may be in a fence, or first in a list.
     """
-    opening = _OPEN.match(text, start)
+    opening = _OPENING_FENCE.match(text, start)
     try:
         value, end = decode(text, opening.end() if opening else start)
     except ValueError as error:
@@ -241,8 +241,8 @@ def _name_and_arguments(value: dict[str, Any], optional: bool = False) -> tuple[
         value = several[0]
     if isinstance(value.get("function"), dict):  # OpenAI's form
         value = value["function"]
-    name = next((value[key] for key in _NAMES if isinstance(value.get(key), str)), None)
-    arguments: Any = next((value[key] for key in _ARGUMENTS if key in value), {} if optional else None)
+    name = next((value[key] for key in _NAME_KEYS if isinstance(value.get(key), str)), None)
+    arguments: Any = next((value[key] for key in _ARGUMENT_KEYS if key in value), {} if optional else None)
     if isinstance(arguments, str):
         try:
             arguments, _ = decode(arguments, len(arguments) - len(arguments.lstrip()))
@@ -258,7 +258,7 @@ def _read_fence(text: str, start: int) -> tuple[str | None, int | None]:
 
     Both are None if there is no such fence.
     """
-    opening = _OPEN.match(text, start)
+    opening = _OPENING_FENCE.match(text, start)
     if opening is None or not opening[1]:
         return None, None
     begin = text.find("\n", opening.start(1)) + 1

@@ -13,8 +13,8 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 _STRING = re.compile(r""""((?:[^"\\]|\\.)*+)"|'((?:[^'\\]|\\.)*+)'""", re.DOTALL)
 _ATOM = re.compile(r"-?\d{1,400}(?:\.\d{1,400})?(?:[eE][-+]?\d{1,3})?(?![\w.])|[A-Za-z]{1,9}(?!\w)")
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
-_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
-_WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
+_ESCAPED_CHARACTERS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
+_WORD_VALUES = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 
 
 def decode(text: str, start: int = 0) -> tuple[Any, int]:
@@ -50,9 +50,9 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
         raise ValueError
     word = atom[0]
     if word[0].isalpha():
-        if word not in _WORDS:
+        if word not in _WORD_VALUES:
             raise ValueError
-        return _WORDS[word], atom.end()
+        return _WORD_VALUES[word], atom.end()
     return json.loads(word), atom.end()
 
 
@@ -86,7 +86,7 @@ def _string(text: str, at: int) -> tuple[str, int]:
         raise ValueError
     inside = match[1] if match[1] is not None else match[2]
     plain = _ESCAPE.sub(
-        lambda escape: chr(int(escape[1], 16)) if escape[1] else _ESCAPED.get(escape[2], escape[2]), inside
+        lambda escape: chr(int(escape[1], 16)) if escape[1] else _ESCAPED_CHARACTERS.get(escape[2], escape[2]), inside
     )
     return plain.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass"), match.end()
 

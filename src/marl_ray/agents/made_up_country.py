@@ -8,12 +8,12 @@ import random
 from dataclasses import dataclass
 from typing import NamedTuple
 
-TOWNS, PEOPLE, SUMS = 60, 200, 400
-HELD_OUT = 5
+TOWN_COUNT, PERSON_COUNT, SUM_COUNT = 60, 200, 400
+HELD_OUT_EVERY = 5
 """Every fifth person, and every fifth sum, is kept for the test split."""
-KINDS = ("arithmetic", "fact", "two_step", "difference")
+QUESTION_KINDS = ("arithmetic", "fact", "two_step", "difference")
 """Kinds of questions, from the easiest: a program; a search; two searches; two searches and a program."""
-_STARTS, _ENDS, _WORK = (
+_NAME_STARTS, _NAME_ENDS, _OCCUPATIONS = (
     words.split()
     for words in (
         "Bal Cor Dun Els Fen Gar Hol Ist Jor Kel Lum Mar Nol Or Pel Quen Ros Sil Tar Ul Vel Wen Yar Zor",
@@ -62,19 +62,21 @@ class CountryQuestion:
 
     @property
     def level(self) -> float:
-        return float(KINDS.index(self.kind))
+        return float(QUESTION_KINDS.index(self.kind))
 
 
 @functools.cache
 def _country() -> tuple[list[Town], list[Person]]:
     draw = random.Random(1882)
-    names = [start + end for start in _STARTS for end in _ENDS]
+    names = [start + end for start in _NAME_STARTS for end in _NAME_ENDS]
     draw.shuffle(names)
-    rivers = [names.pop() for _ in range(TOWNS // 2)]
-    towns = [Town(names.pop(), draw.choice(rivers), draw.randint(900, 1700)) for _ in range(TOWNS)]
-    full = sorted({f"{draw.choice(names)} {draw.choice(names)}" for _ in range(2 * PEOPLE)})
+    rivers = [names.pop() for _ in range(TOWN_COUNT // 2)]
+    towns = [Town(names.pop(), draw.choice(rivers), draw.randint(900, 1700)) for _ in range(TOWN_COUNT)]
+    full = sorted({f"{draw.choice(names)} {draw.choice(names)}" for _ in range(2 * PERSON_COUNT)})
     draw.shuffle(full)
-    people = [Person(n, draw.choice(_WORK), draw.randint(1710, 1990), draw.choice(towns)) for n in full[:PEOPLE]]
+    people = [
+        Person(n, draw.choice(_OCCUPATIONS), draw.randint(1710, 1990), draw.choice(towns)) for n in full[:PERSON_COUNT]
+    ]
     return towns, people
 
 
@@ -94,8 +96,8 @@ def questions() -> tuple[CountryQuestion, ...]:
     """Return every question, in a fixed order."""
     _, people = _country()
     draw = random.Random(1921)
-    drafts = [("arithmetic", *_sum(draw), i % HELD_OUT == 0) for i in range(SUMS)]
-    drafts += [(*about, i % HELD_OUT == 0) for i, person in enumerate(people) for about in _about(person)]
+    drafts = [("arithmetic", *_sum(draw), i % HELD_OUT_EVERY == 0) for i in range(SUM_COUNT)]
+    drafts += [(*about, i % HELD_OUT_EVERY == 0) for i, person in enumerate(people) for about in _about(person)]
     return tuple(
         CountryQuestion(f"towns/{number}", kind, text, answer, (*steps, _answer(answer)), test)
         for number, (kind, text, answer, steps, test) in enumerate(drafts)

@@ -19,10 +19,10 @@ _FUNCTION = re.compile(r"\s*<function=([\w.-]{1,64})>", re.IGNORECASE)
 _NAME = re.compile(r"\s*([A-Za-z_][\w.-]{0,63})\s*(?=<arg_key>|</tool_call>)")
 _PARAMETER = re.compile(r"\s*<parameter=([\w.-]{1,64})>")
 _KEY = re.compile(r"\s*<arg_key>\s*([\w.-]{1,64})\s*</arg_key>\s*<arg_value>")
-_ENDS = re.compile(r"\s*(?:</function>)?(?:\s*</tool_call>)?")
-_CALLED = re.compile(r"\s*([A-Za-z_][\w.]{0,63})\(")
-_GIVEN = re.compile(r"\s*([A-Za-z_]\w{0,63})\s*=\s*")
-_NEXT = re.compile(r"\s*(,\s*\)|,|\))")
+_CLOSING_TAGS = re.compile(r"\s*(?:</function>)?(?:\s*</tool_call>)?")
+_CALL_START = re.compile(r"\s*([A-Za-z_][\w.]{0,63})\(")
+_KEYWORD = re.compile(r"\s*([A-Za-z_]\w{0,63})\s*=\s*")
+_SEPARATOR = re.compile(r"\s*(,\s*\)|,|\))")
 
 
 def in_marks(text: str, start: int) -> NamedCall | None:
@@ -40,7 +40,7 @@ def in_marks(text: str, start: int) -> NamedCall | None:
             return None
         arguments[key_match[1]] = text[key_match.end() : end].removeprefix("\n").removesuffix("\n")
         at = end + len(close)
-    ends = _ENDS.match(text, at)
+    ends = _CLOSING_TAGS.match(text, at)
     closed = ends is not None and bool(ends[0].strip())
     if not arguments and not closed:
         return None
@@ -49,19 +49,19 @@ def in_marks(text: str, start: int) -> NamedCall | None:
 
 def as_in_python(text: str, start: int) -> NamedCall | None:
     """Return the call `NAME(KEY=VALUE, ...)` that begins here, with values as in JSON; None if there is none."""
-    opening = _CALLED.match(text, start)
+    opening = _CALL_START.match(text, start)
     if opening is None:
         return None
     arguments: dict[str, Any] = {}
     at = opening.end()
     if text[at : at + 1] == ")":
         return opening[1], arguments, at + 1
-    while key_match := _GIVEN.match(text, at):
+    while key_match := _KEYWORD.match(text, at):
         try:
             arguments[key_match[1]], at = decode(text, key_match.end())
         except ValueError:
             return None
-        following = _NEXT.match(text, at)
+        following = _SEPARATOR.match(text, at)
         if following is None:
             return None
         at = following.end()

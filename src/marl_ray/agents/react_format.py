@@ -20,7 +20,7 @@ from marl_ray.agents.errors import ToolArgumentsError, ToolError, ToolTimeoutErr
 from marl_ray.agents.tools import Tool, cut
 from marl_ray.errors import one_line
 
-_SHOWN = 60
+_MAX_NAME_LENGTH = 60
 _MAX_CHARACTERS = 1 << 16
 _LEFT_OUT = "(earlier turns are left out)\n"
 
@@ -60,7 +60,7 @@ def act(call: ParsedCall, tools: Mapping[str, Tool], timeout_s: float, limit: in
     tool = find(tools, call.tool)
     if tool is None:
         names = ", ".join(tools)
-        return CallResult(cut(f"No tool {cut(call.tool, _SHOWN)!r}. Tools: {names}.", limit), "unknown_tool")
+        return CallResult(cut(f"No tool {cut(call.tool, _MAX_NAME_LENGTH)!r}. Tools: {names}.", limit), "unknown_tool")
     expected = f"Expected {signature(tool)}."
     arguments = _only_text(tool, call.code) if call.arguments is None else call.arguments
     if arguments is None:

@@ -19,11 +19,11 @@ from marl_ray.agents.errors import ToolArgumentsError, ToolTimeoutError
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.extensions import TOOL, check_options, make_from_options
 
-MAX_ABANDONED = 64
+MAX_ABANDONED_CALLS = 64
 """Maximum number of calls of one tool at a time, including those whose caller no longer waits."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-_STRICT = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
-_OF_CLASSES = ("ends", "bounded", "prepare")
+_STRICT_CONFIG = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
+_CLASS_ATTRIBUTES = ("ends", "bounded", "prepare")
 """Fields of `Tool` that a class says of its instances."""
 
 
@@ -46,7 +46,7 @@ class Tool:
     prepare: Callable[[], Any] = field(default=lambda: None, repr=False)
     """Called before every call. Raises MarlRayError if the tool cannot work on this machine."""
     _room: threading.BoundedSemaphore = field(
-        default_factory=lambda: threading.BoundedSemaphore(MAX_ABANDONED), repr=False
+        default_factory=lambda: threading.BoundedSemaphore(MAX_ABANDONED_CALLS), repr=False
     )
 
     def call(self, arguments: Mapping[str, Any], deadline: float) -> str:
@@ -122,7 +122,7 @@ def tool_of(
             raise MarlRayError(f"tools: parameter {key!r} of {name} has no type hint")
         fields[key] = hints[key] if parameter.default is parameter.empty else NotRequired[hints[key]]
     try:
-        arguments = TypeAdapter(with_config(_STRICT)(TypedDict(name, fields)))  # type: ignore[operator]
+        arguments = TypeAdapter(with_config(_STRICT_CONFIG)(TypedDict(name, fields)))  # type: ignore[operator]
         schema = arguments.json_schema()
     except PydanticUserError as error:
         raise MarlRayError(f"tools: no JSON schema from the type hints of {name} ({one_line(error)})") from error
@@ -176,7 +176,7 @@ def make_tool(name: str, options: Mapping[str, Any]) -> Tool:
     if instance is None:
         return tool_of(target, fixed=options)
     tool_name = getattr(instance, "name", None) or target.__name__.lower()
-    how = {attribute: getattr(instance, attribute) for attribute in _OF_CLASSES if hasattr(instance, attribute)}
+    how = {attribute: getattr(instance, attribute) for attribute in _CLASS_ATTRIBUTES if hasattr(instance, attribute)}
     return tool_of(instance, name=tool_name, description=inspect.getdoc(target), **how)
 
 

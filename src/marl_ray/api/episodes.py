@@ -3,16 +3,12 @@
 import glob
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from marl_ray.config import resolve_tracking_uri
 from marl_ray.config.random_streams import MAX_COPIES, MAX_EVALUATION_STEPS, MAX_SEED
 from marl_ray.errors import FieldError, MarlRayError
-
-SEED = 1000
-"""Seed of starts and actions: another than that of most runs, whose evaluations have chosen their bundles on its starts."""
-MAX_STEPS = 2000
+from marl_ray.evaluation.options import EpisodeOptions
 
 
 @dataclass(frozen=True)
@@ -47,16 +43,8 @@ class EpisodeScores:
         return f"score {self.score:.3f}{interval} of {len(self.returns)} episodes, {steps:.1f} steps each"
 
 
-def evaluate_episodes(
-    policy: str | Path,
-    episodes: int,
-    seed: int = SEED,
-    greedy: bool = False,
-    env: Mapping[str, Any] | None = None,
-    max_steps: int = MAX_STEPS,
-    tracking_uri: str | None = None,
-) -> EpisodeScores:
-    """Play whole episodes of the environment that the bundle was trained in; `env` changes options of it.
+def evaluate_episodes(options: EpisodeOptions) -> EpisodeScores:
+    """Play whole episodes of the environment that the bundle was trained in.
 
     An episode is a function of (weights, seed, number), so two bundles meet the same starts. Raises MarlRayError for a
     bundle of language models, and if the environment's agents or spaces are not the bundle's.
@@ -64,25 +52,29 @@ def evaluate_episodes(
     from marl_ray.policies.bundles.manifest import Manifest, local_folder, read_manifest
     from marl_ray.training.evaluation.play_bundle import play_bundle
 
-    for name, value, least, most in (
-        ("episodes", episodes, 1, MAX_COPIES),
-        ("seed", seed, 0, MAX_SEED),
-        ("max_steps", max_steps, 1, MAX_EVALUATION_STEPS),
+    for name, least, most in (
+        ("episodes", 1, MAX_COPIES),
+        ("seed", 0, MAX_SEED),
+        ("max_steps", 1, MAX_EVALUATION_STEPS),
     ):
+        value = getattr(options, name)
         if not isinstance(value, int) or value < least:
             raise FieldError(name, f"expected a whole number of {least} or more, got {value!r}")
         if value > most:
             raise FieldError(name, f"expected a whole number of at most {most}, got {value}")
-    with local_folder(str(policy), resolve_tracking_uri(tracking_uri)) as folder:
+    with local_folder(options.policy, resolve_tracking_uri(options.tracking_uri)) as folder:
         manifest = read_manifest(folder)
         if not isinstance(manifest, Manifest):
-            raise MarlRayError(f"policy: {policy} holds language models; expected actor-critics, or a benchmark")
+            raise MarlRayError(
+                f"policy: {options.policy} holds language models; expected actor-critics, or a benchmark"
+            )
         try:
-            played = play_bundle(_run_of(manifest, env or {}), folder, episodes, seed, max_steps, greedy)
+            run = _run_of(manifest, options.env)
+            played = play_bundle(run, folder, options.episodes, options.seed, options.max_steps, options.greedy)
         except FieldError as error:
             if not (error.field.startswith("team.") and error.field.endswith(".bundle")):
                 raise
-            raise FieldError("policy", f"{policy}: {error.message}") from error  # the team is the bundle's own
+            raise FieldError("policy", f"{options.policy}: {error.message}") from error  # the team is the bundle's own
     return EpisodeScores(
         [episode.ret for episode in played],
         [episode.length for episode in played],

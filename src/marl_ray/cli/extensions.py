@@ -14,7 +14,7 @@ from marl_ray.errors import MarlRayError, did_you_mean
 from marl_ray.extensions import POINTS, ExtensionPoint
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
-NEXT = "next.txt"
+NEXT_COMMANDS_FILE = "next.txt"
 """The file of a kind's templates that names the next commands; it is printed."""
 
 KindName = Annotated[str, typer.Argument(metavar="KIND", help=f"{', '.join(POINTS)}.")]
@@ -92,12 +92,12 @@ def _render_templates(point: ExtensionPoint, name: str) -> list[tuple[str, str]]
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )
-    files = sorted(templates.list_templates(), key=lambda path: (path == f"{NEXT}.j2", path))
+    files = sorted(templates.list_templates(), key=lambda path: (path == f"{NEXT_COMMANDS_FILE}.j2", path))
     rendered = [
         (path.removesuffix(".j2").replace("NAME", name), templates.get_template(path).render(words)) for path in files
     ]
     for path, _ in rendered:
-        if path != NEXT and Path(path).exists():
+        if path != NEXT_COMMANDS_FILE and Path(path).exists():
             raise MarlRayError(f"{path} is already here; choose another NAME or move it")
     if name in sys.stdlib_module_names or find_spec(name) is not None:
         raise MarlRayError(f"NAME {name!r}: a module of this name is installed, which {name}.py would hide")

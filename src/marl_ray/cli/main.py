@@ -30,9 +30,9 @@ from marl_ray.errors import MarlRayError
 
 USAGE_ERROR: Any = typer.BadParameter.__base__
 """Typer's error of a wrong word of the command line, which it does not export."""
-WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+BUFFERED_FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 """The types of files that keep what is written to them for a while."""
-INTERRUPTED = 130
+INTERRUPTED_STATUS = 130
 """Exit status after Ctrl-C, as shells report it."""
 COMMANDS: dict[str, dict[str, Callable[..., Any] | typer.Typer]] = {
     "Train": {
@@ -64,7 +64,7 @@ class _Commands(typer.core.TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             print("marl-ray: interrupted", file=sys.stderr)
-            raise typer.Exit(INTERRUPTED) from None
+            raise typer.Exit(INTERRUPTED_STATUS) from None
 
 
 app = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -114,7 +114,7 @@ def _leave_garbage() -> None:
     Files that are still open are written, as the search would write them: a user's environment may keep a log in one.
     """
     for each in gc.get_objects():
-        if type(each) in WRITERS:
+        if type(each) in BUFFERED_FILES:
             with contextlib.suppress(OSError, ValueError):  # it is closed, or has no file
                 if stat.S_ISREG(os.fstat(each.fileno()).st_mode):  # a pipe could block
                     each.flush()
@@ -146,4 +146,4 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(*_usage_line(error), sep="", end="", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
-        raise SystemExit(INTERRUPTED) from None
+        raise SystemExit(INTERRUPTED_STATUS) from None

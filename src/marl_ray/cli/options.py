@@ -55,8 +55,9 @@ ExperimentName = Annotated[str, typer.Argument(metavar="NAME", help="The experim
 
 @contextmanager
 def named_as_options() -> Iterator[None]:
-    """Name the field of a FieldError as the option of the command line that gave it."""
+    """Name the field of a FieldError as the option of the command line that gave it, without the unit of seconds."""
     try:
         yield
     except FieldError as error:
-        raise MarlRayError(f"--{error.field.replace('_', '-')}: {error.message}") from error
+        option = error.field.removesuffix("_s").replace("_", "-")
+        raise MarlRayError(f"--{option}: {error.message}") from error

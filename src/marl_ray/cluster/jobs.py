@@ -36,7 +36,7 @@ GRACE_S = 30
 WEEK_S = 7 * 24 * 3600.0
 
 _POLL_S = 0.5
-_INTERRUPTED = 130  # what a shell reports after Ctrl-C
+_INTERRUPTED_STATUS = 130  # what a shell reports after Ctrl-C
 
 
 def submit(
@@ -127,7 +127,7 @@ def run_job(
     except KeyboardInterrupt:
         print(f"stopping job {job_id}", file=sys.stderr)
         _stop(follower)
-        return _INTERRUPTED
+        return _INTERRUPTED_STATUS
     if info is None:
         _stop(follower)
         raise MarlRayError(f"job {job_id} did not end within {timeout_s:g} s and was stopped")

@@ -14,8 +14,8 @@ from marl_ray.errors import MarlRayError
 START_S = 120.0
 """Maximum time for the nodes to join."""
 POLL_S = 0.2
-JOIN = "from marl_ray.ray_seams import join_loopback; join_loopback()"
-NODE = "marl-ray-node"
+JOIN_PROGRAM = "from marl_ray.ray_seams import join_loopback; join_loopback()"
+NODE_LABEL = "marl-ray-node"
 """Ray label of the nodes, 1 and up; the head has none."""
 
 
@@ -50,10 +50,10 @@ def local_cluster(nodes: int, cpus: int) -> Iterator[LocalCluster]:
 
 def _start(head: LocalRay, number: int, cpus: int) -> "subprocess.Popen[bytes]":
     command = [
-        *(sys.executable, "-c", JOIN, "start", "--block", "--disable-usage-stats"),
+        *(sys.executable, "-c", JOIN_PROGRAM, "start", "--block", "--disable-usage-stats"),
         *("--address", head.address, "--node-ip-address", "127.0.0.1", "--num-cpus", str(cpus)),
         *("--dashboard-agent-listen-port", "0", "--object-store-memory", str(128 << 20)),
-        *("--labels", f"{NODE}={number}"),
+        *("--labels", f"{NODE_LABEL}={number}"),
         # In a shared folder a node deletes the working directories of jobs that run on other nodes.
         *("--temp-dir", str(head.temp_dir / str(number))),
     ]

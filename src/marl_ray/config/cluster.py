@@ -24,14 +24,14 @@ from marl_ray.config.kubernetes import (
     is_time_zone,
 )
 
-FILES = "/etc/marl-ray"
+FILES_PATH = "/etc/marl-ray"
 """Folder of a submission's files, or of a gateway's keys, in its pods."""
-SPOOL = "/var/lib/marl-ray/spool"
+SPOOL_PATH = "/var/lib/marl-ray/spool"
 """Folder of a gateway's exposures while their database is away."""
-OWN_PATHS = ("/dev/shm", "/tmp", FILES, SPOOL)
+RESERVED_PATHS = ("/dev/shm", "/tmp", FILES_PATH, SPOOL_PATH)
 """Folders of every pod that are volumes of its own; Kubernetes makes no pod that mounts two at one path."""
 DRAIN_VARIABLE = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
-OF_RAY = ("CPU", "GPU", "memory", "object_store_memory")
+RAY_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")
 """Resources that Ray counts by itself."""
 CLOCK_LENGTH = 37
 """Characters of the name of a RayCronJob, to which KubeRay appends the time."""
@@ -83,7 +83,7 @@ class GroupConfig(NodeConfig):
             raise ValueError(f"replicas: expected least and most, got {[least, most]}")
         if self.spot and not self.scales:
             raise ValueError("spot: expected replicas: [least, most], between which pods may come and go")
-        resource = next((name for name in OF_RAY if name in self.resources), None)
+        resource = next((name for name in RAY_RESOURCES if name in self.resources), None)
         if resource is not None:
             raise ValueError(f"resources: expected another name than {resource}, which Ray counts by itself")
         return self
@@ -219,10 +219,10 @@ class ClusterConfig(Config):
         for name in ("head", "submitter"):
             if name in self.groups:
                 raise ValueError(f"groups: expected another name than {name}, which pods of the cluster have")
-        paths = [*OWN_PATHS, *(volume.path.rstrip("/") for volume in self.volumes)]
+        paths = [*RESERVED_PATHS, *(volume.path.rstrip("/") for volume in self.volumes)]
         taken = next((path for number, path in enumerate(paths) if path in paths[:number]), None)
         if taken is not None:
-            raise ValueError(f"volumes: expected each path once, and not {', '.join(OWN_PATHS)}; got {taken}")
+            raise ValueError(f"volumes: expected each path once, and not {', '.join(RESERVED_PATHS)}; got {taken}")
         scaling = [name for name, group in self.groups.items() if group.scales]
         if self.queue is not None and self.service is not None and scaling:
             raise ValueError(

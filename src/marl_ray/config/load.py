@@ -16,7 +16,7 @@ from marl_ray.config.base import NAME_PATTERN, Config, words
 from marl_ray.errors import MarlRayError, did_you_mean, one_line, one_line_without, suggestion
 
 C = TypeVar("C", bound=Config)
-KINDS = {
+KIND_BY_KEY = {
     "space": ("a sweep's config", "marl-ray sweep FILE"),
     "arms": ("an experiment's config", "marl-ray experiment create FILE"),
     "applications": ("a gateway's Serve config", "marl-ray serve FILE"),
@@ -29,7 +29,7 @@ KINDS = {
 """A key that configs of one kind alone have at the top -> the kind, and the command that reads it."""
 
 
-EXPECTED: dict[str, tuple[str, ...]] = {
+EXPECTED_KINDS: dict[str, tuple[str, ...]] = {
     "expected a mapping of keys": ("dict_type", "model_type"),
     "expected a list": ("tuple_type", "list_type"),
     "expected text": ("string_type",),
@@ -38,7 +38,7 @@ EXPECTED: dict[str, tuple[str, ...]] = {
     "expected a number": ("float_type", "float_parsing"),
 }
 """A kind of value in the words of YAML -> types of pydantic's errors about other values."""
-PATTERNS = {NAME_PATTERN: "expected letters, digits, _, . and -, a letter or digit first, at most 100 characters"}
+PATTERN_TEXTS = {NAME_PATTERN: "expected letters, digits, _, . and -, a letter or digit first, at most 100 characters"}
 """Pattern of a text -> what it says, in words."""
 
 
@@ -179,8 +179,8 @@ def _explain(error: Any, key: str) -> str:
         return f"unknown key {key!r}"
     if error["type"] == "missing":
         return f"missing key {key!r}"
-    in_words = [text for text, error_types in EXPECTED.items() if error["type"] in error_types]
-    message = in_words[0] if in_words else PATTERNS.get(error.get("ctx", {}).get("pattern"), words(error))
+    in_words = [text for text, error_types in EXPECTED_KINDS.items() if error["type"] in error_types]
+    message = in_words[0] if in_words else PATTERN_TEXTS.get(error.get("ctx", {}).get("pattern"), words(error))
     shown = repr(error["input"]) if error["input"] is not None else "nothing"
     explained = len(shown) > 60 or isinstance(error["input"], Mapping) or str(error["input"]) in message
     suffix = "" if explained else f", got {shown}"
@@ -191,8 +191,8 @@ def _explain(error: Any, key: str) -> str:
 
 def other_kind(keys: Container[str], data: Mapping[str, Any], file: str) -> str:
     """Return one sentence if the data is a config of another kind than that which has `keys` at the top; else empty."""
-    expected_kind = next((kind for key, (kind, _) in KINDS.items() if key in keys), None)
-    for key, (kind, command) in KINDS.items():
+    expected_kind = next((kind for key, (kind, _) in KIND_BY_KEY.items() if key in keys), None)
+    for key, (kind, command) in KIND_BY_KEY.items():
         if expected_kind is not None and key in data and key not in keys and kind != expected_kind:
             return f"is {kind}; expected {expected_kind}: {command.replace('FILE', file)}"
     return ""

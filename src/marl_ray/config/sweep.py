@@ -17,9 +17,9 @@ from marl_ray.config.run.run_config import RunConfig
 from marl_ray.config.schedulers import FifoSettings, SchedulerConfig
 from marl_ray.errors import MarlRayError
 
-OWNED = ("name", "seed", "storage", "tracking")
+SWEEP_OWNED_KEYS = ("name", "seed", "storage", "tracking")
 """Keys of the run config that the sweep itself sets."""
-KINDS = ("grid", "choice", "uniform", "loguniform", "int")
+DIMENSION_KINDS = ("grid", "choice", "uniform", "loguniform", "int")
 
 
 WholeBounds = tuple[int, int]
@@ -44,9 +44,9 @@ class DimensionConfig(Config):
 
     @model_validator(mode="after")
     def _one_source(self) -> "DimensionConfig":
-        kinds = [kind for kind in KINDS if getattr(self, kind) is not None]
+        kinds = [kind for kind in DIMENSION_KINDS if getattr(self, kind) is not None]
         if len(kinds) != 1:
-            raise ValueError(f"expected one of {', '.join(KINDS)}, got {', '.join(kinds) or 'none'}")
+            raise ValueError(f"expected one of {', '.join(DIMENSION_KINDS)}, got {', '.join(kinds) or 'none'}")
         if self.values is not None and not self.values:
             raise ValueError(f"{kinds[0]}: expected at least one value, got none")
         if self.bounds is not None and not self.bounds[0] < self.bounds[1]:
@@ -152,7 +152,7 @@ class SweepConfig(Config):
     @model_validator(mode="after")
     def _fits_together(self) -> "SweepConfig":
         for key in (*self.space, *self.set):
-            if key.split(".")[0] in OWNED:
+            if key.split(".")[0] in SWEEP_OWNED_KEYS:
                 raise ValueError(f"{key!r} is set by the sweep itself" + (": use `seeds`" if key == "seed" else ""))
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError("seeds: each may be given once")

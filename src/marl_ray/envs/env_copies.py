@@ -14,7 +14,7 @@ from marl_ray.envs.registry import check_reward, first_step, is_text, make_env, 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.extensions import import_reference
 
-COMPILED = {
+COMPILED_BATCHES = {
     "MultiGrid-": "marl_ray.envs.gridworld.batch:compiled_batch",
     "mpe2.": "marl_ray.envs.particles.batch:compiled_batch",
     "gymnasium.CartPole-v1": "marl_ray.envs.cartpole.batch:compiled_batch",
@@ -53,14 +53,14 @@ def _own_batch(
     signals: int,
     constraints: Sequence[ConstraintConfig],
 ) -> EnvBatch | None:
-    """Return the batch of COMPILED, or else the one that `env` itself offers.
+    """Return the batch of COMPILED_BATCHES, or else the one that `env` itself offers.
 
     Returns None without any, and under hard limits, which only the loop keeps.
     """
     if any(constraint.hard_limit is not None for constraint in constraints):
         return None
     batch: EnvBatch | None = None
-    for prefix, reference in COMPILED.items():
+    for prefix, reference in COMPILED_BATCHES.items():
         if config.id.startswith(prefix):
             batch = import_reference(reference)(config, env, copies, groups, signals)
     offer = getattr(env, "batch", None)

@@ -19,7 +19,7 @@ from marl_ray.extensions import ENVIRONMENT, REFERENCE, with_colon
 if TYPE_CHECKING:
     from pettingzoo import AECEnv, ParallelEnv
 
-EXPECTED = (
+EXPECTED_IDS = (
     "a MultiGrid id (MultiGrid-Empty-8x8-v0)",
     "an mpe2 module (mpe2.simple_spread_v3)",
     "a Gymnasium id (gymnasium.CartPole-v1)",
@@ -27,8 +27,8 @@ EXPECTED = (
     "a BrowserGym id (browsergym/miniwob.click-test)",
     REFERENCE,
 )
-_UNEXPECTED = re.compile(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'")
-_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_UNEXPECTED_KEYWORD = re.compile(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'")
+_NAMED_PARAMETERS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def make_env(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) -> Any:
@@ -151,7 +151,7 @@ def _mpe2(env_id: str) -> Callable[..., Any]:
 def _import_environment(env_id: str) -> Callable[..., Any]:
     """Return the callable that a built-in id, a package's id or `package.module:NAME` names."""
     if ":" not in env_id and env_id not in ENVIRONMENT.names():
-        meant = with_colon(env_id) or did_you_mean(env_id, ENVIRONMENT.names(), *EXPECTED)
+        meant = with_colon(env_id) or did_you_mean(env_id, ENVIRONMENT.names(), *EXPECTED_IDS)
         raise MarlRayError(f"env.id: {env_id!r} is unknown{meant}")
     try:
         make: Callable[..., Any] = ENVIRONMENT.load(env_id)
@@ -166,7 +166,7 @@ def _build(env_id: str, make: Callable[..., Any], kwargs: dict[str, Any]) -> Any
     try:
         return make(**copy.deepcopy(kwargs))  # an environment may change its arguments; the config stays
     except TypeError as error:
-        unexpected = _UNEXPECTED.search(str(error))
+        unexpected = _UNEXPECTED_KEYWORD.search(str(error))
         if unexpected is None or unexpected[2] not in kwargs:
             raise MarlRayError(f"env.kwargs: {env_id} rejected {kwargs} ({one_line(error)})") from error
         arguments = _arguments(unexpected[1], make, error)
@@ -197,7 +197,7 @@ def _named_parameters(function: Callable[..., Any]) -> list[str]:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return []
-    return [parameter.name for parameter in parameters if parameter.kind in _NAMED]
+    return [parameter.name for parameter in parameters if parameter.kind in _NAMED_PARAMETERS]
 
 
 def _accept_environment(env_id: str, env: Any) -> Any:

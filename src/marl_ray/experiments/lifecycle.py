@@ -44,7 +44,7 @@ class Action(StrEnum):
     STOP = "stop"
 
 
-ALLOWED: Mapping[Action, frozenset[ExperimentStatus]] = {
+ALLOWED_STATUSES: Mapping[Action, frozenset[ExperimentStatus]] = {
     Action.START: frozenset({ExperimentStatus.DRAFT}),
     Action.NEXT_STAGE: frozenset({ExperimentStatus.RUNNING}),
     Action.PAUSE: frozenset({ExperimentStatus.RUNNING}),
@@ -187,14 +187,14 @@ def shadows_of(plan: RolloutPlan, state: ExperimentState) -> tuple[str, ...]:
 def transition(
     state: ExperimentState, action: Action, plan: RolloutPlan, now: float, arm: str | None = None
 ) -> ExperimentState:
-    """Return the state after an action, which `ALLOWED` and the plan must permit.
+    """Return the state after an action, which `ALLOWED_STATUSES` and the plan must permit.
 
     `arm` names the treatment to promote (needed if there are several) or to roll back (all of them if None); `now` is in
     seconds since 1970. The epoch is one higher, except that rolling back what is rolled back already changes nothing. Raises
     MarlRayError if the action is forbidden.
     """
-    if state.status not in ALLOWED[action]:
-        expected = " or ".join(sorted(ALLOWED[action]))
+    if state.status not in ALLOWED_STATUSES[action]:
+        expected = " or ".join(sorted(ALLOWED_STATUSES[action]))
         over = state.status in (ExperimentStatus.ROLLED_BACK, ExperimentStatus.STOPPED)
         more = "; create another" if over else ""
         raise MarlRayError(f"{action}: expected an experiment that is {expected}, this one is {state.status}{more}")

@@ -20,13 +20,13 @@ from rich.table import Table
 
 from marl_ray.config import EnvConfig, RunConfig, load_config
 from marl_ray.errors import MarlRayError
-from marl_ray.first_steps.steps import ENDPOINT, KEYS, deploy_endpoint, new_folder, plain_console, step
+from marl_ray.first_steps.steps import ENDPOINT, KEYS_FILE, deploy_endpoint, new_folder, plain_console, step
 from marl_ray.serving.http.keys import new_key
 
 CONFIGS = Path(__file__).parent / "configs"
-ARMS = {"ippo": CONFIGS / "multigrid_ippo.yaml", "mappo": CONFIGS / "multigrid_mappo.yaml"}
+ARM_CONFIGS = {"ippo": CONFIGS / "multigrid_ippo.yaml", "mappo": CONFIGS / "multigrid_mappo.yaml"}
 """Arm -> run config; the first arm is the control."""
-ROLLOUT: dict[str, Any] = {
+ROLLOUT_SETTINGS: dict[str, Any] = {
     "strategy": "gradual",
     "stages": [0.25, 0.5, 1.0],
     "min_exposures": 20,
@@ -36,11 +36,11 @@ ROLLOUT: dict[str, Any] = {
     "outcome_window_s": 5.0,
     "missing": 0.0,  # a team that is not done after 5 s has reached nothing
 }
-CHUNK = 20
+EPISODES_PER_LOOK = 20
 """Episodes between two looks at what the router has decided."""
 JUDGED_S = 3.0
 """Seconds after an episode's window by which it has certainly been looked at."""
-OVER = ("promoted", "rolled_back", "stopped")
+FINAL_STATUSES = ("promoted", "rolled_back", "stopped")
 JOB_S = 600.0
 
 
@@ -82,20 +82,22 @@ def demonstrate(folder: Path, episodes: int) -> Iterator[DemoResult]:
     from marl_ray.envs.env_copies import warm_up
 
     console, folder = plain_console(), new_folder(folder)
-    mappo = load_config(RunConfig, ARMS["mappo"])
+    mappo = load_config(RunConfig, ARM_CONFIGS["mappo"])
     with step(console, "compiling the gridworld (first time only)"):
         warm_up(mappo.env)
     with step(console, "starting a local Ray"):
         stack = contextlib.ExitStack()
         ray = stack.enter_context(local_ray(num_cpus=max(2, os.cpu_count() or 2), object_store_bytes=256 << 20))
     with stack:
-        for arm, path in ARMS.items():
+        for arm, path in ARM_CONFIGS.items():
             with step(console, f"training {arm} as a Ray Job"):
                 _train(path, folder, ray.dashboard_url)
-        key = os.environ["MARL_RAY_API_KEY"] = new_key(folder / KEYS, "demo")
+        key = os.environ["MARL_RAY_API_KEY"] = new_key(folder / KEYS_FILE, "demo")
         with step(console, "deploying the router: ippo in production, mappo as its candidate"):
-            arms = {arm: {"bundle": f"models:/{load_config(RunConfig, path).name}/1"} for arm, path in ARMS.items()}
-            url = deploy_endpoint(folder, ray.dashboard_url, {"arms": arms, **ROLLOUT})
+            arms = {
+                arm: {"bundle": f"models:/{load_config(RunConfig, path).name}/1"} for arm, path in ARM_CONFIGS.items()
+            }
+            url = deploy_endpoint(folder, ray.dashboard_url, {"arms": arms, **ROLLOUT_SETTINGS})
         with step(console, "rolling mappo out, a quarter of the episodes first"):
             good = play(url, ENDPOINT, mappo.env, episodes)
         with step(console, "rolling an untrained team out against the winner"):
@@ -151,7 +153,7 @@ def roll_out_untrained(config: RunConfig, folder: Path, url: str) -> str:
     team = ActorCriticTeam(agents, build_models(config, env, agents), {})
     bundle_writer(config, env, team, 0, {})(bundle)
     env.close()
-    options = {key: value for key, value in ROLLOUT.items() if key != "strategy"}
+    options = {key: value for key, value in ROLLOUT_SETTINGS.items() if key != "strategy"}
     name: str = deploy_bundle(url, str(bundle), "gradual", ENDPOINT, options, "the demo's bad arm")["name"]
     return name
 
@@ -164,15 +166,15 @@ def play(url: str, name: str, env: EnvConfig, episodes: int) -> PlayedExperiment
 
     key, played = os.environ["MARL_RAY_API_KEY"], list[Any]()
     while len(played) < episodes:
-        count = min(CHUNK, episodes - len(played))
+        count = min(EPISODES_PER_LOOK, episodes - len(played))
         played += asyncio.run(
             play_episodes(url, lambda: make_env(env), count, experiment=ENDPOINT, seed=len(played), key=key)
         )
-        if ask(url, f"/v1/experiments/{name}")["status"] in OVER:
+        if ask(url, f"/v1/experiments/{name}")["status"] in FINAL_STATUSES:
             break
     else:  # the last episodes are judged when their windows are over
-        time.sleep(ROLLOUT["outcome_window_s"] + JUDGED_S)
-        if ask(url, f"/v1/experiments/{name}")["status"] not in OVER:
+        time.sleep(ROLLOUT_SETTINGS["outcome_window_s"] + JUDGED_S)
+        if ask(url, f"/v1/experiments/{name}")["status"] not in FINAL_STATUSES:
             # Not enough episodes for a proof; production stays, and the endpoint is free for the next.
             ask(url, f"/v1/experiments/{name}/stop", {"reason": f"undecided after {episodes} episodes"})
     report = ask(url, f"/v1/experiments/{name}")
@@ -196,14 +198,14 @@ def decision_lines(played: PlayedExperiment) -> list[str]:
 
 
 def _plot(folder: Path) -> Path:
-    from marl_ray.training.run_folder.record import RECORD
+    from marl_ray.training.run_folder.record import RECORD_FILE
     from marl_ray.training.tracking.curve_plot import plot_returns
     from marl_ray.training.tracking.mlflow_run import MlflowRun
 
     curves = {}
-    for arm, path in ARMS.items():
+    for arm, path in ARM_CONFIGS.items():
         config = load_config(RunConfig, path, [f"storage={folder}"])
-        record = json.loads((folder / config.name / RECORD).read_text())
+        record = json.loads((folder / config.name / RECORD_FILE).read_text())
         curves[arm] = MlflowRun(config, record["mlflow_run_id"]).history("eval/return")
     return plot_returns(curves, folder / "learning_curves.png", "MultiGrid-Empty-8x8-v0, two agents")
 

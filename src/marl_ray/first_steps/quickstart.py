@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from marl_ray.config import RunConfig, parse_config
-from marl_ray.first_steps.steps import KEYS, deploy_endpoint, new_folder, plain_console, step
+from marl_ray.first_steps.steps import KEYS_FILE, deploy_endpoint, new_folder, plain_console, step
 from marl_ray.serving.http.keys import new_key
 
 RUN: dict[str, Any] = {
@@ -77,7 +77,7 @@ def quickstart(folder: Path) -> Iterator[QuickstartResult]:
             ray = stack.enter_context(local_ray(num_cpus=cpus, object_store_bytes=256 << 20))
         with step(console, f"training two agents with {run.algorithm} on {run.env.id}"):
             result = train(run, own_ray=True)
-        key = new_key(folder / KEYS, "try")
+        key = new_key(folder / KEYS_FILE, "try")
         with step(console, "serving the best team"):
             url = deploy_endpoint(folder, ray.dashboard_url, {"arms": {run.algorithm: {"bundle": result.model}}})
         with step(console, f"playing {EPISODES} episodes over HTTP"):

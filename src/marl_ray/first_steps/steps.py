@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 ENDPOINT = "gridworld"
-KEYS = "keys.yaml"
+KEYS_FILE = "keys.yaml"
 """Name of the file of API keys."""
 DEPLOY_S = 120.0
 
@@ -64,7 +64,7 @@ def deploy_endpoint(folder: Path, dashboard_url: str, experiment: Mapping[str, A
                         "experiments": [{"name": ENDPOINT, **experiment}],
                         "database": f"sqlite:///{folder}/experiments.db",
                         "tracking_uri": f"sqlite:///{folder}/mlflow.db",
-                        "api_keys": str(folder / KEYS),
+                        "api_keys": str(folder / KEYS_FILE),
                         "spool": str(folder / "spool"),
                     },
                 }

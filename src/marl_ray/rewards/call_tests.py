@@ -8,9 +8,9 @@ fresh set-up, as it would have alone. A test that disturbs the process changes n
 - every test runs by itself if the process ends, hands over a value that may not cross, or is late;
 - if the program already fails while it is loaded, all tests have that verdict.
 
-The process is late when it uses up the time of `SHARE` tests. A test that runs by itself has the verdict of that run.
-Where every test does, however slow that is, no report of the process counts. So a program gains nothing by breaking its
-process: at worst its tests have the verdicts that they have alone.
+The process is late when it uses up the time of `MAX_SHARED_LIMITS` tests. A test that runs by itself has the verdict of
+that run. Where every test does, however slow that is, no report of the process counts. So a program gains nothing by
+breaking its process: at worst its tests have the verdicts that they have alone.
 """
 
 import json
@@ -23,16 +23,16 @@ from typing import Literal
 from marl_ray.sandbox import Judgement, Limits, Pool
 from marl_ray.sandbox.in_place import looks_at_arguments
 
-SHARE = 3
+MAX_SHARED_LIMITS = 3
 """Number of time limits that the tests of one run may take together."""
 MAX_TESTS = 256
 """Maximum number of tests in one run: the report has room for this many."""
-_MARK = secrets.token_hex(16)
+_REPORT_MARK = secrets.token_hex(16)
 """Begins the report of the tests. The program cannot know it, so nothing that it raises passes for a report."""
-_LOADING = ("fail:error", "fail:wrong")
+_LOADING_VERDICTS = ("fail:error", "fail:wrong")
 """Verdicts without a report that only loading can cause: each test's own exceptions are caught."""
 _VERDICTS = {"p": "passed", "w": "fail:wrong", "e": "fail:error"}
-_AGAIN = "a"
+_AGAIN_LETTER = "a"
 """Letter that ends the report, of a test that took too long or found no memory and has to run by itself."""
 
 
@@ -64,14 +64,14 @@ def run_calls(
             break
         looks = any(looks_at_arguments(test, entry_point) for test in pending)
         program = _program(pending, entry_point, setup, limits.cpu_s)
-        judged = judge(program, "", min(SHARE, len(pending)), "alone" if looks else False)
-        if judged.verdict in _LOADING:
+        judged = judge(program, "", min(MAX_SHARED_LIMITS, len(pending)), "alone" if looks else False)
+        if judged.verdict in _LOADING_VERDICTS:
             cpu_s += judged.cpu_s
-            if not judged.message.startswith(_MARK):
+            if not judged.message.startswith(_REPORT_MARK):
                 return [judged.verdict] * len(tests), cpu_s
-            report: str = json.loads(judged.message.removeprefix(_MARK))
-            verdicts += [_VERDICTS[letter] for letter in report if letter != _AGAIN]
-            if report.endswith(_AGAIN):
+            report: str = json.loads(judged.message.removeprefix(_REPORT_MARK))
+            verdicts += [_VERDICTS[letter] for letter in report if letter != _AGAIN_LETTER]
+            if report.endswith(_AGAIN_LETTER):
                 alone([tests[len(verdicts)]])
             continue
         loaded = judge("", setup)
@@ -106,7 +106,7 @@ def _main(function, tests, setup):
         except AssertionError:
             return "w"
         except MemoryError:
-            return {_AGAIN!r}
+            return {_AGAIN_LETTER!r}
         except Exception:
             return "e"
         return "p"
@@ -115,7 +115,7 @@ def _main(function, tests, setup):
         try:
             return run(source)
         except Late:
-            return {_AGAIN!r}
+            return {_AGAIN_LETTER!r}
         finally:
             watched.clear()
     setup = compile(setup, "<setup>", "exec", dont_inherit=True)
@@ -125,11 +125,11 @@ def _main(function, tests, setup):
         try:
             report += watch(test)
         except Late:
-            report += {_AGAIN!r}
+            report += {_AGAIN_LETTER!r}
         signal.setitimer(signal.ITIMER_REAL, left)
-        if report[-1] == {_AGAIN!r}:
+        if report[-1] == {_AGAIN_LETTER!r}:
             break
     signal.signal(signal.SIGALRM, before)
-    raise AssertionError({_MARK!r} + json.dumps(report))
+    raise AssertionError({_REPORT_MARK!r} + json.dumps(report))
 _main({entry_point}, {tests!r}, {setup!r})
 """

@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-PYTHON = {"", "py", "py3", "python", "python3"}
+PYTHON_LANGUAGES = {"", "py", "py3", "python", "python3"}
 """Languages of blocks that count: a block of shell or JSON after the program is not the program."""
 _FENCE = re.compile(
     r"(?P<indent>[ \t]*+(?:(?:[-*+]|\d{1,9}[.)])[ \t]++)*+)(?P<fence>`{3,}|~{3,})[ \t]*(?P<info>[^\n]*)"
@@ -38,7 +38,7 @@ def blocks(text: str) -> Iterator[str]:
                 fence, lines = fence_match["fence"], []
                 indent = re.sub(r"[^\t]", " ", fence_match["indent"])
                 language = _LANGUAGE.match(fence_match["info"])
-                counts = language is not None and language[1].lower() in PYTHON
+                counts = language is not None and language[1].lower() in PYTHON_LANGUAGES
         elif (
             fence_match
             and not fence_match["info"].strip()

@@ -16,13 +16,13 @@ MAX_ANSWER_LENGTH = 2000
 MAX_ITEMS, MAX_DEPTH = 64, 8
 
 _DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?![,\d])|\d{1,400})(?:\.\d{1,400})?|\.\d{1,400}"
-_PLAIN = rf"(?:{_DECIMAL})(?:e[-+]?\d{{1,3}})?"
+_PLAIN_NUMBER = rf"(?:{_DECIMAL})(?:e[-+]?\d{{1,3}})?"
 NUMBER = re.compile(
     rf"(?P<sign>(?<![\w.)\]}}])[-+] ?)?\$?"
     rf"(?:(?:(?<![\w.])(?P<whole>\d{{1,12}}) ?)?\\[dtc]?frac"
-    rf"(?:\{{(?P<over>[-+]?(?:{_PLAIN}))\}}| ?(?P<one>\d))(?:\{{(?P<under>{_PLAIN})\}}| ?(?P<other>\d))"
+    rf"(?:\{{(?P<over>[-+]?(?:{_PLAIN_NUMBER}))\}}| ?(?P<one>\d))(?:\{{(?P<under>{_PLAIN_NUMBER})\}}| ?(?P<other>\d))"
     rf"|(?<![\w.])(?P<ones>\d{{1,12}}) (?P<part>\d{{1,12}})/(?P<parts>\d{{1,12}})"
-    rf"|(?<![\w.])(?P<plain>{_PLAIN})(?:/(?P<divisor>{_PLAIN}))?"
+    rf"|(?<![\w.])(?P<plain>{_PLAIN_NUMBER})(?:/(?P<divisor>{_PLAIN_NUMBER}))?"
     rf"(?: ?(?:\*|\\times|\\cdot) ?10\^(?:\{{(?P<power>-?\d{{1,3}})\}}|(?P<digit>\d)))?)"
     rf"(?![\w^])(?P<percent> ?%)?",
     re.IGNORECASE,
@@ -30,7 +30,7 @@ NUMBER = re.compile(
 """A number in a text; the characters around it are no part of a word or of another number."""
 
 _TEXT = re.compile(r"\\(?:text|textrm|textbf|textit|mathrm|mathbf|mbox|rm)\{([^{}]*)\}")
-_NO_SENSE = re.compile(r"\\(?:left|right|[bB]ig[lr]?|displaystyle|textstyle)(?![a-zA-Z])|\\[()\[\]]|\$")
+_EMPTY_COMMANDS = re.compile(r"\\(?:left|right|[bB]ig[lr]?|displaystyle|textstyle)(?![a-zA-Z])|\\[()\[\]]|\$")
 _BLANK = re.compile(r"(?<!\\)\\(?:[;: ]|q?quad(?![a-zA-Z]))|~|\s+")
 _DEGREES = re.compile(r" ?(?:\^ ?\{? ?\\circ ?\}?|\\degree(?![a-zA-Z])|°)")
 _SIGNS = (
@@ -48,16 +48,16 @@ _SIGNS = (
     (re.compile(r"\\sqrt ?(\w)"), r"\\sqrt{\1}"),
     (re.compile(r"(?<=\d) percent(?!\w)", re.IGNORECASE), "%"),
 )
-_NAMED = re.compile(
+_NAME_BEFORE_VALUE = re.compile(
     r"([a-z](?:_?\w|_\{\w+\})?(?: ?\([a-z]\))?|\( ?[a-z](?: ?, ?[a-z]){1,9} ?\)) ?(?:=|\u2208) ?", re.IGNORECASE
 )
 _CHOICE = re.compile(r"\(([A-Ja-j])\)\.?|([A-J])[.)]?")
-_CHOSEN = re.compile(r"(?:\(([A-Ja-j])\)|([A-J])(?=[.):]))[.:)]? ?(?P<rest>.*)", re.DOTALL)
+_CHOICE_AND_REST = re.compile(r"(?:\(([A-Ja-j])\)|([A-J])(?=[.):]))[.:)]? ?(?P<rest>.*)", re.DOTALL)
 _OTHER_CHOICE = re.compile(r"\([A-J]\)|(?:\bor|\band|,|/) ?\(?[A-J]\b")
 _UNIT = re.compile(
     r"(?:(square|cubic|sq\.?|cu\.?) )?([a-z]+)\.?(?: ?(?:per|/) ?([a-z]+)\.?)?(?: ?\^ ?\{?([23])\}?)?", re.IGNORECASE
 )
-_SHORT = {
+_UNIT_ABBREVIATIONS = {
     "mm": "millimeter", "cm": "centimeter", "dm": "decimeter", "m": "meter", "km": "kilometer", "in": "inch",
     "ft": "foot", "feet": "foot", "yd": "yard", "mi": "mile", "mg": "milligram", "g": "gram", "kg": "kilogram",
     "lb": "pound", "lbs": "pound", "oz": "ounce", "ml": "milliliter", "l": "liter", "s": "second", "sec": "second",
@@ -115,7 +115,7 @@ def answers_match(answer: str, expected: str, tolerance: float = TOLERANCE) -> b
 
 def _clean(answer: str) -> str:
     """Return the spelling of an answer that this file works on; single spaces stay, since `2 1/2` is not `21/2`."""
-    answer = _NO_SENSE.sub("", plain(answer))
+    answer = _EMPTY_COMMANDS.sub("", plain(answer))
     answer = _DEGREES.sub(" degree ", answer)
     answer = _BLANK.sub(" ", _TEXT.sub(r" \1 ", answer))
     for sign, instead in _SIGNS:
@@ -207,8 +207,8 @@ def _unit(text: str) -> str | None:
     match = _UNIT.fullmatch(text)
     if match is None or any(word and _NO_UNIT.fullmatch(word) for word in (match[2], match[3])):
         return None
-    names = [_SHORT.get(word.lower(), word.lower()) for word in (match[2], match[3]) if word]
-    if any(len(name) < 3 and name not in _SHORT for name in names):
+    names = [_UNIT_ABBREVIATIONS.get(word.lower(), word.lower()) for word in (match[2], match[3]) if word]
+    if any(len(name) < 3 and name not in _UNIT_ABBREVIATIONS for name in names):
         return None
     power = match[4] or {"s": "2", "c": "3"}.get((match[1] or "")[:1].lower(), "")
     return (
@@ -222,7 +222,7 @@ def _name_and_value(text: str) -> tuple[str, str]:
 
     The value of a chain such as `x = 2 + 3 = 5` is the last one. Any other text is a value with an empty name.
     """
-    match = _NAMED.match(text)
+    match = _NAME_BEFORE_VALUE.match(text)
     if match is None:
         return "", text
     return match[1].replace(" ", "").casefold(), text[match.end() :].rpartition("=")[2].strip()
@@ -271,7 +271,7 @@ def _choice_of(answer: str) -> str:
     alone = _CHOICE.fullmatch(answer) or re.fullmatch(r"(?:(?:option|choice) )?\(?([A-J])\)?()", answer, re.IGNORECASE)
     if alone:
         return (alone[1] or alone[2]).upper()
-    match = _CHOSEN.fullmatch(answer)
+    match = _CHOICE_AND_REST.fullmatch(answer)
     if match is None or _OTHER_CHOICE.search(match["rest"]):
         return ""
     return (match[1] or match[2]).upper()

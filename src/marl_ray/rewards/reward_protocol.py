@@ -14,12 +14,12 @@ from marl_ray.extensions import REWARD, check_options, make_from_options
 
 log = logging.getLogger(__name__)
 
-METRICS = "metrics"
+METRICS_PARAMETER = "metrics"
 """The parameter that the environment fills in where a reward has it."""
-FAILED = "reward_failed"
+FAILED_METRIC = "reward_failed"
 """The metric that counts answers which a user's reward could not pay."""
-_SHOWN = 60
-_GIVEN = ("prompt", "answer", "task")
+_MAX_SHOWN_CHARACTERS = 60
+_FIXED_PARAMETERS = ("prompt", "answer", "task")
 ChosenReward = str | Mapping[str, Mapping[str, Any] | None]
 """`NAME`, or `{NAME: options}` with one name; a name of `extensions.REWARD` or `package.module:NAME`."""
 
@@ -84,8 +84,8 @@ class NamedReward:
             if strict:
                 raise MarlRayError(problem) from error
             log.warning("%s", problem)
-            return 0.0, {FAILED: 1.0}
-        return value, {**more, FAILED: 0.0}
+            return 0.0, {FAILED_METRIC: 1.0}
+        return value, {**more, FAILED_METRIC: 0.0}
 
     def value(
         self, prompt: str, answer: str, task: Any, metrics: Mapping[str, float]
@@ -94,7 +94,7 @@ class NamedReward:
 
         Raises what the reward raises, and ValueError where the reward returns no finite number.
         """
-        keywords = {METRICS: dict(metrics)} if self.takes_metrics else {}
+        keywords = {METRICS_PARAMETER: dict(metrics)} if self.takes_metrics else {}
         result = self.function(prompt, answer, task, **keywords)
         value, more = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
         if not isinstance(more, Mapping):
@@ -116,7 +116,13 @@ def make_reward(reward: ChosenReward) -> NamedReward:
         if inspect.isclass(target):
             function: Any = make_from_options(name, target, options)
         else:
-            check_options(name, target, options, METRICS, *list(inspect.signature(target).parameters)[: len(_GIVEN)])
+            check_options(
+                name,
+                target,
+                options,
+                METRICS_PARAMETER,
+                *list(inspect.signature(target).parameters)[: len(_FIXED_PARAMETERS)],
+            )
             function = functools.partial(target, **options) if options else target
         takes_metrics = _takes_metrics(name, function)
     except MarlRayError as error:
@@ -144,9 +150,9 @@ def _takes_metrics(name: str, function: Callable[..., Any]) -> bool:
             f"{name} makes a {type(function).__name__} that cannot be called; expected a method __call__"
         )
     signature = inspect.signature(function)
-    takes_metrics = METRICS in signature.parameters
+    takes_metrics = METRICS_PARAMETER in signature.parameters
     try:
-        signature.bind("", "", None, **({METRICS: {}} if takes_metrics else {}))
+        signature.bind("", "", None, **({METRICS_PARAMETER: {}} if takes_metrics else {}))
     except TypeError as error:
         expected = "expected (prompt, answer, task), `metrics` and options with a value"
         raise MarlRayError(f"{name} has the parameters {signature} ({error}); {expected}") from error
@@ -160,4 +166,4 @@ def _number(value: Any, what: str) -> float:
 
 
 def _short(text: str) -> str:
-    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+    return repr(text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}...")

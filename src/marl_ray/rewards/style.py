@@ -21,13 +21,15 @@ RULES = ("E4", "E7", "E9", "F", "B", "C4", "SIM", "UP", "C901", "PLR0911", "PLR0
 TIMEOUT_S = 10.0
 MAX_BYTES = 1 << 17
 """Longer programs are not checked: a parser may need thousands of times as much memory."""
-RUNS_TEXT = {"exec", "eval", "compile"}
-UNREADABLE = {
+TEXT_RUNNERS = {"exec", "eval", "compile"}
+UNREADABLE_NAMES = {
     "builtins", "__builtins__", "__import__", "importlib", "runpy", "codeop", "timeit", "cProfile", "pdb", "bdb", "doctest",
 }  # fmt: skip
 """Names by which a program can run text unseen."""
 MAX_TEXTS, MAX_DEPTH = 16, 3
-_HIDING = re.compile(rf"builtins|^[rR]?[fF].*\b(?:{'|'.join(sorted(RUNS_TEXT | UNREADABLE))})\b", re.DOTALL)
+_HIDING_STRING = re.compile(
+    rf"builtins|^[rR]?[fF].*\b(?:{'|'.join(sorted(TEXT_RUNNERS | UNREADABLE_NAMES))})\b", re.DOTALL
+)
 """Strings that name the module, or hold a call inside an f-string, which is one token."""
 
 
@@ -67,11 +69,11 @@ def texts_run(code: str) -> list[str] | None:
     except (tokenize.TokenError, SyntaxError, ValueError):
         return None
     for place, token in enumerate(tokens):
-        if token.string in UNREADABLE or (token.type == tokenize.STRING and _HIDING.search(token.string)):
+        if token.string in UNREADABLE_NAMES or (token.type == tokenize.STRING and _HIDING_STRING.search(token.string)):
             return None
         if token.type != tokenize.NAME:
             continue
-        if token.string not in RUNS_TEXT or (place and tokens[place - 1].string == "."):
+        if token.string not in TEXT_RUNNERS or (place and tokens[place - 1].string == "."):
             continue  # a method of that name, such as `re.compile`
         text = _text(tokens[place + 1 :])
         if text is None or len(texts) == MAX_TEXTS:

@@ -14,7 +14,7 @@ import numpy as np
 from marl_ray.config.random_streams import COPY_BITS, ORDER_BITS
 
 _MASK = (1 << 64) - 1
-EVALUATION = 1 << 35
+EVALUATION_START = 1 << 35
 """The first number of iterations and episodes of evaluations; training never reaches it."""
 TRAINING_STREAMS, EVALUATION_STREAMS = 0, 1
 """The first of the six numbers of a response's stream."""

@@ -8,9 +8,9 @@ from marl_ray.training.run_folder.metrics_file import iteration_of
 
 _Rows = Sequence[Mapping[str, float]]
 
-COLLAPSED = 0.02
+COLLAPSED_SHARE = 0.02
 """Share of its greatest value below which entropy counts as gone."""
-SPREAD = 0.9
+UNDECIDED_SHARE = 0.9
 """Share of its greatest value above which entropy counts as that of a policy that has not decided."""
 MAX_KL = 0.5
 """Divergence of one update above which the step was too large; usual are 0.0001 to 0.05."""
@@ -20,15 +20,15 @@ MAX_VALUE_LOSS = 50.0
 """In units of the value normaliser, in which returns have a variance of one."""
 MIN_NORM = 1e-6
 """Norm of the gradient below which nothing is learned."""
-NOTHING = 1e-9
+ZERO_RETURN = 1e-9
 """Size of a return, or of a difference of returns, that is 0 but for rounding."""
 MIN_GROUPS = 0.01
 """Share of informative groups below which comparisons teach nothing."""
 MIN_EXPLAINED_VARIANCE = -5.0
 """Explained variance below which a critic is far worse than one number for all states."""
-EARLY = 0.25
+EARLY_SHARE = 0.25
 """Part of a run's steps in which no healthy run stops changing."""
-LATE = 0.75
+LATE_SHARE = 0.75
 """Part of a run's steps after which a healthy critic no longer diverges."""
 
 
@@ -85,13 +85,13 @@ def _course(metric: str, scored: _Rows, skilled: bool) -> str | None:
     first, last, best = scored[0], scored[-1], max(scored, key=lambda row: row[metric])
     value = first[metric]
     every = [row.get(f"{metric}{end}", math.inf) for row in scored for end in ("", "_low", "_high")]
-    if max(map(abs, every)) < NOTHING:
+    if max(map(abs, every)) < ZERO_RETURN:
         return (
             f"{metric} is 0 in every evaluated episode: no reward was met, or those of opponents cancel, because a return "
             "is averaged over all agents"
         )
     greedy = [row.get("eval/greedy_return", value) for row in scored]
-    if all(math.isclose(other, value, abs_tol=NOTHING) for other in (*every, *greedy)):
+    if all(math.isclose(other, value, abs_tol=ZERO_RETURN) for other in (*every, *greedy)):
         solved = "the weights of the other run earn all there is, " if skilled else ""
         return (
             f"every episode returned {value:,.3f}: {solved}the reward does not depend on what the policies do, or no "
@@ -117,14 +117,14 @@ def _broken(prefix: str, rows: _Rows) -> bool:
     the last part. An entropy of 0 is no such sign: a good run ends so.
     """
     since = _since(rows, f"{prefix}grad_norm", MIN_NORM)
-    stuck = since is not None and since["steps"] <= EARLY * rows[-1]["steps"]
+    stuck = since is not None and since["steps"] <= EARLY_SHARE * rows[-1]["steps"]
     alike = _since(rows, f"{prefix}informative_groups", MIN_GROUPS) is not None
     return (stuck and not alike) or any(_diverging(prefix, rows))
 
 
 def _diverging(prefix: str, rows: _Rows) -> tuple[bool, bool]:
     """Return whether value_loss, and explained_variance, are beyond all bounds in every row of the last part of a run."""
-    late = [row for row in rows if row["steps"] >= LATE * rows[-1]["steps"]]
+    late = [row for row in rows if row["steps"] >= LATE_SHARE * rows[-1]["steps"]]
     losses, explained = (
         [row[f"{prefix}{name}"] for row in late if f"{prefix}{name}" in row]
         for name in ("value_loss", "explained_variance")
@@ -171,14 +171,14 @@ def _about_entropy(name: str, keys: _Keys, entropies: _Rows, rows: _Rows) -> Ite
     greatest, last = max(row[name] for row in entropies), entropies[-1]
     if greatest <= 0:  # of continuous actions: a density's entropy, without a natural zero
         return
-    since = _since(entropies, name, COLLAPSED * greatest)
+    since = _since(entropies, name, COLLAPSED_SHARE * greatest)
     if since is not None:
         yield (
             f"{name} fell to {last[name]:.2f} by step {since['steps']:,.0f}: the policy no longer explores, "
             f"{keys('lr')} may be too high or {keys('entropy_coef')} too low"
         )
     played = next((row for row in reversed(rows) if "eval/greedy_return" in row), None)
-    if played is None or last[name] < SPREAD * greatest:
+    if played is None or last[name] < UNDECIDED_SHARE * greatest:
         return
     drawn = played.get("eval/return", played["eval/greedy_return"])
     if played["eval/greedy_return"] > max(drawn, played.get("eval/return_high", drawn)):

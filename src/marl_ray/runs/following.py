@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from marl_ray.errors import MarlRayError
 from marl_ray.runs.stored import StoredRun
 from marl_ray.training.run_folder.appended_file import content_of
-from marl_ray.training.run_folder.run_log import LOG
+from marl_ray.training.run_folder.run_log import LOG_FILE
 
 POLL_S = 0.5
 
@@ -16,12 +16,12 @@ def log_lines(run: StoredRun, follow: bool = False) -> Iterator[str]:
 
     Raises MarlRayError if there is no log.
     """
-    if not run.has(LOG):
+    if not run.has(LOG_FILE):
         raise MarlRayError(f"run {run.name!r} has no log under {run.uri!r}")
     shown = 0
     while True:
         alive = _is_alive(run)  # before reading, so that the last lines are not missed
-        content = content_of(run.filesystem, f"{run.folder}/{LOG}") or b""
+        content = content_of(run.filesystem, f"{run.folder}/{LOG_FILE}") or b""
         lines = content.decode(errors="replace").split("\n")[:-1]
         yield from lines[shown:]
         shown = len(lines)

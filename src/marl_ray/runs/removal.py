@@ -7,7 +7,7 @@ from pyarrow import fs
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.runs.stored import StoredRun, StoredSweep
-from marl_ray.training.checkpoints.manifest import MANIFEST
+from marl_ray.training.checkpoints.manifest import MANIFEST_FILE
 from marl_ray.training.run_folder.lease import Lease
 
 
@@ -35,7 +35,7 @@ def contents_of(entry: StoredRun | StoredSweep) -> FolderContents:
     infos = entry.filesystem.get_file_info(fs.FileSelector(entry.folder, recursive=True))
     files = [info for info in infos if info.type == fs.FileType.File]
     size = sum(info.size or 0 for info in files)
-    checkpoints = sum(info.base_name == MANIFEST for info in files)
+    checkpoints = sum(info.base_name == MANIFEST_FILE for info in files)
     record = entry.record if isinstance(entry, StoredRun) else entry.records
     return FolderContents(entry.name, entry.uri, len(files), size, checkpoints, record.get("mlflow_run_id") or None)
 

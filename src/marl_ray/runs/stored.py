@@ -12,9 +12,9 @@ from marl_ray.storages import open_storage
 from marl_ray.training.run_folder.appended_file import parts_of
 from marl_ray.training.run_folder.metrics_file import read_metrics
 from marl_ray.training.run_folder.owners import Owner, read_owner
-from marl_ray.training.run_folder.record import FINISHED, read_record
+from marl_ray.training.run_folder.record import FINISHED_KEY, read_record
 from marl_ray.tuning.folder import Folder
-from marl_ray.tuning.records import CHANGES, RECORDS, read_records
+from marl_ray.tuning.records import CHANGES_FILE, RECORDS_FILE, read_records
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class StoredRun(StoredEntry):
         owner = self.owner()
         if owner is not None and owner.is_alive(time.time()):
             return owner.state
-        ended = self.record.get(FINISHED)
+        ended = self.record.get(FINISHED_KEY)
         if ended is not None and ended["total_steps"] >= self.config["train"]["total_steps"]:
-            return FINISHED
+            return FINISHED_KEY
         if owner is None:
             return "unfinished"
         return owner.state if owner.state in ("failed", "interrupted") else "died"
@@ -153,12 +153,12 @@ def _read_entry(filesystem: fs.FileSystem, root: str, storage: str, name: str) -
         record = read_record(filesystem, folder)
         if record is not None:
             return StoredRun(storage, name, filesystem, folder, record)
-        if filesystem.get_file_info(f"{folder}/{RECORDS}").type != fs.FileType.File:
+        if filesystem.get_file_info(f"{folder}/{RECORDS_FILE}").type != fs.FileType.File:
             return None
         records = read_records(Folder(storage, name))
         if records is not None:
             records["trials"], records["config"]
-            files = filesystem.get_file_info([f"{folder}/{RECORDS}", f"{folder}/{CHANGES}"])
+            files = filesystem.get_file_info([f"{folder}/{RECORDS_FILE}", f"{folder}/{CHANGES_FILE}"])
             if files[1].type == fs.FileType.Directory:
                 files += parts_of(filesystem, files[1].path)
             changed = max((file.mtime.timestamp() for file in files if file.mtime), default=0.0)

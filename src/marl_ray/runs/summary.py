@@ -10,11 +10,11 @@ from marl_ray.runs.stored import StoredRun, StoredSweep
 from marl_ray.training.checkpoints.index import published_checkpoints
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.run_folder.bundle_link import linked_bundle
-from marl_ray.training.run_folder.record import FINISHED, RESULT
-from marl_ray.training.run_folder.run_log import LOG
-from marl_ray.tuning.records import RECORDS
+from marl_ray.training.run_folder.record import FINISHED_KEY, RESULT_KEY
+from marl_ray.training.run_folder.run_log import LOG_FILE
+from marl_ray.tuning.records import RECORDS_FILE
 
-CURVE = "return.png"
+CURVE_FILE = "return.png"
 SOURCES = {"best/": "best bundle", "eval/": "last evaluation", "": "training episodes"}
 """Prefix of a metric -> whose episodes it is of. The best bundle's are other episodes than those that chose it."""
 
@@ -89,7 +89,7 @@ def summary_of(run: StoredRun | StoredSweep) -> RunSummary:
         try:
             return _of_sweep(run)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-            path = f"{run.folder}/{RECORDS}"
+            path = f"{run.folder}/{RECORDS_FILE}"
             raise MarlRayError(f"{path} is not the record of a sweep: {one_line(error)}") from error
     rows, owner = run.rows(), run.owner()
     steps = max((int(row["steps"]) for row in rows if "steps" in row), default=0)
@@ -111,7 +111,7 @@ def summary_of(run: StoredRun | StoredSweep) -> RunSummary:
 
 def details_of(run: StoredRun) -> RunDetails:
     """Return all about a run. Raises MarlRayError as `summary_of` does."""
-    result = run.record.get(FINISHED, {}).get(RESULT, {})
+    result = run.record.get(FINISHED_KEY, {}).get(RESULT_KEY, {})
     owner = run.owner()
     errors_folder = f"{run.folder}/errors"
     return RunDetails(
@@ -124,8 +124,8 @@ def details_of(run: StoredRun) -> RunDetails:
         model=result.get("model"),
         checkpoints=checkpoints_of(run),
         mlflow={"run_id": run.record.get("mlflow_run_id"), "uri": result.get("tracking_uri")},
-        curve=f"{run.uri}/{CURVE}" if run.has(CURVE) else None,
-        log=f"{run.uri}/{LOG}" if run.has(LOG) else None,
+        curve=f"{run.uri}/{CURVE_FILE}" if run.has(CURVE_FILE) else None,
+        log=f"{run.uri}/{LOG_FILE}" if run.has(LOG_FILE) else None,
         errors=[info.path for info in _files(run, errors_folder)],
     )
 
@@ -155,7 +155,7 @@ def checkpoints_of(run: StoredRun) -> list[dict[str, Any]]:
 
 
 def _finished_score(run: StoredRun) -> Score | None:
-    value = run.record.get(FINISHED, {}).get(RESULT, {}).get("best_return")
+    value = run.record.get(FINISHED_KEY, {}).get(RESULT_KEY, {}).get("best_return")
     return None if value is None else Score(value, None, None, SOURCES["best/"])
 
 

@@ -21,12 +21,12 @@ _MAX_DIGITS = 4300
 """Maximum number of digits of an int in decimal; Python's own limit, which tests may have lifted."""
 _SAFE_RECURSION = 5000
 """Number of nested calls of the JSON parser that the C stack holds."""
-_PLAIN = frozenset({type(None), str, bool, float})
-_FEW = 6
+_PLAIN_TYPES = frozenset({type(None), str, bool, float})
+_FEW_ITEMS = 6
 """Up to this many items are faster to check one by one than all together."""
-_PLAIN_OR_INT = _PLAIN | {int}
+_PLAIN_OR_INT_TYPES = _PLAIN_TYPES | {int}
 _PLAIN_INTS = range(-(1 << 63), 1 << 63)
-_NAMED = {
+_NAMED_TYPES = {
     kind.__name__: kind for kind in (int, float, complex, bool, str, bytes, bytearray, list, tuple, dict, set)
 } | {
     "frozenset": frozenset,
@@ -36,7 +36,7 @@ _NAMED = {
 }
 """Types that cross as values, and factories of a defaultdict. Any other factory is replaced by none."""
 _VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
-_MUTABLE = (list, dict, set, bytearray, deque, Counter, OrderedDict, defaultdict)
+_MUTABLE_TYPES = (list, dict, set, bytearray, deque, Counter, OrderedDict, defaultdict)
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 _scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 StreamCodec = Callable[[Any], Any]
@@ -70,7 +70,7 @@ class Packer:
 
     def __call__(self, value: Any, depth: int = 0) -> Any:
         kind = type(value)
-        if kind in _PLAIN:
+        if kind in _PLAIN_TYPES:
             return value
         if kind is int:
             return value if value in _PLAIN_INTS else {"i": hex(value)}
@@ -101,10 +101,10 @@ class Packer:
         self._room -= len(items)
         if self._room < 0:
             raise MalformedMessageError("too many items")
-        if len(items) < _FEW:
+        if len(items) < _FEW_ITEMS:
             return [self(item, depth) for item in items]
         kinds = set(map(type, items))
-        if kinds <= _PLAIN or (kinds == {int} and min(items) in _PLAIN_INTS and max(items) in _PLAIN_INTS):
+        if kinds <= _PLAIN_TYPES or (kinds == {int} and min(items) in _PLAIN_INTS and max(items) in _PLAIN_INTS):
             return list(items)
         return [self(item, depth) for item in items]
 
@@ -122,13 +122,13 @@ class Packer:
             return {kind.__name__: self._pairs(value, depth)}
         if kind is defaultdict:
             factory = value.default_factory
-            factory_name = factory.__name__ if any(factory is item for item in _NAMED.values()) else None
+            factory_name = factory.__name__ if any(factory is item for item in _NAMED_TYPES.values()) else None
             return {"defaultdict": [factory_name, self._pairs(value, depth)]}
         if kind in _VIEWS:
             return {_VIEWS[kind]: self._items(value, depth)}
         if _is_named_tuple(kind):
             return {"named": [kind.__name__, list(kind._fields), self._items(value, depth)]}  # type: ignore[attr-defined]
-        if kind is type and value in _NAMED.values():
+        if kind is type and value in _NAMED_TYPES.values():
             return {"type": value.__name__}
         if kind in _TEXTS.values():
             return {kind.__name__: value.isoformat()}
@@ -146,7 +146,7 @@ class Packer:
 def pack(value: Any, stream: StreamCodec | None = None, max_items: int = 1 << 62) -> Any:
     """Return the JSON form of a value; see `Packer`."""
     kind = type(value)
-    if kind in _PLAIN or (kind is int and value in _PLAIN_INTS):
+    if kind in _PLAIN_TYPES or (kind is int and value in _PLAIN_INTS):
         return value
     return Packer(stream, max_items)(value)
 
@@ -170,7 +170,7 @@ def _ints(items: list[Any]) -> list[Any]:
 
 def _defaultdict(items: list[Any]) -> Any:
     factory, pairs = items
-    return defaultdict(None if factory is None else _NAMED[factory], pairs)
+    return defaultdict(None if factory is None else _NAMED_TYPES[factory], pairs)
 
 
 def _deque(items: list[Any]) -> Any:
@@ -193,7 +193,7 @@ def _named_tuple(items: list[Any]) -> Any:
 
 
 _TEXTS: dict[str, Any] = {kind.__name__: kind for kind in (datetime.date, datetime.datetime, datetime.time)}
-MAKE: dict[str, Callable[[list[Any]], Any]] = {
+VALUE_MAKERS: dict[str, Callable[[list[Any]], Any]] = {
     "t": tuple,
     "d": dict,
     "s": set,
@@ -212,11 +212,11 @@ MAKE: dict[str, Callable[[list[Any]], Any]] = {
     "Fraction": lambda items: importlib.import_module("fractions").Fraction(*_ints(items)),
 }
 """Tag -> the function that makes a value of its decoded list."""
-PARSE: dict[str, Callable[[str], Any]] = {
+VALUE_PARSERS: dict[str, Callable[[str], Any]] = {
     "i": lambda digits: int(digits, 16),
     "b": bytes.fromhex,
     "a": bytearray.fromhex,
-    "type": _NAMED.__getitem__,
+    "type": _NAMED_TYPES.__getitem__,
     **{name: kind.fromisoformat for name, kind in _TEXTS.items()},
     "Decimal": lambda text: importlib.import_module("decimal").Decimal(text),
     "UUID": lambda text: importlib.import_module("uuid").UUID(text),
@@ -232,23 +232,23 @@ def unpack(value: Any, max_bytes: int, stream: StreamCodec | None = None, depth:
     stream: the inverse of the function given to `pack`.
     """
     kind = type(value)
-    if kind in _PLAIN_OR_INT:
+    if kind in _PLAIN_OR_INT_TYPES:
         return value
     if depth > 3 * MAX_DEPTH:  # a dictionary takes two levels, a deque three
         raise MalformedMessageError(f"nested deeper than {MAX_DEPTH}")
     depth += 1
     if kind is list:
-        if _PLAIN_OR_INT.issuperset(map(type, value)):
+        if _PLAIN_OR_INT_TYPES.issuperset(map(type, value)):
             return list(value)
         return [unpack(item, max_bytes, stream, depth) for item in value]
     if kind is not dict or len(value) != 1:
         raise MalformedMessageError("an object of several keys")
     ((tag, content),) = value.items()
     try:
-        if tag in PARSE and type(content) is str:
-            return PARSE[tag](content)
-        if tag in MAKE and type(content) is list:
-            decoded = MAKE[tag](unpack(content, max_bytes, stream, depth))
+        if tag in VALUE_PARSERS and type(content) is str:
+            return VALUE_PARSERS[tag](content)
+        if tag in VALUE_MAKERS and type(content) is list:
+            decoded = VALUE_MAKERS[tag](unpack(content, max_bytes, stream, depth))
             if tag == "r" and len(decoded) > max_bytes // 2:
                 raise MalformedMessageError(f"a range of {len(decoded)} items")
             return decoded
@@ -318,7 +318,7 @@ def restore(old: Any, new: Any) -> None:
 
 def mutable(value: Any) -> bool:
     """Return True if the value is of a type whose content can change, so that `restore` can write into it."""
-    return type(value) in _MUTABLE
+    return type(value) in _MUTABLE_TYPES
 
 
 def _merge_into(old: Any, new: Any) -> Any:

@@ -9,7 +9,7 @@ MAX_MESSAGE_LENGTH = 2000
 """Maximum number of bytes of a verdict's message."""
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _LENGTH = struct.Struct("<I")
-_SMALL = 1 << 16
+_SMALL_BYTES = 1 << 16
 
 
 class MalformedMessageError(Exception):
@@ -80,7 +80,7 @@ def read_verdict(data: bytes) -> tuple[str, str]:
 
 
 def _exactly(channel: int, count: int) -> bytes | bytearray:
-    first = os.read(channel, min(count, _SMALL))
+    first = os.read(channel, min(count, _SMALL_BYTES))
     if len(first) == count:
         return first
     if not first:

@@ -15,7 +15,7 @@ from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.experiments.store.records import OPEN
 from marl_ray.policies.actor_critic.spaces import space_to_json
 from marl_ray.policies.bundles.actor_critic import load_bundle
-from marl_ray.policies.bundles.manifest import REGISTRY, pin_reference
+from marl_ray.policies.bundles.manifest import REGISTRY_PREFIX, pin_reference
 from marl_ray.serving.arms.external.model import ExternalModel, external_model
 from marl_ray.serving.arms.protocol import AnyBundle, is_text
 from marl_ray.serving.http.keys import Keys
@@ -49,7 +49,7 @@ class BundleCache:
             return held
         bundle = load_bundle(reference, self._tracking_uri, digest)
         with self._lock:
-            if reference.startswith(REGISTRY):
+            if reference.startswith(REGISTRY_PREFIX):
                 self._digests[reference] = bundle.digest
             return self._held.setdefault(bundle.digest, bundle)
 

@@ -6,13 +6,13 @@ from marl_ray.experiments.lifecycle import ExperimentStatus
 from marl_ray.experiments.store.records import OPEN, AssignmentState
 from marl_ray.serving.routing.endpoints import DRAIN_S
 
-API = "api"
+API_ORIGIN = "api"
 """`origin` of stored experiments that no gateway's config names; every replica loads them from the store."""
 
 
 def served_here(states: Mapping[str, AssignmentState], configured: Collection[str]) -> list[AssignmentState]:
     """Return the experiments that a gateway serves: those of its config, and those that were created over HTTP."""
-    return [state for name, state in states.items() if state.origin == API or name in configured]
+    return [state for name, state in states.items() if state.origin == API_ORIGIN or name in configured]
 
 
 def arms_to_hold(

@@ -38,7 +38,7 @@ from marl_ray.serving.shared_reads import CurveCache, SharedReads
 T = TypeVar("T")
 
 STORE_THREADS = 4
-CIRCUITS = {CircuitState.CLOSED: 0.0, CircuitState.HALF_OPEN: 0.5, CircuitState.OPEN: 1.0}
+CIRCUIT_VALUES = {CircuitState.CLOSED: 0.0, CircuitState.HALF_OPEN: 0.5, CircuitState.OPEN: 1.0}
 """Value of the circuit metric for each state."""
 ACTOR = "gateway"
 
@@ -127,7 +127,7 @@ class Service:
         shown.acts_dropped.set(self.acts.dropped if self.acts is not None else 0)
         for name, router in self.endpoints.routers.items():
             for arm in router.arms:
-                shown.circuit.labels(name, arm).set(CIRCUITS[router.circuits[arm].state])
+                shown.circuit.labels(name, arm).set(CIRCUIT_VALUES[router.circuits[arm].state])
             for arm, totals in list(router.shadows.totals.items()):
                 for count in (
                     "acts",

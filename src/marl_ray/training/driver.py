@@ -18,7 +18,7 @@ from marl_ray.ray_seams import for_ray_of_one_run, observing_callback, unwrap_fa
 from marl_ray.training.checkpoints.index import checkpoints_in, kept_line, published_checkpoints, resume_line
 from marl_ray.training.checkpoints.origin import source_of
 from marl_ray.training.checkpoints.storage import StoredFolder
-from marl_ray.training.journal.deliveries import ALL_TAKEN, END_S, MLFLOW, OPEN_S, Deliveries
+from marl_ray.training.journal.deliveries import END_S, FINISHED_STATUS, MLFLOW, OPEN_S, Deliveries
 from marl_ray.training.journal.delivery import read_mark
 from marl_ray.training.journal.follower import Follower
 from marl_ray.training.journal.mlflow_sink import MlflowSink
@@ -31,7 +31,7 @@ from marl_ray.training.machines.torch_trainer import torch_trainer
 from marl_ray.training.machines.worker_watch import WorkerWatch, exchange_s, saying_notes
 from marl_ray.training.run_folder.lease import Lease
 from marl_ray.training.run_folder.record import (
-    ORIGIN,
+    ORIGIN_KEY,
     config_record,
     filesystem_of,
     identity_hash,
@@ -51,7 +51,7 @@ from marl_ray.training.run_result import (
     store_result,
 )
 from marl_ray.training.tracking.mlflow_run import uri_of
-from marl_ray.training.worker import REFUSED, STOPPED, WorkerPayload, worker
+from marl_ray.training.worker import REFUSED_KEY, STOPPED_KEY, WorkerPayload, worker
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,10 @@ def train(config: RunConfig, console: RunLog | None = None, own_ray: bool = Fals
         record = record_of(config)
         resumes = bool(checkpoints_in(StoredFolder(filesystem, folder)))
         last = _last_iteration(config, record) if resumes else None
-        for line in repair(filesystem, folder, last, ORIGIN in record):
+        for line in repair(filesystem, folder, last, ORIGIN_KEY in record):
             log.say(line)
         if config.resume_from is not None and not resumes:
-            record[ORIGIN] = source_of(config)
+            record[ORIGIN_KEY] = source_of(config)
         run_id = read_mark(filesystem, folder, MLFLOW).run_id or record.get("mlflow_run_id")
         record["mlflow_run_id"] = run_id
         # Where a run begins, a tracking server that does not answer is most likely a mistake in its address.
@@ -143,7 +143,7 @@ def _train(attempt: _Attempt, use_gpu: bool, notes: Path, own_ray: bool) -> RunR
             follower = Follower(attempt.config, *attempt.folder, attempt.console, announced.deliveries.watch)
             last = _fit(attempt, trainer, follower)
             result = _finish(attempt, announced, last)
-        status = ALL_TAKEN
+        status = FINISHED_STATUS
         attempt.console.write("finished", *result.summary)
         return result
     except INTERRUPTS:
@@ -158,7 +158,7 @@ def _train(attempt: _Attempt, use_gpu: bool, notes: Path, own_ray: bool) -> RunR
 def _announce(attempt: _Attempt, use_gpu: bool) -> _Announced:
     """Write the run's record and the first line about it, and begin to open the sinks."""
     config, record, mlflow_sink = attempt.config, attempt.record, attempt.mlflow_sink
-    tags = {"resume_from": record[ORIGIN]} if ORIGIN in record else {}
+    tags = {"resume_from": record[ORIGIN_KEY]} if ORIGIN_KEY in record else {}
     if mlflow_sink is not None:
         record["mlflow_run_id"] = mlflow_sink.run_id
         mlflow_sink.mlflow_run.tag(tags)
@@ -189,7 +189,7 @@ def _trainer(attempt: _Attempt, announced: _Announced, use_gpu: bool, notes: Pat
         run_id=announced.run_id,
         tracking_uri=uri_of(config),
         folder=os.getcwd(),
-        origin=attempt.record.get(ORIGIN),
+        origin=attempt.record.get(ORIGIN_KEY),
         lease=attempt.lease.number,
     )
     return torch_trainer(
@@ -212,10 +212,10 @@ def _fit(attempt: _Attempt, trainer: Any, follower: Follower) -> dict[str, float
     returned = trainer.fit().return_value or {}
     follower.close()
     attempt.lease.check()
-    if REFUSED in returned:
-        raise MarlRayError(f"run {config.name!r} failed: {returned[REFUSED]}")
-    if STOPPED in returned:
-        raise MarlRayError(f"run {config.name!r} stopped at {returned[STOPPED]}; {kept_line(config)}")
+    if REFUSED_KEY in returned:
+        raise MarlRayError(f"run {config.name!r} failed: {returned[REFUSED_KEY]}")
+    if STOPPED_KEY in returned:
+        raise MarlRayError(f"run {config.name!r} stopped at {returned[STOPPED_KEY]}; {kept_line(config)}")
     return dict(returned)
 
 
@@ -247,7 +247,7 @@ def _close(attempt: _Attempt, announced: _Announced | None, follower: Follower |
             run_within(LEAVE_S, lambda: mlflow_sink.end(status))
     elif not owns:
         announced.deliveries.disown()
-    elif status != ALL_TAKEN:
+    elif status != FINISHED_STATUS:
         announced.deliveries.close(status, wait_s=LEAVE_S if status == "KILLED" else END_S)
 
 

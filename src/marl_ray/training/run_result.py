@@ -9,21 +9,34 @@ from typing import Any
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.temporary_folders import temporary_folder
-from marl_ray.training.checkpoints.index import BUNDLE, PublishedCheckpoint, best, best_whole, published_checkpoints
+from marl_ray.training.checkpoints.index import (
+    BUNDLE_FOLDER,
+    PublishedCheckpoint,
+    best,
+    best_whole,
+    published_checkpoints,
+)
 from marl_ray.training.checkpoints.manifest import withdraw
 from marl_ray.training.checkpoints.storage import StoredFolder
-from marl_ray.training.journal.deliveries import ALL_TAKEN, MLFLOW, BestBundle, Deliveries, incomplete
+from marl_ray.training.journal.deliveries import FINISHED_STATUS, MLFLOW, BestBundle, Deliveries, incomplete
 from marl_ray.training.journal.delivery import read_mark
 from marl_ray.training.run_folder.bundle_link import link_bundle, linked_bundle
 from marl_ray.training.run_folder.lease import Lease
 from marl_ray.training.run_folder.metrics_file import history_of, read_metrics
-from marl_ray.training.run_folder.record import FINISHED, RESULT, filesystem_of, record_of, storage_of, write_record
+from marl_ray.training.run_folder.record import (
+    FINISHED_KEY,
+    RESULT_KEY,
+    filesystem_of,
+    record_of,
+    storage_of,
+    write_record,
+)
 from marl_ray.training.run_folder.run_log import RunLog
 from marl_ray.training.tracking.curve_plot import panels_of, plot_benchmarks, plot_run, title_of
 from marl_ray.training.tracking.mlflow_run import uri_of
 from marl_ray.training.tracking.summary import benchmark_lines, best_score_of, run_summary
 
-CURVE = "return.png"
+CURVE_FILE = "return.png"
 """The learning curve's file in the run's folder."""
 
 
@@ -57,10 +70,10 @@ def read_finished_result(config: RunConfig) -> RunResult | None:
 
     Raises MarlRayError if the folder under its name is another run's.
     """
-    ended = record_of(config).get(FINISHED)
+    ended = record_of(config).get(FINISHED_KEY)
     if ended is None or ended["total_steps"] < config.train.total_steps:
         return None
-    stored, (filesystem, folder) = ended[RESULT], filesystem_of(config)
+    stored, (filesystem, folder) = ended[RESULT_KEY], filesystem_of(config)
     # The folder may have been copied or moved since.
     curve = None if stored["curve"] is None else Path(stored["curve"])
     if curve is not None and Path(folder, curve.name).exists():
@@ -68,7 +81,7 @@ def read_finished_result(config: RunConfig) -> RunResult | None:
     bundle = linked_bundle(filesystem, folder)
     if bundle is None:  # the link was lost
         checkpoint = best(published_checkpoints(StoredFolder(filesystem, folder)))
-        bundle = stored["bundle"] if checkpoint is None else f"{checkpoint.place}/{BUNDLE}"
+        bundle = stored["bundle"] if checkpoint is None else f"{checkpoint.place}/{BUNDLE_FOLDER}"
     return RunResult(**stored | {"curve": curve, "bundle": bundle}, trained=False)
 
 
@@ -110,7 +123,7 @@ def make_result(
     metrics = dict(checkpoint.manifest.metrics)
     history = partial(history_of, read_metrics(filesystem, folder))
     with temporary_folder("plots") as temporary:
-        curve = plot_run(panels_of(config, history), temporary / CURVE, title_of(config))
+        curve = plot_run(panels_of(config, history), temporary / CURVE_FILE, title_of(config))
         benchmarks = plot_benchmarks(config, history, temporary / "benchmarks.png")
         for picture in filter(None, (curve, benchmarks)):
             try:
@@ -121,8 +134,8 @@ def make_result(
     result = RunResult(
         name=config.name,
         model="",
-        bundle=linked_bundle(filesystem, folder) or f"{checkpoint.place}/{BUNDLE}",
-        curve=None if "://" in config.storage else Path(folder) / CURVE,
+        bundle=linked_bundle(filesystem, folder) or f"{checkpoint.place}/{BUNDLE_FOLDER}",
+        curve=None if "://" in config.storage else Path(folder) / CURVE_FILE,
         tracking_uri=uri_of(config),
         run_id=run_id,
         best_return=metrics.get("best/return", metrics.get("return")),
@@ -151,7 +164,7 @@ def store_result(config: RunConfig, record: dict[str, Any], result: RunResult, s
     """Write a run's result and its bundle's score into the run's record: from now on the run is finished."""
     plain = asdict(result) | {"curve": None if result.curve is None else str(result.curve)}
     plain.pop("trained")
-    record[FINISHED] = {"total_steps": config.train.total_steps, RESULT: plain, "score": score}
+    record[FINISHED_KEY] = {"total_steps": config.train.total_steps, RESULT_KEY: plain, "score": score}
     write_record(config, record)
 
 
@@ -164,14 +177,14 @@ def register(
     LeaseLostError if another process has taken the run meanwhile, which then registers the bundle itself.
     """
     filesystem, folder = filesystem_of(config)
-    bundle = BestBundle(linked_bundle(filesystem, folder) or result.bundle, record[FINISHED].get("score"))
-    model = deliveries.close(ALL_TAKEN, bundle, model=result.model)
+    bundle = BestBundle(linked_bundle(filesystem, folder) or result.bundle, record[FINISHED_KEY].get("score"))
+    model = deliveries.close(FINISHED_STATUS, bundle, model=result.model)
     lease.check()
     # Another one if MLflow did not know the first.
     run_id = read_mark(filesystem, folder, MLFLOW).run_id or result.run_id
     if (model, run_id) != (result.model, result.run_id):
         result = replace(result, model=model, run_id=run_id)
-        record[FINISHED][RESULT] |= {"model": model, "run_id": run_id}
+        record[FINISHED_KEY][RESULT_KEY] |= {"model": model, "run_id": run_id}
         record["mlflow_run_id"] = run_id
         write_record(config, record)
     return result

@@ -24,9 +24,9 @@ from marl_ray.training.run_folder.temporary_files import remove_temporary
 if TYPE_CHECKING:
     from marl_ray.training.loop.callbacks import RunCallbacks
 
-REFUSED = "refused"
+REFUSED_KEY = "refused"
 """Key under which a worker returns the message of an error that would come again after every restart."""
-STOPPED = "stopped"
+STOPPED_KEY = "stopped"
 """Key of a worker's return value for the error message of a run whose numbers stopped being finite."""
 
 
@@ -67,7 +67,7 @@ def worker(plain: dict[Any, Any]) -> Any:
     """Train in one worker process; Ray Train calls this function in each, with the fields of a `WorkerPayload`.
 
     Returns the metrics of the last iteration, or the message of an error that would come again after every restart under
-    REFUSED or STOPPED.
+    REFUSED_KEY or STOPPED_KEY.
     """
     import ray.train
 
@@ -89,7 +89,7 @@ def worker(plain: dict[Any, Any]) -> Any:
         attempt = take_number(folder) if rank == 0 else 0
         together(lambda: _check_owner(config, folder, payload.lease))
     except LeaseLostError as error:
-        return {REFUSED: str(error)}
+        return {REFUSED_KEY: str(error)}
     except OSError as error:
         if full := disk_full(error, storage_of(config)):
             raise full from error
@@ -100,12 +100,12 @@ def worker(plain: dict[Any, Any]) -> Any:
     try:
         return _train(config, payload, folder, journal, rank, attempt)
     except DivergedError as error:  # all workers raise it together, and would raise it again after every restart
-        return {STOPPED: str(error)}
+        return {STOPPED_KEY: str(error)}
     except (UnwritableCheckpointError, UnreadableCheckpointError) as error:  # likewise
-        return {REFUSED: str(error)}
+        return {REFUSED_KEY: str(error)}
     except Exception as error:
         if isinstance(error, EngineRefusedError) and error.shared:
-            return {REFUSED: str(error)}
+            return {REFUSED_KEY: str(error)}
         write_traceback(config, f"worker-{rank}", traceback.format_exc())
         if isinstance(error, PassMemoryError):
             with contextlib.suppress(OSError):  # then the workers start again with passes of the same size
@@ -130,7 +130,7 @@ def _train(
 
     position = broadcast_from_rank0(lambda: _read_position(config, folder, journal, attempt))
     if position.refused:
-        return {REFUSED: position.refused}
+        return {REFUSED_KEY: position.refused}
     places = [StoredFolder(folder.filesystem, path) for path in reversed(position.checkpoints)]
     origin = payload.origin
     if places:

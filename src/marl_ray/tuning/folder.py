@@ -23,7 +23,7 @@ from marl_ray.training.run_folder.appended_file import AppendedFile, appended_fi
 from marl_ray.training.run_folder.metrics_file import row_of
 from marl_ray.training.run_folder.temporary_files import replace_file
 
-ROWS = "rows.jsonl"
+ROWS_FILE = "rows.jsonl"
 """File of a trial's metrics, a row per iteration."""
 
 
@@ -141,9 +141,9 @@ def read_rows(folder: Folder) -> list[dict[str, float]]:
     Raises OSError, and MarlRayError, which names file and line, for lines that are no rows.
     """
     rows = []
-    for number, line in enumerate(folder.lines(ROWS), 1):
+    for number, line in enumerate(folder.lines(ROWS_FILE), 1):
         row = row_of(line)
         if row is None:
-            raise MarlRayError(f"{folder.uri}/{ROWS}, line {number}: expected a row of metrics as a JSON object")
+            raise MarlRayError(f"{folder.uri}/{ROWS_FILE}, line {number}: expected a row of metrics as a JSON object")
         rows.append(row)
     return rows

@@ -15,8 +15,8 @@ from marl_ray.errors import MarlRayError, did_you_mean, one_line
 from marl_ray.training.run_folder.appended_file import AppendedFile
 from marl_ray.tuning.folder import Folder
 
-RECORDS, CHANGES, REPORT = "sweep.json", "sweep.jsonl", "report.html"
-FAILED = ("failed", "lost", "refused")
+RECORDS_FILE, CHANGES_FILE, REPORT_FILE = "sweep.json", "sweep.jsonl", "report.html"
+FAILED_STATUSES = ("failed", "lost", "refused")
 """Statuses of trials that failed for reasons other than their configuration's worth."""
 MIN_LOG_BYTES = 1 << 16
 """Bytes of changes that are never worth writing all records anew."""
@@ -97,11 +97,13 @@ def find_sweep(sweep: str, storage: str = "runs") -> tuple[Folder, SweepRecords]
     parent, _, name = sweep.rstrip("/").rpartition("/")
     places = [Folder(parent or ".", name)] + ([] if parent else [Folder(storage, name)])
     for folder in places:
-        if folder.exists(RECORDS):
+        if folder.exists(RECORDS_FILE):
             return folder, _load(folder)
-    tried = " or ".join(f"{place.uri}/{RECORDS}" for place in places)
+    tried = " or ".join(f"{place.uri}/{RECORDS_FILE}" for place in places)
     names = [
-        folder for folder in Folder(parent or storage).folders() if Folder(parent or storage, folder).exists(RECORDS)
+        folder
+        for folder in Folder(parent or storage).folders()
+        if Folder(parent or storage, folder).exists(RECORDS_FILE)
     ]
     instead = did_you_mean(name, names) if names else ""
     raise MarlRayError(f"sweep {sweep!r}: expected a sweep's folder or name, but there is no {tried}{instead}")
@@ -111,9 +113,9 @@ def _load(folder: Folder) -> SweepRecords:
     try:
         records = load_records(folder)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise MarlRayError(f"{folder.uri}/{RECORDS} is not the record of a sweep: {one_line(error)}") from error
+        raise MarlRayError(f"{folder.uri}/{RECORDS_FILE} is not the record of a sweep: {one_line(error)}") from error
     if records is None:
-        raise MarlRayError(f"{folder.uri}/{RECORDS} has gone")
+        raise MarlRayError(f"{folder.uri}/{RECORDS_FILE} has gone")
     return records
 
 
@@ -126,7 +128,7 @@ def winner_of(sweep: str, storage: str = "runs") -> tuple[str, str]:
     if records.winner is None:
         why_not = {"running": "it has not ended", "cut": f"it was cut short ({records.error})", "failed": records.error}
         reason = why_not.get(records.status, "no trial has a result")
-        raise MarlRayError(f"sweep {records.name!r} has no winner: {reason}; see {folder.uri}/{REPORT}")
+        raise MarlRayError(f"sweep {records.name!r} has no winner: {reason}; see {folder.uri}/{REPORT_FILE}")
     if not records.winner_model:
         raise MarlRayError(
             f"sweep {records.name!r}: the bundle of its winner, trial {records.winner:04d}, is not registered in MLflow; "
@@ -148,14 +150,14 @@ def read_records(folder: Folder) -> dict[str, Any] | None:
     Raises ValueError, TypeError or KeyError, which name the line of `sweep.jsonl`, if the files are not a sweep's.
     """
     for _ in range(READ_TRIES):
-        data = folder.read_json(RECORDS)
+        data = folder.read_json(RECORDS_FILE)
         if data is None:
             return None
         if not isinstance(data, dict):
             raise TypeError(f"expected an object, got {type(data).__name__}")
-        if _apply(data, folder.lines(CHANGES)):
+        if _apply(data, folder.lines(CHANGES_FILE)):
             return data
-    raise ValueError(f"{CHANGES} lacks the changes that follow number {data.get('changes', 0)}")
+    raise ValueError(f"{CHANGES_FILE} lacks the changes that follow number {data.get('changes', 0)}")
 
 
 def _apply(data: dict[str, Any], lines: Sequence[str]) -> bool:
@@ -175,7 +177,9 @@ def _apply(data: dict[str, Any], lines: Sequence[str]) -> bool:
                 trials[fields["number"]] |= fields
             data |= change
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-            raise ValueError(f"{CHANGES}, line {at}: expected a change of the records: {one_line(error)}") from error
+            raise ValueError(
+                f"{CHANGES_FILE}, line {at}: expected a change of the records: {one_line(error)}"
+            ) from error
     return True
 
 
@@ -255,8 +259,8 @@ class RecordsFile:
         of_sweep = self.written[None]
         trials = (_object(self.written[record.number]) for record in self.records.trials)
         text = _object({"format": "1"} | of_sweep | {"trials": "[\n" + ",\n".join(trials) + "\n]"})
-        self.folder.write(RECORDS, text.encode())
-        lines = self.lines or self.folder.appended(CHANGES)
+        self.folder.write(RECORDS_FILE, text.encode())
+        lines = self.lines or self.folder.appended(CHANGES_FILE)
         lines.keep(0)
         self.lines = lines
         self.log_bytes, self.snapshot_bytes = 0, len(text)
@@ -296,7 +300,9 @@ def ranked_trials(records: SweepRecords, metrics: Sequence[MetricConfig]) -> lis
 
     The finished ones come first, by their first metric, then the others by the steps that they reached.
     """
-    scored = [record for record in records.trials if record.objectives is not None and record.status not in FAILED]
+    scored = [
+        record for record in records.trials if record.objectives is not None and record.status not in FAILED_STATUSES
+    ]
 
     def merit(record: TrialRecord) -> tuple[bool, int, float]:
         scores = signed_objectives(metrics, record.objectives)

@@ -17,7 +17,7 @@ from processes.command_line import keys_of, marl_ray
 from marl_ray.cluster.kuberay import submission
 from marl_ray.cluster.kuberay.client import resources
 from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefusedError, connect
-from marl_ray.cluster.kuberay.deletion import BESIDE, delete_all
+from marl_ray.cluster.kuberay.deletion import UNOWNED_KINDS, delete_all
 from marl_ray.cluster.kuberay.manifests.rendering import render, to_yaml
 from marl_ray.cluster.kuberay.state import pod_troubles
 from marl_ray.config import RunConfig, parse_config, read_yaml
@@ -127,12 +127,14 @@ def test_manifests_are_applied_checked_and_deleted(cluster, tmp_path):
             resources.delete(cluster, "RayService", "gateway")
         assert marl_ray("cluster", "delete", "rayservice/gateway", "--timeout-s", "10").returncode == 0
         assert not [
-            resource for kind in BESIDE for resource in resources.list_all(cluster, *kind, "marl-ray/cluster=gateway")
+            resource
+            for kind in UNOWNED_KINDS
+            for resource in resources.list_all(cluster, *kind, "marl-ray/cluster=gateway")
         ]
     gateway = "marl-ray-gateway"  # written by hand
     assert marl_ray("cluster", "apply", "cluster/kuberay/rayservice.yaml").returncode == 0
     assert marl_ray("cluster", "delete", f"rayservice/{gateway}", "--timeout-s", "10").returncode == 0
-    for kind in BESIDE:
+    for kind in UNOWNED_KINDS:
         assert gateway not in [resource["metadata"]["name"] for resource in resources.list_all(cluster, *kind)]
     missing = marl_ray("cluster", "delete", "rayjob/mine")
     assert missing.returncode == 2 and "delete rayjob/mine: there is none in default" in missing.stderr

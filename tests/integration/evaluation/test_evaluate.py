@@ -14,8 +14,8 @@ from processes.command_line import PROGRAM, ROOT, keys_of, marl_ray
 
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import ModelAnswer, benchmark
-from marl_ray.evaluation.data_files import ANY, load
-from marl_ray.evaluation.scoring.evaluate import EvaluationOptions, evaluate, prepare_evaluation
+from marl_ray.evaluation.data_files import ANY_DIGEST, load
+from marl_ray.evaluation.scoring.evaluate import ScoringOptions, evaluate, prepare_evaluation
 from marl_ray.evaluation.scoring.local_scoring import ScoringJob
 from marl_ray.evaluation.scoring.ray_scoring import ScoringNode, ray_scorer, score_batches
 from marl_ray.evaluation.writing.samples import Sample
@@ -200,8 +200,8 @@ def test_problems_whose_own_references_fail_are_left_out_and_counted(tmp_path):
 def test_on_ray_the_results_are_those_of_one_process(ray_cluster, scored, tmp_path):
     data = str(FIXTURES / "humaneval.jsonl")
     planned = prepare_evaluation(
-        EvaluationOptions(
-            benchmark="humaneval", samples=SAMPLES, data=data, sha256=ANY, out=tmp_path / "out", ks=(1, 6)
+        ScoringOptions(
+            benchmark="humaneval", samples=SAMPLES, data=data, sha256=ANY_DIGEST, out=tmp_path / "out", k=(1, 6)
         )
     )
     results = evaluate(planned, ray_scorer(2, planned.packages, Level.PATHS))
@@ -211,7 +211,7 @@ def test_on_ray_the_results_are_those_of_one_process(ray_cluster, scored, tmp_pa
 def test_a_node_that_dies_leaves_its_samples_to_the_others(ray_cluster):
     import ray
 
-    problems = load(benchmark("humaneval"), str(FIXTURES / "humaneval.jsonl"), sha256=ANY).problems
+    problems = load(benchmark("humaneval"), str(FIXTURES / "humaneval.jsonl"), sha256=ANY_DIGEST).problems
     source = ModelAnswer(
         "completion", "    import time\n    time.sleep(0.1)\n    return sum(n for n in numbers if n % 2 == 0)"
     )

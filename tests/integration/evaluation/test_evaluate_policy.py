@@ -11,8 +11,8 @@ from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import benchmark
 from marl_ray.evaluation.data_files import load
+from marl_ray.evaluation.options import WritingRequest
 from marl_ray.evaluation.writing.ray_writing import ray_writers
-from marl_ray.evaluation.writing.requests import WritingRequest
 from marl_ray.evaluation.writing.writer import Writer
 from marl_ray.policies.bundles.actor_critic import Lineage
 from marl_ray.policies.bundles.language import save_token_bundle
@@ -96,7 +96,7 @@ def test_the_environments_tracking_server_is_nothing_to_ready_samples(tmp_path, 
 def test_on_ray_the_samples_are_those_of_one_process(ray_cluster, team):
     problems = load(benchmark("jsonl"), str(DATA)).problems
     request, jobs = (
-        WritingRequest(team, num_samples=2),
+        WritingRequest(policy=team, num_samples=2),
         [(problem, sample) for problem in problems for sample in range(2)],
     )
     writer = Writer(request, benchmark("jsonl"))
@@ -105,7 +105,7 @@ def test_on_ray_the_samples_are_those_of_one_process(ray_cluster, team):
         rows = [row for batch in source.write(jobs) for row in batch]
     assert sorted(rows, key=lambda row: (row["task_id"], row["sample"])) == writer.rows(jobs)
     with (
-        ray_writers(WritingRequest(team, agent="x"), "jsonl") as source,
+        ray_writers(WritingRequest(policy=team, agent="x"), "jsonl") as source,
         pytest.raises(MarlRayError, match=r"^agent: expected one of generator, reviewer, got 'x'$"),
     ):
         source.manifest(problems)

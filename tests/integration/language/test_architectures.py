@@ -4,7 +4,7 @@ import pytest
 from toy_models.architectures import ARCHITECTURES, sampled, scored, tiny_lm
 
 from marl_ray.config import engine_spec
-from marl_ray.policies.engines.models.architectures import DECODED, MODEL_TYPES, PAGED, SCORED
+from marl_ray.policies.engines.models.architectures import DECODED_TYPES, MODEL_TYPES, PAGED_TYPES, SCORED_TYPES
 
 TOLERANCE = 1e-3
 
@@ -18,7 +18,7 @@ def test_what_is_sampled_has_the_log_probs_of_a_full_pass(architecture):
         known = [kind for kind, names in MODEL_TYPES.items() if architecture in names]
         assert not known, f"{architecture} is allowed for {known}, but is not checked: {error}"
         pytest.skip(f"none is built: {error}")
-    if architecture in SCORED:
+    if architecture in SCORED_TYPES:
         assert scored(lm) < TOLERANCE
     for engine in ("torch", "transformers"):
         if architecture in MODEL_TYPES[engine_spec(engine).architectures]:
@@ -28,8 +28,8 @@ def test_what_is_sampled_has_the_log_probs_of_a_full_pass(architecture):
 @pytest.mark.parametrize("architecture", ["gemma3_text", "gpt_neox", "mixtral", "bloom", "opt"])
 def test_a_handful_has_the_log_probs_of_a_full_pass(architecture):
     lm = tiny_lm(architecture)
-    assert architecture in DECODED and scored(lm) < TOLERANCE and sampled(lm, "torch") < TOLERANCE
-    if architecture in PAGED:
+    assert architecture in DECODED_TYPES and scored(lm) < TOLERANCE and sampled(lm, "torch") < TOLERANCE
+    if architecture in PAGED_TYPES:
         assert sampled(lm, "transformers") < TOLERANCE
 
 

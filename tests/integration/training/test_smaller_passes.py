@@ -9,7 +9,7 @@ from toys import texts
 from marl_ray.training.checkpoints.storage import local_stored_folder
 from marl_ray.training.driver import train
 from marl_ray.training.errors import PassMemoryError
-from marl_ray.training.loop.pass_sizes import FILE, note_smaller_pass, pass_sizes
+from marl_ray.training.loop.pass_sizes import SIZES_FILE, note_smaller_pass, pass_sizes
 from marl_ray.training.tracking.mlflow_run import MlflowRun
 
 pytestmark = pytest.mark.shared_ray("two")
@@ -26,7 +26,7 @@ def test_all_workers_halve_their_passes_and_train_as_if_they_had_been_small(ray_
     (restart,) = [line for line in lines if "its workers start again from" in line]
     assert "worker 1" in restart and "out of memory in a pass of 4 sequences" in restart
     assert any("policy 'speaker': passes of at most 2, because larger ones ran out of memory" in line for line in lines)
-    assert json.loads((tmp_path / run_config.name / FILE).read_text()) == {"speaker": 2}
+    assert json.loads((tmp_path / run_config.name / SIZES_FILE).read_text()) == {"speaker": 2}
     small = two_workers(texts.trained, str(tmp_path / "small"), *WORKERS, "train.micro_batch=2")
     for key in ("return", "policy_loss", "grad_norm", "entropy"):
         expected = {row["steps"]: row[key] for row in small if key in row}

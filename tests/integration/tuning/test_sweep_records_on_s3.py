@@ -13,8 +13,8 @@ from marl_ray.training.journal.tail import Tail
 from marl_ray.training.run_folder import appended_file
 from marl_ray.training.run_folder.appended_file import parts_of
 from marl_ray.tuning import records
-from marl_ray.tuning.folder import ROWS, Folder, read_rows
-from marl_ray.tuning.records import CHANGES, RecordsFile, find_sweep, load_records
+from marl_ray.tuning.folder import ROWS_FILE, Folder, read_rows
+from marl_ray.tuning.records import CHANGES_FILE, RecordsFile, find_sweep, load_records
 
 
 @pytest.mark.long
@@ -32,14 +32,14 @@ def test_records_and_rows_are_read_back_whenever_their_writer_dies(monkeypatch, 
             file.save(sweep.records.trials[number])
             assert load_records(folder) == sweep.records
             snapshots.add(json.loads(folder.read("sweep.json"))["changes"])
-        assert 2 <= len(snapshots) <= 10 and len(parts_of(folder.filesystem, f"{folder.path}/{CHANGES}")) > 1
+        assert 2 <= len(snapshots) <= 10 and len(parts_of(folder.filesystem, f"{folder.path}/{CHANGES_FILE}")) > 1
         assert find_sweep("toy", bucket)[1] == sweep.records
         (listed,) = list_stored(bucket)
         assert isinstance(listed, StoredSweep) and len(listed.records["trials"]) == 30
         # The next driver does not know in which part the last one died.
         after = RecordsFile(Folder(bucket, "toy"), sweep.records)
         after.save()
-        assert load_records(folder) == sweep.records and folder.lines(CHANGES) == []
+        assert load_records(folder) == sweep.records and folder.lines(CHANGES_FILE) == []
 
         reader, writer, read = Tail(folder.filesystem, f"{folder.path}/a/rows"), folder.appended("a/rows"), []
         for number in range(60):
@@ -64,13 +64,13 @@ def test_a_sweep_goes_on_where_it_was_copied_to(tmp_path):
             new.filesystem.create_dir(new.path)
             fs.copy_files(old.path, new.path, old.filesystem, new.filesystem)
             copied = load_records(new)
-            assert copied == sweep.records and new.lines(CHANGES)
+            assert copied == sweep.records and new.lines(CHANGES_FILE)
             file = RecordsFile(new, copied)
             file.save()
             copied.trials[0].steps += 100
             file.save(copied.trials[0])
-            assert load_records(new) == copied and len(new.lines(CHANGES)) == 1
+            assert load_records(new) == copied and len(new.lines(CHANGES_FILE)) == 1
             sweep.records, trial = copied, Folder(new.uri, "trials", "0000")
             rows = read_rows(trial)
-            trial.appended(ROWS).append(["{}"], durable=True)
+            trial.appended(ROWS_FILE).append(["{}"], durable=True)
             assert read_rows(trial) == [*rows, {}] and len(rows) >= 4

@@ -20,7 +20,7 @@ from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.statistics import iqm
 from marl_ray.training.errors import DivergedError, PassMemoryError
-from marl_ray.training.loop.pass_sizes import FILE
+from marl_ray.training.loop.pass_sizes import SIZES_FILE
 from marl_ray.training.single_process import process_group, train_alone
 from marl_ray.tuning.folder import Folder, read_rows, trial_folder
 from marl_ray.tuning.running import worker_group
@@ -225,7 +225,7 @@ def test_a_worker_of_a_trial_without_room_for_a_pass_ends_and_the_next_halves_it
             PassMemoryError, match=r"^policy 'speaker', iteration 1, step 0: out of memory in a pass of 4 "
         ):
             worker_group.train_leg(payload, torch.device("cpu"))
-        assert json.loads((tmp_path / "sweep/trials/0000" / FILE).read_text()) == {"speaker": 2}
+        assert json.loads((tmp_path / "sweep/trials/0000" / SIZES_FILE).read_text()) == {"speaker": 2}
         assert worker_group.train_leg(payload, torch.device("cpu"))["done"]
 
 

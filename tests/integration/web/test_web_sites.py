@@ -8,14 +8,14 @@ from servers.playwright_chromium import AGENT, no_chromium_stays
 
 from marl_ray.config import EnvConfig
 from marl_ray.envs.env_copies import warm_up
-from marl_ray.envs.web.webarena.environment import WORLD, WebArena
+from marl_ray.envs.web.webarena.environment import WORLD_SEED, WebArena
 from marl_ray.envs.web.webarena.site_pack.expert import expert_action
 from marl_ray.envs.web.webarena.site_pack.synthetic_tasks import SyntheticWebTask, synthetic_tasks
 from marl_ray.errors import MarlRayError
 
 __all__ = ["no_chromium_stays"]
 pytestmark = pytest.mark.slow
-TASKS = {task.record.intent: task for task in synthetic_tasks(WORLD, 0)}
+TASKS = {task.record.intent: task for task in synthetic_tasks(WORLD_SEED, 0)}
 
 
 def begin(env: WebArena, index: int) -> SyntheticWebTask:

@@ -25,7 +25,7 @@ from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.journal.deliveries import local_copy
 from marl_ray.training.run_folder.bundle_link import linked_bundle
 from marl_ray.training.run_folder.metrics_file import iteration_of, read_metrics
-from marl_ray.training.run_folder.owners import OWNER
+from marl_ray.training.run_folder.owners import OWNER_FOLDER
 from marl_ray.training.run_folder.record import filesystem_of, read_json
 from processes.plain_processes import KILL, STOP, Fault
 from processes.plain_train import Ended, Start
@@ -163,8 +163,8 @@ class Result:
         paths = [info.path.removeprefix(f"{self.folder}/") for info in infos]
         tops = {path for path in paths if "/" not in path}
         assert [name for name in tops if not NAMES.fullmatch(name)] == []
-        assert [path for path in paths if path.startswith(f"{OWNER}/") and not path.endswith(".json")] == []
-        assert len([path for path in paths if path.startswith(f"{OWNER}/")]) == 1
+        assert [path for path in paths if path.startswith(f"{OWNER_FOLDER}/") and not path.endswith(".json")] == []
+        assert len([path for path in paths if path.startswith(f"{OWNER_FOLDER}/")]) == 1
         assert [path for path in paths if path.startswith("sinks/") and not path.endswith(".json")] == []
         checkpoints = {name for name in tops if name.startswith("checkpoint_")}
         complete = {name for name in checkpoints if f"{name}/manifest.json" in paths}

@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from marl_ray.config import SPECS, RunConfig, parse_config
 from marl_ray.envs.registry import make_env
 from marl_ray.rollout.protocol import CollectedBatch
-from marl_ray.training.journal.deliveries import ALL_TAKEN
-from marl_ray.training.journal.delivery import MARKS, Mark
+from marl_ray.training.journal.deliveries import FINISHED_STATUS
+from marl_ray.training.journal.delivery import MARKS_FOLDER, Mark
 from marl_ray.training.loop.callbacks import Metrics
 from marl_ray.training.loop.collection import build_collector
 from marl_ray.training.run_folder.record import filesystem_of, write_json
@@ -80,8 +80,8 @@ def mlflow_database(storage: Path) -> None:
 def mark_delivered(run: RunConfig, rows: int) -> None:
     """Leave the mark of an MLflow that has all of a finished run with this many rows."""
     filesystem, folder = filesystem_of(run)
-    filesystem.create_dir(f"{folder}/{MARKS}")
-    write_json(filesystem, f"{folder}/{MARKS}/mlflow.json", asdict(Mark(rows, "0123", ALL_TAKEN)))
+    filesystem.create_dir(f"{folder}/{MARKS_FOLDER}")
+    write_json(filesystem, f"{folder}/{MARKS_FOLDER}/mlflow.json", asdict(Mark(rows, "0123", FINISHED_STATUS)))
 
 
 def timeless(rows: list[Metrics]) -> list[Metrics]:

@@ -12,7 +12,7 @@ from toys.envs import Countdown
 from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.evaluation.statistics import iqm
-from marl_ray.tuning.folder import ROWS, Folder, trial_folder
+from marl_ray.tuning.folder import ROWS_FILE, Folder, trial_folder
 from marl_ray.tuning.records import RecordsFile, SweepRecords, TrialRecord, identity_of, ranked_trials
 
 TOTAL = 50_000
@@ -29,7 +29,7 @@ REFUSED = "resources.workers=8 on cuda needs 8 GPUs, but this cluster can never 
 
 
 def write_rows(folder: Folder, rows: list[dict[str, float]]) -> None:
-    folder.write(ROWS, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    folder.write(ROWS_FILE, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
 class ToySweep:

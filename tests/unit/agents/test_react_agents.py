@@ -15,7 +15,7 @@ from pydantic import Field
 from marl_ray.agents.calls import parse
 from marl_ray.agents.errors import ToolError, ToolTimeoutError
 from marl_ray.agents.react_format import ReactTurn, act, instructions, signature, transcript
-from marl_ray.agents.tools import MAX_ABANDONED, Tool, cut, make_tool, make_tools, tool_of
+from marl_ray.agents.tools import MAX_ABANDONED_CALLS, Tool, cut, make_tool, make_tools, tool_of
 from marl_ray.errors import MarlRayError
 
 
@@ -134,10 +134,10 @@ def test_calls_that_were_left_behind_do_not_pile_up():
         return ""
 
     tool = tool_of(wait)
-    for n in range(MAX_ABANDONED + 5):
+    for n in range(MAX_ABANDONED_CALLS + 5):
         with pytest.raises(ToolTimeoutError):
             tool.call({"n": n}, time.monotonic())
-    assert len(calls) == MAX_ABANDONED
+    assert len(calls) == MAX_ABANDONED_CALLS
     over.set()
 
 

@@ -6,7 +6,7 @@ from toy_runs.runs import config
 from marl_ray.api.training import TrainedRun, shared_weights
 from marl_ray.errors import MarlRayError
 from marl_ray.training.run_checks import check_run
-from marl_ray.training.run_folder.metrics_file import METRICS, line_of
+from marl_ray.training.run_folder.metrics_file import METRICS_FILE, line_of
 from marl_ray.training.run_result import RunResult
 
 
@@ -34,7 +34,7 @@ def test_a_warm_start_is_in_the_metrics_and_not_in_the_curve(tmp_path, key):
     (tmp_path / "toy").mkdir()
     epochs = [{"steps": 0.0, "warm_start/epoch": epoch, key: -1.0} for epoch in (1.0, 2.0)]
     iterations = [{"iteration": i, "steps": 32 * i, key: float(i), "return": float(i)} for i in range(3)]
-    (tmp_path / "toy" / METRICS).write_text("".join(line_of(row) + "\n" for row in (*epochs, *iterations)))
+    (tmp_path / "toy" / METRICS_FILE).write_text("".join(line_of(row) + "\n" for row in (*epochs, *iterations)))
     result = RunResult("toy", "", "b", None, "sqlite:///m.db", "1", 0.5, {}, [])
     run = TrainedRun(config(f"storage={tmp_path}"), result)
     assert [row.get("warm_start/epoch") for row in run.metrics] == [1.0, 2.0, None, None, None]

@@ -12,7 +12,7 @@ from ray.autoscaler._private.kuberay.autoscaling_config import _get_custom_resou
 
 from marl_ray.cluster.kuberay import submission
 from marl_ray.cluster.kuberay.client.connection import Connection
-from marl_ray.cluster.kuberay.manifests.pods import MARGIN_S, PAUSE_S, SPOT
+from marl_ray.cluster.kuberay.manifests.pods import MARGIN_S, PAUSE_S, SPOT_LABELS
 from marl_ray.cluster.kuberay.manifests.rendering import render, to_yaml
 from marl_ray.cluster.lint.linter import lint_manifest
 from marl_ray.config.cluster import ClusterConfig
@@ -97,7 +97,7 @@ def test_the_head_does_no_work_and_stays_and_spot_groups_fall_back():
     assert (groups["rollouts"]["minReplicas"], groups["rollouts"]["maxReplicas"]) == (0, 8)
     assert groups["learners"]["replicas"] == 2 and "replicas" not in groups["rollouts"]  # it is the autoscaler's
     terms = {name: _terms(group["template"]) for name, group in groups.items()}
-    assert len(terms["rollouts"]) == len(SPOT)  # any cloud's mark will do
+    assert len(terms["rollouts"]) == len(SPOT_LABELS)  # any cloud's mark will do
     for template in (
         cluster["headGroupSpec"]["template"],
         groups["learners"]["template"],

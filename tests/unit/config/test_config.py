@@ -22,7 +22,7 @@ from marl_ray.config import (
     load_config,
     parse_config,
 )
-from marl_ray.config.run.algorithms import READ_WITH
+from marl_ray.config.run.algorithms import READ_WITH_KEY
 from marl_ray.errors import MarlRayError
 
 
@@ -371,7 +371,7 @@ def test_no_run_reads_more_than_a_hundred_keys(language):
     others = unread if language else words
     others = (*others, "resume_from")
     family = [key for key in leaves if not key.startswith("hyper.") and not key.startswith(others)]
-    held = {"kl_coef", *(key for key, part in READ_WITH.items() if part == "kl_coef")} if language else set()
+    held = {"kl_coef", *(key for key, part in READ_WITH_KEY.items() if part == "kl_coef")} if language else set()
     most = max(len(set(spec.reads) - held) for spec in SPECS.values() if spec.token_policies or not language)
     assert len(family) + most <= 100
 

@@ -16,8 +16,9 @@ from marl_ray.envs.text.code_team import CodeTeam
 from marl_ray.envs.text.tasks import CodeRecord, read_code, read_math
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import Problem, benchmark
-from marl_ray.evaluation.data_files import ANY, load
-from marl_ray.evaluation.writing.requests import FOLDER, SAMPLES, WritingRequest, generate
+from marl_ray.evaluation.data_files import ANY_DIGEST, load
+from marl_ray.evaluation.options import WritingRequest
+from marl_ray.evaluation.writing.requests import SAMPLES_FILE, WRITING_FOLDER, generate
 from marl_ray.evaluation.writing.writer import Writer
 from marl_ray.policies.bundles.actor_critic import Lineage
 from marl_ray.policies.bundles.language import save_token_bundle
@@ -30,7 +31,7 @@ TEAM = {"id": "code_team", "kwargs": {"turns": 2, "prompt": "{task}\n{tests}\n",
 
 
 def problems(name: str = "jsonl", file: str = "own.jsonl") -> tuple[Problem, ...]:
-    return load(benchmark(name), str(FIXTURES / file), sha256=ANY).problems
+    return load(benchmark(name), str(FIXTURES / file), sha256=ANY_DIGEST).problems
 
 
 def save(folder: Path, agents: dict[str, str], env: dict[str, Any], context: int = 512, **model: Any) -> str:
@@ -57,28 +58,28 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("name", ["single_policy", "team"])
 def test_a_sample_depends_on_nothing_but_weights_seed_task_and_number(name, request):
     bundle = request.getfixturevalue(name)
-    writer = Writer(WritingRequest(bundle), OWN)
+    writer = Writer(WritingRequest(policy=bundle), OWN)
     jobs = [(problem, sample) for problem in problems() for sample in range(2 if name == "single_policy" else 1)]
     rows = writer.rows(jobs)
     assert [(row["task_id"], row["sample"]) for row in rows] == [(p.task_id, n) for p, n in jobs]
     assert [writer.rows([job])[0] for job in reversed(jobs)] == rows[::-1]
     assert len({json.dumps(row.get("turns", row.get("output"))) for row in rows}) == len(rows)
-    assert Writer(WritingRequest(bundle, seed=1), OWN).rows(jobs[:1])[0] != rows[0]
+    assert Writer(WritingRequest(policy=bundle, seed=1), OWN).rows(jobs[:1])[0] != rows[0]
 
 
 def test_a_code_team_plays_its_environment_and_its_last_program_is_the_sample(team):
-    writer = Writer(WritingRequest(team), OWN)
+    writer = Writer(WritingRequest(policy=team), OWN)
     row = writer.rows([(problems()[0], 0)])[0]
     assert [agent for agent, _ in row["turns"]] == ["generator", "reviewer", "generator"]
     assert row["solution"] == row["turns"][-1][1] and not row["cut"]
-    alone = Writer(WritingRequest(team, agent="generator"), OWN)
+    alone = Writer(WritingRequest(policy=team, agent="generator"), OWN)
     first = alone.rows([(problems()[0], 0)])[0]
     assert first["solution"] == row["turns"][0][1] and "turns" not in first
     assert alone.manifest(problems())["writer"] == "generator" and writer.manifest(problems())["writer"] == "team"
 
 
 def test_a_team_goes_on_until_the_public_tests_pass_and_sees_no_others(team):
-    problem, writer = problems()[0], Writer(WritingRequest(team), OWN)
+    problem, writer = problems()[0], Writer(WritingRequest(policy=team), OWN)
     turns = writer.turns(problem)
     assert next(turns) == ("generator", "Write add(a, b).\nassert add(1, 1) == 2\n")
     agent, seen = turns.send("def add(a, b): return a - b")
@@ -95,9 +96,11 @@ def test_a_team_goes_on_until_the_public_tests_pass_and_sees_no_others(team):
 
 def test_a_team_whose_next_prompt_is_too_long_hands_in_what_it_has(tmp_path):
     problem = problems()[0]
-    length = len(next(Writer(WritingRequest(save(tmp_path / "a", {"generator": "g"}, TEAM)), OWN).turns(problem))[1])
+    length = len(
+        next(Writer(WritingRequest(policy=save(tmp_path / "a", {"generator": "g"}, TEAM)), OWN).turns(problem))[1]
+    )
     bundle = save(tmp_path / "b", {"generator": "g", "reviewer": "g"}, TEAM, context=length + 1 + 8)
-    row = Writer(WritingRequest(bundle), OWN).rows([(problem, 0)])[0]
+    row = Writer(WritingRequest(policy=bundle), OWN).rows([(problem, 0)])[0]
     assert row["cut"] and "turns" not in row and row["solution"]
 
 
@@ -125,18 +128,20 @@ def test_what_an_answer_is_without_being_asked(single_policy, team, tmp_path):
         (team, "humaneval", "solution"),
         (blocks, "humaneval", "output"),
     ]:
-        assert Writer(WritingRequest(bundle), benchmark(name)).kind == kind
-    assert Writer(WritingRequest(single_policy, answer="solution"), OWN).kind == "solution"
+        assert Writer(WritingRequest(policy=bundle), benchmark(name)).kind == kind
+    assert Writer(WritingRequest(policy=single_policy, answer="solution"), OWN).kind == "solution"
 
 
 def test_a_completion_ends_where_the_benchmark_says(tmp_path):
-    writer = Writer(WritingRequest(save(tmp_path, {"a": "p"}, {}, chat=False), max_tokens=30), benchmark("humaneval"))
+    writer = Writer(
+        WritingRequest(policy=save(tmp_path, {"a": "p"}, {}, chat=False), max_tokens=30), benchmark("humaneval")
+    )
     writer.benchmark = replace(writer.benchmark, stop=("e", "a", " "))
     rows = writer.rows([(problems("humaneval", "humaneval.jsonl")[0], n) for n in range(8)])
     assert not any(set("ea ") & set(row["completion"]) for row in rows)
     cut = [row for row in rows if "turns" in row]
     assert cut and all(row["turns"][0][1].startswith(row["completion"]) for row in cut)
-    stops = Writer(WritingRequest(writer.request.bundle), benchmark("mbpp")).generations["p"].stop
+    stops = Writer(WritingRequest(policy=writer.request.policy), benchmark("mbpp")).generations["p"].stop
     assert stops == ("[DONE]",)
 
 
@@ -156,14 +161,14 @@ class Dies:
 
 
 def test_what_was_written_before_a_kill_is_not_written_again(single_policy, tmp_path):
-    request, header = WritingRequest(single_policy, num_samples=2), {"benchmark": "jsonl", "data_sha256": "x"}
+    request, header = WritingRequest(policy=single_policy, num_samples=2), {"benchmark": "jsonl", "data_sha256": "x"}
     writer = Writer(request, OWN)
     dies = Dies(writer)
     with pytest.raises(KeyboardInterrupt):
         generate(dies, request, problems(), header, tmp_path / "out")
-    with open(tmp_path / "out" / FOLDER / "results.jsonl", "ab") as file:
+    with open(tmp_path / "out" / WRITING_FOLDER / "results.jsonl", "ab") as file:
         file.write(b'{"what": "sample", "ta')
-    assert not (tmp_path / "out" / SAMPLES).exists()
+    assert not (tmp_path / "out" / SAMPLES_FILE).exists()
     with pytest.raises(KeyboardInterrupt):
         generate(dies, request, problems(), header, tmp_path / "out")
     assert dies.samples == [
@@ -177,7 +182,7 @@ def test_what_was_written_before_a_kill_is_not_written_again(single_policy, tmp_
     ]
     folder, made = generate(writer, request, problems(), header, tmp_path / "out")
     complete, _ = generate(writer, request, problems(), header, tmp_path / "whole")
-    assert (folder / SAMPLES).read_bytes() == (complete / SAMPLES).read_bytes()
+    assert (folder / SAMPLES_FILE).read_bytes() == (complete / SAMPLES_FILE).read_bytes()
     assert made.startswith("outputs of solver of bundle ") and made.endswith(
         "2 a problem (only: temperature 1.2, max_tokens 8)"
     )
@@ -204,17 +209,17 @@ def test_what_was_written_before_a_kill_is_not_written_again(single_policy, tmp_
 )
 def test_options_that_do_not_fit_are_one_line(bundle, options, message, request):
     with pytest.raises(MarlRayError, match=message) as caught:
-        Writer(WritingRequest(request.getfixturevalue(bundle), **options), OWN)
+        Writer(WritingRequest(policy=request.getfixturevalue(bundle), **options), OWN)
     assert "\n" not in str(caught.value)
 
 
 def test_bundles_that_cannot_answer(tmp_path, single_policy):
     instead = r"; `marl-ray evaluate --episodes N` plays whole episodes with these$"
     with pytest.raises(MarlRayError, match=r"^policy: .* holds actor-critics, expected language models" + instead):
-        Writer(WritingRequest(make_bundle(tmp_path, 1)), OWN)
+        Writer(WritingRequest(policy=make_bundle(tmp_path, 1)), OWN)
     first, *others = problems()
     longest = replace(first, task_id="long", prompt=first.prompt + "#" * 100)
-    writer = Writer(WritingRequest(single_policy, max_tokens=510), OWN)
+    writer = Writer(WritingRequest(policy=single_policy, max_tokens=510), OWN)
     with pytest.raises(
         MarlRayError,
         match=r"long: prompt: 1\d\d tokens and generation.max_tokens=510 exceed model.context=512; "

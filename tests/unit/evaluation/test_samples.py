@@ -15,10 +15,10 @@ from servers.http_server import serving_http
 
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import benchmark
-from marl_ray.evaluation.data_files import ANY, load, rows
-from marl_ray.evaluation.scoring.evaluate import EvaluationOptions, prepare_evaluation
+from marl_ray.evaluation.data_files import ANY_DIGEST, load, rows
+from marl_ray.evaluation.scoring.evaluate import ScoringOptions, prepare_evaluation
 from marl_ray.evaluation.scoring.report import make_report, width_notes
-from marl_ray.evaluation.scoring.results import MANIFEST, RESULTS, open_results
+from marl_ray.evaluation.scoring.results import MANIFEST_FILE, RESULTS_FILE, open_results
 from marl_ray.evaluation.statistics import problem_bootstrap
 from marl_ray.evaluation.writing.samples import read_samples
 
@@ -28,7 +28,7 @@ SAMPLES = str(FIXTURES / "humaneval_samples.jsonl")
 
 
 def problems():
-    return load(benchmark("humaneval"), PROBLEMS, sha256=ANY).problems
+    return load(benchmark("humaneval"), PROBLEMS, sha256=ANY_DIGEST).problems
 
 
 def write(path: Path, *lines: bytes | dict) -> str:
@@ -130,14 +130,14 @@ def test_a_task_id_that_comes_twice_is_refused_with_both_lines(tmp_path):
     lines = Path(PROBLEMS).read_bytes().splitlines()
     path = write(tmp_path / "p.jsonl", *lines, lines[0])
     with refused(r"p\.jsonl:3: task_id 'own/0' is already that of .*p\.jsonl:1"):
-        load(benchmark("humaneval"), path, sha256=ANY)
+        load(benchmark("humaneval"), path, sha256=ANY_DIGEST)
 
 
 def test_a_problem_without_a_field_is_refused_by_name(tmp_path):
     row = json.loads(Path(PROBLEMS).read_bytes().splitlines()[0])
     del row["test"]
     with refused(r"p\.jsonl:1: test: Field required"):
-        load(benchmark("humaneval"), write(tmp_path / "p.jsonl", row), sha256=ANY)
+        load(benchmark("humaneval"), write(tmp_path / "p.jsonl", row), sha256=ANY_DIGEST)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_problem_without_a_field_is_refused_by_name(tmp_path):
 )
 def test_problems_that_cannot_be_read(arguments, message):
     with refused(message):
-        load(benchmark("humaneval"), *arguments, sha256=ANY)
+        load(benchmark("humaneval"), *arguments, sha256=ANY_DIGEST)
 
 
 class Bucket(BaseHTTPRequestHandler):
@@ -183,14 +183,14 @@ def test_problems_are_read_from_s3(monkeypatch):
         monkeypatch.setenv(f"AWS_{name}", value)
     with serving_http(Bucket) as url:
         query = f"?scheme=http&region=us-east-1&endpoint_override={url.removeprefix('http://')}"
-        assert load(benchmark("humaneval"), f"s3://bucket/he.jsonl{query}", sha256=ANY).problems == problems()
+        assert load(benchmark("humaneval"), f"s3://bucket/he.jsonl{query}", sha256=ANY_DIGEST).problems == problems()
         with refused(r"s3://bucket/no\.jsonl.*: cannot be read"):
-            load(benchmark("humaneval"), f"s3://bucket/no.jsonl{query}", sha256=ANY)
+            load(benchmark("humaneval"), f"s3://bucket/no.jsonl{query}", sha256=ANY_DIGEST)
 
 
 def test_an_empty_file_has_no_problems(tmp_path):
     with refused("has no problems"):
-        load(benchmark("humaneval"), write(tmp_path / "p.jsonl"), sha256=ANY)
+        load(benchmark("humaneval"), write(tmp_path / "p.jsonl"), sha256=ANY_DIGEST)
 
 
 def test_gzip_json_arrays_and_parquet_are_read(tmp_path):
@@ -234,16 +234,16 @@ def test_only_humaneval_comes_with_a_package():
     [
         ({"mode": "official", "benchmark": "jsonl"}, "^mode: jsonl has hardened, not official$"),
         ({"mode": "both", "benchmark": "jsonl"}, "^mode: jsonl has hardened, not both$"),
-        ({"timeout_s": 0.0}, "^timeout: expected seconds, .*, got 0.0$"),
-        ({"timeout_s": float("nan")}, "^timeout: expected seconds, .*, got nan$"),
-        ({"ks": (1, 7)}, "^k: problem 'own/0' has only 6 samples, not 7$"),
+        ({"timeout_s": 0.0}, "^timeout_s: expected seconds, .*, got 0.0$"),
+        ({"timeout_s": float("nan")}, "^timeout_s: expected seconds, .*, got nan$"),
+        ({"k": (1, 7)}, "^k: problem 'own/0' has only 6 samples, not 7$"),
     ],
 )
 def test_options_are_checked_before_anything_runs(options, message):
     with refused(message):
         prepare_evaluation(
-            EvaluationOptions(
-                **{"benchmark": "humaneval", "samples": SAMPLES, "data": PROBLEMS, "sha256": ANY} | options
+            ScoringOptions(
+                **{"benchmark": "humaneval", "samples": SAMPLES, "data": PROBLEMS, "sha256": ANY_DIGEST} | options
             )
         )
 
@@ -258,13 +258,13 @@ def test_results_are_there_when_the_folder_is_opened_again(tmp_path):
     with open_results(tmp_path / "out", {"benchmark": "x"}) as results:
         assert set(results.rows) == {("sample", "a", 0), ("sample", "a", 1)}
         results.add([row("b")])
-    assert len((tmp_path / "out" / RESULTS).read_bytes().splitlines()) == 3
+    assert len((tmp_path / "out" / RESULTS_FILE).read_bytes().splitlines()) == 3
 
 
 def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path):
     with open_results(tmp_path, {}) as results:
         results.add([row()])
-    with open(tmp_path / RESULTS, "ab") as file:
+    with open(tmp_path / RESULTS_FILE, "ab") as file:
         file.write(b'{"what": "sample", "task_id": "b", "sa')
     with open_results(tmp_path, {}) as results:
         assert set(results.rows) == {("sample", "a", 0)}
@@ -276,15 +276,15 @@ def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path):
 def test_a_folder_of_another_evaluation_is_refused_and_kept(tmp_path):
     with open_results(tmp_path, {"benchmark": "humaneval", "samples_sha256": "1"}) as results:
         results.add([row()])
-    before = (tmp_path / RESULTS).read_bytes()
+    before = (tmp_path / RESULTS_FILE).read_bytes()
     for manifest, message in (
         ({"benchmark": "mbpp", "samples_sha256": "1"}, "holds an evaluation with benchmark 'humaneval', not 'mbpp'"),
         ({"benchmark": "humaneval", "samples_sha256": "2"}, "holds an evaluation with samples_sha256 '1', not '2'"),
     ):
         with refused(message), open_results(tmp_path, manifest):
             pass
-    assert (tmp_path / RESULTS).read_bytes() == before
-    (tmp_path / MANIFEST).unlink()
+    assert (tmp_path / RESULTS_FILE).read_bytes() == before
+    (tmp_path / MANIFEST_FILE).unlink()
     with refused("has results.jsonl but no evaluation.json"), open_results(tmp_path, {}):
         pass
 
@@ -299,7 +299,7 @@ def test_files_may_have_moved_when_an_evaluation_goes_on(tmp_path):
 def test_a_damaged_line_in_the_middle_is_named(tmp_path):
     with open_results(tmp_path, {}) as results:
         results.add([row()])
-    with open(tmp_path / RESULTS, "ab") as file:
+    with open(tmp_path / RESULTS_FILE, "ab") as file:
         file.write(b"?\n")
     with refused(r"results\.jsonl:2: not a result"), open_results(tmp_path, {}):
         pass

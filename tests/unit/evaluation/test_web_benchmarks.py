@@ -39,6 +39,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"benchmark": "webarena", "env": {"data": "nowhere.json", "sites": {"gitlab": "http://g.test"}}}, "nowhere.json"),
     ({"benchmark": "humaneval", "env": {"a": 1}}, "env: expected with a benchmark in a browser"),
     ({"min_level": "limits"}, "min_level: miniwob has none"),
+    ({"benchmark": "humaneval", "min_level": "path"}, "min_level: expected limits, paths or namespaces, got 'path'"),
     ({"benchmark": "humaneval", "max_steps": 9}, "max_steps: expected with .* a browser, or with `episodes`"),
     ({"benchmark": "humaneval", "num_sample": 2}, r"num_sample: is unknown; did you mean num_samples"),
     (

@@ -10,19 +10,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.statistics.bets import CAP, EFFECTS, PRIOR, BettingTest, Capital, Claim, OutcomeMoments
+from marl_ray.experiments.statistics.bets import (
+    EFFECTS,
+    MAX_STAKE,
+    PRIOR_WEIGHT,
+    BettingTest,
+    Capital,
+    Claim,
+    OutcomeMoments,
+)
 
 
 def looped(side: int, null: float, y: list[float], treated: list[bool], share: list[float]) -> float:
     """ln K of one null, unit by unit as the docstring has it."""
     capital = [1.0] * len(EFFECTS)
-    n, total, squares = PRIOR, PRIOR / 2, PRIOR / 4
+    n, total, squares = PRIOR_WEIGHT, PRIOR_WEIGHT / 2, PRIOR_WEIGHT / 4
     for value, is_treated, q in zip(y, treated, share, strict=True):
         m, s = total / n, math.sqrt(squares / n)
         z = side * ((value - m) / q if is_treated else -(value - m) / (1 - q))
         worst = max(m / q, (1 - m) / (1 - q)) if side > 0 else max((1 - m) / q, m / (1 - q))
         for k, effect in enumerate(EFFECTS):
-            stake = min(effect * q * (1 - q) / s, CAP / max(worst + side * null, worst / 2))
+            stake = min(effect * q * (1 - q) / s, MAX_STAKE / max(worst + side * null, worst / 2))
             capital[k] *= 1 + stake * (z - side * null)
         n, total, squares = n + 1, total + value, squares + (value - m) ** 2
     return math.log(sum(capital) / len(capital))

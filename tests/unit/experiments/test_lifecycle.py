@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from marl_ray.config import ExperimentConfig, GatewayConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import (
-    ALLOWED,
+    ALLOWED_STATUSES,
     Action,
     ArmEvidence,
     Evidence,
@@ -35,7 +35,7 @@ def test_every_action_is_possible_exactly_where_the_table_says():
     for status, action in product(ExperimentStatus, Action):
         state = replace(RUNNING, status=status, winner="b" if status is ExperimentStatus.PROMOTED else None)
         arm = "b" if action is Action.PROMOTE else None
-        if status in ALLOWED[action]:
+        if status in ALLOWED_STATUSES[action]:
             assert transition(state, action, PLAN, 1.0, arm).epoch == 2
         else:
             with pytest.raises(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from toys.text_envs import WORDS, Echo, Talk
 
 from marl_ray.errors import MarlRayError
-from marl_ray.rollout.text.curriculum import PASSED, Curriculum, easiest_first
+from marl_ray.rollout.text.curriculum import PASSED_SHARE, Curriculum, easiest_first
 
 
 def last_first(position, solved, tasks):
@@ -38,7 +38,7 @@ def test_a_further_part_opens_when_the_open_ones_are_solved():
         return {choose(p, solved, 20) for p in range(200)}
 
     assert opened({}) == opened({0: 1.0, 1: 0.3}) == {0, 1}
-    assert opened({0: 1.0, 1: 2 * PASSED - 1}) == {0, 1, 2, 3}
+    assert opened({0: 1.0, 1: 2 * PASSED_SHARE - 1}) == {0, 1, 2, 3}
     assert opened({0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0}) == {0, 1, 2, 3, 4, 5}
     assert opened(dict.fromkeys(range(4, 20), 1.0)) == {0, 1}
 

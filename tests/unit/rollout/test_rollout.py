@@ -23,7 +23,7 @@ from marl_ray.policies.actor_critic.spaces import joint_space
 from marl_ray.rollout.actor_critic.buffers import Player
 from marl_ray.rollout.actor_critic.collector import Collector
 from marl_ray.rollout.protocol import CollectPlan
-from marl_ray.rollout.rng import EVALUATION, action_noise, action_stream, episode_seed, order_stream, permutation
+from marl_ray.rollout.rng import EVALUATION_START, action_noise, action_stream, episode_seed, order_stream, permutation
 from marl_ray.rollout.served.collector import DATA_ORDER
 from marl_ray.rollout.text.collector import TRANSCRIPT_ORDER
 
@@ -144,7 +144,7 @@ def test_noise_belongs_to_the_copy_and_the_iteration():
 
 
 def test_the_greatest_numbers_of_a_run_have_streams_of_their_own():
-    iterations, copies, attempts = (-1, 0, 1, EVALUATION), (0, 1, MAX_COPIES - 1), (0, 1, MAX_REFILLS)
+    iterations, copies, attempts = (-1, 0, 1, EVALUATION_START), (0, 1, MAX_COPIES - 1), (0, 1, MAX_REFILLS)
     orders = (0, 1, MAX_EPOCHS - 1, DATA_ORDER, TRANSCRIPT_ORDER, (1 << ORDER_BITS) - 1)
     streams = [action_stream(k, attempt, copy) for k in iterations for attempt in attempts for copy in copies]
     streams += [order_stream(k, order) for k in iterations for order in orders]
@@ -174,6 +174,6 @@ def test_an_episode_knows_its_start_and_all_its_decisions_whatever_batches_and_w
 
 
 def test_evaluations_share_no_random_number_with_training_nor_among_each_other():
-    keys = [0, 1, EVALUATION - 1, EVALUATION, EVALUATION + 1, EVALUATION + (1 << 20)]
+    keys = [0, 1, EVALUATION_START - 1, EVALUATION_START, EVALUATION_START + 1, EVALUATION_START + (1 << 20)]
     drawn = {tuple(action_noise(5, key, [copy], 1, 2).ravel()) for key in keys for copy in (0, 1, 2)}
     assert len(drawn) == len(keys) * 3

@@ -23,7 +23,7 @@ from marl_ray.sandbox.confinement.seccomp import ARCHES, Filter
 from marl_ray.sandbox.limits import WALL_FACTOR, Limits
 from marl_ray.sandbox.server.official import first_result
 
-TAGS = ["g", "x", *codec.MAKE, *codec.PARSE]
+TAGS = ["g", "x", *codec.VALUE_MAKERS, *codec.VALUE_PARSERS]
 hashable = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary() | st.complex_numbers(allow_nan=False),
     lambda inner: st.lists(inner, max_size=3).map(tuple) | st.frozensets(inner, max_size=3),

@@ -18,8 +18,8 @@ from marl_ray.training.run_folder import appended_file as files
 from marl_ray.tuning import records as records_module
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.records import (
-    CHANGES,
-    RECORDS,
+    CHANGES_FILE,
+    RECORDS_FILE,
     RecordsFile,
     SweepRecords,
     TrialRecord,
@@ -70,14 +70,14 @@ def test_a_driver_killed_at_any_byte_has_lost_no_change_that_it_had_saved(remote
         before, content = copy.deepcopy(records), _files(folder)
         file.save(*change(records, rng))
     after = _files(folder)
-    if after[RECORDS] != content.get(RECORDS):
+    if after[RECORDS_FILE] != content.get(RECORDS_FILE):
         if data.draw(st.booleans()):  # it dies between the two files
-            for name in content.keys() - {RECORDS}:
+            for name in content.keys() - {RECORDS_FILE}:
                 Path(folder.path, name).write_bytes(content[name])
     elif not remote:  # an object store has the new object or the old one
-        cut = data.draw(st.integers(len(content.get(CHANGES, b"")), len(after[CHANGES])))
-        Path(folder.path, CHANGES).write_bytes(after[CHANGES][:cut])
-        records = records if cut == len(after[CHANGES]) else before
+        cut = data.draw(st.integers(len(content.get(CHANGES_FILE, b"")), len(after[CHANGES_FILE])))
+        Path(folder.path, CHANGES_FILE).write_bytes(after[CHANGES_FILE][:cut])
+        records = records if cut == len(after[CHANGES_FILE]) else before
     loaded = load_records(folder_at(Path(folder.path).parent, remote))
     assert loaded == records
     # The driver that follows writes after it, whatever was cut.
@@ -143,17 +143,17 @@ def test_all_readers_see_the_changes_that_followed_sweep_json(tmp_path):
     file.save()
     sweep.records.winner_model, sweep.records.trials[0].steps = "models:/toy/2", 77
     file.save(sweep.records.trials[0])
-    assert json.loads((tmp_path / "toy" / RECORDS).read_text())["winner_model"] == "models:/toy/1"
+    assert json.loads((tmp_path / "toy" / RECORDS_FILE).read_text())["winner_model"] == "models:/toy/1"
     assert find_sweep("toy", str(tmp_path))[1].trials[0].steps == 77
     assert winner_of("toy", str(tmp_path))[0] == "models:/toy/2"
     (listed,) = list_stored(str(tmp_path))
     assert isinstance(listed, StoredSweep) and listed.records["trials"][0]["steps"] == 77
-    with (tmp_path / "toy" / CHANGES).open("a") as stream:
+    with (tmp_path / "toy" / CHANGES_FILE).open("a") as stream:
         stream.write('{"changes": "x"}\n')
     with pytest.raises(
         MarlRayError, match=r"sweep\.json is not the record of a sweep: sweep\.jsonl, line 2: expected a"
     ):
         find_sweep("toy", str(tmp_path))
-    (tmp_path / "toy" / CHANGES).write_text('{"changes": 99, "trials": []}\n')
+    (tmp_path / "toy" / CHANGES_FILE).write_text('{"changes": 99, "trials": []}\n')
     with pytest.raises(MarlRayError, match=r"sweep\.jsonl lacks the changes that follow number "):
         find_sweep("toy", str(tmp_path))

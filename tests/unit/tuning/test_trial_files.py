@@ -11,7 +11,7 @@ from pyarrow import fs
 
 from marl_ray.errors import MarlRayError
 from marl_ray.training.run_folder import appended_file
-from marl_ray.tuning.folder import ROWS, Folder, read_rows
+from marl_ray.tuning.folder import ROWS_FILE, Folder, read_rows
 from marl_ray.tuning.running import trial_files
 from marl_ray.tuning.running.trial_files import TrialWriter, read_state
 
@@ -67,7 +67,7 @@ def test_each_row_is_there_once_however_often_the_process_is_killed(tmp_path_fac
             try:
                 train(writer, every, dies_after)
             except Killed:
-                rows = path / "trial" / ROWS
+                rows = path / "trial" / ROWS_FILE
                 if cut and rows.exists() and not remote:  # it died while it wrote the next row
                     with rows.open("ab") as stream:
                         stream.write(json.dumps({"iteration": 99, "exploits": 0}).encode()[:cut])
@@ -112,7 +112,7 @@ def test_a_state_of_something_else_is_named(tmp_path, content):
 @pytest.mark.parametrize("line", ["", "[1]", "3", "{", '{"iteration": 1e400}'])
 def test_a_line_that_is_no_row_is_named(tmp_path, line):
     folder = folder_at(tmp_path, False)
-    folder.appended(ROWS).append(['{"iteration": 1}', line, '{"iteration": 2}'])
+    folder.appended(ROWS_FILE).append(['{"iteration": 1}', line, '{"iteration": 2}'])
     with pytest.raises(
         MarlRayError, match=r"^/.*/trial/rows.jsonl, line 2: expected a row of metrics as a JSON object$"
     ):

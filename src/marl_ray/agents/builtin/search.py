@@ -26,16 +26,16 @@ from marl_ray.errors import MarlRayError
 
 log = logging.getLogger(__name__)
 
-SERPER = "https://google.serper.dev"
+SERPER_URL = "https://google.serper.dev"
 KEY_VARIABLE = "SERPER_API_KEY"
 REQUESTED_RESULTS = 10
 """Number of results that a query asks for, however many of them are shown."""
 _MAX_BYTES = 1 << 20
 _MAX_QUERY_LENGTH = 2000
-_RETRIED = {408, 425, 429, 500, 502, 503, 504}
+_RETRIED_STATUSES = {408, 425, 429, 500, 502, 503, 504}
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.2, 5.0
-_KEY = re.compile(r"[A-Za-z0-9_.-]{1,200}")
-_LOCAL = {"127.0.0.1", "::1", "localhost"}
+_KEY_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,200}")
+_LOCAL_HOSTS = {"127.0.0.1", "::1", "localhost"}
 
 
 class Organic(BaseModel):
@@ -77,7 +77,7 @@ Backend = Callable[[str, float], SearchResponse]
 class Serper:
     """Client of Serper's API or one like it; safe to use from several threads."""
 
-    def __init__(self, key: str, base_url: str = SERPER, cache: SearchCache | None = None):
+    def __init__(self, key: str, base_url: str = SERPER_URL, cache: SearchCache | None = None):
         self._key, self._cache = key, cache
         self._url = f"{base_url.rstrip('/')}/search"
         self._client = httpx.Client(headers={"X-API-KEY": key})
@@ -112,7 +112,7 @@ class Serper:
                 if status == 200:
                     return body
                 problem = f"HTTP {status}"
-                if status not in _RETRIED:
+                if status not in _RETRIED_STATUSES:
                     log.warning("search: %s answered %s; is %s right?", self._url, problem, KEY_VARIABLE)
                     raise ToolError(f"Search failed: {problem}.")
                 pause = max(pause, wait_s)
@@ -210,7 +210,7 @@ class GoogleSearchSerper:
     def __init__(
         self,
         corpus: str | None = None,
-        base_url: str = SERPER,
+        base_url: str = SERPER_URL,
         key_file: str | None = None,
         results: int = 3,
         cache: str | None = None,
@@ -252,7 +252,7 @@ def _serper(base_url: str, key: str, cache: str | None, entries: int) -> Backend
         url = httpx.URL(base_url)
     except (httpx.InvalidURL, TypeError) as error:
         raise MarlRayError(f"base_url: {base_url!r} is no URL") from error
-    if url.scheme != "https" and not (url.scheme == "http" and url.host in _LOCAL):
+    if url.scheme != "https" and not (url.scheme == "http" and url.host in _LOCAL_HOSTS):
         raise MarlRayError(f"base_url: {base_url!r}; expected https, for the key travels with every request")
     return Serper(key, base_url, SearchCache(cache, entries))
 
@@ -269,7 +269,7 @@ def _key(path: str | None) -> str:
     key = key.strip()
     if not key:
         raise MarlRayError(f"google_search_serper: needs a key in {source}, or `corpus` to search a file instead")
-    if not _KEY.fullmatch(key):
+    if not _KEY_PATTERN.fullmatch(key):
         raise MarlRayError(f"google_search_serper: {source} holds no key; expected letters, digits and - _ . alone")
     return key
 

@@ -10,7 +10,7 @@ OVER_BUDGET = 1e6
 """Score that is subtracted per relative violation. It is so large that a team within its budgets beats every team that
 exceeds one."""
 CONFIDENCE = 0.95
-SLACK = 1.05
+WIDER_BUDGET_FACTOR = 1.05
 """Episodes are also counted against budgets that are wider by this factor."""
 _ROUNDING = 1e-6
 
@@ -55,7 +55,7 @@ def shares(budgets: Sequence[float], costs: Sequence[Sequence[float]]) -> dict[s
     budget; `..._certified` is a lower bound of each share, with 95 % confidence.
     """
     metrics = {}
-    for name, factor in (("within_budget", 1.0), ("within_budget_105", SLACK)):
+    for name, factor in (("within_budget", 1.0), ("within_budget_105", WIDER_BUDGET_FACTOR)):
         limits = [factor * budget + _ROUNDING * max(budget, 1.0) for budget in budgets]
         within = sum(all(c <= limit for c, limit in zip(episode_costs, limits, strict=True)) for episode_costs in costs)
         metrics[name] = within / len(costs)

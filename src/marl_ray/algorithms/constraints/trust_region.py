@@ -27,10 +27,10 @@ MatrixProduct = Callable[[Tensor], Tensor]
 Parameters = dict[str, Tensor]
 Case = Literal["unconstrained", "constrained", "recovery"]
 
-VANISHING = 1e-16
+VANISHING_NORM = 1e-16
 """A gradient whose squared natural norm g'H^-1 g is below this number is only rounding."""
 MAX_CONSTRAINTS = 8
-SLACK = 1e-9
+CONSTRAINT_TOLERANCE = 1e-9
 """Relative rounding allowed when a candidate is checked against the constraints."""
 
 
@@ -166,10 +166,12 @@ def _candidate(
         return None  # the gradients are dependent: a smaller set of them describes the same boundary
     to_boundary, along = torch.linalg.solve(inner, torch.stack([c[active], r[active]], -1)).unbind(-1)
     room = radius - float(c[active] @ to_boundary)
-    if room < -SLACK * radius:
+    if room < -CONSTRAINT_TOLERANCE * radius:
         return None
     gradient_along = q - float(r[active] @ along)
-    blocked = gradient_along <= max(VANISHING, 8 * resolution * q)  # no direction along the boundary lowers the loss
+    blocked = gradient_along <= max(
+        VANISHING_NORM, 8 * resolution * q
+    )  # no direction along the boundary lowers the loss
     rate = 0.0 if blocked else math.sqrt(max(room, 0.0) / gradient_along)
     costs, multipliers = torch.zeros_like(c), torch.zeros_like(c)
     costs[active] = rate * along - to_boundary
@@ -186,7 +188,7 @@ def _solve(q: float, r: Tensor, s: Tensor, c: Tensor, delta: float, resolution: 
     """
     radius = 2 * delta
     reach = (radius * s.diagonal()).clamp(min=0).sqrt()
-    usable = [k for k in range(len(c)) if s[k, k] > VANISHING]
+    usable = [k for k in range(len(c)) if s[k, k] > VANISHING_NORM]
     best, best_loss = None, math.inf
     for size in range(len(usable) + 1):
         for active in itertools.combinations(usable, size):
@@ -194,10 +196,10 @@ def _solve(q: float, r: Tensor, s: Tensor, c: Tensor, delta: float, resolution: 
             if candidate is None:
                 continue
             value = candidate.along_gradient * r + s @ candidate.along_costs + c
-            if any(value[k] > SLACK * (reach[k] + abs(c[k])) for k in usable):
+            if any(value[k] > CONSTRAINT_TOLERANCE * (reach[k] + abs(c[k])) for k in usable):
                 continue
             loss = candidate.along_gradient * q + float(r @ candidate.along_costs)
-            if best is None or loss < best_loss - SLACK * math.sqrt(radius * q):
+            if best is None or loss < best_loss - CONSTRAINT_TOLERANCE * math.sqrt(radius * q):
                 best, best_loss = candidate, loss
     if best is not None:
         return best

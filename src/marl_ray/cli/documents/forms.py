@@ -1,6 +1,6 @@
 """The forms of the documents that commands print with --json."""
 
-EXPERIMENT = {
+EXPERIMENT_FORM = {
     "name, status, strategy, stage, epoch": "The experiment, and where its rollout is.",
     "arms": "Arm -> traffic, counts of units, mean, verdict, and difference to the control with its interval.",
     "control": "The arm that the others are compared with.",
@@ -8,7 +8,7 @@ EXPERIMENT = {
     "warnings": "Sentences, if there are any.",
     "...": "All that `GET /v1/experiments/NAME` answers.",
 }
-RESULT = {
+RESULT_FORM = {
     "name": "The run.",
     "model": "`models:/name/version` of the best bundle.",
     "bundle": "Folder or URI of the best bundle.",
@@ -19,19 +19,19 @@ RESULT = {
     "summary": "Lines for people.",
     "trained": "False if the run had played all its steps already.",
 }
-STATE = {
+STATE_FORM = {
     "resource": "KIND/NAME.",
     "phase": "waiting, running, ready, suspended, succeeded, failed or gone.",
     "reason, message": "The operator's word and line.",
     "status": "Exit status of a RayJob's entrypoint, or null.",
 }
-JOB = {
+JOB_FORM = {
     "name": "The run or sweep.",
     "job": "The job's id; `rayjob/NAME` with --kuberay.",
     "status": "Exit status of the job, and of this command.",
 }
 FORMS: dict[str, dict[str, str]] = {
-    "train": RESULT | {"...": "With --dry-run the resolved config instead."},
+    "train": RESULT_FORM | {"...": "With --dry-run the resolved config instead."},
     "plan": {
         "rows": "Policy -> sequences of a pass.",
         "plans": "Of each number of `gpus` the bytes of one GPU: `weights`, `gradients`, `optimizer`, `gathered`, "
@@ -73,7 +73,7 @@ FORMS: dict[str, dict[str, str]] = {
         "mlflow": "`run_id` and `uri`.",
         "curve, log, errors": "Files.",
     },
-    "runs resume": RESULT,
+    "runs resume": RESULT_FORM,
     "runs rm": {
         "name, folder": "What was deleted.",
         "files, bytes, checkpoints": "What it held.",
@@ -115,15 +115,15 @@ FORMS: dict[str, dict[str, str]] = {
     },
     "tasks": {"[]": "The lines that are printed without `--json`, each an object."},
     "serve": {"urls": "Application -> URL."},
-    "deploy": EXPERIMENT,
-    "experiment create": EXPERIMENT,
+    "deploy": EXPERIMENT_FORM,
+    "experiment create": EXPERIMENT_FORM,
     "experiment ls": {
         "[].name, [].status, [].epoch": "The experiment.",
         "[].arms": "Arm -> share of the traffic.",
         "...": "All that `GET /v1/experiments` answers.",
     },
-    "experiment status": EXPERIMENT,
-    "experiment watch": EXPERIMENT,
+    "experiment status": EXPERIMENT_FORM,
+    "experiment watch": EXPERIMENT_FORM,
     "experiment audit": {
         "[].at, [].epoch": "Time of the change, and the epoch that it began.",
         "[].action, [].arm, [].actor, [].reason": "The change, its arm, who made it, and why.",
@@ -148,7 +148,7 @@ FORMS: dict[str, dict[str, str]] = {
         "gate": "`passed` and the `reason`.",
     },
     **{
-        f"experiment {change}": EXPERIMENT
+        f"experiment {change}": EXPERIMENT_FORM
         for change in ("start", "next-stage", "pause", "resume", "promote", "rollback", "stop")
     },
     "export": {
@@ -156,8 +156,8 @@ FORMS: dict[str, dict[str, str]] = {
         "units, sequences, decisions": "Counts of what it has.",
         "censored, mixed": "Units that were left out: without an outcome, and with acts of another bundle.",
     },
-    "submit train": JOB,
-    "submit sweep": JOB,
+    "submit train": JOB_FORM,
+    "submit sweep": JOB_FORM,
     "lint": {
         "files": "Number of files.",
         "passed": "False if the exit status is 2.",
@@ -166,8 +166,8 @@ FORMS: dict[str, dict[str, str]] = {
     "cluster lint": {"files, passed, findings": "As of `lint`."},
     "cluster render": {"[].apiVersion, [].kind, [].metadata": "The manifests.", "...": "The rest of each."},
     "cluster apply": {"dry_run": "True if nothing was kept.", "applied": "KIND/NAME of each manifest."},
-    "cluster status": STATE,
-    "cluster wait": STATE,
+    "cluster status": STATE_FORM,
+    "cluster wait": STATE_FORM,
     "cluster delete": {"resource": "KIND/NAME.", "gone": "False if it was only asked to end (--timeout-s 0)."},
     "new": {"files": "What was written.", "next": "The commands that use it."},
     "check plugin": {

@@ -48,7 +48,7 @@ def lint(
     It prints a line for each finding, and exits with status 2 unless all of them are advice.
     """
     from marl_ray.cluster.lint.documents import is_manifest, read_documents, serve_config
-    from marl_ray.cluster.lint.linter import ADVICE, lint_manifest, replica_pods
+    from marl_ray.cluster.lint.linter import ADVICE_PREFIX, lint_manifest, replica_pods
     from marl_ray.serving.client.lint import lint_serve_config
 
     findings: list[str] = []
@@ -63,7 +63,7 @@ def lint(
             if inner is not None:
                 pods = 1 if problems else replica_pods(document)
                 findings += lint_serve_config(inner, str(path), where="spec.serveConfigV2.", pods=pods)
-    advice = [f": {ADVICE}" in finding for finding in findings]
+    advice = [f": {ADVICE_PREFIX}" in finding for finding in findings]
     passed = all(advice) and not (strict and findings)
     rows = [{"text": text, "advice": is_advice} for text, is_advice in zip(findings, advice, strict=True)]
     pieces = "1 piece" if len(findings) == 1 else f"{len(findings)} pieces"

@@ -13,7 +13,7 @@ from typing import Any
 from marl_ray.cluster.local_ray import check_port, local_ray
 from marl_ray.config import GatewayConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.serving.client.admin import GATEWAY, KEY
+from marl_ray.serving.client.admin import GATEWAY_VARIABLE, KEY_VARIABLE
 from marl_ray.serving.client.deploy import deploy
 from marl_ray.serving.client.lint import IMPORT_PATHS, read_serve_config
 from marl_ray.serving.http.keys import new_key
@@ -68,5 +68,5 @@ def _check_gateways(data: Mapping[str, Any], source: str) -> None:
 def address_lines(urls: Mapping[str, str], key: str | None) -> list[str]:
     """Return the gateways' addresses, by name, and what another terminal exports to reach the first of them."""
     lines = [f"{name} runs at {url}, its page at {url}/ui" for name, url in urls.items()]
-    exports = {KEY: key, GATEWAY: next(iter(urls.values()))}
+    exports = {KEY_VARIABLE: key, GATEWAY_VARIABLE: next(iter(urls.values()))}
     return [*lines, *(f"export {name}={value}" for name, value in exports.items() if value), "serving until Ctrl-C"]

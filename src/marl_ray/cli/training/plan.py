@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from marl_ray.training.team.memory_plan import MemoryPlan
 
 GIB = 1 << 30
-DOUBLED = [2**power for power in range(7)]
+DEFAULT_GPU_COUNTS = [2**power for power in range(7)]
 """Numbers of GPUs that are computed when none is given."""
 COLUMNS = ("gpus", "weights", "gradients", "optimizer", "gathered", "activations", "reference", "sampling", "total")
 
@@ -37,7 +37,7 @@ def plan_memory(
 
     run, _ = load_named(config, overrides or ())
     parts = run.resources.parallel.values()
-    counts = gpus or [count for count in DOUBLED if all(count % part == 0 for part in parts)]
+    counts = gpus or [count for count in DEFAULT_GPU_COUNTS if all(count % part == 0 for part in parts)]
     plans = (memory_plan(run, count) for count in counts)
     if as_json:
         document = {"rows": passes(run), "plans": [plain(each) | {"total": each.total} for each in plans]}

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from marl_ray.cluster.kuberay.client.connection import Connection
 from marl_ray.cluster.kuberay.client.resources import delete, list_all
 from marl_ray.cluster.kuberay.client.waiting import WaitTimeoutError, wait
-from marl_ray.cluster.kuberay.manifests.pods import LABEL
+from marl_ray.cluster.kuberay.manifests.pods import CLUSTER_LABEL
 from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
 from marl_ray.cluster.kuberay.state.view import ResourceKind, owned_by
 
 FILES_KIND = ("ConfigMap", "v1")
-BESIDE = (("NetworkPolicy", "networking.k8s.io/v1"), ("PodDisruptionBudget", "policy/v1"), FILES_KIND)
+UNOWNED_KINDS = (("NetworkPolicy", "networking.k8s.io/v1"), ("PodDisruptionBudget", "policy/v1"), FILES_KIND)
 """Kinds that nothing owns, with the versions of their APIs. Files have no owner where Redis is cleaned up with them."""
 PAUSE_S = 0.5
 
@@ -38,8 +38,8 @@ def delete_all(
                 f"{kind} {name} is gone, and after {timeout_s:g} s there is left of it: {', '.join(remaining)}"
             )
         time.sleep(PAUSE_S)
-    for beside in BESIDE if timeout_s else BESIDE[:-1]:
-        for item in list_all(connection, *beside, f"{LABEL}={name}"):
+    for beside in UNOWNED_KINDS if timeout_s else UNOWNED_KINDS[:-1]:
+        for item in list_all(connection, *beside, f"{CLUSTER_LABEL}={name}"):
             existed = delete(connection, beside[0], item["metadata"]["name"], beside[1]) or existed
     return existed
 
@@ -49,7 +49,7 @@ def _remaining(connection: Connection, kind: ResourceKind, name: str) -> list[st
 
     That is its pods, and its clusters that end and outlive them until Redis has forgotten their heads.
     """
-    remaining = list_all(connection, "Pod", "v1", f"{LABEL}={name}")
+    remaining = list_all(connection, "Pod", "v1", f"{CLUSTER_LABEL}={name}")
     if kind in ("RayJob", "RayService"):
         clusters = list_all(connection, "RayCluster", labels=owned_by(kind, name))
         remaining += [cluster for cluster in clusters if cluster["metadata"].get("deletionTimestamp")]

@@ -17,11 +17,11 @@ from marl_ray.cluster.kuberay.client.connection import Connection
 from marl_ray.cluster.kuberay.client.logs import log_lines, submitter_of
 from marl_ray.cluster.kuberay.client.resources import apply, create, delete, read
 from marl_ray.cluster.kuberay.client.waiting import wait
-from marl_ray.cluster.kuberay.manifests.pods import LABEL
+from marl_ray.cluster.kuberay.manifests.pods import CLUSTER_LABEL
 from marl_ray.cluster.kuberay.manifests.rendering import render
 from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
 from marl_ray.config import RunConfig
-from marl_ray.config.cluster import FILES, ClusterConfig, JobConfig
+from marl_ray.config.cluster import FILES_PATH, ClusterConfig, JobConfig
 from marl_ray.config.kubernetes import NAME
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError
@@ -34,9 +34,9 @@ OPERATOR_S = 120.0
 PAUSE_S = 1.0
 MAX_NAME_LENGTH = 40
 """Characters of a cluster's name in the name of a job, which has seven more and must not be longer than 47."""
-SUBMISSION = "marl-ray/submission"
+SUBMISSION_ANNOTATION = "marl-ray/submission"
 """Annotation that tells one submission of a name from another."""
-INTERRUPTED = 130
+INTERRUPTED_STATUS = 130
 
 
 def submit(
@@ -61,7 +61,7 @@ def submit(
     if not re.fullmatch(NAME, name):
         raise MarlRayError(f"--submission-id {name!r}: expected a-z, 0-9 and -, a letter first, 47 characters at most")
     job = (cluster.job or JobConfig(entrypoint="-")).model_copy(
-        update={"entrypoint": shlex.join(["marl-ray", kind, f"{FILES}/config.yaml"])}
+        update={"entrypoint": shlex.join(["marl-ray", kind, f"{FILES_PATH}/config.yaml"])}
     )
     settings = cluster.model_copy(update={"name": name, "job": job, "files": f"{name}-files"})
     if read(connection, "RayJob", name) is not None or not create_job(connection, settings, config):
@@ -84,7 +84,7 @@ def create_job(connection: Connection, cluster: ClusterConfig, config: RunConfig
     files = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": cluster.files, "labels": {LABEL: cluster.name}},
+        "metadata": {"name": cluster.files, "labels": {CLUSTER_LABEL: cluster.name}},
         "data": {"config.yaml": text},
     }
     # A job whose files are refused would wait for them, and a second submission would join it.
@@ -93,10 +93,10 @@ def create_job(connection: Connection, cluster: ClusterConfig, config: RunConfig
     for manifest in (files, *others):
         apply(connection, manifest, dry_run=True)
     token = secrets.token_hex(8)
-    job["metadata"].setdefault("annotations", {})[SUBMISSION] = token
+    job["metadata"].setdefault("annotations", {})[SUBMISSION_ANNOTATION] = token
     made = create(connection, job) or read(connection, "RayJob", job["metadata"]["name"])
     # The answer to a request that made the job may have been lost, so the token tells whose it is.
-    if made is None or (made["metadata"].get("annotations") or {}).get(SUBMISSION) != token:
+    if made is None or (made["metadata"].get("annotations") or {}).get(SUBMISSION_ANNOTATION) != token:
         return False
     owner = {key: made["metadata"][key] for key in ("name", "uid")} | {"apiVersion": "ray.io/v1", "kind": "RayJob"}
     # Once the job is deleted, a pod like the head, with its files, clears Redis; `cluster delete` takes them after it.
@@ -136,7 +136,7 @@ def _follow(connection: Connection, name: str, timeout_s: float, start_s: float)
         printer.join(LOG_S)
     except KeyboardInterrupt:
         ask_whether_it_ends(connection, name)
-        return INTERRUPTED
+        return INTERRUPTED_STATUS
     return 0 if state.phase is Phase.SUCCEEDED else state.status or 1
 
 

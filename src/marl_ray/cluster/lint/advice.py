@@ -12,7 +12,7 @@ DRAIN_S = 30.0
 """Ray's default of the drain timeout, in seconds."""
 GRACE_S = 30
 """Kubernetes' default of `terminationGracePeriodSeconds`, in seconds."""
-GATES = {
+FEATURE_GATES = {
     "historyServerOptions": "RayClusterHistoryServer",
     "networkPolicy": "RayClusterNetworkPolicy",
     "tlsOptions": "RayClusterMTLS",
@@ -52,8 +52,8 @@ def _operations(cluster: Mapping[str, Any], where: str) -> Iterator[ManifestFaul
                 yield f"{at}image", problem
     if problem := _moving_image(cluster.get("autoscalerOptions", {}).get("image", "of:operator")):
         yield f"{where}autoscalerOptions.image", problem
-    for key in (key for key in GATES if key in cluster):
-        yield f"{where}{key}", f"expected none, unless the operator has the feature gate {GATES[key]}"
+    for key in (key for key in FEATURE_GATES if key in cluster):
+        yield f"{where}{key}", f"expected none, unless the operator has the feature gate {FEATURE_GATES[key]}"
     if cluster.get("gcsFaultToleranceOptions", {}).get("backend") == "rocksdb":
         message = "expected redis, unless the operator has the feature gate GCSFaultToleranceEmbeddedStorage"
         yield f"{where}gcsFaultToleranceOptions.backend", message

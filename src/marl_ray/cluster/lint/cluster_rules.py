@@ -10,7 +10,7 @@ from typing import Any
 
 from marl_ray.cluster.lint.parts import DEFAULT_MAX_REPLICAS, ManifestFault, environment, groups
 
-ALONE = "spec."
+LONE_CLUSTER_PATH = "spec."
 """Place of the specification of a RayCluster that belongs to no job or service."""
 NAME_LENGTH = {"RayCluster": 53, "RayService": 47, "RayJob": 47, "RayCronJob": 37}
 """Kind -> greatest length of a name. KubeRay appends to names to make names of Services, which end at 63."""
@@ -42,7 +42,7 @@ def of_metadata(document: Mapping[str, Any]) -> Iterator[ManifestFault]:
 
 def of_cluster(cluster: Mapping[str, Any], annotations: Mapping[str, str], where: str) -> Iterator[ManifestFault]:
     """Yield the rules for the specification of a Ray cluster, which stands at `where` (with a dot at its end)."""
-    if where != ALONE:
+    if where != LONE_CLUSTER_PATH:
         yield from _inside(cluster, where)
     head = cluster["headGroupSpec"]
     for path, group in groups(cluster, where):

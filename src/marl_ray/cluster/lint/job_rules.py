@@ -10,16 +10,16 @@ from marl_ray.cluster.lint.parts import ManifestFault, groups
 from marl_ray.config.kubernetes import is_schedule, is_time_zone
 from marl_ray.config.load import YamlLoader
 
-SELECTOR = "ray.io/cluster"
+SELECTOR_KEY = "ray.io/cluster"
 """Key of `clusterSelector` that names the cluster."""
-ORDER = ("DeleteWorkers", "DeleteCluster", "DeleteSelf")
+DELETION_POLICIES = ("DeleteWorkers", "DeleteCluster", "DeleteSelf")
 """Policies of deletion: what a later one deletes includes what an earlier one does."""
-_WORD = re.compile(
+_SCHEDULE_WORD = re.compile(
     r"@(yearly|annually|monthly|weekly|daily|midnight|hourly|every [-+]?((\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h))+)"
 )
 """Words that KubeRay's parser takes in place of five fields."""
 _CLUSTER_ONLY = ("DeleteWorkers", "DeleteCluster")
-_LOCAL = ("emptyDir", "hostPath")
+_LOCAL_VOLUMES = ("emptyDir", "hostPath")
 
 
 def of_job(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
@@ -59,7 +59,7 @@ def of_job(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
 def of_cron_job(spec: Mapping[str, Any]) -> Iterator[ManifestFault]:
     """Yield the rules for a RayCronJob's own part."""
     schedule = spec["schedule"]
-    if not (_WORD.fullmatch(schedule) or is_schedule(schedule)):
+    if not (_SCHEDULE_WORD.fullmatch(schedule) or is_schedule(schedule)):
         yield "spec.schedule", f"expected five fields of cron, got {schedule!r}"
     if "timeZone" in spec and not is_time_zone(spec["timeZone"]):
         yield "spec.timeZone", f"expected the name of a time zone such as Europe/Berlin, got {spec['timeZone']!r}"
@@ -69,8 +69,8 @@ def of_cron_job(spec: Mapping[str, Any]) -> Iterator[ManifestFault]:
 def _of_selector(
     spec: Mapping[str, Any], selector: Mapping[str, str], mode: str, where: str
 ) -> Iterator[ManifestFault]:
-    if not selector.get(SELECTOR):
-        yield f"{where}clusterSelector", f"expected {SELECTOR} with the name of a RayCluster"
+    if not selector.get(SELECTOR_KEY):
+        yield f"{where}clusterSelector", f"expected {SELECTOR_KEY} with the name of a RayCluster"
     if mode == "SidecarMode":
         yield f"{where}clusterSelector", "expected none in SidecarMode"
     if spec.get("suspend"):
@@ -133,10 +133,12 @@ def _of_rules(rules: list[Mapping[str, Any]], at: str) -> Iterator[ManifestFault
         if rule["policy"] in policies:
             yield f"{at}deletionRules.{k}", f"expected one rule for {rule['policy']} and {end[1]}"
         for other, seconds in policies.items():
-            if {rule["policy"], other} <= set(ORDER):
-                first, last = sorted([(ORDER.index(rule["policy"]), after), (ORDER.index(other), seconds)])
+            if {rule["policy"], other} <= set(DELETION_POLICIES):
+                first, last = sorted(
+                    [(DELETION_POLICIES.index(rule["policy"]), after), (DELETION_POLICIES.index(other), seconds)]
+                )
                 if first[1] > last[1]:
-                    names = f"{ORDER[last[0]]} after {ORDER[first[0]]}"
+                    names = f"{DELETION_POLICIES[last[0]]} after {DELETION_POLICIES[first[0]]}"
                     yield f"{at}deletionRules.{k}.condition.ttlSeconds", f"expected {names}"
         policies[rule["policy"]] = after
 
@@ -163,7 +165,7 @@ def advice_for_job(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFaul
         kind
         for _, group in groups(cluster, "")
         for volume in group["template"]["spec"].get("volumes", [])
-        for kind in volume.keys() - {"name", *_LOCAL, "configMap", "secret", "projected", "downwardAPI"}
+        for kind in volume.keys() - {"name", *_LOCAL_VOLUMES, "configMap", "secret", "projected", "downwardAPI"}
     }
     if not kinds:
         yield (

@@ -19,7 +19,7 @@ from marl_ray.cluster.lint.parts import (
 )
 from marl_ray.cluster.lint.schemas import schemas
 
-ADVICE = "advice: "
+ADVICE_PREFIX = "advice: "
 """Begins the message of a finding about what works, but not well."""
 
 
@@ -84,7 +84,7 @@ def _rules(document: Mapping[str, Any]) -> Iterator[ManifestFault]:
         yield from cluster_rules.of_cluster(cluster, document["metadata"].get("annotations", {}), where)
         yield from _mounts(cluster, where)
     for path, message in advice(document, cluster, where):
-        yield path, f"{ADVICE}{message}"
+        yield path, f"{ADVICE_PREFIX}{message}"
 
 
 def _mounts(cluster: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:

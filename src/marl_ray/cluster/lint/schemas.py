@@ -14,19 +14,25 @@ from typing import Any
 
 import yaml
 
-VERSION = "1.7.0"
+KUBERAY_VERSION = "1.7.0"
 """Release of KubeRay whose schemas are kept."""
 NOTICE = (
-    f"Made from the CRDs of KubeRay v{VERSION} (https://github.com/ray-project/kuberay, ray-operator/config/crd/bases). "
-    "Copyright the KubeRay authors, Apache License 2.0 (https://www.apache.org/licenses/LICENSE-2.0). Changed: version v1 "
-    "only, without status, descriptions, defaults and CEL rules; unknown properties refused; equal parts shared."
+    f"Made from the CRDs of KubeRay v{KUBERAY_VERSION} "
+    "(https://github.com/ray-project/kuberay, ray-operator/config/crd/bases). Copyright the KubeRay authors, Apache "
+    "License 2.0 (https://www.apache.org/licenses/LICENSE-2.0). Changed: version v1 only, without status, descriptions, "
+    "defaults and CEL rules; unknown properties refused; equal parts shared."
 )
-_KEPT = ("type", "enum", "required", "anyOf", "pattern", "minimum", "minLength", "maxLength", "minItems")
-_TEXTS: dict[str, Any] = {"type": "object", "additionalProperties": {"type": "string"}}
+_KEPT_KEYWORDS = ("type", "enum", "required", "anyOf", "pattern", "minimum", "minLength", "maxLength", "minItems")
+_TEXT_MAP: dict[str, Any] = {"type": "object", "additionalProperties": {"type": "string"}}
 # The API server checks metadata by itself, so the CRDs say nothing about it.
 _METADATA = {
     "type": "object",
-    "properties": {"name": {"type": "string"}, "namespace": {"type": "string"}, "labels": _TEXTS, "annotations": _TEXTS}
+    "properties": {
+        "name": {"type": "string"},
+        "namespace": {"type": "string"},
+        "labels": _TEXT_MAP,
+        "annotations": _TEXT_MAP,
+    }
     | {"generateName": {"type": "string"}, "finalizers": {"type": "array", "items": {"type": "string"}}},
     "additionalProperties": False,
 }
@@ -38,7 +44,9 @@ def schemas() -> dict[str, Any]:
 
     `$defs` has what they share.
     """
-    data: dict[str, Any] = json.loads(Path(__file__).with_name(f"kuberay-v{VERSION}.json").read_text(encoding="utf-8"))
+    data: dict[str, Any] = json.loads(
+        Path(__file__).with_name(f"kuberay-v{KUBERAY_VERSION}.json").read_text(encoding="utf-8")
+    )
     return data
 
 
@@ -65,7 +73,7 @@ def minimise(crds: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _strict(node: dict[str, Any]) -> dict[str, Any]:
-    out = {key: node[key] for key in _KEPT if key in node}
+    out = {key: node[key] for key in _KEPT_KEYWORDS if key in node}
     properties = node.get("properties", {})
     # The API server fills defaults in before it validates.
     required = [name for name in node.get("required", ()) if "default" not in properties.get(name, {})]

@@ -13,32 +13,32 @@ from marl_ray.config.run.hyper import HyperParameters
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import ALGORITHM
 
-ADAM = ("adam_betas", "adam_eps")
+ADAM_KEYS = ("adam_betas", "adam_eps")
 """Keys of `hyper` that `optimizer: adamw` reads, and no other."""
-READ_WITH = {
+READ_WITH_KEY = {
     "kl_target": "kl_coef",
     "kl_horizon": "kl_target",
     "entropy_step": "entropy_target",
     "overlong_penalty": "overlong_buffer",
 }
 """Key of `hyper` -> the key that turns on the part of the algorithm that reads it."""
-_OPTIMISER = (
-    *("lr", "lr_decay", "lr_warmup", "optimizer", *ADAM, "weight_decay"),
+_OPTIMISER_KEYS = (
+    *("lr", "lr_decay", "lr_warmup", "optimizer", *ADAM_KEYS, "weight_decay"),
     *("epochs", "minibatches", "max_grad_norm"),
 )
-_ADVANTAGE = ("advantage_norm", "std_ddof")
-_LENGTH = ("overlong_filter", "overlong_buffer", "overlong_penalty")
+_ADVANTAGE_KEYS = ("advantage_norm", "std_ddof")
+_LENGTH_KEYS = ("overlong_filter", "overlong_buffer", "overlong_penalty")
 COMMON_KEYS = (
-    *_OPTIMISER,
+    *_OPTIMISER_KEYS,
     *("target_kl", "entropy_coef", "entropy_target", "entropy_step", "aggregation", "importance_cap"),
     *("kl_coef", "kl_estimator", "kl_place", "kl_target", "kl_horizon"),
-    *_ADVANTAGE,
-    *_LENGTH,
+    *_ADVANTAGE_KEYS,
+    *_LENGTH_KEYS,
 )
 """Keys of `hyper` that the learner reads for every algorithm that descends a gradient."""
-TRUST_REGION_KEYS = (*_OPTIMISER, *_ADVANTAGE, *_LENGTH)
+TRUST_REGION_KEYS = (*_OPTIMISER_KEYS, *_ADVANTAGE_KEYS, *_LENGTH_KEYS)
 """Keys of `hyper` that the learner reads if a trust region moves the actor, and gradient descent the critics alone."""
-PAIR_KEYS = _OPTIMISER
+PAIR_KEYS = _OPTIMISER_KEYS
 """Keys of `hyper` that the learner reads if the algorithm learns from preferred pairs."""
 
 
@@ -147,22 +147,22 @@ class AlgorithmSpec:
         return tuple(name for name, needed in needs_of.items() if needed)
 
 
-_BOUNDS = ("clip", "clip_high")
-_CLIP = (*_BOUNDS, "dual_clip")
-_CRITIC = ("critic_lr", "gamma", "gae_lambda", "value_clip", "huber_delta", "value_coef")
-_COST = ("cost_gamma", "cost_gae_lambda")
-_LAGRANGE = ("multiplier_init", "multiplier_lr", "multiplier_damping", "multiplier_max")
-_PID = ("multiplier_init", "pid_kp", "pid_ki", "pid_kd", "pid_delay")
-_TRUST = ("trust_region", "cg_iterations", "cg_damping", "line_search_steps", "line_search_decay")
-_GROUP: dict[str, Any] = {"std_ddof": 1, "entropy_coef": 0.0}
-_CRITIC_FREE: dict[str, Any] = _GROUP | {"gamma": 1.0}
+_CLIP_BOUND_KEYS = ("clip", "clip_high")
+_CLIP_KEYS = (*_CLIP_BOUND_KEYS, "dual_clip")
+_CRITIC_KEYS = ("critic_lr", "gamma", "gae_lambda", "value_clip", "huber_delta", "value_coef")
+_COST_KEYS = ("cost_gamma", "cost_gae_lambda")
+_LAGRANGE_KEYS = ("multiplier_init", "multiplier_lr", "multiplier_damping", "multiplier_max")
+_PID_KEYS = ("multiplier_init", "pid_kp", "pid_ki", "pid_kd", "pid_delay")
+_TRUST_KEYS = ("trust_region", "cg_iterations", "cg_damping", "line_search_steps", "line_search_decay")
+_GROUP_DEFAULTS: dict[str, Any] = {"std_ddof": 1, "entropy_coef": 0.0}
+_CRITIC_FREE_DEFAULTS: dict[str, Any] = _GROUP_DEFAULTS | {"gamma": 1.0}
 
 
 def _groups(
-    title: str, paper: str, aggregation: str, norm: str, keys: tuple[str, ...] = _CLIP, **defaults: Any
+    title: str, paper: str, aggregation: str, norm: str, keys: tuple[str, ...] = _CLIP_KEYS, **defaults: Any
 ) -> AlgorithmSpec:
     """Return a critic-free algorithm that compares the members of a group."""
-    values = _CRITIC_FREE | {"aggregation": aggregation, "advantage_norm": norm} | defaults
+    values = _CRITIC_FREE_DEFAULTS | {"aggregation": aggregation, "advantage_norm": norm} | defaults
     by_deviation = "ratio_level" not in keys  # a mean of the others goes with no deviation of all
     return AlgorithmSpec(
         title, paper, groups=True, group_norm=by_deviation, keys=(*keys, "dynamic_sampling"), defaults=values
@@ -180,26 +180,28 @@ def _constrain_algorithm(
         constraint=kind,
         order=order,
         token_policies=kind != "trust_region",
-        keys=(*(() if kind == "trust_region" else _CLIP), *_CRITIC, *_COST, *keys),
+        keys=(*(() if kind == "trust_region" else _CLIP_KEYS), *_CRITIC_KEYS, *_COST_KEYS, *keys),
         defaults=defaults,
     )
 
 
 SPECS: dict[str, AlgorithmSpec] = {
-    "ppo": AlgorithmSpec("Proximal policy optimisation", "arXiv 1707.06347", "local", keys=(*_CLIP, *_CRITIC)),
-    "ippo": AlgorithmSpec("Independent PPO", "arXiv 2011.09533", "local", keys=(*_CLIP, *_CRITIC)),
-    "mappo": AlgorithmSpec("Multi-agent PPO", "arXiv 2103.01955", "central", keys=(*_CLIP, *_CRITIC)),
+    "ppo": AlgorithmSpec(
+        "Proximal policy optimisation", "arXiv 1707.06347", "local", keys=(*_CLIP_KEYS, *_CRITIC_KEYS)
+    ),
+    "ippo": AlgorithmSpec("Independent PPO", "arXiv 2011.09533", "local", keys=(*_CLIP_KEYS, *_CRITIC_KEYS)),
+    "mappo": AlgorithmSpec("Multi-agent PPO", "arXiv 2103.01955", "central", keys=(*_CLIP_KEYS, *_CRITIC_KEYS)),
     "happo": AlgorithmSpec(
-        "Heterogeneous-agent PPO", "arXiv 2109.11251", "central", order="sequential", keys=(*_CLIP, *_CRITIC)
+        "Heterogeneous-agent PPO", "arXiv 2109.11251", "central", order="sequential", keys=(*_CLIP_KEYS, *_CRITIC_KEYS)
     ),
     "grpo": _groups("Group relative policy optimisation", "arXiv 2402.03300", "seq-mean-token-mean", "group"),
     "dr_grpo": _groups("GRPO done right", "arXiv 2503.20783", "fixed-length", "none"),
-    "rloo": _groups("REINFORCE leave-one-out", "arXiv 2402.14740", "token-mean", "none", (*_CLIP, "ratio_level")),
+    "rloo": _groups("REINFORCE leave-one-out", "arXiv 2402.14740", "token-mean", "none", (*_CLIP_KEYS, "ratio_level")),
     "reinforce_pp": AlgorithmSpec(
         "REINFORCE++",
         "arXiv 2501.03262",
-        keys=(*_CLIP, "gamma"),
-        defaults=_CRITIC_FREE | {"aggregation": "token-mean", "advantage_norm": "batch"},
+        keys=(*_CLIP_KEYS, "gamma"),
+        defaults=_CRITIC_FREE_DEFAULTS | {"aggregation": "token-mean", "advantage_norm": "batch"},
     ),
     "reinforce_pp_baseline": _groups("REINFORCE++ with a group baseline", "arXiv 2501.03262", "token-mean", "batch"),
     "remax": AlgorithmSpec(
@@ -208,7 +210,7 @@ SPECS: dict[str, AlgorithmSpec] = {
         groups=True,
         greedy=True,
         keys=("gamma",),
-        defaults=_CRITIC_FREE | {"aggregation": "seq-mean-token-sum", "advantage_norm": "none", "epochs": 1},
+        defaults=_CRITIC_FREE_DEFAULTS | {"aggregation": "seq-mean-token-sum", "advantage_norm": "none", "epochs": 1},
     ),
     "gspo": _groups(
         "Group sequence policy optimisation",
@@ -223,7 +225,7 @@ SPECS: dict[str, AlgorithmSpec] = {
         "arXiv 2506.13585",
         "token-mean",
         "group",
-        _BOUNDS,
+        _CLIP_BOUND_KEYS,
         clip=1.0,  # no lower bound, as the paper: a weight is never negative
         clip_high=4.0,
     ),
@@ -248,20 +250,20 @@ SPECS: dict[str, AlgorithmSpec] = {
         "arXiv 2305.18290",
         pairs=True,
         keys=("beta", "label_smoothing"),
-        defaults=_CRITIC_FREE | {"aggregation": "seq-mean-token-mean", "advantage_norm": "none"},
+        defaults=_CRITIC_FREE_DEFAULTS | {"aggregation": "seq-mean-token-mean", "advantage_norm": "none"},
     ),
     "ppo_lagrangian": _constrain_algorithm(
-        "PPO-Lagrangian", "Ray, Achiam, Amodei 2019", "multiplier", "local", "simultaneous", *_LAGRANGE
+        "PPO-Lagrangian", "Ray, Achiam, Amodei 2019", "multiplier", "local", "simultaneous", *_LAGRANGE_KEYS
     ),
     "pid_lagrangian": _constrain_algorithm(
-        "PID-Lagrangian", "arXiv 2007.03964", "multiplier", "local", "simultaneous", *_PID
+        "PID-Lagrangian", "arXiv 2007.03964", "multiplier", "local", "simultaneous", *_PID_KEYS
     ),
     "p3o": _constrain_algorithm("Penalised PPO", "arXiv 2205.11814", "penalty", "local", "simultaneous", "penalty"),
     "cpo": _constrain_algorithm(
-        "Constrained policy optimisation", "arXiv 1705.10528", "trust_region", "local", "simultaneous", *_TRUST
+        "Constrained policy optimisation", "arXiv 1705.10528", "trust_region", "local", "simultaneous", *_TRUST_KEYS
     ),
     "mappo_lagrangian": _constrain_algorithm(
-        "MAPPO-Lagrangian", "arXiv 2110.02793", "multiplier", "central", "sequential", *_LAGRANGE
+        "MAPPO-Lagrangian", "arXiv 2110.02793", "multiplier", "central", "sequential", *_LAGRANGE_KEYS
     ),
     "map3o": _constrain_algorithm(
         "Multi-agent P3O", "arXiv 2205.11814", "penalty", "central", "simultaneous", "penalty"
@@ -272,7 +274,7 @@ SPECS: dict[str, AlgorithmSpec] = {
         "trust_region",
         "central",
         "sequential",
-        *_TRUST,
+        *_TRUST_KEYS,
     ),
 }
 """Every built-in algorithm, in the order of the documentation; `extensions.ALGORITHM` says where its functions are."""

@@ -20,14 +20,14 @@ from typing import Any
 
 from marl_ray.config.run.model import ModelConfig
 
-_LANGUAGE: dict[str, Any] = {
+_LANGUAGE_DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("gamma", "gae_lambda", "cost_gamma", "cost_gae_lambda"), 1.0),
     "epochs": 1,
     "max_grad_norm": 1.0,
     "entropy_coef": 0.0,
     "value_coef": 0.1,
 }
-_RATES: dict[tuple[bool, bool], dict[str, float]] = {
+_LEARNING_RATES: dict[tuple[bool, bool], dict[str, float]] = {
     (False, False): {"lr": 1e-6, "critic_lr": 1e-5, "adam_eps": 1e-8},
     (False, True): {"lr": 1e-5, "critic_lr": 1e-5, "adam_eps": 1e-8},
     (True, False): {"lr": 2e-4, "critic_lr": 1e-3, "adam_eps": 1e-5},
@@ -43,4 +43,4 @@ def family_defaults(model: ModelConfig | None) -> dict[str, Any]:
     """
     if model is None:
         return {}
-    return _LANGUAGE | _RATES[model.preset is not None, model.lora is not None]
+    return _LANGUAGE_DEFAULTS | _LEARNING_RATES[model.preset is not None, model.lora is not None]

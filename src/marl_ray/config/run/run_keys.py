@@ -26,7 +26,7 @@ from marl_ray.config.run.sections import (
     agents_of_error,
 )
 
-DECISIONS = "decisions://"
+DECISIONS_SCHEME = "decisions://"
 """Prefix of the `data` of a run that learns from texts that were served."""
 DEFAULT_BRANCH_TURNS = 3
 """Turns after the first that are branched unless `train.branch_turns` says otherwise: a group of an episode of T turns then

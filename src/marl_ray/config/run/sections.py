@@ -270,7 +270,7 @@ class CheckpointConfig(Config):
         return None if isinstance(self.keep, int) else self.keep[1]
 
 
-IN_RUNS = ("humaneval", "humaneval_plus", "mbpp", "mbpp-sanitized", "mbpp_plus", "jsonl", "math")
+RUN_BENCHMARKS = ("humaneval", "humaneval_plus", "mbpp", "mbpp-sanitized", "mbpp_plus", "jsonl", "math")
 """Built-in benchmarks that runs are measured on: no program forges their verdicts, and no reference of theirs fails."""
 
 
@@ -314,8 +314,10 @@ class BenchmarkConfig(Config):
     @model_validator(mode="after")
     def _has_a_file(self) -> "BenchmarkConfig":
         builtin = self.name in BENCHMARK.builtins
-        if builtin and self.name not in IN_RUNS:
-            raise ValueError(f"name: {self.name} is scored by `marl-ray evaluate` alone; expected {', '.join(IN_RUNS)}")
+        if builtin and self.name not in RUN_BENCHMARKS:
+            raise ValueError(
+                f"name: {self.name} is scored by `marl-ray evaluate` alone; expected {', '.join(RUN_BENCHMARKS)}"
+            )
         if self.data is None and builtin and self.name != "humaneval":
             raise ValueError(f"data: {self.name} needs its file, or a URI")
         if self.data is not None and self.data.partition(":")[0] == "hub":

@@ -33,7 +33,7 @@ BETTER_BY_DEFAULT: dict[str, Literal["lower", "higher"]] = {
 """Metrics whose good direction is known; for any other metric the config must give it."""
 
 
-BINARY = frozenset({"error", "violation"})
+BINARY_METRICS = frozenset({"error", "violation"})
 Missing = Literal["exclude"] | Annotated[float, Field(ge=-1e100, le=1e100)]
 """Value that a unit without a report counts with when its window is over; `exclude`: the unit does not count."""
 
@@ -41,7 +41,7 @@ Missing = Literal["exclude"] | Annotated[float, Field(ge=-1e100, le=1e100)]
 def counts_as(metric: str, missing: float | str | None) -> float | None:
     """Return the value that a unit without the metric counts with; None if `missing` leaves such a unit out."""
     if missing is None:
-        return 0.0 if metric in BINARY else None
+        return 0.0 if metric in BINARY_METRICS else None
     return None if isinstance(missing, str) else float(missing)
 
 
@@ -72,7 +72,7 @@ class GuardrailConfig(Config):
     @property
     def is_binary(self) -> bool:
         if self.binary is None:
-            return self.name in BINARY and self.bounds is None and self.winsorize is None
+            return self.name in BINARY_METRICS and self.bounds is None and self.winsorize is None
         return self.binary
 
     @model_validator(mode="after")

@@ -40,15 +40,24 @@ def _read_range(value: Any) -> Any:
     raise ValueError("expected [low, high] with low < high")
 
 
-_PART = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
-_OBJECT = {"type": "object", "properties": {"relative": _PART}, "required": ["relative"], "additionalProperties": False}
-_MARGINS = [{"type": "number", "minimum": 0}, {"type": "string", "pattern": r"^[0-9]{1,2}(\.[0-9]+)?%$"}, _OBJECT]
-_END = {"type": "number", "minimum": -1e100, "maximum": 1e100}
-Margin = Annotated[float | RelativeMargin, BeforeValidator(_read_margin), WithJsonSchema({"anyOf": _MARGINS})]
+_PART_SCHEMA = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
+_OBJECT_SCHEMA = {
+    "type": "object",
+    "properties": {"relative": _PART_SCHEMA},
+    "required": ["relative"],
+    "additionalProperties": False,
+}
+_MARGIN_SCHEMAS = [
+    {"type": "number", "minimum": 0},
+    {"type": "string", "pattern": r"^[0-9]{1,2}(\.[0-9]+)?%$"},
+    _OBJECT_SCHEMA,
+]
+_END_SCHEMA = {"type": "number", "minimum": -1e100, "maximum": 1e100}
+Margin = Annotated[float | RelativeMargin, BeforeValidator(_read_margin), WithJsonSchema({"anyOf": _MARGIN_SCHEMAS})]
 Range = Annotated[
     tuple[float, float],
     BeforeValidator(_read_range),
-    WithJsonSchema({"type": "array", "items": _END, "minItems": 2, "maxItems": 2}),
+    WithJsonSchema({"type": "array", "items": _END_SCHEMA, "minItems": 2, "maxItems": 2}),
 ]
 
 

@@ -10,18 +10,24 @@ from torch import Tensor
 
 from marl_ray.config import spec_of
 from marl_ray.conformance.algorithm import truth
-from marl_ray.conformance.algorithm.game_run import STILL, UNLIMITED, GameRun, GridPoint, whole_episodes
-from marl_ray.conformance.algorithm.games import STATES
+from marl_ray.conformance.algorithm.game_run import (
+    STILL_LEARNING_RATE,
+    UNLIMITED_BUDGET,
+    GameRun,
+    GridPoint,
+    whole_episodes,
+)
+from marl_ray.conformance.algorithm.games import STATE_COUNT
 from marl_ray.trajectories import Trajectories
 
 Difference = str | None
 
-FIRST = {
-    "lr": STILL,
+FIRST_STEP_SETTINGS = {
+    "lr": STILL_LEARNING_RATE,
     "epochs": 1,
     "minibatches": 1,
     "entropy_coef": 0.0,
-    "max_grad_norm": UNLIMITED,
+    "max_grad_norm": UNLIMITED_BUDGET,
     "gamma": 1.0,
     "gae_lambda": 0.7,
     "cost_gamma": 1.0,
@@ -30,14 +36,14 @@ FIRST = {
     "trust_region": 1e-14,
 }
 """Settings of one gradient step that moves nothing, on undiscounted sums."""
-FIT = {"critic_lr": 0.2, "critic_epochs": 30}
+CRITIC_FIT_SETTINGS = {"critic_lr": 0.2, "critic_epochs": 30}
 """Settings that fit a critic which is fitted before the actor."""
-CERTAIN = {"critic_lr": 5.0, "critic_epochs": 10}
+CERTAIN_CRITIC_SETTINGS = {"critic_lr": 5.0, "critic_epochs": 10}
 """Settings that make such a critic certain that nothing is earned."""
-DRIFT = {"lr": 1e-2, "epochs": 2, "entropy_coef": 0.0, "dynamic_sampling": 0}
-MOVING = {"lr": 3e-3, "multiplier_init": 0.5, "multiplier_lr": 0.1}
+DRIFT_SETTINGS = {"lr": 1e-2, "epochs": 2, "entropy_coef": 0.0, "dynamic_sampling": 0}
+MOVING_MULTIPLIER_SETTINGS = {"lr": 3e-3, "multiplier_init": 0.5, "multiplier_lr": 0.1}
 BUDGETS = (0.9, 1.1)
-AFTER = {state: (0.2 * (state % 2), 0.5 + state % 2, 1.0) for state in range(STATES)}
+SUMS_AFTER_CUT = {state: (0.2 * (state % 2), 0.5 + state % 2, 1.0) for state in range(STATE_COUNT)}
 """State -> reward and costs that follow a cut there."""
 
 
@@ -45,7 +51,10 @@ def begin(algorithm: str, case: GridPoint, rewarded: bool = True, priced: bool =
     """Return a run of a game in which a cut episode continues, if the algorithm counts that."""
     after = truth.nothing()
     if not (case.ends or whole_episodes(algorithm)):
-        after = {state: (reward * rewarded, *(c * priced for c in costs)) for state, (reward, *costs) in AFTER.items()}
+        after = {
+            state: (reward * rewarded, *(c * priced for c in costs))
+            for state, (reward, *costs) in SUMS_AFTER_CUT.items()
+        }
     priced = priced and spec_of(algorithm).costs
     game = {"rewarded": rewarded, "priced": priced, **options.pop("game", {})}
     return GameRun(algorithm, case, after=after, game=game, **options)
@@ -75,7 +84,7 @@ def parallel(what: str, measured: Tensor, true: Tensor, min_cosine: float = 0.99
 @lru_cache(maxsize=16)
 def first_update(algorithm: str, case: GridPoint) -> tuple[GameRun, dict[str, Trajectories]]:
     """Return a run of a game after its first gradient step, which moved nothing, and the batch of that step."""
-    hyper = FIRST | (FIT if spec_of(algorithm).critic_first else {})
+    hyper = FIRST_STEP_SETTINGS | (CRITIC_FIT_SETTINGS if spec_of(algorithm).critic_first else {})
     game_run = begin(algorithm, case, hyper=hyper, mixed=True)
     batches = game_run.collect()
     game_run.update(batches)

@@ -13,16 +13,16 @@ from marl_ray.config import spec_of
 from marl_ray.conformance.algorithm import learner_access, truth
 from marl_ray.conformance.algorithm.comparing import (
     BUDGETS,
-    FIRST,
-    MOVING,
+    FIRST_STEP_SETTINGS,
+    MOVING_MULTIPLIER_SETTINGS,
     Difference,
     begin,
     compare,
     first_update,
     parallel,
 )
-from marl_ray.conformance.algorithm.game_run import UNLIMITED, GameRun, GridPoint
-from marl_ray.conformance.algorithm.games import POLICIES, SIGNALS, STATES, GameRules
+from marl_ray.conformance.algorithm.game_run import UNLIMITED_BUDGET, GameRun, GridPoint
+from marl_ray.conformance.algorithm.games import POLICY_NAMES, SIGNAL_COUNT, STATE_COUNT, GameRules
 
 
 def cost_gradient(algorithm: str, case: GridPoint) -> Difference:
@@ -30,8 +30,8 @@ def cost_gradient(algorithm: str, case: GridPoint) -> Difference:
     game_run = begin(
         algorithm,
         case,
-        hyper=FIRST | {"multiplier_init": 1.0},
-        budgets=(0.9, UNLIMITED),
+        hyper=FIRST_STEP_SETTINGS | {"multiplier_init": 1.0},
+        budgets=(0.9, UNLIMITED_BUDGET),
         rewarded=False,
         mixed=True,
     )
@@ -40,7 +40,7 @@ def cost_gradient(algorithm: str, case: GridPoint) -> Difference:
     strengths = before if learner_access.every_step(algorithm) else learner_access.multipliers(game_run)
     for number, learner in enumerate(game_run.learners):
         true = torch.zeros(())
-        for signal in range(SIGNALS):
+        for signal in range(SIGNAL_COUNT):
             strength = strengths[number][signal].multiplier if strengths[number] else float(signal == 0)
             by_logit = truth.gradient(game_run.rules, game_run.uniform, 1 + signal, game_run.after)
             true = true + strength * game_run.weight_gradient(number, by_logit)
@@ -66,7 +66,7 @@ def _accounts(algorithm: str, case: GridPoint) -> list[_Batch]:
 
     All copies of the batches stand at the same step.
     """
-    game_run = begin(algorithm, case, hyper=FIRST | {"multiplier_init": 0.5}, budgets=BUDGETS)
+    game_run = begin(algorithm, case, hyper=FIRST_STEP_SETTINGS | {"multiplier_init": 0.5}, budgets=BUDGETS)
     accounts = []
     for batch in range(4 if case.below else 1):
         before = learner_access.multipliers(game_run)
@@ -119,7 +119,7 @@ def moved_costs(algorithm: str, case: GridPoint) -> Difference:
     factor = None
     with ExitStack() as moves:
         for number, learner in enumerate(game_run.learners):
-            batch = batches[POLICIES[number]]
+            batch = batches[POLICY_NAMES[number]]
             up = truth.gradient(game_run.rules, game_run.tables(), 1, game_run.after)
             moves.enter_context(
                 learner_access.nudge_policy(game_run, number, game_run.weight_gradient(number, up), 3e-3)
@@ -127,7 +127,7 @@ def moved_costs(algorithm: str, case: GridPoint) -> Difference:
             after = learner_access.joint_factor(learner, batch, factor)
             changes = learner_access.moved_costs(game_run, number, batch, after, factor)
             now = truth.expected_returns(game_run.rules, game_run.tables(), game_run.after)
-            for signal in range(SIGNALS):
+            for signal in range(SIGNAL_COUNT):
                 true = now[1 + signal] - before[1 + signal]
                 problem = compare(f"the change of J_c by policy {number + 1}", changes[signal], true, 0.03)
                 if problem:
@@ -139,7 +139,9 @@ def moved_costs(algorithm: str, case: GridPoint) -> Difference:
 @lru_cache(maxsize=16)
 def _once(algorithm: str, case: GridPoint) -> GameRun:
     """Return a run of a game after one gradient step that moved the policies."""
-    game_run = begin(algorithm, case, hyper=FIRST | MOVING, budgets=BUDGETS, mixed=True)
+    game_run = begin(
+        algorithm, case, hyper=FIRST_STEP_SETTINGS | MOVING_MULTIPLIER_SETTINGS, budgets=BUDGETS, mixed=True
+    )
     game_run.step()
     return game_run
 
@@ -170,7 +172,13 @@ def multipliers(algorithm: str, case: GridPoint) -> Difference:
 def multiplier_steps(algorithm: str, case: GridPoint) -> Difference:
     """Check that a multiplier that moves after every gradient step moves by the J_c that the steps led to."""
     once = _once(algorithm, case)
-    twice = begin(algorithm, case, hyper=FIRST | MOVING | {"epochs": 2}, budgets=BUDGETS, mixed=True)
+    twice = begin(
+        algorithm,
+        case,
+        hyper=FIRST_STEP_SETTINGS | MOVING_MULTIPLIER_SETTINGS | {"epochs": 2},
+        budgets=BUDGETS,
+        mixed=True,
+    )
     twice.step()
     number = once.order_of(0)[0]
     members = slice(number * case.agents, (number + 1) * case.agents)
@@ -179,7 +187,7 @@ def multiplier_steps(algorithm: str, case: GridPoint) -> Difference:
     measured = truth.expected_returns(once.rules, once.uniform, truth.nothing())
     start = truth.expected_returns(once.rules, once.uniform, once.after)
     now = truth.expected_returns(once.rules, tables, once.after)
-    for signal in range(SIGNALS):
+    for signal in range(SIGNAL_COUNT):
         old, new = (learner_access.multipliers(game_run)[number][signal] for game_run in (once, twice))
         change = learner_access.implied_cost(old, new) - measured[1 + signal]
         shift = now[1 + signal] - start[1 + signal]
@@ -204,8 +212,8 @@ def lands_on_budget(algorithm: str, case: GridPoint) -> Difference:
     game_run = begin(
         algorithm,
         case,
-        hyper=FIRST | {"trust_region": 1e-5, "cg_damping": 1e-6, "cg_iterations": 30},
-        budgets=(measured - excess, UNLIMITED),
+        hyper=FIRST_STEP_SETTINGS | {"trust_region": 1e-5, "cg_damping": 1e-6, "cg_iterations": 30},
+        budgets=(measured - excess, UNLIMITED_BUDGET),
         mixed=True,
     )
     start = truth.expected_returns(game_run.rules, game_run.uniform, game_run.after)[1]
@@ -225,4 +233,4 @@ def lands_on_budget(algorithm: str, case: GridPoint) -> Difference:
 
 
 def _uniform(case: GridPoint) -> truth.Tables:
-    return [[[0.5, 0.5]] * STATES for _ in range(case.policies * case.agents)]
+    return [[[0.5, 0.5]] * STATE_COUNT for _ in range(case.policies * case.agents)]

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from marl_ray.config import HyperParameters, RunConfig, spec_of
 from marl_ray.conformance.algorithm import truth
-from marl_ray.conformance.algorithm.games import LENGTH, POLICIES, STATES, GameRules
+from marl_ray.conformance.algorithm.games import EPISODE_STEPS, POLICY_NAMES, STATE_COUNT, GameRules
 from marl_ray.envs.registry import make_env
 from marl_ray.policies.actor_critic.distributions import Categorical
 from marl_ray.policies.actor_critic.networks import Network
@@ -33,10 +33,10 @@ from marl_ray.training.team.assembly import build_team
 from marl_ray.training.team.joint_update import update_team
 from marl_ray.trajectories import Trajectories
 
-STILL = 1e-30
+STILL_LEARNING_RATE = 1e-30
 """A learning rate that moves nothing."""
-UNLIMITED = 1e9
-_AHEAD: dict[Any, dict[str, Any]] = {}
+UNLIMITED_BUDGET = 1e9
+_COLLECTOR_STATES: dict[Any, dict[str, Any]] = {}
 """Collectors' states, by the game and the number of cost signals; they depend on nothing else."""
 
 
@@ -92,7 +92,7 @@ class GameRun:
     algorithm: str
     case: GridPoint
     hyper: Mapping[str, Any] = field(default_factory=dict)
-    budgets: Sequence[float] = (UNLIMITED, UNLIMITED)
+    budgets: Sequence[float] = (UNLIMITED_BUDGET, UNLIMITED_BUDGET)
     game: Mapping[str, Any] = field(default_factory=dict)
     mixed: bool = False
     """True if copies stand at all steps of the episode, and not all at the same."""
@@ -107,7 +107,7 @@ class GameRun:
         self.game = {"priced": spec.costs, **self.game}
         self.rules = GameRules(case.policies, case.agents, case.ends, **self.game)
         self.plays_whole_episodes = whole_episodes(self.algorithm)
-        bits = sum(len(self.rules.decisions(time)) for time in range(LENGTH))
+        bits = sum(len(self.rules.decisions(time)) for time in range(EPISODE_STEPS))
         self.paths = 1 << bits if self.scripted else 8
         self.mixed = self.mixed and case.below and not self.plays_whole_episodes and self.scripted
         copies = self.paths * (2 if self.mixed else 1) + (spec.greedy and self.scripted)
@@ -116,7 +116,7 @@ class GameRun:
                 "name": "conformance",
                 "algorithm": self.algorithm,
                 "env": self._env(),
-                "team": {name: self._policy(name) for name in POLICIES[: case.policies]},
+                "team": {name: self._policy(name) for name in POLICY_NAMES[: case.policies]},
                 "hyper": {key: value for key, value in self.hyper.items() if key in reads(self.algorithm)},
                 "constraints": [{"budget": budget} for budget in self.budgets] if spec.costs else [],
                 "train": {
@@ -141,7 +141,7 @@ class GameRun:
             for learner in self.learners:
                 silence_critics(learner)
             return
-        self.uniform = [[[0.5, 0.5]] * STATES for _ in range(self.rules.count)]
+        self.uniform = [[[0.5, 0.5]] * STATE_COUNT for _ in range(self.rules.count)]
         self.values = truth.values(self.rules, self.uniform, self.after)
         for number, learner in enumerate(self.learners):
             self._prepare(number, learner)
@@ -150,7 +150,7 @@ class GameRun:
     def _horizon(self) -> int:
         if self.text:
             return 2 * self.rules.count
-        above = LENGTH + 1 if self.plays_whole_episodes else 2 * LENGTH
+        above = EPISODE_STEPS + 1 if self.plays_whole_episodes else 2 * EPISODE_STEPS
         return 1 if self.case.below else above
 
     def _env(self) -> dict[str, Any]:
@@ -177,9 +177,9 @@ class GameRun:
     def _prepare(self, number: int, learner: Learner) -> None:
         """Make the actor uniform, and the critics know the game's true values (zeros if the critic is fitted first)."""
         model, rules = learner.policy.rollout_model, self.rules
-        fit_last_layer(model.actor, own_rows(rules), torch.zeros(STATES * rules.agents, 2))
+        fit_last_layer(model.actor, own_rows(rules), torch.zeros(STATE_COUNT * rules.agents, 2))
         if model.critics:
-            exact = torch.tensor([self.values[state] for state in range(STATES)])
+            exact = torch.tensor([self.values[state] for state in range(STATE_COUNT)])
             if spec_of(self.algorithm).critic_first:
                 exact = torch.zeros_like(exact)
             rows = joint_rows(rules) if model.central else own_rows(rules)
@@ -198,9 +198,9 @@ class GameRun:
         for step in range(steps):
             actions = np.zeros((len(copies), self.rules.count), np.int64)
             bit = 0
-            for time in range(LENGTH):
+            for time in range(EPISODE_STEPS):
                 for agent in self.rules.decisions(time):
-                    now = step == time if self.plays_whole_episodes else (step + ahead) % LENGTH == time
+                    now = step == time if self.plays_whole_episodes else (step + ahead) % EPISODE_STEPS == time
                     actions[:, agent] += np.where(now, copies % self.paths >> bit & 1, 0)
                     bit += 1
             script.append(actions)
@@ -227,13 +227,13 @@ class GameRun:
         The second half of the copies is ahead of the first.
         """
         key = (self.rules, self.config.signals)
-        if key not in _AHEAD:
+        if key not in _COLLECTOR_STATES:
             collector = self._collector()
             with self._acting(mixed=False):
                 collector.collect(self.team.players(), 0)
             state = collector.state()
-            _AHEAD[key] = {number: saved for number, saved in state.items() if int(number) >= self.paths}
-        return _AHEAD[key]
+            _COLLECTOR_STATES[key] = {number: saved for number, saved in state.items() if int(number) >= self.paths}
+        return _COLLECTOR_STATES[key]
 
     def collect(self) -> dict[str, Trajectories]:
         """Return the next batch. `costs` then holds, by policy, the costs of the episodes that ended in it."""
@@ -266,12 +266,12 @@ class GameRun:
     @property
     def ended(self) -> int:
         """Number of episodes that ended in the last batch."""
-        return self.costs[POLICIES[0]].episodes
+        return self.costs[POLICY_NAMES[0]].episodes
 
     @property
     def means(self) -> tuple[float, ...] | None:
         """Mean costs of an episode, once any has ended; None before."""
-        return self.costs[POLICIES[0]].means
+        return self.costs[POLICY_NAMES[0]].means
 
     def tables(self) -> list[list[list[float]]]:
         """Return the action probabilities of the policies, by agent, state and action."""
@@ -279,7 +279,7 @@ class GameRun:
         for learner in self.learners:
             with torch.no_grad():
                 outputs = learner.policy.rollout_model.actor.infer(own_rows(self.rules)).double().softmax(-1)
-            tables += outputs.reshape(STATES, self.rules.agents, 2).transpose(0, 1).tolist()
+            tables += outputs.reshape(STATE_COUNT, self.rules.agents, 2).transpose(0, 1).tolist()
         return tables
 
     def weight_gradient(self, number: int, by_logit: Sequence[Sequence[Sequence[float]]]) -> Tensor:
@@ -296,16 +296,16 @@ class GameRun:
 
 
 def own_rows(rules: GameRules) -> Tensor:
-    """Return the observations that an agent of a policy may have: (STATES * agents, 2)."""
-    pairs = [(state, number) for state in range(STATES) for number in range(rules.agents)]
+    """Return the observations that an agent of a policy may have: (STATE_COUNT * agents, 2)."""
+    pairs = [(state, number) for state in range(STATE_COUNT) for number in range(rules.agents)]
     return torch.tensor(pairs)
 
 
 def joint_rows(rules: GameRules) -> Tensor:
-    """Return the joint observations of all agents: (STATES, 2 * all agents)."""
+    """Return the joint observations of all agents: (STATE_COUNT, 2 * all agents)."""
     rows = [
         [entry for _ in range(rules.policies) for k in range(rules.agents) for entry in (state, k)]
-        for state in range(STATES)
+        for state in range(STATE_COUNT)
     ]
     return torch.tensor(rows)
 

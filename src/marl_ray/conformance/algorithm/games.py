@@ -12,15 +12,15 @@ from pettingzoo import ParallelEnv
 
 from marl_ray.envs.text.base import TextEnv
 
-LENGTH = 2
+EPISODE_STEPS = 2
 """Number of steps of an episode."""
-STATES = 5
+STATE_COUNT = 5
 """0 at the start; 1 and 2 after one step, 3 and 4 after two, by what the agents did."""
-SIGNALS = 2
-POLICIES = ("first", "second")
+SIGNAL_COUNT = 2
+POLICY_NAMES = ("first", "second")
 MAX_DECIDERS = 5
 """Maximum number of agents that decide at once; one more would double the paths."""
-FORCED = np.array([True, False])
+FORCED_MASK = np.array([True, False])
 """Action mask of an agent without a choice."""
 
 
@@ -66,7 +66,7 @@ class GameRules:
 
     @property
     def names(self) -> list[str]:
-        return [f"{policy}_{k}" for policy in POLICIES[: self.policies] for k in range(self.agents)]
+        return [f"{policy}_{k}" for policy in POLICY_NAMES[: self.policies] for k in range(self.agents)]
 
     def decides(self, agent: int, time: int) -> bool:
         """Return True if the agent has a choice at this step."""
@@ -87,9 +87,9 @@ class GameRules:
         weights = [1 + agent for agent in deciding]
         share = sum(w * actions[agent] for w, agent in zip(weights, deciding, strict=True)) / sum(weights)
         first, last = actions[deciding[0]], actions[deciding[-1]]
-        reward = (0.4 * share + 0.5 * bit * (1 - share) + 0.1 * first * last) / LENGTH
+        reward = (0.4 * share + 0.5 * bit * (1 - share) + 0.1 * first * last) / EPISODE_STEPS
         costs = (share * (1 + bit) + 0.5 * first * (2 - last), 0.2 + (1 - share) * (2 - bit))
-        over = time + 1 == LENGTH or (self.early and actions[0] == 1)
+        over = time + 1 == EPISODE_STEPS or (self.early and actions[0] == 1)
         return StepResult(
             2 * time + 1 + (2 * sum(actions) > len(deciding)),
             reward if self.rewarded else 0.0,
@@ -97,7 +97,7 @@ class GameRules:
             over,
         )
 
-    def paths(self, max_steps: int = LENGTH) -> Iterator[list[GameStep]]:
+    def paths(self, max_steps: int = EPISODE_STEPS) -> Iterator[list[GameStep]]:
         """Yield every path of at most `max_steps` steps from the start."""
         yield from self._onward(0, max_steps)
 
@@ -129,7 +129,7 @@ class TinyGame(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pett
         self.possible_agents = self.rules.names
         self.agents: list[str] = []
         self.state_number = 0
-        self._observation_space = spaces.MultiDiscrete([STATES, self.rules.agents])
+        self._observation_space = spaces.MultiDiscrete([STATE_COUNT, self.rules.agents])
         self._action_space = spaces.Discrete(2)
         self._rows = _observations(self.rules)
 
@@ -169,7 +169,7 @@ class TinyGame(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pett
     def _infos(self) -> dict[str, dict[str, Any]]:
         time = 0 if self.state_number == 0 else 1
         return {
-            name: {} if self.rules.decides(number, time) else {"action_mask": FORCED}
+            name: {} if self.rules.decides(number, time) else {"action_mask": FORCED_MASK}
             for number, name in enumerate(self.possible_agents)
         }
 
@@ -177,7 +177,7 @@ class TinyGame(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pett
 @lru_cache(maxsize=64)
 def _observations(rules: GameRules) -> list[list[np.ndarray]]:
     """Return the observations by state and agent."""
-    return [[np.array([state, number % rules.agents]) for number in range(rules.count)] for state in range(STATES)]
+    return [[np.array([state, number % rules.agents]) for number in range(rules.count)] for state in range(STATE_COUNT)]
 
 
 class TinyTalk(TextEnv):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from marl_ray.algorithms import algorithm_of
 from marl_ray.config import HyperParameters, RunConfig, spec_of
 from marl_ray.conformance.algorithm.game_run import GameRun, local, own_rows, reads, write_back
-from marl_ray.conformance.algorithm.games import POLICIES, STATES, GameRules
+from marl_ray.conformance.algorithm.games import POLICY_NAMES, STATE_COUNT, GameRules
 from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.learner.preparation.prepare import raw_violations
 from marl_ray.trajectories import Trajectories
@@ -80,7 +80,7 @@ def moved_costs(
     game_run: GameRun, number: int, batch: Trajectories, after: Tensor, before: Tensor | None
 ) -> list[float]:
     """Return the changes of an episode's costs that a policy's learner attributes to its update, by signal."""
-    stats = game_run.costs[POLICIES[number]]
+    stats = game_run.costs[POLICY_NAMES[number]]
     changes = game_run.learners[number].moved_costs(stats, batch, after, before).means
     assert stats.means is not None and changes is not None
     return [now - then for now, then in zip(changes, stats.means, strict=True)]
@@ -89,7 +89,7 @@ def moved_costs(
 def violations(game_run: GameRun, number: int) -> list[float]:
     """Return the violations per decision as the policy's learner computes them, in units of the cost."""
     budgets = game_run.learners[number].policy.budgets
-    return raw_violations(budgets, game_run.costs[POLICIES[number]]) or [0.0] * len(budgets)
+    return raw_violations(budgets, game_run.costs[POLICY_NAMES[number]]) or [0.0] * len(budgets)
 
 
 def normalizer_state(learner: Learner) -> Any:
@@ -145,7 +145,7 @@ def aim_reference(learner: Learner) -> list[list[list[float]]]:
         for parameter in reference.parameters():
             parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
         outputs = reference.infer(own_rows(GameRules())).double().softmax(-1)
-    tables: list[list[list[float]]] = outputs.reshape(STATES, 1, 2).transpose(0, 1).tolist()
+    tables: list[list[list[float]]] = outputs.reshape(STATE_COUNT, 1, 2).transpose(0, 1).tolist()
     return tables
 
 
@@ -195,6 +195,6 @@ def row_weight(game_run: GameRun) -> Callable[[int], float]:
 
     It is that of the mean over each sequence's decisions, or 1, also where a sequence is one term of the loss.
     """
-    hyper = game_run.config.hyper_of(POLICIES[0])
+    hyper = game_run.config.hyper_of(POLICY_NAMES[0])
     by_row = hyper.aggregation == "seq-mean-token-mean" and hyper.ratio_level == "token"
     return (lambda decisions: 1 / decisions) if by_row else (lambda decisions: 1.0)

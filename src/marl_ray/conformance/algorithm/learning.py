@@ -4,16 +4,23 @@ from marl_ray.config import spec_of
 from marl_ray.conformance.algorithm import learner_access, truth
 from marl_ray.conformance.algorithm.comparing import (
     BUDGETS,
-    CERTAIN,
-    DRIFT,
-    FIRST,
+    CERTAIN_CRITIC_SETTINGS,
+    DRIFT_SETTINGS,
+    FIRST_STEP_SETTINGS,
     Difference,
     begin,
     first_update,
     max_steps,
     parallel,
 )
-from marl_ray.conformance.algorithm.game_run import UNLIMITED, GameRun, GridPoint, defaults, reads, whole_episodes
+from marl_ray.conformance.algorithm.game_run import (
+    UNLIMITED_BUDGET,
+    GameRun,
+    GridPoint,
+    defaults,
+    reads,
+    whole_episodes,
+)
 
 
 def reward_gradient(algorithm: str, case: GridPoint) -> Difference:
@@ -33,7 +40,7 @@ def reward_gradient(algorithm: str, case: GridPoint) -> Difference:
 
 def no_drift(algorithm: str, case: GridPoint) -> Difference:
     """Check that without rewards and costs nothing moves the policy, whether episodes end or are cut at the horizon."""
-    hyper = DRIFT | (CERTAIN if spec_of(algorithm).critic_first else {})
+    hyper = DRIFT_SETTINGS | (CERTAIN_CRITIC_SETTINGS if spec_of(algorithm).critic_first else {})
     game_run = begin(
         algorithm,
         case,
@@ -56,7 +63,7 @@ def no_drift(algorithm: str, case: GridPoint) -> Difference:
 
 def no_drift_of_texts(algorithm: str, case: GridPoint) -> Difference:
     """Check that without rewards nothing moves a language model, though some responses end and some are cut."""
-    hyper = DRIFT | {"lr": 1e-4} | (CERTAIN if spec_of(algorithm).critic_first else {})
+    hyper = DRIFT_SETTINGS | {"lr": 1e-4} | (CERTAIN_CRITIC_SETTINGS if spec_of(algorithm).critic_first else {})
     game_run = GameRun(algorithm, case, hyper=hyper, budgets=(1.0, 1.0), scripted=False, text=True)
     batches = game_run.collect()
     if not all(bool(batch.terminated.any() and batch.truncated.any()) for batch in batches.values()):
@@ -77,7 +84,10 @@ def _still(movement: float, iteration: int) -> Difference:
 
 def value_clip(algorithm: str, case: GridPoint) -> Difference:
     """Check that before any gradient step the value clip takes no gradient away."""
-    game_runs = [begin(algorithm, case, hyper=FIRST | {"value_clip": clip}, mixed=True) for clip in (0.2, UNLIMITED)]
+    game_runs = [
+        begin(algorithm, case, hyper=FIRST_STEP_SETTINGS | {"value_clip": clip}, mixed=True)
+        for clip in (0.2, UNLIMITED_BUDGET)
+    ]
     for iteration in range(2):
         for game_run in game_runs:
             game_run.step()
@@ -91,7 +101,7 @@ def value_clip(algorithm: str, case: GridPoint) -> Difference:
 
 def empty_batch(algorithm: str, case: GridPoint) -> Difference:
     """Check that a batch without decisions moves no normaliser."""
-    game_run = begin(algorithm, case, hyper=FIRST)
+    game_run = begin(algorithm, case, hyper=FIRST_STEP_SETTINGS)
     game_run.step()
     batches = game_run.collect()
     before = [learner_access.normalizer_state(learner) for learner in game_run.learners]
@@ -102,7 +112,7 @@ def empty_batch(algorithm: str, case: GridPoint) -> Difference:
 
 def adaptive_kl(algorithm: str, case: GridPoint) -> Difference:
     """Check that the divergence's coefficient follows the number of sequences, not that of minibatches."""
-    hyper = FIRST | {"kl_coef": 0.1, "kl_target": 0.01, "kl_horizon": 100_000}
+    hyper = FIRST_STEP_SETTINGS | {"kl_coef": 0.1, "kl_target": 0.01, "kl_horizon": 100_000}
     coefficients = []
     for minibatches in (1, 2):
         case = case._replace(below=case.below and whole_episodes(algorithm))
@@ -118,7 +128,7 @@ def adaptive_kl(algorithm: str, case: GridPoint) -> Difference:
 
 def micro_batches(algorithm: str, case: GridPoint) -> Difference:
     """Check that the division of a batch into passes changes no gradient."""
-    hyper = FIRST | {"multiplier_init": 1.0}
+    hyper = FIRST_STEP_SETTINGS | {"multiplier_init": 1.0}
     undivided, cut = (
         begin(algorithm, case, hyper=hyper, budgets=BUDGETS, mixed=True, micro_batch=size) for size in (None, 3)
     )
@@ -141,7 +151,7 @@ def uneven_lengths(algorithm: str, case: GridPoint) -> Difference:
             hyper = {"aggregation": aggregation, **({} if len(levels) == 1 else {"ratio_level": level})}
             if not learner_access.accepts_hyper(algorithm, hyper):
                 continue
-            game_run = begin(algorithm, case, hyper=FIRST | hyper, game={"early": True})
+            game_run = begin(algorithm, case, hyper=FIRST_STEP_SETTINGS | hyper, game={"early": True})
             game_run.step()
             true = truth.gradient(
                 game_run.rules,
@@ -162,7 +172,7 @@ def uneven_lengths(algorithm: str, case: GridPoint) -> Difference:
 
 def entropy_bonus(algorithm: str, case: GridPoint) -> Difference:
     """Check that `entropy_coef` makes the policy more random where nothing is earned."""
-    hyper = DRIFT | {"entropy_coef": 1.0}
+    hyper = DRIFT_SETTINGS | {"entropy_coef": 1.0}
     game_run = begin(algorithm, case, rewarded=False, priced=False, hyper=hyper)
     for learner in game_run.learners:
         learner_access.tilt(learner)
@@ -183,7 +193,7 @@ def divergence_penalty(algorithm: str, case: GridPoint) -> Difference:
         penalty = {"kl_coef": 1.0, "kl_place": "loss", "kl_estimator": estimator}
         if not learner_access.accepts_hyper(algorithm, penalty):
             continue
-        game_run = begin(algorithm, case, rewarded=False, priced=False, hyper=FIRST | penalty)
+        game_run = begin(algorithm, case, rewarded=False, priced=False, hyper=FIRST_STEP_SETTINGS | penalty)
         reference = learner_access.aim_reference(game_run.learners[0])
         game_run.step()
         by_logit = truth.divergence_gradient(game_run.rules, game_run.uniform, reference)

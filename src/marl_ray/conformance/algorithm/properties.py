@@ -58,7 +58,7 @@ class Property(NamedTuple):
 
 
 GRID = tuple(GridPoint(*point) for point in itertools.product((1, 2), (1, 3), (False, True), (True, False)))
-LONE = (GridPoint(),)
+LONE_POINT = (GridPoint(),)
 
 
 def _reads(key: str) -> Callable[[str], bool]:
@@ -96,10 +96,10 @@ PROPERTIES = (
     Property(no_drift, lambda name: True, GRID),
     Property(no_drift_of_texts, _speaks, (GridPoint(1, 1), GridPoint(2, 1))),
     Property(value_clip, _reads("value_clip"), (GridPoint(1, 3), GridPoint(2, 1, True, False))),
-    Property(empty_batch, lambda name: True, LONE),
+    Property(empty_batch, lambda name: True, LONE_POINT),
     Property(adaptive_kl, _reads("kl_target"), (GridPoint(1, 3), GridPoint(2, 1))),
     Property(micro_batches, lambda name: True, (GridPoint(1, 3), GridPoint(2, 1, True, False))),
-    Property(entropy_bonus, _reads("entropy_coef"), LONE),
-    Property(divergence_penalty, _reads("kl_coef"), LONE),
-    Property(refusals, lambda name: True, LONE),
+    Property(entropy_bonus, _reads("entropy_coef"), LONE_POINT),
+    Property(divergence_penalty, _reads("kl_coef"), LONE_POINT),
+    Property(refusals, lambda name: True, LONE_POINT),
 )

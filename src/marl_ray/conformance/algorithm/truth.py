@@ -9,18 +9,18 @@ costs. An episode that is not over at the last step of a path continues by what 
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from marl_ray.conformance.algorithm.games import LENGTH, SIGNALS, STATES, GameRules, GameStep
+from marl_ray.conformance.algorithm.games import EPISODE_STEPS, SIGNAL_COUNT, STATE_COUNT, GameRules, GameStep
 
 Tables = Sequence[Sequence[Sequence[float]]]
 """Probabilities by agent, state and action."""
 Triple = list[float]
 After = Mapping[int, Sequence[float]]
-KINDS = 1 + SIGNALS
+SUM_KINDS = 1 + SIGNAL_COUNT
 
 
 def nothing() -> After:
     """Return the rewards and costs of zero after every state."""
-    return dict.fromkeys(range(STATES), (0.0,) * KINDS)
+    return dict.fromkeys(range(STATE_COUNT), (0.0,) * SUM_KINDS)
 
 
 def has_ended(rules: GameRules, path: Sequence[GameStep]) -> bool:
@@ -45,16 +45,16 @@ def probability(rules: GameRules, tables: Tables, path: Sequence[GameStep]) -> f
 
 def worth(rules: GameRules, path: Sequence[GameStep], after: After) -> Triple:
     """Return the undiscounted sums of reward and costs along a path."""
-    sums = [0.0 if has_ended(rules, path) else after[path[-1].moved.state][k] for k in range(KINDS)]
+    sums = [0.0 if has_ended(rules, path) else after[path[-1].moved.state][k] for k in range(SUM_KINDS)]
     for step in path:
         for k, amount in enumerate((step.moved.reward, *step.moved.costs)):
             sums[k] += amount
     return sums
 
 
-def expected_returns(rules: GameRules, tables: Tables, after: After, max_steps: int = LENGTH) -> Triple:
+def expected_returns(rules: GameRules, tables: Tables, after: After, max_steps: int = EPISODE_STEPS) -> Triple:
     """Return J and J_c from the start over at most `max_steps` steps."""
-    sums = [0.0] * KINDS
+    sums = [0.0] * SUM_KINDS
     for path in rules.paths(max_steps):
         p, amounts = probability(rules, tables, path), worth(rules, path, after)
         sums = [total + p * amount for total, amount in zip(sums, amounts, strict=True)]
@@ -63,9 +63,9 @@ def expected_returns(rules: GameRules, tables: Tables, after: After, max_steps: 
 
 def values(rules: GameRules, tables: Tables, after: After) -> After:
     """Return the exact critics: state -> reward and costs that follow it."""
-    values_of = {state: list(after[state]) for state in range(STATES)}
-    for state in reversed(range(2 * LENGTH - 1)):
-        sums = [0.0] * KINDS
+    values_of = {state: list(after[state]) for state in range(STATE_COUNT)}
+    for state in reversed(range(2 * EPISODE_STEPS - 1)):
+        sums = [0.0] * SUM_KINDS
         for step in rules.steps(state):
             p = probability(rules, tables, [step])
             over = has_ended(rules, [step])
@@ -80,7 +80,7 @@ def gradient(
     tables: Tables,
     kind: int,
     after: After,
-    max_steps: int = LENGTH,
+    max_steps: int = EPISODE_STEPS,
     weight: Callable[[int], float] = lambda decisions: 1.0,
 ) -> list[list[Triple]]:
     """Return dJ / d logit by agent, state and action, of softmax policies: sum over paths of p (R - J) grad log p.
@@ -89,7 +89,7 @@ def gradient(
     weight the subtracted J matters, and it is the mean that algorithms subtract.
     """
     mean = expected_returns(rules, tables, after, max_steps)[kind]
-    result = [[[0.0, 0.0] for _ in range(STATES)] for _ in range(rules.count)]
+    result = [[[0.0, 0.0] for _ in range(STATE_COUNT)] for _ in range(rules.count)]
     for path in rules.paths(max_steps):
         share = probability(rules, tables, path) * (worth(rules, path, after)[kind] - mean)
         for agent in range(rules.count):
@@ -116,7 +116,7 @@ def divergence_gradient(rules: GameRules, tables: Tables, reference: Tables) -> 
 
     The states count as they are visited now.
     """
-    result = [[[0.0, 0.0] for _ in range(STATES)] for _ in range(rules.count)]
+    result = [[[0.0, 0.0] for _ in range(STATE_COUNT)] for _ in range(rules.count)]
     for path in rules.paths():
         p = probability(rules, tables, path)
         for step in path:

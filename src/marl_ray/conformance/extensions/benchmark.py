@@ -8,7 +8,7 @@ from typing import Any
 from marl_ray.conformance.extensions.base import CheckedProperty, check_property, load_part, refuse
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import Benchmark, ModelAnswer, Problem, benchmark
-from marl_ray.evaluation.data_files import ANY, load
+from marl_ray.evaluation.data_files import ANY_DIGEST, load
 from marl_ray.evaluation.scoring.local_scoring import ScoringJob, make_pool, score_locally
 from marl_ray.evaluation.writing.samples import Sample
 from marl_ray.extensions import BENCHMARK
@@ -25,7 +25,7 @@ def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
     tested, problems = benchmark(name), list[Problem]()
 
     def read() -> str | None:
-        problems.extend(load(tested, settings.get("data"), settings.get("split"), ANY).problems)
+        problems.extend(load(tested, settings.get("data"), settings.get("split"), ANY_DIGEST).problems)
         return None
 
     readable = check_property("problems", "its file is read, and has problems", read)

@@ -14,7 +14,7 @@ from marl_ray.tuning.records import SweepRecords, TrialRecord, identity_of
 from marl_ray.tuning.search.plan import Pause, SweepPlan
 from marl_ray.tuning.search.schedulers import Exploit, make_scheduler
 
-TOTAL = 100_000
+TOTAL_STEPS = 100_000
 """Environment steps of a trial."""
 TRIALS = 8
 MAX_LEGS = 1000
@@ -40,7 +40,7 @@ def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
 
 
 def _config(scheduler: Mapping[str, Any]) -> SweepConfig:
-    run = {"env": {"id": "budget_dag"}, "train": {"total_steps": TOTAL}}
+    run = {"env": {"id": "budget_dag"}, "train": {"total_steps": TOTAL_STEPS}}
     space = {"hyper.lr": {"loguniform": [1e-4, 1e-2]}}
     data = {"name": "check", "run": run, "space": space, "search": "random", "budget": {"trials": TRIALS}}
     return parse_config(SweepConfig, {**data, "scheduler": dict(scheduler)}, source="check scheduler")
@@ -55,15 +55,15 @@ def _refusal(name: str, settings: Mapping[str, Any]) -> str | None:
 
 
 def _stops(config: SweepConfig) -> str | None:
-    scheduler, steps = make_scheduler(config, TOTAL), 0
+    scheduler, steps = make_scheduler(config, TOTAL_STEPS), 0
     for _ in range(MAX_LEGS):
         stop = scheduler.next_stop(steps)
         if stop is None:
             return None
-        if not steps < stop < TOTAL:
-            return f"next_stop({steps}) is {stop}, expected more, and less than {TOTAL}"
+        if not steps < stop < TOTAL_STEPS:
+            return f"next_stop({steps}) is {stop}, expected more, and less than {TOTAL_STEPS}"
         steps = stop
-    return f"more than {MAX_LEGS} decision points in {TOTAL} steps"
+    return f"more than {MAX_LEGS} decision points in {TOTAL_STEPS} steps"
 
 
 def _verdicts(config: SweepConfig) -> str | None:
@@ -139,7 +139,7 @@ def _play(plan: SweepPlan, slots: int, legs: int = MAX_LEGS) -> bool:
         if not running:
             return True
         record, until = running.pop(0)
-        at = TOTAL if until is None else until
+        at = TOTAL_STEPS if until is None else until
         status, score = "finished" if until is None else "waiting", record.values["hyper.lr"] * at
         played = record.played + at - record.steps
         result = {"status": status, "objectives": [score], "error": "", "steps": at, "played": played}

@@ -17,7 +17,7 @@ from pettingzoo import ParallelEnv
 from marl_ray.envs.arrays import ArrayBatch
 from marl_ray.errors import MarlRayError
 
-TASKS = 8
+TASK_COUNT = 8
 
 
 class Effort(NamedTuple):
@@ -31,8 +31,8 @@ EFFORTS = (Effort(1, 0.6), Effort(3, 0.8), Effort(10, 0.95))
 
 _COSTS = np.array([effort.cost for effort in EFFORTS], np.float32)
 _MIN_COST, _MAX_COST = min(effort.cost for effort in EFFORTS), max(effort.cost for effort in EFFORTS)
-_ALL = np.ones(len(EFFORTS), np.int8)
-_NOTHING = np.eye(len(EFFORTS), dtype=np.int8)[0]
+_ALL_EFFORTS_MASK = np.ones(len(EFFORTS), np.int8)
+_FIRST_EFFORT_MASK = np.eye(len(EFFORTS), dtype=np.int8)[0]
 
 
 class BudgetDag(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # PettingZoo has no types
@@ -62,17 +62,17 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         budget: what an episode may cost, in the units of `EFFORTS`, 30.
         observe_budget: False leaves the budget out of observations. True by default.
         """
-        if not 1 <= workers <= TASKS:
-            raise ValueError(f"workers={workers}, expected 1 to {TASKS}")
+        if not 1 <= workers <= TASK_COUNT:
+            raise ValueError(f"workers={workers}, expected 1 to {TASK_COUNT}")
         if not (budget > 0 and math.isfinite(budget)):
             raise ValueError(f"budget={budget}, expected a positive number")
         self.render_mode = None
         self.budget, self.observe_budget = budget, observe_budget
         self.possible_agents = [f"worker_{i}" for i in range(workers)]
         self.agents: list[str] = []
-        low, high = np.zeros(TASKS + 2, np.float32), np.ones(TASKS + 2, np.float32)
-        low[-1] = min(0.0, self._share_left(TASKS * _MAX_COST))
-        size = TASKS + 1 + observe_budget
+        low, high = np.zeros(TASK_COUNT + 2, np.float32), np.ones(TASK_COUNT + 2, np.float32)
+        low[-1] = min(0.0, self._share_left(TASK_COUNT * _MAX_COST))
+        size = TASK_COUNT + 1 + observe_budget
         # PettingZoo wants the same space object at every call.
         self._observation_spaces = {
             agent: spaces.Box(low[:size], high[:size], dtype=np.float32) for agent in self.possible_agents
@@ -92,7 +92,7 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         """Begin an episode; the seed fixes for every sub-task which efforts would succeed."""
         if seed is not None:
             self._random = np.random.default_rng(seed)
-        self._luck = self._random.random(TASKS).tolist()
+        self._luck = self._random.random(TASK_COUNT).tolist()
         self._task, self._spent = 0, 0
         self.agents = list(self.possible_agents)
         costs = dict.fromkeys(self.agents, 0.0)
@@ -111,7 +111,7 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         self._task += 1
         team = self.possible_agents
         costs = dict.fromkeys(team, 0.0) | {worker: float(effort.cost)}
-        over = self._task == TASKS
+        over = self._task == TASK_COUNT
         result = self._observe(), dict.fromkeys(team, reward), dict.fromkeys(team, over), dict.fromkeys(team, False)
         if over:
             self.agents = []
@@ -130,38 +130,38 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         budget = Budget(prices, successes, len(self.possible_agents), float(self.budget))
 
         def begin(seed: int) -> np.ndarray:
-            return np.concatenate([np.random.default_rng(seed).random(TASKS), np.zeros(2)])
+            return np.concatenate([np.random.default_rng(seed).random(TASK_COUNT), np.zeros(2)])
 
         return ArrayBatch(self, copies, groups, signals, begin, play, observe, allow, (budget,))
 
     def _worker(self) -> str | None:
         """Return the agent whose turn it is; none after the last sub-task."""
-        return self.possible_agents[self._task % len(self.possible_agents)] if self._task < TASKS else None
+        return self.possible_agents[self._task % len(self.possible_agents)] if self._task < TASK_COUNT else None
 
     def _share_left(self, spent: int) -> float:
         return 1.0 - spent / self.budget
 
     def _observe(self) -> dict[str, np.ndarray]:
         worker = self._worker()
-        row = np.zeros(TASKS + 1 + self.observe_budget, np.float32)
+        row = np.zeros(TASK_COUNT + 1 + self.observe_budget, np.float32)
         if worker is not None:
             row[self._task] = 1.0
         if self.observe_budget:
             row[-1] = self._share_left(self._spent)
         rows = {agent: row.copy() for agent in self.possible_agents}
         if worker is not None:
-            rows[worker][TASKS] = 1.0
+            rows[worker][TASK_COUNT] = 1.0
         return rows
 
     def _infos(self, costs: dict[str, float]) -> dict[str, dict[str, Any]]:
         """Return the infos of all agents; every array is the receiver's own."""
         worker = self._worker()
-        rest = (TASKS - self._task - 1) * _MIN_COST
+        rest = (TASK_COUNT - self._task - 1) * _MIN_COST
         infos: dict[str, dict[str, Any]] = {}
         for agent, cost in costs.items():
             acts = agent == worker
             infos[agent] = {
-                "action_mask": (_ALL if acts else _NOTHING).copy(),
+                "action_mask": (_ALL_EFFORTS_MASK if acts else _FIRST_EFFORT_MASK).copy(),
                 "cost": cost,
                 "next_costs": _COSTS.copy() if acts else np.zeros_like(_COSTS),
                 "least_cost_to_go": np.full_like(_COSTS, rest if acts else 0),
@@ -182,7 +182,7 @@ def best_expected_reward(budget: float) -> float:
         (a.success - b.success) / (a.cost - b.cost) for a in EFFORTS for b in EFFORTS if a.cost > b.cost
     ]  # fmt: skip
     prices = [0.0, *(slope for slope in slopes if slope > 0)]
-    return min(price * budget + TASKS * max(e.success - price * e.cost for e in EFFORTS) for price in prices)
+    return min(price * budget + TASK_COUNT * max(e.success - price * e.cost for e in EFFORTS) for price in prices)
 
 
 def best_capped_reward(limit: float) -> float:
@@ -204,7 +204,7 @@ def best_capped_reward(limit: float) -> float:
         )
         return max(rewards)
 
-    return value(TASKS, limit)
+    return value(TASK_COUNT, limit)
 
 
 def best_constant_reward(budget: float) -> float:
@@ -214,9 +214,9 @@ def best_constant_reward(budget: float) -> float:
     plan costs more.
     """
     _check(budget)
-    return max(TASKS * effort.success for effort in EFFORTS if TASKS * effort.cost <= budget)
+    return max(TASK_COUNT * effort.success for effort in EFFORTS if TASK_COUNT * effort.cost <= budget)
 
 
 def _check(budget: float) -> None:
-    if not budget >= TASKS * _MIN_COST:
-        raise MarlRayError(f"budget: {budget} is less than {TASKS * _MIN_COST}, the cost of the cheapest plan")
+    if not budget >= TASK_COUNT * _MIN_COST:
+        raise MarlRayError(f"budget: {budget} is less than {TASK_COUNT * _MIN_COST}, the cost of the cheapest plan")

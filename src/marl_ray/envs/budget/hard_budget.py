@@ -16,7 +16,7 @@ from pettingzoo.utils import BaseParallelWrapper
 
 from marl_ray.errors import MarlRayError
 
-LEVELS = 32
+REMAINING_LEVELS = 32
 """Levels of the remaining limit in a categorical observation."""
 TOLERANCE = 1e-6
 """Amount by which rounding may exceed a limit; once per episode, not once per step."""
@@ -132,7 +132,7 @@ class HardBudget(BaseParallelWrapper[str, Any, Any]):  # type: ignore[misc]  # P
             self._limits - self._spent, self._limits, out=np.zeros_like(self._limits), where=self._limits > 0
         )
         shares = shares.clip(0.0, 1.0)
-        levels = np.minimum(shares * LEVELS, LEVELS - 1).astype(np.int64)
+        levels = np.minimum(shares * REMAINING_LEVELS, REMAINING_LEVELS - 1).astype(np.int64)
         result = dict(observations)
         for agent, space in self._spaces.items():
             if agent in observations:
@@ -231,10 +231,12 @@ def _wider(agent: str, space: spaces.Space[Any], extra: int) -> spaces.Space[Any
             dtype = np.result_type(space.dtype, np.float32).type
             return spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype)
         case spaces.MultiDiscrete() if space.nvec.ndim == 1:
-            nvec, start = np.append(space.nvec, [LEVELS] * extra), np.append(space.start, [0] * extra)
+            nvec, start = np.append(space.nvec, [REMAINING_LEVELS] * extra), np.append(space.start, [0] * extra)
             return spaces.MultiDiscrete(nvec, dtype=space.dtype.type, start=start)
         case spaces.Discrete():
-            return spaces.MultiDiscrete([int(space.n), *[LEVELS] * extra], start=[int(space.start), *[0] * extra])
+            return spaces.MultiDiscrete(
+                [int(space.n), *[REMAINING_LEVELS] * extra], start=[int(space.start), *[0] * extra]
+            )
     kind = f"{type(space).__name__} of shape {space.shape}"
     raise MarlRayError(
         f"constraints: hard_limit appends to vectors of Box, MultiDiscrete or Discrete, but {agent} observes {kind}"

@@ -15,7 +15,7 @@ from gymnasium.utils import seeding
 from marl_ray.config.run.sections import EnvConfig
 from marl_ray.envs.arrays import ArrayBatch
 
-ARGUMENTS = {"sutton_barto_reward", "max_episode_steps"}
+COMPILED_ARGUMENTS = {"sutton_barto_reward", "max_episode_steps"}
 """Arguments that the compiled batch reads. With any other, the environment runs in the loop."""
 GRAVITY = 9.8
 POLE_MASS = 0.1
@@ -24,7 +24,7 @@ HALF_LENGTH = 0.5
 FORCE = 10.0
 TIME_STEP = 0.02
 POLE_MOMENT = POLE_MASS * HALF_LENGTH
-FARTHEST, STEEPEST = 2.4, 12 * 2 * math.pi / 360
+MAX_POSITION, MAX_ANGLE = 2.4, 12 * 2 * math.pi / 360
 
 
 class CartPoleRules(NamedTuple):
@@ -43,7 +43,11 @@ def compiled_batch(
 ) -> ArrayBatch | None:
     """See `env_copies.COMPILED`."""
     kwargs, limit = config.kwargs, config.kwargs.get("max_episode_steps")
-    if config.id != "gymnasium.CartPole-v1" or not kwargs.keys() <= ARGUMENTS or (limit is not None and limit <= 0):
+    if (
+        config.id != "gymnasium.CartPole-v1"
+        or not kwargs.keys() <= COMPILED_ARGUMENTS
+        or (limit is not None and limit <= 0)
+    ):
         return None
     rewards = (0.0, -1.0) if kwargs.get("sutton_barto_reward") else (1.0, 1.0)
     rules = CartPoleRules(int(limit or 500), *rewards)
@@ -82,7 +86,7 @@ def play(
         state[2] = angle + TIME_STEP * turning
         state[3] = turning + TIME_STEP * turn
         state[4] += 1
-        fell = abs(state[0]) > FARTHEST or abs(state[2]) > STEEPEST
+        fell = abs(state[0]) > MAX_POSITION or abs(state[2]) > MAX_ANGLE
         rewards[c, 0] = rules.fallen if fell else rules.balanced
         terminated[c, 0] = fell
         truncated[c, 0] = state[4] >= rules.limit

@@ -7,7 +7,7 @@ import numpy as np
 
 from marl_ray.config.run.sections import EnvConfig
 from marl_ray.envs.batch import BatchStep, group_positions
-from marl_ray.envs.gridworld.moves import BLOCK, DONE, X, Y, observe, play, price
+from marl_ray.envs.gridworld.moves import DONE, DRAWN_STEPS, X, Y, observe, play, price
 from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
 
@@ -33,7 +33,7 @@ class GridworldBatch:
         self.alive = np.zeros(shape, bool)
         self.action_masks: list[np.ndarray | None] = [None] * len(groups)
         self.grids, self.states = np.zeros((copies, *world.cells.shape), np.int64), np.stack([world.rows] * copies)
-        self.draws = np.zeros((copies, BLOCK, self.agents))
+        self.draws = np.zeros((copies, DRAWN_STEPS, self.agents))
         self.times, self.missions = np.zeros(copies, np.int64), np.zeros(copies, np.int64)
         self.observed, self.ended, self.moves = np.zeros(shape, bool), np.zeros(shape, bool), np.zeros(shape, np.int64)
         self.all = np.arange(copies)
@@ -72,7 +72,7 @@ class GridworldBatch:
         """Play one step of `copies` by `moves`."""
         step = BatchStep.zeros(len(self.envs), self.agents, self.signals)
         if self.agents > 1:
-            for c in copies[self.times[copies] % BLOCK == 0]:
+            for c in copies[self.times[copies] % DRAWN_STEPS == 0]:
                 world = self.envs[c].world
                 world.step_count = int(self.times[c])
                 world.draw()

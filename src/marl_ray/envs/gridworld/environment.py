@@ -14,15 +14,15 @@ from pettingzoo import ParallelEnv
 
 from marl_ray.config.run.sections import CostConfig
 from marl_ray.envs.gridworld.moves import (
-    BLOCK,
     DONE,
     DOOR,
+    DRAWN_STEPS,
     DROP,
     FORWARD,
     LEFT,
     PICKUP,
     RIGHT,
-    STEP,
+    STEP_OF_DIRECTION,
     TERMINATED,
     TOGGLE,
     Prices,
@@ -53,7 +53,7 @@ IDS = tuple(CONFIGURATIONS)
 MAX_TRIES = 10_000
 """Draws before an object counts as impossible to place; the package would draw for ever."""
 
-LASTING = [int(kind) for kind in (Type.empty, Type.wall, Type.floor, Type.goal, Type.lava)]
+LASTING_CELLS = [int(kind) for kind in (Type.empty, Type.wall, Type.floor, Type.goal, Type.lava)]
 """Cells that no action changes."""
 
 FIRST_COPY = np.zeros(1, np.int64)
@@ -81,7 +81,7 @@ class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
         self.nvec = np.array([*categories, len(Direction), *mission])
         count = self.num_agents
         cells, states = np.zeros(self.grid.state.shape, np.int64), np.array(self.agent_states)
-        self.bind(cells, states, np.zeros(count, bool), np.zeros((BLOCK, count)))
+        self.bind(cells, states, np.zeros(count, bool), np.zeros((DRAWN_STEPS, count)))
         for agent in self.agents:
             agent.reset(self.mission)
         self.blank = self.rows.copy()
@@ -94,7 +94,7 @@ class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
         """Keep the state in these arrays from now on; the next call is `reset`.
 
         `grid` (width, height, 3) and `agents` (agents, state) are int64 and C-contiguous, `ended` (agents,) says who
-        had ended when the last observation was made, and `draws` (BLOCK, agents) are the draws of the action order.
+        had ended when the last observation was made, and `draws` (DRAWN_STEPS, agents) are the draws of the action order.
         """
         self.cells = grid
         self.rows = agents
@@ -141,7 +141,7 @@ class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
             if cell is not None and not cell.can_overlap():
                 raise ValueError(f"agent_{number} starts at {x, y}, on a {cell.type.value}")
         if not self.varies:
-            lasting = np.isin(self.cells[..., 0], LASTING).all()
+            lasting = np.isin(self.cells[..., 0], LASTING_CELLS).all()
             self.varies = not lasting or self.np_random.bit_generator.state != before
             self.start = None if self.varies else self.rows.copy()
 
@@ -170,7 +170,7 @@ class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
         """Have the draws for the next step's action order: the package's, taken in blocks and not step by step."""
         if self.drawn <= self.step_count and self.num_agents > 1:
             self.np_random.random(out=self.draws)
-            self.drawn = self.step_count // BLOCK * BLOCK + BLOCK
+            self.drawn = self.step_count // DRAWN_STEPS * DRAWN_STEPS + DRAWN_STEPS
 
     def step(self, actions: dict[int, int]) -> tuple[Any, dict[int, float], dict[int, bool], dict[int, bool], Any]:
         """Play one step. Observations and infos, which the package returns here, are empty: see `gen_obs`."""
@@ -188,7 +188,7 @@ class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
         """Move the agents in random order; rewards by agent. Draws and does exactly what the package's method does."""
         count, reward = self.num_agents, self._reward()
         moves, rewards = np.array([actions[i] for i in range(count)]), np.zeros(count)
-        draws = self.draws[(self.step_count - 1) % BLOCK]
+        draws = self.draws[(self.step_count - 1) % DRAWN_STEPS]
         if not turn(self.cells, self.rows, moves, draws, self.rules, reward, rewards):
             for i in draws.argsort(kind="stable").tolist():
                 if not move(self.cells, self.rows, i, moves[i], self.rules, reward, rewards):
@@ -200,7 +200,7 @@ class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
         if action not in (FORWARD, PICKUP, DROP, TOGGLE):
             raise ValueError(f"action {action} of agent_{i} is not in Discrete({len(Action)})")
         _, _, direction, x, y, *_ = self.rows[i].tolist()
-        cell = x + STEP[direction][0], y + STEP[direction][1]
+        cell = x + STEP_OF_DIRECTION[direction][0], y + STEP_OF_DIRECTION[direction][1]
         agent, there = self.agents[i], self.grid.get(*cell)
         if action == FORWARD:
             if there is not None and int(there.type) == DOOR and there.can_overlap():

@@ -28,11 +28,11 @@ TERMINATED = AgentState.TERMINATED
 CARRYING = AgentState.CARRYING.start
 EMPTY, FLOOR, DOOR, GOAL, LAVA = map(int, (Type.empty, Type.floor, Type.door, Type.goal, Type.lava))
 KEY, BALL, BOX = map(int, (Type.key, Type.ball, Type.box))
-OPEN = int(State.open)
-STEP = tuple(tuple(direction.to_vec().tolist()) for direction in Direction)
+OPEN_STATE = int(State.open)
+STEP_OF_DIRECTION = tuple(tuple(direction.to_vec().tolist()) for direction in Direction)
 WALL = tuple(map(int, Wall()))
 
-BLOCK = 32
+DRAWN_STEPS = 32
 """Steps whose action order is drawn at once."""
 
 
@@ -67,13 +67,13 @@ def uses_object(grid: np.ndarray, agents: np.ndarray, i: int, action: int) -> bo
         return False
     if action == DROP:
         return bool(agents[i, CARRYING] != EMPTY)
-    dx, dy = STEP[agents[i, DIR]]
+    dx, dy = STEP_OF_DIRECTION[agents[i, DIR]]
     x, y = agents[i, X] + dx, agents[i, Y] + dy
     if not (0 <= x < grid.shape[0] and 0 <= y < grid.shape[1]):
         return True
     kind = grid[x, y, 0]
     if action == FORWARD:
-        return bool(kind == DOOR and grid[x, y, 2] == OPEN)
+        return bool(kind == DOOR and grid[x, y, 2] == OPEN_STATE)
     if action == PICKUP:
         return agents[i, CARRYING] == EMPTY and kind in (KEY, BALL, BOX)
     if action == TOGGLE:
@@ -87,7 +87,7 @@ def enter(grid: np.ndarray, agents: np.ndarray, i: int, rules: WorldRules, rewar
 
     A success puts `reward` into `rewards` (agents,).
     """
-    dx, dy = STEP[agents[i, DIR]]
+    dx, dy = STEP_OF_DIRECTION[agents[i, DIR]]
     x, y = agents[i, X] + dx, agents[i, Y] + dy
     if not rules.overlap:
         for other in range(len(agents)):  # finished ones included
@@ -121,7 +121,7 @@ def move(
     elif action == RIGHT:
         agents[i, DIR] = (agents[i, DIR] + 1) % 4
     elif action == FORWARD:
-        dx, dy = STEP[agents[i, DIR]]
+        dx, dy = STEP_OF_DIRECTION[agents[i, DIR]]
         if grid[agents[i, X] + dx, agents[i, Y] + dy, 0] in (EMPTY, FLOOR, GOAL, LAVA):
             enter(grid, agents, i, rules, reward, rewards)
     return True
@@ -188,7 +188,7 @@ def play(
     """Play one step of the `copies` that need no objects; the others are left alone and returned as True, (copies,).
 
     (copies, agents): `actions`; `alive`, `observed` and `ended`, which it updates; and the last four, which it writes
-    (zeros before; `costs` has a last dimension of signals). `draws` (copies, BLOCK, agents) order the actions, `times`
+    (zeros before; `costs` has a last dimension of signals). `draws` (copies, DRAWN_STEPS, agents) order the actions, `times`
     (copies,) count the steps. The package's classes that add to a step look only at who toggles a door or carries
     something, so here they would add nothing.
     """
@@ -206,7 +206,7 @@ def play(
             before[i, 0], before[i, 1] = agents[i, X], agents[i, Y]
         time = times[c] + 1
         reward = 1 - 0.9 * (time / max_steps)
-        if not turn(grids[c], agents, moves, draws[c, times[c] % BLOCK], rules, reward, earned):
+        if not turn(grids[c], agents, moves, draws[c, times[c] % DRAWN_STEPS], rules, reward, earned):
             unplayed[n] = True
             continue
         times[c] = time
@@ -251,7 +251,7 @@ def observe(
                 rows[c, k] = 0
                 continue
             at_x, at_y = agents[a, X], agents[a, Y]
-            dx, dy = STEP[agents[a, DIR]]
+            dx, dy = STEP_OF_DIRECTION[agents[a, DIR]]
             for i in range(view):
                 for j in range(view):
                     right, ahead = i - middle, last - j

@@ -12,8 +12,16 @@ from marl_ray.config.run.sections import EnvConfig
 from marl_ray.envs.arrays import ArrayBatch
 from marl_ray.envs.particles.physics import REFERENCE, SPREAD, TAG, Rules, observe, play
 
-KINDS = {"mpe2.simple_spread_v3": SPREAD, "mpe2.simple_tag_v3": TAG, "mpe2.simple_reference_v3": REFERENCE}
-ARGUMENTS = {"N", "local_ratio", "max_cycles", "num_good", "num_adversaries", "num_obstacles", "terminate_on_success"}
+WORLD_KINDS = {"mpe2.simple_spread_v3": SPREAD, "mpe2.simple_tag_v3": TAG, "mpe2.simple_reference_v3": REFERENCE}
+COMPILED_ARGUMENTS = {
+    "N",
+    "local_ratio",
+    "max_cycles",
+    "num_good",
+    "num_adversaries",
+    "num_obstacles",
+    "terminate_on_success",
+}
 """Arguments that the compiled worlds read. With another value than its default in any other argument, a world runs in
 the loop."""
 
@@ -22,12 +30,12 @@ def compiled_batch(
     config: EnvConfig, env: Any, copies: int, groups: Sequence[Sequence[str]], signals: int
 ) -> ArrayBatch | None:
     """See `env_copies.COMPILED`."""
-    if config.id not in KINDS:
+    if config.id not in WORLD_KINDS:
         return None
     defaults = _defaults(config.id)
-    if not all(key in ARGUMENTS or value == defaults.get(key) for key, value in config.kwargs.items()):
+    if not all(key in COMPILED_ARGUMENTS or value == defaults.get(key) for key, value in config.kwargs.items()):
         return None
-    rules = _rules(KINDS[config.id], defaults | config.kwargs)
+    rules = _rules(WORLD_KINDS[config.id], defaults | config.kwargs)
     return ArrayBatch(env, copies, groups, signals, partial(_begin, rules=rules), play, observe, parameters=(rules,))
 
 

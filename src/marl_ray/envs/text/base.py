@@ -20,7 +20,7 @@ COSTS = ("tokens", "calls", "seconds")
 """The costs that may have a budget: UTF-8 bytes of the answer (a caller that knows its tokens may count those instead),
 runs of tools, and the seconds that these took."""
 MAX_TEXT_LENGTH = 1 << 24
-_SAMPLE = 64
+_MAX_SAMPLE_LENGTH = 64
 _MAX_TURNS = 100
 """Maximum number of turns of the episode in which a reward is checked."""
 _PRINTABLE = "".join(map(chr, range(32, 127))) + "\n"
@@ -40,7 +40,7 @@ class AnyText(spaces.Text):
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
         if mask is None and probability is None:
-            mask = int(self.np_random.integers(_SAMPLE + 1)), None
+            mask = int(self.np_random.integers(_MAX_SAMPLE_LENGTH + 1)), None
         return super().sample(mask, probability)
 
 

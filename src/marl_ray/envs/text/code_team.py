@@ -20,9 +20,9 @@ from marl_ray.rewards.reward_protocol import ChosenReward
 from marl_ray.sandbox.client.shared_pool import shared_pool
 
 GENERATOR, REVIEWER = "generator", "reviewer"
-FIELDS = ("task", "tests", "code", "result", "review")
+PROMPT_FIELDS = ("task", "tests", "code", "result", "review")
 _THREADS = 4
-_TRIES = 3
+_REFERENCE_TRIES = 3
 """Runs of a reference before it counts as wrong: on a busy machine one may run out of its time."""
 
 
@@ -100,9 +100,9 @@ class CodeTeam(TextEnv):
         self.turns, self.answer, self.mistakes = turns, answer, mistakes
         self.shaping, self.review_weight = shaping, review_weight
         self.limits = limits_of_tests(timeout_s, memory_bytes)
-        self.prompt = check_template("prompt", prompt, FIELDS[:2])
-        self.review_prompt = check_template("review_prompt", review_prompt, FIELDS[:4])
-        self.repair_prompt = check_template("repair_prompt", repair_prompt, FIELDS)
+        self.prompt = check_template("prompt", prompt, PROMPT_FIELDS[:2])
+        self.review_prompt = check_template("review_prompt", review_prompt, PROMPT_FIELDS[:4])
+        self.repair_prompt = check_template("repair_prompt", repair_prompt, PROMPT_FIELDS)
 
     def begin(self) -> None:
         self._code, self.checked, self._first = "", ProgramScore(0.0, 0.0, NO_CODE, 0, 0.0), 0.0
@@ -153,7 +153,7 @@ class CodeTeam(TextEnv):
         noticed = env.turns > 1 and bool(task.code.public)
         changed = mutants(task.code.reference) if noticed and draw.random() < env.mistakes else []
         least = 1 if noticed else env.turns
-        plain = [None] * _TRIES  # also where no test noticed the mistake
+        plain = [None] * _REFERENCE_TRIES  # also where no test noticed the mistake
         for mistake in [draw.choice(changed), *plain] if changed else plain:
             env.reset(options={"index": index})
             turns = env._played(mistake)  # noqa: SLF001  a copy of itself

@@ -19,9 +19,9 @@ PASSED = "passed"
 _MAX_VALUE_LENGTH = 80
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """The address in the text of a generator, which would change a prompt from run to run."""
-_MARK = secrets.token_hex(16)
+_REPORT_MARK = secrets.token_hex(16)
 """Begins the report of the tests. The program cannot know it, so nothing that it raises passes for a report."""
-_LOADING = ("fail:error", "fail:wrong")
+_LOADING_VERDICTS = ("fail:error", "fail:wrong")
 """Verdicts without a report that only what runs before the tests can cause: each test's own exceptions are caught."""
 
 
@@ -92,14 +92,14 @@ def _check_calls(pool: Pool, code: str, task: CodeTask, limits: Limits) -> Progr
     judged = _judge(pool, code, task, public, hidden, limits)
     results = _report(judged)
     runs, cpu_s = 1, judged.cpu_s
-    if results is None and judged.verdict not in _LOADING:
+    if results is None and judged.verdict not in _LOADING_VERDICTS:
         judged = _judge(pool, code, task, public, (), limits)
         results = _report(judged)
         runs, cpu_s = 2, cpu_s + judged.cpu_s
         if results is not None:
             results = results[0], 0, *results[2:]
     if results is None:
-        reason = judged.message if judged.verdict in _LOADING and judged.message else judged.verdict
+        reason = judged.message if judged.verdict in _LOADING_VERDICTS and judged.message else judged.verdict
         return ProgramScore(0.0, 0.0, _cut(f"fails: {reason.removeprefix('fail:')}"), runs, cpu_s)
     passed_public, passed_hidden, failed, error, value = results
     report = "passes" if public else NO_TESTS
@@ -152,7 +152,7 @@ def _main(public, hidden, calls):
         except Exception as raised:
             error = type(raised).__name__
     passed = errors.count(None), [*map(run, hidden)].count(None)
-    raise AssertionError({_MARK!r} + json.dumps([*passed, failed, error, value], ensure_ascii=False))
+    raise AssertionError({_REPORT_MARK!r} + json.dumps([*passed, failed, error, value], ensure_ascii=False))
 _main({public!r}, {hidden!r}, {calls!r})
 """
 
@@ -162,9 +162,9 @@ def _report(judged: Judgement) -> tuple[int, int, int, str, str] | None:
 
     The failure is its test's index or -1, its error, and the value that the test got.
     """
-    if judged.verdict != "fail:wrong" or not judged.message.startswith(_MARK):
+    if judged.verdict != "fail:wrong" or not judged.message.startswith(_REPORT_MARK):
         return None
-    public, hidden, failed, error, value = json.loads(judged.message.removeprefix(_MARK))
+    public, hidden, failed, error, value = json.loads(judged.message.removeprefix(_REPORT_MARK))
     return public, hidden, failed, error, _ADDRESS.sub("", value)
 
 

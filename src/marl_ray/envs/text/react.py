@@ -6,7 +6,7 @@ from typing import Any
 
 from marl_ray.agents import react_format
 from marl_ray.agents.calls import parse
-from marl_ray.agents.made_up_country import KINDS, CountryQuestion, QuestionStep, questions
+from marl_ray.agents.made_up_country import QUESTION_KINDS, CountryQuestion, QuestionStep, questions
 from marl_ray.agents.react_format import CallResult, ReactTurn, find, transcript
 from marl_ray.agents.tools import make_tools
 from marl_ray.envs.text.base import Demonstration, Task, TextEnv, find_tasks, place
@@ -14,8 +14,8 @@ from marl_ray.envs.text.tasks import MathTask, read_math
 from marl_ray.rewards.answers import same_answer
 from marl_ray.rewards.reward_protocol import ChosenReward
 
-SEARCH, TOWNS = "google_search_serper", "towns"
-MADE_UP: dict[str, dict[str, Any]] = {"code_interpreter": {}, SEARCH: {"corpus": TOWNS}}
+SEARCH_TOOL, TOWNS_CORPUS = "google_search_serper", "towns"
+MADE_UP_TOOLS: dict[str, dict[str, Any]] = {"code_interpreter": {}, SEARCH_TOOL: {"corpus": TOWNS_CORPUS}}
 """Tools for the questions about a made-up country, all of them offline."""
 _NO_CALLS = "No tool calls are left. Give the answer."
 
@@ -54,7 +54,7 @@ class React(TextEnv):
 
     def __init__(
         self,
-        tools: Iterable[str] | Mapping[str, Mapping[str, Any] | None] = MADE_UP,
+        tools: Iterable[str] | Mapping[str, Mapping[str, Any] | None] = MADE_UP_TOOLS,
         data: str | None = None,
         test_data: str | None = None,
         held_out: float = 0.1,
@@ -153,13 +153,13 @@ class React(TextEnv):
 
         Raises ValueError where the tools or the limits do not suffice.
         """
-        unknown = [kind for kind in kinds or () if kind not in KINDS]
+        unknown = [kind for kind in kinds or () if kind not in QUESTION_KINDS]
         if unknown:
-            raise ValueError(f"kinds: {unknown[0]!r}, expected some of {', '.join(KINDS)}")
+            raise ValueError(f"kinds: {unknown[0]!r}, expected some of {', '.join(QUESTION_KINDS)}")
         usable = set(self.tools)
-        options = tools.get(SEARCH) if isinstance(tools, Mapping) else None
-        if (options or {}).get("corpus") != TOWNS:
-            usable.discard(SEARCH)
+        options = tools.get(SEARCH_TOOL) if isinstance(tools, Mapping) else None
+        if (options or {}).get("corpus") != TOWNS_CORPUS:
+            usable.discard(SEARCH_TOOL)
         plans = {question.kind: question.plan for question in questions()}
         max_calls = self.max_turns if self.max_calls is None else self.max_calls
         possible = [
@@ -173,7 +173,7 @@ class React(TextEnv):
             which = f"{hopeless[0]} cannot" if hopeless else "none can"
             raise ValueError(
                 f"kinds: {which} be answered with these tools, max_turns and max_calls; expected `data`, or "
-                f"code_interpreter and {SEARCH} with corpus: {TOWNS}"
+                f"code_interpreter and {SEARCH_TOOL} with corpus: {TOWNS_CORPUS}"
             )
         return tuple(used)
 

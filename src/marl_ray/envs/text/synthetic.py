@@ -18,12 +18,12 @@ from marl_ray.envs.text.base import is_held_out
 from marl_ray.envs.text.tasks import MathTask, ProgramTask
 from marl_ray.rewards.code import CallTest, CodeTask
 
-HELD_OUT = 0.125
+HELD_OUT_SHARE = 0.125
 """Share of all tasks that are held out."""
 MAX_HELD_OUT = 256
 ENTRY_POINT = "f"
-PUBLIC, HIDDEN = 3, 8
-_VAIN = 2000
+PUBLIC_TESTS, HIDDEN_TESTS = 3, 8
+_MAX_VAIN_DRAWS = 2000
 """Draws without a new task after which a level is held to have no more."""
 
 
@@ -74,9 +74,9 @@ def _distinct(
     share = -(-(min(count, MAX_HELD_OUT) if held_out else count) // len(levels))
     for level in levels:
         source, seen, vain = random.Random(f"{seed} {split} {level}"), set[str](), 0
-        while len(seen) < share and vain < _VAIN:
+        while len(seen) < share and vain < _MAX_VAIN_DRAWS:
             drawn, vain = draw(source, level), vain + 1
-            if drawn[0] not in seen and is_held_out(drawn[0], HELD_OUT) == held_out:
+            if drawn[0] not in seen and is_held_out(drawn[0], HELD_OUT_SHARE) == held_out:
                 seen.add(drawn[0])
                 vain = 0
                 yield level, drawn
@@ -192,24 +192,24 @@ FAMILIES = tuple(
         """.strip().splitlines()
     )
 )
-STEPS = tuple(family for family in FAMILIES if family.level == 1 and family.code.count("x") == 1 and family.kind == "n")
+STEP_FAMILIES = tuple(each for each in FAMILIES if each.level == 1 and each.code.count("x") == 1 and each.kind == "n")
 """The functions that may follow each other in level 4: each makes a number of a number."""
-_NUMBERS = tuple(family for family in STEPS if not re.search("[<=>]", family.code))
+_NUMBER_FAMILIES = tuple(family for family in STEP_FAMILIES if not re.search("[<=>]", family.code))
 _LETTERS = "abcde"
 _NUMBERS_TRIED = range(-9, 50)
-_VARIETY = 5
+_MIN_RESULTS = 5
 """Results that two operations have at least: after the least of x and 4 it does not matter whether it is above 17."""
 
 
 def _function(source: random.Random, level: int) -> tuple[str, str, str]:
     """Return a prompt, the kind of its argument and the expression."""
     while level == 4:
-        first, second = source.choice(_NUMBERS), source.choice(STEPS)
+        first, second = source.choice(_NUMBER_FAMILIES), source.choice(STEP_FAMILIES)
         text, inner = _fill_template(source, first)
         rest, outer = _fill_template(source, second)
         body = re.sub(r"\bx\b", inner if "(" in second.code else f"({inner})", outer)
         results = {_result(_written("n", body), (x,)) for x in _NUMBERS_TRIED}
-        if len(results) >= _VARIETY or results == {"True", "False"}:
+        if len(results) >= _MIN_RESULTS or results == {"True", "False"}:
             return f"n {text}, {rest}", "n", body
     family = source.choice([family for family in FAMILIES if family.level == level])
     text, body = _fill_template(source, family)
@@ -266,8 +266,8 @@ def _code(prompt: str, kind: str, body: str) -> CodeTask:
         for number in usable:
             if _result(changed.code, inputs[number]) != right[number]:
                 caught[number].add(mutant)
-    hidden = _cover(caught, HIDDEN)
-    public = _cover({number: killed for number, killed in caught.items() if number not in hidden}, PUBLIC)
+    hidden = _cover(caught, HIDDEN_TESTS)
+    public = _cover({number: killed for number, killed in caught.items() if number not in hidden}, PUBLIC_TESTS)
 
     def tests(numbers: list[int]) -> tuple[CallTest, ...]:
         calls = (",".join(map(repr, inputs[number])) for number in numbers)
@@ -316,10 +316,10 @@ def _inputs(source: random.Random, kind: str, body: str) -> list[tuple[Any, ...]
 
     if kind == "n":
         return [(number,) for number in source.sample(_NUMBERS_TRIED, len(_NUMBERS_TRIED))]
-    code, needed = _written(kind, body), PUBLIC + HIDDEN
+    code, needed = _written(kind, body), PUBLIC_TESTS + HIDDEN_TESTS
     inputs: dict[str, tuple[Any, ...]] = {}
     have_results: set[str] = set()
-    for tried in range(_VAIN):
+    for tried in range(_MAX_VAIN_DRAWS):
         if tried >= 3 * needed and len(have_results) >= needed:
             break
         arguments = draw()
@@ -353,7 +353,7 @@ class Mutant(NamedTuple):
     right: str
 
 
-_SWAPPED = {
+_SWAPPED_OPERATORS = {
     "+": "-",
     "-": "+",
     "*": "+",
@@ -391,7 +391,7 @@ def mutants(code: str) -> list[Mutant]:
 def _others(token: tokenize.TokenInfo) -> list[str]:
     text = token.string
     if token.type == tokenize.OP:
-        return [_SWAPPED[text]] if text in _SWAPPED else []
+        return [_SWAPPED_OPERATORS[text]] if text in _SWAPPED_OPERATORS else []
     if token.type == tokenize.NUMBER and text.isdecimal():
         return [str(int(text) + step) for step in (1, -1, 2) if int(text) + step >= 0]
     if token.type == tokenize.STRING and len(text) == 3 and text[1].isalpha():

@@ -13,18 +13,18 @@ import numpy as np
 
 from marl_ray.envs.web.browser.accessibility import PageView, ShownElement
 
-PHRASES = 2
+MAX_PHRASES = 2
 """Quoted phrases of a task that can be typed."""
-NOTHING = "scroll [down]"
+SCROLL_ACTION = "scroll [down]"
 """The last action, which is always allowed: elements may be below."""
-_KINDS = ("button", "link", "textbox", "checkbox", "radio", "tab", "option", "text")
+_ELEMENT_KINDS = ("button", "link", "textbox", "checkbox", "radio", "tab", "option", "text")
 """Kinds of elements, which are parts of a row's one-hot code; all other roles are `text`."""
 _KIND_OF = {"searchbox": "textbox", "combobox": "textbox", "spinbutton": "textbox", "menuitem": "option"}
 _STATES = ("checked", "focused", "selected", "expanded")
-_FEATURES = 1 + len(_KINDS) + 4 + len(_STATES) + 1 + PHRASES + 2
-_WORDS = 16
+_FEATURES = 1 + len(_ELEMENT_KINDS) + 4 + len(_STATES) + 1 + MAX_PHRASES + 2
+_WORD_BUCKETS = 16
 """Buckets of the hashed words of the task."""
-_QUOTED = re.compile(r'"([^"]+)"')
+_QUOTED_PHRASE = re.compile(r'"([^"]+)"')
 _WORD = re.compile(r"\w+|#")
 
 
@@ -42,12 +42,12 @@ class PageRow:
 
 def row_size(slots: int) -> int:
     """Return how many numbers the row of a page with this many elements has."""
-    return slots * _FEATURES + _WORDS + 2
+    return slots * _FEATURES + _WORD_BUCKETS + 2
 
 
 def action_count(slots: int) -> int:
-    """Return the number of actions: clicks on elements, then phrases typed into elements, then `NOTHING`."""
-    return slots * (1 + PHRASES) + 1
+    """Return the number of actions: clicks on elements, then phrases typed into elements, then `SCROLL_ACTION`."""
+    return slots * (1 + MAX_PHRASES) + 1
 
 
 def page_row(intent: str, view: PageView, slots: int, remaining: float, clicked: Collection[int] = ()) -> PageRow:
@@ -58,7 +58,7 @@ def page_row(intent: str, view: PageView, slots: int, remaining: float, clicked:
     remaining: share of the episode's steps that is left.
     clicked: ids of elements that the agent has clicked.
     """
-    phrases = _QUOTED.findall(intent)[:PHRASES]
+    phrases = _QUOTED_PHRASE.findall(intent)[:MAX_PHRASES]
     ids = [number for number, element in view.elements.items() if element.role != "RootWebArea"]
     matches = {number: _match(view.elements[number].name, intent) for number in ids}
     ids.sort(key=lambda number: (_kind(view.elements[number]) == "text", -sum(matches[number][:3])))
@@ -69,9 +69,9 @@ def page_row(intent: str, view: PageView, slots: int, remaining: float, clicked:
         values[slot] = _features(element, matches[number], intent, phrases, number in clicked)
         actions[slot] = f"click [{number}]"
         for k, phrase in enumerate(phrases if _kind(element) == "textbox" else ()):
-            actions[slots + slot * PHRASES + k] = f"type [{number}] [{phrase}] [0]"
-    actions[-1] = NOTHING
-    rest = np.array([remaining, len(phrases) / PHRASES], np.float32)
+            actions[slots + slot * MAX_PHRASES + k] = f"type [{number}] [{phrase}] [0]"
+    actions[-1] = SCROLL_ACTION
+    rest = np.array([remaining, len(phrases) / MAX_PHRASES], np.float32)
     return PageRow(
         np.concatenate([values.reshape(-1), _hash_words(intent), rest]),
         np.array([bool(action) for action in actions]),
@@ -84,14 +84,14 @@ def _features(
 ) -> list[float]:
     kind, value = _kind(element), element.properties.get("value", "")
     states = [element.properties.get(state, "").lower() == "true" for state in _STATES]
-    typed = [k < len(phrases) and value == phrases[k] for k in range(PHRASES)]
-    numbers = [1.0, *(kind == other for other in _KINDS), *match, *states, bool(value), *typed, clicked]
+    typed = [k < len(phrases) and value == phrases[k] for k in range(MAX_PHRASES)]
+    numbers = [1.0, *(kind == other for other in _ELEMENT_KINDS), *match, *states, bool(value), *typed, clicked]
     return [float(number) for number in [*numbers, kind in intent.lower()]]
 
 
 def _kind(element: ShownElement) -> str:
     kind = _KIND_OF.get(element.role, element.role)
-    return kind if kind in _KINDS else "text"
+    return kind if kind in _ELEMENT_KINDS else "text"
 
 
 def _match(name: str, intent: str) -> tuple[float, float, float, float]:
@@ -104,7 +104,7 @@ def _match(name: str, intent: str) -> tuple[float, float, float, float]:
     if not words:
         return 0.0, 0.0, 0.0, 0.0
     places = [place for place in range(len(intent_words)) if intent_words[place : place + len(words)] == words]
-    phrases = [_WORD.findall(phrase) for phrase in _QUOTED.findall(intent)]
+    phrases = [_WORD.findall(phrase) for phrase in _QUOTED_PHRASE.findall(intent)]
     quoted = 1.0 if _WORD.findall(name) in phrases else 0.5 * any(_lower(phrase) == words for phrase in phrases)
     share = sum(word in intent_words for word in words) / len(words)
     return quoted, float(bool(places)), share, places[0] / len(intent_words) if places else 0.0
@@ -116,7 +116,7 @@ def _lower(words: Sequence[str]) -> list[str]:
 
 def _hash_words(intent: str) -> np.ndarray:
     """Return the buckets that the words of the task fall into, without its quoted phrases."""
-    buckets = np.zeros(_WORDS, np.float32)
-    for word in _WORD.findall(_QUOTED.sub(" ", intent).lower()):
-        buckets[zlib.crc32(word.encode()) % _WORDS] = 1.0
+    buckets = np.zeros(_WORD_BUCKETS, np.float32)
+    for word in _WORD.findall(_QUOTED_PHRASE.sub(" ", intent).lower()):
+        buckets[zlib.crc32(word.encode()) % _WORD_BUCKETS] = 1.0
     return buckets

@@ -32,10 +32,10 @@ ENDINGS = (
 browser broke, or hung; because a site or a judge did not answer what scoring asks of it."""
 MAX_PAGES = 10
 """Opening and scoring a task, which may load several pages, have the time of this many steps."""
-_LOOKS = 5
+_MAX_READS = 5
 _MAX_ADDRESS_LENGTH = 1000
 """Characters of an address that a prompt shows: a page may make its own as long as it likes."""
-_LEFT = "Execution context was destroyed", "has been closed"
+_PAGE_LEFT_TEXTS = "Execution context was destroyed", "has been closed"
 """Words of Playwright's errors where a page leaves for another one, or its tab closes, during a call."""
 
 
@@ -245,14 +245,14 @@ class BrowserEnv(TextEnv):
 
     def _look(self, session: BrowserSession) -> None:
         """Read the page, again where it leaves for another one meanwhile. Raises PageError for one that never rests."""
-        for _ in range(_LOOKS):
+        for _ in range(_MAX_READS):
             try:
                 self.view = session.call(session.view(), "reading the page")
                 return
             except BrowserError as error:
                 if not _has_left(session, error):
                     raise
-        raise PageError(f"the page left for another one {_LOOKS} times while it was read")
+        raise PageError(f"the page left for another one {_MAX_READS} times while it was read")
 
     def _note_repeats(self, action: WebAction) -> None:
         self._repeats = self._repeats + 1 if action == self._last else 1
@@ -314,7 +314,7 @@ class BrowserEnv(TextEnv):
 def _has_left(session: BrowserSession, error: BrowserError) -> bool:
     """Return True for an error of a page that has left, where the browser still has one."""
     alive = not session.broken and session.chromium.connected and session.tabs > 0
-    return alive and any(words in str(error) for words in _LEFT)
+    return alive and any(words in str(error) for words in _PAGE_LEFT_TEXTS)
 
 
 def base_pattern(url: str) -> re.Pattern[str]:

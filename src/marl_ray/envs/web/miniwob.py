@@ -20,7 +20,7 @@ DEFAULTS: dict[str, Any] = {"max_steps": 10, "patience": None, "observation_limi
 """The defaults of `BrowserOptions` here: a task takes a few actions on a small page, which may all be the same."""
 NEVER_MS = 1_000_000_000
 """The time that a page gives itself; the limits of the episode are of steps, so that a slow machine changes no score."""
-_START = """([seed, time]) => {
+_START_SCRIPT = """([seed, time]) => {
     document.activeElement.blur();
     window.scrollTo(0, 0);
     Math.seedrandom(seed);
@@ -28,10 +28,10 @@ _START = """([seed, time]) => {
     core.startEpisodeReal();
     for (const id of ["reward-display", "click-canvas"]) document.getElementById(id).style.display = "none";
 }"""
-_READY = "() => typeof core === 'object' && core.cover_div !== null && WOB_TASK_READY"
-_SCORE = "() => typeof WOB_DONE_GLOBAL !== 'undefined' && WOB_DONE_GLOBAL ? WOB_RAW_REWARD_GLOBAL : null"
+_READY_SCRIPT = "() => typeof core === 'object' && core.cover_div !== null && WOB_TASK_READY"
+_SCORE_SCRIPT = "() => typeof WOB_DONE_GLOBAL !== 'undefined' && WOB_DONE_GLOBAL ? WOB_RAW_REWARD_GLOBAL : null"
 """The page's reward once it is done; null before, and on any other page, to which an agent may go."""
-_INTENT = """() => {
+_INTENT_SCRIPT = """() => {
     const query = document.getElementById("query");
     return typeof core.getUtterance === "function" ? core.getUtterance() : query.textContent;
 }"""
@@ -108,15 +108,15 @@ class MiniWob(BrowserEnv):
         address = f"{self.url}/miniwob/{self.task.page}.html"
         if session.url.partition("#")[0] != address:
             await session.open(address)
-            await session.page.wait_for_function(_READY)
-        await session.page.evaluate(_START, [self.task.task_id, NEVER_MS])
-        await session.page.wait_for_function(_READY)
-        intent: Any = await session.page.evaluate(_INTENT)
+            await session.page.wait_for_function(_READY_SCRIPT)
+        await session.page.evaluate(_START_SCRIPT, [self.task.task_id, NEVER_MS])
+        await session.page.wait_for_function(_READY_SCRIPT)
+        intent: Any = await session.page.evaluate(_INTENT_SCRIPT)
         text = intent.get("utterance", "") if isinstance(intent, dict) else intent
         self._intent = " ".join(str(text).split())
 
     async def page_score(self, session: BrowserSession) -> float | None:
-        reward = await session.page.evaluate(_SCORE)
+        reward = await session.page.evaluate(_SCORE_SCRIPT)
         return None if reward is None else min(1.0, max(0.0, float(reward)))
 
     async def score(self, session: BrowserSession, answer: str) -> float:

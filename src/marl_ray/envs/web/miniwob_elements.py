@@ -10,7 +10,7 @@ from marl_ray.envs.web.elements import PageRow, action_count, page_row, row_size
 from marl_ray.envs.web.environment import BrowserEnv
 from marl_ray.envs.web.miniwob import MiniWob
 
-ELEMENTS = 12
+DEFAULT_ELEMENTS = 12
 """Elements of a page that a policy sees, if its config says no other number."""
 _CLICK = "click ["
 
@@ -29,7 +29,7 @@ class MiniWobElements(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc] 
 
     metadata = {"name": "miniwob_elements", "render_modes": []}
 
-    def __init__(self, elements: int = ELEMENTS, keep_pages: bool = True, **kwargs: Any):
+    def __init__(self, elements: int = DEFAULT_ELEMENTS, keep_pages: bool = True, **kwargs: Any):
         """Raise ValueError and MarlRayError as `MiniWob` does."""
         if elements < 1:
             raise ValueError(f"elements={elements}, expected at least 1")

@@ -6,7 +6,7 @@ from marl_ray.config.base import NAME_PATTERN
 from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import (
-    KINDS,
+    ANSWER_KINDS,
     Benchmark,
     BenchmarkRecord,
     Kind,
@@ -35,7 +35,7 @@ def benchmark(name: str) -> Benchmark:
 
 
 __all__ = [
-    "KINDS",
+    "ANSWER_KINDS",
     "Benchmark",
     "BenchmarkRecord",
     "FileRow",

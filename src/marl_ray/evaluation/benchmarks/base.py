@@ -17,7 +17,7 @@ from marl_ray.sandbox import Pool
 
 Mode = Literal["official", "hardened"]
 Kind = Literal["completion", "solution", "output"]
-KINDS: tuple[Kind, ...] = ("completion", "solution", "output")
+ANSWER_KINDS: tuple[Kind, ...] = ("completion", "solution", "output")
 NO_TESTS = (CallTest("pass"),)
 """Placeholder for the hidden tests of a task that is shown to policies and must have some."""
 

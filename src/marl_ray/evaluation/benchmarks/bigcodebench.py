@@ -38,7 +38,7 @@ STACK_BYTES = 10 << 20
 OFFLINE_FAILURES = frozenset({176, 314, 812, 832, 1005, 1040, 1104})
 """Task numbers, among the 300 that use the standard library alone, whose references need a network or another machine,
 or take longer than a minute anywhere. Running the references finds those that the sandbox itself forbids."""
-SUSPICIOUS = (
+SUSPICIOUS_NAMES = (
     "_getframe",
     "f_back",
     "tb_frame",
@@ -59,7 +59,7 @@ SUSPICIOUS = (
     "os.read",
     "F_DUPFD",
 )
-_SUSPICIOUS = re.compile("|".join(map(re.escape, SUSPICIOUS)))
+_SUSPICIOUS_PATTERN = re.compile("|".join(map(re.escape, SUSPICIOUS_NAMES)))
 
 
 class BigCodeBenchRecord(BenchmarkRecord):
@@ -99,7 +99,7 @@ class BigCodeBenchProblem(Problem):
         solution = self.complete_prompt + source.text if source.kind == "completion" else source.text
         code = f"{self.code_prompt}\n    pass\n{solution}"
         limits = Limits(cpu_s=timeout_s, memory_bytes=MEMORY_BYTES, stack_bytes=STACK_BYTES)
-        flags = tuple(sorted(set(_SUSPICIOUS.findall(source.text))))
+        flags = tuple(sorted(set(_SUSPICIOUS_PATTERN.findall(source.text))))
         return {mode: self._run(pool, code, mode, limits, flags) for mode in modes}
 
     def _run(self, pool: Pool, code: str, mode: Mode, limits: Limits, flags: tuple[str, ...]) -> SampleVerdict:

@@ -28,9 +28,9 @@ from marl_ray.rewards.code import StdioTest
 from marl_ray.rewards.outputs import outputs_match
 from marl_ray.sandbox import Limits, Pool, Status
 
-PYTHON3 = 3
+PYTHON3_NUMBER = 3
 """Number of Python 3 among the languages of the data; 1 is Python 2."""
-REFERENCES = 3
+MAX_REFERENCES = 3
 """Number of a problem's Python 3 solutions that are tried before the problem is left out."""
 MEMORY_FLOOR = 1 << 30
 EXTRA_MEMORY = 32 << 20
@@ -150,7 +150,7 @@ def _problem(row: FileRow) -> Problem:
             for stdin, stdout in zip(part.input, part.output, strict=True)
         ]
         solutions = zip(record.solutions.language, record.solutions.solution, strict=True)
-        references = [text for language, text in solutions if language == PYTHON3][:REFERENCES]
+        references = [text for language, text in solutions if language == PYTHON3_NUMBER][:MAX_REFERENCES]
     except ValueError as error:
         raise MarlRayError(f"{row.where}: tests or solutions: expected two lists of the same length") from error
     return ContestProblem(

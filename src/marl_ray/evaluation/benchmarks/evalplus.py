@@ -27,17 +27,17 @@ from marl_ray.evaluation.benchmarks.base import (
     syntax,
     unique,
 )
-from marl_ray.evaluation.benchmarks.sandboxed.evalplus_driver import NOT_NONE, dumps
+from marl_ray.evaluation.benchmarks.sandboxed.evalplus_driver import COMPARED_WITH_NONE, dumps
 from marl_ray.rewards.code import CallTest, CodeTask
 from marl_ray.sandbox import Limits, Pool, Status
 from marl_ray.sandbox.limits import WALL_FACTOR
 
-MIN_S, FACTOR, TASK_S = 1.0, 4.0, 60.0
+MIN_S, REFERENCE_FACTOR, TASK_S = 1.0, 4.0, 60.0
 """Minimum seconds of an input, multiple of the reference's seconds, and most seconds of all base or all plus inputs."""
 REFERENCE_S = 60.0
 MEMORY_BYTES = 4 << 30
 OUTPUT_BYTES = 256 << 20
-PARTS = ("base", "plus")
+TEST_PARTS = ("base", "plus")
 _ONLY_WHETHER = """
 
 
@@ -92,7 +92,7 @@ class EvalPlusProblem(Problem):
 
     @property
     def runs(self) -> float:
-        return 2 * len(PARTS)
+        return 2 * len(TEST_PARTS)
 
     @property
     def shown(self) -> CodeTask:
@@ -109,7 +109,7 @@ class EvalPlusProblem(Problem):
     def _verdict(self, pool: Pool, program: str, mode: Mode, timeout_s: float) -> SampleVerdict:
         wall_s = cpu_s = 0.0
         result, base = "passed", False
-        for part, inputs in zip(PARTS, (self.base, self.plus), strict=True):
+        for part, inputs in zip(TEST_PARTS, (self.base, self.plus), strict=True):
             expected = _reference_outputs(pool, self.task_id, part, self.references[0], self.entry_point, inputs)
             limits = Limits(cpu_s=min(timeout_s, sum(expected.seconds)) + 1, memory_bytes=MEMORY_BYTES)
             if mode == "official":
@@ -119,7 +119,9 @@ class EvalPlusProblem(Problem):
             else:
                 call = f"check(_function, {self._arguments(part, inputs, expected, WALL_FACTOR)})"
                 tests = f"_function = {self.entry_point}\n{driver_source()}\n{call}\n"
-                candidate = program + (_ONLY_WHETHER.format(self.entry_point) if self.entry_point in NOT_NONE else "")
+                candidate = program + (
+                    _ONLY_WHETHER.format(self.entry_point) if self.entry_point in COMPARED_WITH_NONE else ""
+                )
                 done = pool.judge(candidate, tests, entry_point=self.entry_point, limits=limits, in_place=False)
                 wall_s, cpu_s = wall_s + done.wall_s, cpu_s + done.cpu_s
                 result = f"{done.verdict}: {done.message}" if done.message else done.verdict
@@ -140,7 +142,7 @@ def _reference_outputs(pool: Pool, task_id: str, part: str, reference: str, name
 
     Raises MarlRayError if the reference fails here, because then nothing can be compared with it.
     """
-    call = f"outputs({reference!r}, {name!r}, {inputs!r}, {name in NOT_NONE})"
+    call = f"outputs({reference!r}, {name!r}, {inputs!r}, {name in COMPARED_WITH_NONE})"
     program = f"{driver_source()}\nfound, seconds = {call}\nprint(json.dumps([found, seconds]))\n"
     limits = Limits(cpu_s=REFERENCE_S, memory_bytes=MEMORY_BYTES, output_bytes=OUTPUT_BYTES)
     done = pool.run(program, limits=limits)
@@ -148,7 +150,7 @@ def _reference_outputs(pool: Pool, task_id: str, part: str, reference: str, name
         last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
         raise MarlRayError(f"{task_id}: its reference fails on its {part} inputs here ({last or done.status})")
     text, seconds = json.loads(done.stdout)
-    return ReferenceOutputs(text, tuple(max(MIN_S, FACTOR * second) for second in seconds))
+    return ReferenceOutputs(text, tuple(max(MIN_S, REFERENCE_FACTOR * second) for second in seconds))
 
 
 @cache
@@ -172,7 +174,7 @@ def _deep(value: Any) -> Any:
     return tuple(map(_deep, value)) if isinstance(value, list) else value
 
 
-_EACH: tuple[tuple[Callable[[Inputs], Sequence[Any]], tuple[int, ...]], ...] = (
+_CONVERTED_TASKS: tuple[tuple[Callable[[Inputs], Sequence[Any]], tuple[int, ...]], ...] = (
     (  # every argument is a tuple
         _tuples,
         (2, 116, 132, 143, 222, 261, 273, 394, 399, 421, 424, 429, 470, 560, 579, 596, 616, 630, 726, 740, 744, 809),
@@ -194,7 +196,7 @@ _EACH: tuple[tuple[Callable[[Inputs], Sequence[Any]], tuple[int, ...]], ...] = (
     (_deep, (580, 615, 791)),
     (lambda arguments: [{key: tuple(value) for key, value in arguments[0].items()}, *arguments[1:]], (722,)),
 )
-_CONVERSIONS = {number: change for change, numbers in _EACH for number in numbers}
+_CONVERSIONS = {number: change for change, numbers in _CONVERTED_TASKS for number in numbers}
 
 
 def mbpp_inputs(number: int, inputs: Inputs) -> Inputs:
@@ -217,7 +219,7 @@ def _problem(prefix: str, record: EvalPlusRecord, where: str) -> Problem:
     if id_prefix != prefix or not number.isdecimal():
         raise MarlRayError(f"{where}: task_id {record.task_id!r}: expected {prefix}/ and a number")
     parts = {}
-    for part in PARTS:
+    for part in TEST_PARTS:
         inputs = record.base_input if part == "base" else record.plus_input
         try:
             parts[part] = dumps(mbpp_inputs(int(number), inputs) if prefix == MBPP else inputs)

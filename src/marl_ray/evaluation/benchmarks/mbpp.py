@@ -28,10 +28,10 @@ from marl_ray.evaluation.benchmarks.functions import score_function
 from marl_ray.rewards.code import CallTest, CodeTask
 from marl_ray.sandbox import Pool
 
-SHOTS = (2, 3, 4)
-NOT_SPLIT = frozenset({367, 601, 927})
+SHOT_NUMBERS = (2, 3, 4)
+UNSPLIT_TASKS = frozenset({367, 601, 927})
 """Problems whose tests pass objects of the candidate's own classes to the function: no split judge can serve them."""
-BEGIN, DONE = "[BEGIN]", "[DONE]"
+BEGIN_MARK, DONE_MARK = "[BEGIN]", "[DONE]"
 
 
 class MbppRecord(BenchmarkRecord):
@@ -82,18 +82,18 @@ class MbppProblem(Problem):
 
     @property
     def modes(self) -> tuple[Mode, ...]:
-        return ("official",) if self.number in NOT_SPLIT else ("official", "hardened")
+        return ("official",) if self.number in UNSPLIT_TASKS else ("official", "hardened")
 
     @property
     def shown(self) -> CodeTask:
-        if self.number in NOT_SPLIT:
+        if self.number in UNSPLIT_TASKS:
             return super().shown
         setup = f"{self.references[0]}\n{self.setup}"
         return CodeTask(NO_TESTS, tuple(map(CallTest, self.tests)), self.entry_point, setup)
 
     def score(self, pool: Pool, source: ModelAnswer, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
         """Score a sample; a completion ends at the prompt's stop word."""
-        program = source.text.split(DONE)[0] if source.kind == "completion" else source.text
+        program = source.text.split(DONE_MARK)[0] if source.kind == "completion" else source.text
         tests = "\n".join(self.tests)
         return score_function(
             pool,
@@ -111,11 +111,13 @@ def parse(model: type[MbppRecord] | type[SanitizedRecord], rows: Iterable[FileRo
     """Return the problems of an MBPP file. Raises MarlRayError if one of the prompt's shots is missing."""
     records = [(row, read_record(model, row)) for row in rows]
     by_number = {record.task_id: record for _, record in records}
-    absent = [number for number in SHOTS if number not in by_number]
+    absent = [number for number in SHOT_NUMBERS if number not in by_number]
     if records and absent:
         where = records[0][0].where
         raise MarlRayError(f"{where}: problem {absent[0]} is missing; the prompt's examples are 2, 3 and 4")
-    shots = "".join(f"{_question(by_number[n])}\n{_lines(by_number[n].code)}\n{DONE}\n" for n in SHOTS if by_number)
+    shots = "".join(
+        f"{_question(by_number[n])}\n{_lines(by_number[n].code)}\n{DONE_MARK}\n" for n in SHOT_NUMBERS if by_number
+    )
     return unique((row, _problem(record, f"{shots}{_question(record)}\n", row.where)) for row, record in records)
 
 
@@ -135,7 +137,7 @@ def _question(record: MbppRecord | SanitizedRecord) -> str:
     tests = "\n".join(record.test_list)
     return (
         f"You are an expert Python programmer, and here is your task: {record.text} "
-        f"Your code should pass these tests:\n\n{tests}\n{BEGIN}"
+        f"Your code should pass these tests:\n\n{tests}\n{BEGIN_MARK}"
     )
 
 
@@ -191,7 +193,7 @@ MBPP = Benchmark(
     same_id=_same_id,
     hub=("google-research-datasets/mbpp", "full", ("prompt", "test", "validation", "train")),
     writes="completion",
-    stop=(DONE,),
+    stop=(DONE_MARK,),
     notes=NOTES,
 )
 MBPP_SANITIZED = replace(

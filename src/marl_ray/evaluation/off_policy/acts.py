@@ -17,7 +17,7 @@ from gymnasium import spaces
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.statistics.off_policy import ExposureGate, PolicyValue, doubly_robust, gate, snips
 from marl_ray.policies.actor_critic.distributions import Gaussian
-from marl_ray.policies.actor_critic.spaces import CATEGORICAL, cardinalities
+from marl_ray.policies.actor_critic.spaces import CATEGORICAL_SPACES, cardinalities
 from marl_ray.policies.bundles.actor_critic import Bundle
 from marl_ray.rollout.served.acts import LoggedUnits, read_logged
 
@@ -30,7 +30,7 @@ MAX_FEATURES = 256
 
 MAX_CODES = 64
 """Maximum number of categories of an entry that is one-hot; an entry with more counts as a number."""
-MAX_ERRORS, ROUNDING = 3.0, 0.01
+MAX_ERRORS, WEIGHT_TOLERANCE = 3.0, 0.01
 """Maximum distance of the mean weight from 1, in its standard errors, and the tolerance for float32 log-probabilities."""
 
 
@@ -84,7 +84,7 @@ def _gate(value: PolicyValue, units: int, floor: float, min_effective: float) ->
     effective - 1 / n).
     """
     spread = max(0.0, 1 / max(value.effective, 1.0) - 1 / units)
-    if not abs(value.mean_weight - 1) <= MAX_ERRORS * value.mean_weight * math.sqrt(spread) + ROUNDING:
+    if not abs(value.mean_weight - 1) <= MAX_ERRORS * value.mean_weight * math.sqrt(spread) + WEIGHT_TOLERANCE:
         reason = f"mean importance weight {value.mean_weight:.3g}, must be about 1: the log does not cover this bundle"
         return ExposureGate(False, reason)
     return gate(value, floor=floor, min_effective=min_effective)
@@ -192,7 +192,7 @@ def start_features(bundle: Bundle, logged: LoggedUnits) -> np.ndarray:
 
 def _encode_rows(space: spaces.Space[Any], rows: np.ndarray) -> np.ndarray:
     """Convert flat rows (N, D) to numbers that a linear model can use."""
-    if not isinstance(space, CATEGORICAL) or max(cardinalities(space)) > MAX_CODES:
+    if not isinstance(space, CATEGORICAL_SPACES) or max(cardinalities(space)) > MAX_CODES:
         return rows.astype(np.float32)
     columns = zip(rows.T, cardinalities(space), strict=True)
     return np.concatenate([np.eye(size, dtype=np.float32)[column] for column, size in columns], 1)

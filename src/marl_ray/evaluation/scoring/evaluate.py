@@ -1,7 +1,7 @@
 """Evaluate samples on a code benchmark."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,32 +11,12 @@ from marl_ray.errors import FieldError
 from marl_ray.evaluation.benchmarks import Benchmark, Mode, ModelAnswer, Problem, benchmark
 from marl_ray.evaluation.benchmarks.jsonl import JSONL
 from marl_ray.evaluation.data_files import BenchmarkData, load
+from marl_ray.evaluation.options import Progress, ScoringOptions, no_progress
 from marl_ray.evaluation.scoring.local_scoring import ResultRow, Scorer, ScoringJob, What
-from marl_ray.evaluation.scoring.report import MARKDOWN, REPORT, make_report, markdown
+from marl_ray.evaluation.scoring.report import MARKDOWN_FILE, REPORT_FILE, make_report, markdown
 from marl_ray.evaluation.scoring.results import ResultsFile, open_results, write_whole
 from marl_ray.evaluation.writing.samples import Sample, Samples, read_samples
 from marl_ray.sandbox import Level
-
-Progress = Callable[[str, int, int], None]
-"""Function that is called with what is scored, the number done and the total."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluationOptions:
-    """Options of an evaluation, as a user gives them."""
-
-    benchmark: str
-    """A name, `jsonl:FILE` with the problems, or `package.module:NAME`."""
-    samples: str = ""
-    data: str | None = None
-    split: str | None = None
-    sha256: str | None = None
-    out: Path | None = None
-    ks: tuple[int, ...] | None = None
-    mode: str | None = None
-    """`official`, `hardened` or `both`; None takes all modes that the benchmark has."""
-    timeout_s: float | None = None
-    min_level: Level = Level.PATHS
 
 
 @dataclass(frozen=True)
@@ -88,7 +68,7 @@ def possible_ks(counts: Mapping[str, int], ks: Sequence[int] | None, default: Se
     return tuple(sorted(set(ks)))
 
 
-def task_of(options: EvaluationOptions) -> ScoringTask:
+def task_of(options: ScoringOptions) -> ScoringTask:
     """Read and check everything but samples.
 
     Raises FieldError naming the option, or MarlRayError naming the file and line.
@@ -104,14 +84,14 @@ def task_of(options: EvaluationOptions) -> ScoringTask:
     modes = _modes(scored, options.mode)
     timeout_s = scored.timeout_s if options.timeout_s is None else options.timeout_s
     if not 0 < timeout_s < 86_400:
-        raise FieldError("timeout", f"expected seconds, more than 0 and less than a day, got {timeout_s}")
+        raise FieldError("timeout_s", f"expected seconds, more than 0 and less than a day, got {timeout_s}")
     return ScoringTask(
         name, scored, load(scored, file or options.data, options.split, options.sha256), modes, timeout_s
     )
 
 
 def prepare_evaluation(
-    options: EvaluationOptions, task: ScoringTask | None = None, samples_description: str = ""
+    options: ScoringOptions, task: ScoringTask | None = None, samples_description: str = ""
 ) -> EvaluationPlan:
     """Read and check everything that an evaluation needs.
 
@@ -124,7 +104,7 @@ def prepare_evaluation(
     modes = task.modes
     timeout_s = task.timeout_s
     samples = read_samples(options.samples, scored, data.problems)
-    ks = possible_ks(samples.counts, options.ks, scored.ks)
+    ks = possible_ks(samples.counts, options.k, scored.ks)
     kinds = " and ".join(sorted({f"{sample.source.kind}s" for sample in samples.samples}))
     limit = f"{timeout_s:g} s" + ("" if timeout_s == scored.timeout_s else f" instead of {scored.timeout_s:g} s")
     manifest = {
@@ -163,7 +143,7 @@ def _modes(scored: Benchmark, requested: str | None) -> tuple[Mode, ...]:
 
 
 def evaluate(
-    planned: EvaluationPlan, scorer: AbstractContextManager[Scorer], progress: Progress = lambda what, done, total: None
+    planned: EvaluationPlan, scorer: AbstractContextManager[Scorer], progress: Progress = no_progress
 ) -> dict[str, Any]:
     """Score what is not scored yet, then write and return the report.
 
@@ -186,8 +166,8 @@ def evaluate(
             filtered,
             unchecked,
         )
-    write_whole(planned.folder / REPORT, json.dumps(report, indent=2) + "\n")
-    write_whole(planned.folder / MARKDOWN, markdown(report))
+    write_whole(planned.folder / REPORT_FILE, json.dumps(report, indent=2) + "\n")
+    write_whole(planned.folder / MARKDOWN_FILE, markdown(report))
     return report
 
 

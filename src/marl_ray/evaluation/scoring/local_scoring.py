@@ -11,7 +11,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import Mode, SampleVerdict, Verdicts, program_of
 from marl_ray.evaluation.writing.samples import Sample
 from marl_ray.sandbox import Level, Pool
-from marl_ray.sandbox.client.pool import WARM
+from marl_ray.sandbox.client.pool import WARM_MODULES
 from marl_ray.sandbox.limits import WALL_FACTOR
 
 MAX_SOURCE_BYTES = 32 << 20
@@ -47,7 +47,7 @@ Scorer = Callable[[Sequence[ScoringJob]], Iterator[list[ResultRow]]]
 def make_pool(workers: int, packages: Iterable[str], min_level: Level) -> Pool:
     """Make a sandbox pool whose programs may import these packages, if they are installed."""
     installed = [name for name in sorted(packages) if importlib.util.find_spec(name)]
-    return Pool(workers, warm=(*WARM, *installed), min_level=min_level)
+    return Pool(workers, warm=(*WARM_MODULES, *installed), min_level=min_level)
 
 
 def score(pool: Pool, job: ScoringJob) -> ResultRow:

@@ -15,7 +15,7 @@ from marl_ray.sandbox import Level
 IN_FLIGHT = 2
 """Number of batches that a node holds, so that it has work while a result travels."""
 BATCH_PER_WORKER = 4
-ATTEMPTS = 3
+MAX_ATTEMPTS = 3
 """Number of nodes that may die while they score one batch; then the batch ends the evaluation."""
 START_S = 120.0
 
@@ -94,9 +94,11 @@ def score_batches(nodes: Nodes, jobs: Sequence[ScoringJob]) -> Iterator[list[Res
                 yield ray.get(reference)
             except RayActorError as error:
                 nodes.pop(name, None)
-                if attempts + 1 == ATTEMPTS:
+                if attempts + 1 == MAX_ATTEMPTS:
                     tasks = ", ".join(sorted({job.sample.problem.task_id for job in batch}))
-                    raise MarlRayError(f"evaluate: {ATTEMPTS} nodes died scoring {tasks}: {one_line(error)}") from error
+                    raise MarlRayError(
+                        f"evaluate: {MAX_ATTEMPTS} nodes died scoring {tasks}: {one_line(error)}"
+                    ) from error
                 waiting.append((batch, attempts + 1))
             except RayTaskError as error:
                 if isinstance(error.cause, MarlRayError):

@@ -15,8 +15,8 @@ from marl_ray.evaluation.benchmarks.base import Mode
 from marl_ray.evaluation.pass_at_k import pass_at_k
 from marl_ray.evaluation.statistics import BootstrapInterval, problem_bootstrap
 
-REPORT, MARKDOWN = "report.json", "report.md"
-SHOWN = 50
+REPORT_FILE, MARKDOWN_FILE = "report.json", "report.md"
+MAX_LISTED_TASKS = 50
 """Number of task ids of a kind that the Markdown lists."""
 
 
@@ -167,8 +167,8 @@ def width_notes(report: Mapping[str, Any]) -> list[str]:
 
 
 def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    more = f" and {len(names) - MAX_LISTED_TASKS} more" if len(names) > MAX_LISTED_TASKS else ""
+    return ", ".join(names[:MAX_LISTED_TASKS]) + more
 
 
 def aggregate(
@@ -182,14 +182,14 @@ def aggregate(
     groups, parts = [], {}
     for folder, weight in folders.items():
         try:
-            report = json.loads((folder / REPORT).read_bytes())
+            report = json.loads((folder / REPORT_FILE).read_bytes())
             groups.append(np.array([p[mode][number] for p in report["problems"].values() if mode in p["passed"]]))
             parts[f"{report['evaluation']['variant']} [{folder}]"] = (report["scores"][mode][number]["value"], weight)
         except OSError as error:
-            raise MarlRayError(f"{folder / REPORT}: cannot be read: {error.strerror}") from error
+            raise MarlRayError(f"{folder / REPORT_FILE}: cannot be read: {error.strerror}") from error
         except ValueError as error:
-            raise MarlRayError(f"{folder / REPORT}: not JSON") from error
+            raise MarlRayError(f"{folder / REPORT_FILE}: not JSON") from error
         except (KeyError, TypeError) as error:
-            raise MarlRayError(f"{folder / REPORT}: has no {number} of mode {mode}") from error
+            raise MarlRayError(f"{folder / REPORT_FILE}: has no {number} of mode {mode}") from error
     total = problem_bootstrap(groups, list(folders.values()))
     return total, parts

@@ -15,8 +15,8 @@ from typing import Any
 
 from marl_ray.errors import FieldError, MarlRayError
 
-MANIFEST, RESULTS = "evaluation.json", "results.jsonl"
-PLACES = ("data", "samples")
+MANIFEST_FILE, RESULTS_FILE = "evaluation.json", "results.jsonl"
+PATH_KEYS = ("data", "samples")
 """Keys of the manifest that hold paths. If an evaluation continues with moved files, their digests must be equal."""
 ResultKey = tuple[str, str, int]
 """Kind (`sample` or `reference`), task id and number of a result."""
@@ -53,7 +53,7 @@ def open_results(folder: Path, manifest: Mapping[str, Any]) -> Iterator[ResultsF
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = os.open(folder / RESULTS, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        file = os.open(folder / RESULTS_FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError as error:
         raise FieldError("out", f"{folder} cannot be written: {error.strerror}") from error
     try:
@@ -62,16 +62,16 @@ def open_results(folder: Path, manifest: Mapping[str, Any]) -> Iterator[ResultsF
         except OSError as error:
             raise FieldError("out", f"{folder}: another evaluation is writing there") from error
         _same(folder, manifest, empty=os.fstat(file).st_size == 0)
-        yield ResultsFile(file, _read_results(folder / RESULTS, file))
+        yield ResultsFile(file, _read_results(folder / RESULTS_FILE, file))
     finally:
         os.close(file)
 
 
 def _same(folder: Path, manifest: Mapping[str, Any], empty: bool) -> None:
-    path = folder / MANIFEST
+    path = folder / MANIFEST_FILE
     if not path.exists():
         if not empty:
-            raise FieldError("out", f"{folder} has {RESULTS} but no {MANIFEST}; choose another folder")
+            raise FieldError("out", f"{folder} has {RESULTS_FILE} but no {MANIFEST_FILE}; choose another folder")
         write_whole(path, json.dumps(manifest, indent=2) + "\n")
         return
     try:
@@ -79,7 +79,7 @@ def _same(folder: Path, manifest: Mapping[str, Any], empty: bool) -> None:
     except ValueError as error:
         raise MarlRayError(f"{path}: not JSON; choose another folder") from error
     for key, value in manifest.items():
-        if key in PLACES:
+        if key in PATH_KEYS:
             continue
         stored = before.get(key) if isinstance(before, dict) else None
         if stored != value:

@@ -2,9 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,52 +15,29 @@ from marl_ray.envs.text.record_files import read_bytes
 from marl_ray.envs.web.browser.chromium import close_shared_chromium
 from marl_ray.envs.web.environment import BrowserEnv
 from marl_ray.errors import FieldError, MarlRayError
+from marl_ray.evaluation.options import Progress, WebRequest, no_progress
 from marl_ray.evaluation.scoring.evaluate import possible_ks
-from marl_ray.evaluation.scoring.report import MARKDOWN, REPORT
+from marl_ray.evaluation.scoring.report import MARKDOWN_FILE, REPORT_FILE
 from marl_ray.evaluation.scoring.results import open_results, write_whole
 from marl_ray.evaluation.web_agents.base import WebAgent, WebBenchmark
 from marl_ray.evaluation.web_agents.playing import WebJob, play_jobs
 from marl_ray.evaluation.web_agents.reporting import web_markdown, web_report
 from marl_ray.evaluation.web_agents.scripted import ExpertAgent, RandomAgent
 from marl_ray.evaluation.web_agents.trained import ElementAgent, LanguageAgent
-from marl_ray.evaluation.writing.authors import SamplingOverrides, authors_of
+from marl_ray.evaluation.writing.authors import authors_of
 from marl_ray.extensions import import_reference, make_from_options
 from marl_ray.policies.bundles.actor_critic import Bundle, load_bundle
 
 EXPERT, RANDOM = "expert", "random"
 SPLITS = {"test": ("test",), "train": ("train",), "all": ("train", "test")}
-UNSEEN = ("record", "traces")
+NEUTRAL_OPTIONS = ("record", "traces")
 """Options of the environment that change no result."""
-MEASURED = ("cost", "reward", "keep_pages")
+RESERVED_OPTIONS = ("cost", "reward", "keep_pages")
 """Options of the environment that the evaluation sets itself."""
 
 
-@dataclass(frozen=True)
-class WebRequest:
-    """An evaluation, as a user asks for it."""
-
-    policy: str
-    """A bundle; `expert` or `random`; or `package.module:NAME` of a callable that returns a `WebAgent`."""
-    agent: str | None = None
-    """The agent of the bundle whose policy plays; None for the only one."""
-    env: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the environment."""
-    split: str = "test"
-    num_samples: int = 1
-    """Episodes of each task."""
-    seed: int = 0
-    greedy: bool = False
-    overrides: SamplingOverrides = field(default_factory=dict)
-    """Sampling options instead of those of the bundle."""
-    ks: tuple[int, ...] | None = None
-    out: Path | None = None
-    workers: int = 1
-    """Episodes at a time."""
-    tracking_uri: str | None = None
-
-
 def evaluate_web(
-    benchmark: WebBenchmark, request: WebRequest, progress: Callable[[str, int, int], None] = lambda *_: None
+    benchmark: WebBenchmark, request: WebRequest, progress: Progress = no_progress
 ) -> tuple[dict[str, Any], Path]:
     """Play what is not played yet, write the report, and return it and its folder.
 
@@ -69,16 +46,19 @@ def evaluate_web(
     """
     if request.split not in SPLITS:
         raise FieldError("split", f"expected one of {', '.join(SPLITS)}, got {request.split!r}")
-    refused = [name for name in request.env if name in MEASURED]
+    refused = [name for name in request.env if name in RESERVED_OPTIONS]
     if refused:
         raise FieldError("env", f"{refused[0]} is set by the evaluation")
     agent = make_agent(request)
     with ExitStack() as cleanup:
         cleanup.callback(close_shared_chromium)
         kwargs = {**benchmark.kwargs, **request.env}
-        envs = [cleanup.enter_context(_browser(benchmark, kwargs)) for _ in range(request.workers)]
+        envs = [
+            cleanup.enter_context(_browser(benchmark, kwargs))
+            for _ in range(request.workers or len(os.sched_getaffinity(0)))
+        ]
         jobs = _jobs(envs[0], request)
-        ks = possible_ks({job.task_id: request.num_samples for job in jobs}, request.ks, benchmark.ks)
+        ks = possible_ks({job.task_id: request.num_samples for job in jobs}, request.k, benchmark.ks)
         manifest = _manifest(benchmark, request, kwargs, agent, len(jobs))
         digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
         folder = request.out or Path("runs/evaluations", f"{benchmark.name}-{digest[:12]}")
@@ -91,8 +71,8 @@ def evaluate_web(
                 done += len(rows)
                 progress("episode", done, len(jobs))
             report = web_report(manifest, [job.task_id for job in jobs], list(results.rows.values()), ks)
-    write_whole(folder / REPORT, json.dumps(report, indent=2) + "\n")
-    write_whole(folder / MARKDOWN, web_markdown(report))
+    write_whole(folder / REPORT_FILE, json.dumps(report, indent=2) + "\n")
+    write_whole(folder / MARKDOWN_FILE, web_markdown(report))
     return report, folder
 
 
@@ -167,7 +147,7 @@ def _manifest(
     benchmark: WebBenchmark, request: WebRequest, kwargs: Mapping[str, Any], agent: WebAgent, episodes: int
 ) -> dict[str, Any]:
     about = dict(agent.manifest())
-    options = {name: value for name, value in kwargs.items() if name not in UNSEEN}
+    options = {name: value for name, value in kwargs.items() if name not in NEUTRAL_OPTIONS}
     files = [kwargs[name] for name in ("data", "test_data") if kwargs.get(name)]
     digests = [hashlib.sha256(read_bytes(path)).hexdigest() for path in files]
     tasks = f"file of sha256 {digests[0][:12]}" if digests else "its own tasks"

@@ -15,7 +15,7 @@ from marl_ray.rollout.text.deadline_threads import CallTimeoutError, side_by_sid
 
 SLACK_S = 60.0
 """Seconds beyond the deadlines of the browser after which a turn is an error: they end every call themselves."""
-MODE: Mode = "official"
+VERDICT_MODE: Mode = "official"
 """The mode of the verdicts: the semantics of the benchmark's authors."""
 WebRow = dict[str, Any]
 
@@ -75,7 +75,7 @@ class _Played:
             "sample": self.job.sample,
             "group": self.job.group,
             "task": self.env.intent(),
-            MODE: asdict(verdict),
+            VERDICT_MODE: asdict(verdict),
             "suspected_hack": False,
             "ending": ending,
             "score": metrics["pass"],

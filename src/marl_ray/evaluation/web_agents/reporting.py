@@ -7,7 +7,7 @@ from typing import Any
 
 from marl_ray.envs.text.base import COSTS
 from marl_ray.evaluation.scoring.report import make_report, width_notes
-from marl_ray.evaluation.web_agents.playing import MODE, WebRow
+from marl_ray.evaluation.web_agents.playing import VERDICT_MODE, WebRow
 
 
 def web_report(
@@ -17,7 +17,7 @@ def web_report(
 
     An episode that a fault ended counts as failed, with what it had cost until then.
     """
-    report = make_report(manifest, list(dict.fromkeys(task_ids)), rows, (MODE,), ks)
+    report = make_report(manifest, list(dict.fromkeys(task_ids)), rows, (VERDICT_MODE,), ks)
     return report | {
         "mean_score": fmean(row["score"] for row in rows),
         "all": _means(rows),
@@ -36,14 +36,14 @@ def _group_rows(rows: Sequence[WebRow], key: str) -> dict[str, list[WebRow]]:
 def _means(rows: Sequence[WebRow]) -> dict[str, float]:
     """Return the numbers of episodes and of those solved; means over these episodes of actions and costs."""
     costs = {name: fmean(row["cost"][name] for row in rows) for name in COSTS}
-    solved = sum(row[MODE]["passed"] for row in rows)
+    solved = sum(row[VERDICT_MODE]["passed"] for row in rows)
     return {"episodes": len(rows), "solved": solved, "actions": fmean(row["actions"] for row in rows), **costs}
 
 
 def web_lines(report: Mapping[str, Any]) -> list[str]:
     """Return the report in a few lines, without its folder."""
     lines = [str(report["evaluation"]["variant"])]
-    for number, score in report["scores"][MODE].items():
+    for number, score in report["scores"][VERDICT_MODE].items():
         lines.append(f"  {number:<9} {score['value']:.4f} ({score['low']:.4f} to {score['high']:.4f})")
     lines += [f"  {note}" for note in width_notes(report)]
     everything = report["all"]
@@ -62,7 +62,7 @@ def _costs(means: Mapping[str, float]) -> str:
 def web_markdown(report: Mapping[str, Any]) -> str:
     """Write the report as Markdown, for people."""
     lines = [f"# {report['evaluation']['variant']}", "", "| number | value | 95 % interval |", "|---|---|---|"]
-    for number, score in report["scores"][MODE].items():
+    for number, score in report["scores"][VERDICT_MODE].items():
         lines.append(f"| {number} | {score['value']:.4f} | {score['low']:.4f} to {score['high']:.4f} |")
     lines += ["", *(f"{note[0].upper()}{note[1:]}.\n" for note in width_notes(report))]
     lines += ["Intervals are over tasks (bootstrap). Actions, tokens and seconds are means of an episode.", ""]

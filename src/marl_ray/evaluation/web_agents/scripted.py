@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_ray.envs.web.webarena.environment import SEEDS, WORLD
+from marl_ray.envs.web.webarena.environment import SPLIT_SEEDS, WORLD_SEED
 from marl_ray.envs.web.webarena.site_pack.expert import expert_action
 from marl_ray.envs.web.webarena.site_pack.synthetic_tasks import Plan, synthetic_tasks
 from marl_ray.errors import FieldError, MarlRayError
@@ -43,7 +43,7 @@ class ExpertAgent:
     """Does the synthetic tasks of `marl_ray.envs.web.webarena.site_pack` by their plans."""
 
     def __init__(self) -> None:
-        made = [task for seed in SEEDS.values() for task in synthetic_tasks(WORLD, seed)]
+        made = [task for seed in SPLIT_SEEDS.values() for task in synthetic_tasks(WORLD_SEED, seed)]
         self._plans: dict[str, Plan] = {task.record.intent: task.plan for task in made}
 
     def manifest(self) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from marl_ray.envs.web.elements import action_count, row_size
-from marl_ray.envs.web.miniwob_elements import ELEMENTS, ElementReader
+from marl_ray.envs.web.miniwob_elements import DEFAULT_ELEMENTS, ElementReader
 from marl_ray.errors import FieldError
 from marl_ray.evaluation.web_agents.base import WebAnswer, WebTurn
 from marl_ray.evaluation.web_agents.scripted import turn_random
@@ -69,7 +69,7 @@ class ElementAgent:
         """`agent` names the policy of the bundle that plays. Raises FieldError for one that was trained on anything else."""
         self.policy, self.digest = bundle.policies[bundle.agents[agent]], bundle.digest
         self.seed, self.greedy = seed, greedy
-        self.elements = int(bundle.manifest.lineage.env.get("kwargs", {}).get("elements", ELEMENTS))
+        self.elements = int(bundle.manifest.lineage.env.get("kwargs", {}).get("elements", DEFAULT_ELEMENTS))
         seen, actions = self.policy.observation_space.shape, getattr(self.policy.action_space, "n", 0)
         if seen != (row_size(self.elements),) or actions != action_count(self.elements):
             env = bundle.manifest.lineage.env.get("id")

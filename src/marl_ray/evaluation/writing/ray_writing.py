@@ -9,10 +9,11 @@ from typing import Any
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.evaluation.benchmarks import Problem, benchmark
-from marl_ray.evaluation.writing.requests import Job, Row, SampleWriter, WritingRequest
+from marl_ray.evaluation.options import WritingRequest
+from marl_ray.evaluation.writing.requests import Job, Row, SampleWriter
 from marl_ray.evaluation.writing.writer import CPU_BATCH, GPU_BATCH, Writer
 
-ATTEMPTS = 3
+MAX_ATTEMPTS = 3
 """Number of actors that may die while they write one batch; then the batch ends the evaluation."""
 START_S = 600.0
 """Seconds that an actor may take to get a place, and to read the bundle and its models."""
@@ -113,9 +114,9 @@ class _OnRay:
                 try:
                     rows: list[Row] = _got(reference)
                 except RayActorError as error:
-                    if attempts + 1 == ATTEMPTS:
+                    if attempts + 1 == MAX_ATTEMPTS:
                         raise MarlRayError(
-                            f"evaluate: {ATTEMPTS} actors died writing samples of {batch[0][0].task_id} and those after "
+                            f"evaluate: {MAX_ATTEMPTS} actors died writing samples of {batch[0][0].task_id} and those after "
                             f"it: {one_line(error)}"
                         ) from error
                     waiting.append((batch, attempts + 1))

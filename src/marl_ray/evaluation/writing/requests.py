@@ -2,40 +2,18 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from marl_ray.evaluation.benchmarks import Kind, Problem
+from marl_ray.evaluation.benchmarks import Problem
+from marl_ray.evaluation.options import Progress, WritingRequest, no_progress
 from marl_ray.evaluation.scoring.results import open_results, write_whole
 
-PROMPT = "{prompt}"
-SAMPLES, FOLDER = "samples.jsonl", "generation"
+PROMPT_FIELD = "{prompt}"
+SAMPLES_FILE, WRITING_FOLDER = "samples.jsonl", "generation"
 Job = tuple[Problem, int]
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class WritingRequest:
-    """A request for samples: the bundle that writes them, and its sampling options."""
-
-    bundle: str = ""
-    """A folder, or `models:/name/version`; empty where the writers are given otherwise."""
-    tracking_uri: str | None = None
-    agent: str | None = None
-    """The agent whose policy answers alone; None takes the team, or the only policy."""
-    num_samples: int = 1
-    """Number of samples per problem."""
-    seed: int = 0
-    greedy: bool = False
-    temperature: float | None = None
-    """Sampling temperature. None takes the value of the bundle's generation config, here and for `max_tokens`."""
-    max_tokens: int | None = None
-    answer: Kind | None = None
-    """Kind of the answer; None takes the kind that the policy was trained to write (see `Writer`)."""
-    prompt: str | None = None
-    """Template of the prompt, with {prompt} in it; None takes the default."""
 
 
 class SampleWriter(Protocol):
@@ -54,7 +32,7 @@ def generate(
     problems: Sequence[Problem],
     facts: dict[str, Any],
     out: Path | None,
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    progress: Progress = no_progress,
 ) -> tuple[Path, str]:
     """Write the samples that are missing; return the evaluation's folder with the samples in it, and their description.
 
@@ -65,7 +43,7 @@ def generate(
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
     folder = out or Path("runs/evaluations", f"{facts['benchmark']}-{digest[:12]}")
     jobs = [(problem, sample) for problem in problems for sample in range(request.num_samples)]
-    with open_results(folder / FOLDER, manifest) as written:
+    with open_results(folder / WRITING_FOLDER, manifest) as written:
         keys = [("sample", problem.task_id, sample) for problem, sample in jobs]
         pending = [job for job, key in zip(jobs, keys, strict=True) if key not in written.rows]
         done = len(jobs) - len(pending)
@@ -75,7 +53,7 @@ def generate(
             done += len(rows)
             progress("answer", done, len(jobs))
         lines = [{key: value for key, value in written.rows[key].items() if key != "what"} for key in keys]
-    write_whole(folder / SAMPLES, "".join(json.dumps(line) + "\n" for line in lines))
+    write_whole(folder / SAMPLES_FILE, "".join(json.dumps(line) + "\n" for line in lines))
     return folder, _name(manifest)
 
 
@@ -88,6 +66,6 @@ def _name(manifest: dict[str, Any]) -> str:
             f"{key} {generation[key]:g}" for key, neutral in (("top_k", 0), ("top_p", 1)) if generation[key] != neutral
         ]
         sampling.append(", ".join([f"{name}: {drawn}", *limits, f"max_tokens {generation['max_tokens']}"]))
-    prompt = "" if manifest["prompt"] in (None, PROMPT) else f", prompt {manifest['prompt']!r}"
+    prompt = "" if manifest["prompt"] in (None, PROMPT_FIELD) else f", prompt {manifest['prompt']!r}"
     writer = f"{manifest['writer']} of bundle {manifest['bundle'][:12]}"
     return f"{manifest['answer']}s of {writer}{prompt}, {manifest['num_samples']} a problem ({'; '.join(sampling)})"

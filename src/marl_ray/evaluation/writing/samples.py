@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from marl_ray.envs.text.record_files import FileRow, read_bytes, rows
 from marl_ray.errors import MarlRayError
-from marl_ray.evaluation.benchmarks.base import KINDS, Benchmark, ModelAnswer, Problem
+from marl_ray.evaluation.benchmarks.base import ANSWER_KINDS, Benchmark, ModelAnswer, Problem
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ def _sample(row: FileRow) -> tuple[str, ModelAnswer]:
     task_id = row.values.get("task_id")
     if not isinstance(task_id, str | int) or isinstance(task_id, bool):
         raise MarlRayError(f"{row.where}: task_id: expected a string or a number")
-    kinds = [kind for kind in KINDS if kind in row.values]
+    kinds = [kind for kind in ANSWER_KINDS if kind in row.values]
     if len(kinds) != 1:
-        raise MarlRayError(f"{row.where}: expected exactly one of {', '.join(KINDS)}")
+        raise MarlRayError(f"{row.where}: expected exactly one of {', '.join(ANSWER_KINDS)}")
     text = row.values[kinds[0]]
     if not isinstance(text, str):
         raise MarlRayError(f"{row.where}: {kinds[0]}: expected a string")

@@ -17,8 +17,9 @@ from marl_ray.envs.text.code_team import GENERATOR, CodeTeam
 from marl_ray.envs.text.tasks import StaticProgramTask
 from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.evaluation.benchmarks import Benchmark, Kind, Problem
+from marl_ray.evaluation.options import WritingRequest
 from marl_ray.evaluation.writing.authors import Author, WriterPolicies, authors_of_bundle, generation_of
-from marl_ray.evaluation.writing.requests import PROMPT, Job, Row, WritingRequest
+from marl_ray.evaluation.writing.requests import PROMPT_FIELD, Job, Row
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.sampler import Engine
 from marl_ray.policies.prompting.prompts import PromptTooLongError, check_fits, encode_prompt, fit_prompt
@@ -82,9 +83,9 @@ class Writer:
         if request.num_samples < 1 or (request.greedy and request.num_samples > 1):
             expected = "1, since greedy samples are all the same" if request.greedy else "1 or more"
             raise FieldError("num_samples", f"expected {expected}, got {request.num_samples}")
-        if request.prompt is not None and PROMPT not in request.prompt:
-            raise FieldError("prompt", f"expected {PROMPT} in it, got {request.prompt!r}")
-        self.authors = authors or authors_of_bundle(request.bundle, request.tracking_uri)
+        if request.prompt is not None and PROMPT_FIELD not in request.prompt:
+            raise FieldError("prompt", f"expected {PROMPT_FIELD} in it, got {request.prompt!r}")
+        self.authors = authors or authors_of_bundle(request.policy, request.tracking_uri)
         self.agents = list(self.authors.agents)
         self.author, self.team = self._cast()
         alone = self.authors.policies[self.authors.agents[self.author]]
@@ -108,7 +109,7 @@ class Writer:
             "writer": self.author if team is None or team.turns == 1 else "team",
             "team": None if team is None else self.authors.env["kwargs"],
             "answer": self.kind,
-            "prompt": PROMPT if request.prompt is None and team is None else request.prompt,
+            "prompt": PROMPT_FIELD if request.prompt is None and team is None else request.prompt,
             "num_samples": request.num_samples,
             "seed": request.seed,
             "greedy": request.greedy,
@@ -152,7 +153,7 @@ class Writer:
     def turns(self, problem: Problem) -> Turns:
         """Return the prompts of a sample of the problem, one after another, each with its author."""
         if self.team is None:
-            return _one_turn(self.author, (self.request.prompt or PROMPT).replace(PROMPT, problem.prompt))
+            return _one_turn(self.author, (self.request.prompt or PROMPT_FIELD).replace(PROMPT_FIELD, problem.prompt))
         return _team_turns(copy.copy(self.team), problem)
 
     def _check_fits(self, problems: Sequence[Problem]) -> None:

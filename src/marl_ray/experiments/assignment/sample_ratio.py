@@ -17,7 +17,7 @@ from marl_ray.errors import MarlRayError
 
 CONCENTRATION = 1000.0
 """The alternative's shares lie around sqrt(p (1 - p) / 1000) from p: mismatches of a few per cent are found soonest."""
-ALARM = 0.001
+ALARM_LEVEL = 0.001
 """The usual alarm level."""
 
 
@@ -31,13 +31,13 @@ class Mismatch(NamedTuple):
     alarm: bool
 
 
-def sample_ratio(counts: Mapping[str, int], shares: Mapping[str, float], alpha: float = ALARM) -> Mismatch:
+def sample_ratio(counts: Mapping[str, int], shares: Mapping[str, float], alpha: float = ALARM_LEVEL) -> Mismatch:
     """Test the number of units per arm against expected relative shares that never changed. Returns a `Mismatch`."""
     return sample_ratio_of_epochs([(counts, shares)], alpha)
 
 
 def sample_ratio_of_epochs(
-    epochs: Iterable[tuple[Mapping[str, int], Mapping[str, float]]], alpha: float = ALARM
+    epochs: Iterable[tuple[Mapping[str, int], Mapping[str, float]]], alpha: float = ALARM_LEVEL
 ) -> Mismatch:
     """Test (counts, shares) of several epochs together: evidence multiplies, each epoch having its own alternative."""
     log_e = math.fsum(_log_evidence(counts, shares) for counts, shares in epochs)

@@ -15,7 +15,7 @@ BUSY_S = 10.0
 """Seconds that a write waits for another process's write."""
 LEFT_S = 60.0
 """Seconds after which PostgreSQL ends a transaction whose client asks nothing."""
-_OPENING = 5
+_OPEN_ATTEMPTS = 5
 """Attempts to open a database that others open at the same time."""
 
 metadata = sa.MetaData()
@@ -173,12 +173,12 @@ def open_engine(url: str) -> sa.Engine:
 
 def _upgrade(engine: sa.Engine) -> None:
     # SQLite refuses to switch to WAL while another process does, without waiting.
-    for attempt in range(1, _OPENING + 1):
+    for attempt in range(1, _OPEN_ATTEMPTS + 1):
         try:
             upgrade(engine.execution_options(writes=True))
             return
         except sa.exc.OperationalError:
-            if attempt == _OPENING:
+            if attempt == _OPEN_ATTEMPTS:
                 raise
             time.sleep(0.1 * attempt)
 

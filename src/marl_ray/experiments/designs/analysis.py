@@ -15,7 +15,7 @@ from marl_ray.experiments.designs.fixed_size import WelchTest, welch
 from marl_ray.experiments.statistics.intervals import Interval, Summary
 from marl_ray.experiments.statistics.unit_clusters import compare_within_strata
 
-IMBALANCE = 0.001
+IMBALANCE_LEVEL = 0.001
 """P-value below which arms differ in a covariate by more than chance explains."""
 
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from marl_ray.errors import FieldError
 from marl_ray.experiments.designs.fixed_size import samples_needed
-from marl_ray.experiments.statistics.bets import CAP, EFFECTS
+from marl_ray.experiments.statistics.bets import EFFECTS, MAX_STAKE
 from marl_ray.experiments.statistics.intervals import TIGHTEST_AT, tune_rho
-from marl_ray.experiments.statistics.sequential import CAUTION
+from marl_ray.experiments.statistics.sequential import PROMOTION_CAUTION
 
-PATHS, GROWTH = 2_000, 1.02
+SIMULATED_PATHS, LOOK_GROWTH = 2_000, 1.02
 """Number of simulated experiments, and the ratio of each look's number of units to that of the look before."""
 MIN_EFFECT = 1e-6
 """Smallest alpha, and smallest effect in standard deviations, that can be planned for."""
@@ -70,7 +70,9 @@ def sample_sizes(
     ratio = share / (1 - share)
     # Two units an arm show ten deviations, and far beyond the noncentral t is no number.
     fixed = sum(samples_needed(effect=min(abs(effect), 10 * sd), sd=sd, alpha=alpha, power=power, ratio=ratio))
-    units = np.exp(np.arange(math.log(min_outcomes / min(share, 1 - share)), math.log(MAX_UNITS), math.log(GROWTH)))
+    units = np.exp(
+        np.arange(math.log(min_outcomes / min(share, 1 - share)), math.log(MAX_UNITS), math.log(LOOK_GROWTH))
+    )
     proven = _proven_by_look(units, abs(effect) / sd, share, alpha, min_outcomes, sd, bounds)
 
     def at(quantile: float) -> int | None:
@@ -95,20 +97,22 @@ def _proven_by_look(
     # Per unit the gain's estimate earns information share (1 - share), outcomes being in standard deviations.
     time = units * share * (1 - share)
     rng = np.random.default_rng(0)
-    path = np.zeros(PATHS)
-    proven, parts, before = np.zeros(PATHS, bool), [], 0.0
+    path = np.zeros(SIMULATED_PATHS)
+    proven, parts, before = np.zeros(SIMULATED_PATHS, bool), [], 0.0
     stakes = EFFECTS
     if bounds is not None:
         # The most careful stakes that bounds may call for: those of a mean near a bound.
         width, worst = (bounds[1] - bounds[0]) / sd, 1 / min(share, 1 - share)
-        stakes = np.minimum(EFFECTS, CAP / worst / width / (share * (1 - share)))
+        stakes = np.minimum(EFFECTS, MAX_STAKE / worst / width / (share * (1 - share)))
     rho = tune_rho(2 * TIGHTEST_AT * first, 2 * alpha)
     for n, now in zip(units, time, strict=True):
-        path += delta * (now - before) + math.sqrt(now - before) * rng.standard_normal(PATHS)
+        path += delta * (now - before) + math.sqrt(now - before) * rng.standard_normal(SIMULATED_PATHS)
         before = now
         if bounds is None:
             v, arms = 4 * now, (n * share, n * (1 - share))
-            careful = sum(1 / arm + CAUTION / arm**2 for arm in arms) * now  # variances as promotion takes them
+            careful = (
+                sum(1 / arm + PROMOTION_CAUTION / arm**2 for arm in arms) * now
+            )  # variances as promotion takes them
             x = path / math.sqrt(now * careful) * math.sqrt(v / (v + rho))
             evidence = math.log(2) + 0.5 * math.log(rho / (v + rho)) + x**2 / 2 + log_ndtr(x)
         else:

@@ -13,16 +13,16 @@ import numpy as np
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.statistics.intervals import Summary
 
-PRIOR = 1.0
+PRIOR_WEIGHT = 1.0
 """Weight of the pooled mean in every posterior, in outcomes: an arm without outcomes is like the others, and uncertain."""
-POINTS = 801
+QUADRATURE_POINTS = 801
 """Quadrature points per arm, over eight deviations each way."""
 
 
 def probability_best(arms: Mapping[str, Summary], higher_is_better: bool = True) -> dict[str, float]:
     """Return arm -> posterior probability that its mean is the best; they sum to 1.
 
-    Posteriors are normal: mean of the outcomes and of `PRIOR` outcomes at the pooled mean, variance s^2 / (n + PRIOR)
+    Posteriors are normal: mean of the outcomes and of `PRIOR_WEIGHT` outcomes at the pooled mean, variance s^2 / (n + PRIOR)
     with s^2 of the arm, or pooled while the arm has fewer than two outcomes or all equal. The integral of
     prod_{j != i} F_j dF_i goes over the union of all arms' points, so that very unequal widths keep their shape; its
     error is below 1e-4 (tested). Arms that are all unknown are equally likely.
@@ -39,8 +39,8 @@ def probability_best(arms: Mapping[str, Summary], higher_is_better: bool = True)
         return {name: 1 / len(arms) for name in arms}
     means, deviations = [], []
     for arm in arms.values():
-        weight = arm.n + PRIOR
-        means.append(sign * ((arm.n * arm.mean if arm.n else 0.0) + PRIOR * pooled) / weight)
+        weight = arm.n + PRIOR_WEIGHT
+        means.append(sign * ((arm.n * arm.mean if arm.n else 0.0) + PRIOR_WEIGHT * pooled) / weight)
         deviations.append(math.sqrt((arm.variance or spread) / weight if arm.n > 1 else spread / weight))
     chances = _chances_of_largest(np.array(means), np.array(deviations))
     return dict(zip(arms, chances.tolist(), strict=True))
@@ -50,7 +50,7 @@ def _chances_of_largest(means: np.ndarray, deviations: np.ndarray) -> np.ndarray
     """Return (K,) chances that each of K independent normals is the largest."""
     from scipy.special import ndtr
 
-    z = np.linspace(-8, 8, POINTS)
+    z = np.linspace(-8, 8, QUADRATURE_POINTS)
     points = np.sort((means[:, None] + deviations[:, None] * z).ravel())
     below = ndtr((points - means[:, None]) / deviations[:, None])
     chances = np.empty(len(means))

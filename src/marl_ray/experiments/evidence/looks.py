@@ -13,7 +13,7 @@ from marl_ray.experiments.evidence.running_sums import Design, Exposed, Judged, 
 from marl_ray.experiments.statistics.bets import BetEvidence, End
 from marl_ray.experiments.statistics.intervals import NO_OUTCOME, Summary
 from marl_ray.experiments.statistics.missing_outcomes import mean_beyond
-from marl_ray.experiments.statistics.moments import NONE, Moments, merge_moments
+from marl_ray.experiments.statistics.moments import NO_MOMENTS, Moments, merge_moments
 from marl_ray.experiments.statistics.sequential import scale_summary
 from marl_ray.experiments.statistics.unit_clusters import Blocks, block_summaries, compare_within_strata, summary_of
 
@@ -130,13 +130,13 @@ class Look(Observations):
     def pooled(self, metric: str, treatment: str, control: str) -> Moments:
         """Return the moments of the metric's values that judged units of both arms have reported, together."""
         if self.sources is None:
-            return NONE
+            return NO_MOMENTS
         names = metric, treatment, control
         if names not in self.sources.pooled:
             parts = (
                 moments for key, moments in self.sources.values.items() if key[0] == metric and key[2] in names[1:]
             )
-            self.sources.pooled[names] = reduce(merge_moments, parts, NONE)
+            self.sources.pooled[names] = reduce(merge_moments, parts, NO_MOMENTS)
         return self.sources.pooled[names]
 
     def filled(
@@ -220,12 +220,12 @@ def look_at(totals: Totals, design: Design, now: float) -> Look:
         of_arms = reported.setdefault(metric, {})
         of_arms[arm] = of_arms.get(arm, 0) + moments.n
         if metric == "outcome":
-            outcomes[arm] = merge_moments(outcomes.get(arm, NONE), moments)
+            outcomes[arm] = merge_moments(outcomes.get(arm, NO_MOMENTS), moments)
     units: dict[str, ArmSummary] = {}
     for arm in {arm for _, arm, _ in exposures}:
         exposed_units = sum(of_arms.get(arm, 0) for of_arms in exposed.values())
         judged_units = sum(n for key, n in judged.items() if key[1] == arm)
-        units[arm] = ArmSummary(exposed_units, judged_units, outcomes.get(arm, NONE).summary())
+        units[arm] = ArmSummary(exposed_units, judged_units, outcomes.get(arm, NO_MOMENTS).summary())
     homes = _homes(exposures)
     assigned: Counts = {}
     for epoch, arm, _ in homes.values():
@@ -260,7 +260,7 @@ def _fill_missing(values: MetricMoments, judged: Mapping[Judged, int], missing: 
     filled = dict(values)
     for metric, value in missing.items():
         for key, n in judged.items():
-            reported = values.get((metric, *key), NONE)
+            reported = values.get((metric, *key), NO_MOMENTS)
             filled[(metric, *key)] = merge_moments(reported, Moments(n - reported.n, value, 0.0))
     return filled
 
@@ -270,7 +270,7 @@ def _reporting(values: MetricMoments, judged: Mapping[Judged, int], metrics: Ite
     indicators: dict[MetricCell, Moments] = {}
     for metric in metrics:
         for key, n in judged.items():
-            reports = values.get((metric, *key), NONE).n
+            reports = values.get((metric, *key), NO_MOMENTS).n
             indicators[(metric, *key)] = Moments(n, reports / n, reports * (n - reports) / n)
     return indicators
 
@@ -282,7 +282,7 @@ def _observations(values: MetricMoments, homes: Homes, design: Design) -> Observ
         strata: dict[str, dict[int, dict[str, Summary]]] = {}
         for (metric, epoch, arm, _, _), moments in values.items():
             by_arm = pooled.setdefault(metric, {})
-            by_arm[arm] = merge_moments(by_arm.get(arm, NONE), moments)
+            by_arm[arm] = merge_moments(by_arm.get(arm, NO_MOMENTS), moments)
             strata.setdefault(metric, {}).setdefault(epoch, {})[arm] = moments.summary()
         plain = {metric: {arm: m.summary() for arm, m in by_arm.items()} for metric, by_arm in pooled.items()}
         return Observations(plain, strata)
@@ -290,7 +290,7 @@ def _observations(values: MetricMoments, homes: Homes, design: Design) -> Observ
     for (metric, _, arm, cluster, counts), moments in values.items():
         if counts and moments.n and cluster in homes and homes[cluster][1] == arm:
             by_cluster = of_clusters.setdefault(metric, {})
-            by_cluster[cluster] = merge_moments(by_cluster.get(cluster, NONE), moments)
+            by_cluster[cluster] = merge_moments(by_cluster.get(cluster, NO_MOMENTS), moments)
     means: dict[str, dict[int, dict[str, dict[str, float]]]] = {}
     for metric, by_cluster in of_clusters.items():
         for cluster, moments in by_cluster.items():

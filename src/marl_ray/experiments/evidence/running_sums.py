@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from marl_ray.experiments.database import schema
 from marl_ray.experiments.database.windows import WINDOW_S, grace_s
-from marl_ray.experiments.statistics.moments import NONE, Moments, merge_moments
+from marl_ray.experiments.statistics.moments import NO_MOMENTS, Moments, merge_moments
 
 Exposed = tuple[int, str, str]
 """Epoch, arm and cluster; the cluster is empty where units are assigned by themselves."""
@@ -62,7 +62,7 @@ class Totals:
         for judged, n in more.judged.items():
             self.judged[judged] = self.judged.get(judged, 0) + n
         for valued, moments in more.values.items():
-            self.values[valued] = merge_moments(self.values.get(valued, NONE), moments)
+            self.values[valued] = merge_moments(self.values.get(valued, NO_MOMENTS), moments)
 
     def __bool__(self) -> bool:
         return bool(self.exposures or self.judged)

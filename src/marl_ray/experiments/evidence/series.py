@@ -8,7 +8,7 @@ from marl_ray.experiments.database import schema
 from marl_ray.experiments.database.windows import grace_s
 from marl_ray.experiments.evidence.running_sums import Design, counts_of, moments_of, rescaled_value_sql
 from marl_ray.experiments.statistics.intervals import Summary
-from marl_ray.experiments.statistics.moments import NONE, Moments, merge_moments
+from marl_ray.experiments.statistics.moments import NO_MOMENTS, Moments, merge_moments
 
 Series = dict[str, list[tuple[float, Summary]]]
 """Arm -> [(seconds since 1970, summary of all observations until then)], by time."""
@@ -37,10 +37,10 @@ def series(connection: sa.Connection, name: str, design: Design, points: int, no
         # The edges belong to the places inside.
         inside = min(max(int(row.place), 0), points - 1)
         point_moments = moments_of(row)
-        by_place[inside] = merge_moments(by_place.get(inside, NONE), point_moments)
+        by_place[inside] = merge_moments(by_place.get(inside, NO_MOMENTS), point_moments)
     series_of: Series = {}
     for arm, by_place in sorted(by_arm.items()):
-        total = NONE
+        total = NO_MOMENTS
         for inside, point_moments in sorted(by_place.items()):
             total = merge_moments(total, point_moments)
             series_of.setdefault(arm, []).append((first + (inside + 1) * step, total.summary()))

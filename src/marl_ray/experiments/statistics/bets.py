@@ -16,7 +16,8 @@ variance has to be right and no count large: a loss that has not been seen yet i
 
 Stakes: the best one for an effect of delta standard deviations is lambda = delta q (1 - q) / s, with s the deviation of
 the earlier outcomes. Delta is unknown, so the capital is spread evenly over `EFFECTS` (the mixture's mean), and no stake
-risks more than `CAP` of its capital. The result depends on the units and their order alone, not on when it is looked at.
+risks more than `MAX_STAKE` of its capital. The result depends on the units and their order alone, not on when somebody
+looks at it.
 
 The test's null hypothesis is that the mean effect is d or less at every time. An arm that is worse on Mondays and
 better on Tuesdays may be proven both.
@@ -32,11 +33,11 @@ from marl_ray.errors import MarlRayError
 
 EFFECTS = 0.005 * 3.0 ** np.arange(6)
 """Effects, in standard deviations, that the parts of the capital bet on."""
-CAP = 0.75
+MAX_STAKE = 0.75
 """The largest part of its capital that one stake may lose."""
-PRIOR = 0.1
+PRIOR_WEIGHT = 0.1
 """Weight, in outcomes, of an imaginary start with mean 1/2 and variance 1/4."""
-GRID = 1e-4 * 1.25 ** np.arange(42)
+EFFECT_GRID = 1e-4 * 1.25 ** np.arange(42)
 """Effects, as parts of the range, at which evidence is kept; bounds are interpolated between them."""
 CHUNK = 32
 """Number of units handled at a time."""
@@ -57,11 +58,11 @@ class OutcomeMoments:
 
         Each is determined by earlier outcomes only.
         """
-        count = self.n + PRIOR + np.arange(len(y))
+        count = self.n + PRIOR_WEIGHT + np.arange(len(y))
         totals = self.total + y.cumsum()
-        centers = (PRIOR / 2 + np.concatenate([[self.total], totals[:-1]])) / count
+        centers = (PRIOR_WEIGHT / 2 + np.concatenate([[self.total], totals[:-1]])) / count
         squares = self.squares + ((y - centers) ** 2).cumsum()
-        deviations = np.sqrt((PRIOR / 4 + np.concatenate([[self.squares], squares[:-1]])) / count)
+        deviations = np.sqrt((PRIOR_WEIGHT / 4 + np.concatenate([[self.squares], squares[:-1]])) / count)
         self.n, self.total, self.squares = self.n + len(y), float(totals[-1]), float(squares[-1])
         return centers, deviations
 
@@ -95,12 +96,12 @@ class Capital:
         worst = np.maximum(low / share, high / control_share)[:, None]
         nulls = self.side * self.nulls
         # No more than the loss that the bounds allow, which a null beyond them all makes none.
-        caps = CAP / np.maximum(worst + nulls, worst / 2)
+        caps = MAX_STAKE / np.maximum(worst + nulls, worst / 2)
         stakes = (share * control_share / deviations)[:, None] * EFFECTS
         for at in range(0, len(y), CHUNK):
             part = slice(at, at + CHUNK)
             risked = np.minimum(stakes[part, :, None], caps[part, None, :])
-            # At most CHUNK factors, none below 1 - CAP: a float holds their product.
+            # At most CHUNK factors, none below 1 - MAX_STAKE: a float holds their product.
             self.logs += np.log((1 + risked * (gains[part, None, None] - nulls)).prod(0))
 
     def log_evidence(self) -> np.ndarray:
@@ -167,7 +168,7 @@ class BettingTest:
         low, high = self.claim.low, self.claim.high
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise MarlRayError(f"bounds: expected finite low < high, got [{low:g}, {high:g}]")
-        nulls = np.concatenate([GRID, [0.0], -GRID, [self.claim.null]])
+        nulls = np.concatenate([EFFECT_GRID, [0.0], -EFFECT_GRID, [self.claim.null]])
         self.capital = Capital(self.claim.side, np.unique(np.clip(nulls, -1, 1)))
 
     def add(self, values: np.ndarray, treated: np.ndarray, share: np.ndarray) -> None:

@@ -53,14 +53,14 @@ from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.moments import Moments
 from marl_ray.experiments.statistics.sequential import harm
 
-ALARM = 0.01
+ALARM_LEVEL = 0.01
 """Level of the alarm. A false one holds an experiment until a person looks at it; a missed one lets missing outcomes decide,
 so it is above that of the sample ratio."""
 
 
-PROOF = 3.0
+PROOF_ERRORS = 3.0
 """Number of standard errors that a proof takes, roughly; `nearer_end` weighs costs with it."""
-STEPS = 24
+CANDIDATE_ENDS = 24
 """Number of candidate ends that `nearer_end` compares."""
 
 
@@ -73,7 +73,7 @@ class ReportingTest(NamedTuple):
 
 
 def unequal_reporting(
-    treatment: Summary, control: Summary, *, min_outcomes: int, units: bool, alpha: float = ALARM
+    treatment: Summary, control: Summary, *, min_outcomes: int, units: bool, alpha: float = ALARM_LEVEL
 ) -> ReportingTest:
     """Test that neither arm reports less than the other.
 
@@ -116,9 +116,9 @@ def nearer_end(
     )
 
     def cost(distance: float) -> float:
-        return PROOF * math.hypot(share * error, distance * moved)
+        return PROOF_ERRORS * math.hypot(share * error, distance * moved)
 
-    steps = (spread * 1.25**k for k in range(STEPS))
+    steps = (spread * 1.25**k for k in range(CANDIDATE_ENDS))
     costs = [(cost(d) + share * spread**2 / (4 * d), d) for d in steps if d < distance_to_end]
     _, distance = min([*costs, (cost(distance_to_end), distance_to_end)])
     return (

@@ -21,7 +21,7 @@ class Moments(NamedTuple):
         return Summary(self.n, self.mean, self.squares / (self.n - 1) if self.n > 1 else 0.0)
 
 
-NONE = Moments(0, 0.0, 0.0)
+NO_MOMENTS = Moments(0, 0.0, 0.0)
 
 
 def merge_moments(left: Moments, right: Moments) -> Moments:

@@ -16,11 +16,11 @@ asymptotic (Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas, arXiv 2103.06476). The
 on, as `benchmarks/experiments/error_rates.py` measures for rare, heavy-tailed, skewed and autocorrelated outcomes:
 
 - Nothing is decided before both arms have `min_outcomes`.
-- An arm's variance is mixed with the larger of both arms', weighing `BORROWED` outcomes. With rare or skewed outcomes
+- An arm's variance is mixed with the larger of both arms', weighing `BORROWED_WEIGHT` outcomes. With rare or skewed outcomes
   a small mean comes with a small sample variance, and the arm would look surer of its luck than it can be. The mixture
   costs nothing if the arms vary alike.
-- Promotion, which can wait, takes variances larger by `CAUTION` / n: at the margin the treatment may vary more than
-  either arm has shown yet.
+- Promotion, which can wait, takes variances larger by `PROMOTION_CAUTION` / n: at the margin the treatment may vary more
+  than either arm has shown yet.
 - Outcomes that are 0 or 1 should be declared (`binary`): their variance follows from the mean, and the test takes the larger
   of the variances at the arm's mean and at the mean of the null hypothesis (as a score test does). So no luck makes it
   small, events may be rare, and an arm without any failure can be promoted. For outcomes with bounds `bets` is exact,
@@ -38,9 +38,9 @@ from typing import NamedTuple
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.statistics.intervals import TIGHTEST_AT, Interval, Summary, tune_rho
 
-BORROWED = 300
-"""Weight, in outcomes, with which the larger variance enters each arm's; calibrated, as is `CAUTION`."""
-CAUTION = 50
+BORROWED_WEIGHT = 300
+"""Weight, in outcomes, with which the larger variance enters each arm's; calibrated, as is `PROMOTION_CAUTION`."""
+PROMOTION_CAUTION = 50
 """Promotion adds this over n times the larger variance."""
 
 
@@ -100,7 +100,7 @@ def promotion(
     """
     _check_margin(margin)
     binaries = (1.0, scale) if binary else None
-    return _test(treatment, control, alpha, margin, min_outcomes, higher_is_better, binaries, CAUTION)
+    return _test(treatment, control, alpha, margin, min_outcomes, higher_is_better, binaries, PROMOTION_CAUTION)
 
 
 def relative_scale(relative: float, higher_is_better: bool) -> float:
@@ -167,7 +167,9 @@ def mean_interval(arm: Summary, max_variance: float, *, alpha: float, min_outcom
     """
     if not arm.n:
         return Interval(math.nan, -math.inf, math.inf)
-    borrowed = (arm.n * arm.variance + BORROWED * max_variance) / (arm.n + BORROWED) + CAUTION * max_variance / arm.n
+    borrowed = (arm.n * arm.variance + BORROWED_WEIGHT * max_variance) / (
+        arm.n + BORROWED_WEIGHT
+    ) + PROMOTION_CAUTION * max_variance / arm.n
     if arm.n < max(min_outcomes, 2) or not 0 < borrowed < math.inf:
         return Interval(arm.mean, -math.inf, math.inf)
     rho = tune_rho(TIGHTEST_AT * min_outcomes, alpha)
@@ -183,7 +185,7 @@ def information(left: Summary, right: Summary, caution: float = 0.0) -> tuple[fl
     """
     larger = max(left.variance, right.variance)
     s1, s2 = (
-        (arm.n * arm.variance + BORROWED * larger) / (arm.n + BORROWED) + caution * larger / arm.n
+        (arm.n * arm.variance + BORROWED_WEIGHT * larger) / (arm.n + BORROWED_WEIGHT) + caution * larger / arm.n
         for arm in (left, right)
     )
     squared = s1 / left.n + s2 / right.n

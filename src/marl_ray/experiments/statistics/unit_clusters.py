@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from marl_ray.experiments.statistics.intervals import Summary
-from marl_ray.experiments.statistics.sequential import BORROWED
+from marl_ray.experiments.statistics.sequential import BORROWED_WEIGHT
 
 Blocks = Mapping[tuple[int, int], float]
 """(Group, place in it) -> the block's mean."""
@@ -46,8 +46,8 @@ def compare_within_strata(strata: Iterable[tuple[Summary, Summary]]) -> tuple[Su
     where variances are equal and depends on no outcome; one without both arms weighs nothing. The means are weighted
     ones, counts the effective ones, and variances such that s_t^2 / n_t + s_c^2 / n_c is the variance of the difference, to
     which each stratum adds its own: outcomes may vary more in one epoch than in another, and one with equal shares adds more
-    per unit. An arm's variance in a stratum carries `BORROWED` outcomes' worth of the largest of both arms' there and of
-    both over all strata: the few outcomes of a short epoch may be alike by luck. Of one stratum the summaries are the
+    per unit. An arm's variance in a stratum carries `BORROWED_WEIGHT` outcomes' worth of the largest of both arms' there and
+    of both over all strata: the few outcomes of a short epoch may be alike by luck. Of one stratum the summaries are the
     plain ones.
     """
     usable = [(left, right) for left, right in strata if left.n and right.n]
@@ -72,7 +72,7 @@ def _within(parts: list[Summary]) -> float:
 
 
 def _mixed_variance(part: Summary, larger: float) -> float:
-    return (part.n * part.variance + BORROWED * larger) / (part.n + BORROWED)
+    return (part.n * part.variance + BORROWED_WEIGHT * larger) / (part.n + BORROWED_WEIGHT)
 
 
 def _combine_strata(shares: list[float], parts: list[Summary], variances: list[float]) -> Summary:

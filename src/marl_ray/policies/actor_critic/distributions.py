@@ -16,7 +16,7 @@ from torch import Tensor
 from marl_ray.errors import MarlRayError
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
-FORBIDDEN = -1e9
+FORBIDDEN_LOGIT = -1e9
 """Raw output of a forbidden choice: finite, so that entropies and gradients have no NaN; its probability is exactly 0."""
 
 
@@ -83,7 +83,7 @@ class Categorical:
 
     def normalize(self, outputs: Tensor, allowed: Tensor | None = None) -> Tensor:
         if allowed is not None:
-            outputs = outputs.masked_fill(~allowed, FORBIDDEN)
+            outputs = outputs.masked_fill(~allowed, FORBIDDEN_LOGIT)
         if len(self.sizes) == 1:
             return outputs.log_softmax(-1)
         return torch.cat([part.log_softmax(-1) for part in outputs.split(self.sizes, -1)], -1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from marl_ray.config import NetworkConfig
-from marl_ray.policies.actor_critic.spaces import CATEGORICAL, cardinalities, row_size
+from marl_ray.policies.actor_critic.spaces import CATEGORICAL_SPACES, cardinalities, row_size
 
 ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
@@ -92,7 +92,7 @@ def first_layer(
     space: spaces.Space[Any], out: int, normalize: bool = True
 ) -> OneHotLinear | VectorLinear | ImageLinear:
     """Return the first layer for rows of this space (see `spaces.to_row`)."""
-    if isinstance(space, CATEGORICAL):
+    if isinstance(space, CATEGORICAL_SPACES):
         return OneHotLinear(cardinalities(space), out)
     if isinstance(space, spaces.Box) and len(space.shape) == 3:
         return ImageLinear(space.shape, out, 1 / 255 if space.dtype == np.uint8 else 1.0)

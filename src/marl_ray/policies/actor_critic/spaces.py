@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from marl_ray.errors import MarlRayError
 
-CATEGORICAL = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+CATEGORICAL_SPACES = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 def space_to_json(space: spaces.Space[Any]) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def row_dtype(space: spaces.Space[Any]) -> np.dtype[Any]:
     """Return the number type of an observation's flat row: small integers for categories and pixels, else float32."""
     if isinstance(space, spaces.MultiDiscrete) and np.any(space.start):
         raise MarlRayError(f"observation space {space} is not supported: expected categories from 0")
-    if isinstance(space, CATEGORICAL):
+    if isinstance(space, CATEGORICAL_SPACES):
         return np.dtype(np.int8 if max(cardinalities(space)) <= 127 else np.int32)
     if isinstance(space, spaces.Box):
         return np.dtype(np.uint8 if space.dtype == np.uint8 else np.float32)
@@ -118,7 +118,7 @@ def joint_space(parts: Sequence[spaces.Space[Any]]) -> spaces.Space[Any]:
 
     It is categorical if all parts are, otherwise an unbounded Box of floats.
     """
-    if all(isinstance(part, CATEGORICAL) for part in parts):
+    if all(isinstance(part, CATEGORICAL_SPACES) for part in parts):
         nvec = [n for part in parts for n in cardinalities(part)]
         return spaces.MultiDiscrete(nvec, dtype=np.result_type(*(row_dtype(part) for part in parts)).type)
     return spaces.Box(-np.inf, np.inf, (sum(row_size(part) for part in parts),), np.float32)

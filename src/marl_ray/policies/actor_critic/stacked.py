@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from marl_ray.policies.actor_critic.distributions import FORBIDDEN, Categorical
+from marl_ray.policies.actor_critic.distributions import FORBIDDEN_LOGIT, Categorical
 from marl_ray.policies.actor_critic.networks import Network, OneHotLinear, VectorLinear
 from marl_ray.policies.actor_critic.spaces import to_row
 from marl_ray.policies.bundles.actor_critic import Bundle, ServedPolicy
@@ -122,7 +122,7 @@ class _StackedPolicy:
         flat = to_row(self._space, rows).reshape(len(rows), -1)
         outputs = self._network.infer(flat, which)
         if allowed is not None:
-            outputs[~allowed] = FORBIDDEN
+            outputs[~allowed] = FORBIDDEN_LOGIT
         columns, log_probs, each = [], np.zeros(len(rows), np.float32), np.arange(len(rows))
         for k, (begin, end) in enumerate(zip(self._bounds, self._bounds[1:], strict=False)):
             part = outputs[:, begin:end] - outputs[:, begin:end].max(1, keepdims=True)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 1 << 16
 """Maximum number of rows of one forward pass."""
-NUMBERS: set[type] = {bool, int, float}
+NUMBER_TYPES: set[type] = {bool, int, float}
 """Types that lists in requests may consist of."""
 
 PolicyCall = Callable[[str, list[int], np.ndarray, np.ndarray | None, np.ndarray | None], tuple[np.ndarray, np.ndarray]]
@@ -145,7 +145,7 @@ class Bundle(BaseBundle):
         if isinstance(space, spaces.MultiDiscrete | spaces.Discrete | spaces.MultiBinary):
             expected += " of integers within the space"
         try:
-            if isinstance(observation, list) and not consists_of(observation, NUMBERS):
+            if isinstance(observation, list) and not consists_of(observation, NUMBER_TYPES):
                 raise ValueError
             array = np.asarray(observation)
             if array.dtype.kind not in "iufb":

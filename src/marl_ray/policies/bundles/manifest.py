@@ -20,8 +20,8 @@ from marl_ray.policies.bundles.mlflow_client import mlflow_client
 from marl_ray.temporary_folders import temporary_folder
 
 FORMAT = 1
-MANIFEST = "bundle.json"
-REGISTRY = "models:/"
+MANIFEST_FILE = "bundle.json"
+REGISTRY_PREFIX = "models:/"
 """Prefix of references to a model registry."""
 
 
@@ -141,7 +141,7 @@ class BaseBundle:
         return self.manifest.agents
 
 
-FAMILIES: Mapping[str, type[Manifest] | type[TokenManifest]] = {"actor_critic": Manifest, "token": TokenManifest}
+MANIFEST_TYPES: Mapping[str, type[Manifest] | type[TokenManifest]] = {"actor_critic": Manifest, "token": TokenManifest}
 
 
 class _Kind(BaseModel):
@@ -161,7 +161,7 @@ def publish(folder: str | Path, write: Callable[[Path], Manifest | TokenManifest
         work.mkdir()
         manifest = write(work)
         manifest.digest = manifest.content_digest()
-        (work / MANIFEST).write_text(json.dumps(manifest.model_dump(mode="json"), indent=1), encoding="utf-8")
+        (work / MANIFEST_FILE).write_text(json.dumps(manifest.model_dump(mode="json"), indent=1), encoding="utf-8")
         target = folder / manifest.digest[:16]
         if target.exists():
             shutil.rmtree(target)
@@ -176,14 +176,14 @@ def local_folder(reference: str, uri: str | None) -> Iterator[Path]:
     A download from an MLflow registry (`models:/name/version` or `models:/name@alias`) is deleted afterwards. `uri` is
     the registry's tracking URI; None takes the default of the product.
     """
-    if not reference.startswith(REGISTRY):
+    if not reference.startswith(REGISTRY_PREFIX):
         yield Path(reference)
         return
     import mlflow
 
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     uri = resolve_tracking_uri(uri)
-    name, _, version = pin_reference(reference, uri).removeprefix(REGISTRY).rpartition("/")
+    name, _, version = pin_reference(reference, uri).removeprefix(REGISTRY_PREFIX).rpartition("/")
     with temporary_folder("bundle") as temporary:
         with _of_registry(reference, uri):
             client = mlflow_client(uri, reads=True)
@@ -199,7 +199,7 @@ def pin_reference(reference: str, uri: str | None) -> str:
 
     `models:/name@alias` becomes the version that has the alias now.
     """
-    path = reference.removeprefix(REGISTRY)
+    path = reference.removeprefix(REGISTRY_PREFIX)
     if path == reference or "/" in path:
         return reference
     name, _, alias = path.rpartition("@")
@@ -208,7 +208,7 @@ def pin_reference(reference: str, uri: str | None) -> str:
     uri = resolve_tracking_uri(uri)
     with _of_registry(reference, uri):
         version = mlflow_client(uri, reads=True).get_model_version_by_alias(name, alias).version
-    return f"{REGISTRY}{name}/{version}"
+    return f"{REGISTRY_PREFIX}{name}/{version}"
 
 
 @contextmanager
@@ -225,7 +225,7 @@ def _instead_of(reference: str, uri: str) -> str:
 
     It is empty if the registry has the model, or none at all.
     """
-    name = re.split("[/@]", reference.removeprefix(REGISTRY))[0]
+    name = re.split("[/@]", reference.removeprefix(REGISTRY_PREFIX))[0]
     try:
         models = mlflow_client(uri, reads=True).search_registered_models()
     except Exception:  # the registry does not answer, which the error says already
@@ -240,25 +240,27 @@ def read_manifest(folder: Path) -> Manifest | TokenManifest:
     Raises MarlRayError if it is missing, malformed or of an unknown kind.
     """
     try:
-        raw = (folder / MANIFEST).read_bytes()
+        raw = (folder / MANIFEST_FILE).read_bytes()
         kind = _Kind.model_validate_json(raw)
-        if kind.format != FORMAT or kind.family not in FAMILIES:
+        if kind.format != FORMAT or kind.family not in MANIFEST_TYPES:
             raise MarlRayError(f"bundle {str(folder)!r}: format {kind.format} of {kind.family!r} is not supported")
-        manifest = FAMILIES[kind.family].model_validate_json(raw)
+        manifest = MANIFEST_TYPES[kind.family].model_validate_json(raw)
     except OSError as error:
         inner = folder / "bundle"
-        instead = f"; it is the folder of a run, whose bundle is {inner}" if (inner / MANIFEST).is_file() else ""
+        instead = f"; it is the folder of a run, whose bundle is {inner}" if (inner / MANIFEST_FILE).is_file() else ""
         if not folder.exists():
-            instead = f"; expected a bundle's folder, {REGISTRY}NAME/VERSION or {REGISTRY}NAME@ALIAS"
-        raise MarlRayError(f"bundle {str(folder)!r} has no readable {MANIFEST}: {error.strerror}{instead}") from error
+            instead = f"; expected a bundle's folder, {REGISTRY_PREFIX}NAME/VERSION or {REGISTRY_PREFIX}NAME@ALIAS"
+        raise MarlRayError(
+            f"bundle {str(folder)!r} has no readable {MANIFEST_FILE}: {error.strerror}{instead}"
+        ) from error
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise MarlRayError(
-            f"bundle {str(folder)!r}: {MANIFEST} is malformed at {key or 'top'}: {first['msg']}"
+            f"bundle {str(folder)!r}: {MANIFEST_FILE} is malformed at {key or 'top'}: {first['msg']}"
         ) from error
     if manifest.content_digest() != manifest.digest:
-        raise MarlRayError(f"bundle {str(folder)!r}: content hash of {MANIFEST} does not fit its digest")
+        raise MarlRayError(f"bundle {str(folder)!r}: content hash of {MANIFEST_FILE} does not fit its digest")
     return manifest
 
 
@@ -271,7 +273,7 @@ def check_file(folder: Path, name: str, sha256: str) -> Path:
     if not path.is_file():
         raise MarlRayError(f"bundle {str(folder)!r}: {name} is missing")
     if file_hash(path) != sha256:
-        raise MarlRayError(f"bundle {str(folder)!r}: content hash of {name} does not fit {MANIFEST}")
+        raise MarlRayError(f"bundle {str(folder)!r}: content hash of {name} does not fit {MANIFEST_FILE}")
     return path
 
 
@@ -289,6 +291,6 @@ def check_models(folder: Path, manifest: TokenManifest) -> None:
         # One more file, such as an index of other weights or an adapter, could change how transformers reads a model.
         files = {str(path.relative_to(folder / name)) for path in (folder / name).rglob("*") if not path.is_dir()}
         for extra in sorted(files - set(policy.files)):
-            raise MarlRayError(f"bundle {str(folder)!r}: {name}/{extra} is not in {MANIFEST}")
+            raise MarlRayError(f"bundle {str(folder)!r}: {name}/{extra} is not in {MANIFEST_FILE}")
         for file, sha256 in policy.files.items():
             check_file(folder, f"{name}/{file}", sha256)

@@ -33,9 +33,9 @@ from marl_ray.policies.language.philox import token_uniforms
 if TYPE_CHECKING:
     from marl_ray.policies.language.token_policy import TokenPolicy
 
-PAGE = 32
+PAGE_TOKENS = 32
 """Tokens per page of the cache on a CPU; on a GPU transformers chooses."""
-SILENCE = 300.0
+SILENT_S = 300.0
 """Seconds without a finished response after which the engine counts as stuck."""
 
 
@@ -132,8 +132,8 @@ class PagedEngine(Engine):
             while waiting:
                 result = manager.get_result(timeout=1)
                 if result is None:
-                    if not manager.is_running() or time.monotonic() - last_answer_at > SILENCE:
-                        raise MarlRayError(f"generation.engine=transformers gave no response in {SILENCE:.0f} s")
+                    if not manager.is_running() or time.monotonic() - last_answer_at > SILENT_S:
+                        raise MarlRayError(f"generation.engine=transformers gave no response in {SILENT_S:.0f} s")
                     continue
                 if result.error is not None:
                     raise MarlRayError(f"generation.engine=transformers: {result.error}")
@@ -145,7 +145,7 @@ class PagedEngine(Engine):
                         raise MarlRayError("generation.engine=transformers returned token ids that were not drawn")
                     waiting.discard(number)
         finally:
-            manager.stop(block=True, timeout=SILENCE)
+            manager.stop(block=True, timeout=SILENT_S)
             manager.destroy()
 
     def _manager(
@@ -163,10 +163,10 @@ class PagedEngine(Engine):
             config = lm.config.get_text_config()
             width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
             heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-            page = PAGE * 2 * heads * width * config.num_hidden_layers * lm.dtype.itemsize
-            needed = sum(-(-(len(prompt.ids) + generation.max_tokens) // PAGE) + 1 for prompt in prompts)
+            page = PAGE_TOKENS * 2 * heads * width * config.num_hidden_layers * lm.dtype.itemsize
+            needed = sum(-(-(len(prompt.ids) + generation.max_tokens) // PAGE_TOKENS) + 1 for prompt in prompts)
             sizes = {
-                "page_size": PAGE,
+                "page_size": PAGE_TOKENS,
                 "num_blocks": min(needed, max(CACHE_BYTES // page, 1)),
                 "max_batch_tokens": 2048,
             }

@@ -16,9 +16,9 @@ from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.policies.language.lora import bare_name, is_adapter
-from marl_ray.policies.language.sharding.stored_weights import FLOATS, StoredWeights, open_weights, tied_names
+from marl_ray.policies.language.sharding.stored_weights import FLOAT_TYPES, StoredWeights, open_weights, tied_names
 
-NUMBERS = (*FLOATS, "F64")
+NUMBER_TYPES = (*FLOAT_TYPES, "F64")
 """Types of weights that are numbers as they are, by their names in safetensors."""
 
 
@@ -130,7 +130,7 @@ def check_same_model(lm: nn.Module, stored: StoredWeights) -> None:
             raise MarlRayError(f"holds a language model of another shape: it lacks {names[0]}")
         for name in held[1:] or held:
             shape, kind = list(stored.tensors[name].shape), stored.tensors[name].kind
-            if len(held) > 1 or shape != shapes[name] or kind not in FLOATS:
+            if len(held) > 1 or shape != shapes[name] or kind not in FLOAT_TYPES:
                 raise MarlRayError(f"holds a language model of another shape: {name} is {shape}")
     for name in sorted(stored.tensors.keys() - {name for names in alike for name in names}):
         shape = list(stored.tensors[name].shape)
@@ -229,9 +229,9 @@ def _check_numbers(lm: Any, stored: StoredWeights) -> None:
     if getattr(lm.config, "quantization_config", None):
         return
     for name, _ in lm.named_parameters(remove_duplicate=False):
-        kind = stored.tensors[name].kind if name in stored.tensors else NUMBERS[0]
-        if kind not in NUMBERS:
-            raise MarlRayError(f"its weight {name} is of type {kind}, expected one of {', '.join(NUMBERS)}")
+        kind = stored.tensors[name].kind if name in stored.tensors else NUMBER_TYPES[0]
+        if kind not in NUMBER_TYPES:
+            raise MarlRayError(f"its weight {name} is of type {kind}, expected one of {', '.join(NUMBER_TYPES)}")
 
 
 def _broken_file(path: str) -> str | None:
@@ -261,7 +261,7 @@ def _fits(lm: nn.Module, stored: StoredWeights) -> bool:
         if len(keys) != 1:
             return False
         part = stored.tensors[keys[0]]
-        if part.shape != tuple(parameters[keys[0]].shape) or part.kind not in FLOATS:
+        if part.shape != tuple(parameters[keys[0]].shape) or part.kind not in FLOAT_TYPES:
             return False
     if _further_blocks(lm, stored.tensors.keys()):
         return False

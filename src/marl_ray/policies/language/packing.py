@@ -17,11 +17,11 @@ from transformers.masking_utils import sdpa_mask
 
 from marl_ray.policies.language.sharding.joint_pass import Heads
 
-NAME = "marl_ray_packed"
-MULTIPLE = 32
+ATTENTION_NAME = "marl_ray_packed"
+LENGTH_MULTIPLE = 32
 """The length of a row is a multiple of this number. In bfloat16, products of other lengths are slower, and oneDNN
 compiles a kernel per length."""
-HIDDEN = -1e4
+HIDDEN_SCORE = -1e4
 """Number that is added to the scores of hidden keys. It is finite, and so low that their weight is zero in float16 too."""
 
 
@@ -46,7 +46,7 @@ class Layout(NamedTuple):
     prompt_numbers: Tensor
     """(R,) number of each response's prompt."""
     hidden: Tensor
-    """(R, 1, T, P + T) float32: HIDDEN for keys of prompt and response that a response's token must not see; else 0."""
+    """(R, 1, T, P + T) float32: HIDDEN_SCORE for keys of prompt and response that no token of a response may see; else 0."""
     back: Tensor
     """(S,) the place of each token in G * P and then R * T; 0 for the padding at the row's end."""
     heads: Heads | None = None
@@ -77,13 +77,14 @@ def pack(prompts: Tensor, responses: Tensor, mask: Tensor, parts: int = 1) -> tu
     places = torch.where(steps == 0, last[prompt_numbers][rows], starts[rows] + steps - 1)
     back = torch.cat([seen.flatten().nonzero()[:, 0], seen.numel() + answered.flatten().nonzero()[:, 0]])
     ids, positions, back = (
-        functional.pad(part, (0, -len(part) % (MULTIPLE * parts))) for part in (ids, torch.cat([ahead, behind]), back)
+        functional.pad(part, (0, -len(part) % (LENGTH_MULTIPLE * parts)))
+        for part in (ids, torch.cat([ahead, behind]), back)
     )
     causal = torch.ones(answered.shape[1], answered.shape[1], dtype=torch.bool, device=device).tril()
     visible = torch.cat(
         [seen[prompt_numbers][:, None].expand(-1, len(causal), -1), causal.expand(len(prompt_numbers), -1, -1)], 2
     )
-    hidden = torch.zeros(visible.shape, device=device).masked_fill(~visible, HIDDEN)[:, None]
+    hidden = torch.zeros(visible.shape, device=device).masked_fill(~visible, HIDDEN_SCORE)[:, None]
     layout = Layout(first, begun, prompt_numbers, hidden, back)
     return Packed(ids[None], positions[None], layout), places, rows, steps
 
@@ -100,7 +101,7 @@ def _there(lengths: Tensor, start: int) -> tuple[Tensor, Tensor]:
 
 def use(lm: Any) -> None:
     """Let a model take `layout=` in its forward pass; without that argument the model works as before."""
-    lm.set_attn_implementation(NAME)
+    lm.set_attn_implementation(ATTENTION_NAME)
 
 
 def states(lm: Any, packed: Packed, workers: DeviceMesh | None = None) -> Tensor:
@@ -173,5 +174,5 @@ def _laid(tokens: Tensor, places: Tensor) -> Tensor:
     return laid.transpose(1, 2)
 
 
-AttentionInterface.register(NAME, _attend)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+AttentionInterface.register(ATTENTION_NAME, _attend)
+AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)

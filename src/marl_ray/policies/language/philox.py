@@ -12,8 +12,8 @@ import numpy as np
 _ROUNDS = 10
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _KEY_STEPS = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
-_LOW = np.uint64(0xFFFFFFFF)
-_WORD = np.uint64(32)
+_LOW_WORD = np.uint64(0xFFFFFFFF)
+_WORD_BITS = np.uint64(32)
 _MASK = (1 << 64) - 1
 
 
@@ -26,10 +26,10 @@ def token_uniforms(seed: int, streams: Sequence[int], tokens: int) -> np.ndarray
     stream = np.array([number & _MASK for number in streams], np.uint64)[:, None]
     block = np.arange((tokens + 1) // 2, dtype=np.uint64)[None, :]
     shape = np.broadcast_shapes(stream.shape, block.shape)
-    counter = [np.broadcast_to(word, shape) for word in (block, block * 0, stream & _LOW, stream >> _WORD)]
+    counter = [np.broadcast_to(word, shape) for word in (block, block * 0, stream & _LOW_WORD, stream >> _WORD_BITS)]
     key = np.uint64(seed & _MASK)
-    words = philox(counter, (key & _LOW, key >> _WORD))
-    pairs = np.stack([words[1] << _WORD | words[0], words[3] << _WORD | words[2]], axis=-1)
+    words = philox(counter, (key & _LOW_WORD, key >> _WORD_BITS))
+    pairs = np.stack([words[1] << _WORD_BITS | words[0], words[3] << _WORD_BITS | words[2]], axis=-1)
     return (pairs.reshape(len(streams), -1)[:, :tokens] >> np.uint64(12)) * 2.0**-52
 
 
@@ -39,9 +39,9 @@ def philox(counter: Sequence[np.ndarray], key: tuple[np.uint64, np.uint64]) -> l
     key_a, key_b = key
     for _ in range(_ROUNDS):
         first, second = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
-        a = second >> _WORD ^ b ^ key_a
-        b = second & _LOW
-        c = first >> _WORD ^ d ^ key_b
-        d = first & _LOW
-        key_a, key_b = key_a + _KEY_STEPS[0] & _LOW, key_b + _KEY_STEPS[1] & _LOW
+        a = second >> _WORD_BITS ^ b ^ key_a
+        b = second & _LOW_WORD
+        c = first >> _WORD_BITS ^ d ^ key_b
+        d = first & _LOW_WORD
+        key_a, key_b = key_a + _KEY_STEPS[0] & _LOW_WORD, key_b + _KEY_STEPS[1] & _LOW_WORD
     return [a, b, c, d]

@@ -15,7 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.policies.bundles.manifest import MANIFEST, TokenManifest, check_models, local_folder, read_manifest
+from marl_ray.policies.bundles.manifest import MANIFEST_FILE, TokenManifest, check_models, local_folder, read_manifest
 from marl_ray.policies.engines.models.architectures import logits_shape
 from marl_ray.policies.engines.models.llama import is_llama
 from marl_ray.policies.language import packing
@@ -298,7 +298,7 @@ def model_folder(path: str, tracking_uri: str | None) -> Iterator[str]:
 
     If `path` is a bundle, it is the folder of its only policy.
     """
-    if not path.startswith("models:/") and not (Path(path) / MANIFEST).is_file():
+    if not path.startswith("models:/") and not (Path(path) / MANIFEST_FILE).is_file():
         yield path
         return
     with local_folder(path, tracking_uri) as folder:

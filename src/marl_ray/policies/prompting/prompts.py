@@ -19,11 +19,11 @@ Message = Mapping[str, Any]
 """`role` and `content`; an assistant's may have `tool_calls`, a tool's has `tool_call_id` and may have `name`."""
 MIN_SHARE_LEFT = 0.5
 """Minimum share of a text that must remain after it is cut."""
-LEFT_OUT = "…"
+ELLIPSIS = "…"
 """The mark that stands where a text was cut."""
 _BREAK, _UNKNOWN = "\ufdd0", "\ufffd"
 """A code point that Unicode reserves for use inside of programs, and the mark for text that cannot be encoded."""
-SHOWN = "Zq7"
+PROBE_TEXT = "Zq7"
 """A text that no template changes."""
 
 
@@ -59,7 +59,7 @@ class _Facts:
     """The roles, of the same two, whose messages the template refuses."""
 
 
-_FACTS: WeakKeyDictionary[Any, _Facts] = WeakKeyDictionary()
+_TOKENIZER_FACTS: WeakKeyDictionary[Any, _Facts] = WeakKeyDictionary()
 
 
 def uses_template(tokenizer: Any, chat: bool | None) -> bool:
@@ -204,7 +204,7 @@ def check_fits(ids: Sequence[int], max_tokens: int, context: int, whose: str = "
 
 def _cut(text: str, length: int) -> str:
     head = (length + 1) // 2
-    return f"{text[:head]}{LEFT_OUT}{text[len(text) - (length - head) :]}"
+    return f"{text[:head]}{ELLIPSIS}{text[len(text) - (length - head) :]}"
 
 
 def _break_special_tokens(facts: _Facts, text: str) -> str:
@@ -242,9 +242,9 @@ def _encode_marked(tokenizer: Any, facts: _Facts, text: str) -> list[int]:
 
 
 def _facts(tokenizer: Any) -> _Facts:
-    if tokenizer not in _FACTS:
-        _FACTS[tokenizer] = _inspect_tokenizer(tokenizer)
-    return _FACTS[tokenizer]
+    if tokenizer not in _TOKENIZER_FACTS:
+        _TOKENIZER_FACTS[tokenizer] = _inspect_tokenizer(tokenizer)
+    return _TOKENIZER_FACTS[tokenizer]
 
 
 def _inspect_tokenizer(tokenizer: Any) -> _Facts:
@@ -285,18 +285,18 @@ def _longest(tokenizer: Any) -> float:
 
 def _shows(tokenizer: Any, role: str, parts: bool) -> bool | None:
     """Return True if the template shows a role's message before the user's; None if it refuses one."""
-    text = _render_or_empty(tokenizer, [{"role": role, "content": SHOWN}, {"role": "user", "content": "a"}], parts)
-    return SHOWN in text if text else None
+    text = _render_or_empty(tokenizer, [{"role": role, "content": PROBE_TEXT}, {"role": "user", "content": "a"}], parts)
+    return PROBE_TEXT in text if text else None
 
 
 def _frame(tokenizer: Any) -> tuple[bool | None, set[int]]:
     """Return True if contents are lists of parts, and the added tokens that the template writes around contents."""
-    user = [{"role": "user", "content": SHOWN}]
-    ways = [parts for parts in (False, True) if SHOWN in _render_or_empty(tokenizer, user, parts)]
+    user = [{"role": "user", "content": PROBE_TEXT}]
+    ways = [parts for parts in (False, True) if PROBE_TEXT in _render_or_empty(tokenizer, user, parts)]
     if not ways:
         return None, set()
-    system = [{"role": "system", "content": SHOWN}]
-    answered = [*user, {"role": "assistant", "content": SHOWN}, *user]
+    system = [{"role": "system", "content": PROBE_TEXT}]
+    answered = [*user, {"role": "assistant", "content": PROBE_TEXT}, *user]
     texts = [_render_or_empty(tokenizer, messages, ways[0]) for messages in (user, answered, [*system, *user])]
     numbers = {number for text in texts for number in tokenizer.encode(text, add_special_tokens=False, verbose=False)}
     return ways[0], numbers & tokenizer.added_tokens_decoder.keys()

@@ -7,7 +7,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from marl_ray.errors import MarlRayError, one_line
 
-UNUSUAL = "é日\U0001f600\ue000"
+UNUSUAL_CHARACTERS = "é日\U0001f600\ue000"
 """Characters that no small vocabulary contains."""
 
 
@@ -28,7 +28,7 @@ def load_tokenizer(path: str) -> Any:
     if not tokenizer.encode("a", add_special_tokens=False):
         raise MarlRayError(f"model.path {path!r} has no tokenizer: it has no vocabulary")
     try:
-        tokenizer.encode(UNUSUAL, add_special_tokens=False)
+        tokenizer.encode(UNUSUAL_CHARACTERS, add_special_tokens=False)
     except Exception as error:  # the vocabulary lacks its token for unknown text, which agents would write
         raise MarlRayError(f"model.path {path!r}: its tokenizer cannot encode every text: {one_line(error)}") from error
     if tokenizer.eos_token_id is None:

@@ -10,24 +10,24 @@ from marl_ray.agents.named_arguments import in_marks
 from marl_ray.errors import FieldError
 from marl_ray.policies.engines.decoding.json_guide import GuideState, frame_guide
 from marl_ray.policies.engines.decoding.stop_strings import special_tokens
-from marl_ray.policies.prompting.prompts import SHOWN, Message, encode_chat, render_messages, uses_template
+from marl_ray.policies.prompting.prompts import PROBE_TEXT, Message, encode_chat, render_messages, uses_template
 
-_USER = {"role": "user", "content": SHOWN}
-_ARGUMENTS = {f"{SHOWN}key": f"{SHOWN}value"}
+_USER = {"role": "user", "content": PROBE_TEXT}
+_ARGUMENTS = {f"{PROBE_TEXT}key": f"{PROBE_TEXT}value"}
 _CALL = {
     "role": "assistant",
     "content": "",
     "tool_calls": [
-        {"id": "call00001", "type": "function", "function": {"name": f"{SHOWN}call", "arguments": _ARGUMENTS}}
+        {"id": "call00001", "type": "function", "function": {"name": f"{PROBE_TEXT}call", "arguments": _ARGUMENTS}}
     ],
 }
-_RESULT = {"role": "tool", "content": f"{SHOWN}result", "tool_call_id": "call00001", "name": f"{SHOWN}call"}
+_RESULT = {"role": "tool", "content": f"{PROBE_TEXT}result", "tool_call_id": "call00001", "name": f"{PROBE_TEXT}call"}
 _TOOL = {
     "type": "function",
-    "function": {"name": f"{SHOWN}tool", "description": "d", "parameters": {"type": "object", "properties": {}}},
+    "function": {"name": f"{PROBE_TEXT}tool", "description": "d", "parameters": {"type": "object", "properties": {}}},
 }
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-LIST = "[TOOL_CALLS]"
+OPEN_TAG, CLOSE_TAG = "<tool_call>", "</tool_call>"
+LIST_MARK = "[TOOL_CALLS]"
 """The text that Mistral's models write before a list of calls."""
 
 
@@ -61,7 +61,7 @@ class _Facts(NamedTuple):
     form: CallFormat
 
 
-_FACTS: WeakKeyDictionary[Any, _Facts] = WeakKeyDictionary()
+_TEMPLATE_FACTS: WeakKeyDictionary[Any, _Facts] = WeakKeyDictionary()
 
 
 def encode_tool_chat(
@@ -92,33 +92,33 @@ def call_guide(tokenizer: Any, names: Sequence[str]) -> GuideState:
 
 
 def _facts(tokenizer: Any) -> _Facts:
-    if tokenizer not in _FACTS:
+    if tokenizer not in _TEMPLATE_FACTS:
         called = render_messages(tokenizer, [_USER, _CALL])
         answered = render_messages(tokenizer, [_USER, _CALL, _RESULT], add_generation_prompt=True)
-        _FACTS[tokenizer] = _Facts(
-            f"{SHOWN}tool" in render_messages(tokenizer, [_USER], tools=[_TOOL], add_generation_prompt=True),
-            f"{SHOWN}call" in called or f"{SHOWN}call" in answered,
-            f"{SHOWN}result" in answered,
+        _TEMPLATE_FACTS[tokenizer] = _Facts(
+            f"{PROBE_TEXT}tool" in render_messages(tokenizer, [_USER], tools=[_TOOL], add_generation_prompt=True),
+            f"{PROBE_TEXT}call" in called or f"{PROBE_TEXT}call" in answered,
+            f"{PROBE_TEXT}result" in answered,
             _form(tokenizer, called),
         )
-    return _FACTS[tokenizer]
+    return _TEMPLATE_FACTS[tokenizer]
 
 
 def _form(tokenizer: Any, called: str) -> CallFormat:
     """Return the template's form of a call, found in a conversation that ends with one."""
     start = render_messages(tokenizer, [_USER], add_generation_prompt=True)
-    before, name, rest = called.removeprefix(start).partition(f"{SHOWN}call")
+    before, name, rest = called.removeprefix(start).partition(f"{PROBE_TEXT}call")
     between, arguments, behind = rest.partition(json.dumps(_ARGUMENTS))
     if not (called.startswith(start) and name and arguments):
         return HERMES
-    end = render_messages(tokenizer, [_USER, {"role": "assistant", "content": f"{SHOWN}end"}]).rpartition(
-        f"{SHOWN}end"
+    end = render_messages(tokenizer, [_USER, {"role": "assistant", "content": f"{PROBE_TEXT}end"}]).rpartition(
+        f"{PROBE_TEXT}end"
     )[2]
     form = CallFormat(before, between, behind.removesuffix(end))
     for token in special_tokens(tokenizer).values():  # texts show no call at all
         form = CallFormat(*(part.replace(token, "") for part in form))
     written = f"{form.before}x{form.between}{{}}{form.behind}".strip()
-    return form if calls_in(written.removeprefix(OPEN).removesuffix(CLOSE)) else HERMES
+    return form if calls_in(written.removeprefix(OPEN_TAG).removesuffix(CLOSE_TAG)) else HERMES
 
 
 def calls_in(text: str) -> list[WrittenCall]:
@@ -127,7 +127,7 @@ def calls_in(text: str) -> list[WrittenCall]:
     It may be a JSON object with `name` and `arguments` (or `parameters`), a list of such objects, or one call with its
     arguments in marks.
     """
-    text = text.strip().removeprefix(LIST).strip()
+    text = text.strip().removeprefix(LIST_MARK).strip()
     try:
         data, end = decode(text)
     except ValueError:

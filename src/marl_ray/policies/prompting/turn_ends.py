@@ -3,9 +3,9 @@
 import re
 from typing import Any
 
-from marl_ray.policies.prompting.prompts import SHOWN, render_messages
+from marl_ray.policies.prompting.prompts import PROBE_TEXT, render_messages
 
-USER, ASSISTANT = {"role": "user", "content": SHOWN}, {"role": "assistant", "content": SHOWN}
+USER_MESSAGE, ASSISTANT_MESSAGE = {"role": "user", "content": PROBE_TEXT}, {"role": "assistant", "content": PROBE_TEXT}
 
 
 def end_tokens(lm: Any, tokenizer: Any) -> frozenset[int]:
@@ -24,9 +24,9 @@ def turn_begin(tokenizer: Any) -> str:
     They are Llama 2's space or GLM-4's line break, for example. Other text that it writes there, such as an empty
     thought, is no part of a reply.
     """
-    question = render_messages(tokenizer, [USER], add_generation_prompt=True)
-    dialogue = render_messages(tokenizer, [USER, ASSISTANT])
-    between = dialogue[len(question) :].partition(SHOWN)[0] if question and dialogue.startswith(question) else ""
+    question = render_messages(tokenizer, [USER_MESSAGE], add_generation_prompt=True)
+    dialogue = render_messages(tokenizer, [USER_MESSAGE, ASSISTANT_MESSAGE])
+    between = dialogue[len(question) :].partition(PROBE_TEXT)[0] if question and dialogue.startswith(question) else ""
     return between if between.isspace() else ""
 
 
@@ -79,13 +79,13 @@ def _turn_end(tokenizer: Any, stated: frozenset[int]) -> tuple[str, int]:
 
     def behind(text: str, count: int) -> re.Match[str] | None:
         """Return the first token after the content of the message with this number."""
-        parts = text.split(SHOWN)
+        parts = text.split(PROBE_TEXT)
         return token.search(parts[count]) if len(parts) > count else None
 
-    if match := behind(render_messages(tokenizer, [USER, ASSISTANT]), 2):
+    if match := behind(render_messages(tokenizer, [USER_MESSAGE, ASSISTANT_MESSAGE]), 2):
         return match.string[: match.start()], added[match[0]]
-    match = behind(render_messages(tokenizer, [USER, ASSISTANT, USER]), 2)
-    closed = behind(render_messages(tokenizer, [USER]), 1)
+    match = behind(render_messages(tokenizer, [USER_MESSAGE, ASSISTANT_MESSAGE, USER_MESSAGE]), 2)
+    closed = behind(render_messages(tokenizer, [USER_MESSAGE]), 1)
     # The token closes turns if it also follows the user's content; otherwise it may be the one that begins the user's
     # turn.
     if match and (added[match[0]] in stated or (closed and closed[0] == match[0])):

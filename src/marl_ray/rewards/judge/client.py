@@ -31,13 +31,13 @@ BYTES_PER_TOKEN = 3
 _MAX_BYTES = 1 << 20
 _SLACK_S = 30.0
 """Seconds that the cache's file may take in addition to a request's deadline."""
-_RETRIED = {408, 409, 425, 429, 500, 502, 503, 504}
-_OF_THE_TEXT = {400, 413, 422}
+_RETRIED_STATUSES = {408, 409, 425, 429, 500, 502, 503, 504}
+_TEXT_STATUSES = {400, 413, 422}
 """Statuses that refuse one request for what it says or for its length, which agents may cause."""
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.2, 10.0
-_LOCAL = {"127.0.0.1", "::1", "localhost"}
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_KEY = re.compile(r"[\x21-\x7e]{1,1000}")
+_LOCAL_HOSTS = {"127.0.0.1", "::1", "localhost"}
+_VARIABLE_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_KEY_PATTERN = re.compile(r"[\x21-\x7e]{1,1000}")
 
 
 class ReplyMessage(BaseModel):
@@ -113,7 +113,7 @@ class JudgeClient:
             raise MarlRayError(f"url: {settings.url!r} is no URL") from error
         if url.scheme not in ("http", "https") or not url.host:
             raise MarlRayError(f"url: {settings.url!r}, expected such as https://HOST/v1")
-        if key and url.scheme != "https" and url.host not in _LOCAL:
+        if key and url.scheme != "https" and url.host not in _LOCAL_HOSTS:
             raise MarlRayError(f"url: {settings.url!r}; expected https, for the key travels with every request")
         self._url = f"{settings.url.rstrip('/')}/chat/completions"
         self._client = httpx.Client(headers={"Authorization": f"Bearer {key}"} if key else {})
@@ -184,9 +184,9 @@ class JudgeClient:
                 if status == 200:
                     return self._read(body, size, cost)
                 problem = f"HTTP {status}"
-                if status in _OF_THE_TEXT:
+                if status in _TEXT_STATUSES:
                     return JudgeReply("", cost, problem=problem)
-                if status not in _RETRIED:
+                if status not in _RETRIED_STATUSES:
                     return self._failed(problem, cost)
                 pause = max(pause, wait_s)
             if attempt >= self.settings.retries or time.monotonic() + pause >= deadline:
@@ -268,12 +268,12 @@ def _key(variable: str) -> str:
     """
     if not variable:
         return ""
-    if not _VARIABLE.fullmatch(variable):
+    if not _VARIABLE_PATTERN.fullmatch(variable):
         raise MarlRayError("key_variable: expected the name of an environment variable that holds the key")
     key = os.environ.get(variable, "").strip()
     if not key:
         raise MarlRayError(f"key_variable: the environment variable {variable} is not set")
-    if not _KEY.fullmatch(key):
+    if not _KEY_PATTERN.fullmatch(key):
         raise MarlRayError(f"key_variable: the environment variable {variable} holds no key, but spaces or line breaks")
     return key
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.rewards.judge.client import JudgeSettings, judge_client
-from marl_ray.rewards.judge.prompt import FIELDS, RUBRIC, TEMPLATE, grade_of, judge_prompt, offline_reply
+from marl_ray.rewards.judge.prompt import RUBRIC, TEMPLATE, TEMPLATE_FIELDS, grade_of, judge_prompt, offline_reply
 
 REQUEST = {"temperature": 0, "max_tokens": 512}
 MAX_DEADLINE_S = 300.0
@@ -120,9 +120,9 @@ class LLMJudge:
 
 def _check_template(template: str, rubric: str) -> None:
     try:
-        filled = template.format(**{field: f"<{field}>" for field in FIELDS})
+        filled = template.format(**{field: f"<{field}>" for field in TEMPLATE_FIELDS})
     except (KeyError, IndexError, ValueError, AttributeError) as error:
-        allowed = ", ".join(f"{{{field}}}" for field in FIELDS)
+        allowed = ", ".join(f"{{{field}}}" for field in TEMPLATE_FIELDS)
         raise ValueError(f"template: cannot be filled ({error!r}); expected only {allowed}") from None
     if "<answer>" not in filled:
         raise MarlRayError("llm_judge: template: expected {answer} in it")

@@ -22,11 +22,11 @@ Explain your grade in a few sentences. Then write, as the last line and with not
 {scale} (best):
 GRADE: number
 """
-FIELDS = ("rubric", "mark", "task", "reference", "answer", "scale")
+TEMPLATE_FIELDS = ("rubric", "mark", "task", "reference", "answer", "scale")
 RUBRIC = "A good answer is right, complete and clear."
 MAX_ANSWER_LENGTH = 1 << 15
 """Maximum number of characters of an answer that a judge reads; a longer one loses its middle."""
-_NONE = "(none)"
+_NO_REFERENCE = "(none)"
 _GRADE = re.compile(r"\**GRADE: *(\d{1,6}(?:\.\d{1,6})?)\**")
 
 
@@ -34,7 +34,7 @@ def judge_prompt(template: str, rubric: str, scale: int, task: str, reference: s
     """Return the filled template. The mark between its parts is a hash of them, so no part can contain it."""
     parts = f"{task}\0{reference}\0{answer}"
     mark = "=== " + hashlib.blake2b(parts.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-    shown = {"task": task, "reference": reference or _NONE, "answer": _shorten(answer) or _NONE}
+    shown = {"task": task, "reference": reference or _NO_REFERENCE, "answer": _shorten(answer) or _NO_REFERENCE}
     return template.format(rubric=rubric, mark=mark, scale=scale, **shown).encode("utf-8", "replace").decode()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-SMALL = (np.uint8, np.int8, np.int16, np.int32)
+SMALL_TYPES = (np.uint8, np.int8, np.int16, np.int32)
 """Number types that whole numbers are kept in, where they fit."""
 
 
@@ -18,7 +18,7 @@ def pack_actions(steps: Sequence[np.ndarray]) -> list[str]:
     """
     actions = np.stack(steps) if len(steps) else np.zeros(0, np.uint8)
     if actions.dtype.kind in "iu" and actions.size:
-        bounds = [(kind, np.iinfo(kind)) for kind in SMALL]
+        bounds = [(kind, np.iinfo(kind)) for kind in SMALL_TYPES]
         low, high = actions.min(), actions.max()
         actions = actions.astype(next((k for k, at in bounds if at.min <= low and high <= at.max), actions.dtype))
     return [actions.dtype.str, base64.b64encode(zlib.compress(actions.tobytes(), 1)).decode()]

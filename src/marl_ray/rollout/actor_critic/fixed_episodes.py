@@ -15,7 +15,7 @@ from marl_ray.config.random_streams import BLOCK_BITS, BLOCK_STEPS
 from marl_ray.envs.batch import EnvBatch
 from marl_ray.rollout.actor_critic.buffers import Buffer, Player
 from marl_ray.rollout.actor_critic.collector import act
-from marl_ray.rollout.rng import EVALUATION, action_noise, episode_seed
+from marl_ray.rollout.rng import EVALUATION_START, action_noise, episode_seed
 
 
 class FixedStart(NamedTuple):
@@ -92,7 +92,7 @@ class EvaluationCopies:
         ]
         widths = [player.model.distribution.noise * len(player.agents) for player in players.values()]
         greedy = np.array([start.greedy for start in starts])
-        seeds = [episode_seed(self.seed, start.number, EVALUATION + start.start_set) for start in starts]
+        seeds = [episode_seed(self.seed, start.number, EVALUATION_START + start.start_set) for start in starts]
         for c, seed in enumerate(seeds):
             envs.reset(c, seed)
         not_finite: dict[int, str] = {}
@@ -147,7 +147,11 @@ class EvaluationCopies:
         """Return (BLOCK_STEPS, copies, width) uniforms."""
         drawn = [
             action_noise(
-                self.seed, EVALUATION + (start.start_set << BLOCK_BITS) + block, [start.number], BLOCK_STEPS, width
+                self.seed,
+                EVALUATION_START + (start.start_set << BLOCK_BITS) + block,
+                [start.number],
+                BLOCK_STEPS,
+                width,
             )
             for start in starts
         ]

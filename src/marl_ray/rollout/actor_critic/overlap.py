@@ -17,7 +17,7 @@ from marl_ray.rollout.actor_critic.buffers import Player
 from marl_ray.rollout.actor_critic.collector import Batch, Collector
 from marl_ray.rollout.group_spread import GroupSums
 
-BEHAVIOUR = "behaviour"
+BEHAVIOUR_KEY = "behaviour"
 """Key of a collector's state: policy -> the weights and normalisers that play the batch which is under way."""
 BATCH_S = 86_400.0
 """Seconds that a batch may take."""
@@ -37,7 +37,7 @@ class OverlappedCollector:
         Where `is_last()` is True when a batch is handed out, none is played after it.
         """
         self._inner, self._is_last = collector, is_last
-        self._saved: Mapping[str, Any] | None = (state or {}).get(BEHAVIOUR)
+        self._saved: Mapping[str, Any] | None = (state or {}).get(BEHAVIOUR_KEY)
         self._before = collector.snapshot()
         """The collector's state before the batch that is under way, which a resumed run plays again."""
         self._behaviour: dict[str, Player] | None = None
@@ -78,7 +78,7 @@ class OverlappedCollector:
 
         def state() -> dict[str, Any]:
             plain = saved if behaviour is None else {name: _plain(player) for name, player in behaviour.items()}
-            return before() | ({} if plain is None else {BEHAVIOUR: plain})
+            return before() | ({} if plain is None else {BEHAVIOUR_KEY: plain})
 
         return state
 

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from marl_ray.errors import MarlRayError, one_line_without
 from marl_ray.policies.actor_critic.distributions import Categorical, distribution_of
-from marl_ray.policies.actor_critic.spaces import CATEGORICAL, cardinalities, row_dtype, row_size, to_row
+from marl_ray.policies.actor_critic.spaces import CATEGORICAL_SPACES, cardinalities, row_dtype, row_size, to_row
 from marl_ray.trajectories import Trajectories
 
-NUMBERS, FLAGS = pa.list_(pa.float64()), pa.list_(pa.bool_())
+NUMBER_LIST, FLAG_LIST = pa.list_(pa.float64()), pa.list_(pa.bool_())
 COLUMNS: dict[str, pa.DataType] = {
     "experiment": pa.string(),
     "unit": pa.string(),
@@ -30,15 +30,15 @@ COLUMNS: dict[str, pa.DataType] = {
     "turn": pa.int64(),
     "greedy": pa.bool_(),
     "outcome": pa.float64(),
-    "observations": pa.list_(NUMBERS),
-    "actions": pa.list_(NUMBERS),
-    "log_probs": NUMBERS,
-    "action_masks": pa.list_(FLAGS),
-    "rewards": NUMBERS,
-    "costs": pa.list_(NUMBERS),
-    "mask": FLAGS,
-    "terminated": FLAGS,
-    "truncated": FLAGS,
+    "observations": pa.list_(NUMBER_LIST),
+    "actions": pa.list_(NUMBER_LIST),
+    "log_probs": NUMBER_LIST,
+    "action_masks": pa.list_(FLAG_LIST),
+    "rewards": NUMBER_LIST,
+    "costs": pa.list_(NUMBER_LIST),
+    "mask": FLAG_LIST,
+    "terminated": FLAG_LIST,
+    "truncated": FLAG_LIST,
 }
 """The columns that are read; a file may have more."""
 PER_ROW = ("group", "turn", "greedy", "outcome")
@@ -231,7 +231,7 @@ def _read_part(rows: _Rows, members: Sequence[str], spaces: Spaces) -> _Part:
         rows.check(name, np.isfinite(steps[name]), "finite numbers", lengths)
     steps["observations"] = _observations(rows, lengths, spaces[0])
     steps["actions"] = _actions(rows, lengths, spaces[1])
-    if isinstance(spaces[1], CATEGORICAL):
+    if isinstance(spaces[1], CATEGORICAL_SPACES):
         rows.check("log_probs", steps["log_probs"] < 1e-6, "logarithms of probabilities, at most 0", lengths)
     allowed = _masks(rows, lengths, spaces[1], steps["actions"])
     if allowed is not None:
@@ -245,7 +245,7 @@ def _read_part(rows: _Rows, members: Sequence[str], spaces: Spaces) -> _Part:
 def _observations(rows: _Rows, lengths: np.ndarray, space: spaces.Space[Any]) -> np.ndarray:
     """Return the flat rows (steps, D)."""
     values = to_row(space, rows.steps("observations", lengths, row_size(space)))
-    if isinstance(space, CATEGORICAL):
+    if isinstance(space, CATEGORICAL_SPACES):
         good = (values >= 0) & (values < np.array(cardinalities(space))) & (values == np.round(values))
         rows.check("observations", good.all(1), f"categories of {space}", lengths)
     elif space.dtype == np.uint8:

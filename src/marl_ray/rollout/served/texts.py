@@ -10,7 +10,7 @@ import pyarrow as pa
 from marl_ray.errors import MarlRayError
 from marl_ray.rollout.served.acts import tables
 
-SCHEME = "decisions://"
+DECISIONS_SCHEME = "decisions://"
 COLUMNS: dict[str, pa.DataType] = {
     "experiment": pa.string(),
     "unit": pa.string(),
@@ -29,7 +29,7 @@ COLUMNS: dict[str, pa.DataType] = {
 """The columns that are read; a file may have more."""
 TOKEN_ID_LIMIT = 1 << 31
 """Ids of tokens are below this number."""
-SHOWN = 16
+PROBED_RESPONSES = 16
 """Number of responses that a tokenizer must decode to the served texts before it counts as the one that wrote them."""
 
 
@@ -68,7 +68,7 @@ def file_of(data: str) -> str:
 
     FOLDER is that of `marl-ray export --out`: a local folder or a URI (`decisions://s3://bucket/prefix/EXPERIMENT`).
     """
-    place, mark, options = data.removeprefix(SCHEME).partition("?")
+    place, mark, options = data.removeprefix(DECISIONS_SCHEME).partition("?")
     folder, _, experiment = place.rpartition("/")
     if not folder or not experiment:
         raise MarlRayError(f"data: {data!r}, expected decisions://FOLDER/EXPERIMENT")
@@ -170,7 +170,7 @@ def check_readable(name: str, tokenizer: Any, vocabulary: int, context: int, ser
         largest = int(max(response.prompt_ids.max(), response.ids.max()))
         smallest = int(min(response.prompt_ids.min(), response.ids.min()))
         fits = smallest >= 0 and largest < vocabulary
-        if fits and number < SHOWN:
+        if fits and number < PROBED_RESPONSES:
             read = tokenizer.decode(response.ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
             fits = read.startswith(response.text)  # the text may lack a stop string that the tokens have
         if not fits:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from marl_ray.rollout.text.episode import TextCopy
 from marl_ray.rollout.text.responses import ResponseRow
 
-ATTEMPTS = 32
+ATTEMPT_BITS = 32
 """Number of bits for the attempt in a stream's number; the turn that a branch begins with has the bits above."""
 
 
@@ -47,6 +47,6 @@ def branches(group: int, members: Sequence[TextCopy]) -> list[Branch]:
         begun = len(state.turns)
         if begun == len(first.turns):  # the agent's prompt was too long, so the turn was not played
             continue
-        attempt = first.start.stream[2] | begun << ATTEMPTS
+        attempt = first.start.stream[2] | begun << ATTEMPT_BITS
         result += [Branch(state.branch(other.number, attempt), group, begun) for other in others]
     return result

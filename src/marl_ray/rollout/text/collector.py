@@ -31,7 +31,7 @@ MAX_THREADS = 32
 """Maximum number of copies that step at once."""
 STEP_DEADLINE = 600.0
 """Seconds that a step or reset of an environment may take."""
-TRANSCRIPTS = 2
+KEPT_TRANSCRIPTS = 2
 """Episodes of an iteration, over all workers, that are kept as text."""
 TRANSCRIPT_ORDER = (1 << ORDER_BITS) - 2
 """Number of the permutation that draws the episodes of transcripts, in place of a minibatch order's epoch."""
@@ -160,7 +160,7 @@ class TextCollector:
             # Groups whose members still score the same are left out of the means.
             counted = teaching if name in self.plan.refill_policies else list(self.groups)
             batch[name] = to_trajectories(player, self._rows(player.agents, counted, branched), self.signals)
-        drawn = permutation(self.seed, iteration, TRANSCRIPT_ORDER, total)[:TRANSCRIPTS]
+        drawn = permutation(self.seed, iteration, TRANSCRIPT_ORDER, total)[:KEPT_TRANSCRIPTS]
         transcripts = [transcript(copy) for copy in self.copies if copy.number in drawn]
         episodes = [copy.episode() for copy in self.copies]
         return TextBatch(batch, episodes, steps, metric_sums(self.copies), transcripts)

@@ -14,9 +14,9 @@ run; `solved` maps the index of every task that was played to its running mean."
 
 STAGES = 10
 """Equally large parts into which `easiest_first` cuts the tasks."""
-PASSED = 0.7
+PASSED_SHARE = 0.7
 """Mean solved share of the open tasks at which the next part opens."""
-RECENT = 5
+RECENT_VISITS = 5
 """Number of visits that a running mean remembers."""
 
 
@@ -59,13 +59,13 @@ class Curriculum:
         for index, share in outcomes:
             visits = self.visits[index] = self.visits.get(index, 0) + 1
             mean = self.solved.get(index, 0.0)
-            self.solved[index] = mean + (share - mean) / min(visits, RECENT)
+            self.solved[index] = mean + (share - mean) / min(visits, RECENT_VISITS)
 
 
 def easiest_first(levels: Sequence[float]) -> Chooser:
     """Return the chooser of tasks in turn, from the easiest tenth by level on.
 
-    A further tenth opens as soon as the open ones are solved. Solved means a mean of at least PASSED over all open
+    A further tenth opens as soon as the open ones are solved. Solved means a mean of at least PASSED_SHARE over all open
     tasks, of which those that were never played count as unsolved. Open tasks stay open, so that the policy does not
     forget them, and are played in the order of the environment's index. This is a curriculum by competence (Bengio et
     al., ICML 2009).
@@ -74,7 +74,7 @@ def easiest_first(levels: Sequence[float]) -> Chooser:
     stages = [sorted(order[: -(-stage * len(levels) // STAGES)]) for stage in range(1, STAGES + 1)]
 
     def choose(position: int, solved: Mapping[int, float], tasks: int) -> int:
-        passed = (sum(solved.get(index, 0.0) for index in part) >= PASSED * len(part) for part in stages)
+        passed = (sum(solved.get(index, 0.0) for index in part) >= PASSED_SHARE * len(part) for part in stages)
         opened = next((part for part, enough in zip(stages, passed, strict=True) if not enough), stages[-1])
         return opened[position % len(opened)]
 

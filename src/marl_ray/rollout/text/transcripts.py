@@ -8,7 +8,7 @@ from marl_ray.rollout.text.episode import TextCopy
 MAX_CHARACTERS = 4_000
 """Maximum length of a prompt or response in a transcript; the middle of a longer one is left out."""
 
-CUT = "cut"
+CUT_KEY = "cut"
 """Key, not reported itself, of the count of episodes that were cut before it was known if they were solved."""
 
 MetricSums = dict[str, tuple[float, int]]
@@ -73,7 +73,7 @@ def metric_sums(copies: Sequence[TextCopy]) -> MetricSums:
         if episode.solved is not None:
             add("env/solved", episode.solved)
         elif copy.cut:
-            add(CUT, False)
+            add(CUT_KEY, False)
     return sums
 
 
@@ -87,7 +87,7 @@ def means(parts: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
         for name, (total, count) in part.items():
             before, counted = sums.get(name, (0.0, 0))
             sums[name] = before + total, counted + count
-    _, cut = sums.pop(CUT, (0.0, 0))
+    _, cut = sums.pop(CUT_KEY, (0.0, 0))
     if "env/solved" in sums:
         total, count = sums["env/solved"]
         sums["env/solved"] = total, count + cut

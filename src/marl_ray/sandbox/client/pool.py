@@ -18,7 +18,7 @@ from marl_ray.sandbox.in_place import looks_at_arguments
 from marl_ray.sandbox.limits import Execution, Judgement, Level, Limits, Status
 from marl_ray.sandbox.server import child, judge, official, runs
 
-WARM = (
+WARM_MODULES = (
     "abc", "array", "bisect", "cmath", "collections", "collections.abc", "contextlib", "copy", "dataclasses",
     "datetime", "enum", "functools", "heapq", "io", "itertools", "json", "math", "operator", "os", "random", "re",
     "string", "struct", "sys", "threading", "time", "typing",
@@ -43,7 +43,7 @@ class Pool:
     def __init__(
         self,
         workers: int | None = None,
-        warm: Sequence[str] = WARM,
+        warm: Sequence[str] = WARM_MODULES,
         min_level: Level = Level.PATHS,
         max_level: Level | None = None,
     ):
@@ -150,7 +150,7 @@ class Pool:
                     os.fchmod(writer, 0o622)  # a program may open /dev/stdout, as another user
                     stack.callback(os.close, reader)
                 try:
-                    worker.request(child.RUN, limits, [program_fd, stdin_fd, pipes[0][1], pipes[1][1]])
+                    worker.request(child.RUN_REQUEST, limits, [program_fd, stdin_fd, pipes[0][1], pipes[1][1]])
                 finally:
                     for _, writer in pipes:
                         os.close(writer)
@@ -173,7 +173,7 @@ class Pool:
             program_fd = wire.payload(wire.blob(program))
             try:
                 try:
-                    worker.request(child.OFFICIAL, limits, [program_fd, writer])
+                    worker.request(child.OFFICIAL_REQUEST, limits, [program_fd, writer])
                 finally:
                     os.close(writer)
                 _, got, _ = worker.drain({reader: _RESULT_BYTES}, limits)
@@ -205,9 +205,9 @@ class Pool:
         """
         if in_place is None:
             in_place = "alone" if looks_at_arguments(tests, entry_point) else False
-        kind = judge.IN_PLACE if in_place else judge.PLAIN
+        kind = judge.IN_PLACE_KIND if in_place else judge.PLAIN_KIND
         if in_place == "alone":
-            kind = judge.ALONE
+            kind = judge.ALONE_KIND
 
         def job(worker: Worker) -> Judgement:
             program_fd = wire.payload(wire.blob(candidate), wire.blob(entry_point))
@@ -241,7 +241,7 @@ def execution_of(end: RunEnd, out: bytes, err: bytes, flooded: bool, limits: Lim
     returncode = None if end.signal else os.WEXITSTATUS(end.status)
     if end.timed_out(limits):
         status = Status.TIMEOUT
-    elif flooded or end.why == runs.FULL:
+    elif flooded or end.why == runs.FOLDER_LIMIT:
         status = Status.OUTPUT_LIMIT
     elif err.rpartition(b"\n")[0].rpartition(b"\n")[2].startswith(b"MemoryError") and returncode != 0:
         status = Status.OOM

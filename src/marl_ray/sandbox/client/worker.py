@@ -172,7 +172,7 @@ class RunEnd:
     def timed_out(self, limits: Limits) -> bool:
         killed = self.signal in (signal.SIGXCPU, signal.SIGKILL) and self.why == runs.ENDED
         by_rlimit = killed and self.cpu_s >= limits.cpu_s - 0.1
-        return self.why in (runs.WALL, runs.CPU) or self.cpu_s > limits.cpu_s or by_rlimit
+        return self.why in (runs.WALL_LIMIT, runs.CPU_LIMIT) or self.cpu_s > limits.cpu_s or by_rlimit
 
 
 class Worker:
@@ -226,7 +226,7 @@ class Worker:
         self._server.send(kind + limits.pack(), fds)
 
     def kill_run(self) -> None:
-        self._server.send(runs.KILL)
+        self._server.send(runs.KILL_REQUEST)
 
     def _end(self, deadline: float) -> RunEnd:
         data = self._server.receive(deadline)
@@ -279,7 +279,7 @@ class Worker:
             for fd in fds:
                 stack.callback(os.close, fd)
             try:
-                self.request(child.RUN, limits, fds)
+                self.request(child.RUN_REQUEST, limits, fds)
                 end, _, _ = self.drain({}, limits)
             except ProcessDiedError:
                 return False
@@ -297,7 +297,11 @@ class Worker:
                     self._judge = Process("judge", self.folder, self._max_level, self._warm)
                     self._judge.hello()
                 self._judge.send(kind + limits.pack(), [tests, local.fileno()])
-                self.request(child.CALLS if kind == judge.PLAIN else child.IN_PLACE, limits, [program, remote.fileno()])
+                self.request(
+                    child.CALLS_REQUEST if kind == judge.PLAIN_KIND else child.IN_PLACE_REQUEST,
+                    limits,
+                    [program, remote.fileno()],
+                )
             deadline = time.monotonic() + limits.max_wall_s + ANSWER_S
             ready = readable([self._judge.socket, self._server.socket], deadline)
             if not ready:

@@ -26,7 +26,7 @@ ALLOW = 0x7FFF0000
 KILL = 0x80000000
 EPERM = 0x00050001
 ENOSYS = 0x00050026
-NOTHING, ENOTTY, ENOTSUP = 0x00050000, 0x00050019, 0x0005005F
+SUCCEED, ENOTTY, ENOTSUP = 0x00050000, 0x00050019, 0x0005005F
 _THREAD = 0x3D0F00
 """clone flags of a thread, exactly as glibc and musl set them; any other clone is a new process or namespace."""
 
@@ -34,7 +34,7 @@ ARCHES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 """Machine: (AUDIT_ARCH, column of the table)."""
 
 # name: numbers on x86-64 and on aarch64, -1 where there is none
-_CALLS = """
+_ALLOWED_CALLS = """
 read 0 63 write 1 64 open 2 -1 close 3 57 stat 4 -1 fstat 5 80 lstat 6 -1 poll 7 -1 lseek 8 62 munmap 11 215 brk 12 214
 rt_sigaction 13 134 rt_sigprocmask 14 135 rt_sigreturn 15 139 rt_sigpending 127 136 rt_sigtimedwait 128 137
 rt_sigsuspend 130 133 sigaltstack 131 132 pread64 17 67 pwrite64 18 68 readv 19 65 writev 20 66 preadv 295 69
@@ -60,33 +60,33 @@ pselect6 270 72 openat 257 56 newfstatat 262 79 statx 332 291 faccessat 269 48 f
 rseq 334 293 membarrier 324 283 close_range 436 436 sendfile 40 71 copy_file_range 326 285 getcpu 309 168 capget 125 90
 wait4 61 260 waitid 247 95 signalfd4 289 74
 """
-_ANSWERED = """
+_ANSWERED_CALLS = """
 flock 73 32 fsync 74 82 fdatasync 75 83 fadvise64 221 223
 """
 """Calls that succeed without effect: locks on the host's files, and flushing or dropping their pages, would be
 noticeable outside of the run."""
-_CHANGES_MODES = """
+_MODE_CALLS = """
 chmod 90 -1 fchmod 91 52 fchmodat 268 53 fchmodat2 452 452
 """
 """Neither Landlock nor rlimits govern these; allowed if the host's files are another user's or read-only."""
-_CHANGES_STAMPS = """
+_STAMP_CALLS = """
 utime 132 -1 utimes 235 -1 utimensat 280 88 futimesat 261 -1 chown 92 -1 fchown 93 55 lchown 94 -1 fchownat 260 54
 """
 """Allowed if the host's files are read-only: a process that may write a file (/dev/null) may change its times, and any
 may give it the owner that it has, which changes them too."""
-_FALLOCATES = " fallocate 285 47 "
+_FALLOCATE_CALL = " fallocate 285 47 "
 """fallocate exceeds every size limit except that of a separate file system. Without it libraries write zeros instead."""
-_CHECKED = """
+_CHECKED_CALLS = """
 mmap 9 222 mprotect 10 226 clone3 435 435 socketpair 53 199 ioctl 16 29 fcntl 72 25
 """
-_SERVERS = """
+_SERVER_CALLS = """
 setsid 112 157 setgroups 116 159 setresuid 117 147 setresgid 119 149 capset 126 91 pidfd_open 434 434
 landlock_restrict_self 446 446 landlock_create_ruleset 444 444 landlock_add_rule 445 445 mount 165 40 umount2 166 39
 """
 """Calls that a server needs on top, and that a run must not have."""
-_RECEIVE = " recvmsg 47 212 "
+_RECEIVE_CALL = " recvmsg 47 212 "
 """Call by which descriptors arrive, at servers and judges."""
-_OWN = "clone 56 220 kill 62 129 tgkill 234 131 prlimit64 302 261 prctl 157 167"
+_SELF_CALLS = "clone 56 220 kill 62 129 tgkill 234 131 prlimit64 302 261 prctl 157 167"
 """Calls that a run may use on itself only."""
 
 _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS TIOCGWINSZ FIONREAD FIONBIO FIONCLEX FIOCLEX
@@ -117,7 +117,7 @@ def _one_of(
 ) -> list[Instruction]:
     """Allow a call if the low word of an argument is one of `values`; do nothing if it is one of `answered`."""
     code = [_argument(index)]
-    for action, some in ((ALLOW, values), (NOTHING, answered)):
+    for action, some in ((ALLOW, values), (SUCCEED, answered)):
         for value in some:
             code += [(_JUMP_EQ, 0, 1, value & 0xFFFFFFFF), (_RETURN, 0, 0, action)]
     return [*code, (_RETURN, 0, 0, otherwise)]
@@ -203,12 +203,14 @@ class Filter:
         With `spaces`, runs can write to no file system but their own.
         """
         arch, column = ARCHES[machine]
-        plain = _numbers(_CALLS + _CHANGES_MODES + _CHANGES_STAMPS + _SERVERS + _RECEIVE + _OWN, column)
+        plain = _numbers(
+            _ALLOWED_CALLS + _MODE_CALLS + _STAMP_CALLS + _SERVER_CALLS + _RECEIVE_CALL + _SELF_CALLS, column
+        )
         actions = {number: [(_RETURN, 0, 0, ALLOW)] for number in plain.values()}
-        actions |= {number: [(_RETURN, 0, 0, NOTHING)] for number in _numbers(_ANSWERED, column).values()}
+        actions |= {number: [(_RETURN, 0, 0, SUCCEED)] for number in _numbers(_ANSWERED_CALLS, column).values()}
         allocates = ALLOW if spaces else ENOTSUP
-        actions |= {number: [(_RETURN, 0, 0, allocates)] for number in _numbers(_FALLOCATES, column).values()}
-        actions |= {number: _CHECKS[name] for name, number in _numbers(_CHECKED, column).items()}
+        actions |= {number: [(_RETURN, 0, 0, allocates)] for number in _numbers(_FALLOCATE_CALL, column).values()}
+        actions |= {number: _CHECKS[name] for name, number in _numbers(_CHECKED_CALLS, column).items()}
         return cls(arch, actions, EPERM)
 
     @classmethod
@@ -218,12 +220,12 @@ class Filter:
         With `owners`, the run may change modes of files.
         """
         arch, column = ARCHES[machine]
-        removed = _SERVERS
-        for table, is_allowed in ((_RECEIVE, receives), (_CHANGES_MODES, owners), (_CHANGES_STAMPS, spaces)):
+        removed = _SERVER_CALLS
+        for table, is_allowed in ((_RECEIVE_CALL, receives), (_MODE_CALLS, owners), (_STAMP_CALLS, spaces)):
             removed += "" if is_allowed else table
         actions = {number: [(_RETURN, 0, 0, EPERM)] for number in _numbers(removed, column).values()}
         checks = _own_checks(cls._HOLE)
-        actions |= {number: checks[name] for name, number in _numbers(_OWN, column).items()}
+        actions |= {number: checks[name] for name, number in _numbers(_SELF_CALLS, column).items()}
         return cls(arch, actions, ALLOW)
 
     def install(self) -> None:

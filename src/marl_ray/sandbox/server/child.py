@@ -22,13 +22,13 @@ from marl_ray.sandbox.confinement.seccomp import Filter
 from marl_ray.sandbox.limits import Limits
 from marl_ray.sandbox.server import official
 
-RUN = b"R"
+RUN_REQUEST = b"R"
 """Request for a script."""
-OFFICIAL = b"O"
+OFFICIAL_REQUEST = b"O"
 """Request for the official harness."""
-CALLS = b"C"
+CALLS_REQUEST = b"C"
 """Request for a candidate that answers a judge's calls."""
-IN_PLACE = b"I"
+IN_PLACE_REQUEST = b"I"
 """Request for a candidate that also reports how it changed the arguments of the calls."""
 CHANNEL = 3
 """The one descriptor besides 0, 1 and 2: the official result pipe, or the socket to the judge."""
@@ -113,7 +113,9 @@ def prepare(message: bytes, fds: list[int], confinement: Confinement) -> Program
 @lru_cache(maxsize=64)
 def _parse_request(message: bytes, threads: bool) -> tuple[bytes, Limits, float, list[tuple[int, int]]]:
     kind, limits = message[:1], Limits.unpack(message[1:])
-    cpu_s = limits.cpu_s + (kind == OFFICIAL)  # here the harness' alarm comes first, and the program may handle it
+    cpu_s = limits.cpu_s + (
+        kind == OFFICIAL_REQUEST
+    )  # here the harness' alarm comes first, and the program may handle it
     return kind, limits, cpu_s, rlimits(limits, cpu_s, threads)
 
 
@@ -138,37 +140,37 @@ def become(job: ProgramJob, ready: int, confinement: Confinement) -> None:
     program, *blobs = wire.read_payload(job.fds[0])
     os.setsid()
     descriptors = job.fds[1:]
-    if job.kind != RUN:
+    if job.kind != RUN_REQUEST:
         # Opened here and not in the server: flags that a program sets on a descriptor of the server would outlive the
         # run.
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         descriptors = [null, null, null, *descriptors]
     for number, fd in enumerate(descriptors):
         os.dup2(fd, number, inheritable=False)
-    first_free = CHANNEL if job.kind == RUN else CHANNEL + 1
-    statistics = _open_file("/proc/self/schedstat") if job.kind == OFFICIAL else None
+    first_free = CHANNEL if job.kind == RUN_REQUEST else CHANNEL + 1
+    statistics = _open_file("/proc/self/schedstat") if job.kind == OFFICIAL_REQUEST else None
     os.chdir(confinement.work)
     confine(job.rlimits, confinement)
     os.write(ready, b".")
     if statistics is not None:  # only now, because confining needs descriptors that may have this number
-        os.dup2(statistics, official.STATISTICS, inheritable=False)
-        first_free = official.STATISTICS + 1
+        os.dup2(statistics, official.STATISTICS_FD, inheritable=False)
+        first_free = official.STATISTICS_FD + 1
     kernel.close_from(first_free)
     random.seed()
     gc.enable()
     sys.path.insert(0, "")
     source = wire.text(program)
-    if job.kind == RUN:
+    if job.kind == RUN_REQUEST:
         for name, content in zip(blobs[::2], blobs[1::2], strict=True):
             _write(wire.text(name), content)
         run_script(source)
-    elif job.kind == OFFICIAL:
+    elif job.kind == OFFICIAL_REQUEST:
         unbuffered = os.fdopen(CHANNEL, "wb", 0)
         official.unsafe_execute(
             source, job.limits.cpu_s, job.limits.max_wall_s, official.OfficialResult(unbuffered.write)
         )
     else:
-        answer_calls(source, wire.text(blobs[0]), job.limits.frame_bytes, job.kind == IN_PLACE)
+        answer_calls(source, wire.text(blobs[0]), job.limits.frame_bytes, job.kind == IN_PLACE_REQUEST)
     os._exit(0)
 
 

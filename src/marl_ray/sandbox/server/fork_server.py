@@ -32,7 +32,7 @@ from marl_ray.sandbox.server.runs import (
     FOLDER_BYTES,
     FOLDER_ENTRIES,
     JUDGE_OOM_SCORE,
-    KILL,
+    KILL_REQUEST,
     REQUEST_BYTES,
     open_last_pid,
     open_oom_score,
@@ -123,14 +123,16 @@ def _packages() -> list[str]:
 
 def _rules(work: str) -> list[tuple[str, int]]:
     """Return the paths that a run may open: of the standard library everything but packages installed into it."""
-    rules = [(work, landlock.FOLDER)]
+    rules = [(work, landlock.FOLDER_ACCESS)]
     for base in _stdlib():
         rules.append((base, landlock.READ_DIR))
-        rules += [(e.path, landlock.READ) for e in os.scandir(base) if e.name not in ("site-packages", "dist-packages")]
+        rules += [
+            (e.path, landlock.READ_ACCESS) for e in os.scandir(base) if e.name not in ("site-packages", "dist-packages")
+        ]
     triple = sysconfig.get_config_var("MULTIARCH") or ""
-    rules += [(path, landlock.READ) for path in (f"/lib/{triple}", f"/usr/lib/{triple}") if triple]
-    rules += [(path, landlock.READ) for path in (*_LIBRARIES, *_LOCALES, *_packages())]
-    return rules + [(path, landlock.DEVICE) for path in _DEVICES]
+    rules += [(path, landlock.READ_ACCESS) for path in (f"/lib/{triple}", f"/usr/lib/{triple}") if triple]
+    rules += [(path, landlock.READ_ACCESS) for path in (*_LIBRARIES, *_LOCALES, *_packages())]
+    return rules + [(path, landlock.DEVICE_ACCESS) for path in _DEVICES]
 
 
 def _temporary() -> str:
@@ -320,7 +322,7 @@ def _serve(control: socket.socket, options: dict[str, Any], spaces: bool, reason
         message, fds, _, _ = socket.recv_fds(control, REQUEST_BYTES, MAX_FDS)
         if not message:
             return
-        if message == KILL:  # the run had already ended by itself
+        if message == KILL_REQUEST:  # the run had already ended by itself
             continue
         if last_pid is not None:
             os.pwrite(last_pid, b"1", 0)

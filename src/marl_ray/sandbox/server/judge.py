@@ -19,16 +19,16 @@ from typing import Any
 from marl_ray.sandbox import codec, wire
 from marl_ray.sandbox.limits import Limits
 
-PLAIN, IN_PLACE, ALONE = b"C", b"I", b"A"
-"""Kinds of requests; limits follow. `IN_PLACE`: the candidate's changes of its mutable arguments are applied to the
-tests' own in all calls; `ALONE`: only in calls that are statements of their own."""
+PLAIN_KIND, IN_PLACE_KIND, ALONE_KIND = b"C", b"I", b"A"
+"""Kinds of requests; limits follow. `IN_PLACE_KIND`: the candidate's changes of its mutable arguments are applied to the
+tests' own in all calls; `ALONE_KIND`: only in calls that are statements of their own."""
 _DISCARD, _CACHE = dis.opmap["POP_TOP"], 0
 ORPHANED_AFTER_S = 5.0
 """Seconds after a run's wall-clock limit at which this process ends itself, because its client must be gone."""
 _WORN_BYTES = 128 << 20
 """A judge that has grown by this many bytes, garbage not counted, is replaced."""
 _MAX_CACHED = 100_000
-_RAISED = {
+_RAISED_TYPES = {
     name: kind
     for name, kind in vars(builtins).items()
     if isinstance(kind, type)
@@ -39,7 +39,7 @@ _RAISED = {
 RuntimeError, as in a generator (PEP 479). Exception stands for all others."""
 
 
-_UNREADABLE = (wire.MalformedMessageError, codec.ForeignTypeError, RecursionError, MemoryError)
+_UNREADABLE_ERRORS = (wire.MalformedMessageError, codec.ForeignTypeError, RecursionError, MemoryError)
 
 
 class _Final(BaseException):
@@ -78,7 +78,7 @@ class Candidate:
             raise _Final
         try:
             data = codec.dumps(message, self._frame_bytes)
-        except _UNREADABLE as error:
+        except _UNREADABLE_ERRORS as error:
             raise self._final(error, "argument ") from None
         try:
             wire.send_frame(self._channel, data)
@@ -92,14 +92,14 @@ class Candidate:
             answer = codec.loads(frame)
             if type(answer) is not dict:
                 raise wire.MalformedMessageError("an answer that is no object")
-        except (*_UNREADABLE, EOFError, OSError) as error:
+        except (*_UNREADABLE_ERRORS, EOFError, OSError) as error:
             raise self._final(error) from None
         return answer, len(frame)
 
     def _unpacked(self, value: Any) -> Any:
         try:
             return codec.unpack(value, self._frame_bytes, self._iterator)
-        except _UNREADABLE as error:
+        except _UNREADABLE_ERRORS as error:
             raise self._final(error) from None
 
     def _check(self, answer: dict[str, Any]) -> None:
@@ -118,7 +118,7 @@ class Candidate:
             return self._fail("fail:exit", name)
         if name in ("StopIteration", "StopAsyncIteration"):
             return RuntimeError(f"the candidate raised {name}")
-        kind = _RAISED.get(name, Exception)
+        kind = _RAISED_TYPES.get(name, Exception)
         if type(args) is list:
             with contextlib.suppress(Exception):
                 return kind(*self._unpacked(args))
@@ -164,13 +164,13 @@ class Candidate:
         try:
             packed = [codec.pack(item, self._drained) for item in args]
             named = {key: codec.pack(item, self._drained) for key, item in kwargs.items()}
-        except _UNREADABLE as error:
+        except _UNREADABLE_ERRORS as error:
             raise self._final(error, "argument ") from None
         answer, _ = self._ask({"call": [packed, named]})
         if in_place:
             try:
                 self._echo(args, kwargs, answer.get("changed", {}))
-            except _UNREADABLE as error:
+            except _UNREADABLE_ERRORS as error:
                 raise self._final(error) from None
         self._check(answer)
         return self._unpacked(answer.get("value"))
@@ -205,7 +205,7 @@ def _stands_alone(caller: FrameType) -> bool:
 
 
 def decide(
-    tests: str, setup: str, entry_point: str, channel: int, frame_bytes: int, kind: bytes = PLAIN
+    tests: str, setup: str, entry_point: str, channel: int, frame_bytes: int, kind: bytes = PLAIN_KIND
 ) -> tuple[str, str]:
     """Judge one candidate at the other end of the channel and return verdict and message."""
     candidate = Candidate(channel, frame_bytes)
@@ -213,7 +213,7 @@ def decide(
     namespace: dict[str, Any] = {"__name__": "tests"}
 
     def proxy(*args: Any, **kwargs: Any) -> Any:
-        in_place = kind == IN_PLACE or (kind == ALONE and _stands_alone(sys._getframe(1)))
+        in_place = kind == IN_PLACE_KIND or (kind == ALONE_KIND and _stands_alone(sys._getframe(1)))
         return candidate.call(args, kwargs, in_place)
 
     proxy.__name__ = proxy.__qualname__ = entry_point

@@ -23,7 +23,7 @@ _OS = """kill system putenv remove removedirs rmdir fchdir setuid fork forkpty k
 fchmod fchown chmod chown chroot fchdir lchflags lchmod lchown getcwd chdir"""
 
 
-STATISTICS = 4
+STATISTICS_FD = 4
 """Descriptor of the process' `/proc/self/schedstat`, if there is one."""
 
 
@@ -84,7 +84,7 @@ def waiting_s() -> float:
     Returns 0 if the kernel does not report them.
     """
     try:
-        return int(os.pread(STATISTICS, 100, 0).split()[1]) / 1e9
+        return int(os.pread(STATISTICS_FD, 100, 0).split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
         return 0.0
 

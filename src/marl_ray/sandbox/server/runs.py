@@ -15,8 +15,8 @@ from marl_ray.sandbox.server import child
 REQUEST_BYTES = 256
 REPLY = struct.Struct("<BBidd")
 """Format of a reply: reason of the end, whether the run was confined, its wait status, wall and CPU seconds."""
-ENDED, WALL, CPU, STOPPED, FULL = range(5)
-KILL = b"k"
+ENDED, WALL_LIMIT, CPU_LIMIT, STOPPED, FOLDER_LIMIT = range(5)
+KILL_REQUEST = b"k"
 FOLDER_BYTES, FOLDER_ENTRIES = 256 << 20, 4096
 _LOOK_S = 0.05
 _CORES = os.cpu_count() or 1
@@ -77,7 +77,9 @@ def run_one(
     os.close(confined)
     handle = os.pidfd_open(pid)
     try:
-        wall = job.limits.max_wall_s + (job.kind == child.OFFICIAL)  # the official parent joins one second longer
+        wall = job.limits.max_wall_s + (
+            job.kind == child.OFFICIAL_REQUEST
+        )  # the official parent joins one second longer
         watched = "" if level == Level.NAMESPACES else confinement.work
         why = _watch(control, pid, handle, started + wall, job.cpu_s, watched)
         if why != ENDED:
@@ -115,12 +117,12 @@ def _watch(control: socket.socket, pid: int, handle: int, deadline: float, cpu_s
                 control.recv(REQUEST_BYTES)
             return STOPPED
         if time.monotonic() >= deadline:
-            return WALL
+            return WALL_LIMIT
         used = _cpu_clock(pid)
         if used >= cpu_s:
-            return CPU
+            return CPU_LIMIT
         if watched and run_folder.is_full(watched, FOLDER_BYTES, FOLDER_ENTRIES):
-            return FULL
+            return FOLDER_LIMIT
 
 
 def _cpu_clock(pid: int) -> float:

@@ -24,7 +24,7 @@ COMPLAINT_S = 60.0
 """Fewest seconds between two log lines: a full Redis answers reads and fails again with each put."""
 MAX_CONNECTIONS = 64
 """Maximum number of connections to Redis; further requests at the same moment skip the cache."""
-PREFIX = b"marl-ray:"
+KEY_PREFIX = b"marl-ray:"
 """The prefix of the keys in Redis."""
 _log = logging.getLogger(__name__)
 
@@ -115,12 +115,12 @@ class RedisCache:
         """Number of requests to Redis that have not been answered yet."""
 
     async def get(self, key: bytes) -> bytes | None:
-        stored: bytes | None = await self._ask(lambda: self._redis.get(PREFIX + key))
+        stored: bytes | None = await self._ask(lambda: self._redis.get(KEY_PREFIX + key))
         return stored
 
     async def put(self, key: bytes, value: bytes) -> None:
         """Store an answer in at most the deadline, as `get` does; the caller need not wait for it."""
-        await self._ask(lambda: self._redis.set(PREFIX + key, value, px=self._ttl_ms))
+        await self._ask(lambda: self._redis.set(KEY_PREFIX + key, value, px=self._ttl_ms))
 
     async def close(self) -> None:
         try:

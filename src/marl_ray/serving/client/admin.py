@@ -9,9 +9,9 @@ import httpx
 
 from marl_ray.errors import MarlRayError, one_line
 
-KEY = "MARL_RAY_API_KEY"
+KEY_VARIABLE = "MARL_RAY_API_KEY"
 """Environment variable with the admin key."""
-GATEWAY = "MARL_RAY_GATEWAY"
+GATEWAY_VARIABLE = "MARL_RAY_GATEWAY"
 """Environment variable with the gateway's address."""
 REQUEST_S = 30.0
 WATCH_S = 2.0
@@ -23,12 +23,12 @@ def ask(url: str, path: str, body: dict[str, Any] | None = None) -> dict[str, An
     Raises MarlRayError with the gateway's own words if it refuses.
     """
     with httpx.Client(base_url=url, timeout=REQUEST_S, headers=key_headers()) as client:
-        return ask_with(client, path, body, f" (--url or {GATEWAY} names another address)")
+        return ask_with(client, path, body, f" (--url or {GATEWAY_VARIABLE} names another address)")
 
 
 def key_headers(key: str | None = None) -> dict[str, str]:
     """Return the header with the API key: the given one, else that of MARL_RAY_API_KEY; empty without either."""
-    secret = key or os.environ.get(KEY)
+    secret = key or os.environ.get(KEY_VARIABLE)
     return {"authorization": f"Bearer {secret}"} if secret else {}
 
 
@@ -46,7 +46,9 @@ def ask_with(
             text = f"{problem['field'] or 'request'}: {problem['message']}"
         except (ValueError, KeyError, TypeError):
             text = " ".join(answer.text.split())[:200]
-        key_source = f"the key comes from {KEY}" if "authorization" in client.headers else f"{KEY} is not set"
+        key_source = (
+            f"the key comes from {KEY_VARIABLE}" if "authorization" in client.headers else f"{KEY_VARIABLE} is not set"
+        )
         more = f" ({key_source})" if answer.status_code in (401, 403) else ""
         raise MarlRayError(f"gateway refused {path} with {answer.status_code}: {text}{more}")
     data: dict[str, Any] = answer.json()

@@ -10,7 +10,7 @@ import numpy as np
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.errors import FieldError, MarlRayError, did_you_mean
-from marl_ray.experiments.designs.analysis import IMBALANCE, Comparison, compare, imbalance, with_holm
+from marl_ray.experiments.designs.analysis import IMBALANCE_LEVEL, Comparison, compare, imbalance, with_holm
 from marl_ray.experiments.designs.fixed_size import WelchTest, welch
 from marl_ray.experiments.evidence.looks import Look
 from marl_ray.experiments.lifecycle import ExperimentRecord
@@ -149,7 +149,7 @@ def analysis(
             rows = _with_bounds(store, record, config, rows, level)
             if covariate is not None:
                 for arm, p in imbalance(units, covariate, plan.treatments, plan.control).items():
-                    if p < IMBALANCE:
+                    if p < IMBALANCE_LEVEL:
                         notes.append(
                             f"warning: {arm} differs from the control in {covariate} (p {p:.2g}): it is not from before"
                         )

@@ -30,7 +30,7 @@ _SECRET_NAME = re.compile(
     r"(PASSWORD|PASSWD|SECRET(_ACCESS)?|TOKEN|API_?KEY|PRIVATE_?KEY|CREDENTIALS?)(_KEY)?$", re.IGNORECASE
 )
 _PASSWORD_IN_URL = re.compile(r"://[^/@\s]*:[^/@\s]+@|[?&]password=", re.IGNORECASE)
-_IMPORTED = ("policy", "request_router_class")
+_IMPORTING_KEYS = ("policy", "request_router_class")
 """Keys of Serve's models that import what they name as soon as they are validated."""
 
 
@@ -205,7 +205,7 @@ def _wrong_values(data: dict[str, Any], model: type[BaseModel], where: str) -> I
     # Serve types some parts as "any mapping, or this model", and checks their values only when it deploys them.
     for part_model, part, path, any_mapping in _models(data, model, where):
         if any_mapping:
-            safe = {key: value for key, value in part.items() if key not in _IMPORTED}
+            safe = {key: value for key, value in part.items() if key not in _IMPORTING_KEYS}
             yield from _validate(safe, part_model, path)
 
 

@@ -11,7 +11,7 @@ from marl_ray.experiments.store.experiment_store import AssignmentState
 from marl_ray.serving.following.arm_holder import ArmHolder
 from marl_ray.serving.following.ended_experiments import EndedExperiments
 from marl_ray.serving.live_experiments import LiveExperiments
-from marl_ray.serving.needed_arms import API
+from marl_ray.serving.needed_arms import API_ORIGIN
 from marl_ray.serving.rollout_decisions.rollout_control import config_of
 from marl_ray.serving.rollout_decisions.webhook import Webhook
 from marl_ray.serving.routing.router import Router
@@ -69,7 +69,7 @@ class StatePoll:
 
     def _take_in(self, name: str, state: AssignmentState) -> None:
         """Route to an experiment that was created over HTTP; its arms are loaded later."""
-        if state.origin != API or name in self._refused:
+        if state.origin != API_ORIGIN or name in self._refused:
             return  # it belongs to another gateway's config, or this version cannot read its config
         record = self._live_experiments.store.experiment(name)
         if record is None:

@@ -15,7 +15,7 @@ from marl_ray.experiments.lifecycle import RETREATS, Action, StaleEpochError
 from marl_ray.experiments.store.experiment_store import StoreError
 from marl_ray.serving.http.protocol import Request, RequestError, Response
 from marl_ray.serving.loaded_bundles import load_whole, pin
-from marl_ray.serving.needed_arms import API
+from marl_ray.serving.needed_arms import API_ORIGIN
 from marl_ray.serving.rollout_decisions.report import curves, describe
 from marl_ray.serving.rollout_decisions.rollout_control import read_results
 from marl_ray.serving.routing.router import Router
@@ -66,7 +66,7 @@ async def create(service: Service, request: Request) -> Response:
         if service.store.experiment(config.name) is not None:
             raise RequestError(409, "name", f"experiment {config.name!r} exists already; expected a new name")
         fixed = pin(config, service.config.tracking_uri)
-        router = service.live_experiments.open(load_whole(fixed, service.bundles), actor, reason, origin=API)
+        router = service.live_experiments.open(load_whole(fixed, service.bundles), actor, reason, origin=API_ORIGIN)
         return report(service, router)
 
     return Response(await run_change(service, "experiment", open_it), 201)

@@ -72,24 +72,24 @@ ROUTES = (
     *(Route("POST", f"/ui/experiments/{{name}}/{action.value}", partial(ui.change, action)) for action in Action),
 )
 _NO_PARAMS: Mapping[str, str] = {}
-_FIXED: dict[str, dict[str, Route]] = {}
-_SHAPES: dict[int, list[tuple[list[str], Route]]] = {}
+_FIXED_PATHS: dict[str, dict[str, Route]] = {}
+_TEMPLATES_BY_LENGTH: dict[int, list[tuple[list[str], Route]]] = {}
 for _route in ROUTES:
     if "{" in _route.template:
         _parts = _route.template.split("/")
-        _SHAPES.setdefault(len(_parts), []).append((_parts, _route))
+        _TEMPLATES_BY_LENGTH.setdefault(len(_parts), []).append((_parts, _route))
     else:
-        _FIXED.setdefault(_route.template, {})[_route.method] = _route
+        _FIXED_PATHS.setdefault(_route.template, {})[_route.method] = _route
 
 
 def find(path: str, method: str) -> tuple[Route, Mapping[str, str]]:
     """Return the route of a request, and name in the route's template -> part of the path; or RequestError 404 or 405."""
-    routes, params = _FIXED.get(path), _NO_PARAMS
+    routes, params = _FIXED_PATHS.get(path), _NO_PARAMS
     if routes is None:
         parts = path.split("/")
         routes = {
             route.method: route
-            for shape, route in _SHAPES.get(len(parts), ())
+            for shape, route in _TEMPLATES_BY_LENGTH.get(len(parts), ())
             if all(part == segment or (part[:1] == "{" and segment) for part, segment in zip(shape, parts, strict=True))
         }
     if not routes:

@@ -28,7 +28,7 @@ from marl_ray.serving.routing.failures import Attempts
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service
 
-CUT = "cut"
+CUT_FINISH = "cut"
 """The finish of a response that was given up, or whose arm failed."""
 
 
@@ -187,7 +187,7 @@ class TextResponseWriter:
             request, response = self._request, join_chunks(self._chunks)
             if self._service.acts is not None:
                 log_text(self._service, self._session_arm, self._assignment, self._arm, self._digest, request, response)
-            if response.finish != CUT:
+            if response.finish != CUT_FINISH:
                 shadow_text(self._session_arm.router, request, response)
         self._chunks = None
 
@@ -288,7 +288,7 @@ def join_chunks(chunks: Sequence[ResponseChunk]) -> WrittenResponse:
         text="".join(chunk.text for chunk in chunks),
         ids=[number for chunk in chunks for number in chunk.ids],
         log_probs=[log_prob for chunk in chunks for log_prob in chunk.log_probs],
-        finish=chunks[-1].finish or CUT,
+        finish=chunks[-1].finish or CUT_FINISH,
         prompt_tokens=chunks[-1].prompt_tokens,
         names=[name for chunk in chunks for name in chunk.names],
         tops=[top for chunk in chunks for top in chunk.tops],

@@ -12,7 +12,7 @@ from marl_ray.serving.pages import render
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service
 
-ASKS = ((b"www-authenticate", b'Basic realm="marl-ray: any name, and as password a key with the scope read"'),)
+ASK_FOR_KEY = ((b"www-authenticate", b'Basic realm="marl-ray: any name, and as password a key with the scope read"'),)
 """Makes a browser ask for a key, which allows reading but no action."""
 
 
@@ -25,7 +25,7 @@ async def _admit(service: Service, request: Request) -> None:
         await service.admission.admit_reader(request)
     except RequestError as error:
         if error.status == 401:
-            error.headers = ASKS
+            error.headers = ASK_FOR_KEY
         raise
 
 
@@ -99,7 +99,7 @@ async def change(action: Action, service: Service, request: Request) -> Response
         if error.status in (401, 403):
             message = "admin key: expected the secret of a key with the scope admin"
         if not await _may_read(service, request, form):
-            error.headers = ASKS if error.status == 401 else error.headers
+            error.headers = ASK_FOR_KEY if error.status == 401 else error.headers
             raise  # a caller who may not read gets no more than the refusal
         make = partial(_experiment_page, service, router, base, message, form)
         return _page(await service.shared_reads.read(object(), make), error.status)

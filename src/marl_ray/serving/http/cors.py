@@ -7,23 +7,23 @@ that it brings itself, and `*` is safe.
 from marl_ray.serving.http.protocol import Headers, Request, Response
 
 METHODS = b"GET, POST"
-ASKS = b"authorization, content-type, x-arm, x-request-id, x-request-timeout-seconds, x-session-id"
+REQUEST_HEADERS = b"authorization, content-type, x-arm, x-request-id, x-request-timeout-seconds, x-session-id"
 """Headers that a page may send."""
-TELLS = b"retry-after, x-arm, x-experiment, x-holdout, x-request-id, x-session-id"
+RESPONSE_HEADERS = b"retry-after, x-arm, x-experiment, x-holdout, x-request-id, x-session-id"
 """Headers that a page may read."""
-KEPT_S = b"600"
+PREFLIGHT_S = b"600"
 """Seconds that a browser may remember an answer to its preflight request."""
 
 
 def allow_origin_headers(origins: tuple[str, ...], request: Request) -> Headers:
     """Return the headers of every answer that tell the browser whether a page of the request's origin may read it."""
     if "*" in origins:
-        return ((b"access-control-allow-origin", b"*"), (b"access-control-expose-headers", TELLS))
+        return ((b"access-control-allow-origin", b"*"), (b"access-control-expose-headers", RESPONSE_HEADERS))
     vary = ((b"vary", b"origin"),) if origins else ()
     origin = request.headers.get(b"origin")
     if origin is None or origin.decode("latin-1") not in origins:
         return vary
-    return (*vary, (b"access-control-allow-origin", origin), (b"access-control-expose-headers", TELLS))
+    return (*vary, (b"access-control-allow-origin", origin), (b"access-control-expose-headers", RESPONSE_HEADERS))
 
 
 def preflight(origins: tuple[str, ...], request: Request, method: str) -> Response | None:
@@ -32,5 +32,5 @@ def preflight(origins: tuple[str, ...], request: Request, method: str) -> Respon
     allowed = {name for name, _ in allow_origin_headers(origins, request)}
     if not is_preflight or b"access-control-allow-origin" not in allowed:
         return None
-    named = ((b"access-control-allow-methods", METHODS), (b"access-control-allow-headers", ASKS))
-    return Response(b"", 204, headers=(*named, (b"access-control-max-age", KEPT_S)))
+    named = ((b"access-control-allow-methods", METHODS), (b"access-control-allow-headers", REQUEST_HEADERS))
+    return Response(b"", 204, headers=(*named, (b"access-control-max-age", PREFLIGHT_S)))

@@ -33,7 +33,7 @@ from marl_ray.serving.logs.spool import Segment
 from marl_ray.storages import open_storage
 from marl_ray.temporary_folders import new_temporary_folder
 
-PREFIX, PARTIAL, COMPLETE = "decisions-", ".jsonl.partial", ".jsonl.zst"
+PREFIX, PARTIAL_SUFFIX, COMPLETE_SUFFIX = "decisions-", ".jsonl.partial", ".jsonl.zst"
 CAPACITY = 10_000
 """Logged requests that may wait in memory; beyond that they are dropped and counted."""
 WRITE_INTERVAL_S = 0.25
@@ -142,7 +142,7 @@ class ActLog:
             self._local = Path(self._root)
         try:
             self._local.mkdir(parents=True, exist_ok=True)
-            Segment.create(self._local, PREFIX, PARTIAL).remove()
+            Segment.create(self._local, PREFIX, PARTIAL_SUFFIX).remove()
         except OSError as error:
             raise MarlRayError(f"decision_log: {str(self._local)!r} cannot be written to: {one_line(error)}") from error
         self._segment_bytes, self._segment_s, self._limit = segment_bytes, segment_s, limit_bytes
@@ -234,13 +234,13 @@ class ActLog:
                 raise OSError(f"experiment {experiment!r} has no usable name")
             folder = self._local / experiment
             folder.mkdir(exist_ok=True)
-            self._open[experiment] = _Writing(Segment.create(folder, PREFIX, PARTIAL), time.monotonic())
+            self._open[experiment] = _Writing(Segment.create(folder, PREFIX, PARTIAL_SUFFIX), time.monotonic())
         self._open[experiment].segment.append(data)
 
     def _complete_on(self) -> None:
         failing, last = False, False
         try:
-            segments = (Segment.adopt(path) for path in self._local.glob(f"*/{PREFIX}*{PARTIAL}"))
+            segments = (Segment.adopt(path) for path in self._local.glob(f"*/{PREFIX}*{PARTIAL_SUFFIX}"))
             self._sealed.extend(segment for segment in segments if segment is not None)
         except OSError as error:
             _log.error("logged requests of dead processes stay in %s: %s", self._local, one_line(error))
@@ -263,7 +263,10 @@ class ActLog:
         """Give a segment its final name, compressed and in its place, and remove the partial one."""
         data = whole_lines(os.pread(segment.fd, segment.size, 0))
         if data:
-            experiment, name = segment.path.parent.name, segment.path.name.removesuffix(PARTIAL) + COMPLETE
+            experiment, name = (
+                segment.path.parent.name,
+                segment.path.name.removesuffix(PARTIAL_SUFFIX) + COMPLETE_SUFFIX,
+            )
             temporary = segment.path.with_name(f"{name}.tmp")
             with temporary.open("wb") as file:
                 file.write(pa.Codec("zstd").compress(data, asbytes=True))

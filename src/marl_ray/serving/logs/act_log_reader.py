@@ -13,7 +13,7 @@ from pyarrow import fs
 from pydantic import Field, TypeAdapter, ValidationError
 
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.serving.logs.act_log import COMPLETE, PARTIAL, LoggedRequest, whole_lines
+from marl_ray.serving.logs.act_log import COMPLETE_SUFFIX, PARTIAL_SUFFIX, LoggedRequest, whole_lines
 from marl_ray.storages import open_storage
 from marl_ray.temporary_folders import temporary_folder
 
@@ -60,10 +60,10 @@ def _lines(folder: str, experiment: str) -> Iterator[bytes]:
         selector = fs.FileSelector(f"{root}/{experiment}", allow_not_found=True)
         paths = {info.path for info in filesystem.get_file_info(selector)}
         for path in sorted(paths):
-            complete = path.removesuffix(PARTIAL) + COMPLETE
-            if path.endswith(COMPLETE):
+            complete = path.removesuffix(PARTIAL_SUFFIX) + COMPLETE_SUFFIX
+            if path.endswith(COMPLETE_SUFFIX):
                 yield from _lines_of_file(filesystem, path)
-            elif path.endswith(PARTIAL) and complete not in paths:
+            elif path.endswith(PARTIAL_SUFFIX) and complete not in paths:
                 try:
                     yield from _lines_of_file(filesystem, path)
                 except FileNotFoundError:  # the segment was completed meanwhile

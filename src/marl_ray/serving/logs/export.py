@@ -42,7 +42,7 @@ _STEPS = pa.list_(pa.float64())
 _ROWS = pa.list_(_STEPS)
 SCHEMA = pa.schema(
     [
-        *text_rows.OF_UNIT,
+        *text_rows.UNIT_FIELDS,
         ("exposed_at", pa.float64()),  # seconds since 1970
         ("outcome", pa.float64()),
         ("outcome_at", pa.float64()),

@@ -16,8 +16,8 @@ LATENCY_BUCKETS_S = (
 """Ray Serve's own histograms start at 1 ms, by which time a small policy has answered; the last buckets are for texts."""
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
-OF_ARM = ("experiment", "arm")
-OF_ANSWER = ("endpoint", "status")
+ARM_LABELS = ("experiment", "arm")
+ANSWER_LABELS = ("endpoint", "status")
 _BOUNDS = [*map(str, LATENCY_BUCKETS_S), "+Inf"]
 
 
@@ -79,21 +79,21 @@ class _Hot(Collector):
         self._arms, self._answers, self._holdouts = arms, answers, holdouts
 
     def collect(self) -> Iterator[Metric]:
-        exposures = CounterMetricFamily("marl_ray_gateway_exposures", "Sessions first seen.", labels=OF_ARM)
+        exposures = CounterMetricFamily("marl_ray_gateway_exposures", "Sessions first seen.", labels=ARM_LABELS)
         seconds = HistogramMetricFamily(
             "marl_ray_gateway_act_seconds",
             "Time from the request's fields to its answer, successful acts.",
-            labels=OF_ARM,
+            labels=ARM_LABELS,
         )
         first = HistogramMetricFamily(
-            "marl_ray_gateway_first_token_seconds", "Time to a text's first token, complete texts.", labels=OF_ARM
+            "marl_ray_gateway_first_token_seconds", "Time to a text's first token, complete texts.", labels=ARM_LABELS
         )
         tokens = CounterMetricFamily(
-            "marl_ray_gateway_tokens", "Tokens of texts: of their prompts, and generated.", labels=(*OF_ARM, "kind")
+            "marl_ray_gateway_tokens", "Tokens of texts: of their prompts, and generated.", labels=(*ARM_LABELS, "kind")
         )
-        cost = CounterMetricFamily("marl_ray_gateway_cost_usd", "Price of external arms' tokens.", labels=OF_ARM)
+        cost = CounterMetricFamily("marl_ray_gateway_cost_usd", "Price of external arms' tokens.", labels=ARM_LABELS)
         unpriced = CounterMetricFamily(
-            "marl_ray_gateway_cost_unknown", "Responses of arms with a price whose cost is unknown.", labels=OF_ARM
+            "marl_ray_gateway_cost_unknown", "Responses of arms with a price whose cost is unknown.", labels=ARM_LABELS
         )
         for experiment, arms in list(self._arms.items()):
             for arm, counters in arms.items():
@@ -107,8 +107,8 @@ class _Hot(Collector):
                     cost.add_metric([experiment, arm], counters.cost_usd)
                 if counters.cost_unknown:
                     unpriced.add_metric([experiment, arm], counters.cost_unknown)
-        requests = CounterMetricFamily("marl_ray_gateway_requests", "Requests answered.", labels=OF_ANSWER)
-        errors = CounterMetricFamily("marl_ray_gateway_errors", "Of these, with 4xx or 5xx.", labels=OF_ANSWER)
+        requests = CounterMetricFamily("marl_ray_gateway_requests", "Requests answered.", labels=ANSWER_LABELS)
+        errors = CounterMetricFamily("marl_ray_gateway_errors", "Of these, with 4xx or 5xx.", labels=ANSWER_LABELS)
         for (endpoint, status), count in list(self._answers.items()):
             requests.add_metric([endpoint, str(status)], count)
             if status >= 400:
@@ -137,13 +137,13 @@ class GatewayMetrics:
         self._holdouts: dict[str, int] = {}
         self.registry.register(_Hot(self._arms, self._answers, self._holdouts))
         self.failures = Counter(
-            "marl_ray_gateway_arm_failures", "Passes of an arm that failed.", OF_ARM, registry=self.registry
+            "marl_ray_gateway_arm_failures", "Passes of an arm that failed.", ARM_LABELS, registry=self.registry
         )
-        self.circuit = self._gauge("circuit", "0 closed, 0.5 half-open, 1 open.", *OF_ARM)
+        self.circuit = self._gauge("circuit", "0 closed, 0.5 half-open, 1 open.", *ARM_LABELS)
         self.shadows = self._gauge(
             "shadow",
             "Copies of requests: acts, errors, dropped, agreed; of texts their tokens and log_prob.",
-            *OF_ARM,
+            *ARM_LABELS,
             "count",
         )
         self.dropped = self._gauge("exposures_dropped", "Exposures dropped by a full queue and spool.")

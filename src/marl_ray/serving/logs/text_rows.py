@@ -9,10 +9,10 @@ import pyarrow as pa
 from marl_ray.experiments.store.experiment_store import Outcome
 from marl_ray.serving.logs.act_log import LoggedText
 
-FREE = frozenset({"temperature", "top_p", "top_k", "max_tokens", "stop"})
+FREE_SETTINGS = frozenset({"temperature", "top_p", "top_k", "max_tokens", "stop"})
 """Settings that a request may change without making `log_probs` differ from the distribution that tokens were drawn from."""
 
-OF_UNIT = [
+UNIT_FIELDS = [
     ("experiment", pa.string()),
     ("unit", pa.string()),
     ("arm", pa.string()),
@@ -28,7 +28,7 @@ OF_UNIT = [
 """The first columns, which rows of actor-critics have too."""
 SCHEMA = pa.schema(
     [
-        *OF_UNIT,
+        *UNIT_FIELDS,
         ("sampled", pa.bool_()),  # true if `log_probs` are of the very distribution that tokens were drawn from
         ("at", pa.float64()),  # seconds since 1970
         ("exposed_at", pa.float64()),
@@ -96,7 +96,7 @@ def text_rows(texts: Sequence[LoggedText], outcome: Outcome, cost: float | None,
 
 def _is_sampled(text: LoggedText) -> bool:
     is_untruncated = text.settings.get("top_p", 0.0) == 1 and text.settings.get("top_k", 1) == 0
-    return is_untruncated and not text.greedy and bool(text.prompt_ids) and FREE.issuperset(text.asked)
+    return is_untruncated and not text.greedy and bool(text.prompt_ids) and FREE_SETTINGS.issuperset(text.asked)
 
 
 def _json(values: Sequence[Any]) -> str | None:

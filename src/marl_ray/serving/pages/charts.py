@@ -19,8 +19,8 @@ _TIME_STEPS = (
     *(_HOUR * k for k in (1, 2, 3, 6, 12)),
     *(_DAY * k for k in (1, 2, 7, 14, 30, 91, 182, 365)),
 )
-_NOTHING = 1e-90
-_LEFT_OUT = 1 / 3
+_ZERO_BELOW = 1e-90
+_UNSCALED_PART = 1 / 3
 """Bands are very wide at first, so the scale fits the values after this part of the time."""
 
 
@@ -118,7 +118,7 @@ def curve_chart(
     first, last = min(p[0].at for p in arms.values()), max(p[-1].at for p in arms.values())
     if first == last:
         first, last = first - _MINUTE, last + _MINUTE
-    low, high = _range(arms.values(), first + _LEFT_OUT * (last - first))
+    low, high = _range(arms.values(), first + _UNSCALED_PART * (last - first))
     step = round_step(high - low, int(height // 48))
     ticks = multiples(step, low, high)
     labels = [round_to_step(value, step) for value in ticks]
@@ -167,7 +167,7 @@ def _range(arms: Iterable[list[_Point]], since: float) -> tuple[float, float]:
             seen += [point.mean, *(point.band or ())]
     low, high = min(seen), max(seen)
     largest = max(abs(low), abs(high))
-    if largest < _NOTHING:
+    if largest < _ZERO_BELOW:
         pad = 1.0
     elif high - low < 1e-9 * largest:
         pad = 0.1 * largest

@@ -20,18 +20,18 @@ from marl_ray.serving.pages.charts import curve_chart
 
 HTML = b"text/html; charset=utf-8"
 CSS = b"text/css; charset=utf-8"
-_POLICY = (
+_SECURITY_POLICY = (
     b"default-src 'none'; style-src 'self'; img-src data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 )
 HEADERS = (
-    (b"content-security-policy", _POLICY),
+    (b"content-security-policy", _SECURITY_POLICY),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cache-control", b"no-store"),
 )
 """The headers of every page."""
 
-FIELDS = {"key": 512, "reason": 1000, "arm": 100, "epoch": 12}
+FORM_FIELDS = {"key": 512, "reason": 1000, "arm": 100, "epoch": 12}
 """Fields of a form and their greatest lengths in characters."""
 LIVE_S = 5
 """Seconds after which a live page and the list reload."""
@@ -82,11 +82,11 @@ def experiment_page(
         live=live,
         message=message,
         reason=(form or {}).get("reason", ""),
-        limits=FIELDS,
+        limits=FORM_FIELDS,
         at=rows.time_of(at),
         name=report["name"],
         status=report["status"],
-        facts=[(label, rows.text_of(report.get(key))) for label, key in _FACTS]
+        facts=[(label, rows.text_of(report.get(key))) for label, key in _FACT_ROWS]
         + [("Created", rows.time_of(report.get("created")))],
         epoch=report.get("epoch"),
         steps=rows.steps_of(report),
@@ -123,32 +123,32 @@ def docs_page(document: bytes, base: str) -> bytes:
 
 
 def parse_form(body: bytes) -> dict[str, str]:
-    """Return the fields of a posted form, of `FIELDS` only and each once; RequestError 400 naming the field."""
+    """Return the fields of a posted form, of `FORM_FIELDS` only and each once; RequestError 400 naming the field."""
     try:
         pairs = parse_qsl(
             body.decode("ascii"),
             keep_blank_values=True,
             strict_parsing=bool(body),
             errors="strict",
-            max_num_fields=len(FIELDS),
+            max_num_fields=len(FORM_FIELDS),
         )
     except ValueError:
-        raise RequestError(400, "body", f"expected a form with the fields {', '.join(FIELDS)}") from None
+        raise RequestError(400, "body", f"expected a form with the fields {', '.join(FORM_FIELDS)}") from None
     form: dict[str, str] = {}
     for field, value in pairs:
-        if field not in FIELDS:
-            raise RequestError(400, field[:100], f"unknown field, expected {', '.join(FIELDS)}")
+        if field not in FORM_FIELDS:
+            raise RequestError(400, field[:100], f"unknown field, expected {', '.join(FORM_FIELDS)}")
         if field in form:
             raise RequestError(400, field, "expected this field once")
-        if len(value) > FIELDS[field]:
-            raise RequestError(400, field, f"expected at most {FIELDS[field]} characters")
+        if len(value) > FORM_FIELDS[field]:
+            raise RequestError(400, field, f"expected at most {FORM_FIELDS[field]} characters")
         form[field] = value
     if "epoch" in form and not (form["epoch"].isascii() and form["epoch"].isdigit()):
         raise RequestError(400, "epoch", "expected the epoch that the change was decided on")
     return form
 
 
-_FACTS = (("Endpoint", "endpoint"), ("Strategy", "strategy"), ("Assigned by", "randomize"), ("Epoch", "epoch"))
+_FACT_ROWS = (("Endpoint", "endpoint"), ("Strategy", "strategy"), ("Assigned by", "randomize"), ("Epoch", "epoch"))
 
 
 @cache

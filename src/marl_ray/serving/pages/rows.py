@@ -4,21 +4,21 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marl_ray.experiments.lifecycle import ALLOWED, Action
+from marl_ray.experiments.lifecycle import ALLOWED_STATUSES, Action
 from marl_ray.serving.pages.charts import moment, resolution, round_to_step, spans, towards
 
-UNKNOWN = "—"
+UNKNOWN_TEXT = "—"
 _COLOURS = 6
 """Number of colours for treatments. The control has its own colour; a seventh treatment has the first colour with dashes."""
-_ENDS = ("promoted", "rolled_back", "stopped")
-_DOES = {
+_FINAL_STATUSES = ("promoted", "rolled_back", "stopped")
+_ACTION_LABELS = {
     Action.START: "Start",
     Action.NEXT_STAGE: "Next stage",
     Action.PAUSE: "Pause",
     Action.RESUME: "Resume",
     Action.STOP: "Stop for good",
 }
-_BETTER = {"lower": "lower is better", "higher": "higher is better"}
+_BETTER_TEXTS = {"lower": "lower is better", "higher": "higher is better"}
 _LINEAGE = ("run", "steps", "seed", "code_version", "config_hash")
 
 
@@ -42,29 +42,31 @@ def _interval(value: Any) -> tuple[float, float] | None:
 
 
 def text_of(value: Any) -> str:
-    """Return the value as text; UNKNOWN where there is none."""
-    return UNKNOWN if value is None or value == "" else str(value)
+    """Return the value as text; UNKNOWN_TEXT where there is none."""
+    return UNKNOWN_TEXT if value is None or value == "" else str(value)
 
 
 def _count(value: Any) -> str:
     number = finite(value)
-    return UNKNOWN if number is None else f"{number:,.0f}"
+    return UNKNOWN_TEXT if number is None else f"{number:,.0f}"
 
 
 def _percent(value: Any) -> str:
     number = finite(value)
-    return UNKNOWN if number is None else f"{100 * number:.1f}\N{NARROW NO-BREAK SPACE}%"
+    return UNKNOWN_TEXT if number is None else f"{100 * number:.1f}\N{NARROW NO-BREAK SPACE}%"
 
 
 def _share(value: Any) -> str:
     """Return a percentage in a label, with as few digits as it has."""
     number = finite(value)
-    return UNKNOWN if number is None else f"{100 * number:.3g}\N{NARROW NO-BREAK SPACE}%"
+    return UNKNOWN_TEXT if number is None else f"{100 * number:.3g}\N{NARROW NO-BREAK SPACE}%"
 
 
 def _size(value: Any, step: float | None = None, sign: bool = False) -> str:
     number = finite(value)
-    return UNKNOWN if number is None else round_to_step(number, resolution([number]) if step is None else step, sign)
+    return (
+        UNKNOWN_TEXT if number is None else round_to_step(number, resolution([number]) if step is None else step, sign)
+    )
 
 
 def _bounds(interval: tuple[float, float] | None, step: float, sign: bool = False) -> str:
@@ -76,9 +78,9 @@ def _bounds(interval: tuple[float, float] | None, step: float, sign: bool = Fals
 
 
 def time_of(value: Any) -> str:
-    """Return a time in seconds since 1970 as a date and time in UTC; UNKNOWN where it is none."""
+    """Return a time in seconds since 1970 as a date and time in UTC; UNKNOWN_TEXT where it is none."""
     at = moment(finite(value))
-    return UNKNOWN if at is None else f"{at:%Y-%m-%dT%H:%M:%SZ}"
+    return UNKNOWN_TEXT if at is None else f"{at:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def control_of(report: Mapping[str, Any]) -> str | None:
@@ -105,7 +107,7 @@ def index_row(row: Mapping[str, Any]) -> dict[str, Any]:
         "name": row["name"],
         "endpoint": text_of(row.get("endpoint")),
         "status": row.get("status"),
-        "stage": UNKNOWN if stage is None or many == 1 else f"{stage + 1:.0f}{f' of {many}' if many else ''}",
+        "stage": UNKNOWN_TEXT if stage is None or many == 1 else f"{stage + 1:.0f}{f' of {many}' if many else ''}",
         "epoch": _count(row.get("epoch")),
         "shares": [
             {"arm": arm, "colour": colours[arm], "share": _share(share), "width": round(100 * (finite(share) or 0), 2)}
@@ -126,11 +128,11 @@ def _stages(report: Mapping[str, Any]) -> list[str]:
 def steps_of(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return (label, class) of the stations: `done`, `here`, `ahead`, or `skipped` where the end came before."""
     status, stages = report["status"], _stages(report)
-    labels = ["draft", *stages, status if status in _ENDS else "promoted"]
+    labels = ["draft", *stages, status if status in _FINAL_STATUSES else "promoted"]
     stage = min(int(finite(report.get("stage")) or 0), len(stages) - 1)
     reached = 0 if status == "draft" else 1 + stage
-    position = len(labels) - 1 if status in _ENDS else reached
-    later = "skipped" if status in _ENDS else "ahead"
+    position = len(labels) - 1 if status in _FINAL_STATUSES else reached
+    later = "skipped" if status in _FINAL_STATUSES else "ahead"
     marks = ["done" if k <= reached else later for k in range(len(labels))]
     marks[position] = f"here {status}"
     return list(zip(labels, marks, strict=True))
@@ -241,7 +243,7 @@ def _test_row(test: Mapping[str, Any], wants: str, colours: Mapping[str, str]) -
     step = resolution(means)
     return {
         "metric": text_of(test.get("name")),
-        "better": _BETTER.get(str(test.get("better")), ""),
+        "better": _BETTER_TEXTS.get(str(test.get("better")), ""),
         "arm": text_of(test.get("arm")),
         "colour": colours.get(str(test.get("arm")), "c0"),
         "mean": _size(test.get("mean"), step),
@@ -252,7 +254,7 @@ def _test_row(test: Mapping[str, Any], wants: str, colours: Mapping[str, str]) -
         "bound": _size(test.get("bound"), step, sign=True),
         "needs": "" if margin is None else f"{wants} {0 - margin:g}".replace("-", "\N{MINUS SIGN}"),
         "e_value": _e_value(e_value),
-        "needed": UNKNOWN if level is None else f"{1 / level:.3g}",
+        "needed": UNKNOWN_TEXT if level is None else f"{1 / level:.3g}",
         "width": 0 if level is None or e_value is None else round(100 * towards(e_value, level), 1),
         "proven": bool(test.get("proven")),
     }
@@ -260,7 +262,7 @@ def _test_row(test: Mapping[str, Any], wants: str, colours: Mapping[str, str]) -
 
 def _e_value(value: float | None) -> str:
     if value is None:
-        return UNKNOWN
+        return UNKNOWN_TEXT
     return f"{value:.2f}" if value < 1000 else "> 1,000"
 
 
@@ -268,7 +270,7 @@ def split_of(report: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the test of the split between arms as the page shows it; None if the report has none."""
     ratio = part_of(report, "srm")
     p_value = finite(ratio.get("p_value"))
-    shown = UNKNOWN
+    shown = UNKNOWN_TEXT
     if p_value is not None:
         shown = f"{p_value:.3f}" if p_value >= 0.001 else "< 0.001"
     return {"p_value": shown, "alarm": bool(ratio.get("alarm"))} if ratio else None
@@ -286,9 +288,9 @@ def shadow_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[d
                 "arm": arm,
                 "colour": colours.get(arm, "c0"),
                 **{key: _count(totals.get(key)) for key in ("acts", "errors", "dropped", "decisions")},
-                "agreed": _percent(agreed / decisions) if decisions and agreed is not None else UNKNOWN,
+                "agreed": _percent(agreed / decisions) if decisions and agreed is not None else UNKNOWN_TEXT,
                 "likely": _per_token(totals),
-                "pass": f"{1000 * seconds / acts:,.1f} ms" if acts and seconds is not None else UNKNOWN,
+                "pass": f"{1000 * seconds / acts:,.1f} ms" if acts and seconds is not None else UNKNOWN_TEXT,
             }
         )
     return rows
@@ -324,11 +326,11 @@ def change_row(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def actions_of(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return the possible actions: for each treatment, and for the experiment as (action, label)."""
-    allowed = {action for action in Action if report["status"] in ALLOWED[action]}
+    allowed = {action for action in Action if report["status"] in ALLOWED_STATUSES[action]}
     stage, stages = int(finite(report.get("stage")) or 0), _stages(report)
     if stage + 1 >= len(stages):
         allowed.discard(Action.NEXT_STAGE)
-    labels = _DOES | {Action.NEXT_STAGE: f"Next stage: {stages[min(stage + 1, len(stages) - 1)]}"}
+    labels = _ACTION_LABELS | {Action.NEXT_STAGE: f"Next stage: {stages[min(stage + 1, len(stages) - 1)]}"}
     arms = part_of(report, "arms")
     remaining = [arm for arm in arms if arm != control_of(report) and not part_of(arms, arm).get("rolled_back")]
     return {

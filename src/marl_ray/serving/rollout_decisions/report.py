@@ -14,7 +14,7 @@ from marl_ray.experiments.statistics.sequential import mean_interval
 from marl_ray.serving.rollout_decisions.questions import HARM, PROMOTION, TestResult, ask, excluding, shown_outcome_of
 from marl_ray.serving.rollout_decisions.rollout_control import LookResults, Reporting
 
-_UNMET = ArmSummary(0, 0, NO_OUTCOME)
+_NO_UNITS = ArmSummary(0, 0, NO_OUTCOME)
 
 
 def describe(
@@ -37,7 +37,7 @@ def describe(
     decision = advance(record, results.evidence, time.time() if now is None else now)
     rows: dict[str, Any] = {}
     for arm, outcome in outcomes.items():
-        units, stored, arm_facts = look.units.get(arm, _UNMET), record.config["arms"][arm], arms.get(arm, {})
+        units, stored, arm_facts = look.units.get(arm, _NO_UNITS), record.config["arms"][arm], arms.get(arm, {})
         around = mean_interval(outcome, largest, alpha=config.alpha, min_outcomes=config.min_outcomes)
         rows[arm] = {
             "bundle": stored.get("bundle") or stored.get("url"),

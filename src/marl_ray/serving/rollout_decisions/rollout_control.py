@@ -28,7 +28,7 @@ from marl_ray.experiments.lifecycle import (
     StaleEpochError,
     advance,
 )
-from marl_ray.experiments.statistics.missing_outcomes import ALARM, ReportingTest, unequal_reporting
+from marl_ray.experiments.statistics.missing_outcomes import ALARM_LEVEL, ReportingTest, unequal_reporting
 from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.serving.rollout_decisions.questions import (
     HARM,
@@ -49,11 +49,11 @@ ACTIONS = {
     RolloutStep.ROLLBACK: Action.ROLLBACK,
 }
 
-ERRORS = GuardrailConfig(name="error", better="lower", margin=0.01, alpha=0.01)
+ERROR_GUARDRAIL = GuardrailConfig(name="error", better="lower", margin=0.01, alpha=0.01)
 """The guardrail of every experiment: a treatment may fail one more session in a hundred than the control. A guardrail
 `error` in the experiment's config replaces it."""
 
-SILENCE = "no client has sent an outcome of any session"
+SILENCE_REASON = "no client has sent an outcome of any session"
 
 MIN_CHANGE = 0.01
 """Minimum change of a share that is worth a new epoch."""
@@ -123,7 +123,9 @@ def config_of(record: ExperimentRecord) -> ExperimentConfig:
 def guardrails_of(config: ExperimentConfig) -> tuple[GuardrailConfig, ...]:
     """Return the experiment's own guardrails and the one on `error`."""
     configured = config.guardrails
-    return configured if any(rail.name == ERRORS.name for rail in configured) else (*configured, ERRORS)
+    return (
+        configured if any(rail.name == ERROR_GUARDRAIL.name for rail in configured) else (*configured, ERROR_GUARDRAIL)
+    )
 
 
 def test_look(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> LookResults:
@@ -153,7 +155,7 @@ def test_look(look: Look, record: ExperimentRecord, config: ExperimentConfig) ->
             None,
         )
         enough = min(harmed.treatment.n, harmed.control.n) >= config.min_outcomes
-        lacks = (_lack(look, plan.control, config, rail) for rail in rails_of_arm) if has_reports else [SILENCE]
+        lacks = (_lack(look, plan.control, config, rail) for rail in rails_of_arm) if has_reports else [SILENCE_REASON]
         arms[harmed.arm] = ArmEvidence(
             exposures.get(harmed.arm, 0),
             harm=proof,
@@ -180,7 +182,7 @@ def _reporting(look: Look, record: ExperimentRecord, config: ExperimentConfig, m
     reports = []
     for arm in plan.treatments:
         pair = look.reporting.pair(metric, arm, plan.control, len(plan.weights))
-        level, units = ALARM / len(plan.treatments), config.randomize == "session"
+        level, units = ALARM_LEVEL / len(plan.treatments), config.randomize == "session"
         test = unequal_reporting(*pair, min_outcomes=config.min_outcomes, units=units, alpha=level)
         reports.append(Reporting(metric, arm, *counts_of(arm), *counts_of(plan.control), test))
     return reports

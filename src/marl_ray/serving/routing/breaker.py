@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from marl_ray.config import BreakerConfig
 
-PASSES = 64
+REMEMBERED_PASSES = 64
 """Failed passes that are remembered, so that requests of one pass count once."""
 
 
@@ -37,7 +37,7 @@ class Breaker:
         self.until = 0.0
         """End of the open state, in seconds of `clock`."""
         self._last = 0  # the last ticket
-        self._passes: deque[int] = deque(maxlen=PASSES)
+        self._passes: deque[int] = deque(maxlen=REMEMBERED_PASSES)
         self._enter(CircuitState.CLOSED)
 
     @property

@@ -17,7 +17,7 @@ from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.routing.breaker import Breaker
 from marl_ray.serving.routing.shadow import Shadows
 
-REMEMBERED = 100_000
+MAX_REMEMBERED = 100_000
 """Sessions per experiment that a replica remembers; a forgotten one costs one ignored insert, or one lookup."""
 
 MAX_TABLES = 32
@@ -76,7 +76,7 @@ class Router:
         self.shadows = Shadows(config.shadow_concurrency)
         self._log = log
         self.remembered: dict[str, Session] = {}
-        """Unit -> its session, for the last REMEMBERED units."""
+        """Unit -> its session, for the last MAX_REMEMBERED units."""
         self._absent: dict[str, float] = {}
         """Unit -> moment until which the store is not asked for it again, in monotonic seconds."""
         self.follow(state)
@@ -209,7 +209,7 @@ class Router:
         So the store is not asked again for as long as replicas may differ.
         """
         self._absent.pop(unit, None)
-        if len(self._absent) >= REMEMBERED:
+        if len(self._absent) >= MAX_REMEMBERED:
             del self._absent[next(iter(self._absent))]  # the oldest
         self._absent[unit] = time.monotonic() + OVERLAP_S
 
@@ -280,7 +280,7 @@ class Router:
             return False, self._standing(session.assignment)
         assignment = unit_arm.assignment
         if self._log.put(Exposure(self.config.name, unit, assignment, time.time(), unit_arm.cluster)):
-            if len(self.remembered) >= REMEMBERED:
+            if len(self.remembered) >= MAX_REMEMBERED:
                 del self.remembered[next(iter(self.remembered))]  # the oldest
             self.remembered[unit] = Session(assignment, time.monotonic(), unit_arm.sure)
         return True, assignment

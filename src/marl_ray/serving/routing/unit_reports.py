@@ -13,7 +13,7 @@ from marl_ray.config import ExperimentConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store.experiment_store import ExperimentStore, Report, StoreError
 from marl_ray.serving.logs.exposures import ExposureLog
-from marl_ray.serving.routing.router import REMEMBERED
+from marl_ray.serving.routing.router import MAX_REMEMBERED
 
 COST = "cost_usd"
 BATCH = 500
@@ -75,11 +75,11 @@ class UnitReports:
 
     def _note(self, experiment: str, session: str, news: _News) -> None:
         with self._changing:
-            if len(self._waiting) >= REMEMBERED and (experiment, session) not in self._waiting:
+            if len(self._waiting) >= MAX_REMEMBERED and (experiment, session) not in self._waiting:
                 del self._waiting[next(iter(self._waiting))]
                 if not self._is_dropping:
                     self._is_dropping = True
-                    _log.error("%d sessions wait for the database: reports of the oldest are dropped", REMEMBERED)
+                    _log.error("%d sessions wait for the database: reports of the oldest are dropped", MAX_REMEMBERED)
             self._waiting.setdefault((experiment, session), _News()).add(news)
 
     def write(self) -> None:

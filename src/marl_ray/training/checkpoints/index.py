@@ -20,8 +20,8 @@ from pyarrow import fs
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.training.checkpoints.manifest import (
-    MANIFEST,
-    WITHDRAWN,
+    MANIFEST_FILE,
+    WITHDRAWN_FOLDER,
     CheckpointManifest,
     check_format,
     read_manifest,
@@ -37,15 +37,15 @@ from marl_ray.training.checkpoints.storage import (
 from marl_ray.training.run_folder.record import filesystem_of
 
 PREFIX = "checkpoint_"
-NAME = re.compile(rf"{PREFIX}(\d+)(?:_(\d+))?")
+CHECKPOINT_NAME = re.compile(rf"{PREFIX}(\d+)(?:_(\d+))?")
 """Name of a checkpoint's folder, with iteration and attempt. Other folders, such as `checkpoint_backup`, are neither read
 nor removed."""
-STARTS = "starts"
+STARTS_FOLDER = "starts"
 """Folder of the starts of groups in a run's folder; each is an empty file."""
-START = re.compile(r"(\d+)(?:_(\d+|anew))?")
-STATE = "state.json"
+START_NAME = re.compile(r"(\d+)(?:_(\d+|anew))?")
+STATE_FILE = "state.json"
 """The file of a checkpoint with the state that is equal on all workers."""
-BUNDLE = "bundle"
+BUNDLE_FOLDER = "bundle"
 """Folder of the bundle in a checkpoint that was the best so far."""
 
 
@@ -65,7 +65,7 @@ class PublishedCheckpoint(NamedTuple):
 
     @property
     def has_bundle(self) -> bool:
-        return any(file.startswith(f"{BUNDLE}/") for file in self.manifest.files)
+        return any(file.startswith(f"{BUNDLE_FOLDER}/") for file in self.manifest.files)
 
 
 def take_number(folder: StoredFolder) -> int:
@@ -115,8 +115,8 @@ def check_rows_own(folder: StoredFolder, attempt: int, after: int | None) -> Non
 
 
 def _write_start(folder: StoredFolder, name: str) -> None:
-    folder.filesystem.create_dir((folder / STARTS).path)
-    with folder.filesystem.open_output_stream((folder / STARTS / name).path) as stream:
+    folder.filesystem.create_dir((folder / STARTS_FOLDER).path)
+    with folder.filesystem.open_output_stream((folder / STARTS_FOLDER / name).path) as stream:
         stream.write(b"")
 
 
@@ -195,7 +195,7 @@ def published_checkpoints(folder: StoredFolder) -> list[PublishedCheckpoint]:
 
 def is_checkpoint(place: StoredFolder) -> bool:
     """Return True if a folder has a manifest. Raises OSError."""
-    return bool(place.filesystem.get_file_info((place / MANIFEST).path).type == fs.FileType.File)
+    return bool(place.filesystem.get_file_info((place / MANIFEST_FILE).path).type == fs.FileType.File)
 
 
 def newest(folder: StoredFolder) -> PublishedCheckpoint | None:
@@ -219,7 +219,7 @@ def check_bundle(checkpoint: PublishedCheckpoint, sizes: bool = False) -> None:
     where the storage fails.
     """
     for name, file in checkpoint.manifest.files.items():
-        if name.startswith(f"{BUNDLE}/"):
+        if name.startswith(f"{BUNDLE_FOLDER}/"):
             (check_size if sizes else check_known)(checkpoint.place / name, file)
 
 
@@ -286,21 +286,21 @@ def tidy(folder: StoredFolder, keep: int, interval: int | None, attempt: int) ->
     Raises OSError.
     """
     for checkpoint in unneeded_checkpoints(published_checkpoints(folder), keep, interval):
-        folder.filesystem.delete_file((checkpoint.place / MANIFEST).path)
+        folder.filesystem.delete_file((checkpoint.place / MANIFEST_FILE).path)
         folder.filesystem.delete_dir(checkpoint.place.path)
     for place in _strays(folder):
         withdraw(place)
     for place in _folders(folder):
         name = _match_name(place)
         ended = name is not None and name[2] is not None and int(name[2]) <= attempt
-        if ended and not is_checkpoint(place) and not is_checkpoint(place / WITHDRAWN):
+        if ended and not is_checkpoint(place) and not is_checkpoint(place / WITHDRAWN_FOLDER):
             folder.filesystem.delete_dir(place.path)
 
 
 def refuse_older(place: StoredFolder) -> None:
     """Raise MarlRayError if a folder without a manifest is a checkpoint of an older format."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        data = read_file(place / STATE)
+        data = read_file(place / STATE_FILE)
         if data is not None and not is_checkpoint(place) and "format" in (facts := json.loads(data)):
             try:
                 check_format(facts)
@@ -309,7 +309,7 @@ def refuse_older(place: StoredFolder) -> None:
 
 
 def _match_name(place: StoredFolder) -> re.Match[str] | None:
-    return NAME.fullmatch(place.path.rpartition("/")[2])
+    return CHECKPOINT_NAME.fullmatch(place.path.rpartition("/")[2])
 
 
 def _starts(folder: StoredFolder) -> dict[int, int | None]:
@@ -317,9 +317,9 @@ def _starts(folder: StoredFolder) -> dict[int, int | None]:
 
     It is -1 where the attempt began anew, and None before it has begun. Raises OSError.
     """
-    infos = folder.filesystem.get_file_info(fs.FileSelector((folder / STARTS).path, allow_not_found=True))
+    infos = folder.filesystem.get_file_info(fs.FileSelector((folder / STARTS_FOLDER).path, allow_not_found=True))
     starts: dict[int, int | None] = {}
-    for name in filter(None, (START.fullmatch(info.base_name) for info in infos)):
+    for name in filter(None, (START_NAME.fullmatch(info.base_name) for info in infos)):
         attempt, after = int(name[1]), name[2]
         if after is None:
             starts.setdefault(attempt, None)

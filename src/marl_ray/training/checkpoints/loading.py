@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.policies.language.sharding.agreement import together
-from marl_ray.training.checkpoints.index import STATE, PublishedCheckpoint, check_bundle, refuse_older
+from marl_ray.training.checkpoints.index import STATE_FILE, PublishedCheckpoint, check_bundle, refuse_older
 from marl_ray.training.checkpoints.learner_tensors import make_room
 from marl_ray.training.checkpoints.manifest import CheckpointManifest, read_manifest, withdraw
 from marl_ray.training.checkpoints.run_state import RunState, StateFile
@@ -119,7 +119,7 @@ def _read_part(
     if rank == 0:
         check_bundle(PublishedCheckpoint(place, manifest))
     files = StoredFiles(place, manifest.files)
-    state_file = StateFile.decode(files.read(STATE))
+    state_file = StateFile.decode(files.read(STATE_FILE))
     # Copies of environments go to workers by number, so other workers' files matter only if there are more or fewer.
     ranks = [rank] if manifest.ranks == workers else range(manifest.ranks)
     envs: dict[str, Any] = {}

@@ -21,12 +21,12 @@ from marl_ray.training.checkpoints.storage import (
     read_file,
     sync,
 )
-from marl_ray.training.run_folder.record import SHA256, digest_of
+from marl_ray.training.run_folder.record import DIGEST_KEY, digest_of
 
 FORMAT = 3
 """Version of a checkpoint's layout."""
-MANIFEST = "manifest.json"
-WITHDRAWN = "damaged"
+MANIFEST_FILE = "manifest.json"
+WITHDRAWN_FOLDER = "damaged"
 """Folder into which the manifest of a damaged checkpoint is moved."""
 
 
@@ -57,8 +57,8 @@ def publish(place: StoredFolder, manifest: CheckpointManifest) -> None:
     Raises UnwritableCheckpointError.
     """
     facts = asdict(manifest) | {"files": {name: list(file) for name, file in sorted(manifest.files.items())}}
-    data = json.dumps({SHA256: digest_of(facts), **facts}, indent=1).encode()
-    target = place / MANIFEST
+    data = json.dumps({DIGEST_KEY: digest_of(facts), **facts}, indent=1).encode()
+    target = place / MANIFEST_FILE
     try:
         if not place.is_local:
             with place.filesystem.open_output_stream(target.path) as stream:
@@ -78,7 +78,7 @@ def read_manifest(place: StoredFolder) -> CheckpointManifest | None:
 
     Raises DamagedCheckpointError, OSError, and MarlRayError for another format.
     """
-    target = place / MANIFEST
+    target = place / MANIFEST_FILE
     data = read_file(target)
     if data is None:
         return None
@@ -86,9 +86,9 @@ def read_manifest(place: StoredFolder) -> CheckpointManifest | None:
         facts = json.loads(data)
     except ValueError as error:
         raise DamagedCheckpointError(f"{target} is no manifest: {one_line(error)}") from error
-    if not isinstance(facts, dict) or SHA256 not in facts:
-        raise DamagedCheckpointError(f"{target} is no manifest: it is no JSON object with the key {SHA256!r}")
-    digest = facts.pop(SHA256)
+    if not isinstance(facts, dict) or DIGEST_KEY not in facts:
+        raise DamagedCheckpointError(f"{target} is no manifest: it is no JSON object with the key {DIGEST_KEY!r}")
+    digest = facts.pop(DIGEST_KEY)
     if digest_of(facts) != digest:
         raise DamagedCheckpointError(f"{target} has another content than was written: its sha256 differs")
     check_format(facts)
@@ -105,8 +105,8 @@ def withdraw(place: StoredFolder) -> None:
     Where the storage does not let itself be changed, the next reader finds the damage again.
     """
     with contextlib.suppress(OSError, NotImplementedError):
-        place.filesystem.create_dir((place / WITHDRAWN).path)
-        place.filesystem.move((place / MANIFEST).path, (place / WITHDRAWN / MANIFEST).path)
+        place.filesystem.create_dir((place / WITHDRAWN_FOLDER).path)
+        place.filesystem.move((place / MANIFEST_FILE).path, (place / WITHDRAWN_FOLDER / MANIFEST_FILE).path)
 
 
 def check_format(facts: Mapping[str, Any]) -> None:

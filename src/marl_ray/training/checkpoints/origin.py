@@ -14,9 +14,9 @@ from pyarrow import fs
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, one_line, suggestion
-from marl_ray.policies.bundles.manifest import MANIFEST as BUNDLE
-from marl_ray.training.checkpoints.index import STATE, is_checkpoint, newest, refuse_older
-from marl_ray.training.checkpoints.manifest import MANIFEST, read_manifest
+from marl_ray.policies.bundles.manifest import MANIFEST_FILE as BUNDLE
+from marl_ray.training.checkpoints.index import STATE_FILE, is_checkpoint, newest, refuse_older
+from marl_ray.training.checkpoints.manifest import MANIFEST_FILE, read_manifest
 from marl_ray.training.checkpoints.run_state import RunState, StateFile
 from marl_ray.training.checkpoints.storage import StoredFolder, read_known
 from marl_ray.training.run_folder.record import storage_of
@@ -54,7 +54,7 @@ def source_of(config: RunConfig) -> str | None:
                 f"checkpoint in it; a new run from a bundle's weights has team.NAME.bundle={resume_from}"
             )
         raise MarlRayError(
-            f"resume_from: {resume_from!r} is no checkpoint, and no run that has one; looked for {folder}/{MANIFEST}"
+            f"resume_from: {resume_from!r} is no checkpoint, and no run that has one; looked for {folder}/{MANIFEST_FILE}"
             + suggestion(place.path.rpartition("/")[2], _beside(place))
         )
     return f"{folder}/{latest.name}"
@@ -113,7 +113,7 @@ def _complete_state(place: StoredFolder) -> RunState:
         info = place.filesystem.get_file_info((place / name).path)
         if info.type != fs.FileType.File or info.size != file.size:
             raise MarlRayError(f"is damaged: {name} is missing or has been cut")
-    return StateFile.decode(read_known(place / STATE, manifest.files[STATE])).state
+    return StateFile.decode(read_known(place / STATE_FILE, manifest.files[STATE_FILE])).state
 
 
 def state_after(

@@ -25,7 +25,7 @@ from marl_ray.errors import MarlRayError, describe_error
 from marl_ray.policies.language.sharding.agreement import together
 from marl_ray.policies.language.sharding.gather_shards import gather_to_rank0
 from marl_ray.temporary_folders import temporary_folder
-from marl_ray.training.checkpoints.index import BUNDLE, STATE
+from marl_ray.training.checkpoints.index import BUNDLE_FOLDER, STATE_FILE
 from marl_ray.training.checkpoints.learner_tensors import CpuCopy, scalars_of
 from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
 from marl_ray.training.checkpoints.run_state import RunState, StateFile
@@ -173,7 +173,7 @@ def _write_plain(files: StoredFiles, rank: int, contents: CheckpointContents, sc
     files.write(envs_file(rank), json.dumps(contents.envs()).encode())
     if rank != 0:
         return
-    files.write(STATE, StateFile(contents.state, contents.learners, scalars).encode())
+    files.write(STATE_FILE, StateFile(contents.state, contents.learners, scalars).encode())
 
 
 def _bundle_folder(files: StoredFiles, folders: ExitStack) -> tuple[Path]:
@@ -199,12 +199,14 @@ def _write_bundle(
         return
     (folder,) = folders
     try:
-        contents.bundle(folder / BUNDLE, trained)
+        contents.bundle(folder / BUNDLE_FOLDER, trained)
     except MarlRayError:
         raise
     except Exception as error:  # an error of safetensors names no file
-        raise UnwritableCheckpointError(f"{files.place / BUNDLE} cannot be written: {describe_error(error)}") from error
-    files.copy_in(folder / BUNDLE, BUNDLE)
+        raise UnwritableCheckpointError(
+            f"{files.place / BUNDLE_FOLDER} cannot be written: {describe_error(error)}"
+        ) from error
+    files.copy_in(folder / BUNDLE_FOLDER, BUNDLE_FOLDER)
 
 
 def _together(action: Callable[[], None], group: Any) -> None:

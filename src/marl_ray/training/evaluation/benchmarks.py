@@ -14,10 +14,11 @@ from marl_ray.config import BenchmarkConfig, RunConfig
 from marl_ray.errors import FieldError, MarlRayError, one_line
 from marl_ray.evaluation.benchmarks import Benchmark, ModelAnswer, Problem, benchmark
 from marl_ray.evaluation.data_files import load
+from marl_ray.evaluation.options import WritingRequest
 from marl_ray.evaluation.scoring.local_scoring import ResultRow, ScoringJob, make_pool, score_locally
 from marl_ray.evaluation.scoring.report import make_report
 from marl_ray.evaluation.writing.authors import Author, WriterPolicies
-from marl_ray.evaluation.writing.requests import Row, WritingRequest
+from marl_ray.evaluation.writing.requests import Row
 from marl_ray.evaluation.writing.samples import Sample
 from marl_ray.evaluation.writing.writer import Writer
 from marl_ray.policies.engines.base import Engine

@@ -14,19 +14,19 @@ from pyarrow import fs
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.temporary_folders import temporary_folder
-from marl_ray.training.journal.delivery import MARKS, Delivery, read_mark
+from marl_ray.training.journal.delivery import MARKS_FOLDER, Delivery, read_mark
 from marl_ray.training.journal.mlflow_sink import MlflowSink
 from marl_ray.training.journal.tail import Tail
-from marl_ray.training.run_folder.metrics_file import METRICS
+from marl_ray.training.run_folder.metrics_file import METRICS_FILE
 from marl_ray.training.run_folder.temporary_files import remove_temporary
 from marl_ray.training.tracking.sinks import Sink, open_sink
 
 MLFLOW = "mlflow"
-ALL_TAKEN = "FINISHED"
+FINISHED_STATUS = "FINISHED"
 """Status with which a sink is closed that has every row of a finished run."""
 OPEN_S = 120.0
 """Seconds within which a sink of a run that begins must open; those of W&B are 90."""
-SAID_S = 10.0
+SAY_AFTER_S = 10.0
 """Seconds after which the run says that it waits for that."""
 END_S = 30.0
 """Seconds that a run waits at its end for all sinks together."""
@@ -71,7 +71,7 @@ class Deliveries:
         """Name of the bundle in MLflow's registry, when it is registered."""
         self.registered = threading.Event()
         self.deliveries: list[Delivery] = []
-        remove_temporary(filesystem, f"{folder}/{MARKS}")
+        remove_temporary(filesystem, f"{folder}/{MARKS_FOLDER}")
         for name in names_of(config) if names is None else names:
             make: Callable[[], Sink] = partial(open_sink, config, run_id, name)
             if name == MLFLOW:
@@ -88,7 +88,7 @@ class Deliveries:
         """
         deadline = time.monotonic() + wait_s
         for delivery in self.deliveries:
-            if not delivery.settled.wait(min(SAID_S, wait_s)):
+            if not delivery.settled.wait(min(SAY_AFTER_S, wait_s)):
                 self.say(f"waiting for {delivery.name} to open, for {wait_s:g} s at most")
             delivery.settled.wait(max(0.0, deadline - time.monotonic()))
             if delivery.sink is None:
@@ -150,9 +150,9 @@ def names_of(config: RunConfig) -> list[str]:
 
 def incomplete(config: RunConfig, filesystem: fs.FileSystem, folder: str) -> list[str]:
     """Return the sinks that have not got all of a finished run. Raises OSError."""
-    rows = Tail(filesystem, f"{folder}/{METRICS}").count()
+    rows = Tail(filesystem, f"{folder}/{METRICS_FILE}").count()
     marks = {name: read_mark(filesystem, folder, name) for name in names_of(config)}
-    return [name for name, mark in marks.items() if mark.ended != ALL_TAKEN or mark.rows < rows]
+    return [name for name, mark in marks.items() if mark.ended != FINISHED_STATUS or mark.rows < rows]
 
 
 @contextlib.contextmanager

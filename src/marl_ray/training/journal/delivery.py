@@ -18,11 +18,11 @@ from pyarrow import fs
 from marl_ray.errors import one_line
 from marl_ray.training.journal.tail import Tail
 from marl_ray.training.run_folder.appended_file import take_over_copy
-from marl_ray.training.run_folder.metrics_file import METRICS, iteration_of, row_of
+from marl_ray.training.run_folder.metrics_file import METRICS_FILE, iteration_of, row_of
 from marl_ray.training.run_folder.record import read_json, write_json
 from marl_ray.training.tracking.sinks import Sink
 
-MARKS = "sinks"
+MARKS_FOLDER = "sinks"
 """Folder of the marks in a run's folder."""
 LOG_EVERY_S = 1.0
 """Minimum seconds between two calls of a sink that keeps up."""
@@ -71,7 +71,7 @@ def mark_of(stored: Any) -> Mark:
 
 
 def _path(folder: str, name: str) -> str:
-    return f"{folder}/{MARKS}/{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}.json"
+    return f"{folder}/{MARKS_FOLDER}/{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}.json"
 
 
 class Delivery:
@@ -85,7 +85,7 @@ class Delivery:
         folder: str,
         say: Callable[[str], None],
         opened: Sink | None = None,
-        file: str = METRICS,
+        file: str = METRICS_FILE,
         owns: Callable[[], bool] = lambda: True,
         begins: bool = False,
     ):
@@ -207,7 +207,7 @@ class Delivery:
     def _store(self) -> None:
         with contextlib.suppress(OSError):  # a full disk: the next note says all
             path = _path(self.folder, self.name)
-            self.filesystem.create_dir(f"{self.folder}/{MARKS}")
+            self.filesystem.create_dir(f"{self.folder}/{MARKS_FOLDER}")
             write_json(self.filesystem, path, asdict(self.mark))
 
     def _failed(self, problem: str) -> None:

@@ -12,17 +12,17 @@ from pyarrow import fs
 from marl_ray.config import RunConfig
 from marl_ray.training.journal.tail import Tail
 from marl_ray.training.journal.writer import (
-    ERRORS,
-    EVENTS,
+    ERRORS_KEY,
+    EVENTS_FILE,
     FAILED_BEFORE,
-    FAILURE,
-    FAILURES,
+    FAILURE_KEY,
+    FAILURES_FILE,
     KEPT_ROWS,
-    LINE,
-    PHASE,
+    LINE_KEY,
+    PHASE_KEY,
     STARTS_AFTER,
 )
-from marl_ray.training.run_folder.metrics_file import METRICS
+from marl_ray.training.run_folder.metrics_file import METRICS_FILE
 from marl_ray.training.tracking.printed_lines import print_line
 from marl_ray.training.tracking.progress_bar import ProgressBar
 
@@ -59,7 +59,7 @@ class Follower:
         self.folder = folder
         self.console = console
         self.watch = watch
-        self.tails = {name: Tail(filesystem, f"{folder}/{name}") for name in (EVENTS, FAILURES, METRICS)}
+        self.tails = {name: Tail(filesystem, f"{folder}/{name}") for name in (EVENTS_FILE, FAILURES_FILE, METRICS_FILE)}
         self.taken = {name: tail.count() for name, tail in self.tails.items()}
         self.failures: list[tuple[int, str]] = []
         """(number of the failure, its cause) for each group of workers that has ended, until the next group begins."""
@@ -76,16 +76,16 @@ class Follower:
         with ProgressBar(self.config, self.console.write) as progress:
             while True:
                 # The wait comes before the reading, so that the last lines are not missed.
-                ends = self.done.wait(self.tails[METRICS].poll_s)
+                ends = self.done.wait(self.tails[METRICS_FILE].poll_s)
                 try:
-                    events = self._read(EVENTS)
+                    events = self._read(EVENTS_FILE)
                     # Read later and shown earlier: the failure was written before the event that a new group begins.
-                    earlier = self.taken[FAILURES]
-                    for number, failure in enumerate(self._read(FAILURES), earlier + 1):
+                    earlier = self.taken[FAILURES_FILE]
+                    for number, failure in enumerate(self._read(FAILURES_FILE), earlier + 1):
                         self._failed(number, failure)
                     for event in events:
                         self._event(event)
-                    rows = self._read(METRICS)
+                    rows = self._read(METRICS_FILE)
                 except OSError:  # storage that does not answer is asked again
                     rows = []
                 self._show(rows, progress)
@@ -105,8 +105,8 @@ class Follower:
         return entries
 
     def _failed(self, number: int, failure: Mapping[str, Any]) -> None:
-        self.failures.append((number, failure[FAILURE]))
-        for rank, error in failure[ERRORS].items():
+        self.failures.append((number, failure[FAILURE_KEY]))
+        for rank, error in failure[ERRORS_KEY].items():
             path = f"{self.folder}/errors/worker-{rank}.txt"
             if self.filesystem.get_file_info(path).type != fs.FileType.File:
                 continue
@@ -116,12 +116,12 @@ class Follower:
                 self.console.write(f"worker {rank}: {text}")
 
     def _event(self, event: Mapping[str, Any]) -> None:
-        if PHASE in event:
-            self.console.phase(event[PHASE])
-        elif LINE in event:
-            self.console.say(event[LINE])
+        if PHASE_KEY in event:
+            self.console.phase(event[PHASE_KEY])
+        elif LINE_KEY in event:
+            self.console.say(event[LINE_KEY])
         elif STARTS_AFTER in event:
-            self.taken[METRICS] = event[KEPT_ROWS]
+            self.taken[METRICS_FILE] = event[KEPT_ROWS]
             # One look may have read that a group begins and, behind it, why the same group ended.
             before = [cause for number, cause in self.failures if number <= event[FAILED_BEFORE]]
             if before:

@@ -7,7 +7,7 @@ from pyarrow import fs
 
 from marl_ray.config import RunConfig
 from marl_ray.temporary_folders import temporary_folder
-from marl_ray.training.journal.writer import TRANSCRIPTS, transcripts_path
+from marl_ray.training.journal.writer import TRANSCRIPTS_FOLDER, transcripts_path
 from marl_ray.training.run_folder.metrics_file import iteration_of
 from marl_ray.training.run_folder.owners import whose_folder
 from marl_ray.training.tracking.mlflow_run import MlflowRun
@@ -55,7 +55,7 @@ class MlflowSink:
     def end(self, status: str) -> None:
         self.mlflow_run.end(status)
 
-    def _store(self, paths: Iterable[str], artifacts: str | None = TRANSCRIPTS) -> None:
+    def _store(self, paths: Iterable[str], artifacts: str | None = TRANSCRIPTS_FOLDER) -> None:
         """Store those of the files that are there as files of the MLflow run."""
         for info in self.filesystem.get_file_info(list(paths)):
             if info.type != fs.FileType.File:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pyarrow import fs
 
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.training.journal.delivery import MARKS, mark_of
-from marl_ray.training.journal.writer import EVENTS, FAILURES
+from marl_ray.training.journal.delivery import MARKS_FOLDER, mark_of
+from marl_ray.training.journal.writer import EVENTS_FILE, FAILURES_FILE
 from marl_ray.training.run_folder.appended_file import lines_of, replace_lines, take_over_copy
-from marl_ray.training.run_folder.metrics_file import METRICS, is_metrics, iteration_of, row_of
+from marl_ray.training.run_folder.metrics_file import METRICS_FILE, is_metrics, iteration_of, row_of
 from marl_ray.training.run_folder.record import read_json
 
 
@@ -23,16 +23,16 @@ def repair(filesystem: fs.FileSystem, folder: str, last: int | None, has_origin:
     A sink goes by the numbers of lines, so a mark that no longer fits the lines is removed: the sink gets all rows
     again, or those that it does not have if it can tell.
     """
-    path = f"{folder}/{METRICS}"
+    path = f"{folder}/{METRICS_FILE}"
     try:
-        for name in (METRICS, EVENTS, FAILURES):
+        for name in (METRICS_FILE, EVENTS_FILE, FAILURES_FILE):
             take_over_copy(filesystem, f"{folder}/{name}")
         remaining, iterations, removed = sort_out(lines_of(filesystem, path))
         if removed:
             replace_lines(filesystem, path, remaining)
         first = iterations[0] if has_origin and iterations else 1
         missing = [] if has_origin and not iterations else sorted({*range(first, (last or 0) + 1)} - {*iterations})
-        for info in filesystem.get_file_info(fs.FileSelector(f"{folder}/{MARKS}", allow_not_found=True)):
+        for info in filesystem.get_file_info(fs.FileSelector(f"{folder}/{MARKS_FOLDER}", allow_not_found=True)):
             if not _fits(filesystem, info.path, iterations, bool(removed or missing)):
                 filesystem.delete_file(info.path)
     except OSError as error:

@@ -20,12 +20,12 @@ from pyarrow import fs
 
 from marl_ray.errors import describe_error
 from marl_ray.training.run_folder.appended_file import AppendedFile, appended_file, lines_of
-from marl_ray.training.run_folder.metrics_file import METRICS, iteration_of, line_of, row_of
+from marl_ray.training.run_folder.metrics_file import METRICS_FILE, iteration_of, line_of, row_of
 
-EVENTS, FAILURES, TRANSCRIPTS = "events.jsonl", "failures.jsonl", "transcripts"
-PHASE = "phase"
+EVENTS_FILE, FAILURES_FILE, TRANSCRIPTS_FOLDER = "events.jsonl", "failures.jsonl", "transcripts"
+PHASE_KEY = "phase"
 """Key of the event that a part of the run begins."""
-LINE = "line"
+LINE_KEY = "line"
 """Key of a line for people."""
 STARTS_AFTER = "starts_after"
 """Key of the iteration of the checkpoint that a group of workers continues from; null where it begins anew."""
@@ -33,7 +33,7 @@ KEPT_ROWS = "kept_rows"
 """Key of the number of rows that there are when a group of workers starts."""
 FAILED_BEFORE = "failed_before"
 """Key of the number of failures that there are when a group of workers starts."""
-FAILURE, ERRORS = "failure", "errors"
+FAILURE_KEY, ERRORS_KEY = "failure", "errors"
 """Keys of failures: one line about the cause, and rank -> text of the error."""
 
 
@@ -50,8 +50,8 @@ class Journal:
         self.waiting: list[str] = []
         """Lines of rows that a full disk did not take."""
         if self.writes:
-            self.rows: AppendedFile = appended_file(filesystem, f"{folder}/{METRICS}")
-            self.events: AppendedFile = appended_file(filesystem, f"{folder}/{EVENTS}")
+            self.rows: AppendedFile = appended_file(filesystem, f"{folder}/{METRICS_FILE}")
+            self.events: AppendedFile = appended_file(filesystem, f"{folder}/{EVENTS_FILE}")
 
     def begin(self, after: int | None) -> None:
         """Say that these workers continue from the checkpoint of iteration `after`, or begin anew where it is None.
@@ -61,10 +61,10 @@ class Journal:
         if not self.writes:
             return
         # A line that is no row goes when the driver starts again (repair.py); the rows behind it stay.
-        rows = map(row_of, lines_of(self.filesystem, f"{self.folder}/{METRICS}"))
+        rows = map(row_of, lines_of(self.filesystem, f"{self.folder}/{METRICS_FILE}"))
         count = sum(1 for _ in takewhile(lambda row: after is not None and iteration_of(row or {}) <= after, rows))
         self.rows.keep(count)
-        failures = len(lines_of(self.filesystem, f"{self.folder}/{FAILURES}"))
+        failures = len(lines_of(self.filesystem, f"{self.folder}/{FAILURES_FILE}"))
         self._event({STARTS_AFTER: after, KEPT_ROWS: count, FAILED_BEFORE: failures})
 
     def row(self, metrics: Mapping[str, float]) -> None:
@@ -76,17 +76,17 @@ class Journal:
 
     def phase(self, text: str) -> None:
         """Say that a part of the run begins."""
-        self._note({PHASE: text})
+        self._note({PHASE_KEY: text})
 
     def say(self, line: str) -> None:
         """Let the driver print a line."""
-        self._note({LINE: line})
+        self._note({LINE_KEY: line})
 
     def transcripts(self, iteration: int, episodes: Sequence[Mapping[str, Any]]) -> None:
         """Keep episodes as text. It is called before the iteration's row is written, because sinks look for them then."""
         if self.writes:
             with contextlib.suppress(OSError):
-                self.filesystem.create_dir(f"{self.folder}/{TRANSCRIPTS}")
+                self.filesystem.create_dir(f"{self.folder}/{TRANSCRIPTS_FOLDER}")
                 with self.filesystem.open_output_stream(transcripts_path(self.folder, iteration)) as stream:
                     stream.write("".join(json.dumps(episode) + "\n" for episode in episodes).encode())
 
@@ -123,17 +123,17 @@ class Journal:
 
 def transcripts_path(folder: str, iteration: int) -> str:
     """Return the path of the transcripts of an iteration in a run's folder."""
-    return f"{folder}/{TRANSCRIPTS}/{iteration}.jsonl"
+    return f"{folder}/{TRANSCRIPTS_FOLDER}/{iteration}.jsonl"
 
 
 def write_failure(filesystem: fs.FileSystem, folder: str, errors: Mapping[int, BaseException]) -> None:
     """Write why a group of workers has ended, from what its ranks have raised, the most telling one first."""
     rank, error = next(iter(errors.items()))
     event = {
-        FAILURE: f"worker {rank}: {describe_error(error)}",
-        ERRORS: {str(rank): str(error) for rank, error in errors.items()},
+        FAILURE_KEY: f"worker {rank}: {describe_error(error)}",
+        ERRORS_KEY: {str(rank): str(error) for rank, error in errors.items()},
     }
     with contextlib.suppress(OSError):  # the run continues without a word about it
-        file = appended_file(filesystem, f"{folder}/{FAILURES}")
+        file = appended_file(filesystem, f"{folder}/{FAILURES_FILE}")
         file.append([json.dumps({"timestamp": round(time.time(), 3)} | event)])
         file.close()

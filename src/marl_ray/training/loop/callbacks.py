@@ -23,5 +23,5 @@ class RunCallbacks:
     """It gets a line for people, such as one about a damaged checkpoint."""
 
 
-SILENT = RunCallbacks()
+SILENT_CALLBACKS = RunCallbacks()
 """The callbacks of a run whose caller reads its state."""

@@ -8,13 +8,13 @@ from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.errors import PassMemoryError
 from marl_ray.training.run_folder.record import read_json, write_json
 
-FILE = "passes.json"
+SIZES_FILE = "passes.json"
 """Name of the file in a run's folder: policy -> most sequences of a pass."""
 
 
 def pass_sizes(folder: StoredFolder) -> dict[str, int]:
     """Return policy -> most sequences of a pass, of policies for which passes had no room."""
-    noted = read_json(folder.filesystem, (folder / FILE).path) or {}
+    noted = read_json(folder.filesystem, (folder / SIZES_FILE).path) or {}
     return {str(name): int(rows) for name, rows in noted.items()}
 
 
@@ -24,4 +24,4 @@ def note_smaller_pass(folder: StoredFolder, error: PassMemoryError) -> None:
     It does nothing if they had one sequence each. Workers that run out of memory together note the same.
     """
     if error.policy is not None and error.rows > 1:
-        write_json(folder.filesystem, (folder / FILE).path, pass_sizes(folder) | {error.policy: error.rows // 2})
+        write_json(folder.filesystem, (folder / SIZES_FILE).path, pass_sizes(folder) | {error.policy: error.rows // 2})

@@ -21,12 +21,12 @@ from marl_ray.training.evaluation.fixed_starts import Evaluator, StartSet
 from marl_ray.training.evaluation.recent_episodes import RecentEpisodes, cost_stats
 from marl_ray.training.evaluation.schedule import first_wait, next_wait
 from marl_ray.training.evaluation.whole_episodes import gather_episodes
-from marl_ray.training.loop.callbacks import SILENT, Metrics, RunCallbacks
+from marl_ray.training.loop.callbacks import SILENT_CALLBACKS, Metrics, RunCallbacks
 from marl_ray.training.loop.collection import build_collector, group_metrics
 from marl_ray.training.loop.families.family import run_family
 from marl_ray.training.loop.not_finite import where_not_finite
 from marl_ray.training.loop.phase_clock import PhaseClock
-from marl_ray.training.loop.start import ANEW, RunStart, load_start
+from marl_ray.training.loop.start import START_ANEW, RunStart, load_start
 from marl_ray.training.run_folder.record import identity_hash
 from marl_ray.training.team.assembly import build_team, bundle_writer
 from marl_ray.training.team.joint_update import update_team
@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # the import takes seconds, and actor-critics do not need it
     from marl_ray.training.evaluation.benchmarks import RunBenchmark
     from marl_ray.training.team.team import EngineOf
 
-UNKNOWN = -1e12
+UNKNOWN_SCORE = -1e12
 """Score of weights that were not evaluated; it is below the score of all that were."""
 
 
@@ -47,7 +47,7 @@ def beats(score: float, best: float) -> bool:
     Of equal scores the earlier weights stay: nothing shows that later ones are better, and a policy may have collapsed
     since. Where nothing is scored, the newest weights count.
     """
-    return score > best or score == best == UNKNOWN
+    return score > best or score == best == UNKNOWN_SCORE
 
 
 class Run:
@@ -57,8 +57,8 @@ class Run:
         self,
         config: RunConfig,
         device: torch.device,
-        start: RunStart = ANEW,
-        callbacks: RunCallbacks = SILENT,
+        start: RunStart = START_ANEW,
+        callbacks: RunCallbacks = SILENT_CALLBACKS,
         engine_of: "EngineOf | None" = None,
     ):
         """`engine_of` makes the language models' engines (see `build_team`)."""
@@ -156,7 +156,7 @@ class Run:
         """True if the current weights must be saved. A run that continues from a checkpoint measures no benchmark again."""
         return self.done or self.iteration % self.config.checkpoint.every == 0 or self.best or self.measured
 
-    def imitate(self, callbacks: RunCallbacks = SILENT) -> None:
+    def imitate(self, callbacks: RunCallbacks = SILENT_CALLBACKS) -> None:
         """Imitate the data of the config's `warm_start` if the run begins with new weights. It may take hours."""
         if self.imitates:
             self.imitates = False
@@ -237,7 +237,7 @@ class Run:
         players = self.team.players()
         with self.clock.phase("evaluation"):
             scored = self.evaluator.evaluate(players, StartSet.SELECTION, self.steps)
-            self.evaluated = max(scored.score, UNKNOWN)
+            self.evaluated = max(scored.score, UNKNOWN_SCORE)
             metrics, steps = {f"eval/{key}": value for key, value in scored.metrics.items()}, scored.steps
             if self.best:
                 confirmed = self.evaluator.evaluate(players, StartSet.CONFIRMATION, self.steps)
@@ -279,7 +279,7 @@ class Run:
         It is the score of the evaluation of these weights or, without evaluations, of the recent episodes.
         """
         score = self.evaluated if self.config.evaluates else self.recent.score()
-        return UNKNOWN if score is None else max(score, UNKNOWN)
+        return UNKNOWN_SCORE if score is None else max(score, UNKNOWN_SCORE)
 
     def save(self, place: StoredFolder | None, published: Callable[[], None] = lambda: None) -> None:
         """Begin to write a checkpoint to `place`, with a bundle if the score is the best so far.

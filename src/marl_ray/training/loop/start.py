@@ -40,7 +40,7 @@ class RunStart:
         return bool(self.checkpoints) and self.origin is None
 
 
-ANEW = RunStart()
+START_ANEW = RunStart()
 """The start of a run that has no checkpoint."""
 
 

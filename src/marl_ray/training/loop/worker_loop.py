@@ -10,9 +10,9 @@ import torch
 from marl_ray.config import RunConfig
 from marl_ray.policies.language.sharding.agreement import together
 from marl_ray.training.checkpoints.storage import StoredFolder
-from marl_ray.training.loop.callbacks import SILENT, Metrics, RunCallbacks
+from marl_ray.training.loop.callbacks import SILENT_CALLBACKS, Metrics, RunCallbacks
 from marl_ray.training.loop.run import Run
-from marl_ray.training.loop.start import ANEW, RunStart
+from marl_ray.training.loop.start import START_ANEW, RunStart
 
 if TYPE_CHECKING:  # the import takes seconds, and actor-critics do not need it
     from marl_ray.training.team.team import EngineOf
@@ -33,8 +33,8 @@ class CheckpointKeeping:
 def run_worker(
     config: RunConfig,
     device: torch.device,
-    start: RunStart = ANEW,
-    callbacks: RunCallbacks = SILENT,
+    start: RunStart = START_ANEW,
+    callbacks: RunCallbacks = SILENT_CALLBACKS,
     keeping: CheckpointKeeping | None = None,
     engine_of: "EngineOf | None" = None,
 ) -> Metrics:

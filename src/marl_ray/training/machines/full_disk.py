@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 from marl_ray.errors import MarlRayError, describe_error
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
-TEXTS = ("no space left on device", "disk is full", "disk quota exceeded")
+FULL_NUMBERS = (errno.ENOSPC, errno.EDQUOT)
+FULL_TEXTS = ("no space left on device", "disk is full", "disk quota exceeded")
 """Words of libraries whose errors have no number: safetensors, SQLite, torch."""
-LITTLE = 1 << 20
+MIN_FREE_BYTES = 1 << 20
 """Bytes; a disk with fewer of them free counts as full."""
 
 
@@ -27,13 +27,13 @@ def disk_full(error: BaseException, storage: str) -> DiskFullError | None:
     if not any(_is_full(cause) for cause in _causes(error)):
         return None
     folders = [path for path in (storage, tempfile.gettempdir(), os.getcwd()) if os.path.isdir(path)]
-    full = list(dict.fromkeys(path for path in folders if shutil.disk_usage(path).free < LITTLE))
+    full = list(dict.fromkeys(path for path in folders if shutil.disk_usage(path).free < MIN_FREE_BYTES))
     where = f"the disk of {' and of '.join(full)} is full" if full else "a disk is full, or a quota is used up"
     return DiskFullError(f"{where}, and the same command continues when there is room ({describe_error(error)})")
 
 
 def _is_full(error: BaseException) -> bool:
-    return getattr(error, "errno", None) in FULL or any(text in str(error).lower() for text in TEXTS)
+    return getattr(error, "errno", None) in FULL_NUMBERS or any(text in str(error).lower() for text in FULL_TEXTS)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

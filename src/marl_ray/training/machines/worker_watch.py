@@ -22,22 +22,22 @@ SAY_S = (10.0, 60.0, 300.0)
 SILENT_S = 10.0
 """Seconds without an answer after which a worker is reported as silent."""
 LOOK_S = 0.5
-STARTS = 5
+MAX_FAILED_STARTS = 5
 """Number of times that workers may die while they start, one after the other, until the run fails."""
 WAIT_S = 6 * 3600.0
 """Maximum seconds that a run waits for the resources of its workers, at its begin or after it lost some, until it fails."""
-EXCHANGE = "RAY_TRAIN_COLLECTIVE_TIMEOUT_S"
+EXCHANGE_VARIABLE = "RAY_TRAIN_COLLECTIVE_TIMEOUT_S"
 """Ray Train's own variable for the deadline of what its workers do together."""
 
 
 def exchange_s(config: RunConfig) -> float:
     """Return the most seconds that a worker waits for the others in an exchange.
 
-    It is what the user's environment says in EXCHANGE, or else what is safe where workers' rollouts differ in length,
-    and where all wait for engines to start.
+    It is what the user's environment says in EXCHANGE_VARIABLE, or else what is safe where workers' rollouts differ in
+    length, and where all wait for engines to start.
     """
-    if EXCHANGE in os.environ:
-        return float(os.environ[EXCHANGE])
+    if EXCHANGE_VARIABLE in os.environ:
+        return float(os.environ[EXCHANGE_VARIABLE])
     models = [policy for policy in config.team.values() if policy.model is not None]
     return 600.0 + max(engine_spec(policy.generation.engine).start_s for policy in models) if models else 300.0
 
@@ -65,8 +65,8 @@ class WorkerWatch:
     def on_start_requested(self, workers: int, each: Mapping[str, float]) -> None:
         """Note that so many workers are to be started, for `each` of which these resources are needed.
 
-        Raises MarlRayError if they have been waited for since more than `wait_s` seconds, or could not be started STARTS
-        times, or if a disk is full.
+        Raises MarlRayError if they have been waited for since more than `wait_s` seconds, or could not be started
+        MAX_FAILED_STARTS times, or if a disk is full.
         """
         if self.final:
             raise MarlRayError(self.final)
@@ -109,9 +109,11 @@ class WorkerWatch:
     def on_start_failed(self, error: BaseException) -> None:
         """Note why workers could not be started."""
         self.starts += 1
-        self._note(f"its workers could not be started ({self.starts} of {STARTS} times): {describe_error(error)}")
-        if self.starts >= STARTS:
-            self.final = f"its workers could not be started {STARTS} times: {describe_error(error)}"
+        self._note(
+            f"its workers could not be started ({self.starts} of {MAX_FAILED_STARTS} times): {describe_error(error)}"
+        )
+        if self.starts >= MAX_FAILED_STARTS:
+            self.final = f"its workers could not be started {MAX_FAILED_STARTS} times: {describe_error(error)}"
 
     def _say_again(self, wait: int, workers: int, each: Mapping[str, float]) -> None:
         begin, pauses = time.monotonic(), list(SAY_S)

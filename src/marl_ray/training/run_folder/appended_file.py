@@ -20,7 +20,7 @@ from marl_ray.training.run_folder.temporary_files import replace_file
 UPLOAD_S = 3.0
 """Seconds between two uploads of lines to an object store."""
 PART_BYTES = 2**20
-ASIDE = ".copied"
+COPY_SUFFIX = ".copied"
 """End of the name that a file has while its lines are brought into another form."""
 
 
@@ -65,7 +65,7 @@ def take_over_copy(filesystem: fs.FileSystem, path: str) -> None:
 
     The owner of the folder does so before anybody writes. Raises OSError.
     """
-    aside = f"{path}{ASIDE}"
+    aside = f"{path}{COPY_SUFFIX}"
     info, aside_info = filesystem.get_file_info([path, aside])
     foreign = fs.FileType.Directory if isinstance(filesystem, fs.LocalFileSystem) else fs.FileType.File
     if aside_info.type != fs.FileType.NotFound:  # a process was killed while it did this

@@ -8,9 +8,9 @@ from pyarrow import fs
 
 from marl_ray.training.run_folder.temporary_files import temporary_path
 
-LINK = "bundle"
+LINK_NAME = "bundle"
 """Name in a run's folder; the bundle of a checkpoint has the same name in the checkpoint's folder."""
-WRITTEN = re.compile(rf"[^\s]+/(checkpoint_\d[^/\s]*)/{LINK}")
+LINK_CONTENT = re.compile(rf"[^\s]+/(checkpoint_\d[^/\s]*)/{LINK_NAME}")
 """Content of the file that stands for the link on remote storage."""
 
 
@@ -19,18 +19,20 @@ def link_bundle(filesystem: fs.FileSystem, folder: str, checkpoint: str, uri: st
 
     `uri` is the folder as users name it, which remote storage keeps.
     """
-    link = Path(folder, LINK)
+    link = Path(folder, LINK_NAME)
     if not isinstance(filesystem, fs.LocalFileSystem):
         if filesystem.get_file_info(str(link)).type == fs.FileType.Directory:
             filesystem.delete_dir(str(link))  # see below
         with filesystem.open_output_stream(str(link)) as stream:
-            stream.write(f"{uri}/{checkpoint}/{LINK}\n".encode())
+            stream.write(f"{uri}/{checkpoint}/{LINK_NAME}\n".encode())
         return
     if link.is_dir() and not link.is_symlink():  # the run's folder was copied by something that followed the link
         shutil.rmtree(link)
     temporary = Path(temporary_path(str(link)))
     temporary.unlink(missing_ok=True)
-    temporary.symlink_to(Path(checkpoint, LINK), target_is_directory=True)  # relative, so that a folder may be moved
+    temporary.symlink_to(
+        Path(checkpoint, LINK_NAME), target_is_directory=True
+    )  # relative, so that a folder may be moved
     temporary.replace(link)
 
 
@@ -39,7 +41,7 @@ def linked_bundle(filesystem: fs.FileSystem, folder: str) -> str | None:
 
     It is None where there is no bundle, or a file of something else in place of the link.
     """
-    path = f"{folder}/{LINK}"
+    path = f"{folder}/{LINK_NAME}"
     kind = filesystem.get_file_info(path).type  # of what a link leads to
     local = isinstance(filesystem, fs.LocalFileSystem)
     if kind == fs.FileType.Directory:
@@ -48,10 +50,10 @@ def linked_bundle(filesystem: fs.FileSystem, folder: str) -> str | None:
         return None
     with filesystem.open_input_stream(path) as stream:
         uri = bytes(stream.read()).decode(errors="replace").strip()
-    leads = WRITTEN.fullmatch(uri)
+    leads = LINK_CONTENT.fullmatch(uri)
     if leads is None:
         return None
-    moved = f"{folder}/{leads[1]}/{LINK}"
+    moved = f"{folder}/{leads[1]}/{LINK_NAME}"
     if folder in uri or filesystem.get_file_info(moved).type != fs.FileType.Directory:
         return uri
     return moved if local else f"{filesystem.type_name}://{moved}"  # the run's folder has been copied since

@@ -14,9 +14,9 @@ SETTLE_S = 2.0
 """Seconds after which the last writer of a file has won, on storage that can only overwrite."""
 S3_TIMEOUT_S = 10.0
 """Maximum seconds that one request to an object store may take; it is tried three times."""
-TAKEN = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
+TAKEN_CODES = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
 """Codes by which S3 says that the object is there, or is being written."""
-UNSUPPORTED = ("NotImplemented", "501")
+UNSUPPORTED_CODES = ("NotImplemented", "501")
 """Codes by which an object store says that it knows no conditional put."""
 
 
@@ -75,9 +75,9 @@ def _put_if_absent(filesystem: fs.FileSystem, path: str, data: bytes) -> bool | 
         _client(filesystem).put_object(Bucket=bucket, Key=key, Body=data, IfNoneMatch="*")
     except ClientError as error:
         code = str(error.response.get("Error", {}).get("Code"))
-        if code in TAKEN:
+        if code in TAKEN_CODES:
             return False
-        if code in UNSUPPORTED:
+        if code in UNSUPPORTED_CODES:
             return None
         raise OSError(str(error)) from error
     except BotoCoreError as error:

@@ -23,13 +23,21 @@ from marl_ray.errors import MarlRayError, describe_error, one_line
 from marl_ray.temporary_folders import start_of
 from marl_ray.training.run_folder import owners
 from marl_ray.training.run_folder.exclusive_file import create
-from marl_ray.training.run_folder.owners import OWNER, RUNNING, Owner, newest, numbers, owner_file, owner_of
+from marl_ray.training.run_folder.owners import (
+    OWNER_FOLDER,
+    RUNNING_STATE,
+    Owner,
+    newest,
+    numbers,
+    owner_file,
+    owner_of,
+)
 from marl_ray.training.run_folder.record import write_json
 from marl_ray.training.run_folder.temporary_files import remove_temporary
 
 WRITTEN_S = 1.0
 """Seconds within which a file of an owner that was just created is complete."""
-PROBE = "now-"
+PROBE_PREFIX = "now-"
 """First letters of the names of files that show the storage's time."""
 MAX_TRIES = 8
 """Maximum number of times that others are first before the name is given up."""
@@ -103,13 +111,13 @@ class Lease:
         check_owned(self.filesystem, self.folder, self.number, self.whose)
 
     def _take(self) -> None:
-        self.filesystem.create_dir(f"{self.folder}/{OWNER}")
+        self.filesystem.create_dir(f"{self.folder}/{OWNER_FOLDER}")
         for _ in range(MAX_TRIES):
             self.confirmed = time.time()
             last = newest(self.filesystem, self.folder)
             if last:
                 self._wait_for_end(last)
-            data = json.dumps(asdict(_this_owner(RUNNING))).encode()
+            data = json.dumps(asdict(_this_owner(RUNNING_STATE))).encode()
             if not create(self.filesystem, owner_file(self.folder, last + 1), data):
                 continue  # another was first
             if newest(self.filesystem, self.folder) == last + 1:
@@ -125,7 +133,7 @@ class Lease:
     def _wait_for_end(self, number: int) -> None:
         """Check that the owner of this number has ended or counts as lost. Raises MarlRayError if it lives."""
         other = self._read(number)
-        if other is not None and (other.state != RUNNING or other.is_gone()):
+        if other is not None and (other.state != RUNNING_STATE or other.is_gone()):
             return
         age = self._age(number)
         if age < owners.LOST_S:
@@ -146,7 +154,7 @@ class Lease:
 
         The clocks of two machines may differ.
         """
-        probe = f"{self.folder}/{OWNER}/{PROBE}{secrets.token_hex(8)}"
+        probe = f"{self.folder}/{OWNER_FOLDER}/{PROBE_PREFIX}{secrets.token_hex(8)}"
         with self.filesystem.open_output_stream(probe):
             pass  # it is written in its place: the owner, which begins now, removes files that are about to be moved
         infos = self.filesystem.get_file_info([probe, owner_file(self.folder, number)])
@@ -165,17 +173,17 @@ class Lease:
         """
         with contextlib.suppress(OSError):
             now = self.filesystem.get_file_info(owner_file(self.folder, self.number)).mtime
-            for info in self.filesystem.get_file_info(fs.FileSelector(f"{self.folder}/{OWNER}")):
-                probe = info.base_name.startswith(PROBE)
+            for info in self.filesystem.get_file_info(fs.FileSelector(f"{self.folder}/{OWNER_FOLDER}")):
+                probe = info.base_name.startswith(PROBE_PREFIX)
                 if now and probe and info.mtime and (now - info.mtime).total_seconds() > owners.LOST_S:
                     self.filesystem.delete_file(info.path)
-        for folder in (self.folder, f"{self.folder}/{OWNER}"):
+        for folder in (self.folder, f"{self.folder}/{OWNER_FOLDER}"):
             remove_temporary(self.filesystem, folder)
 
     def _is_all(self) -> bool:
         """Return True if the folder holds the lease alone."""
         infos = self.filesystem.get_file_info(fs.FileSelector(self.folder))
-        return {info.base_name for info in infos} == {OWNER}
+        return {info.base_name for info in infos} == {OWNER_FOLDER}
 
     def _beat(self) -> None:
         while not self.done.wait(owners.BEAT_S):
@@ -188,7 +196,7 @@ class Lease:
         """Give a beat, or learn that there is another owner. Raises OSError."""
         with self.confirming:
             at = time.time()
-            if self._write(_this_owner(RUNNING)):
+            if self._write(_this_owner(RUNNING_STATE)):
                 self.confirmed = at
             elif not self.lost.is_set():
                 self.lost.set()

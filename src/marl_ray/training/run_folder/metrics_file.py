@@ -15,7 +15,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.training.run_folder.appended_file import lines_of
 from marl_ray.training.tracking.sinks import numbers
 
-METRICS = "metrics.jsonl"
+METRICS_FILE = "metrics.jsonl"
 """Name of the file in a run's folder."""
 
 
@@ -53,7 +53,7 @@ def read_metrics(filesystem: fs.FileSystem, folder: str) -> list[dict[str, float
 
     A line that is being written is left out. Raises MarlRayError, which names file and line, for lines that are no rows.
     """
-    path = f"{folder}/{METRICS}"
+    path = f"{folder}/{METRICS_FILE}"
     rows = []
     for number, line in enumerate(lines_of(filesystem, path), 1):
         row = row_of(line)

@@ -15,12 +15,12 @@ from pyarrow import fs
 from marl_ray.temporary_folders import start_of
 from marl_ray.training.run_folder.record import read_json
 
-OWNER = "owner"
+OWNER_FOLDER = "owner"
 """Name of the folder in a run's folder."""
 BEAT_S = 15.0
 LOST_S = 60.0
 """Seconds without a beat after which a driver counts as dead, on whatever machine."""
-RUNNING = "running"
+RUNNING_STATE = "running"
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Owner:
 
     def is_alive(self, now: float) -> bool:
         """Return True if the driver works; `now` is the time in seconds since 1970."""
-        return self.state == RUNNING and not self.is_gone() and now - self.at < LOST_S
+        return self.state == RUNNING_STATE and not self.is_gone() and now - self.at < LOST_S
 
     def is_gone(self) -> bool:
         """Return True if its process was on this machine and is there no more."""
@@ -71,7 +71,7 @@ def newest(filesystem: fs.FileSystem, folder: str) -> int:
 
 def numbers(filesystem: fs.FileSystem, folder: str) -> list[int]:
     """Return the numbers of all owners that the folder names. Raises OSError."""
-    infos = filesystem.get_file_info(fs.FileSelector(f"{folder}/{OWNER}", allow_not_found=True))
+    infos = filesystem.get_file_info(fs.FileSelector(f"{folder}/{OWNER_FOLDER}", allow_not_found=True))
     stems = (info.base_name.removesuffix(".json") for info in infos if info.base_name.endswith(".json"))
     return [int(stem) for stem in stems if stem.isdecimal()]
 
@@ -87,7 +87,7 @@ def owner_of(filesystem: fs.FileSystem, folder: str, number: int) -> Owner | Non
 
 def owner_file(folder: str, number: int) -> str:
     """Return the path of the file of the owner of this number."""
-    return f"{folder}/{OWNER}/{number}.json"
+    return f"{folder}/{OWNER_FOLDER}/{number}.json"
 
 
 @functools.cache

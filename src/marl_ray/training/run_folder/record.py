@@ -31,17 +31,17 @@ JOB_FOLDER = "working_dir_files"
 """Name of the folder under which Ray unpacks a job's working directory. Ray deletes it with the job."""
 MAX_NAMED_FILES = 4
 """Maximum number of keys that an error lists of those that differ."""
-RECORD = "run.json"
+RECORD_FILE = "run.json"
 """The file by which a folder is a run's."""
-SHA256 = "sha256"
+DIGEST_KEY = "sha256"
 """Key of a file of plain data for the digest of its other keys, so that one that was damaged is known."""
-FINISHED = "finished"
+FINISHED_KEY = "finished"
 """Key of the run's record for its result, which is stored when the run has played all its steps."""
-RESULT = "outcome"
-"""Key of the result within FINISHED. The word is that of the files."""
-ORIGIN = "origin"
+RESULT_KEY = "outcome"
+"""Key of the result within FINISHED_KEY. The word is that of the files."""
+ORIGIN_KEY = "origin"
 """Key of the run's record for the checkpoint that `resume_from` named when the run last began without one of its own."""
-PINNED = "pinned"
+PINNED_KEY = "pinned"
 """Key of the run's record for the map from `models:/NAME@ALIAS` to the version that it named when the run began."""
 NOT_IDENTITY = ("resources", "checkpoint", "tracking", "storage")
 """Keys of a config that may change when a run continues; the storage may be named by another path, or have moved."""
@@ -119,15 +119,15 @@ def read_record(filesystem: fs.FileSystem, folder: str) -> dict[str, Any] | None
 
     Raises MarlRayError, which names the file, for one that cannot be read or is not as it was written.
     """
-    path = f"{folder}/{RECORD}"
+    path = f"{folder}/{RECORD_FILE}"
     try:
         if filesystem.get_file_info(path).type == fs.FileType.NotFound:
             return None
         record = read_json(filesystem, path)
-        if not isinstance(record, dict) or SHA256 not in record:
-            raise ValueError(f"it is no JSON object with the key {SHA256!r}")
-        if record.pop(SHA256) != digest_of(record):
-            raise ValueError(f"it has another content than was written: its {SHA256} differs")
+        if not isinstance(record, dict) or DIGEST_KEY not in record:
+            raise ValueError(f"it is no JSON object with the key {DIGEST_KEY!r}")
+        if record.pop(DIGEST_KEY) != digest_of(record):
+            raise ValueError(f"it has another content than was written: its {DIGEST_KEY} differs")
     except (OSError, ValueError) as error:
         raise MarlRayError(
             f"storage: {path} is not the record of a run: {one_line(error)}; without this file the same command continues "
@@ -188,7 +188,7 @@ def pin_bundles(config: RunConfig, record: dict[str, Any]) -> dict[str, Any]:
     """
     from marl_ray.policies.bundles.manifest import pin_reference
 
-    data, versions = config.as_given(), record.setdefault(PINNED, {})
+    data, versions = config.as_given(), record.setdefault(PINNED_KEY, {})
     team = data.get("team", {})
     for name, policy in config.team.items():
         places = [(policy.bundle, team.get(name, {}), "bundle")]
@@ -217,7 +217,7 @@ def write_record(config: RunConfig, record: Mapping[str, Any]) -> None:
     """Make the run's folder, and write this record to it."""
     filesystem, folder = filesystem_of(config)
     filesystem.create_dir(folder)
-    write_json(filesystem, f"{folder}/{RECORD}", {**record, SHA256: digest_of(record)})
+    write_json(filesystem, f"{folder}/{RECORD_FILE}", {**record, DIGEST_KEY: digest_of(record)})
 
 
 def write_traceback(config: RunConfig, whose: str, text: str) -> str:

@@ -15,9 +15,9 @@ from marl_ray.training.run_folder.appended_file import AppendedFile, appended_fi
 from marl_ray.training.run_folder.record import filesystem_of
 from marl_ray.training.tracking.printed_lines import print_line
 
-LOG = "run.log"
+LOG_FILE = "run.log"
 """Name of the file in a run's folder."""
-HELD_S = 3.0
+HOLD_S = 3.0
 """Seconds after which a part of a run that may refuse it is shown."""
 
 
@@ -53,7 +53,7 @@ class RunLog:
         """Write to the run's folder from now on, which exists; the lines that wait are written."""
         with contextlib.suppress(OSError):  # a log that cannot be written must not end a run
             filesystem, folder = filesystem_of(self.config)
-            self.file = self.file or appended_file(filesystem, f"{folder}/{LOG}")
+            self.file = self.file or appended_file(filesystem, f"{folder}/{LOG_FILE}")
         self.write()
 
     def phase(self, text: str) -> None:
@@ -62,7 +62,7 @@ class RunLog:
 
     @contextlib.contextmanager
     def held_phase(self, text: str) -> Iterator[None]:
-        """Show a part of the run when it has taken HELD_S seconds or has ended well.
+        """Show a part of the run when it has taken HOLD_S seconds or has ended well.
 
         A mistake which is refused at once is thus one line.
         """
@@ -72,7 +72,7 @@ class RunLog:
             if shown.acquire(blocking=False):
                 self._show(line)
 
-        timer = threading.Timer(HELD_S, show)
+        timer = threading.Timer(HOLD_S, show)
         timer.daemon = True
         timer.start()
         try:

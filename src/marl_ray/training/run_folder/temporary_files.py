@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pyarrow import fs
 
-TEMPORARY = re.compile(r"\..+\.[0-9]+")
+TEMPORARY_NAME = re.compile(r"\..+\.[0-9]+")
 """Name of such a file: that of its place, between a dot and the number of its writer."""
 
 
@@ -59,6 +59,6 @@ def remove_temporary(filesystem: fs.FileSystem, folder: str) -> None:
     """
     with contextlib.suppress(OSError):  # they are in nobody's way
         for info in filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True)):
-            if TEMPORARY.fullmatch(info.base_name):
+            if TEMPORARY_NAME.fullmatch(info.base_name):
                 with contextlib.suppress(OSError):
                     filesystem.delete_file(info.path)

@@ -53,7 +53,7 @@ class DryPeak(NamedTuple):
         return sum(self)
 
 
-KINDS = {
+TRACKER_KINDS = {
     "weights": ("SHARDED_PARAM",),
     "gradients": ("SHARDED_GRAD",),
     "optimizer": ("OPT",),
@@ -151,4 +151,4 @@ def _step(policy: TokenPolicy, size: DryPass, steps: bool, sequences: Packed | N
             optimizer.step()
     (kinds,) = tracker.get_tracker_snapshot("peak").values()
     numbers = {str(kind).rpartition(".")[2]: number for kind, number in kinds.items()}
-    return DryPeak(**{field: sum(numbers[kind] for kind in named) for field, named in KINDS.items()})
+    return DryPeak(**{field: sum(numbers[kind] for kind in named) for field, named in TRACKER_KINDS.items()})

@@ -13,7 +13,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from marl_ray.config import GenerationConfig, ModelConfig, RunConfig, engine_spec
 from marl_ray.errors import MarlRayError, install_hint
 from marl_ray.policies.engines.models.architectures import check_architecture
-from marl_ray.policies.engines.models.llama import FAMILY, is_llama
+from marl_ray.policies.engines.models.llama import LLAMA_CLASSES, is_llama
 from marl_ray.policies.language.lora import add_adapters
 from marl_ray.policies.language.model_files import check_files, not_a_model
 from marl_ray.policies.language.sharding.tensor_parallel import check_divisible
@@ -27,8 +27,8 @@ from marl_ray.training.texts.demonstrations import encode, read_demonstrations
 from marl_ray.training.texts.served_data import Reader, read_data
 from marl_ray.training.tracking.mlflow_run import uri_of
 
-WEIGHTS = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)
-SAMPLE = 16
+WEIGHT_FILES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)
+SAMPLED_EPISODES = 16
 """Number of episodes that the check lets an environment demonstrate."""
 
 
@@ -81,7 +81,7 @@ def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[st
     if config.data is not None:
         read_data(config, agents, {name: Reader(*model) for name, model in models.items()})
     if config.warm_start is not None:
-        for name, demonstrations in read_demonstrations(config, env, agents, SAMPLE).items():
+        for name, demonstrations in read_demonstrations(config, env, agents, SAMPLED_EPISODES).items():
             encode(demonstrations, *models[name], config, name)
     return {
         name: CheckedPolicy(tokenizer, config.team[name].model, config.team[name].generation)  # type: ignore[arg-type]
@@ -102,7 +102,7 @@ def check_mesh(config: RunConfig, lm: Any, name: str) -> None:
         key = f"resources.parallel.context={need.context}, team.{name}.model"
         if not is_llama(lm, model.context):
             raise MarlRayError(
-                f"{key}: expected one of {', '.join(sorted(FAMILY))}, whose attention reads packed sequences"
+                f"{key}: expected one of {', '.join(sorted(LLAMA_CLASSES))}, whose attention reads packed sequences"
             )
         heads = lm.config.num_attention_heads // need.tensor
         if heads % need.context:
@@ -148,8 +148,8 @@ def _model(model: ModelConfig, uri: str) -> tuple[Any, Any]:
 
 def _check_weights(folder: str, path: str) -> None:
     """Raise MarlRayError if a folder has no weights, or only pickled ones; names that transformers knows pass."""
-    if Path(folder).is_dir() and not any(Path(folder, name).is_file() for name in WEIGHTS):
-        raise MarlRayError(f"model.path {path!r} has no weights: expected one of {', '.join(WEIGHTS)}")
+    if Path(folder).is_dir() and not any(Path(folder, name).is_file() for name in WEIGHT_FILES):
+        raise MarlRayError(f"model.path {path!r} has no weights: expected one of {', '.join(WEIGHT_FILES)}")
 
 
 def _generation_config(folder: str, otherwise: Any) -> Any:

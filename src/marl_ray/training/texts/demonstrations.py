@@ -11,7 +11,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.prompting.prompts import check_fits, encode_reply, uses_template
 from marl_ray.policies.prompting.turn_ends import turn_begin, turn_end
 
-EPISODES = 2_000
+DEFAULT_EPISODES = 2_000
 """Number of episodes that an environment demonstrates where `warm_start.count` is not given."""
 
 
@@ -57,7 +57,7 @@ def read_demonstrations(
         demonstrations = getattr(env.unwrapped, "demonstrations", None)
         if not callable(demonstrations):
             raise MarlRayError(f"warm_start.data=environment: {config.env.id} has no `demonstrations(count, seed)`")
-        count = settings.count or EPISODES
+        count = settings.count or DEFAULT_EPISODES
         made = demonstrations(count if max_count is None else min(count, max_count), config.seed)
         pairs = [
             (demonstration.agent, GivenResponse(f"demonstration {i}", demonstration.prompt, demonstration.response))

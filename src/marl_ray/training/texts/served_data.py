@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from marl_ray.config import RunConfig
-from marl_ray.config.run.run_keys import DECISIONS
+from marl_ray.config.run.run_keys import DECISIONS_SCHEME
 from marl_ray.envs.text.record_files import read_bytes, read_record, rows
 from marl_ray.errors import MarlRayError
 from marl_ray.rollout.served.collector import ResponseBlock, ServedResponse
@@ -50,7 +50,7 @@ def read_data(
     path = cast(str, config.data)
     players = {agent: name for name, members in agents.items() for agent in members}
     trained = [name for name in agents if not config.team[name].frozen]
-    if path.startswith(DECISIONS):
+    if path.startswith(DECISIONS_SCHEME):
         served = by_policy(read_served(file_of(path)), players)
         blocks_of = {name: _served_blocks(config, name, served.get(name, []), readers[name]) for name in trained}
     else:

@@ -19,9 +19,9 @@ from marl_ray.training.tracking.sinks import numbers
 
 BEST_SCORE = "best_score"
 """Name of a metric of the run, and of a tag of a registered version: the bundle's score on episodes that chose nothing."""
-BEST = "best"
+BEST_ALIAS = "best"
 """Alias of the best version in the registry. MLflow itself keeps the alias `latest`."""
-OWNER = "owner"
+OWNER_TAG = "owner"
 """Name of a tag of the run: a digest of whose it is."""
 PARENT_TAG = "mlflow.parentRunId"
 """Name of MLflow's own tag for the run that a run belongs to."""
@@ -57,7 +57,7 @@ class MlflowRun:
         """
         self.config, self.tags = config, dict(tags or {})
         if owner:
-            self.tags[OWNER] = hashlib.sha256(owner.encode()).hexdigest()[:32]
+            self.tags[OWNER_TAG] = hashlib.sha256(owner.encode()).hexdigest()[:32]
         self.uri = uri_of(config)
         try:
             self.client: Any = _Bounded(mlflow_client(self.uri))
@@ -102,9 +102,9 @@ class MlflowRun:
 
         It has no rows and no runs of its own, and no other parameters than these.
         """
-        if OWNER not in self.tags:
+        if OWNER_TAG not in self.tags:
             return None
-        words = f"tags.`{OWNER}` = '{self.tags[OWNER]}' and attributes.status = 'RUNNING'"
+        words = f"tags.`{OWNER_TAG}` = '{self.tags[OWNER_TAG]}' and attributes.status = 'RUNNING'"
         runs = self.client.search_runs([experiment], words)
         same = (run for run in runs if run.data.params.items() <= values.items())
         return next((run for run in same if not self._is_used(experiment, run)), None)
@@ -214,7 +214,7 @@ class MlflowRun:
         }
         if scores:
             best = max(scores, key=lambda other: (scores[other], int(other)))
-            self.client.set_registered_model_alias(name, BEST, best)
+            self.client.set_registered_model_alias(name, BEST_ALIAS, best)
         return f"models:/{name}/{number}"
 
     def run_with(self, tags: Mapping[str, str]) -> str | None:

@@ -23,7 +23,7 @@ EVENTS_S = 1
 """Maximum seconds until an event of a sweep's trial is on the disk. tensorboardX's default is 120."""
 EVENTS_OF_FILE = 10_000
 """Events after which a new file begins on an object store, which takes whole files alone."""
-PLACE = ("steps", "timestamp")
+POSITION_KEYS = ("steps", "timestamp")
 """Keys of a row that say where its metrics belong."""
 
 
@@ -237,4 +237,4 @@ def _logged_in() -> bool:
 
 def numbers(row: Mapping[str, float]) -> Iterable[tuple[str, float]]:
     """Return the finite metrics of a row by name, without its `steps` and its `timestamp`."""
-    return ((key, float(value)) for key, value in row.items() if key not in PLACE and math.isfinite(value))
+    return ((key, float(value)) for key, value in row.items() if key not in POSITION_KEYS and math.isfinite(value))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from marl_ray.algorithms.constraints.budgets import SLACK, score, violation
+from marl_ray.algorithms.constraints.budgets import WIDER_BUDGET_FACTOR, score, violation
 from marl_ray.config import RunConfig
 
 
@@ -17,7 +17,7 @@ def against_budgets(config: RunConfig, metrics: Mapping[str, float], prefix: str
     return [f"{name} {cost:.2f} of {budget:g}" for name, cost, budget in pairs]
 
 
-EPISODES = {"best/": ", on fresh episodes", "eval/": ", in its evaluation", "": " (training episodes)"}
+EPISODE_SOURCES = {"best/": ", on fresh episodes", "eval/": ", in its evaluation", "": " (training episodes)"}
 """Prefix of a metric -> whose episodes it is of. Evaluations choose the best weights, which flatters them there, so these
 play fresh episodes too."""
 
@@ -46,7 +46,7 @@ def run_summary(config: RunConfig, best: Mapping[str, float], last: Mapping[str,
                 f"{key.replace('/', ' ')} {metrics[key]:.2f}" for key in metrics if f"/{key}".endswith("/entropy")
             ]
         at = f" at step {metrics['steps']:,.0f}" if "steps" in metrics else ""
-        at += EPISODES[prefix]
+        at += EPISODE_SOURCES[prefix]
         at += ", the same weights" if same and name == "last" else ""
         lines.append(f"{name}    {', '.join(figures)}{at}")
         lines += [f"        {line}" for line in _within(metrics, prefix)]
@@ -104,7 +104,10 @@ def _costs(config: RunConfig, metrics: Mapping[str, float], prefix: str) -> list
 def _within(metrics: Mapping[str, float], prefix: str) -> list[str]:
     """Return the shares of the episodes that kept the budgets, as text."""
     shares = []
-    for key, what in (("within_budget", "the budget"), ("within_budget_105", f"{SLACK:g} times the budget")):
+    for key, what in (
+        ("within_budget", "the budget"),
+        ("within_budget_105", f"{WIDER_BUDGET_FACTOR:g} times the budget"),
+    ):
         share, least = metrics.get(f"{prefix}{key}"), metrics.get(f"{prefix}{key}_certified")
         if share is not None:
             sure = "" if least is None else f" (at least {least:.1%} with 95 % confidence)"

@@ -16,7 +16,7 @@ from marl_ray.tuning.reporting.compare import Curve, bands, thin_curve
 
 MAX_POINTS = 200
 """Number of points drawn per curve; more would not be visible."""
-COLOURED = 6
+COLOURED_CURVES = 6
 """Number of curves that have a colour and a band; the others are thin and grey."""
 SHADES = 9
 """Number of shades for scores in parallel coordinates."""
@@ -107,7 +107,7 @@ class Stroke:
     """(steps, value) of each point at which the trial took over another trial's weights."""
 
 
-def strokes(curves: Mapping[str, tuple[Curve, Sequence[float]]], coloured: int = COLOURED) -> dict[str, Stroke]:
+def strokes(curves: Mapping[str, tuple[Curve, Sequence[float]]], coloured: int = COLOURED_CURVES) -> dict[str, Stroke]:
     """Return name -> the parts of its curve to draw, the best curve first.
 
     `curves` are (curve, steps at which it took over another trial). The first `coloured` curves get a colour

@@ -29,7 +29,7 @@ from marl_ray.training.tracking.summary import best_score_of
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.records import SweepRecords, TrialRecord
 
-OUTBOX = "mlflow.jsonl"
+OUTBOX_FILE = "mlflow.jsonl"
 END_S = 30.0
 """Seconds that a sweep waits for its winner to be registered, and at its end for the rest."""
 ENDINGS = {"finished": "FINISHED", "stopped": "FINISHED", "cut": "KILLED"}
@@ -50,7 +50,7 @@ class SweepMlflowRuns:
         self.config, self.base = config, config.example()
         self.uri = uri_of(self.base)
         folder = Folder(config.storage, config.name)
-        self.filesystem, self.path = folder.filesystem, f"{folder.path}/{OUTBOX}"
+        self.filesystem, self.path = folder.filesystem, f"{folder.path}/{OUTBOX_FILE}"
         self.page = b""
         self.outbox: AppendedFile | None = None
         self.logged: dict[int, tuple[int, int]] = {}
@@ -63,7 +63,7 @@ class SweepMlflowRuns:
             opened = self.runs
             opened.open()
         self.delivery = Delivery(
-            "mlflow", self.runs.open, folder.filesystem, folder.path, self._say, opened, file=OUTBOX, owns=owns
+            "mlflow", self.runs.open, folder.filesystem, folder.path, self._say, opened, file=OUTBOX_FILE, owns=owns
         )
 
     @property

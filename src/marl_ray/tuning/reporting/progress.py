@@ -14,12 +14,19 @@ from rich.text import Text
 
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.training.tracking.printed_lines import print_line
-from marl_ray.tuning.records import FAILED, SweepRecords, TrialRecord, end_reason, signed_objectives, values_line
+from marl_ray.tuning.records import (
+    FAILED_STATUSES,
+    SweepRecords,
+    TrialRecord,
+    end_reason,
+    signed_objectives,
+    values_line,
+)
 
 TABLE_EVERY_S = 0.5
 LINE_EVERY_S = 10.0
 """Seconds between lines if there is no terminal (in a job's log)."""
-_AROUND = 8
+_OTHER_LINES = 8
 """Number of the terminal's lines that the table's rows cannot use."""
 _COLOURS = {"finished": "green", "stopped": "yellow", "cut": "yellow", "running": "cyan", "waiting": "blue"}
 
@@ -77,7 +84,7 @@ class SweepProgress:
         scores = {
             record.number: scores_of_trial[0]
             for record in self.records.trials
-            if record.status not in FAILED
+            if record.status not in FAILED_STATUSES
             and (scores_of_trial := signed_objectives(metrics, record.objectives)) is not None
         }
         return self.records.trials[max(scores, key=lambda number: scores[number])] if scores else None
@@ -100,7 +107,7 @@ class SweepProgress:
         best = self.best()
         first = ("running", "waiting", "ended")
         by_need = sorted(self.records.trials, key=lambda r: (r is not best, first.index(r.state), -r.number))
-        most = max(4, self.console.size.height - _AROUND)
+        most = max(4, self.console.size.height - _OTHER_LINES)
         for record in sorted(by_need[:most], key=lambda r: r.number):
             table.add_row(*self._row(record, record is best), style="bold green" if record is best else "")
         if len(by_need) > most:

@@ -24,9 +24,9 @@ from marl_ray.evaluation.statistics import BootstrapInterval
 from marl_ray.serving.pages.render import stylesheet
 from marl_ray.tuning.folder import Folder, read_rows
 from marl_ray.tuning.records import (
-    FAILED,
-    RECORDS,
-    REPORT,
+    FAILED_STATUSES,
+    RECORDS_FILE,
+    REPORT_FILE,
     SweepRecords,
     TrialRecord,
     end_reason,
@@ -45,9 +45,9 @@ from marl_ray.tuning.reporting.compare import (
     improvement,
 )
 from marl_ray.tuning.reporting.costs import budgets_of, cost_cells, seed_summary, share_cells
-from marl_ray.tuning.reporting.figures import COLOURED, curve_chart, number, parallel, spans, strokes
+from marl_ray.tuning.reporting.figures import COLOURED_CURVES, curve_chart, number, parallel, spans, strokes
 
-WINNER = "winner.yaml"
+WINNER_FILE = "winner.yaml"
 COMPARED_TRIALS = 10
 """Number of the best trials that are compared with each other."""
 AllRows = Mapping[int, Sequence[Mapping[str, float]]]
@@ -65,9 +65,9 @@ def write_report(folder: Folder, records: SweepRecords) -> str:
     """
     winner = winner_config(records)
     if winner is not None:
-        folder.write(WINNER, yaml.safe_dump(winner, sort_keys=False).encode())
-    folder.write(REPORT, report_page(folder, records))
-    return f"{folder.uri}/{REPORT}"
+        folder.write(WINNER_FILE, yaml.safe_dump(winner, sort_keys=False).encode())
+    folder.write(REPORT_FILE, report_page(folder, records))
+    return f"{folder.uri}/{REPORT_FILE}"
 
 
 def winner_config(records: SweepRecords) -> dict[str, Any] | None:
@@ -115,12 +115,12 @@ def _curves(config: SweepConfig, order: Sequence[TrialRecord], rows: AllRows) ->
 
 def report_page(folder: Folder, records: SweepRecords) -> bytes:
     """Return the report as HTML."""
-    config = parse_config(SweepConfig, records.config, source=f"{folder.uri}/{RECORDS}")
+    config = parse_config(SweepConfig, records.config, source=f"{folder.uri}/{RECORDS_FILE}")
     order = _order(config, records)
     rows = {record.number: _rows(folder, record) for record in records.trials}
     curves = _curves(config, order, rows)
     best = [record for record in order if record.number in curves]
-    colours = {record.number: f"c{place + 1}" for place, record in enumerate(best[:COLOURED])}
+    colours = {record.number: f"c{place + 1}" for place, record in enumerate(best[:COLOURED_CURVES])}
     drawn = strokes({_name(r): (curves[r.number], [exploit["at"] for exploit in r.exploits]) for r in best})
     ordered = {record.number for record in order}
     results = [
@@ -135,13 +135,13 @@ def report_page(folder: Folder, records: SweepRecords) -> bytes:
         config=config,
         metric=config.metric[0],
         facts=_facts(config, records),
-        failed=[(_name(r), r.status, end_reason(r, records)) for r in records.trials if r.status in FAILED],
+        failed=[(_name(r), r.status, end_reason(r, records)) for r in records.trials if r.status in FAILED_STATUSES],
         winner=None if winner is None else _winner(folder, config, records, winner, rows),
         certainty=_certainty(config, records, order, curves),
         charts=[(size, curve_chart(drawn, width, height)) for size, width, height in _SIZES],
         cost_charts=_cost_charts(config, best, rows),
         budgets=_budgets(records),
-        legend=[(colours[r.number], _name(r), values_line(r.values)) for r in best[:COLOURED]],
+        legend=[(colours[r.number], _name(r), values_line(r.values)) for r in best[:COLOURED_CURVES]],
         others=len(best) - len(colours),
         trials=_trials(config, records, order, curves, colours, rows),
         metrics=[metric.name for metric in config.metric],
@@ -256,7 +256,7 @@ def _winner(
         "summary": [] if run_config is None else seed_summary(rows[winner.number], run_config),
         "model": records.winner_model,
         "yaml": "" if run_config is None else yaml.safe_dump(run_config, sort_keys=False),
-        "train": f"marl-ray train {where}/{WINNER}",
+        "train": f"marl-ray train {where}/{WINNER_FILE}",
         "deploy": f"marl-ray deploy --from-sweep {where}",
         "remote": "://" in folder.uri,
         "exploits": len(winner.exploits),

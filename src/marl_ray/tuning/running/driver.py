@@ -23,7 +23,7 @@ from marl_ray.training.run_folder.lease import Lease
 from marl_ray.training.tracking.printed_lines import print_line
 from marl_ray.tuning.folder import Folder, read_rows, trial_folder
 from marl_ray.tuning.records import (
-    REPORT,
+    REPORT_FILE,
     RecordsFile,
     SweepRecords,
     TrialRecord,
@@ -373,7 +373,7 @@ class _Sweep:
         self.save(all_records=True)
         try:
             self.report = write_report(self.folder, self.records)
-            self.mlflow_runs.report(self.folder.read(REPORT))
+            self.mlflow_runs.report(self.folder.read(REPORT_FILE))
         except Exception as error:  # a failing report must not end a sweep
             self.warn(f"no report: {describe_error(error)}; `marl-ray report {self.folder.uri}` makes one later")
         self.events.close()

@@ -20,13 +20,13 @@ from marl_ray.tuning.running.trial_files import Leg
 from marl_ray.tuning.running.trials import named_trial
 from marl_ray.tuning.search.plan import Pause, SweepPlan
 
-QUIET = ("ray.tune.analysis.experiment_analysis", "ray.tune.execution.experiment_state", "ray.tune.utils.util")
+QUIET_LOGGERS = ("ray.tune.analysis.experiment_analysis", "ray.tune.execution.experiment_state", "ray.tune.utils.util")
 """Tune's loggers that warn about files which nobody reads, and about every operation that takes half a second."""
 
 
 LOST_RETRIES = 3
 """Number of times that a leg is restarted after its process was lost."""
-SETTINGS = {
+TUNE_VARIABLES = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # ours writes into the sweep's folder
     # Ctrl-C ends the sweep at once; running the same command again continues it
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
@@ -55,7 +55,7 @@ def run_legs(sweep: str, concurrent: int, plan: SweepPlan, calls: LegCalls) -> N
     quieten()
     scratch = new_temporary_folder("tune")
     try:
-        with _environment(SETTINGS):
+        with _environment(TUNE_VARIABLES):
             tuner = ray.tune.Tuner(
                 ray.tune.with_resources(named_trial(sweep), resources_of),
                 tune_config=ray.tune.TuneConfig(
@@ -97,7 +97,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 def quieten() -> None:
     """Silence warnings of Tune that say nothing to the user of a sweep."""
-    for name in QUIET:
+    for name in QUIET_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.tuning.folder import ROWS, Folder, read_rows
+from marl_ray.tuning.folder import ROWS_FILE, Folder, read_rows
 
-STATE = "trial.json"
-TAKEOVER = "exploit-"
+STATE_FILE = "trial.json"
+TAKEOVER_PREFIX = "exploit-"
 """Beginning of the name of a checkpoint that was taken over from another trial."""
-ATTEMPT, CHECKPOINT = "attempt-", "checkpoint-"
+ATTEMPT_PREFIX, CHECKPOINT_PREFIX = "attempt-", "checkpoint-"
 """Beginnings of the names of a process's folder, and of the checkpoints in it."""
 
 
@@ -70,15 +70,15 @@ def read_state(folder: Folder) -> TrialState:
     Raises OSError, and MarlRayError, which names the file, for one of something else.
     """
     try:
-        data = folder.read_json(STATE)
+        data = folder.read_json(STATE_FILE)
         return TrialState(**data) if data else TrialState()
     except (ValueError, TypeError) as error:
-        raise MarlRayError(f"{folder.uri}/{STATE} is not the state of a trial: {one_line(error)}") from None
+        raise MarlRayError(f"{folder.uri}/{STATE_FILE} is not the state of a trial: {one_line(error)}") from None
 
 
 def write_state(folder: Folder, state: TrialState) -> None:
     """Replace the state of a trial in its folder."""
-    folder.write_json(STATE, asdict(state))
+    folder.write_json(STATE_FILE, asdict(state))
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Takeover:
 
 def is_takeover(name: str) -> bool:
     """Return True if the checkpoint of this name was written with other hyper-parameters, by another trial."""
-    return name.startswith(TAKEOVER)
+    return name.startswith(TAKEOVER_PREFIX)
 
 
 def take_over(folder: Folder, donor: Folder, takeover: Takeover) -> bool:
@@ -106,7 +106,7 @@ def take_over(folder: Folder, donor: Folder, takeover: Takeover) -> bool:
     state = read_state(folder)
     if any(exploit["at"] == takeover.at for exploit in state.exploits):
         return False
-    name = f"{TAKEOVER}{takeover.at}"
+    name = f"{TAKEOVER_PREFIX}{takeover.at}"
     folder.copy_from(donor, read_state(donor).checkpoints[-1], name)
     if donor.exists("bundles"):
         folder.copy_from(donor, "bundles", "bundles")
@@ -127,11 +127,11 @@ class TrialWriter:
         self.state = read_state(folder)
         self.state.attempts += 1
         write_state(folder, self.state)
-        self.place = f"{ATTEMPT}{self.state.attempts}"
+        self.place = f"{ATTEMPT_PREFIX}{self.state.attempts}"
         """Folder that this process alone writes to: a predecessor may still be writing to its own."""
         self._remove_unnamed()
         self.rows = read_rows(folder)
-        self.file, self.written = folder.appended(ROWS), len(self.rows)
+        self.file, self.written = folder.appended(ROWS_FILE), len(self.rows)
         self.played_before: int | None = None
         """Environment steps of the checkpoint that this trial has not played itself: they are a donor's."""
         self.before, self.since = self.state.seconds, time.monotonic()
@@ -140,9 +140,9 @@ class TrialWriter:
 
     def _remove_unnamed(self) -> None:
         """Remove the checkpoints that earlier processes were writing or removing when they died."""
-        for place in [name for name in self.folder.folders() if name.startswith(ATTEMPT)]:
+        for place in [name for name in self.folder.folders() if name.startswith(ATTEMPT_PREFIX)]:
             for name in self.folder.folders(place):
-                if name.startswith(CHECKPOINT) and f"{place}/{name}" not in self.state.checkpoints:
+                if name.startswith(CHECKPOINT_PREFIX) and f"{place}/{name}" not in self.state.checkpoints:
                     with contextlib.suppress(OSError):  # a predecessor still writes it; or the next process removes it
                         self.folder.remove(f"{place}/{name}")
 

@@ -26,16 +26,16 @@ from marl_ray.training.checkpoints.loading import NONE_READABLE, UnreadableCheck
 from marl_ray.training.checkpoints.storage import local_stored_folder
 from marl_ray.training.errors import DivergedError
 from marl_ray.training.loop.callbacks import Metrics
-from marl_ray.training.loop.run import UNKNOWN, Run
+from marl_ray.training.loop.run import UNKNOWN_SCORE, Run
 from marl_ray.training.loop.start import RunStart
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.running.trial_files import is_takeover
 
-OBJECTIVES = "objectives.json"
+OBJECTIVES_FILE = "objectives.json"
 """The file of a checkpoint with the recent values of the metrics, which the objectives are means of."""
-LATER = ("return", "episode_", "within_budget", "score", "eval/", "best/", "benchmark/")
+LATER_METRICS = ("return", "episode_", "within_budget", "score", "eval/", "best/", "benchmark/")
 """Prefixes of metrics that are missing until training episodes are released, or until the next evaluation."""
-EVALUATED = ("eval/", "best/", "benchmark/")
+EVALUATED_METRICS = ("eval/", "best/", "benchmark/")
 """Prefixes of metrics that rows hold for every seed, beside the metrics that judge the sweep."""
 
 
@@ -58,7 +58,7 @@ class TrialSeeds:
         """
         self.metrics = metrics
         self.runs: dict[int, Run] = {}
-        state = {} if resume_from is None else together(lambda: _objectives(resume_from / OBJECTIVES))
+        state = {} if resume_from is None else together(lambda: _objectives(resume_from / OBJECTIVES_FILE))
         try:
             for config in configs:
                 places = [] if resume_from is None else [local_stored_folder(resume_from / f"seed-{config.seed}")]
@@ -147,7 +147,7 @@ class TrialSeeds:
         except DivergedError as error:
             raise DivergedError(f"seed {seed}: {error}") from error
         score = run.score()
-        row |= {"score": score} if row and score > UNKNOWN else {}
+        row |= {"score": score} if row and score > UNKNOWN_SCORE else {}
         self.reported |= set(row)
         return row
 
@@ -158,7 +158,7 @@ class TrialSeeds:
         combined |= {"iteration": self.iteration, "steps": self.steps, "played": self.played}
         names = {metric.name for metric in self.metrics}
         for seed, row in rows.items():
-            shown = {key: value for key, value in row.items() if key in names or key.startswith(EVALUATED)}
+            shown = {key: value for key, value in row.items() if key in names or key.startswith(EVALUATED_METRICS)}
             combined |= {f"seed-{seed}/{key}": value for key, value in shown.items()}
         objectives = self.objectives()
         if objectives is not None:
@@ -169,7 +169,7 @@ class TrialSeeds:
         for metric, values in zip(self.metrics, self.recent[seed], strict=True):
             value = row.get(metric.name)
             if value is None:
-                if not metric.name.startswith(LATER):
+                if not metric.name.startswith(LATER_METRICS):
                     raise never_reported(metric.name, self.reported)
             elif not math.isfinite(value):
                 raise DivergedError(f"seed {seed}: metric {metric.name!r} is {value} at step {row['steps']:,}")
@@ -177,14 +177,14 @@ class TrialSeeds:
                 values.append(value)
 
     def save(self, folder: Path) -> None:
-        """Write a checkpoint of every seed to `seed-SEED`, and what the objectives are computed from to OBJECTIVES."""
+        """Write a checkpoint of every seed to `seed-SEED`, and what the objectives are computed from to OBJECTIVES_FILE."""
         for seed, run in self.runs.items():
             run.save(local_stored_folder(folder / f"seed-{seed}"))
         for run in self.runs.values():
             run.saver.wait()
         state = {"iteration": self.iteration, "recent": {s: [list(v) for v in q] for s, q in self.recent.items()}}
         if next(iter(self.runs.values())).rank == 0:
-            (folder / OBJECTIVES).write_text(json.dumps(state))
+            (folder / OBJECTIVES_FILE).write_text(json.dumps(state))
 
     def close(self) -> None:
         for run in self.runs.values():

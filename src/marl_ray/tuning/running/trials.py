@@ -21,13 +21,13 @@ from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError, describe_error
 from marl_ray.training.run_folder.record import work_in
 from marl_ray.tuning.folder import trial_folder
-from marl_ray.tuning.running.trial_files import CHECKPOINT, Leg, TrialWriter, is_takeover, read_state
+from marl_ray.tuning.running.trial_files import CHECKPOINT_PREFIX, Leg, TrialWriter, is_takeover, read_state
 from marl_ray.tuning.running.trial_seeds import load_seeds, never_reported, run_leg
 from marl_ray.tuning.running.worker_group import in_workers
 
 MIN_REPORT_INTERVAL_S = 0.5
 """Minimum number of seconds between two reports to Tune: each is a round trip to the sweep's driver."""
-ERROR = "error.txt"
+ERROR_FILE = "error.txt"
 
 
 def trial(config: dict[str, Any]) -> None:
@@ -80,7 +80,7 @@ def _in_process(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> dict
     from marl_ray.training.single_process import process_group
 
     def keep(local: Path) -> None:
-        name = f"{writer.place}/{CHECKPOINT}{seeds.iteration:06d}"
+        name = f"{writer.place}/{CHECKPOINT_PREFIX}{seeds.iteration:06d}"
         writer.folder.upload(local, name)
         writer.note_kept(name, seeds.steps, seeds.played)
 
@@ -104,11 +104,11 @@ def _traceback_file(leg: Leg, error: Exception) -> str:
         return ""
     try:
         trial_folder(leg.storage, leg.sweep, leg.number).write(
-            ERROR, "".join(traceback.format_exception(error)).encode()
+            ERROR_FILE, "".join(traceback.format_exception(error)).encode()
         )
     except (OSError, MarlRayError):
         return ""
-    return f" (traceback in trials/{leg.number:04d}/{ERROR})"
+    return f" (traceback in trials/{leg.number:04d}/{ERROR_FILE})"
 
 
 class _Sender:

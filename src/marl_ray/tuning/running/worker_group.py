@@ -32,16 +32,16 @@ from marl_ray.training.machines.torch_trainer import torch_trainer
 from marl_ray.training.machines.worker_watch import exchange_s
 from marl_ray.training.run_folder.record import work_in
 from marl_ray.tuning.folder import Folder, trial_folder
-from marl_ray.tuning.running.trial_files import CHECKPOINT, Leg, TrialWriter, is_takeover
+from marl_ray.tuning.running.trial_files import CHECKPOINT_PREFIX, Leg, TrialWriter, is_takeover
 from marl_ray.tuning.running.trial_seeds import load_seeds, run_leg
 
 GROUP_START_S = 300
 """Seconds that a worker group may take to start."""
-MESSAGES = "messages.jsonl"
+MESSAGES_FILE = "messages.jsonl"
 """File in the folder of an attempt with the rows and checkpoints of its workers."""
 UNREADABLE_S = 300.0
 """Seconds after which a storage that cannot be read ends the leg."""
-TOGETHER = (DivergedError, UnreadableCheckpointError, UnwritableCheckpointError)
+JOINT_ERRORS = (DivergedError, UnreadableCheckpointError, UnwritableCheckpointError)
 """Kinds of errors that all workers raise together, besides those that say so by `shared`."""
 
 
@@ -96,7 +96,7 @@ def in_workers(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> dict[
 
 def _follow(writer: TrialWriter, thread: threading.Thread) -> None:
     """Take in the messages of rank 0 until the thread has ended. Raises OSError if the storage cannot be read or written."""
-    with closing(Tail(writer.folder.filesystem, f"{writer.folder.path}/{writer.place}/{MESSAGES}")) as messages:
+    with closing(Tail(writer.folder.filesystem, f"{writer.folder.path}/{writer.place}/{MESSAGES_FILE}")) as messages:
         taken, read_at = 0, time.monotonic()
         while True:
             over = not thread.is_alive()
@@ -149,14 +149,14 @@ def train_leg(payload: dict[Any, Any], device: torch.device) -> dict[str, Any]:
     folder = trial_folder(leg.storage, leg.sweep, leg.number)
     configs = [RunConfig.model_validate(data) for data in leg.configs]
     metrics = [MetricConfig.model_validate(metric) for metric in leg.metrics]
-    messages = folder.appended(f"{place}/{MESSAGES}") if rank == 0 else None
+    messages = folder.appended(f"{place}/{MESSAGES_FILE}") if rank == 0 else None
 
     def send(message: dict[str, Any], durable: bool = False) -> None:
         if messages is not None:
             messages.append([json.dumps(message)], durable)
 
     def keep(local: Path) -> None:
-        name = broadcast_from_rank0(lambda: f"{place}/{CHECKPOINT}{seeds.iteration:06d}-{time.time_ns()}")
+        name = broadcast_from_rank0(lambda: f"{place}/{CHECKPOINT_PREFIX}{seeds.iteration:06d}-{time.time_ns()}")
         folder.upload(local, name)
         gather(None)  # wait until every worker has written its part
         send({"kept": name, "steps": seeds.steps, "played": seeds.played}, durable=True)
@@ -177,7 +177,7 @@ def train_leg(payload: dict[Any, Any], device: torch.device) -> dict[str, Any]:
             note_smaller_pass(trial, error)
         raise
     except MarlRayError as error:
-        if not (error.shared or isinstance(error, TOGETHER)):
+        if not (error.shared or isinstance(error, JOINT_ERRORS)):
             raise
         return {"failed": str(error)}
     finally:
@@ -191,5 +191,5 @@ def _kept_checkpoints(folder: Folder, place: str) -> list[str]:
 
     Those that are no longer there are left out.
     """
-    names = [json.loads(line).get("kept") for line in folder.lines(f"{place}/{MESSAGES}")]
+    names = [json.loads(line).get("kept") for line in folder.lines(f"{place}/{MESSAGES_FILE}")]
     return [name for name in reversed(names) if name and folder.exists(name)]

@@ -12,11 +12,11 @@ from typing import Any
 
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.tuning.records import FAILED, SweepRecords, TrialRecord, signed_objectives
+from marl_ray.tuning.records import FAILED_STATUSES, SweepRecords, TrialRecord, signed_objectives
 from marl_ray.tuning.search.schedulers import Exploit, TrialStanding, TrialStandings, make_scheduler
 from marl_ray.tuning.search.spaces import SEARCHES, GridSearch
 
-WORST = -1e300
+WORST_SCORE = -1e300
 """Score of a trial that has not reported its metric yet; JSON has no infinity."""
 
 
@@ -32,7 +32,7 @@ class Pause(Enum):
 def retry_failed(records: SweepRecords) -> None:
     """Let the trials that failed or were lost run again from their last checkpoints."""
     for record in records.trials:
-        if record.status in FAILED:
+        if record.status in FAILED_STATUSES:
             record.state, record.status, record.error = "running", "", ""
 
 
@@ -145,7 +145,7 @@ class SweepPlan:
             record.objectives = result["objectives"] if result else None
             assert until is not None
             scores = signed_objectives(self.config.metric, record.objectives)
-            record.scores[until] = WORST if scores is None else scores[0]
+            record.scores[until] = WORST_SCORE if scores is None else scores[0]
             record.state = "waiting"
             self._update_standing(record)
         else:
@@ -239,14 +239,16 @@ class SweepPlan:
 
     def _update_standing(self, record: TrialRecord) -> None:
         """Note what the scheduler sees of a trial."""
-        if record.status in FAILED:
+        if record.status in FAILED_STATUSES:
             self.standings.remove(record.number)
         else:
             self.standings.put(_standing_of(record))
 
     def _tell_search(self, record: TrialRecord) -> None:
         if record.status != "cut":
-            scores = None if record.status in FAILED else signed_objectives(self.config.metric, record.objectives)
+            scores = (
+                None if record.status in FAILED_STATUSES else signed_objectives(self.config.metric, record.objectives)
+            )
             self.search.tell(record.number, record.values, scores)
 
 

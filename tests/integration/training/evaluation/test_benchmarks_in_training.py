@@ -16,7 +16,7 @@ from marl_ray.training.loop.callbacks import Metrics
 from marl_ray.training.loop.run import Run
 from marl_ray.training.loop.start import RunStart
 from marl_ray.training.run_checks import check_run
-from marl_ray.training.run_folder.run_log import LOG
+from marl_ray.training.run_folder.run_log import LOG_FILE
 from marl_ray.training.single_process import process_group, train_alone
 from marl_ray.training.tracking.mlflow_run import MlflowRun
 
@@ -198,7 +198,7 @@ def test_a_run_on_ray_whose_worker_dies_logs_and_draws_the_curve(ray_cluster, tm
     why = "its workers start again from the checkpoint of iteration 20: worker 0: "
     (line,) = [line for line in capsys.readouterr().err.splitlines() if why in line]
     assert line.startswith(f"{run.name}: {why}ActorDiedError: ")
-    assert line.removeprefix(f"{run.name}: ") in (tmp_path / run.name / LOG).read_text()
+    assert line.removeprefix(f"{run.name}: ") in (tmp_path / run.name / LOG_FILE).read_text()
     tracker = MlflowRun(run, outcome.run_id)
     logged = tracker.client.get_metric_history(outcome.run_id, "benchmark/math/pass_at_1")
     assert sorted(metric.step for metric in logged) == [0, 160, 320, 480]  # the death in iteration 39 repeats none

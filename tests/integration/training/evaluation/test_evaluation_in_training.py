@@ -19,7 +19,7 @@ from marl_ray.training.checkpoints.storage import local_stored_folder
 from marl_ray.training.evaluation.copies_player import CopiesPlayer
 from marl_ray.training.evaluation.fixed_starts import Evaluator, StartSet
 from marl_ray.training.evaluation.play_bundle import play_bundle
-from marl_ray.training.loop.run import UNKNOWN, Run, beats
+from marl_ray.training.loop.run import UNKNOWN_SCORE, Run, beats
 from marl_ray.training.loop.start import RunStart
 from marl_ray.training.single_process import process_group, train_alone
 from marl_ray.training.tracking.progress_bar import iteration_line
@@ -96,8 +96,8 @@ def test_of_equal_scores_the_earliest_weights_are_the_best(tmp_path):
 
 
 def test_where_nothing_is_scored_the_newest_weights_are_the_best():
-    assert beats(UNKNOWN, float("-inf")) and beats(UNKNOWN, UNKNOWN)
-    assert beats(-1.0, UNKNOWN) and not beats(UNKNOWN, -1.0) and not beats(1.0, 1.0)
+    assert beats(UNKNOWN_SCORE, float("-inf")) and beats(UNKNOWN_SCORE, UNKNOWN_SCORE)
+    assert beats(-1.0, UNKNOWN_SCORE) and not beats(UNKNOWN_SCORE, -1.0) and not beats(1.0, 1.0)
 
 
 def test_an_evaluation_changes_nothing_of_training_and_is_the_same_after_a_resume(tmp_path):

@@ -11,7 +11,7 @@ from marl_ray.training.journal.follower import Follower
 from marl_ray.training.journal.writer import Journal, write_failure
 from marl_ray.training.run_folder import appended_file as files
 from marl_ray.training.run_folder.appended_file import parts_of
-from marl_ray.training.run_folder.metrics_file import METRICS, iteration_of, read_metrics
+from marl_ray.training.run_folder.metrics_file import METRICS_FILE, iteration_of, read_metrics
 from marl_ray.training.run_folder.record import filesystem_of
 from marl_ray.training.run_folder.run_log import RunLog
 
@@ -49,7 +49,7 @@ def test_a_run_on_an_object_store_is_followed_and_delivered_while_its_workers_st
         deliveries.close("FINISHED", wait_s=20)
         assert taker.iterations == list(range(121))
         assert read_mark(filesystem, folder, "taker") == Mark(121, ended="FINISHED", iteration=120)
-        sizes = [info.size for info in parts_of(filesystem, f"{folder}/{METRICS}")]
+        sizes = [info.size for info in parts_of(filesystem, f"{folder}/{METRICS_FILE}")]
         assert len(sizes) > 3 and max(sizes) <= 2000
     printed = capsys.readouterr().err
     assert "toy: a line after 90" in printed and "121 rows" not in printed

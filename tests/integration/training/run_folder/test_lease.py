@@ -25,7 +25,7 @@ from marl_ray.training.run_folder import exclusive_file, owners
 from marl_ray.training.run_folder import lease as lease_module
 from marl_ray.training.run_folder.bundle_link import link_bundle, linked_bundle
 from marl_ray.training.run_folder.lease import Lease, LeaseLostError
-from marl_ray.training.run_folder.owners import OWNER, newest, numbers, owner_file, read_owner
+from marl_ray.training.run_folder.owners import OWNER_FOLDER, newest, numbers, owner_file, read_owner
 from marl_ray.training.run_folder.record import check_folder, write_json
 from marl_ray.training.run_folder.temporary_files import remove_temporary
 
@@ -79,7 +79,7 @@ def test_one_that_is_refused_while_the_owner_tidies_reads_who_owns_the_name(tmp_
 
     def tidy() -> None:
         while not over.is_set():
-            remove_temporary(LOCAL, f"{folder}/{OWNER}")
+            remove_temporary(LOCAL, f"{folder}/{OWNER_FOLDER}")
 
     tidying = threading.Thread(target=tidy)
     with Lease(LOCAL, folder, RUN):
@@ -134,7 +134,7 @@ def test_owners_that_come_and_go_are_never_two_at_once(tmp_path):
     for thread in threads:
         thread.join(90)
     assert together == 0 and len(taken) == len(set(taken)) > 20
-    assert os.listdir(tmp_path / OWNER) == [f"{max(taken)}.json"]
+    assert os.listdir(tmp_path / OWNER_FOLDER) == [f"{max(taken)}.json"]
 
 
 def left_by_another_machine(place: tuple) -> Path:
@@ -250,14 +250,14 @@ def test_a_process_that_was_killed_is_replaced_at_once(local):
 
 def test_an_owner_removes_what_killed_processes_left_and_no_probe_in_use(local):
     folder = Path(local[1])
-    (folder / OWNER).mkdir()
+    (folder / OWNER_FOLDER).mkdir()
     for name in (".metrics.jsonl.999", ".run.json.999", "owner/.3.json.999", "owner/now-old", "owner/now-new"):
         (folder / name).touch()
-    os.utime(folder / OWNER / "now-old", (time.time() - 100, time.time() - 100))
+    os.utime(folder / OWNER_FOLDER / "now-old", (time.time() - 100, time.time() - 100))
     (folder / ".hidden").touch()
     with Lease(*local, RUN):
-        assert {path.name for path in folder.iterdir()} == {OWNER, "run.json", ".hidden"}
-        assert {path.name for path in (folder / OWNER).iterdir()} == {"1.json", "now-new"}
+        assert {path.name for path in folder.iterdir()} == {OWNER_FOLDER, "run.json", ".hidden"}
+        assert {path.name for path in (folder / OWNER_FOLDER).iterdir()} == {"1.json", "now-new"}
 
 
 def test_an_owner_that_slept_asks_whether_it_owns_the_folder(local):

@@ -19,7 +19,7 @@ from marl_ray.policies.bundles.manifest import pin_reference
 from marl_ray.training.run_folder.record import pin_bundles
 from marl_ray.training.tracking import mlflow_run
 from marl_ray.training.tracking.mlflow_run import PARENT_TAG, MlflowRun, uri_of
-from marl_ray.tuning.reporting.mlflow_runs import OUTBOX, SweepMlflowRuns
+from marl_ray.tuning.reporting.mlflow_runs import OUTBOX_FILE, SweepMlflowRuns
 
 
 def test_everything_has_one_default(tmp_path, monkeypatch):
@@ -87,7 +87,7 @@ def test_damaged_lines_of_a_sweep_s_outbox_cost_no_others(tmp_path):
     tracker = SweepMlflowRuns(sweep.config, sweep.records)
     tracker.log(record, rows[:3])
     tracker.close("cut")
-    outbox = tmp_path / sweep.config.name / OUTBOX
+    outbox = tmp_path / sweep.config.name / OUTBOX_FILE
     rubbish = (
         '{"trixl": 0, "row": {"iteration": 9, "steps": 1}}',
         '{"trial": 7, "row": {"iteration": 9, "steps": 1}}',

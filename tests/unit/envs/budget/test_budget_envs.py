@@ -15,18 +15,18 @@ from pettingzoo.test import parallel_api_test, parallel_seed_test
 
 from marl_ray.envs.budget.dag import (
     EFFORTS,
-    TASKS,
+    TASK_COUNT,
     BudgetDag,
     best_capped_reward,
     best_constant_reward,
     best_expected_reward,
 )
-from marl_ray.envs.budget.hard_budget import LEVELS, HardBudget, affordable
+from marl_ray.envs.budget.hard_budget import REMAINING_LEVELS, HardBudget, affordable
 from marl_ray.envs.gymnasium_env import single_agent
 from marl_ray.errors import MarlRayError
 
-CHEAPEST = TASKS * EFFORTS[0].cost
-PLANS = np.array(list(itertools.product(range(3), repeat=TASKS)))
+CHEAPEST = TASK_COUNT * EFFORTS[0].cost
+PLANS = np.array(list(itertools.product(range(3), repeat=TASK_COUNT)))
 PLAN_COSTS = np.array([effort.cost for effort in EFFORTS])[PLANS].sum(1)
 PLAN_REWARDS = np.array([effort.success for effort in EFFORTS])[PLANS].sum(1)
 
@@ -136,18 +136,18 @@ def test_an_episode_of_the_chain(workers, observe_budget):
     env = BudgetDag(workers, 40.0, observe_budget)
     observations, infos = env.reset(seed=5)
     spent = 0
-    for task in range(TASKS):
+    for task in range(TASK_COUNT):
         assert env.agents == [f"worker_{i}" for i in range(workers)]
         for i, agent in enumerate(env.agents):
             has_turn = i == task % workers
-            expected = [*np.eye(TASKS)[task], has_turn, *[1 - spent / 40] * observe_budget]
+            expected = [*np.eye(TASK_COUNT)[task], has_turn, *[1 - spent / 40] * observe_budget]
             np.testing.assert_allclose(observations[agent], expected, rtol=1e-6)
             assert observations[agent] in env.observation_space(agent)
             info = infos[agent]
             assert info["action_mask"].dtype == np.int8 and info["next_costs"].dtype == np.float32
             assert info["action_mask"].tolist() == ([1, 1, 1] if has_turn else [1, 0, 0])
             assert info["next_costs"].tolist() == ([1, 3, 10] if has_turn else [0, 0, 0])
-            assert info["least_cost_to_go"].tolist() == [TASKS - 1 - task if has_turn else 0] * 3
+            assert info["least_cost_to_go"].tolist() == [TASK_COUNT - 1 - task if has_turn else 0] * 3
         effort = task % 3
         # Out of turn any action does nothing.
         actions = {agent: effort if i == task % workers else 2 for i, agent in enumerate(env.agents)}
@@ -156,7 +156,7 @@ def test_an_episode_of_the_chain(workers, observe_budget):
         costs = [info["cost"] for info in infos.values()]
         assert costs == [EFFORTS[effort].cost if i == task % workers else 0 for i in range(workers)]
         assert len(set(rewards.values())) == 1 and rewards["worker_0"] in (0.0, 1.0)
-        assert set(terminated.values()) == {task == TASKS - 1} and set(truncated.values()) == {False}
+        assert set(terminated.values()) == {task == TASK_COUNT - 1} and set(truncated.values()) == {False}
     assert env.agents == [] and all(not row[:9].any() for row in observations.values())
 
 
@@ -166,7 +166,7 @@ def test_success_rates(effort):
     rewards = []
     for seed in range(1500):
         env.reset(seed=seed)
-        rewards += [env.step({"worker_0": effort})[1]["worker_0"] for _ in range(TASKS)]
+        rewards += [env.step({"worker_0": effort})[1]["worker_0"] for _ in range(TASK_COUNT)]
     p = EFFORTS[effort].success
     assert abs(np.mean(rewards) - p) < 4 * np.sqrt(p * (1 - p) / len(rewards))
 
@@ -174,7 +174,7 @@ def test_success_rates(effort):
 def test_overspending_stays_in_the_space():
     env = BudgetDag(budget=7.3)
     env.reset(seed=0)
-    for _ in range(TASKS):
+    for _ in range(TASK_COUNT):
         observation = env.step({"worker_0": 2})[0]["worker_0"]
         assert observation in env.observation_space("worker_0")
     assert observation[-1] == pytest.approx(1 - 80 / 7.3)
@@ -216,7 +216,7 @@ def test_no_chain_costs_more_than_its_limit(limit, workers, random, obedient):
     """Not even where players choose what the masks forbid: that is replaced."""
     env = HardBudget(BudgetDag(workers), [limit])
     _, _, costs = play(env, lambda mask: random.choice(np.flatnonzero(mask | (not obedient)).tolist()))
-    assert len(costs) == TASKS and np.sum(costs) <= limit
+    assert len(costs) == TASK_COUNT and np.sum(costs) <= limit
 
 
 @pytest.mark.parametrize(("limit", "best"), [(5, 8), (8, 8), (9, 8), (10, 10), (30, 30), (79, 73), (80, 80)])
@@ -230,7 +230,7 @@ def test_masks_leave_exactly_what_is_affordable(limit, best, workers):
     _, info_rows, costs = play(env, dearest)
     spent = 0.0
     for task, cost in enumerate(costs):
-        dearer = [spent + effort.cost + TASKS - 1 - task <= limit for effort in EFFORTS[1:]]
+        dearer = [spent + effort.cost + TASK_COUNT - 1 - task <= limit for effort in EFFORTS[1:]]
         for i, info in enumerate(info_rows[task].values()):
             assert info["action_mask"].dtype == np.int8
             assert info["action_mask"].tolist() == ([1, *dearer] if i == task % workers else [1, 0, 0])
@@ -330,7 +330,7 @@ def test_a_categorical_observation_gets_levels(space, first):
     prices = np.array([[1.0, 0.0]])[None, None].repeat(2, 0)
     env = HardBudget(Market(prices, space), [4.0, 0.0])
     wider: Any = env.observation_space("b0")
-    assert wider.nvec.tolist() == [9] * first + [LEVELS, LEVELS]
+    assert wider.nvec.tolist() == [9] * first + [REMAINING_LEVELS, REMAINING_LEVELS]
     assert wider.dtype == space.dtype
     seen, _, _ = play(env, dearest)
     assert all(row["b0"] in wider for row in seen)
@@ -357,7 +357,7 @@ def test_what_hard_limits_refuse():
 def test_a_step_after_the_last_sub_task_is_refused():
     env = BudgetDag()
     env.reset(seed=0)
-    for _ in range(TASKS):
+    for _ in range(TASK_COUNT):
         env.step({"worker_0": 0})
     with pytest.raises(RuntimeError, match="expected a reset, because the episode is over"):
         env.step({"worker_0": 0})

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.learning.budget_exact import States, Worth, score
 from marl_ray.config import RunConfig, load_config
-from marl_ray.envs.budget.dag import EFFORTS, TASKS
+from marl_ray.envs.budget.dag import EFFORTS, TASK_COUNT
 from marl_ray.envs.registry import make_env
 from marl_ray.policies.actor_critic.policy import ActorCritic
 
@@ -28,7 +28,7 @@ def indifferent(config: RunConfig) -> ActorCritic:
 
 def test_an_indifferent_policy_is_worth_the_mean_of_all_plans():
     config = load_config(RunConfig, CONFIG, ())
-    plans = np.array(list(itertools.product(range(len(EFFORTS)), repeat=TASKS)))
+    plans = np.array(list(itertools.product(range(len(EFFORTS)), repeat=TASK_COUNT)))
     costs, chances = (np.array([getattr(e, key) for e in EFFORTS])[plans].sum(1) for key in ("cost", "success"))
     worth = States(config, 30).worth(indifferent(config))
     assert worth == pytest.approx((chances.mean(), costs.mean(), (costs <= 30).mean()))

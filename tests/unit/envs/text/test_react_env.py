@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pettingzoo.test import seed_test
 
-from marl_ray.agents.made_up_country import KINDS
+from marl_ray.agents.made_up_country import QUESTION_KINDS
 from marl_ray.agents.tools import make_tool
 from marl_ray.config import EnvConfig
 from marl_ray.envs.registry import make_env
-from marl_ray.envs.text.react import MADE_UP, SEARCH, React
+from marl_ray.envs.text.react import MADE_UP_TOOLS, SEARCH_TOOL, React
 from marl_ray.errors import MarlRayError
 from marl_ray.rewards.answers import same_answer
 
-OFFLINE = {SEARCH: {"corpus": "towns"}}
+OFFLINE = {SEARCH_TOOL: {"corpus": "towns"}}
 needs_sandbox = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
 
 
@@ -26,7 +26,7 @@ def write(tool: str, **arguments: Any) -> str:
 
 
 def search(query: str) -> str:
-    return write(SEARCH, query=query)
+    return write(SEARCH_TOOL, query=query)
 
 
 def play(env: React, *responses: str, **options: Any) -> dict[str, Any]:
@@ -95,7 +95,14 @@ def test_made_up_observations_do_not_reach_later_prompts():
 @given(
     st.lists(
         st.sampled_from(
-            ["junk", search("Wenath"), search("x" * 3000), SEARCH, write(SEARCH.upper(), query="a"), "y" * 5000]
+            [
+                "junk",
+                search("Wenath"),
+                search("x" * 3000),
+                SEARCH_TOOL,
+                write(SEARCH_TOOL.upper(), query="a"),
+                "y" * 5000,
+            ]
         )
         | st.text(max_size=20),
         min_size=8,
@@ -137,7 +144,7 @@ def test_splits_do_not_share_a_question():
 
 @needs_sandbox
 def test_the_expert_is_right_and_its_prompts_are_the_environments():
-    env = React(MADE_UP, cost=["calls"])
+    env = React(MADE_UP_TOOLS, cost=["calls"])
     shown = env.demonstrations(25, seed=4)
     assert shown == env.demonstrations(25, seed=4) != env.demonstrations(25, seed=5)
     episodes: list[list[Any]] = []
@@ -157,7 +164,7 @@ def test_the_expert_is_right_and_its_prompts_are_the_environments():
             env.step(demonstration.response)
         assert env.infos["agent"]["metrics"]["problems"] == 0.0
         assert env.infos["agent"]["solved"]
-    assert played == set(KINDS)
+    assert played == set(QUESTION_KINDS)
 
 
 @needs_sandbox
@@ -272,4 +279,4 @@ def test_a_key_that_is_missing_is_told_before_anything_starts(monkeypatch, tmp_p
     path = tmp_path / "q.jsonl"
     path.write_text('{"prompt": "a?", "answer": "b"}\n')
     with pytest.raises(MarlRayError, match="google_search_serper: needs a key"):
-        React([SEARCH], data=str(path), held_out=0.0)
+        React([SEARCH_TOOL], data=str(path), held_out=0.0)

@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marl_ray.envs.text.base import is_held_out
-from marl_ray.envs.text.synthetic import FAMILIES, HIDDEN, PUBLIC, SyntheticProgramTask, arithmetic, mutants, programs
+from marl_ray.envs.text.synthetic import (
+    FAMILIES,
+    HIDDEN_TESTS,
+    PUBLIC_TESTS,
+    SyntheticProgramTask,
+    arithmetic,
+    mutants,
+    programs,
+)
 from marl_ray.rewards import math_reward
 
 LEVELS = (1, 2, 3, 4)
@@ -51,7 +59,7 @@ def test_tests_are_as_many_as_promised_and_public_ones_are_no_hidden_ones():
     sixth = SyntheticProgramTask("l item 5", "l", "x[5]", 2)  # most lists are too short for it
     for task in (*programs(100, LEVELS, "train"), sixth):
         hidden, public = ({test.source for test in tests} for tests in (task.code.hidden, task.code.public))
-        assert (len(hidden), len(public)) == (HIDDEN, PUBLIC) and not hidden & public
+        assert (len(hidden), len(public)) == (HIDDEN_TESTS, PUBLIC_TESTS) and not hidden & public
 
 
 def test_mutants_change_one_token():

@@ -10,7 +10,7 @@ import pytest
 
 from marl_ray.config import EnvConfig
 from marl_ray.envs.registry import make_env
-from marl_ray.envs.web.browser.chromium import EXECUTABLE
+from marl_ray.envs.web.browser.chromium import EXECUTABLE_VARIABLE
 from marl_ray.envs.web.browser.errors import BrowserError, PageError
 from marl_ray.envs.web.browsergym import process as process_module
 from marl_ray.envs.web.browsergym.process import BrowserGymProcess
@@ -19,7 +19,7 @@ from marl_ray.errors import MarlRayError
 
 @pytest.fixture(autouse=True)
 def some_chromium(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(EXECUTABLE, str(shutil.which("true")))  # no browser is started
+    monkeypatch.setenv(EXECUTABLE_VARIABLE, str(shutil.which("true")))  # no browser is started
 
 
 def ended(process: psutil.Process) -> bool:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from marl_ray.envs.web.browser.accessibility import PageView, ShownElement
 from marl_ray.envs.web.browser.action_text import parse_web_action
-from marl_ray.envs.web.elements import NOTHING, PHRASES, action_count, page_row, row_size
+from marl_ray.envs.web.elements import MAX_PHRASES, SCROLL_ACTION, action_count, page_row, row_size
 
 SLOTS = 4
 ROLES = ("RootWebArea", "button", "link", "textbox", "combobox", "checkbox", "StaticText", "dialog")
@@ -39,7 +39,7 @@ def test_quoted_phrases_can_be_typed_into_text_boxes_alone():
     assert [action for action in row.actions if action.startswith("type")] == [
         f"type [{box}] [{phrase}] [0]" for box in (2, 3) for phrase in ("Joe", "x]y")
     ]
-    assert row.actions[-1] == NOTHING
+    assert row.actions[-1] == SCROLL_ACTION
     other = page_row('Enter "Joe" and "x]y" and press Submit.', view(*page.elements.values()), SLOTS, 0.5, {2})
     assert (row.values != other.values).sum() == 1, "what was clicked is one number"
 
@@ -62,7 +62,7 @@ def test_a_row_is_of_one_size_and_every_allowed_action_can_be_read(intent, eleme
     row = page_row(intent, view(*elements), slots, 0.3)
     assert row.values.shape == (row_size(slots),) and row.values.dtype == np.float32
     assert (row.values >= 0).all() and (row.values <= 1).all()
-    assert row.allowed.shape == (action_count(slots),) == (slots * (1 + PHRASES) + 1,)
+    assert row.allowed.shape == (action_count(slots),) == (slots * (1 + MAX_PHRASES) + 1,)
     assert row.allowed[-1]
     for action, allowed in zip(row.actions, row.allowed, strict=True):
         assert bool(action) == allowed

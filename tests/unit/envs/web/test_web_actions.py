@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_ray.envs.web.browser.accessibility import page_view, snapshot_bounds
-from marl_ray.envs.web.browser.action_text import FORMS, WebAction, parse_web_action, playwright_keys
+from marl_ray.envs.web.browser.action_text import ACTION_FORMS, WebAction, parse_web_action, playwright_keys
 from marl_ray.envs.web.browser.errors import ActionError
 from marl_ray.envs.web.browser.prompts import head, past_answer
 from marl_ray.envs.web.browser.session import hosts_of
@@ -73,7 +73,7 @@ def test_whatever_an_agent_writes_is_an_action_or_a_fault(text):
         except ActionError as error:
             assert len(str(error)) < 300
         else:
-            assert action.kind in FORMS
+            assert action.kind in ACTION_FORMS
 
 
 @pytest.mark.parametrize(
@@ -182,6 +182,6 @@ def test_an_earlier_answer_is_a_line_with_its_thought_and_its_action():
 def test_a_prompt_asks_for_a_thought_only_where_one_is_wanted():
     plain, react = head(False), head(True)
     assert "```" not in plain and "First think" in react
-    for form in FORMS.values():
+    for form in ACTION_FORMS.values():
         assert f"\n{form}\n" in plain and f"\n{form}\n" in react
     assert parse_web_action("The page shows a shop, so I open it.\n```click [12]```") == WebAction("click", 12)

@@ -8,7 +8,7 @@ from toy_models.tokens import LORA, tiny
 
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.sampler import make_engine
-from marl_ray.policies.language.packing import MULTIPLE, pack
+from marl_ray.policies.language.packing import LENGTH_MULTIPLE, pack
 
 POLICY = tiny()
 
@@ -66,8 +66,8 @@ def test_a_prompt_is_read_once_and_only_the_row_is_padded():
     prompts, responses, mask = rows([(5, [3, 6, 1]), (2, [2, 4])])
     packed, places, *_ = pack(prompts, responses, mask)
     tokens = 5 + 2 + 2 + 5 + 0 + 1 + 3
-    assert packed.ids.shape == (1, MULTIPLE)
-    assert tokens < MULTIPLE and not packed.ids[0, tokens:].any()
+    assert packed.ids.shape == (1, LENGTH_MULTIPLE)
+    assert tokens < LENGTH_MULTIPLE and not packed.ids[0, tokens:].any()
     assert len(places) == 16
     assert packed.positions.max() == 5 + 5 - 1
 

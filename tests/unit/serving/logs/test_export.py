@@ -24,7 +24,7 @@ from marl_ray.serving.logs import export as export_module
 from marl_ray.serving.logs.act_log import ActLog, LoggedAct, LoggedText, upload
 from marl_ray.serving.logs.act_log_reader import read_logged
 from marl_ray.serving.logs.export import ExportSummary, export
-from marl_ray.temporary_folders import NAME
+from marl_ray.temporary_folders import FOLDER_NAME
 from marl_ray.trajectories import Trajectories
 
 AGENTS = ("left", "right")
@@ -309,7 +309,7 @@ def test_log_and_out_may_be_buckets(store, tmp_path, bucket, monkeypatch):
     made = []
     monkeypatch.setattr(export_module, "upload", lambda file, *rest: (made.append(file), upload(file, *rest)))
     summary = export(store, "exp", f"s3://bucket/log{query}", f"s3://bucket/out{query}")
-    assert NAME.fullmatch(made[0].parent.name)  # so that another process removes it after this one was killed
+    assert FOLDER_NAME.fullmatch(made[0].parent.name)  # so that another process removes it after this one was killed
     assert not made[0].parent.exists()
     assert (summary.decisions, summary.path) == (5, "s3://bucket/out/exp.parquet")
     (tmp_path / "copy.parquet").write_bytes(objects["bucket/out/exp.parquet"])

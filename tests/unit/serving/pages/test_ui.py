@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marl_ray.experiments.lifecycle import ALLOWED, Action, ExperimentStatus
+from marl_ray.experiments.lifecycle import ALLOWED_STATUSES, Action, ExperimentStatus
 from marl_ray.serving.http.protocol import RequestError
-from marl_ray.serving.pages.render import FIELDS, HEADERS, experiment_page, index_page, parse_form, stylesheet
+from marl_ray.serving.pages.render import FORM_FIELDS, HEADERS, experiment_page, index_page, parse_form, stylesheet
 
 NOON = 1_795_262_400.0  # 2026-11-21T12:00:00Z
 VOID = {"meta", "link", "input", "br", "img", "hr"}
@@ -152,7 +152,7 @@ def test_each_arm_has_a_line_and_a_band_in_both_charts():
 def test_the_forms_offer_what_the_state_allows(status):
     report = REPORT | {"status": status.value}
     offered = {str(b["formaction"]).rpartition("/")[2] for b in page(report).all("button") if "formaction" in b}
-    assert offered == {action.value for action in Action if status in ALLOWED[action]}
+    assert offered == {action.value for action in Action if status in ALLOWED_STATUSES[action]}
     assert all(str(b["formaction"]).startswith("/ab/ui/experiments/grid/") for b in page(report).all("button")[1:])
 
 
@@ -178,7 +178,7 @@ def test_a_form_carries_the_key_the_reason_and_the_epoch():
     assert (inputs["key"]["type"], inputs["key"]["autocomplete"]) == ("password", "current-password")
     assert inputs["epoch"]["value"] == "3"
     assert "value" not in inputs["key"]
-    assert page().all("textarea")[0]["maxlength"] == str(FIELDS["reason"])
+    assert page().all("textarea")[0]["maxlength"] == str(FORM_FIELDS["reason"])
 
 
 def test_steps_tell_where_the_experiment_stands():

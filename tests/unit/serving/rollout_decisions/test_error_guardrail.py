@@ -11,7 +11,7 @@ from marl_ray.experiments.lifecycle import RolloutStep
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.sequential import harm
 from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure, Report
-from marl_ray.serving.rollout_decisions.rollout_control import ERRORS, config_of, decide, read_results
+from marl_ray.serving.rollout_decisions.rollout_control import ERROR_GUARDRAIL, config_of, decide, read_results
 
 
 async def test_every_experiment_has_a_guardrail_on_errors(tmp_path):
@@ -40,7 +40,12 @@ def counted(failed: int, total: int) -> Summary:
 def test_the_guardrail_on_errors_finds_what_it_should_and_nothing_else(treatment, control, low, high):
     """The number of 400 experiments, each looked at 25 times, whose treatment is rolled back at these rates of failure."""
     rng, looks = np.random.default_rng(0), np.unique(np.geomspace(50, 3_000, 25).astype(int))
-    rules = {"alpha": ERRORS.alpha, "margin": ERRORS.margin, "min_outcomes": 50, "higher_is_better": False}
+    rules = {
+        "alpha": ERROR_GUARDRAIL.alpha,
+        "margin": ERROR_GUARDRAIL.margin,
+        "min_outcomes": 50,
+        "higher_is_better": False,
+    }
     rolled_back = 0
     for _ in range(400):
         first, other = (np.cumsum(rng.random(3_000) < rate)[looks - 1] for rate in (treatment, control))

@@ -89,7 +89,7 @@ def test_a_failure_that_is_noted_while_others_are_written_is_stored_too(store):
 
 
 def test_of_too_many_sessions_the_oldest_are_dropped(store, monkeypatch, caplog):
-    monkeypatch.setattr("marl_ray.serving.routing.unit_reports.REMEMBERED", 2)
+    monkeypatch.setattr("marl_ray.serving.routing.unit_reports.MAX_REMEMBERED", 2)
     opened(store)
     log = ExposureLog(store)
     reports = UnitReports(store, log)

@@ -3,7 +3,7 @@
 import pytest
 from toys.texts import config
 
-from marl_ray.config.run.sections import IN_RUNS
+from marl_ray.config.run.sections import RUN_BENCHMARKS
 from marl_ray.evaluation.benchmarks import Benchmark, benchmark
 from marl_ray.extensions import BENCHMARK
 from marl_ray.training.evaluation.benchmarks import spent
@@ -35,7 +35,7 @@ def test_runs_are_measured_by_every_benchmark_that_no_program_forges_and_no_refe
         and "hardened" in benchmark(name).modes
         and not benchmark(name).filters_references
     }
-    assert usable == set(IN_RUNS)
+    assert usable == set(RUN_BENCHMARKS)
 
 
 def test_a_price_is_of_all_workers_and_only_there_where_it_is_given():

@@ -17,7 +17,7 @@ from marl_ray.training.journal.tail import Tail
 from marl_ray.training.journal.writer import Journal, write_failure
 from marl_ray.training.run_folder import appended_file as files
 from marl_ray.training.run_folder.appended_file import appended_file, content_of, parts_of
-from marl_ray.training.run_folder.metrics_file import METRICS, iteration_of, read_metrics
+from marl_ray.training.run_folder.metrics_file import METRICS_FILE, iteration_of, read_metrics
 from marl_ray.training.run_folder.run_log import RunLog
 
 LOCAL = fs.LocalFileSystem()
@@ -70,7 +70,7 @@ def test_a_run_that_begins_anew_repeats_no_epoch_of_its_warm_start(tmp_path):
 
 def test_rows_are_json_without_numbers_that_are_not_finite(tmp_path):
     Journal(LOCAL, str(tmp_path)).row(row(1) | {"loss": float("nan"), "kl": float("inf"), "entropy": 0.25})
-    (line,) = (tmp_path / METRICS).read_text().splitlines()
+    (line,) = (tmp_path / METRICS_FILE).read_text().splitlines()
     stored = json.loads(line)
     assert stored.pop("timestamp") > 1.7e9
     assert stored == {"iteration": 1, "steps": 32, "return": 0.5, "entropy": 0.25}
@@ -80,7 +80,7 @@ def test_rows_are_json_without_numbers_that_are_not_finite(tmp_path):
 def test_a_line_that_was_cut_is_not_read_and_goes_with_the_next_start(tmp_path):
     folder = str(tmp_path)
     write(Journal(LOCAL, folder), None, row(1), row(2))
-    path = tmp_path / METRICS
+    path = tmp_path / METRICS_FILE
     path.write_bytes(path.read_bytes()[:-9])
     assert iterations(LOCAL, folder) == [1]
     write(Journal(LOCAL, folder), 1, row(2))

@@ -18,7 +18,7 @@ from marl_ray.training.journal.repair import repair, sort_out
 from marl_ray.training.journal.tail import Tail
 from marl_ray.training.journal.writer import Journal
 from marl_ray.training.run_folder.appended_file import appended_file
-from marl_ray.training.run_folder.metrics_file import METRICS, iteration_of, read_metrics
+from marl_ray.training.run_folder.metrics_file import METRICS_FILE, iteration_of, read_metrics
 from marl_ray.training.run_folder.record import write_json
 
 LOCAL = fs.LocalFileSystem()
@@ -32,7 +32,7 @@ def begin(root: Path, lines: Sequence[str], remote: bool = False, mark: Mark | N
     """File system and folder of a run with these lines of metrics, and a sink with this mark."""
     filesystem, folder = (fs.SubTreeFileSystem(str(root), LOCAL), "run") if remote else (LOCAL, str(root / "run"))
     filesystem.create_dir(f"{folder}/sinks")
-    file = appended_file(filesystem, f"{folder}/{METRICS}")
+    file = appended_file(filesystem, f"{folder}/{METRICS_FILE}")
     file.append(lines)
     file.close()
     if mark is not None:
@@ -52,7 +52,7 @@ def iterations(filesystem: fs.FileSystem, folder: str) -> list[int]:
 def test_rubbish_and_doubles_are_removed_and_named_and_sinks_are_asked_anew(tmp_path, remote):
     lines = [row(0), row(1), "\x00\x00{", row(2), row(2), "[]", row(3)]
     filesystem, folder = begin(tmp_path, lines, remote, mark(7, 3))
-    path = f"{folder}/{METRICS}"
+    path = f"{folder}/{METRICS_FILE}"
     assert repair(filesystem, folder, 3) == [
         f"{path}: lines 3 to 6, 3 of them were no rows, or some for the second time; removed"
     ]
@@ -83,7 +83,7 @@ def test_a_line_that_is_no_row_of_the_run_costs_no_other_line(tmp_path, rubbish,
     if rubbish == row(100_000) and at == 4:  # the workers that continue from iteration 3 remove it
         assert printed == [] and iterations(filesystem, folder) == [0, 1, 2, 3, 100_000]
         return
-    assert printed == [f"{folder}/{METRICS}: line {at + 1} was no row, or one for the second time; removed"]
+    assert printed == [f"{folder}/{METRICS_FILE}: line {at + 1} was no row, or one for the second time; removed"]
     assert iterations(filesystem, folder) == [0, 1, 2, 3]
 
 
@@ -125,7 +125,7 @@ def test_a_mark_of_something_else_is_that_of_a_new_sink(tmp_path, stored):
 def test_rows_that_are_lost_are_named_and_the_rows_after_them_reach_the_sinks(tmp_path):
     filesystem, folder = begin(tmp_path, [row(0), row(1)], mark=mark(9, 8))
     (line,) = repair(filesystem, folder, 7)
-    assert line == f"{folder}/{METRICS} lacks the rows of iterations 2 to 7, which are not played again"
+    assert line == f"{folder}/{METRICS_FILE} lacks the rows of iterations 2 to 7, which are not played again"
     assert read_mark(filesystem, folder, "mlflow") == Mark()
     write_json(filesystem, f"{folder}/sinks/mlflow.json", asdict(mark(2, 1)))
     assert repair(filesystem, folder, 7) == [line]
@@ -169,9 +169,9 @@ def test_a_run_that_began_from_another_lacks_none_of_the_others_iterations(tmp_p
 def test_readers_and_workers_pass_rubbish_that_comes_while_a_run_goes_on(tmp_path, remote):
     filesystem, folder = begin(tmp_path, [row(0), row(1)], remote)
     name = "000000000000" if remote else ""
-    with (tmp_path / "run" / METRICS / name).open("ab") as stream:
+    with (tmp_path / "run" / METRICS_FILE / name).open("ab") as stream:
         stream.write(b"\xff\xfe{\n" + row(2).encode() + b"\n")
-    assert len(Tail(filesystem, f"{folder}/{METRICS}").read(0)) == 4
+    assert len(Tail(filesystem, f"{folder}/{METRICS_FILE}").read(0)) == 4
     journal = Journal(filesystem, folder)
     journal.begin(2)
     journal.row({"iteration": 3, "steps": 96})

@@ -15,7 +15,7 @@ from waiting import until
 from marl_ray.errors import MarlRayError
 from marl_ray.training.machines import worker_watch
 from marl_ray.training.machines.full_disk import DiskFullError, disk_full
-from marl_ray.training.machines.worker_watch import STARTS, WorkerWatch, exchange_s, saying_notes
+from marl_ray.training.machines.worker_watch import MAX_FAILED_STARTS, WorkerWatch, exchange_s, saying_notes
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_full_disk_and_workers_that_never_start_end_the_run(cluster, tmp_path)
     with pytest.raises(MarlRayError, match="worker 1: the disk of /data is full"):
         watch.on_start_requested(2, {"CPU": 1.0})
     watch = WorkerWatch(tmp_path / "notes")
-    for _ in range(STARTS):
+    for _ in range(MAX_FAILED_STARTS):
         watch.on_start_requested(1, {"CPU": 1.0})
         watch.on_start_failed(ImportError("no module named x"))
     with pytest.raises(MarlRayError, match="its workers could not be started 5 times: ImportError: no module named x"):

@@ -8,7 +8,7 @@ from pyarrow import fs
 
 from marl_ray.training.journal.tail import Tail
 from marl_ray.training.run_folder import appended_file as files
-from marl_ray.training.run_folder.appended_file import ASIDE, appended_file, lines_of, parts_of
+from marl_ray.training.run_folder.appended_file import COPY_SUFFIX, appended_file, lines_of, parts_of
 
 LOCAL = fs.LocalFileSystem()
 STORAGES = pytest.mark.parametrize("remote", [False, True], ids=["local", "object store"])
@@ -113,7 +113,7 @@ def test_whoever_was_stopped_before_its_first_line_writes_none_after_another_has
 @pytest.mark.parametrize("killed", ["not", "with nothing in its place", "with a half in its place"])
 def test_a_file_that_was_copied_from_the_other_storage_goes_on(tmp_path, remote, killed):
     place = place_at(tmp_path, remote)
-    copy = tmp_path / (f"rows{ASIDE}" if killed != "not" else "rows")
+    copy = tmp_path / (f"rows{COPY_SUFFIX}" if killed != "not" else "rows")
     if remote:
         copy.write_text("one\ntwo\nthr")
     else:

@@ -12,10 +12,10 @@ from pyarrow import fs
 from toy_runs.runs import config
 
 from marl_ray.errors import MarlRayError
-from marl_ray.training.run_folder.bundle_link import LINK, link_bundle, linked_bundle
+from marl_ray.training.run_folder.bundle_link import LINK_NAME, link_bundle, linked_bundle
 from marl_ray.training.run_folder.metrics_file import history_of
 from marl_ray.training.run_folder.record import write_json
-from marl_ray.training.run_folder.run_log import LOG, RunLog
+from marl_ray.training.run_folder.run_log import LOG_FILE, RunLog
 from marl_ray.training.tracking.curve_plot import panels_of, plot_run, title_of
 from marl_ray.training.tracking.progress_bar import ProgressBar, iteration_line
 from marl_ray.training.tracking.summary import run_summary
@@ -31,22 +31,22 @@ def away(root: Path) -> fs.FileSystem:
 def test_the_link_leads_to_the_last_bundle_that_was_linked(tmp_path):
     assert linked_bundle(LOCAL, str(tmp_path)) is None
     for name in ("checkpoint_1", "checkpoint_2"):
-        (tmp_path / "toy" / name / LINK).mkdir(parents=True)
+        (tmp_path / "toy" / name / LINK_NAME).mkdir(parents=True)
         link_bundle(LOCAL, str(tmp_path / "toy"), name, "not read")
-    assert linked_bundle(LOCAL, str(tmp_path / "toy")) == str(tmp_path / "toy" / LINK)
+    assert linked_bundle(LOCAL, str(tmp_path / "toy")) == str(tmp_path / "toy" / LINK_NAME)
     moved = (tmp_path / "toy").rename(tmp_path / "moved")
-    assert (moved / LINK).resolve() == moved / "checkpoint_2" / LINK
-    (moved / "checkpoint_2" / LINK).rmdir()
+    assert (moved / LINK_NAME).resolve() == moved / "checkpoint_2" / LINK_NAME
+    (moved / "checkpoint_2" / LINK_NAME).rmdir()
     assert linked_bundle(LOCAL, str(moved)) is None
 
 
 def test_a_copy_of_the_bundle_in_the_place_of_the_link_does_not_stay(tmp_path):
     """A copy that followed the links left it there; a run would register these weights as its best ones for ever."""
-    (tmp_path / LINK).mkdir()
-    (tmp_path / LINK / "bundle.json").write_text("old")
-    (tmp_path / "checkpoint_2" / LINK).mkdir(parents=True)
+    (tmp_path / LINK_NAME).mkdir()
+    (tmp_path / LINK_NAME / "bundle.json").write_text("old")
+    (tmp_path / "checkpoint_2" / LINK_NAME).mkdir(parents=True)
     link_bundle(LOCAL, str(tmp_path), "checkpoint_2", "not read")
-    assert (tmp_path / LINK).resolve() == tmp_path / "checkpoint_2" / LINK
+    assert (tmp_path / LINK_NAME).resolve() == tmp_path / "checkpoint_2" / LINK_NAME
 
 
 def test_on_remote_storage_the_link_is_a_file_with_the_uri(tmp_path):
@@ -62,13 +62,13 @@ def test_on_remote_storage_the_link_is_a_file_with_the_uri(tmp_path):
 )
 def test_a_file_of_something_else_in_the_place_of_the_link_is_no_link(tmp_path, content):
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / LINK).write_bytes(content)
+    (tmp_path / "run" / LINK_NAME).write_bytes(content)
     assert linked_bundle(LOCAL, str(tmp_path / "run")) is None and linked_bundle(away(tmp_path), "run") is None
 
 
 def test_the_log_has_the_lines_of_before_its_folder_and_how_the_run_ended(tmp_path, capsys):
     run = config(f"storage={tmp_path}")
-    path = tmp_path / "toy" / LOG
+    path = tmp_path / "toy" / LOG_FILE
     with pytest.raises(MarlRayError), RunLog(run) as console:  # noqa: PT012  the log is of a run that fails
         console.phase("checking the run")
         assert not path.parent.exists()
@@ -96,7 +96,7 @@ def test_lines_that_nobody_takes_end_no_run_and_are_in_the_log(tmp_path, error, 
         console.say("a note")
     with ProgressBar(run, [].append) as progress:
         progress.show({"iteration": 6, "steps": 192})
-    lines = (tmp_path / "toy" / LOG).read_text().splitlines()
+    lines = (tmp_path / "toy" / LOG_FILE).read_text().splitlines()
     assert [line.split("  ")[-1] for line in lines] == ["registering the best bundle", "a note"]
 
 
@@ -105,7 +105,7 @@ def test_without_progress_a_phase_is_in_the_log_alone(tmp_path, capsys):
     with RunLog(config(f"storage={tmp_path}", "tracking.progress=false")) as console:
         console.open()
         console.phase("starting Ray")
-    assert capsys.readouterr().err == "" and "starting Ray" in (tmp_path / "toy" / LOG).read_text()
+    assert capsys.readouterr().err == "" and "starting Ray" in (tmp_path / "toy" / LOG_FILE).read_text()
 
 
 def test_the_picture_of_a_run_names_its_algorithms_and_shows_intervals(tmp_path):

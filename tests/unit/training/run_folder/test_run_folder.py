@@ -28,7 +28,7 @@ from marl_ray.training.loop.start import RunStart
 from marl_ray.training.machines.interruption import answering, run_within
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.record import (
-    RESULT,
+    RESULT_KEY,
     filesystem_of,
     identity_hash,
     record_of,
@@ -39,7 +39,7 @@ from marl_ray.training.run_folder.record import (
 )
 from marl_ray.training.run_result import RunResult, read_finished_result
 from marl_ray.training.single_process import process_group
-from marl_ray.training.worker import REFUSED, worker
+from marl_ray.training.worker import REFUSED_KEY, worker
 
 STORED = {
     "name": "toy",
@@ -56,7 +56,7 @@ STORED = {
 
 def ended(run_config: RunConfig) -> None:
     """The folder of a run that has played all its steps has its result."""
-    done = {"total_steps": run_config.train.total_steps, RESULT: STORED}
+    done = {"total_steps": run_config.train.total_steps, RESULT_KEY: STORED}
     write_record(run_config, record_of(run_config) | {"mlflow_run_id": "0123", "finished": done})
     mark_delivered(run_config, 0)
 
@@ -272,7 +272,7 @@ def test_a_checkpoint_that_cannot_be_written_or_read_is_an_answer_and_no_reason_
 
     monkeypatch.chdir(tmp_path)
     answer = work(monkeypatch, tmp_path, fails)
-    assert answer == {REFUSED: "checkpoint_1/state.json cannot be written: No space left on device"}
+    assert answer == {REFUSED_KEY: "checkpoint_1/state.json cannot be written: No space left on device"}
 
 
 def test_a_worker_goes_on_from_checkpoints_of_its_own_run_alone(tmp_path, monkeypatch):
@@ -292,7 +292,7 @@ def test_a_worker_goes_on_from_checkpoints_of_its_own_run_alone(tmp_path, monkey
     other = put(20, identity_hash(config("seed=7")))
     answer = work(monkeypatch, tmp_path, places)
     assert answer == {
-        REFUSED: f"no checkpoint can be used: {other} is a checkpoint of another run, 'toy' with another config"
+        REFUSED_KEY: f"no checkpoint can be used: {other} is a checkpoint of another run, 'toy' with another config"
     }
     of_run = put(10, identity_hash(config("resources.workers=2", "train.total_steps=64", "checkpoint.every=3")))
     assert work(monkeypatch, tmp_path, places) == [of_run]

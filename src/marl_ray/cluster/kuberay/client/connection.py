@@ -26,9 +26,9 @@ LOST_S = 60.0
 """Time for which the API may be out of reach before a command gives up."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.2, 5.0
 """Pauses between tries."""
-UNAUTHORIZED = 401
+UNAUTHORIZED_STATUS = 401
 """Status for a token that is wrong or has expired."""
-PASSING = (429, 500, 502, 503, 504)
+PASSING_STATUSES = (429, 500, 502, 503, 504)
 """Statuses that a later try may not meet."""
 
 _NO_KUBECONFIG = (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError)
@@ -118,10 +118,10 @@ class Connection:
             raise MarlRayError(f"{self.server}: {one_line(error)}") from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise _UnreachableError(one_line(error)) from error
-        if response.status in PASSING:
+        if response.status in PASSING_STATUSES:
             raise _UnreachableError(f"{response.status} {_message(response)}")
         if not 200 <= response.status < 300:
-            hint = f"{self.server} takes no such credentials: " if response.status == UNAUTHORIZED else ""
+            hint = f"{self.server} takes no such credentials: " if response.status == UNAUTHORIZED_STATUS else ""
             raise RequestRefusedError(response.status, f"{hint}{_message(response)}")
         return response
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefusedError
 from marl_ray.cluster.kuberay.client.resources import list_all, path_of, read
-from marl_ray.cluster.kuberay.state.view import SUBMITTER, Object
+from marl_ray.cluster.kuberay.state.view import SUBMITTER_CONTAINER, Object
 
 SILENT_S = 60.0
 """A log that says nothing for as long is asked for again: a connection may be dead without a word."""
@@ -25,9 +25,9 @@ def submitter_of(connection: Connection, name: str) -> tuple[str, str] | None:
     cluster = (job.get("status") or {}).get("rayClusterName")
     if not pods and cluster and (job["spec"].get("submissionMode") == "SidecarMode"):
         pods = list_all(connection, "Pod", "v1", labels=f"ray.io/cluster={cluster},ray.io/node-type=head")
-    candidates = [pod for pod in pods if _container(pod, SUBMITTER)]
+    candidates = [pod for pod in pods if _container(pod, SUBMITTER_CONTAINER)]
     newest = max(candidates, key=lambda pod: pod["metadata"]["creationTimestamp"], default=None)
-    return None if newest is None else (newest["metadata"]["name"], SUBMITTER)
+    return None if newest is None else (newest["metadata"]["name"], SUBMITTER_CONTAINER)
 
 
 def log_lines(connection: Connection, pod: str, container: str, follow: bool) -> Iterator[str]:

@@ -8,9 +8,9 @@ from urllib.parse import quote
 from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefusedError
 from marl_ray.errors import MarlRayError
 
-MANAGER = "marl-ray"
-RAY = "ray.io/v1"
-_STRICT = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
+FIELD_MANAGER = "marl-ray"
+RAY_API_VERSION = "ray.io/v1"
+_STRICT_PARAMETERS = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
 
 
 @lru_cache(maxsize=64)
@@ -43,14 +43,14 @@ def path_of(connection: Connection, api_version: str, kind: str, name: str | Non
             raise
         kinds = {}
     if kind not in kinds:
-        hint = "; is KubeRay's operator installed, with its CRDs?" if api_version == RAY else ""
+        hint = "; is KubeRay's operator installed, with its CRDs?" if api_version == RAY_API_VERSION else ""
         raise MarlRayError(f"the cluster {connection.server} knows no {kind} of {api_version}{hint}")
     plural, namespaced = kinds[kind]
     inside = f"/namespaces/{quote(connection.namespace, safe='')}" if namespaced else ""
     return f"{_root(api_version)}{inside}/{plural}" + (f"/{quote(name, safe='')}" if name else "")
 
 
-def read(connection: Connection, kind: str, name: str, api_version: str = RAY) -> dict[str, Any] | None:
+def read(connection: Connection, kind: str, name: str, api_version: str = RAY_API_VERSION) -> dict[str, Any] | None:
     """Return an object, None if there is none."""
     try:
         return connection.request("GET", path_of(connection, api_version, kind, name))
@@ -61,7 +61,7 @@ def read(connection: Connection, kind: str, name: str, api_version: str = RAY) -
 
 
 def list_all(
-    connection: Connection, kind: str, api_version: str = RAY, labels: str = "", fields: str = ""
+    connection: Connection, kind: str, api_version: str = RAY_API_VERSION, labels: str = "", fields: str = ""
 ) -> list[dict[str, Any]]:
     """Return the objects of a kind, chosen by selectors of labels and fields."""
     query = {"labelSelector": labels} if labels else {}
@@ -89,7 +89,7 @@ def apply(
             f"{kind} {metadata['name']}: metadata.namespace is {metadata['namespace']}, "
             f"expected {connection.namespace} (--namespace)"
         )
-    query: dict[str, str | bool] = {**_STRICT, "force": force}
+    query: dict[str, str | bool] = {**_STRICT_PARAMETERS, "force": force}
     query |= {"dryRun": "All"} if dry_run else {}
     path = path_of(connection, manifest["apiVersion"], kind, name)
     try:
@@ -106,7 +106,10 @@ def create(connection: Connection, manifest: Mapping[str, Any], dry_run: bool = 
     Of several who ask at once, one makes it. Raises RequestRefusedError.
     """
     kind, name = manifest["kind"], manifest["metadata"]["name"]
-    path, query = path_of(connection, manifest["apiVersion"], kind), _STRICT | ({"dryRun": "All"} if dry_run else {})
+    path, query = (
+        path_of(connection, manifest["apiVersion"], kind),
+        _STRICT_PARAMETERS | ({"dryRun": "All"} if dry_run else {}),
+    )
     try:
         return connection.request("POST", path, query, dict(manifest))
     except RequestRefusedError as error:
@@ -115,7 +118,7 @@ def create(connection: Connection, manifest: Mapping[str, Any], dry_run: bool = 
         return None
 
 
-def delete(connection: Connection, kind: str, name: str, api_version: str = RAY) -> bool:
+def delete(connection: Connection, kind: str, name: str, api_version: str = RAY_API_VERSION) -> bool:
     """Ask for an object's end, and that of what it owns; False if there is none."""
     path = path_of(connection, api_version, kind, name)
     try:

@@ -9,8 +9,8 @@ from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
 from marl_ray.cluster.kuberay.state.view import ResourceKind
 from marl_ray.errors import MarlRayError
 
-FINAL = (Phase.SUCCEEDED, Phase.FAILED, Phase.GONE)
-GOALS: dict[ResourceKind, Collection[Phase]] = {
+FINAL_PHASES = (Phase.SUCCEEDED, Phase.FAILED, Phase.GONE)
+DEFAULT_GOALS: dict[ResourceKind, Collection[Phase]] = {
     "RayCluster": (Phase.READY,),
     "RayCronJob": (Phase.READY,),
     "RayJob": (Phase.SUCCEEDED,),
@@ -45,7 +45,7 @@ def wait(
         if state != last:
             say(state)
         last = state
-        if state.phase in goals or (state.phase in FINAL and Phase.GONE not in goals):
+        if state.phase in goals or (state.phase in FINAL_PHASES and Phase.GONE not in goals):
             return state
         if state.phase is not Phase.WAITING:
             waiting = time.monotonic()

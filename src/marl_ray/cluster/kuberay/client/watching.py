@@ -5,14 +5,14 @@ import time
 from collections.abc import Iterator
 
 from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefusedError
-from marl_ray.cluster.kuberay.client.resources import RAY, list_all, path_of, read
+from marl_ray.cluster.kuberay.client.resources import RAY_API_VERSION, list_all, path_of, read
 from marl_ray.cluster.kuberay.state.phases import ResourceState
 from marl_ray.cluster.kuberay.state.resource_state import resource_state
 from marl_ray.cluster.kuberay.state.view import Object, ResourceKind, View, owned_by, view_of
 
 TURN_S = 5
 """A view is made anew at least as often: pods change without their resource."""
-EXPIRED = 410
+EXPIRED_STATUS = 410
 """Status of a version that the server has forgotten."""
 MIN_TURN_S = 0.2
 """Between two views; a resource may change many times a second."""
@@ -70,14 +70,14 @@ def _until_changed(connection: Connection, kind: str, name: str, version: str, s
         "timeoutSeconds": max(1, int(seconds)),
     }
     try:
-        for line in connection.lines(path_of(connection, RAY, kind), query, seconds + 1):
+        for line in connection.lines(path_of(connection, RAY_API_VERSION, kind), query, seconds + 1):
             event = json.loads(line)
             if event.get("type") == "ERROR":
                 break
             if event["object"]["metadata"]["resourceVersion"] != version:
                 return
     except RequestRefusedError as error:
-        if error.status != EXPIRED:
+        if error.status != EXPIRED_STATUS:
             raise
     except (ValueError, LookupError, TypeError):
         pass  # half a line of a connection that broke

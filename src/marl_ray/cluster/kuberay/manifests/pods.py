@@ -3,22 +3,22 @@
 from typing import Any
 
 from marl_ray.cluster.kuberay.manifests.models import Container, Metadata, PodSpec, PodTemplate
-from marl_ray.config.cluster import DRAIN_VARIABLE, FILES, SPOOL, ClusterConfig, GroupConfig, NodeConfig
+from marl_ray.config.cluster import DRAIN_VARIABLE, FILES_PATH, SPOOL_PATH, ClusterConfig, GroupConfig, NodeConfig
 
-LABEL = "marl-ray/cluster"
+CLUSTER_LABEL = "marl-ray/cluster"
 """Label of all that belongs to a cluster; KubeRay's own labels are for its Services."""
-ROLE = "marl-ray/role"
+ROLE_LABEL = "marl-ray/role"
 """Label of a pod: `head`, `submitter`, or the name of its group, be it on spot machines or on others."""
 PAUSE_S, MARGIN_S = 5, 25
 """Before Ray's drain, in which Services forget the pod; after it, until Kubernetes kills the pod."""
-SPOT = (
+SPOT_LABELS = (
     ("karpenter.sh/capacity-type", "spot"),
     ("eks.amazonaws.com/capacityType", "SPOT"),
     ("cloud.google.com/gke-spot", "true"),
     ("kubernetes.azure.com/scalesetpriority", "spot"),
 )
 """Labels by which clouds mark machines that they may take away."""
-CONFINED = {
+CONTAINER_SECURITY = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
@@ -40,7 +40,7 @@ def pod_of(config: ClusterConfig, node: NodeConfig, role: str, spot: bool = Fals
                 env_from=[{"secretRef": {"name": name}} for name in config.secrets] or None,
                 ports=_ports(config, head),
                 volume_mounts=[mount for mount, _ in volumes],
-                security_context=CONFINED,
+                security_context=CONTAINER_SECURITY,
                 # Services forget the pod meanwhile; it still answers. Then SIGTERM makes Ray drain.
                 lifecycle={"preStop": {"exec": {"command": ["sleep", str(PAUSE_S)]}}},
             )
@@ -59,8 +59,10 @@ def pod_of(config: ClusterConfig, node: NodeConfig, role: str, spot: bool = Fals
         affinity=_affinity(config, node, spot),
         topology_spread_constraints=None if head else _spread(config, role),
     )
-    annotations = _SCRAPED | (_KEPT if _costs_a_restart(config, node, head) else {})
-    return PodTemplate(metadata=Metadata(labels={LABEL: config.name, ROLE: role}, annotations=annotations), spec=spec)
+    annotations = _SCRAPE_ANNOTATIONS | (_KEEP_ANNOTATIONS if _costs_a_restart(config, node, head) else {})
+    return PodTemplate(
+        metadata=Metadata(labels={CLUSTER_LABEL: config.name, ROLE_LABEL: role}, annotations=annotations), spec=spec
+    )
 
 
 def any_scales(config: ClusterConfig) -> bool:
@@ -73,7 +75,7 @@ def resources_of(node: NodeConfig) -> dict[str, dict[str, str]]:
     cpus = str(int(node.cpus)) if node.cpus == int(node.cpus) else f"{round(1000 * node.cpus)}m"
     amounts = {"cpu": cpus, "memory": node.memory}
     if isinstance(node, GroupConfig) and node.gpus:
-        amounts[_GPU] = str(node.gpus)
+        amounts[_GPU_RESOURCE] = str(node.gpus)
     return {"requests": amounts, "limits": dict(amounts)}
 
 
@@ -97,10 +99,10 @@ def pull_secrets_of(config: ClusterConfig) -> list[dict[str, str]] | None:
     return [{"name": name} for name in config.pull_secrets] or None
 
 
-_GPU = "nvidia.com/gpu"
-_SCRAPED = {"prometheus.io/scrape": "true", "prometheus.io/port": "8080"}
+_GPU_RESOURCE = "nvidia.com/gpu"
+_SCRAPE_ANNOTATIONS = {"prometheus.io/scrape": "true", "prometheus.io/port": "8080"}
 """Ray's metrics agent."""
-_KEPT = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
+_KEEP_ANNOTATIONS = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
 """Whoever tidies up machines leaves these pods alone."""
 _SPOT_TOLERATIONS = [
     {"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"},
@@ -120,14 +122,14 @@ def _volumes(config: ClusterConfig, node: NodeConfig) -> list[Mounted]:
             source = {"persistentVolumeClaim": {"claimName": volume.claim}}
         volumes.append(_mount_of(f"storage-{number}" if number else "storage", volume.path, source))
     if config.files is not None:
-        volumes.append(_mount_of("config", FILES, {"configMap": {"name": config.files}}, read_only=True))
+        volumes.append(_mount_of("config", FILES_PATH, {"configMap": {"name": config.files}}, read_only=True))
     if config.service is not None:
         if config.service.api_keys_secret is not None:
             items = [{"key": "keys.yaml", "path": "keys.yaml"}]
             secret = {"secretName": config.service.api_keys_secret, "items": items}
-            volumes.append(_mount_of("api-keys", FILES, {"secret": secret}, read_only=True))
+            volumes.append(_mount_of("api-keys", FILES_PATH, {"secret": secret}, read_only=True))
         # Lives as long as the pod, so it survives a replica's crash.
-        volumes.append(_mount_of("spool", SPOOL, {"emptyDir": {"sizeLimit": config.service.spool_size}}))
+        volumes.append(_mount_of("spool", SPOOL_PATH, {"emptyDir": {"sizeLimit": config.service.spool_size}}))
     return [*volumes, _mount_of("tmp", "/tmp", {"emptyDir": {"sizeLimit": "50Gi"}})]
 
 
@@ -172,7 +174,7 @@ def _tolerations(config: ClusterConfig, node: NodeConfig, spot: bool) -> list[di
     gpus = isinstance(node, GroupConfig) and node.gpus
     return [
         *(_SPOT_TOLERATIONS if spot or _anywhere(config, node) else []),
-        *([{"key": _GPU, "operator": "Exists", "effect": "NoSchedule"}] if gpus else []),
+        *([{"key": _GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}] if gpus else []),
         *node.tolerations,
     ]
 
@@ -180,11 +182,13 @@ def _tolerations(config: ClusterConfig, node: NodeConfig, spot: bool) -> list[di
 def _affinity(config: ClusterConfig, node: NodeConfig, spot: bool) -> dict[str, Any] | None:
     """Return the affinity to machines of the spot market, or to machines that stay, as those without any mark do."""
     if spot:
-        terms = [{"matchExpressions": [{"key": key, "operator": "In", "values": [value]}]} for key, value in SPOT]
+        terms = [
+            {"matchExpressions": [{"key": key, "operator": "In", "values": [value]}]} for key, value in SPOT_LABELS
+        ]
     elif _anywhere(config, node):
         return None
     else:
-        marks = [{"key": key, "operator": "NotIn", "values": [value]} for key, value in SPOT]
+        marks = [{"key": key, "operator": "NotIn", "values": [value]} for key, value in SPOT_LABELS]
         terms = [{"matchExpressions": marks}]
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
 
@@ -195,6 +199,6 @@ def _spread(config: ClusterConfig, role: str) -> list[dict[str, Any]]:
     Learners talk too much with each other for several zones.
     """
     keys = ["kubernetes.io/hostname"] + (["topology.kubernetes.io/zone"] if config.service is not None else [])
-    selector = {"matchLabels": {LABEL: config.name, ROLE: role}}
+    selector = {"matchLabels": {CLUSTER_LABEL: config.name, ROLE_LABEL: role}}
     common = {"maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": selector}
     return [{"topologyKey": key} | common for key in keys]

@@ -20,9 +20,9 @@ from marl_ray.cluster.kuberay.manifests.models import (
     WorkerGroup,
 )
 from marl_ray.cluster.kuberay.manifests.pods import (
-    CONFINED,
-    LABEL,
-    ROLE,
+    CLUSTER_LABEL,
+    CONTAINER_SECURITY,
+    ROLE_LABEL,
     any_scales,
     pod_of,
     pull_secrets_of,
@@ -33,14 +33,14 @@ from marl_ray.config.cluster import ClusterConfig, GroupConfig, JobConfig, NodeC
 
 SPOT_PRIORITY, FALLBACK_PRIORITY = 10, 1
 """The autoscaler tries the group on spot machines first, then the one that it falls back to."""
-FALLBACK = "-fallback"
+FALLBACK_SUFFIX = "-fallback"
 IDLE_S = 300
 """Seconds that a pod stays while it is not needed: longer than a restart, so that one does not lose its nodes."""
-HELPER = NodeConfig(cpus=0.5, memory="512Mi")
+HELPER_SIZE = NodeConfig(cpus=0.5, memory="512Mi")
 """Size of the autoscaler's container and of the pod that submits a job."""
-SUBMISSIONS = 2
+SUBMITTER_RETRIES = 2
 """Further tries of the pod that submits a job."""
-OPERATOR = {"app.kubernetes.io/name": "kuberay-operator"}
+OPERATOR_LABELS = {"app.kubernetes.io/name": "kuberay-operator"}
 
 
 def render(config: ClusterConfig) -> list[dict[str, Any]]:
@@ -59,7 +59,7 @@ def _resource(config: ClusterConfig) -> Resource:
     queue = {"kueue.x-k8s.io/queue-name": config.queue} if config.queue and not by_clock else {}
     # Kueue refuses what scales unless it is marked so, and a marked service could not be upgraded.
     elastic = {"kueue.x-k8s.io/elastic-job": "true"} if queue and any_scales(config) and not config.service else None
-    metadata = Metadata(name=config.name, labels={LABEL: config.name} | queue, annotations=elastic)
+    metadata = Metadata(name=config.name, labels={CLUSTER_LABEL: config.name} | queue, annotations=elastic)
     cluster = cluster_spec(config)
     if config.service is not None:
         service = RayServiceSpec(
@@ -109,8 +109,8 @@ def _autoscaler() -> dict[str, Any]:
     return {
         "version": "v2",
         "idleTimeoutSeconds": IDLE_S,
-        "resources": resources_of(HELPER),
-        "securityContext": CONFINED,
+        "resources": resources_of(HELPER_SIZE),
+        "securityContext": CONTAINER_SECURITY,
         "env": [{"name": "HOME", "value": "/tmp"}],
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
     }
@@ -129,7 +129,7 @@ def _groups(config: ClusterConfig, name: str, group: GroupConfig) -> list[Worker
             min_replicas=least,
             max_replicas=most,
             ray_start_params=parameters,
-            labels={ROLE: name} | ({"ray.io/market-type": "spot"} if spot else market),
+            labels={ROLE_LABEL: name} | ({"ray.io/market-type": "spot"} if spot else market),
             template=pod_of(config, group, name, spot),
             idle_timeout_seconds=group.idle_timeout_s if group.scales else None,
             priority=priority,
@@ -137,7 +137,7 @@ def _groups(config: ClusterConfig, name: str, group: GroupConfig) -> list[Worker
 
     if not group.spot:
         return [made(name, least, False, None)]
-    return [made(name, least, True, SPOT_PRIORITY), made(f"{name}{FALLBACK}", 0, False, FALLBACK_PRIORITY)]
+    return [made(name, least, True, SPOT_PRIORITY), made(f"{name}{FALLBACK_SUFFIX}", 0, False, FALLBACK_PRIORITY)]
 
 
 def _job_spec(config: ClusterConfig, job: JobConfig, cluster: RayClusterSpec) -> RayJobSpec:
@@ -146,7 +146,7 @@ def _job_spec(config: ClusterConfig, job: JobConfig, cluster: RayClusterSpec) ->
         entrypoint=job.entrypoint,
         ray_cluster_spec=cluster,
         submitter_pod_template=_submitter(config),
-        submitter_config={"backoffLimit": SUBMISSIONS},
+        submitter_config={"backoffLimit": SUBMITTER_RETRIES},
         backoff_limit=job.retries,
         active_deadline_seconds=job.deadline_s,
         pre_running_deadline_seconds=job.start_deadline_s,
@@ -185,10 +185,10 @@ def _submitter(config: ClusterConfig) -> PodTemplate:
     container = Container(
         name="ray-job-submitter",  # without a command: KubeRay gives it
         image=config.image,
-        resources=resources_of(HELPER),
+        resources=resources_of(HELPER_SIZE),
         env=[{"name": "HOME", "value": "/tmp"}],
         volume_mounts=[{"name": "tmp", "mountPath": "/tmp"}],
-        security_context=CONFINED,
+        security_context=CONTAINER_SECURITY,
     )
     spec = PodSpec(
         containers=[container],
@@ -198,7 +198,7 @@ def _submitter(config: ClusterConfig) -> PodTemplate:
         image_pull_secrets=pull_secrets_of(config),
         restart_policy="Never",
     )
-    return PodTemplate(metadata=Metadata(labels={LABEL: config.name, ROLE: "submitter"}), spec=spec)
+    return PodTemplate(metadata=Metadata(labels={CLUSTER_LABEL: config.name, ROLE_LABEL: "submitter"}), spec=spec)
 
 
 def _budgets(config: ClusterConfig) -> list[dict[str, Any]]:
@@ -213,11 +213,11 @@ def _budgets(config: ClusterConfig) -> list[dict[str, Any]]:
         {
             "apiVersion": "policy/v1",
             "kind": "PodDisruptionBudget",
-            "metadata": {"name": f"{config.name}-{name}", "labels": {LABEL: config.name}},
+            "metadata": {"name": f"{config.name}-{name}", "labels": {CLUSTER_LABEL: config.name}},
             "spec": {
                 "minAvailable": least - 1,
                 "unhealthyPodEvictionPolicy": "AlwaysAllow",
-                "selector": {"matchLabels": {LABEL: config.name, ROLE: name}},
+                "selector": {"matchLabels": {CLUSTER_LABEL: config.name, ROLE_LABEL: name}},
             },
         }
         for name, group in config.groups.items()
@@ -227,8 +227,8 @@ def _budgets(config: ClusterConfig) -> list[dict[str, Any]]:
 
 def _network_policy(config: ClusterConfig) -> dict[str, Any]:
     """Let the pods be reached by each other, KubeRay's operator, clients that carry a label, and Prometheus."""
-    pods = {"podSelector": {"matchLabels": {LABEL: config.name}}}
-    operator = {"namespaceSelector": {}, "podSelector": {"matchLabels": OPERATOR}}
+    pods = {"podSelector": {"matchLabels": {CLUSTER_LABEL: config.name}}}
+    operator = {"namespaceSelector": {}, "podSelector": {"matchLabels": OPERATOR_LABELS}}
     clients = {"namespaceSelector": {}, "podSelector": {"matchLabels": {"marl-ray/client": "true"}}}
     monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
 
@@ -238,7 +238,7 @@ def _network_policy(config: ClusterConfig) -> dict[str, Any]:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": {"name": config.name, "labels": {LABEL: config.name}},
+        "metadata": {"name": config.name, "labels": {CLUSTER_LABEL: config.name}},
         "spec": {
             "podSelector": pods["podSelector"],
             "policyTypes": ["Ingress"],

@@ -4,14 +4,14 @@ from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
 from marl_ray.cluster.kuberay.state.pod_troubles import trouble_of
 from marl_ray.cluster.kuberay.state.view import Object, View, event_text, subject
 
-REFUSED = ("InvalidRayClusterSpec", "InvalidRayClusterMetadata", "InvalidRayClusterStatus")
+REFUSAL_REASONS = ("InvalidRayClusterSpec", "InvalidRayClusterMetadata", "InvalidRayClusterStatus")
 """Reasons of events."""
 
 
 def cluster_state(view: View, now: float) -> ResourceState:
     """Return the state of a RayCluster that is there, at `now`, seconds since 1970."""
     status = view.status
-    refused = refusal(view, REFUSED)
+    refused = refusal(view, REFUSAL_REASONS)
     if refused is not None and not status.get("state"):
         return refused
     conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
@@ -68,7 +68,9 @@ def _refused_cluster(view: View) -> tuple[str, str] | None:
         for cluster in view.clusters
         if not (cluster.get("status") or {}).get("state")
     }
-    warnings = (event for event in reversed(view.warnings) if event.get("reason") in REFUSED and subject(event) in new)
+    warnings = (
+        event for event in reversed(view.warnings) if event.get("reason") in REFUSAL_REASONS and subject(event) in new
+    )
     last = next(warnings, None)
     return None if last is None else (str(last["reason"]), event_text(last))
 

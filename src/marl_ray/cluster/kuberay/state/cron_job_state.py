@@ -4,7 +4,7 @@ from marl_ray.cluster.kuberay.state.cluster_state import refusal
 from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
 from marl_ray.cluster.kuberay.state.view import View
 
-REFUSED = ("InvalidRayCronJobSpec", "InvalidSchedule")
+REFUSAL_REASONS = ("InvalidRayCronJobSpec", "InvalidSchedule")
 """Reasons of events."""
 
 
@@ -13,7 +13,7 @@ def cron_job_state(view: View, now: float) -> ResourceState:
     assert view.resource is not None
     if view.resource["spec"].get("suspend"):
         return ResourceState(Phase.SUSPENDED, "Suspended", "it makes no RayJob until it is resumed")
-    refused = refusal(view, REFUSED)
+    refused = refusal(view, REFUSAL_REASONS)
     if refused is not None:
         return refused
     last = view.status.get("lastScheduleTime")

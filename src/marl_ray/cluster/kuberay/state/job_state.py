@@ -4,9 +4,9 @@ import re
 
 from marl_ray.cluster.kuberay.state.cluster_state import held_up, refusal
 from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
-from marl_ray.cluster.kuberay.state.view import SUBMITTER, Object, View, seconds_of
+from marl_ray.cluster.kuberay.state.view import SUBMITTER_CONTAINER, Object, View, seconds_of
 
-REFUSED = ("InvalidRayJobSpec", "InvalidRayJobMetadata", "InvalidRayJobStatus")
+REFUSAL_REASONS = ("InvalidRayJobSpec", "InvalidRayJobMetadata", "InvalidRayJobStatus")
 """Reasons of events."""
 SETTLED_S = 30.0
 """A submitter that ended so long ago, while its job is `Initializing`, has ended too early: the operator waits for ever."""
@@ -43,7 +43,7 @@ def job_state(view: View, now: float) -> ResourceState:
             return ResourceState(Phase.WAITING, "Suspending", "its cluster ends")
         case "Initializing":
             return _ended_early(view, now) or held_up(view, now) or _provisioning(view)
-    refused = refusal(view, REFUSED) if deployment == "New" else None
+    refused = refusal(view, REFUSAL_REASONS) if deployment == "New" else None
     return refused or ResourceState(Phase.WAITING, deployment, message)
 
 
@@ -65,7 +65,7 @@ def _ended_early(view: View, now: float) -> ResourceState | None:
     for pod in view.pods:
         for container in (pod.get("status") or {}).get("containerStatuses") or ():
             ended = (container.get("state") or {}).get("terminated") or {}
-            if container["name"] == SUBMITTER and ended.get("finishedAt"):
+            if container["name"] == SUBMITTER_CONTAINER and ended.get("finishedAt"):
                 if now - seconds_of(ended["finishedAt"]) < SETTLED_S:
                     return None
                 text = "its submitter has ended before all workers were ready, and the operator waits for ever"

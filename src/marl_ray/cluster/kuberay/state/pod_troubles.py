@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from marl_ray.cluster.kuberay.state.view import Object, seconds_of
 
-LOOPS = frozenset({
+LOOP_REASONS = frozenset({
     "CrashLoopBackOff", "ImagePullBackOff", "ErrImagePull", "InvalidImageName", "CreateContainerConfigError",
     "CreateContainerError", "RunContainerError",
 })  # fmt: skip
@@ -31,8 +31,8 @@ def _looping(pod: Object) -> tuple[str, str] | None:
         last = (container.get("lastState") or {}).get("terminated") or {}
         # Between two crashes a container runs for a moment and is not ready.
         crashes = bool(last.get("exitCode")) and not container.get("ready")
-        if waiting.get("reason") in LOOPS or crashes:
-            reason = waiting.get("reason") if waiting.get("reason") in LOOPS else "CrashLoopBackOff"
+        if waiting.get("reason") in LOOP_REASONS or crashes:
+            reason = waiting.get("reason") if waiting.get("reason") in LOOP_REASONS else "CrashLoopBackOff"
             text = f"its last exit code was {last['exitCode']}" if "exitCode" in last else waiting.get("message")
             restarts = f" ({container['restartCount']} restarts)" if container.get("restartCount") else ""
             return str(reason), f"{_pod_label(pod)}, container {container['name']}{restarts}: {text or 'no message'}"

@@ -9,7 +9,7 @@ from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
 from marl_ray.cluster.kuberay.state.service_state import service_state
 from marl_ray.cluster.kuberay.state.view import ResourceKind, View
 
-STATES: Mapping[ResourceKind, Callable[[View, float], ResourceState]] = {
+STATE_FUNCTIONS: Mapping[ResourceKind, Callable[[View, float], ResourceState]] = {
     "RayCluster": cluster_state,
     "RayCronJob": cron_job_state,
     "RayJob": job_state,
@@ -17,7 +17,7 @@ STATES: Mapping[ResourceKind, Callable[[View, float], ResourceState]] = {
 }
 
 
-ENDS = {
+END_TEXTS = {
     "RayCluster": "its pods end",
     "RayCronJob": "it makes no further RayJob",
     "RayJob": "its cluster ends",
@@ -30,5 +30,5 @@ def resource_state(view: View, now: float) -> ResourceState:
     if view.resource is None:
         return ResourceState(Phase.GONE, "NotFound", f"there is no {view.kind} {view.name}")
     if view.resource["metadata"].get("deletionTimestamp"):
-        return ResourceState(Phase.WAITING, "Deleting", ENDS[view.kind])
-    return STATES[view.kind](view, now)
+        return ResourceState(Phase.WAITING, "Deleting", END_TEXTS[view.kind])
+    return STATE_FUNCTIONS[view.kind](view, now)

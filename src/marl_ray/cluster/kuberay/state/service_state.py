@@ -4,9 +4,9 @@ from marl_ray.cluster.kuberay.state.cluster_state import held_up, refusal
 from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
 from marl_ray.cluster.kuberay.state.view import Object, View
 
-REFUSED = ("InvalidRayServiceSpec", "InvalidRayServiceMetadata")
+REFUSAL_REASONS = ("InvalidRayServiceSpec", "InvalidRayServiceMetadata")
 """Reasons of events."""
-BROKEN = ("DEPLOY_FAILED",)
+BROKEN_STATUSES = ("DEPLOY_FAILED",)
 """Serve does not try such an application again."""
 
 
@@ -18,11 +18,11 @@ def service_state(view: View, now: float) -> ResourceState:
         return ResourceState(Phase.SUSPENDED, "Suspended", "it has no cluster until it is resumed")
     active, pending = _applications(status, "activeServiceStatus"), _applications(status, "pendingServiceStatus")
     for name, application in [*pending.items(), *active.items()]:
-        if application.get("status") in BROKEN:
+        if application.get("status") in BROKEN_STATUSES:
             return ResourceState(
                 Phase.FAILED, application["status"], f"application {name}: {last_line(application.get('message'))}"
             )
-    refused = refusal(view, REFUSED)
+    refused = refusal(view, REFUSAL_REASONS)
     if refused is not None and not active:
         return refused
     if conditions.get("UpgradeInProgress", {}).get("status") == "True":

@@ -8,7 +8,7 @@ from typing import Any, Literal
 Object = Mapping[str, Any]
 """An object of the Kubernetes API as plain data."""
 ResourceKind = Literal["RayJob", "RayCluster", "RayService", "RayCronJob"]
-SUBMITTER = "ray-job-submitter"
+SUBMITTER_CONTAINER = "ray-job-submitter"
 """Container that submits a RayJob's entrypoint: of its own pod, in `SidecarMode` of the head pod."""
 
 

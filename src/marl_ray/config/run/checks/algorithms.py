@@ -3,7 +3,7 @@
 from pydantic import ValidationError
 
 from marl_ray.config.base import words
-from marl_ray.config.run.algorithms import ADAM, READ_WITH
+from marl_ray.config.run.algorithms import ADAM_KEYS, READ_WITH_KEY
 from marl_ray.config.run.hyper import HyperParameters
 from marl_ray.config.run.run_keys import RunKeys
 
@@ -32,10 +32,10 @@ def _valid_hyper(config: RunKeys, name: str) -> HyperParameters:
 def _check_given(config: RunKeys, name: str, hyper: HyperParameters) -> None:
     """Refuse keys whose reader another key has turned off."""
     user_keys, fields = config.given_hyper(name), type(hyper).model_fields
-    for key in ADAM if hyper.optimizer != "adamw" else ():
+    for key in ADAM_KEYS if hyper.optimizer != "adamw" else ():
         if key in user_keys:
             raise ValueError(f"{key} of policy {name!r}: expected optimizer=adamw, got {hyper.optimizer}")
-    for key, part in READ_WITH.items():
+    for key, part in READ_WITH_KEY.items():
         if key in user_keys and user_keys[key] != fields[key].default and not getattr(hyper, part):
             raise ValueError(f"{key} of policy {name!r}: expected {part} beside it, without which nothing reads it")
 

@@ -1,6 +1,6 @@
 """Checks of `data`: a run that learns from it plays nothing, and its algorithm must do without play."""
 
-from marl_ray.config.run.run_keys import DECISIONS, RunKeys
+from marl_ray.config.run.run_keys import DECISIONS_SCHEME, RunKeys
 from marl_ray.config.run.sections import TrainConfig
 
 
@@ -35,8 +35,8 @@ def _check_policy(config: RunKeys, name: str, data: str) -> None:
         raise ValueError(
             f"importance_cap of policy {name!r}: the loss's own ratio is to what was served, and `clip` bounds it"
         )
-    if not spec.pairs and not data.startswith(DECISIONS):
+    if not spec.pairs and not data.startswith(DECISIONS_SCHEME):
         raise ValueError(
-            f"data: {data!r}, expected {DECISIONS}FOLDER/EXPERIMENT; {algorithm} of policy {name!r} does not learn from a "
-            "file of preferred pairs"
+            f"data: {data!r}, expected {DECISIONS_SCHEME}FOLDER/EXPERIMENT; {algorithm} of policy {name!r} does not learn "
+            "from a file of preferred pairs"
         )

@@ -12,12 +12,22 @@ from typing import Any
 
 Bounds = tuple[float, float, float, float]
 """Left, top, width and height in the viewport, in pixels."""
-_UNNAMED = {
+_NAMELESS_ROLES = {
     "generic", "img", "image", "list", "strong", "emphasis", "paragraph", "banner", "navigation", "Section", "LabelText",
     "Legend", "listitem", "none", "sectionheader", "sectionfooter",
 }  # fmt: skip
 """Roles that say nothing without a name."""
-_IGNORED = {"focusable", "editable", "readonly", "level", "settable", "multiline", "invalid", "url", "actions"}
+_IGNORED_PROPERTIES = {
+    "focusable",
+    "editable",
+    "readonly",
+    "level",
+    "settable",
+    "multiline",
+    "invalid",
+    "url",
+    "actions",
+}
 """Properties that are left out."""
 _NO_NODES = {"InlineTextBox", "LineBreak", "ListMarker"}
 _TEXT = re.compile(r"StaticText (.+)")
@@ -118,7 +128,7 @@ def _line(node: Mapping[str, Any], role: str) -> str:
     name, properties = _name(node), _properties(node)
     if properties.get("value") == name:
         properties.pop("value")
-    if not name.strip() and (role == "listitem" or (role in _UNNAMED and not properties)):
+    if not name.strip() and (role == "listitem" or (role in _NAMELESS_ROLES and not properties)):
         return ""
     shown = [
         f"{key}: {text if key != 'value' and _WORD.fullmatch(text) else repr(text)}" for key, text in properties.items()
@@ -134,7 +144,7 @@ def _properties(node: Mapping[str, Any]) -> dict[str, str]:
     properties = {
         str(item["name"]): str(item["value"]["value"])[:_MAX_NAME_LENGTH]
         for item in node.get("properties", ())
-        if item["name"] not in _IGNORED and item["value"].get("value") is not None
+        if item["name"] not in _IGNORED_PROPERTIES and item["value"].get("value") is not None
     }
     value = _value(node, "value")[:_MAX_NAME_LENGTH]
     return properties | ({"value": value} if value else {})

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from marl_ray.envs.web.browser.errors import ActionError
 
-FORMS: Mapping[str, str] = {
+ACTION_FORMS: Mapping[str, str] = {
     "click": "click [id]",
     "hover": "hover [id]",
     "type": "type [id] [text] [1 to press Enter afterwards, 0 not to]",
@@ -33,8 +33,8 @@ _PATTERNS = {
     "goto": r"goto ?\[(?P<text>.+)\]",
     "tab_focus": r"tab_focus ?\[(?P<tab>\d+)\]",
 }
-_QUOTED = re.compile(r"```(.*?)```", re.DOTALL)
-_ANSWER = re.compile(r"stop ?\[(.+)\]")
+_QUOTED_ACTION = re.compile(r"```(.*?)```", re.DOTALL)
+_STOP_ANSWER = re.compile(r"stop ?\[(.+)\]")
 _MAX_DIGITS = 9
 _KEYS = {
     **{name.lower(): name for name in ("Backquote", "Minus", "Equal", "Backslash", "Backspace", "Tab", "Delete")},
@@ -53,7 +53,7 @@ class WebAction:
     """One action."""
 
     kind: str
-    """A name of `FORMS`."""
+    """A name of `ACTION_FORMS`."""
     element: int = 0
     """The element's number in the observation, where the action has one."""
     text: str = ""
@@ -63,7 +63,7 @@ class WebAction:
 
 def quoted_action(response: str) -> str:
     """Return the text between the first ``` and the next, or the response itself."""
-    quoted = _QUOTED.search(response)
+    quoted = _QUOTED_ACTION.search(response)
     return (quoted[1] if quoted else response).strip()
 
 
@@ -74,10 +74,10 @@ def parse_web_action(response: str) -> WebAction:
     """
     text = quoted_action(response)
     kind = text.partition("[")[0].strip() if "[" in text else text.partition("\n")[0].partition(" ")[0]
-    if kind not in FORMS:
-        raise ActionError(f"{kind[:40]!r} is no action; expected one of {', '.join(FORMS)}")
+    if kind not in ACTION_FORMS:
+        raise ActionError(f"{kind[:40]!r} is no action; expected one of {', '.join(ACTION_FORMS)}")
     if kind == "stop":
-        answer = _ANSWER.search(text)
+        answer = _STOP_ANSWER.search(text)
         return WebAction("stop", text=answer[1] if answer else "")
     if kind not in _PATTERNS:
         return WebAction(kind)
@@ -86,7 +86,7 @@ def parse_web_action(response: str) -> WebAction:
     match = re.search(_PATTERNS[kind], text)
     parts = match.groupdict() if match else {}
     if match is None or any(len(parts.get(name, "")) > _MAX_DIGITS for name in ("element", "tab")):
-        raise ActionError(f"{text[:80]!r} is not understood; expected {FORMS[kind]}")
+        raise ActionError(f"{text[:80]!r} is not understood; expected {ACTION_FORMS[kind]}")
     typed = parts.get("text", "") + ("\n" if parts.get("enter") == "1" else "")
     return WebAction(kind, int(parts.get("element", 0)), typed, int(parts.get("tab", 0)))
 

@@ -16,13 +16,13 @@ from marl_ray.envs.web.browser.errors import BrowserError, PageError
 from marl_ray.errors import MarlRayError, install_hint, one_line
 from marl_ray.temporary_folders import object_folder
 
-EXECUTABLE = "CHROMIUM"
+EXECUTABLE_VARIABLE = "CHROMIUM"
 """The environment variable that names another Chromium than the one on the path."""
 LAUNCH_S = 60.0
 CLOSE_S = 10.0
 GRACE_S = 5.0
 """Seconds that a cancelled call may take to end."""
-_NAMES = "chromium", "chromium-browser", "google-chrome-stable", "google-chrome"
+_EXECUTABLE_NAMES = "chromium", "chromium-browser", "google-chrome-stable", "google-chrome"
 _FLAGS = (
     "--disable-dev-shm-usage",  # containers give little shared memory
     "--disable-gpu",
@@ -143,10 +143,10 @@ def _temporary_files_in(folder: str) -> Iterator[None]:
 
 def find_chromium() -> str:
     """Return the path of Chromium. Raises MarlRayError where there is none."""
-    program = os.environ.get(EXECUTABLE)
-    path = shutil.which(program) if program else next(filter(None, map(shutil.which, _NAMES)), None)
+    program = os.environ.get(EXECUTABLE_VARIABLE)
+    path = shutil.which(program) if program else next(filter(None, map(shutil.which, _EXECUTABLE_NAMES)), None)
     if path is None:
-        where = f"{EXECUTABLE}={program} is no program" if program else "there is none on the path"
+        where = f"{EXECUTABLE_VARIABLE}={program} is no program" if program else "there is none on the path"
         raise MarlRayError(f"web environments need Chromium, and {where}; on Debian: apt-get install chromium")
     return path
 

@@ -11,8 +11,8 @@ from marl_ray.envs.web.browser.errors import BrowserError
 from marl_ray.envs.web.browser.session import BrowserSession
 from marl_ray.errors import MarlRayError, one_line
 
-STEPS, PAGE, TRACE = "steps.jsonl", "episode.html", "trace.zip"
-START = "start.png"
+STEPS_FILE, PAGE_FILE, TRACE_FILE = "steps.jsonl", "episode.html", "trace.zip"
+START_PICTURE = "start.png"
 
 
 class EpisodeRecord:
@@ -43,7 +43,7 @@ class EpisodeRecord:
     def opened(self, session: BrowserSession, task: str, note: str) -> None:
         """Keep how the episode begins."""
         self._about["task"] = task
-        self._lines.append({"url": session.url, "note": note} | self._picture(session, START))
+        self._lines.append({"url": session.url, "note": note} | self._picture(session, START_PICTURE))
 
     def step(self, session: BrowserSession, **values: Any) -> None:
         """Add a step: what the agent did and saw, and how the tab in front looks."""
@@ -51,7 +51,7 @@ class EpisodeRecord:
         line = {"step": number, "url": session.url, **values}
         picture = self._picture(session, f"{number:03d}.png")
         self._lines.append(line | picture)
-        with (self.folder / STEPS).open("a") as file:
+        with (self.folder / STEPS_FILE).open("a") as file:
             file.write(json.dumps(line | picture) + "\n")
         self._write()
 
@@ -64,9 +64,9 @@ class EpisodeRecord:
         """Write the trace."""
         if self.traces and not session.broken and session.context is not None:
             try:
-                session.call(session.context.tracing.stop(path=self.folder / TRACE), "writing a trace")
+                session.call(session.context.tracing.stop(path=self.folder / TRACE_FILE), "writing a trace")
             except BrowserError as error:
-                (self.folder / f"{TRACE}.missing").write_text(f"{error}\n")
+                (self.folder / f"{TRACE_FILE}.missing").write_text(f"{error}\n")
 
     def _picture(self, session: BrowserSession, name: str) -> dict[str, str]:
         """Return the name of a screenshot that is written, or why there is none."""
@@ -77,7 +77,7 @@ class EpisodeRecord:
         return {"picture": name}
 
     def _write(self) -> None:
-        (self.folder / PAGE).write_text(episode_page(self._about, self._lines), encoding="utf-8")
+        (self.folder / PAGE_FILE).write_text(episode_page(self._about, self._lines), encoding="utf-8")
 
 
 async def _screenshot(session: BrowserSession) -> bytes:

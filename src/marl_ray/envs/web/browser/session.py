@@ -25,12 +25,12 @@ LOAD_SHARE = 0.4
 """Share of a step's time that a page has to load, so that an agent can continue where one never does."""
 WINDOW_S = 3.0
 """Maximum seconds that are waited for a window that a page opens."""
-_TURN = "() => new Promise(r => { requestAnimationFrame(() => setTimeout(r)); setTimeout(r, 100); })"
-_INSIDE = "about", "data", "blob"
+_NEXT_FRAME = "() => new Promise(r => { requestAnimationFrame(() => setTimeout(r)); setTimeout(r, 100); })"
+_HOSTLESS_SCHEMES = "about", "data", "blob"
 """Schemes that reach no host."""
-_EMPTY = "about:blank"
+_EMPTY_PAGE = "about:blank"
 _MAX_DIALOG_LENGTH = _MAX_TITLE_LENGTH = 200
-_NOWHERE = "http://127.0.0.1:9"
+_DEAD_PROXY = "http://127.0.0.1:9"
 """A proxy that is none. What goes there fails, whoever asks for it: requests that follow a redirect, those of workers, of
 prefetching, of sockets and of WebTransport, too, of which a page's own routes see nothing."""
 
@@ -138,7 +138,7 @@ class BrowserSession:
 
     async def open(self, url: str) -> None:
         """Go to an address. Raises ActionError for one that may not be reached, or that does not answer with a page."""
-        if not self.may_reach(url) or (urlsplit(url).scheme in _INSIDE and url != _EMPTY):
+        if not self.may_reach(url) or (urlsplit(url).scheme in _HOSTLESS_SCHEMES and url != _EMPTY_PAGE):
             self.blocked += 1  # a page of its own making is no way to do a task
             raise ActionError(f"{url[:200]} is outside of the sites of this task")
         await self.moved(self.page.goto(url, wait_until="load"), f"opening {url[:200]}")
@@ -160,12 +160,12 @@ class BrowserSession:
             port = parts.port or {"http": 80, "ws": 80, "https": 443, "wss": 443}.get(parts.scheme)
         except ValueError:
             return False
-        return parts.scheme in _INSIDE or (port is not None and _place(parts.hostname, port) in self.hosts)
+        return parts.scheme in _HOSTLESS_SCHEMES or (port is not None and _place(parts.hostname, port) in self.hosts)
 
     async def settle(self) -> None:
         """Wait until what an action has started is loaded: pages until the deadline, other requests for `QUIET_S`."""
         with _while_open():  # a page that is left ends no turn
-            await self.page.evaluate(_TURN)
+            await self.page.evaluate(_NEXT_FRAME)
         await asyncio.sleep(SETTLE_S)
         begun = time.monotonic()
         while self._is_loading(time.monotonic() - begun):
@@ -213,7 +213,7 @@ class BrowserSession:
             accept_downloads=False,
             service_workers="block",  # no event would tell of their requests
             storage_state=storage,
-            proxy={"server": _NOWHERE, "bypass": ",".join(sorted(self.hosts))},  # nothing else is reached
+            proxy={"server": _DEAD_PROXY, "bypass": ",".join(sorted(self.hosts))},  # nothing else is reached
         )
         self.context.set_default_timeout(self.step_s * LOAD_SHARE * 1000)
         self.context.on("page", self._opened)

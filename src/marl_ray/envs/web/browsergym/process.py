@@ -18,7 +18,7 @@ from marl_ray.envs.web.browser.errors import BrowserError, PageError
 from marl_ray.envs.web.browsergym import worker
 from marl_ray.envs.web.miniwob import served_pages
 
-MINIWOB = "http://miniwob/"
+MINIWOB_URL = "http://miniwob/"
 """The address that agents read and write for the pages of MiniWoB++, so that prompts do not depend on a port."""
 
 
@@ -66,7 +66,9 @@ class BrowserGymProcess:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
         try:
-            stdin.write(_with_base(json.dumps({"call": name, **arguments}), MINIWOB, self._miniwob).encode() + b"\n")
+            stdin.write(
+                _with_base(json.dumps({"call": name, **arguments}), MINIWOB_URL, self._miniwob).encode() + b"\n"
+            )
             stdin.flush()
         except (OSError, ValueError) as error:  # ValueError says that the pipe is closed
             raise PageError("BrowserGym's process has ended") from error
@@ -80,7 +82,7 @@ class BrowserGymProcess:
             self._rest += part
         line, _, self._rest = self._rest.partition(b"\n")
         self._idle = True
-        answer: dict[str, Any] = json.loads(_with_base(line.decode(), self._miniwob, MINIWOB))
+        answer: dict[str, Any] = json.loads(_with_base(line.decode(), self._miniwob, MINIWOB_URL))
         if "fault" in answer:
             raise BrowserError(f"BrowserGym's {name} failed: {answer['fault']}")
         return answer

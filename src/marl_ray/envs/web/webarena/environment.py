@@ -17,7 +17,7 @@ from marl_ray.envs.web.webarena.tasks.webarena import webarena_task
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import import_reference
 
-NAMES = {
+SITE_ADDRESSES = {
     "shopping": "http://onestopmarket.com",
     "shopping_admin": "http://luma.com/admin",
     "gitlab": "http://gitlab.com",
@@ -27,9 +27,9 @@ NAMES = {
     "homepage": "http://homepage.com",
 }
 """The addresses that WebArena shows to agents for its sites."""
-WORLD = 0
+WORLD_SEED = 0
 """Seed of the world of synthetic tasks."""
-SEEDS = {"train": 0, "test": 1}
+SPLIT_SEEDS = {"train": 0, "test": 1}
 """Seeds of what is asked in each split of the synthetic tasks."""
 
 
@@ -68,7 +68,7 @@ class WebArena(BrowserEnv):
             raise ValueError("sites, test_data: expected with `data`, a file of tasks")
         if data is not None and not sites:
             raise ValueError("sites: expected the base URL of each site, with `data`")
-        urls = serve_sites(WORLD) if data is None else sites or {}
+        urls = serve_sites(WORLD_SEED) if data is None else sites or {}
         self.sites = {site: url.rstrip("/") for site, url in urls.items()}
         hosts = hosts_of([*self.sites.values(), *allow])
         if data is None:
@@ -81,7 +81,7 @@ class WebArena(BrowserEnv):
             raise ValueError(f"login={login!r}, expected a folder")
         self.login = login
         self.judge: FuzzyJudge = WordJudge() if judge is None else import_reference(judge)()
-        names = {url: NAMES[site] for site, url in self.sites.items()}
+        names = {url: SITE_ADDRESSES[site] for site, url in self.sites.items()}
         super().__init__(train, test, options, hosts=hosts, names=names)
 
     def _placed(self, tasks: Sequence[WebTask]) -> tuple[WebTask, ...]:
@@ -115,6 +115,6 @@ class WebArena(BrowserEnv):
 
 def _made(split: str) -> list[WebTask]:
     """Return the synthetic tasks of a split. Of those that are asked in both, the test has none."""
-    tasks = [webarena_task(made.record) for made in synthetic_tasks(WORLD, SEEDS[split])]
+    tasks = [webarena_task(made.record) for made in synthetic_tasks(WORLD_SEED, SPLIT_SEEDS[split])]
     train_prompts = {task.prompt for task in _made("train")} if split == "test" else set()
     return [task for task in tasks if task.prompt not in train_prompts]

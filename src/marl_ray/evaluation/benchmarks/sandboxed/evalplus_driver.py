@@ -15,15 +15,15 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-SETS = {
+COMPARED_AS_SETS = {
     "similar_elements", "find_char_long", "common_in_nested_lists", "extract_singly", "larg_nnum", "intersection_array",
     "find_dissimilar", "Diff",
 }  # fmt: skip
 """Functions of MBPP+ whose outputs are compared as sets."""
-NOT_NONE = {"check_str", "text_match_three", "text_starta_endb"}
+COMPARED_WITH_NONE = {"check_str", "text_match_three", "text_starta_endb"}
 """Functions of MBPP+ for which only the existence of an output counts."""
 RTOL, FLOAT_ATOL = 1e-7, 1e-6
-_PLAIN = {bool, str, float, type(None)}
+_PLAIN_TYPES = {bool, str, float, type(None)}
 
 
 class TimeLimitError(Exception):
@@ -106,9 +106,9 @@ def same(name: str, arguments: Sequence[Any], output: Any, expected: Any, atol: 
         return bool(exact or abs(output - _surface(*arguments)) <= atol)
     if name == "digit_distance_nums":  # Mbpp/558: numbers may be filled up with zeros
         return bool(exact or output == _digit_distance(*arguments))
-    if name in SETS:
+    if name in COMPARED_AS_SETS:
         return set(output) == set(expected)
-    if name in NOT_NONE:
+    if name in COMPARED_WITH_NONE:
         return bool(output == expected if isinstance(output, bool) else expected == (output is not None))
     return bool(exact)
 
@@ -169,10 +169,12 @@ def dumps(value: Any) -> str:
 
 def loads(text: str) -> Any:
     """Undo `dumps`; Counter, OrderedDict and defaultdict become plain dictionaries, which are equal to them."""
-    return json.loads(text, object_hook=lambda tagged: next(_MAKE[tag](inside) for tag, inside in tagged.items()))
+    return json.loads(
+        text, object_hook=lambda tagged: next(_VALUE_MAKERS[tag](inside) for tag, inside in tagged.items())
+    )
 
 
-_MAKE: dict[str, Callable[[Any], Any]] = {
+_VALUE_MAKERS: dict[str, Callable[[Any], Any]] = {
     "int": lambda digits: int(digits, 16),
     "bytes": bytes.fromhex,
     "complex": lambda parts: complex(*parts),
@@ -185,12 +187,12 @@ _MAKE: dict[str, Callable[[Any], Any]] = {
 
 def _tag_types(value: Any) -> Any:
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in _PLAIN_TYPES:
         return value
     if kind is int:
         return value if -(1 << 63) <= value < 1 << 63 else {"int": hex(value)}  # long decimals are not read
     if kind in (list, tuple, set, frozenset):
-        items = list(value) if _PLAIN.issuperset(map(type, value)) else [_tag_types(item) for item in value]
+        items = list(value) if _PLAIN_TYPES.issuperset(map(type, value)) else [_tag_types(item) for item in value]
         return items if kind is list else {kind.__name__: items}
     if kind in (dict, Counter, OrderedDict, defaultdict):
         return {"dict": [[_tag_types(key), _tag_types(item)] for key, item in value.items()]}

@@ -7,7 +7,7 @@ import numba
 import numpy as np
 
 F = np.float32
-FAST = {"contract", "nsz", "arcp", "reassoc"}
+FAST_MATH = {"contract", "nsz", "arcp", "reassoc"}
 """The liberties of the compiler that `kernels.py` takes too; numba's cache notices a change only in this file."""
 
 
@@ -26,7 +26,7 @@ class AdamSettings(NamedTuple):
     eps: float
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST_MATH)
 def adam_step(
     weights: np.ndarray, gradient: np.ndarray, first: np.ndarray, second: np.ndarray, settings: AdamSettings, step: int
 ) -> float:

@@ -16,14 +16,14 @@ import numpy as np
 from marl_ray.policies.actor_critic.compiled.arguments import DecisionArrays, NetworkInputs, NetworkShape, PPOSettings
 
 F = np.float32
-FAST = {"contract", "nsz", "arcp", "reassoc"}
+FAST_MATH = {"contract", "nsz", "arcp", "reassoc"}
 """Liberties of the compiler that leave NaN and infinity what they are, because they show a run that diverged."""
 BLOCK = 128  # rows that pass at once: as many as BLAS multiplies fastest
 # Those of distributions.py and ratios.py, as a test sees; the cache on disk would not notice a change there.
-FORBIDDEN, LOG_RATIO_LIMIT = F(-1e9), 20.0
+FORBIDDEN_LOGIT, LOG_RATIO_LIMIT = F(-1e9), 20.0
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST_MATH)
 def activate(rows: np.ndarray, bias: np.ndarray, tanh: bool) -> None:
     """Add the bias to (n, width) and apply the activation, in place; tanh by Eigen's ratio of polynomials, exact to 3e-7."""
     for i in range(len(rows)):
@@ -50,7 +50,7 @@ def activate(rows: np.ndarray, bias: np.ndarray, tanh: bool) -> None:
                 row[j] = F(0) if x < F(0) else x
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST_MATH)
 def standardize(rows: np.ndarray, out: np.ndarray) -> None:
     """Standardise each row (N, D): less its mean, over its spread as torch's layer norm has it."""
     for i in range(len(rows)):
@@ -65,7 +65,7 @@ def standardize(rows: np.ndarray, out: np.ndarray) -> None:
             out[i, j] = (rows[i, j] - mean) * scale
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST_MATH)
 def join(matrix: np.ndarray, parts: np.ndarray, bounds: np.ndarray, table: np.ndarray) -> None:
     """Write each code's sum of rows of `matrix`, `parts[bounds[c] : bounds[c + 1]]`, to the table (codes, width)."""
     for c in range(len(table)):
@@ -77,7 +77,7 @@ def join(matrix: np.ndarray, parts: np.ndarray, bounds: np.ndarray, table: np.nd
                 out[j] += category_row[j]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST_MATH)
 def disjoin(slopes: np.ndarray, parts: np.ndarray, bounds: np.ndarray, gradient: np.ndarray) -> None:
     """Add the slopes (codes, width) of the table that `join` wrote to the gradient of the matrix."""
     for c in range(len(slopes)):
@@ -88,7 +88,7 @@ def disjoin(slopes: np.ndarray, parts: np.ndarray, bounds: np.ndarray, gradient:
                 category_row[j] += slope[j]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST_MATH)
 def gather(table: np.ndarray, codes: np.ndarray, out: np.ndarray) -> None:
     """Write the sum of the rows of the table (codes, width) that each row of codes (n, K) names; `out` is (n, width)."""
     entries = codes.shape[1]
@@ -105,7 +105,7 @@ def gather(table: np.ndarray, codes: np.ndarray, out: np.ndarray) -> None:
                 row[j] += w[j]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST_MATH)
 def scatter(slope: np.ndarray, codes: np.ndarray, slopes: np.ndarray) -> None:
     """Add each row of slopes (n, width) to the rows of `slopes` (codes, width) that its codes (n, K) name."""
     for i in range(len(codes)):
@@ -116,7 +116,7 @@ def scatter(slope: np.ndarray, codes: np.ndarray, slopes: np.ndarray) -> None:
                 code_slopes[j] += row[j]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST_MATH)
 def forward(
     weights: np.ndarray, net: NetworkShape, inputs: np.ndarray, codes: np.ndarray, table: np.ndarray, space: np.ndarray
 ) -> np.ndarray:
@@ -148,7 +148,7 @@ def forward(
     return hidden
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST_MATH)
 def backward(
     weights: np.ndarray,
     gradient: np.ndarray,
@@ -267,7 +267,7 @@ def policy_slopes(
             if place == bounds[i] or len(allowed):  # decisions of one row differ in nothing else
                 most, total, entropy = F(-np.inf), F(0), 0.0
                 for j in range(count):
-                    logs[j] = FORBIDDEN if len(allowed) and not allowed[k, j] else outputs[i, j]
+                    logs[j] = FORBIDDEN_LOGIT if len(allowed) and not allowed[k, j] else outputs[i, j]
                     most = max(most, logs[j])
                 for j in range(count):
                     logs[j] -= most

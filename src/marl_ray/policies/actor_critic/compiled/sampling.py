@@ -6,7 +6,7 @@ import numba
 import numpy as np
 
 F = np.float32
-FORBIDDEN = F(-1e9)
+FORBIDDEN_LOGIT = F(-1e9)
 """That of distributions.py, to which a test compares it; numba's cache on disk would not notice that it changed there."""
 
 
@@ -42,7 +42,7 @@ def act(
         if len(allowed):
             for j in range(len(row)):
                 if not allowed[i, j]:
-                    row[j] = FORBIDDEN
+                    row[j] = FORBIDDEN_LOGIT
         normalize(row)
         choice = 0
         if greedy[i]:

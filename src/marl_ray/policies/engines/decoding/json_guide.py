@@ -2,7 +2,7 @@
 
 A `GuideState` is the automaton's state after a text. `advance` reads one more character, and `Guides` finds the tokens
 whose complete text the automaton can read from a state, as Willard and Louf do with the states of regular expressions
-(arXiv 2307.09702). It allows JSON with three limits: an object is at most DEPTH levels deep, at most SPACES
+(arXiv 2307.09702). It allows JSON with three limits: an object is at most MAX_DEPTH levels deep, at most MAX_SPACES
 blanks stand together, and strings have no `\\u` escapes, because every character can be written as itself.
 """
 
@@ -15,12 +15,12 @@ import numpy as np
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.decoding.stop_strings import special_tokens
 
-DEPTH, SPACES = 32, 64
+MAX_DEPTH, MAX_SPACES = 32, 64
 MAX_MASKS = 256
 """Maximum number of states of a tokenizer whose allowed tokens are kept; each takes a byte per token of the vocabulary."""
-NEEDED = frozenset(map(chr, range(0x20, 0x7F)))
+NEEDED_CHARACTERS = frozenset(map(chr, range(0x20, 0x7F)))
 """Characters that must each be a token, so that every state can reach the end of a text."""
-_BLANK = frozenset(" \t\n\r")
+_BLANKS = frozenset(" \t\n\r")
 _DIGITS = frozenset("0123456789")
 _NUMBERS = {
     "minus": {"0": "zero", **dict.fromkeys("123456789", "integer")},
@@ -33,9 +33,9 @@ _NUMBERS = {
     "exponent": dict.fromkeys(_DIGITS, "exponent"),
 }
 """Part of a number -> character -> the part that follows."""
-_COMPLETE = frozenset({"zero", "integer", "fraction", "exponent"})
+_COMPLETE_PARTS = frozenset({"zero", "integer", "fraction", "exponent"})
 """Parts with which a number may end."""
-_WORDS = {"t": "rue", "f": "alse", "n": "ull"}
+_WORD_ENDS = {"t": "rue", "f": "alse", "n": "ull"}
 
 
 class GuideState(NamedTuple):
@@ -53,7 +53,7 @@ class GuideState(NamedTuple):
     """Number of blanks just before this state."""
 
 
-OBJECT = GuideState()
+OBJECT_START = GuideState()
 """The whole response is a JSON object."""
 
 
@@ -83,9 +83,9 @@ def advance(state: GuideState, character: str) -> GuideState | None:
         after = _NUMBERS[mode].get(character)
         if after is not None:
             return state._replace(mode=after)
-        return advance(state._replace(mode="next"), character) if mode in _COMPLETE else None
-    if character in _BLANK:
-        return state._replace(spaces=state.spaces + 1) if mode != "done" and state.spaces < SPACES else None
+        return advance(state._replace(mode="next"), character) if mode in _COMPLETE_PARTS else None
+    if character in _BLANKS:
+        return state._replace(spaces=state.spaces + 1) if mode != "done" and state.spaces < MAX_SPACES else None
     return _structure(state._replace(spaces=0), character)
 
 
@@ -123,11 +123,11 @@ def _structure(state: GuideState, character: str) -> GuideState | None:
 def _value(state: GuideState, character: str) -> GuideState | None:
     if character in "{[":
         mode = "first_key" if character == "{" else "first_value"
-        return state._replace(mode=mode, stack=state.stack + character) if len(state.stack) < DEPTH else None
+        return state._replace(mode=mode, stack=state.stack + character) if len(state.stack) < MAX_DEPTH else None
     if character == '"':
         return state._replace(mode="text")
-    if character in _WORDS:
-        return state._replace(mode="word", texts=(_WORDS[character],))
+    if character in _WORD_ENDS:
+        return state._replace(mode="word", texts=(_WORD_ENDS[character],))
     number = "minus" if character == "-" else _NUMBERS["minus"].get(character)
     return None if number is None else state._replace(mode=number)
 
@@ -158,7 +158,7 @@ class Guides:
                     self._marked.append(token)
                 else:
                     self._plain[token] = True
-        if lacking := sorted(NEEDED - {text for text in self._texts if len(text) == 1}):
+        if lacking := sorted(NEEDED_CHARACTERS - {text for text in self._texts if len(text) == 1}):
             raise MarlRayError(f"the tokenizer has no token for {lacking[0]!r} alone, which JSON may need")
         self._masks: dict[GuideState, np.ndarray] = {}
         self._lock = Lock()

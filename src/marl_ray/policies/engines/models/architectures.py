@@ -15,7 +15,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # 
 from marl_ray.config.run.engines import ENGINES, EngineSpec, engine_spec
 from marl_ray.errors import MarlRayError
 
-_PAGED = """
+_PAGED_NAMES = """
 afmoe apertus arcee aria_text biogpt bitnet cohere cohere2 cohere2_moe ctrl cwm ernie4_5 ernie4_5_moe exaone4
 exaone_moe flex_olmo fuyu gemma gemma2 gemma3 gemma3_text glm glm4 glm4_moe got_ocr2 gpt-sw3 gpt2 gpt_neox gpt_oss
 granite granite_swa granitemoe granitemoe_swa granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3
@@ -23,26 +23,26 @@ hyperclovax jais2 laguna lfm2 llama mellum minimax_m2 minimax_m3_vl_text ministr
 olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open
 starcoder2 vaultgemma
 """
-_DECODED = """
+_DECODED_NAMES = """
 bloom codegen diffllama doge falcon gpt_bigcode gpt_neo gptj hrm_text jetmoe moshi mpt nemotron stablelm xglm
 """
-_SCORED = """
+_SCORED_NAMES = """
 axk1 axk2 deepseek_v3 deepseek_v32 deepseek_v4 falcon_h1 falcon_mamba gemma4 gemma4_text gemma4_unified
 gemma4_unified_text glm4_moe_lite glm_moe_dsa hy_v4 jamba kimi_linear mamba mimo_v2_flash minicpm3 minimax nemotron_h
 olmo_hybrid openai-gpt qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next rwkv youtu
 """
 
-PAGED = frozenset(_PAGED.split())
+PAGED_TYPES = frozenset(_PAGED_NAMES.split())
 """Model types whose attention transformers' continuous batching can page."""
-DECODED = PAGED | frozenset(_DECODED.split())
+DECODED_TYPES = PAGED_TYPES | frozenset(_DECODED_NAMES.split())
 """Model types with one key and one value per layer and token, of the same sizes in every layer."""
-SCORED = DECODED | frozenset(_SCORED.split())
+SCORED_TYPES = DECODED_TYPES | frozenset(_SCORED_NAMES.split())
 """Model types that `TokenPolicy.evaluate` scores. vLLM may sample from those of them that it knows."""
-MODEL_TYPES = {"paged": PAGED, "decoded": DECODED, "scored": SCORED}
+MODEL_TYPES = {"paged": PAGED_TYPES, "decoded": DECODED_TYPES, "scored": SCORED_TYPES}
 """`EngineSpec.architectures` -> the model types that such an engine samples from."""
 _FIRST_MAMBA = frozenset({"falcon_mamba", "jamba", "mamba"})
 """Model types with layers of the first Mamba."""
-_ATTENTION = {"full_attention", "sliding_attention", "attention"}
+_ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention"}
 _LOOK_AHEAD: dict[str, tuple[Any, ...]] = {"is_causal": (False,), "use_bidirectional_attention": (True, "all")}
 """Keys of configs, for example of embedding models made from decoders, and their values with which a forward pass is
 not causal."""
@@ -65,7 +65,7 @@ def check_architecture(config: Any, engine: str, context: int, where: str) -> No
                 f"{where}: architecture {kind} with {name}={value} lets a token depend on those behind it: expected a "
                 "causal decoder that keeps keys and values, such as llama"
             )
-    spec, layers = engine_spec(engine), set(getattr(text, "layer_types", None) or ()) - _ATTENTION
+    spec, layers = engine_spec(engine), set(getattr(text, "layer_types", None) or ()) - _ATTENTION_LAYERS
     if not _samples(spec, kind, layers):
         what = f"with layers of {', '.join(sorted(layers))} " if layers else ""
         other = next((name for name, possible in ENGINES.items() if _samples(possible, kind, layers)), None)

@@ -18,8 +18,8 @@ from torch.nn import functional
 from marl_ray.policies.engines.decoding.key_values import CacheShape
 from marl_ray.policies.engines.models.joint_products import Product, product
 
-FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-ROTARY = ("default", "linear", "llama3", "yarn")
+LLAMA_CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ROTARY_KINDS = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary positions that do not depend on the length of the sequence."""
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -40,13 +40,13 @@ class _Layer:
 
 def is_llama(lm: Any, context: int) -> bool:
     """Return True if `LlamaModel` computes the same as this model for sequences of at most `context` tokens."""
-    if type(lm).__name__ not in FAMILY or not type(lm).__module__.startswith("transformers."):
+    if type(lm).__name__ not in LLAMA_CLASSES or not type(lm).__module__.startswith("transformers."):
         return False
     window = getattr(lm.config, "sliding_window", None)
     without_bias = ("self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
     return (
         (window is None or window >= context)
-        and lm.config.rope_parameters["rope_type"] in ROTARY
+        and lm.config.rope_parameters["rope_type"] in ROTARY_KINDS
         and all(layer.get_submodule(name).bias is None for layer in lm.model.layers for name in without_bias)
     )
 

@@ -25,7 +25,7 @@ from marl_ray.policies.engines.decoding.trained_log_probs import with_trained_lo
 from marl_ray.policies.engines.models.architectures import check_architecture
 from marl_ray.policies.engines.vllm.process.decoder import VllmDecoder
 from marl_ray.policies.engines.vllm.process.gpu_transfer import ipc_update
-from marl_ray.policies.engines.vllm.process.messages import IPC, NCCL, SHARED, AdapterRoom, VllmSettings
+from marl_ray.policies.engines.vllm.process.messages import IPC, NCCL, SHARED_MEMORY, AdapterRoom, VllmSettings
 from marl_ray.policies.engines.vllm.process.process import VllmProcess
 from marl_ray.policies.engines.vllm.process.weight_memory import SharedWeights
 from marl_ray.policies.language.lora import bare_weights, save_adapters
@@ -73,7 +73,7 @@ class VllmEngine(Engine):
         tensor_parallel: GPUs over which vLLM spreads the model, 1.
         memory_share: the share of a GPU's memory that vLLM takes.
         transfer: `ipc` for a policy on a GPU that vLLM shares with the trainer; `nccl` if weights arrive through
-            `receive_weights`; or SHARED. The default is `ipc` on a GPU and SHARED on a CPU.
+            `receive_weights`; or SHARED_MEMORY. The default is `ipc` on a GPU and SHARED_MEMORY on a CPU.
         room: the process gets the weights without the policy's adapter, and the caller loads adapters.
         """
         if find_spec("vllm") is None:
@@ -88,7 +88,7 @@ class VllmEngine(Engine):
         policy.lm.config.save_pretrained(self._folder.name)
         self._process: VllmProcess | None = None
         self._tensor_parallel, self._memory_share = tensor_parallel, memory_share
-        self._transfer = transfer or (IPC if policy.device.type == "cuda" else SHARED)
+        self._transfer = transfer or (IPC if policy.device.type == "cuda" else SHARED_MEMORY)
         self.sleeps = self._transfer == IPC
         """True if the process gives its memory back between batches, because the trainer shares its GPU."""
         self._adapter = 0

@@ -24,7 +24,7 @@ from marl_ray.policies.language.sampling_copy import fill_with_zeros
 if TYPE_CHECKING:
     from marl_ray.policies.language.token_policy import TokenPolicy
 
-BACKENDS = {HostTransfer.NCCL: messages.NCCL, HostTransfer.OBJECT_STORE: messages.SHARED}
+BACKENDS = {HostTransfer.NCCL: messages.NCCL, HostTransfer.OBJECT_STORE: messages.SHARED_MEMORY}
 """The way that weights come to the host -> the backend of vLLM's weight transfer."""
 WEIGHTS_S = 300.0
 """Seconds that a call waits for the version of the weights that it asks for."""

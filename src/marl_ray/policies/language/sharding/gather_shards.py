@@ -20,7 +20,7 @@ from marl_ray.policies.language.sharding.agreement import all_gather_values
 
 MAX_GATHERED_BYTES = 1 << 26
 """Maximum number of bytes that are gathered in one exchange, unless a single tensor has more."""
-ALIGNED = 8
+ALIGNMENT_BYTES = 8
 """Every tensor's part begins at a multiple of this many bytes, so that it can be read as numbers."""
 
 
@@ -142,7 +142,7 @@ def _join_parts(own_parts: list[Tensor], lengths: list[int], group: Any) -> list
         math.ceil(length / workers) * math.prod(part.shape[1:]) * part.itemsize
         for length, part in zip(lengths, own_parts, strict=True)
     ]
-    sizes = [math.ceil(size / ALIGNED) * ALIGNED for size in used]
+    sizes = [math.ceil(size / ALIGNMENT_BYTES) * ALIGNMENT_BYTES for size in used]
     flat = [part.reshape(-1).view(torch.uint8) for part in own_parts]
     own_bytes = torch.cat([functional.pad(part, (0, size - len(part))) for part, size in zip(flat, sizes, strict=True)])
     every = own_bytes.new_empty(workers * len(own_bytes))

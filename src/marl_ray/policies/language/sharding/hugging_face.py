@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from marl_ray.policies.language.sharding.stored_weights import FLOATS
+from marl_ray.policies.language.sharding.stored_weights import FLOAT_TYPES
 
 MAX_FILE_BYTES = 5 << 30
 """Maximum number of bytes of weights of a file, unless a single weight has more."""
-NAMES = {dtype: name for name, dtype in FLOATS.items()}
+DTYPE_NAMES = {dtype: name for name, dtype in FLOAT_TYPES.items()}
 """Number type -> its name in safetensors."""
 
 
@@ -59,7 +59,7 @@ def _write_file(path: Path, part: Mapping[str, Tensor], arriving: Iterator[tuple
     end = 0
     for name, expected in part.items():
         header[name] = {
-            "dtype": NAMES[expected.dtype],
+            "dtype": DTYPE_NAMES[expected.dtype],
             "shape": list(expected.shape),
             "data_offsets": [end, end + expected.nbytes],
         }

@@ -25,12 +25,12 @@ from marl_ray.errors import MarlRayError, one_line_without
 from marl_ray.policies.language.lora import bare_name
 from marl_ray.policies.language.sharding.gather_shards import local_slices
 
-FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Number types that float32 contains, so that weights are equal however they are converted on the way, by their names in
 safetensors (https://github.com/huggingface/safetensors, section Format)."""
-AT_ONCE = 1 << 22
+PART_BYTES = 1 << 22
 """Bytes of a weight that are read at once, unless one of its rows has more."""
-SAMPLED = 1 << 12
+SAMPLED_BYTES = 1 << 12
 """Bytes of a weight by which files are compared."""
 
 
@@ -61,21 +61,21 @@ class StoredTensor:
         if not self.shape:
             part, target = (slice(0, 1),), target.reshape(1)
         rows, *inner = part
-        row_bytes = math.prod(self.shape[1:]) * FLOATS[self.kind].itemsize
-        step = min(max(1, AT_ONCE // row_bytes), rows.stop - rows.start)
+        row_bytes = math.prod(self.shape[1:]) * FLOAT_TYPES[self.kind].itemsize
+        step = min(max(1, PART_BYTES // row_bytes), rows.stop - rows.start)
         # Memory that goes back to the system: holes between the weights of a model would stay as long as it does.
         room = torch.frombuffer(mmap(-1, step * row_bytes), dtype=torch.uint8)
         for first in range(rows.start, rows.stop, step):
             end = min(first + step, rows.stop)
             read = room[: (end - first) * row_bytes]
             self._fill(read, self.begin + first * row_bytes)
-            values = read.view(FLOATS[self.kind]).view(end - first, *self.shape[1:])
+            values = read.view(FLOAT_TYPES[self.kind]).view(end - first, *self.shape[1:])
             target[first - rows.start : end - rows.start].copy_(values[(slice(None), *inner)])
 
     def digest(self) -> str:
-        """Return the digest (hex) of the type, the shape and the first SAMPLED bytes. Raises MarlRayError."""
-        size = math.prod(self.shape) * FLOATS[self.kind].itemsize
-        room = torch.empty(min(size, SAMPLED), dtype=torch.uint8)
+        """Return the digest (hex) of the type, the shape and the first SAMPLED_BYTES bytes. Raises MarlRayError."""
+        size = math.prod(self.shape) * FLOAT_TYPES[self.kind].itemsize
+        room = torch.empty(min(size, SAMPLED_BYTES), dtype=torch.uint8)
         self._fill(room, self.begin)
         return hashlib.sha256(f"{self.kind} {self.shape} ".encode() + room.numpy().tobytes()).hexdigest()
 
@@ -130,7 +130,7 @@ class StoredWeights:
 
         By these digests workers know whether they have the same files. Raises MarlRayError, which names the file.
         """
-        return {name: stored.digest() for name, stored in self.tensors.items() if stored.kind in FLOATS}
+        return {name: stored.digest() for name, stored in self.tensors.items() if stored.kind in FLOAT_TYPES}
 
     def _stored(self, tied: list[str]) -> StoredTensor:
         return next(self.tensors[name] for name in map(bare_name, tied) if name in self.tensors)

@@ -10,12 +10,12 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from marl_ray.errors import MarlRayError
 
-STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+PARALLEL_STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 """Name in transformers' plans -> how torch divides a linear layer: by outputs or by inputs."""
 
 
 def plan_of(settings: Any) -> dict[str, str]:
-    """Return layer, with `*` for the number of its block, -> a name of STYLES, for an architecture's config.
+    """Return layer, with `*` for the number of its block, -> a name of PARALLEL_STYLES, for an architecture's config.
 
     Raises MarlRayError if transformers has no plan for the architecture, or one that does more than divide linear layers.
     """
@@ -24,9 +24,9 @@ def plan_of(settings: Any) -> dict[str, str]:
     plan = {layer: style for layer, style in styles.items() if ".*." in layer}
     if not plan:
         raise MarlRayError(f"transformers has no tensor-parallel plan for architecture {kind}")
-    if unknown := sorted({style for style in plan.values() if style not in STYLES}):
+    if unknown := sorted({style for style in plan.values() if style not in PARALLEL_STYLES}):
         raise MarlRayError(
-            f"the plan of architecture {kind} has layers of kind {unknown[0]}, expected {', '.join(STYLES)}"
+            f"the plan of architecture {kind} has layers of kind {unknown[0]}, expected {', '.join(PARALLEL_STYLES)}"
         )
     return plan
 
@@ -52,7 +52,7 @@ def check_divisible(lm: Any, parts: int) -> None:
             raise MarlRayError(
                 f"expected {name}, which the plan of its architecture divides, to be a linear layer of a block"
             )
-        number = layer.out_features if STYLES[style] is ColwiseParallel else layer.in_features
+        number = layer.out_features if PARALLEL_STYLES[style] is ColwiseParallel else layer.in_features
         if number % parts:
             raise MarlRayError(f"expected a divisor of the {number} numbers by which its layer {name} is divided")
     # Weights beside divided layers work on their numbers, of which each worker has some, and would need the gradient of all.
@@ -69,7 +69,7 @@ def decoder_layers(lm: nn.Module) -> nn.ModuleList:
 
 
 def _divided_modules(blocks: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
-    """Return name of each module of `blocks` that a plan divides -> a name of STYLES."""
+    """Return name of each module of `blocks` that a plan divides -> a name of PARALLEL_STYLES."""
     forms = {re.compile(re.escape(layer).replace(r"\*", r"\d+")): style for layer, style in plan.items()}
     return {name: style for name, _ in blocks.named_modules() for form, style in forms.items() if form.fullmatch(name)}
 
@@ -81,5 +81,5 @@ def divide(lm: Any, workers: DeviceMesh) -> None:
     """
     plan = plan_of(lm.config)
     blocks: nn.Module = lm.base_model
-    styles = {name: STYLES[style]() for name, style in plan.items()}
+    styles = {name: PARALLEL_STYLES[style]() for name, style in plan.items()}
     parallelize_module(blocks, workers, styles, src_data_rank=None)

@@ -18,14 +18,14 @@ import orjson
 from marl_ray.config import ArmConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.prompting.prompts import Message
-from marl_ray.policies.prompting.tool_template import CLOSE, OPEN
+from marl_ray.policies.prompting.tool_template import CLOSE_TAG, OPEN_TAG
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, new_pass
 from marl_ray.serving.arms.external.events import events_of
 from marl_ray.serving.arms.external.model import ExternalModel
 from marl_ray.serving.arms.protocol import Messages, NamedToken, Refusal, ResponseChunk, TextRequest
 
-BUSY = (429, 503)
-LOST = (500, 502, 504)
+BUSY_STATUSES = (429, 503)
+LOST_STATUSES = (500, 502, 504)
 """Statuses that do not depend on the input."""
 SEED_MASK = (1 << 31) - 1
 """The largest seed that every server accepts."""
@@ -33,7 +33,7 @@ MAX_SHOWN_CHARACTERS = 200
 """Maximum number of characters of the server's error that our errors and logs show."""
 MAX_READ_BYTES = 10_000
 """Maximum number of bytes of the server's error that are read."""
-FINISHES: dict[str, Literal["stop", "length"]] = {"length": "length"}
+FINISH_REASONS: dict[str, Literal["stop", "length"]] = {"length": "length"}
 """The server's `finish_reason` -> ours; every other one is `stop`."""
 
 _log = logging.getLogger(__name__)
@@ -192,7 +192,7 @@ async def _chunks(arm: ExternalArm, request: TextRequest) -> AsyncGenerator[Resp
             await lines.aclose()
         if finish is None:
             return
-        ended, (prompt, completion) = FINISHES.get(str(finish), "stop"), counts
+        ended, (prompt, completion) = FINISH_REASONS.get(str(finish), "stop"), counts
         yield ResponseChunk(
             text,
             [],
@@ -218,10 +218,10 @@ async def _beginning(answer: httpx.Response) -> str:
 def _refuse_or_raise(arm: ExternalArm, answer: httpx.Response, body: str) -> Refusal:
     """Return a refusal if the arm is busy; else the arm has failed, and ArmError or LostError is raised."""
     reason = f"{answer.status_code} {arm.without_key(body)}"
-    if answer.status_code in BUSY:
+    if answer.status_code in BUSY_STATUSES:
         wait = answer.headers.get("retry-after", "")
         return Refusal(503, None, f"the arm is busy: {reason}", float(wait) if wait.isdecimal() else RETRY_AFTER_S)
-    raise (LostError if answer.status_code in LOST else ArmError)(f"it answered {reason}", new_pass())
+    raise (LostError if answer.status_code in LOST_STATUSES else ArmError)(f"it answered {reason}", new_pass())
 
 
 def _body(model: str, request: TextRequest) -> dict[str, Any]:
@@ -315,7 +315,7 @@ def _write_call(name: str, arguments: str) -> str:
     """Write a call as text, in the form in which our own models write calls."""
     # The closing mark must occur only once, and arguments may contain it.
     content = json.dumps({"name": name, "arguments": arguments or "{}"}).replace("<", "\\u003c")
-    return f"{OPEN}\n{content}\n{CLOSE}"
+    return f"{OPEN_TAG}\n{content}\n{CLOSE_TAG}"
 
 
 def _count(value: Any) -> int | None:

@@ -12,7 +12,7 @@ import httpx
 
 from marl_ray.serving.arms.errors import ArmError, new_pass
 
-END = b"[DONE]"
+END_DATA = b"[DONE]"
 MAX_RESPONSE_BYTES = 64_000_000
 """Maximum number of bytes of a response; one that never ends would fill the memory."""
 MAX_LINE = 4_000_000
@@ -35,11 +35,11 @@ async def events_of(parts: AsyncIterator[bytes]) -> AsyncGenerator[str, None]:
         for line in lines:
             line, first = line.removeprefix(_BOM) if first else line, False
             if line.startswith(b"data:"):
-                if line[5:].strip() == END:
+                if line[5:].strip() == END_DATA:
                     await _drain(parts)
                     return
                 yield line[5:].decode("utf-8", "replace")
-    if held.startswith(b"data:") and held[5:].strip() != END:  # the last line lacks its line break
+    if held.startswith(b"data:") and held[5:].strip() != END_DATA:  # the last line lacks its line break
         yield held[5:].decode("utf-8", "replace")
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from marl_ray.policies.bundles.manifest import BaseBundle, Lineage, TokenManifest
 
-ALONE = {"assistant": "model"}
+DEFAULT_AGENTS = {"assistant": "model"}
 """Agents of an experiment that has only external models."""
 
 
@@ -36,5 +36,5 @@ def external_model(url: str, model: str, agents: Mapping[str, str] | None) -> Ex
     lineage = Lineage(
         run=url, algorithm={}, config_hash="", code_version="", seed=0, env={"model": model}, steps=0, metrics={}
     )
-    manifest = ExternalManifest(agents=dict(agents or ALONE), policies={}, lineage=lineage, digest=digest)
+    manifest = ExternalManifest(agents=dict(agents or DEFAULT_AGENTS), policies={}, lineage=lineage, digest=digest)
     return ExternalModel(manifest, model)

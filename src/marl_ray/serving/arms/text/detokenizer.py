@@ -6,7 +6,7 @@ from typing import Any
 
 from marl_ray.policies.engines.decoding.stop_strings import decode_visibly, special_tokens
 
-BROKEN = "\ufffd"
+BROKEN_CHARACTER = "\ufffd"
 """The character that decoders write for bytes that are not, or not yet, a whole character."""
 
 
@@ -62,7 +62,7 @@ class Detokenizer:
         self._ids += ids
         decoded = self._text(self._ids)
         # Decode all of them together, because some tokenizers read a run of single bytes only as a whole.
-        end = len(decoded if last else decoded.rstrip(BROKEN))
+        end = len(decoded if last else decoded.rstrip(BROKEN_CHARACTER))
         text, self._passed_on = decoded[self._passed_on : end], max(end, self._passed_on)
         # Special tokens have no text and cannot be context, on which the text of the next tokens depends.
         if end == len(decoded) and (behind := self._text(self._ids[self._context :])):

@@ -7,7 +7,7 @@ import torch
 
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import FieldError, MarlRayError
-from marl_ray.policies.engines.decoding.json_guide import OBJECT, GuideState, guides_of
+from marl_ray.policies.engines.decoding.json_guide import OBJECT_START, GuideState, guides_of
 from marl_ray.policies.engines.served_engine import served_engine
 from marl_ray.policies.prompting.prompts import PromptTooLongError, encode_prompt, encode_text, uses_template
 from marl_ray.policies.prompting.token_bytes import TokenBytes
@@ -60,7 +60,7 @@ class ServedModel:
         except MarlRayError as error:
             raise FieldError(field, str(error)) from None
         if request.json_object:
-            return OBJECT
+            return OBJECT_START
         return call_guide(self.tokenizer, request.must_call)
 
     def check_bias(self, request: TextRequest) -> None:

@@ -10,9 +10,9 @@ import orjson
 from marl_ray.policies.actor_critic.spaces import consists_of
 from marl_ray.serving.handlers.act import answer
 from marl_ray.serving.handlers.open_inference.models import (
-    ACTION,
+    ACTION_SUFFIX,
     DATATYPES,
-    LOG_PROB,
+    LOG_PROB_SUFFIX,
     Tensor,
     actor_critics,
     inputs_of,
@@ -23,12 +23,12 @@ from marl_ray.serving.http.protocol import Request, RequestError, Response
 from marl_ray.serving.service import Service
 
 INFER_FIELDS = frozenset({"id", "parameters", "inputs", "outputs"})
-MASK = ".action_mask"
+MASK_SUFFIX = ".action_mask"
 """Suffix of the inputs that hold action masks; the agent's name precedes it."""
-TAKEN = ("session_id", "cluster_id", "attributes", "mode")
+READ_PARAMETERS = ("session_id", "cluster_id", "attributes", "mode")
 """Parameters with the meaning of the equally named fields of `/v1/act`; others are ignored."""
-BINARY = "the binary data extension is not supported, expected data as JSON"
-KINDS: dict[str, set[type]] = {"B": {bool}, "I": {int}, "U": {int}, "F": {int, float}}
+BINARY_REFUSAL = "the binary data extension is not supported, expected data as JSON"
+JSON_TYPES: dict[str, set[type]] = {"B": {bool}, "I": {int}, "U": {int}, "F": {int, float}}
 """First letter of a datatype -> the types of its data in JSON."""
 
 
@@ -39,14 +39,14 @@ async def infer(service: Service, request: Request) -> Response:
     """
     service.admission.admit(request, "inference")
     if request.header(b"inference-header-content-length") is not None:
-        raise RequestError(400, "inference-header-content-length", BINARY)
+        raise RequestError(400, "inference-header-content-length", BINARY_REFUSAL)
     data = await request.object(INFER_FIELDS)
     router = newest(service, request)
     bundle = actor_critics(router)
     number, parameters = data.get("id"), _parameters("parameters", data)
     if number is not None and not isinstance(number, str):
         raise RequestError(400, "id", "expected a text")
-    act_fields = {name: parameters[name] for name in TAKEN if name in parameters}
+    act_fields = {name: parameters[name] for name in READ_PARAMETERS if name in parameters}
     if "session_id" not in act_fields and request.header(b"x-session-id") is None:
         act_fields["session_id"] = number
     inputs = _by_name("inputs", data.get("inputs"))
@@ -59,11 +59,13 @@ async def infer(service: Service, request: Request) -> Response:
     act_fields["observations"] = {
         name: _observation_of(inputs[name], tensors[name]) for name in _agents(inputs, tensors, "")
     }
-    act_fields["action_masks"] = {agent: _mask(inputs[agent + MASK]) for agent in _agents(inputs, tensors, MASK)}
+    act_fields["action_masks"] = {
+        agent: _mask(inputs[agent + MASK_SUFFIX]) for agent in _agents(inputs, tensors, MASK_SUFFIX)
+    }
     acted = await answer(service, request, act_fields | {"experiment": request.path_params["name"]})
     outputs = []
     for agent, action in acted["actions"].items():
-        for name, value in ((agent + ACTION, action), (agent + LOG_PROB, acted["log_probs"][agent])):
+        for name, value in ((agent + ACTION_SUFFIX, action), (agent + LOG_PROB_SUFFIX, acted["log_probs"][agent])):
             if name in named:
                 flat = np.asarray(value).reshape(-1).tolist()
                 outputs.append(all_outputs[name].described(name) | {"data": flat})
@@ -82,7 +84,7 @@ def _parameters(where: str, part: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(parameters, dict):
         raise RequestError(400, where, "expected an object")
     if parameters.get("binary_data") or "binary_data_size" in parameters:
-        raise RequestError(400, where, BINARY)
+        raise RequestError(400, where, BINARY_REFUSAL)
     return parameters
 
 
@@ -104,7 +106,7 @@ def _by_name(where: str, parts: Any) -> dict[str, Mapping[str, Any]]:
 def _agents(inputs: Collection[str], tensors: Collection[str], end: str) -> list[str]:
     """Return the agents that have an input with this suffix; RequestError if the suffix belongs to no agent's input."""
     for name in inputs:
-        if name not in tensors and not (name.endswith(MASK) and name.removesuffix(MASK) in tensors):
+        if name not in tensors and not (name.endswith(MASK_SUFFIX) and name.removesuffix(MASK_SUFFIX) in tensors):
             raise RequestError(400, "inputs", f"unknown input {name!r}, expected some of {', '.join(tensors)}")
     return [agent for agent in tensors if agent + end in inputs]
 
@@ -136,7 +138,7 @@ def _array(tensor_input: Mapping[str, Any]) -> np.ndarray:
     if not isinstance(tensor_input.get("data"), list):
         raise RequestError(400, f"{where}.data", "expected a list")
     try:
-        fits = consists_of(tensor_input["data"], KINDS[tensor_input["datatype"][0]])
+        fits = consists_of(tensor_input["data"], JSON_TYPES[tensor_input["datatype"][0]])
         array = np.array(tensor_input["data"]) if fits else np.empty(0)
     except (ValueError, OverflowError):  # lists of different lengths
         fits, array = False, np.empty(0)

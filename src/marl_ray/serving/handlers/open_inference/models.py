@@ -21,7 +21,7 @@ DATATYPES = {
     "int16": "INT16", "int32": "INT32", "int64": "INT64", "float16": "FP16", "float32": "FP32", "float64": "FP64",
 }  # fmt: skip
 """The protocol's names of numpy's types."""
-ACTION, LOG_PROB = ".action", ".log_prob"
+ACTION_SUFFIX, LOG_PROB_SUFFIX = ".action", ".log_prob"
 
 
 class Tensor(NamedTuple):
@@ -102,8 +102,8 @@ def outputs_of(bundle: Bundle) -> dict[str, Tensor]:
     """Return the output name (`AGENT.action`, `AGENT.log_prob`) -> its tensor."""
     tensors = {}
     for agent, policy in bundle.agents.items():
-        tensors[agent + ACTION] = _tensor(bundle.policies[policy].action_space)
-        tensors[agent + LOG_PROB] = Tensor("FP32", (1,))
+        tensors[agent + ACTION_SUFFIX] = _tensor(bundle.policies[policy].action_space)
+        tensors[agent + LOG_PROB_SUFFIX] = Tensor("FP32", (1,))
     return tensors
 
 

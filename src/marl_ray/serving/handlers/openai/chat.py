@@ -7,10 +7,10 @@ from typing import Any
 
 from marl_ray.serving.arms.protocol import NamedToken, ResponseChunk
 from marl_ray.serving.handlers.openai.fields import (
-    COMMON,
-    IGNORED,
+    COMMON_FIELDS,
+    IGNORED_FIELDS,
     MAX_TOP_LOGPROBS,
-    NEUTRAL,
+    NEUTRAL_VALUES,
     CompletionOptions,
     assign_request,
     part,
@@ -26,7 +26,7 @@ from marl_ray.serving.http.fields import flag
 from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream, event
 from marl_ray.serving.service import Service
 
-CHAT_NEUTRAL: dict[str, Any] = NEUTRAL | {
+CHAT_NEUTRAL_VALUES: dict[str, Any] = NEUTRAL_VALUES | {
     "modalities": ["text"],
     "audio": None,
     "functions": None,
@@ -35,9 +35,9 @@ CHAT_NEUTRAL: dict[str, Any] = NEUTRAL | {
     "moderation": None,
 }
 CHAT_FIELDS = (
-    COMMON
-    | IGNORED
-    | CHAT_NEUTRAL.keys()
+    COMMON_FIELDS
+    | IGNORED_FIELDS
+    | CHAT_NEUTRAL_VALUES.keys()
     | {"messages", "max_completion_tokens", "logprobs", "top_logprobs"}
     | {"tools", "tool_choice", "parallel_tool_calls", "response_format"}
 )
@@ -59,7 +59,7 @@ async def completions(service: Service, request: Request) -> Response | Stream:
         if data.get("max_tokens") is not None:
             raise RequestError(400, "max_tokens", "expected either this or max_completion_tokens")
         data["max_tokens"] = data["max_completion_tokens"]
-    options = read_options(data, CHAT_NEUTRAL)
+    options = read_options(data, CHAT_NEUTRAL_VALUES)
     number = f"chatcmpl-{secrets.token_hex(12)}"
     session_arm, agent = await assign_request(service, request, data, options.model, number)
     arm_request = text_request(

@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 
 from marl_ray.serving.handlers.openai.fields import (
-    COMMON,
-    NEUTRAL,
+    COMMON_FIELDS,
+    NEUTRAL_VALUES,
     CompletionOptions,
     assign_request,
     part,
@@ -23,8 +23,8 @@ from marl_ray.serving.handlers.text_response import TextResponseWriter, WrittenR
 from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream, event
 from marl_ray.serving.service import Service
 
-COMPLETION_NEUTRAL: dict[str, Any] = NEUTRAL | {"best_of": 1, "echo": False, "suffix": None}
-COMPLETION_FIELDS = COMMON | COMPLETION_NEUTRAL.keys() | {"prompt", "logprobs"}
+COMPLETION_NEUTRAL_VALUES: dict[str, Any] = NEUTRAL_VALUES | {"best_of": 1, "echo": False, "suffix": None}
+COMPLETION_FIELDS = COMMON_FIELDS | COMPLETION_NEUTRAL_VALUES.keys() | {"prompt", "logprobs"}
 MAX_LOGPROBS = 5
 TOKEN_ID_LIMIT = 1 << 31
 
@@ -36,7 +36,7 @@ async def text_completions(service: Service, request: Request) -> Response | Str
     prompts = _prompts(data.get("prompt"), service.config.max_batch_requests)
     service.admission.limit(key, len(prompts))
     log_probs, top = data.get("logprobs") is not None, top_of(data, "logprobs", MAX_LOGPROBS)
-    options = read_options(data, COMPLETION_NEUTRAL)
+    options = read_options(data, COMPLETION_NEUTRAL_VALUES)
     number = f"cmpl-{secrets.token_hex(12)}"
     session_arm, agent = await assign_request(service, request, data, options.model, number)
     more: dict[str, Any] = {"names": log_probs, "top": top, "raw": True, "bias": options.bias}

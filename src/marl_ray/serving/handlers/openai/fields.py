@@ -18,15 +18,15 @@ from marl_ray.serving.http.text_settings import SETTINGS, Settings, settings_of
 from marl_ray.serving.routing.assignment import SessionArm
 from marl_ray.serving.service import Service
 
-COMMON = SETTINGS | {"model", "user", "attributes", "stream", "stream_options", "top_k", "logit_bias"} | {
+COMMON_FIELDS = SETTINGS | {"model", "user", "attributes", "stream", "stream_options", "top_k", "logit_bias"} | {
     "presence_penalty", "frequency_penalty",
 }  # fmt: skip
-IGNORED = frozenset({
+IGNORED_FIELDS = frozenset({
     "metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort",
     "safety_identifier", "service_tier", "store", "verbosity",
 })  # fmt: skip
 """Hints. `reasoning_effort` and `verbosity` only affect models trained with them."""
-NEUTRAL: dict[str, Any] = {"n": 1, "repetition_penalty": 1, "min_p": 0}
+NEUTRAL_VALUES: dict[str, Any] = {"n": 1, "repetition_penalty": 1, "min_p": 0}
 """Fields that are accepted only with this value, which changes nothing."""
 MAX_BIAS, MAX_PENALTY = 100, 2
 MAX_TOP_LOGPROBS = 20

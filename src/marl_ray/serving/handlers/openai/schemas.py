@@ -6,14 +6,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
-from marl_ray.serving.handlers.openai.chat import CHAT_FIELDS, CHAT_NEUTRAL, FORMATS
+from marl_ray.serving.handlers.openai.chat import CHAT_FIELDS, CHAT_NEUTRAL_VALUES, FORMATS
 from marl_ray.serving.handlers.openai.completions import (
     COMPLETION_FIELDS,
-    COMPLETION_NEUTRAL,
+    COMPLETION_NEUTRAL_VALUES,
     MAX_LOGPROBS,
     TOKEN_ID_LIMIT,
 )
-from marl_ray.serving.handlers.openai.fields import IGNORED, MAX_BIAS, MAX_PENALTY, MAX_TOP_LOGPROBS
+from marl_ray.serving.handlers.openai.fields import IGNORED_FIELDS, MAX_BIAS, MAX_PENALTY, MAX_TOP_LOGPROBS
 from marl_ray.serving.handlers.openai.messages import MAX_TOOLS, ROLES, TOOL_NAME
 from marl_ray.serving.handlers.openapi.json_schema import JsonSchema
 from marl_ray.serving.http.text_settings import MAX_TOKENS
@@ -57,7 +57,7 @@ ModelName = TypedDict("ModelName", {"id": str, "object": Literal["model"], "crea
 
 _FLAG: JsonSchema = {"type": ["boolean", "null"]}
 _PENALTY: JsonSchema = {"type": ["number", "null"], "minimum": -MAX_PENALTY, "maximum": MAX_PENALTY}
-_SHARED: dict[str, JsonSchema] = {
+_SHARED_PROPERTIES: dict[str, JsonSchema] = {
     "stream_options": {
         "type": ["object", "null"], "properties": {"include_usage": _FLAG}, "description": "Only with stream.",
     },
@@ -69,10 +69,10 @@ _SHARED: dict[str, JsonSchema] = {
     },
     "presence_penalty": _PENALTY | {"description": "Taken off the logit of every token that the text has already."},
     "frequency_penalty": _PENALTY | {"description": "As often as the text has the token already."},
-    **{name: {"description": "A hint, which is ignored."} for name in sorted(IGNORED)},
+    **{name: {"description": "A hint, which is ignored."} for name in sorted(IGNORED_FIELDS)},
 }  # fmt: skip
 _NOTHING_ELSE = "Nothing else is supported."
-_CHAT: dict[str, JsonSchema] = _SHARED | {
+_CHAT: dict[str, JsonSchema] = _SHARED_PROPERTIES | {
     "messages": {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/ChatRequestMessage"}},
     "max_completion_tokens": {
         "type": ["integer", "null"], "minimum": 1, "maximum": MAX_TOKENS,
@@ -99,12 +99,12 @@ _CHAT: dict[str, JsonSchema] = _SHARED | {
         "type": ["object", "null"], "properties": {"type": {"enum": list(FORMATS)}}, "required": ["type"],
         "description": "json_object: the answer is a JSON object, unless it is cut off. Not with tools.",
     },
-    **{name: {"enum": [nothing, None], "description": _NOTHING_ELSE} for name, nothing in CHAT_NEUTRAL.items()},
+    **{name: {"enum": [nothing, None], "description": _NOTHING_ELSE} for name, nothing in CHAT_NEUTRAL_VALUES.items()},
 }  # fmt: skip
 _TOKEN_IDS: JsonSchema = {
     "type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "exclusiveMaximum": TOKEN_ID_LIMIT},
 }  # fmt: skip
-_COMPLETION: dict[str, JsonSchema] = _SHARED | {
+_COMPLETION: dict[str, JsonSchema] = _SHARED_PROPERTIES | {
     "prompt": {
         "anyOf": [
             {"type": "string"},
@@ -118,7 +118,7 @@ _COMPLETION: dict[str, JsonSchema] = _SHARED | {
         "type": ["integer", "null"], "minimum": 0, "maximum": MAX_LOGPROBS,
         "description": "How many of the most likely tokens to tell beside each.",
     },
-    **{name: {"enum": [nothing, None], "description": _NOTHING_ELSE} for name, nothing in COMPLETION_NEUTRAL.items()},
+    **{name: {"enum": [nothing, None], "description": _NOTHING_ELSE} for name, nothing in COMPLETION_NEUTRAL_VALUES.items()},
 }  # fmt: skip
 OPENAI_REQUESTS: dict[str, tuple[dict[str, JsonSchema], frozenset[str], tuple[str, ...]]] = {
     "ChatRequest": (_CHAT, frozenset(CHAT_FIELDS), ("model", "messages")),

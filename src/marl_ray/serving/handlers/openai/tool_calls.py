@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Collection
 from typing import Any
 
-from marl_ray.policies.prompting.tool_template import CLOSE, OPEN, WrittenCall, calls_in
+from marl_ray.policies.prompting.tool_template import CLOSE_TAG, OPEN_TAG, WrittenCall, calls_in
 
 _ESCAPED = re.compile(r"\\.", re.DOTALL)
 
@@ -42,12 +42,12 @@ class ToolCallReader:
 
     def _blocks(self, last: bool) -> tuple[str, list[dict[str, Any]]]:
         text, calls = "", list[dict[str, Any]]()
-        while (at := self._held.find(OPEN)) >= 0:
-            end, certain = _close(self._held, at + len(OPEN))
+        while (at := self._held.find(OPEN_TAG)) >= 0:
+            end, certain = _close(self._held, at + len(OPEN_TAG))
             if not certain and not last:
                 break
-            block = self._held[at + len(OPEN) : end if end >= 0 else None]
-            behind = len(self._held) if end < 0 else end + len(CLOSE)
+            block = self._held[at + len(OPEN_TAG) : end if end >= 0 else None]
+            behind = len(self._held) if end < 0 else end + len(CLOSE_TAG)
             in_block = calls_in(block)
             if in_block:
                 text += self._held[:at].rstrip()
@@ -57,7 +57,7 @@ class ToolCallReader:
             else:
                 text += self._held[:behind]
             self._held = self._held[behind:]
-        keep = 0 if last else _overlap(self._held, OPEN)
+        keep = 0 if last else _overlap(self._held, OPEN_TAG)
         if at >= 0:
             keep = len(self._held) - at
         text += self._held[: len(self._held) - keep]
@@ -93,14 +93,14 @@ def _close(text: str, begin: int) -> tuple[int, bool]:
     Also returns whether later text cannot change that index, because a JSON string in the arguments may contain
     the closing mark.
     """
-    first = end = text.find(CLOSE, begin)
+    first = end = text.find(CLOSE_TAG, begin)
     while end >= 0:
         block = text[begin:end].strip()
         if calls_in(block):
             return end, True
         if not block.startswith(("{", "[")) or _ESCAPED.sub("", block).count('"') % 2 == 0:
             return first, True  # no later text can make it a call
-        end = text.find(CLOSE, end + len(CLOSE))
+        end = text.find(CLOSE_TAG, end + len(CLOSE_TAG))
     return -1 if calls_in(text[begin:]) else first, False
 
 

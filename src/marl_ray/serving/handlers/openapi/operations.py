@@ -56,74 +56,77 @@ class Operation(NamedTuple):
     """The meaning of status 503, where it has the same answer as a good one."""
 
 
-_ADMIN = (401, 403, 409, 429)
-_CLIENT = (401, 403, 404, 413, 429)
-_READER = (401, 403, 429, 503)
+_ADMIN_STATUSES = (401, 403, 409, 429)
+_CLIENT_STATUSES = (401, 403, 404, 413, 429)
+_READER_STATUSES = (401, 403, 429, 503)
 OPERATIONS: dict[str, Operation] = {
     "act": Operation(
-        "Actions for the agents observed", ActAnswer, (*_CLIENT, 503), "ActRequest", "inference", ("x-session-id", "x-arm"),
+        "Actions for the agents observed", ActAnswer, (*_CLIENT_STATUSES, 503), "ActRequest", "inference",
+        ("x-session-id", "x-arm"),
     ),
     "batch": Operation(
         "Many acts at once, each answered by itself", BatchAnswer, (401, 403, 413, 429), "BatchRequest", "inference",
         ("x-session-id", "x-arm"),
     ),
     "assign": Operation(
-        "A session's arm, without a pass", AssignAnswer, (*_CLIENT, 503), "AssignRequest", "inference",
+        "A session's arm, without a pass", AssignAnswer, (*_CLIENT_STATUSES, 503), "AssignRequest", "inference",
         ("x-session-id", "x-arm"),
     ),
     "generate": Operation(
-        "Text of token policies", GenerateAnswer, (*_CLIENT, 422, 503), "GenerateRequest", "inference",
+        "Text of token policies", GenerateAnswer, (*_CLIENT_STATUSES, 422, 503), "GenerateRequest", "inference",
         ("x-session-id", "x-arm"), streams=True,
     ),
     "completions": Operation(
-        "Text of token policies, as OpenAI's clients ask for it", ChatAnswer, (*_CLIENT, 422, 503), "ChatRequest",
+        "Text of token policies, as OpenAI's clients ask for it", ChatAnswer, (*_CLIENT_STATUSES, 422, 503), "ChatRequest",
         "inference", ("x-session-id", "x-arm"), streams=True,
     ),
     "text_completions": Operation(
-        "Texts that continue prompts, as OpenAI's clients ask for them", CompletionAnswer, (*_CLIENT, 422, 503),
+        "Texts that continue prompts, as OpenAI's clients ask for them", CompletionAnswer, (*_CLIENT_STATUSES, 422, 503),
         "CompletionRequest", "inference", ("x-session-id", "x-arm"), streams=True,
     ),
     "outcome": Operation(
-        "How a session went", OutcomeAnswer, (*_CLIENT, 409, 503), "OutcomeRequest", "outcomes", ("x-session-id",),
+        "How a session went", OutcomeAnswer, (*_CLIENT_STATUSES, 409, 503), "OutcomeRequest", "outcomes", ("x-session-id",),
     ),
     "outcomes": Operation(
         "Many outcomes at once, each answered by itself", OutcomesAnswer, (401, 403, 413, 429, 503), "OutcomesRequest",
         "outcomes", ("x-session-id",),
     ),
-    "endpoints": Operation("What clients act on, and what serves it", EndpointList, _READER, scope="read"),
+    "endpoints": Operation("What clients act on, and what serves it", EndpointList, _READER_STATUSES, scope="read"),
     "experiments": Operation("All experiments in a few words", ExperimentList, (401, 403, 429), scope="read"),
     "create": Operation(
-        "Begin an experiment", ExperimentReport, (*_ADMIN, 413, 503), "ExperimentRequest", "admin", status=201,
+        "Begin an experiment", ExperimentReport, (*_ADMIN_STATUSES, 413, 503), "ExperimentRequest", "admin", status=201,
     ),
-    "experiment": Operation("An experiment and what its outcomes prove", ExperimentReport, (404, *_READER), scope="read"),
-    "audit": Operation("Every change of an experiment", Audit, (404, *_READER), scope="read"),
-    "series": Operation("Outcomes over time", Curves, (404, *_READER), scope="read"),
+    "experiment": Operation(
+        "An experiment and what its outcomes prove", ExperimentReport, (404, *_READER_STATUSES), scope="read"
+    ),
+    "audit": Operation("Every change of an experiment", Audit, (404, *_READER_STATUSES), scope="read"),
+    "series": Operation("Outcomes over time", Curves, (404, *_READER_STATUSES), scope="read"),
     **{
         action.value: Operation(
-            f"Change an experiment: {action.value}", Changed, (*_ADMIN, 404, 413, 503), "ChangeRequest", "admin",
+            f"Change an experiment: {action.value}", Changed, (*_ADMIN_STATUSES, 404, 413, 503), "ChangeRequest", "admin",
         )
         for action in Action
     },
     "models": Operation("The bundles that this replica holds", ModelList, (401, 403, 429), scope="read"),
     **dict.fromkeys(
         ("model", "agent_model"),
-        Operation("What OpenAI's clients may name as `model`", ModelName, (404, *_READER), scope="read"),
+        Operation("What OpenAI's clients may name as `model`", ModelName, (404, *_READER_STATUSES), scope="read"),
     ),
-    "load": Operation("Fetch and verify a bundle ahead of its experiment", Model, (*_ADMIN, 503), scope="admin"),
+    "load": Operation("Fetch and verify a bundle ahead of its experiment", Model, (*_ADMIN_STATUSES, 503), scope="admin"),
     "server": Operation("The server, by the Open Inference Protocol", ServerMetadata, error=InferError),
     "server_live": Operation("Whether this replica lives, by that protocol", ServerLive, error=InferError),
     "server_ready": Operation(
         "Whether this replica is ready; 503 while it is not", ServerReady, error=InferError, not_ready="Not ready.",
     ),
     "model_metadata": Operation(
-        "An endpoint's inputs and outputs", ModelMetadata, (404, 422, *_READER), scope="read", error=InferError,
+        "An endpoint's inputs and outputs", ModelMetadata, (404, 422, *_READER_STATUSES), scope="read", error=InferError,
     ),
     "model_ready": Operation(
-        "Whether an endpoint answers; 503 while it does not", ModelReady, (404, *_READER), scope="read", error=InferError,
-        not_ready="Not ready.",
+        "Whether an endpoint answers; 503 while it does not", ModelReady, (404, *_READER_STATUSES), scope="read",
+        error=InferError, not_ready="Not ready.",
     ),
     "infer": Operation(
-        "Actions for the agents observed, by the Open Inference Protocol", InferAnswer, (*_CLIENT, 422, 503),
+        "Actions for the agents observed, by the Open Inference Protocol", InferAnswer, (*_CLIENT_STATUSES, 422, 503),
         "InferRequest", "inference", ("x-session-id", "x-arm"), error=InferError,
     ),
     "health": Operation("Whether this replica lives", Health),

@@ -13,7 +13,7 @@ from marl_ray.training.learner.prepared_batch import OldOutputs
 from marl_ray.training.learner.trained_policy import TrainedPolicy
 from marl_ray.trajectories import Trajectories
 
-CHECKED = ("rewards", "costs", "log_probs", "values", "cost_values")
+CHECKED_TENSORS = ("rewards", "costs", "log_probs", "values", "cost_values")
 """Tensors of a batch that must be finite."""
 
 
@@ -35,7 +35,7 @@ def batch_sums(
     raw = estimates.advantages
     targets = torch.zeros_like(raw) if estimates.targets is None else estimates.targets
     sums = {
-        "not_finite": torch.stack([(~getattr(batch, name).isfinite()).any() for name in CHECKED]).double(),
+        "not_finite": torch.stack([(~getattr(batch, name).isfinite()).any() for name in CHECKED_TENSORS]).double(),
         "advantages": moments(raw, mask),
         "targets": moments(targets, mask),
         "residuals": moments(targets - batch.values, mask),
@@ -54,8 +54,8 @@ def batch_sums(
 
 
 def check_finite(where: str, sums: dict[str, Tensor]) -> None:
-    """Raise DivergedError naming `where` and the tensor if one of CHECKED held a NaN or an infinity on any worker."""
-    for name, count in zip(CHECKED, sums["not_finite"].tolist(), strict=True):
+    """Raise DivergedError naming `where` and the tensor if one of CHECKED_TENSORS is not finite on some worker."""
+    for name, count in zip(CHECKED_TENSORS, sums["not_finite"].tolist(), strict=True):
         if count:
             raise DivergedError(f"{where}: {name} of the batch are not finite")
 

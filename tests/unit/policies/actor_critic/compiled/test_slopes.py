@@ -77,4 +77,4 @@ def test_the_slopes_of_the_values_are_torchs():
 
 def test_compiled_code_has_the_constants_of_the_losses_and_the_distributions():
     assert kernels.LOG_RATIO_LIMIT == ratios.LOG_RATIO_LIMIT
-    assert kernels.FORBIDDEN == sampling.FORBIDDEN == np.float32(distributions.FORBIDDEN)
+    assert kernels.FORBIDDEN_LOGIT == sampling.FORBIDDEN_LOGIT == np.float32(distributions.FORBIDDEN_LOGIT)

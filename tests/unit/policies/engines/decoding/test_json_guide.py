@@ -14,8 +14,8 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.decoding.decoder import Decoder
 from marl_ray.policies.engines.decoding.json_guide import (
-    DEPTH,
-    OBJECT,
+    MAX_DEPTH,
+    OBJECT_START,
     Guides,
     GuideState,
     advance,
@@ -36,7 +36,7 @@ VALUES = st.recursive(
 )
 
 
-def read(text: str, state: GuideState | None = OBJECT) -> GuideState | None:
+def read(text: str, state: GuideState | None = OBJECT_START) -> GuideState | None:
     for character in text:
         state = None if state is None else advance(state, character)
     return state
@@ -66,7 +66,7 @@ def test_what_is_no_json_is_not(text):
 
 
 def test_depth_is_bounded():
-    assert read('{"a":' + "[" * (DEPTH - 1)) is not None and read('{"a":' + "[" * DEPTH) is None
+    assert read('{"a":' + "[" * (MAX_DEPTH - 1)) is not None and read('{"a":' + "[" * MAX_DEPTH) is None
 
 
 @given(st.randoms(use_true_random=False))
@@ -132,7 +132,7 @@ def test_a_guided_row_writes_an_object_and_its_company_is_as_ever():
         return [(ids[handle], ends[handle]) for handle in handles]
 
     free = [Prompt((1, 2, 3), stream) for stream in range(4)]
-    guided = [Prompt((1, 2, 3), stream, stream == 9, OBJECT, 3) for stream in range(10)]
+    guided = [Prompt((1, 2, 3), stream, stream == 9, OBJECT_START, 3) for stream in range(10)]
     together = texts([*free, *guided])
     assert [[t.id for t in row] for row, _ in together[:4]] == [[t.id for t in row] for row, _ in texts(free)]
     finished = 0

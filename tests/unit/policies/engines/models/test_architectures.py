@@ -9,7 +9,7 @@ from toys.texts import TWO_AGENTS, TWO_POLICIES, config
 from transformers import AutoConfig, AutoModelForCausalLM, Phi3Config
 
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.engines.models.architectures import DECODED, PAGED, SCORED, check_architecture
+from marl_ray.policies.engines.models.architectures import DECODED_TYPES, PAGED_TYPES, SCORED_TYPES, check_architecture
 from marl_ray.policies.language.tiny_models import byte_tokenizer, tiny_model
 from marl_ray.training.run_checks import check_run
 
@@ -60,7 +60,7 @@ def test_layers_without_keys_are_named():
         MarlRayError, match=r"expected generation\.engine=vllm, or"
     ):  # `torch` has no such layers either
         check_architecture(kind, "transformers", 64, "here")
-    assert PAGED < DECODED < SCORED
+    assert PAGED_TYPES < DECODED_TYPES < SCORED_TYPES
 
 
 def test_positions_that_depend_on_the_batch_are_refused():

@@ -10,7 +10,7 @@ from toy_models.sampled_by_vllm import lora_bundle
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.engines.models.architectures import check_architecture
-from marl_ray.policies.engines.vllm.process.server import EXCLUDED, RANKS, most_likely
+from marl_ray.policies.engines.vllm.process.server import EXCLUDED_LOG_PROB, KERNEL_RANKS, most_likely
 from marl_ray.policies.engines.vllm.process.shared_vllm import SharedVllm
 
 
@@ -28,12 +28,12 @@ def test_as_many_of_the_most_likely_tokens_are_named_as_were_asked_for():
     assert most_likely(sampled_first, 2) == ((7, -0.1), (3, -1.0))
     sampled_last = {9: Place(3, -4.0), 7: Place(1, -0.1), 3: Place(2, -1.0)}
     assert most_likely(sampled_last, 2) == ((7, -0.1), (3, -1.0))
-    assert most_likely({7: Place(1, 0.0), 3: Place(2, -math.inf)}, 2) == ((7, 0.0), (3, EXCLUDED))
+    assert most_likely({7: Place(1, 0.0), 3: Place(2, -math.inf)}, 2) == ((7, 0.0), (3, EXCLUDED_LOG_PROB))
 
 
 def test_an_adapter_above_vllms_ranks_is_refused_by_name(tmp_path):
-    assert sorted(RANKS) == [*RANKS]
-    policy = load_bundle(lora_bundle(tmp_path, 1, rank=RANKS[-1] + 1)).policies.unmerged("lm")
+    assert sorted(KERNEL_RANKS) == [*KERNEL_RANKS]
+    policy = load_bundle(lora_bundle(tmp_path, 1, rank=KERNEL_RANKS[-1] + 1)).policies.unmerged("lm")
     with pytest.raises(MarlRayError, match=r"engine=vllm: the adapter of .* has rank 513, expected at most 512"):
         SharedVllm(policy)
 

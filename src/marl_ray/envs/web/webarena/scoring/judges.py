@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 _WORD = re.compile(r"\d+(?:[.,:]\d+)*|[^\W\d_]+")
-_LITTLE = {*"a an and are as at be by for from in is it of on or than that the this to was were with".split()}  # noqa: SIM905
-_SHARE = 0.75
+_LITTLE_WORDS = {*"a an and are as at be by for from in is it of on or than that the this to was were with".split()}  # noqa: SIM905
+_MIN_SHARED_WORDS = 0.75
 """Share of a reference's words that an answer must have to mean the same."""
 
 
@@ -30,7 +30,7 @@ class WordJudge:
         names = reference_words - numbers
         if not reference_words:
             return float(answer.strip().casefold() == reference.strip().casefold())
-        return float(numbers <= answer_words and len(names & answer_words) >= _SHARE * len(names))
+        return float(numbers <= answer_words and len(names & answer_words) >= _MIN_SHARED_WORDS * len(names))
 
     def same_reason(self, reported: str, actual: str, question: str) -> float:
         return self.same_answer(reported, actual, question)
@@ -74,4 +74,4 @@ class PromptJudge:
 
 
 def _content(text: str) -> set[str]:
-    return {word.replace(",", "") for word in _WORD.findall(text.casefold())} - _LITTLE
+    return {word.replace(",", "") for word in _WORD.findall(text.casefold())} - _LITTLE_WORDS

@@ -14,7 +14,7 @@ from marl_ray.envs.web.browser.session import BrowserSession
 from marl_ray.envs.web.webarena.tasks.programs import LAST_URL, ProgramCall
 from marl_ray.errors import one_line
 
-ADMIN = {"username": "admin", "password": "admin1234"}
+ADMIN_ACCOUNT = {"username": "admin", "password": "admin1234"}
 """The account that WebArena's own shop comes with."""
 REQUEST_S = 10.0
 _ROLE = """(account) => {
@@ -95,7 +95,7 @@ async def _api_reply(shop: str, path: str, query: Mapping[str, str]) -> Any:
     """Return the shop's JSON for a path, asked for as its administrator."""
     try:
         async with httpx.AsyncClient(timeout=REQUEST_S) as client:
-            token = await client.post(f"{shop}/rest/default/V1/integration/admin/token", json=ADMIN)
+            token = await client.post(f"{shop}/rest/default/V1/integration/admin/token", json=ADMIN_ACCOUNT)
             token.raise_for_status()
             headers = {"Authorization": f"Bearer {token.json()}"}
             reply = await client.get(f"{shop}{path}", params=dict(query), headers=headers)

@@ -15,7 +15,7 @@ from typing import Any
 from marl_ray.envs.web.webarena.tasks.task import ResponseCheck, is_pattern
 
 MONEY_TOLERANCE = Decimal("0.1")
-RETRIEVE = "retrieve"
+RETRIEVE_TYPE = "retrieve"
 _BLOCK = re.compile(r"```(?:json)?\s*\n?(.*?)\n?```", re.DOTALL)
 _HYPHEN = re.compile(r"(?<=[a-zA-Z])[\u002D\u2010-\u2015\u2212\u00AD]|[\u002D\u2010-\u2015\u2212\u00AD](?=[a-zA-Z])")
 _MARKS = dict.fromkeys(map(ord, "\u2122\u00ae\u2120\u00a9"))
@@ -38,7 +38,7 @@ def response_score(check: ResponseCheck, answer: str) -> float:
         return 0.0
     if not (same_string(check.task_type, kind) and same_string(check.status, status)):
         return 0.0
-    if check.task_type != RETRIEVE:
+    if check.task_type != RETRIEVE_TYPE:
         return 1.0
     retrieved = response.get("retrieved_data")
     if _is_empty(check.data) or _is_empty(retrieved):
@@ -54,7 +54,7 @@ def unread_formats(schema: Mapping[str, Any]) -> list[str]:
     if kind == "object":
         return [name for part in schema.get("properties", {}).values() for name in unread_formats(part)]
     name = schema.get("format", kind)
-    return [] if name in _COMPARED or name == "null" else [name]
+    return [] if name in _COMPARISONS or name == "null" else [name]
 
 
 def same_string(expected: Any, answer: Any) -> bool:
@@ -81,7 +81,7 @@ def _same_amount(expected: Any, answer: Any) -> bool:
     return abs(_amount(expected) - _amount(answer)) <= MONEY_TOLERANCE
 
 
-_COMPARED: Mapping[str, Callable[[Any, Any], bool]] = {
+_COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
     "string": same_string,
     "number": _same_number,
     "integer": _same_number,
@@ -97,7 +97,7 @@ def _same(expected: Any, answer: Any, schema: Mapping[str, Any], ordered: bool) 
         return _same_list(expected, _parse_list(answer), schema, ordered)
     if kind == "object":
         return _same_object(expected, answer, schema, ordered)
-    compare = _COMPARED[schema.get("format", kind)]
+    compare = _COMPARISONS[schema.get("format", kind)]
     alternatives = expected if isinstance(expected, list) else [expected]
     return any(_holds(compare, alternative, answer) for alternative in alternatives)
 

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from marl_ray.envs.web.webarena.site_pack.world import ForumPost, ShopProduct, SyntheticWorld
 
-NAMES = "shopping", "reddit", "wikipedia"
+SITE_NAMES = "shopping", "reddit", "wikipedia"
 """The sites, by their names in WebArena."""
 _TITLES = {"shopping": "Shop", "reddit": "Forum", "wikipedia": "Wiki"}
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from urllib.parse import parse_qs, urlsplit
 
 from marl_ray.envs.web.page_server import serve_pages
-from marl_ray.envs.web.webarena.site_pack.pages import NAMES, Visit, reply
+from marl_ray.envs.web.webarena.site_pack.pages import SITE_NAMES, Visit, reply
 from marl_ray.envs.web.webarena.site_pack.world import synthetic_world
 
 COOKIE = "visitor"
@@ -43,7 +43,7 @@ def serve_sites(seed: int) -> Mapping[str, str]:
     Threads of this process serve them to this machine alone.
     """
     visits = _Visits()  # one for all sites, because cookies do not know ports
-    return {site: serve_pages(_handler(site, seed, visits), f"site {site}") for site in NAMES}
+    return {site: serve_pages(_handler(site, seed, visits), f"site {site}") for site in SITE_NAMES}
 
 
 def _handler(site: str, seed: int, visits: _Visits) -> type[http.server.BaseHTTPRequestHandler]:

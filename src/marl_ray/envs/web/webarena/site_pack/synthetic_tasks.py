@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from marl_ray.envs.web.webarena.site_pack.world import SyntheticWorld, synthetic_world
-from marl_ray.envs.web.webarena.tasks.webarena import AND, WebArenaRecord
+from marl_ray.envs.web.webarena.tasks.webarena import AND_SEPARATOR, WebArenaRecord
 
 Plan = tuple[tuple[str, ...], ...]
 """Steps: `click NAME`, `type NAME TEXT`, `tab NUMBER` and `stop ANSWER`, in which NAME is that of an element."""
@@ -181,7 +181,7 @@ def _origin(world: SyntheticWorld, rng: random.Random) -> _Draft:
     town = next(town for town in world.towns if town.name == product.town)
     plan = ("click", product.name), ("tab", "1"), ("click", town.name), ("stop", f"The {town.river}")
     intent = f"On which river lies the town in which {product.name} is made?"
-    return _Draft(f"{SHOP}{AND}{WIKI}", intent, _answer(must_include=[town.river]), plan)
+    return _Draft(f"{SHOP}{AND_SEPARATOR}{WIKI}", intent, _answer(must_include=[town.river]), plan)
 
 
 TEMPLATES: tuple[Callable[[SyntheticWorld, random.Random], _Draft], ...] = (

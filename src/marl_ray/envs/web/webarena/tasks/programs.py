@@ -7,7 +7,7 @@ from dataclasses import dataclass
 PREFIX = "func:"
 LAST_URL = "__last_url__"
 """The address of the open page, in an argument."""
-PAGE = "__page__"
+OPEN_PAGE = "__page__"
 """The open page, as an argument."""
 PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "shopping_get_latest_order_url": (),
@@ -25,7 +25,7 @@ class ProgramCall:
 
     name: str
     arguments: tuple[str, ...] = ()
-    """Texts, of which `PAGE` stands for the open page."""
+    """Texts, of which `OPEN_PAGE` stands for the open page."""
 
 
 def is_program(text: str) -> bool:
@@ -53,15 +53,16 @@ def parse_program(text: str) -> ProgramCall:
     if len(arguments) != len(parameters):
         raise ValueError(f"{name} takes {len(parameters)} arguments ({', '.join(parameters)}), got {len(arguments)}")
     if any(
-        (argument == PAGE) != (parameter == "page") for argument, parameter in zip(arguments, parameters, strict=True)
+        (argument == OPEN_PAGE) != (parameter == "page")
+        for argument, parameter in zip(arguments, parameters, strict=True)
     ):
-        raise ValueError(f"{text!r}: expected {PAGE} for the parameter page, and nowhere else")
+        raise ValueError(f"{text!r}: expected {OPEN_PAGE} for the parameter page, and nowhere else")
     return ProgramCall(name, arguments)
 
 
 def _argument(node: ast.expr) -> str:
-    if isinstance(node, ast.Name) and node.id == PAGE:
-        return PAGE
+    if isinstance(node, ast.Name) and node.id == OPEN_PAGE:
+        return OPEN_PAGE
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     raise ValueError(f"{ast.unparse(node)!r} is no quoted text")

@@ -18,8 +18,8 @@ from marl_ray.envs.web.webarena.tasks.task import (
     unknown_placeholders,
 )
 
-OR, AND = " |OR| ", " |AND| "
-SCRIPTS = "document.", "[...document."
+OR_SEPARATOR, AND_SEPARATOR = " |OR| ", " |AND| "
+SCRIPT_BEGINNINGS = "document.", "[...document."
 """Beginnings of JavaScript that selects a part of a page."""
 SiteName = Literal["shopping", "shopping_admin", "gitlab", "reddit", "wikipedia", "map", "homepage"]
 """A site of `marl_ray.envs.web.webarena.tasks.task.SITES`."""
@@ -56,9 +56,9 @@ class PageRecord(StrictRecord):
     @field_validator("locator")
     @classmethod
     def _check_script(cls, value: str) -> str:
-        if value.strip() and not value.startswith(SCRIPTS) and not is_program(value):
+        if value.strip() and not value.startswith(SCRIPT_BEGINNINGS) and not is_program(value):
             raise ValueError(
-                f"expected JavaScript from {' or '.join(SCRIPTS)} on, a func: or nothing, got {value[:40]!r}"
+                f"expected JavaScript from {' or '.join(SCRIPT_BEGINNINGS)} on, a func: or nothing, got {value[:40]!r}"
             )
         return value
 
@@ -105,7 +105,7 @@ class EvalRecord(StrictRecord):
             raise ValueError("program_html: expected an element with program_html")
         if answers is not None and answers.fuzzy_match == NOT_ACHIEVABLE and not self.string_note:
             raise ValueError("string_note: expected with fuzzy_match N/A, the reason why the task is not achievable")
-        for url in _with_known_sites(self.reference_url or "").split(OR):
+        for url in _with_known_sites(self.reference_url or "").split(OR_SEPARATOR):
             try:
                 urlsplit(url)
             except ValueError as error:
@@ -154,7 +154,7 @@ def webarena_task(record: WebArenaRecord) -> WebTask:
         task_id=str(record.task_id),
         prompt=record.intent,
         sites=tuple(record.sites),
-        start_urls=tuple(record.start_url.split(AND)),
+        start_urls=tuple(record.start_url.split(AND_SEPARATOR)),
         checks=tuple(_check(kind, record.eval) for kind in record.eval.eval_types),
         template=record.intent_template_id,
         login=record.storage_state or "",
@@ -163,7 +163,7 @@ def webarena_task(record: WebArenaRecord) -> WebTask:
 
 def _check(kind: str, record: EvalRecord) -> Check:
     if kind == "url_match":
-        return AddressCheck(tuple((record.reference_url or "").split(OR)))
+        return AddressCheck(tuple((record.reference_url or "").split(OR_SEPARATOR)))
     if kind == "program_html":
         return PageCheck(tuple(_content(page) for page in record.program_html))
     answers = record.reference_answers
@@ -185,7 +185,7 @@ def _content(record: PageRecord) -> PageContent:
         locator=record.locator,
         prepare=tuple(record.prep_actions),
         exact=contents.exact_match,
-        include=tuple(tuple(item.split(OR)) for item in contents.must_include or ()),
+        include=tuple(tuple(item.split(OR_SEPARATOR)) for item in contents.must_include or ()),
     )
 
 

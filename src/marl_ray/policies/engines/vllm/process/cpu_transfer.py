@@ -14,7 +14,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from marl_ray.policies.engines.vllm.process.messages import SHARED
+from marl_ray.policies.engines.vllm.process.messages import SHARED_MEMORY
 from marl_ray.policies.engines.vllm.process.weight_memory import WeightLayout, read
 
 
@@ -66,4 +66,4 @@ class WeightDoor:
     """An extension of vLLM's workers without methods; naming it makes the workers import this module."""
 
 
-WeightTransferEngineFactory.register_engine(SHARED, SharedTransfer)
+WeightTransferEngineFactory.register_engine(SHARED_MEMORY, SharedTransfer)

@@ -6,7 +6,7 @@ IPC = "ipc"
 """Name of vLLM's transfer of weights on one GPU."""
 NCCL = "nccl"
 """Name of vLLM's transfer of weights from one GPU to others."""
-SHARED = "marl_ray_shared"
+SHARED_MEMORY = "marl_ray_shared"
 """Name of the transfer of weights through shared memory, among the backends of vLLM's weight transfer."""
 
 
@@ -26,7 +26,7 @@ class VllmSettings:
     """Maximum rank of the adapters; 0 for a model without adapters."""
     adapters: int = 1
     """Maximum number of adapters whose responses may share a step."""
-    transfer: str = SHARED
+    transfer: str = SHARED_MEMORY
     """Backend of vLLM's weight transfer."""
     tensor_parallel: int = 1
     """Number of processes (on a GPU machine: of GPUs) that each hold a part of every layer."""

@@ -23,7 +23,7 @@ ANSWER_S = 300.0
 """Seconds that any other answer may take, such as a step or the loading of weights. The first steps compile kernels."""
 CLOSE_S = 10.0
 """Seconds that a process may take to end."""
-SERVER = "marl_ray.policies.engines.vllm.process.server"
+SERVER_MODULE = "marl_ray.policies.engines.vllm.process.server"
 
 
 class VllmProcess:
@@ -40,7 +40,7 @@ class VllmProcess:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the process
         with other_end:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", SERVER, str(other_end.fileno())],
+                [sys.executable, "-m", SERVER_MODULE, str(other_end.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._output,

@@ -16,17 +16,17 @@ from typing import Any
 from marl_ray.config.run.engines import VLLM_MAX_RANK
 from marl_ray.policies.engines.vllm.process.messages import IPC, Sampled, VllmRequest, VllmSettings
 
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, VLLM_MAX_RANK)
+KERNEL_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, VLLM_MAX_RANK)
 """The greatest ranks for which vLLM has kernels."""
-PROBE = VllmRequest(handle=-1, ids=(0,), temperature=0.0, top_k=0, top_p=1.0, max_tokens=2, ends=(), seed=0)
+PROBE_REQUEST = VllmRequest(handle=-1, ids=(0,), temperature=0.0, top_k=0, top_p=1.0, max_tokens=2, ends=(), seed=0)
 """A response by the random weights that vLLM starts with."""
-EXCLUDED = -9999.0
+EXCLUDED_LOG_PROB = -9999.0
 """Log-probability of a token that cannot be drawn, as in OpenAI's API: JSON has no infinity."""
 MAX_LINE = 400
 """Maximum number of characters of an error line; errors about vLLM's settings take several lines."""
 ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
 """Numbers of Linux: the system call, its request for a part of the processor's state, and the tiles' part."""
-DOOR = "marl_ray.policies.engines.vllm.process.cpu_transfer.WeightDoor"
+WEIGHT_DOOR = "marl_ray.policies.engines.vllm.process.cpu_transfer.WeightDoor"
 
 
 class Server:
@@ -50,7 +50,7 @@ class Server:
         _allow_tiles()
         adapters: dict[str, Any] = {
             "enable_lora": True,
-            "max_lora_rank": next(possible for possible in RANKS if possible >= rank),
+            "max_lora_rank": next(possible for possible in KERNEL_RANKS if possible >= rank),
             "max_loras": settings.adapters,
         }
         self._llm: Any = import_module("vllm").LLM(
@@ -64,14 +64,14 @@ class Server:
             enforce_eager=True,
             disable_log_stats=True,
             logprobs_mode="processed_logprobs" if settings.processed else "raw_logprobs",
-            worker_extension_cls=DOOR,
+            worker_extension_cls=WEIGHT_DOOR,
             weight_transfer_config={"backend": settings.transfer},
             enable_sleep_mode=settings.transfer == IPC,  # to give the memory back to a trainer on the same GPU
             tensor_parallel_size=settings.tensor_parallel,
             **(adapters if rank else {}),
         )
         self._engine: Any = self._llm.llm_engine
-        self.add([PROBE])
+        self.add([PROBE_REQUEST])
         while self._written_by:
             self.step()
 
@@ -184,10 +184,10 @@ def most_likely(places: Mapping[int, Any], count: int) -> tuple[tuple[int, float
     """Return the `count` most likely tokens and their log-probabilities, the most likely first.
 
     `places` is vLLM's answer for one token: the `count` most likely tokens, and the sampled one, which may be among
-    them. Tokens that top-k or top-p has ruled out get the log-probability EXCLUDED.
+    them. Tokens that top-k or top-p has ruled out get the log-probability EXCLUDED_LOG_PROB.
     """
     ranked = sorted((place.rank, token, place.logprob) for token, place in places.items())
-    return tuple((token, max(log_prob, EXCLUDED)) for _, token, log_prob in ranked[:count])
+    return tuple((token, max(log_prob, EXCLUDED_LOG_PROB)) for _, token, log_prob in ranked[:count])
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from marl_ray.errors import MarlRayError
 
-ALIGNED = 64
+ALIGNMENT_BYTES = 64
 """Every tensor begins at a multiple of this many bytes."""
 
 
@@ -47,10 +47,10 @@ class SharedWeights:
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         """Reserve memory for these tensors without writing them."""
-        entries, offset = [], ALIGNED
+        entries, offset = [], ALIGNMENT_BYTES
         for name, tensor in tensors.items():
             entries.append(TensorPlace(name, tensor.dtype, tuple(tensor.shape), offset))
-            offset += math.ceil(tensor.nbytes / ALIGNED) * ALIGNED
+            offset += math.ceil(tensor.nbytes / ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         self._descriptor = os.memfd_create("marl-ray-weights")
         os.ftruncate(self._descriptor, offset)
         self.layout = WeightLayout(f"/proc/{os.getpid()}/fd/{self._descriptor}", offset, tuple(entries))
