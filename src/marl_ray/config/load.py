@@ -141,6 +141,17 @@ def with_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, 
     return data
 
 
+def dotted_keys(data: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested mappings by dotted keys, below `prefix`. Lists are values, and empty mappings vanish."""
+    if not isinstance(data, Mapping):
+        return {prefix: data}
+    return {
+        dotted: value
+        for key, inner in data.items()
+        for dotted, value in dotted_keys(inner, f"{prefix}.{key}" if prefix else key).items()
+    }
+
+
 def config_hash(config: Config) -> str:
     """Return the sha256 of the canonical JSON of a config: equal for equal configs, whatever file they came from."""
     canonical = json.dumps(config.resolved(), sort_keys=True, separators=(",", ":"))

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from marl_ray.config.load import dotted_keys
 from marl_ray.errors import MarlRayError, did_you_mean
 from marl_ray.runs.stored import StoredRun
 from marl_ray.runs.summary import Score, algorithms_of, score_of
 from marl_ray.training.run_folder.metrics_file import iteration_of
-from marl_ray.training.tracking.mlflow_run import flatten
 
 METRICS = ("eval/return", "return")
 """Metrics by which runs are compared unless the user names one: the first that all have."""
@@ -98,7 +98,7 @@ def _overrides_of(run: StoredRun) -> dict[str, Any]:
     """Return the given keys by which a run may differ from others."""
     return {
         key: value
-        for key, value in flatten(run.record.get("given", {})).items()
+        for key, value in dotted_keys(run.record.get("given", {})).items()
         if key not in ("name", "seed", "storage")
     }
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from marl_ray.errors import MarlRayError
 from marl_ray.runs.stored import StoredRun
-from marl_ray.training.run_folder.appended_file import content_of
+from marl_ray.stored_files.appended_file import content_of
 from marl_ray.training.run_folder.run_log import LOG_FILE
 
 POLL_S = 0.5

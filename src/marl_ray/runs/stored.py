@@ -9,7 +9,7 @@ from pyarrow import fs
 
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
 from marl_ray.storages import open_storage
-from marl_ray.training.run_folder.appended_file import parts_of
+from marl_ray.stored_files.appended_file import parts_of
 from marl_ray.training.run_folder.metrics_file import read_metrics
 from marl_ray.training.run_folder.owners import Owner, read_owner
 from marl_ray.training.run_folder.record import FINISHED_KEY, read_record

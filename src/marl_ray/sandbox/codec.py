@@ -69,6 +69,7 @@ class Packer:
         self._stream, self._room = stream, max_items
 
     def __call__(self, value: Any, depth: int = 0) -> Any:
+        """Return the JSON form of a value that lies `depth` containers deep. Raises the errors of the class."""
         kind = type(value)
         if kind in _PLAIN_TYPES:
             return value

@@ -8,7 +8,6 @@ NAME/trials/0003/attempt-1/checkpoint-000010/   seed-0/, seed-1/, ...: a checkpo
 NAME/trials/0003/bundles/seed-0/      the best bundle of each seed
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,10 +17,11 @@ from pyarrow import fs
 
 from marl_ray.errors import MarlRayError
 from marl_ray.storages import absolute, open_storage
+from marl_ray.stored_files.appended_file import AppendedFile, appended_file, lines_of
+from marl_ray.stored_files.json_files import read_json, write_json
+from marl_ray.stored_files.temporary_files import write_file
 from marl_ray.temporary_folders import temporary_folder
-from marl_ray.training.run_folder.appended_file import AppendedFile, appended_file, lines_of
 from marl_ray.training.run_folder.metrics_file import row_of
-from marl_ray.training.run_folder.temporary_files import replace_file
 
 ROWS_FILE = "rows.jsonl"
 """File of a trial's metrics, a row per iteration."""
@@ -61,39 +61,33 @@ class Folder:
 
     def read_json(self, name: str) -> Any:
         """Return the contents of a JSON file; None if there is no such file."""
-        if not self.exists(name):
-            return None
-        return json.loads(self.read(name))
+        return read_json(self.filesystem, f"{self.path}/{name}")
 
     def read(self, name: str) -> bytes:
         with self.filesystem.open_input_stream(f"{self.path}/{name}") as stream:
             return bytes(stream.read())
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file atomically.
-
-        Object stores do so by themselves; elsewhere a finished file is moved into its place.
-        """
-        target = f"{self.path}/{name}"
-        self.filesystem.create_dir(target.rpartition("/")[0])
-        if not self.is_local:
-            with self.filesystem.open_output_stream(target) as stream:
-                stream.write(data)
-            return
-        replace_file(Path(target), data)
+        """Write a file, and the folder that it lies in: readers see it as it was before or complete."""
+        write_file(self.filesystem, self._path_in_folder(name), data, durable=True)
 
     def appended(self, name: str) -> AppendedFile:
         """Return a file of lines, to be continued or begun."""
-        path = f"{self.path}/{name}"
-        self.filesystem.create_dir(path.rpartition("/")[0])
-        return appended_file(self.filesystem, path)
+        return appended_file(self.filesystem, self._path_in_folder(name))
 
     def lines(self, name: str) -> list[str]:
         """Return the complete lines of such a file; empty where there is none."""
         return lines_of(self.filesystem, f"{self.path}/{name}")
 
     def write_json(self, name: str, data: Any) -> None:
-        self.write(name, json.dumps(data, indent=1).encode())
+        """Write plain data as `write` does. Raises TypeError for data that JSON does not know."""
+        write_json(self.filesystem, self._path_in_folder(name), data, durable=True)
+
+    def _path_in_folder(self, name: str) -> str:
+        """Return the path of a file of this name, after making the folder that it lies in."""
+        path = f"{self.path}/{name}"
+        self.filesystem.create_dir(path.rpartition("/")[0])
+        return path
 
     def upload(self, local: Path, name: str) -> None:
         self.filesystem.create_dir(f"{self.path}/{name}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from marl_ray.config.sweep import MetricConfig, SweepConfig
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
-from marl_ray.training.run_folder.appended_file import AppendedFile
+from marl_ray.stored_files.appended_file import AppendedFile
 from marl_ray.tuning.folder import Folder
 
 RECORDS_FILE, CHANGES_FILE, REPORT_FILE = "sweep.json", "sweep.jsonl", "report.html"

@@ -9,9 +9,9 @@ from servers.object_store import object_store
 from toy_runs.sweeps import ToySweep
 
 from marl_ray.runs.stored import StoredSweep, list_stored
+from marl_ray.stored_files import appended_file
+from marl_ray.stored_files.appended_file import parts_of
 from marl_ray.training.journal.tail import Tail
-from marl_ray.training.run_folder import appended_file
-from marl_ray.training.run_folder.appended_file import parts_of
 from marl_ray.tuning import records
 from marl_ray.tuning.folder import ROWS_FILE, Folder, read_rows
 from marl_ray.tuning.records import CHANGES_FILE, RecordsFile, find_sweep, load_records

@@ -10,11 +10,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from marl_ray.config import SPECS, RunConfig, parse_config
 from marl_ray.envs.registry import make_env
 from marl_ray.rollout.protocol import CollectedBatch
+from marl_ray.stored_files.json_files import write_json
 from marl_ray.training.journal.deliveries import FINISHED_STATUS
 from marl_ray.training.journal.delivery import MARKS_FOLDER, Mark
 from marl_ray.training.loop.callbacks import Metrics
 from marl_ray.training.loop.collection import build_collector
-from marl_ray.training.run_folder.record import filesystem_of, write_json
+from marl_ray.training.run_folder.record import filesystem_of
 from marl_ray.training.single_process import train_alone
 from marl_ray.training.team.assembly import build_team
 from marl_ray.training.team.team import Team

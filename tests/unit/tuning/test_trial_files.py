@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pyarrow import fs
 
 from marl_ray.errors import MarlRayError
-from marl_ray.training.run_folder import appended_file
+from marl_ray.stored_files import appended_file
 from marl_ray.tuning.folder import ROWS_FILE, Folder, read_rows
 from marl_ray.tuning.running import trial_files
 from marl_ray.tuning.running.trial_files import TrialWriter, read_state

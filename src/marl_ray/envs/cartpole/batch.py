@@ -41,7 +41,7 @@ class CartPoleRules(NamedTuple):
 def compiled_batch(
     config: EnvConfig, env: Any, copies: int, groups: Sequence[Sequence[str]], signals: int
 ) -> ArrayBatch | None:
-    """See `env_copies.COMPILED`."""
+    """See `env_copies.COMPILED_BATCHES`."""
     kwargs, limit = config.kwargs, config.kwargs.get("max_episode_steps")
     if (
         config.id != "gymnasium.CartPole-v1"

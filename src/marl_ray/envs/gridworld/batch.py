@@ -105,5 +105,5 @@ class GridworldBatch:
 def compiled_batch(
     config: EnvConfig, env: Any, copies: int, groups: Sequence[Sequence[str]], signals: int
 ) -> GridworldBatch:
-    """See `env_copies.COMPILED`; `env` is not needed."""
+    """See `env_copies.COMPILED_BATCHES`; `env` is not needed."""
     return GridworldBatch(config, copies, groups, signals)

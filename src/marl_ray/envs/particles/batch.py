@@ -29,7 +29,7 @@ the loop."""
 def compiled_batch(
     config: EnvConfig, env: Any, copies: int, groups: Sequence[Sequence[str]], signals: int
 ) -> ArrayBatch | None:
-    """See `env_copies.COMPILED`."""
+    """See `env_copies.COMPILED_BATCHES`."""
     if config.id not in WORLD_KINDS:
         return None
     defaults = _defaults(config.id)

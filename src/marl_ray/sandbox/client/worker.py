@@ -80,6 +80,11 @@ class Process:
             raise MarlRayError(f"the sandbox cannot start: {last}") from None
 
     def receive(self, deadline: float) -> bytes:
+        """Return the process's next message, 4,096 bytes of it at most.
+
+        Raises ProcessDiedError if the process has ended, or says nothing until `deadline`, a time of
+        `time.monotonic`.
+        """
         if not readable([self.socket], deadline):
             raise ProcessDiedError
         try:
@@ -91,6 +96,7 @@ class Process:
         return data
 
     def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
+        """Send one message, and descriptors with it, which stay open here. Raises ProcessDiedError if nobody receives."""
         try:
             if fds:
                 socket.send_fds(self.socket, [data], list(fds))
@@ -100,6 +106,11 @@ class Process:
             raise ProcessDiedError from None
 
     def close(self, wait_s: float) -> None:
+        """Close the socket, by which the process ends, and kill it if it has not ended after `wait_s` seconds.
+
+        The process is gone afterwards. Raises subprocess.TimeoutExpired if it is still there CLOSE_S seconds after it was
+        killed.
+        """
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)  # a fork of our process may hold a copy
         self.socket.close()
@@ -167,9 +178,11 @@ class RunEnd:
 
     @property
     def signal(self) -> int:
+        """The number of the signal that killed the run; 0 if it ended by itself."""
         return os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else 0
 
     def timed_out(self, limits: Limits) -> bool:
+        """Return True if the run used up its wall time or CPU time, whether the server or the kernel killed it for that."""
         killed = self.signal in (signal.SIGXCPU, signal.SIGKILL) and self.why == runs.ENDED
         by_rlimit = killed and self.cpu_s >= limits.cpu_s - 0.1
         return self.why in (runs.WALL_LIMIT, runs.CPU_LIMIT) or self.cpu_s > limits.cpu_s or by_rlimit
@@ -185,10 +198,12 @@ class Worker:
         self.start()
 
     def start(self) -> None:
+        """Make the folder of the runs, and begin a fork server in it, without waiting until it is ready: `hello` does."""
         self.folder, self._lock = _own_folder()
         self._server = Process("server", self.folder, self._max_level, self._warm)
 
     def hello(self) -> dict[str, Any]:
+        """Wait until the fork server is ready, and return its first message. Raises MarlRayError if it cannot start."""
         return self._server.hello()
 
     @property
@@ -197,6 +212,7 @@ class Worker:
         return [each.process.pid for each in (self._server, self._judge) if each]
 
     def close(self, wait_s: float = CLOSE_S) -> None:
+        """End the fork server, after `wait_s` seconds by force, and the judge; remove the folder with all that is in it."""
         self._server.close(wait_s)
         run_folder.remove(self.folder)
         if self._lock is not None:
@@ -205,6 +221,7 @@ class Worker:
         self.drop_judge()
 
     def drop_judge(self) -> None:
+        """Kill the judge, if there is one; the next judgement starts a new one."""
         if self._judge:
             self._judge.process.kill()
             self._judge.close(CLOSE_S)
@@ -218,14 +235,23 @@ class Worker:
                 process.socket.close()
 
     def restart(self) -> None:
+        """Replace the fork server, the judge and the folder, so that nothing of earlier runs is left.
+
+        Kills what is running. Raises MarlRayError if a new fork server cannot start.
+        """
         self.close(0)
         self.start()
         self.hello()
 
     def request(self, kind: bytes, limits: Limits, fds: Sequence[int]) -> None:
+        """Ask the fork server to start a run of the `kind`, within the limits, with copies of these descriptors.
+
+        Returns at once: `drain` waits for the end. Raises ProcessDiedError if the server has ended.
+        """
         self._server.send(kind + limits.pack(), fds)
 
     def kill_run(self) -> None:
+        """Ask the fork server to kill the run; it reports this end as any other. Raises ProcessDiedError if it has ended."""
         self._server.send(runs.KILL_REQUEST)
 
     def _end(self, deadline: float) -> RunEnd:

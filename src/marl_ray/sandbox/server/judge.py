@@ -158,9 +158,15 @@ class Candidate:
         return items
 
     def loaded(self) -> None:
+        """Wait until the candidate's program has been executed, and raise the error by which that ended, if it did."""
         self._check(self._answer()[0])
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], in_place: bool) -> Any:
+        """Call the candidate's function and return what it returned; `in_place` also applies its changes of the arguments.
+
+        Raises the candidate's own error, or one that ends the judgement if a value cannot be sent or the answer is
+        malformed.
+        """
         try:
             packed = [codec.pack(item, self._drained) for item in args]
             named = {key: codec.pack(item, self._drained) for key, item in kwargs.items()}

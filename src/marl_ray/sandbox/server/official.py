@@ -35,11 +35,13 @@ class WriteOnlyStringIO(io.StringIO):
     """A stream that takes text and raises OSError when it is read, as in the harness of HumanEval."""
 
     def read(self, *args: Any, **kwargs: Any) -> str:
+        """Raise OSError, as `readline` and `readlines` do."""
         raise OSError
 
     readline = readlines = read  # type: ignore[assignment]
 
     def readable(self) -> bool:
+        """Return False."""
         return False
 
 
@@ -112,6 +114,7 @@ class OfficialResult:
         self._write = write
 
     def append(self, text: str) -> None:
+        """Write a text, after the number of its bytes: eight bytes, little-endian."""
         data = text.encode("utf-8", "backslashreplace")
         self._write(len(data).to_bytes(8, "little") + data)
 

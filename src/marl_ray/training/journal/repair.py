@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pyarrow import fs
 
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.stored_files.appended_file import lines_of, replace_lines, take_over_copy
+from marl_ray.stored_files.json_files import read_json
 from marl_ray.training.journal.delivery import MARKS_FOLDER, mark_of
 from marl_ray.training.journal.writer import EVENTS_FILE, FAILURES_FILE
-from marl_ray.training.run_folder.appended_file import lines_of, replace_lines, take_over_copy
 from marl_ray.training.run_folder.metrics_file import METRICS_FILE, is_metrics, iteration_of, row_of
-from marl_ray.training.run_folder.record import read_json
 
 
 def repair(filesystem: fs.FileSystem, folder: str, last: int | None, has_origin: bool = False) -> list[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pyarrow import fs
 
-from marl_ray.training.run_folder.appended_file import parts_of
+from marl_ray.stored_files.appended_file import parts_of
 
 CHUNK = 2**20
 

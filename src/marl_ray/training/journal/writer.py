@@ -19,7 +19,7 @@ from typing import Any
 from pyarrow import fs
 
 from marl_ray.errors import describe_error
-from marl_ray.training.run_folder.appended_file import AppendedFile, appended_file, lines_of
+from marl_ray.stored_files.appended_file import AppendedFile, appended_file, lines_of
 from marl_ray.training.run_folder.metrics_file import METRICS_FILE, iteration_of, line_of, row_of
 
 EVENTS_FILE, FAILURES_FILE, TRANSCRIPTS_FOLDER = "events.jsonl", "failures.jsonl", "transcripts"

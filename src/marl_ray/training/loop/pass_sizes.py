@@ -4,9 +4,9 @@ A worker that runs out of memory cannot try a smaller pass itself: the others wa
 notes the smaller size in the run's folder and ends, all workers start again from the checkpoint, and all read the note.
 """
 
+from marl_ray.stored_files.json_files import read_json, write_json
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.errors import PassMemoryError
-from marl_ray.training.run_folder.record import read_json, write_json
 
 SIZES_FILE = "passes.json"
 """Name of the file in a run's folder: policy -> most sequences of a pass."""

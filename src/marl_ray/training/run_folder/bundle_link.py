@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pyarrow import fs
 
-from marl_ray.training.run_folder.temporary_files import temporary_path
+from marl_ray.stored_files.temporary_files import temporary_path
 
 LINK_NAME = "bundle"
 """Name in a run's folder; the bundle of a checkpoint has the same name in the checkpoint's folder."""

@@ -20,9 +20,11 @@ from typing import Self
 from pyarrow import fs
 
 from marl_ray.errors import MarlRayError, describe_error, one_line
+from marl_ray.stored_files.exclusive_file import create
+from marl_ray.stored_files.json_files import write_json
+from marl_ray.stored_files.temporary_files import remove_temporary
 from marl_ray.temporary_folders import start_of
 from marl_ray.training.run_folder import owners
-from marl_ray.training.run_folder.exclusive_file import create
 from marl_ray.training.run_folder.owners import (
     OWNER_FOLDER,
     RUNNING_STATE,
@@ -32,8 +34,6 @@ from marl_ray.training.run_folder.owners import (
     owner_file,
     owner_of,
 )
-from marl_ray.training.run_folder.record import write_json
-from marl_ray.training.run_folder.temporary_files import remove_temporary
 
 WRITTEN_S = 1.0
 """Seconds within which a file of an owner that was just created is complete."""

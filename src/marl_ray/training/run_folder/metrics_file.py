@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pyarrow import fs
 
 from marl_ray.errors import MarlRayError
-from marl_ray.training.run_folder.appended_file import lines_of
+from marl_ray.stored_files.appended_file import lines_of
 from marl_ray.training.tracking.sinks import numbers
 
 METRICS_FILE = "metrics.jsonl"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from pyarrow import fs
 
+from marl_ray.stored_files.json_files import read_json
 from marl_ray.temporary_folders import start_of
-from marl_ray.training.run_folder.record import read_json
 
 OWNER_FOLDER = "owner"
 """Name of the folder in a run's folder."""

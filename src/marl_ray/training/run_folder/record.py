@@ -22,10 +22,12 @@ from typing import Any
 from pyarrow import fs
 
 from marl_ray.config import RunConfig, config_hash
+from marl_ray.config.load import dotted_keys
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.storages import absolute, open_storage
-from marl_ray.training.run_folder.temporary_files import temporary_path, write_complete
-from marl_ray.training.tracking.mlflow_run import flatten, uri_of
+from marl_ray.stored_files.json_files import read_json, write_json
+from marl_ray.stored_files.temporary_files import temporary_path
+from marl_ray.training.tracking.mlflow_run import uri_of
 
 JOB_FOLDER = "working_dir_files"
 """Name of the folder under which Ray unpacks a job's working directory. Ray deletes it with the job."""
@@ -91,24 +93,6 @@ def _unwritable(config: RunConfig, error: Exception) -> MarlRayError:
     return MarlRayError(f"storage: {config.storage!r} cannot be written: {one_line(error)}")
 
 
-def write_json(filesystem: fs.FileSystem, path: str, data: Any) -> None:
-    """Write plain data to a file, complete or not at all. Raises OSError."""
-    content = json.dumps(data, indent=1).encode()
-    if isinstance(filesystem, fs.LocalFileSystem):
-        write_complete(filesystem, path, content)
-        return
-    with filesystem.open_output_stream(path) as stream:  # an object store shows no half of a file
-        stream.write(content)
-
-
-def read_json(filesystem: fs.FileSystem, path: str) -> Any:
-    """Return plain data of a file; None where there is no such file. Raises OSError or ValueError."""
-    if filesystem.get_file_info(path).type == fs.FileType.NotFound:
-        return None
-    with filesystem.open_input_stream(path) as stream:
-        return json.loads(stream.read())
-
-
 def digest_of(facts: Mapping[str, Any]) -> str:
     """Return the sha256 of plain data, as hexadecimal digits; the same for what JSON makes of it."""
     return hashlib.sha256(json.dumps(json.loads(json.dumps(facts)), sort_keys=True).encode()).hexdigest()
@@ -147,9 +131,9 @@ def record_of(config: RunConfig) -> dict[str, Any]:
     record = read_record(filesystem, folder)
     if record is None:
         return {"identity": identity, **config_record(config)}
-    recorded_identity = flatten(record["identity"])
+    recorded_identity = dotted_keys(record["identity"])
     recorded_identity.pop("storage", None)
-    own_identity = flatten(json.loads(json.dumps(identity)))
+    own_identity = dotted_keys(json.loads(json.dumps(identity)))
     differing = sorted(
         key for key in {*own_identity, *recorded_identity} if own_identity.get(key) != recorded_identity.get(key)
     )

@@ -11,7 +11,7 @@ from typing import Self
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import describe_error
-from marl_ray.training.run_folder.appended_file import AppendedFile, appended_file
+from marl_ray.stored_files.appended_file import AppendedFile, appended_file
 from marl_ray.training.run_folder.record import filesystem_of
 from marl_ray.training.tracking.printed_lines import print_line
 

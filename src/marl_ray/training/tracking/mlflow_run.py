@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_ray.config import RunConfig, config_hash, resolve_tracking_uri
+from marl_ray.config.load import dotted_keys
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.policies.bundles.mlflow_client import mlflow_client
 from marl_ray.training.tracking.sinks import numbers
@@ -88,7 +89,7 @@ class MlflowRun:
             experiment = self._new_experiment(name, root)
         else:
             experiment = existing.experiment_id
-        values = {key: str(value)[:6000] for key, value in flatten(self.config.resolved()).items()}
+        values = {key: str(value)[:6000] for key, value in dotted_keys(self.config.resolved()).items()}
         run = self._begun(experiment, values) or self.client.create_run(
             experiment, run_name=self.config.name, tags=self._tags()
         )
@@ -286,12 +287,3 @@ def git_commit() -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return result.stdout.strip() if result.returncode == 0 else ""
-
-
-def flatten(data: Any, prefix: str = "") -> dict[str, Any]:
-    """Flatten nested mappings to dotted keys. Lists stay values, and empty mappings vanish."""
-    if not isinstance(data, Mapping):
-        return {prefix: data}
-    return {
-        k: v for key, value in data.items() for k, v in flatten(value, f"{prefix}.{key}" if prefix else key).items()
-    }

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Mapping
 from servers.object_store import object_store
 from toy_runs.runs import config
 
+from marl_ray.stored_files import appended_file as files
+from marl_ray.stored_files.appended_file import parts_of
 from marl_ray.training.journal.deliveries import Deliveries
 from marl_ray.training.journal.delivery import Mark, read_mark
 from marl_ray.training.journal.follower import Follower
 from marl_ray.training.journal.writer import Journal, write_failure
-from marl_ray.training.run_folder import appended_file as files
-from marl_ray.training.run_folder.appended_file import parts_of
 from marl_ray.training.run_folder.metrics_file import METRICS_FILE, iteration_of, read_metrics
 from marl_ray.training.run_folder.record import filesystem_of
 from marl_ray.training.run_folder.run_log import RunLog

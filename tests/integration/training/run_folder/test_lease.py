@@ -21,13 +21,15 @@ from servers.object_store import object_store
 from toy_runs.runs import config
 
 from marl_ray.errors import MarlRayError
-from marl_ray.training.run_folder import exclusive_file, owners
+from marl_ray.stored_files import exclusive_file
+from marl_ray.stored_files.json_files import write_json
+from marl_ray.stored_files.temporary_files import remove_temporary
 from marl_ray.training.run_folder import lease as lease_module
+from marl_ray.training.run_folder import owners
 from marl_ray.training.run_folder.bundle_link import link_bundle, linked_bundle
 from marl_ray.training.run_folder.lease import Lease, LeaseLostError
 from marl_ray.training.run_folder.owners import OWNER_FOLDER, newest, numbers, owner_file, read_owner
-from marl_ray.training.run_folder.record import check_folder, write_json
-from marl_ray.training.run_folder.temporary_files import remove_temporary
+from marl_ray.training.run_folder.record import check_folder
 
 LOCAL = fs.LocalFileSystem()
 RUN = "run 'first'"
@@ -91,26 +93,6 @@ def test_one_that_is_refused_while_the_owner_tidies_reads_who_owns_the_name(tmp_
         over.set()
         tidying.join(10)
     assert {text.partition(" by process")[0] for text in refused} == {"name: run 'first' is owned"}
-
-
-def test_writers_at_once_leave_what_one_of_them_wrote(tmp_path, monkeypatch):
-    """On storage that can only overwrite; what they write differs in length."""
-    monkeypatch.setattr(exclusive_file, "SETTLE_S", 0.05)
-    other = fs.SubTreeFileSystem(str(tmp_path), LOCAL)
-    for turn in range(20):
-        together, created = threading.Barrier(6), []
-
-        def write(k: int, name: str, together: threading.Barrier, created: list[bool]) -> None:
-            together.wait(10)
-            created.append(exclusive_file.create(other, name, b"%d" % k * (10 + k)))
-
-        threads = [threading.Thread(target=write, args=(k, f"{turn}.json", together, created)) for k in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        assert sorted(created) == [False] * 5 + [True]
-    assert all(path.suffix == ".json" for path in tmp_path.iterdir())
 
 
 def test_owners_that_come_and_go_are_never_two_at_once(tmp_path):

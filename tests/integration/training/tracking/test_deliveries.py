@@ -130,7 +130,9 @@ def test_a_driver_that_owns_the_run_no_more_calls_no_sink(tmp_path):
 def test_a_run_of_mlflow_whose_id_was_not_noted_is_taken_over(tmp_path, monkeypatch):
     run, folder = run_of(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(mlflow_run, "flatten", lambda data: 1 / 0)  # the process ends between the run and its parameters
+        patch.setattr(
+            mlflow_run, "dotted_keys", lambda data: 1 / 0
+        )  # the process ends between the run and its parameters
         with pytest.raises(MarlRayError):
             MlflowSink(run, None, LOCAL, folder)
     sink = MlflowSink(run, None, LOCAL, folder)

@@ -117,7 +117,9 @@ def test_a_sweep_takes_over_its_own_run_whose_id_was_not_noted(tmp_path, monkeyp
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     with monkeypatch.context() as patch:
-        patch.setattr(mlflow_run, "flatten", lambda data: 1 / 0)  # the process ends between the run and its parameters
+        patch.setattr(
+            mlflow_run, "dotted_keys", lambda data: 1 / 0
+        )  # the process ends between the run and its parameters
         with pytest.raises(MarlRayError):
             begun(tmp_path)
     first, again = begun(tmp_path).parent, begun(tmp_path).parent

@@ -12,11 +12,11 @@ from pyarrow import fs
 from toy_runs.runs import config
 
 from marl_ray.errors import MarlRayError
+from marl_ray.stored_files import appended_file as files
+from marl_ray.stored_files.appended_file import appended_file, content_of, parts_of
 from marl_ray.training.journal.follower import Follower
 from marl_ray.training.journal.tail import Tail
 from marl_ray.training.journal.writer import Journal, write_failure
-from marl_ray.training.run_folder import appended_file as files
-from marl_ray.training.run_folder.appended_file import appended_file, content_of, parts_of
 from marl_ray.training.run_folder.metrics_file import METRICS_FILE, iteration_of, read_metrics
 from marl_ray.training.run_folder.run_log import RunLog
 

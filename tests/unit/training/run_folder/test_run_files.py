@@ -1,7 +1,5 @@
 """The files that a run leaves in its folder: log, picture, the link to the best bundle. Metrics are in test_journal.py."""
 
-import json
-import resource
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +12,6 @@ from toy_runs.runs import config
 from marl_ray.errors import MarlRayError
 from marl_ray.training.run_folder.bundle_link import LINK_NAME, link_bundle, linked_bundle
 from marl_ray.training.run_folder.metrics_file import history_of
-from marl_ray.training.run_folder.record import write_json
 from marl_ray.training.run_folder.run_log import LOG_FILE, RunLog
 from marl_ray.training.tracking.curve_plot import panels_of, plot_run, title_of
 from marl_ray.training.tracking.progress_bar import ProgressBar, iteration_line
@@ -135,17 +132,3 @@ def test_the_progress_line_says_of_which_step_the_evaluation_is():
     evaluation = {"steps": 32, "return": 0.5, "eval/return": 0.25, "eval/greedy_return": 0.25}
     assert iteration_line(config(), evaluation, evaluation) == "return 0.500  evaluated 0.250"
     assert iteration_line(config(), {"steps": 96}, evaluation) == "return -  evaluated 0.250 at step 32"
-
-
-def test_a_full_disk_leaves_the_record_as_it_was(tmp_path):
-    """A record that was cut would refuse the run for ever."""
-    path, limits = tmp_path / "run.json", resource.getrlimit(resource.RLIMIT_FSIZE)
-    write_json(fs.LocalFileSystem(), str(path), {"was": "here"})
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            write_json(fs.LocalFileSystem(), str(path), {"is": "longer than the disk has room for"})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert json.loads(path.read_text()) == {"was": "here"}
-    assert [each.name for each in tmp_path.iterdir()] == ["run.json"]

@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import signal
 import threading
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyarrow.fs import LocalFileSystem
 from toy_runs.runs import config, mark_delivered
 
 from marl_ray.cli import main
@@ -33,7 +31,6 @@ from marl_ray.training.run_folder.record import (
     identity_hash,
     record_of,
     traceback_of,
-    write_json,
     write_record,
     write_traceback,
 )
@@ -117,19 +114,6 @@ def test_a_record_of_which_one_bit_was_turned_is_one_line_for_every_command(tmp_
             ):
                 look()
         assert list(list_stored(str(tmp_path))) == []
-
-
-def test_a_record_that_cannot_be_written_leaves_the_one_before(tmp_path):
-    """Nor does a process that is killed while it writes: a run whose record is cut would be refused for ever."""
-    path, limits = tmp_path / "run.json", resource.getrlimit(resource.RLIMIT_FSIZE)
-    write_json(LocalFileSystem(), str(path), {"first": 1})
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            write_json(LocalFileSystem(), str(path), {"second": 2})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert os.listdir(tmp_path) == ["run.json"] and json.loads(path.read_text()) == {"first": 1}
 
 
 def manifest(iteration: int, steps: int, identity: str = "1") -> CheckpointManifest:

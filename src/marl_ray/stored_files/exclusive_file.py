@@ -8,7 +8,7 @@ from typing import Any
 
 from pyarrow import fs
 
-from marl_ray.training.run_folder.temporary_files import write_complete
+from marl_ray.stored_files.temporary_files import write_complete
 
 SETTLE_S = 2.0
 """Seconds after which the last writer of a file has won, on storage that can only overwrite."""

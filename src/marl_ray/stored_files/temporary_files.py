@@ -52,6 +52,21 @@ def replace_file(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def write_file(filesystem: fs.FileSystem, path: str, data: bytes, durable: bool = False) -> None:
+    """Write a file that readers see as it was before or complete; an object store does so by itself.
+
+    On a local disk, a `durable` one outlasts the death of the machine too. Raises OSError.
+    """
+    if isinstance(filesystem, fs.LocalFileSystem):
+        if durable:
+            replace_file(Path(path), data)
+        else:
+            write_complete(filesystem, path, data)
+        return
+    with filesystem.open_output_stream(path) as stream:
+        stream.write(data)
+
+
 def remove_temporary(filesystem: fs.FileSystem, folder: str) -> None:
     """Remove all such files of a folder.
 

@@ -15,7 +15,7 @@ from typing import BinaryIO, Protocol
 from pyarrow import fs
 
 from marl_ray.errors import one_line
-from marl_ray.training.run_folder.temporary_files import replace_file
+from marl_ray.stored_files.temporary_files import replace_file
 
 UPLOAD_S = 3.0
 """Seconds between two uploads of lines to an object store."""
