@@ -114,7 +114,7 @@ class Gateway:
         if self.config.cors:
             named += allow_origin_headers(self.config.cors, request)
         if isinstance(response, Stream):
-            await self._streamed(send, request, response, named)
+            await self._send_stream(send, request, response, named)
         self.service.metrics.count(endpoint, response.status)
         if response.status >= 400 or self.config.access_log == "all":
             log_line(
@@ -128,14 +128,14 @@ class Gateway:
         if isinstance(response, Response):
             await respond(send, response, named)
 
-    async def _streamed(self, send: Send, request: Request, response: Stream, headers: Headers) -> None:
+    async def _send_stream(self, send: Send, request: Request, response: Stream, headers: Headers) -> None:
         """Send a stream for as long as the client reads it. Arms have deadlines of their own for every token."""
 
-        async def retry_while_unreachable(message: Mapping[str, Any]) -> None:
+        async def send_within_deadline(message: Mapping[str, Any]) -> None:
             await self._deadlines.run(send(message), self.config.request_timeout_s)
 
         try:
-            await request.until_disconnect(stream(retry_while_unreachable, response, headers))
+            await request.until_disconnect(stream(send_within_deadline, response, headers))
         except (ClientDisconnectedError, TimeoutError):
             pass
         except Exception:  # a defect of ours after the status was sent: the client sees the connection break

@@ -2,9 +2,12 @@
 
 import asyncio
 import math
+import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,8 +45,20 @@ def _together(
     return stack.act([w.observations for w in batch], which, noise, [w.masks for w in batch])
 
 
+class _StackedBundles(NamedTuple):
+    """The bundles that may share a pass."""
+
+    places: Mapping[str, int]
+    """Digest -> the bundle's place in the stack."""
+    stack: Stack | None
+    """None if the policies cannot be stacked."""
+
+
 class PassBatcher:
-    """Shares forward passes between the requests of one experiment, on one event loop.
+    """Shares forward passes between the requests of one experiment.
+
+    Requests and passes belong to one event loop. Arms join and leave from any thread: each of them swaps one value that
+    never changes, so a pass sees the bundles of before or of after, and the stack that belongs to them.
 
     A pass runs on the loop itself, because it takes a fraction of a millisecond, less than a hand-over to a thread and
     back. Requests that arrive meanwhile form the next batch. Requests of several arms share a pass if the arms'
@@ -59,19 +74,28 @@ class PassBatcher:
         self._max_batch = max_batch
         self._noise = noise
         self._waiting: list[_Waiting] = []
+        self._changing = threading.Lock()
         self._bundles: dict[str, Bundle] = {}
-        self._stack: tuple[dict[str, int], Stack | None] | None = None
-        """(Digest -> place, stack), None until it is needed; the stack is None if the policies cannot be stacked."""
+        """Digest -> bundle. Read and changed with the lock held, as is `_arms`."""
+        self._arms: Counter[str] = Counter()
+        """Digest -> number of arms with this bundle."""
+        self._stacked = _stack({})
 
     def join(self, bundle: Bundle) -> None:
-        """Add another arm's bundle."""
-        self._bundles = self._bundles | {bundle.digest: bundle}
-        self._stack = None
+        """Add another arm's bundle. From any thread; it blocks while the weights are stacked."""
+        with self._changing:
+            self._arms[bundle.digest] += 1
+            if self._arms[bundle.digest] == 1:
+                self._bundles[bundle.digest] = bundle
+                self._stacked = _stack(self._bundles)
 
     def leave(self, bundle: Bundle) -> None:
-        """Remove a bundle that no arm has any more."""
-        self._bundles = {digest: held for digest, held in self._bundles.items() if digest != bundle.digest}
-        self._stack = None
+        """Remove an arm's bundle, unless another arm has the same one. From any thread, once for each `join`."""
+        with self._changing:
+            self._arms[bundle.digest] -= 1
+            if self._arms[bundle.digest] == 0:
+                del self._arms[bundle.digest], self._bundles[bundle.digest]
+                self._stacked = _stack(self._bundles)
 
     def act(
         self, bundle: Bundle, observations: ArraysByAgent, greedy: bool, masks: ArraysByAgent
@@ -105,17 +129,10 @@ class PassBatcher:
         if not requests:
             return []
         digests = {w.bundle.digest for w in requests}
-        places, stack = self._stacked()
+        places, stack = self._stacked
         if stack is not None and digests <= places.keys():
             return [(requests, partial(_together, stack, places))]
         return [([w for w in requests if w.bundle.digest == digest], _alone) for digest in digests]
-
-    def _stacked(self) -> tuple[dict[str, int], Stack | None]:
-        if self._stack is None:
-            bundles = self._bundles
-            places = {digest: place for place, digest in enumerate(bundles)}
-            self._stack = places, Stack(list(bundles.values())) if stackable(list(bundles.values())) else None
-        return self._stack
 
     def _answers(
         self, batch: Sequence[_Waiting], act: SharedPass, greedy: bool, number: int
@@ -147,6 +164,12 @@ class PassBatcher:
         return batches
 
 
+def _stack(bundles: Mapping[str, Bundle]) -> _StackedBundles:
+    places = {digest: place for place, digest in enumerate(bundles)}
+    alike = bool(bundles) and stackable(list(bundles.values()))
+    return _StackedBundles(places, Stack(list(bundles.values())) if alike else None)
+
+
 class ArmBatcher:
     """An arm in this process, whose requests share forward passes with those of the other arms of its `PassBatcher`."""
 
@@ -166,4 +189,5 @@ class ArmBatcher:
         return self._passes.act(self.bundle, observations, greedy, masks or {})
 
     def close(self) -> None:
+        """Leave the shared passes; requests under way are still answered."""
         self._passes.leave(self.bundle)

@@ -1,0 +1,121 @@
+"""Arms join the passes of an experiment and leave them from other threads than the event loop's."""
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from toy_serving.gateways import make_bundle
+
+from marl_ray.policies.actor_critic.stacked import Stack
+from marl_ray.policies.bundles.actor_critic import Bundle, load_bundle
+from marl_ray.serving.arms import actor_critic
+from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
+
+OBSERVATIONS = {"agent_0": np.array([0, 1, 2])}
+ACTIONS = {"one": 1, "two": 2, "three": 3}
+
+
+@pytest.fixture(scope="module")
+def of_actions(tmp_path_factory) -> dict[str, Bundle]:
+    """Bundles that always take the action of their name."""
+    folder = tmp_path_factory.mktemp("bundles")
+    return {name: load_bundle(make_bundle(folder / name, action)) for name, action in ACTIONS.items()}
+
+
+@pytest.fixture
+def passes() -> PassBatcher:
+    return PassBatcher(64, np.random.default_rng(0))
+
+
+@pytest.fixture
+def _frequent_switches() -> Iterator[None]:
+    """Python's threads take turns every few microseconds."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.fixture
+def shared(monkeypatch) -> list[int]:
+    """Sizes of the passes that went through a stack."""
+    sizes, act = [], Stack.act
+    monkeypatch.setattr(Stack, "act", lambda self, *inputs: sizes.append(len(inputs[0])) or act(self, *inputs))
+    return sizes
+
+
+async def actions_of(*arms: ArmBatcher) -> list[int]:
+    answers = await asyncio.wait_for(asyncio.gather(*(arm.act(OBSERVATIONS, True) for arm in arms)), 10)
+    return [int(answer["agent_0"][0]) for answer in answers]
+
+
+async def test_an_arm_that_joins_and_one_that_leaves_in_a_thread_share_passes_as_long_as_they_are_there(
+    of_actions, passes, shared
+):
+    first = ArmBatcher(of_actions["one"], passes)
+    assert await actions_of(first) == [1]
+    second = await asyncio.to_thread(ArmBatcher, of_actions["two"], passes)
+    assert await actions_of(first, second) == [1, 2]
+    await asyncio.to_thread(first.close)
+    assert await actions_of(second, second) == [2, 2]
+    assert shared == [1, 2, 2]
+    assert await actions_of(first, second) == [1, 2]  # a request that was assigned before its arm was closed
+    assert shared == [1, 2, 2]
+
+
+async def test_an_arm_that_leaves_keeps_the_bundle_that_another_arm_has_too(of_actions, passes, shared):
+    control, same, other = (ArmBatcher(of_actions[name], passes) for name in ("one", "one", "two"))
+    assert await actions_of(control, same, other) == [1, 1, 2]
+    same.close()
+    assert await actions_of(control, other) == [1, 2]
+    assert shared == [3, 2]
+
+
+async def test_an_arm_that_joins_while_the_stack_is_made_shares_the_next_pass(of_actions, passes, shared, monkeypatch):
+    first, late, made = ArmBatcher(of_actions["one"], passes), [], actor_critic.Stack
+
+    def join_meanwhile(bundles):
+        monkeypatch.setattr(actor_critic, "Stack", made)
+        thread = threading.Thread(target=lambda: late.append(ArmBatcher(of_actions["three"], passes)))
+        thread.start()
+        thread.join(0.05)
+        threads.append(thread)
+        return made(bundles)
+
+    threads = []
+    monkeypatch.setattr(actor_critic, "Stack", join_meanwhile)
+    second = ArmBatcher(of_actions["two"], passes)
+    assert await actions_of(first, second) == [1, 2]
+    threads[0].join(10)
+    shared.clear()
+    assert await actions_of(first, second, late[0]) == [1, 2, 3]
+    assert shared == [3]
+
+
+@pytest.mark.usefixtures("_frequent_switches")
+async def test_every_request_is_answered_by_its_own_arm_while_others_join_and_leave(of_actions, passes, shared):
+    steady, stop, stayed = ArmBatcher(of_actions["one"], passes), threading.Event(), []
+
+    def join_and_leave(name: str) -> None:
+        while not stop.is_set():
+            ArmBatcher(of_actions[name], passes).close()
+        stayed.append(ArmBatcher(of_actions[name], passes))
+
+    threads = [threading.Thread(target=join_and_leave, args=(name,)) for name in ("two", "two", "three")]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + 0.3
+    try:
+        while time.monotonic() < until:
+            assert await actions_of(steady, steady) == [1, 1]
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(10)
+    shared.clear()
+    assert sorted(await actions_of(steady, *stayed)) == [1, 2, 2, 3]
+    assert shared == [4]
