@@ -108,8 +108,7 @@ class Process:
     def close(self, wait_s: float) -> None:
         """Close the socket, by which the process ends, and kill it if it has not ended after `wait_s` seconds.
 
-        The process is gone afterwards. Raises TimeoutExpired if it is still there CLOSE_S seconds after it was
-        killed.
+        The process is gone afterwards: one that outlives its kill by CLOSE_S seconds is an error.
         """
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)  # a fork of our process may hold a copy
