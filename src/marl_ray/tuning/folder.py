@@ -39,9 +39,11 @@ class Folder:
 
     @property
     def is_local(self) -> bool:
+        """True if the folder is on a file system of this machine."""
         return isinstance(self.filesystem, fs.LocalFileSystem)
 
     def exists(self, name: str) -> bool:
+        """Return True if a file or a folder of this name is in it."""
         return bool(self._kind(name) != fs.FileType.NotFound)
 
     def _kind(self, name: str) -> Any:
@@ -64,6 +66,7 @@ class Folder:
         return read_json(self.filesystem, f"{self.path}/{name}")
 
     def read(self, name: str) -> bytes:
+        """Return the content of a file. Raises FileNotFoundError where there is none."""
         with self.filesystem.open_input_stream(f"{self.path}/{name}") as stream:
             return bytes(stream.read())
 
@@ -90,10 +93,12 @@ class Folder:
         return path
 
     def upload(self, local: Path, name: str) -> None:
+        """Copy a local folder with all in it to a folder of this name; files that are there stay, or are replaced."""
         self.filesystem.create_dir(f"{self.path}/{name}")
         fs.copy_files(str(local), f"{self.path}/{name}", fs.LocalFileSystem(), self.filesystem, use_threads=False)
 
     def upload_file(self, local: Path, name: str) -> None:
+        """Copy a local file to a file of this name, as `write` does."""
         self.write(name, local.read_bytes())
 
     def copy_from(self, other: "Folder", source: str, name: str) -> None:
@@ -105,6 +110,7 @@ class Folder:
         )
 
     def remove(self, name: str) -> None:
+        """Remove the folder of this name with all in it; does nothing where there is none."""
         if self._kind(name) == fs.FileType.Directory:
             self.filesystem.delete_dir(f"{self.path}/{name}")
 

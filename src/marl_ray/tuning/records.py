@@ -89,6 +89,7 @@ class SweepRecords:
 
     @property
     def played(self) -> int:
+        """Environment steps that all trials have played."""
         return sum(record.played for record in self.trials)
 
 

@@ -75,13 +75,16 @@ class Categorical:
 
     @property
     def parameters(self) -> int:
+        """The number of logits of all entries."""
         return sum(self.sizes)
 
     @property
     def noise(self) -> int:
+        """One uniform number for each entry."""
         return len(self.sizes)
 
     def normalize(self, outputs: Tensor, allowed: Tensor | None = None) -> Tensor:
+        """Return the log-probabilities (N, parameters) of each entry's choices, from their logits."""
         if allowed is not None:
             outputs = outputs.masked_fill(~allowed, FORBIDDEN_LOGIT)
         if len(self.sizes) == 1:
@@ -95,6 +98,7 @@ class Categorical:
         return torch.stack(columns, -1) if self.shape else columns[0]
 
     def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
+        """Draw each entry by its inverse distribution function, at its uniform number."""
         columns = []
         for k, log_p in enumerate(self._log_probs(outputs)):
             # This is the inverse distribution function in float64. It scales the uniform by the rounded sum of the
@@ -105,9 +109,11 @@ class Categorical:
         return self._shaped(columns)
 
     def mode(self, outputs: Tensor) -> Tensor:
+        """Return the choice of the largest probability of each entry."""
         return self._shaped([log_p.argmax(-1) for log_p in self._log_probs(outputs)])
 
     def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """Return the sum of the log-probabilities of the chosen entries, (N,)."""
         columns = actions.unbind(-1) if self.shape else [actions]
         terms = [
             log_p.gather(-1, column.unsqueeze(-1)).squeeze(-1)
@@ -116,10 +122,12 @@ class Categorical:
         return torch.stack(terms).sum(0) if len(terms) > 1 else terms[0]
 
     def entropy(self, outputs: Tensor) -> Tensor:
+        """Return the sum of the entries' entropies in nats, (N,)."""
         terms = [-(log_p.exp() * log_p).sum(-1) for log_p in self._log_probs(outputs)]
         return torch.stack(terms).sum(0) if len(terms) > 1 else terms[0]
 
     def to_env(self, actions: Tensor) -> np.ndarray:
+        """Return the choices, counted from the space's `start`, (N, *shape)."""
         return actions.cpu().numpy() + self.start
 
 
@@ -137,35 +145,43 @@ class Gaussian:
 
     @property
     def noise(self) -> int:
+        """One uniform number for each number of the action."""
         return math.prod(self.shape)
 
     @property
     def parameters(self) -> int:
+        """The means, and as many log standard deviations."""
         return 2 * self.noise
 
     def normalize(self, outputs: Tensor, allowed: Tensor | None = None) -> Tensor:
+        """Return the means and the bounded log standard deviations, (N, parameters) float32; `allowed` is not read."""
         mean, log_std = outputs.float().chunk(2, -1)
         return torch.cat([mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)], -1)
 
     def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
+        """Return mean + std * Phi^-1(noise), (N, *shape); not clipped to the box."""
         mean, log_std = outputs.chunk(2, -1)
         normal = torch.special.ndtri(noise.double().clamp(1e-12, 1 - 1e-12)).to(mean.dtype)
         actions: Tensor = mean + log_std.exp() * normal
         return actions.reshape(-1, *self.shape)
 
     def mode(self, outputs: Tensor) -> Tensor:
+        """Return the means, (N, *shape); not clipped to the box."""
         return outputs.chunk(2, -1)[0].reshape(-1, *self.shape)
 
     def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """Return the log of the density of unclipped actions, (N,)."""
         mean, log_std = outputs.chunk(2, -1)
         z = (actions.reshape(mean.shape) - mean) / log_std.exp()
         return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
     def entropy(self, outputs: Tensor) -> Tensor:
+        """Return the differential entropy in nats, (N,), of actions that are not clipped."""
         log_std = outputs.chunk(2, -1)[1]
         return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
     def to_env(self, actions: Tensor) -> np.ndarray:
+        """Return the actions clipped to the box, (N, *shape)."""
         within: np.ndarray = np.clip(actions.cpu().numpy(), self.low, self.high)
         return within
 

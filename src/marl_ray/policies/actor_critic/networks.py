@@ -43,6 +43,7 @@ class OneHotLinear(nn.Module):
         return values.scatter_(1, position[index], 1.0), used
 
     def forward(self, values: Tensor, columns: Tensor | None = None) -> Tensor:
+        """Return the outputs (N, out) of what `prepare` returned, or without `columns` of categories (N, K)."""
         if columns is None:
             return functional.embedding_bag(values.long() + self.offsets, self.weight, mode="sum") + self.bias
         return torch.addmm(self.bias, values.to(self.weight.dtype), self.weight[columns])
@@ -57,9 +58,11 @@ class VectorLinear(nn.Module):
         self.linear = nn.Linear(size, out)
 
     def prepare(self, rows: Tensor) -> tuple[Tensor, None]:
+        """Return the observations (N, D) as float32, and None in the place of columns."""
         return rows.float(), None
 
     def forward(self, values: Tensor, columns: None = None) -> Tensor:
+        """Return the outputs (N, out) for observations (N, D)."""
         outputs: Tensor = self.linear(self.norm(values.to(self.linear.weight.dtype)))
         return outputs
 
@@ -80,9 +83,11 @@ class ImageLinear(nn.Module):
         self.linear = nn.Linear(32 * math.ceil(height / 4) * math.ceil(width / 4), out)
 
     def prepare(self, rows: Tensor) -> tuple[Tensor, None]:
+        """Return the pixels (N, H * W * C) as float32, of integers divided by 255, and None in the place of columns."""
         return rows.float() * self.scale, None
 
     def forward(self, values: Tensor, columns: None = None) -> Tensor:
+        """Return the outputs (N, out) for pixels (N, H * W * C)."""
         images = values.to(self.linear.weight.dtype).reshape(-1, *self.shape).permute(0, 3, 1, 2)
         outputs: Tensor = self.linear(self.convolutions(images).flatten(1))
         return outputs

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from typing_extensions import override
 
 from marl_ray.config.run.engines import ENGINES
 from marl_ray.config.run.model import GenerationConfig
@@ -35,6 +36,7 @@ class TorchEngine(Engine):
         # The model is read again, because its parameters may have been replaced.
         return Decoder(cached_model(self._policy), self._policy.tokenizer, self._policy.end_tokens, rows)
 
+    @override
     def generate(
         self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig | None = None
     ) -> list[Completion]:
@@ -61,6 +63,7 @@ class TorchEngine(Engine):
                 log_probs[token.handle].append(token.log_prob)
                 ended[token.handle] = token.finish == "stop"
 
+    @override
     def stream(self, prompt: Prompt, seed: int, generation: GenerationConfig | None = None) -> Iterator[Token]:
         generation = checked_generation(self._policy, [prompt], generation)
         decoder = self.decoder()
@@ -85,14 +88,17 @@ class ServedTorch(ServedEngine):
         self.bytes_per_row = self._model.shape.bytes_per_token * policy.config.context
         self._decoder: Decoder | None = None
 
+    @override
     def decoder(self) -> Decoder:
         if self._decoder is None:
             self._decoder = Decoder(self._model, self._policy.tokenizer, self._policy.end_tokens)
         return self._decoder
 
+    @override
     def abandon(self) -> None:
         self._decoder = None
 
+    @override
     def close(self) -> None:
         self._decoder = None
 

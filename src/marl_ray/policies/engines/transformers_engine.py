@@ -18,6 +18,7 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
 )
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 from transformers.generation.continuous_batching.requests import FutureRequestState
+from typing_extensions import override
 
 from marl_ray.config.run.engines import ENGINES
 from marl_ray.config.run.model import GenerationConfig
@@ -96,6 +97,7 @@ class PagedEngine(Engine):
         if not hasattr(policy.lm, "init_continuous_batching"):
             raise MarlRayError("generation.engine=transformers: this model has no continuous batching; expected torch")
 
+    @override
     def generate(
         self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig | None = None
     ) -> list[Completion]:
@@ -109,6 +111,7 @@ class PagedEngine(Engine):
             self._cut(ids, log_probs, generation) for ids, log_probs in zip(sampler.ids, sampler.log_probs, strict=True)
         ]
 
+    @override
     def stream(self, prompt: Prompt, seed: int, generation: GenerationConfig | None = None) -> Iterator[Token]:
         # A single response gains nothing from continuous batching.
         return TorchEngine(self._policy).stream(prompt, seed, generation)

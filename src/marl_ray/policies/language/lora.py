@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
+from typing_extensions import override
 
 from marl_ray.config.run.model import LoraConfig
 from marl_ray.errors import MarlRayError
@@ -237,6 +238,7 @@ class Adapted(Linear):
         """s: alpha / rank."""
         return float(self.scaling[ADAPTER])
 
+    @override
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if self.disable_adapters or self.up.dtype == torch.float32:
             return super().forward(x, *args, **kwargs)
@@ -250,6 +252,7 @@ class LowRankSum(torch.autograd.Function):
     """
 
     @staticmethod
+    @override
     def forward(
         ctx: Any, x: Tensor, base: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float
     ) -> Tensor:
@@ -259,6 +262,7 @@ class LowRankSum(torch.autograd.Function):
         return functional.linear(torch.cat([x, inner], -1), _beside(base, up), bias)
 
     @staticmethod
+    @override
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
         x, inner, base, down, up = ctx.saved_tensors

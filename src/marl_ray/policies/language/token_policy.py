@@ -117,6 +117,7 @@ class TokenPolicy(nn.Module):
 
     @property
     def device(self) -> torch.device:
+        """The device on which a pass computes: `home`, or else that of the parameters."""
         return self.home or next(self.parameters()).device
 
     @property

@@ -61,10 +61,12 @@ class PublishedCheckpoint(NamedTuple):
 
     @property
     def name(self) -> str:
+        """The name of its folder."""
         return self.place.path.rpartition("/")[2]
 
     @property
     def has_bundle(self) -> bool:
+        """True if it has a bundle, which only the best checkpoint so far has."""
         return any(file.startswith(f"{BUNDLE_FOLDER}/") for file in self.manifest.files)
 
 

@@ -42,6 +42,7 @@ class StoredFolder(NamedTuple):
 
     @property
     def is_local(self) -> bool:
+        """True if it lies on a file system of this machine, where other libraries can open its files by their paths."""
         return isinstance(self.filesystem, fs.LocalFileSystem)
 
 
@@ -59,6 +60,7 @@ class HashedStream:
         self.file: Any = place.filesystem.open_output_stream(place.path)
 
     def write(self, data: Any) -> int:
+        """Write bytes or a buffer, and return how many bytes they were. An error is kept in `error` and raised."""
         view = memoryview(data).cast("B")
         try:
             self.file.write(view)
@@ -70,12 +72,14 @@ class HashedStream:
         return len(view)
 
     def tell(self) -> int:
+        """Return the number of bytes written so far."""
         return self.size
 
     def flush(self) -> None:
-        pass
+        """Do nothing: `close` brings all bytes to the storage."""
 
     def close(self) -> None:
+        """Close the file, and on a local disk wait until it is durable. A second call does nothing. Raises OSError."""
         if self.file.closed:
             return
         self.file.close()

@@ -12,6 +12,7 @@ from typing import Any, cast
 from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.storage import WriteResult
+from typing_extensions import override
 
 from marl_ray.errors import one_line
 from marl_ray.training.checkpoints.storage import (
@@ -81,25 +82,31 @@ class StoredFiles(FileSystemBase):
         """Return plain data of a file. Raises as `read` does."""
         return json.loads(self.read(name))
 
+    @override
     def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str:
         return f"{path}/{suffix}"
 
+    @override
     def init_path(self, path: str | os.PathLike[str]) -> str:
         return str(path)
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
         """Do nothing: folders are made with the first file in them."""
 
+    @override
     def exists(self, path: str | os.PathLike[str]) -> bool:
         return False  # the folder of a checkpoint is new
 
+    @override
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
         raise NotImplementedError("files of a checkpoint keep their names")
 
+    @override
     def rm_file(self, path: str | os.PathLike[str]) -> None:
         raise NotImplementedError("files of a checkpoint are removed with their folder")
 
     @classmethod
+    @override
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return True
 

@@ -3,16 +3,17 @@
 from collections.abc import Mapping, Sequence
 
 from pettingzoo import ParallelEnv
+from typing_extensions import override
 
 from marl_ray.config import RunConfig
 from marl_ray.envs.env_copies import make_batch
 from marl_ray.rollout.actor_critic.buffers import Player
 from marl_ray.rollout.actor_critic.fixed_episodes import EvaluationCopies, FixedStart
 from marl_ray.training.collectives import gather, world
-from marl_ray.training.evaluation.fixed_starts import PlayedStarts, StartSet
+from marl_ray.training.evaluation.fixed_starts import PlayedStarts, StartSet, StartsPlayer
 
 
-class CopiesPlayer:
+class CopiesPlayer(StartsPlayer):
     """Plays an evaluation's episodes; see `StartsPlayer`."""
 
     def __init__(self, config: RunConfig, env: ParallelEnv, agents: Mapping[str, Sequence[str]]):
@@ -33,6 +34,7 @@ class CopiesPlayer:
         not_finite = next((episode.not_finite for episode in episodes if episode.not_finite), "")
         return PlayedStarts(episodes[:count], episodes[count:], 1, {"cut": cut}, not_finite)
 
+    @override
     def close(self) -> None:
         if self.evaluation_copies is not None:
             self.evaluation_copies.close()

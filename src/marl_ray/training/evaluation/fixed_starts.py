@@ -30,13 +30,20 @@ class EpisodeResult(Protocol):
     """The fields of an episode that an evaluation reads."""
 
     @property
-    def ret(self) -> float: ...
+    def ret(self) -> float:
+        """The return of the team: the sum of its rewards."""
+
     @property
-    def costs(self) -> tuple[float, ...]: ...
+    def costs(self) -> tuple[float, ...]:
+        """The sum of each constraint's costs, in the order of the config."""
+
     @property
-    def length(self) -> int: ...
+    def length(self) -> int:
+        """Number of environment steps."""
+
     @property
-    def policy_returns(self) -> Mapping[str, float]: ...
+    def policy_returns(self) -> Mapping[str, float]:
+        """Policy -> the return of its agents."""
 
 
 class Evaluation(NamedTuple):
@@ -80,6 +87,7 @@ class Evaluator:
         self.config, self.starts = config, starts
 
     def close(self) -> None:
+        """Release what only evaluations use."""
         self.starts.close()
 
     def evaluate(self, players: Mapping[str, Any], start_set: StartSet, steps: int) -> Evaluation:

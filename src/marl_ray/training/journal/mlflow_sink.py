@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pyarrow import fs
+from typing_extensions import override
 
 from marl_ray.config import RunConfig
 from marl_ray.temporary_folders import temporary_folder
@@ -11,12 +12,13 @@ from marl_ray.training.journal.writer import TRANSCRIPTS_FOLDER, transcripts_pat
 from marl_ray.training.run_folder.metrics_file import iteration_of
 from marl_ray.training.run_folder.owners import whose_folder
 from marl_ray.training.tracking.mlflow_run import MlflowRun
+from marl_ray.training.tracking.sinks import Sink
 
 PICTURES = ("return.png", "benchmarks.png")
 """Files of a finished run's folder that MLflow gets."""
 
 
-class MlflowSink:
+class MlflowSink(Sink):
     """Everything that a run reports to MLflow."""
 
     def __init__(
@@ -37,6 +39,7 @@ class MlflowSink:
         self.mlflow_run.reopen()
         self.mlflow_run.tag(tags or {})
 
+    @override
     def log(self, rows: Iterable[Mapping[str, float]]) -> None:
         rows = list(rows)
         if self.config.language:
@@ -52,6 +55,7 @@ class MlflowSink:
         self._store((f"{self.folder}/{name}" for name in PICTURES), None)
         return self.mlflow_run.register(bundle, digest, score)
 
+    @override
     def end(self, status: str) -> None:
         self.mlflow_run.end(status)
 

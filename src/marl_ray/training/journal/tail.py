@@ -38,6 +38,7 @@ class Tail:
         return count
 
     def close(self) -> None:
+        """Close the file; the next call opens it again."""
         if self.handle is not None:
             os.close(self.handle)
             self.handle = None

@@ -40,6 +40,7 @@ class Shape:
 
     @property
     def all_copies(self) -> int:
+        """The number of all workers' copies."""
         return self.bounds[-1]
 
 

@@ -91,6 +91,7 @@ class TrainedPolicy:
 
     @property
     def hyper(self) -> HyperParameters:
+        """The hyper-parameters that the policy learns by."""
         return self.settings.hyper
 
     @property
@@ -111,10 +112,12 @@ class TrainedPolicy:
 
     @property
     def actor(self) -> nn.Module:
+        """The part of the trained module that chooses actions or tokens."""
         return self.family.actor(self.model)
 
     @property
     def critics(self) -> list[nn.Module]:
+        """The trained critics, of the reward and then of each cost; empty for an algorithm without critics."""
         return self.family.critics(self.model)
 
     @property

@@ -140,6 +140,7 @@ class Run:
 
     @property
     def done(self) -> bool:
+        """True if the run has played all its environment steps."""
         return bool(self.steps >= self.config.train.total_steps)
 
     def _plays_last(self) -> bool:

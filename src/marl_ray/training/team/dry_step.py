@@ -50,6 +50,7 @@ class DryPeak(NamedTuple):
 
     @property
     def total(self) -> int:
+        """All bytes that the worker holds then."""
         return sum(self)
 
 

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from marl_ray.config import RunConfig, engine_spec
 from marl_ray.config.run.model import GenerationConfig
@@ -75,6 +76,7 @@ class EngineActors(Engine):
             raise error
         self._actors = self._made or [ray.get_actor(label) for label in labels]
 
+    @override
     def update_weights(self) -> None:
         policy, state = self._policy, _state(self._policy)
         if policy.source is not None:
@@ -134,6 +136,7 @@ class EngineActors(Engine):
         self._results(taking, "receive_weights")
         torch.cuda.synchronize()
 
+    @override
     def generate(
         self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig | None = None
     ) -> list[Completion]:
@@ -154,6 +157,7 @@ class EngineActors(Engine):
         """Yield all tokens at once, after the last one has been sampled."""
         yield from tokens_of(self.generate([prompt], seed, generation)[0])
 
+    @override
     def close(self) -> None:
         import ray
 
@@ -254,26 +258,33 @@ class EngineActor:
         return socket.gethostname()
 
     def start(self) -> None:
+        """Start the host; returns when it can write. Raises what `EngineHost.start` raises."""
         self._host.start()
 
     def load(self, version: int, weights: dict[str, PackedTensor], complete: bool = True) -> None:
+        """Load weights as `EngineHost.load` does, and raise its errors."""
         self._host.load(version, weights, complete)
 
     def join(self, connection: dict[str, Any]) -> None:
+        """Join the NCCL group of the weights, which returns when the trainer and all engines have joined."""
         self._host.join(connection)
 
     def receive_weights(self, version: int, update: dict[str, Any]) -> None:
+        """Receive weights from the group as `EngineHost.receive_weights` does, and raise its errors."""
         self._host.receive_weights(version, update)
 
     def generate(
         self, version: int, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig
     ) -> list[Completion]:
+        """Return the responses of the host by weights of `version`; raises what `EngineHost.generate` raises."""
         return self._host.generate(version, prompts, seed, generation)
 
     def progress(self) -> int:
+        """Return the number of tokens that the host has written so far; it may be asked while the host writes."""
         return self._host.progress()
 
     def close(self) -> None:
+        """Close the host, whose processes end. The actor itself stays until it is killed."""
         self._host.close()
 
 

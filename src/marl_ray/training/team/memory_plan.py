@@ -40,6 +40,7 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
+        """All bytes of one GPU."""
         return self.resting + self.gathered + self.activations
 
 

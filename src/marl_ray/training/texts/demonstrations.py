@@ -41,6 +41,7 @@ class Example(NamedTuple):
 
     @property
     def length(self) -> int:
+        """Number of tokens of the prompt and the response."""
         return len(self.prompt) + len(self.response)
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from typing_extensions import override
+
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, install_hint, one_line
 from marl_ray.extensions import TRACKER
@@ -110,7 +112,7 @@ def _tracker(name: str) -> SinkFactory:
     return make
 
 
-class TensorBoard:
+class TensorBoard(Sink):
     """Event files under the run's folder."""
 
     @staticmethod
@@ -129,6 +131,7 @@ class TensorBoard:
         self.written = 0
         directory_check(self.folder)
 
+    @override
     def log(self, rows: Iterable[Mapping[str, float]]) -> None:
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.summary import scalar
@@ -163,13 +166,14 @@ class TensorBoard:
             start = SessionLog(status=SessionLog.START)
             self.writer.write_event(Event(wall_time=time.time(), step=int(row["steps"]), session_log=start))
 
+    @override
     def end(self, status: str) -> None:
         if self.writer is not None:
             self.writer.close()
             self.writer = None
 
 
-class WeightsAndBiases:
+class WeightsAndBiases(Sink):
     """A run in W&B, of the project `tracking.experiment` and in the group of that name.
 
     Its tags are its algorithms and its environment; the key comes from the environment or wandb's own files.
@@ -204,6 +208,7 @@ class WeightsAndBiases:
         # wandb's own step counts calls and may only rise.
         self.run.define_metric("*", step_metric="steps")
 
+    @override
     def log(self, rows: Iterable[Mapping[str, float]]) -> None:
         for row in rows:
             self.run.log(dict(numbers(row)) | {"steps": int(row["steps"])})
@@ -222,6 +227,7 @@ class WeightsAndBiases:
         artifact.add_dir(str(folder))
         self.run.log_artifact(artifact, aliases=["best"])
 
+    @override
     def end(self, status: str) -> None:
         self.run.finish(exit_code=0 if status == "FINISHED" else 1)
 

@@ -27,6 +27,7 @@ class TrialResources:
 
     @property
     def total(self) -> dict[str, float]:
+        """Ray's resources of all workers of the trial, by name."""
         return {"CPU": self.workers * self.cpus} | ({"GPU": float(self.workers)} if self.use_gpu else {})
 
 

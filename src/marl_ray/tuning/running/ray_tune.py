@@ -12,6 +12,7 @@ from typing import Any
 import ray.tune
 from ray.tune.search import Searcher as TuneSearcher
 from ray.tune.stopper import Stopper
+from typing_extensions import override
 
 from marl_ray.temporary_folders import new_temporary_folder
 from marl_ray.tuning.records import TrialRecord
@@ -109,9 +110,11 @@ class Searcher(TuneSearcher):
         self.plan, self.calls = plan, calls
         self.legs: dict[str, Leg] = {}
 
+    @override
     def set_search_properties(self, *args: Any, **kwargs: Any) -> bool:
         return True
 
+    @override
     def suggest(self, trial_id: str) -> Any:
         record = self.plan.next_trial()
         if isinstance(record, Pause):
@@ -120,13 +123,16 @@ class Searcher(TuneSearcher):
         self.legs[trial_id] = leg
         return {"leg": asdict(leg)}
 
+    @override
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         text = (result or {}).get("leg_result")
         self.calls.ended(self.legs.pop(trial_id), json.loads(text) if text else None, error)
 
+    @override
     def save(self, checkpoint_path: str) -> None:
         pass  # the sweep's records hold the state
 
+    @override
     def restore(self, checkpoint_path: str) -> None:
         pass
 
@@ -138,11 +144,13 @@ class RowsCallback(ray.tune.Callback):
         """`on_rows` is called with the rows that a leg has just sent."""
         self.on_rows = on_rows
 
+    @override
     def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: dict[str, Any], **info: Any) -> None:
         rows = json.loads(result.get("rows", "[]"))
         if rows:
             self.on_rows(Leg(**trial.config["leg"]), rows)
 
+    @override
     def get_state(self) -> None:
         return None
 

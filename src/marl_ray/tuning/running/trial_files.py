@@ -43,6 +43,7 @@ class Leg:
 
     @property
     def name(self) -> str:
+        """The name of the leg in Tune: the trial's number, in four digits, and the leg's."""
         return f"{self.number:04d}-{self.leg}"
 
 
@@ -169,6 +170,7 @@ class TrialWriter:
             self.folder.remove(damaged)
 
     def begun(self, played: int) -> None:
+        """Note the environment steps that all seeds had played when this process began; only the first call counts."""
         if self.played_before is None:
             self.played_before = played - self.state.played
 

@@ -84,6 +84,7 @@ class TrialSeeds:
 
     @property
     def done(self) -> bool:
+        """True if the runs of all seeds have played all their steps."""
         return all(run.done for run in self.runs.values())
 
     @property
@@ -187,6 +188,7 @@ class TrialSeeds:
             (folder / OBJECTIVES_FILE).write_text(json.dumps(state))
 
     def close(self) -> None:
+        """Close the runs of all seeds; every worker calls it."""
         for run in self.runs.values():
             run.close()
 

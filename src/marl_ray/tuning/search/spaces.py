@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
+from typing_extensions import override
 
 from marl_ray.config import HyperParameters
 from marl_ray.config.sweep import DimensionConfig, SweepConfig, applies, combinations, corners, order
@@ -103,7 +104,7 @@ def clip_value(dimension: DimensionConfig, value: float) -> Any:
     return round(clipped) if dimension.int is not None else float(clipped)
 
 
-class GridSearch:
+class GridSearch(Search):
     """Every combination once."""
 
     learns = False
@@ -111,14 +112,16 @@ class GridSearch:
     def __init__(self, config: SweepConfig):
         self.listed = combinations(config)
 
+    @override
     def ask(self, number: int) -> Values | None:
         return self.listed[number] if number < len(self.listed) else None
 
+    @override
     def tell(self, number: int, values: Values, scores: Sequence[float] | None) -> None:
         pass
 
 
-class RandomSearch:
+class RandomSearch(Search):
     """Independent draws; every draw is tried with every combination of the `grid` keys."""
 
     learns = False
@@ -127,14 +130,16 @@ class RandomSearch:
         self.config = config
         self.grid = combinations(config, ("grid",))
 
+    @override
     def ask(self, number: int) -> Values | None:
         return draw(self.config, number // len(self.grid), self.grid[number % len(self.grid)])
 
+    @override
     def tell(self, number: int, values: Values, scores: Sequence[float] | None) -> None:
         pass
 
 
-class TpeSearch:
+class TpeSearch(Search):
     """Optuna's tree-structured Parzen estimator (Bergstra et al. 2011), one objective or several.
 
     A search that is continued learns all known results, in the order of the trials' numbers; with a seed it then
@@ -154,6 +159,7 @@ class TpeSearch:
         self.study = optuna.create_study(directions=["maximize"] * len(config.metric), sampler=sampler)
         self.open: dict[int, Any] = {}
 
+    @override
     def ask(self, number: int) -> Values | None:
         trial = self.study.ask()
         values: Values = {}
@@ -173,6 +179,7 @@ class TpeSearch:
         assert dimension.bounds is not None
         return trial.suggest_float(key, *dimension.bounds, log=dimension.loguniform is not None)
 
+    @override
     def tell(self, number: int, values: Values, scores: Sequence[float] | None) -> None:
         import optuna
 

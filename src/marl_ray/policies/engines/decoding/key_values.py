@@ -18,6 +18,7 @@ class CacheShape:
 
     @property
     def bytes_per_token(self) -> int:
+        """Bytes that the keys and values of one token take, over all layers."""
         return self.layers * 2 * self.heads * self.width * self.dtype.itemsize
 
 

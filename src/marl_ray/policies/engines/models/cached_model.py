@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer
+from typing_extensions import override
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.policies.engines.decoding.key_values import CacheShape
@@ -45,18 +46,20 @@ class _Column(DynamicLayer):
         return self._columns[:, 0], self._columns[:, 1]
 
 
-class ForwardModel:
+class ForwardModel(CachedModel):
     """Any causal language model of transformers that keeps one key and one value per layer and token."""
 
     def __init__(self, lm: nn.Module) -> None:
         self._lm: Any = lm
         self.shape = _probe(lm)
 
+    @override
     def prefill(self, ids: Tensor) -> Tensor:
         cache: Any = DynamicCache()
         self._lm(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
         return torch.stack([torch.stack([layer.keys, layer.values], 1) for layer in cache.layers], 1)
 
+    @override
     def decode(self, ids: Tensor, positions: Tensor, cache: Tensor, hidden: Tensor | None) -> Tensor:
         layers: list[Any] = [_Column(cache[:, layer]) for layer in range(self.shape.layers)]
         seen = None if hidden is None else (hidden[:, 0, 0] == 0).long()

@@ -28,6 +28,7 @@ class Product:
         return x if self.down is None else torch.cat([x, functional.linear(x, self.down) * self.scale], -1)
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Return the product (..., outputs) of inputs (..., inputs)."""
         return functional.linear(self.widened(x), self.weight, self.bias)
 
 

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from typing_extensions import override
 
 from marl_ray.policies.engines.decoding.key_values import CacheShape
+from marl_ray.policies.engines.models.cached_model import CachedModel
 from marl_ray.policies.engines.models.joint_products import Product, product
 
 LLAMA_CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -51,7 +53,7 @@ def is_llama(lm: Any, context: int) -> bool:
     )
 
 
-class LlamaModel:
+class LlamaModel(CachedModel):
     """A forward pass that reads the weights of a transformers model.
 
     Weights that are multiplied together become views of one tensor, in place.
@@ -76,6 +78,7 @@ class LlamaModel:
         self._cos = cos[0, :, None]
         self._sin = torch.cat([-sin[0, :, None, :half], sin[0, :, None, half:]], -1)
 
+    @override
     def prefill(self, ids: Tensor) -> Tensor:
         rows, length = ids.shape
         caches = []
@@ -90,6 +93,7 @@ class LlamaModel:
         self._run(ids.flatten(), cos, sin, attend)
         return torch.stack(caches, 1)
 
+    @override
     def decode(self, ids: Tensor, positions: Tensor, cache: Tensor, hidden: Tensor | None) -> Tensor:
         rows, grouped = len(ids), self._heads // self._groups
 

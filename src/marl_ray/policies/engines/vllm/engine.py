@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from marl_ray.config.run.engines import ENGINES
 from marl_ray.config.run.model import GenerationConfig
@@ -55,6 +56,7 @@ class VllmEngine(Engine):
     spec = ENGINES["vllm"]
 
     @staticmethod
+    @override
     def has_weights(generation: GenerationConfig) -> bool:
         return reports_trained(reports_processed(generation), generation)
 
@@ -118,6 +120,7 @@ class VllmEngine(Engine):
         process, policy = self.follow(), self._policy
         return VllmDecoder(process, policy.tokenizer, policy.end_tokens, self.version, self._adapter)
 
+    @override
     def start(self) -> None:
         begin = self._running if self._policy.source is not None else self.follow
         try:
@@ -125,6 +128,7 @@ class VllmEngine(Engine):
         except EngineLostError:  # another process may work
             begin()
 
+    @override
     def update_weights(self) -> None:
         policy = self._policy
         if policy.source is None or self._transfer == NCCL:
@@ -139,6 +143,7 @@ class VllmEngine(Engine):
             self._filled, self._held = policy.version, None
         self.follow()
 
+    @override
     def sleep(self) -> None:
         if self.sleeps and self._held is not None and self._process is not None and not self._process.lost:
             self._process.ask("sleep")
@@ -154,6 +159,7 @@ class VllmEngine(Engine):
         self.version += 1
         process.ask("load", self.version, update)
 
+    @override
     def generate(
         self, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig | None = None
     ) -> list[Completion]:

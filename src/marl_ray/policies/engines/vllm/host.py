@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from typing_extensions import override
 
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
@@ -83,13 +84,16 @@ class VllmHost(EngineHost):
         self._thread.start()
 
     @staticmethod
+    @override
     def weight_group(address: str, port: int, engines: int, tensor_parallel: int) -> NcclGroup:
         return NcclGroup(address, port, engines, tensor_parallel)
 
     @staticmethod
+    @override
     def reports_trained(trained: GenerationConfig, generation: GenerationConfig) -> bool:
         return reports_trained(reports_processed(trained), generation)
 
+    @override
     def load(self, version: int, weights: Mapping[str, PackedTensor], complete: bool = True) -> None:
         with self._newer(version, complete):
             named = list(self.policy.lm.named_parameters(remove_duplicate=False))
@@ -103,9 +107,11 @@ class VllmHost(EngineHost):
                 for name, value in weights.items():
                     parameters[name].copy_(unpack_tensor(value))
 
+    @override
     def join(self, connection: dict[str, Any]) -> None:
         self.engine.join(connection)
 
+    @override
     def receive_weights(self, version: int, update: dict[str, Any]) -> None:
         with self._newer(version):
             self.engine.receive_weights(update)
@@ -146,6 +152,7 @@ class VllmHost(EngineHost):
             with self._loaded:
                 self._open -= 1
 
+    @override
     def progress(self) -> int:
         return self._tokens
 

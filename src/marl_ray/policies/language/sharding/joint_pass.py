@@ -55,6 +55,7 @@ class JointWorkers:
 
     @property
     def count(self) -> int:
+        """The number of these workers."""
         return self.context.size() * self.tensor.size()
 
     @property

@@ -9,6 +9,7 @@ import torch
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 from torch.distributed.device_mesh import DeviceMesh
+from typing_extensions import override
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import FieldError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:  # the imports take seconds, and actor-critics do not need the
 class ActorCriticTeam(Team):
     """Small policies, which workers evaluate themselves."""
 
+    @override
     def players(self) -> dict[str, Player]:
         models = cast(Mapping[str, ActorCritic], self.models)
         return {
@@ -46,6 +48,7 @@ class ActorCriticTeam(Team):
         model = cast(ActorCritic, self.models[name])
         return tuple(CompiledNetwork(network) for network in (model.actor, *model.critics))
 
+    @override
     def weights_saver(self, config: RunConfig, env: ParallelEnv, lineage: Lineage) -> WeightsSaver:
         agents = {agent: name for name, members in self.agents.items() for agent in members}
         parts = {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from pettingzoo import ParallelEnv
 from torch.distributed.device_mesh import DeviceMesh
+from typing_extensions import override
 
 from marl_ray.config import RunConfig, engine_spec
 from marl_ray.errors import MarlRayError
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 class LanguageTeam(Team):
     """Language models, from which engines sample."""
 
+    @override
     def players(self) -> dict[str, TokenPlayer]:
         self.bring_weights()
         return {
@@ -38,6 +40,7 @@ class LanguageTeam(Team):
             for name, model in self._policies().items()
         }
 
+    @override
     def weights_saver(self, config: RunConfig, env: ParallelEnv, lineage: Lineage) -> WeightsSaver:
         agents = {agent: name for name, members in self.agents.items() for agent in members}
         parted = self._parted()
@@ -52,6 +55,7 @@ class LanguageTeam(Team):
 
         return save
 
+    @override
     def weights_sender(self) -> Callable[[TrainedTensor], None]:
         parted = self._parted()
 

@@ -8,12 +8,14 @@ same trials are promoted in whatever order they arrive. Where it is not (a budge
 it is among the best floor(n_k / reduction) of those that have arrived, as in the paper's algorithm 2.
 """
 
+from typing_extensions import override
+
 from marl_ray.config.schedulers import AshaSettings
 from marl_ray.config.sweep import SweepConfig
-from marl_ray.tuning.search.schedulers.base import TrialStandings, TrialVerdicts
+from marl_ray.tuning.search.schedulers.base import Scheduler, TrialStandings, TrialVerdicts
 
 
-class AshaScheduler:
+class AshaScheduler(Scheduler):
     """Promotes the best part of the trials at each rung; the others wait until no place is left."""
 
     Settings = AshaSettings
@@ -26,6 +28,7 @@ class AshaScheduler:
             self.rungs.append(rung)
             rung *= settings.reduction
 
+    @override
     def next_stop(self, steps: int) -> int | None:
         return next((rung for rung in self.rungs if rung > steps), None)
 

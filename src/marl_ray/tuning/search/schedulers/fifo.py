@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 
+from typing_extensions import override
+
 from marl_ray.config.schedulers import FifoSettings
 from marl_ray.config.sweep import SweepConfig
-from marl_ray.tuning.search.schedulers.base import TrialStanding, TrialVerdicts
+from marl_ray.tuning.search.schedulers.base import Scheduler, TrialStanding, TrialVerdicts
 
 
-class FifoScheduler:
+class FifoScheduler(Scheduler):
     """Lets every trial run to its end."""
 
     Settings = FifoSettings
@@ -15,6 +17,7 @@ class FifoScheduler:
     def __init__(self, settings: FifoSettings, sweep: SweepConfig, total_steps: int):
         pass
 
+    @override
     def next_stop(self, steps: int) -> int | None:
         return None
 

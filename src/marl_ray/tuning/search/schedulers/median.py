@@ -7,12 +7,14 @@ averages up to the same point.
 from collections.abc import Mapping
 from statistics import fmean, median
 
+from typing_extensions import override
+
 from marl_ray.config.schedulers import MedianSettings
 from marl_ray.config.sweep import SweepConfig
-from marl_ray.tuning.search.schedulers.base import TrialStanding, TrialVerdicts
+from marl_ray.tuning.search.schedulers.base import Scheduler, TrialStanding, TrialVerdicts
 
 
-class MedianScheduler:
+class MedianScheduler(Scheduler):
     """Stops trials that are worse than the median of the others."""
 
     Settings = MedianSettings
@@ -20,6 +22,7 @@ class MedianScheduler:
     def __init__(self, settings: MedianSettings, sweep: SweepConfig, total_steps: int):
         self.config, self.total_steps = settings, total_steps
 
+    @override
     def next_stop(self, steps: int) -> int | None:
         passed = max(0, (steps - self.config.grace) // self.config.interval + 1) if steps >= self.config.grace else 0
         stop = self.config.grace + passed * self.config.interval

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize
+from typing_extensions import override
 
 from marl_ray.config.schedulers import Pb2Settings
 from marl_ray.config.sweep import DimensionConfig
@@ -38,6 +39,7 @@ class Pb2Scheduler(PopulationScheduler):
 
     Settings = Pb2Settings
 
+    @override
     def explore(
         self, trials: Mapping[int, TrialStanding], donor: int, at: int, rng: np.random.Generator
     ) -> dict[str, Any]:

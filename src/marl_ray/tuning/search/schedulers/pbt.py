@@ -10,24 +10,27 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from marl_ray.config.schedulers import Pb2Settings, PbtSettings
 from marl_ray.config.sweep import SweepConfig
-from marl_ray.tuning.search.schedulers.base import Exploit, TrialStanding, TrialVerdicts
+from marl_ray.tuning.search.schedulers.base import Exploit, Scheduler, TrialStanding, TrialVerdicts
 from marl_ray.tuning.search.spaces import clip_value, draw_value
 
 
-class PopulationScheduler:
+class PopulationScheduler(Scheduler):
     """The part that PBT and PB2 share: the times of exploits, and the choice of recipients and donors."""
 
     def __init__(self, settings: PbtSettings | Pb2Settings, sweep: SweepConfig, total_steps: int):
         self.interval, self.quantile = settings.interval, settings.quantile
         self.space, self.total_steps, self.seed = sweep.space, total_steps, sweep.search.seed
 
+    @override
     def next_stop(self, steps: int) -> int | None:
         stop = (steps // self.interval + 1) * self.interval
         return stop if stop < self.total_steps else None
 
+    @override
     def decide(self, trials: Mapping[int, TrialStanding], more: int | None) -> TrialVerdicts:
         waiting = {number: trial for number, trial in trials.items() if trial.state == "waiting"}
         if more != 0 or not waiting or any(trial.state == "running" for trial in trials.values()):
@@ -61,6 +64,7 @@ class PbtScheduler(PopulationScheduler):
         super().__init__(settings, sweep, total_steps)
         self.config = settings
 
+    @override
     def explore(
         self, trials: Mapping[int, TrialStanding], donor: int, at: int, rng: np.random.Generator
     ) -> dict[str, Any]:

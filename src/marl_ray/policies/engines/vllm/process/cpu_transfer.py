@@ -6,6 +6,7 @@ vLLM's workers import this module because it holds their extension class, and th
 from dataclasses import dataclass
 from typing import Any
 
+from typing_extensions import override
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -52,6 +53,7 @@ class SharedTransfer(WeightTransferEngine):  # type: ignore[misc]
         """Replace the weights of this worker's part of the model."""
         self.receive_weights(self.parse_update_info(update_info))
 
+    @override
     def receive_weights(self, update_info: SharedUpdate) -> None:
         weights = list(read(update_info.layout, update_info.version))
         initialize_layerwise_reload(self.model)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
+from typing_extensions import override
 
 from marl_ray.policies.engines.engine_host import WeightGroup
 
@@ -47,6 +48,7 @@ class NcclGroup(WeightGroup):
     communicator: Any = None
     """vLLM's own, once the trainer has joined."""
 
+    @override
     def member(self, engine: int) -> dict[str, Any]:
         return {
             "master_address": self.address,
@@ -58,17 +60,21 @@ class NcclGroup(WeightGroup):
 
     @property
     def size(self) -> int:
+        """Number of processes: the trainer's, and one for each GPU of each engine."""
         return 1 + self.engines * self.tensor_parallel
 
+    @override
     def join(self) -> None:
         from vllm.distributed.weight_transfer.nccl_common import trainer_init
 
         place = {"master_address": self.address, "master_port": self.port, "world_size": self.size}
         self.communicator = trainer_init(place)
 
+    @override
     def update(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
         return nccl_update(weights)
 
+    @override
     def send(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         for _, tensor in weights:
             self.communicator.broadcast(tensor, src=0, stream=torch.cuda.current_stream())

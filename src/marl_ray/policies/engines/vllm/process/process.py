@@ -61,6 +61,7 @@ class VllmProcess:
 
     @property
     def pid(self) -> int:
+        """The process's number."""
         return self._process.pid
 
     def ask(self, method: str, *arguments: Any, deadline_s: float | None = None) -> Any:

@@ -133,6 +133,7 @@ class Server:
         del self._adapters[number]
 
     def add(self, requests: Sequence[VllmRequest]) -> None:
+        """Begin the responses of these requests, by the current weights. Raises vLLM's own error for one that it refuses."""
         sampling = import_module("vllm.sampling_params")
         for request in requests:
             settings = sampling.SamplingParams(

@@ -117,6 +117,7 @@ class SharedBase:
 
     @property
     def empty(self) -> bool:
+        """True if no policy uses the process any more."""
         return not self._members
 
     def join(self) -> int:
