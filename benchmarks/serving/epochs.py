@@ -11,7 +11,7 @@ import httpx
 from benchmarks.serving.cluster import Running, gateway, make_bundles, serving, short_folder, write_observations
 from benchmarks.serving.load import wrk
 from marl_ray.experiments.lifecycle import Action
-from marl_ray.experiments.store.experiment_store import ExperimentStore
+from marl_ray.experiments.store.stores import open_stores
 
 STAGES = (0.25, 0.5, 0.75)
 """Weights of the treatment: every change moves a quarter of the units."""
@@ -42,12 +42,14 @@ def epochs(options: argparse.Namespace, connections: int) -> dict[str, Any]:
 
 def _advance(database: str, running: Running, observations: Path) -> None:
     """Two stages on, and wait until the gateway assigns by the last one."""
-    store = ExperimentStore(database)
+    stores = open_stores(database)
     for _ in STAGES[1:]:
-        record = store.experiment(NAME)
+        record = stores.experiments.read(NAME)
         assert record is not None
-        epoch = store.change(NAME, Action.NEXT_STAGE, epoch=record.epoch, actor="benchmark", reason="ramp").epoch
-    store.close()
+        epoch = stores.experiments.change(
+            NAME, Action.NEXT_STAGE, epoch=record.epoch, actor="benchmark", reason="ramp"
+        ).epoch
+    stores.close()
     body = b'{"session_id":"%b","observations":%b}' % (b"%d", observations.read_bytes().splitlines()[0])
     deadline = time.monotonic() + FOLLOW_S
     for number in range(1_000_000):

@@ -23,6 +23,7 @@ from toy_serving.gateways import SEES, make_bundle
 
 from marl_ray.cluster.local_ray import free_port
 from marl_ray.experiments.database import schema
+from marl_ray.experiments.database.connections import Database
 
 SECRET = "admin's secret"
 CONTROL, TREATMENT = "one", "four"
@@ -71,13 +72,13 @@ class Deployed:
 
     def rows(self, table: sa.Table, experiment: str) -> dict[str, Any]:
         """Unit -> row of the database."""
-        engine = schema.open_engine(self.database)
+        database = Database(self.database)
         try:
-            with engine.connect() as connection:
+            with database.transaction() as connection:
                 selected = connection.execute(sa.select(table).where(table.c.experiment == experiment))
                 return {row.unit: row for row in selected}
         finally:
-            engine.dispose()
+            database.close()
 
 
 @pytest.fixture(scope="module")

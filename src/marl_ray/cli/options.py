@@ -49,7 +49,7 @@ KubeRay = Annotated[
 ]
 SubmissionId = Annotated[str | None, typer.Option(help="Name of the job; submitting it twice joins the first.")]
 GatewayUrl = Annotated[str, typer.Option("--url", envvar="MARL_RAY_GATEWAY", help="The gateway's address.")]
-Database = Annotated[str, typer.Option(envvar="MARL_RAY_DATABASE", help="SQLAlchemy URL of the experiment store.")]
+DatabaseUrl = Annotated[str, typer.Option(envvar="MARL_RAY_DATABASE", help="SQLAlchemy URL of the experiment store.")]
 ExperimentName = Annotated[str, typer.Argument(metavar="NAME", help="The experiment.")]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from marl_ray.config import GatewayConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.store.experiment_store import StoreError
+from marl_ray.experiments.database.connections import StoreError
 from marl_ray.serving.handlers.routes import find
 from marl_ray.serving.http.cors import allow_origin_headers, preflight
 from marl_ray.serving.http.deadlines import Deadlines

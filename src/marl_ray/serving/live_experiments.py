@@ -9,7 +9,8 @@ import numpy as np
 from marl_ray.config import ArmConfig, ExperimentConfig, GatewayConfig
 from marl_ray.config.run.model import DEFAULT_ENGINE
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.store.experiment_store import AssignmentState, ExperimentStore
+from marl_ray.experiments.store.experiment_store import ExperimentStore
+from marl_ray.experiments.store.records import AssignmentState
 from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 from marl_ray.serving.arms.external.arm import ExternalArm
 from marl_ray.serving.arms.external.model import ExternalModel
@@ -64,14 +65,14 @@ class LiveExperiments:
         cannot be hosted.
         """
         arms = {arm: self.arm(part.config, arm, bundle) for arm, bundle in part.bundles.items()}
-        self.store.open_experiment(part.config.name, part.stored_config() | more, actor=actor, reason=reason)
+        self.store.open(part.config.name, part.stored_config() | more, actor=actor, reason=reason)
         return self.take_in(part.config, self.store.table(part.config.name), arms)
 
     def take_in(
         self, config: ExperimentConfig, state: AssignmentState, arms: Mapping[str, Arm | TextArm] = MappingProxyType({})
     ) -> Router:
         """Route to a stored experiment whose given arms are loaded."""
-        return self.endpoints.add(Router(config, arms, state, self.exposures, state.created))
+        return self.endpoints.add(Router(config, arms, state, self.store, self.exposures, state.created))
 
     def arm(self, experiment: ExperimentConfig, arm: str, bundle: AnyBundle) -> Arm | TextArm:
         """Make an arm of an experiment from its bundle. Blocks while a deployment starts. Raises MarlRayError."""

@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 
 from marl_ray.config import ExperimentConfig, GatewayConfig
 from marl_ray.errors import MarlRayError
+from marl_ray.experiments.database.connections import Database
 from marl_ray.experiments.lifecycle import ExperimentRecord
 from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.experiments.store.records import OPEN
@@ -143,7 +144,7 @@ def load_configured(config: GatewayConfig, store: ExperimentStore, bundles: Bund
     arms_of = arms_to_hold(served_here(states, [part.name for part in fixed]), time.time())
     loaded = []
     for part in fixed:
-        record = store.experiment(part.name) if part.name in states else None
+        record = store.read(part.name) if part.name in states else None
         experiment = (
             load_whole(part, bundles) if record is None else _load_known(part, record, arms_of[part.name], bundles)
         )
@@ -172,11 +173,11 @@ def check_gateway(config: GatewayConfig) -> None:
     It names a bundle, a database or a file of keys that cannot be read. The bundles are read in this process.
     """
     Keys(config.api_keys)
-    store = ExperimentStore(config.database)
+    database = Database(config.database)
     try:
-        check_configured(config, store)
+        check_configured(config, ExperimentStore(database))
     finally:
-        store.close()
+        database.close()
 
 
 def _load_known(

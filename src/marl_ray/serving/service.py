@@ -15,9 +15,10 @@ from prometheus_client.core import Metric
 
 from marl_ray.config import GatewayConfig
 from marl_ray.errors import MarlRayError
+from marl_ray.experiments.database.connections import StoreError
 from marl_ray.experiments.lifecycle import Action
-from marl_ray.experiments.store.experiment_store import ExperimentStore, StoreError
 from marl_ray.experiments.store.notices import Notices
+from marl_ray.experiments.store.stores import open_stores
 from marl_ray.serving.arms.response_cache import make_cache
 from marl_ray.serving.following.store_follower import StoreFollower
 from marl_ray.serving.http.admission import Admission
@@ -59,18 +60,22 @@ class Service:
         self.admission = Admission(config)
         self.cache = make_cache(config.cache)
         self.acts = ActLog(config.decision_log, f"{config.spool}/decisions") if config.decision_log else None
-        self.store = ExperimentStore(config.database)
-        self.notices = Notices(self.store)
+        self.stores = open_stores(config.database)
+        self.notices = Notices(self.stores.database)
         self.bundles = BundleCache(config.tracking_uri)
-        loaded = load_configured(config, self.store, self.bundles)
-        self.exposures = ExposureLog(self.store, Spool(spool_folder(config.spool, config.database), config.spool_bytes))
+        loaded = load_configured(config, self.stores.experiments, self.bundles)
+        self.exposures = ExposureLog(
+            self.stores.units, Spool(spool_folder(config.spool, config.database), config.spool_bytes)
+        )
         self._noise = np.random.default_rng(seed)
-        self.live_experiments = LiveExperiments(config, self.store, self.exposures, self.bundles, self._noise, host)
+        self.live_experiments = LiveExperiments(
+            config, self.stores.experiments, self.exposures, self.bundles, self._noise, host
+        )
         self.endpoints = self.live_experiments.endpoints
         self.webhook = Webhook(config.webhook, self.notices, self.endpoints.by_experiment) if config.webhook else None
-        self.unit_reports = UnitReports(self.store, self.exposures)
+        self.unit_reports = UnitReports(self.stores.units, self.exposures)
         self.failures = Failures(self.unit_reports, self.metrics, self.roll_back)
-        self.assigner = Assigner(self.store.assignments, config.holdouts, self.metrics)
+        self.assigner = Assigner(self.stores.units.assignments, config.holdouts, self.metrics)
         self.curves = CurveCache()
         self.shared_reads = SharedReads()
         self.started: float | None = None
@@ -78,7 +83,7 @@ class Service:
         self._threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="experiment-store")
         for part in loaded:
             self.live_experiments.open(part)
-        self.follower = StoreFollower(self.live_experiments, self.notices, self.unit_reports, self.webhook)
+        self.follower = StoreFollower(self.stores, self.live_experiments, self.notices, self.unit_reports, self.webhook)
         self.follower.poll(waits=True)
         for name in config.holdouts.keys() - set(self.endpoints.by_experiment().values()):
             _log.warning("holdouts.%s: no experiment serves this endpoint yet", name)
@@ -110,7 +115,7 @@ class Service:
         self.shared_reads.close()
         self.assigner.close()
         self._threads.shutdown(cancel_futures=True)
-        self.store.close()
+        self.stores.close()
 
     async def leave_loop(self) -> None:
         """Close the connections and tasks that belong to the event loop; called before `close`."""
@@ -160,7 +165,7 @@ class Service:
 
         def change() -> None:
             try:
-                self.store.change(name, Action.ROLLBACK, epoch=None, actor=ACTOR, reason=reason, arm=arm)
+                self.stores.experiments.change(name, Action.ROLLBACK, epoch=None, actor=ACTOR, reason=reason, arm=arm)
                 self.follower.poll()
             except MarlRayError as error:
                 _log.error("experiment %s: arm %s is not rolled back: %s", name, arm, error)

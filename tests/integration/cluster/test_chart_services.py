@@ -13,7 +13,7 @@ import redis
 from kube.chart_cluster import NOBODY, ChartCluster, chart_cluster
 from stores.units import config, exposure
 
-from marl_ray.experiments.store.experiment_store import ExperimentStore
+from marl_ray.experiments.store.stores import Stores, open_stores
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 SERVICES = {"mlflow", "postgresql", "redis"}
@@ -59,10 +59,10 @@ def test_services_come_up_answer_and_keep_their_data_over_an_upgrade(cluster):
     assert httpx.put(mlflow + artifact, content=b"weights", headers=HOST, timeout=60).status_code == 200
     # A page of another name, which a person's browser was led to, must not read it.
     assert httpx.get(f"{mlflow}/api/2.0/mlflow/experiments/get", headers={"host": "evil.example"}).status_code == 403
-    store = experiment_store(first, secrets)
-    store.open_experiment("exp", config(a=1, b=1))
-    store.record_exposures([exposure("unit", "a")])
-    store.close()
+    stores = experiment_store(first, secrets)
+    stores.experiments.open("exp", config(a=1, b=1))
+    stores.units.record_exposures([exposure("unit", "a")])
+    stores.close()
     heads(first, secrets).set("ray", "state")
 
     cluster.apply(CHANGED)
@@ -74,17 +74,17 @@ def test_services_come_up_answer_and_keep_their_data_over_an_upgrade(cluster):
     response = httpx.get(f"{mlflow}/api/2.0/mlflow/experiments/get-by-name", params=params, headers=HOST, timeout=60)
     assert response.json()["experiment"]["experiment_id"] == created.json()["experiment_id"]
     assert httpx.get(mlflow + artifact, headers=HOST, timeout=60).content == b"weights"
-    store = experiment_store(second, secrets)
-    assert store.arrivals("exp", 0.0) == {"a": 1}
-    store.close()
+    stores = experiment_store(second, secrets)
+    assert stores.evidence.arrivals("exp", 0.0) == {"a": 1}
+    stores.close()
     assert heads(second, secrets).get("ray") == b"state"
 
 
-def experiment_store(pods: dict[str, Any], secrets: dict[str, dict[str, str]]) -> ExperimentStore:
+def experiment_store(pods: dict[str, Any], secrets: dict[str, dict[str, str]]) -> Stores:
     """The gateways' store, with what their Secret says but the pod's address, as names are known to pods alone."""
     login, address = secrets["database"], pods["postgresql"]["status"]["podIP"]
     where = f"{login['username']}:{login['password']}@{address}:{login['port']}/{login['database']}"
-    return ExperimentStore(f"postgresql://{where}?sslmode=require")
+    return open_stores(f"postgresql://{where}?sslmode=require")
 
 
 def heads(pods: dict[str, Any], secrets: dict[str, dict[str, str]]) -> redis.Redis:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from processes.faults import postgres
 from stores.units import Clock, config
 
-from marl_ray.experiments.store.experiment_store import ExperimentStore
+from marl_ray.experiments.store.stores import Stores, open_stores
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
@@ -70,7 +70,7 @@ def _on_postgres(server: str) -> Callable[[str | None], str]:
 def make_url(make_database: Callable[[str | None], str]) -> Callable[[], str]:
     """A function that makes a database of the newest schema, with nothing in it, and returns its URL."""
     migrated = make_database(None)
-    ExperimentStore(migrated).close()  # once: migrations take up to half a second
+    open_stores(migrated).close()  # once: migrations take up to half a second
     return lambda: make_database(migrated)
 
 
@@ -87,9 +87,9 @@ def empty_url(make_database: Callable[[str | None], str]) -> str:
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[ExperimentStore]:
+def stores(url: str) -> Iterator[Stores]:
     """A store with the experiment `exp` of two arms, whose clock a test moves."""
-    store = ExperimentStore(url, Clock())
-    store.open_experiment("exp", config(a=1, b=1))
-    yield store
-    store.close()
+    stores = open_stores(url, Clock())
+    stores.experiments.open("exp", config(a=1, b=1))
+    yield stores
+    stores.close()

@@ -6,11 +6,11 @@ from stores.statements import noted_statements
 from stores.units import exposure, look, over
 
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.store.experiment_store import ExperimentStore
+from marl_ray.experiments.store.stores import open_stores
 
 
 def test_folders_of_the_file_are_made(tmp_path):
-    ExperimentStore(f"sqlite:///{tmp_path}/deep/er/experiments.db").close()
+    open_stores(f"sqlite:///{tmp_path}/deep/er/experiments.db").close()
     assert (tmp_path / "deep/er/experiments.db").exists()
 
 
@@ -25,18 +25,18 @@ def test_folders_of_the_file_are_made(tmp_path):
 )
 def test_unusable_databases_are_one_line(url, message):
     with pytest.raises(MarlRayError, match=message):
-        ExperimentStore(url)
+        open_stores(url)
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True, scope="module")
-def test_a_look_that_goes_on_reads_its_units_by_an_index(store, url):
-    store.record_exposures([exposure(f"u{k}", "ab"[k % 2]) for k in range(50)])
-    over(store)
-    look(store)
+def test_a_look_that_goes_on_reads_its_units_by_an_index(stores, url):
+    stores.units.record_exposures([exposure(f"u{k}", "ab"[k % 2]) for k in range(50)])
+    over(stores)
+    look(stores)
     with noted_statements() as statements:
-        store.record_exposures([exposure("new", "a")])
-        over(store)
-        look(store)
+        stores.units.record_exposures([exposure("new", "a")])
+        over(stores)
+        look(stores)
     plans, planner = [], sa.create_engine(url)
     with planner.connect() as connection:
         for statement, parameters in statements:

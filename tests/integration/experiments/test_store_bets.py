@@ -12,7 +12,9 @@ from marl_ray.experiments.evidence import judged_units
 from marl_ray.experiments.evidence.judged_units import BetQuestion
 from marl_ray.experiments.lifecycle import Action
 from marl_ray.experiments.statistics.bets import BettingTest, Claim
-from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure, Report
+from marl_ray.experiments.store.reports import Report
+from marl_ray.experiments.store.stores import open_stores
+from marl_ray.experiments.store.unit_store import Exposure
 
 QUESTIONS = (
     BetQuestion("outcome", "b", "a", Claim(1, 0.0, 2.0, 0.1)),
@@ -28,34 +30,36 @@ def bounded() -> dict:
 
 def test_bets_go_on_from_look_to_look_whatever_the_pages(url, monkeypatch):
     monkeypatch.setattr(judged_units, "MAX_UNITS", 7)
-    store, late = (ExperimentStore(url, Clock()) for _ in range(2))
-    store.open_experiment("exp", bounded())
+    stores, late = (open_stores(url, Clock()) for _ in range(2))
+    stores.experiments.open("exp", bounded())
     rng = np.random.default_rng(0)
     tests = {question: BettingTest(question.claim) for question in QUESTIONS}
     for part, share in enumerate((0.5, 0.5, 0.9)):
         if part == 2:  # other weights
-            store.open_experiment("exp", bounded() | {"arms": config(a=1, b=9)["arms"]})
-        epoch = store.experiment("exp").epoch
+            stores.experiments.open("exp", bounded() | {"arms": config(a=1, b=9)["arms"]})
+        epoch = stores.experiments.read("exp").epoch
         names = sorted(f"{'zyx'[part]}{k}" for k in range(25))
         arms = ["b" if rng.random() < share else "a" for _ in names]
-        store.record_exposures(
+        stores.units.record_exposures(
             [Exposure("exp", name, Assignment(arm, epoch, 0.5), 0.0) for name, arm in zip(names, arms, strict=True)]
         )
         for k, (name, arm) in enumerate(zip(names, arms, strict=True)):
             outcome, cost = (round(float(x), 3) for x in rng.uniform((0, -3), (2, 3)))
             if k % 4:
-                store.record("exp", [Report(name, {"outcome": outcome, "cost": cost})])
+                stores.units.record("exp", [Report(name, {"outcome": outcome, "cost": cost})])
             coin = np.array([arm == "b"]), np.array([share])
             if k % 4:
                 tests[QUESTIONS[0]].add(np.array([outcome]), *coin)
             tests[QUESTIONS[2]].add(np.array([outcome if k % 4 else math.nan]), *coin)
             tests[QUESTIONS[1]].add(np.array([cost if k % 4 else 9.0]), *coin)
-        assert store.look(store.experiment("exp"), questions=QUESTIONS).bets[QUESTIONS[1]].n == 25 * part
-        over(store)
-        store.record("exp", [Report(names[0], {"outcome": 2.0})])  # too late
-    late.clock.now = store.clock.now
-    for shard in (store, late):
-        bets = shard.look(shard.experiment("exp"), questions=QUESTIONS).bets
+        assert (
+            stores.evidence.look(stores.experiments.read("exp"), questions=QUESTIONS).bets[QUESTIONS[1]].n == 25 * part
+        )
+        over(stores)
+        stores.units.record("exp", [Report(names[0], {"outcome": 2.0})])  # too late
+    late.database.clock.now = stores.database.clock.now
+    for shard in (stores, late):
+        bets = shard.evidence.look(shard.experiments.read("exp"), questions=QUESTIONS).bets
         for question, test in tests.items():
             assert bets[question].n == test.memory.n
             assert bets[question].log_e == pytest.approx(test.evidence().log_e, rel=1e-9)
@@ -63,21 +67,24 @@ def test_bets_go_on_from_look_to_look_whatever_the_pages(url, monkeypatch):
     # A question that is asked later, or otherwise, begins with the first unit.
     other = BetQuestion("outcome", "b", "a", Claim(-1, 0.0, 2.0, 0.1))
     assert (
-        store.look(store.experiment("exp"), questions=(*QUESTIONS, other)).bets[other].n == tests[QUESTIONS[0]].memory.n
+        stores.evidence.look(stores.experiments.read("exp"), questions=(*QUESTIONS, other)).bets[other].n
+        == tests[QUESTIONS[0]].memory.n
     )
-    assert not store.look(store.experiment("exp")).bets
+    assert not stores.evidence.look(stores.experiments.read("exp")).bets
     late.close()
-    store.close()
+    stores.close()
 
 
-def test_an_interrupted_look_bets_on_nothing_twice(store, monkeypatch):
-    store.open_experiment("exp", bounded())
-    epoch = store.experiment("exp").epoch
+def test_an_interrupted_look_bets_on_nothing_twice(stores, monkeypatch):
+    stores.experiments.open("exp", bounded())
+    epoch = stores.experiments.read("exp").epoch
     arms = "ab" * 20
-    store.record_exposures([Exposure("exp", f"u{k}", Assignment(arm, epoch, 0.5), 0.0) for k, arm in enumerate(arms)])
-    store.record("exp", [Report(f"u{k}", {"outcome": 1.0 + (k % 2)}) for k in range(40)])
-    over(store)
-    record, add, calls = store.experiment("exp"), BettingTest.add, []
+    stores.units.record_exposures(
+        [Exposure("exp", f"u{k}", Assignment(arm, epoch, 0.5), 0.0) for k, arm in enumerate(arms)]
+    )
+    stores.units.record("exp", [Report(f"u{k}", {"outcome": 1.0 + (k % 2)}) for k in range(40)])
+    over(stores)
+    record, add, calls = stores.experiments.read("exp"), BettingTest.add, []
 
     def once(*arguments):
         add(*arguments)
@@ -87,61 +94,63 @@ def test_an_interrupted_look_bets_on_nothing_twice(store, monkeypatch):
 
     monkeypatch.setattr(BettingTest, "add", once)
     with pytest.raises(MarlRayError, match="interrupted"):
-        store.look(record, questions=QUESTIONS)
-    assert store.look(record, questions=QUESTIONS).bets[QUESTIONS[0]].n == 40
+        stores.evidence.look(record, questions=QUESTIONS)
+    assert stores.evidence.look(record, questions=QUESTIONS).bets[QUESTIONS[0]].n == 40
 
 
-def test_values_outside_bounds_are_refused_and_others_kept_as_they_came(store):
-    store.open_experiment("exp", bounded())
-    epoch = store.experiment("exp").epoch
-    store.record_exposures([Exposure("exp", unit, Assignment("a", epoch, 0.5), 0.0) for unit in "uvw"])
-    results = store.record("exp", [Report("u", {"outcome": 2.5}), Report("v", {"outcome": 2.0, "cost": 50.0})])
+def test_values_outside_bounds_are_refused_and_others_kept_as_they_came(stores):
+    stores.experiments.open("exp", bounded())
+    epoch = stores.experiments.read("exp").epoch
+    stores.units.record_exposures([Exposure("exp", unit, Assignment("a", epoch, 0.5), 0.0) for unit in "uvw"])
+    results = stores.units.record("exp", [Report("u", {"outcome": 2.5}), Report("v", {"outcome": 2.0, "cost": 50.0})])
     assert str(results[0]) == "value: expected a number from 0 to 2, its bounds, got 2.5"
     assert not isinstance(results[1], MarlRayError)
-    over(store)
-    look = store.look(store.experiment("exp"))
+    over(stores)
+    look = stores.evidence.look(stores.experiments.read("exp"))
     assert (look.summary("outcome", "a").mean, look.summary("cost", "a").mean) == (2.0, 1.0)
-    assert list(store.metric_values("exp", "cost")) == [("v", 50.0)]
-    units = store.judged_units(store.experiment("exp"), ["cost"])
+    assert list(stores.units.metric_values("exp", "cost")) == [("v", 50.0)]
+    units = stores.evidence.judged_units(stores.experiments.read("exp"), ["cost"])
     assert units.arms.tolist() == ["a"] * 3 and units.values["cost"].tolist() == [1.0, 50.0, 1.0]
     assert [math.isnan(value) for value in units.values["outcome"]] == [True, False, True]
-    (points,) = store.series("exp").values()
+    (points,) = stores.evidence.series("exp").values()
     assert points[-1][1].mean == 2.0
 
 
-def test_arrivals_are_counted_by_arm_since_a_moment(store):
+def test_arrivals_are_counted_by_arm_since_a_moment(stores):
     for k, arm in enumerate("aab"):
-        store.record_exposures([Exposure("exp", f"u{k}", Assignment(arm, 1, 0.5), 0.0)])
-        store.clock.now += 10
-    assert store.arrivals("exp", store.clock.now - 100) == {"a": 2, "b": 1}
-    assert store.arrivals("exp", store.clock.now - 25) == {"a": 1, "b": 1}
+        stores.units.record_exposures([Exposure("exp", f"u{k}", Assignment(arm, 1, 0.5), 0.0)])
+        stores.database.clock.now += 10
+    assert stores.evidence.arrivals("exp", stores.database.clock.now - 100) == {"a": 2, "b": 1}
+    assert stores.evidence.arrivals("exp", stores.database.clock.now - 25) == {"a": 1, "b": 1}
 
 
-def test_units_of_an_epoch_in_which_an_arm_had_no_chance_are_not_bet_on(store):
-    store.open_experiment("exp", bounded())
-    act(store, Action.PAUSE)
-    epoch = store.experiment("exp").epoch
-    store.record_exposures([Exposure("exp", f"u{k}", Assignment("a", epoch, 1.0), 0.0) for k in range(9)])
-    store.record("exp", [Report(f"u{k}", {"outcome": 1.0}) for k in range(9)])
-    over(store)
-    look = store.look(store.experiment("exp"), questions=QUESTIONS)
+def test_units_of_an_epoch_in_which_an_arm_had_no_chance_are_not_bet_on(stores):
+    stores.experiments.open("exp", bounded())
+    act(stores, Action.PAUSE)
+    epoch = stores.experiments.read("exp").epoch
+    stores.units.record_exposures([Exposure("exp", f"u{k}", Assignment("a", epoch, 1.0), 0.0) for k in range(9)])
+    stores.units.record("exp", [Report(f"u{k}", {"outcome": 1.0}) for k in range(9)])
+    over(stores)
+    look = stores.evidence.look(stores.experiments.read("exp"), questions=QUESTIONS)
     assert look.summary("outcome", "a").n == 9 and look.bets[QUESTIONS[0]].n == 0
 
 
-def test_both_ends_are_bet_on_from_the_first_unit_once_one_lacks_its_outcome(store):
-    store.open_experiment("exp", bounded())
+def test_both_ends_are_bet_on_from_the_first_unit_once_one_lacks_its_outcome(stores):
+    stores.experiments.open("exp", bounded())
     test, plain, high = BettingTest(QUESTIONS[2].claim), QUESTIONS[0], QUESTIONS[2]
     for silent, name in ((None, "u"), (3, "v"), (None, "w")):
         units = [f"{name}{k}" for k in range(10)]
         arms = ["ab"[k % 2] for k in range(10)]
-        store.record_exposures(
+        stores.units.record_exposures(
             [Exposure("exp", unit, Assignment(arm, 1, 0.5), 0.0) for unit, arm in zip(units, arms, strict=True)]
         )
         values = [None if k == silent else 0.1 * k for k in range(10)]
-        store.record("exp", [Report(u, {"outcome": x}) for u, x in zip(units, values, strict=True) if x is not None])
+        stores.units.record(
+            "exp", [Report(u, {"outcome": x}) for u, x in zip(units, values, strict=True) if x is not None]
+        )
         test.add(np.array(values, float), np.array(arms) == "b", np.full(10, 0.5))
-        over(store)
-        bets = store.look(store.experiment("exp"), questions=QUESTIONS).bets
+        over(stores)
+        bets = stores.evidence.look(stores.experiments.read("exp"), questions=QUESTIONS).bets
         if name == "u":
             assert high not in bets and bets[plain].n == 10
         else:

@@ -8,66 +8,69 @@ from stores.units import act, config, gradual
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import Action, ExperimentStatus
-from marl_ray.experiments.store.experiment_store import ExperimentStore
+from marl_ray.experiments.store.stores import open_stores
 
 
 def test_a_rolled_back_arm_stays_at_zero_in_its_experiment(url):
-    store = ExperimentStore(url)
-    store.open_experiment("exp", config(a=1, b=1, c=2))
-    record = act(store, Action.ROLLBACK, arm="b", epoch=None, reason="harm")
+    stores = open_stores(url)
+    stores.experiments.open("exp", config(a=1, b=1, c=2))
+    record = act(stores, Action.ROLLBACK, arm="b", epoch=None, reason="harm")
     assert (record.weights, record.kept_at_zero, record.state.status) == ({"a": 2, "b": 0, "c": 2}, ("b",), "running")
-    assert act(store, Action.ROLLBACK, arm="b", epoch=None).epoch == 2  # nothing to do twice
-    store.close()
-    store = ExperimentStore(url)
-    assert store.open_experiment("exp", config(a=1, b=1, c=2)).kept_at_zero == ("b",)
+    assert act(stores, Action.ROLLBACK, arm="b", epoch=None).epoch == 2  # nothing to do twice
+    stores.close()
+    stores = open_stores(url)
+    assert stores.experiments.open("exp", config(a=1, b=1, c=2)).kept_at_zero == ("b",)
     allowing = config(a=1, b=100, c=2)
     allowing["arms"]["b"]["allow_rolled_back"] = True
-    assert store.open_experiment("exp", allowing).weights["b"] == 0
-    store.open_experiment("exp", config(a=1, c=2))  # b leaves the config and comes back, under another name too
+    assert stores.experiments.open("exp", allowing).weights["b"] == 0
+    stores.experiments.open("exp", config(a=1, c=2))  # b leaves the config and comes back, under another name too
     renamed = config(a=1, b=1, c=2, d=5)
     renamed["arms"]["d"] |= {"digest": "digest-b", "allow_rolled_back": True}
-    assert store.open_experiment("exp", renamed).weights == {"a": 7, "b": 0, "c": 2, "d": 0}
-    assert store.table("exp").rolled_back == {"b", "d"}
+    assert stores.experiments.open("exp", renamed).weights == {"a": 7, "b": 0, "c": 2, "d": 0}
+    assert stores.experiments.table("exp").rolled_back == {"b", "d"}
     changed = config(a=1, b=1, c=2, d=5)
     changed["arms"]["b"]["digest"] = "digest-new"
     with pytest.raises(
         MarlRayError, match="arm 'b' has been rolled back with bundle digest-b; expected a new arm name"
     ):
-        store.open_experiment("exp", changed)
+        stores.experiments.open("exp", changed)
     with pytest.raises(MarlRayError, match="the control 'b' has been rolled back"):
-        store.open_experiment("exp", config(b=1, a=1, c=2))
+        stores.experiments.open("exp", config(b=1, a=1, c=2))
     with pytest.raises(MarlRayError, match="rolled back and cannot be promoted"):
-        act(store, Action.PROMOTE, arm="b")
-    assert act(store, Action.ROLLBACK).state.status is ExperimentStatus.ROLLED_BACK
-    assert store.table("exp").weights == {"a": 1, "b": 0, "c": 0, "d": 0}
+        act(stores, Action.PROMOTE, arm="b")
+    assert act(stores, Action.ROLLBACK).state.status is ExperimentStatus.ROLLED_BACK
+    assert stores.experiments.table("exp").weights == {"a": 1, "b": 0, "c": 0, "d": 0}
 
 
 def test_an_audit_entry_names_the_only_treatment_also_where_the_action_does_not(url):
-    store = ExperimentStore(url)
-    store.open_experiment("exp", config(a=1, b=1))
-    act(store, Action.PROMOTE)
-    act(store, Action.ROLLBACK)
-    assert [(entry.action, entry.arm) for entry in store.audit("exp")][1:] == [("promote", "b"), ("rollback", "b")]
+    stores = open_stores(url)
+    stores.experiments.open("exp", config(a=1, b=1))
+    act(stores, Action.PROMOTE)
+    act(stores, Action.ROLLBACK)
+    assert [(entry.action, entry.arm) for entry in stores.experiments.audit("exp")][1:] == [
+        ("promote", "b"),
+        ("rollback", "b"),
+    ]
 
 
 def test_a_rolled_back_bundle_needs_leave_to_enter_another_experiment(url):
-    store = ExperimentStore(url)
-    store.open_experiment("exp", config(a=1, b=1))
-    act(store, Action.ROLLBACK)
+    stores = open_stores(url)
+    stores.experiments.open("exp", config(a=1, b=1))
+    act(stores, Action.ROLLBACK)
     with pytest.raises(
         MarlRayError, match=r"arms\.b: the weights of bundle digest-b have been rolled back in experiment 'exp'"
     ):
-        store.open_experiment("new", config(a=1, b=1))
-    assert store.experiment("new") is None
+        stores.experiments.open("new", config(a=1, b=1))
+    assert stores.experiments.read("new") is None
     allowing = config(a=1, b=1)
     allowing["arms"]["b"]["allow_rolled_back"] = True
-    assert store.open_experiment("new", allowing, actor="anna").weights == {"a": 1, "b": 1}
-    assert [(entry.actor, entry.action, entry.arm) for entry in store.audit("new")] == [
+    assert stores.experiments.open("new", allowing, actor="anna").weights == {"a": 1, "b": 1}
+    assert [(entry.actor, entry.action, entry.arm) for entry in stores.experiments.audit("new")] == [
         ("anna", "open", None),
         ("anna", "allow_rolled_back", "b"),
     ]
-    store.open_experiment("new", allowing)
-    assert len(store.audit("new")) == 2
+    stores.experiments.open("new", allowing)
+    assert len(stores.experiments.audit("new")) == 2
 
 
 def weighing(assigned: dict[str, str], **weights: float) -> dict[str, Any]:
@@ -79,51 +82,51 @@ def weighing(assigned: dict[str, str], **weights: float) -> dict[str, Any]:
 
 
 def test_weights_that_were_rolled_back_are_barred_in_any_bundle(url):
-    store = ExperimentStore(url)
-    store.open_experiment("exp", weighing({"a": "good", "b": "bad"}, a=1, b=1))
-    act(store, Action.ROLLBACK)
+    stores = open_stores(url)
+    stores.experiments.open("exp", weighing({"a": "good", "b": "bad"}, a=1, b=1))
+    act(stores, Action.ROLLBACK)
     with pytest.raises(MarlRayError, match=r"arms\.c: the weights of bundle digest-c have been rolled back in .*'exp'"):
-        store.open_experiment("new", weighing({"a": "good", "c": "bad"}, a=1, c=1))
-    assert store.experiment("new") is None
-    assert store.open_experiment("new", weighing({"a": "good", "c": "other"}, a=1, c=1)).weights["c"] == 1
+        stores.experiments.open("new", weighing({"a": "good", "c": "bad"}, a=1, c=1))
+    assert stores.experiments.read("new") is None
+    assert stores.experiments.open("new", weighing({"a": "good", "c": "other"}, a=1, c=1)).weights["c"] == 1
     # In the experiment itself they may come under another name, and get nothing.
-    again = store.open_experiment("exp", weighing({"a": "good", "d": "bad"}, a=1, d=1))
+    again = stores.experiments.open("exp", weighing({"a": "good", "d": "bad"}, a=1, d=1))
     assert again.state.rolled_back == {"b", "d"}
     engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
     with pytest.raises(sa.exc.DBAPIError, match="stays rolled back"), engine.begin() as connection:
         connection.execute(sa.text("UPDATE arms SET weights_sha256 = NULL WHERE arm = 'b'"))
     engine.dispose()
-    store.close()
+    stores.close()
 
 
 def test_the_weights_of_an_arm_from_before_they_were_kept_are_learned_when_it_is_opened_again(url):
-    store = ExperimentStore(url)
-    store.open_experiment("exp", config(a=1, b=1))
-    act(store, Action.ROLLBACK)
-    store.open_experiment("exp", weighing({"a": "good", "b": "bad"}, a=1, b=1))
+    stores = open_stores(url)
+    stores.experiments.open("exp", config(a=1, b=1))
+    act(stores, Action.ROLLBACK)
+    stores.experiments.open("exp", weighing({"a": "good", "b": "bad"}, a=1, b=1))
     with pytest.raises(MarlRayError, match="the weights of bundle digest-c"):
-        store.open_experiment("new", weighing({"a": "good", "c": "bad"}, a=1, c=1))
-    store.close()
+        stores.experiments.open("new", weighing({"a": "good", "c": "bad"}, a=1, c=1))
+    stores.close()
 
 
 def test_a_bundle_rolled_back_elsewhere_gets_no_more_traffic_than_it_has(url):
-    store = ExperimentStore(url)
+    stores = open_stores(url)
     for name in ("exp", "other", "waiting"):
-        store.open_experiment(name, gradual(a=1, b=1) | {"autostart": name != "waiting"})
-    act(store, Action.ROLLBACK)
+        stores.experiments.open(name, gradual(a=1, b=1) | {"autostart": name != "waiting"})
+    act(stores, Action.ROLLBACK)
     for name, action in (("other", Action.NEXT_STAGE), ("other", Action.PROMOTE), ("waiting", Action.START)):
         with pytest.raises(MarlRayError, match=rf"'{name}': arms\.b: the weights of bundle digest-b have been"):
-            act(store, action, name)
+            act(stores, action, name)
     with pytest.raises(MarlRayError, match="weight 0, or allow_rolled_back"):
-        store.open_experiment("other", gradual(a=1, b=2))
-    assert store.open_experiment("other", gradual(a=1, b=1)).weights["b"] == 0.1  # replicas that restart must come up
-    assert act(store, Action.PAUSE, "other", epoch=None).weights["b"] == 0
-    assert store.open_experiment("other", gradual(a=1, b=0)).epoch == 3
+        stores.experiments.open("other", gradual(a=1, b=2))
+    assert stores.experiments.open("other", gradual(a=1, b=1)).weights["b"] == 0.1  # replicas that restart must come up
+    assert act(stores, Action.PAUSE, "other", epoch=None).weights["b"] == 0
+    assert stores.experiments.open("other", gradual(a=1, b=0)).epoch == 3
     allowing = gradual(a=1, b=2)
     allowing["arms"]["b"]["allow_rolled_back"] = True
-    store.open_experiment("other", allowing)
-    assert act(store, Action.RESUME, "other").weights["b"] == 0.1
-    assert [entry.action for entry in store.audit("other")] == [
+    stores.experiments.open("other", allowing)
+    assert act(stores, Action.RESUME, "other").weights["b"] == 0.1
+    assert [entry.action for entry in stores.experiments.audit("other")] == [
         "open",
         "open",
         "pause",

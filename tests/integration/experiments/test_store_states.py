@@ -16,30 +16,34 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.population import population_of
 from marl_ray.experiments.assignment.rendezvous import AssignmentTable
 from marl_ray.experiments.lifecycle import Action, ExperimentStatus, StaleEpochError
-from marl_ray.experiments.store.experiment_store import ExperimentStore, Production
+from marl_ray.experiments.store.records import Production
+from marl_ray.experiments.store.stores import open_stores
 
 
 def test_a_gradual_rollout_from_draft_to_promotion(url):
-    store = ExperimentStore(url)
-    assert store.open_experiment("exp", gradual(a=1, b=1) | {"autostart": False}).weights == {"a": 1, "b": 0}
-    seen = [act(store, Action.START, reason="go").weights["b"]]
-    store.record_exposures([exposure("early", "b", 1), exposure("now", "b", 2), exposure("other", "a", 2)])
-    assert look(store).exposed == {1: {"b": 1}, 2: {"a": 1, "b": 1}}
-    seen += [act(store, Action.NEXT_STAGE).weights["b"]]
-    seen += [act(store, action).weights["b"] for action in (Action.PAUSE, Action.RESUME, Action.NEXT_STAGE)]
+    stores = open_stores(url)
+    assert stores.experiments.open("exp", gradual(a=1, b=1) | {"autostart": False}).weights == {
+        "a": 1,
+        "b": 0,
+    }
+    seen = [act(stores, Action.START, reason="go").weights["b"]]
+    stores.units.record_exposures([exposure("early", "b", 1), exposure("now", "b", 2), exposure("other", "a", 2)])
+    assert look(stores).exposed == {1: {"b": 1}, 2: {"a": 1, "b": 1}}
+    seen += [act(stores, Action.NEXT_STAGE).weights["b"]]
+    seen += [act(stores, action).weights["b"] for action in (Action.PAUSE, Action.RESUME, Action.NEXT_STAGE)]
     with pytest.raises(MarlRayError, match="stage 3 of 3 is the last"):
-        act(store, Action.NEXT_STAGE)
+        act(stores, Action.NEXT_STAGE)
     assert seen == [0.1, 0.5, 0.0, 0.5, 1.0]
-    act(store, Action.PROMOTE)
-    again = ExperimentStore(url)  # another process
-    table = again.table("exp")
+    act(stores, Action.PROMOTE)
+    again = open_stores(url)  # another process
+    table = again.experiments.table("exp")
     assert (table.status, table.weights, table.epoch, table.stage) == (
         ExperimentStatus.PROMOTED,
         {"a": 0, "b": 1},
         7,
         2,
     )
-    entries = again.audit("exp")
+    entries = again.experiments.audit("exp")
     assert [entry.action for entry in entries] == [
         "open",
         "start",
@@ -58,122 +62,134 @@ def test_a_gradual_rollout_from_draft_to_promotion(url):
 
 
 def test_states_of_all_experiments_are_told_at_once_and_stay_true(url):
-    store, other = ExperimentStore(url), ExperimentStore(url)
-    assert (store.names(), store.experiments(), store.states()) == ([], [], {})
-    store.open_experiment("exp", gradual(a=1, b=1, c=1))
-    store.open_experiment("second", config(a=1, b=1) | {"randomize": "cluster", "endpoint": "game"})
+    stores, other = open_stores(url), open_stores(url)
+    assert (stores.experiments.names(), stores.experiments.read_all(), stores.experiments.states()) == ([], [], {})
+    stores.experiments.open("exp", gradual(a=1, b=1, c=1))
+    stores.experiments.open("second", config(a=1, b=1) | {"randomize": "cluster", "endpoint": "game"})
 
     def agree() -> bool:
-        assert store.names() == other.names() == ["exp", "second"]
-        assert store.experiments() == other.experiments() == [other.experiment(name) for name in store.names()]
-        assert store.states() == {name: other.table(name) for name in other.names()}
+        assert stores.experiments.names() == other.experiments.names() == ["exp", "second"]
+        assert (
+            stores.experiments.read_all()
+            == other.experiments.read_all()
+            == [other.experiments.read(name) for name in stores.experiments.names()]
+        )
+        assert stores.experiments.states() == {
+            name: other.experiments.table(name) for name in other.experiments.names()
+        }
         return True
 
     assert agree()
-    state = store.states()["second"]
+    state = stores.experiments.states()["second"]
     assert (state.endpoint, state.randomize, state.block_s) == ("game", "cluster", 600.0)
-    assert (store.states()["exp"].endpoint, store.states()["exp"].created) == ("exp", store.experiment("exp").created)
+    assert (stores.experiments.states()["exp"].endpoint, stores.experiments.states()["exp"].created) == (
+        "exp",
+        stores.experiments.read("exp").created,
+    )
     act(other, Action.ROLLBACK, arm="b")
-    assert agree() and store.states()["exp"].rolled_back == {"b"}
+    assert agree() and stores.experiments.states()["exp"].rolled_back == {"b"}
     act(other, Action.ROLLBACK, arm="c")
-    assert agree() and store.states()["exp"].rolled_back == {"b", "c"}
-    other.open_experiment(
+    assert agree() and stores.experiments.states()["exp"].rolled_back == {"b", "c"}
+    other.experiments.open(
         "second", config(a=1, b=1) | {"randomize": "cluster", "endpoint": "game", "on_rollback": "cut"}
     )
-    assert agree() and store.states()["second"].cut and store.states()["second"].epoch == 1
-    other.open_experiment("second", config(a=3, b=0) | {"randomize": "cluster", "endpoint": "play"})
-    assert agree() and store.states()["second"].weights == {"a": 3, "b": 0}
+    assert agree() and stores.experiments.states()["second"].cut and stores.experiments.states()["second"].epoch == 1
+    other.experiments.open("second", config(a=3, b=0) | {"randomize": "cluster", "endpoint": "play"})
+    assert agree() and stores.experiments.states()["second"].weights == {"a": 3, "b": 0}
 
 
 def test_an_endpoint_has_one_open_experiment_at_a_time(url):
-    store = ExperimentStore(url)
-    store.open_experiment("first", config(a=1, b=1) | {"endpoint": "game", "autostart": False})
+    stores = open_stores(url)
+    stores.experiments.open("first", config(a=1, b=1) | {"endpoint": "game", "autostart": False})
     refused = (
         r"'second': endpoint 'game' still has experiment 'first' \(draft\); promote, roll back or stop that one first"
     )
     with pytest.raises(MarlRayError, match=refused):
-        store.open_experiment("second", config(a=1, b=1) | {"endpoint": "game"})
-    assert store.names() == ["first"]
+        stores.experiments.open("second", config(a=1, b=1) | {"endpoint": "game"})
+    assert stores.experiments.names() == ["first"]
     with pytest.raises(MarlRayError, match="endpoint 'game' still has"):
-        store.open_experiment("game", config(a=1, b=1))
-    store.open_experiment("first", config(a=2, b=1) | {"endpoint": "game"})
-    act(store, Action.STOP, "first")
-    store.open_experiment("second", config(a=1, b=1) | {"endpoint": "game"})
-    store.open_experiment("first", config(a=2, b=2) | {"endpoint": "game"})  # it stays stopped
-    store.open_experiment("elsewhere", config(a=1, b=1))
+        stores.experiments.open("game", config(a=1, b=1))
+    stores.experiments.open("first", config(a=2, b=1) | {"endpoint": "game"})
+    act(stores, Action.STOP, "first")
+    stores.experiments.open("second", config(a=1, b=1) | {"endpoint": "game"})
+    stores.experiments.open("first", config(a=2, b=2) | {"endpoint": "game"})  # it stays stopped
+    stores.experiments.open("elsewhere", config(a=1, b=1))
     with pytest.raises(MarlRayError, match="endpoint 'game' still has experiment 'second'"):
-        store.open_experiment("elsewhere", config(a=1, b=1) | {"endpoint": "game"})
+        stores.experiments.open("elsewhere", config(a=1, b=1) | {"endpoint": "game"})
     layered = {"endpoint": "layered", "layer": "l"}
-    store.open_experiment("low", config(a=1, b=1) | layered | {"layer_share": [0.0, 0.5]})
-    store.open_experiment("high", config(a=1, b=1) | layered | {"layer_share": [0.5, 1.0]})
+    stores.experiments.open("low", config(a=1, b=1) | layered | {"layer_share": [0.0, 0.5]})
+    stores.experiments.open("high", config(a=1, b=1) | layered | {"layer_share": [0.5, 1.0]})
     with pytest.raises(MarlRayError, match="endpoint 'layered' still has experiment 'low'"):
-        store.open_experiment("middle", config(a=1, b=1) | layered | {"layer_share": [0.4, 0.5]})
+        stores.experiments.open("middle", config(a=1, b=1) | layered | {"layer_share": [0.4, 0.5]})
     with pytest.raises(MarlRayError, match="endpoint 'layered' still has experiment"):
-        store.open_experiment("middle", config(a=1, b=1) | layered | {"layer": "m", "layer_share": [0.4, 0.5]})
+        stores.experiments.open("middle", config(a=1, b=1) | layered | {"layer": "m", "layer_share": [0.4, 0.5]})
 
 
 def test_each_population_is_an_epoch_and_remembered(url):
-    store = ExperimentStore(url)
+    stores = open_stores(url)
     populations = [{}, {"share": 0.5, "attributes": {"x": ["a", True, 1.5]}}, {"share": 0.2, "attributes": {}}]
     for epoch, population in enumerate(populations, 1):
         kept_config = config(a=1, b=1) | ({"population": population} if population else {})
         for _ in range(2):
-            assert store.open_experiment("exp", kept_config).epoch == epoch
-        assert store.table("exp").population == population_of(kept_config)
-        assert store.past("exp").populations == {
+            assert stores.experiments.open("exp", kept_config).epoch == epoch
+        assert stores.experiments.table("exp").population == population_of(kept_config)
+        assert stores.experiments.past("exp").populations == {
             population_of({"population": earlier}) for earlier in populations[:epoch]
         }
-    store.open_experiment("exp", config(a=1, b=1) | {"salt": "another"})
-    assert store.past("exp") is None and store.past("nobody") is None
+    stores.experiments.open("exp", config(a=1, b=1) | {"salt": "another"})
+    assert stores.experiments.past("exp") is None and stores.experiments.past("nobody") is None
 
 
 def _open(url: str, name: str, results: Any) -> None:
-    store = ExperimentStore(url)
+    stores = open_stores(url)
     try:
-        store.open_experiment(name, config(a=1, b=1) | {"endpoint": "game"})
+        stores.experiments.open(name, config(a=1, b=1) | {"endpoint": "game"})
         results.append(name)
     except MarlRayError as error:
         results.append(str(error))
-    store.close()
+    stores.close()
 
 
 def test_of_experiments_opened_together_on_an_endpoint_one_is(url):
-    store, results = ExperimentStore(url), []
+    stores, results = open_stores(url), []
     threads = [threading.Thread(target=_open, args=(url, f"e{k}", results)) for k in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert len(store.names()) == 1
+    assert len(stores.experiments.names()) == 1
     assert sorted("still has" in result for result in results) == [False, True, True, True]
 
 
 def test_production_is_the_last_winner_or_else_the_control(url):
-    store = ExperimentStore(url)
+    stores = open_stores(url)
 
     def opened(name: str, **weights: float) -> None:
         data = config(**weights) | {"endpoint": "game"}
         data["arms"][next(iter(weights))]["bundle"] = "runs/bundle"
-        store.open_experiment(name, data)
+        stores.experiments.open(name, data)
 
-    assert store.production("game") is None
+    assert stores.experiments.production("game") is None
     opened("first", a=1, b=1)
-    assert store.production("game") == Production("first", "a", "runs/bundle", "digest-a")
-    act(store, Action.PROMOTE, "first")
-    assert store.production("game") == Production("first", "b", "digest-b", "digest-b")
+    assert stores.experiments.production("game") == Production("first", "a", "runs/bundle", "digest-a")
+    act(stores, Action.PROMOTE, "first")
+    assert stores.experiments.production("game") == Production("first", "b", "digest-b", "digest-b")
     opened("second", b=1, c=1)
-    assert store.production("game").experiment == "second" and store.production("game").arm == "b"
-    act(store, Action.PROMOTE, "second")
-    assert store.production("game").arm == "c"
-    act(store, Action.ROLLBACK, "second")
-    assert store.production("game").arm == "b"
+    assert (
+        stores.experiments.production("game").experiment == "second"
+        and stores.experiments.production("game").arm == "b"
+    )
+    act(stores, Action.PROMOTE, "second")
+    assert stores.experiments.production("game").arm == "c"
+    act(stores, Action.ROLLBACK, "second")
+    assert stores.experiments.production("game").arm == "b"
     opened("third", b=1, d=1)
-    act(store, Action.STOP, "third")
-    assert store.production("game") == Production("third", "b", "runs/bundle", "digest-b")
+    act(stores, Action.STOP, "third")
+    assert stores.experiments.production("game") == Production("third", "b", "runs/bundle", "digest-b")
 
 
-def test_the_database_itself_keeps_audit_and_marks(url, store):
-    act(store, Action.ROLLBACK)
+def test_the_database_itself_keeps_audit_and_marks(url, stores):
+    act(stores, Action.ROLLBACK)
     raw = sa.create_engine(url)
     for statement in (
         "UPDATE audit SET reason = 'none'",
@@ -187,25 +203,25 @@ def test_the_database_itself_keeps_audit_and_marks(url, store):
     raw.dispose()
 
 
-def test_a_change_names_the_epoch_it_was_decided_on(store):
-    store.open_experiment("exp", gradual(a=1, b=1))
+def test_a_change_names_the_epoch_it_was_decided_on(stores):
+    stores.experiments.open("exp", gradual(a=1, b=1))
     with pytest.raises(StaleEpochError, match="next_stage was decided on epoch 1, 'exp' is at 2"):
-        act(store, Action.NEXT_STAGE, epoch=1)
+        act(stores, Action.NEXT_STAGE, epoch=1)
     with pytest.raises(MarlRayError, match="expected the epoch that next_stage was decided on"):
-        act(store, Action.NEXT_STAGE, epoch=None)
+        act(stores, Action.NEXT_STAGE, epoch=None)
     with pytest.raises(StaleEpochError):
-        act(store, Action.ROLLBACK, epoch=1)
-    assert act(store, Action.PAUSE, epoch=None).epoch == 3
+        act(stores, Action.ROLLBACK, epoch=1)
+    assert act(stores, Action.PAUSE, epoch=None).epoch == 3
     with pytest.raises(MarlRayError, match="unknown experiment 'none'"):
-        store.change("none", Action.STOP, epoch=None, actor="", reason="")
+        stores.experiments.change("none", Action.STOP, epoch=None, actor="", reason="")
     with pytest.raises(MarlRayError, match="unknown experiment 'none'"):
-        store.table("none")
+        stores.experiments.table("none")
 
 
 def test_of_two_processes_that_advance_one_wins_every_time(url):
     stages = [k / 10 for k in range(1, 11)]
-    store = ExperimentStore(url)
-    store.open_experiment("exp", config(a=1, b=1) | {"strategy": "gradual", "stages": stages})
+    stores = open_stores(url)
+    stores.experiments.open("exp", config(a=1, b=1) | {"strategy": "gradual", "stages": stages})
     context = multiprocessing.get_context("spawn")
     together, results = context.Barrier(2), context.Queue()
     both = [context.Process(target=advance, args=(url, 9, together, results, number)) for number in range(2)]
@@ -215,9 +231,9 @@ def test_of_two_processes_that_advance_one_wins_every_time(url):
     for process in both:
         process.join(60)
     assert numbers == sorted((turn, result) for turn in range(9) for result in ("won", "stale"))
-    assert (store.table("exp").stage, store.table("exp").epoch) == (9, 10)
-    assert [entry.epoch for entry in store.audit("exp")] == list(range(1, 11))
-    store.close()
+    assert (stores.experiments.table("exp").stage, stores.experiments.table("exp").epoch) == (9, 10)
+    assert [entry.epoch for entry in stores.experiments.audit("exp")] == list(range(1, 11))
+    stores.close()
 
 
 STEPS = st.one_of(
@@ -234,29 +250,29 @@ STEPS = st.one_of(
 def test_nothing_that_is_done_gives_a_rolled_back_arm_traffic(make_url, steps):
     """Actions, stale ones among them, changed configs and restarts; after each one the store is looked at afresh."""
     url = make_url()
-    store = ExperimentStore(url)
-    store.open_experiment("exp", gradual(a=1, b=1, c=1))
+    stores = open_stores(url)
+    stores.experiments.open("exp", gradual(a=1, b=1, c=1))
     barred: set[str] = set()
     epoch, entries = 1, 1
     for what, choice, detail in steps:
-        before = store.experiment("exp")
+        before = stores.experiments.read("exp")
         try:
             if what == "restart":
-                store.close()
-                store = ExperimentStore(url)
+                stores.close()
+                stores = open_stores(url)
             elif what == "open":
                 opened = gradual(**dict.fromkeys(choice, 1.0 + len(steps))) | {"strategy": detail}
                 for part in opened["arms"].values():
                     part["allow_rolled_back"] = True
-                store.open_experiment("exp", opened)
+                stores.experiments.open("exp", opened)
             else:
                 decided = None if detail is None else epoch + detail
-                store.change("exp", what, epoch=decided, actor="test", reason="", arm=choice)
+                stores.experiments.change("exp", what, epoch=decided, actor="test", reason="", arm=choice)
                 if what is Action.ROLLBACK:
                     barred |= {choice} if choice else set(before.plan.treatments)
         except MarlRayError:
-            assert store.experiment("exp") == before
-        table, after = store.table("exp"), store.experiment("exp")
+            assert stores.experiments.read("exp") == before
+        table, after = stores.experiments.table("exp"), stores.experiments.read("exp")
         assert table.rolled_back == barred
         assert not any(table.weights.get(arm) for arm in barred)
         assert not barred & set(table.shadows)
@@ -265,8 +281,8 @@ def test_nothing_that_is_done_gives_a_rolled_back_arm_traffic(make_url, steps):
         same_traffic = (after.state, after.weights) == (before.state, before.weights)
         assert table.epoch == epoch if same_traffic else table.epoch == epoch + 1
         entries += after != before
-        audit = store.audit("exp")
+        audit = stores.experiments.audit("exp")
         assert len(audit) == entries
         assert (audit[-1].epoch, audit[-1].after["weights"]) == (table.epoch, table.weights)
         epoch = table.epoch
-    store.close()
+    stores.close()

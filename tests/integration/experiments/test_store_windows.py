@@ -17,14 +17,10 @@ from marl_ray.experiments.evidence.looks import Look, look_at
 from marl_ray.experiments.evidence.running_sums import Totals
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.moments import Moments
-from marl_ray.experiments.store.experiment_store import (
-    ExperimentStore,
-    Exposure,
-    OutcomeConflictError,
-    Report,
-    UnknownUnitError,
-)
 from marl_ray.experiments.store.records import look_design
+from marl_ray.experiments.store.reports import OutcomeConflictError, Report, UnknownUnitError
+from marl_ray.experiments.store.stores import open_stores
+from marl_ray.experiments.store.unit_store import Exposure
 
 WINDOW, GRACE = 60.0, 1.0
 
@@ -108,56 +104,56 @@ STEPS = st.lists(
 def test_looks_that_go_on_are_exact_at_any_moment(make_url, steps, design, missing, seed):
     """Two stores write in turns and look now and then; every look is what a count of everything from the beginning gives."""
     url, clock, rng = make_url(), Clock(), np.random.default_rng(seed)
-    stores = ExperimentStore(url, clock), ExperimentStore(url, clock)
+    databases = open_stores(url, clock), open_stores(url, clock)
     history = History(design, missing)
-    stores[0].open_experiment("exp", history.config)
+    databases[0].experiments.open("exp", history.config)
     for turn, (what, which, detail) in enumerate([*steps, ("wait", 100.0, None), ("look", 0, None), ("look", 1, None)]):
-        store, unit = stores[turn % 2], f"u{which}"
+        stores, unit = databases[turn % 2], f"u{which}"
         known = {exposed.unit for exposed, _ in history.units}
         if what == "wait":
             clock.now += which
         elif what == "look":
-            assert same(look(stores[which]), history.look(clock.now))
+            assert same(look(databases[which]), history.look(clock.now))
         elif what == "expose" and unit not in known:
             # Some come from the spool, and are older.
             at = clock.now - 50.0 * (detail == 3)
             cluster = block_of(at, 100.0) if design == "switchback" else f"c{detail}"
             exposed = Exposure("exp", unit, Assignment("ab"[rng.integers(2)], 1 + turn // 20, 0.5), at, cluster)
-            store.record_exposures([exposed])
+            stores.units.record_exposures([exposed])
             history.units.append((exposed, clock.now))
         elif what == "report" and unit in known:
             for metric in ("outcome", "cost", "violation"):
                 if rng.random() < 0.6:
                     value = detail + float(rng.normal())
-                    result = store.record("exp", [Report(unit, {metric: value})])[0]
+                    result = stores.units.record("exp", [Report(unit, {metric: value})])[0]
                     late = clock.now > WINDOW + next(at for exposed, at in history.units if exposed.unit == unit)
                     changed = (unit, metric) in history.reported
                     assert isinstance(result, OutcomeConflictError) == (late and changed)
                     history.tell(unit, metric, value, clock.now)
-    fresh = ExperimentStore(url, clock)
+    fresh = open_stores(url, clock)
     assert same(look(fresh), history.look(clock.now))
-    for store in (*stores, fresh):
-        store.close()
+    for stores in (*databases, fresh):
+        stores.close()
 
 
 def test_looks_that_go_on_while_others_write_are_exact(url):
     """Three writers report in time and too late, correct themselves, and are looked at all the while."""
-    looking, fresh = ExperimentStore(url), ExperimentStore(url)
-    record = looking.open_experiment("exp", config(a=1, b=1) | {"outcome_window_s": 0.3, "missing": 0.0})
+    looking, fresh = open_stores(url), open_stores(url)
+    record = looking.experiments.open("exp", config(a=1, b=1) | {"outcome_window_s": 0.3, "missing": 0.0})
     errors: list[BaseException] = []
 
     def write(writer: int) -> None:
         try:
-            store, rng = ExperimentStore(url), np.random.default_rng(writer)
+            stores, rng = open_stores(url), np.random.default_rng(writer)
             for turn in range(20):
                 units = [f"{writer}-{turn}-{k}" for k in range(4)]
-                store.record_exposures([exposure(unit, "ab"[rng.integers(2)]) for unit in units])
+                stores.units.record_exposures([exposure(unit, "ab"[rng.integers(2)]) for unit in units])
                 time.sleep(float(rng.uniform(0.0, 0.1)))
                 for unit in units[: rng.integers(5)]:
-                    store.record("exp", [Report(unit, {"outcome": float(rng.normal())})])
+                    stores.units.record("exp", [Report(unit, {"outcome": float(rng.normal())})])
                 back = f"{writer}-{max(turn - rng.integers(8), 0)}-{rng.integers(4)}"
-                store.record("exp", [Report(back, {"outcome": float(rng.normal()), "cost": 1.0})])
-            store.close()
+                stores.units.record("exp", [Report(back, {"outcome": float(rng.normal()), "cost": 1.0})])
+            stores.close()
         except BaseException as error:
             errors.append(error)
 
@@ -165,43 +161,43 @@ def test_looks_that_go_on_while_others_write_are_exact(url):
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        looking.look(record)
+        looking.evidence.look(record)
         time.sleep(0.01)
     time.sleep(0.7)
     assert not errors
-    assert same(looking.look(record), fresh.look(record))
-    assert sum(arm.judged for arm in looking.look(record).units.values()) == 240
-    for store in (looking, fresh):
-        store.close()
+    assert same(looking.evidence.look(record), fresh.evidence.look(record))
+    assert sum(arm.judged for arm in looking.evidence.look(record).units.values()) == 240
+    for stores in (looking, fresh):
+        stores.close()
 
 
-def test_a_unit_is_judged_when_its_window_is_over_by_what_arrived_within_it(store):
-    store.record_exposures([exposure("u", "a"), exposure("v", "a"), exposure("w", "b")])
-    store.clock.now += 600.0
-    assert store.record("exp", [Report("u", {"outcome": 1.0, "cost": 2.0})])[0].late_s is None
-    store.clock.now += 0.5
-    assert store.record("exp", [Report("v", {"outcome": 5.0}, at=0.0)])[0].late_s == 0.5
-    assert look(store).units["a"].judged == 0  # what arrived in time may be on its way for a second
-    store.clock.now += 0.5
-    stored = look(store)
+def test_a_unit_is_judged_when_its_window_is_over_by_what_arrived_within_it(stores):
+    stores.units.record_exposures([exposure("u", "a"), exposure("v", "a"), exposure("w", "b")])
+    stores.database.clock.now += 600.0
+    assert stores.units.record("exp", [Report("u", {"outcome": 1.0, "cost": 2.0})])[0].late_s is None
+    stores.database.clock.now += 0.5
+    assert stores.units.record("exp", [Report("v", {"outcome": 5.0}, at=0.0)])[0].late_s == 0.5
+    assert look(stores).units["a"].judged == 0  # what arrived in time may be on its way for a second
+    stores.database.clock.now += 0.5
+    stored = look(stores)
     assert (stored.units["a"].exposures, stored.units["a"].judged, stored.units["a"].outcomes.n) == (2, 2, 1)
     assert stored.values["outcome"] == {"a": Summary(1, 1.0, 0.0)}
     assert stored.values["cost"] == {"a": Summary(1, 2.0, 0.0)}
     assert stored.reported == {"outcome": {"a": 1}, "cost": {"a": 1}}
     assert stored.reporting.values["outcome"] == {"a": Summary(2, 0.5, 0.5), "b": Summary(1, 0.0, 0.0)}
     # The same late value again is still late.
-    assert store.record("exp", [Report("v", {"outcome": 5.0})])[0].late_s == 0.5
+    assert stores.units.record("exp", [Report("v", {"outcome": 5.0})])[0].late_s == 0.5
 
 
 def test_units_that_report_nothing_count_as_the_config_says(url):
-    store = ExperimentStore(url, Clock())
+    stores = open_stores(url, Clock())
     rails = [{"name": "violation"}, {"name": "cost", "missing": 3.0}, {"name": "latency_s"}]
-    store.open_experiment("exp", config(a=1, b=1) | {"missing": -1.0, "guardrails": rails})
-    store.record_exposures([exposure("u", "a"), exposure("v", "a"), exposure("w", "b")])
-    record_outcome(store, "exp", "u", 1.0)
-    record_metrics(store, "exp", "u", {"cost": 1.0, "latency_s": 9.0, "violation": 1.0})
-    over(store)
-    assert look(store).values == {
+    stores.experiments.open("exp", config(a=1, b=1) | {"missing": -1.0, "guardrails": rails})
+    stores.units.record_exposures([exposure("u", "a"), exposure("v", "a"), exposure("w", "b")])
+    record_outcome(stores.units, "exp", "u", 1.0)
+    record_metrics(stores.units, "exp", "u", {"cost": 1.0, "latency_s": 9.0, "violation": 1.0})
+    over(stores)
+    assert look(stores).values == {
         "outcome": {"a": Summary(2, 0.0, 2.0), "b": Summary(1, -1.0, 0.0)},
         "cost": {"a": Summary(2, 2.0, 2.0), "b": Summary(1, 3.0, 0.0)},
         "error": {"a": Summary(2, 0.0, 0.0), "b": Summary(1, 0.0, 0.0)},
@@ -209,69 +205,71 @@ def test_units_that_report_nothing_count_as_the_config_says(url):
         "violation": {"a": Summary(2, 0.5, 0.5), "b": Summary(1, 0.0, 0.0)},
     }
     # A config that counts them otherwise is a look of its own.
-    store.open_experiment("exp", config(a=1, b=1) | {"guardrails": rails, "outcome_window_s": 600.0})
-    assert look(store).values["outcome"] == {"a": Summary(1, 1.0, 0.0)}
+    stores.experiments.open("exp", config(a=1, b=1) | {"guardrails": rails, "outcome_window_s": 600.0})
+    assert look(stores).values["outcome"] == {"a": Summary(1, 1.0, 0.0)}
     with pytest.raises(
         MarlRayError, match=r"outcome_window_s: expected 600\.0, by which its sessions are judged, got 5"
     ):
-        store.open_experiment("exp", config(a=1, b=1) | {"outcome_window_s": 5.0})
-    store.close()
+        stores.experiments.open("exp", config(a=1, b=1) | {"outcome_window_s": 5.0})
+    stores.close()
 
 
-def test_corrections_within_the_window_are_kept_with_what_they_replace(store):
-    store.record_exposures([exposure("u", "a")])
-    store.record("exp", [Report("u", {"outcome": 1.0, "cost": 2.0})], actor="game")
-    store.clock.now += 10.0
-    store.record("exp", [Report("u", {"outcome": 1.0, "cost": 3.0}), Report("u", {"outcome": 4.0})], actor="other")
+def test_corrections_within_the_window_are_kept_with_what_they_replace(stores):
+    stores.units.record_exposures([exposure("u", "a")])
+    stores.units.record("exp", [Report("u", {"outcome": 1.0, "cost": 2.0})], actor="game")
+    stores.database.clock.now += 10.0
+    stores.units.record(
+        "exp", [Report("u", {"outcome": 1.0, "cost": 3.0}), Report("u", {"outcome": 4.0})], actor="other"
+    )
     changes = [
         (change.unit, change.metric, change.old, change.new, change.at, change.actor)
-        for change in store.corrections("exp")
+        for change in stores.units.corrections("exp")
     ]
     assert changes == [
-        ("u", "cost", 2.0, 3.0, store.clock.now, "other"),
-        ("u", "outcome", 1.0, 4.0, store.clock.now, "other"),
+        ("u", "cost", 2.0, 3.0, stores.database.clock.now, "other"),
+        ("u", "outcome", 1.0, 4.0, stores.database.clock.now, "other"),
     ]
-    over(store)
+    over(stores)
     with pytest.raises(OutcomeConflictError, match="over"):
-        record_metrics(store, "exp", "u", {"cost": 2.0})
-    assert len(store.corrections("exp")) == 2
-    assert look(store).values["cost"]["a"] == Summary(1, 3.0, 0.0)
+        record_metrics(stores.units, "exp", "u", {"cost": 2.0})
+    assert len(stores.units.corrections("exp")) == 2
+    assert look(stores).values["cost"]["a"] == Summary(1, 3.0, 0.0)
 
 
-def test_a_failure_is_not_taken_back_and_what_was_measured_replaces_nothing(store):
-    store.record_exposures([exposure("u", "a")])
-    record_metrics(store, "exp", "u", {"error": 1.0, "latency_s": 2.0})
-    record_metrics(store, "exp", "u", {"error": 0.0})
-    store.record("exp", [Report("u", {"outcome": 1.0}, measured={"latency_s": 5.0, "error": 0.0, "more": 1.0})])
-    over(store)
-    record_metrics(store, "exp", "u", {"error": 0.0})
-    values = look(store).values
+def test_a_failure_is_not_taken_back_and_what_was_measured_replaces_nothing(stores):
+    stores.units.record_exposures([exposure("u", "a")])
+    record_metrics(stores.units, "exp", "u", {"error": 1.0, "latency_s": 2.0})
+    record_metrics(stores.units, "exp", "u", {"error": 0.0})
+    stores.units.record("exp", [Report("u", {"outcome": 1.0}, measured={"latency_s": 5.0, "error": 0.0, "more": 1.0})])
+    over(stores)
+    record_metrics(stores.units, "exp", "u", {"error": 0.0})
+    values = look(stores).values
     assert [values[metric]["a"].mean for metric in ("error", "latency_s", "more")] == [1.0, 2.0, 1.0]
-    assert store.corrections("exp") == []
+    assert stores.units.corrections("exp") == []
 
 
-def test_a_value_of_which_an_amount_is_unknown_never_counts(store):
-    store.record_exposures([exposure("u", "a"), exposure("v", "a"), exposure("w", "a")])
-    store.record("exp", [Report("u", {}, incomplete=["cost"]), Report("v", {}, added={"cost": 2.0})])
-    store.record("exp", [Report("u", {}, added={"cost": 1.0}), Report("v", {}, added={"cost": 3.0})])
-    store.record("exp", [Report("u", {"outcome": 1.0}, measured={"cost": 0.0})])
-    store.record("exp", [Report("w", {}, incomplete=["cost"])])
-    store.record("exp", [Report("w", {"cost": 0.0})])  # a client knows
-    over(store)
-    store.record("exp", [Report("v", {}, incomplete=["cost"])])  # too late: it is judged already
-    stored = look(store)
+def test_a_value_of_which_an_amount_is_unknown_never_counts(stores):
+    stores.units.record_exposures([exposure("u", "a"), exposure("v", "a"), exposure("w", "a")])
+    stores.units.record("exp", [Report("u", {}, incomplete=["cost"]), Report("v", {}, added={"cost": 2.0})])
+    stores.units.record("exp", [Report("u", {}, added={"cost": 1.0}), Report("v", {}, added={"cost": 3.0})])
+    stores.units.record("exp", [Report("u", {"outcome": 1.0}, measured={"cost": 0.0})])
+    stores.units.record("exp", [Report("w", {}, incomplete=["cost"])])
+    stores.units.record("exp", [Report("w", {"cost": 0.0})])  # a client knows
+    over(stores)
+    stores.units.record("exp", [Report("v", {}, incomplete=["cost"])])  # too late: it is judged already
+    stored = look(stores)
     assert (stored.values["cost"]["a"].n, stored.values["cost"]["a"].mean) == (2, 2.5)
     assert stored.reported == {"outcome": {"a": 1}, "cost": {"a": 2}}
-    assert dict(store.metric_values("exp", "cost")) == {"u": 1.0, "v": 5.0, "w": 0.0}
+    assert dict(stores.units.metric_values("exp", "cost")) == {"u": 1.0, "v": 5.0, "w": 0.0}
 
 
-def test_reports_of_one_batch_are_answered_one_by_one(store):
-    store.record_exposures([exposure("u", "a"), exposure("v", "b"), exposure("w", "b")])
-    over(store)
-    store.record_exposures([exposure("x", "a")])
-    record_outcome(store, "exp", "u", 1.0)
+def test_reports_of_one_batch_are_answered_one_by_one(stores):
+    stores.units.record_exposures([exposure("u", "a"), exposure("v", "b"), exposure("w", "b")])
+    over(stores)
+    stores.units.record_exposures([exposure("x", "a")])
+    record_outcome(stores.units, "exp", "u", 1.0)
     reports = [("u", 2.0), ("v", 3.0), ("stranger", 1.0), ("w", math.inf), ("x", 5.0), ("x", 6.0), ("u", 1.0)]
-    results = store.record("exp", [Report(unit, {"outcome": value}) for unit, value in reports])
+    results = stores.units.record("exp", [Report(unit, {"outcome": value}) for unit, value in reports])
     assert [type(result).__name__ for result in results] == [
         *(
             "OutcomeConflictError",
@@ -285,30 +283,30 @@ def test_reports_of_one_batch_are_answered_one_by_one(store):
     ]
     assert [results[k].assignment.arm for k in (1, 4, 5, 6)] == ["b", "a", "a", "a"]
     assert [results[k].late_s for k in (1, 4, 5, 6)] == [400.0, None, None, 400.0]
-    assert {(row.unit, row.value) for row in store.outcomes("exp")} == {("u", 1.0), ("v", 3.0), ("x", 6.0)}
+    assert {(row.unit, row.value) for row in stores.units.outcomes("exp")} == {("u", 1.0), ("v", 3.0), ("x", 6.0)}
     assert isinstance(results[2], UnknownUnitError)
 
 
-def test_when_a_further_unit_is_judged_is_known(store):
-    record = store.open_experiment("exp", config(a=1, b=1) | {"outcome_window_s": WINDOW})
-    assert store.next_judged(record) is None
+def test_when_a_further_unit_is_judged_is_known(stores):
+    record = stores.experiments.open("exp", config(a=1, b=1) | {"outcome_window_s": WINDOW})
+    assert stores.evidence.next_judged(record) is None
     for unit in "uv":
-        store.record_exposures([exposure(unit, "a")])
-        store.clock.now += 10.0
-    ends = store.clock.now - 20.0 + WINDOW + GRACE, store.clock.now - 10.0 + WINDOW + GRACE
+        stores.units.record_exposures([exposure(unit, "a")])
+        stores.database.clock.now += 10.0
+    ends = stores.database.clock.now - 20.0 + WINDOW + GRACE, stores.database.clock.now - 10.0 + WINDOW + GRACE
     for end, judged in zip(ends, (1, 2), strict=True):
-        assert store.next_judged(record) == pytest.approx(end)
-        store.clock.now = end + 1e-3
-        assert store.look(record).units["a"].judged == judged
-    assert store.next_judged(record) is None
+        assert stores.evidence.next_judged(record) == pytest.approx(end)
+        stores.database.clock.now = end + 1e-3
+        assert stores.evidence.look(record).units["a"].judged == judged
+    assert stores.evidence.next_judged(record) is None
 
 
-def test_a_clock_that_is_put_back_judges_nobody_twice(store):
-    store.record_exposures([exposure("u", "a")])
-    over(store)
-    assert look(store).units["a"].judged == 1
-    store.clock.now -= 5_000.0
-    store.record_exposures([exposure("v", "a")])
-    assert look(store).units["a"].judged == 2  # the look's own clock stands still meanwhile
-    store.clock.now += 10_000.0
-    assert look(store).units["a"].judged == 2
+def test_a_clock_that_is_put_back_judges_nobody_twice(stores):
+    stores.units.record_exposures([exposure("u", "a")])
+    over(stores)
+    assert look(stores).units["a"].judged == 1
+    stores.database.clock.now -= 5_000.0
+    stores.units.record_exposures([exposure("v", "a")])
+    assert look(stores).units["a"].judged == 2  # the look's own clock stands still meanwhile
+    stores.database.clock.now += 10_000.0
+    assert look(stores).units["a"].judged == 2

@@ -23,7 +23,8 @@ from toy_serving.gateways import make_bundle, write_keys
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.experiments.assignment.rendezvous import AssignmentTable
 from marl_ray.experiments.lifecycle import Action
-from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure
+from marl_ray.experiments.store.stores import Stores, open_stores
+from marl_ray.experiments.store.unit_store import Exposure
 from marl_ray.serving.asgi import Gateway
 
 __all__ = ["browser"]
@@ -60,21 +61,21 @@ def config_in(folder: Path, bundles: dict[str, str]) -> GatewayConfig:
     return parse_config(GatewayConfig, where | {"experiments": [running, draft], "api_keys": keys})
 
 
-def fill(store: ExperimentStore, name: str) -> None:
+def fill(stores: Stores, name: str) -> None:
     """Hours of sessions behind an experiment, which is in its second stage then."""
-    store.change(name, Action.NEXT_STAGE, epoch=1, actor="gateway", reason="no harm at 0.05 of the units")
-    table, noise = AssignmentTable(store.table(name).weights, name, 2), np.random.default_rng(0)
+    stores.experiments.change(name, Action.NEXT_STAGE, epoch=1, actor="gateway", reason="no harm at 0.05 of the units")
+    table, noise = AssignmentTable(stores.experiments.table(name).weights, name, 2), np.random.default_rng(0)
     begun, step = time.time() - HOURS * 3600, HOURS * 3600 / UNITS
-    store.record_exposures(
+    stores.units.record_exposures(
         [Exposure(name, f"s{k}", table.assign(f"s{k}"), begun + step * k) for k in range(UNITS)],
     )
     for k in range(0, UNITS, 2):
         arm, at = table.assign(f"s{k}").arm, begun + step * (k + 1)
-        record_outcome(store, name, f"s{k}", float(noise.normal(MEANS[arm], 0.15)), at)
+        record_outcome(stores.units, name, f"s{k}", float(noise.normal(MEANS[arm], 0.15)), at)
         cost = float(noise.normal(COSTS[arm], 0.2))
-        record_metrics(store, name, f"s{k}", {"cost": cost, "error": float(noise.random() < 0.01)}, at)
+        record_metrics(stores.units, name, f"s{k}", {"cost": cost, "error": float(noise.random() < 0.01)}, at)
     counts = {"acts": 12_840, "errors": 3, "dropped": 41, "decisions": 25_680, "agreed": 24_901, "seconds": 22.0}
-    store.record_shadows(name, "replica", {"p3o": counts})
+    stores.units.record_shadows(name, "replica", {"p3o": counts})
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,9 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Filled:
     bundles = {arm: make_bundle(folder / arm, k) for k, arm in enumerate(MEANS)}
     config = config_in(folder, bundles)
     Gateway(config).service.close()
-    store = ExperimentStore(config.database, clock=lambda: time.time() - HOURS * 3600)
-    fill(store, "gridworld")
-    store.close()
+    stores = open_stores(config.database, clock=lambda: time.time() - HOURS * 3600)
+    fill(stores, "gridworld")
+    stores.close()
     return Filled(folder, bundles)
 
 

@@ -9,7 +9,9 @@ import pytest
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import AssignmentTable
-from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure, Report
+from marl_ray.experiments.store.reports import Report
+from marl_ray.experiments.store.stores import Stores, open_stores
+from marl_ray.experiments.store.unit_store import Exposure
 from marl_ray.serving.rollout_decisions.report import describe
 from marl_ray.serving.rollout_decisions.rollout_control import LookResults, read_results
 from stores.migrated import migrated
@@ -43,42 +45,42 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: Clock) -> Iterator[ExperimentStore]:
-    store = ExperimentStore(migrated(f"sqlite:///{tmp_path}/experiments.db"), clock)
-    yield store
-    store.close()
+def stores(tmp_path: Path, clock: Clock) -> Iterator[Stores]:
+    stores = open_stores(migrated(f"sqlite:///{tmp_path}/experiments.db"), clock)
+    yield stores
+    stores.close()
 
 
-def opened(store: ExperimentStore, **more: Any) -> ExperimentConfig:
+def opened(stores: Stores, **more: Any) -> ExperimentConfig:
     config = parse_config(ExperimentConfig, KEYS | more)
     stored = config.model_dump(mode="json") | {"salt": "s", "control": "a", "origin": "api"}
     for arm in config.arms:
         stored["arms"][arm]["digest"] = f"digest-{arm}"
-    store.open_experiment("exp", stored)
+    stores.experiments.open("exp", stored)
     return config
 
 
-def sessions(store: ExperimentStore, n: int, value: Any, prefix: str = "u", clusters: int = 0) -> list[Exposure]:
+def sessions(stores: Stores, n: int, value: Any, prefix: str = "u", clusters: int = 0) -> list[Exposure]:
     """Units of the weights in force; `value(arm, k)` is the outcome, or None for no report."""
-    state = store.table("exp")
+    state = stores.experiments.table("exp")
     table = AssignmentTable(state.weights, state.salt, state.epoch)
     names = [f"{prefix}{k}" for k in range(n)]
     clusters_of = [f"{prefix}-match{k % clusters}" if clusters else None for k in range(n)]
     rows = [Exposure("exp", name, table.assign(c or name), 0.0, c) for name, c in zip(names, clusters_of, strict=True)]
-    store.record_exposures(rows)
+    stores.units.record_exposures(rows)
     reported = [(row.unit, value(row.assignment.arm, k)) for k, row in enumerate(rows)]
-    store.record(
+    stores.units.record(
         "exp", [Report(unit, {"outcome": float(value_of)}) for unit, value_of in reported if value_of is not None]
     )
     return rows
 
 
-def look(store: ExperimentStore, config: ExperimentConfig) -> LookResults:
-    return read_results(store, stored(store), config)
+def look(stores: Stores, config: ExperimentConfig) -> LookResults:
+    return read_results(stores.evidence, stored(stores), config)
 
 
-def described(store: ExperimentStore, config: ExperimentConfig) -> dict[str, Any]:
-    return describe(stored(store), config, {}, look(store, config), {})
+def described(stores: Stores, config: ExperimentConfig) -> dict[str, Any]:
+    return describe(stored(stores), config, {}, look(stores, config), {})
 
 
 def refusal(**more: Any) -> str:

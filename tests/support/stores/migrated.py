@@ -7,14 +7,14 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from marl_ray.experiments.store.experiment_store import ExperimentStore
+from marl_ray.experiments.store.stores import open_stores
 
 
 @cache
 def _template() -> tuple[Path, tempfile.TemporaryDirectory[str]]:
     folder = tempfile.TemporaryDirectory(prefix="marl-ray-migrated-")
     path = Path(folder.name, "experiments.db")
-    ExperimentStore(f"sqlite:///{path}").close()
+    open_stores(f"sqlite:///{path}").close()
     return path, folder  # which is removed when the process ends
 
 

@@ -3,20 +3,20 @@
 from typing import Any
 
 from marl_ray.experiments.lifecycle import Action, StaleEpochError
-from marl_ray.experiments.store.experiment_store import ExperimentStore
+from marl_ray.experiments.store.stores import open_stores
 from stores.units import stored
 
 
 def advance(url: str, rounds: int, together: Any, results: Any, number: int) -> None:
     """Begin the next stage in `rounds` turns, each at the same moment as the others; `results` gets who won."""
-    store = ExperimentStore(url)
+    stores = open_stores(url)
     for turn in range(rounds):
         together.wait(60)
-        epoch = stored(store).epoch
+        epoch = stored(stores).epoch
         together.wait(60)
         try:
-            store.change("exp", Action.NEXT_STAGE, epoch=epoch, actor=str(number), reason="")
+            stores.experiments.change("exp", Action.NEXT_STAGE, epoch=epoch, actor=str(number), reason="")
             results.put((turn, "won"))
         except StaleEpochError:
             results.put((turn, "stale"))
-    store.close()
+    stores.close()

@@ -5,7 +5,8 @@ from typing import Any
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.experiments.evidence.looks import Look
 from marl_ray.experiments.lifecycle import Action, ExperimentRecord
-from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure
+from marl_ray.experiments.store.stores import Stores
+from marl_ray.experiments.store.unit_store import Exposure
 
 
 def config(**weights: float) -> dict[str, Any]:
@@ -26,27 +27,27 @@ class Clock:
         return self.now
 
 
-def over(store: ExperimentStore) -> None:
+def over(stores: Stores) -> None:
     """The windows of all units end."""
-    assert isinstance(store.clock, Clock)
-    store.clock.now += 1_000.0
+    assert isinstance(stores.database.clock, Clock)
+    stores.database.clock.now += 1_000.0
 
 
 def gradual(**weights: float) -> dict[str, Any]:
     return config(**weights) | {"strategy": "gradual", "stages": [0.1, 0.5, 1.0]}
 
 
-def stored(store: ExperimentStore, name: str = "exp") -> ExperimentRecord:
+def stored(stores: Stores, name: str = "exp") -> ExperimentRecord:
     """The experiment as the store has it."""
-    record = store.experiment(name)
+    record = stores.experiments.read(name)
     assert record is not None
     return record
 
 
-def act(store: ExperimentStore, action: Action, name: str = "exp", **more: Any) -> Any:
-    keys: dict[str, Any] = {"epoch": stored(store, name).epoch, "actor": "test", "reason": "because"}
-    return store.change(name, action, **(keys | more))
+def act(stores: Stores, action: Action, name: str = "exp", **more: Any) -> Any:
+    keys: dict[str, Any] = {"epoch": stored(stores, name).epoch, "actor": "test", "reason": "because"}
+    return stores.experiments.change(name, action, **(keys | more))
 
 
-def look(store: ExperimentStore, name: str = "exp", now: float | None = None) -> Look:
-    return store.look(stored(store, name), now)
+def look(stores: Stores, name: str = "exp", now: float | None = None) -> Look:
+    return stores.evidence.look(stored(stores, name), now)

@@ -57,7 +57,7 @@ async def ask(
 def errors_of(app: Gateway) -> dict[str, float]:
     """Session -> its `error`, of those that are stored."""
     app.service.unit_reports.write()
-    return dict(app.service.store.metric_values("exp", "error"))
+    return dict(app.service.stores.units.metric_values("exp", "error"))
 
 
 def circuits(app: Gateway) -> dict[str, CircuitState]:

@@ -87,9 +87,9 @@ def windows_end(*apps: Gateway) -> None:
     """The outcome windows of all units so far are over, by the clock of the gateways' stores."""
     for app in apps:
         app.service.exposures.flush()
-    now = max((app.service.store.clock or time.time)() for app in apps) + 1_000.0
+    now = max((app.service.stores.database.clock or time.time)() for app in apps) + 1_000.0
     for app in apps:
-        app.service.store.clock = lambda: now
+        app.service.stores.database.clock = lambda: now
 
 
 @asynccontextmanager

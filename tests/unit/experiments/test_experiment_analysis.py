@@ -22,7 +22,9 @@ from marl_ray.experiments.designs.analysis import Units, compare, imbalance
 from marl_ray.experiments.designs.planning import sample_sizes
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.sequential import harm
-from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure, Report
+from marl_ray.experiments.store.reports import Report
+from marl_ray.experiments.store.stores import open_stores
+from marl_ray.experiments.store.unit_store import Exposure
 
 
 def made(n: int = 900, epochs: int = 1, seed: int = 0) -> Units:
@@ -166,13 +168,17 @@ class Stored:
         stored = config.model_dump(mode="json") | {"salt": "s", "control": "ppo"}
         for arm in config.arms:
             stored["arms"][arm]["digest"] = f"digest-{arm}"
-        store = ExperimentStore(self.url, self.clock)
-        store.open_experiment("grid", stored)
-        table, rng, rows = AssignmentTable(store.table("grid").weights, "s", 1), np.random.default_rng(0), []
+        stores = open_stores(self.url, self.clock)
+        stores.experiments.open("grid", stored)
+        table, rng, rows = (
+            AssignmentTable(stores.experiments.table("grid").weights, "s", 1),
+            np.random.default_rng(0),
+            [],
+        )
         for k in range(600):
             cluster = f"match{k % 60}" if config.randomize == "cluster" else None
             rows.append(Exposure("grid", f"u{k}", table.assign(cluster or f"u{k}"), self.now, cluster))
-        store.record_exposures(rows)
+        stores.units.record_exposures(rows)
         reports = []
         for k, row in enumerate(rows):
             skill = rng.random()
@@ -181,8 +187,8 @@ class Stored:
             if silent and k % silent == 0 and row.assignment.arm == "mappo":
                 del values["outcome"]
             reports.append(Report(row.unit, values))
-        store.record("grid", reports)
-        store.close()
+        stores.units.record("grid", reports)
+        stores.close()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from marl_ray.cli.documents.output import Json, show
-from marl_ray.cli.options import DATABASE, Database, ExperimentName, named_as_options
+from marl_ray.cli.options import DATABASE, DatabaseUrl, ExperimentName, named_as_options
 from marl_ray.errors import FieldError
 
 
@@ -33,7 +33,7 @@ def plan_experiment(
         str | None,
         typer.Option(metavar="LOW,HIGH", help="Bounds of the outcome, for the exact test; NAME's by default."),
     ] = None,
-    database: Database = DATABASE,
+    database: DatabaseUrl = DATABASE,
     as_json: Json = False,
 ) -> None:
     """Compute how many units an experiment needs.
@@ -101,7 +101,7 @@ def analyse(
         typer.Option(metavar="METRIC", help="A further metric to compare; A/B is the sum of A over the sum of B."),
     ] = None,
     alpha: Annotated[float | None, typer.Option(help="Level of the tests; the experiment's own by default.")] = None,
-    database: Database = DATABASE,
+    database: DatabaseUrl = DATABASE,
     as_json: Json = False,
 ) -> None:
     """Analyse an experiment once, at its end.

@@ -6,7 +6,15 @@ from typing import Annotated, Literal
 import typer
 
 from marl_ray.cli.documents.output import Json, only_result, show
-from marl_ray.cli.options import DATABASE, LOCAL_DASHBOARD, LOCAL_GATEWAY, Address, Database, ExperimentName, GatewayUrl
+from marl_ray.cli.options import (
+    DATABASE,
+    LOCAL_DASHBOARD,
+    LOCAL_GATEWAY,
+    Address,
+    DatabaseUrl,
+    ExperimentName,
+    GatewayUrl,
+)
 from marl_ray.errors import MarlRayError
 
 
@@ -143,21 +151,21 @@ def export(
     name: ExperimentName,
     out: Annotated[str, typer.Option(help="Folder, or s3://bucket/prefix, for NAME.parquet.")],
     decisions: Annotated[str, typer.Option(help="The gateway's decision_log.")],
-    database: Database = DATABASE,
+    database: DatabaseUrl = DATABASE,
     as_json: Json = False,
 ) -> None:
     """Export served requests, with their outcomes, as trajectories.
 
     `marl-ray train warm_start.data=...` reads acts, and `data=decisions://...` texts.
     """
-    from marl_ray.experiments.store.experiment_store import ExperimentStore
+    from marl_ray.experiments.store.stores import open_stores
     from marl_ray.serving.logs.export import export as write
 
-    store = ExperimentStore(database)
+    stores = open_stores(database)
     try:
-        done = write(store, name, decisions, out)
+        done = write(stores.experiments, stores.units, name, decisions, out)
     finally:
-        store.close()
+        stores.close()
     lines = [
         f"{done.path}: {done.units} units, {done.sequences} sequences, {done.decisions} decisions",
         f"  left out: {done.censored} units without an outcome, {done.mixed} with acts of another bundle",

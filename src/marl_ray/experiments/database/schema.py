@@ -1,22 +1,10 @@
-"""The store's tables as queries see them (migrations/ makes them), and opening the database they are in."""
+"""The database's tables as queries see them; migrations/ makes them."""
 
-import time
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import SQLAlchemyError
 
-from marl_ray.errors import MarlRayError, one_line
 from marl_ray.experiments.assignment.rendezvous import BLOCK_START
-from marl_ray.experiments.database.migrations import upgrade
-
-BUSY_S = 10.0
-"""Seconds that a write waits for another process's write."""
-LEFT_S = 60.0
-"""Seconds after which PostgreSQL ends a transaction whose client asks nothing."""
-_OPEN_ATTEMPTS = 5
-"""Attempts to open a database that others open at the same time."""
 
 metadata = sa.MetaData()
 experiments = sa.Table(
@@ -128,74 +116,6 @@ preloads = sa.Table(
     sa.Column("reference", sa.String(1000), primary_key=True),
     sa.Column("at", sa.Float(53)),
 )
-
-
-def open_engine(url: str) -> sa.Engine:
-    """Connect to the database and bring its schema up to date.
-
-    Connections with the execution option `writes` hold SQLite's write lock from their transaction's beginning. Raises
-    MarlRayError unless the URL is of a usable SQLite or PostgreSQL.
-    """
-    try:
-        parsed = sa.make_url(url)
-    except SQLAlchemyError as error:
-        raise MarlRayError(
-            f"database: expected an SQLAlchemy URL such as sqlite:///runs/experiments.db, got {url!r}"
-        ) from error
-    kind = parsed.get_backend_name()
-    shown = parsed.render_as_string(hide_password=True)
-    if kind == "sqlite":
-        if not parsed.database or parsed.database == ":memory:":
-            raise MarlRayError("database: SQLite needs a file, such as sqlite:///runs/experiments.db")
-        arguments: dict[str, Any] = {"timeout": BUSY_S}
-    elif kind == "postgresql":
-        # A transaction that its client has left must end, for no unit is judged meanwhile.
-        waits = {"lock_timeout": BUSY_S, "idle_in_transaction_session_timeout": LEFT_S}
-        options = " ".join(f"-c {name}={int(1000 * seconds)}" for name, seconds in waits.items())
-        arguments = {"connect_timeout": int(BUSY_S), "options": options}
-        if parsed.drivername == "postgresql":
-            parsed = parsed.set(drivername="postgresql+psycopg")
-    else:
-        raise MarlRayError(f"database: expected sqlite or postgresql, got {kind!r}")
-    try:
-        if kind == "sqlite":
-            Path(str(parsed.database)).parent.mkdir(parents=True, exist_ok=True)
-        # A connection that the server has dropped is replaced before it fails a request.
-        engine = sa.create_engine(parsed, connect_args=arguments, pool_timeout=BUSY_S, pool_pre_ping=True)
-        if kind == "sqlite":
-            sa.event.listen(engine, "connect", _set_up_sqlite)
-            sa.event.listen(engine, "begin", _begin_sqlite)
-        _upgrade(engine)
-    except (SQLAlchemyError, OSError, ImportError) as error:
-        raise MarlRayError(f"database {shown!r} cannot be opened: {one_line(error)}") from error
-    return engine
-
-
-def _upgrade(engine: sa.Engine) -> None:
-    # SQLite refuses to switch to WAL while another process does, without waiting.
-    for attempt in range(1, _OPEN_ATTEMPTS + 1):
-        try:
-            upgrade(engine.execution_options(writes=True))
-            return
-        except sa.exc.OperationalError:
-            if attempt == _OPEN_ATTEMPTS:
-                raise
-            time.sleep(0.1 * attempt)
-
-
-def _set_up_sqlite(connection: Any, _: Any) -> None:
-    # Without this the driver begins transactions itself, late, and commits before changes of the schema.
-    connection.isolation_level = None
-    # WAL lets readers and the writer work at the same time; with it, NORMAL loses nothing when a process dies and at
-    # most the last commits when the machine does.
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
-        connection.execute(f"PRAGMA {pragma}")
-
-
-def _begin_sqlite(connection: sa.Connection) -> None:
-    # A transaction that reads first and then wants to write fails at once if another has written in between.
-    writes = connection.get_execution_options().get("writes", False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def same_unit(table: sa.Table) -> Any:

@@ -43,7 +43,7 @@ class JudgedUnit(NamedTuple):
 
 
 def judged_until(design: Design, moment: float) -> float:
-    """Return the latest `stored_at` of a unit that is judged at `moment`, which is one of `UnitStore.settled_at`."""
+    """Return the latest `stored_at` of a unit that is judged at `moment`, which is one of `Database.settled_at`."""
     return moment - design.window_s - grace_s(design.window_s)
 
 

@@ -82,7 +82,7 @@ class Sums:
     def read(self, connection: sa.Connection, name: str, moment: float) -> tuple[Totals, bool]:
         """Continue the sums to `moment` and return them, and whether anything is new.
 
-        `moment` is one of `UnitStore.settled_at`, read before the transaction began. The returned sums are not
+        `moment` is one of `Database.settled_at`, read before the transaction began. The returned sums are not
         to be changed.
         """
         sqlite = connection.dialect.name == "sqlite"

@@ -1,12 +1,7 @@
-"""The experiment store: configs, exposures, outcomes and the audit of every change, in a SQL database.
-
-Rules that the database itself keeps, whatever processes do: a unit has one exposure per experiment, the first, for
-good; one outcome at most, and one value of each metric; a rolled-back arm keeps its mark; the audit only grows, in the
-transactions of the changes that it tells of.
-"""
+"""The store of experiments: their configs and states, and the audit of every change."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +10,7 @@ import sqlalchemy as sa
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.population import population_of
 from marl_ray.experiments.database import schema
+from marl_ray.experiments.database.connections import Database
 from marl_ray.experiments.lifecycle import (
     RETREATS,
     Action,
@@ -43,7 +39,6 @@ from marl_ray.experiments.store.records import (
     read_all,
     version_of,
 )
-from marl_ray.experiments.store.reports import OutcomeConflictError, RecordedReport, Report, UnknownUnitError
 from marl_ray.experiments.store.rules import (
     allowed_arms,
     check_arms_kept,
@@ -51,40 +46,20 @@ from marl_ray.experiments.store.rules import (
     check_endpoint,
     marked_arms,
 )
-from marl_ray.experiments.store.summed_units import EvidenceStore
-from marl_ray.experiments.store.units import Correction, Exposure, Outcome, StoreError
-
-__all__ = [
-    "AssignmentState",
-    "AuditEntry",
-    "Correction",
-    "ExperimentRecord",
-    "ExperimentStore",
-    "Exposure",
-    "Outcome",
-    "OutcomeConflictError",
-    "Production",
-    "RecordedReport",
-    "Report",
-    "StaleEpochError",
-    "StoreError",
-    "UnknownUnitError",
-]
 
 _ENDPOINTS = 0x6D61_7265
 """First key of PostgreSQL's advisory locks on endpoints."""
 
 
-class ExperimentStore(EvidenceStore):
-    """All access to the database. Safe to use from several threads, processes and machines."""
+class ExperimentStore:
+    """Experiments and their changes. Safe to use from several threads, processes and machines."""
 
-    def __init__(self, url: str, clock: Callable[[], float] | None = None):
-        """Connect as `UnitStore` does."""
-        super().__init__(url, clock)
+    def __init__(self, database: Database):
+        self._database = database
         self._configs: Configs = {}
         self._states: tuple[tuple[int, int], dict[str, AssignmentState]] = (-1, -1), {}
 
-    def open_experiment(
+    def open(
         self, name: str, config: dict[str, Any], *, actor: str = "config", reason: str = "opened"
     ) -> ExperimentRecord:
         """Create the experiment, or continue it under this config; the config is a later epoch if assignment changed.
@@ -102,7 +77,7 @@ class ExperimentStore(EvidenceStore):
         - the endpoint has another open experiment, and the two share no layer
         - `randomize` or `outcome_window_s` changes after the first exposure
         """
-        with self.transaction(self.writer) as connection:
+        with self._database.write_transaction() as connection:
             now, endpoint = time.time(), endpoint_of(name, config)
             if connection.dialect.name == "postgresql":
                 # Each checks the experiments that the others open, so one opens at a time; SQLite has one writer anyway.
@@ -117,7 +92,9 @@ class ExperimentStore(EvidenceStore):
                 **columns_of(ExperimentState(status, stage_since=now)),
             }
             # The insert comes first because it takes the write lock: of two replicas one waits here.
-            fresh = self._is_new(connection, schema.experiments, row)
+            # Its row count does not tell: SQLAlchemy does not know that of PostgreSQL's inserts (it says -1).
+            insert = self._database.insert(schema.experiments).values(row).on_conflict_do_nothing()
+            fresh = connection.execute(insert.returning(sa.literal(1))).first() is not None
             stored = read(connection, name, lock=True)
             assert stored is not None
             if stored.config == config and not fresh:
@@ -172,7 +149,7 @@ class ExperimentStore(EvidenceStore):
             }
             if (rolled_back_arm := barred.get(digest) or barred.get(weights)) is not None:
                 values |= {"rolled_back_at": now, "reason": f"the weights of rolled-back arm {rolled_back_arm!r}"}
-            insert = self.insert(schema.arms).values(experiment=name, arm=arm, **values)
+            insert = self._database.insert(schema.arms).values(experiment=name, arm=arm, **values)
             connection.execute(insert.on_conflict_do_update(index_elements=["experiment", "arm"], set_=values))
 
     def change(
@@ -188,7 +165,7 @@ class ExperimentStore(EvidenceStore):
         """
         if epoch is None and action not in RETREATS:
             raise MarlRayError(f"epoch: expected the epoch that {action} was decided on")
-        with self.transaction(self.writer) as connection:
+        with self._database.write_transaction() as connection:
             stored = read(connection, name, lock=True)
             if stored is None:
                 raise MarlRayError(f"experiment: unknown experiment {name!r}")
@@ -221,7 +198,7 @@ class ExperimentStore(EvidenceStore):
 
         See `lifecycle.change_allocation`. Raises as `change` does.
         """
-        with self.transaction(self.writer) as connection:
+        with self._database.write_transaction() as connection:
             stored = read(connection, name, lock=True)
             if stored is None:
                 raise MarlRayError(f"experiment: unknown experiment {name!r}")
@@ -254,22 +231,27 @@ class ExperimentStore(EvidenceStore):
     def audit(self, name: str) -> list[AuditEntry]:
         """Return every change of the experiment, the oldest first."""
         query = sa.select(schema.audit).where(schema.audit.c.experiment == name).order_by(schema.audit.c.id)
-        with self.transaction() as connection:
+        with self._database.transaction() as connection:
             return [AuditEntry(*row) for row in connection.execute(query)]
+
+    def read(self, name: str) -> ExperimentRecord | None:
+        """Return the stored experiment, or None."""
+        with self._database.transaction() as connection:
+            return read(connection, name)
 
     def names(self) -> list[str]:
         """Return all experiments, the oldest first."""
         experiments = schema.experiments.c
-        with self.transaction() as connection:
+        with self._database.transaction() as connection:
             query = sa.select(experiments.name).order_by(experiments.created, experiments.name)
             return list(connection.execute(query).scalars())
 
-    def experiments(self) -> list[ExperimentRecord]:
+    def read_all(self) -> list[ExperimentRecord]:
         """Return all experiments, the oldest first.
 
         To be polled: a config is read again only when it has changed, and must therefore not be changed in place.
         """
-        with self.transaction() as connection:
+        with self._database.transaction() as connection:
             return read_all(connection, self._configs)
 
     def states(self) -> dict[str, AssignmentState]:
@@ -277,7 +259,7 @@ class ExperimentStore(EvidenceStore):
 
         Made for polling: while nothing changes it costs one row and returns the same object, which must not be changed.
         """
-        with self.transaction() as connection:
+        with self._database.transaction() as connection:
             version = version_of(connection)  # read first: what changes meanwhile is found by the next call
             if version != self._states[0]:
                 records = read_all(connection, self._configs)
@@ -286,7 +268,7 @@ class ExperimentStore(EvidenceStore):
 
     def table(self, name: str) -> AssignmentState:
         """Return the assignment state of one experiment. Raises MarlRayError if the experiment is unknown."""
-        record = self.experiment(name)
+        record = self.read(name)
         if record is None:
             raise MarlRayError(f"experiment: unknown experiment {name!r}")
         return assignment_state(record)
@@ -298,7 +280,7 @@ class ExperimentStore(EvidenceStore):
         """
         audit = schema.audit.c
         query = sa.select(audit.epoch, audit.after).where(audit.experiment == name).order_by(audit.id)
-        with self.transaction() as connection:
+        with self._database.transaction() as connection:
             rows = connection.execute(query).all()
             record = read(connection, name)
         salts = {row.after["config"]["salt"] for row in rows if "config" in row.after}
@@ -318,7 +300,7 @@ class ExperimentStore(EvidenceStore):
         newest = sa.select(experiments.name).where(experiments.endpoint == endpoint)
         # Some of a layer's experiments may be over before others.
         order = sa.case((experiments.status.in_(OPEN), 0), else_=1), experiments.created.desc(), experiments.name.desc()
-        with self.transaction() as connection:
+        with self._database.transaction() as connection:
             name = connection.execute(newest.order_by(*order).limit(1)).scalar()
             record = None if name is None else read(connection, name)
         if record is None:

@@ -1,4 +1,4 @@
-"""Messages between replicas through the store: changes that a webhook is to hear of, and bundles that all load ahead.
+"""Messages between replicas through the database: changes that a webhook is to hear of, and bundles that all load ahead.
 
 The audit log is the webhook's queue: an entry is due until it has been delivered. A replica claims an entry for a while
 before it sends it, so one replica sends at a time; if that replica dies, its claim runs out and another takes over.
@@ -9,8 +9,8 @@ from collections.abc import Collection
 import sqlalchemy as sa
 
 from marl_ray.experiments.database import schema
+from marl_ray.experiments.database.connections import Database
 from marl_ray.experiments.lifecycle import Action
-from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.experiments.store.records import AuditEntry
 
 NOTIFIED_ACTIONS = (Action.ROLLBACK, Action.PROMOTE, Action.NEXT_STAGE)
@@ -24,8 +24,8 @@ class Notices:
     Every method may raise StoreError.
     """
 
-    def __init__(self, store: ExperimentStore):
-        self._store = store
+    def __init__(self, database: Database):
+        self._database = database
 
     def due(self, experiments: Collection[str], since: float, now: float) -> list[tuple[AuditEntry, int]]:
         """Return the due changes that nobody has claimed, the oldest first, each with its number of attempts.
@@ -42,7 +42,7 @@ class Notices:
             .order_by(audit.c.id)
             .limit(AT_ONCE)
         )
-        with self._store.transaction() as connection:
+        with self._database.transaction() as connection:
             rows = connection.execute(query).all()
         return [(AuditEntry(*row[:-1]), row[-1]) for row in rows]
 
@@ -52,10 +52,10 @@ class Notices:
         True if the caller has got it and must deliver it.
         """
         notices = schema.notices.c
-        insert = self._store.insert(schema.notices).values(audit_id=entry, attempts=1, next_at=until)
+        insert = self._database.insert(schema.notices).values(audit_id=entry, attempts=1, next_at=until)
         again = {"attempts": notices.attempts + 1, "next_at": until}
         free = sa.and_(notices.delivered_at.is_(None), notices.next_at <= now)
-        with self._store.transaction(self._store.writer) as connection:
+        with self._database.write_transaction() as connection:
             claims = insert.on_conflict_do_update(index_elements=["audit_id"], set_=again, where=free)
             return connection.execute(claims.returning(notices.audit_id)).first() is not None
 
@@ -66,13 +66,13 @@ class Notices:
         """
         notices = schema.notices.c
         values = {"delivered_at": delivered_at, "next_at": next_at}
-        with self._store.transaction(self._store.writer) as connection:
+        with self._database.write_transaction() as connection:
             connection.execute(sa.update(schema.notices).where(notices.audit_id == entry).values(values))
 
     def preload(self, reference: str, now: float) -> None:
         """Ask all replicas to load a bundle ahead of its experiment."""
-        insert = self._store.insert(schema.preloads).values(reference=reference, at=now)
-        with self._store.transaction(self._store.writer) as connection:
+        insert = self._database.insert(schema.preloads).values(reference=reference, at=now)
+        with self._database.write_transaction() as connection:
             connection.execute(insert.on_conflict_do_update(index_elements=["reference"], set_={"at": now}))
 
     def preloads(self, since: float) -> list[str]:
@@ -82,5 +82,5 @@ class Notices:
         """
         preloads = schema.preloads.c
         query = sa.select(preloads.reference).where(preloads.at > since).order_by(preloads.at)
-        with self._store.transaction() as connection:
+        with self._database.transaction() as connection:
             return list(connection.execute(query).scalars())

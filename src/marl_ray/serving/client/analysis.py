@@ -15,7 +15,8 @@ from marl_ray.experiments.designs.fixed_size import WelchTest, welch
 from marl_ray.experiments.evidence.looks import Look
 from marl_ray.experiments.lifecycle import ExperimentRecord
 from marl_ray.experiments.statistics.intervals import Interval
-from marl_ray.experiments.store.experiment_store import ExperimentStore
+from marl_ray.experiments.store.evidence_store import EvidenceStore
+from marl_ray.experiments.store.stores import Stores, open_stores
 from marl_ray.serving.rollout_decisions.questions import ENDS, HARM, PROMOTION, ask, bounded_difference, excluding
 from marl_ray.serving.rollout_decisions.rollout_control import config_of
 
@@ -37,17 +38,17 @@ class PlanningNumbers:
 
 
 @contextmanager
-def _open_experiment(database: str, name: str) -> Iterator[tuple[ExperimentStore, ExperimentRecord, ExperimentConfig]]:
-    store = ExperimentStore(database)
+def _open_experiment(database: str, name: str) -> Iterator[tuple[Stores, ExperimentRecord, ExperimentConfig]]:
+    stores = open_stores(database)
     try:
-        record = store.experiment(name)
+        record = stores.experiments.read(name)
         if record is None:
-            names = store.names()
+            names = stores.experiments.names()
             instead = did_you_mean(name, names) if names else ", which has none"
             raise MarlRayError(f"experiment {name!r} is not in the database{instead}")
-        yield store, record, config_of(record)
+        yield stores, record, config_of(record)
     finally:
-        store.close()
+        stores.close()
 
 
 def known_of(database: str, name: str) -> PlanningNumbers:
@@ -56,9 +57,9 @@ def known_of(database: str, name: str) -> PlanningNumbers:
     They are the control's, and those of the treatment with the least traffic. Raises MarlRayError if the experiment is
     unknown or assigns no sessions.
     """
-    with _open_experiment(database, name) as (store, record, config):
+    with _open_experiment(database, name) as (stores, record, config):
         _check_sessions(config, "plan")
-        look, plan = store.look(record), record.plan
+        look, plan = stores.evidence.look(record), record.plan
         control = look.summary("outcome", plan.control)
         shares = {arm: weight for arm, weight in record.weights.items() if weight > 0}
         least = min((arm for arm in plan.treatments if arm in shares), key=lambda arm: shares[arm], default=None)
@@ -69,9 +70,9 @@ def known_of(database: str, name: str) -> PlanningNumbers:
         relative = None
         if not isinstance(margin, float) and control.n:
             relative = margin.relative * control.mean
-        moment = store.settled_at()
+        moment = stores.database.settled_at()
         since = max(moment - DAY_S, record.created)
-        came = store.arrivals(name, since)
+        came = stores.evidence.arrivals(name, since)
         pair = came.get(plan.control, 0) + (came.get(least, 0) if least else 0)
         return PlanningNumbers(
             effect=margin if isinstance(margin, float) else relative,
@@ -113,7 +114,7 @@ def analysis(
     database: str, name: str, covariate: str | None, more: Sequence[str], alpha: float | None
 ) -> ExperimentAnalysis:
     """Analyse a stored experiment. Raises MarlRayError for one that has nothing to compare."""
-    with _open_experiment(database, name) as (store, record, config):
+    with _open_experiment(database, name) as (stores, record, config):
         level = config.alpha if alpha is None else alpha
         if not 0 < level < 1:
             raise FieldError("alpha", f"expected a number above 0 and below 1, got {level:g}")
@@ -125,7 +126,7 @@ def analysis(
         if config.randomize != "session":
             if covariate is not None or any("/" in metric for metric in more):
                 _check_sessions(config, "covariate and ratios")
-            look = store.look(record)
+            look = stores.evidence.look(record)
             rows = _of_observations(look, record, metrics, level)
             judged = sum(units.judged for units in look.units.values())
             for metric in excluding(config):
@@ -134,7 +135,7 @@ def analysis(
         else:
             parts = [part for metric in metrics for part in metric.split("/")]
             measured = dict.fromkeys([*parts, *([covariate] if covariate else [])])
-            units = store.judged_units(record, list(measured))
+            units = stores.evidence.judged_units(record, list(measured))
             ranges = {m: bounds for m in measured if (bounds := config.range_of(m)) is not None}
             units = replace(
                 units, values={m: np.clip(v, *ranges[m]) if m in ranges else v for m, v in units.values.items()}
@@ -146,7 +147,7 @@ def analysis(
                 values = units.values.get(metric, np.empty(0))
                 notes += _silent(metric, int(np.isnan(values).sum()), len(values), config)
             rows = compare(units, reported, plan.treatments, plan.control, level, covariate)
-            rows = _with_bounds(store, record, config, rows, level)
+            rows = _with_bounds(stores.evidence, record, config, rows, level)
             if covariate is not None:
                 for arm, p in imbalance(units, covariate, plan.treatments, plan.control).items():
                     if p < IMBALANCE_LEVEL:
@@ -175,7 +176,7 @@ def _of_observations(look: Look, record: ExperimentRecord, metrics: Sequence[str
 
 
 def _with_bounds(
-    store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig, rows: list[Comparison], alpha: float
+    evidence: EvidenceStore, record: ExperimentRecord, config: ExperimentConfig, rows: list[Comparison], alpha: float
 ) -> list[Comparison]:
     """Return the lines with the exact bounds of the metrics that have a range."""
     plan, excluded = record.plan, excluding(config)
@@ -194,7 +195,7 @@ def _with_bounds(
     ]
     if not questions:
         return rows
-    look = store.look(record, questions=[question for question in questions if question is not None])
+    look = evidence.look(record, questions=[question for question in questions if question is not None])
 
     def bounded(row: Comparison) -> Comparison:
         if row.metric not in measures:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Mapping
 
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.store.experiment_store import AssignmentState
+from marl_ray.experiments.store.records import AssignmentState
 from marl_ray.serving.live_experiments import LiveExperiments
 from marl_ray.serving.loaded_bundles import check_arms, load_arms
 from marl_ray.serving.needed_arms import arms_to_hold, served_here
@@ -93,7 +93,7 @@ class ArmHolder:
     def _load_lacking(self, router: Router, lacking: Collection[str]) -> dict[str, str]:
         """Load these arms and answer with them. Returns the reason for each arm that could not be loaded."""
         live_experiments, config = self._live_experiments, router.config
-        record = live_experiments.store.experiment(config.name)
+        record = live_experiments.store.read(config.name)
         stored = record.config["arms"] if record is not None else {}
         loaded, errors = load_arms(config, lacking, live_experiments.bundles, stored)
         check_arms(config, {arm: part.bundle for arm, part in router.arms.items()} | loaded)

@@ -6,8 +6,9 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from marl_ray.experiments.database.connections import StoreError
 from marl_ray.experiments.lifecycle import ExperimentStatus
-from marl_ray.experiments.store.experiment_store import StoreError
+from marl_ray.experiments.store.stores import Stores
 from marl_ray.serving.following.arm_holder import ArmHolder
 from marl_ray.serving.following.ended_experiments import EndedExperiments
 from marl_ray.serving.live_experiments import LiveExperiments
@@ -30,13 +31,18 @@ class EvidenceRound:
     """
 
     def __init__(
-        self, live_experiments: LiveExperiments, unit_reports: UnitReports, arms: ArmHolder, ended: EndedExperiments
+        self,
+        stores: Stores,
+        live_experiments: LiveExperiments,
+        unit_reports: UnitReports,
+        arms: ArmHolder,
+        ended: EndedExperiments,
     ):
         """Judge `live_experiments`, but of those that have ended only the ones that `ended` has as due.
 
         `arms` tells which experiments still serve.
         """
-        self._live_experiments, self._unit_reports = live_experiments, unit_reports
+        self._stores, self._live_experiments, self._unit_reports = stores, live_experiments, unit_reports
         self._arms, self._ended = arms, ended
         self.winners_at = 0.0
         """Moment of the next look at promoted experiments, in monotonic seconds."""
@@ -65,7 +71,7 @@ class EvidenceRound:
         routers = self._live_experiments.endpoints.routers
         names = {name for name, router in routers.items() if not router.is_over}
         if due := self._ended.due():
-            moment = self._live_experiments.store.settled_at()
+            moment = self._stores.database.settled_at()
             names |= {name for name, at in due.items() if at <= moment}
         if now >= self.winners_at:
             self.winners_at = now + WINNER_S
@@ -77,7 +83,7 @@ class EvidenceRound:
         name = router.config.name
         try:
             self._ended.note_read(name)
-            if decide(self._live_experiments.store, router.config) is not None and router.is_over:
+            if decide(self._stores.experiments, self._stores.evidence, router.config) is not None and router.is_over:
                 self._note_due(name)
             self._record_shadows(name)
         except StoreError:
@@ -88,8 +94,8 @@ class EvidenceRound:
 
     def _note_due(self, name: str) -> None:
         """Note when the next outcome window of this ended experiment ends, which is the moment of its next look."""
-        record = self._live_experiments.store.experiment(name)
-        at = None if record is None else self._live_experiments.store.next_judged(record)
+        record = self._stores.experiments.read(name)
+        at = None if record is None else self._stores.evidence.next_judged(record)
         if at is not None:
             self._ended.note_due(name, at)
 
@@ -98,5 +104,5 @@ class EvidenceRound:
         counted = list(self._live_experiments.endpoints.routers[name].shadows.totals.items())
         totals = {arm: asdict(counts) for arm, counts in counted}
         if totals and totals != self._recorded_shadows.get(name):
-            self._live_experiments.store.record_shadows(name, self._replica, totals)
+            self._stores.units.record_shadows(name, self._replica, totals)
             self._recorded_shadows[name] = totals

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.store.experiment_store import AssignmentState
+from marl_ray.experiments.store.records import AssignmentState
 from marl_ray.serving.following.arm_holder import ArmHolder
 from marl_ray.serving.following.ended_experiments import EndedExperiments
 from marl_ray.serving.live_experiments import LiveExperiments
@@ -71,7 +71,7 @@ class StatePoll:
         """Route to an experiment that was created over HTTP; its arms are loaded later."""
         if state.origin != API_ORIGIN or name in self._refused:
             return  # it belongs to another gateway's config, or this version cannot read its config
-        record = self._live_experiments.store.experiment(name)
+        record = self._live_experiments.store.read(name)
         if record is None:
             return
         try:

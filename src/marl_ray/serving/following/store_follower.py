@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store.notices import Notices
+from marl_ray.experiments.store.stores import Stores
 from marl_ray.serving.following.arm_holder import ArmHolder
 from marl_ray.serving.following.ended_experiments import EndedExperiments
 from marl_ray.serving.following.evidence_round import EvidenceRound
@@ -33,6 +34,7 @@ class StoreFollower:
 
     def __init__(
         self,
+        stores: Stores,
         live_experiments: LiveExperiments,
         notices: Notices,
         unit_reports: UnitReports,
@@ -41,7 +43,7 @@ class StoreFollower:
         """Follow the store: change `live_experiments`, and poke `webhook` when there is news."""
         self.ended = EndedExperiments()
         self.arms = ArmHolder(live_experiments)
-        self.evidence = EvidenceRound(live_experiments, unit_reports, self.arms, self.ended)
+        self.evidence = EvidenceRound(stores, live_experiments, unit_reports, self.arms, self.ended)
         self._states = StatePoll(live_experiments, self.arms, self.ended, webhook)
         self._preloader = Preloader(live_experiments, notices)
         self._closing = threading.Event()

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from marl_ray.config import ExperimentConfig
 from marl_ray.config.base import words
 from marl_ray.errors import MAX_COMPARED, MarlRayError, did_you_mean
+from marl_ray.experiments.database.connections import StoreError
 from marl_ray.experiments.lifecycle import RETREATS, Action, StaleEpochError
-from marl_ray.experiments.store.experiment_store import StoreError
 from marl_ray.serving.http.protocol import Request, RequestError, Response
 from marl_ray.serving.loaded_bundles import load_whole, pin
 from marl_ray.serving.needed_arms import API_ORIGIN
@@ -63,7 +63,7 @@ async def create(service: Service, request: Request) -> Response:
     config = _config(data)
 
     def open_it() -> bytes:
-        if service.store.experiment(config.name) is not None:
+        if service.stores.experiments.read(config.name) is not None:
             raise RequestError(409, "name", f"experiment {config.name!r} exists already; expected a new name")
         fixed = pin(config, service.config.tracking_uri)
         router = service.live_experiments.open(load_whole(fixed, service.bundles), actor, reason, origin=API_ORIGIN)
@@ -105,16 +105,16 @@ def report(service: Service, router: Router) -> bytes:
 def describe_experiment(service: Service, router: Router) -> dict[str, Any]:
     """Return `report` as plain data."""
     service.exposures.flush()
-    store, name = service.store, router.config.name
-    record = store.experiment(name)
+    stores, name = service.stores, router.config.name
+    record = stores.experiments.read(name)
     if record is None:
         raise StoreError(f"experiment {name!r} is not in the database any more")
     bundles = {
         arm: {"digest": part.bundle.digest, "lineage": part.bundle.manifest.lineage.model_dump(mode="json")}
         for arm, part in router.arms.items()
     }
-    results = read_results(store, record, router.config)
-    return describe(record, router.config, bundles, results, store.shadow_totals(name))
+    results = read_results(stores.evidence, record, router.config)
+    return describe(record, router.config, bundles, results, stores.units.shadow_totals(name))
 
 
 async def series(service: Service, request: Request) -> Response:
@@ -131,7 +131,7 @@ async def series(service: Service, request: Request) -> Response:
 def read_curves(service: Service, router: Router) -> CurveRows:
     """Return the outcomes over time, by arm, as `CurveCache` has them; blocks on the database."""
     name = router.config.name
-    return service.curves.read(name, lambda: curves(service.store.series(name), router.config))
+    return service.curves.read(name, lambda: curves(service.stores.evidence.series(name), router.config))
 
 
 async def audit(service: Service, request: Request) -> Response:
@@ -140,7 +140,9 @@ async def audit(service: Service, request: Request) -> Response:
     name = service.endpoints.experiment(request.path_params["name"]).config.name
 
     def read() -> bytes:
-        return orjson.dumps({"experiment": name, "audit": [asdict(entry) for entry in service.store.audit(name)]})
+        return orjson.dumps(
+            {"experiment": name, "audit": [asdict(entry) for entry in service.stores.experiments.audit(name)]}
+        )
 
     return Response(await service.shared_reads.read(("audit", name), read))
 
@@ -169,7 +171,7 @@ async def apply_change(
         raise RequestError(400, "epoch", "expected the epoch that the change was decided on")
 
     def write() -> dict[str, Any]:
-        service.store.change(router.config.name, action, epoch=epoch, actor=actor, reason=reason, arm=arm)
+        service.stores.experiments.change(router.config.name, action, epoch=epoch, actor=actor, reason=reason, arm=arm)
         service.follower.poll()  # apply the new state to this replica at once
         return {"status": router.state.status.value, "epoch": router.state.epoch}
 

@@ -29,7 +29,7 @@ async def endpoints(service: Service, request: Request) -> Response:
             name = router.config.served_as
             if name not in rows:
                 newest_first = [r.config.name for r in service.endpoints.served(name)]
-                production = service.store.production(name)
+                production = service.stores.experiments.production(name)
                 rows[name] = {
                     "experiments": newest_first,
                     "production": asdict(production) if production is not None else None,

@@ -12,8 +12,13 @@ import orjson
 
 from marl_ray.config.serving.arms import most
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.store.experiment_store import OutcomeConflictError, RecordedReport, Report, UnknownUnitError
-from marl_ray.experiments.store.reports import METRIC_LENGTH
+from marl_ray.experiments.store.reports import (
+    METRIC_LENGTH,
+    OutcomeConflictError,
+    RecordedReport,
+    Report,
+    UnknownUnitError,
+)
 from marl_ray.serving.http.fields import is_identifier, session_id
 from marl_ray.serving.http.protocol import Request, RequestError, Response, known_fields
 from marl_ray.serving.routing.router import Router
@@ -161,7 +166,7 @@ def _write(
             of_router.setdefault(router.config.name, (router, []))[1].append(k)
         for name, (router, numbers) in of_router.items():
             reports = [_report(router, reported[k]) for k in numbers]
-            for k, recorded in zip(numbers, service.store.record(name, reports, actor), strict=True):
+            for k, recorded in zip(numbers, service.stores.units.record(name, reports, actor), strict=True):
                 results[k] = recorded if isinstance(recorded, MarlRayError) else (router, recorded)
                 if router.is_over and not isinstance(recorded, MarlRayError):
                     service.follower.ended.note_due(name)  # it may prove harm once its window is over

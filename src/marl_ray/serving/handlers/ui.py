@@ -70,7 +70,7 @@ def _experiment_page(
     service: Service, router: Router, base: str, message: str | None, form: dict[str, str], live: bool = False
 ) -> bytes:
     name = router.config.name
-    audit = [asdict(entry) for entry in service.store.audit(name)]
+    audit = [asdict(entry) for entry in service.stores.experiments.audit(name)]
     plot = read_curves(service, router)
     return render.experiment_page(
         describe_experiment(service, router), plot, audit, base, message, form=form, live=live, at=time.time()

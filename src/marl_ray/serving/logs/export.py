@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
-from marl_ray.experiments.store.experiment_store import ExperimentStore, Outcome
+from marl_ray.experiments.store.experiment_store import ExperimentStore
+from marl_ray.experiments.store.unit_store import Outcome, UnitStore
 from marl_ray.serving.logs import text_rows
 from marl_ray.serving.logs.act_log import (
     LoggedAct,
@@ -79,7 +80,7 @@ class ExportSummary:
     path: str
 
 
-def export(store: ExperimentStore, experiment: str, decisions: str, out: str) -> ExportSummary:
+def export(experiments: ExperimentStore, units: UnitStore, experiment: str, decisions: str, out: str) -> ExportSummary:
     """Join the act log in `decisions` with the experiment's outcomes and costs, and write `OUT/EXPERIMENT.parquet`.
 
     Both are local folders or URIs (`s3://bucket/prefix`). Rows are in the order of (episode, agent); episodes are the
@@ -89,9 +90,9 @@ def export(store: ExperimentStore, experiment: str, decisions: str, out: str) ->
     Requests that are not in the log (dropped; or not yet uploaded) are missing from their sequences. MarlRayError for an
     unknown experiment, a log without requests of it, and an `out` that cannot be written.
     """
-    record = store.experiment(experiment)
+    record = experiments.read(experiment)
     if record is None:
-        names = store.names()
+        names = experiments.names()
         instead = did_you_mean(experiment, names) if names else ""
         raise MarlRayError(f"experiment: unknown experiment {experiment!r}{instead}")
     digests = {arm: part["digest"] for arm, part in record.config["arms"].items()}
@@ -104,7 +105,7 @@ def export(store: ExperimentStore, experiment: str, decisions: str, out: str) ->
         local = None if remote else tempfile.TemporaryDirectory(dir=root, prefix=".export-")
         with local or temporary_folder("export") as folder:
             file = Path(folder) / f"{name}.tmp"  # readers of the folder only take *.parquet
-            counts = _write(store, experiment, digests, decisions, file)
+            counts = _write(units, experiment, digests, decisions, file)
             if remote:
                 upload(file, filesystem, f"{root}/{name}")
             else:
@@ -114,9 +115,7 @@ def export(store: ExperimentStore, experiment: str, decisions: str, out: str) ->
     return ExportSummary(**counts, path=f"{out.partition('?')[0].rstrip('/')}/{name}" if remote else f"{root}/{name}")
 
 
-def _write(
-    store: ExperimentStore, experiment: str, digests: Mapping[str, str], decisions: str, file: Path
-) -> dict[str, int]:
+def _write(store: UnitStore, experiment: str, digests: Mapping[str, str], decisions: str, file: Path) -> dict[str, int]:
     """Write the file and return the summary's counts. `digests` are the bundles of the experiment's arms."""
     # Both are read before the act log: an outcome that arrives meanwhile would be joined to an incomplete sequence.
     outcome_of = _in_rising_order(sorted_by_unit(map(_line, store.outcomes(experiment)), _parse_outcome))

@@ -24,7 +24,8 @@ from pydantic import TypeAdapter, ValidationError
 from sqlalchemy.exc import DataError, IntegrityError
 
 from marl_ray.errors import one_line
-from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure, StoreError
+from marl_ray.experiments.database.connections import StoreError
+from marl_ray.experiments.store.unit_store import Exposure, UnitStore
 from marl_ray.serving.logs.spool import Spool
 
 FLUSH_INTERVAL_S = 0.1
@@ -58,13 +59,13 @@ class ExposureLog:
 
     def __init__(
         self,
-        store: ExperimentStore,
+        store: UnitStore,
         spool: Spool | None = None,
         capacity: int = CAPACITY,
         interval_s: float = FLUSH_INTERVAL_S,
     ):
         """Own the spool from now on; the log closes it."""
-        self.store = store
+        self._store = store
         self.dropped = 0
         """Exposures that `put` refused."""
         self.rejected = 0
@@ -164,7 +165,7 @@ class ExposureLog:
     def _record(self, batch: Sequence[Exposure]) -> None:
         """Store a batch without the rows that the database can never accept, which would block all others forever."""
         try:
-            self.store.record_exposures(batch)
+            self._store.record_exposures(batch)
         except StoreError as error:
             if not isinstance(error.__cause__, DataError | IntegrityError):
                 raise

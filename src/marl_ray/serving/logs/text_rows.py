@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from marl_ray.experiments.store.experiment_store import Outcome
+from marl_ray.experiments.store.unit_store import Outcome
 from marl_ray.serving.logs.act_log import LoggedText
 
 FREE_SETTINGS = frozenset({"temperature", "top_p", "top_k", "max_tokens", "stop"})

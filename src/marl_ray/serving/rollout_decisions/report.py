@@ -88,7 +88,7 @@ def describe(
 
 
 def curves(series: Series, config: ExperimentConfig) -> dict[str, list[list[float | None]]]:
-    """Return arm -> rows of time, observations, mean and its bounds (null while unknown), for `store.series`.
+    """Return arm -> rows of time, observations, mean and its bounds (null while unknown), for `EvidenceStore.series`.
 
     Each arm's bounds hold at all times at once with probability 1 - config.alpha.
     """

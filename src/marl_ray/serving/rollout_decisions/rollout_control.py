@@ -29,6 +29,7 @@ from marl_ray.experiments.lifecycle import (
     advance,
 )
 from marl_ray.experiments.statistics.missing_outcomes import ALARM_LEVEL, ReportingTest, unequal_reporting
+from marl_ray.experiments.store.evidence_store import EvidenceStore
 from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.serving.rollout_decisions.questions import (
     HARM,
@@ -207,33 +208,35 @@ def _of_stage(look: Look, record: ExperimentRecord) -> dict[str, int]:
     return counts
 
 
-def read_results(store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig) -> LookResults:
+def read_results(evidence: EvidenceStore, record: ExperimentRecord, config: ExperimentConfig) -> LookResults:
     """Run `test_look` on the store's present numbers."""
-    return test_look(store.look(record, questions=questions_of(config, record.plan)), record, config)
+    return test_look(evidence.look(record, questions=questions_of(config, record.plan)), record, config)
 
 
-def decide(store: ExperimentStore, config: ExperimentConfig) -> RolloutDecision | None:
+def decide(experiments: ExperimentStore, evidence: EvidenceStore, config: ExperimentConfig) -> RolloutDecision | None:
     """Look once at an experiment and write the decision that its evidence calls for.
 
     Returns None if the experiment has ended or is unknown. An experiment that promotes by hand keeps running when its
     promotion bound holds.
     """
-    record = store.experiment(config.name)
+    record = experiments.read(config.name)
     if record is None or record.state.status not in (
         ExperimentStatus.RUNNING,
         ExperimentStatus.PAUSED,
         ExperimentStatus.PROMOTED,
     ):
         return None
-    results, now = read_results(store, record, config), time.time()
+    results, now = read_results(evidence, record, config), time.time()
     decision = advance(record, results.evidence, now)
     action = ACTIONS.get(decision.step)
     if action is None or (action is Action.PROMOTE and not config.promotes):
         if config.strategy == "thompson":
-            _reallocate(store, record, config, results, now)
+            _reallocate(experiments, record, config, results, now)
         return decision
     try:
-        store.change(config.name, action, epoch=decision.epoch, actor=ACTOR, reason=decision.reason, arm=decision.arm)
+        experiments.change(
+            config.name, action, epoch=decision.epoch, actor=ACTOR, reason=decision.reason, arm=decision.arm
+        )
     except StaleEpochError:
         return None  # another replica or a person has changed the experiment first
     _log.warning("experiment %s: %s %s: %s", config.name, action, decision.arm or "", decision.reason)
@@ -241,7 +244,7 @@ def decide(store: ExperimentStore, config: ExperimentConfig) -> RolloutDecision 
 
 
 def _reallocate(
-    store: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig, results: LookResults, now: float
+    experiments: ExperimentStore, record: ExperimentRecord, config: ExperimentConfig, results: LookResults, now: float
 ) -> None:
     """Set new weights if it is time and the evidence suffices.
 
@@ -267,4 +270,6 @@ def _reallocate(
         return
     shares = ", ".join(f"{arm} {share:.1%}" for arm, share in weights.items())
     with contextlib.suppress(StaleEpochError):  # another replica or a person has changed the experiment first
-        store.reallocate(record.name, weights, epoch=record.epoch, actor=ACTOR, reason=f"chances to be best: {shares}")
+        experiments.reallocate(
+            record.name, weights, epoch=record.epoch, actor=ACTOR, reason=f"chances to be best: {shares}"
+        )

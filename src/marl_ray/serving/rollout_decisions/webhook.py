@@ -18,8 +18,8 @@ import orjson
 
 from marl_ray.config.serving.gateway import WebhookConfig
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.experiments.store.experiment_store import AuditEntry
 from marl_ray.experiments.store.notices import Notices
+from marl_ray.experiments.store.records import AuditEntry
 
 CHECK_S = 15.0
 """Seconds between two checks for due notices if nothing has changed."""

@@ -9,7 +9,7 @@ from marl_ray.config import BreakerConfig
 from marl_ray.errors import did_you_mean
 from marl_ray.experiments.assignment.population import Attributes
 from marl_ray.experiments.assignment.rendezvous import Assignment, held_out
-from marl_ray.experiments.store.experiment_store import StoreError
+from marl_ray.experiments.database.connections import StoreError
 from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.logs.metrics import GatewayMetrics
 from marl_ray.serving.routing.arm_lookups import Answers, ArmLookups, UnitKey

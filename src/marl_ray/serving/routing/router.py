@@ -8,9 +8,11 @@ from typing import NamedTuple, cast
 from marl_ray.config import ExperimentConfig
 from marl_ray.experiments.assignment.population import Attributes, Population
 from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable, PastTables, draw, in_layer
+from marl_ray.experiments.database.connections import StoreError
 from marl_ray.experiments.lifecycle import ExperimentStatus
-from marl_ray.experiments.store.experiment_store import AssignmentState, Exposure, StoreError
-from marl_ray.experiments.store.records import EpochHistory
+from marl_ray.experiments.store.experiment_store import ExperimentStore
+from marl_ray.experiments.store.records import AssignmentState, EpochHistory
+from marl_ray.experiments.store.unit_store import Exposure
 from marl_ray.serving.arms.protocol import AnyBundle, Arm, TextArm, is_text
 from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.logs.exposures import ExposureLog
@@ -66,6 +68,7 @@ class Router:
         config: ExperimentConfig,
         arms: Mapping[str, Arm | TextArm],
         state: AssignmentState,
+        store: ExperimentStore,
         log: ExposureLog,
         created: float,
     ):
@@ -74,7 +77,7 @@ class Router:
         self.hold(arms)
         self.circuits = {arm: Breaker(config.breaker) for arm in config.arms}
         self.shadows = Shadows(config.shadow_concurrency)
-        self._log = log
+        self._store, self._log = store, log
         self.remembered: dict[str, Session] = {}
         """Unit -> its session, for the last MAX_REMEMBERED units."""
         self._absent: dict[str, float] = {}
@@ -152,7 +155,7 @@ class Router:
         past: EpochHistory | None = EpochHistory([], frozenset())
         if state.epoch > 1:
             try:
-                past = self._log.store.past(self.config.name)
+                past = self._store.past(self.config.name)
             except StoreError:
                 past = None
         # The population now includes every unit, so no past population needs a lookup.

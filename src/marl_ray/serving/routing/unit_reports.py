@@ -11,7 +11,9 @@ from itertools import islice
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.store.experiment_store import ExperimentStore, Report, StoreError
+from marl_ray.experiments.database.connections import StoreError
+from marl_ray.experiments.store.reports import Report
+from marl_ray.experiments.store.unit_store import UnitStore
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.routing.router import MAX_REMEMBERED
 
@@ -54,7 +56,7 @@ class _News:
 class UnitReports:
     """The queue of one replica, over all experiments. Safe to use from several threads."""
 
-    def __init__(self, store: ExperimentStore, exposures: ExposureLog):
+    def __init__(self, store: UnitStore, exposures: ExposureLog):
         self._store, self._exposures = store, exposures
         self._waiting: dict[tuple[str, str], _News] = {}
         """(Experiment, session) -> its reports, the oldest first."""

@@ -113,7 +113,7 @@ async def test_each_token_of_theirs_has_its_price_by_every_route(other_gateway, 
         chat = await post(client, "/v1/chat/completions", CHAT | SAMPLED | {"user": session})
         await post(client, "/v1/act", {"session_id": session, "observations": {"writer": "hello"}})
         await post(client, "/v1/outcomes", {"session_id": session, "value": 1})
-        cost = dict(app.service.store.metric_values("exp", "cost_usd"))[session]
+        cost = dict(app.service.stores.units.metric_values("exp", "cost_usd"))[session]
         metrics = (await client.get("/metrics")).text
     first, longer, act, prompt = 1, 30, 12, chat["usage"]["prompt_tokens"]
     tokens = first + 3 * longer + act
@@ -152,9 +152,9 @@ async def test_what_a_unit_costs_is_added_up_over_replicas(other_gateway, text_b
             for gateway in (app, second)
         ]
         spent = sum(meters["theirs"].cost_usd for meters in metered)
-        stored = dict(second.service.store.metric_values("exp", "cost_usd"))
+        stored = dict(second.service.stores.units.metric_values("exp", "cost_usd"))
         assert stored[sessions["theirs"]] == pytest.approx(spent) and spent > 0
-        assert stored[sessions["ours"]] == 0.0 and not second.service.store.corrections("exp")
+        assert stored[sessions["ours"]] == 0.0 and not second.service.stores.units.corrections("exp")
 
 
 async def test_tools_and_objects_are_theirs_too(other_gateway, tmp_path):
@@ -221,8 +221,8 @@ async def test_a_unit_whose_cost_nobody_knows_has_none(other_gateway, tmp_path, 
 
     config = against(other_gateway, "", tmp_path, arms, guardrails=[{"name": "cost_usd", "margin": 0.01}])
     async with serving(config) as (client, app):
-        store, arm = app.service.store, app.service.endpoints.routers["exp"].arms["theirs"]
-        store.clock = lambda: now[0]
+        stores, arm = app.service.stores, app.service.endpoints.routers["exp"].arms["theirs"]
+        stores.database.clock = lambda: now[0]
         finished = chunk(delta={"content": "a"}) + chunk(finish_reason="stop")
         for session, replies in (("a", finished + usage), ("b", body), ("b", finished + usage)):
             arm.close()
@@ -231,9 +231,9 @@ async def test_a_unit_whose_cost_nobody_knows_has_none(other_gateway, tmp_path, 
             assert sent.status_code == (status if replies is body else 200)
         app.service.unit_reports.write()
         now[0] += 10_000.0
-        record = store.experiment("exp")
-        values = store.judged_units(record, ["cost_usd"]).values["cost_usd"]
-        reported = store.look(record).reported["cost_usd"]
+        record = stores.experiments.read("exp")
+        values = stores.evidence.judged_units(record, ["cost_usd"]).values["cost_usd"]
+        reported = stores.evidence.look(record).reported["cost_usd"]
         metrics = (await client.get("/metrics")).text
     assert sorted(value for value in values if not math.isnan(value)) == pytest.approx([0.004]) and len(values) == 2
     assert reported == {"theirs": 1}

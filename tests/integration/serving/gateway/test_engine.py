@@ -14,7 +14,7 @@ from waiting import until_async
 
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.experiments.lifecycle import Action, ExperimentStatus
-from marl_ray.experiments.store.experiment_store import ExperimentStore
+from marl_ray.experiments.store.stores import open_stores
 from marl_ray.serving.arms.response_cache import MemoryCache
 from marl_ray.serving.logs.act_log_reader import read_logged
 
@@ -47,7 +47,7 @@ async def test_an_arm_that_fails_is_answered_for_by_the_control(bundles, broken,
         assert app.service.endpoints.routers["exp"].state.status is ExperimentStatus.RUNNING
         metrics = (await client.get("/metrics")).text
         app.service.exposures.flush()
-        exposed = {arm: s.exposures for arm, s in app.service.store.summary("exp").items()}
+        exposed = {arm: s.exposures for arm, s in app.service.stores.evidence.summary("exp").items()}
     assert {answer["arm"] for answer in answers} == {"one"}
     stood_in = [answer for answer in answers if "fallback_for" in answer]
     assert stood_in and {answer["fallback_for"] for answer in stood_in} == {"bad"}
@@ -257,7 +257,7 @@ async def test_the_guardrails_error_and_latency_are_measured_here(bundles, broke
         await until_async(lambda: "bad" in app.service.endpoints.routers["exp"].state.rolled_back)
         report = (await client.get("/v1/experiments/exp")).json()
         (errors, latency) = report["guardrails"]
-        entry = app.service.store.audit("exp")[-1]
+        entry = app.service.stores.experiments.audit("exp")[-1]
     assert (errors["mean"], errors["control_mean"], errors["proven"]) == (1, 0, True)
     assert 0 < latency["control_mean"] < 1 and not latency["proven"]
     assert (entry.action, entry.reason) == (Action.ROLLBACK.value, "harm proven by error")
@@ -280,8 +280,8 @@ async def test_acting_goes_on_without_the_database_and_its_exposures_arrive_late
         with write_lock(database):
             answers = await acts_of(client, [f"s{k}" for k in range(50)])
         await until_async(lambda: app.service.exposures.waiting == 0)
-    store = ExperimentStore(f"sqlite:///{database}")
-    assert {unit: store.assignment("exp", unit).arm for unit in (f"s{k}" for k in range(50))} == {
+    stores = open_stores(f"sqlite:///{database}")
+    assert {unit: stores.units.assignment("exp", unit).arm for unit in (f"s{k}" for k in range(50))} == {
         f"s{k}": answer["arm"] for k, answer in enumerate(answers)
     }
-    store.close()
+    stores.close()

@@ -16,8 +16,9 @@ from waiting import until_async
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import Action, ExperimentStatus
-from marl_ray.experiments.store.experiment_store import ExperimentStore
+from marl_ray.experiments.store.evidence_store import EvidenceStore
 from marl_ray.experiments.store.records import AssignmentState
+from marl_ray.experiments.store.stores import open_stores
 from marl_ray.serving import loaded_bundles
 from marl_ray.serving.loaded_bundles import check_configured
 from marl_ray.serving.needed_arms import arms_to_hold
@@ -41,10 +42,10 @@ def experiment(folder: Path, name: str = "exp", arms: tuple[str, ...] = ("zero",
 
 
 def end(folder: Path, name: str, action: Action, arm: str | None = None) -> None:
-    store = ExperimentStore(f"sqlite:///{folder}/experiments.db")
-    epoch = store.table(name).epoch
-    store.change(name, action, epoch=epoch, actor="ops", reason="done", arm=arm)
-    store.close()
+    stores = open_stores(f"sqlite:///{folder}/experiments.db")
+    epoch = stores.experiments.table(name).epoch
+    stores.experiments.change(name, action, epoch=epoch, actor="ops", reason="done", arm=arm)
+    stores.close()
 
 
 def answers(config: GatewayConfig, sessions: int = 20) -> list[dict[str, Any]]:
@@ -69,9 +70,9 @@ def test_an_endpoint_serves_on_when_the_losing_bundle_is_deleted(folder, action,
     assert set(met.values()) == {"zero", "one"}
     end(folder, "exp", action, arm)
     shutil.rmtree(folder / deleted)
-    store = ExperimentStore(config.database)
-    check_configured(config, store)  # a deployment of the same file is as good
-    store.close()
+    stores = open_stores(config.database)
+    check_configured(config, stores.experiments)  # a deployment of the same file is as good
+    stores.close()
     for answer in answers(config, 40):  # old sessions, of both arms, and new ones
         assert set(answer["actions"].values()) == {("zero", "one").index(serves)}
 
@@ -117,10 +118,10 @@ def test_a_deployment_whose_control_is_gone_is_refused_by_name(folder):
     config = config_of(folder, experiment(folder))
     answers(config, 1)
     shutil.rmtree(folder / "zero")
-    store = ExperimentStore(config.database)
+    stores = open_stores(config.database)
     with pytest.raises(MarlRayError, match=r"^experiments\.exp\.arms\.zero: the control's bundle"):
-        check_configured(config, store)
-    store.close()
+        check_configured(config, stores.experiments)
+    stores.close()
 
 
 def test_a_new_experiment_without_a_bundle_is_refused_by_name(folder):
@@ -142,13 +143,13 @@ async def test_a_content_is_held_once_whatever_names_it(folder):
 def old_ones(folder: Path, count: int) -> list[dict[str, Any]]:
     """Experiments of one endpoint, of which all but the last are over, some hours ago."""
     made = [experiment(folder, f"old{k}", endpoint="game") for k in range(count)]
-    store = ExperimentStore(f"sqlite:///{folder}/experiments.db")
+    stores = open_stores(f"sqlite:///{folder}/experiments.db")
     for part in made:
         loaded = loaded_bundles.load_whole(
             parse_config(GatewayConfig, {"experiments": [part]}).experiments[0], loaded_bundles.BundleCache()
         )
-        store.open_experiment(part["name"], loaded.stored_config())
-        store.change(part["name"], Action.STOP, epoch=None, actor="ops", reason="done")
+        stores.experiments.open(part["name"], loaded.stored_config())
+        stores.experiments.change(part["name"], Action.STOP, epoch=None, actor="ops", reason="done")
     engine = sa.create_engine(f"sqlite:///{folder}/experiments.db")
     with engine.begin() as connection:
         for k, part in enumerate(made):
@@ -157,7 +158,7 @@ def old_ones(folder: Path, count: int) -> list[dict[str, Any]]:
                 sa.text("UPDATE experiments SET created = :at WHERE name = :n"), {"at": at, "n": part["name"]}
             )
     engine.dispose()
-    store.close()
+    stores.close()
     return made
 
 
@@ -186,17 +187,17 @@ def test_experiments_that_are_over_cost_no_bundle_and_no_query(folder):
 async def test_what_is_over_is_looked_at_when_a_window_ends_and_an_outcome_comes(folder, monkeypatch):
     config = config_of(folder, experiment(folder, outcome_window_s=20.0))
     looks: list[float] = []
-    look = ExperimentStore.look
+    look = EvidenceStore.look
 
-    def counted(store: ExperimentStore, record: Any, *more: Any, **named: Any) -> Any:
-        looks.extend([store.settled_at()] if record.name == "exp" else [])
-        return look(store, record, *more, **named)
+    def counted(evidence: EvidenceStore, record: Any, *more: Any, **named: Any) -> Any:
+        looks.extend([now] if record.name == "exp" else [])
+        return look(evidence, record, *more, **named)
 
     async with serving(config) as (client, app):
-        follower, store = app.service.follower, app.service.store
+        follower, stores = app.service.follower, app.service.stores
         follower.close()
         now = time.time()
-        store.clock = lambda: now
+        stores.database.clock = lambda: now
         await act(client, "early", experiment="exp")
         app.service.exposures.flush()
         now += 5.0
@@ -204,7 +205,7 @@ async def test_what_is_over_is_looked_at_when_a_window_ends_and_an_outcome_comes
         app.service.exposures.flush()
         end(folder, "exp", Action.PROMOTE, "one")
         follower.poll()
-        monkeypatch.setattr(ExperimentStore, "look", counted)
+        monkeypatch.setattr(EvidenceStore, "look", counted)
         monkeypatch.setattr(follower.evidence, "winners_at", math.inf)
         started = now
         for _ in range(30):
@@ -260,13 +261,13 @@ def test_a_late_rollback_of_the_winner_is_answered_by_the_control(folder):
 def test_states_are_read_again_only_after_a_change(folder):
     config = config_of(folder, experiment(folder))
     answers(config, 1)
-    store = ExperimentStore(config.database)
-    first = store.states()
-    assert store.states() is first
+    stores = open_stores(config.database)
+    first = stores.experiments.states()
+    assert stores.experiments.states() is first
     end(folder, "exp", Action.PAUSE)
-    second = store.states()
+    second = stores.experiments.states()
     assert second is not first and second["exp"].status is ExperimentStatus.PAUSED
-    store.close()
+    stores.close()
 
 
 def state(

@@ -11,8 +11,11 @@ from waiting import until_async
 
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
+from marl_ray.experiments.database.connections import StoreError
 from marl_ray.experiments.database.schema import exposures
-from marl_ray.experiments.store.experiment_store import ExperimentStore, StoreError, UnknownUnitError
+from marl_ray.experiments.store.reports import UnknownUnitError
+from marl_ray.experiments.store.stores import open_stores
+from marl_ray.experiments.store.unit_store import UnitStore
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.http import fields
 from marl_ray.serving.logs.exposures import ExposureLog
@@ -30,7 +33,7 @@ async def test_outcomes_may_be_corrected_while_their_window_lasts_and_are_final_
         windows_end(app)
         posts += [await post(0.6), await post(0.7)]
         report = (await client.get("/v1/experiments/exp")).json()["arms"][arm]
-        corrections = app.service.store.corrections("exp")
+        corrections = app.service.stores.units.corrections("exp")
     assert [post.status_code for post in posts] == [200, 200, 200, 200, 409]
     assert posts[2].json() == {"experiment": "exp", "arm": arm, "value": 0.6, "counts": True}
     message = "session 's' already has outcome 0.6, got 0.7; its window of 600 s for corrections is over"
@@ -46,7 +49,7 @@ async def test_what_comes_after_the_window_is_kept_and_does_not_count(config):
         windows_end(app)
         post = await client.post("/v1/outcomes", json={"session_id": "s", "value": 0.5})
         report = (await client.get("/v1/experiments/exp")).json()["arms"][arm]
-        stored = list(app.service.store.outcomes("exp"))
+        stored = list(app.service.stores.units.outcomes("exp"))
     assert post.json()["arm"] == arm
     assert post.status_code == 200 and post.json()["counts"] is False
     assert "s after the session's outcome window of 600 s: it is kept and does not count" in post.json()["note"]
@@ -73,8 +76,8 @@ async def test_outcomes_in_a_batch_are_answered_one_by_one(config):
         lists = [], 257 * parts[:1]
         wrong = [await client.post("/v1/outcomes/batch", json={"outcomes": batch}) for batch in lists]
         (s, t) = arms
-        stored = list(app.service.store.outcomes("exp"))
-        costs = list(app.service.store.metric_values("exp", "cost"))
+        stored = list(app.service.stores.units.outcomes("exp"))
+        costs = list(app.service.stores.units.metric_values("exp", "cost"))
     assert answers[0] == {"experiment": "exp", "arm": s, "value": 1.0, "counts": True}
     assert answers[1] == {"experiment": "exp", "arm": s, "counts": True}
     assert answers[9] == {"experiment": "exp", "arm": t, "value": 0.0, "counts": True}
@@ -109,7 +112,7 @@ async def test_outcomes_outside_their_bounds_are_refused_and_the_exact_test_deci
 
         first = (await act(client, "s"))["arm"]
         refused = [await post("s", value=1.5), await post("s", value=0.5, metrics={"cost": -1})]
-        assert list(app.service.store.outcomes("exp")) == []
+        assert list(app.service.stores.units.outcomes("exp")) == []
         arms = {"s": first} | {f"s{k}": (await act(client, f"s{k}"))["arm"] for k in range(80)}
         for session, arm in arms.items():
             assert (await post(session, value=float(arm == "one"), metrics={"cost": 1})).status_code == 200
@@ -221,12 +224,12 @@ def test_weights_of_another_salt_are_no_past(bundles, tmp_path):
     database = tmp_path / "experiments.db"
     for weights in ((1.0, 1.0), (3.0, 1.0)):
         with_gateway(gateway_config(bundles, database, weights=weights), lambda client: act(client, "one"))
-    store = ExperimentStore(f"sqlite:///{database}")
-    assert store.past("exp").weights == [{"one": 1, "four": 1}, {"one": 3, "four": 1}]
-    config = store.experiment("exp").config
-    store.open_experiment("exp", config | {"salt": "another"})
-    assert store.past("exp") is None and store.past("nobody") is None
-    store.close()
+    stores = open_stores(f"sqlite:///{database}")
+    assert stores.experiments.past("exp").weights == [{"one": 1, "four": 1}, {"one": 3, "four": 1}]
+    config = stores.experiments.read("exp").config
+    stores.experiments.open("exp", config | {"salt": "another"})
+    assert stores.experiments.past("exp") is None and stores.experiments.past("nobody") is None
+    stores.close()
 
 
 async def test_exposures_survive_forgetting_and_a_full_queue(config, monkeypatch):
@@ -251,8 +254,8 @@ async def test_closing_writes_what_is_queued(config):
     async with serving(config) as (client, app):
         app.service.exposures.interval_s = 1e6  # from the second round on
         await act(client, "s")
-    store = ExperimentStore(config.database)
-    assert sum(arm.exposures for arm in store.summary("exp").values()) == 1
+    stores = open_stores(config.database)
+    assert sum(arm.exposures for arm in stores.evidence.summary("exp").values()) == 1
 
 
 async def test_the_lifespan_starts_and_stops(config):
@@ -270,14 +273,14 @@ async def test_the_lifespan_starts_and_stops(config):
 
 
 async def test_a_failing_database_is_a_503_and_loses_nothing(config, monkeypatch):
-    original, broken = ExperimentStore.record_exposures, [True]
+    original, broken = UnitStore.record_exposures, [True]
 
     def record(self, exposures):
         if broken and exposures:
             raise StoreError("experiment store: disk full")
         original(self, exposures)
 
-    monkeypatch.setattr(ExperimentStore, "record_exposures", record)
+    monkeypatch.setattr(UnitStore, "record_exposures", record)
 
     async with serving(config) as (client, _):
         await act(client, "s")  # acting does not need the database
@@ -289,13 +292,13 @@ async def test_a_failing_database_is_a_503_and_loses_nothing(config, monkeypatch
 
 async def test_an_outcome_waits_for_another_replicas_exposure(bundles, tmp_path, monkeypatch):
     config = gateway_config(bundles, tmp_path / "e.db", replicas=2)
-    record, tries = ExperimentStore.record, []
+    record, tries = UnitStore.record, []
 
     def noted(self, *arguments):
         tries.append(record(self, *arguments))
         return tries[-1]
 
-    monkeypatch.setattr(ExperimentStore, "record", noted)
+    monkeypatch.setattr(UnitStore, "record", noted)
 
     async with serving(config) as (first_app, app), serving(config) as (two, _):
         app.service.exposures.flush = lambda: None  # its exposure is under way ...

@@ -208,7 +208,7 @@ async def test_reports_of_what_is_over_are_told_without_its_bundles(tmp_path):
     config = gateway_config(made, tmp_path / "x.db")
 
     async def stop(client, app) -> None:
-        app.service.store.change("exp", Action.STOP, epoch=None, actor="ops", reason="done")
+        app.service.stores.experiments.change("exp", Action.STOP, epoch=None, actor="ops", reason="done")
 
     async with serving(config) as (client, app):
         await stop(client, app)

@@ -10,8 +10,10 @@ from waiting import until_async
 
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.errors import MarlRayError
+from marl_ray.experiments.database.connections import StoreError
 from marl_ray.experiments.lifecycle import ExperimentStatus
-from marl_ray.experiments.store.experiment_store import StoreError
+from marl_ray.experiments.store.experiment_store import ExperimentStore
+from marl_ray.experiments.store.unit_store import UnitStore
 from marl_ray.serving.following import store_follower
 from marl_ray.serving.rollout_decisions.rollout_control import decide
 
@@ -126,7 +128,9 @@ async def test_an_ab_test_is_promoted_by_hand_only(bundles, tmp_path):
 
     async with serving(config) as (client, app):
         await play(client, [f"s{k}" for k in range(200)], lambda arm, k: k % 3 + 4 * (arm == "four"), app)
-        decision = decide(app.service.store, app.service.endpoints.routers["exp"].config)
+        decision = decide(
+            app.service.stores.experiments, app.service.stores.evidence, app.service.endpoints.routers["exp"].config
+        )
         app.service.follower.poll()
         assert (decision.step.value, app.service.endpoints.routers["exp"].state.status) == (
             "promote",
@@ -199,7 +203,7 @@ async def test_units_outside_the_layer_share_are_with_the_control_and_not_counte
     async with serving(config) as (client, app):
         arms = [(await act(client, f"s{k}"))["arm"] for k in range(60)]
         app.service.exposures.flush()
-        summary = app.service.store.summary("exp")
+        summary = app.service.stores.evidence.summary("exp")
     assert set(summary) == {"four"} and summary["four"].exposures == arms.count("four")
     assert 10 < arms.count("one") < 50
 
@@ -226,14 +230,16 @@ async def test_without_its_database_a_gateway_goes_on_with_the_last_weights(bund
             raise StoreError("experiment store: away")
 
         with monkeypatch.context() as patch:
-            for name in ("states", "assignment", "record_exposures", "experiment"):
-                patch.setattr(type(app.service.store), name, away)
+            for name in ("states", "read"):
+                patch.setattr(ExperimentStore, name, away)
+            for name in ("assignments", "record_exposures"):
+                patch.setattr(UnitStore, name, away)
             with pytest.raises(MarlRayError):
                 app.service.follower.poll()
             await asyncio.sleep(3 * store_follower.POLL_S)
             arms = {f"s{k}": (await act(client, f"s{k}"))["arm"] for k in range(20)}
         app.service.exposures.flush()
-        assert {name: app.service.store.assignment("exp", name).arm for name in arms} == arms
+        assert {name: app.service.stores.units.assignment("exp", name).arm for name in arms} == arms
         assert router.state.status is ExperimentStatus.RUNNING
 
 

@@ -19,7 +19,7 @@ async def test_the_control_answers_for_a_broken_arm(text_bundles, tmp_path):
         answers = [await post(client, "/generate", ASK | {"session_id": f"s{k}"}) for k in range(16)]
         assert app.service.endpoints.routers["exp"].circuits["four"].opened == 1
         app.service.unit_reports.write()
-        errors = dict(app.service.store.metric_values("exp", "error"))
+        errors = dict(app.service.stores.units.metric_values("exp", "error"))
     assert {answer["arm"] for answer in answers} == {"one"}
     stood_in = [f"s{k}" for k, answer in enumerate(answers) if answer.get("fallback_for") == "four"]
     assert errors == dict.fromkeys(stood_in, 1.0) and len(stood_in) > 3
@@ -34,7 +34,7 @@ async def test_a_prompt_that_every_arm_fails_on_counts_against_none(tmp_path, pa
         answers = [await client.post(path, json=body | {"session_id": f"s{k}"}) for k in range(12)]
         app.service.unit_reports.write()
         opened = [circuit.opened for circuit in app.service.endpoints.routers["exp"].circuits.values()]
-        errors = dict(app.service.store.metric_values("exp", "error"))
+        errors = dict(app.service.stores.units.metric_values("exp", "error"))
     assert {(answer.status_code, answer.json()["error"]["field"]) for answer in answers} == {(400, field)}
     assert opened == [0, 0] and errors == {}
 

@@ -243,7 +243,13 @@ async def test_from_requests_over_parquet_to_a_run_that_learns_from_the_outcomes
         for begin in range(0, 128, 16):
             await asyncio.gather(*(served(k) for k in range(begin, begin + 16)))
         await asyncio.to_thread(app.service.acts.close)
-        summary = export(app.service.store, "exp", logging.decision_log, str(tmp_path / "exported"))
+        summary = export(
+            app.service.stores.experiments,
+            app.service.stores.units,
+            "exp",
+            logging.decision_log,
+            str(tmp_path / "exported"),
+        )
     assert (summary.units, summary.sequences) == (128, 128)
     data = f"decisions://{tmp_path}/exported/exp"
     check_run(learn(bundle, data, "algorithm=rloo", f"storage={tmp_path}"))

@@ -29,7 +29,7 @@ async def test_inputs_that_no_arm_can_take_end_nothing(tmp_path):
         good = [await ask(client, f"s{k}") for k in range(40)]
         states = circuits(app)
         errors = errors_of(app)
-        state = app.service.store.experiment("exp").state
+        state = app.service.stores.experiments.read("exp").state
     assert {answer.status_code for answer in bad} == {400}
     assert {answer.json()["error"]["field"] for answer in bad} == {"observations"}
     assert Counter(answer.json()["arm"] for answer in good).keys() == {"one", "four"}
@@ -46,7 +46,7 @@ async def test_an_input_that_one_arm_alone_cannot_take_is_that_arms_failure(tmp_
         app.service.endpoints.routers["exp"].circuits["four"].until = 0.0  # time for a probe
         later = {f"t{k}": (await ask(client, f"t{k}", STRANGE)).json() for k in range(40)}
         errors = errors_of(app)
-        rolled_back = app.service.store.experiment("exp").state.rolled_back
+        rolled_back = app.service.stores.experiments.read("exp").state.rolled_back
     assert {answer["arm"] for answer in (answers | later).values()} == {"one"}
     failed, failed_later = (
         [s for s, answer in replies.items() if "fallback_for" in answer] for replies in (answers, later)

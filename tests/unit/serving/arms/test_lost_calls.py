@@ -175,7 +175,7 @@ def test_when_both_arms_are_lost_no_session_has_failed(tmp_path):
         for k in range(30):
             answers.append(await ask(client, f"s{k}"))
             await asyncio.sleep(0.005)
-        return answers, errors_of(app), app.service.store.experiment("exp").state.rolled_back
+        return answers, errors_of(app), app.service.stores.experiments.read("exp").state.rolled_back
 
     answers, errors, rolled_back = with_arms(app, body)
     assert {answer.status_code for answer in answers} == {503} and errors == {} and not rolled_back
@@ -192,7 +192,9 @@ def test_a_treatment_is_rolled_back_for_its_circuit_only_if_it_stays_open_throug
             await asyncio.sleep(0.005)
         if outage > 5:
             await until_async(lambda: app.service.endpoints.routers["exp"].state.rolled_back)
-        return app.service.store.experiment("exp").state.rolled_back, app.service.store.audit("exp")[-1].reason
+        return app.service.stores.experiments.read("exp").state.rolled_back, app.service.stores.experiments.audit(
+            "exp"
+        )[-1].reason
 
     rolled_back, reason = with_arms(app, body)
     if outage == 3:  # two failures and one round of probes

@@ -36,7 +36,7 @@ def play(gateway: GatewayConfig, *envs: Echo) -> list[PlayedEpisode]:
     async def run() -> list[PlayedEpisode]:
         async with serving(gateway) as (client, app):
             played = [await play_episode(client, env, f"s{k}", 0, "exp") for k, env in enumerate(envs)]
-            stored = {outcome.unit: outcome.value for outcome in app.service.store.outcomes("exp")}
+            stored = {outcome.unit: outcome.value for outcome in app.service.stores.units.outcomes("exp")}
             assert stored == {episode.session_id: episode.ret for episode in played}
             return played
 

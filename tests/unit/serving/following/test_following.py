@@ -53,11 +53,11 @@ async def test_arms_that_are_loaded_while_the_poll_goes_through_them_are_tended_
         monkeypatch.setattr(service.bundles, "load", load_late)
         router = service.endpoints.routers["exp"]
         service.endpoints.drop_arms(router, {"four"})
-        service.store.change("exp", Action.PAUSE, epoch=None, actor="ops", reason="r")
+        service.stores.experiments.change("exp", Action.PAUSE, epoch=None, actor="ops", reason="r")
         follower.poll()
         assert follower.arms.load_states()["exp"] == {"one": "loaded", "four": "loading"}
-        monkeypatch.setattr(arm_holder, "needed", needed_while_a_thread_ends)
-        service.store.change("exp", Action.RESUME, epoch=router.state.epoch, actor="ops", reason="r")
+        monkeypatch.setattr(arm_holder, "arms_to_hold", needed_while_a_thread_ends)
+        service.stores.experiments.change("exp", Action.RESUME, epoch=router.state.epoch, actor="ops", reason="r")
         follower.poll()
         assert follower.arms.load_states()["exp"] == {"one": "loaded", "four": "loaded"}
         assert follower.arms.is_due(time.monotonic())
@@ -77,6 +77,6 @@ async def test_a_shadow_arm_that_begins_while_the_others_are_recorded_harms_noth
         recorded = []
         for _ in range(2):
             app.service.follower.decide()
-            stored = app.service.store.shadow_totals("exp")
+            stored = app.service.stores.units.shadow_totals("exp")
             recorded.append({arm: counts["acts"] for arm, counts in stored.items()})
     assert recorded == [{"one": 1}, {"one": 1, "four": 2}]

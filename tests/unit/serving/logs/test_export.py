@@ -19,7 +19,8 @@ from stores.single_reports import record_metrics, record_outcome
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import Assignment
-from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure
+from marl_ray.experiments.store.stores import Stores, open_stores
+from marl_ray.experiments.store.unit_store import Exposure
 from marl_ray.serving.logs import export as export_module
 from marl_ray.serving.logs.act_log import ActLog, LoggedAct, LoggedText, upload
 from marl_ray.serving.logs.act_log_reader import read_logged
@@ -31,11 +32,11 @@ AGENTS = ("left", "right")
 
 
 @pytest.fixture
-def store(tmp_path) -> Iterator[ExperimentStore]:
-    store = ExperimentStore(migrated(f"sqlite:///{tmp_path}/experiments.db"))
-    store.open_experiment("exp", {"salt": "s", "arms": {a: {"digest": a * 4, "weight": 1} for a in "ab"}})
-    yield store
-    store.close()
+def stores(tmp_path) -> Iterator[Stores]:
+    stores = open_stores(migrated(f"sqlite:///{tmp_path}/experiments.db"))
+    stores.experiments.open("exp", {"salt": "s", "arms": {a: {"digest": a * 4, "weight": 1} for a in "ab"}})
+    yield stores
+    stores.close()
 
 
 def act(unit: str, at: float, arm: str = "a", agents: tuple[str, ...] = AGENTS, **more) -> LoggedAct:
@@ -52,22 +53,22 @@ def write(folder: str | Path, decisions: list[LoggedAct]) -> None:
     assert log.dropped == 0
 
 
-def outcome(store: ExperimentStore, unit: str, value: float, arm: str = "a", cost: float | None = None) -> None:
-    store.record_exposures([Exposure("exp", unit, Assignment(arm, 1, 0.5), 10.0)])
-    record_outcome(store, "exp", unit, value, at=99.0)
+def outcome(stores: Stores, unit: str, value: float, arm: str = "a", cost: float | None = None) -> None:
+    stores.units.record_exposures([Exposure("exp", unit, Assignment(arm, 1, 0.5), 10.0)])
+    record_outcome(stores.units, "exp", unit, value, at=99.0)
     if cost is not None:
-        record_metrics(store, "exp", unit, {"cost": cost})
+        record_metrics(stores.units, "exp", unit, {"cost": cost})
 
 
 def rows(path: str) -> list[dict]:
     return pq.read_table(path).to_pylist()
 
 
-def test_a_row_is_one_agents_sequence_with_its_units_outcome(store, tmp_path):
+def test_a_row_is_one_agents_sequence_with_its_units_outcome(stores, tmp_path):
     masked = act("u", 2.0, agents=("left",), masks={"left": [0, 1]}, greedy=True)
     write(tmp_path / "log", [act("u", 3.0), masked, act("u", 1.0)])
-    outcome(store, "u", 7.5, cost=2.0)
-    summary = export(store, "exp", str(tmp_path / "log"), str(tmp_path / "out"))
+    outcome(stores, "u", 7.5, cost=2.0)
+    summary = export(stores.experiments, stores.units, "exp", str(tmp_path / "log"), str(tmp_path / "out"))
     assert summary == ExportSummary(1, 2, 3, 0, 0, str(tmp_path / "out/exp.parquet"))
     left, right = rows(summary.path)
     assert left == {
@@ -102,42 +103,46 @@ def test_a_row_is_one_agents_sequence_with_its_units_outcome(store, tmp_path):
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["exp.parquet"]
 
 
-def test_units_without_an_outcome_or_of_two_bundles_are_left_out_and_counted(store, tmp_path):
+def test_units_without_an_outcome_or_of_two_bundles_are_left_out_and_counted(stores, tmp_path):
     changed = [act("two", 1.0), act("two", 2.0, digest="new")]
     moved = [act("cut", 1.0, arm="b"), act("cut", 2.0, arm="a")]
     write(tmp_path, [*changed, *moved, act("other", 1.0, arm="b"), act("silent", 1.0), act("kept", 1.0)])
     for unit in ("two", "other", "kept", "never acted"):
-        outcome(store, unit, 1.0)
-    outcome(store, "cut", 1.0, arm="b")
-    summary = export(store, "exp", str(tmp_path), str(tmp_path))
+        outcome(stores, unit, 1.0)
+    outcome(stores, "cut", 1.0, arm="b")
+    summary = export(stores.experiments, stores.units, "exp", str(tmp_path), str(tmp_path))
     assert (summary.units, summary.decisions, summary.censored, summary.mixed) == (1, 1, 1, 3)
     assert {(row["unit"], tuple(map(tuple, row["costs"]))) for row in rows(summary.path)} == {("kept", ((),))}
 
 
-def test_what_an_earlier_experiment_of_the_name_logged_is_left_out(store, tmp_path):
+def test_what_an_earlier_experiment_of_the_name_logged_is_left_out(stores, tmp_path):
     earlier = LoggedText(
         *("exp", "t", "a", "text", 1, 0.5, 1.0, False, "left", "so", [], [], [1], "x", [2], [-1.0], "stop", 0, {}, [])
     )
     write(tmp_path / "log", [earlier, replace(earlier, unit="never"), act("u", 1.0), act("v", 1.0, digest="earlier")])
     for unit in "tuv":
-        outcome(store, unit, 1.0)
-    summary = export(store, "exp", str(tmp_path / "log"), str(tmp_path / "out"))
+        outcome(stores, unit, 1.0)
+    summary = export(stores.experiments, stores.units, "exp", str(tmp_path / "log"), str(tmp_path / "out"))
     assert (summary.units, summary.censored, summary.mixed) == (1, 1, 2)
     assert [(row["unit"], len(row["observations"])) for row in rows(summary.path)] == [("u", 1)] * 2
 
 
-def test_rows_are_in_order_in_bounded_groups_whatever_the_log(store, tmp_path, monkeypatch):
+def test_rows_are_in_order_in_bounded_groups_whatever_the_log(stores, tmp_path, monkeypatch):
     monkeypatch.setattr(export_module, "GROUP_ROWS", 10)
     units = [f"u{i:02}" for i in range(40)]
     made = [act(unit, float(t)) for unit in units for t in range(4)]
     for number, unit in enumerate(units):
-        outcome(store, unit, float(number), cost=None if number % 2 else 0.5)
+        outcome(stores, unit, float(number), cost=None if number % 2 else 0.5)
     paths = []
     for seed in range(2):
         order = np.random.default_rng(seed).permutation(len(made))
         for part in np.array_split(order, 3):
             write(tmp_path / f"log{seed}", [made[i] for i in part])
-        paths.append(export(store, "exp", str(tmp_path / f"log{seed}"), str(tmp_path / f"out{seed}")).path)
+        paths.append(
+            export(
+                stores.experiments, stores.units, "exp", str(tmp_path / f"log{seed}"), str(tmp_path / f"out{seed}")
+            ).path
+        )
     exported = rows(paths[0])
     assert exported == rows(paths[1])
     assert [(row["unit"], row["agent"]) for row in exported] == [(unit, agent) for unit in units for agent in AGENTS]
@@ -150,11 +155,11 @@ def test_rows_are_in_order_in_bounded_groups_whatever_the_log(store, tmp_path, m
     assert [groups.metadata.row_group(i).num_rows for i in range(groups.num_row_groups)] == [10] * 8
 
 
-def test_rows_fill_trajectories(store, tmp_path):
+def test_rows_fill_trajectories(stores, tmp_path):
     write(tmp_path, [act(f"u{i}", float(t)) for i in range(5) for t in range(3)])
     for i in range(5):
-        outcome(store, f"u{i}", 0.1 * i, cost=1.0)
-    exported = rows(export(store, "exp", str(tmp_path), str(tmp_path)).path)
+        outcome(stores, f"u{i}", 0.1 * i, cost=1.0)
+    exported = rows(export(stores.experiments, stores.units, "exp", str(tmp_path), str(tmp_path)).path)
     column = {
         name: torch.tensor([row[name] for row in exported])
         for name in exported[0]
@@ -177,7 +182,7 @@ def test_rows_fill_trajectories(store, tmp_path):
     assert made.rewards.sum(1).tolist() == pytest.approx([row["outcome"] for row in exported])
 
 
-def test_what_is_wrong_is_named(store, tmp_path):
+def test_what_is_wrong_is_named(stores, tmp_path):
     (tmp_path / "file").touch()
     write(tmp_path / "log", [act("u", 1.0)])
     log, out = str(tmp_path / "log"), str(tmp_path / "out")
@@ -192,7 +197,7 @@ def test_what_is_wrong_is_named(store, tmp_path):
         (("exp", "nope://bucket", out), "decisions: 'nope://bucket' cannot be used"),
     ):
         with pytest.raises(MarlRayError, match=f"^{message}") as caught:
-            export(store, *arguments)
+            export(stores.experiments, stores.units, *arguments)
         assert "\n" not in str(caught.value)
     assert not list((tmp_path / "out").iterdir())
 
@@ -299,16 +304,16 @@ def bucket(monkeypatch) -> Iterator[tuple[str, dict[str, bytes]]]:
         yield f"?scheme=http&region=us-east-1&endpoint_override={url.removeprefix('http://')}", handler.objects
 
 
-def test_log_and_out_may_be_buckets(store, tmp_path, bucket, monkeypatch):
+def test_log_and_out_may_be_buckets(stores, tmp_path, bucket, monkeypatch):
     query, objects = bucket
     write(f"s3://bucket/log{query}", [act("u", float(i)) for i in range(5)])
     (key,) = objects
     assert re.fullmatch(r"bucket/log/exp/decisions-\d+-[0-9a-f]{16}\.jsonl\.zst", key)
     assert len(list(read_logged(f"s3://bucket/log{query}", "exp"))) == 5
-    outcome(store, "u", 1.0)
+    outcome(stores, "u", 1.0)
     made = []
     monkeypatch.setattr(export_module, "upload", lambda file, *rest: (made.append(file), upload(file, *rest)))
-    summary = export(store, "exp", f"s3://bucket/log{query}", f"s3://bucket/out{query}")
+    summary = export(stores.experiments, stores.units, "exp", f"s3://bucket/log{query}", f"s3://bucket/out{query}")
     assert FOLDER_NAME.fullmatch(made[0].parent.name)  # so that another process removes it after this one was killed
     assert not made[0].parent.exists()
     assert (summary.decisions, summary.path) == (5, "s3://bucket/out/exp.parquet")

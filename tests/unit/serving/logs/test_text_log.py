@@ -104,7 +104,13 @@ async def test_texts_come_back_from_parquet_with_their_outcomes(logging_gateway,
         for unit, value in {"a": 0.25, "b": 1.0}.items():
             await post(client, "/v1/outcomes", {"session_id": unit, "value": value, "metrics": {"cost": 2.0}})
         await asyncio.to_thread(app.service.acts.close)
-        summary = export(app.service.store, "exp", logging_gateway.decision_log, str(tmp_path / "out"))
+        summary = export(
+            app.service.stores.experiments,
+            app.service.stores.units,
+            "exp",
+            logging_gateway.decision_log,
+            str(tmp_path / "out"),
+        )
     assert (summary.units, summary.sequences, summary.decisions, summary.censored) == (2, 4, 4, 1)
     table = pq.read_table(summary.path).to_pylist()
     logged = [record for record in read(logging_gateway) if record.unit != "silent"]
@@ -132,7 +138,13 @@ async def test_a_response_that_was_exported_twice_is_read_once(logging_gateway, 
         await asyncio.to_thread(app.service.acts.close)
         for unit, folder in (("a", out), ("b", out), ("b", out / "tuesday")):
             await post(client, "/v1/outcomes", {"session_id": unit, "value": 1.0})
-            export(app.service.store, "exp", logging_gateway.decision_log, str(folder))
+            export(
+                app.service.stores.experiments,
+                app.service.stores.units,
+                "exp",
+                logging_gateway.decision_log,
+                str(folder),
+            )
     assert [path.name for path in out.rglob("*.parquet")] == ["exp.parquet"] * 2
     assert [record.unit for record in read_served(str(out))] == ["exp/a", "exp/a", "exp/a", "exp/b"]
 

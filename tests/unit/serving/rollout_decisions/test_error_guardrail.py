@@ -10,7 +10,9 @@ from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.experiments.lifecycle import RolloutStep
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.sequential import harm
-from marl_ray.experiments.store.experiment_store import ExperimentStore, Exposure, Report
+from marl_ray.experiments.store.reports import Report
+from marl_ray.experiments.store.stores import open_stores
+from marl_ray.experiments.store.unit_store import Exposure
 from marl_ray.serving.rollout_decisions.rollout_control import ERROR_GUARDRAIL, config_of, decide, read_results
 
 
@@ -21,8 +23,8 @@ async def test_every_experiment_has_a_guardrail_on_errors(tmp_path):
         for k in range(30):
             await ask(client, f"s{k}")
         app.service.unit_reports.write()
-        record = app.service.store.experiment("exp")
-        (guardrail,) = read_results(app.service.store, record, config_of(record)).guardrails
+        record = app.service.stores.experiments.read("exp")
+        (guardrail,) = read_results(app.service.stores.evidence, record, config_of(record)).guardrails
         (row,) = (await client.get("/v1/experiments/exp")).json()["guardrails"]
     assert (guardrail.name, guardrail.arm, guardrail.margin, guardrail.alpha) == ("error", "four", 0.01, 0.01)
     assert (row["name"], row["margin"]) == ("error", 0.01)
@@ -61,22 +63,24 @@ def test_a_treatment_that_fails_a_tenth_of_its_sessions_is_rolled_back_unless_th
     tmp_path, also_control
 ):
     now = [1_000_000.0]
-    store = ExperimentStore(f"sqlite:///{tmp_path}/experiments.db", clock=lambda: now[0])
+    stores = open_stores(f"sqlite:///{tmp_path}/experiments.db", clock=lambda: now[0])
     config = parse_config(ExperimentConfig, {"name": "exp", "arms": {arm: {"bundle": arm} for arm in "ab"}})
     stored = config.model_dump(mode="json") | {"salt": "s", "control": "a"}
     for arm in "ab":
         stored["arms"][arm]["digest"] = arm
-    store.open_experiment("exp", stored)
+    stores.experiments.open("exp", stored)
     arms = {f"u{k}": "ab"[k % 2] for k in range(1_000)}
-    store.record_exposures([Exposure("exp", unit, Assignment(arm, 1, 0.5), now[0]) for unit, arm in arms.items()])
+    stores.units.record_exposures(
+        [Exposure("exp", unit, Assignment(arm, 1, 0.5), now[0]) for unit, arm in arms.items()]
+    )
     failing = [f"u{k}" for k in range(1_000) if k // 2 % 10 == 0 and (also_control or arms[f"u{k}"] == "b")]
-    store.record("exp", [Report(unit, {"error": 1.0}) for unit in failing], "gateway")
-    decision = decide(store, config)
+    stores.units.record("exp", [Report(unit, {"error": 1.0}) for unit in failing], "gateway")
+    decision = decide(stores.experiments, stores.evidence, config)
     assert decision is not None and decision.step is RolloutStep.HOLD  # no session's window is over
     now[0] += config.outcome_window_s + 2
-    decision = decide(store, config)
+    decision = decide(stores.experiments, stores.evidence, config)
     assert decision is not None
     assert (decision.step, decision.reason == "harm proven by error") == (
         (RolloutStep.HOLD, False) if also_control else (RolloutStep.ROLLBACK, True)
     )
-    store.close()
+    stores.close()

@@ -58,28 +58,30 @@ def test_weights_are_the_configs_until_there_are_others():
         change_allocation(paused, PLAN, weights, 1.0)
 
 
-def test_traffic_follows_the_evidence_and_the_tests_stay_right(store, clock):
-    config = opened(store, **THOMPSON, bounds=[0, 1], min_exposures=10**9)
+def test_traffic_follows_the_evidence_and_the_tests_stay_right(stores, clock):
+    config = opened(stores, **THOMPSON, bounds=[0, 1], min_exposures=10**9)
     rng, rows = np.random.default_rng(0), []
     for part in range(6):
         rows += sorted(
-            sessions(store, 80, lambda arm, k: rng.random() < (0.65 if arm == "b" else 0.5), f"p{part}-"),
+            sessions(stores, 80, lambda arm, k: rng.random() < (0.65 if arm == "b" else 0.5), f"p{part}-"),
             key=lambda row: row.unit,
         )
-        epoch = store.experiment("exp").epoch
-        decide(store, config)
-        assert store.experiment("exp").epoch == epoch  # nothing more is judged yet
+        epoch = stores.experiments.read("exp").epoch
+        decide(stores.experiments, stores.evidence, config)
+        assert stores.experiments.read("exp").epoch == epoch  # nothing more is judged yet
         clock.now += 2 * WINDOW
-        assert decide(store, config).step is RolloutStep.HOLD
-    record = store.experiment("exp")
+        assert decide(stores.experiments, stores.evidence, config).step is RolloutStep.HOLD
+    record = stores.experiments.read("exp")
     assert record.epoch >= 3 and record.weights["b"] > 0.7 and math.fsum(record.weights.values()) == pytest.approx(1)
-    entry = store.audit("exp")[-1]
+    entry = stores.experiments.audit("exp")[-1]
     assert (entry.action, entry.actor) == ("reallocate", "gateway") and "chances to be best: a" in entry.reason
     assert entry.after["weights"] == record.weights
     # Bets are on the chances that were in force.
-    shares = {e.epoch: e.after["weights"]["b"] / sum(e.after["weights"].values()) for e in store.audit("exp")}
+    shares = {
+        e.epoch: e.after["weights"]["b"] / sum(e.after["weights"].values()) for e in stores.experiments.audit("exp")
+    }
     assert len(set(shares.values())) == record.epoch
-    outcomes = {row.unit: row.value for row in store.outcomes("exp")}
+    outcomes = {row.unit: row.value for row in stores.units.outcomes("exp")}
     expected = BettingTest(Claim(1, 0.0, 1.0, 0.02))
     for row in rows:
         expected.add(
@@ -87,44 +89,44 @@ def test_traffic_follows_the_evidence_and_the_tests_stay_right(store, clock):
             np.array([row.assignment.arm == "b"]),
             np.array([shares[row.assignment.epoch]]),
         )
-    bet = next(evidence for q, evidence in look(store, config).look.bets.items() if q.claim.side == 1)
+    bet = next(evidence for q, evidence in look(stores, config).look.bets.items() if q.claim.side == 1)
     assert bet.log_e == pytest.approx(expected.evidence().log_e, rel=1e-9)
-    assert json.dumps(described(store, config), allow_nan=False)
+    assert json.dumps(described(stores, config), allow_nan=False)
 
 
-def test_weights_wait_for_time_outcomes_reports_and_change(store, clock):
-    config = opened(store, **THOMPSON | {"reweigh_s": 3600.0})
-    sessions(store, 200, lambda arm, k: float(arm == "b") + k % 2)
+def test_weights_wait_for_time_outcomes_reports_and_change(stores, clock):
+    config = opened(stores, **THOMPSON | {"reweigh_s": 3600.0})
+    sessions(stores, 200, lambda arm, k: float(arm == "b") + k % 2)
     clock.now += 2 * WINDOW
-    decide(store, config)
-    assert store.experiment("exp").state.allocation is None  # not an hour yet
-    config = opened(store, **THOMPSON, min_outcomes=500)
-    epoch = store.experiment("exp").epoch
-    decide(store, config)
-    assert store.experiment("exp").epoch == epoch
-    config = opened(store, **THOMPSON)
-    decide(store, config)
-    weights = store.experiment("exp").weights
+    decide(stores.experiments, stores.evidence, config)
+    assert stores.experiments.read("exp").state.allocation is None  # not an hour yet
+    config = opened(stores, **THOMPSON, min_outcomes=500)
+    epoch = stores.experiments.read("exp").epoch
+    decide(stores.experiments, stores.evidence, config)
+    assert stores.experiments.read("exp").epoch == epoch
+    config = opened(stores, **THOMPSON)
+    decide(stores.experiments, stores.evidence, config)
+    weights = stores.experiments.read("exp").weights
     assert weights == {"a": pytest.approx(0.1, abs=1e-6), "b": pytest.approx(0.9, abs=1e-6)}
-    epoch = store.experiment("exp").epoch
-    decide(store, config)
-    assert store.experiment("exp").epoch == epoch  # the same again
+    epoch = stores.experiments.read("exp").epoch
+    decide(stores.experiments, stores.evidence, config)
+    assert stores.experiments.read("exp").epoch == epoch  # the same again
     with pytest.raises(StaleEpochError, match="weights were decided on epoch"):
-        store.reallocate("exp", weights, epoch=epoch - 1, actor="test", reason="")
+        stores.experiments.reallocate("exp", weights, epoch=epoch - 1, actor="test", reason="")
     with pytest.raises(MarlRayError, match="unknown experiment"):
-        store.reallocate("nobody", weights, epoch=1, actor="test", reason="")
-    assert store.experiment("exp").state.allocation == Allocation(
-        weights, pytest.approx(store.experiment("exp").state.allocation.at)
+        stores.experiments.reallocate("nobody", weights, epoch=1, actor="test", reason="")
+    assert stores.experiments.read("exp").state.allocation == Allocation(
+        weights, pytest.approx(stores.experiments.read("exp").state.allocation.at)
     )
 
 
-def test_an_arm_that_hides_its_outcomes_gets_no_traffic_for_it(store, clock):
+def test_an_arm_that_hides_its_outcomes_gets_no_traffic_for_it(stores, clock):
     """It reports only successes."""
-    config = opened(store, **THOMPSON, bounds=[0, 1])
-    sessions(store, 600, lambda arm, k: 1.0 if arm == "b" and k % 10 == 0 else None if arm == "b" else k % 2)
+    config = opened(stores, **THOMPSON, bounds=[0, 1])
+    sessions(stores, 600, lambda arm, k: 1.0 if arm == "b" and k % 10 == 0 else None if arm == "b" else k % 2)
     clock.now += 2 * WINDOW
-    decide(store, config)
-    assert store.experiment("exp").state.allocation is None
+    decide(stores.experiments, stores.evidence, config)
+    assert stores.experiments.read("exp").state.allocation is None
 
 
 def test_what_thompson_needs_is_checked():

@@ -23,8 +23,8 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments.database import schema
 from marl_ray.experiments.lifecycle import Action
 from marl_ray.experiments.store import notices as queue
-from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.experiments.store.notices import Notices
+from marl_ray.experiments.store.stores import Stores, open_stores
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.rollout_decisions.webhook import MAX_PAUSE_S, Webhook
 
@@ -87,26 +87,28 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[ExperimentStore]:
-    store = ExperimentStore(f"sqlite:///{tmp_path}/x.db")
+def stores(tmp_path: Path) -> Iterator[Stores]:
+    stores = open_stores(f"sqlite:///{tmp_path}/x.db")
     arms = {"a": {"digest": "a", "weight": 1}, "b": {"digest": "b", "weight": 1}}
-    store.open_experiment("exp", {"salt": "s", "arms": arms, "endpoint": "game"})
-    yield store
-    store.close()
+    stores.experiments.open("exp", {"salt": "s", "arms": arms, "endpoint": "game"})
+    yield stores
+    stores.close()
 
 
-def hook(receiver: Receiver, store: ExperimentStore, **more: Any) -> Webhook:
-    return Webhook(WebhookConfig(url=receiver.url, **more), Notices(store), lambda: {"exp": "game"})
+def hook(receiver: Receiver, stores: Stores, **more: Any) -> Webhook:
+    return Webhook(WebhookConfig(url=receiver.url, **more), Notices(stores.database), lambda: {"exp": "game"})
 
 
-def change(store: ExperimentStore, action: Action, arm: str | None = None) -> None:
-    store.change("exp", action, epoch=store.table("exp").epoch, actor="ops", reason="r", arm=arm)
+def change(stores: Stores, action: Action, arm: str | None = None) -> None:
+    stores.experiments.change(
+        "exp", action, epoch=stores.experiments.table("exp").epoch, actor="ops", reason="r", arm=arm
+    )
 
 
-def test_a_rollback_is_told_once_signed_and_whole(receiver, store):
-    sender = hook(receiver, store)
-    change(store, Action.PAUSE)  # which nobody is told
-    change(store, Action.ROLLBACK, "b")
+def test_a_rollback_is_told_once_signed_and_whole(receiver, stores):
+    sender = hook(receiver, stores)
+    change(stores, Action.PAUSE)  # which nobody is told
+    change(stores, Action.ROLLBACK, "b")
     sender.deliver()
     sender.deliver()
     ((headers, body),) = receiver.got
@@ -125,10 +127,10 @@ def test_a_rollback_is_told_once_signed_and_whole(receiver, store):
     assert headers["x-marl-ray-delivery"] == str(message["id"])
 
 
-def test_what_is_refused_is_sent_again_until_it_is_taken(receiver, store, caplog):
+def test_what_is_refused_is_sent_again_until_it_is_taken(receiver, stores, caplog):
     receiver.answers = [500, 503]
-    sender, notices = hook(receiver, store), Notices(store)
-    change(store, Action.ROLLBACK, "b")
+    sender, notices = hook(receiver, stores), Notices(stores.database)
+    change(stores, Action.ROLLBACK, "b")
     waits = []
     for _ in range(5):
         waits.append(sender.deliver())
@@ -140,25 +142,25 @@ def test_what_is_refused_is_sent_again_until_it_is_taken(receiver, store, caplog
     assert any("it answers 500" in record.message for record in caplog.records)
 
 
-def test_after_the_deadline_it_is_given_up(receiver, store):
-    change(store, Action.ROLLBACK, "b")
+def test_after_the_deadline_it_is_given_up(receiver, stores):
+    change(stores, Action.ROLLBACK, "b")
     time.sleep(0.02)
-    hook(receiver, store, deadline_s=0.01).deliver()
+    hook(receiver, stores, deadline_s=0.01).deliver()
     assert receiver.got == []
 
 
-def test_of_several_replicas_one_sends_and_another_goes_on_for_one_that_died(receiver, store):
+def test_of_several_replicas_one_sends_and_another_goes_on_for_one_that_died(receiver, stores):
     receiver.pause_s = 0.05
-    change(store, Action.ROLLBACK, "b")
-    senders = [threading.Thread(target=hook(receiver, store).deliver) for _ in range(4)]
+    change(stores, Action.ROLLBACK, "b")
+    senders = [threading.Thread(target=hook(receiver, stores).deliver) for _ in range(4)]
     for sender in senders:
         sender.start()
     for sender in senders:
         sender.join(10)
     assert len(receiver.got) == 1
 
-    notices = Notices(store)
-    ((entry, _),) = [(entry, 0) for entry in store.audit("exp") if entry.action == "rollback"]
+    notices = Notices(stores.database)
+    ((entry, _),) = [(entry, 0) for entry in stores.experiments.audit("exp") if entry.action == "rollback"]
     notices.note(entry.id, delivered_at=None, next_at=0.0)
     now = time.time()
     assert notices.claim(entry.id, now, now + 30)  # and then it dies
@@ -175,7 +177,9 @@ async def test_a_gateway_tells_at_once_and_waits_for_nobody(receiver, bundles, t
     config = gateway_config(bundles, tmp_path / "x.db", webhook={"url": receiver.url})
 
     async with serving(config) as (_, first), serving(config):
-        first.service.store.change("exp", Action.ROLLBACK, epoch=None, actor="gateway", reason="harm", arm="four")
+        first.service.stores.experiments.change(
+            "exp", Action.ROLLBACK, epoch=None, actor="gateway", reason="harm", arm="four"
+        )
         first.service.follower.poll()
         await until_async(lambda: receiver.got)
         receiver.may_answer.set()
@@ -193,36 +197,36 @@ def test_a_secret_that_is_missing_is_named(bundles, tmp_path, monkeypatch):
         Gateway(config)
 
 
-def test_entries_of_other_gateways_on_the_same_database_hold_up_none_of_ours(receiver, store, monkeypatch):
+def test_entries_of_other_gateways_on_the_same_database_hold_up_none_of_ours(receiver, stores, monkeypatch):
     monkeypatch.setattr(queue, "AT_ONCE", 2)
     for number in range(2):
         arms = {arm: {"digest": f"{arm}{number}", "weight": 1} for arm in "ab"}
-        store.open_experiment(f"theirs{number}", {"salt": "s", "arms": arms, "endpoint": f"their{number}"})
-        store.change(f"theirs{number}", Action.ROLLBACK, epoch=None, actor="ops", reason="r", arm="b")
-    change(store, Action.ROLLBACK, "b")
-    hook(receiver, store).deliver()
+        stores.experiments.open(f"theirs{number}", {"salt": "s", "arms": arms, "endpoint": f"their{number}"})
+        stores.experiments.change(f"theirs{number}", Action.ROLLBACK, epoch=None, actor="ops", reason="r", arm="b")
+    change(stores, Action.ROLLBACK, "b")
+    hook(receiver, stores).deliver()
     assert [json.loads(body)["experiment"] for _, body in receiver.got] == ["exp"]
 
 
-def test_pauses_stay_at_their_longest_however_often_it_was_tried(receiver, store):
+def test_pauses_stay_at_their_longest_however_often_it_was_tried(receiver, stores):
     receiver.answers = [500, 500]
-    sender = hook(receiver, store, deadline_s=1e7)
-    change(store, Action.ROLLBACK, "b")
+    sender = hook(receiver, stores, deadline_s=1e7)
+    change(stores, Action.ROLLBACK, "b")
     sender.deliver()
-    with store.transaction(store.writer) as connection:
+    with stores.database.write_transaction() as connection:
         connection.execute(sa.update(schema.notices).values(attempts=2_000, next_at=0.0))
     sender.deliver()
-    notices = Notices(store)
+    notices = Notices(stores.database)
     assert notices.due(["exp"], 0.0, time.time() + MAX_PAUSE_S - 10) == []
     assert len(notices.due(["exp"], 0.0, time.time() + MAX_PAUSE_S + 10)) == 1
 
 
-def test_an_answer_that_does_not_end_holds_up_nothing(receiver, store):
+def test_an_answer_that_does_not_end_holds_up_nothing(receiver, stores):
     receiver.endless = True
-    change(store, Action.ROLLBACK, "b")
-    hook(receiver, store).deliver()
+    change(stores, Action.ROLLBACK, "b")
+    hook(receiver, stores).deliver()
     until_left = time.monotonic() + WAIT_S
     while not receiver.client_left:
         assert time.monotonic() < until_left, "the answer was read to its end"
         time.sleep(0.01)
-    assert Notices(store).due(["exp"], 0.0, time.time() + 1_000) == []
+    assert Notices(stores.database).due(["exp"], 0.0, time.time() + 1_000) == []

@@ -58,8 +58,8 @@ async def test_units_outside_of_the_population_are_with_the_control_and_not_coun
                 assert (await act(client, f"w{k}-{n}", attributes=wrong))["arm"] == "one"
         assert (await act(client, "none"))["arm"] == "one"
         app.service.exposures.flush()
-        stored = {unit for unit in right if app.service.store.assignment("exp", unit)}
-        summary = app.service.store.summary("exp")
+        stored = {unit for unit in right if app.service.stores.units.assignment("exp", unit)}
+        summary = app.service.stores.evidence.summary("exp")
     assert stored == {unit for unit in right if in_share("exp", 0.5, unit)} and 20 < len(stored) < 60
     assert {right[unit]["arm"] for unit in right if unit not in stored} == {"one"}
     assert sum(arm.exposures for arm in summary.values()) == len(stored)
@@ -76,7 +76,7 @@ async def test_clusters_take_part_or_are_held_out_as_wholes(bundles, tmp_path):
             answers = [await act(client, f"{cluster}-{k}", cluster_id=cluster) for k in range(2)]
             app.service.exposures.flush()
             out, inside = held_out("exp", 0.3, cluster), in_share("exp", 0.5, cluster)
-            stored = [app.service.store.assignment("exp", f"{cluster}-{k}") is not None for k in range(2)]
+            stored = [app.service.stores.units.assignment("exp", f"{cluster}-{k}") is not None for k in range(2)]
             assert [answer.get("holdout", False) for answer in answers] == [out, out]
             assert stored == [inside and not out] * 2
 
@@ -163,7 +163,8 @@ def test_a_population_that_changes_is_an_epoch_and_leaves_everyone_where_they_ar
             arms_by_unit = {f"s{k}": (await act(client, f"s{k}"))["arm"] for k in range(60)}
             app.service.exposures.flush()
             return {
-                unit: (arm, app.service.store.assignment("exp", unit) is not None) for unit, arm in arms_by_unit.items()
+                unit: (arm, app.service.stores.units.assignment("exp", unit) is not None)
+                for unit, arm in arms_by_unit.items()
             }
 
     first, second = asyncio.run(arms(before, 1)), asyncio.run(arms(after, 2))
@@ -199,7 +200,7 @@ async def test_units_that_are_held_out_meet_no_experiment_and_are_told_so(bundle
             "/v1/assign", json={"session_id": next(u for u in answers if held_out("exp", 0.3, u))}
         )
         app.service.exposures.flush()
-        stored = {unit for unit in answers if app.service.store.assignment("exp", unit)}
+        stored = {unit for unit in answers if app.service.stores.units.assignment("exp", unit)}
         report = report.json()
         metrics = (await client.get("/metrics")).text
     out = {unit for unit in answers if held_out("exp", 0.3, unit)}
@@ -225,7 +226,7 @@ async def test_a_promoted_arm_is_for_those_outside_too_and_not_for_the_hold_out(
     config = gateway(bundles, tmp_path, {"share": 0.3}, holdouts={"exp": 0.3})
 
     async with serving(config) as (client, app):
-        app.service.store.change("exp", Action.PROMOTE, epoch=1, actor="a", reason="r", arm="four")
+        app.service.stores.experiments.change("exp", Action.PROMOTE, epoch=1, actor="a", reason="r", arm="four")
         app.service.follower.poll()
         answers = {f"s{k}": await act(client, f"s{k}") for k in range(40)}
     for unit, answer in answers.items():
@@ -255,7 +256,7 @@ def test_over_all_histories_and_replicas_a_unit_is_in_from_its_first_right_reque
 
     asyncio.run(play())
     assert {
-        unit for unit in (f"h{history}-{k}" for k in range(4)) if apps[0].service.store.assignment("exp", unit)
+        unit for unit in (f"h{history}-{k}" for k in range(4)) if apps[0].service.stores.units.assignment("exp", unit)
     } == inside
 
 

@@ -41,7 +41,9 @@ async def test_a_replica_that_was_cut_off_from_the_database_takes_up_what_others
 
     async with serving(config) as (client, app), serving(config) as (other, there):
         app.service.follower.close()  # it hears nothing
-        there.service.store.reallocate("exp", {"one": 0.05, "four": 1}, epoch=1, actor="gateway", reason="r")
+        there.service.stores.experiments.reallocate(
+            "exp", {"one": 0.05, "four": 1}, epoch=1, actor="gateway", reason="r"
+        )
         there.service.follower.poll()
         of_other = [(await act(other, unit))["arm"] for unit in UNITS]
         there.service.exposures.flush()

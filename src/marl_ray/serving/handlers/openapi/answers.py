@@ -9,7 +9,7 @@ from typing_extensions import NotRequired, TypedDict
 from marl_ray.config import ExperimentConfig
 from marl_ray.experiments.lifecycle import ExperimentStatus, RolloutStep
 from marl_ray.experiments.statistics.intervals import Verdict
-from marl_ray.experiments.store.experiment_store import AuditEntry, Production
+from marl_ray.experiments.store.records import AuditEntry, Production
 from marl_ray.policies.bundles.actor_critic import Lineage
 from marl_ray.serving.handlers.openai.schemas import Finish, ModelName
 

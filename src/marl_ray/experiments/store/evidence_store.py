@@ -1,12 +1,13 @@
-"""The part of the experiment store that adds up an experiment's units, as evidence for decisions and charts."""
+"""The store that adds up an experiment's units, as evidence for decisions and charts."""
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import sqlalchemy as sa
 
 from marl_ray.experiments.database import schema
+from marl_ray.experiments.database.connections import Database
 from marl_ray.experiments.designs.analysis import Units
 from marl_ray.experiments.evidence.judged_units import BetQuestion, Bets, all_judged, judged_until
 from marl_ray.experiments.evidence.looks import ArmSummary, Look, look_at
@@ -15,28 +16,16 @@ from marl_ray.experiments.evidence.series import Series, series
 from marl_ray.experiments.lifecycle import ExperimentRecord, plan_of
 from marl_ray.experiments.statistics.bets import BetEvidence
 from marl_ray.experiments.store.records import look_design, read
-from marl_ray.experiments.store.units import UnitStore
 
 
-class EvidenceStore(UnitStore):
+class EvidenceStore:
     """Sums over the units of experiments. One object keeps sums and bets between looks, so looks read news alone."""
 
-    def __init__(self, url: str, clock: Callable[[], float] | None = None):
-        """Connect as `UnitStore` does."""
-        super().__init__(url, clock)
-        # All queries of a look see the same rows; SQLite's transactions do by themselves.
-        postgres = self._engine.dialect.name == "postgresql"
-        self._snapshots = (
-            self._engine.execution_options(isolation_level="REPEATABLE READ") if postgres else self._engine
-        )
+    def __init__(self, database: Database):
+        self._database = database
         self._sums: dict[str, tuple[Sums, Look | None]] = {}
         self._bets: dict[str, Bets] = {}
         self._looking: dict[str, threading.Lock] = {}
-
-    def experiment(self, name: str) -> ExperimentRecord | None:
-        """Return the stored experiment, or None."""
-        with self.transaction() as connection:
-            return read(connection, name)
 
     def look(self, record: ExperimentRecord, now: float | None = None, questions: Collection[BetQuestion] = ()) -> Look:
         """Return the sums over the experiment's units at a moment, and what the questions' tests prove.
@@ -44,13 +33,13 @@ class EvidenceStore(UnitStore):
         The moment is in seconds since 1970, and now if not given; the questions are answered by betting tests. The first
         look of a process reads every row, a later one those written since, and the units whose windows have ended since.
         """
-        name, moment = record.name, self.settled_at() if now is None else now
+        name, moment = record.name, self._database.settled_at() if now is None else now
         design = look_design(record.config)
         with self._looking.setdefault(name, threading.Lock()):
             sums, last = self._sums.get(name, (Sums(design), None))
             if sums.design != design:
                 sums, last = Sums(design), None
-            with self.transaction(self._snapshots) as connection:
+            with self._database.snapshot() as connection:
                 totals, news = sums.read(connection, name, moment)
                 shares = self._shares(connection, record)
                 proven = self._bet(connection, record, design, questions, moment) if questions else {}
@@ -81,10 +70,10 @@ class EvidenceStore(UnitStore):
 
         It is in seconds since 1970, by the database's clock; None if no stored unit is within its window.
         """
-        design, moment, units = look_design(record.config), self.settled_at(), schema.exposures.c
+        design, moment, units = look_design(record.config), self._database.settled_at(), schema.exposures.c
         after = judged_until(design, moment)
         first = sa.select(sa.func.min(units.stored_at)).where(units.experiment == record.name, units.stored_at > after)
-        with self.transaction() as connection:
+        with self._database.transaction() as connection:
             stored_at = connection.execute(first).scalar()
         return None if stored_at is None else moment + float(stored_at) - after
 
@@ -93,15 +82,15 @@ class EvidenceStore(UnitStore):
 
         A metric may be `outcome`. Reads all rows.
         """
-        design, moment = look_design(record.config), self.settled_at()
-        with self.transaction(self._snapshots) as connection:
+        design, moment = look_design(record.config), self._database.settled_at()
+        with self._database.snapshot() as connection:
             return all_judged(connection, record.name, design, metrics, moment)
 
     def arrivals(self, name: str, since: float) -> dict[str, int]:
         """Return arm -> units that have met it since a moment (seconds since 1970)."""
         units = schema.exposures.c
         query = sa.select(units.arm, sa.func.count().label("units")).where(units.experiment == name)
-        with self.transaction() as connection:
+        with self._database.transaction() as connection:
             return {
                 row.arm: row.units
                 for row in connection.execute(query.where(units.stored_at > since).group_by(units.arm))
@@ -119,7 +108,8 @@ class EvidenceStore(UnitStore):
 
     def summary(self, name: str) -> dict[str, ArmSummary]:
         """Return arm -> exposures and outcomes, of the arms that have any."""
-        record = self.experiment(name)
+        with self._database.transaction() as connection:
+            record = read(connection, name)
         return {} if record is None else dict(self.look(record).units)
 
     def series(self, name: str, points: int = 60, now: float | None = None) -> Series:
@@ -127,9 +117,10 @@ class EvidenceStore(UnitStore):
 
         Reads every outcome: for drawing, not for polling.
         """
-        record = self.experiment(name)
+        with self._database.transaction() as connection:
+            record = read(connection, name)
         if record is None:
             return {}
-        moment = self.settled_at() if now is None else now
-        with self.transaction() as connection:
+        moment = self._database.settled_at() if now is None else now
+        with self._database.transaction() as connection:
             return series(connection, name, look_design(record.config), points, moment)

@@ -1,18 +1,16 @@
-"""The part of the experiment store that keeps what happened to units: their exposures, outcomes and metrics."""
+"""The store of what happened to units: their exposures, outcomes and metrics."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import SQLAlchemyError
 
-from marl_ray.errors import MarlRayError, one_line
+from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.experiments.database import schema, windows
+from marl_ray.experiments.database.connections import Database
 from marl_ray.experiments.store.reports import Changes, RecordedReport, Report, StoredValues
 
 NO_REPORT_RULES = windows.ReportRules(0.0, {})
@@ -22,10 +20,6 @@ _ASSIGNMENTS = sa.select(_EXPOSED.unit, _EXPOSED.arm, _EXPOSED.epoch, _EXPOSED.p
     _EXPOSED.experiment == sa.bindparam("experiment"), _EXPOSED.unit.in_(sa.bindparam("units", expanding=True))
 )
 """A query that is built once, because it is asked often."""
-
-
-class StoreError(MarlRayError):
-    """The database cannot be used; the caller is not at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,31 +64,8 @@ class Outcome:
 class UnitStore:
     """Exposures, outcomes and metrics. Safe to use from several threads, processes and machines."""
 
-    def __init__(self, url: str, clock: Callable[[], float] | None = None):
-        """Connect to the database and bring its schema up to date.
-
-        `clock` (seconds since 1970) replaces the database's clock, by which windows run; it is for simulations. Raises
-        MarlRayError unless the URL is of a usable SQLite or PostgreSQL.
-        """
-        self.clock = clock
-        self._engine = schema.open_engine(url)
-        self.writer = self._engine.execution_options(writes=True)
-        """The engine of the transactions that write, which take the write lock as they begin."""
-        self.insert: Any = sqlite.insert if self._engine.dialect.name == "sqlite" else postgresql.insert
-        """The database's own INSERT, which has ON CONFLICT."""
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._engine.dispose()
-
-    @contextmanager
-    def transaction(self, engine: sa.Engine | None = None) -> Iterator[sa.Connection]:
-        """Run the block in one transaction, of `writer` if the block writes; StoreError if the database fails."""
-        try:
-            with (engine or self._engine).begin() as connection:
-                yield connection
-        except SQLAlchemyError as error:
-            raise StoreError(f"experiment store: {one_line(error)}") from error
+    def __init__(self, database: Database):
+        self._database = database
 
     def record_exposures(self, exposures: Sequence[Exposure]) -> None:
         """Write exposures in one transaction; units that already have one keep it."""
@@ -113,27 +84,14 @@ class UnitStore:
             }
             for e in sorted(exposures, key=lambda e: (e.experiment, e.unit))
         ]
-        with self.transaction(self.writer) as connection:
-            now = self._arrival(connection)
+        with self._database.write_transaction() as connection:
+            now = self._database.arrival(connection)
             rows = [row | {"stored_at": now} for row in rows]
-            connection.execute(self.insert(schema.exposures).on_conflict_do_nothing(), rows)
-
-    def _arrival(self, connection: sa.Connection) -> float:
-        return self.clock() if self.clock is not None else windows.arrival(connection)
-
-    def settled_at(self) -> float:
-        """Return the moment until which all that arrived is written, in seconds since 1970.
-
-        See `windows.settled_at`.
-        """
-        if self.clock is not None:
-            return self.clock()
-        with self.transaction() as connection:
-            return windows.settled_at(connection)
+            connection.execute(self._database.insert(schema.exposures).on_conflict_do_nothing(), rows)
 
     def assignment(self, experiment: str, unit: str) -> Assignment | None:
         """Return the arm of the unit's first exposure, or None."""
-        with self.transaction() as connection:
+        with self._database.transaction() as connection:
             return _assignment(connection, experiment, unit)
 
     def assignments(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Assignment]:
@@ -142,7 +100,7 @@ class UnitStore:
         for experiment, unit in pairs:
             by_experiment.setdefault(experiment, []).append(unit)
         arms: dict[tuple[str, str], Assignment] = {}
-        with self.transaction() as connection:
+        with self._database.transaction() as connection:
             for experiment, units in by_experiment.items():
                 rows = connection.execute(_ASSIGNMENTS, {"experiment": experiment, "units": units})
                 arms |= {(experiment, unit): Assignment(*rest) for unit, *rest in rows}
@@ -160,18 +118,18 @@ class UnitStore:
         window is kept and does not count. A unit without an exposure gives an UnknownUnitError; a name or number that cannot
         be stored gives a MarlRayError.
         """
-        with self.transaction(self.writer) as connection:
+        with self._database.write_transaction() as connection:
             names = sorted({report.unit for report in reports})
             units = self._units(connection, experiment, names)
             now, rules = (
-                self._arrival(connection),
+                self._database.arrival(connection),
                 windows.report_rules_of(connection, experiment) if units else NO_REPORT_RULES,
             )
             stored_values = self._values(connection, experiment, list(units))
             changes = Changes(experiment, actor, now, rules, units, stored_values)
             results = [changes.add(report) for report in reports]
             for table, rows in changes.rows():
-                insert = self.insert(table)
+                insert = self._database.insert(table)
                 new = {key: insert.excluded[key] for key in ("value", "at", "arrived_at")}
                 keys = [column.name for column in table.primary_key]
                 connection.execute(insert.on_conflict_do_update(index_elements=keys, set_=new), rows)
@@ -206,15 +164,9 @@ class UnitStore:
         """Return all replaced values of the experiment, the oldest first."""
         corrections = schema.corrections.c
         query = sa.select(*(corrections[name.name] for name in fields(Correction)))
-        with self.transaction() as connection:
+        with self._database.transaction() as connection:
             rows = connection.execute(query.where(corrections.experiment == experiment).order_by(corrections.id))
             return [Correction(*row) for row in rows]
-
-    def _is_new(self, connection: sa.Connection, table: sa.Table, row: dict[str, Any]) -> bool:
-        """Insert the row unless its key is taken; True if it was inserted."""
-        # The row count does not tell: SQLAlchemy does not know that of PostgreSQL's inserts (it says -1).
-        insert = self.insert(table).values(row).on_conflict_do_nothing().returning(sa.literal(1))
-        return connection.execute(insert).first() is not None
 
     def record_shadows(self, experiment: str, replica: str, totals: Mapping[str, Mapping[str, float]]) -> None:
         """Store the totals that a replica has counted for each shadowed arm since the replica began.
@@ -225,10 +177,10 @@ class UnitStore:
         """
         names = (*schema.SHADOW_COUNTS, *schema.SHADOW_SUMS)
         key = {"experiment": experiment, "replica": replica}
-        with self.transaction(self.writer) as connection:
+        with self._database.write_transaction() as connection:
             for arm in sorted(totals):
                 values = {"at": time.time(), **{name: totals[arm].get(name, 0) for name in names}}
-                insert = self.insert(schema.shadow_totals).values(arm=arm, **key, **values)
+                insert = self._database.insert(schema.shadow_totals).values(arm=arm, **key, **values)
                 same = ["experiment", "arm", "replica"]
                 connection.execute(insert.on_conflict_do_update(index_elements=same, set_=values))
 
@@ -243,7 +195,7 @@ class UnitStore:
         counts = [sa.cast(sums[name], sa.BigInteger).label(name) for name in schema.SHADOW_COUNTS]
         more = *(sums[name].label(name) for name in schema.SHADOW_SUMS), sa.func.max(totals.at).label("at")
         query = sa.select(totals.arm, *counts, *more).where(totals.experiment == experiment).group_by(totals.arm)
-        with self.transaction() as connection:
+        with self._database.transaction() as connection:
             rows = [dict(row) for row in connection.execute(query.order_by(totals.arm)).mappings()]
         return {row.pop("arm"): row for row in rows}
 
@@ -269,7 +221,7 @@ class UnitStore:
             later = query
             if last is not None:
                 later = query.where(sa.tuple_(outcomes.c.at, outcomes.c.unit) > sa.tuple_(last.at, last.unit))
-            with self.transaction() as connection:
+            with self._database.transaction() as connection:
                 rows = [Outcome(*row) for row in connection.execute(later)]
             yield from rows
             if len(rows) < page:
@@ -284,7 +236,7 @@ class UnitStore:
         rows: list[tuple[str, float]] = []
         while True:
             later = query.where(values.unit > rows[-1][0]) if rows else query
-            with self.transaction() as connection:
+            with self._database.transaction() as connection:
                 rows = [(row.unit, row.value) for row in connection.execute(later)]
             yield from rows
             if len(rows) < page:
