@@ -1,5 +1,6 @@
-"""The base model of every config: unknown keys are refused, values are immutable."""
+"""The base model of every config: unknown keys are refused, values are immutable, and errors say what was expected."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,12 +12,48 @@ from marl_ray.extensions import ExtensionPoint
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 """The names that runs, sweeps, experiments and endpoints may have."""
+HTTP_URL = r"^https?://[^\s]+$"
+HTTP_BASE_URL = r"^https?://[^\s/?#@]+(/[^\s?#]*)?$"
+ORIGIN = r"^(\*|https?://[^/*\s]+)$"
+MEMORY_OR_REDIS = r"^(memory:$|rediss?://)"
+PATTERNS = {
+    NAME_PATTERN: "expected letters, digits, _, . and -, a letter or digit first, at most 100 characters",
+    HTTP_URL: "expected an address that begins with http:// or https://",
+    HTTP_BASE_URL: "expected an address such as http://host:8000/v1, without user and query",
+    ORIGIN: "expected * or an origin such as https://shop.example",
+    MEMORY_OR_REDIS: "expected memory: or an address that begins with redis:// or rediss://",
+}
+"""Pattern of a text -> what it says, in words."""
+EXPECTED: dict[str, tuple[str, ...]] = {
+    "a mapping of keys": ("dict_type", "mapping_type", "model_type", "model_attributes_type"),
+    "a list": ("tuple_type", "list_type", "set_type", "frozen_set_type"),
+    "text": ("string_type",),
+    "true or false": ("bool_type", "bool_parsing"),
+    "a whole number": ("int_type", "int_parsing", "int_parsing_size", "int_from_float"),
+    "a number": ("float_type", "float_parsing"),
+    "a finite number": ("finite_number",),
+    "no value": ("none_required",),
+    "a number greater than {gt}": ("greater_than",),
+    "a number of at least {ge}": ("greater_than_equal",),
+    "a number less than {lt}": ("less_than",),
+    "a number of at most {le}": ("less_than_equal",),
+    "a multiple of {multiple_of}": ("multiple_of",),
+    "a length of at least {min_length}": ("string_too_short", "too_short"),
+    "a length of at most {max_length}": ("string_too_long", "too_long"),
+    "a text that matches {pattern}": ("string_pattern_mismatch",),
+    "{expected}": ("literal_error", "enum"),
+    "the key {discriminator}": ("union_tag_not_found",),
+    "{discriminator} to be one of {expected_tags}, not '{tag}'": ("union_tag_invalid",),
+}
+"""An expectation in the words of YAML -> types of pydantic's errors that have it; their details fill the braces."""
 
 
 class Config(BaseModel):
     """Strict, frozen model; the docstring under a field is its documentation in the JSON schema."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
 
     def resolved(self) -> dict[str, Any]:
         """Return plain data with every default written out."""
@@ -24,8 +61,21 @@ class Config(BaseModel):
 
 
 def words(error: ErrorDetails) -> str:
-    """Return the message of one of pydantic's errors, without the words that pydantic puts before a validator's own."""
-    return str(error["ctx"]["error"]) if error["type"] == "value_error" else error["msg"]
+    """Return what one of pydantic's errors says, in the words of this product: `expected ...`, or a validator's own."""
+    details = error.get("ctx", {})
+    if error["type"] in ("value_error", "assertion_error"):
+        return str(details["error"])
+    if details.get("pattern") in PATTERNS:
+        return PATTERNS[details["pattern"]]
+    for text, types in EXPECTED.items():
+        if error["type"] in types:
+            return "expected " + text.format(**{key: _plain(value) for key, value in details.items()})
+    return re.sub(r"^\w+ should (be|have) ", "expected ", error["msg"])
+
+
+def _plain(value: Any) -> Any:
+    """Return a bound as people write it: 1 for 1.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def first_problem(error: ValidationError) -> str:
@@ -35,7 +85,7 @@ def first_problem(error: ValidationError) -> str:
     """
     first = error.errors()[0]
     field = ".".join(map(str, first["loc"]))
-    return f"{field}: {first['msg']}" if field else str(first["msg"])
+    return f"{field}: {words(first)}" if field else words(first)
 
 
 def known(point: ExtensionPoint) -> Callable[[str], str]:
