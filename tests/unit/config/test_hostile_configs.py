@@ -46,6 +46,7 @@ HOSTILE = {
             "constraints: [3]": "constraints.0: expected a mapping of keys, got 3",
             "evaluation: {episodes: 0}": "evaluation.episodes: expected a number greater than 0, got 0",
             "evaluation: {benchmarks: [3]}": "evaluation.benchmarks.0: expected",
+            "resources: {device: gpu}": "'auto', 'cpu' or 'cuda', got 'gpu'; did you mean cuda?",
             "resources: {mixed_precision: x}": "resources.mixed_precision: expected 'auto'",
             "resources: {parallel: 3}": "resources.parallel: expected a mapping of keys, got 3",
             "tracking: {also: 3}": "tracking.also: expected a list, got 3",
