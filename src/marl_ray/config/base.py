@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from marl_ray.errors import MarlRayError
+from marl_ray.errors import MarlRayError, suggestion
 from marl_ray.extensions import ExtensionPoint
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
@@ -16,12 +16,26 @@ HTTP_URL = r"^https?://[^\s]+$"
 HTTP_BASE_URL = r"^https?://[^\s/?#@]+(/[^\s?#]*)?$"
 ORIGIN = r"^(\*|https?://[^/*\s]+)$"
 MEMORY_OR_REDIS = r"^(memory:$|rediss?://)"
+KUBERNETES_NAME = r"^[a-z]([-a-z0-9]{0,45}[a-z0-9])?$"
+IMAGE = r"^[A-Za-z0-9][-._:/@A-Za-z0-9]*$"
+VERSION = r"^[0-9]+\.[0-9]+\.[0-9]+[.a-z0-9]*$"
+QUANTITY = r"^(0*[1-9][0-9]*(\.[0-9]+)?|0+\.[0-9]*[1-9][0-9]*)(Ki|Mi|Gi|Ti|K|M|G|T)?$"
+VARIABLE = r"^[-._A-Za-z][-._A-Za-z0-9]*$"
+NOT_EMPTY = r"\S"
+REDIS = r"^(rediss?://)?[-.\[\]:A-Za-z0-9]+$"
 PATTERNS = {
     NAME_PATTERN: "expected letters, digits, _, . and -, a letter or digit first, at most 100 characters",
     HTTP_URL: "expected an address that begins with http:// or https://",
     HTTP_BASE_URL: "expected an address such as http://host:8000/v1, without user and query",
     ORIGIN: "expected * or an origin such as https://shop.example",
     MEMORY_OR_REDIS: "expected memory: or an address that begins with redis:// or rediss://",
+    KUBERNETES_NAME: "expected lower-case letters, digits and -, a letter first, at most 47 characters",
+    IMAGE: "expected the name of an image, such as registry.example/marl-ray:1.0",
+    VERSION: "expected a version, such as 2.60.0",
+    QUANTITY: "expected an amount above 0, such as 500M or 8Gi",
+    VARIABLE: "expected the name of an environment variable",
+    NOT_EMPTY: "expected a text that is not empty",
+    REDIS: "expected an address such as redis://host:6379, without a password",
 }
 """Pattern of a text -> what it says, in words."""
 EXPECTED: dict[str, tuple[str, ...]] = {
@@ -71,6 +85,13 @@ def words(error: ErrorDetails) -> str:
         if error["type"] in types:
             return "expected " + text.format(**{key: _plain(value) for key, value in details.items()})
     return re.sub(r"^\w+ should (be|have) ", "expected ", error["msg"])
+
+
+def meant(error: ErrorDetails) -> str:
+    """Return '; did you mean ...?' for a text that is close to one of the few that are possible; empty for other errors."""
+    if error["type"] != "literal_error" or not isinstance(error["input"], str):
+        return ""
+    return suggestion(error["input"], re.findall(r"'([^']*)'", error["ctx"]["expected"]))
 
 
 def _plain(value: Any) -> Any:

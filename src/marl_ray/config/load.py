@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from marl_ray.config.base import Config, words
+from marl_ray.config.base import Config, meant, words
 from marl_ray.errors import MarlRayError, did_you_mean, one_line, one_line_without, suggestion
 
 C = TypeVar("C", bound=Config)
@@ -179,9 +179,7 @@ def _explain(error: Any, key: str) -> str:
     named = error["type"] == "value_error" and str(error["input"]) in message
     explained = len(shown) > 60 or isinstance(error["input"], Mapping) or named
     suffix = "" if explained else f", got {shown}"
-    if error["type"] == "literal_error" and isinstance(error["input"], str):
-        suffix += suggestion(error["input"], re.findall(r"'([^']*)'", error["ctx"]["expected"]))
-    return f"{key}: {message}{suffix}" if key else message
+    return f"{key}: {message}{suffix}{meant(error)}" if key else message
 
 
 def other_kind(keys: Container[str], data: Mapping[str, Any], file: str) -> str:

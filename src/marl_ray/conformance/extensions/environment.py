@@ -252,10 +252,10 @@ def _difference(tested: EnvBatch, loop: EnvLoop, max_steps: int) -> str | None:
                         return f"episode {number}, step {step}: {name} differ from those of `reset` and `step`"
             if not loop.alive.any():
                 break
-        for copy in np.flatnonzero(~loop.alive.any(1)):
-            got, expected = (batch.metrics(int(copy)) for batch in batches)
-            if got.keys() != expected.keys() or not np.allclose([got[n] for n in expected], [*expected.values()]):
-                return f"episode {number}: its metrics are {got}, expected {expected} of infos[agent]['metrics']"
+        for copy in np.flatnonzero(~loop.alive.any(1)).tolist():
+            means, of_infos = tested.metrics(copy), loop.metrics(copy)
+            if means.keys() != of_infos.keys() or not np.allclose([means[n] for n in of_infos], [*of_infos.values()]):
+                return f"episode {number}: its metrics are {means}, expected {of_infos} of infos[agent]['metrics']"
     return None
 
 

@@ -138,6 +138,8 @@ def test_an_unknown_key_is_found_at_every_depth(where):
             [{"name": "x"}],
             "2.deployment_actors.0.actor_class: missing",
         ),
+        (f"{ARGS}.experiments.0.strategy", "gradaul", "experiments.0.strategy: expected 'ab', 'gradual', "),
+        (f"{ARGS}.experiments.0.strategy", "gradaul", "or 'thompson'; did you mean gradual?"),
         (f"{ARGS}.replicas", 0, f"{ARGS}.replicas: expected a number greater than 0"),
         (f"{ARGS}.experiments.0.arms.a", {}, f"{ARGS}.experiments.0.arms.a: expected either bundle or url"),
         (f"{ARGS}.experiments.0.layer_share", [0.5, 0.6], f"{ARGS}.experiments.0: layer_share: needs a layer"),
