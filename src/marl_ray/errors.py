@@ -70,15 +70,24 @@ MAX_COMPARED = 100
 """Maximum number of characters of a name that are compared with the known ones: of a million, which a request may have, that
 would take a third of a second."""
 
+SYNONYMS = {"gpu": "cuda"}
+"""Word that people use -> the known name, which is not the one that is closest to it."""
+
 
 def suggestion(name: str, known: Collection[str], before: str = "") -> str:
     """Return '; did you mean ...?' with the known names that are close to a name; empty if none is.
 
-    A known name that is the initials of `name` is the only suggestion.
+    A known name that is the initials of `name`, or a synonym, is the only suggestion. If none is close, those that
+    begin with `name` are.
     """
     name = name[:MAX_COMPARED]
     initials = "".join(word[:1] for word in name.split("_")) if "_" in name else ""
-    close = [initials] if initials in known else difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    lowered = {other.lower(): other for other in known}
+    initials = SYNONYMS.get(name.lower(), initials)
+    close = [initials] if initials in known else difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.5)
+    if not close and len(name) > 2:
+        close = [other for other in lowered if other.startswith(name.lower())][:3]
+    close = [lowered.get(other, other) for other in close]
     return f"; did you mean {' or '.join(before + other for other in close)}?" if close else ""
 
 

@@ -9,6 +9,7 @@ An entry point is a line of a package's own `pyproject.toml`, in the group `marl
 import importlib
 import importlib.util
 import inspect
+import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -54,7 +55,8 @@ class ExtensionPoint:
             return self.builtins[name]
         installed = installed_points(self.group)
         if name not in installed:
-            raise MarlRayError(f"{name!r} is unknown{with_colon(name) or did_you_mean(name, self.names(), REFERENCE)}")
+            meant = with_colon(name, self.classes) or did_you_mean(name, self.names(), REFERENCE)
+            raise MarlRayError(f"{name!r} is unknown{meant}")
         claims = installed[name]
         if len({claim.value for claim in claims}) > 1:
             packages = " and ".join(sorted(claim.dist.name for claim in claims if claim.dist is not None))
@@ -210,20 +212,38 @@ def import_reference(reference: str, classes: Collection[str] = ()) -> Any:
     return target
 
 
-def with_colon(name: str) -> str:
+def with_colon(name: str, classes: Collection[str] = ()) -> str:
     """Return the end of an error about a name that lacks a colon; empty if nothing is to be said.
 
-    It is '; did you mean package.module:NAME?' for `package.module.NAME` of a module that there is, and '; expected
-    module:NAME, not a file' for a file.
+    It is '; did you mean package.module:NAME?' for `package.module.NAME` of a module that there is, and for a module of
+    the folder in which the command was started, whose instances of `classes` it offers. For a file it is '; expected
+    module:NAME, not a file'.
     """
     if name.endswith(".py"):
         return f"; expected {_module_of(name)}:NAME, not a file"
+    if _is_module_here(name):
+        return f"; did you mean {' or '.join(f'{name}:{part}' for part in _parts_of(name, classes)[:3])}?"
     module, _, last = name.rpartition(".")
     try:
         spec = module and importlib.util.find_spec(module)
     except (ImportError, ValueError):  # a package of it is missing, or the name is no name of a module
         return ""
     return f"; did you mean {module}:{last}?" if spec else ""
+
+
+def _is_module_here(name: str) -> bool:
+    """Return True if a module or a package of this dotted name lies in the folder in which the command was started."""
+    path = name.replace(".", "/")
+    return os.path.isfile(f"{path}.py") or os.path.isfile(f"{path}/__init__.py")
+
+
+def _parts_of(module: str, classes: Collection[str]) -> list[str]:
+    """Return the names that a module defines, of instances of `classes` if it has some; NAME where that is not known."""
+    try:
+        names = _defined_names(importlib.import_module(module), classes)
+    except (Exception, SystemExit):  # whatever the user's module raises while it loads
+        return ["NAME"]
+    return [name for name in names if not name.startswith("_")] or ["NAME"]
 
 
 def _module_of(file: str) -> str:

@@ -49,6 +49,25 @@ def test_a_package_ships_an_algorithm_by_name(installed):
     sys.modules.pop("shipped_ppo")
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "meant"),
+    [
+        (ALGORITHM, "from marl_ray.algorithms.with_critic.ppo import PPO as OURS\n", "mine_here:OURS?"),
+        (ENVIRONMENT, "class Maze:\n    pass\n", "mine_here:Maze?"),
+        (ENVIRONMENT, "raise OSError\n", "mine_here:NAME?"),
+    ],
+)
+def test_the_name_of_a_module_in_this_folder_alone_is_told_what_it_lacks(kind, text, meant, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("mine_here.py").write_text(text)
+    importlib.invalidate_caches()
+    with pytest.raises(MarlRayError) as refused:
+        kind.reference("mine_here")
+    sys.modules.pop("mine_here", None)
+    assert str(refused.value) == f"'mine_here' is unknown; did you mean {meant}"
+
+
 def test_a_name_that_two_packages_claim_is_refused_with_both(installed):
     install(installed, "one", "[marl_ray.environments]\nmaze = one_maze:make\n")
     install(installed, "two", "[marl_ray.environments]\nmaze = two_maze:make\n")

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from marl_ray.config.base import Config
+from marl_ray.config.base import REDIS, Config
 from marl_ray.config.kubernetes import (
     MAX_NUMBER,
     AbsolutePath,
@@ -92,7 +92,7 @@ class GroupConfig(NodeConfig):
 class RedisConfig(Config):
     """The Redis that keeps the head's state, so that a cluster outlives its head."""
 
-    address: Annotated[str, Field(pattern=r"^(rediss?://)?[-.\[\]:A-Za-z0-9]+$")]
+    address: Annotated[str, Field(pattern=REDIS)]
     """Address of the Redis, such as redis://marl-ray-redis:6379; the password is in a Secret."""
     password_secret: Reference | None = None
     """Secret with the key `password`."""

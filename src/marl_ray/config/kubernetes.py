@@ -6,28 +6,26 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from pydantic import AfterValidator, Field, StringConstraints
 
+from marl_ray.config.base import IMAGE, KUBERNETES_NAME, NOT_EMPTY, QUANTITY, VARIABLE, VERSION
+
 MAX_NUMBER = 10**9
 """The greatest number: the fields of KubeRay's resources have 32 bits, which hold twice as much."""
-NAME = r"^[a-z]([-a-z0-9]{0,45}[a-z0-9])?$"
-Name = Annotated[str, StringConstraints(pattern=NAME)]
+Name = Annotated[str, StringConstraints(pattern=KUBERNETES_NAME)]
 """A name of our own, short enough for what KubeRay appends."""
 Reference = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
 """Name of what somebody else has made, such as a Secret."""
 Queue = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$")]
 """Such a name that is the value of a label, too."""
-Image = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][-._:/@A-Za-z0-9]*$")]
-Version = Annotated[str, StringConstraints(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+[.a-z0-9]*$")]
+Image = Annotated[str, StringConstraints(pattern=IMAGE)]
+Version = Annotated[str, StringConstraints(pattern=VERSION)]
 """A version of Ray, such as 2.60.0."""
-Quantity = Annotated[
-    str,
-    StringConstraints(pattern=r"^(0*[1-9][0-9]*(\.[0-9]+)?|0+\.[0-9]*[1-9][0-9]*)(Ki|Mi|Gi|Ti|K|M|G|T)?$"),
-]
+Quantity = Annotated[str, StringConstraints(pattern=QUANTITY)]
 """An amount of memory, such as 8Gi. Kubernetes takes 0 for no bound at all."""
-Variable = Annotated[str, StringConstraints(pattern=r"^[-._A-Za-z][-._A-Za-z0-9]*$")]
+Variable = Annotated[str, StringConstraints(pattern=VARIABLE)]
 """Name of an environment variable."""
 RayResource = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][-_.:/A-Za-z0-9]*$")]
 """Name of a custom resource; it stands between quotes in the command that starts Ray."""
-Command = Annotated[str, StringConstraints(pattern=r"\S")]
+Command = Annotated[str, StringConstraints(pattern=NOT_EMPTY)]
 Count = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 Positive = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 Seconds = Positive

@@ -11,8 +11,9 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
-from marl_ray.config.base import NAME_PATTERN, Config, words
+from marl_ray.config.base import Config, meant, words
 from marl_ray.errors import MarlRayError, did_you_mean, one_line, one_line_without, suggestion
 
 C = TypeVar("C", bound=Config)
@@ -29,17 +30,8 @@ KIND_BY_KEY = {
 """A key that configs of one kind alone have at the top -> the kind, and the command that reads it."""
 
 
-EXPECTED_KINDS: dict[str, tuple[str, ...]] = {
-    "expected a mapping of keys": ("dict_type", "model_type"),
-    "expected a list": ("tuple_type", "list_type"),
-    "expected text": ("string_type",),
-    "expected true or false": ("bool_type", "bool_parsing"),
-    "expected a whole number": ("int_type", "int_parsing", "int_from_float"),
-    "expected a number": ("float_type", "float_parsing"),
-}
-"""A kind of value in the words of YAML -> types of pydantic's errors about other values."""
-PATTERN_TEXTS = {NAME_PATTERN: "expected letters, digits, _, . and -, a letter or digit first, at most 100 characters"}
-"""Pattern of a text -> what it says, in words."""
+NO_KEY = re.compile(r"(str|int|float|bool|none|any|dict|list|tuple|[a-z]+-.*|.*\[.*|[A-Z]\w*)$")
+"""Steps of pydantic's place of an error that name a type, a validator or a model."""
 
 
 class YamlLoader(yaml.SafeLoader):
@@ -128,10 +120,13 @@ def parse_config(model: type[C], data: Any, overrides: Sequence[str] = (), sourc
         errors = error.errors()
         # A key that is misspelt is missing, too.
         first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
-        key = ".".join(str(part) for part in first["loc"])
-        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        instead = instead_of(model, first["loc"]) if first["type"] == "extra_forbidden" else ""
-        raise MarlRayError(f"{source}: {_explain(first, key)}{instead}{more}") from error
+        place = list(path_in(merged, first))
+        others = sum(not _follows(each, errors) for each in errors) - 1
+        more = f" (and {others} more)" if others > 0 else ""
+        instead = ""
+        if first["type"] == "extra_forbidden":
+            instead = instead_of(model, first["loc"], "".join(f"{step}." for step in place[:-1]))
+        raise MarlRayError(f"{source}: {_explain(first, '.'.join(place))}{instead}{more}") from error
 
 
 def with_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -190,14 +185,12 @@ def _explain(error: Any, key: str) -> str:
         return f"unknown key {key!r}"
     if error["type"] == "missing":
         return f"missing key {key!r}"
-    in_words = [text for text, error_types in EXPECTED_KINDS.items() if error["type"] in error_types]
-    message = in_words[0] if in_words else PATTERN_TEXTS.get(error.get("ctx", {}).get("pattern"), words(error))
+    message = words(error)
     shown = repr(error["input"]) if error["input"] is not None else "nothing"
-    explained = len(shown) > 60 or isinstance(error["input"], Mapping) or str(error["input"]) in message
+    named = error["type"] == "value_error" and str(error["input"]) in message
+    explained = len(shown) > 60 or isinstance(error["input"], Mapping) or named
     suffix = "" if explained else f", got {shown}"
-    if error["type"] == "literal_error" and isinstance(error["input"], str):
-        suffix += suggestion(error["input"], re.findall(r"'([^']*)'", error["ctx"]["expected"]))
-    return f"{key}: {message}{suffix}" if key else message
+    return f"{key}: {message}{suffix}{meant(error)}" if key else message
 
 
 def other_kind(keys: Container[str], data: Mapping[str, Any], file: str) -> str:
@@ -209,21 +202,54 @@ def other_kind(keys: Container[str], data: Mapping[str, Any], file: str) -> str:
     return ""
 
 
-def instead_of(model: type[BaseModel], place: Sequence[int | str]) -> str:
+def _values(data: Any) -> list[Any]:
+    """Return the values of a mapping; any other value alone."""
+    return list(data.values()) if isinstance(data, Mapping) else [data]
+
+
+def _follows(error: ErrorDetails, errors: Sequence[ErrorDetails]) -> bool:
+    """Return True if a list is too short because an entry of it is wrong."""
+    place = error["loc"]
+    return error["type"] == "too_short" and any(e is not error and e["loc"][: len(place)] == place for e in errors)
+
+
+def path_in(data: Any, error: ErrorDetails) -> Iterator[str]:
+    """Yield the steps of the place of one of pydantic's errors that are keys of the data, or could be.
+
+    The others name the kinds of a union, or a validator.
+    """
+    steps, missing = error["loc"], error["type"] == "missing"
+    for step in steps[:-1] if missing else steps:
+        is_entry = isinstance(data, list) and isinstance(step, int) and step < len(data)
+        if is_entry or (isinstance(data, Mapping) and step in data):
+            data = data[step]
+        elif isinstance(step, int) or NO_KEY.match(step) or step in _values(data):
+            continue
+        yield str(step)
+    if missing:
+        yield str(steps[-1])
+
+
+def instead_of(model: type[BaseModel], place: Sequence[int | str], before: str = "") -> str:
     """Return the end of an error about an unknown key at this place of a config.
 
-    It says where a key of that name is, or else which keys at its place are close to it.
+    It says where a key of that name is, or else which keys at its place are close to it. `before` is put before each.
     """
     parts: list[Any] = [model]
     for step in place[:-1]:
         inner = [child for part in parts for child in _below(part, step)]
-        parts = inner or parts  # the step may be the tag of a union, which is no key
-    key, before = str(place[-1]), "".join(f"{step}." for step in place[:-1])
+        parts = inner or [part for part in parts if _has_kind(part, step)] or parts  # a union's tag is no key
+    key = str(place[-1])
     models = [part for part in parts if _is_model(part)]
     deeper = [path for each in models for path in _paths(each) if path.rpartition(".")[2] == key]
     if deeper:
         return f"; did you mean {' or '.join(before + path for path in deeper[:3])}?"
     return did_you_mean(key, [name for each in models for name in each.model_fields], before=before)
+
+
+def _has_kind(part: Any, kind: int | str) -> bool:
+    """Return True for the model of a union whose key `kind` has this one value."""
+    return _is_model(part) and "kind" in part.model_fields and get_args(part.model_fields["kind"].annotation) == (kind,)
 
 
 def _is_model(part: Any) -> bool:

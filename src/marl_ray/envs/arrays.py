@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from marl_ray.envs.batch import BatchStep, group_positions
+from marl_ray.envs.batch import BatchStep, finite_number, group_positions
 from marl_ray.errors import MarlRayError
 
 Begin = Callable[[int], np.ndarray]
@@ -20,6 +20,8 @@ agents) int64, as the environment takes them."""
 ObserveRows = Callable[..., None]
 """A function of (states, copies, agents, rows, *parameters) that writes the observation of the agent with number
 `agents[k]` in the copy with number `c`, for each number of `copies`, to `rows[c, k]`."""
+ReportEpisode = Callable[..., dict[str, float]]
+"""A function of (state, *parameters) that returns the numbers to log of the episode that has ended in the state (S,)."""
 Allow = Callable[..., None]
 """A function of (states, masks, *parameters) that makes False what is not possible now in the masks (copies, agents,
 actions) bool, which are True before. `actions` is the greatest number that an agent has; no agent reads what is beyond
@@ -44,17 +46,19 @@ class ArrayBatch:
         observe: ObserveRows,
         allow: Allow | None = None,
         parameters: tuple[Any, ...] = (),
+        report: ReportEpisode | None = None,
     ):
         """Take the agents and the sizes of their actions from `env`.
 
-        `parameters` are the last arguments of `play`, `observe` and `allow`. Raises MarlRayError if an action space is
-        not Discrete.
+        `parameters` are the last arguments of `play`, `observe`, `allow` and `report`. Raises MarlRayError if an action
+        space is not Discrete.
         """
         agents = list(env.possible_agents)
         self.begin = begin
         self.play = play
         self.observe_rows = observe
         self.allow = allow
+        self.report = report
         self.signals = signals
         self.parameters = parameters
         self.members, self.agents = group_positions(agents, groups), agents
@@ -102,6 +106,11 @@ class ArrayBatch:
             absent = ~self.observed[np.ix_(numbers, members)]
             if absent.any():
                 group_rows[numbers] = np.where(absent[..., None], 0, group_rows[numbers])
+
+    def metrics(self, copy: int) -> dict[str, float]:
+        """Return what `report` makes of the copy's state; empty without it."""
+        numbers = {} if self.report is None else self.report(self.states[copy], *self.parameters)
+        return {name: finite_number(value, f"metric {name}") for name, value in numbers.items()}
 
     def close(self) -> None:
         """Do nothing: arrays hold no resource."""

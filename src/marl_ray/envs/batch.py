@@ -1,7 +1,9 @@
 """The interface of copies of one environment that are stepped together as arrays."""
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -57,6 +59,12 @@ class EnvBatch(Protocol):
         limits it to some.
         """
 
+    def metrics(self, copy: int) -> dict[str, float]:
+        """Return the numbers that the environment has reported of the copy's last episode so far, by name.
+
+        They are those of `infos[agent]["metrics"]`, averaged over the steps and agents that gave each.
+        """
+
     def replay(self, copy: int, seed: int, actions: Sequence[Sequence[np.ndarray]]) -> None:
         """Reset a copy and take the given steps, after which everything is as if `step` had played them.
 
@@ -65,6 +73,38 @@ class EnvBatch(Protocol):
 
     def close(self) -> None:
         """Close every copy."""
+
+
+class EpisodeMetrics:
+    """The numbers that an environment reports of one episode, as `infos[agent]["metrics"]` of its steps."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, tuple[float, int]] = {}
+        """Name -> (sum, count)."""
+
+    def add(self, agent: str, metrics: Any) -> None:
+        """Add what one agent's infos have of a step. Raises MarlRayError unless it is a dict of finite numbers."""
+        if not isinstance(metrics, Mapping):
+            raise MarlRayError(f'infos["metrics"] of {agent} is {in_one_line(metrics)}, expected a dict of numbers')
+        for name, value in metrics.items():
+            total, count = self.sums.get(name, (0.0, 0))
+            self.sums[name] = total + finite_number(value, f"metric {name} of {agent}"), count + 1
+
+    def means(self) -> dict[str, float]:
+        """Return the mean of each number over the steps and agents that gave it."""
+        return {name: total / count for name, (total, count) in self.sums.items()}
+
+
+def finite_number(value: Any, what: str) -> float:
+    """Return a number, or a flag as 0 or 1, that an environment has reported; MarlRayError unless it is finite."""
+    if not isinstance(value, Real | np.bool_) or not math.isfinite(value):
+        raise MarlRayError(f"{what} is {in_one_line(value)}, expected a finite number")
+    return float(value)
+
+
+def in_one_line(value: Any) -> str:
+    """Return the text of a value for an error, without the line breaks that an array's has."""
+    return " ".join(repr(value).split())
 
 
 def group_positions(possible_agents: Sequence[str], groups: Sequence[Sequence[str]]) -> list[np.ndarray]:

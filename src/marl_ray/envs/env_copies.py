@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_ray.config.run.sections import ConstraintConfig, EnvConfig
-from marl_ray.envs.batch import BatchStep, EnvBatch, group_positions
+from marl_ray.envs.batch import BatchStep, EnvBatch, EpisodeMetrics, group_positions
 from marl_ray.envs.registry import check_reward, first_step, is_text, make_env, sample_action
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.extensions import import_reference
@@ -145,9 +145,11 @@ class EnvLoop:
         self.alive = np.zeros((copies, len(self.agents)), bool)
         self.action_masks: list[np.ndarray | None] = [None] * len(groups)
         self.observations: list[dict[str, Any]] = [{} for _ in range(copies)]
+        self.reports = [EpisodeMetrics() for _ in range(copies)]
 
     def reset(self, copy: int, seed: int) -> None:
         self.observations[copy], infos = self.envs[copy].reset(seed=seed)
+        self.reports[copy] = EpisodeMetrics()
         self._after(copy, infos)
 
     def step(self, actions: Sequence[np.ndarray]) -> BatchStep:
@@ -178,6 +180,9 @@ class EnvLoop:
                         )
                     row[...] = numbers
 
+    def metrics(self, copy: int) -> dict[str, float]:
+        return self.reports[copy].means()
+
     def close(self) -> None:
         for env in self.envs:
             env.close()
@@ -206,8 +211,10 @@ class EnvLoop:
                 step.rewards[c, i] = rewards[agent]
                 step.terminated[c, i] = terminated[agent]
                 step.truncated[c, i] = truncated[agent] and not terminated[agent]
-                if infos.get(agent):
-                    step.costs[c, i] = _costs(agent, infos[agent], self.signals)
+                if info := infos.get(agent):
+                    step.costs[c, i] = _costs(agent, info, self.signals)
+                    if "metrics" in info:
+                        self.reports[c].add(agent, info["metrics"])
         self._after(c, infos)
 
     def _after(self, c: int, infos: dict[str, dict[str, Any]]) -> None:

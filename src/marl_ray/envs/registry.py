@@ -1,6 +1,7 @@
 """Environments by id. Importing this loads no environment package; `make_env` loads the one it needs."""
 
 import copy
+import difflib
 import importlib
 import inspect
 import pkgutil
@@ -151,7 +152,7 @@ def _mpe2(env_id: str) -> Callable[..., Any]:
 def _import_environment(env_id: str) -> Callable[..., Any]:
     """Return the callable that a built-in id, a package's id or `package.module:NAME` names."""
     if ":" not in env_id and env_id not in ENVIRONMENT.names():
-        meant = with_colon(env_id) or did_you_mean(env_id, ENVIRONMENT.names(), *EXPECTED_IDS)
+        meant = with_colon(env_id) or _of_package(env_id) or did_you_mean(env_id, ENVIRONMENT.names(), *EXPECTED_IDS)
         raise MarlRayError(f"env.id: {env_id!r} is unknown{meant}")
     try:
         make: Callable[..., Any] = ENVIRONMENT.load(env_id)
@@ -160,6 +161,21 @@ def _import_environment(env_id: str) -> Callable[..., Any]:
     if not callable(make):
         raise MarlRayError(f"env.id: {env_id!r} is not callable, expected what returns an environment")
     return make
+
+
+def _of_package(env_id: str) -> str:
+    """Return '; did you mean ...?' for an id of Gymnasium, mpe2 or MultiGrid with a typo, or without the right prefix."""
+    import gymnasium
+    import mpe2
+
+    from marl_ray.envs.gridworld.environment import IDS
+
+    modules = [module.name for module in pkgutil.iter_modules(mpe2.__path__) if "_v" in module.name]
+    ids = [*(f"gymnasium.{name}" for name in gymnasium.registry), *(f"mpe2.{name}" for name in modules), *IDS]
+    last = env_id.replace("/", ".").rpartition(".")[2]
+    close = [known for known in ids if known.rpartition(".")[2] == last]
+    close = close or difflib.get_close_matches(env_id, ids, n=3, cutoff=0.75)
+    return f"; did you mean {' or '.join(close[:3])}?" if close else ""
 
 
 def _build(env_id: str, make: Callable[..., Any], kwargs: dict[str, Any]) -> Any:

@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from marl_ray.envs.batch import BatchStep, group_positions
+from marl_ray.envs.batch import BatchStep, EpisodeMetrics, group_positions
 from marl_ray.envs.flat_dicts import flat_rows, flat_space
 from marl_ray.errors import MarlRayError
 
@@ -36,16 +36,19 @@ class VectorBatch:
         if not self.resets_itself and (mode := vector.metadata.get("autoreset_mode")) != AutoresetMode.DISABLED:
             raise MarlRayError(f"autoreset_mode of the VectorEnv is {mode}, expected {AutoresetMode.DISABLED}")
         self.vector, self.signals = vector, signals
-        group_positions([agent for group in groups for agent in group][:1], groups)
+        self.agent = next(agent for group in groups for agent in group)
+        group_positions([self.agent], groups)
         self.offset = int(space.start) if isinstance(space, spaces.Discrete) else 0
         self.alive = np.zeros((copies, 1), bool)
         self.action_masks: list[np.ndarray | None] = [None]
         self.seen: np.ndarray | None = None
+        self.reports = [EpisodeMetrics() for _ in range(copies)]
         self.waiting: dict[int, int] = {}
         """Copy -> seed of the episode that it begins at the next observation or step."""
 
     def reset(self, copy: int, seed: int) -> None:
         self.waiting[copy] = seed
+        self.reports[copy] = EpisodeMetrics()
         self.alive[copy] = True
 
     def step(self, actions: Sequence[np.ndarray]) -> BatchStep:
@@ -59,6 +62,8 @@ class VectorBatch:
         step.truncated[playing, 0] = truncated[playing] & ~terminated[playing]
         if "cost" in infos:
             step.costs[playing, 0] = np.asarray(infos["cost"])[playing].reshape(-1, self.signals)
+        if "metrics" in infos:
+            self._report(infos["metrics"], playing)
         self.alive &= ~(step.terminated | step.truncated)
         self._permit(infos, playing)
         return step
@@ -72,6 +77,9 @@ class VectorBatch:
     def replay(self, copy: int, seed: int, actions: Sequence[Sequence[np.ndarray]]) -> None:
         """Begin the episode anew: its copies cannot be stepped apart from each other."""
         self.reset(copy, seed)
+
+    def metrics(self, copy: int) -> dict[str, float]:
+        return self.reports[copy].means()
 
     def close(self) -> None:
         self.vector.close()
@@ -116,6 +124,13 @@ class VectorBatch:
         masks[playing, 0] = np.asarray(new_masks)[playing]
         if not masks.any(-1).all():
             raise MarlRayError("action mask of a VectorEnv: expected at least one action that is possible")
+
+    def _report(self, metrics: dict[str, Any], copies: np.ndarray) -> None:
+        """Note the numbers of a step, NAME -> (copies,), where `_NAME`, if there is one, says that a copy gave it."""
+        for name, values in metrics.items():
+            if name.removeprefix("_") == name or name[1:] not in metrics:
+                for c in np.flatnonzero(copies & metrics.get(f"_{name}", True)):
+                    self.reports[c].add(self.agent, {name: values[c]})
 
     def _see(self, observations: np.ndarray, copies: np.ndarray) -> None:
         """Keep the observations of these copies, (copies,) bool, as flat rows."""

@@ -52,6 +52,8 @@ class QuickstartResult:
     """The gateway."""
     key: str
     """Its admin key."""
+    storage: str
+    """The folder that holds the run's."""
     seconds: float
     """Seconds since the start of the command."""
 
@@ -96,6 +98,7 @@ def quickstart(folder: Path) -> Iterator[QuickstartResult]:
             curve=str(result.curve),
             url=url,
             key=key,
+            storage=str(folder),
             seconds=time.monotonic() - began,
         )
         with step(console, "shutting down"):
@@ -116,6 +119,17 @@ def lines_of(tried: QuickstartResult) -> Iterator[str]:
     }
     yield from (f"{name:<15}{text}" for name, text in lines.items())
     yield f"ready after {tried.seconds:.1f} s"
+    yield from next_lines(tried.storage)
+
+
+def next_lines(storage: str) -> Iterator[str]:
+    """Yield the commands that a newcomer may run next: they show the run, and begin an environment of their own."""
+    folder = Path(storage)
+    shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+    yield "next, also in another terminal:"
+    yield f"  marl-ray runs show {RUN['name']} --storage {shown}"
+    yield f"  marl-ray runs ls --storage {shown}"
+    yield "  marl-ray new environment my_env"
 
 
 def open_in_browser(page: str) -> None:

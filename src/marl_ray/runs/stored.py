@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pyarrow import fs
@@ -12,7 +13,7 @@ from marl_ray.storages import open_storage
 from marl_ray.stored_files.appended_file import parts_of
 from marl_ray.training.run_folder.metrics_file import read_metrics
 from marl_ray.training.run_folder.owners import Owner, read_owner
-from marl_ray.training.run_folder.record import FINISHED_KEY, read_record
+from marl_ray.training.run_folder.record import FINISHED_KEY, RECORD_FILE, read_record
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.records import CHANGES_FILE, RECORDS_FILE, read_records
 
@@ -125,9 +126,23 @@ def find_entry(
     entry = _read_entry(filesystem, root, storage, name)
     if entry is None:
         stored_names = [each.name for each in list_stored(storage) if isinstance(each, kind)]
-        instead = did_you_mean(name, stored_names) if stored_names else f"; there is no {what}"
+        instead = did_you_mean(name, stored_names) if stored_names else elsewhere(storage) or f"; there is no {what}"
         raise MarlRayError(f"{what} {name!r} is not under {storage!r}{instead}")
     return entry
+
+
+def elsewhere(storage: str) -> str:
+    """Return the end of an error about a storage without runs; empty if no folder below it has one.
+
+    It names the storage of the newest run there, such as that of `marl-ray try`.
+    """
+    if "://" in storage:
+        return ""
+    records = [path for depth in ("*/*", "*/*/*") for path in Path(storage).glob(f"{depth}/{RECORD_FILE}")]
+    if not records:
+        return ""
+    newest = max(records, key=lambda path: path.stat().st_mtime)
+    return f"; there are in {newest.parent.parent}: give --storage {newest.parent.parent}"
 
 
 def names(storage: str) -> list[str]:

@@ -113,7 +113,9 @@ def test_a_run_is_tracked_registered_and_resumed(died, storage):
 
     # What is finished is not run again, and says what it has; both need no Ray.
     assert train(run_config) == read_finished_result(run_config) == replace(outcome, trained=False)
-    with pytest.raises(MarlRayError, match=r"name: run 'toy' exists .* with another team.shared.hyper.lr; "):
+    with pytest.raises(
+        MarlRayError, match=r"name: run 'toy' exists .* with another team.shared.hyper.lr \(0.01, not 0.5\); "
+    ):
         check_run(config(TWO, FEW, fragile(storage / "died"), f"storage={storage}", "hyper.lr=0.5"))
 
     # The same name continues where it ended, or from the checkpoint before where its last one is damaged; another config

@@ -66,6 +66,19 @@ def countdown(**kwargs: Any) -> Countdown:
     return Countdown(**kwargs)
 
 
+class Reporting(Countdown):
+    """Reports by infos who was right in a step, and at the end of an episode how long it was."""
+
+    def step(self, actions: dict[str, int]) -> Any:
+        bits = dict(self.bits)
+        observations, rewards, terminated, truncated, infos = super().step(actions)
+        for agent, info in infos.items():
+            info["metrics"] = {"right": actions[agent] == bits[agent]}
+        if not self.agents:
+            infos["a"]["metrics"]["length"] = np.int64(self.time)
+        return observations, rewards, terminated, truncated, infos
+
+
 class Chase(Countdown):
     """A wolf among sheep: in every step it earns 2, and every sheep loses 1, whatever they do."""
 

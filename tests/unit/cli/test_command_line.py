@@ -81,12 +81,12 @@ def test_the_help_begins_with_train_and_has_groups():
         (("train", RUN, "algorithm=mapo"), "'mapo' is unknown; did you mean mappo"),
         (
             ("sweep", SWEEP, "scheduler={kind: asha, reductoin: 3}"),
-            "reductoin'; did you mean scheduler.asha.reduction?",
+            "unknown key 'scheduler.reductoin'; did you mean scheduler.reduction?",
         ),
         (("sweep", SWEEP, "sedes=3"), "unknown key 'sedes'; did you mean seeds or"),
         (
             ("sweep", SWEEP, "search.kind=tpee"),
-            "search.kind: Input should be 'grid', 'random' or 'tpe', got 'tpee'; did",
+            "search.kind: expected 'grid', 'random' or 'tpe', got 'tpee'; did",
         ),
         (("train", RUN.replace("mappo", "map")), f"No such file or directory; did you mean {RUN}"),
         (("new", "tol", "x"), "KIND 'tol' is unknown; did you mean tool?"),

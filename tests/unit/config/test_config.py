@@ -89,7 +89,7 @@ def test_policy_hyper_lies_over_the_runs():
         ("nmae=x", "unknown key 'nmae'"),
         ("team.shared.hyper.lrr=1", "lrr"),
         ("hyper.lr=fast", "hyper.lr: "),
-        ("hyper.lr=-1", "hyper.lr: Input should be greater than 0, got -1"),
+        ("hyper.lr=-1", "hyper.lr: expected a number greater than 0, got -1"),
         ("hyper.gamma=1.5", "hyper.gamma: "),
         ("seed=-1", "seed: "),
         ("train.env_copies=0", "train.env_copies: "),
@@ -124,7 +124,7 @@ def test_a_number_that_no_random_stream_has_bits_for_is_refused(key, most):
     overrides = ["algorithm=dapo", "train.group_size=4"]
     run(*overrides, f"{key}={most}")
     assert refusal(*overrides, f"{key}={most + 1}") == (
-        f"config: {key}: Input should be less than or equal to {most}, got {most + 1}"
+        f"config: {key}: expected a number of at most {most}, got {most + 1}"
     )
 
 

@@ -84,11 +84,11 @@ def test_only_adam_reads_its_own_keys(key):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("hyper.adam_betas=[0.9,1.0]", "hyper.adam_betas.1: Input should be less than 1"),
-        ("hyper.weight_decay=-1", "hyper.weight_decay: Input should be greater than or equal to 0"),
-        ("hyper.lr_warmup=-1", "hyper.lr_warmup: Input should be greater than or equal to 0"),
-        ("hyper.optimizer=adam", "hyper.optimizer: Input should be 'adamw' or 'sgd'"),
-        ("hyper.value_coef=0", "hyper.value_coef: Input should be greater than 0"),
+        ("hyper.adam_betas=[0.9,1.0]", "hyper.adam_betas.1: expected a number less than 1"),
+        ("hyper.weight_decay=-1", "hyper.weight_decay: expected a number of at least 0"),
+        ("hyper.lr_warmup=-1", "hyper.lr_warmup: expected a number of at least 0"),
+        ("hyper.optimizer=adam", "hyper.optimizer: expected 'adamw' or 'sgd'"),
+        ("hyper.value_coef=0", "hyper.value_coef: expected a number greater than 0"),
     ],
 )
 def test_keys_of_the_optimiser_are_checked_by_name(override, message):

@@ -24,7 +24,7 @@ from marl_ray.errors import MarlRayError
     [
         ({"bogus": 1}, "unknown key 'team.x.hyper.bogus'"),
         ({"pid_kp": 1}, "team.x.hyper.pid_kp: mappo does not read it"),
-        ({"lr": -1}, "team.x.hyper.lr: Input should be greater than 0"),
+        ({"lr": -1}, "team.x.hyper.lr: expected a number greater than 0"),
     ],
 )
 def test_a_policys_own_hyper_parameters_are_checked_by_name(hyper, message):
@@ -205,7 +205,7 @@ def test_a_benchmark_is_a_name_or_a_group_of_keys():
         (("evaluation.benchmarks=[humaneval, humaneval]",), "evaluation: benchmarks: humaneval is given twice"),
         (
             ("evaluation.benchmarks=[{name: humaneval, every: 0}]",),
-            "benchmarks.0.every: Input should be greater than 0",
+            "benchmarks.0.every: expected a number greater than 0",
         ),
         (("evaluation.benchmarks=[{name: humaneval, k: 1}]",), "unknown key 'evaluation.benchmarks.0.k'"),
         (

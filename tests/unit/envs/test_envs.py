@@ -51,7 +51,11 @@ def test_a_warm_up_refuses_a_reward_that_is_not_finite():
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"id": "CartPole-v1"}, "env.id: 'CartPole-v1' is unknown; expected one of budget_dag, code_team"),
+    ({"id": "nothing"}, "env.id: 'nothing' is unknown; expected one of budget_dag, code_team"),
+    ({"id": "CartPole-v1"}, "env.id: 'CartPole-v1' is unknown; did you mean gymnasium.CartPole-v1?"),
+    ({"id": "gym.CartPole-v1"}, "env.id: 'gym.CartPole-v1' is unknown; did you mean gymnasium.CartPole-v1?"),
+    ({"id": "simple_spread_v3"}, "env.id: 'simple_spread_v3' is unknown; did you mean mpe2.simple_spread_v3?"),
+    ({"id": "MultiGird-Empty-8x8-v0"}, "env.id: 'MultiGird-Empty-8x8-v0' is unknown; did you mean MultiGrid-Empty-8x8"),
     ({"id": "MultiGrid-Empty-8x8"}, "env.id: 'MultiGrid-Empty-8x8' is unknown; did you mean MultiGrid-Empty-8x8-v0"),
     ({"id": "MultiGrid-"}, "env.id: 'MultiGrid-' is unknown; did you mean MultiGrid-"),
     ({"id": "mpe2.simple_spred_v3"}, "env.id: 'mpe2.simple_spred_v3' is unknown; did you mean mpe2.simple_spread_v3"),

@@ -192,7 +192,7 @@ def row(name: str, **change) -> list[FileRow]:
         ("humaneval", {"base_input": []}, "f:1: base_input: Extra"),
         ("humaneval_plus", {"more_input": []}, "f:1: more_input: Extra"),
         ("humaneval_plus", {"plus_input": ...}, "f:1: plus_input: Field required"),
-        ("humaneval_plus", {"plus_input": [1]}, r"f:1: plus_input\.0: Input should be a valid list"),
+        ("humaneval_plus", {"plus_input": [1]}, r"f:1: plus_input\.0: expected a list"),
         ("humaneval_plus", {"task_id": "Mbpp/2"}, "f:1: task_id 'Mbpp/2': expected HumanEval/ and a number"),
         ("mbpp_plus", {"base_input": [[1]]}, "f:1: base_input: not in the form of Mbpp/2"),
         ("mbpp_plus", {"test_list": []}, "f:1: test_list: Extra"),

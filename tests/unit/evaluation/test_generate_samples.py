@@ -202,8 +202,8 @@ def test_what_was_written_before_a_kill_is_not_written_again(single_policy, tmp_
             "^num_samples: expected 1, since greedy .*, got 2$",
         ),
         ("single_policy", {"prompt": "Say it."}, r"^prompt: expected \{prompt\} in it, got 'Say it.'$"),
-        ("single_policy", {"temperature": 0.0}, "^temperature: Input should be greater than 0, got 0.0$"),
-        ("single_policy", {"max_tokens": 0}, "^max_tokens: Input should be greater than 0, got 0$"),
+        ("single_policy", {"temperature": 0.0}, "^temperature: expected a number greater than 0, got 0.0$"),
+        ("single_policy", {"max_tokens": 0}, "^max_tokens: expected a number greater than 0, got 0$"),
         ("team", {"prompt": "{prompt}!"}, "^agent: expected one of generator, reviewer; only a code team"),
     ],
 )

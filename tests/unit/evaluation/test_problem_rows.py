@@ -36,7 +36,7 @@ def test_mbpp_samples_may_name_their_problem_in_three_ways():
         ({"public_tests": {"input": ["1"], "output": []}}, "expected two lists of the same length"),
         ({"public_tests": {"input": [], "output": []}}, "expected at least one test"),
         ({"solutions": {"language": [3], "solution": []}}, "expected two lists of the same length"),
-        ({"public_tests": None}, "public_tests: Input should be"),
+        ({"public_tests": None}, "public_tests: expected"),
         ({"content": "x", "labels": "?", "test": "[]"}, "expected SandboxFusion's JSON"),
     ],
 )

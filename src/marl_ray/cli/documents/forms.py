@@ -45,6 +45,7 @@ FORMS: dict[str, dict[str, str]] = {
         "action_ms": "Median milliseconds of an action over HTTP.",
         "model, bundle, curve": "The best bundle, and the picture of the curve.",
         "url, key": "The gateway, and its admin key.",
+        "storage": "The folder that holds the run's: `--storage` of `runs show try`.",
         "seconds": "Until the gateway served.",
     },
     "demo": {

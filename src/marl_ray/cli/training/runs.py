@@ -26,7 +26,7 @@ RunName = Annotated[
 @runs_app.command("ls")
 def list_runs(storage: Storage = "runs", as_json: Json = False) -> None:
     """List the runs and sweeps of a storage."""
-    from marl_ray.runs.stored import list_stored
+    from marl_ray.runs.stored import elsewhere, list_stored
     from marl_ray.runs.summary import summary_of
 
     summaries = []
@@ -36,7 +36,7 @@ def list_runs(storage: Storage = "runs", as_json: Json = False) -> None:
         except MarlRayError as error:  # one damaged folder hides no other
             print(f"marl-ray: {error}", file=sys.stderr)
     heads = ("NAME", "STATE", "ALGORITHM", "ENVIRONMENT", "STEPS", "SCORE", "WHEN", "STORAGE")
-    lines = table(heads, map(_row, summaries)) if summaries else [f"no runs under {storage!r}"]
+    lines = table(heads, map(_row, summaries)) if summaries else [f"no runs under {storage!r}{elsewhere(storage)}"]
     show(as_json, summaries, lines)
 
 

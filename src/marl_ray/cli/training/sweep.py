@@ -1,6 +1,7 @@
 """`marl-ray sweep` and `marl-ray report`."""
 
 import itertools
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,7 +33,12 @@ def sweep(
 
     loaded = load_sweep(config, overrides or ())
     if dry_run:
+        from marl_ray.tuning.search.metric_names import unchecked_metrics
+
         trials = _trials(loaded)
+        for name in unchecked_metrics(loaded):
+            note = "is a number of the environment; the first trial says whether it is reported"
+            print(f"{loaded.name}: metric {name} {note}", file=sys.stderr)
         plan = {"trials": trials, "seeds": loaded.seeds}
         plan |= {"scheduler": loaded.scheduler.kind, "search": loaded.search.kind}
         lines = [f"{number:04d}  {values_line(values)}" for number, values in enumerate(trials)]

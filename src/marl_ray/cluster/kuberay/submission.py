@@ -21,8 +21,8 @@ from marl_ray.cluster.kuberay.manifests.pods import CLUSTER_LABEL
 from marl_ray.cluster.kuberay.manifests.rendering import render
 from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
 from marl_ray.config import RunConfig
+from marl_ray.config.base import KUBERNETES_NAME
 from marl_ray.config.cluster import FILES_PATH, ClusterConfig, JobConfig
-from marl_ray.config.kubernetes import NAME
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError
 
@@ -58,7 +58,7 @@ def submit(
     config = read_config(kind, config_path, overrides)
     refuse_relative_paths(config)
     _refuse_what_a_retry_loses(config, cluster)
-    if not re.fullmatch(NAME, name):
+    if not re.fullmatch(KUBERNETES_NAME, name):
         raise MarlRayError(f"--submission-id {name!r}: expected a-z, 0-9 and -, a letter first, 47 characters at most")
     job = (cluster.job or JobConfig(entrypoint="-")).model_copy(
         update={"entrypoint": shlex.join(["marl-ray", kind, f"{FILES_PATH}/config.yaml"])}

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from marl_ray.config.base import Config
+from marl_ray.config.base import HTTP_BASE_URL, Config
 from marl_ray.config.run.engines import serving_engine
 from marl_ray.config.run.model import DEFAULT_ENGINE
 
@@ -45,7 +45,7 @@ class ArmConfig(Config):
 
     bundle: str | None = None
     """Bundle folder or `models:/name/version`; each arm has either this or `url`."""
-    url: str | None = Field(default=None, pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$")
+    url: str | None = Field(default=None, pattern=HTTP_BASE_URL)
     """Base URL of an OpenAI-compatible API, its `/v1` included: the arm is a language model there."""
     model: str | None = Field(default=None, min_length=1, max_length=200)
     """With `url`: name of the model there."""

@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from marl_ray.config.base import NAME_PATTERN, Config
+from marl_ray.config.base import HTTP_URL, MEMORY_OR_REDIS, NAME_PATTERN, ORIGIN, Config
 from marl_ray.config.run.sections import NAME_FIELD
 from marl_ray.config.serving.arms import MIN_WEIGHT, ArmConfig, Replicas
 from marl_ray.config.serving.measures import Margin, Range, check_measure
@@ -309,7 +309,7 @@ class RateLimitConfig(Config):
 class CacheConfig(Config):
     """Kept answers to `mode: greedy`, which are the same for the same observations."""
 
-    url: str = Field(default="memory:", pattern=r"^(memory:$|rediss?://)")
+    url: str = Field(default="memory:", pattern=MEMORY_OR_REDIS)
     """`memory:` (each replica its own) or `redis://host:port/0` (shared)."""
     entries: PositiveInt = 100_000
     """With `memory:`: most answers that are kept; the least recently used answer goes first."""
@@ -320,7 +320,7 @@ class CacheConfig(Config):
 class WebhookConfig(Config):
     """Webhook that is told of every rollback, promotion and stage."""
 
-    url: str = Field(pattern=r"^https?://[^\s]+$")
+    url: str = Field(pattern=HTTP_URL)
     """URL that gets a POST of the audit entry as JSON; any 2xx is a receipt."""
     secret_env: str = Field(default="MARL_RAY_WEBHOOK_SECRET", min_length=1)
     """Environment variable with the secret of the signature: HMAC-SHA256 of `TIMESTAMP.BODY`,
@@ -357,7 +357,7 @@ class GatewayConfig(Config):
     """Limit of acts, outcomes and changes."""
     read_limit: RateLimitConfig | None = RateLimitConfig(per_s=50, burst=200)
     """Limit of reports, charts, lists and pages."""
-    cors: tuple[Annotated[str, Field(pattern=r"^(\*|https?://[^/*\s]+)$")], ...] = ()
+    cors: tuple[Annotated[str, Field(pattern=ORIGIN)], ...] = ()
     """Origins (`https://play.example.com`, or `*` for all) whose pages may ask this gateway; none when not given. Cookies
     are never allowed, as there are none."""
     cache: CacheConfig | None = None

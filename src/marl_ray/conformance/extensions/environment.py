@@ -9,7 +9,7 @@ import numpy as np
 
 from marl_ray.config.run.sections import EnvConfig
 from marl_ray.conformance.extensions.base import CheckedProperty, check_property
-from marl_ray.envs.batch import BatchStep, EnvBatch
+from marl_ray.envs.batch import BatchStep, EnvBatch, EpisodeMetrics
 from marl_ray.envs.env_copies import EnvLoop, make_batch
 from marl_ray.envs.registry import is_text, make_env, sample_action
 from marl_ray.policies.actor_critic.spaces import row_dtype, row_size, space_to_json
@@ -76,7 +76,7 @@ def _check_episodes(env: Any, config: EnvConfig, count: int, max_steps: int) -> 
         return
     steps = [step for episode in episodes for step in episode]
     yield check_property("observations", "every observation is in its agent's space", lambda: _observations(env, steps))
-    yield check_property("rewards", "every reward and cost is a finite number", lambda: _numbers(steps))
+    yield check_property("rewards", "every reward, cost and metric is a finite number", lambda: _numbers(steps))
     yield check_property(
         "seeds",
         "another copy with the same seed and actions gives the same",
@@ -184,6 +184,9 @@ def _numbers(steps: Sequence[SeenStep]) -> str | None:
         for name, value in numbers.items():
             if not np.isfinite(np.asarray(value, float)).all():
                 return f"step {number}: {name} is {value!r}"
+        for agent, info in step.infos.items():
+            if "metrics" in info:
+                EpisodeMetrics().add(agent, info["metrics"])
     return None
 
 
@@ -249,6 +252,10 @@ def _difference(tested: EnvBatch, loop: EnvLoop, max_steps: int) -> str | None:
                         return f"episode {number}, step {step}: {name} differ from those of `reset` and `step`"
             if not loop.alive.any():
                 break
+        for copy in np.flatnonzero(~loop.alive.any(1)).tolist():
+            means, of_infos = tested.metrics(copy), loop.metrics(copy)
+            if means.keys() != of_infos.keys() or not np.allclose([means[n] for n in of_infos], [*of_infos.values()]):
+                return f"episode {number}: its metrics are {means}, expected {of_infos} of infos[agent]['metrics']"
     return None
 
 

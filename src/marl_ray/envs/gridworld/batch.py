@@ -64,6 +64,10 @@ class GridworldBatch:
         for members, group_rows in zip(self.members, rows, strict=True):
             observe(numbers, *state, members, self.view, self.see_through, group_rows)
 
+    def metrics(self, copy: int) -> dict[str, float]:
+        """Return an empty dict, because a gridworld reports no numbers of its own."""
+        return {}
+
     def close(self) -> None:
         for env in self.envs:
             env.close()

@@ -40,6 +40,8 @@ class Episode(NamedTuple):
     the first step of the batch."""
     decisions: dict[str, int]
     """Policy -> number of its decisions in the whole episode, including the parts in earlier batches."""
+    metrics: dict[str, float]
+    """The numbers that the environment has reported of the episode, averaged over it."""
 
 
 class Batch(NamedTuple):
@@ -72,10 +74,7 @@ class Collector:
         continues from what `state()` returned."""
         self.env = env
         self.envs = envs
-        self.plan = plan
-        self.seed = seed
-        self.numbers = copies
-        self.signals = signals
+        self.plan, self.seed, self.numbers, self.signals = plan, seed, copies, signals
         order = list(env.possible_agents)
         self.columns = {name: [order.index(agent) for agent in members] for name, members in agents.items()}
         spaces = [env.action_space(members[0]) for members in agents.values()]
@@ -290,8 +289,8 @@ class Collector:
     def _finished(self, t: int, c: int) -> Episode:
         costs = tuple(self.costs[c].tolist())
         decisions = dict(zip(self.columns, self.decisions[c].tolist(), strict=True))
-        start = int(self.starts[c])
-        return Episode(t, self.numbers[c], float(self.returns[c]), costs, int(self.lengths[c]), start, decisions)
+        counts = int(self.lengths[c]), int(self.starts[c])
+        return Episode(t, self.numbers[c], float(self.returns[c]), costs, *counts, decisions, self.envs.metrics(c))
 
     def _reset(self, c: int, seed: int) -> None:
         self.returns[c] = 0.0

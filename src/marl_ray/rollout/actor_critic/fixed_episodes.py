@@ -41,6 +41,8 @@ class WholeEpisode(NamedTuple):
     """True if the limit of steps has ended it."""
     policy_returns: dict[str, float]
     """Policy -> return of its agents alone: sum of their rewards, averaged over them."""
+    metrics: dict[str, float]
+    """The numbers that the environment has reported of the episode, averaged over it."""
     not_finite: str = ""
     """The first reward or cost that is not finite, with its step and the seed of the episode; empty if there is none."""
 
@@ -126,6 +128,7 @@ class EvaluationCopies:
                 int(lengths[c]),
                 cut[c],
                 {name: values[c] for name, values in by_policy.items()},
+                envs.metrics(c),
                 not_finite.get(c, ""),
             )
             for c in range(count)

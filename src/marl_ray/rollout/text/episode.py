@@ -1,16 +1,15 @@
 """One copy of a text environment, and the episode that it plays."""
 
 import copy
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
 from pettingzoo import AECEnv
 
+from marl_ray.envs.batch import EpisodeMetrics, finite_number, in_one_line
 from marl_ray.envs.env_copies import copy_episode
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.policies.engines.base import Completion
@@ -123,7 +122,7 @@ class TextCopy:
         self.rewards = dict.fromkeys(self.env.possible_agents, 0.0)
         self.costs = np.zeros(self.signals)
         self.solved: bool | None = None
-        self.reports: dict[str, list[float]] = {}
+        self.reports = EpisodeMetrics()
 
     def reset(self) -> None:
         """Begin the episode that `begin` was given. Raises the errors of `step`."""
@@ -191,7 +190,7 @@ class TextCopy:
             solved=self.solved,
             tokens=sum(len(turn.completion.ids) for turn in self.turns),
             cut=self.cut,
-            metrics={name: sum(values) / len(values) for name, values in self.reports.items()},
+            metrics=self.reports.means(),
             decisions={
                 name: sum(len(turn.completion.ids) for turn in self.turns if turn.agent in agents)
                 for name, agents in self.policies.items()
@@ -250,8 +249,8 @@ class TextCopy:
         for agent, info in infos.items():
             if "cost" in info:
                 costs += self._costs(agent, info["cost"])
-            for name, value in info.get("metrics", {}).items():
-                self.reports.setdefault(name, []).append(_finite(value, f"metric {name} of {agent}"))
+            if "metrics" in info:
+                self.reports.add(agent, info["metrics"])
         if solved := [bool(info["solved"]) for info in infos.values() if "solved" in info]:
             self.solved = any(solved)
         self._spend(costs)
@@ -272,22 +271,11 @@ class TextCopy:
         if not isinstance(rewards, dict) or not set(self.env.agents) <= set(rewards) <= set(self.rewards):
             got = sorted(rewards) if isinstance(rewards, dict) else type(rewards).__name__
             raise MarlRayError(f"env.rewards has {got}, expected one of each of {self.env.agents}")
-        return {agent: _finite(reward, f"reward of {agent}") for agent, reward in rewards.items()}
+        return {agent: finite_number(reward, f"reward of {agent}") for agent, reward in rewards.items()}
 
     def _costs(self, agent: str, cost: Any) -> list[float]:
         numbers = list(cost) if isinstance(cost, list | tuple | np.ndarray) and np.ndim(cost) == 1 else [cost]
         if len(numbers) != self.signals:
             expected = "a number" if self.signals == 1 else f"a sequence of {self.signals} numbers"
-            raise MarlRayError(f'infos["cost"] of {agent} is {_in_one_line(cost)}, expected {expected}')
-        return [_finite(number, f'infos["cost"] of {agent}') for number in numbers]
-
-
-def _finite(value: Any, what: str) -> float:
-    """Return the value as a float; MarlRayError unless it is a finite number."""
-    if not isinstance(value, Real) or not math.isfinite(value):
-        raise MarlRayError(f"{what} is {_in_one_line(value)}, expected a finite number")
-    return float(value)
-
-
-def _in_one_line(value: Any) -> str:
-    return " ".join(repr(value).split())
+            raise MarlRayError(f'infos["cost"] of {agent} is {in_one_line(cost)}, expected {expected}')
+        return [finite_number(number, f'infos["cost"] of {agent}') for number in numbers]

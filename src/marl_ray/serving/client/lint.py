@@ -12,7 +12,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from marl_ray.config import GatewayConfig, read_yaml
-from marl_ray.config.base import words
+from marl_ray.config.base import meant, words
 from marl_ray.config.load import other_kind
 from marl_ray.config.serving.arms import most
 from marl_ray.errors import MarlRayError, one_line
@@ -217,7 +217,7 @@ def _validate(data: dict[str, Any], model: type[BaseModel], where: str) -> Itera
         for part in error.errors():
             path = ".".join(_within(data, part["loc"], missing=part["type"] == "missing"))
             if path not in seen:
-                message = "missing" if part["type"] == "missing" else words(part)
+                message = "missing" if part["type"] == "missing" else words(part) + meant(part)
                 yield (where + path).rstrip("."), " ".join(message.split())
             seen.add(path)
     except (ImportError, NotImplementedError, AttributeError, TypeError) as error:  # validators that do more than check

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from marl_ray.algorithms.constraints.budgets import mean_costs, score, shares
 from marl_ray.config import RunConfig
 from marl_ray.training.errors import DivergedError
+from marl_ray.training.evaluation.whole_episodes import reported_means
 
 
 class StartSet(IntEnum):
@@ -44,6 +45,10 @@ class EpisodeResult(Protocol):
     @property
     def policy_returns(self) -> Mapping[str, float]:
         """Policy -> the return of its agents."""
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Name of a number in the environment's infos -> its value in the episode."""
 
 
 class Evaluation(NamedTuple):
@@ -113,6 +118,7 @@ class Evaluator:
         if config.budgets:
             metrics |= {f"episode_cost_{k}": mean for k, mean in enumerate(mean_costs(costs))}
             metrics |= shares(config.budgets, costs)
+        metrics |= reported_means([episode.metrics for episode in sampled])
         judged = score(config.budgets, metrics["return"], mean_costs(costs))
         return Evaluation(metrics | extra, judged, sum(episode.length for episode in (*sampled, *greedy)))
 

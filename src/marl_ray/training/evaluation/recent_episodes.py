@@ -12,7 +12,7 @@ from typing import Any
 from marl_ray.algorithms.constraints.budgets import mean_costs, score, shares
 from marl_ray.config import RunConfig
 from marl_ray.training.costs import CostStats
-from marl_ray.training.evaluation.whole_episodes import EndedEpisode, blocking, release
+from marl_ray.training.evaluation.whole_episodes import EndedEpisode, blocking, release, reported_means
 
 
 class RecentEpisodes:
@@ -57,7 +57,7 @@ class RecentEpisodes:
         metrics["episode_length"] = sum(episode.length for episode in self.episodes) / count
         if self.budgets:
             metrics |= {key: value for key, value in shares(self.budgets, costs).items() if "certified" not in key}
-        return metrics
+        return metrics | reported_means([episode.metrics for episode in self.episodes])
 
     def score(self) -> float | None:
         """Return the number that chooses the best checkpoint of a run without evaluations.
@@ -71,8 +71,8 @@ class RecentEpisodes:
 
 
 def _ended_episode(plain: Sequence[Any]) -> EndedEpisode:
-    start, copy, ret, costs, length, decisions = plain
-    return EndedEpisode(start, copy, ret, tuple(costs), length, decisions)
+    start, copy, ret, costs, length, decisions, metrics = plain
+    return EndedEpisode(start, copy, ret, tuple(costs), length, decisions, metrics)
 
 
 def cost_stats(released: Sequence[EndedEpisode], before: Mapping[str, CostStats]) -> dict[str, CostStats]:

@@ -6,7 +6,7 @@ began before some moment has no such bias. So an ended episode is held back unti
 with it, have ended too.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from marl_ray.config import RunConfig
@@ -25,11 +25,20 @@ class EndedEpisode(NamedTuple):
     length: int
     decisions: dict[str, int]
     """Policy -> number of its decisions in the whole episode."""
+    metrics: dict[str, float]
+    """The numbers that an environment of actor-critics has reported of the episode; those of texts are means of a batch."""
 
     @classmethod
-    def from_episode(cls, episode: BatchEpisode) -> "EndedEpisode":
+    def from_episode(cls, episode: BatchEpisode, metrics: dict[str, float]) -> "EndedEpisode":
         """Keep the fields of a collector's episode that both families of policies have."""
-        return cls(episode.start, episode.copy, episode.ret, episode.costs, episode.length, episode.decisions)
+        return cls(episode.start, episode.copy, episode.ret, episode.costs, episode.length, episode.decisions, metrics)
+
+
+def reported_means(metrics: Collection[Mapping[str, float]]) -> dict[str, float]:
+    """Return the means of what the environment has reported of each episode, as `env/NAME`, each over those that have it."""
+    names = dict.fromkeys(name for each in metrics for name in each)
+    values = {name: [each[name] for each in metrics if name in each] for name in names}
+    return {f"env/{name}": sum(numbers) / len(numbers) for name, numbers in values.items()}
 
 
 def release(ended: Iterable[EndedEpisode], running: Iterable[int]) -> tuple[list[EndedEpisode], list[EndedEpisode]]:
@@ -62,7 +71,7 @@ def gather_episodes(
     not measure the policy that samples.
     """
     sampled = [e for e in batch.episodes if not (config.greedy and e.copy % config.train.group_size == 0)]
-    sent = [tuple(EndedEpisode.from_episode(episode)) for episode in sampled]
+    sent = [tuple(EndedEpisode.from_episode(e, {} if config.language else e.metrics)) for e in sampled]
     parts = gather((sent, collector.running, batch.steps))
     ended = [EndedEpisode(*episode) for part, _, _ in parts for episode in part]
     return ended, [start for _, part, _ in parts for start in part], sum(steps for _, _, steps in parts)

@@ -31,8 +31,10 @@ from marl_ray.training.tracking.mlflow_run import uri_of
 
 JOB_FOLDER = "working_dir_files"
 """Name of the folder under which Ray unpacks a job's working directory. Ray deletes it with the job."""
-MAX_NAMED_FILES = 4
+MAX_NAMED_KEYS = 4
 """Maximum number of keys that an error lists of those that differ."""
+MAX_SHOWN = 40
+"""Maximum number of characters that an error shows of a value."""
 RECORD_FILE = "run.json"
 """The file by which a folder is a run's."""
 DIGEST_KEY = "sha256"
@@ -138,13 +140,35 @@ def record_of(config: RunConfig) -> dict[str, Any]:
         key for key in {*own_identity, *recorded_identity} if own_identity.get(key) != recorded_identity.get(key)
     )
     if differing:
-        more = ", ..." if len(differing) > MAX_NAMED_FILES else ""
+        _check_names_of_environment(config, differing)
+        named = [_difference(key, recorded_identity, own_identity) for key in differing[:MAX_NAMED_KEYS]]
+        more = ", ..." if len(differing) > MAX_NAMED_KEYS else ""
         raise MarlRayError(
-            f"name: run {config.name!r} exists under {config.storage!r} with another "
-            f"{', '.join(differing[:MAX_NAMED_FILES])}{more}; "
+            f"name: run {config.name!r} exists under {config.storage!r} with another {', '.join(named)}{more}; "
             "choose another name, or the same config to resume it"
         )
     return record
+
+
+def _check_names_of_environment(config: RunConfig, differing: Iterable[str]) -> None:
+    """Make the environment, if the config names another than the record, so that a typo is what the user reads of."""
+    if not any(key.startswith("env.") for key in differing):
+        return
+    from marl_ray.envs.registry import make_env
+
+    try:
+        make_env(config.env, config.constraints).close()
+    except MarlRayError:
+        raise
+    except Exception:  # a user's environment may raise anything, which the checks of a run report
+        return
+
+
+def _difference(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return a key with the value that a run has and the one that a config has."""
+    values = (str(flat[key]) if key in flat else "none" for flat in (before, now))
+    shown = [text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..." for text in values]
+    return f"{key} ({shown[0]}, not {shown[1]})"
 
 
 def identity_hash(config: RunConfig) -> str:

@@ -33,7 +33,7 @@ from marl_ray.tuning.running.trial_files import is_takeover
 
 OBJECTIVES_FILE = "objectives.json"
 """The file of a checkpoint with the recent values of the metrics, which the objectives are means of."""
-LATER_METRICS = ("return", "episode_", "within_budget", "score", "eval/", "best/", "benchmark/")
+LATER_METRICS = ("return", "episode_", "within_budget", "score", "env/", "eval/", "best/", "benchmark/")
 """Prefixes of metrics that are missing until training episodes are released, or until the next evaluation."""
 EVALUATED_METRICS = ("eval/", "best/", "benchmark/")
 """Prefixes of metrics that rows hold for every seed, beside the metrics that judge the sweep."""

@@ -10,6 +10,7 @@ from typing_extensions import override
 from marl_ray.config import HyperParameters
 from marl_ray.config.sweep import DimensionConfig, SweepConfig, applies, combinations, corners, order
 from marl_ray.errors import MarlRayError, did_you_mean
+from marl_ray.tuning.search.metric_names import check_metrics
 
 Values = dict[str, Any]
 """Dotted key -> value: one configuration."""
@@ -45,16 +46,7 @@ def check_space(config: SweepConfig) -> None:
         run = config.run_config(values, config.name, config.seeds[0])
         if run.resume_from is not None:
             raise MarlRayError("run.resume_from: every trial of a sweep begins anew; expected a run without it")
-        for metric in config.metric:
-            if metric.name.startswith("eval/") and not run.evaluates:
-                raise MarlRayError(
-                    f"metric: {metric.name} needs evaluations, and the run has none; set run.evaluation.every, "
-                    "or give another metric, such as return"
-                )
-            kind, _, benchmark = metric.name.partition("/")
-            names = [settings.metric for settings in run.evaluation.benchmarks]
-            if kind == "benchmark" and benchmark.partition("/")[0] not in names:
-                raise MarlRayError(f"metric: {metric.name} needs an entry of run.evaluation.benchmarks of that name")
+        check_metrics(config, run)
     unread = [config.unread(values) for values in samples]
     for key in unread[0]:
         if all(key in keys for keys in unread):

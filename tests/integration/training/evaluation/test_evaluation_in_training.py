@@ -46,6 +46,19 @@ def sprint(*overrides: str) -> RunConfig:
     return parse_config(RunConfig, base, overrides)
 
 
+def test_numbers_that_an_environment_reports_are_metrics_of_the_run_and_of_its_evaluations(tmp_path):
+    run = config("env.id=toys.envs:Reporting", "evaluation.every=2")
+    rows = train_alone(run, tmp_path)
+    assert "env/right" not in rows[0] and rows[0]["eval/env/length"] == 6.0
+    last = rows[-1]
+    for prefix in ("", "eval/"):  # agent a decides in six steps, agent b in three
+        assert last[f"{prefix}env/right"] == pytest.approx(last[f"{prefix}return"] * 2 / 9)
+        assert last[f"{prefix}env/length"] == last[f"{prefix}episode_length"] == 6.0
+    # Four steps of an episode have been played before this checkpoint.
+    resumed = train_alone(run, resume=tmp_path / "2")
+    assert [row["env/right"] for row in resumed] == [row["env/right"] for row in rows[3:]]
+
+
 def test_what_is_reported_of_the_best_bundle_is_what_it_is_worth(tmp_path):
     """The quick successes of a team that does not learn once made its second checkpoint the best, at four times that."""
     run = sprint("evaluation.episodes=200")

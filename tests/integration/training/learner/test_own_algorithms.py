@@ -35,7 +35,7 @@ def test_an_algorithm_of_ones_own_trains_with_a_key_of_its_own():
     assert run.resolved()["team"]["shared"]["hyper"]["behaviour_cap"] == 1.5
     rows = train_alone(run)
     assert all("explained_variance" in row for row in rows if "policy_loss" in row)
-    with pytest.raises(MarlRayError, match=r"hyper.behaviour_cap: Input should be greater than 0"):
+    with pytest.raises(MarlRayError, match=r"hyper.behaviour_cap: expected a number greater than 0"):
         config(f"algorithm={OWN}", "hyper.behaviour_cap=-1")
     with pytest.raises(MarlRayError, match=r"unknown key 'hyper.behaviour_cap'"):
         config("algorithm=ppo", "hyper.behaviour_cap=1.5")

@@ -13,6 +13,7 @@ from marl_ray.config import SPECS
 from marl_ray.training.errors import DivergedError
 from marl_ray.training.loop.run import Run
 from marl_ray.training.single_process import process_group, train_alone
+from marl_ray.tuning.search.metric_names import metric_names
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(alone, tmp_path, algorithm)
     uninterrupted = train_alone(short(algorithm, *more), tmp_path / "whole")
     resumed = train_alone(short(algorithm, *more), tmp_path / "again", tmp_path / "whole" / "2")
     assert len(uninterrupted) > 2
+    assert set().union(*uninterrupted) <= {*metric_names(short(algorithm))}
     assert timeless([row for row in uninterrupted if row["iteration"] > 2]) == timeless(resumed)
     last = str(uninterrupted[-1]["iteration"])
     states = [json.loads((tmp_path / name / last / "state.json").read_text()) for name in ("whole", "again")]

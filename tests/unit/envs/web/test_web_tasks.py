@@ -207,7 +207,7 @@ SCHEMAS = [
     ({"type": "array", "items": {"type": "array"}}, [1], "'1' is no array, as results_schema says"),
     ({"type": "array", "items": {"type": "object"}}, ["a"], "'a' is no object, as results_schema says"),
     ({"type": "array", "items": {"type": "null"}}, ["a"], "expected nothing where results_schema has the type null"),
-    ({"type": "array", "items": "string"}, ["a"], "results_schema.items: Input should be a valid dictionary"),
+    ({"type": "array", "items": "string"}, ["a"], "results_schema.items: expected a mapping of keys"),
     ({"type": "array", "items": {"type": ["string", "null"]}}, ["a"], "results_schema.items.type: "),
 ]
 

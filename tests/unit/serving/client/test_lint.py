@@ -124,21 +124,23 @@ def test_an_unknown_key_is_found_at_every_depth(where):
         (f"{DEPLOYMENT}.autoscaling_config.min_replica", 1, "min_replica: unknown key, did you mean 'min_replicas'?"),
         (f"{APP}.runtime_env.env_var", {}, f"{APP}.runtime_env.env_var: unknown key, did you mean 'env_vars'?"),
         (f"{ARGS}.experiments.0.arms.a.wieght", 1, "arms.a.wieght: unknown key, did you mean 'weight'?"),
-        ("http_options.port", "eighty", "http_options.port: Input should be a valid integer"),
-        (f"{APP}.import_path", 1, f"{APP}.import_path: Input should be a valid string"),
+        ("http_options.port", "eighty", "http_options.port: expected a whole number"),
+        (f"{APP}.import_path", 1, f"{APP}.import_path: expected text"),
         (f"{APP}.import_path", "x", f'{APP}.import_path: Got invalid import path "x"'),
         (
             f"{DEPLOYMENT}.autoscaling_config.max_replicas",
             "many",
-            f"{DEPLOYMENT}.autoscaling_config.max_replicas: Input",
+            f"{DEPLOYMENT}.autoscaling_config.max_replicas: expected a whole number",
         ),
-        (f"{DEPLOYMENT}.max_surge_percent", 101, f"{DEPLOYMENT}.max_surge_percent: Input should be less than or equal"),
+        (f"{DEPLOYMENT}.max_surge_percent", 101, f"{DEPLOYMENT}.max_surge_percent: expected a number of at most"),
         (
             f"{APP}.deployments.2.deployment_actors",
             [{"name": "x"}],
             "2.deployment_actors.0.actor_class: missing",
         ),
-        (f"{ARGS}.replicas", 0, f"{ARGS}.replicas: Input should be greater than 0"),
+        (f"{ARGS}.experiments.0.strategy", "gradaul", "experiments.0.strategy: expected 'ab', 'gradual', "),
+        (f"{ARGS}.experiments.0.strategy", "gradaul", "or 'thompson'; did you mean gradual?"),
+        (f"{ARGS}.replicas", 0, f"{ARGS}.replicas: expected a number greater than 0"),
         (f"{ARGS}.experiments.0.arms.a", {}, f"{ARGS}.experiments.0.arms.a: expected either bundle or url"),
         (f"{ARGS}.experiments.0.layer_share", [0.5, 0.6], f"{ARGS}.experiments.0: layer_share: needs a layer"),
         (f"{ARGS}.database", "postgresql://u:pw@db/x", f"{ARGS}.database: expected no password here"),
@@ -162,7 +164,7 @@ def test_an_unknown_key_is_found_at_every_depth(where):
         (f"{ARGS}.replicas", 1, f"{DEPLOYMENT}.autoscaling_config: expected `replicas` in `args` of 2 at least"),
         ("http_options.host", "0.0.0.0", f"http_options.host: expected 127.0.0.1 or {ARGS}.api_keys"),
         ("http_options", {}, f"http_options.host: expected 127.0.0.1 or {ARGS}.api_keys"),
-        ("applications", None, "applications: Input should be a valid list"),
+        ("applications", None, "applications: expected a list"),
     ],
 )
 def test_a_mistake_is_one_line_with_its_path(path, value, finding):
@@ -192,7 +194,7 @@ def test_all_mistakes_are_told_at_once():
     [
         ([], "f.yaml: expected a mapping of keys at the top, got list"),
         ({}, "f.yaml: applications: missing"),
-        ({"applications": [1]}, "f.yaml: applications.0: Input should be a valid dictionary"),
+        ({"applications": [1]}, "f.yaml: applications.0: expected a mapping of keys"),
         ({"applications": {1, 2}}, "f.yaml: expected plain data: "),
     ],
 )

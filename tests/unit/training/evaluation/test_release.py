@@ -25,7 +25,7 @@ def released_by(lengths: Sequence[Sequence[int]], every: int, held: Sequence[int
     for now in range(every, last + every, every):
         ended = [(a, b, c) for a, b, c in episodes if now - every < b <= min(now, last)]
         running = [a for a, b, _ in episodes if a < now < b or b > last >= a]
-        new = [EndedEpisode(a, c, 1.0, (), b - a, {}) for a, b, c in sorted(ended, key=lambda e: held.index(e[2]))]
+        new = [EndedEpisode(a, c, 1.0, (), b - a, {}, {}) for a, b, c in sorted(ended, key=lambda e: held.index(e[2]))]
         released, waiting = release([*waiting, *new], running)
         assert all(episode.start < min(running, default=now + 1) for episode in released)
         assert not running or all(episode.start >= min(running) for episode in waiting)
@@ -53,9 +53,9 @@ def _starts(lengths: Sequence[int]) -> list[int]:
 
 
 def test_quick_successes_do_not_count_before_slow_failures():
-    quick = [EndedEpisode(0, copy, 1.0, (), 3, {}) for copy in range(3)]
+    quick = [EndedEpisode(0, copy, 1.0, (), 3, {}, {}) for copy in range(3)]
     assert release(quick, [0, 3, 3, 3]) == ([], quick)
-    slow = EndedEpisode(0, 3, 0.0, (), 9, {})
+    slow = EndedEpisode(0, 3, 0.0, (), 9, {}, {})
     assert release([*quick, slow], [9, 9, 9, 9]) == ([*quick, slow], [])
     assert release(quick, []) == (quick, [])
 

@@ -70,8 +70,30 @@ def test_a_finished_run_says_so_without_ray_and_a_longer_one_goes_on(tmp_path, s
     assert train(run_config) == result  # though there is no Ray here
     assert read_finished_result(config(*keys, "train.total_steps=256")) is None
     for look in (read_finished_result, check_run):
-        with pytest.raises(MarlRayError, match=r"^name: run 'toy' exists under .* with another team.shared.hyper.lr; "):
+        with pytest.raises(
+            MarlRayError,
+            match=r"^name: run 'toy' exists under .* with another team.shared.hyper.lr \(0.01, not 0.5\); ",
+        ):
             look(config(*keys, "hyper.lr=0.5"))
+
+
+@pytest.mark.parametrize(
+    ("typo", "line"),
+    [
+        ("env.id=toys.envs:countdwn", "env.id: 'countdwn' of 'toys.envs:countdwn' is not in the module; did you mean"),
+        ("env.id=MultiGrid-Emtpy-5x5-v0", "env.id: 'MultiGrid-Emtpy-5x5-v0' is unknown; did you mean"),
+        ("env.kwargs.lenght=4", "env.kwargs.lenght: toys.envs:countdown has no such argument; did you mean length"),
+        (
+            "env.kwargs.length=4",
+            "name: run 'toy' exists under .* with another env.kwargs.length \\(none, not 4\\); choose",
+        ),
+    ],
+)
+def test_a_name_in_use_with_a_typo_in_the_environment_names_the_typo(tmp_path, typo, line):
+    keys = (f"storage={tmp_path}", f"tracking.uri=sqlite:///{tmp_path}/there.db")
+    ended(config(*keys))
+    with pytest.raises(MarlRayError, match=f"^{line}"):
+        read_finished_result(config(*keys, typo))
 
 
 def test_the_command_ends_well_with_the_summary_of_a_finished_run(tmp_path, capsys):

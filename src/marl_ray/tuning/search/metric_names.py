@@ -1,0 +1,88 @@
+"""The metrics that a run reports, as far as its config says: a sweep that compares another one would fail late."""
+
+from collections.abc import Iterator
+
+from marl_ray.config import RunConfig
+from marl_ray.config.sweep import SweepConfig
+from marl_ray.errors import MarlRayError, did_you_mean
+
+LOSSES = (
+    "policy_loss",
+    "value_loss",
+    "cost_value_loss",
+    "entropy",
+    "kl",
+    "clip_fraction",
+    "grad_norm",
+    "explained_variance",
+    "reference_kl",
+    "trust_region_kl",
+    "trust_region_case",
+    "line_search_steps",
+    "group_spread",
+    "informative_groups",
+    "left_out",
+    "engine/log_prob_gap",
+)
+"""Metrics of a policy's update, whatever its algorithm, besides its multipliers."""
+CLOCK = ("steps", "iteration", "steps_per_second", "time/rollout", "time/update", "time/other")
+RETURNS = ("return", "return_low", "return_high", "greedy_return", "episode_length", "cut")
+SHARES = ("within_budget", "within_budget_105")
+TEXTS = ("tokens", "prompt_tokens", "tokens_per_second")
+ROLES = ("reward", "response_tokens", "ended", "prompt_shortened", "prompt_too_long", "refused")
+"""Metrics of an agent that writes texts, behind its name."""
+OWN = ("env/", "eval/env/", "best/env/")
+"""Prefixes of the metrics whose names the environment chooses."""
+
+
+def check_metrics(sweep: SweepConfig, run: RunConfig) -> None:
+    """Refuse a metric that the run cannot report. Raises MarlRayError with the names that are close."""
+    names = list(metric_names(run))
+    for metric in sweep.metric:
+        kind, _, rest = metric.name.partition("/")
+        if kind == "benchmark":
+            if rest.partition("/")[0] not in [settings.metric for settings in run.evaluation.benchmarks]:
+                raise MarlRayError(f"metric: {metric.name} needs an entry of run.evaluation.benchmarks of that name")
+            continue
+        if metric.name.startswith(OWN) or (run.language and metric.name.rpartition("/")[2] in ROLES):
+            continue  # the environment has the names of its numbers, and of its agents
+        if metric.name not in names:
+            raise MarlRayError(f"metric: no run reports {metric.name!r}{did_you_mean(metric.name, names)}")
+        if kind in ("eval", "best") and not run.evaluates:
+            raise MarlRayError(
+                f"metric: {metric.name} needs evaluations, and the run has none; set run.evaluation.every, "
+                "or give another metric, such as return"
+            )
+
+
+def unchecked_metrics(sweep: SweepConfig) -> list[str]:
+    """Return the metrics whose names only the environment knows; the first trial says if it reports them."""
+    return [metric.name for metric in sweep.metric if metric.name.startswith(OWN)]
+
+
+def metric_names(run: RunConfig) -> Iterator[str]:
+    """Yield the names of a run's metrics, but for those that an environment chooses."""
+    trained = [name for name, policy in run.team.items() if not policy.frozen]
+    costs = ["episode_cost"] if run.signals == 1 else [f"episode_cost_{k}" for k in range(run.signals)]
+    shares = SHARES if run.budgets else ()
+    yield from ("return", "episode_length", *costs, *shares, "score")
+    for prefix in ("eval/", "best/"):
+        yield from (f"{prefix}{name}" for name in _evaluated(run))
+    yield "best/steps"
+    for name in trained:
+        prefix = "" if len(trained) == 1 else f"{name}/"
+        yield from (f"{prefix}{loss}" for loss in LOSSES)
+        yield from (f"{prefix}multiplier_{k}" for k in range(len(run.budgets)))
+    yield from (*CLOCK, "time/evaluation", "time/benchmarks", *(TEXTS if run.language else ()))
+
+
+def _evaluated(run: RunConfig) -> Iterator[str]:
+    """Yield the names of an evaluation's metrics."""
+    yield from RETURNS
+    if len(run.team) > 1:
+        yield from (f"return/{name}" for name in run.team)
+    if run.budgets:
+        yield from (f"episode_cost_{k}" for k in range(len(run.budgets)))
+        yield from (f"{share}{end}" for share in SHARES for end in ("", "_certified"))
+    if run.language:
+        yield from ("greedy", *(f"pass_at_{k}" for k in range(1, run.evaluation.samples + 1)))
