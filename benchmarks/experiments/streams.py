@@ -10,7 +10,7 @@ from scipy.signal import lfilter
 
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.sequential import BORROWED_WEIGHT
-from marl_ray.experiments.statistics.unit_clusters import MIN_GROUPS, block_summaries, compare_within_strata
+from marl_ray.experiments.statistics.unit_clusters import MIN_GROUPS, block_summaries, pool_strata
 
 HORIZON, STEP = 2_000, 10
 """Outcomes per arm, and between looks."""
@@ -90,7 +90,7 @@ def traffic(noise: Draw, shares: np.ndarray) -> Any:
 
 
 def epochs(parts: Sequence[tuple[int, float, float]]) -> Any:
-    """Simulate epochs of Gaussian units, compared within epochs as `unit_clusters.compare_within_strata` does.
+    """Simulate epochs of Gaussian units, compared within epochs as `unit_clusters.pool_strata` does.
 
     A part is (number of units, the treatment's share, the outcomes' deviation). There is a look every 2 STEP units.
     """
@@ -116,7 +116,7 @@ def epochs(parts: Sequence[tuple[int, float, float]]) -> Any:
         looks = _stratified(strata)
         for at in ((0, -1), (1, len(shares) // (4 * STEP))):
             pairs = [tuple(_summary(*(float(part[at]) for part in arm)) for arm in arms) for arms in strata]
-            for summary, arm in zip(compare_within_strata(pairs), (0, 1), strict=True):
+            for summary, arm in zip(pool_strata(pairs), (0, 1), strict=True):
                 if summary.n > 1:
                     assert math.isclose(summary.mean, looks[2 + arm][at], rel_tol=1e-6, abs_tol=1e-9), at
                     assert math.isclose(summary.variance, looks[4 + arm][at], rel_tol=1e-6), at
@@ -130,7 +130,7 @@ def _summary(n: float, mean: float, squares: float) -> Summary:
 
 
 def _stratified(strata: Any) -> Looks:
-    """`unit_clusters.compare_within_strata` at every look; strata have both arms' counts, means and squared deviations."""
+    """`unit_clusters.pool_strata` at every look; strata have both arms' counts, means and squared deviations."""
     both = np.stack([(first[0] > 0) & (other[0] > 0) for first, other in strata])
     n, mean, squares = (np.stack([[arm[k] for arm in arms] for arms in strata]) for k in range(3))
     n, several = np.where(both[:, None], n, 0.0), both.sum(0) > 1

@@ -221,7 +221,7 @@ def transition(
             return _rolled_back(state, plan, (arm,) if arm else plan.treatments)
 
 
-def change_allocation(
+def state_under_weights(
     state: ExperimentState, plan: RolloutPlan, weights: Mapping[str, float], now: float
 ) -> ExperimentState:
     """Return the state of a running `thompson` experiment under other weights.
@@ -273,7 +273,7 @@ def _eligible(plan: RolloutPlan, barred: frozenset[str]) -> list[str]:
     return [arm for arm in in_play if arm not in barred]
 
 
-def change_config(state: ExperimentState, before: RolloutPlan, after: RolloutPlan, now: float) -> ExperimentState:
+def state_under_config(state: ExperimentState, before: RolloutPlan, after: RolloutPlan, now: float) -> ExperimentState:
     """Return the state under a config that assigns differently: the next epoch, its stage begun anew.
 
     Other stages or another strategy begin at the first stage. Raises MarlRayError if the new plan has no place

@@ -20,9 +20,9 @@ from marl_ray.experiments.lifecycle import (
     RolloutPlan,
     RolloutStep,
     advance,
-    change_config,
     plan_of,
     shadows_of,
+    state_under_config,
     transition,
     weights_of,
 )
@@ -97,15 +97,15 @@ def test_a_stage_begins_with_its_start_its_resumption_and_its_config():
     second = transition(state, Action.NEXT_STAGE, PLAN, 8.0)
     assert (second.stage, second.stage_since, second.stage_epoch) == (1, 8.0, 4)
     heavier = replace(PLAN, weights={"a": 1.0, "b": 2.0})
-    assert change_config(second, PLAN, heavier, 9.0) == replace(second, epoch=5, stage_since=9.0, stage_epoch=5)
-    assert change_config(second, PLAN, replace(PLAN, stages=(0.1, 0.9)), 9.0).stage == 0
+    assert state_under_config(second, PLAN, heavier, 9.0) == replace(second, epoch=5, stage_since=9.0, stage_epoch=5)
+    assert state_under_config(second, PLAN, replace(PLAN, stages=(0.1, 0.9)), 9.0).stage == 0
     marked = transition(second, Action.ROLLBACK, PLAN, 10.0, "b")
     assert (marked.stage, marked.stage_since) == (1, 8.0)
     with pytest.raises(MarlRayError, match="the control 'b' has been rolled back"):
-        change_config(marked, PLAN, replace(PLAN, control="b"), 9.0)
+        state_under_config(marked, PLAN, replace(PLAN, control="b"), 9.0)
     promoted = transition(second, Action.PROMOTE, PLAN, 9.0, "c")
     with pytest.raises(MarlRayError, match="'c' has been promoted, the config has no such arm"):
-        change_config(promoted, PLAN, heavier, 9.0)
+        state_under_config(promoted, PLAN, heavier, 9.0)
 
 
 @given(

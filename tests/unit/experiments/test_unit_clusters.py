@@ -16,7 +16,7 @@ from marl_ray.experiments.designs.adjustment import summarise
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.missing_outcomes import unequal_reporting
 from marl_ray.experiments.statistics.sequential import harm, promotion
-from marl_ray.experiments.statistics.unit_clusters import block_summaries, compare_within_strata, summary_of
+from marl_ray.experiments.statistics.unit_clusters import block_summaries, pool_strata, summary_of
 
 START = 1.7e9
 MOMENTS = st.floats(0, 4e9)
@@ -206,7 +206,7 @@ def test_groups_find_a_harm_that_the_time_of_day_hides():
 def test_strata_add_up_to_the_weighted_difference_and_its_variance(sizes, seed):
     rng = np.random.default_rng(seed)
     strata = [(summarise(rng.normal(size=n)), summarise(rng.normal(size=m))) for n, m in sizes]
-    first, second = compare_within_strata(strata)
+    first, second = pool_strata(strata)
     weights = np.array([n * m / (n + m) for n, m in sizes]) / sum(n * m / (n + m) for n, m in sizes)
     assert first.mean - second.mean == pytest.approx(sum(weights * [t.mean - c.mean for t, c in strata]))
     for k, arm in enumerate((first, second)):
@@ -229,16 +229,14 @@ def test_epochs_add_their_own_variances():
         treated, values, fired = rng.random(400) < 0.5, 8 * rng.normal(size=400), False
         for k in range(20, 401, 20):
             cut, in_treatment = values[:k], treated[:k]
-            fired |= fires(
-                *compare_within_strata([*strata, (summarise(cut[in_treatment]), summarise(cut[~in_treatment]))]), 50
-            )
+            fired |= fires(*pool_strata([*strata, (summarise(cut[in_treatment]), summarise(cut[~in_treatment]))]), 50)
         false += fired
     assert false <= ALPHA * RUNS
     big = [
         (Summary(10**6, 0.3, 4.0), Summary(2 * 10**6, 0.1, 9.0)),
         (Summary(10**6, 0.0, 1.0), Summary(10**6, 0.1, 16.0)),
     ]
-    first, second = compare_within_strata(big)
+    first, second = pool_strata(big)
     weights = np.array([2 / 3, 1 / 2]) / (2 / 3 + 1 / 2)
     expected = sum(weights**2 * [4 / 10**6 + 9 / 2e6, 17 / 10**6])
     assert first.variance / first.n + second.variance / second.n == pytest.approx(expected, rel=1e-3)
@@ -259,7 +257,7 @@ def test_outcomes_that_drift_while_the_share_is_raised_are_no_harm():
             ]
             strata = [(summarise(v[t]), summarise(v[~t])) for v, t in cut if len(v)]
             alarms[0] |= fires(summarise(values[:k][treated[:k]]), summarise(values[:k][~treated[:k]]), 20)
-            alarms[1] |= fires(*compare_within_strata(strata), 20)
+            alarms[1] |= fires(*pool_strata(strata), 20)
         pooled, within = pooled + alarms[0], within + alarms[1]
     assert within <= ALPHA * RUNS
     assert pooled > 0.5 * RUNS
@@ -268,6 +266,6 @@ def test_outcomes_that_drift_while_the_share_is_raised_are_no_harm():
 def test_strata_that_all_agree_have_their_mean_exactly():
     # Rounded up by one place it would be no share of sessions any more, and every look would fail.
     counts = [(1870, 370), (1243, 1334), (238, 495), (153, 1587)]
-    pair = compare_within_strata([(Summary(n, 1.0, 0.0), Summary(other, 1.0, 0.0)) for n, other in counts])
+    pair = pool_strata([(Summary(n, 1.0, 0.0), Summary(other, 1.0, 0.0)) for n, other in counts])
     assert [arm.mean for arm in pair] == [1.0, 1.0]
     assert not unequal_reporting(*pair, min_outcomes=50, units=True).alarm

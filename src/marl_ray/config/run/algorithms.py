@@ -159,10 +159,10 @@ _GROUP_DEFAULTS: dict[str, Any] = {"std_ddof": 1, "entropy_coef": 0.0}
 _CRITIC_FREE_DEFAULTS: dict[str, Any] = _GROUP_DEFAULTS | {"gamma": 1.0}
 
 
-def _groups(
+def _group_spec(
     title: str, paper: str, aggregation: str, norm: str, keys: tuple[str, ...] = _CLIP_KEYS, **defaults: Any
 ) -> AlgorithmSpec:
-    """Return a critic-free algorithm that compares the members of a group."""
+    """Return the spec of a critic-free algorithm that compares the members of a group."""
     values = _CRITIC_FREE_DEFAULTS | {"aggregation": aggregation, "advantage_norm": norm} | defaults
     by_deviation = "ratio_level" not in keys  # a mean of the others goes with no deviation of all
     return AlgorithmSpec(
@@ -170,10 +170,10 @@ def _groups(
     )
 
 
-def _constrain_algorithm(
+def _constrained_spec(
     title: str, paper: str, kind: Any, critic: Any, order: Any, *keys: str, **defaults: Any
 ) -> AlgorithmSpec:
-    """Return an algorithm with cost critics and budgets."""
+    """Return the spec of an algorithm with cost critics and budgets."""
     return AlgorithmSpec(
         title,
         paper,
@@ -195,16 +195,20 @@ SPECS: dict[str, AlgorithmSpec] = {
     "happo": AlgorithmSpec(
         "Heterogeneous-agent PPO", "arXiv 2109.11251", "central", order="sequential", keys=(*_CLIP_KEYS, *_CRITIC_KEYS)
     ),
-    "grpo": _groups("Group relative policy optimisation", "arXiv 2402.03300", "seq-mean-token-mean", "group"),
-    "dr_grpo": _groups("GRPO done right", "arXiv 2503.20783", "fixed-length", "none"),
-    "rloo": _groups("REINFORCE leave-one-out", "arXiv 2402.14740", "token-mean", "none", (*_CLIP_KEYS, "ratio_level")),
+    "grpo": _group_spec("Group relative policy optimisation", "arXiv 2402.03300", "seq-mean-token-mean", "group"),
+    "dr_grpo": _group_spec("GRPO done right", "arXiv 2503.20783", "fixed-length", "none"),
+    "rloo": _group_spec(
+        "REINFORCE leave-one-out", "arXiv 2402.14740", "token-mean", "none", (*_CLIP_KEYS, "ratio_level")
+    ),
     "reinforce_pp": AlgorithmSpec(
         "REINFORCE++",
         "arXiv 2501.03262",
         keys=(*_CLIP_KEYS, "gamma"),
         defaults=_CRITIC_FREE_DEFAULTS | {"aggregation": "token-mean", "advantage_norm": "batch"},
     ),
-    "reinforce_pp_baseline": _groups("REINFORCE++ with a group baseline", "arXiv 2501.03262", "token-mean", "batch"),
+    "reinforce_pp_baseline": _group_spec(
+        "REINFORCE++ with a group baseline", "arXiv 2501.03262", "token-mean", "batch"
+    ),
     "remax": AlgorithmSpec(
         "ReMax",
         "arXiv 2310.10505",
@@ -213,7 +217,7 @@ SPECS: dict[str, AlgorithmSpec] = {
         keys=("gamma",),
         defaults=_CRITIC_FREE_DEFAULTS | {"aggregation": "seq-mean-token-sum", "advantage_norm": "none", "epochs": 1},
     ),
-    "gspo": _groups(
+    "gspo": _group_spec(
         "Group sequence policy optimisation",
         "arXiv 2507.18071",
         "seq-mean-token-mean",
@@ -221,7 +225,7 @@ SPECS: dict[str, AlgorithmSpec] = {
         clip=3e-4,
         clip_high=4e-4,
     ),
-    "cispo": _groups(
+    "cispo": _group_spec(
         "Clipped importance sampling policy optimisation",
         "arXiv 2506.13585",
         "token-mean",
@@ -230,7 +234,7 @@ SPECS: dict[str, AlgorithmSpec] = {
         clip=1.0,  # no lower bound, as the paper: a weight is never negative
         clip_high=4.0,
     ),
-    "dapo": _groups(
+    "dapo": _group_spec(
         "Decoupled clip and dynamic sampling policy optimisation",
         "arXiv 2503.14476",
         "token-mean",
@@ -253,23 +257,21 @@ SPECS: dict[str, AlgorithmSpec] = {
         keys=("beta", "label_smoothing"),
         defaults=_CRITIC_FREE_DEFAULTS | {"aggregation": "seq-mean-token-mean", "advantage_norm": "none"},
     ),
-    "ppo_lagrangian": _constrain_algorithm(
+    "ppo_lagrangian": _constrained_spec(
         "PPO-Lagrangian", "Ray, Achiam, Amodei 2019", "multiplier", "local", "simultaneous", *_LAGRANGE_KEYS
     ),
-    "pid_lagrangian": _constrain_algorithm(
+    "pid_lagrangian": _constrained_spec(
         "PID-Lagrangian", "arXiv 2007.03964", "multiplier", "local", "simultaneous", *_PID_KEYS
     ),
-    "p3o": _constrain_algorithm("Penalised PPO", "arXiv 2205.11814", "penalty", "local", "simultaneous", "penalty"),
-    "cpo": _constrain_algorithm(
+    "p3o": _constrained_spec("Penalised PPO", "arXiv 2205.11814", "penalty", "local", "simultaneous", "penalty"),
+    "cpo": _constrained_spec(
         "Constrained policy optimisation", "arXiv 1705.10528", "trust_region", "local", "simultaneous", *_TRUST_KEYS
     ),
-    "mappo_lagrangian": _constrain_algorithm(
+    "mappo_lagrangian": _constrained_spec(
         "MAPPO-Lagrangian", "arXiv 2110.02793", "multiplier", "central", "sequential", *_LAGRANGE_KEYS
     ),
-    "map3o": _constrain_algorithm(
-        "Multi-agent P3O", "arXiv 2205.11814", "penalty", "central", "simultaneous", "penalty"
-    ),
-    "macpo": _constrain_algorithm(
+    "map3o": _constrained_spec("Multi-agent P3O", "arXiv 2205.11814", "penalty", "central", "simultaneous", "penalty"),
+    "macpo": _constrained_spec(
         "Multi-agent constrained policy optimisation",
         "arXiv 2110.02793",
         "trust_region",

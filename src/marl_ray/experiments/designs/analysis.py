@@ -13,7 +13,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments.designs.adjustment import cuped, holm, ratio_summary, summarise
 from marl_ray.experiments.designs.fixed_size import WelchTest, welch
 from marl_ray.experiments.statistics.intervals import Interval, Summary
-from marl_ray.experiments.statistics.unit_clusters import compare_within_strata
+from marl_ray.experiments.statistics.unit_clusters import pool_strata
 
 IMBALANCE_LEVEL = 0.001
 """P-value below which arms differ in a covariate by more than chance explains."""
@@ -81,11 +81,11 @@ def compare(
         by_arm = {arm: units.summaries(values, arm) for arm in (*treatments, control)}
         residuals = None if covariate is None else _residuals(units, values, _values(units, covariate))
         for arm in treatments:
-            treated, controls = compare_within_strata((by_arm[arm][e], by_arm[control][e]) for e in by_arm[arm])
+            treated, controls = pool_strata((by_arm[arm][e], by_arm[control][e]) for e in by_arm[arm])
             adjusted = None
             if residuals is not None:
                 of_arm, of_control = units.summaries(residuals, arm), units.summaries(residuals, control)
-                pair = compare_within_strata((of_arm[e], of_control[e]) for e in of_arm)
+                pair = pool_strata((of_arm[e], of_control[e]) for e in of_arm)
                 before, after = treated.variance + controls.variance, pair[0].variance + pair[1].variance
                 adjusted = Adjustment(welch(*pair, alpha), 1 - after / before if before > 0 else 0.0)
             comparisons.append(
@@ -146,7 +146,5 @@ def _ratio(units: Units, metric: str, arm: str, control: str, alpha: float) -> C
             members[:] = False
         return ratio_summary(top[members], bottom[members])
 
-    treated, controls = compare_within_strata(
-        (ratio_of(arm, int(e)), ratio_of(control, int(e))) for e in np.unique(units.epochs)
-    )
+    treated, controls = pool_strata((ratio_of(arm, int(e)), ratio_of(control, int(e))) for e in np.unique(units.epochs))
     return Comparison(metric, arm, treated, controls, welch(treated, controls, alpha))

@@ -2,7 +2,7 @@
 
 It optimises and proves nothing. Under such weights an arm's plain mean of outcomes is biased (an unlucky start is never
 corrected, because traffic leaves). So arms are compared within epochs, in which weights are constant
-(`unit_clusters.compare_within_strata`), or by bets on the chances that were in force (`bets`), which stay exact.
+(`unit_clusters.pool_strata`), or by bets on the chances that were in force (`bets`), which stay exact.
 """
 
 import math

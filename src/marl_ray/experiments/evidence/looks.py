@@ -15,7 +15,7 @@ from marl_ray.experiments.statistics.intervals import NO_OUTCOME, Summary
 from marl_ray.experiments.statistics.missing_outcomes import mean_beyond
 from marl_ray.experiments.statistics.moments import NO_MOMENTS, Moments, merge_moments
 from marl_ray.experiments.statistics.sequential import scale_summary
-from marl_ray.experiments.statistics.unit_clusters import Blocks, block_summaries, compare_within_strata, summary_of
+from marl_ray.experiments.statistics.unit_clusters import Blocks, block_summaries, pool_strata, summary_of
 
 Counts = dict[int, dict[str, int]]
 """Epoch -> arm -> number."""
@@ -60,7 +60,7 @@ class Observations:
         """
         if metric not in self.blocks:
             by_epoch = self.strata.get(metric, {}).values()
-            return compare_within_strata(
+            return pool_strata(
                 (by_arm.get(treatment, NO_OUTCOME), scale_summary(by_arm.get(control, NO_OUTCOME), scale))
                 for by_arm in by_epoch
             )

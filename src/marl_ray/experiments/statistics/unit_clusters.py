@@ -38,11 +38,11 @@ def summary_of(means: list[float]) -> Summary:
     return Summary(n, mean, math.fsum((x - mean) ** 2 for x in means) / (n - 1) if n > 1 else 0.0)
 
 
-def compare_within_strata(strata: Iterable[tuple[Summary, Summary]]) -> tuple[Summary, Summary]:
-    """Compare treatment and control within strata only and return one pair of summaries that every test takes.
+def pool_strata(strata: Iterable[tuple[Summary, Summary]]) -> tuple[Summary, Summary]:
+    """Return one pair of summaries, treatment and control, whose difference is the one within strata; every test takes it.
 
     Outcomes drift, and when the treatments' share is raised, more of the treatment's units than of the control's are late:
-    pooled means then differ although no stratum's do. Strata (epochs) weigh w = n_t n_c / (n_t + n_c), which is best
+    means over all units then differ although no stratum's do. Strata (epochs) weigh w = n_t n_c / (n_t + n_c), which is best
     where variances are equal and depends on no outcome; one without both arms weighs nothing. The means are weighted
     ones, counts the effective ones, and variances such that s_t^2 / n_t + s_c^2 / n_c is the variance of the difference, to
     which each stratum adds its own: outcomes may vary more in one epoch than in another, and one with equal shares adds more
@@ -89,7 +89,7 @@ def _combine_strata(shares: list[float], parts: list[Summary], variances: list[f
 
 
 def block_summaries(strata: Sequence[tuple[Blocks, Blocks]]) -> tuple[Summary, Summary]:
-    """Apply `compare_within_strata` to both arms' blocks, with the variance of a difference computed by groups.
+    """Apply `pool_strata` to both arms' blocks, with the variance of a difference computed by groups.
 
     The variances are scaled so that s_t^2 / n_t + s_c^2 / n_c is that variance. It is raised by one of its standard errors,
     so that its noise spends no alpha. With fewer than `MIN_GROUPS` groups it is never below the two-sample variance: so few
@@ -97,7 +97,7 @@ def block_summaries(strata: Sequence[tuple[Blocks, Blocks]]) -> tuple[Summary, S
     """
     usable = [(left, right) for left, right in strata if left and right]
     summaries = [(summary_of(list(left.values())), summary_of(list(right.values()))) for left, right in usable]
-    first, second = compare_within_strata(summaries)
+    first, second = pool_strata(summaries)
     apart = first.variance / first.n + second.variance / second.n if first.n and second.n else 0.0
     total = math.fsum(left.n * right.n / (left.n + right.n) for left, right in summaries)
     groups: dict[int, float] = {}

@@ -18,9 +18,9 @@ from marl_ray.experiments.lifecycle import (
     ExperimentState,
     ExperimentStatus,
     StaleEpochError,
-    change_allocation,
-    change_config,
     plan_of,
+    state_under_config,
+    state_under_weights,
     transition,
 )
 from marl_ray.experiments.store.records import (
@@ -110,7 +110,7 @@ class ExperimentStore:
             if fresh or assignment_part(stored.config) != assignment_part(config):
                 allowed = allowed_arms(connection, name, config, {} if fresh else stored.config["arms"])
             if assignment_part(stored.config) != assignment_part(config):
-                state = change_config(state, stored.plan, plan, now)
+                state = state_under_config(state, stored.plan, plan, now)
             record = ExperimentRecord(name, config, stored.created, state, plan)
             check_endpoint(connection, record, endpoint)
             experiments = schema.experiments.c
@@ -196,7 +196,7 @@ class ExperimentStore:
     ) -> ExperimentRecord:
         """Give a running `thompson` experiment other weights, as a new epoch with its audit entry.
 
-        See `lifecycle.change_allocation`. Raises as `change` does.
+        See `lifecycle.state_under_weights`. Raises as `change` does.
         """
         with self._database.write_transaction() as connection:
             stored = read(connection, name, lock=True)
@@ -206,7 +206,7 @@ class ExperimentStore:
                 raise StaleEpochError("epoch", f"weights were decided on epoch {epoch}, {name!r} is at {stored.epoch}")
             allowed_arms(connection, name, stored.config, stored.config["arms"])
             now = time.time()
-            record = replace(stored, state=change_allocation(stored.state, stored.plan, weights, now))
+            record = replace(stored, state=state_under_weights(stored.state, stored.plan, weights, now))
             update = sa.update(schema.experiments).where(schema.experiments.c.name == name)
             connection.execute(update.values(columns_of(record.state)))
             self._audit(connection, record, "reallocate", actor, reason, now, plain(stored), plain(record))

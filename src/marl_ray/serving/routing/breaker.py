@@ -20,7 +20,7 @@ class CircuitState(StrEnum):
 
 
 class Breaker:
-    """The circuit of one arm in one replica, on one event loop.
+    """The circuit of one arm in one replica, on one event loop. Any thread may read it.
 
     A request that may try the arm gets a ticket, and hands it in with its result. A result counts only in the state in
     which its ticket was given: a request sent before the circuit opened says nothing about the arm's present state.
@@ -42,9 +42,9 @@ class Breaker:
 
     @property
     def state(self) -> CircuitState:
-        if self._state is CircuitState.OPEN and self._clock() >= self.until:
-            self._enter(CircuitState.HALF_OPEN)
-        return self._state
+        """The present state. Reading it changes nothing, because the thread that reads metrics does too."""
+        is_over = self._state is CircuitState.OPEN and self._clock() >= self.until
+        return CircuitState.HALF_OPEN if is_over else self._state
 
     @property
     def retry_after_s(self) -> float:
@@ -60,6 +60,8 @@ class Breaker:
         state = self.state
         if state is CircuitState.OPEN or len(self._probes) >= self._config.probes:
             return 0
+        if state is not self._state:
+            self._enter(state)
         self._last += 1
         if state is CircuitState.HALF_OPEN:
             self._probes.add(self._last)
@@ -100,9 +102,9 @@ class Breaker:
                 return
         else:
             self.failed_rounds += 1
+        self.until = self._clock() + self._config.open_s
         self._enter(CircuitState.OPEN)
         self.opened += 1
-        self.until = self._clock() + self._config.open_s
 
     def forget(self, ticket: int) -> None:
         """Take back the ticket of a request without a result.

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import threading
 
 import httpx
 import pytest
 from toy_serving.external_servers import KEY, PRICE, Replies, chunk, external
+from waiting import until_async
 
 from marl_ray.config import ArmConfig, parse_config
 from marl_ray.errors import MarlRayError
@@ -73,6 +75,17 @@ def test_what_the_other_side_may_answer():
     assert (uncounted.finish, uncounted.tokens, uncounted.cost_usd) == ("length", 0, None)
     [unpriced] = arm_answer(Replies(200, chunk(finish_reason="length")), price=None)
     assert unpriced.cost_usd == 0.0
+
+
+async def test_an_arm_that_a_thread_closes_keeps_its_client_until_the_event_loop_closes_it():
+    config = parse_config(ArmConfig, external("http://theirs/v1"))
+    arm = ExternalArm(external_model("http://theirs/v1", "m", None), config, 10.0)
+    client = arm.client
+    thread = threading.Thread(target=arm.close)
+    thread.start()
+    thread.join(10)
+    assert arm.client is client and not client.is_closed
+    await until_async(lambda: client.is_closed)
 
 
 @pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\x0c"])

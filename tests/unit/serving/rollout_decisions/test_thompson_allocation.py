@@ -18,8 +18,8 @@ from marl_ray.experiments.lifecycle import (
     RolloutPlan,
     RolloutStep,
     StaleEpochError,
-    change_allocation,
-    change_config,
+    state_under_config,
+    state_under_weights,
     transition,
     weights_of,
 )
@@ -34,7 +34,7 @@ RUNNING = ExperimentState(ExperimentStatus.RUNNING)
 def test_weights_are_the_configs_until_there_are_others():
     assert weights_of(PLAN, RUNNING) == {"a": 1, "b": 1, "c": 1}
     weights = {"a": 0.2, "b": 0.5, "c": 0.3}
-    state = change_allocation(RUNNING, PLAN, weights, 7.0)
+    state = state_under_weights(RUNNING, PLAN, weights, 7.0)
     assert (state.epoch, state.stage_epoch, state.allocation.at) == (2, 1, 7.0)
     assert weights_of(PLAN, state) == weights
     # The control inherits what a rolled-back arm had.
@@ -43,7 +43,7 @@ def test_weights_are_the_configs_until_there_are_others():
     paused = transition(state, Action.PAUSE, PLAN, 8.0)
     assert weights_of(PLAN, paused) == {"a": 1, "b": 0, "c": 0}
     assert weights_of(PLAN, transition(paused, Action.RESUME, PLAN, 9.0)) == weights
-    assert change_config(state, PLAN, PLAN, 9.0).allocation is None
+    assert state_under_config(state, PLAN, PLAN, 9.0).allocation is None
     other = replace(PLAN, strategy="ab")
     for bad, plan, words in (
         ({"a": 1.0, "b": 1.0}, PLAN, "expected one for each of a, b, c"),
@@ -51,11 +51,11 @@ def test_weights_are_the_configs_until_there_are_others():
         (weights, other, "expected a running experiment of strategy thompson, this is running ab"),
     ):
         with pytest.raises(MarlRayError, match=words):
-            change_allocation(RUNNING, plan, bad, 1.0)
+            state_under_weights(RUNNING, plan, bad, 1.0)
     with pytest.raises(MarlRayError, match="none for rolled-back arms"):
-        change_allocation(barred, PLAN, weights, 1.0)
+        state_under_weights(barred, PLAN, weights, 1.0)
     with pytest.raises(MarlRayError, match="this is paused thompson"):
-        change_allocation(paused, PLAN, weights, 1.0)
+        state_under_weights(paused, PLAN, weights, 1.0)
 
 
 def test_traffic_follows_the_evidence_and_the_tests_stay_right(stores, clock):

@@ -15,9 +15,11 @@ CLOSED, OPEN, HALF_OPEN = CircuitState
 
 class Clock:
     def __init__(self):
-        self.now = 100.0
+        self.now, self.meanwhile = 100.0, None
 
     def __call__(self) -> float:
+        if self.meanwhile is not None:
+            self.meanwhile()
         return self.now
 
 
@@ -54,6 +56,23 @@ def test_probes_close_it_after_its_time():
     breaker.success(first)
     assert breaker.state is HALF_OPEN
     breaker.success(second)
+    assert breaker.state is CLOSED
+
+
+def test_a_thread_that_reads_the_state_at_the_moment_of_a_probe_takes_no_probe_away():
+    breaker, clock = make(probes=1)
+    fail(breaker, 2)
+    clock.now += 5.0
+    probes = []
+
+    def probe() -> None:
+        clock.meanwhile = None
+        probes.append(breaker.allow())
+
+    clock.meanwhile = probe  # between the reader's look at the clock and what it does then
+    assert breaker.state is HALF_OPEN
+    assert probes != [0] and breaker.allow() == 0
+    breaker.success(probes[0])
     assert breaker.state is CLOSED
 
 

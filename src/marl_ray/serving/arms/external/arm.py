@@ -71,7 +71,7 @@ class ExternalArm:
 
     @property
     def client(self) -> httpx.AsyncClient:
-        """The HTTP client, made on the event loop that asks first."""
+        """The HTTP client, made on the event loop that asks first, which alone changes it."""
         if self._client is None:
             self._loop = asyncio.get_running_loop()
             self._client = httpx.AsyncClient(
@@ -87,10 +87,15 @@ class ExternalArm:
         return _ExternalReply(self, request)
 
     def close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None and self._loop is not None:
+        """See `TextArm.close`. From any thread: the event loop closes its connections itself."""
+        if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the event loop is closed, and its connections with it
-                self._loop.call_soon_threadsafe(lambda: self.later(client.aclose()))
+                self._loop.call_soon_threadsafe(self._close_client)
+
+    def _close_client(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            self.later(client.aclose())
 
     def later(self, work: Any) -> None:
         """Run `work` to its end in the background."""
