@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.ray_seams import answers, loopback_only, reload_ray_settings
+from marl_ray.ray_seams import is_cluster_answering, loopback_only, reload_ray_settings
 from marl_ray.temporary_folders import short_folder
 
 CONNECT_S = 30.0
@@ -61,7 +61,7 @@ def ensure_ray() -> Iterator[None]:
 
     address = os.environ["RAY_ADDRESS"]
     # `auto` and the like are looked up, and a client's ray:// has a deadline of its own.
-    if re.fullmatch(r"[^/\s]+:\d+", address) and not answers(address, CONNECT_S):
+    if re.fullmatch(r"[^/\s]+:\d+", address) and not is_cluster_answering(address, CONNECT_S):
         raise MarlRayError(f"RAY_ADDRESS: no cluster at {address!r} answers within {CONNECT_S:g} s")
     try:
         ray.init(log_to_driver=False, logging_level=logging.WARNING)

@@ -91,7 +91,7 @@ def quickstart(folder: Path) -> Iterator[QuickstartResult]:
             before=_interval(first, "eval/return"),
             after=_interval(best, "best/return"),
             episodes=run.evaluation_episodes,
-            over_http=float(np.mean([episode.ret for episode in episodes])),
+            over_http=float(np.mean([episode.episode_return for episode in episodes])),
             action_ms=float(np.median(latencies)),
             model=result.model,
             bundle=result.bundle,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 
-def informative(scores: np.ndarray) -> bool:
+def is_informative(scores: np.ndarray) -> bool:
     """Return True if some agent scores differently in two members of the group; `scores` are (members, agents)."""
     return bool((np.ptp(scores, axis=0) > 0).any())
 
@@ -26,7 +26,9 @@ class GroupSums(NamedTuple):
     @classmethod
     def from_scores(cls, scores: Sequence[np.ndarray]) -> "GroupSums":
         """Add up over groups, each given as scores (members, agents)."""
-        return cls(len(scores), sum(map(informative, scores)), float(sum(group.std(axis=0).mean() for group in scores)))
+        return cls(
+            len(scores), sum(map(is_informative, scores)), float(sum(group.std(axis=0).mean() for group in scores))
+        )
 
     def __add__(self, other: "GroupSums") -> "GroupSums":  # type: ignore[override]
         return GroupSums(self.groups + other.groups, self.informative + other.informative, self.spread + other.spread)

@@ -43,7 +43,7 @@ class BatchEpisode(Protocol):
     @property
     def copy(self) -> int: ...
     @property
-    def ret(self) -> float: ...
+    def episode_return(self) -> float: ...
     @property
     def costs(self) -> tuple[float, ...]: ...
     @property
@@ -73,7 +73,7 @@ class BatchCollector(Protocol):
         """Policy -> how its scores differed among the members of the last batch's groups."""
 
     @property
-    def running(self) -> list[tuple[int, int]]:
+    def running_episodes(self) -> list[tuple[int, int]]:
         """(start, steps played) of the episodes that the next batch continues with."""
 
     def collect(self, players: Mapping[str, Any], iteration: int) -> CollectedBatch:

@@ -63,7 +63,7 @@ def response_stream(kind: int, iteration: int, attempt: int, copy: int, agent: i
     """Return the number of one response's stream, in [0, 2^64): BLAKE2b over the six numbers as 64-bit integers.
 
     In training: (TRAINING_STREAMS, iteration, attempt, global copy, agent's number in `possible_agents`, the agent's
-    turn); the attempt of a branch says also which turn it begins with (`branching.branches`). In evaluation:
+    turn); the attempt of a branch says also which turn it begins with (`branching.make_branches`). In evaluation:
     (EVALUATION_STREAMS, the caller's key, sample, task index, agent, turn), so that the two never share a stream.
     """
     packed = struct.pack("<6q", kind, iteration, attempt, copy, agent, turn)

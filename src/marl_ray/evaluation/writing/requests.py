@@ -26,7 +26,7 @@ class SampleWriter(Protocol):
         """Yield samples as they come, in batches in any order."""
 
 
-def generate(
+def write_samples(
     source: SampleWriter,
     request: WritingRequest,
     problems: Sequence[Problem],

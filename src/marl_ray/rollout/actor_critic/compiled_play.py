@@ -279,12 +279,12 @@ class CompiledPlay:
         return [[part.actions[t] for part in self.parts] for t in range(first, last + 1)]
 
     @property
-    def playing(self) -> np.ndarray:
+    def playing_copies(self) -> np.ndarray:
         """(copies,) bool: the copies that took part in the last step."""
         return self.world.playing
 
     @property
-    def truncated(self) -> np.ndarray:
+    def truncated_agents(self) -> np.ndarray:
         """(copies, agents) bool: who was cut at the last step."""
         return self.world.step.truncated
 

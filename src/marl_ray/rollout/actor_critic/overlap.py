@@ -44,7 +44,7 @@ class OverlappedCollector:
         """The players of the batch that is under way."""
         self._batch: Future[Batch] | None = None
         self._thread = ThreadPoolExecutor(1, "rollout")
-        self.running: list[tuple[int, int]] = collector.running
+        self.running_episodes: list[tuple[int, int]] = collector.running_episodes
         self.group_sums: Mapping[str, GroupSums] = collector.group_sums
 
     def collect(self, players: Mapping[str, Player], iteration: int) -> Batch:
@@ -58,8 +58,8 @@ class OverlappedCollector:
         self._batch = None
         self._behaviour = None
         self._saved = None
-        self.running, self.group_sums, self._before = (
-            self._inner.running,
+        self.running_episodes, self.group_sums, self._before = (
+            self._inner.running_episodes,
             self._inner.group_sums,
             self._inner.snapshot(),
         )

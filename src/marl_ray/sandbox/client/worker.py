@@ -311,7 +311,7 @@ class Worker:
                 return False
             return end.status == 0
 
-    def judged(self, program: int, tests: int, limits: Limits, kind: bytes) -> tuple[RunEnd, str, str]:
+    def judge(self, program: int, tests: int, limits: Limits, kind: bytes) -> tuple[RunEnd, str, str]:
         """Judge a candidate, and return its end with the judge's verdict and message.
 
         `kind` is the request to the judge.

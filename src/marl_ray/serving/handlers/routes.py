@@ -61,7 +61,7 @@ ROUTES = (
     Route("GET", "/v2/models/{name}/ready", v2.model_ready, "model_ready", problem=v2.problem),
     Route("POST", "/v2/models/{name}/infer", infer.infer, "infer", problem=v2.problem),
     Route("GET", "/health", operations.health, "health"),
-    Route("GET", "/ready", operations.ready, "ready"),
+    Route("GET", "/ready", operations.readiness, "ready"),
     Route("GET", "/metrics", operations.metrics, "metrics"),
     Route("GET", "/openapi.json", document, "document"),
     Route("GET", "/docs", docs),

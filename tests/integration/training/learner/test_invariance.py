@@ -131,7 +131,7 @@ def test_the_value_clip_takes_nothing_away_before_the_first_step(name):
 @pytest.mark.parametrize("name", ["ppo", "p3o"])
 def test_nor_does_it_of_language_models(name):
     costs = ["constraints=[{budget: 2}]", "env={id: 'toys.texts:echo', kwargs: {cost: [tokens]}}"]
-    check_value_clip(name, texts(f"algorithm={name}", *(costs if SPECS[name].costs else [])))
+    check_value_clip(name, texts(f"algorithm={name}", *(costs if SPECS[name].needs_costs else [])))
 
 
 def check_value_clip(name: str, config: RunConfig) -> None:

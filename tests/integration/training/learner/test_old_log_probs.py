@@ -38,7 +38,7 @@ def alone() -> Iterator[None]:
 
 def texts(algorithm: str, *overrides: str) -> RunConfig:
     costs = ["constraints=[{budget: 2}]", "env={id: 'toys.texts:echo', kwargs: {cost: [tokens]}}"]
-    return toy_texts.config(f"algorithm={algorithm}", *(costs if SPECS[algorithm].costs else []), *overrides)
+    return toy_texts.config(f"algorithm={algorithm}", *(costs if SPECS[algorithm].needs_costs else []), *overrides)
 
 
 def begun(run: RunConfig, mixed: bool) -> tuple[Learner, Trajectories]:

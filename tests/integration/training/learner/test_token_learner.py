@@ -31,7 +31,7 @@ def alone() -> Iterator[None]:
 
 def needed(algorithm: str) -> list[str]:
     costs = ["constraints=[{budget: 2}]", "env={id: 'toys.texts:echo', kwargs: {cost: [tokens]}}"]
-    return [f"algorithm={algorithm}", *(costs if SPECS[algorithm].costs else [])]
+    return [f"algorithm={algorithm}", *(costs if SPECS[algorithm].needs_costs else [])]
 
 
 @pytest.mark.parametrize("algorithm", LANGUAGE)

@@ -27,7 +27,7 @@ def alone() -> Iterator[None]:
 def test_a_resumed_run_equals_one_that_never_stopped(alone, tmp_path, algorithm):
     """Multipliers, controllers, normalisers, coefficients and random numbers included."""
     steered = {"kl_coef": 0.1, "kl_target": 0.01, "entropy_target": 0.5}
-    more = [f"hyper.{key}={value}" for key, value in steered.items() if key in SPECS[algorithm].reads]
+    more = [f"hyper.{key}={value}" for key, value in steered.items() if key in SPECS[algorithm].read_keys]
     uninterrupted = train_alone(short(algorithm, *more), tmp_path / "whole")
     resumed = train_alone(short(algorithm, *more), tmp_path / "again", tmp_path / "whole" / "2")
     assert len(uninterrupted) > 2

@@ -72,5 +72,5 @@ def test_the_state_is_the_same_from_plain_data(algorithm):
     learner, batch = begun(algorithm)
     fresh = learner.state
     learner.update(batch, 0, 0, COSTS)
-    assert learner.state != fresh == UpdateState.fresh(learner.policy)
-    assert fresh.restored(learner.state.plain()) == learner.state
+    assert learner.state != fresh == UpdateState.initial(learner.policy)
+    assert fresh.from_plain(learner.state.plain()) == learner.state

@@ -28,7 +28,7 @@ CONTAINER_SECURITY = {
 
 def pod_of(config: ClusterConfig, node: NodeConfig, role: str, spot: bool = False) -> PodTemplate:
     """Return the pod of the head (`role` is `head`) or of a group."""
-    head, scales = role == "head", any_scales(config)
+    head, scales = role == "head", has_scaling_groups(config)
     volumes = _volumes(config, node)
     spec = PodSpec(
         containers=[
@@ -65,7 +65,7 @@ def pod_of(config: ClusterConfig, node: NodeConfig, role: str, spot: bool = Fals
     )
 
 
-def any_scales(config: ClusterConfig) -> bool:
+def has_scaling_groups(config: ClusterConfig) -> bool:
     """Return True where the number of pods of a group may change."""
     return any(group.scales for group in config.groups.values())
 

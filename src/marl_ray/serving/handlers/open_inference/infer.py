@@ -68,7 +68,7 @@ async def infer(service: Service, request: Request) -> Response:
         for name, value in ((agent + ACTION_SUFFIX, action), (agent + LOG_PROB_SUFFIX, acted["log_probs"][agent])):
             if name in named:
                 flat = np.asarray(value).reshape(-1).tolist()
-                outputs.append(all_outputs[name].described(name) | {"data": flat})
+                outputs.append(all_outputs[name].describe(name) | {"data": flat})
     arms = service.endpoints.routers[acted["experiment"]].arms
     body = {
         "model_name": router.config.served_as,
