@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from clocks import Clock
 from stores.migrated import migrated
 from stores.single_reports import record_metrics
-from stores.units import Clock, over
+from stores.units import NOW, over
 
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable, draw_arm
@@ -25,7 +26,7 @@ from marl_ray.serving.rollout_decisions.rollout_control import config_of, decide
 
 @pytest.fixture
 def stores(tmp_path: Path) -> Iterator[Stores]:
-    stores = open_stores(migrated(f"sqlite:///{tmp_path}/experiments.db"), Clock())
+    stores = open_stores(migrated(f"sqlite:///{tmp_path}/experiments.db"), Clock(NOW))
     yield stores
     stores.close()
 
