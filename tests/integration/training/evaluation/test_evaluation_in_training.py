@@ -27,18 +27,14 @@ from marl_ray.training.evaluation.fixed_starts import Evaluator, StartSet
 from marl_ray.training.evaluation.play_bundle import play_bundle
 from marl_ray.training.loop.run import UNKNOWN_SCORE, Run, is_better
 from marl_ray.training.loop.start import RunStart
-from marl_ray.training.single_process import process_group, train_alone
+from marl_ray.training.single_process import train_alone
 from marl_ray.training.tracking.progress_bar import iteration_line
 from marl_ray.training.tracking.summary import run_summary
 
+pytestmark = pytest.mark.usefixtures("alone")
+
 CHANCE = 0.25
 """The return of an untrained team in the sprint."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def alone():
-    with process_group():
-        yield
 
 
 def sprint(*overrides: str) -> RunConfig:

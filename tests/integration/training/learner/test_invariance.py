@@ -18,14 +18,9 @@ from marl_ray.training.learner import forward_passes, gradient_epochs, trust_reg
 from marl_ray.training.learner.optimizers import local_part
 from marl_ray.training.learner.trained_policy import TrainedPolicy
 from marl_ray.training.loop.collection import build_collector
-from marl_ray.training.single_process import process_group
 from marl_ray.trajectories import PER_SEQUENCE, Trajectories
 
-
-@pytest.fixture(scope="module", autouse=True)
-def alone():
-    with process_group():
-        yield
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def built(config: RunConfig):

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,15 +11,8 @@ from toy_runs.runs import BRIEF, PLAYING, TWO_POLICIES, config, short, timeless,
 from marl_ray.config import SPECS
 from marl_ray.training.errors import DivergedError
 from marl_ray.training.loop.run import Run
-from marl_ray.training.single_process import process_group, train_alone
+from marl_ray.training.single_process import train_alone
 from marl_ray.tuning.search.metric_names import metric_names
-
-
-@pytest.fixture(scope="module")
-def alone() -> Iterator[None]:
-    """A process group of this process alone, for all tests of the module."""
-    with process_group():
-        yield
 
 
 @pytest.mark.parametrize("algorithm", PLAYING)
