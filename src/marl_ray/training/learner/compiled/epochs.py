@@ -16,6 +16,7 @@ from marl_ray.policies.actor_critic.compiled.adam import AdamSettings, adam_step
 from marl_ray.policies.actor_critic.compiled.arguments import DecisionArrays, NetworkInputs, PPOSettings, of_vectors
 from marl_ray.policies.actor_critic.compiled.kernels import network_gradient, standardize
 from marl_ray.policies.actor_critic.compiled.network import categories_of, layout_of
+from marl_ray.policies.actor_critic.compiled.rows import sort_by_row
 from marl_ray.policies.actor_critic.networks import Network
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.training.collectives import rank_and_world_size, sum_over_workers
@@ -89,7 +90,9 @@ class CompiledBatch:
     ) -> None:
         """Write this worker's gradient of network `k`, the actor or the critic, and add its metrics to `sums` (5,)."""
         terms = self.terms._replace(decisions=max(float(decisions), 1.0))
-        rest = self.inputs[k], self.allowed, minibatch, self.data, terms
+        inputs = self.inputs[k]
+        by_row = sort_by_row(minibatch, inputs.numbers, max(len(inputs.rows), len(inputs.codes)))
+        rest = inputs, self.allowed, by_row, self.data, terms
         network_gradient(weights, self.networks[k], k == 1, *rest, gradient, sums)
 
 
