@@ -75,7 +75,7 @@ def _check_digest(benchmark: Benchmark, source: str, digest: str, expected: str 
         raise FieldError("sha256", f"{source} has {digest}, expected {expected}")
     expected_digests = " or ".join(benchmark.known_digests)
     for name in BENCHMARK.builtins:
-        if digest in (other := BENCHMARK.load(name)).known:
+        if digest in (other := BENCHMARK.load(name)).known_digests:
             raise FieldError(
                 "data", f"{source} is the file of {other.title} (benchmark {name}), not of {benchmark.name}"
             )

@@ -184,12 +184,12 @@ def test_scaled_events_have_the_variance_of_scaled_events(n, m, p, q, k):
 
 
 def test_relative_margins_err_at_most_alpha_where_the_loss_is_just_the_margin():
-    rng, wrong = np.random.default_rng(5), {"harm": 0, "promotion": 0}
+    rng, wrong = np.random.default_rng(5), {judge_harm: 0, judge_promotion: 0}
     for _ in range(200):
         control, treatment = rng.gamma(2, 2, 800), 0.9 * rng.gamma(2, 2, 800)
         looks = [(summary(treatment[:n]), scale_summary(summary(control[:n]), 0.9)) for n in range(50, 801, 25)]
         for test in (judge_harm, judge_promotion):
-            wrong[test.__name__] += any(test(*look, alpha=0.05, margin=0.0, min_outcomes=50).proven for look in looks)
+            wrong[test] += any(test(*look, alpha=0.05, margin=0.0, min_outcomes=50).proven for look in looks)
     assert max(wrong.values()) <= 14, wrong  # 10, and one deviation
 
 

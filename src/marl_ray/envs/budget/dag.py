@@ -124,10 +124,10 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         """
         if signals != 1:
             return None
-        from marl_ray.envs.budget.dag_batch import BudgetRules, allow, observe, play  # loads numba
+        from marl_ray.envs.budget.dag_batch import Budget, allow, observe, play  # loads numba
 
         prices, successes = np.array(EFFORTS).T.copy()
-        budget = BudgetRules(prices, successes, len(self.possible_agents), float(self.budget))
+        budget = Budget(prices, successes, len(self.possible_agents), float(self.budget))
 
         def begin(seed: int) -> np.ndarray:
             return np.concatenate([np.random.default_rng(seed).random(TASK_COUNT), np.zeros(2)])

@@ -9,7 +9,7 @@ import numba
 import numpy as np
 
 
-class BudgetRules(NamedTuple):
+class Budget(NamedTuple):
     """The constants of `budget_dag`."""
 
     prices: np.ndarray
@@ -30,7 +30,7 @@ def play(
     costs: np.ndarray,
     terminated: np.ndarray,
     truncated: np.ndarray,
-    budget: BudgetRules,
+    budget: Budget,
 ) -> None:
     """Do the sub-task of every copy whose agents are alive; see `arrays.Play`."""
     tasks, workers = states.shape[1] - 2, budget.workers
@@ -48,7 +48,7 @@ def play(
 
 
 @numba.njit(cache=True, nogil=True)
-def observe(states: np.ndarray, copies: np.ndarray, agents: np.ndarray, rows: np.ndarray, budget: BudgetRules) -> None:
+def observe(states: np.ndarray, copies: np.ndarray, agents: np.ndarray, rows: np.ndarray, budget: Budget) -> None:
     """Write observations; see `arrays.ObserveRows`. The budget that is left is in the last place, if there is one."""
     tasks = states.shape[1] - 2
     for c in copies:
@@ -64,7 +64,7 @@ def observe(states: np.ndarray, copies: np.ndarray, agents: np.ndarray, rows: np
 
 
 @numba.njit(cache=True, nogil=True)
-def allow(states: np.ndarray, masks: np.ndarray, budget: BudgetRules) -> None:
+def allow(states: np.ndarray, masks: np.ndarray, budget: Budget) -> None:
     """Write the actions that are possible now: all for the agent whose turn it is, the first for others."""
     tasks, workers = states.shape[1] - 2, budget.workers
     masks[:] = False

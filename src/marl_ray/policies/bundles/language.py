@@ -99,7 +99,7 @@ class StreamedPolicy(NamedTuple):
 
     snapshot: WeightSnapshot
     weights: Iterator[tuple[str, Tensor]]
-    """The result of `WeightSnapshot.merged`."""
+    """The result of `WeightSnapshot.read_merged`."""
 
 
 def save_token_bundle(
