@@ -30,7 +30,9 @@ poll_set: str | None = None
 
 
 def autoscaled_resources() -> dict[str, float]:
-    """Return the most of each resource that an autoscaler could bring the cluster to; empty without an autoscaler.
+    """Return the most of each resource that an autoscaler could bring the cluster to.
+
+    There is none without an autoscaler.
 
     Ray's public API tells only what is there now, and a cluster that scales from zero must not refuse a run.
     """

@@ -216,7 +216,10 @@ def _environment(token: str) -> Iterator[None]:
 
 @contextmanager
 def _restored_signals() -> Iterator[None]:
-    """Let SIGTERM raise SystemExit inside; Ray Core and Ray Train leave handlers behind, which go again at the end."""
+    """Let SIGTERM raise SystemExit within the block.
+
+    Ray Core and Ray Train leave handlers behind, which go again at the end.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers, and Ray sets none elsewhere either
         return

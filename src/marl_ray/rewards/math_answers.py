@@ -253,7 +253,10 @@ def _items(text: str) -> tuple[str, list[str]] | None:
 
 
 def _split(text: str, mark: str) -> list[str] | None:
-    """Return the parts between marks that are in no bracket; None if there are too many, or brackets do not close."""
+    """Return the parts between marks that are in no bracket.
+
+    Returns None if there are too many, or if brackets do not close.
+    """
     depth = begin = 0
     parts: list[str] = []
     for place, character in enumerate(text):

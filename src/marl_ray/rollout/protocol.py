@@ -36,7 +36,10 @@ class CollectPlan:
 
 
 class BatchEpisode(Protocol):
-    """The fields of a finished episode that do not depend on the family; `Episode` and `TextEpisode` explain them."""
+    """The fields of a finished episode that do not depend on the family.
+
+    `Episode` and `TextEpisode` explain them.
+    """
 
     @property
     def start(self) -> int: ...

@@ -31,7 +31,10 @@ def action_stream(iteration: int, attempt: int, copy: int) -> int:
 
 
 def order_stream(iteration: int, order: int) -> int:
-    """Return the number of the stream that one order of a batch's parts is drawn from; never one of `action_stream`."""
+    """Return the number of the stream that one order of a batch's parts is drawn from.
+
+    It is never one of `action_stream`.
+    """
     return (iteration << 1 | 1) << ORDER_BITS | order
 
 

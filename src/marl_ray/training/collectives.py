@@ -49,7 +49,10 @@ def count_holders(tensor: Tensor) -> int:
 
 
 def sum_over_workers(tensor: Tensor) -> Tensor:
-    """Sum a tensor of any device over all workers; the result is on its device, and bit for bit the same on each."""
+    """Sum a tensor of any device over all workers.
+
+    The result is on the tensor's device, and bit for bit the same on each worker.
+    """
     workers, device = dist.get_world_size(), tensor.device
     if workers == 1:
         return tensor

@@ -154,7 +154,9 @@ class _Solution(NamedTuple):
 def _candidate(
     active: list[int], q: float, r: Tensor, s: Tensor, c: Tensor, radius: float, resolution: float
 ) -> _Solution | None:
-    """Return the minimiser over the trust region where the active constraints hold with equality; None without one.
+    """Return the minimiser over the trust region where the active constraints hold with equality.
+
+    Returns None if there is none.
 
     x = -W S_A^-1 c_A - (v - W S_A^-1 r_A) / lambda: the step to the nearest point of the boundary, and then along the
     boundary down the loss. The two parts are H-orthogonal, so Pythagoras gives lambda.

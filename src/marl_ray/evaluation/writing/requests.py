@@ -34,7 +34,9 @@ def write_samples(
     out: Path | None,
     progress: Progress = no_progress,
 ) -> tuple[Path, str]:
-    """Write the samples that are missing; return the evaluation's folder with the samples in it, and their description.
+    """Write the samples that are missing.
+
+    Returns the evaluation's folder with the samples in it, and their description.
 
     `facts` name benchmark and data. However this ends, written samples stay in the folder, and the same call
     continues there.

@@ -116,7 +116,9 @@ class PastTables:
 def draw_arm(
     table: AssignmentTable, randomize: str, unit: str, *, cluster: str | None = None, at: float, block_s: float
 ) -> tuple[Assignment, str | None]:
-    """Assign an arm to a unit that has none yet; return it with the cluster or block that was drawn (`Exposure.cluster`).
+    """Assign an arm to a unit that has none yet.
+
+    Returns the arm, and the cluster or block that was drawn (`Exposure.cluster`).
 
     `randomize` and `block_s` are the config's; `cluster` is the request's; `at` is now, in seconds since 1970. A unit
     keeps the arm of its first exposure, whatever its later block or cluster. Raises ValueError if `randomize` needs a

@@ -42,7 +42,10 @@ ResponseBlock = tuple[ServedResponse, ...]
 
 
 class ServedCollector(TextCollector):
-    """This worker's part of each batch; a pass over the data reads every block once, in an order drawn by the seed."""
+    """This worker's part of each batch.
+
+    A pass over the data reads every block once, in an order drawn by the seed.
+    """
 
     def __init__(
         self,

@@ -40,7 +40,10 @@ def keep_state(copy: TextCopy, turns: int, agents: Collection[str]) -> None:
 
 
 def make_branches(group: int, members: Sequence[TextCopy]) -> list[Branch]:
-    """Make one branch from every kept state of the first member for each other member; the branches are not played yet."""
+    """Make one branch from every kept state of the first member for each other member.
+
+    The branches are not played yet.
+    """
     first, *others = members
     result = []
     for state in first.states:

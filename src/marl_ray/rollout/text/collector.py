@@ -285,7 +285,10 @@ class TextCollector:
 
 
 def _encode(player: TokenPlayer, copy: TextCopy) -> tuple[list[int], bool] | None:
-    """Encode the observation of a copy's agent: token ids, and True if it was shortened; None if it still does not fit."""
+    """Encode the observation of a copy's agent.
+
+    Returns the token ids, and True if the text was shortened; or None if it still does not fit.
+    """
     policy = player.policy
     room = policy.config.context - policy.generation.max_tokens
     with copy.name_errors():

@@ -264,7 +264,10 @@ class Worker:
         return RunEnd(why, status, wall, cpu)
 
     def drain(self, pipes: dict[int, int], limits: Limits) -> tuple[RunEnd, dict[int, bytearray], bool]:
-        """Read pipes (descriptor: most bytes) until the run ends; a run that writes more is killed (third result)."""
+        """Read pipes (descriptor: most bytes) until the run ends.
+
+        A run that writes more is killed, which the third result says.
+        """
         received: dict[int, bytearray] = {fd: bytearray() for fd in pipes}
         deadline = time.monotonic() + limits.max_wall_s + ANSWER_S
         todo, flooded = set(pipes), False

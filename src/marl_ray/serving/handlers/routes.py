@@ -83,7 +83,10 @@ for _route in ROUTES:
 
 
 def find(path: str, method: str) -> tuple[Route, Mapping[str, str]]:
-    """Return the route of a request, and name in the route's template -> part of the path; or RequestError 404 or 405."""
+    """Return the route of a request, and name in the route's template -> part of the path.
+
+    Raises RequestError 404 or 405 if there is none.
+    """
     routes, params = _FIXED_PATHS.get(path), _NO_PARAMS
     if routes is None:
         parts = path.split("/")

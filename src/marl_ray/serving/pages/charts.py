@@ -108,7 +108,9 @@ def scaled_intervals(intervals: Mapping[str, tuple[float, float, float]], margin
 def curve_chart(
     curves: Mapping[str, Sequence[Sequence[float | None]]], width: float, height: float, character: float = 7.2
 ) -> TimeChart | None:
-    """Return the chart of arm -> rows (seconds since 1970, n, mean, low or None, high or None); None without any mean.
+    """Return the chart of arm -> rows (seconds since 1970, n, mean, low or None, high or None).
+
+    Returns None without any mean.
 
     `character` is the width of a label's character in units of the chart.
     """

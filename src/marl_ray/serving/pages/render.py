@@ -125,7 +125,10 @@ def docs_page(document: bytes, base: str) -> bytes:
 
 
 def parse_form(body: bytes) -> dict[str, str]:
-    """Return the fields of a posted form, of `FORM_FIELDS` only and each once; RequestError 400 naming the field."""
+    """Return the fields of a posted form, of `FORM_FIELDS` only and each once.
+
+    Raises RequestError 400 naming the field otherwise.
+    """
     try:
         pairs = parse_qsl(
             body.decode("ascii"),

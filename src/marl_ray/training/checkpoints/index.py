@@ -184,7 +184,10 @@ def _strange(place: StoredFolder, identity: str) -> str:
 
 
 def published_checkpoints(folder: StoredFolder) -> list[PublishedCheckpoint]:
-    """Return the checkpoints whose manifests can be read, the oldest first; empty where the folder cannot be listed."""
+    """Return the checkpoints whose manifests can be read, the oldest first.
+
+    There are none where the folder cannot be listed.
+    """
     listed = []
     with contextlib.suppress(OSError, MarlRayError):
         for place in checkpoints_in(folder):

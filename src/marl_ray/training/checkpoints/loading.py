@@ -40,7 +40,9 @@ def load_newest(
     own_hyper: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> LoadedCheckpoint:
-    """Restore the learners from the first of the checkpoints `places` that is whole; every worker calls it with the same.
+    """Restore the learners from the first of the checkpoints `places` that is whole.
+
+    Every worker calls it with the same places.
 
     `say` gets a line on rank 0 for each that cannot be read. One that is damaged is withdrawn, but only where another one is
     whole: a storage that shows no file at all is no damage. With `own_hyper` the learners

@@ -144,7 +144,10 @@ def write(
     group: Any,
     published: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write a checkpoint; all workers of the gloo group call it. Raises UnwritableCheckpointError, on all of them."""
+    """Write a checkpoint.
+
+    All workers of the gloo group call it. Raises UnwritableCheckpointError, on all of them.
+    """
     rank, files, scalars = dist.get_rank(group), StoredFiles(place), scalars_of(tensors)
     sharded = {name: value for name, value in tensors.items() if name not in scalars}
     _together(lambda: _write_plain(files, rank, contents, scalars), group)

@@ -55,7 +55,9 @@ def play_held_out(
 
 
 def solved_shares(sampled: list[TextEpisode], greedy: list[TextEpisode], samples: int) -> dict[str, Any]:
-    """Compute `greedy` (share solved) and `pass_at_k`; empty if the environment does not report which tasks are solved.
+    """Compute `greedy`, the share that greedy episodes solve, and `pass_at_k`.
+
+    Both are missing if the environment does not report which tasks are solved.
 
     An episode that was cut before the environment said so is not solved.
     """

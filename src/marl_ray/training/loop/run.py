@@ -51,7 +51,10 @@ def is_better(score: float, best: float) -> bool:
 
 
 class Run:
-    """A run on this worker, an iteration at a time; the process group is up, and every worker makes the same calls."""
+    """A run on this worker, an iteration at a time.
+
+    The process group is up, and every worker makes the same calls.
+    """
 
     def __init__(
         self,

@@ -126,7 +126,10 @@ def strokes(curves: Mapping[str, tuple[Curve, Sequence[float]]], coloured: int =
 def curve_chart(
     curves: Mapping[str, Stroke], width: float, height: float, levels: Sequence[float] = ()
 ) -> CurveChart | None:
-    """Return the chart of curves, the best first; None if there are no curves. `levels` are values to draw across."""
+    """Return the chart of curves, the best first.
+
+    Returns None if there are no curves. `levels` are values to draw across.
+    """
     if not curves:
         return None
     low, high = pad_range(

@@ -36,7 +36,10 @@ class Search(Protocol):
         ...
 
     def tell(self, number: int, values: Values, scores: Sequence[float] | None) -> None:
-        """Learn the result of a configuration: one score per metric, greater is better; None if it failed."""
+        """Learn the result of a configuration.
+
+        `scores` has one score per metric, of which greater is better. It is None for a configuration that failed.
+        """
         ...
 
 

@@ -194,7 +194,9 @@ def _affinity(config: ClusterConfig, node: NodeConfig, spot: bool) -> dict[str, 
 
 
 def _spread(config: ClusterConfig, role: str) -> list[dict[str, Any]]:
-    """Spread pods over machines where there is a choice, so that a lost one takes one pod; a gateway's over zones, too.
+    """Spread pods over machines where there is a choice, so that a lost one takes one pod.
+
+    The pods of a gateway are spread over zones, too.
 
     Learners talk too much with each other for several zones.
     """

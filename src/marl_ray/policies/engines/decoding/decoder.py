@@ -183,7 +183,10 @@ class Decoder:
         return drawn
 
     def _allowed(self, rows: list[_Row], logits: Tensor) -> Tensor | None:
-        """Return (R, V) bool: True for the tokens that each row's guide allows next; None if no row has a guide."""
+        """Return (R, V) bool, True for the tokens that each row's guide allows next.
+
+        Returns None if no row has a guide.
+        """
         if all(row.state is None for row in rows):
             return None
         masks = np.ones(logits.shape, bool)

@@ -33,7 +33,10 @@ class ReplyQueue(Protocol):
 
 
 class BatchedReply:
-    """One response on its way, a `Reply`. The event loop makes and asks it; the arm's thread reads prompt and settings."""
+    """One response on its way, a `Reply`.
+
+    The event loop makes and asks it. The arm's thread reads its prompt and settings.
+    """
 
     prompt: Prompt
     generation: GenerationConfig

@@ -104,7 +104,10 @@ def _by_name(where: str, parts: Any) -> dict[str, Mapping[str, Any]]:
 
 
 def _agents(inputs: Collection[str], tensors: Collection[str], end: str) -> list[str]:
-    """Return the agents that have an input with this suffix; RequestError if the suffix belongs to no agent's input."""
+    """Return the agents that have an input with this suffix.
+
+    Raises RequestError if the suffix belongs to no agent's input.
+    """
     for name in inputs:
         if name not in tensors and not (name.endswith(MASK_SUFFIX) and name.removesuffix(MASK_SUFFIX) in tensors):
             raise RequestError(400, "inputs", f"unknown input {name!r}, expected some of {', '.join(tensors)}")

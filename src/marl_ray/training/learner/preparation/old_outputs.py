@@ -72,7 +72,10 @@ def estimated_divergence(
     shape: Shape,
     selections: Sequence[Selection],
 ) -> Tensor:
-    """Estimate the KL divergence (B, T) (nats) of the policy from the reference before the first step; 0 where unused."""
+    """Estimate the KL divergence (B, T), in nats, of the policy from the reference before the first step.
+
+    It is 0 where nothing uses it.
+    """
     hyper = policy.hyper
     if not hyper.kl_coef or reference is None:
         return torch.zeros_like(old_log_probs)
