@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from marl_ray.rollout.group_spread import GroupSums
+from marl_ray.rollout.group_scores import GroupSums
 from marl_ray.trajectories import Trajectories
 
 

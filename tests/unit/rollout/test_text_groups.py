@@ -115,7 +115,7 @@ def test_groups_say_how_their_members_differ_and_episodes_their_decisions():
     scores = np.array([episode.episode_return for episode in batch.episodes]).reshape(4, 4)
     metrics = played.group_sums["only"].metrics()
     assert metrics["informative_groups"] == np.mean(np.ptp(scores, axis=1) > 0)
-    assert metrics["group_spread"] == pytest.approx(scores.std(1).mean())
+    assert metrics["group_std"] == pytest.approx(scores.std(1).mean())
     mask = batch.trajectories["only"].mask.sum(1)
     assert [episode.decisions for episode in batch.episodes] == [{"only": int(count)} for count in mask]
     assert played.running_episodes == []

@@ -83,8 +83,8 @@ def _gate(value: PolicyValue, units: int, floor: float, min_effective: float) ->
     small, the estimate is the logged mean. The standard error follows from the effective sample size, mean sqrt(1 /
     effective - 1 / n).
     """
-    spread = max(0.0, 1 / max(value.effective, 1.0) - 1 / units)
-    if not abs(value.mean_weight - 1) <= MAX_ERRORS * value.mean_weight * math.sqrt(spread) + WEIGHT_TOLERANCE:
+    variance = max(0.0, 1 / max(value.effective, 1.0) - 1 / units)
+    if not abs(value.mean_weight - 1) <= MAX_ERRORS * value.mean_weight * math.sqrt(variance) + WEIGHT_TOLERANCE:
         reason = f"mean importance weight {value.mean_weight:.3g}, must be about 1: the log does not cover this bundle"
         return ExposureGate(False, reason)
     return exposure_gate(value, floor=floor, min_effective=min_effective)

@@ -109,7 +109,7 @@ def nearer_end(
     """
     if reported.n < 2 or not reported.squares > 0:
         return furthest
-    spread, distance_to_end = math.sqrt(reported.squares / reported.n), abs(furthest - reported.mean)
+    deviation, distance_to_end = math.sqrt(reported.squares / reported.n), abs(furthest - reported.mean)
     share = min(summary.mean for summary in reports)
     error, moved = (
         math.sqrt(sum(summary.variance / summary.n for summary in two if summary.n)) for two in (pair, reports)
@@ -118,8 +118,8 @@ def nearer_end(
     def cost(distance: float) -> float:
         return PROOF_ERRORS * math.hypot(share * error, distance * moved)
 
-    steps = (spread * 1.25**k for k in range(CANDIDATE_ENDS))
-    costs = [(cost(d) + share * spread**2 / (4 * d), d) for d in steps if d < distance_to_end]
+    steps = (deviation * 1.25**k for k in range(CANDIDATE_ENDS))
+    costs = [(cost(d) + share * deviation**2 / (4 * d), d) for d in steps if d < distance_to_end]
     _, distance = min([*costs, (cost(distance_to_end), distance_to_end)])
     return (
         furthest if distance == distance_to_end else reported.mean + math.copysign(distance, furthest - reported.mean)

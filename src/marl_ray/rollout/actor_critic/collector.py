@@ -14,7 +14,7 @@ from marl_ray.policies.actor_critic.compiled.network import CompiledNetwork
 from marl_ray.policies.actor_critic.distributions import Categorical
 from marl_ray.rollout.actor_critic.action_history import pack_actions, unpack_actions
 from marl_ray.rollout.actor_critic.buffers import Buffer, PlayedBatch, Player
-from marl_ray.rollout.group_spread import GroupSums, is_informative
+from marl_ray.rollout.group_scores import GroupSums, is_informative
 from marl_ray.rollout.protocol import CollectPlan
 from marl_ray.rollout.rng import action_noise, episode_seed
 from marl_ray.trajectories import Trajectories

@@ -15,7 +15,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.actor_critic.compiled.network import CompiledNetwork
 from marl_ray.rollout.actor_critic.buffers import Player
 from marl_ray.rollout.actor_critic.collector import Batch, Collector
-from marl_ray.rollout.group_spread import GroupSums
+from marl_ray.rollout.group_scores import GroupSums
 
 BEHAVIOUR_KEY = "behaviour"
 """Key of a collector's state: policy -> the weights and normalisers that play the batch which is under way."""

@@ -10,7 +10,7 @@ from pettingzoo import AECEnv
 from marl_ray.config.random_streams import ORDER_BITS
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Completion
-from marl_ray.rollout.group_spread import GroupSums
+from marl_ray.rollout.group_scores import GroupSums
 from marl_ray.rollout.protocol import CollectPlan
 from marl_ray.rollout.rng import permutation
 from marl_ray.rollout.text.collector import TextBatch, TextCollector

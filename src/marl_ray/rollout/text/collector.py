@@ -16,7 +16,7 @@ from marl_ray.envs.batch import group_positions
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.prompting.prompts import PromptTooLongError, fit_prompt
-from marl_ray.rollout.group_spread import GroupSums, is_informative
+from marl_ray.rollout.group_scores import GroupSums, is_informative
 from marl_ray.rollout.protocol import CollectPlan
 from marl_ray.rollout.rng import EVALUATION_STREAMS, TRAINING_STREAMS, episode_seed, permutation, response_stream
 from marl_ray.rollout.text.branching import Branch, keep_state, make_branches

@@ -6,7 +6,7 @@ from typing import Any
 from pettingzoo import ParallelEnv
 
 from marl_ray.config import RunConfig
-from marl_ray.rollout.group_spread import GroupSums
+from marl_ray.rollout.group_scores import GroupSums
 from marl_ray.rollout.protocol import BatchCollector, CollectPlan
 from marl_ray.training.collectives import gather_from_workers
 from marl_ray.training.loop.families.family import run_family

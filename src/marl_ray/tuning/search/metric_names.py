@@ -19,7 +19,7 @@ LOSSES = (
     "trust_region_kl",
     "trust_region_case",
     "line_search_steps",
-    "group_spread",
+    "group_std",
     "informative_groups",
     "left_out",
     "engine/log_prob_gap",

@@ -255,8 +255,8 @@ def test_every_policy_of_several_has_its_own_return(tmp_path):
 
 def test_group_algorithms_report_how_their_groups_differ():
     rows = train_alone(short("grpo", "train.total_steps=32"))
-    assert 0 < rows[-1]["informative_groups"] <= 1 and rows[-1]["group_spread"] > 0
-    assert "group_spread" not in train_alone(short("ippo", "train.total_steps=32"))[-1]
+    assert 0 < rows[-1]["informative_groups"] <= 1 and rows[-1]["group_std"] > 0
+    assert "group_std" not in train_alone(short("ippo", "train.total_steps=32"))[-1]
 
 
 def test_multipliers_go_by_the_costs_of_released_episodes_also_after_a_resume(tmp_path):

@@ -52,7 +52,7 @@ def activate(rows: np.ndarray, bias: np.ndarray, tanh: bool) -> None:
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST_MATH)
 def standardize(rows: np.ndarray, out: np.ndarray) -> None:
-    """Standardise each row (N, D): less its mean, over its spread as torch's layer norm has it."""
+    """Standardise each row (N, D): less its mean, over its standard deviation as torch's layer norm has it."""
     for i in range(len(rows)):
         mean, square = F(0), F(0)
         for x in rows[i]:

@@ -20,7 +20,7 @@ class GroupSums(NamedTuple):
     groups: int = 0
     informative: int = 0
     """Number of groups in which some agent did not score the same in all members."""
-    spread: float = 0.0
+    deviation: float = 0.0
     """Sum of the standard deviations over the members, each averaged over the agents."""
 
     @classmethod
@@ -31,10 +31,12 @@ class GroupSums(NamedTuple):
         )
 
     def __add__(self, other: "GroupSums") -> "GroupSums":  # type: ignore[override]
-        return GroupSums(self.groups + other.groups, self.informative + other.informative, self.spread + other.spread)
+        return GroupSums(
+            self.groups + other.groups, self.informative + other.informative, self.deviation + other.deviation
+        )
 
     def metrics(self) -> dict[str, float]:
-        """Return `group_spread` and `informative_groups`; nothing without groups."""
+        """Return `group_std` and `informative_groups`; nothing without groups."""
         if not self.groups:
             return {}
-        return {"group_spread": self.spread / self.groups, "informative_groups": self.informative / self.groups}
+        return {"group_std": self.deviation / self.groups, "informative_groups": self.informative / self.groups}
