@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from pydantic import ValidationError
 
-from marl_ray.config.base import words
+from marl_ray.config.base import message_of
 from marl_ray.config.run.hyper import HyperParameters
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import ALGORITHM
@@ -109,7 +109,7 @@ class AlgorithmSpec:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "defaults"
             raise MarlRayError(
-                f"AlgorithmSpec {self.title!r}: {where}: {words(first)}; every key needs a default"
+                f"AlgorithmSpec {self.title!r}: {where}: {message_of(first)}; every key needs a default"
             ) from error
 
     @property
