@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 
 
-def spread(values: Sequence[float], digits: int = 0) -> str:
+def median_range(values: Sequence[float], digits: int = 0) -> str:
     """Median (least-most)."""
     low, high = min(values), max(values)
     return f"{statistics.median(values):,.{digits}f} ({low:,.{digits}f}-{high:,.{digits}f})"

@@ -133,6 +133,15 @@ def ray_cluster() -> Iterator[LocalRay]:
             yield ray
 
 
+@pytest.fixture(scope="module")
+def alone() -> Iterator[None]:
+    """A process group of this process alone, for all tests of a module."""
+    from marl_ray.training.single_process import process_group
+
+    with process_group():
+        yield
+
+
 @pytest.fixture(scope="session")
 def text_bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Two bundles of small random language models, by the arm that they are for."""

@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.environments.gridworld import WARM_UP
 from benchmarks.environments.roofline import measure_peaks, peaks_line, roofline_lines
 from benchmarks.records import ROOT, machine, store
-from benchmarks.tables import spread
+from benchmarks.tables import median_range
 from marl_ray.config import RunConfig, load_config
 
 PEER = ROOT / "benchmarks/peers/jax_ppo.py"
@@ -197,9 +197,10 @@ def speed_table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         copies, steps, minibatches = row["setting"]
         best = max(statistics.median(rates) for rates in row["own"].values())
+        own_cells = " | ".join(median_range(row["own"][name]) for name in LAYOUTS)
         lines.append(
-            f"| {row['task']} | {copies} x {steps}, {minibatches} | {spread(row['peer'])} | {row['compile_seconds']:.0f} s "
-            f"| {' | '.join(spread(row['own'][name]) for name in LAYOUTS)} | {best / statistics.median(row['peer']):.2f} |"
+            f"| {row['task']} | {copies} x {steps}, {minibatches} | {median_range(row['peer'])} "
+            f"| {row['compile_seconds']:.0f} s | {own_cells} | {best / statistics.median(row['peer']):.2f} |"
         )
     lines += ["", "Where time goes in the last round. " + rows[-1]["peaks"], ""]
     for row in rows:
@@ -235,7 +236,9 @@ def learning_table(rows: list[dict[str, Any]]) -> str:
             if math.isinf(typical(row[side])):
                 cells += ["never in most seeds", "", ""]
             else:
-                seconds = spread([math.inf if each is None else each for each in row[side]], 1).replace("inf", "never")
+                seconds = median_range([math.inf if each is None else each for each in row[side]], 1).replace(
+                    "inf", "never"
+                )
                 cells += [seconds, f"{statistics.median(row[f'{side}_start']):.1f}", _setting(row)]
         peer_s, product_s = (typical(best[side][side]) for side in ("peer", "own"))
         ratio = "" if math.isinf(peer_s) or math.isinf(product_s) else f"{peer_s / product_s:.2f}"

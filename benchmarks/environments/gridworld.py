@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.environments.roofline import Work, measure_peaks, peaks_line, roofline_lines
 from benchmarks.records import RESULTS, ROOT, machine, store
-from benchmarks.tables import spread
+from benchmarks.tables import median_range
 from marl_ray.cluster.local_ray import local_ray
 from marl_ray.config import RunConfig, load_config
 from marl_ray.envs.registry import make_env
@@ -243,12 +243,12 @@ def speed_table(result: dict[str, Any]) -> str:
         ratios = [rate / other for rate, other in zip(rates[best], rates[key], strict=True)]
         shares = [row[key]["shares"] for row in rounds if "shares" in row[key]]
         parts = [f"{statistics.median(s[part] for s in shares):.0%}" for part in PHASES if shares]
-        ratio = "" if key == best else f"{spread(ratios, 1)}"
-        lines.append(f"| {name} | {spread(rates[key])} | {ratio} | {' / '.join(parts)} |")
+        ratio = "" if key == best else f"{median_range(ratios, 1)}"
+        lines.append(f"| {name} | {median_range(rates[key])} | {ratio} | {' / '.join(parts)} |")
     share = [rate / bound for rate, bound in zip(rates[best], raw, strict=True)]
     lines += [
-        f"| marl-ray's environment alone, {len(rounds[0]['raw'])} processes | {spread(raw)} | | |",
-        f"| MultiGrid's environment alone, {len(rounds[0]['raw'])} processes | {spread(package)} | | |",
+        f"| marl-ray's environment alone, {len(rounds[0]['raw'])} processes | {median_range(raw)} | | |",
+        f"| MultiGrid's environment alone, {len(rounds[0]['raw'])} processes | {median_range(package)} | | |",
         "",
         f"IPPO with {own_name} trains at {statistics.median(share):.0%} of the speed at which two processes",
         "step marl-ray's environment alone.",
@@ -316,9 +316,11 @@ def learning_table(rows: list[dict[str, Any]]) -> str:
     for algorithm in dict.fromkeys(row["algorithm"] for row in rows):
         of_algorithm = [row for row in rows if row["algorithm"] == algorithm]
         reached = [row["solved_at"] for row in of_algorithm if row["solved_at"] is not None]
-        steps = spread(reached) if reached else "never"
+        steps = median_range(reached) if reached else "never"
         count = f"{len(reached)} of {len(of_algorithm)}"
-        lines.append(f"| **{algorithm}** | {count} | {steps} | | {spread([row['final'] for row in of_algorithm], 4)} |")
+        lines.append(
+            f"| **{algorithm}** | {count} | {steps} | | {median_range([row['final'] for row in of_algorithm], 4)} |"
+        )
     return "\n".join([*lines, ""])
 
 

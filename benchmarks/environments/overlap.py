@@ -17,7 +17,7 @@ import gymnasium
 import torch
 
 from benchmarks.records import machine, store
-from benchmarks.tables import spread
+from benchmarks.tables import median_range
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.training.loop.run import Run
 from marl_ray.training.single_process import process_group
@@ -90,7 +90,7 @@ def table(result: dict[str, Any]) -> str:
     for kind, rates in result["rates"].items():
         ratios = [overlapped / plain_rate for overlapped, plain_rate in zip(rates, plain, strict=True)]
         shares = " / ".join(f"{share:.0%}" for share in result["shares"][kind])
-        lines.append(f"| {kind} | {spread(rates)} | {spread(ratios, 2)} | {shares} |")
+        lines.append(f"| {kind} | {median_range(rates)} | {median_range(ratios, 2)} | {shares} |")
     lines += [
         "",
         "The rollout's share of an overlapped iteration is the time that the update waited for the batch.",

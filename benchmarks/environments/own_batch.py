@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.records import ROOT, machine, store
-from benchmarks.tables import spread
+from benchmarks.tables import median_range
 from marl_ray.config.run.sections import EnvConfig
 from marl_ray.envs.env_copies import make_batch
 from marl_ray.rollout.rng import episode_seed
@@ -87,7 +87,9 @@ def table(rows: list[dict[str, Any]]) -> str:
         loop, compiled = (row["rates"][kind] for kind in KINDS)
         ratios = [fast / slow for fast, slow in zip(compiled, loop, strict=True)]
         parts = " / ".join(f"{share:.0%}" for share in row["shares"][list(KINDS)[-1]].values())
-        lines.append(f"| {row['copies']} | {spread(loop)} | {spread(compiled)} | {spread(ratios, 1)} | {parts} |")
+        lines.append(
+            f"| {row['copies']} | {median_range(loop)} | {median_range(compiled)} | {median_range(ratios, 1)} | {parts} |"
+        )
     return "\n".join([*lines, ""])
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import marl_ray
 from benchmarks.records import RESULTS
-from benchmarks.tables import spread
+from benchmarks.tables import median_range
 from marl_ray.envs.web.browser.chromium import Chromium, close_shared_chromium, shared_chromium
 from marl_ray.envs.web.browser.session import HEIGHT, WIDTH
 from marl_ray.envs.web.environment import BrowserEnv
@@ -187,7 +187,9 @@ def table(about: str, measured: Milliseconds, packs: dict[str, dict[str, float]]
         extra = median(times["env"]) - median(times["bare"])
         goal = f"at most {GOAL_MS:g}" if name in ACTIONS else ""
         beyond += [with_env - bare for with_env, bare in zip(times["env"], times["bare"], strict=True)] if goal else []
-        lines.append(f"| {name} | {spread(times['env'])} | {spread(times['bare'])} | {extra:.0f} | {goal} |")
+        lines.append(
+            f"| {name} | {median_range(times['env'])} | {median_range(times['bare'])} | {extra:.0f} | {goal} |"
+        )
     lines.append(f"| all actions, pair by pair | | | {median(beyond):.0f} | at most {GOAL_MS:g} |")
     lines += ["", "Numbers are medians (least-most).", ""]
     if packs:

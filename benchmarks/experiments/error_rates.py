@@ -85,7 +85,7 @@ def variances(looks: Looks, margin: float, sign: int, binary: bool) -> tuple[np.
 def log_evidence(
     looks: Looks, margin: float, sign: int, binary: bool = False, alpha: float = ALPHA, *, plain: bool = False
 ) -> np.ndarray:
-    """Return ln E of `harm` (sign -1) or `promotion` (sign 1) at every look.
+    """Return ln E of `judge_harm` (sign -1) or `judge_promotion` (sign 1) at every look.
 
     It is -inf before the first allowed look. Where all outcomes are 0 or 1, the test of such is asked too, unless it is
     to be `plain`.
@@ -263,9 +263,9 @@ def table(result: dict[str, Any]) -> str:
         f"{HORIZON:,} blocks in all, every 20). Each test may err with probability {ALPHA} over all looks together.",
         "Per cent, with 95 % intervals.",
         "",
-        "- False rollback: `harm` with margin 0 fires although both arms have the same mean (A/A).",
-        "- False promotion: `promotion` fires although the treatment is worse by exactly the margin (0.1; Bernoulli 0.5:",
-        "  0.05; other Bernoulli: 0.02 unless named).",
+        "- False rollback: `judge_harm` with margin 0 fires although both arms have the same mean (A/A).",
+        "- False promotion: `judge_promotion` fires although the treatment is worse by exactly the margin (0.1; Bernoulli",
+        "  0.5: 0.05; other Bernoulli: 0.02 unless named).",
         "- Peeked at: a one-sided Welch t-test at the same level, looked at as often, in the A/A experiments.",
         "",
         "| outcomes | false rollbacks % | false promotions % | Welch peeked at % |",

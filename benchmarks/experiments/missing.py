@@ -17,7 +17,7 @@ from marl_ray.experiments.lifecycle import RolloutPlan
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.missing_outcomes import ALARM_LEVEL
 from marl_ray.experiments.statistics.moments import Moments
-from marl_ray.experiments.statistics.sequential import harm
+from marl_ray.experiments.statistics.sequential import judge_harm
 from marl_ray.serving.rollout_decisions.questions import Measure, ask
 
 LOOKS = 200
@@ -176,7 +176,7 @@ def alarms_of(reports: Looks, evidence: Evidence) -> np.ndarray:
     alarms = [evidence(side, 0.0, -1, True, ALARM_LEVEL / 2) for side in (reports, other)]
     for at in ((0, 3), (1, LOOKS - 1)):
         arms = [Summary(int(n[at]), float(mean[at]), 0.0) for n, mean in ((n_t, mean_t), (n_c, mean_c))]
-        test = harm(*arms, alpha=ALARM_LEVEL / 2, margin=0.0, min_outcomes=50, binary=True)
+        test = judge_harm(*arms, alpha=ALARM_LEVEL / 2, margin=0.0, min_outcomes=50, binary=True)
         assert test.proven == (alarms[0][at] > limit), at
     return np.maximum(*alarms) > limit
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchmarks.tables import spread
+from benchmarks.tables import median_range
 
 RATES = ("tokens_per_second", "tokens_per_cpu_second")
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
@@ -39,7 +39,7 @@ def training_lines(result: dict[str, Any]) -> list[str]:
     ]
     for preset, part in result["models"].items():
         for key, name in names.items():
-            wall, cpu = (spread([row[key][rate] for row in part["rounds"]]) for rate in RATES)
+            wall, cpu = (median_range([row[key][rate] for row in part["rounds"]]) for rate in RATES)
             lines.append(f"| {preset} | {name} | {wall} | {cpu} |")
     lines += ["", "| model | ratio | wall | CPU |", "|---|---|---|---|"]
     for preset, part in result["models"].items():
@@ -62,7 +62,7 @@ def training_lines(result: dict[str, Any]) -> list[str]:
             if key.startswith("trl"):
                 continue
             of_key = [row[key] for row in part["rounds"]]
-            cells = [spread([run["phases"][phase][1] for run in of_key]).partition(" ")[0] for phase in phases]
+            cells = [median_range([run["phases"][phase][1] for run in of_key]).partition(" ")[0] for phase in phases]
             worst = max(run["log_prob_difference"] for run in of_key)
             lines.append(f"| {preset} | {name} | {' | '.join(cells)} | {worst:.1e} |")
     lines += ["", "| model | TRL setting | tokens/s | tokens per CPU second |", "|---|---|---|---|"]
@@ -90,7 +90,9 @@ def engine_lines(engines: dict[str, Any]) -> list[str]:
             [run[key] for run in row["rounds"]] for key in ("tokens_per_second", "hand_over_seconds", "log_prob_gap")
         )
         name = f"{row['engine']}, {engines['threads']} threads, {PRECISIONS[row['precision']]}"
-        lines.append(f"| {row['preset']} | {name} | {spread(speeds)} | {spread(hand_overs, 4)} | {max(gaps):.1e} |")
+        lines.append(
+            f"| {row['preset']} | {name} | {median_range(speeds)} | {median_range(hand_overs, 4)} | {max(gaps):.1e} |"
+        )
     before = f"{engines['calls']} calls a round; load before: {engines['load']:.1f}."
     return [*lines, "", f"{before} {machine_line(engines['machine'])}"]
 
@@ -101,5 +103,5 @@ def machine_line(machine: dict[str, Any]) -> str:
 
 def ratios(rounds: list[dict[str, Any]], over: str, under: str) -> tuple[str, str]:
     """Cells of wall time and of CPU time: median (least-most) over the rounds."""
-    wall, cpu = (spread([row[over][rate] / row[under][rate] for row in rounds], 2) for rate in RATES)
+    wall, cpu = (median_range([row[over][rate] / row[under][rate] for row in rounds], 2) for rate in RATES)
     return wall, cpu

@@ -30,7 +30,7 @@ from marl_ray.algorithms.advantages.groups import (
 )
 from marl_ray.algorithms.advantages.normalization import moments, standardize
 from marl_ray.algorithms.advantages.returns import reward_to_go, sequence_scores
-from marl_ray.algorithms.losses.aggregation import counts, loss_weights
+from marl_ray.algorithms.losses.aggregation import count_tokens_and_sequences, loss_weights
 from marl_ray.algorithms.losses.kl import kl_estimate
 from marl_ray.algorithms.losses.ratios import (
     gspo_token_log_ratio,
@@ -85,7 +85,7 @@ def cases() -> list[Case]:
     keys, discounts = (*signals, *episodes), (0.99, 0.95)
     columns: Any = (*(a[key] for key in keys), *discounts)
     stacked: Any = (*(torch.stack([a[key]] * SIGNALS, 2) for key in signals), *(a[key] for key in episodes), *discounts)
-    tokens, sequences = counts(a["mask"])
+    tokens, sequences = count_tokens_and_sequences(a["mask"])
     total = moments(a["rewards"], a["mask"])
     grouped = (a["scores"], index, count)
     include, greedy = a["include"], a["greedy"]
@@ -125,7 +125,7 @@ def cases() -> list[Case]:
         ("standardised", lambda: standardize_scores(*grouped, include), loop(references.standardize_scores(1e-6, 1))),
         ("leave_one_out", lambda: leave_one_out(*grouped, include), loop(references.leave_one_out)),
         ("greedy_baseline", lambda: greedy_baseline(*grouped, include, greedy), None),
-        ("counts", lambda: counts(a["mask"]), None),
+        ("counts", lambda: count_tokens_and_sequences(a["mask"]), None),
         *(weights(mode) for mode in ("token-mean", "seq-mean-token-mean", "fixed-length")),
         *(kl(kind) for kind in ("k1", "k2", "k3", "k3+")),
         ("moments", lambda: moments(a["rewards"], a["mask"]), None),

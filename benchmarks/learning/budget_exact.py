@@ -19,7 +19,7 @@ WORKER = "worker_0"
 class Worth(NamedTuple):
     """The exact values of one policy."""
 
-    ret: float
+    episode_return: float
     cost: float
     within: float
     """Chance that an episode costs at most the limit."""
@@ -77,4 +77,4 @@ def score(worth: Worth, budget: float) -> float:
     """
     constant, optimum = best_constant_reward(budget), best_expected_reward(budget)
     bought = max(0.0, best_expected_reward(worth.cost) - optimum) if worth.cost > budget else 0.0
-    return (worth.ret - bought - constant) / (optimum - constant)
+    return (worth.episode_return - bought - constant) / (optimum - constant)

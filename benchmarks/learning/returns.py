@@ -115,7 +115,7 @@ def learn(name: str, seed: int) -> dict[str, Any]:
         while True:
             if states is not None:
                 worths.append(states.worth(trained.team.models["shared"]))
-            if trained.best:
+            if trained.is_best:
                 best = trained.iteration
             if trained.save_due:
                 trained.save(local_stored_folder(Path(folder, str(trained.iteration))))
@@ -129,7 +129,7 @@ def learn(name: str, seed: int) -> dict[str, Any]:
     return {
         "task": name,
         "seed": seed,
-        "returns": [episode.ret * task.agents for episode in played],
+        "returns": [episode.episode_return * task.agents for episode in played],
         "costs": [sum(episode.costs) for episode in played],
         "curve": [[row["steps"], row["return"] * task.agents] for row in rows if "return" in row],
         "worths": [list(worth) for worth in worths],
@@ -164,7 +164,7 @@ def summary(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
         if task.share is not None:
             met &= max(worth.cost for worth in policies["final"]) <= TOLERATED * BUDGET
         if task.exact is not None:
-            met &= min(worth.ret for worth in policies["final"]) >= task.exact
+            met &= min(worth.episode_return for worth in policies["final"]) >= task.exact
         # From the middle of a run on, of all seeds: what the policies in training cost.
         late = [worth[1] for run in runs for worth in run["worths"][len(run["worths"]) // 2 :]]
         row["late_cost"] = [min(late), float(np.std(late)), max(late)]

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.records import RESULTS, ROOT
-from benchmarks.tables import spread
+from benchmarks.tables import median_range
 
 SHAPE = {"hidden_size": 640, "intermediate_size": 1920, "num_hidden_layers": 12}
 """The shape of the language model: 64 million parameters."""
@@ -184,7 +184,7 @@ def compare(kind: str, workers: int, repeats: int, scratch: Path | None) -> dict
 
 def line(result: dict[str, Any]) -> str:
     size = f"{result['bytes'] / 1e6:,.1f} MB"
-    cells = [spread([1e3 * s for s in result[key]], digits) for key, digits in COLUMNS.items()]
+    cells = [median_range([1e3 * s for s in result[key]], digits) for key, digits in COLUMNS.items()]
     return f"| {result['kind']} | {result['workers']} | {size} | {' | '.join(cells)} | {result['ratio']:.1%} |"
 
 

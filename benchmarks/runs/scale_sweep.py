@@ -124,7 +124,7 @@ def simulated_sweep(storage: Path, trials: int, scheduler: str, search: str = "r
         ending |= {"objectives": [rows[-1]["objective/eval/return"]], "seconds": 10.0}
         ending |= {"steps": rows[-1]["steps"], "played": rows[-1]["played"]}
         result = json.dumps(ending)
-        trial_folder(config.storage, config.name, leg.number).appended(ROWS_FILE).append(
+        trial_folder(config.storage, config.name, leg.number).open_lines(ROWS_FILE).append(
             map(json.dumps, rows), durable=True
         )
         for row in rows:

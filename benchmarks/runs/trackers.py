@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.records import RESULTS, ROOT
-from benchmarks.tables import spread
+from benchmarks.tables import median_range
 from marl_ray.cluster.local_ray import local_ray
 from marl_ray.config import RunConfig, load_config
 
@@ -231,7 +231,7 @@ def main() -> None:
     }
     for kind, words in KINDS.items():
         speeds, ends = ([each[kind][key] for each in rounds] for key in ("steps_per_second", "end_s"))
-        cells = [words, spread(speeds), spread(ratios[kind], 3), spread(ends, 1), histories[kind]]
+        cells = [words, median_range(speeds), median_range(ratios[kind], 3), median_range(ends, 1), histories[kind]]
         lines.append(f"| {' | '.join(cells)} |")
     print("\n".join(lines))
     medians = {kind: statistics.median(values) for kind, values in ratios.items()}

@@ -3,7 +3,7 @@
 import statistics
 from typing import Any, NamedTuple
 
-from benchmarks.tables import spread
+from benchmarks.tables import median_range
 
 TITLES = {
     "bare": "1. bare, one hop, passes shared as in the gateway",
@@ -37,13 +37,13 @@ def speed_goals(rows: list[dict[str, Any]]) -> list[Goal]:
         ("gateway_two_hops", "bare_two_hops_turns", 0.97, "5 makes at least 97 % of the requests/s of 4b"),
     ):
         if ratios := paired(rows, subject, reference, "rps"):
-            goals.append(Goal(text, spread(ratios, 3), statistics.median(ratios) >= least))
+            goals.append(Goal(text, median_range(ratios, 3), statistics.median(ratios) >= least))
     if both(rows, "gateway", "bare"):
         added = [row["gateway"]["p50_ms"] - row["bare"]["p50_ms"] for row in rows]
         goals.append(
             Goal(
                 "2 adds at most 0.1 ms to the median of 1 at one connection",
-                f"{spread(added, 3)} ms",
+                f"{median_range(added, 3)} ms",
                 statistics.median(added) <= 0.1,
             )
         )
@@ -77,8 +77,8 @@ def speed_table(part: dict[str, Any]) -> list[str]:
         if not both(rows, name):
             continue
         peer = "bare_two_hops" if "two_hops" in name else "bare"
-        ratio = spread(ratios, 2) if name != peer and (ratios := paired(rows, name, peer, "rps")) else ""
-        cells = [spread([row[name][key] for row in rows], digits) for key, digits in COLUMNS.items()]
+        ratio = median_range(ratios, 2) if name != peer and (ratios := paired(rows, name, peer, "rps")) else ""
+        cells = [median_range([row[name][key] for row in rows], digits) for key, digits in COLUMNS.items()]
         lines.append(f"| {title} | {cells[0]} | {ratio} | {' | '.join(cells[1:])} |")
     return lines + goal_table(speed_goals(rows))
 
@@ -99,13 +99,15 @@ def epochs_table(part: dict[str, Any]) -> list[str]:
     for acts in dict.fromkeys(row["acts"] for row in rows):
         of_acts = [row for row in rows if row["acts"] == acts]
         cells = [
-            spread([row[name][key] for row in of_acts]) for key in ("rps", "cpu_us") for name in ("first", "third")
+            median_range([row[name][key] for row in of_acts])
+            for key in ("rps", "cpu_us")
+            for name in ("first", "third")
         ]
         cost = [row["third"]["cpu_us"] / row["first"]["cpu_us"] for row in of_acts]
-        lines.append(f"| {acts} | {' | '.join(cells)} | {spread(cost, 2)} |")
+        lines.append(f"| {acts} | {' | '.join(cells)} | {median_range(cost, 2)} |")
         rate = [row["first"]["rps"] / row["third"]["rps"] for row in of_acts]
         text = f"{acts} acts a session: an act of epoch 3 takes at most 1.25 times one of epoch 1"
-        goals.append(Goal(text, spread(rate, 3), statistics.median(rate) <= 1.25))
+        goals.append(Goal(text, median_range(rate, 3), statistics.median(rate) <= 1.25))
     return lines + goal_table(goals)
 
 
@@ -141,7 +143,7 @@ def rollback_table(part: dict[str, Any]) -> list[str]:
         "## Rollback",
         "",
         f"{len(repeats)} experiments, two replicas (shares of CPU {', '.join(f'{s:.0%}' for s in part['shares_of_cpu'])}),",
-        f"{part['connections']} connections, {spread([r['rps'] for r in repeats])} requests/s; `on_rollback: cut`;",
+        f"{part['connections']} connections, {median_range([r['rps'] for r in repeats])} requests/s; `on_rollback: cut`;",
         f"{part['closed']} connections closed without an answer.",
         "The last request that the rolled-back arm answered was sent this long after",
         "",

@@ -30,7 +30,9 @@ poll_set: str | None = None
 
 
 def autoscaled_resources() -> dict[str, float]:
-    """Return the most of each resource that an autoscaler could bring the cluster to; empty without an autoscaler.
+    """Return the most of each resource that an autoscaler could bring the cluster to.
+
+    There is none without an autoscaler.
 
     Ray's public API tells only what is there now, and a cluster that scales from zero must not refuse a run.
     """
@@ -49,7 +51,7 @@ def autoscaled_nodes() -> list[dict[str, float]]:
     return [dict(group.resources) for group in scaled.node_group_configs if group.max_count != 0]
 
 
-def cpus_here() -> float:
+def count_local_cpus() -> float:
     """Return the logical CPUs that a Ray of this machine has when it is started without a number.
 
     A container's limit counts.
@@ -59,7 +61,7 @@ def cpus_here() -> float:
     return float(get_num_cpus(override_docker_cpu_warning=True))
 
 
-def answers(address: str, seconds: float) -> bool:
+def is_cluster_answering(address: str, seconds: float) -> bool:
     """Return True once a Ray cluster takes connections at `address` (HOST:PORT), False if none does for `seconds`.
 
     `ray.init` takes no deadline, and tries for minutes without a word.
@@ -151,7 +153,7 @@ def give_up_silent_workers() -> None:
     os.environ.setdefault(SILENCE_VARIABLE, str(LOST_S))
 
 
-def lost_after() -> float:
+def lost_after_s() -> float:
     """Return the seconds without an answer after which a worker counts as lost.
 
     They are those of this process and of the processes that it starts.

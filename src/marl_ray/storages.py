@@ -8,7 +8,7 @@ from pyarrow import fs
 from marl_ray.errors import MarlRayError, one_line
 
 
-def absolute(storage: str) -> str:
+def absolute_storage(storage: str) -> str:
     """Return a storage as a URI or an absolute path."""
     return storage if "://" in storage else str(Path(storage).resolve())
 
@@ -19,7 +19,7 @@ def open_storage(storage: str, key: str = "storage") -> tuple[fs.FileSystem, str
     Raises MarlRayError that names the config's `key`.
     """
     try:
-        filesystem, path = fs.FileSystem.from_uri(absolute(storage))
+        filesystem, path = fs.FileSystem.from_uri(absolute_storage(storage))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise MarlRayError(f"{key}: {storage!r} cannot be used: {one_line(error)}") from error
     return filesystem, path.rstrip("/")

@@ -80,7 +80,10 @@ class Trajectories:
 
     @property
     def agents(self) -> int:
-        """Rows per environment copy: the agents that the policy plays. 1 for token policies: any number of responses."""
+        """Rows per environment copy.
+
+        They are the agents that the policy plays. A token policy has 1, for any number of responses.
+        """
         if self.prompts is not None:
             return 1
         return int(self.agent.max()) + 1

@@ -86,8 +86,8 @@ def test_algorithms_are_listed_with_papers_needs_and_hyper_parameters():
 def test_every_algorithm_trains_a_team(name, tmp_path):
     """Two workers; a team of two in turn under a budget, or on a gridworld."""
     spec = SPECS[name]
-    config, more = ("multigrid_grpo" if spec.episodes else "multigrid_ippo"), ["train.total_steps=12288"]
-    if spec.costs:
+    config, more = ("multigrid_grpo" if spec.needs_whole_episodes else "multigrid_ippo"), ["train.total_steps=12288"]
+    if spec.needs_costs:
         config, more = "budget_dag", ["env.kwargs={workers: 2}", "train.total_steps=8192"]
     overrides = [f"algorithm={name}", f"storage={tmp_path}", "resources.workers=2", *more]
     done = command("marl-ray", "train", f"jobs/configs/{config}.yaml", *overrides)

@@ -51,10 +51,10 @@ def test_the_command_prints_a_line_for_every_property_and_fails_where_one_differ
 def test_truth_of_the_smallest_game_by_hand():
     """Probabilities 1/2: the first move earns 0.125 and costs 0.75, the second 0.1875 and 1; the other signal likewise."""
     uniform = [[[0.5, 0.5]] * STATE_COUNT]
-    j, first, second = truth.expected_returns(GameRules(), uniform, truth.nothing())
+    j, first, second = truth.expected_returns(GameRules(), uniform, truth.zero_sums())
     assert (j, first, second) == pytest.approx((0.3125, 1.75, 2.15))
     assert truth.decisions(GameRules(), uniform, 0) == 2
-    assert truth.values(GameRules(), uniform, truth.nothing())[0] == pytest.approx([j, first, second])
+    assert truth.values(GameRules(), uniform, truth.zero_sums())[0] == pytest.approx([j, first, second])
 
 
 @pytest.mark.parametrize(("ends", "most"), list(itertools.product((True, False), (1, 2))))

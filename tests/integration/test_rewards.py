@@ -7,7 +7,16 @@ from collections.abc import Iterator
 import pytest
 
 from marl_ray.config import CodeRewardConfig
-from marl_ray.rewards import CallTest, CodeTask, StdioTest, code_reward, reference_cpu, run_tests, style, violations
+from marl_ray.rewards import (
+    CallTest,
+    CodeTask,
+    StdioTest,
+    code_reward,
+    count_violations,
+    reference_cpu,
+    run_tests,
+    style,
+)
 from marl_ray.sandbox import Level, Limits, Pool
 
 SQUARE = CodeTask(
@@ -113,14 +122,14 @@ def test_without_a_working_reference_there_is_no_efficiency(pool):
 def test_style_counts_violations_and_nothing_switches_a_rule_off():
     assert style("def f(x):\n    return x\n") == 1.0
     dirty = "import os\n\n\ndef f(x):\n    if x == None:\n        return 1\n"
-    assert violations(dirty) == 2 and style(dirty) == 1 / 3
-    assert violations("# ruff: noqa\n" + dirty.replace("import os", "import os  # noqa")) == 2
-    assert violations(dirty + "\n" * 100 + "# padding\n" * 1000) == 2
+    assert count_violations(dirty) == 2 and style(dirty) == 1 / 3
+    assert count_violations("# ruff: noqa\n" + dirty.replace("import os", "import os  # noqa")) == 2
+    assert count_violations(dirty + "\n" * 100 + "# padding\n" * 1000) == 2
 
 
 def test_counting_violations_takes_little_memory():
     tracemalloc.start()
-    assert violations("import a\n" * 10_000) == 10_000
+    assert count_violations("import a\n" * 10_000) == 10_000
     assert tracemalloc.get_traced_memory()[1] < 12 << 20
     tracemalloc.stop()
 
@@ -134,13 +143,13 @@ DIRTY = "import os\nimport sys\ndef f(x):\n    if x == None: return 1\n    l = l
 
 
 def test_style_is_not_won_by_hiding_a_program_in_a_text():
-    bare = violations(DIRTY)
+    bare = count_violations(DIRTY)
     assert bare is not None and bare >= 4
-    assert violations(f"exec({DIRTY!r})\n") == bare + 1
-    assert violations(f"exec({DIRTY[:20]!r} {DIRTY[20:]!r}, {{}})\n") == bare + 1
-    assert violations(f"exec({f'exec({DIRTY!r})'!r})\n") == bare + 2
-    assert violations(f"exec(compile({DIRTY!r}, 'a', 'exec'))\n") is None
-    assert violations("x = 1\nexec('y = 2')\n") == 1
+    assert count_violations(f"exec({DIRTY!r})\n") == bare + 1
+    assert count_violations(f"exec({DIRTY[:20]!r} {DIRTY[20:]!r}, {{}})\n") == bare + 1
+    assert count_violations(f"exec({f'exec({DIRTY!r})'!r})\n") == bare + 2
+    assert count_violations(f"exec(compile({DIRTY!r}, 'a', 'exec'))\n") is None
+    assert count_violations("x = 1\nexec('y = 2')\n") == 1
 
 
 @pytest.mark.parametrize(

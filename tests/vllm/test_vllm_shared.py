@@ -23,7 +23,7 @@ from marl_ray.policies.engines.vllm.process.shared_vllm import WARM_UP
 from marl_ray.policies.language.base_model import BASE_SHA256
 from marl_ray.policies.prompting.prompts import encode_prompt
 from marl_ray.serving.arms.errors import ArmError
-from marl_ray.serving.arms.protocol import Refusal, ResponseChunk, TextRequest
+from marl_ray.serving.arms.protocol import RequestRejection, ResponseChunk, TextRequest
 from marl_ray.serving.arms.text.batcher import TextBatcher
 
 EXACT = 1e-5
@@ -64,7 +64,7 @@ async def written(arm: TextBatcher, request: TextRequest) -> list[ResponseChunk]
     try:
         while not pieces or pieces[-1].finish is None:
             piece = await reply.next()
-            assert not isinstance(piece, Refusal), piece
+            assert not isinstance(piece, RequestRejection), piece
             pieces.append(piece)
     finally:
         reply.leave()
@@ -181,7 +181,7 @@ def test_a_greater_rank_than_the_process_has_room_for_is_refused_by_name(arms, t
 def test_an_adapter_of_another_base_has_no_place_in_the_process(arms, bundles, tmp_path):
     other = lora_bundle(tmp_path, 1, base=1)
     base, _ = shared_vllm.join_base(
-        load_bundle(other).policies.unmerged("lm")
+        load_bundle(other).policies.load_unmerged("lm")
     )  # whose process would start with its first token
     assert base is not arms["one"].batch("writer").engine.base is arms["two"].batch("writer").engine.base
     with pytest.raises(MarlRayError, match=r"engine=vllm: the adapter of .* is not of the base model that it names"):

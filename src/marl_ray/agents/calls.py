@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from marl_ray.agents.lenient_json import decode
-from marl_ray.agents.named_arguments import as_in_python, in_marks
-from marl_ray.agents.tools import encodable
+from marl_ray.agents.named_arguments import parse_marked_call, parse_python_call
+from marl_ray.agents.tools import replace_surrogates
 
 CallProblem = Literal[
     "", "no_call", "bad_json", "unknown_tool", "wrong_arguments", "timeout", "failed", "crash", "no_calls_left"
@@ -75,12 +75,12 @@ class ParsedCall:
     code: str | None = None
 
 
-def parse(text: str) -> ParsedCall:
+def parse_call(text: str) -> ParsedCall:
     """Read a response. Case of the words does not matter; never raises, and takes time linear in the text.
 
     A line `Observation:` ends the response: what an agent makes up after it counts for nothing.
     """
-    text = encodable(text)
+    text = replace_surrogates(text)
     spoken = _without_thinking(text)
     made_up = _OBSERVATION.search(spoken)
     spoken = spoken[: made_up.start()] if made_up else spoken
@@ -134,7 +134,7 @@ def _react(text: str) -> ParsedCall:
     thought = _thought(text[: begin.start()])
     if action and (complete_call := _named_object(text, action.end(), thought)):
         return complete_call
-    if action and (called := as_in_python(text, action.end())):
+    if action and (called := parse_python_call(text, action.end())):
         return ParsedCall(text[: called[2]], thought, called[0], called[1])
     tool = _name(text[action.end() :].split("\n", 1)[0]) if action else ""
     second = _ACTION.search(text, action.end()) if action else None
@@ -171,9 +171,9 @@ def _named_object(text: str, start: int, thought: str) -> ParsedCall | None:
 def _parse_marked_call(text: str, tag: re.Match[str]) -> ParsedCall:
     """Parse a call behind one of the marks of Hermes, Llama and Mistral."""
     thought, start, tool = _thought(text[: tag.start()]), tag.end(), ""
-    marked = in_marks(text, tag.start() if tag[0].startswith("<function=") else start)
+    marked = parse_marked_call(text, tag.start() if tag[0].startswith("<function=") else start)
     if marked is None and tag[0].lower() == "<|python_tag|>":
-        marked = as_in_python(text, start)
+        marked = parse_python_call(text, start)
     if marked is not None:
         return ParsedCall(text[: marked[2]], thought, marked[0], marked[1])
     if tag[0].startswith("<function="):
@@ -210,7 +210,7 @@ def _bare(text: str) -> ParsedCall | None:
     for number, match in enumerate(_PYTHON_CALL.finditer(text)):
         if number == MAX_TRIED_CALLS:
             break
-        if called := as_in_python(text, match.end()):
+        if called := parse_python_call(text, match.end()):
             closing = _CLOSING_MARK.match(text, called[2])
             end = closing.end() if closing else called[2]
             return ParsedCall(text[:end], _thought(text[: match.start()]), called[0], called[1])

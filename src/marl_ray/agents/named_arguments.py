@@ -25,7 +25,7 @@ _KEYWORD = re.compile(r"\s*([A-Za-z_]\w{0,63})\s*=\s*")
 _SEPARATOR = re.compile(r"\s*(,\s*\)|,|\))")
 
 
-def in_marks(text: str, start: int) -> NamedCall | None:
+def parse_marked_call(text: str, start: int) -> NamedCall | None:
     """Return the call in marks that begins here; None if there is none, or if it does not end."""
     function, name = _FUNCTION.match(text, start), _NAME.match(text, start)
     opening = function or name
@@ -47,7 +47,7 @@ def in_marks(text: str, start: int) -> NamedCall | None:
     return opening[1], arguments, ends.end() if ends and closed else at
 
 
-def as_in_python(text: str, start: int) -> NamedCall | None:
+def parse_python_call(text: str, start: int) -> NamedCall | None:
     """Return the call `NAME(KEY=VALUE, ...)` that begins here, with values as in JSON; None if there is none."""
     opening = _CALL_START.match(text, start)
     if opening is None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from marl_ray.agents.calls import CallProblem, ParsedCall
 from marl_ray.agents.errors import ToolArgumentsError, ToolError, ToolTimeoutError
-from marl_ray.agents.tools import Tool, cut
+from marl_ray.agents.tools import Tool, cut_middle
 from marl_ray.errors import one_line
 
 _MAX_NAME_LENGTH = 60
@@ -47,31 +47,35 @@ class ReactTurn:
     observation: str
 
 
-def act(call: ParsedCall, tools: Mapping[str, Tool], timeout_s: float, limit: int = 1000) -> CallResult:
+def make_call(call: ParsedCall, tools: Mapping[str, Tool], timeout_s: float, limit: int = 1000) -> CallResult:
     """Make a call and describe its result in at most `limit` characters.
 
     `tools` are by name. Every failure of the call or the tool is an observation. Raises MarlRayError only if this
     machine cannot run a tool at all.
     """
     if call.problem == "no_call":
-        return CallResult(cut(f"No call found: {call.why}. Write Action: and Input: lines.", limit), call.problem)
+        return CallResult(
+            cut_middle(f"No call found: {call.why}. Write Action: and Input: lines.", limit), call.problem
+        )
     if call.problem == "bad_json" and not call.tool:
-        return CallResult(cut(f"The call is not JSON of a name and arguments: {call.why}.", limit), call.problem)
-    tool = find(tools, call.tool)
+        return CallResult(cut_middle(f"The call is not JSON of a name and arguments: {call.why}.", limit), call.problem)
+    tool = find_tool(tools, call.tool)
     if tool is None:
         names = ", ".join(tools)
-        return CallResult(cut(f"No tool {cut(call.tool, _MAX_NAME_LENGTH)!r}. Tools: {names}.", limit), "unknown_tool")
+        return CallResult(
+            cut_middle(f"No tool {cut_middle(call.tool, _MAX_NAME_LENGTH)!r}. Tools: {names}.", limit), "unknown_tool"
+        )
     expected = f"Expected {signature(tool)}."
     arguments = _only_text(tool, call.code) if call.arguments is None else call.arguments
     if arguments is None:
-        return CallResult(cut(f"Input is not a JSON object: {call.why}. {expected}", limit), "bad_json")
+        return CallResult(cut_middle(f"Input is not a JSON object: {call.why}. {expected}", limit), "bad_json")
     tool.prepare()
     problem: CallProblem = ""
     began = time.monotonic()
     try:
         text = tool.call(arguments, began + timeout_s)
     except ToolArgumentsError as error:
-        return CallResult(cut(f"Wrong arguments: {error}. {expected}", limit), "wrong_arguments")
+        return CallResult(cut_middle(f"Wrong arguments: {error}. {expected}", limit), "wrong_arguments")
     except ToolTimeoutError:
         text, problem = f"{tool.name} gave no result within {timeout_s:g} s.", "timeout"
     except ToolError as error:
@@ -79,10 +83,12 @@ def act(call: ParsedCall, tools: Mapping[str, Tool], timeout_s: float, limit: in
     except Exception as error:  # whatever a tool of the user's raises is the agent's to read, not the run's to die of
         text, problem = f"{tool.name} failed: {type(error).__name__}: {one_line(error)}", "crash"
     ends = tool.ends and not problem
-    return CallResult(cut(text, _MAX_CHARACTERS if ends else limit), problem, tool.name, ends, time.monotonic() - began)
+    return CallResult(
+        cut_middle(text, _MAX_CHARACTERS if ends else limit), problem, tool.name, ends, time.monotonic() - began
+    )
 
 
-def find(tools: Mapping[str, Tool], name: str) -> Tool | None:
+def find_tool(tools: Mapping[str, Tool], name: str) -> Tool | None:
     """Return the tool of this name, or else of this name in other case; None if there is none."""
     return tools.get(name) or next(
         (tool for tool_name, tool in tools.items() if tool_name.lower() == name.lower()), None
@@ -137,7 +143,7 @@ def transcript(head: str, question: str, turns: Sequence[ReactTurn], limit: int,
     for text in reversed(shown):
         if shown_turns and len(text) > room:
             break
-        shown_turns.insert(0, cut(text, max(room, 0)))
+        shown_turns.insert(0, cut_middle(text, max(room, 0)))
         room -= len(shown_turns[0])
     left_out = _LEFT_OUT if len(shown_turns) < len(shown) else ""
     return f"{fixed}{left_out}{''.join(shown_turns)}{foot}"

@@ -180,12 +180,12 @@ def make_tool(name: str, options: Mapping[str, Any]) -> Tool:
     return tool_of(instance, name=tool_name, description=inspect.getdoc(target), **how)
 
 
-def cut(text: str, limit: int) -> str:
+def cut_middle(text: str, limit: int) -> str:
     """Return the text without its middle if it is longer than `limit` characters.
 
     Characters that UTF-8 cannot hold are left out too.
     """
-    text = encodable(text)
+    text = replace_surrogates(text)
     if len(text) <= limit:
         return text
     mark = " ... "
@@ -195,6 +195,6 @@ def cut(text: str, limit: int) -> str:
     return text[:head] + mark + text[len(text) - (limit - len(mark) - head) :]
 
 
-def encodable(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Return the text with a question mark for each character that UTF-8 cannot hold."""
     return text.encode("utf-8", "replace").decode()

@@ -15,7 +15,10 @@ from marl_ray.trajectories import Trajectories
 
 
 class PolicyLossInputs(NamedTuple):
-    """Inputs of a policy loss: R sequences at T steps, as sampled and as the current weights score them; (R, T) each."""
+    """Inputs of a policy loss.
+
+    They are R sequences at T steps, as sampled and as the current weights score them, (R, T) each.
+    """
 
     log_probs: Tensor
     """Log-probabilities under the current policy, with gradients."""

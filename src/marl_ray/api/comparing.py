@@ -41,9 +41,9 @@ class RunComparison:
             raise FieldError("out", f"{str(out)!r} cannot be written: {one_line_without(error, out)}") from error
 
     def __str__(self) -> str:
-        from marl_ray.runs.plot import line_of
+        from marl_ray.runs.plot import group_line
 
-        return "\n".join(map(line_of, self.groups))
+        return "\n".join(map(group_line, self.groups))
 
     def __repr__(self) -> str:
         return f"<RunComparison {self.metric} of {', '.join(group.label for group in self.groups)}>"

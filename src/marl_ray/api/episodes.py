@@ -30,9 +30,9 @@ class EpisodeScores:
     @property
     def interval(self) -> tuple[float, float] | None:
         """Student's 95 % interval of the mean return; None for a single episode."""
-        from marl_ray.runs.comparison import student
+        from marl_ray.runs.comparison import student_interval
 
-        return student(self.returns) if len(self.returns) > 1 else None
+        return student_interval(self.returns) if len(self.returns) > 1 else None
 
     def __repr__(self) -> str:
         return f"<EpisodeScores {self}>"
@@ -76,7 +76,7 @@ def evaluate_episodes(options: EpisodeOptions) -> EpisodeScores:
                 raise
             raise FieldError("policy", f"{options.policy}: {error.message}") from error  # the team is the bundle's own
     return EpisodeScores(
-        [episode.ret for episode in played],
+        [episode.episode_return for episode in played],
         [episode.length for episode in played],
         sum(episode.cut for episode in played),
     )

@@ -208,7 +208,7 @@ def _ready_samples(options: ScoringOptions, running: RunningOptions) -> Benchmar
 def _written_samples(options: ScoringOptions, request: WritingRequest, running: RunningOptions) -> BenchmarkResult:
     """Let a bundle's policies write samples, and score these."""
     from marl_ray.evaluation.scoring.evaluate import possible_ks, prepare_evaluation, task_of
-    from marl_ray.evaluation.writing.requests import SAMPLES_FILE, generate
+    from marl_ray.evaluation.writing.requests import SAMPLES_FILE, write_samples
 
     task = task_of(options)
     with nullcontext() if running.local else ray_of_call():
@@ -218,7 +218,7 @@ def _written_samples(options: ScoringOptions, request: WritingRequest, running: 
         possible_ks({problem.task_id: request.num_samples for problem in problems}, options.k, ())
         facts = {"benchmark": task.benchmark.name, "data_sha256": task.data.sha256}
         with _writers(request, task, running.local) as source:
-            folder, description = generate(source, request, problems, facts, options.out, running.progress)
+            folder, description = write_samples(source, request, problems, facts, options.out, running.progress)
         options = replace(options, samples=str(folder / SAMPLES_FILE), out=folder)
         return _score_plan(prepare_evaluation(options, task, description), running)
 

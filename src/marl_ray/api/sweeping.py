@@ -19,10 +19,10 @@ def sweep(config: ConfigSource, *, retry: bool = False, **changes: Any) -> "Swee
     `winner_model`; `report` is a page of HTML. Raises MarlRayError if the sweep cannot run at all.
     """
     from marl_ray.config import parse_config
-    from marl_ray.config.sweep import SweepConfig, read_sweep, with_run
+    from marl_ray.config.sweep import SweepConfig, read_sweep, with_run_file
 
     data, source = data_of(config, changes, read_sweep)
-    return check_and_sweep(parse_config(SweepConfig, with_run(data, Path()), source=source), retry)
+    return check_and_sweep(parse_config(SweepConfig, with_run_file(data, Path()), source=source), retry)
 
 
 def check_and_sweep(config: "SweepConfig", retry: bool) -> "SweepResult":

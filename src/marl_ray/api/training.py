@@ -31,11 +31,11 @@ def train(config: ConfigSource, **changes: Any) -> "TrainedRun":
 
 def check_and_train(run: RunConfig) -> "RunResult":
     """Check a run before any cluster starts, and train it to its end. Raises MarlRayError."""
-    from marl_ray.ray_seams import cpus_here
+    from marl_ray.ray_seams import count_local_cpus
     from marl_ray.training.driver import say_kept
     from marl_ray.training.driver import train as train_on_ray
     from marl_ray.training.machines.cluster_capacity import check_cpus
-    from marl_ray.training.machines.interruption import answering
+    from marl_ray.training.machines.interruption import interrupt_handler
     from marl_ray.training.run_checks import check_run
     from marl_ray.training.run_folder.run_log import RunLog
     from marl_ray.training.run_result import deliver_rest, read_finished_result
@@ -45,9 +45,11 @@ def check_and_train(run: RunConfig) -> "RunResult":
         return deliver_rest(run, before)
     cluster = cluster_of_call()
     if cluster is None:
-        check_cpus(run, cpus_here())
+        check_cpus(run, count_local_cpus())
     console = RunLog(run)
-    with answering(lambda: say_kept(run, console)):  # checks may take long, and so does a Ray that is half started
+    with interrupt_handler(
+        lambda: say_kept(run, console)
+    ):  # checks may take long, and so does a Ray that is half started
         with console.held_phase("checking the run"):
             agents = check_run(run)
         for shared in shared_weights(agents):

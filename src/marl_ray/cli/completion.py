@@ -6,10 +6,10 @@ from marl_ray.extensions import ALGORITHM
 
 def complete_run(incomplete: str) -> list[str]:
     """Return the names of folders under `runs`."""
-    from marl_ray.runs.stored import names
+    from marl_ray.runs.stored import folder_names
 
     try:
-        return _beginning(names("runs"), incomplete)
+        return _beginning(folder_names("runs"), incomplete)
     except MarlRayError:
         return []
 

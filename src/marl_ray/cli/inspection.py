@@ -47,7 +47,7 @@ def _description(spec: "AlgorithmSpec") -> dict[str, Any]:
     return {
         "title": spec.title,
         "paper": spec.paper,
-        "needs": spec.needs,
+        "needs": spec.requirements,
         "updates": spec.order,
         "language_models": spec.token_policies and spec.critic != "central",
     }
@@ -65,7 +65,7 @@ def _hyper_parameters(spec: "AlgorithmSpec") -> list[dict[str, Any]]:
             "own": key in spec.keys,
             "description": " ".join((spec.hyper.model_fields[key].description or "").split()),
         }
-        for key in dict.fromkeys([*spec.keys, *spec.common])
+        for key in dict.fromkeys([*spec.keys, *spec.common_keys])
     ]
 
 

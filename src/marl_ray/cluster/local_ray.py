@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.ray_seams import answers, loopback_only, reload_ray_settings
+from marl_ray.ray_seams import is_cluster_answering, loopback_only, reload_ray_settings
 from marl_ray.temporary_folders import short_folder
 
 CONNECT_S = 30.0
@@ -61,7 +61,7 @@ def ensure_ray() -> Iterator[None]:
 
     address = os.environ["RAY_ADDRESS"]
     # `auto` and the like are looked up, and a client's ray:// has a deadline of its own.
-    if re.fullmatch(r"[^/\s]+:\d+", address) and not answers(address, CONNECT_S):
+    if re.fullmatch(r"[^/\s]+:\d+", address) and not is_cluster_answering(address, CONNECT_S):
         raise MarlRayError(f"RAY_ADDRESS: no cluster at {address!r} answers within {CONNECT_S:g} s")
     try:
         ray.init(log_to_driver=False, logging_level=logging.WARNING)
@@ -216,7 +216,10 @@ def _environment(token: str) -> Iterator[None]:
 
 @contextmanager
 def _restored_signals() -> Iterator[None]:
-    """Let SIGTERM raise SystemExit inside; Ray Core and Ray Train leave handlers behind, which go again at the end."""
+    """Let SIGTERM raise SystemExit within the block.
+
+    Ray Core and Ray Train leave handlers behind, which go again at the end.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers, and Ray sets none elsewhere either
         return

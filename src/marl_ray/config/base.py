@@ -74,7 +74,7 @@ class Config(BaseModel):
         return self.model_dump(mode="json")
 
 
-def words(error: ErrorDetails) -> str:
+def message_of(error: ErrorDetails) -> str:
     """Return what one of pydantic's errors says, in the words of this product: `expected ...`, or a validator's own."""
     details = error.get("ctx", {})
     if error["type"] in ("value_error", "assertion_error"):
@@ -106,10 +106,10 @@ def first_problem(error: ValidationError) -> str:
     """
     first = error.errors()[0]
     field = ".".join(map(str, first["loc"]))
-    return f"{field}: {words(first)}" if field else words(first)
+    return f"{field}: {message_of(first)}" if field else message_of(first)
 
 
-def known(point: ExtensionPoint) -> Callable[[str], str]:
+def name_validator(point: ExtensionPoint) -> Callable[[str], str]:
     """Return a validator of names of extensions.
 
     It takes the name of a built-in, or one whose object can be imported.

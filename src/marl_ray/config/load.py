@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from marl_ray.config.base import Config, meant, words
+from marl_ray.config.base import Config, meant, message_of
 from marl_ray.errors import MarlRayError, did_you_mean, one_line, one_line_without, suggestion
 
 C = TypeVar("C", bound=Config)
@@ -115,7 +115,7 @@ def parse_config(model: type[C], data: Any, overrides: Sequence[str] = (), sourc
     try:
         return model.model_validate(merged)
     except ValidationError as error:
-        if wrong := other_kind(model.model_fields, data, source):
+        if wrong := other_kind_hint(model.model_fields, data, source):
             raise MarlRayError(f"{source}: {wrong}") from error
         errors = error.errors()
         # A key that is misspelt is missing, too.
@@ -125,7 +125,7 @@ def parse_config(model: type[C], data: Any, overrides: Sequence[str] = (), sourc
         more = f" (and {others} more)" if others > 0 else ""
         instead = ""
         if first["type"] == "extra_forbidden":
-            instead = instead_of(model, first["loc"], "".join(f"{step}." for step in place[:-1]))
+            instead = unknown_key_hint(model, first["loc"], "".join(f"{step}." for step in place[:-1]))
         raise MarlRayError(f"{source}: {_explain(first, '.'.join(place))}{instead}{more}") from error
 
 
@@ -185,7 +185,7 @@ def _explain(error: Any, key: str) -> str:
         return f"unknown key {key!r}"
     if error["type"] == "missing":
         return f"missing key {key!r}"
-    message = words(error)
+    message = message_of(error)
     shown = repr(error["input"]) if error["input"] is not None else "nothing"
     named = error["type"] == "value_error" and str(error["input"]) in message
     explained = len(shown) > 60 or isinstance(error["input"], Mapping) or named
@@ -193,8 +193,11 @@ def _explain(error: Any, key: str) -> str:
     return f"{key}: {message}{suffix}{meant(error)}" if key else message
 
 
-def other_kind(keys: Container[str], data: Mapping[str, Any], file: str) -> str:
-    """Return one sentence if the data is a config of another kind than that which has `keys` at the top; else empty."""
+def other_kind_hint(keys: Container[str], data: Mapping[str, Any], file: str) -> str:
+    """Return one sentence if the data is a config of another kind than that which has `keys` at the top.
+
+    The text is empty otherwise.
+    """
     expected_kind = next((kind for key, (kind, _) in KIND_BY_KEY.items() if key in keys), None)
     for key, (kind, command) in KIND_BY_KEY.items():
         if expected_kind is not None and key in data and key not in keys and kind != expected_kind:
@@ -230,7 +233,7 @@ def path_in(data: Any, error: ErrorDetails) -> Iterator[str]:
         yield str(steps[-1])
 
 
-def instead_of(model: type[BaseModel], place: Sequence[int | str], before: str = "") -> str:
+def unknown_key_hint(model: type[BaseModel], place: Sequence[int | str], before: str = "") -> str:
     """Return the end of an error about an unknown key at this place of a config.
 
     It says where a key of that name is, or else which keys at its place are close to it. `before` is put before each.

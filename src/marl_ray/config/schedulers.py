@@ -33,7 +33,10 @@ class FifoSettings(SchedulerSettings):
 
 
 class AshaSettings(SchedulerSettings):
-    """Asynchronous successive halving (Li et al. 2020, arXiv 1810.05934): all run to a first rung; the best continue."""
+    """Asynchronous successive halving (Li et al. 2020, arXiv 1810.05934).
+
+    All trials run to a first rung, and the best of them continue.
+    """
 
     kind: Literal["asha"]
     grace: PositiveInt

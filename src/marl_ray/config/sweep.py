@@ -166,7 +166,7 @@ class SweepConfig(Config):
             raise ValueError(f"budget: search: {kind} never ends by itself; give trials, hours or steps")
         if len(self.metric) > 1 and kind != "tpe":
             raise ValueError("metric: several metrics need search: tpe")
-        order(self.space)
+        ordered_keys(self.space)
         self._check_population()
         return self
 
@@ -193,14 +193,14 @@ class SweepConfig(Config):
         """Plain data of the run config with `set` on top, before anything varies."""
         data: dict[str, Any] = json.loads(json.dumps(self.run))
         for key, value in self.set.items():
-            put(data, key, value)
+            set_value(data, key, value)
         return data
 
     def with_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return plain data of the run config with these values on top; a copy through and through."""
         data = self.base
         for key, value in values.items():
-            put(data, key, value)
+            set_value(data, key, value)
         return data
 
     def run_config(self, values: Mapping[str, Any], name: str, seed: int) -> RunConfig:
@@ -225,10 +225,10 @@ class SweepConfig(Config):
 
     def example(self) -> RunConfig:
         """Return the run config of the space's first values; keys that do not vary are the same in all."""
-        return self.run_config(corners(self)[0], self.name, self.seeds[0])
+        return self.run_config(extreme_combinations(self)[0], self.name, self.seeds[0])
 
 
-def put(data: dict[str, Any], key: str, value: Any) -> None:
+def set_value(data: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key to a copy of the value. Raises MarlRayError if a part of the key is a value."""
     *parents, last = key.split(".")
     node = data
@@ -239,7 +239,7 @@ def put(data: dict[str, Any], key: str, value: Any) -> None:
     node[last] = copy.deepcopy(value)  # the next key may reach into it, and the value belongs to others too
 
 
-def get(data: Mapping[str, Any], key: str) -> Any:
+def get_value(data: Mapping[str, Any], key: str) -> Any:
     """Return the value of a dotted key, None if there is none."""
     node: Any = data
     for part in key.split("."):
@@ -247,7 +247,7 @@ def get(data: Mapping[str, Any], key: str) -> Any:
     return node
 
 
-def order(space: Mapping[str, DimensionConfig]) -> list[str]:
+def ordered_keys(space: Mapping[str, DimensionConfig]) -> list[str]:
     """Return the keys of the space, each after those that decide whether it applies.
 
     Those are the keys that its `when` names and, for a hyper-parameter, the algorithm. Raises ValueError if they go
@@ -277,7 +277,7 @@ def applies(config: SweepConfig, key: str, values: Mapping[str, Any]) -> bool:
     if not config.space[key].when and not is_hyper(key):
         return True
     data = config.with_values(values)
-    holds = all(get(data, other) in allowed for other, allowed in config.space[key].when.items())
+    holds = all(get_value(data, other) in allowed for other, allowed in config.space[key].when.items())
     return holds and is_read(key, data)
 
 
@@ -287,7 +287,7 @@ def combinations(config: SweepConfig, kinds: tuple[str, ...] = ("grid", "choice"
     Conditions are kept, and none comes twice.
     """
     configurations: list[dict[str, Any]] = [{}]
-    for key in order(config.space):
+    for key in ordered_keys(config.space):
         dimension = config.space[key]
         values = next((getattr(dimension, kind) for kind in kinds if getattr(dimension, kind) is not None), None)
         if values is None:
@@ -306,17 +306,17 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> SweepConfig:
     data = read_yaml(path)
     runs = [override for override in overrides if override.startswith("run=")]
     if runs and isinstance(data, dict):
-        data = with_run(with_overrides(data, runs), Path())
+        data = with_run_file(with_overrides(data, runs), Path())
     others = [override for override in overrides if override not in runs]
-    return parse_config(SweepConfig, with_run(data, Path(path).parent), others, source=str(path))
+    return parse_config(SweepConfig, with_run_file(data, Path(path).parent), others, source=str(path))
 
 
 def read_sweep(path: str | Path) -> Any:
     """Return plain data of a sweep's YAML file, with that of the run's file that it names. Raises MarlRayError."""
-    return with_run(read_yaml(path), Path(path).parent)
+    return with_run_file(read_yaml(path), Path(path).parent)
 
 
-def with_run(data: Any, folder: Path) -> Any:
+def with_run_file(data: Any, folder: Path) -> Any:
     """Return a sweep's data with those of the run's file that it names; other data as they are.
 
     The path of the file starts at the folder. Raises MarlRayError naming `run`.
@@ -329,12 +329,12 @@ def with_run(data: Any, folder: Path) -> Any:
         raise MarlRayError(f"run: {error}") from error
 
 
-def corners(config: SweepConfig) -> list[dict[str, Any]]:
+def extreme_combinations(config: SweepConfig) -> list[dict[str, Any]]:
     """Return combinations that between them have every listed value and both ends of every range.
 
     Conditions are kept.
     """
-    keys = order(config.space)
+    keys = ordered_keys(config.space)
     ends = {key: config.space[key].values or config.space[key].bounds or () for key in keys}
 
     def fill(fixed: Mapping[str, Any]) -> dict[str, Any]:

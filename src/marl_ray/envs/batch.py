@@ -108,7 +108,10 @@ def in_one_line(value: Any) -> str:
 
 
 def group_positions(possible_agents: Sequence[str], groups: Sequence[Sequence[str]]) -> list[np.ndarray]:
-    """Return the positions of each group's agents among the possible ones; MarlRayError unless each is in one group."""
+    """Return the positions of each group's agents among the possible ones.
+
+    Raises MarlRayError unless each agent is in one group.
+    """
     if sorted(agent for group in groups for agent in group) != sorted(possible_agents):
         raise MarlRayError(f"groups: {groups} expected to hold each of {list(possible_agents)} once")
     return [np.array([possible_agents.index(agent) for agent in group], np.int64) for group in groups]

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from marl_ray.envs.text.record_files import FileRow, read_bytes, rows
+from marl_ray.envs.text.record_files import FileRow, read_bytes, read_records
 from marl_ray.errors import FieldError, MarlRayError, one_line
 from marl_ray.evaluation.benchmarks.base import Benchmark, Problem
 from marl_ray.extensions import BENCHMARK
@@ -53,7 +53,7 @@ def load(
         data = read_bytes(path)
         digest = hashlib.sha256(data).hexdigest()
         what = _check_digest(benchmark, source, digest, sha256)
-        records = list(rows(path, data))
+        records = list(read_records(path, data))
     problems = tuple(problem for problem in benchmark.parse(records) if benchmark.splits[split_name](problem))
     if not problems:
         raise MarlRayError(f"{source}: has no problems of split {split_name!r}")
@@ -67,15 +67,15 @@ def load(
 
 def _check_digest(benchmark: Benchmark, source: str, digest: str, expected: str | None) -> str:
     """Return the description of the file. Raises FieldError naming the file and both digests."""
-    if digest in benchmark.known and expected in (None, ANY_DIGEST, digest):
-        return benchmark.known[digest]
-    if expected is not None or not benchmark.known:
+    if digest in benchmark.known_digests and expected in (None, ANY_DIGEST, digest):
+        return benchmark.known_digests[digest]
+    if expected is not None or not benchmark.known_digests:
         if expected in (None, ANY_DIGEST, digest):
             return f"file of sha256 {digest[:12]}"
         raise FieldError("sha256", f"{source} has {digest}, expected {expected}")
-    expected_digests = " or ".join(benchmark.known)
+    expected_digests = " or ".join(benchmark.known_digests)
     for name in BENCHMARK.builtins:
-        if digest in (other := BENCHMARK.load(name)).known:
+        if digest in (other := BENCHMARK.load(name)).known_digests:
             raise FieldError(
                 "data", f"{source} is the file of {other.title} (benchmark {name}), not of {benchmark.name}"
             )

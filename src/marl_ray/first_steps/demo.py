@@ -77,7 +77,10 @@ class DemoResult:
 
 @contextlib.contextmanager
 def demonstrate(folder: Path, episodes: int) -> Iterator[DemoResult]:
-    """Train, serve and play; the gateway serves until the block ends. Everything written lies under `folder`/TIME."""
+    """Train, serve and play.
+
+    The gateway serves until the block ends. Everything written lies under `folder`/TIME.
+    """
     from marl_ray.cluster.local_ray import local_ray
     from marl_ray.envs.env_copies import warm_up
 

@@ -60,7 +60,10 @@ class QuickstartResult:
 
 @contextlib.contextmanager
 def quickstart(folder: Path) -> Iterator[QuickstartResult]:
-    """Train, score, serve and play; the gateway serves until the block ends. Everything written lies under `folder`/TIME."""
+    """Train, score, serve and play.
+
+    The gateway serves until the block ends. Everything written lies under `folder`/TIME.
+    """
     from marl_ray.cluster.local_ray import local_ray
     from marl_ray.envs.registry import make_env
     from marl_ray.serving.client.play import play_episodes
@@ -91,7 +94,7 @@ def quickstart(folder: Path) -> Iterator[QuickstartResult]:
             before=_interval(first, "eval/return"),
             after=_interval(best, "best/return"),
             episodes=run.evaluation_episodes,
-            over_http=float(np.mean([episode.ret for episode in episodes])),
+            over_http=float(np.mean([episode.episode_return for episode in episodes])),
             action_ms=float(np.median(latencies)),
             model=result.model,
             bundle=result.bundle,

@@ -20,7 +20,7 @@ _CLOSED_AT_MOST = 3
 _LANGUAGE = re.compile(r"\{?\.?([\w+#-]*)(?:\.\d+)?(?=[\s:,{}]|$)")
 
 
-def blocks(text: str) -> Iterator[str]:
+def python_blocks(text: str) -> Iterator[str]:
     """Yield the complete fenced blocks of Python, in order, without the indent of their fence, as a list may have them.
 
     The rules are Markdown's: a block ends with a line of at least as many of the same characters and nothing else. So a
@@ -74,7 +74,7 @@ def extract(text: str, entry_point: str = "") -> str | None:
 
     It is the last block that defines the entry point, else the last block.
     """
-    candidates = list(blocks(text))
+    candidates = list(python_blocks(text))
     if not candidates:
         return None
     return next(

@@ -74,7 +74,7 @@ _NO_UNIT = re.compile(
 """Words after a number that change its value, or are no unit."""
 
 
-def plain(text: str) -> str:
+def with_plain_signs(text: str) -> str:
     """Return a text with one spelling for signs that have several, and without backslashes that only LaTeX needs."""
     text = text.replace("\u2212", "-").replace("\\%", "%").replace("\\$", "$")
     return text.replace("{,}", ",").replace("\\,", "").replace("\\!", "")
@@ -85,7 +85,7 @@ def normalize(answer: str) -> str:
 
     These are case, spaces, math delimiters, `\text{}` and a final full stop.
     """
-    answer = _TEXT.sub(r"\1", plain(answer))
+    answer = _TEXT.sub(r"\1", with_plain_signs(answer))
     answer = re.sub(r"\\left(?![a-z])|\\right(?![a-z])|\\[()\[\]]|[\s$]|[.]+\s*$", "", answer)
     return answer.casefold()
 
@@ -115,7 +115,7 @@ def answers_match(answer: str, expected: str, tolerance: float = TOLERANCE) -> b
 
 def _clean(answer: str) -> str:
     """Return the spelling of an answer that this file works on; single spaces stay, since `2 1/2` is not `21/2`."""
-    answer = _EMPTY_COMMANDS.sub("", plain(answer))
+    answer = _EMPTY_COMMANDS.sub("", with_plain_signs(answer))
     answer = _DEGREES.sub(" degree ", answer)
     answer = _BLANK.sub(" ", _TEXT.sub(r" \1 ", answer))
     for sign, instead in _SIGNS:
@@ -253,7 +253,10 @@ def _items(text: str) -> tuple[str, list[str]] | None:
 
 
 def _split(text: str, mark: str) -> list[str] | None:
-    """Return the parts between marks that are in no bracket; None if there are too many, or brackets do not close."""
+    """Return the parts between marks that are in no bracket.
+
+    Returns None if there are too many, or if brackets do not close.
+    """
     depth = begin = 0
     parts: list[str] = []
     for place, character in enumerate(text):

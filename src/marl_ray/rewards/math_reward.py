@@ -7,7 +7,7 @@ Nothing that a model writes is evaluated.
 
 import re
 
-from marl_ray.rewards.math_answers import NUMBER, TOLERANCE, answers_match, normalize, number, plain
+from marl_ray.rewards.math_answers import NUMBER, TOLERANCE, answers_match, normalize, number, with_plain_signs
 
 MAX_TEXT_LENGTH = 1 << 16
 """Number of characters, counted from its end, that are read of a text."""
@@ -42,10 +42,10 @@ def _final(text: str, numeric: bool) -> tuple[str, bool]:
         text = _strip_markdown(text[marked[-1].end() :].strip().partition("\n")[0])
         if not numeric or number(text) is not None:
             return text, True
-        first = NUMBER.search(plain(text))
+        first = NUMBER.search(with_plain_signs(text))
         return (first[0].strip(), False) if first else (text, True)
     if numeric:
-        numbers = [match[0] for match in NUMBER.finditer(plain(text))]
+        numbers = [match[0] for match in NUMBER.finditer(with_plain_signs(text))]
         return (numbers[-1].strip() if numbers else ""), False
     return _strip_markdown(text.strip().rpartition("\n")[2]), True
 

@@ -36,7 +36,10 @@ def _values_match(a: bytes, b: bytes) -> bool:
 
 
 def _number(token: bytes) -> float | None:
-    """Return the number that absl::SimpleAtod reads; None for other tokens. Python's own float() reads more (`1_0`)."""
+    """Return the number that absl::SimpleAtod reads, or None for other tokens.
+
+    Python's own float() reads more, such as `1_0`.
+    """
     if len(token) > _MAX_DIGITS:
         return None
     if _NAN.fullmatch(token):

@@ -33,7 +33,7 @@ _HIDING_STRING = re.compile(
 """Strings that name the module, or hold a call inside an f-string, which is one token."""
 
 
-def violations(code: str) -> int | None:
+def count_violations(code: str) -> int | None:
     """Return the number of rule violations of a program and the texts that it runs; None if it cannot be checked.
 
     It cannot if it is no Python, too large or too slow, or runs text that is not written in it. No configuration
@@ -55,7 +55,9 @@ def violations(code: str) -> int | None:
 
 
 def texts_run(code: str) -> list[str] | None:
-    """Return the texts that a program hands to `exec`, `eval` and `compile`; None if one of them cannot be read there.
+    """Return the texts that a program hands to `exec`, `eval` and `compile`.
+
+    Returns None if one of them cannot be read there.
 
     The program is cut into tokens, not parsed: it comes from a policy and may be made to crash a parser.
     """
@@ -125,7 +127,7 @@ def style(code: str) -> float:
 
     The number of violations counts and not their density, so that no padding makes a program look cleaner.
     """
-    count = violations(code)
+    count = count_violations(code)
     return 0.0 if count is None else 1 / (1 + count)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from marl_ray.rollout.group_spread import GroupSums
+from marl_ray.rollout.group_scores import GroupSums
 from marl_ray.trajectories import Trajectories
 
 
@@ -36,14 +36,17 @@ class CollectPlan:
 
 
 class BatchEpisode(Protocol):
-    """The fields of a finished episode that do not depend on the family; `Episode` and `TextEpisode` explain them."""
+    """The fields of a finished episode that do not depend on the family.
+
+    `Episode` and `TextEpisode` explain them.
+    """
 
     @property
     def start(self) -> int: ...
     @property
     def copy(self) -> int: ...
     @property
-    def ret(self) -> float: ...
+    def episode_return(self) -> float: ...
     @property
     def costs(self) -> tuple[float, ...]: ...
     @property
@@ -73,7 +76,7 @@ class BatchCollector(Protocol):
         """Policy -> how its scores differed among the members of the last batch's groups."""
 
     @property
-    def running(self) -> list[tuple[int, int]]:
+    def running_episodes(self) -> list[tuple[int, int]]:
         """(start, steps played) of the episodes that the next batch continues with."""
 
     def collect(self, players: Mapping[str, Any], iteration: int) -> CollectedBatch:

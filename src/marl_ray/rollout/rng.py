@@ -31,7 +31,10 @@ def action_stream(iteration: int, attempt: int, copy: int) -> int:
 
 
 def order_stream(iteration: int, order: int) -> int:
-    """Return the number of the stream that one order of a batch's parts is drawn from; never one of `action_stream`."""
+    """Return the number of the stream that one order of a batch's parts is drawn from.
+
+    It is never one of `action_stream`.
+    """
     return (iteration << 1 | 1) << ORDER_BITS | order
 
 
@@ -63,7 +66,7 @@ def response_stream(kind: int, iteration: int, attempt: int, copy: int, agent: i
     """Return the number of one response's stream, in [0, 2^64): BLAKE2b over the six numbers as 64-bit integers.
 
     In training: (TRAINING_STREAMS, iteration, attempt, global copy, agent's number in `possible_agents`, the agent's
-    turn); the attempt of a branch says also which turn it begins with (`branching.branches`). In evaluation:
+    turn); the attempt of a branch says also which turn it begins with (`branching.make_branches`). In evaluation:
     (EVALUATION_STREAMS, the caller's key, sample, task index, agent, turn), so that the two never share a stream.
     """
     packed = struct.pack("<6q", kind, iteration, attempt, copy, agent, turn)

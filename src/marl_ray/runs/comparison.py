@@ -84,7 +84,7 @@ def compare(runs: Sequence[StoredRun], metric: str | None = None) -> list[SeedGr
     return sorted(compared, key=lambda group: -math.inf if group.score is None else group.score.value, reverse=True)
 
 
-def student(values: Sequence[float]) -> tuple[float, float]:
+def student_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return Student's 95 % interval of the mean of two or more independent values."""
     from scipy.stats import t
 
@@ -158,5 +158,5 @@ def _group(curves: list[RunCurve], differences: Mapping[str, Any]) -> SeedGroup:
     values = [curve.score.value for curve in curves if curve.score is not None]
     score = None
     if len(values) == len(curves):
-        score = Score(sum(values) / len(values), *student(values), f"mean over {len(values)} seeds")
+        score = Score(sum(values) / len(values), *student_interval(values), f"mean over {len(values)} seeds")
     return SeedGroup(f"{curves[0].name} and {len(curves) - 1} more", curves, score, differences)

@@ -55,7 +55,7 @@ def diagnose(config: Mapping[str, Any], rows: _Rows) -> list[str]:
     return sentences
 
 
-def only_not_yet(sentences: Sequence[str]) -> bool:
+def has_only_return_news(sentences: Sequence[str]) -> bool:
     """Return whether `diagnose` says no more than how the return went, which is no news after a short run."""
     return len(sentences) == 1 and sentences[0].startswith(("eval/return ", "return "))
 

@@ -52,9 +52,9 @@ def made_name(config: RunConfig) -> str:
 
 
 def _taken(storage: str) -> frozenset[str]:
-    from marl_ray.runs.stored import names
+    from marl_ray.runs.stored import folder_names
 
     try:
-        return frozenset(names(storage))
+        return frozenset(folder_names(storage))
     except MarlRayError:  # a storage that this machine does not reach; the random end is enough
         return frozenset()

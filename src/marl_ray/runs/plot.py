@@ -45,7 +45,7 @@ def plot_comparison(groups: Sequence[SeedGroup], path: Path, title: str) -> Path
     axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", frameon=False, title=textwrap.fill(key_of(groups), MAX_LINE))
+    figure.legend(loc="outside lower center", frameon=False, title=textwrap.fill(legend_key(groups), MAX_LINE))
     figure.savefig(path, dpi=130)
     return path
 
@@ -55,7 +55,7 @@ def label_of(group: SeedGroup) -> str:
     return group.label if group.score is None else f"{group.label}: {_score_text(group.score)}"
 
 
-def key_of(groups: Sequence[SeedGroup]) -> str:
+def legend_key(groups: Sequence[SeedGroup]) -> str:
     """Return what the lines, the bands and the numbers of the picture are."""
     parts = []
     if any(curve.intervals for group in groups if len(group.runs) == 1 for curve in group.runs):
@@ -68,7 +68,7 @@ def key_of(groups: Sequence[SeedGroup]) -> str:
     return "; ".join(parts)
 
 
-def line_of(group: SeedGroup) -> str:
+def group_line(group: SeedGroup) -> str:
     """Return all about the group in one line.
 
     The line has runs, algorithm, seeds, up to three keys in which the group differs, and its score with the interval.
@@ -77,7 +77,7 @@ def line_of(group: SeedGroup) -> str:
     text = f"{group.label}: {group.runs[0].algorithm}, seed{'s' if len(group.runs) > 1 else ''} {seeds}"
     differences = [(key, value) for key, value in group.differences.items() if key != "algorithm"]
     for key, value in differences[:MAX_KEYS]:
-        text += f", {difference(key, value)}"
+        text += f", {key_difference(key, value)}"
     if len(differences) > MAX_KEYS:
         text += ", ..."
     if group.score is None:
@@ -85,7 +85,7 @@ def line_of(group: SeedGroup) -> str:
     return f"{text}, {_score_text(group.score)}"
 
 
-def difference(key: str, value: Any) -> str:
+def key_difference(key: str, value: Any) -> str:
     """Return a key in which runs differ, with its value."""
     return f"{key} at its default" if value is None else f"{key}={value}"
 

@@ -27,7 +27,7 @@ class FolderContents:
 
 
 def contents_of(entry: StoredRun | StoredSweep) -> FolderContents:
-    """Count what `remove` would delete. Raises MarlRayError if the run or the sweep is alive."""
+    """Count what `remove_folder` would delete. Raises MarlRayError if the run or the sweep is alive."""
     owner = entry.owner()
     if owner is not None and owner.is_alive(time.time()):
         where = f"process {owner.pid} of {owner.host}"
@@ -40,7 +40,7 @@ def contents_of(entry: StoredRun | StoredSweep) -> FolderContents:
     return FolderContents(entry.name, entry.uri, len(files), size, checkpoints, record.get("mlflow_run_id") or None)
 
 
-def remove(entry: StoredRun | StoredSweep) -> None:
+def remove_folder(entry: StoredRun | StoredSweep) -> None:
     """Delete the folder of a run or a sweep.
 
     It is owned meanwhile, so that no driver begins in it. Raises MarlRayError if the run or the sweep is alive, if

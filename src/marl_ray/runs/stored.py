@@ -145,7 +145,7 @@ def elsewhere(storage: str) -> str:
     return f"; there are in {newest.parent.parent}: give --storage {newest.parent.parent}"
 
 
-def names(storage: str) -> list[str]:
+def folder_names(storage: str) -> list[str]:
     """Return the names of the folders of a storage, whatever lies in them. Raises MarlRayError if it cannot be read."""
     return _folders(*open_storage(storage), storage)
 

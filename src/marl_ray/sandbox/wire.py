@@ -58,7 +58,7 @@ def blob(string: str) -> bytes:
     return string.encode("utf-8", "surrogatepass")
 
 
-def cut(string: str, max_bytes: int) -> str:
+def cut_to_bytes(string: str, max_bytes: int) -> str:
     """Return the beginning of a text: at most `max_bytes` bytes of UTF-8, in whole characters.
 
     Lone surrogates are written as escapes.
@@ -68,7 +68,7 @@ def cut(string: str, max_bytes: int) -> str:
 
 def verdict(name: str, message: str) -> bytes:
     """Encode a judge's verdict as one packet."""
-    return f"{name}\0{cut(message, MAX_MESSAGE_LENGTH)}".encode()
+    return f"{name}\0{cut_to_bytes(message, MAX_MESSAGE_LENGTH)}".encode()
 
 
 def read_verdict(data: bytes) -> tuple[str, str]:

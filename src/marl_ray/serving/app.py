@@ -9,7 +9,7 @@ from ray import serve
 
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.ray_seams import listen_on_node_address
-from marl_ray.serving.arms.remote import host
+from marl_ray.serving.arms.remote import start_host
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.loaded_bundles import check_gateway
 from marl_ray.serving.scaling import GATEWAY_ONGOING, scaling
@@ -35,7 +35,7 @@ class GatewayReplica:
         gateway_config = parse_config(GatewayConfig, config, source="args")
         # The request's deadline must leave the control time to answer if the arm hangs.
         make_arm = partial(
-            host,
+            start_host,
             tracking_uri=gateway_config.tracking_uri,
             max_batch=gateway_config.max_batch,
             deadline_s=gateway_config.request_timeout_s / 2,

@@ -61,7 +61,7 @@ class LoadedExperiment:
 
     config: ExperimentConfig
     bundles: Mapping[str, AnyBundle]
-    stored: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    stored_digests: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Arm -> `digest` and, where it is known, `weights_sha256`."""
 
     def stored_config(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class LoadedExperiment:
         for arm in self.config.arms:
             bundle = self.bundles.get(arm)
             if bundle is None:
-                data["arms"][arm] |= self.stored[arm]
+                data["arms"][arm] |= self.stored_digests[arm]
             else:
                 data["arms"][arm] |= {"digest": bundle.digest, "weights_sha256": bundle.manifest.weights_sha256}
                 if isinstance(bundle, ExternalModel):
@@ -118,7 +118,7 @@ def load_whole(config: ExperimentConfig, bundles: BundleCache) -> LoadedExperime
     return LoadedExperiment(config, loaded)
 
 
-def pin(config: ExperimentConfig, tracking_uri: str | None) -> ExperimentConfig:
+def pin_aliases(config: ExperimentConfig, tracking_uri: str | None) -> ExperimentConfig:
     """Return the experiment with the versions that its arms' aliases (`models:/name@best`) have now.
 
     What is served must not change when an alias moves. Raises MarlRayError naming the arm.
@@ -139,7 +139,7 @@ def load_configured(config: GatewayConfig, store: ExperimentStore, bundles: Bund
     Raises MarlRayError naming the arm if a bundle of a new experiment cannot be loaded. If the store knows the
     experiment, the arm is left out and another one answers for it.
     """
-    fixed = [pin(part, config.tracking_uri) for part in config.experiments]
+    fixed = [pin_aliases(part, config.tracking_uri) for part in config.experiments]
     states = store.states()
     arms_of = arms_to_hold(served_here(states, [part.name for part in fixed]), time.time())
     loaded = []

@@ -21,7 +21,9 @@ UNSUPPORTED_CODES = ("NotImplemented", "501")
 
 
 def create(filesystem: fs.FileSystem, path: str, data: bytes) -> bool:
-    """Write a new file, whose folder exists; return False if there is one already. `data` is like no other writer's.
+    """Write a new file, whose folder exists.
+
+    Returns False if there is one already. `data` is like no other writer's.
 
     Local and network storage create it by O_EXCL, S3 by a put with If-None-Match, which replaces nothing. On other storage,
     and on object stores without conditional puts, of several writers within SETTLE_S the last wins. Raises OSError.

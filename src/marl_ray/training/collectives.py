@@ -10,16 +10,16 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from marl_ray.policies.language.sharding.agreement import all_gather_values, together
+from marl_ray.policies.language.sharding.agreement import all_gather_values, run_on_all_workers
 
 Known = TypeVar("Known")
 
 MAX_GATHERED = 1 << 14
-"""Maximum number of elements that `total` gathers and adds itself. For so few this takes half the time of gloo's
+"""Maximum number of elements that `sum_over_workers` gathers and adds itself. For so few this takes half the time of gloo's
 reduction, which needs two rounds of messages."""
 
 
-def world() -> tuple[int, int]:
+def rank_and_world_size() -> tuple[int, int]:
     """Return (this worker's rank, number of workers)."""
     return dist.get_rank(), dist.get_world_size()
 
@@ -40,7 +40,7 @@ def worker_mesh(kind: str, replicate: int = 1, context: int = 1, tensor: int = 1
     return init_device_mesh(kind, (replicate, workers // replicate), mesh_dim_names=("replicate", "shard"))
 
 
-def holders(tensor: Tensor) -> int:
+def count_holders(tensor: Tensor) -> int:
     """Return the number of workers that hold the same part of a tensor; 1 for a tensor that is not sharded."""
     if not isinstance(tensor, DTensor):
         return 1
@@ -48,8 +48,11 @@ def holders(tensor: Tensor) -> int:
     return dist.get_world_size() // math.prod(size for size, placement in pairs if not placement.is_replicate())
 
 
-def total(tensor: Tensor) -> Tensor:
-    """Sum a tensor of any device over all workers; the result is on its device, and bit for bit the same on each."""
+def sum_over_workers(tensor: Tensor) -> Tensor:
+    """Sum a tensor of any device over all workers.
+
+    The result is on the tensor's device, and bit for bit the same on each worker.
+    """
     workers, device = dist.get_world_size(), tensor.device
     if workers == 1:
         return tensor
@@ -71,14 +74,14 @@ def _exchange_device(device: torch.device) -> torch.device:
     return device if device.type in kinds else torch.device(kinds[0])
 
 
-def totals(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def sum_each_over_workers(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Sum several tensors over all workers in one exchange, in float64."""
-    flat = total(torch.cat([part.detach().double().reshape(-1) for part in parts.values()]))
+    flat = sum_over_workers(torch.cat([part.detach().double().reshape(-1) for part in parts.values()]))
     pieces = flat.split([part.numel() for part in parts.values()])
     return {name: piece.reshape(part.shape) for (name, part), piece in zip(parts.items(), pieces, strict=True)}
 
 
-def gather(value: Any) -> list[Any]:
+def gather_from_workers(value: Any) -> list[Any]:
     """Return every worker's plain value, ordered by rank, on every worker. Raises as `all_gather_values` does."""
     return all_gather_values(value)
 
@@ -86,9 +89,9 @@ def gather(value: Any) -> list[Any]:
 def broadcast_from_rank0(make: Callable[[], Known]) -> Known:
     """Call `make` on rank 0 alone, and return its plain value on every worker.
 
-    Raises its error on all workers, as `together` does.
+    Raises its error on all workers, as `run_on_all_workers` does.
     """
-    made = together(lambda: make() if dist.get_rank() == 0 else None)
+    made = run_on_all_workers(lambda: make() if dist.get_rank() == 0 else None)
     values = [made]
     dist.broadcast_object_list(values, src=0)
     return cast(Known, values[0])

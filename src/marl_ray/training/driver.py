@@ -26,7 +26,7 @@ from marl_ray.training.journal.repair import repair
 from marl_ray.training.journal.writer import write_failure
 from marl_ray.training.machines.cluster_capacity import check_capacity
 from marl_ray.training.machines.full_disk import disk_full
-from marl_ray.training.machines.interruption import INTERRUPTS, LEAVE_S, answering, run_within
+from marl_ray.training.machines.interruption import INTERRUPTS, LEAVE_S, interrupt_handler, run_within
 from marl_ray.training.machines.torch_trainer import torch_trainer
 from marl_ray.training.machines.worker_watch import WorkerWatch, exchange_s, saying_notes
 from marl_ray.training.run_folder.lease import Lease
@@ -131,7 +131,7 @@ def _train(attempt: _Attempt, use_gpu: bool, notes: Path, own_ray: bool) -> RunR
     announced: _Announced | None = None
     follower: Follower | None = None
     try:
-        shield.enter_context(answering(lambda: say_kept(attempt.config, attempt.console)))
+        shield.enter_context(interrupt_handler(lambda: say_kept(attempt.config, attempt.console)))
         with _causes(attempt.config):
             announced = _announce(attempt, use_gpu)
             if attempt.mlflow_sink is not None:
@@ -246,7 +246,7 @@ def _close(attempt: _Attempt, announced: _Announced | None, follower: Follower |
         if owns and mlflow_sink is not None:
             run_within(LEAVE_S, lambda: mlflow_sink.end(status))
     elif not owns:
-        announced.deliveries.disown()
+        announced.deliveries.abandon()
     elif status != FINISHED_STATUS:
         announced.deliveries.close(status, wait_s=LEAVE_S if status == "KILLED" else END_S)
 

@@ -25,7 +25,7 @@ class PassMemoryError(MarlRayError):
 
 
 @contextmanager
-def translate_gather_oom(where: str) -> Iterator[None]:
+def raise_gather_error(where: str) -> Iterator[None]:
     """Raise MarlRayError naming `where` in place of torch's error of a device that has no room.
 
     It does so within the block, in which workers gather weights for what samples.

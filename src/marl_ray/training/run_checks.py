@@ -18,7 +18,7 @@ from marl_ray.training.run_folder.record import (
 from marl_ray.training.tracking.mlflow_run import uri_of
 from marl_ray.training.tracking.sinks import check_sinks
 
-SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
+TRACKING_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
 """Schemes of tracking URIs that MLflow has by itself; for others its plug-ins are asked, which takes seconds to load."""
 
 
@@ -45,7 +45,7 @@ def check_run(config: RunConfig) -> dict[str, list[str]]:
 
 def _check_tracking(uri: str) -> None:
     """Refuse a tracking URI that MLflow does not understand. A server is not asked, which may come later."""
-    if uri.partition(":")[0].partition("+")[0] in SCHEMES:
+    if uri.partition(":")[0].partition("+")[0] in TRACKING_SCHEMES:
         return
     try:
         mlflow_client(uri)
@@ -78,7 +78,7 @@ def _check_environment(config: RunConfig) -> dict[str, list[str]]:
     try:
         agents = team_agents(config, env)
         run_family(config).check(config, env, agents)
-        if any(config.spec_of(name).costs for name in config.team):
+        if any(config.spec_of(name).needs_costs for name in config.team):
             check_costs(env, len(config.constraints))
         _check_origin(config, env, agents)
         return agents

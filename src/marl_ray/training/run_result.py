@@ -16,7 +16,7 @@ from marl_ray.training.checkpoints.index import (
     best_whole,
     published_checkpoints,
 )
-from marl_ray.training.checkpoints.manifest import withdraw
+from marl_ray.training.checkpoints.manifest import withdraw_manifest
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.journal.deliveries import FINISHED_STATUS, MLFLOW, BestBundle, Deliveries, incomplete
 from marl_ray.training.journal.delivery import read_mark
@@ -153,7 +153,7 @@ def _best_checkpoint(config: RunConfig, folder: StoredFolder, console: RunLog) -
     checkpoint, damaged = best_whole(published_checkpoints(folder))
     for place, line in damaged:
         console.say(line)
-        withdraw(place)
+        withdraw_manifest(place)
     if checkpoint is None:
         more = "; the same command makes one of the last weights" if damaged else ""
         raise MarlRayError(f"run {config.name!r} failed: {folder} has no checkpoint with a bundle{more}")

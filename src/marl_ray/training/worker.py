@@ -72,7 +72,7 @@ def worker(plain: dict[Any, Any]) -> Any:
     import ray.train
 
     from marl_ray.policies.engines.base import EngineRefusedError
-    from marl_ray.policies.language.sharding.agreement import together
+    from marl_ray.policies.language.sharding.agreement import run_on_all_workers
     from marl_ray.training.checkpoints.index import take_number
     from marl_ray.training.checkpoints.loading import UnreadableCheckpointError
     from marl_ray.training.checkpoints.storage import UnwritableCheckpointError
@@ -87,7 +87,7 @@ def worker(plain: dict[Any, Any]) -> Any:
     folder = StoredFolder(*filesystem_of(config))
     try:
         attempt = take_number(folder) if rank == 0 else 0
-        together(lambda: _check_owner(config, folder, payload.lease))
+        run_on_all_workers(lambda: _check_owner(config, folder, payload.lease))
     except LeaseLostError as error:
         return {REFUSED_KEY: str(error)}
     except OSError as error:
@@ -148,7 +148,7 @@ def _train(
     last = run_worker(
         config,
         ray.train.torch.get_device(),
-        RunStart(places, origin, payload.run_id, best_left=position.best_left, pass_sizes=position.pass_sizes),
+        RunStart(places, origin, payload.run_id, best_score_left=position.best_left, pass_sizes=position.pass_sizes),
         _callbacks(journal, folder, position, rank),
         CheckpointKeeping(
             lambda iteration: folder / checkpoint_name(iteration, position.attempt), before_checkpoint, tidy
@@ -181,7 +181,7 @@ def _read_position(config: RunConfig, folder: StoredFolder, journal: Journal, at
 def _callbacks(journal: Journal, folder: StoredFolder, position: _StoragePosition, rank: int) -> "RunCallbacks":
     """Return the functions that write the run's journal. As the run begins, damaged checkpoints are withdrawn."""
     from marl_ray.training.checkpoints.index import check_last_group, check_rows_own, note_start
-    from marl_ray.training.checkpoints.manifest import withdraw
+    from marl_ray.training.checkpoints.manifest import withdraw_manifest
     from marl_ray.training.loop.callbacks import RunCallbacks
     from marl_ray.training.tracking.system_metrics import SystemMetrics
 
@@ -199,7 +199,7 @@ def _callbacks(journal: Journal, folder: StoredFolder, position: _StoragePositio
         check_rows_own(folder, position.attempt, after)
         for path, line in position.damaged:  # now that there is another checkpoint to continue from
             journal.say(line)
-            withdraw(StoredFolder(folder.filesystem, path))
+            withdraw_manifest(StoredFolder(folder.filesystem, path))
 
     return RunCallbacks(row, journal.transcripts, journal.phase, begin, journal.say)
 
@@ -223,13 +223,13 @@ def _best_left(folder: StoredFolder) -> tuple[float, list[tuple[str, str]]]:
 
 def _tidy(config: RunConfig, folder: StoredFolder, attempt: int) -> None:
     """Let the run's link lead to the best bundle so far, and remove the checkpoints that are not kept."""
-    from marl_ray.training.checkpoints.index import best, published_checkpoints, tidy
+    from marl_ray.training.checkpoints.index import best, published_checkpoints, remove_unneeded
 
     with contextlib.suppress(OSError):  # a run that cannot make links, or not delete, continues
         best_checkpoint = best(published_checkpoints(folder))
         if best_checkpoint is not None:
             link_bundle(*folder, best_checkpoint.name, f"{storage_of(config)}/{config.name}")
-        tidy(folder, config.checkpoint.newest, config.checkpoint.interval, attempt)
+        remove_unneeded(folder, config.checkpoint.newest, config.checkpoint.interval, attempt)
 
 
 def _engine_actors(config: RunConfig) -> Any:

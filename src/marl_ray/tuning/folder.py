@@ -16,7 +16,7 @@ from typing import Any
 from pyarrow import fs
 
 from marl_ray.errors import MarlRayError
-from marl_ray.storages import absolute, open_storage
+from marl_ray.storages import absolute_storage, open_storage
 from marl_ray.stored_files.appended_file import AppendedFile, appended_file, lines_of
 from marl_ray.stored_files.json_files import read_json, write_json
 from marl_ray.stored_files.temporary_files import write_file
@@ -34,7 +34,7 @@ class Folder:
         """Open the folder. Raises MarlRayError if the storage cannot be used at all."""
         self.filesystem, root = open_storage(storage)
         self.path = "/".join([root, *parts])
-        self.uri = "/".join([absolute(storage).rstrip("/"), *parts])
+        self.uri = "/".join([absolute_storage(storage).rstrip("/"), *parts])
         """The folder in the form that Ray takes."""
 
     @property
@@ -74,7 +74,7 @@ class Folder:
         """Write a file, and the folder that it lies in: readers see it as it was before or complete."""
         write_file(self.filesystem, self._path_in_folder(name), data, durable=True)
 
-    def appended(self, name: str) -> AppendedFile:
+    def open_lines(self, name: str) -> AppendedFile:
         """Return a file of lines, to be continued or begun."""
         return appended_file(self.filesystem, self._path_in_folder(name))
 

@@ -261,7 +261,7 @@ class RecordsFile:
         trials = (_object(self.written[record.number]) for record in self.records.trials)
         text = _object({"format": "1"} | of_sweep | {"trials": "[\n" + ",\n".join(trials) + "\n]"})
         self.folder.write(RECORDS_FILE, text.encode())
-        lines = self.lines or self.folder.appended(CHANGES_FILE)
+        lines = self.lines or self.folder.open_lines(CHANGES_FILE)
         lines.keep(0)
         self.lines = lines
         self.log_bytes, self.snapshot_bytes = 0, len(text)
@@ -326,7 +326,7 @@ def end_reason(record: TrialRecord, records: SweepRecords) -> str:
     return record.error
 
 
-def middle_seed(rows: Sequence[Mapping[str, float]], seeds: Sequence[int], metric: MetricConfig) -> int:
+def median_seed(rows: Sequence[Mapping[str, float]], seeds: Sequence[int], metric: MetricConfig) -> int:
     """Return the seed whose last value is the median of all seeds (the lower one of two)."""
     last: dict[int, float] = {}
     for row in rows:

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,13 +10,9 @@ from toys.texts import config
 
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
-from marl_ray.training.single_process import process_group, train_alone
+from marl_ray.training.single_process import train_alone
 
-
-@pytest.fixture(scope="module", autouse=True)
-def alone() -> Iterator[None]:
-    with process_group():
-        yield
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def write_pairs(path: Path, count: int) -> str:

@@ -354,7 +354,7 @@ def shared(name: str) -> str:
 )
 def test_the_real_files_are_known_and_have_their_sizes(name, file, sizes):
     path = shared(file)
-    assert hashlib.sha256(Path(path).read_bytes()).hexdigest() in benchmark(name).known
+    assert hashlib.sha256(Path(path).read_bytes()).hexdigest() in benchmark(name).known_digests
     assert {split: len(load(benchmark(name), path, split).problems) for split in sizes} == sizes
     for split in sizes:
         assert benchmark(name).title in load(benchmark(name), path, split).variant

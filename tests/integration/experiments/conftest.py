@@ -6,8 +6,9 @@ from itertools import count
 
 import pytest
 import sqlalchemy as sa
+from clocks import Clock
 from processes.faults import postgres
-from stores.units import Clock, config
+from stores.units import NOW, config
 
 from marl_ray.experiments.store.stores import Stores, open_stores
 
@@ -89,7 +90,7 @@ def empty_url(make_database: Callable[[str | None], str]) -> str:
 @pytest.fixture
 def stores(url: str) -> Iterator[Stores]:
     """A store with the experiment `exp` of two arms, whose clock a test moves."""
-    stores = open_stores(url, Clock())
+    stores = open_stores(url, Clock(NOW))
     stores.experiments.open("exp", config(a=1, b=1))
     yield stores
     stores.close()

@@ -4,8 +4,9 @@ import time
 
 import pytest
 import sqlalchemy as sa
+from clocks import Clock
 from stores.single_reports import record_outcome
-from stores.units import Clock, config, exposure, look, over
+from stores.units import NOW, config, exposure, look, over
 
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.store.stores import open_stores
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.parametrize("database", ["postgresql"], indirect=True, 
 
 
 def test_a_look_misses_nothing_of_transactions_that_end_in_another_order(url):
-    stores = open_stores(url, Clock())
+    stores = open_stores(url, Clock(NOW))
     stores.experiments.open("exp", config(a=1, b=1))
     slow = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
     columns = "experiment, unit, arm, epoch, propensity, first_at, stored_at"

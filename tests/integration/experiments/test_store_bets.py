@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from stores.units import Clock, act, config, over
+from clocks import Clock
+from stores.units import NOW, act, config, over
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import Assignment
@@ -30,7 +31,7 @@ def bounded() -> dict:
 
 def test_bets_go_on_from_look_to_look_whatever_the_pages(url, monkeypatch):
     monkeypatch.setattr(judged_units, "MAX_UNITS", 7)
-    stores, late = (open_stores(url, Clock()) for _ in range(2))
+    stores, late = (open_stores(url, Clock(NOW)) for _ in range(2))
     stores.experiments.open("exp", bounded())
     rng = np.random.default_rng(0)
     tests = {question: BettingTest(question.claim) for question in QUESTIONS}

@@ -6,8 +6,9 @@ import time
 
 import numpy as np
 import pytest
+from clocks import Clock
 from stores.single_reports import record_metrics, record_outcome
-from stores.units import Clock, act, config, exposure, look, over
+from stores.units import NOW, act, config, exposure, look, over
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import Assignment, block_of
@@ -183,7 +184,7 @@ def write(stores: Stores, rows: list[tuple[str, str, int, str, float, float | No
 
 
 def test_a_cluster_is_one_observation_in_its_first_arm(url):
-    stores = open_stores(url, Clock())
+    stores = open_stores(url, Clock(NOW))
     stores.experiments.open("exp", config(a=1, b=1) | {"randomize": "cluster"})
     write(stores, [("u1", "a", 1, "x", 0, 1.0), ("u2", "a", 1, "x", 0, 3.0), ("u3", "a", 1, "y", 0, 5.0)])
     write(stores, [("u4", "b", 2, "x", 0, 100.0), ("u5", "b", 2, "z", 0, 7.0), ("u6", "b", 2, "w", 0, None)])
@@ -201,7 +202,7 @@ def test_a_cluster_is_one_observation_in_its_first_arm(url):
 
 
 def test_a_block_counts_when_it_and_its_windows_are_over_without_its_washout_and_with_one_epoch(url):
-    stores = open_stores(url, Clock())
+    stores = open_stores(url, Clock(NOW))
     settings = {"randomize": "switchback", "block_s": 100.0, "washout_s": 10.0, "outcome_window_s": 50.0}
     stores.experiments.open("exp", config(a=1, b=1) | settings)
     starts = [1_700_000_000.0 + 100 * k for k in range(4)]

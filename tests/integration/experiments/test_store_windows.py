@@ -6,10 +6,11 @@ import time
 
 import numpy as np
 import pytest
+from clocks import Clock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores.single_reports import record_metrics, record_outcome
-from stores.units import Clock, config, exposure, look, over
+from stores.units import NOW, config, exposure, look, over
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import Assignment, block_of
@@ -103,7 +104,7 @@ STEPS = st.lists(
 )
 def test_looks_that_go_on_are_exact_at_any_moment(make_url, steps, design, missing, seed):
     """Two stores write in turns and look now and then; every look is what a count of everything from the beginning gives."""
-    url, clock, rng = make_url(), Clock(), np.random.default_rng(seed)
+    url, clock, rng = make_url(), Clock(NOW), np.random.default_rng(seed)
     databases = open_stores(url, clock), open_stores(url, clock)
     history = History(design, missing)
     databases[0].experiments.open("exp", history.config)
@@ -190,7 +191,7 @@ def test_a_unit_is_judged_when_its_window_is_over_by_what_arrived_within_it(stor
 
 
 def test_units_that_report_nothing_count_as_the_config_says(url):
-    stores = open_stores(url, Clock())
+    stores = open_stores(url, Clock(NOW))
     rails = [{"name": "violation"}, {"name": "cost", "missing": 3.0}, {"name": "latency_s"}]
     stores.experiments.open("exp", config(a=1, b=1) | {"missing": -1.0, "guardrails": rails})
     stores.units.record_exposures([exposure("u", "a"), exposure("v", "a"), exposure("w", "b")])

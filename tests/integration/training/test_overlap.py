@@ -1,7 +1,7 @@
 """Batches that are played while the team learns: by which weights, and what a resumed run makes of them."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from toy_runs.runs import config, trained
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.training.loop.run import Run
-from marl_ray.training.single_process import process_group, train_alone
+from marl_ray.training.single_process import train_alone
 
 OVERLAP = "train.overlap=true"
 COMPILED = ("env={id: gymnasium.CartPole-v1}", "hyper.lr=1e-3")
@@ -41,12 +41,6 @@ class OneLate:
     def collect(self, players: Mapping[str, Any], iteration: int) -> Any:
         earlier, self.late = self.late or players, copy.deepcopy(dict(players))
         return self.inner.collect(earlier, iteration)
-
-
-@pytest.fixture
-def alone() -> Iterator[None]:
-    with process_group():
-        yield
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

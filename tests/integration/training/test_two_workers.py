@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from toys.texts import TWO_AGENTS, TWO_POLICIES
 
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.policies.language.tiny_models import byte_tokenizer
-from marl_ray.training.single_process import process_group, train_alone
+from marl_ray.training.single_process import train_alone
 
 WORKERS = {
     "grpo": ["hyper.minibatches=2", "hyper.epochs=2", "hyper.kl_coef=0.1", "train.micro_batch=3", TWO_AGENTS],
@@ -25,12 +24,6 @@ WORKERS = {
     "sgd": ["hyper.optimizer=sgd", "hyper.weight_decay=0.1", "hyper.lr_warmup=3", "hyper.lr=0.1"],
     "tuned": ["warm_start={data: environment, count: 9, batch: 4, epochs: 2}", "evaluation.every=2"],
 }
-
-
-@pytest.fixture(scope="module")
-def alone() -> Iterator[None]:
-    with process_group():
-        yield
 
 
 @pytest.mark.long

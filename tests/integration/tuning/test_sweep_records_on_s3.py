@@ -41,13 +41,13 @@ def test_records_and_rows_are_read_back_whenever_their_writer_dies(monkeypatch, 
         after.save()
         assert load_records(folder) == sweep.records and folder.lines(CHANGES_FILE) == []
 
-        reader, writer, read = Tail(folder.filesystem, f"{folder.path}/a/rows"), folder.appended("a/rows"), []
+        reader, writer, read = Tail(folder.filesystem, f"{folder.path}/a/rows"), folder.open_lines("a/rows"), []
         for number in range(60):
             writer.append([f"row {number} {'x' * 50}"], durable=True)
             read += reader.read(len(read)) if number % 7 == 0 else []
         assert read + reader.read(len(read)) == folder.lines("a/rows")
-        folder.appended("a/rows").keep(33)
-        folder.appended("a/rows").append(["last"], durable=True)
+        folder.open_lines("a/rows").keep(33)
+        folder.open_lines("a/rows").append(["last"], durable=True)
         assert [line.split(" x")[0] for line in folder.lines("a/rows")[31:]] == ["row 31", "row 32", "last"]
 
 
@@ -72,5 +72,5 @@ def test_a_sweep_goes_on_where_it_was_copied_to(tmp_path):
             assert load_records(new) == copied and len(new.lines(CHANGES_FILE)) == 1
             sweep.records, trial = copied, Folder(new.uri, "trials", "0000")
             rows = read_rows(trial)
-            trial.appended(ROWS_FILE).append(["{}"], durable=True)
+            trial.open_lines(ROWS_FILE).append(["{}"], durable=True)
             assert read_rows(trial) == [*rows, {}] and len(rows) >= 4

@@ -63,7 +63,7 @@ def test_a_leg_that_fails_closes_its_environments_and_raises_its_own_error(monke
         for seed, seed_run in trained.runs.items():
             monkeypatch.setattr(seed_run.env, "close", lambda seed=seed: closed.append(seed))
             monkeypatch.setattr(seed_run.collector, "close", fail)
-        with pytest.raises(DivergedError, match="the first error"), trained.closing():
+        with pytest.raises(DivergedError, match="the first error"), trained.close_after():
             raise DivergedError("the first error")
     assert closed == [0, 1]
 

@@ -53,7 +53,10 @@ async def test_a_gateway_serves_a_trained_policy_that_drives_the_browser(tmp_pat
     env = MiniWobElements(tasks=["click-test"], max_steps=8)
 
     async with serving(config) as (client, _):
-        assert np.mean([(await play_episode(client, env, f"session-{k}", k, "exp")).ret for k in range(20)]) > 0.8
+        assert (
+            np.mean([(await play_episode(client, env, f"session-{k}", k, "exp")).episode_return for k in range(20)])
+            > 0.8
+        )
     env.close()
     assert browsers() == [], "no environment is open"
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clocks import Clock
 
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
@@ -27,16 +28,6 @@ KEYS: dict[str, Any] = {
     "min_exposures": 10,
     "outcome_window_s": WINDOW,
 }
-
-
-class Clock:
-    """The database's clock, by hand."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -2,11 +2,16 @@
 
 from typing import Any
 
+from clocks import Clock
+
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.experiments.evidence.looks import Look
 from marl_ray.experiments.lifecycle import Action, ExperimentRecord
 from marl_ray.experiments.store.stores import Stores
 from marl_ray.experiments.store.unit_store import Exposure
+
+NOW = 1.7e9
+"""The moment, in seconds since 1970, at which the experiment begins."""
 
 
 def config(**weights: float) -> dict[str, Any]:
@@ -15,16 +20,6 @@ def config(**weights: float) -> dict[str, Any]:
 
 def exposure(unit: str, arm: str, epoch: int = 1) -> Exposure:
     return Exposure("exp", unit, Assignment(arm, epoch, 0.5), 0.0)
-
-
-class Clock:
-    """Time that passes when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1.7e9
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def over(stores: Stores) -> None:

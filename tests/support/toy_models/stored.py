@@ -125,7 +125,7 @@ def elsewhere_peaks(folder: str, out: str) -> dict[str, list[int]]:
             return gather_to_rank0(trained[name].detach(), dist.group.WORLD)
 
         if dist.get_rank() == 0:
-            write_model(Path(out), still.policy.lm, still.shapes, still.merged(first), file_bytes=100_000_000)
+            write_model(Path(out), still.policy.lm, still.shapes, still.read_merged(first), file_bytes=100_000_000)
         else:
             still.send(first)
 

@@ -27,7 +27,7 @@ from marl_ray.policies.language.sharding.shard import shard
 from marl_ray.policies.language.token_policy import TokenPolicy
 from marl_ray.training.checkpoints import saving
 from marl_ray.training.checkpoints.storage import local_stored_folder
-from marl_ray.training.collectives import broadcast_from_rank0, gather, worker_mesh
+from marl_ray.training.collectives import broadcast_from_rank0, gather_from_workers, worker_mesh
 from marl_ray.training.loop.run import Run
 from marl_ray.training.loop.start import RunStart
 from marl_ray.training.single_process import train_alone
@@ -50,7 +50,7 @@ def all_raise(action: Callable[[], object], kind: type[MarlRayError] = MarlRayEr
         line = str(error)
     else:
         raise AssertionError("nothing was raised")
-    lines = gather(line)
+    lines = gather_from_workers(line)
     assert len(set(lines)) == 1, lines
     assert time.monotonic() - begin < SOON_S
     return line
@@ -249,4 +249,4 @@ def limits(free: list[int]) -> list[tuple[dict[str, int], bool]]:
     gpu_pass_limit.peak_bytes = lambda policy, rows, learn_entropy: 10.0 + 4 * (rows - 1)
     gpu_pass_limit.free_bytes = lambda policy: math.ceil(free[dist.get_rank()] / gpu_pass_limit.USABLE_MEMORY_SHARE)
     limited = gpu_pass_limit.pass_limits({"speaker": learner})
-    return gather((limited, model.sharded.gathers_once))
+    return gather_from_workers((limited, model.sharded.gathers_once))

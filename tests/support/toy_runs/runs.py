@@ -48,9 +48,9 @@ def trained(folder: str, *overrides: str) -> list[Metrics]:
 
 def short(algorithm: str, *overrides: str) -> RunConfig:
     """Four iterations of the toy, with everything that the algorithm needs."""
-    needed = ["train.group_size=2"] if SPECS[algorithm].episodes else []
-    needed += ["hyper.highest_return=6"] if "highest_return" in SPECS[algorithm].reads else []
-    needed += ["constraints=[{budget: 4}]"] if SPECS[algorithm].costs else []
+    needed = ["train.group_size=2"] if SPECS[algorithm].needs_whole_episodes else []
+    needed += ["hyper.highest_return=6"] if "highest_return" in SPECS[algorithm].read_keys else []
+    needed += ["constraints=[{budget: 4}]"] if SPECS[algorithm].needs_costs else []
     return config(f"algorithm={algorithm}", "train.total_steps=96", *needed, *overrides)
 
 

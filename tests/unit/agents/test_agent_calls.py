@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marl_ray.agents.calls import parse
+from marl_ray.agents.calls import parse_call
 from marl_ray.agents.lenient_json import decode
-from marl_ray.agents.react_format import act
+from marl_ray.agents.react_format import make_call
 from marl_ray.agents.tools import make_tools, tool_of
 
 JSON = '{"name": "add", "arguments": {"a": 2, "b": 3}}'
@@ -84,7 +84,7 @@ TOOLS = {tool.name: tool for tool in (tool_of(write), tool_of(mix), *make_tools(
     ],
 )
 def test_a_call_is_found_in_every_form(text):
-    call = parse(text)
+    call = parse_call(text)
     assert (call.tool, call.arguments, call.problem) == ("add", {"a": 2, "b": 3}, "")
     assert text.startswith(call.text)
     assert "9" not in call.text.replace("it is 9", "") or "think" in call.text.lower()
@@ -108,32 +108,34 @@ def test_a_call_is_found_in_every_form(text):
     ],
 )
 def test_what_is_no_call(text, problem):
-    call = parse(text)
+    call = parse_call(text)
     assert (call.problem, call.arguments) == (problem, None)
-    observation = act(call, TOOLS, 5.0).observation
+    observation = make_call(call, TOOLS, 5.0).observation
     assert "\n" not in observation and "No tool ''" not in observation
 
 
 def test_a_think_tag_inside_of_a_call_is_text():
-    call = parse('<tool_call>{"name": "write", "arguments": {"program": "print(\'<think>\')"}}</tool_call>')
+    call = parse_call('<tool_call>{"name": "write", "arguments": {"program": "print(\'<think>\')"}}</tool_call>')
     assert call.arguments == {"program": "print('<think>')"}
 
 
 def test_a_call_may_leave_its_arguments_out_behind_a_tag():
-    assert parse('<tool_call>{"name": "look"}</tool_call>').arguments == {}
+    assert parse_call('<tool_call>{"name": "look"}</tool_call>').arguments == {}
 
 
 def test_the_call_of_a_response_is_said_with_its_end_and_without_what_follows():
-    assert parse(f"<tool_call>{JSON}</tool_call>\nmore").text == f"<tool_call>{JSON}</tool_call>"
-    assert parse(f"[TOOL_CALLS] [{JSON}] more").text == f"[TOOL_CALLS] [{JSON}]"
+    assert parse_call(f"<tool_call>{JSON}</tool_call>\nmore").text == f"<tool_call>{JSON}</tool_call>"
+    assert parse_call(f"[TOOL_CALLS] [{JSON}] more").text == f"[TOOL_CALLS] [{JSON}]"
 
 
 def test_a_fenced_program_is_the_argument_of_a_tool_that_takes_one_text():
     text = "Action: {}\nInput:\n```python\nprint('a')\n```\nObservation: a"
-    result = act(parse(text.format("write")), TOOLS, 5.0)
+    result = make_call(parse_call(text.format("write")), TOOLS, 5.0)
     assert (result.problem, result.observation) == ("", "print('a')\n")
-    assert act(parse(text.format("mix")), TOOLS, 5.0).problem == "bad_json"
-    assert act(parse(text.format("write").replace("\n```\n", "\n")), TOOLS, 5.0).problem == "bad_json"  # cut off
+    assert make_call(parse_call(text.format("mix")), TOOLS, 5.0).problem == "bad_json"
+    assert (
+        make_call(parse_call(text.format("write").replace("\n```\n", "\n")), TOOLS, 5.0).problem == "bad_json"
+    )  # cut off
 
 
 @pytest.mark.parametrize(
@@ -200,24 +202,25 @@ def test_arguments_in_marks_are_texts():
     ]
     glm = f"<tool_call>add{''.join(pairs)}\n</tool_call>"
     for text in (qwen, glm, qwen.removeprefix("<tool_call>\n")):
-        call = parse(f"I add.\n{text} and more")
+        call = parse_call(f"I add.\n{text} and more")
         assert (call.tool, call.arguments, call.problem) == ("add", {"a": "2", "code": program}, "")
         assert call.text == f"I add.\n{text}" and call.thought == "I add."
-    assert parse("<tool_call>now</tool_call>").arguments == parse("[now()]").arguments == {}
+    assert parse_call("<tool_call>now</tool_call>").arguments == parse_call("[now()]").arguments == {}
     for broken in ("<tool_call><function=add><parameter=a>2", "<function=add>", "[add(2)]", "[add(a=2", "[add](b=2)"):
-        assert parse(broken).problem
+        assert parse_call(broken).problem
     assert (
-        act(parse("<function=write><parameter=program>x = 1</parameter></function>"), TOOLS, 5.0).observation == "x = 1"
+        make_call(parse_call("<function=write><parameter=program>x = 1</parameter></function>"), TOOLS, 5.0).observation
+        == "x = 1"
     )
 
 
 @settings(max_examples=200)
 @given(st.one_of(st.text(max_size=60), st.lists(st.sampled_from(PIECES), max_size=12).map("".join)))
 def test_no_text_raises(text):
-    call = parse(text)
+    call = parse_call(text)
     assert text.encode("utf-8", "replace").decode().startswith(call.text)
     assert (call.arguments is None) == bool(call.problem)
-    act(call, TOOLS, 5.0)
+    make_call(call, TOOLS, 5.0)
 
 
 @pytest.mark.parametrize(
@@ -243,5 +246,5 @@ def test_a_long_text_is_read_in_linear_time(piece):
     text = piece * ((1 << 17) // len(piece))
     for given_text in (text, f"Action: add\nInput: {text}", f"<tool_call>{text}", f"x{text}{JSON}", f"[f(a={text}"):
         begin = time.process_time()
-        parse(given_text)
+        parse_call(given_text)
         assert time.process_time() - begin < MAX_CPU_S

@@ -12,10 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
-from marl_ray.agents.calls import parse
+from marl_ray.agents.calls import parse_call
 from marl_ray.agents.errors import ToolError, ToolTimeoutError
-from marl_ray.agents.react_format import ReactTurn, act, instructions, signature, transcript
-from marl_ray.agents.tools import MAX_ABANDONED_CALLS, Tool, cut, make_tool, make_tools, tool_of
+from marl_ray.agents.react_format import ReactTurn, instructions, make_call, signature, transcript
+from marl_ray.agents.tools import MAX_ABANDONED_CALLS, Tool, cut_middle, make_tool, make_tools, tool_of
 from marl_ray.errors import MarlRayError
 
 
@@ -48,14 +48,14 @@ CALL = 'Thought: I add.\nAction: add\nInput: {"a": 2, "b": 3}'
 
 def replied(text: str, timeout_s: float = 5.0) -> tuple[str, str]:
     """Problem and observation of a response."""
-    result = act(parse(text), TOOLS, timeout_s)
+    result = make_call(parse_call(text), TOOLS, timeout_s)
     return result.problem, result.observation
 
 
 def test_a_call_is_read_and_made():
-    call = parse(CALL)
+    call = parse_call(CALL)
     assert (call.text, call.thought, call.tool, call.arguments) == (CALL, "I add.", "add", {"a": 2, "b": 3})
-    result = act(call, TOOLS, 5.0)
+    result = make_call(call, TOOLS, 5.0)
     assert (result.observation, result.problem, result.tool, result.ends) == ("5", "", "add", False)
 
 
@@ -72,18 +72,18 @@ def test_a_call_is_read_and_made():
     ],
 )
 def test_other_ways_to_write_the_same_call(text):
-    assert (parse(text).thought, replied(text)) == ("I add.", ("", "5"))
+    assert (parse_call(text).thought, replied(text)) == ("I add.", ("", "5"))
 
 
 def test_what_follows_the_first_call_is_not_repeated():
-    assert parse(CALL + '\nAction: add\nInput: {"a": 9}').text == CALL
-    assert parse(CALL + "\nObservation: 6").text == CALL
-    assert parse("Thought: hm\nobservation: 6").text == "Thought: hm"
-    assert parse('Thought: hm\nObservation: 6\nAction: answer\nInput: {"answer": "6"}').problem == "no_call"
+    assert parse_call(CALL + '\nAction: add\nInput: {"a": 9}').text == CALL
+    assert parse_call(CALL + "\nObservation: 6").text == CALL
+    assert parse_call("Thought: hm\nobservation: 6").text == "Thought: hm"
+    assert parse_call('Thought: hm\nObservation: 6\nAction: answer\nInput: {"answer": "6"}').problem == "no_call"
 
 
 def test_programs_with_real_line_breaks_are_strings():
-    assert parse('Action: x\nInput: {"code": "a = 1\nprint(a)\t#"}').arguments == {"code": "a = 1\nprint(a)\t#"}
+    assert parse_call('Action: x\nInput: {"code": "a = 1\nprint(a)\t#"}').arguments == {"code": "a = 1\nprint(a)\t#"}
 
 
 @pytest.mark.parametrize(
@@ -142,15 +142,15 @@ def test_calls_that_were_left_behind_do_not_pile_up():
 
 
 def test_observations_are_cut_and_can_be_encoded():
-    result = act(parse('Action: misbehave\nInput: {"how": "junk"}'), TOOLS, 5.0, limit=100)
+    result = make_call(parse_call('Action: misbehave\nInput: {"how": "junk"}'), TOOLS, 5.0, limit=100)
     assert len(result.observation) == 100
     result.observation.encode()
 
 
 def test_the_answer_ends_and_is_never_cut():
-    result = act(parse('Action: answer\nInput: {"answer": "' + 200 * "x" + '"}'), TOOLS, 5.0, limit=20)
+    result = make_call(parse_call('Action: answer\nInput: {"answer": "' + 200 * "x" + '"}'), TOOLS, 5.0, limit=20)
     assert (result.ends, result.observation) == (True, 200 * "x")
-    assert act(parse('Action: answer\nInput: {"answer": 4.5}'), TOOLS, 5.0).observation == "4.5"
+    assert make_call(parse_call('Action: answer\nInput: {"answer": 4.5}'), TOOLS, 5.0).observation == "4.5"
 
 
 WORDS = [
@@ -186,10 +186,10 @@ WORDS += [
 @example("Action: add\nInput: " + 100_000 * "[")
 @example("Input:" + 10_000 * "\nAction:")
 def test_no_text_raises(text):
-    call = parse(text)
+    call = parse_call(text)
     assert text.encode("utf-8", "replace").decode().startswith(call.text)
     assert (call.arguments is None) == bool(call.problem)
-    result = act(call, TOOLS, 5.0, limit=200)
+    result = make_call(call, TOOLS, 5.0, limit=200)
     assert result.ends or len(result.observation) <= 200
     result.observation.encode()
 
@@ -205,7 +205,7 @@ def test_no_text_raises(text):
 def test_what_is_written_by_the_format_is_read_back(thought, tool, arguments):
     wrapped = set(arguments) == {"name", "arguments"} and isinstance(arguments["arguments"], dict)
     thought = " ".join(thought.replace(":", " ").split())
-    call = parse(f"Thought: {thought}\nAction: {tool}\nInput: {json.dumps(arguments)}\nThought: more")
+    call = parse_call(f"Thought: {thought}\nAction: {tool}\nInput: {json.dumps(arguments)}\nThought: more")
     assert (call.tool, call.problem) == (tool, "")
     assert call.arguments == (arguments["arguments"] if wrapped else arguments)
 
@@ -227,7 +227,7 @@ def test_a_prompt_keeps_its_limit_and_the_latest_turns(pairs, extra):
     assert text.endswith("foot\n")
     turns_text = "".join(f"{turn.text}\nObservation: {turn.observation}\n" for turn in turns)
     if len(turns_text) <= 40 + extra:
-        assert text == f"head\nQuestion: what?\n{cut(turns_text, 10_000)}foot\n"
+        assert text == f"head\nQuestion: what?\n{cut_middle(turns_text, 10_000)}foot\n"
     else:
         assert "(earlier turns are left out)" in text or len(turns) == 1
 
@@ -359,6 +359,6 @@ def test_a_class_says_its_name_that_it_ends_the_episode_and_how_it_prepares(monk
     module.Surrender = Surrender  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "surrendering", module)
     tools = make_tools({"surrendering:Surrender": {"words": "No."}})
-    result = act(parse("Action: give_up\nInput: {}"), tools, 5.0)
+    result = make_call(parse_call("Action: give_up\nInput: {}"), tools, 5.0)
     assert (result.observation, result.ends, Surrender.prepared) == ("No.", True, 1)
     assert signature(tools["give_up"]) == "give_up {}"

@@ -74,4 +74,4 @@ def test_without_pairs_or_a_reference_it_is_refused():
     ):
         with pytest.raises(MarlRayError, match="dpo: expected pairs of rows"):
             policy_loss(batch, HYPER)
-    assert DPO.spec.pairs and "preferred pairs (`data`)" in DPO.spec.needs
+    assert DPO.spec.pairs and "preferred pairs (`data`)" in DPO.spec.requirements

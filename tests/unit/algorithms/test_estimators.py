@@ -20,7 +20,7 @@ from marl_ray.algorithms.advantages.groups import (
 )
 from marl_ray.algorithms.advantages.normalization import moments, standardize
 from marl_ray.algorithms.advantages.returns import reward_to_go, sequence_scores
-from marl_ray.algorithms.losses.aggregation import counts, loss_weights
+from marl_ray.algorithms.losses.aggregation import count_tokens_and_sequences, loss_weights
 from marl_ray.algorithms.losses.kl import adaptive_coefficient, kl_estimate
 from marl_ray.algorithms.losses.ratios import (
     gspo_token_log_ratio,
@@ -187,7 +187,7 @@ def test_remax_learns_nothing_from_a_turn_that_the_greedy_episode_never_came_to(
 @given(batches)
 def test_weighted_losses_sum_to_the_aggregate(batch):
     generator, mask = batch
-    losses, (tokens, sequences) = numbers(generator, *mask.shape), counts(mask)
+    losses, (tokens, sequences) = numbers(generator, *mask.shape), count_tokens_and_sequences(mask)
     for mode in MODES:
         weights = loss_weights(mask, mode, tokens, sequences, 17, torch.float64)
         expected = references.aggregate(losses, mask, mode, 17)
@@ -198,14 +198,18 @@ def test_weighted_losses_sum_to_the_aggregate(batch):
 @given(batch=batches, parts=st.integers(1, 4), extra=st.integers(0, 3))
 def test_weights_do_not_depend_on_how_the_minibatch_is_cut_or_padded(batch, parts, extra):
     _, mask = batch
-    tokens, sequences = counts(mask)
+    tokens, sequences = count_tokens_and_sequences(mask)
     pieces, wide = mask.chunk(parts), torch.cat((mask, mask.new_zeros(len(mask), extra)), 1)
-    assert torch.equal(sum(counts(piece) for piece in pieces), counts(mask))
+    assert torch.equal(sum(count_tokens_and_sequences(piece) for piece in pieces), count_tokens_and_sequences(mask))
     for mode in MODES:
         full = loss_weights(mask, mode, tokens, sequences, 17, torch.float64)
         cut = [loss_weights(piece, mode, tokens, sequences, 17, torch.float64) for piece in pieces]
         close(torch.cat(cut), full, mode)
-        close(loss_weights(wide, mode, *counts(wide), 17, torch.float64)[:, : mask.shape[1]], full, mode)
+        close(
+            loss_weights(wide, mode, *count_tokens_and_sequences(wide), 17, torch.float64)[:, : mask.shape[1]],
+            full,
+            mode,
+        )
 
 
 def test_aggregation_errors_name_the_key():

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl_ray.algorithms.constraints.multipliers import PID, Lagrange, combine, with_settings_of
+from marl_ray.algorithms.constraints.multipliers import PID, Lagrange, combine_advantages, with_settings_of
 from marl_ray.algorithms.constraints.penalty import (
     constraint_violation,
     exact_penalty_weights,
@@ -23,7 +23,7 @@ budgets = st.one_of(st.just(0.0), st.floats(1e-3, 1e3))
 
 def after(multiplier, costs):
     for cost in costs:
-        multiplier = multiplier.updated(cost)
+        multiplier = multiplier.with_cost(cost)
     return multiplier
 
 
@@ -62,7 +62,7 @@ def test_pid_equals_its_equations(costs, budget, kp, ki, kd, delay):
         smoothed = 0.8 * smoothed + 0.2 * cost / scale
         derivative = max(0.0, smoothed - past[0])
         past.append(smoothed)
-        multiplier = multiplier.updated(cost)
+        multiplier = multiplier.with_cost(cost)
         expected = max(0.0, kp * proportional + integral + kd * derivative)
         assert multiplier.multiplier == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
@@ -76,7 +76,7 @@ def test_multipliers_stay_finite_and_never_negative(costs, budget, gain):
     ]
     for multiplier in starts:
         for cost in costs:
-            multiplier = multiplier.updated(cost)
+            multiplier = multiplier.with_cost(cost)
             assert 0 <= multiplier.multiplier < math.inf
             if isinstance(multiplier, Lagrange):
                 assert multiplier.multiplier <= multiplier.maximum
@@ -97,7 +97,7 @@ def circled(multiplier, steps=400):
     logit, costs = 2.0, []
     for _ in range(steps):
         costs.append(24 + 56 / (1 + math.exp(-logit)))
-        multiplier = multiplier.updated(costs[-1])
+        multiplier = multiplier.with_cost(costs[-1])
         logit += 8 * (0.05 - multiplier.multiplier)
     return costs
 
@@ -125,7 +125,7 @@ def test_a_restored_multiplier_continues_bit_for_bit(costs, later, budget):
 
 def test_an_update_leaves_the_old_state_alone():
     start = PID(10.0)
-    start.updated(20.0)
+    start.with_cost(20.0)
     assert start == PID(10.0)
 
 
@@ -134,13 +134,13 @@ def test_pid_derivative_counts_increases_only(falls, delay):
     pid = PID(10.0, kp=0.0, ki=0.0, kd=1.0, delay=delay, integral=0.0, cost_decay=0.0)
     cost = 100.0
     for _ in range(delay + 1):
-        pid = pid.updated(cost)
+        pid = pid.with_cost(cost)
     for fall in falls:
         cost -= fall
-        pid = pid.updated(cost)
+        pid = pid.with_cost(cost)
         assert pid.multiplier == 0.0
     compared = 10.0 * pid.costs[-delay]
-    assert pid.updated(compared + 10.0).multiplier == pytest.approx(1.0)
+    assert pid.with_cost(compared + 10.0).multiplier == pytest.approx(1.0)
 
 
 def test_gains_mean_the_same_for_every_budget():
@@ -154,7 +154,7 @@ def test_gains_mean_the_same_for_every_budget():
 def test_a_cost_that_is_not_finite_is_refused(cost):
     for start in (Lagrange(1.0), PID(1.0)):
         with pytest.raises(MarlRayError, match="finite mean episode cost"):
-            start.updated(cost)
+            start.with_cost(cost)
 
 
 def test_a_multiplier_rises_over_and_falls_under_the_budget():
@@ -171,7 +171,7 @@ def test_a_multiplier_rises_over_and_falls_under_the_budget():
 )
 def test_combine_equals_its_formula(values, multipliers, rescale):
     advantages, first, second = torch.tensor(values, dtype=torch.float64).reshape(3, 1, 3)
-    combined = combine(advantages, torch.stack([first, second], -1), multipliers, rescale)
+    combined = combine_advantages(advantages, torch.stack([first, second], -1), multipliers, rescale)
     for t in range(3):
         expected = values[t] - multipliers[0] * values[3 + t] - multipliers[1] * values[6 + t]
         if rescale:
@@ -181,9 +181,9 @@ def test_combine_equals_its_formula(values, multipliers, rescale):
 
 def test_combine_without_a_multiplier_is_the_advantage_and_refuses_other_shapes():
     advantages, costs = torch.randn(2, 5), torch.randn(2, 5, 1)
-    assert torch.equal(combine(advantages, costs, [0.0]), advantages)
+    assert torch.equal(combine_advantages(advantages, costs, [0.0]), advantages)
     with pytest.raises(ValueError, match=r"expected \(B, T, 2\)"):
-        combine(advantages, costs, [0.0, 1.0])
+        combine_advantages(advantages, costs, [0.0, 1.0])
 
 
 @given(ratio=st.floats(0, 3), cost=st.floats(-3, 3), clip=st.floats(0.05, 0.5))
@@ -204,7 +204,7 @@ def test_pessimistic_cost_surrogate_stops_only_gains_already_made():
 def test_new_settings_keep_everything_that_updates_moved(kind):
     moved = kind(budget=1.0)
     for cost in (3.0, 0.5, 2.0):
-        moved = moved.updated(cost)
+        moved = moved.with_cost(cost)
     start = kind(budget=1.0)
     assert {name for name in vars(moved) if vars(moved)[name] != vars(start)[name]} == set(kind.MOVED)
     fresh = kind(budget=2.0)

@@ -70,16 +70,16 @@ def test_value_norm_is_unbiased_from_the_first_batch_and_inverts():
     norm = ValueNorm()
     values = torch.tensor([1.0, -2.0])
     assert norm.normalize(values).tolist() == values.tolist()
-    norm = norm.updated(4.0, 20.0)
+    norm = norm.add_batch(4.0, 20.0)
     assert norm.mean == pytest.approx(4.0)
     assert norm.std == pytest.approx(2.0)
-    norm = norm.updated(0.0, 4.0)
+    norm = norm.add_batch(0.0, 4.0)
     assert norm.mean == pytest.approx(2.0, rel=1e-4)
     torch.testing.assert_close(norm.denormalize(norm.normalize(values)), values)
 
 
 def test_value_norm_has_a_floor_for_constant_returns():
-    assert ValueNorm().updated(1.0, 1.0).std == pytest.approx(0.1)
+    assert ValueNorm().add_batch(1.0, 1.0).std == pytest.approx(0.1)
 
 
 def test_config_names_exactly_the_registered_algorithms():

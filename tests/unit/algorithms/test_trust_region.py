@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from marl_ray.algorithms.constraints.trust_region import (
-    backtracking,
+    backtracking_line_search,
     constrained_step,
     fisher_product,
     flatten,
@@ -223,7 +223,7 @@ def test_a_cut_short_solve_in_float32_stays_in_the_trust_region_and_within_the_b
 def test_gradients_that_are_not_finite_end_at_the_old_weights():
     old = torch.tensor([1.0, 2.0])
     solution = constrained_step(torch.tensor([math.nan, 1.0]), torch.ones(1, 2), torch.zeros(1), 0.1, identity)
-    taken = backtracking(lambda x: (float(x.sum()), [0.0], 0.0), old, solution.step, [0.0], 0.1)
+    taken = backtracking_line_search(lambda x: (float(x.sum()), [0.0], 0.0), old, solution.step, [0.0], 0.1)
     assert taken.vector is old
     assert taken.accepted is None
 
@@ -263,7 +263,7 @@ def test_backtracking_takes_the_first_candidate_that_keeps_its_promises(loss, co
             expected = j
             break
     old = torch.zeros(1, dtype=torch.float64)
-    accepted = backtracking(evaluate, old, torch.ones(1, dtype=torch.float64), [violation], 0.01, 0.5, 6)
+    accepted = backtracking_line_search(evaluate, old, torch.ones(1, dtype=torch.float64), [violation], 0.01, 0.5, 6)
     assert accepted.accepted == expected
     if expected is None:
         assert accepted.vector is old
@@ -283,7 +283,7 @@ def test_backtracking_rejects_whatever_is_not_finite(broken):
         return values["loss"], [values["cost"]], values["kl"]
 
     old = torch.zeros(3)
-    assert backtracking(evaluate, old, torch.ones(3), [0.0], 0.01).vector is old
+    assert backtracking_line_search(evaluate, old, torch.ones(3), [0.0], 0.01).vector is old
 
 
 def test_steps_lower_a_real_cost_to_its_budget():
@@ -311,7 +311,7 @@ def test_steps_lower_a_real_cost_to_its_budget():
             gradients[0], gradients[1][None], vector(mean_cost - budget), 0.02, lambda x, f=fisher: f(x) + 1e-4 * x
         )
         cases.append(solution.case)
-        accepted = backtracking(evaluate, flat, solution.step, [mean_cost - budget], 0.02)
+        accepted = backtracking_line_search(evaluate, flat, solution.step, [mean_cost - budget], 0.02)
         logits = unflatten(accepted.vector, logits)
     p = function(logits).exp()[0]
     assert cases[0] == "recovery"

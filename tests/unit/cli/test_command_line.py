@@ -153,12 +153,12 @@ def test_what_is_listed_for_language_models_is_what_training_takes(tmp_path):
         run["team"] = {"solver": {"model": {"preset": "tiny-1m"}}}
         run["train"] = {"group_size": 4} if spec.groups else {}
         run |= {"data": str(pairs)} if spec.pairs else {}
-        run |= {"constraints": [{"budget": 4}]} if spec.costs else {}
-        run["hyper"] |= {"highest_return": 1} if "highest_return" in spec.reads else {}
+        run |= {"constraints": [{"budget": 4}]} if spec.needs_costs else {}
+        run["hyper"] |= {"highest_return": 1} if "highest_return" in spec.read_keys else {}
         (tmp_path / "run.json").write_text(json.dumps(run))
         done = marl_ray("train", tmp_path / "run.json", "--dry-run")
         refused = f"{name} trains actor-critics, not language models" in done.stderr
-        assert refused != listed[name] and (refused or spec.costs or done.returncode == 0), done.stderr
+        assert refused != listed[name] and (refused or spec.needs_costs or done.returncode == 0), done.stderr
         of_vectors = run | {"env": {"id": "toys.envs:countdown"}, "team": {"all": {}}}
         (tmp_path / "run.json").write_text(json.dumps(of_vectors))
         done = marl_ray("train", tmp_path / "run.json", "--dry-run")

@@ -25,7 +25,7 @@ def run(algorithm: str, model: dict | None, *overrides: str) -> RunConfig:
         "algorithm": algorithm,
         "team": {"a": {} if model is None else {"model": model}},
         "train": {"group_size": 4},
-        "constraints": [{"budget": 1}] if SPECS[algorithm].costs else [],
+        "constraints": [{"budget": 1}] if SPECS[algorithm].needs_costs else [],
     }
     return parse_config(RunConfig, base, overrides)
 

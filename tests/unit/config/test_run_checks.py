@@ -139,7 +139,7 @@ def test_every_default_and_hyper_parameter_of_an_algorithm_is_a_key():
     for name, spec in SPECS.items():
         assert set(spec.defaults) <= keys and set(spec.keys) <= keys, name
         assert HyperParameters.model_validate(spec.defaults)
-    assert {key for spec in SPECS.values() for key in spec.reads} == keys
+    assert {key for spec in SPECS.values() for key in spec.read_keys} == keys
 
 
 def test_a_run_may_have_keys_that_only_some_of_its_policies_read():
@@ -156,7 +156,7 @@ def test_a_run_may_have_keys_that_only_some_of_its_policies_read():
 def test_the_algorithm_of_the_run_says_nothing_of_a_frozen_policy():
     team = {"a": {"agents": ["x"], "algorithm": "ppo"}, "b": {"agents": ["y"], "frozen": True, "bundle": "b"}}
     config = parse_config(RunConfig, {"name": "a", "env": {"id": "x"}, "team": team}, ["algorithm=remax"])
-    assert not config.greedy and not config.whole_episodes
+    assert not config.plays_greedily and not config.whole_episodes
 
 
 def test_a_greedy_member_leaves_two_others_to_compare():
@@ -164,8 +164,8 @@ def test_a_greedy_member_leaves_two_others_to_compare():
     base = {"name": "a", "env": {"id": "x"}, "team": team, "train": {"env_copies": 12}}
     with pytest.raises(MarlRayError, match=r"train.group_size=2: grpo of policy 'b' needs 3 or more"):
         parse_config(RunConfig, base, ["train.group_size=2"])
-    assert parse_config(RunConfig, base, ["train.group_size=3"]).greedy
-    assert parse_config(RunConfig, base, ["train.group_size=2", "team.b.algorithm=remax"]).greedy
+    assert parse_config(RunConfig, base, ["train.group_size=3"]).plays_greedily
+    assert parse_config(RunConfig, base, ["train.group_size=2", "team.b.algorithm=remax"]).plays_greedily
 
 
 def test_a_frozen_policy_has_no_hyper_parameters():

@@ -18,8 +18,8 @@ from marl_ray.evaluation.benchmarks.sandboxed.evalplus_driver import (
     TimeLimitError,
     check,
     dumps,
+    is_near,
     loads,
-    near,
     outputs,
     same,
     time_limit,
@@ -74,7 +74,7 @@ def test_what_is_wanted_may_be_large_not_a_number_or_counted():
     ],
 )
 def test_what_is_near(output, want, close):
-    assert near(output, want, 1e-6) is close
+    assert is_near(output, want, 1e-6) is close
 
 
 @pytest.mark.parametrize(
@@ -211,8 +211,8 @@ def test_fields_that_nobody_knows_are_refused_by_name(name, change, message):
 
 def test_what_a_prompt_of_mbpp_plus_shows_is_public():
     problem = benchmark("mbpp_plus").parse(row("mbpp_plus"))[0]
-    assert [test.source for test in problem.shown.public] == ["assert similar_elements(1) == 1"]
-    assert [test.source for test in problem.shown.hidden] == ["pass"] and not problem.shown.reference
+    assert [test.source for test in problem.visible_task.public] == ["assert similar_elements(1) == 1"]
+    assert [test.source for test in problem.visible_task.hidden] == ["pass"] and not problem.visible_task.reference
 
 
 @pytest.mark.parametrize(

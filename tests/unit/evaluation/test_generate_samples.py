@@ -18,7 +18,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import Problem, benchmark
 from marl_ray.evaluation.data_files import ANY_DIGEST, load
 from marl_ray.evaluation.options import WritingRequest
-from marl_ray.evaluation.writing.requests import SAMPLES_FILE, WRITING_FOLDER, generate
+from marl_ray.evaluation.writing.requests import SAMPLES_FILE, WRITING_FOLDER, write_samples
 from marl_ray.evaluation.writing.writer import Writer
 from marl_ray.policies.bundles.actor_critic import Lineage
 from marl_ray.policies.bundles.language import save_token_bundle
@@ -106,16 +106,16 @@ def test_a_team_whose_next_prompt_is_too_long_hands_in_what_it_has(tmp_path):
 
 def test_policies_are_shown_no_test_that_counts_unless_the_prompt_shows_it():
     problem = problems()[0]
-    assert [test.source for test in problem.shown.public] == CodeRecord.model_validate_json(
+    assert [test.source for test in problem.visible_task.public] == CodeRecord.model_validate_json(
         (FIXTURES / "own.jsonl").read_text().splitlines()[0]
     ).public_tests
     for problem in (*problems(), *problems("humaneval", "humaneval.jsonl"), *problems("mbpp", "mbpp.jsonl")):
-        shown = problem.shown
+        shown = problem.visible_task
         assert [test.source for test in shown.hidden] == (["pass"] if problem.entry_point else [])
         assert not shown.reference
         if problem.task_id.startswith("Mbpp"):
             assert shown.public and all(test.source in problem.prompt for test in shown.public)
-    assert problems("humaneval", "humaneval.jsonl")[0].shown.public == ()
+    assert problems("humaneval", "humaneval.jsonl")[0].visible_task.public == ()
 
 
 def test_what_an_answer_is_without_being_asked(single_policy, team, tmp_path):
@@ -165,12 +165,12 @@ def test_what_was_written_before_a_kill_is_not_written_again(single_policy, tmp_
     writer = Writer(request, OWN)
     dies = Dies(writer)
     with pytest.raises(KeyboardInterrupt):
-        generate(dies, request, problems(), header, tmp_path / "out")
+        write_samples(dies, request, problems(), header, tmp_path / "out")
     with open(tmp_path / "out" / WRITING_FOLDER / "results.jsonl", "ab") as file:
         file.write(b'{"what": "sample", "ta')
     assert not (tmp_path / "out" / SAMPLES_FILE).exists()
     with pytest.raises(KeyboardInterrupt):
-        generate(dies, request, problems(), header, tmp_path / "out")
+        write_samples(dies, request, problems(), header, tmp_path / "out")
     assert dies.samples == [
         ("add", 0),
         ("add", 1),
@@ -180,8 +180,8 @@ def test_what_was_written_before_a_kill_is_not_written_again(single_policy, tmp_
         ("double", 0),
         ("double", 1),
     ]
-    folder, made = generate(writer, request, problems(), header, tmp_path / "out")
-    complete, _ = generate(writer, request, problems(), header, tmp_path / "whole")
+    folder, made = write_samples(writer, request, problems(), header, tmp_path / "out")
+    complete, _ = write_samples(writer, request, problems(), header, tmp_path / "whole")
     assert (folder / SAMPLES_FILE).read_bytes() == (complete / SAMPLES_FILE).read_bytes()
     assert made.startswith("outputs of solver of bundle ") and made.endswith(
         "2 a problem (only: temperature 1.2, max_tokens 8)"
@@ -189,7 +189,7 @@ def test_what_was_written_before_a_kill_is_not_written_again(single_policy, tmp_
     other = replace(request, seed=3)
     other_writer = Writer(other, OWN)
     with pytest.raises(MarlRayError, match="holds an evaluation with seed 0, not 3"):
-        generate(other_writer, other, problems(), header, tmp_path / "out")
+        write_samples(other_writer, other, problems(), header, tmp_path / "out")
 
 
 @pytest.mark.parametrize(

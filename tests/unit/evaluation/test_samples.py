@@ -15,7 +15,7 @@ from servers.http_server import serving_http
 
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import benchmark
-from marl_ray.evaluation.data_files import ANY_DIGEST, load, rows
+from marl_ray.evaluation.data_files import ANY_DIGEST, load, read_records
 from marl_ray.evaluation.scoring.evaluate import ScoringOptions, prepare_evaluation
 from marl_ray.evaluation.scoring.report import make_report, width_notes
 from marl_ray.evaluation.scoring.results import MANIFEST_FILE, RESULTS_FILE, open_results
@@ -92,7 +92,7 @@ def test_a_file_with_another_digest_is_refused_with_both_digests(tmp_path):
 
 def test_the_file_of_another_benchmark_is_named(monkeypatch):
     digest = hashlib.sha256(Path(PROBLEMS).read_bytes()).hexdigest()
-    monkeypatch.setitem(benchmark("humaneval_plus").known, digest, "a file")
+    monkeypatch.setitem(benchmark("humaneval_plus").known_digests, digest, "a file")
     with refused(
         r"^data: .*humaneval.jsonl is the file of HumanEval\+ \(benchmark humaneval_plus\), not of humaneval$"
     ):
@@ -207,8 +207,8 @@ def test_gzip_json_arrays_and_parquet_are_read(tmp_path):
         ("x.json.gz", gzip.compress(json.dumps(values).encode())),
         ("x.parquet", (tmp_path / "x.parquet").read_bytes()),
     ):
-        assert [row.values for row in rows(name, data)] == values
-    assert [row.where for row in rows("x.jsonl", lines)] == ["x.jsonl:1", "x.jsonl:3"]
+        assert [row.values for row in read_records(name, data)] == values
+    assert [row.where for row in read_records("x.jsonl", lines)] == ["x.jsonl:1", "x.jsonl:3"]
     for name, data, message in (
         ("x.jsonl.gz", gzip.compress(lines)[:-9], "damaged gzip"),
         ("x.json", lines, "not JSON"),
@@ -216,7 +216,7 @@ def test_gzip_json_arrays_and_parquet_are_read(tmp_path):
         ("x.parquet", lines, "not Parquet"),
     ):
         with refused(f"^{name}: {message}"):
-            list(rows(name, data))
+            list(read_records(name, data))
 
 
 def test_an_unknown_benchmark_is_refused_with_those_that_are_close():

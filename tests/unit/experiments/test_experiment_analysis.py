@@ -18,10 +18,10 @@ from marl_ray.cli import main
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import AssignmentTable
-from marl_ray.experiments.designs.analysis import Units, compare, imbalance
+from marl_ray.experiments.designs.analysis import Units, compare, covariate_imbalance
 from marl_ray.experiments.designs.planning import sample_sizes
 from marl_ray.experiments.statistics.intervals import Summary
-from marl_ray.experiments.statistics.sequential import harm
+from marl_ray.experiments.statistics.sequential import judge_harm
 from marl_ray.experiments.store.reports import Report
 from marl_ray.experiments.store.stores import open_stores
 from marl_ray.experiments.store.unit_store import Exposure
@@ -52,7 +52,7 @@ def test_of_one_epoch_it_is_welchs_test_and_cuped_is_sharper():
     width = row.adjusted.test.difference.high - row.adjusted.test.difference.low
     assert width < 0.65 * (high - low)
     assert row.adjusted.test.difference.low < 0.3 < row.adjusted.test.difference.high
-    assert imbalance(units, "skill", ["b"], "a")["b"] > 0.001
+    assert covariate_imbalance(units, "skill", ["b"], "a")["b"] > 0.001
 
 
 def test_epochs_are_compared_within_themselves():
@@ -94,7 +94,7 @@ def test_the_plan_is_what_the_test_that_decides_needs(effect):
         a, b = rng.normal(size=400), rng.normal(size=400) - 0.5
         for n in range(50, 401, 10):
             arms = (Summary(n, float(x[:n].mean()), float(x[:n].var(ddof=1))) for x in (b, a))
-            if harm(*arms, alpha=0.05, margin=0.0, min_outcomes=50).proven:
+            if judge_harm(*arms, alpha=0.05, margin=0.0, min_outcomes=50).proven:
                 needed.append(2 * n)
                 break
         else:

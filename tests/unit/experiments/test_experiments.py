@@ -10,10 +10,16 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.special import lambertw
 
-from marl_ray.experiments.assignment.rendezvous import AssignmentTable, arm_prefix, in_layer, staged_weights, uniform
+from marl_ray.experiments.assignment.rendezvous import (
+    AssignmentTable,
+    arm_prefix,
+    is_in_layer,
+    staged_weights,
+    uniform_of_key,
+)
 from marl_ray.experiments.designs.adjustment import summarise
 from marl_ray.experiments.statistics.intervals import Interval, Summary, Verdict, tune_rho, verdict
-from marl_ray.experiments.statistics.sequential import harm, mean_interval, promotion
+from marl_ray.experiments.statistics.sequential import judge_harm, judge_promotion, mean_interval
 
 WEIGHTS = st.dictionaries(st.sampled_from("abcde"), st.floats(0.01, 100), min_size=2)
 UNITS = st.builds(
@@ -64,7 +70,7 @@ def test_salts_are_independent():
 
 def unit_hash(salt: str, arm: str, unit: str) -> float:
     """The draw of one arm for one unit: in (0, 1], from 64 bits of blake2b."""
-    return uniform(arm_prefix(salt, arm), unit.encode())
+    return uniform_of_key(arm_prefix(salt, arm), unit.encode())
 
 
 def test_draws_are_uniform_and_pinned():
@@ -108,17 +114,17 @@ def test_staged_shares_are_met():
 @given(st.text(max_size=9), st.text(max_size=9), st.lists(st.floats(0, 1), min_size=1, max_size=5))
 def test_disjoint_shares_of_a_layer_have_no_unit_in_common_and_miss_none(layer, unit, cuts):
     edges = [0.0, *sorted(cuts), 1.0]
-    assert sum(in_layer(layer, share, unit) for share in pairwise(edges)) == 1
+    assert sum(is_in_layer(layer, share, unit) for share in pairwise(edges)) == 1
 
 
 def test_places_in_a_layer_are_uniform_pinned_and_independent():
     grid = np.linspace(0, 1, 21)
-    counts = [sum(in_layer("l", share, f"u{i}") for i in range(5_000)) for share in pairwise(grid)]
+    counts = [sum(is_in_layer("l", share, f"u{i}") for i in range(5_000)) for share in pairwise(grid)]
     assert stats.chisquare(counts).pvalue > 0.001
-    both = sum(in_layer("l", (0, 0.5), f"u{i}") and in_layer("m", (0, 0.5), f"u{i}") for i in range(5_000))
+    both = sum(is_in_layer("l", (0, 0.5), f"u{i}") and is_in_layer("m", (0, 0.5), f"u{i}") for i in range(5_000))
     assert abs(both - 1_250) < 120
     # Fixed for good: another value would mix the populations of running experiments.
-    assert [in_layer("layer", (0, 0.5), f"u{i}") for i in range(8)] == IN_FIRST_HALF
+    assert [is_in_layer("layer", (0, 0.5), f"u{i}") for i in range(8)] == IN_FIRST_HALF
 
 
 IN_FIRST_HALF = [False, True, True, False, False, False, False, False]
@@ -139,7 +145,7 @@ def test_rho_is_the_lambert_solution_and_tightest_at_its_n(alpha, n):
 def difference_interval(treatment: Summary, control: Summary, *, alpha: float, min_outcomes: int) -> Interval:
     """Both tests' bounds, half of alpha each, as the report has them."""
     rules = {"alpha": alpha / 2, "margin": 0.0, "min_outcomes": min_outcomes}
-    below, above = promotion(treatment, control, **rules), harm(treatment, control, **rules)
+    below, above = judge_promotion(treatment, control, **rules), judge_harm(treatment, control, **rules)
     return Interval(below.gain, below.bound, above.bound)
 
 

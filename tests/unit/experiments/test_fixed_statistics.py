@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.designs.adjustment import cuped, holm, ratio_summary, summarise
-from marl_ray.experiments.designs.fixed_size import power, samples_needed, welch
+from marl_ray.experiments.designs.adjustment import adjust_holm, cuped, ratio_summary, summarise
+from marl_ray.experiments.designs.fixed_size import power_of_test, samples_needed, welch
 from marl_ray.experiments.designs.thompson import probability_best, thompson_weights
 from marl_ray.experiments.statistics.intervals import Summary
-from marl_ray.experiments.statistics.off_policy import PolicyValue, doubly_robust, gate, snips
+from marl_ray.experiments.statistics.off_policy import PolicyValue, doubly_robust, exposure_gate, snips
 
 ARMS = st.builds(Summary, st.integers(2, 500), st.floats(-3, 3), st.floats(0.01, 9))
 
@@ -68,16 +68,16 @@ def test_power_is_the_textbooks_and_the_simulations():
     assert [samples_needed(effect=d, sd=1)[0] for d in (0.2, 0.5, 0.8)] == [394, 64, 26]
     rng = np.random.default_rng(0)
     p = stats.ttest_ind(rng.normal(0.5, 1, (20_000, 40)), rng.normal(0, 1, (20_000, 30)), axis=1).pvalue
-    assert power(40, 30, effect=0.5, sd=1, alpha=0.05) == pytest.approx((p < 0.05).mean(), abs=0.011)
+    assert power_of_test(40, 30, effect=0.5, sd=1, alpha=0.05) == pytest.approx((p < 0.05).mean(), abs=0.011)
 
 
 @pytest.mark.parametrize("ratio", [0.1, 1.0, 3.0])
 def test_samples_needed_are_the_fewest_that_have_the_power(ratio):
     treatment, control = samples_needed(effect=-2, sd=6, alpha=0.01, power=0.9, ratio=ratio)
     assert treatment == math.ceil(ratio * control)
-    assert power(treatment, control, effect=-2, sd=6, alpha=0.01) >= 0.9
+    assert power_of_test(treatment, control, effect=-2, sd=6, alpha=0.01) >= 0.9
     fewer = math.ceil(ratio * (control - 1))
-    assert power(fewer, control - 1, effect=-2, sd=6, alpha=0.01) < 0.9
+    assert power_of_test(fewer, control - 1, effect=-2, sd=6, alpha=0.01) < 0.9
     with pytest.raises(MarlRayError, match="effect: expected"):
         samples_needed(effect=0, sd=1)
 
@@ -123,7 +123,7 @@ def test_ratio_varies_as_the_bootstrap_says():
 @given(st.dictionaries(st.text(max_size=3), st.floats(0, 1), max_size=6))
 def test_holm_is_the_closure_of_bonferroni(p_values):
     """A hypothesis is refuted if every set of hypotheses that holds it is refuted by Bonferroni's test."""
-    adjusted = holm(p_values)
+    adjusted = adjust_holm(p_values)
     assert list(adjusted) == list(p_values)
     for name in p_values:
         sets = [s for size in range(1, len(p_values) + 1) for s in itertools.combinations(p_values, size) if name in s]
@@ -237,7 +237,9 @@ def test_weights_of_long_episodes_do_not_overflow():
     value = snips(weights, np.array([1.0, 2.0, 3.0, 4.0, 5.0]), 0.05)
     assert value.estimate == pytest.approx((1 + 2 + 3 / math.e) / (2 + 1 / math.e))
     assert 2 < value.effective < 3
-    assert not gate(doubly_robust(weights, np.ones(5), np.ones(5), np.ones(5), 0.05), floor=0, min_effective=1).passed
+    assert not exposure_gate(
+        doubly_robust(weights, np.ones(5), np.ones(5), np.ones(5), 0.05), floor=0, min_effective=1
+    ).passed
     nowhere = snips(np.full(3, -math.inf), np.ones(3), 0.05)
     assert (nowhere.effective, nowhere.low) == (0, -math.inf)
     assert snips(np.zeros(0), np.zeros(0), 0.05).low == -math.inf
@@ -248,14 +250,16 @@ def test_weights_of_long_episodes_do_not_overflow():
     [(0.5, 100.0, True, "above 0.4"), (0.4, 100.0, False, "must be above 0.4"), (0.5, 49.0, False, "50 needed")],
 )
 def test_gate_needs_bound_and_episodes(low, effective, passed, reason):
-    verdict = gate(PolicyValue(1.0, 0.1, low, effective, 1.0), floor=0.4, min_effective=50)
+    verdict = exposure_gate(PolicyValue(1.0, 0.1, low, effective, 1.0), floor=0.4, min_effective=50)
     assert verdict.passed is passed
     assert reason in verdict.reason
 
 
 def test_gate_fails_on_what_is_not_known():
-    assert not gate(PolicyValue(math.nan, math.inf, math.nan, math.nan, 1.0), floor=0, min_effective=0).passed
-    assert not gate(snips(np.zeros(100), np.ones(100), 0.05), floor=0, min_effective=10).passed  # never differed
+    assert not exposure_gate(PolicyValue(math.nan, math.inf, math.nan, math.nan, 1.0), floor=0, min_effective=0).passed
+    assert not exposure_gate(
+        snips(np.zeros(100), np.ones(100), 0.05), floor=0, min_effective=10
+    ).passed  # never differed
 
 
 def test_off_policy_inputs_are_checked():

@@ -10,7 +10,7 @@ from scipy import stats
 from marl_ray.config import ExperimentConfig, GatewayConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.population import population_of
-from marl_ray.experiments.assignment.rendezvous import AssignmentTable, held_out, in_layer, in_share
+from marl_ray.experiments.assignment.rendezvous import AssignmentTable, is_held_out_unit, is_in_layer, is_in_share
 from marl_ray.experiments.store.records import assignment_part
 
 UNITS = [f"u{k}" for k in range(5_000)]
@@ -24,11 +24,11 @@ def population(**fields: Any) -> Any:
 def test_shares_are_met_and_independent_of_layers_hold_outs_arms_and_other_salts():
     table = AssignmentTable({"a": 1.0, "b": 1.0}, "exp", 1)
     halves = {
-        "share": [in_share("exp", 0.5, unit) for unit in UNITS],
-        "other salt": [in_share("other", 0.5, unit) for unit in UNITS],
-        "layer": [in_layer("exp", (0.0, 0.5), unit) for unit in UNITS],
-        "hold-out": [held_out("exp", 0.5, unit) for unit in UNITS],
-        "other hold-out": [held_out("other", 0.5, unit) for unit in UNITS],
+        "share": [is_in_share("exp", 0.5, unit) for unit in UNITS],
+        "other salt": [is_in_share("other", 0.5, unit) for unit in UNITS],
+        "layer": [is_in_layer("exp", (0.0, 0.5), unit) for unit in UNITS],
+        "hold-out": [is_held_out_unit("exp", 0.5, unit) for unit in UNITS],
+        "other hold-out": [is_held_out_unit("other", 0.5, unit) for unit in UNITS],
         "arm": [table.assign(unit).arm == "a" for unit in UNITS],
     }
     for half, units in halves.items():
@@ -38,7 +38,7 @@ def test_shares_are_met_and_independent_of_layers_hold_outs_arms_and_other_salts
                 both = sum(map(lambda x, y: x and y, units, other_units))
                 assert stats.binomtest(both, len(UNITS), 0.25).pvalue > 1e-4, (half, other)
     for share in (0.001, 0.03, 0.9):
-        for taken in (in_share, held_out):
+        for taken in (is_in_share, is_held_out_unit):
             count = sum(taken("exp", share, unit) for unit in UNITS)
             assert stats.binomtest(count, len(UNITS), share).pvalue > 1e-4
 
@@ -46,15 +46,15 @@ def test_shares_are_met_and_independent_of_layers_hold_outs_arms_and_other_salts
 @given(st.text(max_size=5), st.text(max_size=9), st.floats(0, 1), st.floats(0, 1))
 def test_larger_shares_only_add_units(name, unit, smaller, other):
     low, high = sorted((smaller, other))
-    for taken in (in_share, held_out):
+    for taken in (is_in_share, is_held_out_unit):
         assert taken(name, low, unit) <= taken(name, high, unit)
         assert not taken(name, 0.0, unit) and taken(name, 1.0, unit)
 
 
 def test_places_are_fixed_for_good():
     """Another value would mix the populations of running experiments."""
-    assert [in_share("exp", 0.5, f"u{i}") for i in range(8)] == IN_SHARE
-    assert [held_out("exp", 0.5, f"u{i}") for i in range(8)] == HELD_OUT
+    assert [is_in_share("exp", 0.5, f"u{i}") for i in range(8)] == IN_SHARE
+    assert [is_held_out_unit("exp", 0.5, f"u{i}") for i in range(8)] == HELD_OUT
 
 
 IN_SHARE = [True, False, False, False, False, True, True, True]

@@ -14,13 +14,13 @@ from marl_ray.experiments.assignment.rendezvous import AssignmentTable
 from marl_ray.experiments.assignment.sample_ratio import CONCENTRATION, sample_ratio, sample_ratio_of_epochs
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.sequential import (
-    harm,
-    information,
+    judge_harm,
+    judge_promotion,
     log_e_value,
     one_sided_boundary,
-    promotion,
     relative_scale,
     scale_summary,
+    standard_error_and_time,
 )
 
 RULES: Any = {"alpha": 0.05, "margin": 0.1, "min_outcomes": 50}
@@ -57,7 +57,7 @@ def test_tests_move_and_scale_with_the_outcomes(treatment, control, scale, shift
     def moved(arm: Summary) -> Summary:
         return Summary(arm.n, scale * arm.mean + shift, scale**2 * arm.variance)
 
-    for test in (harm, promotion):
+    for test in (judge_harm, judge_promotion):
         before = test(treatment, control, alpha=0.05, margin=margin, min_outcomes=50)
         after = test(moved(treatment), moved(control), alpha=0.05, margin=scale * margin, min_outcomes=50)
         assert after.bound == pytest.approx(scale * before.bound, abs=1e-8 * scale + 1e-8)
@@ -66,7 +66,7 @@ def test_tests_move_and_scale_with_the_outcomes(treatment, control, scale, shift
 
 @given(ARMS, ARMS, st.floats(0, 1))
 def test_smaller_is_better_is_the_same_on_negated_outcomes(treatment, control, margin):
-    for test in (harm, promotion):
+    for test in (judge_harm, judge_promotion):
         strict = test(treatment, control, alpha=0.05, margin=margin, min_outcomes=50, higher_is_better=False)
         negated = (Summary(arm.n, -arm.mean, arm.variance) for arm in (treatment, control))
         assert strict == test(*negated, alpha=0.05, margin=margin, min_outcomes=50)
@@ -74,8 +74,8 @@ def test_smaller_is_better_is_the_same_on_negated_outcomes(treatment, control, m
 
 @given(ARMS, ARMS, st.floats(0, 1))
 def test_verdict_bound_and_evidence_agree_and_never_contradict(treatment, control, margin):
-    bad = harm(treatment, control, alpha=0.05, margin=margin, min_outcomes=50)
-    good = promotion(treatment, control, alpha=0.05, margin=margin, min_outcomes=50)
+    bad = judge_harm(treatment, control, alpha=0.05, margin=margin, min_outcomes=50)
+    good = judge_promotion(treatment, control, alpha=0.05, margin=margin, min_outcomes=50)
     assert good.bound < bad.gain == good.gain < bad.bound
     assert bad.proven == (bad.bound < -margin)
     assert good.proven == (good.bound > -margin)
@@ -89,33 +89,33 @@ def test_verdict_bound_and_evidence_agree_and_never_contradict(treatment, contro
 def test_nothing_is_decided_early_or_without_a_variance():
     great, poor = Summary(49, 9.0, 1.0), Summary(5000, 0.0, 1.0)
     for arms in ((great, poor), (poor, great)):
-        for test in (harm, promotion):
+        for test in (judge_harm, judge_promotion):
             assert not test(*arms, **RULES).proven
             assert math.isinf(test(*arms, **RULES).bound)
             assert test(*arms, **RULES).e_value == 1
     constant = Summary(500, 1.0, 0.0), Summary(500, 0.0, 0.0)
-    assert not promotion(*constant, **RULES).proven
-    assert not promotion(Summary(500, 1.0, math.inf), poor, **RULES).proven
-    assert math.isnan(harm(Summary(0, math.nan, 0.0), poor, **RULES).gain)
+    assert not judge_promotion(*constant, **RULES).proven
+    assert not judge_promotion(Summary(500, 1.0, math.inf), poor, **RULES).proven
+    assert math.isnan(judge_harm(Summary(0, math.nan, 0.0), poor, **RULES).gain)
     # One constant arm borrows the other's variance.
-    assert harm(Summary(500, -1.0, 0.0), poor, **RULES).proven
-    assert harm(Summary(60, -0.2, 0.0), poor, **RULES).proven is False
+    assert judge_harm(Summary(500, -1.0, 0.0), poor, **RULES).proven
+    assert judge_harm(Summary(60, -0.2, 0.0), poor, **RULES).proven is False
 
 
 def test_binary_outcomes_need_no_variance():
     rules: Any = {"alpha": 0.05, "margin": 0.02, "min_outcomes": 50, "binary": True}
     spotless = Summary(600, 1.0, 0.0)
-    assert promotion(spotless, Summary(5000, 1.0, 0.0), **rules).proven
-    assert not promotion(Summary(50, 1.0, 0.0), Summary(450, 1.0, 0.0), **rules).proven
-    assert harm(Summary(200, 0.8, 0.16), Summary(1800, 0.99, 0.0099), **rules).proven
-    assert not harm(Summary(50, 0.96, 0.04), Summary(450, 1.0, 0.0), **(rules | {"margin": 0.0})).proven
+    assert judge_promotion(spotless, Summary(5000, 1.0, 0.0), **rules).proven
+    assert not judge_promotion(Summary(50, 1.0, 0.0), Summary(450, 1.0, 0.0), **rules).proven
+    assert judge_harm(Summary(200, 0.8, 0.16), Summary(1800, 0.99, 0.0099), **rules).proven
+    assert not judge_harm(Summary(50, 0.96, 0.04), Summary(450, 1.0, 0.0), **(rules | {"margin": 0.0})).proven
     errors = [Summary(arm.n, 1 - arm.mean, arm.variance) for arm in (spotless, Summary(5000, 0.99, 0.0099))]
     successes = spotless, Summary(5000, 0.99, 0.0099)
-    for test in (harm, promotion):
+    for test in (judge_harm, judge_promotion):
         general, other = test(*errors, **rules, higher_is_better=False), test(*successes, **rules)
         assert general.e_value == pytest.approx(other.e_value)
     with pytest.raises(MarlRayError, match="binary: expected outcomes 0 or 1"):
-        harm(Summary(50, 1.5, 1.0), spotless, **rules)
+        judge_harm(Summary(50, 1.5, 1.0), spotless, **rules)
 
 
 @pytest.mark.parametrize(
@@ -123,29 +123,29 @@ def test_binary_outcomes_need_no_variance():
     [(0.0, 0.0, "alpha"), (0.5, 0.0, "alpha"), (math.nan, 0.0, "alpha"), (0.1, -1, "margin")],
 )
 def test_alpha_must_leave_doubt_and_margins_room(alpha, margin, name):
-    for test in (harm, promotion):
+    for test in (judge_harm, judge_promotion):
         with pytest.raises(MarlRayError, match=f"{name}: expected"):
             test(Summary(50, 0.0, 1.0), Summary(50, 0.0, 1.0), alpha=alpha, margin=margin, min_outcomes=50)
 
 
 def test_intrinsic_time_is_information_whatever_the_shares():
-    even = information(Summary(300, 0.0, 2.0), Summary(300, 0.0, 2.0))
+    even = standard_error_and_time(Summary(300, 0.0, 2.0), Summary(300, 0.0, 2.0))
     assert even == pytest.approx((math.sqrt(2 * 2 / 300), 600))
-    error, v = information(Summary(100, 0.0, 1.0), Summary(900, 0.0, 1.0))
+    error, v = standard_error_and_time(Summary(100, 0.0, 1.0), Summary(900, 0.0, 1.0))
     assert v == pytest.approx(4 / error**2)
     assert v == pytest.approx(4 * 90)
 
 
 def test_watched_a_a_runs_err_at_most_alpha_and_real_harm_is_found():
-    rng, wrong, detected = np.random.default_rng(1), {harm: 0, promotion: 0}, 0
+    rng, wrong, detected = np.random.default_rng(1), {judge_harm: 0, judge_promotion: 0}, 0
     for _ in range(200):
         control, treatment = rng.standard_t(3, 800), rng.standard_t(3, 800)
         looks = [(summary(treatment[:n]), summary(control[:n])) for n in range(50, 801, 25)]
-        wrong[harm] += any(harm(*look, alpha=0.05, margin=0, min_outcomes=50).proven for look in looks)
+        wrong[judge_harm] += any(judge_harm(*look, alpha=0.05, margin=0, min_outcomes=50).proven for look in looks)
         at_margin = [(Summary(t.n, t.mean - 0.1, t.variance), c) for t, c in looks]
-        wrong[promotion] += any(promotion(*look, **RULES).proven for look in at_margin)
+        wrong[judge_promotion] += any(judge_promotion(*look, **RULES).proven for look in at_margin)
         harmed = [(Summary(t.n, t.mean - 1, t.variance), c) for t, c in looks]
-        detected += any(harm(*look, **RULES).proven for look in harmed)
+        detected += any(judge_harm(*look, **RULES).proven for look in harmed)
     assert max(wrong.values()) <= 200 * 0.05 + 3 * math.sqrt(200 * 0.05)
     assert detected > 195
 
@@ -156,7 +156,7 @@ def test_a_relative_margin_is_the_test_of_the_scaled_control(treatment, control)
     treated, other = summary(np.array(treatment)), summary(np.array(control))
     for higher, k in ((True, 0.9), (False, 1.1)):
         assert relative_scale(0.1, higher) == pytest.approx(k)
-        for test in (harm, promotion):
+        for test in (judge_harm, judge_promotion):
             rules: Any = {"alpha": 0.05, "margin": 0.0, "min_outcomes": 50, "higher_is_better": higher}
             result, expected = (
                 test(treated, scale_summary(other, k), **rules),
@@ -170,24 +170,26 @@ def test_a_relative_margin_is_the_test_of_the_scaled_control(treatment, control)
 def test_scaled_events_have_the_variance_of_scaled_events(n, m, p, q, k):
     """In units where the control's event is 1 and the treatment's 1 / k, nothing is another."""
     treatment, control = Summary(n, p, 0.0), Summary(m, k * q, 0.0)
-    for test in (harm, promotion):
+    for test in (judge_harm, judge_promotion):
         rules: Any = {"alpha": 0.05, "min_outcomes": 50, "binary": True}
         result = test(treatment, control, margin=0.0, scale=k, **rules)
         assert math.isfinite(result.e_value) and result.gain == pytest.approx(p - k * q)
         if k == 1:
             assert result == test(treatment, control, margin=0.0, **rules)
     rare = Summary(4000, 0.004, 0.0), Summary(4000, 1.1 * 0.02, 0.0)
-    result = promotion(*rare, alpha=0.05, margin=0.0, min_outcomes=50, binary=True, scale=1.1, higher_is_better=False)
+    result = judge_promotion(
+        *rare, alpha=0.05, margin=0.0, min_outcomes=50, binary=True, scale=1.1, higher_is_better=False
+    )
     assert result.proven
 
 
 def test_relative_margins_err_at_most_alpha_where_the_loss_is_just_the_margin():
-    rng, wrong = np.random.default_rng(5), {"harm": 0, "promotion": 0}
+    rng, wrong = np.random.default_rng(5), {judge_harm: 0, judge_promotion: 0}
     for _ in range(200):
         control, treatment = rng.gamma(2, 2, 800), 0.9 * rng.gamma(2, 2, 800)
         looks = [(summary(treatment[:n]), scale_summary(summary(control[:n]), 0.9)) for n in range(50, 801, 25)]
-        for test in (harm, promotion):
-            wrong[test.__name__] += any(test(*look, alpha=0.05, margin=0.0, min_outcomes=50).proven for look in looks)
+        for test in (judge_harm, judge_promotion):
+            wrong[test] += any(test(*look, alpha=0.05, margin=0.0, min_outcomes=50).proven for look in looks)
     assert max(wrong.values()) <= 14, wrong  # 10, and one deviation
 
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from marl_ray.experiments.assignment.rendezvous import AssignmentTable, block_group, block_of, block_span, draw
+from marl_ray.experiments.assignment.rendezvous import AssignmentTable, block_group, block_of, block_span, draw_arm
 from marl_ray.experiments.designs.adjustment import summarise
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.missing_outcomes import unequal_reporting
-from marl_ray.experiments.statistics.sequential import harm, promotion
+from marl_ray.experiments.statistics.sequential import judge_harm, judge_promotion
 from marl_ray.experiments.statistics.unit_clusters import block_summaries, pool_strata, summary_of
 
 START = 1.7e9
@@ -89,12 +89,12 @@ def test_what_is_drawn_is_the_session_the_cluster_or_the_block():
     table = AssignmentTable({"a": 1.0, "b": 1.0}, "salt", 1)
     options = {"at": START, "block_s": 600.0}
     for k in range(20):
-        assert draw(table, "session", f"u{k}", cluster="c", **options) == (table.assign(f"u{k}"), None)
-        assert draw(table, "cluster", f"u{k}", cluster="c", **options) == (table.assign("c"), "c")
+        assert draw_arm(table, "session", f"u{k}", cluster="c", **options) == (table.assign(f"u{k}"), None)
+        assert draw_arm(table, "cluster", f"u{k}", cluster="c", **options) == (table.assign("c"), "c")
         block = block_of(START, 600.0)
-        assert draw(table, "switchback", f"u{k}", cluster="c", **options) == (table.assign_block(block), block)
+        assert draw_arm(table, "switchback", f"u{k}", cluster="c", **options) == (table.assign_block(block), block)
     with pytest.raises(ValueError, match="cluster"):
-        draw(table, "cluster", "u", **options)
+        draw_arm(table, "cluster", "u", **options)
 
 
 @given(st.lists(st.floats(-1e3, 1e3), max_size=30))
@@ -130,7 +130,7 @@ RUNS, ALPHA = 140, 0.05
 
 
 def fires(treatment: Summary, control: Summary, first: int) -> bool:
-    return harm(treatment, control, alpha=ALPHA, margin=0.0, min_outcomes=first).proven
+    return judge_harm(treatment, control, alpha=ALPHA, margin=0.0, min_outcomes=first).proven
 
 
 def test_sessions_of_clusters_roll_back_a_harmless_arm_and_clusters_do_not():
@@ -177,7 +177,7 @@ def test_switchbacks_whose_blocks_are_alike_or_not_err_at_most_alpha(series, sha
             first, second = block_summaries([tuple(arms)])
             fired[0] |= fires(first, second, 10)
             worse = Summary(first.n, first.mean - 0.3, first.variance)
-            fired[1] |= promotion(worse, second, alpha=ALPHA, margin=0.3, min_outcomes=10).proven
+            fired[1] |= judge_promotion(worse, second, alpha=ALPHA, margin=0.3, min_outcomes=10).proven
             # Thirty sessions in each block, as if each were its own observation.
             totals = (summarise(np.array(list(arm.values()))) for arm in arms)
             fired[2] |= fires(*(Summary(30 * total.n, total.mean, total.variance + 1) for total in totals), 50)

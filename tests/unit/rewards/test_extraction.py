@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl_ray.rewards import blocks, defines, extract
+from marl_ray.rewards import defines, extract, python_blocks
 
 F = "def f(x):\n    return x\n"
 
@@ -70,7 +70,7 @@ def test_what_defines_a_name(code, expected):
 @given(st.lists(st.text(alphabet="ab=\n \\\"'", max_size=30), max_size=5))
 def test_complete_blocks_come_back_as_they_were(codes):
     codes = [code + "\n" for code in codes]
-    assert list(blocks("text\n".join(fenced(code) for code in codes))) == codes
+    assert list(python_blocks("text\n".join(fenced(code) for code in codes))) == codes
 
 
 @given(st.text(alphabet="`~ \npython", max_size=200))

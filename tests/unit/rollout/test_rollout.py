@@ -91,7 +91,7 @@ def test_rows_are_copies_times_agents_and_boundaries_are_right():
 
 
 def test_bootstrap_is_the_value_of_what_would_have_followed():
-    normalized = player(norm=ValueNorm().updated(2.0, 8.0))
+    normalized = player(norm=ValueNorm().add_batch(2.0, 8.0))
     batch = collector(range(1), steps=8, length=6).collect({"shared": normalized}, 0)[0]["shared"]
     bit = int(batch.bootstrap[0].nonzero().flatten()[0])
     assert bit == 5
@@ -130,7 +130,7 @@ def test_two_policies_each_get_their_own_agent():
 def test_episode_returns_are_means_over_agents():
     collected = collector(range(1), steps=4, length=4, seed=0)
     batches, episodes, _ = collected.collect({"shared": player()}, 0)
-    assert episodes[0].ret == pytest.approx(batches["shared"].rewards.sum().item() / 2)
+    assert episodes[0].episode_return == pytest.approx(batches["shared"].rewards.sum().item() / 2)
     assert episodes[0].costs == (pytest.approx(0.5 * (4 + 2)),)
 
 
@@ -160,17 +160,17 @@ def test_an_episode_knows_its_start_and_all_its_decisions_whatever_batches_and_w
     play = collector(range(2), steps=4, agents=agents)
     ended = [play.collect(team, k).episodes for k in range(2)]
     assert [first[0].start for first in ended if first] == [0]
-    assert play.running == [(6, 2)] * 2
+    assert play.running_episodes == [(6, 2)] * 2
     resumed = collector(range(2), steps=4, agents=agents, state=play.state())
     for again in (play, resumed):
         episodes = again.collect(team, 2).episodes
         assert [(e.copy, e.start, e.decisions) for e in episodes] == [
             (c, 6, {"first": 6, "second": 3}) for c in range(2)
         ]
-        assert again.running == [(12, 0)] * 2
+        assert again.running_episodes == [(12, 0)] * 2
     single = collector(range(2), agents=agents, plan=CollectPlan(8, episodes=True))
     assert [(e.start, e.decisions["second"]) for e in single.collect(team, 5).episodes] == [(40, 3)] * 2
-    assert single.running == []
+    assert single.running_episodes == []
 
 
 def test_evaluations_share_no_random_number_with_training_nor_among_each_other():

@@ -30,7 +30,7 @@ from marl_ray.policies.engines.sampler import make_engine
 from marl_ray.rollout.protocol import CollectPlan
 from marl_ray.rollout.rng import EVALUATION_STREAMS, TRAINING_STREAMS, response_stream
 from marl_ray.rollout.text.responses import TokenPlayer
-from marl_ray.rollout.text.transcripts import means
+from marl_ray.rollout.text.transcripts import mean_metrics
 
 FIELDS = ("mask", "rewards", "costs", "terminated", "truncated", "greedy", "group", "episode", "agent", "turn")
 
@@ -107,7 +107,7 @@ def test_a_row_gets_what_its_agent_receives_from_its_turn_on(iteration, make):
             order.append((agent, *unspoken[agent].pop(0)))
         expected, ret = slow_rewards_to_go(make, [spoken_text for _, spoken_text, _, _ in order])
         assert [(agent, reward, cost) for agent, _, reward, cost in order] == expected
-        assert episode.ret == pytest.approx(ret) and episode.length == len(order)
+        assert episode.episode_return == pytest.approx(ret) and episode.length == len(order)
         assert episode.costs == (float(len(order)),)
         assert episode.tokens == sum(len(spoken_text.encode()) + 1 for _, spoken_text, _, _ in order)
 
@@ -145,7 +145,7 @@ def test_data_does_not_depend_on_the_number_of_workers(scripted):
             assert torch.equal(data.prompts[rows, -width:], part.prompts)
             assert (data.prompts[rows, :-width] == -1).all() and not data.mask[rows, steps:].any()
     assert sorted(single.transcripts) == sorted(transcript for part in parts for transcript in part.transcripts)
-    assert means([single.sums]) == pytest.approx(means(part.sums for part in parts))
+    assert mean_metrics([single.sums]) == pytest.approx(mean_metrics(part.sums for part in parts))
 
 
 def test_a_policy_answers_all_copies_in_one_call_per_wave():
@@ -158,7 +158,7 @@ def test_a_policy_answers_all_copies_in_one_call_per_wave():
 @pytest.mark.parametrize("micro_batch", [1, 3, 100])
 def test_values_are_the_critics_own_in_reward_units(micro_batch):
     model = policy(critic=True, signals=2)
-    norms = (ValueNorm().updated(1.0, 5.0), ValueNorm().updated(-2.0, 8.0), ValueNorm().updated(0.5, 2.0))
+    norms = (ValueNorm().add_batch(1.0, 5.0), ValueNorm().add_batch(-2.0, 8.0), ValueNorm().add_batch(0.5, 2.0))
     team = {"shared": TokenPlayer(model, Scripted(), BOTH["shared"], norms[0], norms[1:], micro_batch)}
     data = collector(partial(Talk, cost=("x", "y")), BOTH, signals=2).collect(team, 0).trajectories["shared"]
     with torch.no_grad():
@@ -183,7 +183,7 @@ def test_tokens_are_counted_here_where_they_are_a_cost():
 
 def test_metrics_are_by_role_and_transcripts_are_bounded():
     batch = collector(Talk, BOTH).collect(players(BOTH, Scripted(["no", "banana"])), 0)
-    metrics = means([batch.sums])
+    metrics = mean_metrics([batch.sums])
     data = batch.trajectories["shared"]
     lengths = data.mask.sum(1).double()
     for agent, name in enumerate(BOTH["shared"]):
@@ -191,7 +191,7 @@ def test_metrics_are_by_role_and_transcripts_are_bounded():
         assert metrics[f"{name}/response_tokens"] == pytest.approx(float(lengths[of_agent].mean()))
         assert metrics[f"{name}/ended"] == 1.0
     returns = [(metrics["asker/reward"] + metrics["teller/reward"]) / 2]
-    assert returns == pytest.approx([np.mean([episode.ret for episode in batch.episodes])])
+    assert returns == pytest.approx([np.mean([episode.episode_return for episode in batch.episodes])])
     assert metrics["env/words"] == 4.0 and metrics["env/solved"] == np.mean([e.solved for e in batch.episodes])
     assert len(batch.transcripts) == 2
     transcript = batch.transcripts[0]
@@ -224,7 +224,9 @@ def test_evaluation_plays_held_out_tasks_and_changes_nothing_of_training():
 
 def test_a_solved_task_is_told():
     played = collector(Echo, ALONE).play(players(ALONE, Repeater()), range(5))
-    assert all(episode.solved and episode.ret == 1.0 and episode.metrics == {"words": 1.0} for episode in played)
+    assert all(
+        episode.solved and episode.episode_return == 1.0 and episode.metrics == {"words": 1.0} for episode in played
+    )
 
 
 def test_streams_differ_by_everything_that_they_are_for():
@@ -328,12 +330,12 @@ def test_a_prompt_that_is_too_long_loses_its_middle_and_is_counted():
     engine = Scripted(["cat"])
     batch = collector(partial(RepeatedTalk, 100), BOTH).collect(players(BOTH, engine), 0)  # 302, 602 and 902 characters
     assert [(e.length, e.cut, e.solved) for e in batch.episodes] == [(2, True, None)] * 8
-    metrics = means([batch.sums])
+    metrics = mean_metrics([batch.sums])
     assert metrics["asker/prompt_shortened"] == 0 and metrics["asker/prompt_too_long"] == 0.5
     assert metrics["teller/prompt_shortened"] == 1 and metrics["teller/prompt_too_long"] == 0
     assert all(len(prompt.ids) <= 248 for call in engine.calls for prompt in call)
     # What was earned until then counts: 1 for each "a", and 0.5 for the asker's when the teller answers.
-    assert [episode.ret for episode in batch.episodes] == [1.25] * 8
+    assert [episode.episode_return for episode in batch.episodes] == [1.25] * 8
     data = batch.trajectories["shared"]
     assert data.rewards.sum(1).tolist() == [1.5, 1.0] * 8 and len(data.mask) == 16
     assert data.terminated.any(1).all() and "solved" not in "".join(metrics)
@@ -341,9 +343,9 @@ def test_a_prompt_that_is_too_long_loses_its_middle_and_is_counted():
 
 def test_an_episode_that_nobody_can_begin_is_empty():
     batch = collector(partial(RepeatedTalk, first="long " * 200), BOTH).collect(players(BOTH), 0)
-    assert [(e.length, e.cut, e.ret, e.tokens) for e in batch.episodes] == [(0, True, 0.0, 0)] * 8
+    assert [(e.length, e.cut, e.episode_return, e.tokens) for e in batch.episodes] == [(0, True, 0.0, 0)] * 8
     assert batch.steps == 8 and not len(batch.trajectories["shared"].mask)
-    assert means([batch.sums])["asker/prompt_too_long"] == 1
+    assert mean_metrics([batch.sums])["asker/prompt_too_long"] == 1
 
 
 def test_an_episode_that_was_cut_is_not_solved():
@@ -353,9 +355,9 @@ def test_an_episode_that_was_cut_is_not_solved():
     batch = collector(partial(Talk, 9), BOTH, range(40), short).collect(players(BOTH, engine), 0)
     cut = sum(episode.cut for episode in batch.episodes)
     assert 0 < cut < 40 and all(episode.solved is None for episode in batch.episodes if episode.cut)
-    assert means([batch.sums])["env/solved"] == 0
+    assert mean_metrics([batch.sums])["env/solved"] == 0
     solved = collector(partial(Talk, 9), BOTH, range(40), short).collect(players(BOTH, Scripted(["stop a", "cat"])), 0)
-    assert "env/solved" not in means([solved.sums])  # all are cut, so nobody knows that this one tells
+    assert "env/solved" not in mean_metrics([solved.sums])  # all are cut, so nobody knows that this one tells
 
 
 def test_a_curriculum_goes_on_when_episodes_are_cut():

@@ -48,7 +48,7 @@ def test_groups_that_teach_nothing_are_played_again_on_other_tasks():
     after = played.collect(team, 0)
 
     def teaching(batch) -> list[int]:
-        scores = np.array([episode.ret for episode in batch.episodes]).reshape(8, 2)
+        scores = np.array([episode.episode_return for episode in batch.episodes]).reshape(8, 2)
         return np.flatnonzero(scores[:, 0] != scores[:, 1]).tolist()
 
     assert 0 < len(teaching(before)) < len(teaching(after)) < 8
@@ -112,10 +112,10 @@ def test_a_worker_may_have_no_rows():
 def test_groups_say_how_their_members_differ_and_episodes_their_decisions():
     played = collector(Echo, ALONE, range(16), CollectPlan(2, episodes=True, group_size=4))
     batch = played.collect(players(ALONE, Scripted(WORDS)), 0)
-    scores = np.array([episode.ret for episode in batch.episodes]).reshape(4, 4)
+    scores = np.array([episode.episode_return for episode in batch.episodes]).reshape(4, 4)
     metrics = played.group_sums["only"].metrics()
     assert metrics["informative_groups"] == np.mean(np.ptp(scores, axis=1) > 0)
-    assert metrics["group_spread"] == pytest.approx(scores.std(1).mean())
+    assert metrics["group_std"] == pytest.approx(scores.std(1).mean())
     mask = batch.trajectories["only"].mask.sum(1)
     assert [episode.decisions for episode in batch.episodes] == [{"only": int(count)} for count in mask]
-    assert played.running == []
+    assert played.running_episodes == []

@@ -127,17 +127,17 @@ def test_masked_actions_are_never_drawn():
 
 
 def test_groups_say_how_their_members_differ():
-    from marl_ray.rollout.group_spread import GroupSums
+    from marl_ray.rollout.group_scores import GroupSums
 
     play = collector(range(8), CollectPlan(8, episodes=True, group_size=4))
     data = play.collect(team(Countdown(), AGENTS), 0).trajectories["shared"]
     scores = data.rewards.sum(1).reshape(2, 4, 2).numpy()  # group, member, agent
     metrics = play.group_sums["shared"].metrics()
-    assert metrics["group_spread"] == np.mean([group.std(0).mean() for group in scores])
+    assert metrics["group_std"] == np.mean([group.std(0).mean() for group in scores])
     assert metrics["informative_groups"] == np.mean([(np.ptp(group, axis=0) > 0).any() for group in scores])
     same, other = np.ones((3, 2)), np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 3.0]])
     assert GroupSums.from_scores([same, other]).metrics() == {
-        "group_spread": 0.25 * 2**0.5 * 1.0,
+        "group_std": 0.25 * 2**0.5 * 1.0,
         "informative_groups": 0.5,
     }
     assert GroupSums.from_scores([same]) + GroupSums.from_scores([other]) == GroupSums.from_scores([same, other])

@@ -21,10 +21,10 @@ import marl_ray as api
 from marl_ray.cli.training.train import warn_of
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.errors import MarlRayError
-from marl_ray.runs.comparison import compare, student
+from marl_ray.runs.comparison import compare, student_interval
 from marl_ray.runs.following import log_lines
 from marl_ray.runs.naming import load_named, parse_named
-from marl_ray.runs.plot import key_of, label_of, line_of
+from marl_ray.runs.plot import group_line, label_of, legend_key
 from marl_ray.runs.stored import find_run
 from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
 from marl_ray.training.checkpoints.storage import local_stored_folder
@@ -320,8 +320,8 @@ def test_the_legend_is_below_the_axes_and_short(storage):
     stored(storage, "fast", "seed=1", "hyper.lr=10", "train.horizon=16", "checkpoint.every=3", score=-1.0)
     groups = compare([find_run(name, str(storage)) for name in ("first", "second", "fast")])
     assert [label_of(group) for group in groups] == ["first and 1 more: 1.5 [-4.85, 7.85]", "fast: -1 [-1.5, -0.5]"]
-    assert key_of(groups[1:]) == "band: 95 % interval of each point; number: last evaluation [95 % interval]"
-    assert key_of(groups[:1]) == ("thin: each seed, thick: their mean; number: mean over 2 seeds [95 % interval]")
+    assert legend_key(groups[1:]) == "band: 95 % interval of each point; number: last evaluation [95 % interval]"
+    assert legend_key(groups[:1]) == ("thin: each seed, thick: their mean; number: mean over 2 seeds [95 % interval]")
 
 
 def test_what_differs_is_in_the_line_of_a_group(storage):
@@ -330,7 +330,7 @@ def test_what_differs_is_in_the_line_of_a_group(storage):
     first, fast = compare(runs)
     assert first.differences == {"hyper.lr": 0.01, "train.horizon": 8}
     assert fast.differences == {"hyper.lr": 10, "train.horizon": 16}
-    assert line_of(fast) == "fast: mappo, seed 1, hyper.lr=10.0, train.horizon=16, -1 [-1.5, -0.5]"
+    assert group_line(fast) == "fast: mappo, seed 1, hyper.lr=10.0, train.horizon=16, -1 [-1.5, -0.5]"
 
 
 def test_a_metric_of_which_more_may_be_worse_ranks_nobody(storage):
@@ -375,7 +375,7 @@ def test_runs_of_different_metrics_are_not_compared(storage):
 
 
 def test_students_interval_is_that_of_the_tables():
-    assert student([1.0, 2.0, 3.0]) == pytest.approx((2 - 4.303 / 3**0.5, 2 + 4.303 / 3**0.5), abs=1e-3)
+    assert student_interval([1.0, 2.0, 3.0]) == pytest.approx((2 - 4.303 / 3**0.5, 2 + 4.303 / 3**0.5), abs=1e-3)
 
 
 def test_a_run_without_a_name_gets_one_that_its_storage_does_not_have(tmp_path):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from clocks import Clock
 from waiting import until_async
 
 from marl_ray.serving.http.protocol import RequestError
@@ -38,15 +39,12 @@ async def test_what_many_ask_for_at_once_is_made_once_and_never_before_the_quest
     reads.close()
 
 
-class Clock:
+class PausingClock(Clock):
     """Time that passes only in reads and in pauses."""
 
     def __init__(self) -> None:
-        self.now = 100.0
+        super().__init__()
         self.pauses: list[float] = []
-
-    def __call__(self) -> float:
-        return self.now
 
     async def sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)
@@ -65,7 +63,7 @@ class Clock:
     ("took_s", "pause_s"), [(0.01, 10 * 0.01), (0.1, 1.0), (5.0, 1.0)], ids=["ten times as long", "both", "a second"]
 )
 async def test_a_reading_pauses_ten_times_as_long_as_it_took_and_a_second_at_most(took_s, pause_s):
-    clock = Clock()
+    clock = PausingClock()
 
     reads = SharedReads(clock=clock, sleep=clock.sleep)
     for _ in range(3):
@@ -75,7 +73,7 @@ async def test_a_reading_pauses_ten_times_as_long_as_it_took_and_a_second_at_mos
 
 
 async def test_no_reading_waits_for_the_pause_of_another_or_for_one_that_is_over():
-    clock = Clock()
+    clock = PausingClock()
 
     reads = SharedReads(clock=clock, sleep=clock.sleep)
     for what in ("a", "b"):

@@ -13,15 +13,15 @@ from marl_ray.config.sweep import MetricConfig
 from marl_ray.evaluation.statistics import iqm, stratified_bootstrap
 from marl_ray.tuning.reporting.compare import (
     Curve,
-    bands,
-    certainty,
     curve_of,
-    differ,
+    differ_by_rank_sum,
     difference,
     end_of,
     importances,
     improvement,
+    interval_bands,
     probability_of_improvement,
+    winner_certainty,
 )
 from marl_ray.tuning.reporting.figures import curve_chart, number, parallel, strokes, ticks
 
@@ -65,7 +65,7 @@ def test_a_takeover_begins_a_new_window_and_steps_never_go_back():
 
 def test_bands_are_those_of_the_stratified_bootstrap():
     values = np.random.default_rng(0).normal(size=(8, 3)).cumsum(1)
-    middle, low, high = bands(Curve(np.arange(3), values))
+    middle, low, high = interval_bands(Curve(np.arange(3), values))
     for k in range(3):
         expected = stratified_bootstrap(values[:, k : k + 1])
         assert middle[k] == pytest.approx(iqm(values[:, k]))
@@ -98,11 +98,11 @@ def test_two_are_told_apart_by_four_seeds_never_by_three():
     def level(value: float, seeds: int) -> Curve:
         return Curve(np.array([1.0]), value + 0.01 * np.arange(seeds)[:, None])
 
-    assert not differ(level(5.0, 3), level(0.0, 3))
-    assert differ(level(5.0, 4), level(0.0, 4))
-    assert not differ(level(5.0, 1), level(0.0, 1))
+    assert not differ_by_rank_sum(level(5.0, 3), level(0.0, 3))
+    assert differ_by_rank_sum(level(5.0, 4), level(0.0, 4))
+    assert not differ_by_rank_sum(level(5.0, 1), level(0.0, 1))
     same = Curve(np.array([1.0]), np.ones((5, 1)))
-    assert not differ(same, same)
+    assert not differ_by_rank_sum(same, same)
 
 
 def test_a_difference_is_that_of_the_interquartile_means():
@@ -116,19 +116,19 @@ def test_a_winner_says_from_whom_it_cannot_be_told():
         return Curve(np.array([100.0, 5000.0]), np.array([[0.0, value] for value in values]))
 
     winner, close, far = ends(5, 6, 7, 8, 9), ends(4, 6, 7, 8, 9), ends(0, 1, 2, 3, 4)
-    assert certainty([("0000", winner)], RETURN) == ""
-    line = certainty([("0000", winner), ("0003", far), ("0001", close)], RETURN)
+    assert winner_certainty([("0000", winner)], RETURN) == ""
+    line = winner_certainty([("0000", winner), ("0003", far), ("0001", close)], RETURN)
     assert re.fullmatch(
         r"not distinguishable from trial 0001: difference 0 \(-[\d.]+ to [\d.]+\) at 5,000 steps, 5 seeds, "
         r"probability of improvement 0\.52",
         line,
     )
-    assert "trial 0001 and 1 more: " in certainty([("0000", winner), ("0001", close), ("0002", close)], RETURN)
-    sure = certainty([("0000", winner), ("0003", far)], RETURN)
+    assert "trial 0001 and 1 more: " in winner_certainty([("0000", winner), ("0001", close), ("0002", close)], RETURN)
+    sure = winner_certainty([("0000", winner), ("0003", far)], RETURN)
     assert sure.startswith("distinguishable from trial 0003: difference 5 (")
-    three = certainty([("0000", ends(7, 8, 9)), ("0001", ends(0, 1, 2))], RETURN)
+    three = winner_certainty([("0000", ends(7, 8, 9)), ("0001", ends(0, 1, 2))], RETURN)
     assert three.startswith("not distinguishable") and "3 seeds (the test takes 4), " in three
-    single = certainty([("0000", ends(7)), ("0001", ends(6.5))], RETURN)
+    single = winner_certainty([("0000", ends(7)), ("0001", ends(6.5))], RETURN)
     assert single == "not distinguishable from trial 0001: difference 0.5 at 5,000 steps, 1 seed (the test takes 4)"
 
 

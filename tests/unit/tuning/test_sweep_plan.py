@@ -269,7 +269,7 @@ def test_a_record_says_which_hyper_parameters_its_algorithm_does_not_read():
 def test_tunes_warnings_about_slow_operations_reach_nobody(caplog, monkeypatch):
     from ray.tune.utils import util
 
-    from marl_ray.tuning.running.ray_tune import quieten
+    from marl_ray.tuning.running.ray_tune import silence_warnings
 
     monkeypatch.setattr(util, "START_OF_TIME", 0.0)  # Tune warns after its first minute
     monkeypatch.setattr(util.logger, "handlers", [caplog.handler])
@@ -281,6 +281,6 @@ def test_tunes_warnings_about_slow_operations_reach_nobody(caplog, monkeypatch):
                 pass
             assert expected in caplog.text and bool(expected) == bool(caplog.text)
             caplog.clear()
-            quieten()
+            silence_warnings()
     finally:
         util.logger.setLevel(level)

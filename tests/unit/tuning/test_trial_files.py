@@ -32,7 +32,7 @@ def folder_at(path: Path, remote: bool) -> Folder:
 def train(writer: TrialWriter, every: int, dies_after: int | None) -> None:
     """Play from the trial's checkpoint to the end; killed after this many rows, checkpoints and halves of checkpoints."""
     start = int(writer.starts[0].rpartition("-")[2]) if writer.starts else 0
-    writer.begun(start)
+    writer.note_begin(start)
     remaining = LAST * 4 if dies_after is None else dies_after
     for iteration in range(start + 1, LAST + 1):
         writer.row({"iteration": iteration, "played": iteration, "value": iteration / 2})
@@ -93,7 +93,7 @@ def test_a_process_that_was_cut_off_does_not_write_over_its_successor(tmp_path):
     first = TrialWriter(folder, KEEP, [0], lambda row: None)
     second = TrialWriter(folder, KEEP, [0], lambda row: None)
     for writer in (second, first):
-        writer.begun(0)
+        writer.note_begin(0)
         writer.row({"iteration": 1, "played": 8})
     second.note_kept("attempt-2/checkpoint-1", 8, 8)
     with pytest.raises(MarlRayError, match="another process has taken this trial over"):
@@ -112,7 +112,7 @@ def test_a_state_of_something_else_is_named(tmp_path, content):
 @pytest.mark.parametrize("line", ["", "[1]", "3", "{", '{"iteration": 1e400}'])
 def test_a_line_that_is_no_row_is_named(tmp_path, line):
     folder = folder_at(tmp_path, False)
-    folder.appended(ROWS_FILE).append(['{"iteration": 1}', line, '{"iteration": 2}'])
+    folder.open_lines(ROWS_FILE).append(['{"iteration": 1}', line, '{"iteration": 2}'])
     with pytest.raises(
         MarlRayError, match=r"^/.*/trial/rows.jsonl, line 2: expected a row of metrics as a JSON object$"
     ):

@@ -1,6 +1,6 @@
 """The tool `code_interpreter`: programs of agents in the sandbox."""
 
-from marl_ray.agents.tools import cut
+from marl_ray.agents.tools import cut_middle
 from marl_ray.sandbox import Limits, Status
 from marl_ray.sandbox.client.shared_pool import shared_pool
 
@@ -31,7 +31,7 @@ class CodeInterpreter:
     def __call__(self, code: str) -> str:
         """Return the output and error of the program. Each program runs by itself and keeps nothing."""
         ran = shared_pool().run(code, limits=Limits(cpu_s=self.timeout_s, memory_bytes=self.memory_bytes))
-        printed = cut((ran.stdout + ran.stderr).decode("utf-8", "replace").strip(), self.output_characters)
+        printed = cut_middle((ran.stdout + ran.stderr).decode("utf-8", "replace").strip(), self.output_characters)
         if ran.status is Status.TIMEOUT:
             return f"{printed}\nTimed out after {self.timeout_s:g} s.".strip()
         if ran.status not in (Status.OK, Status.EXIT):

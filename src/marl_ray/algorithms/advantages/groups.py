@@ -112,7 +112,9 @@ def leave_one_out(
 
 
 def greedy_baseline(scores: Tensor, index: Tensor, count: int, include: Tensor, greedy: Tensor) -> Tensor:
-    """Return s - score of the group's greedy row, (B,): ReMax (arXiv 2310.10505, algorithm 1); greedy rows get 0.
+    """Return s - score of the group's greedy row, (B,).
+
+    This is the baseline of ReMax (arXiv 2310.10505, algorithm 1). Greedy rows get 0.
 
     `greedy` (B,) bool. Several greedy rows of a group are averaged. Where the greedy row has no score (NaN) there is no
     baseline, so the group gets 0. Raises MarlRayError if a group with included rows has no greedy row at all.

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 ROUNDING_SHARE = 1e-13
-"""A variance below this share of the mean square is rounding, not spread: a relative deviation of 3e-7, about the
+"""A variance below this share of the mean square is rounding and no variance: a relative deviation of 3e-7, about the
 resolution of float32."""
 
 
@@ -38,11 +38,11 @@ def standardize(
     n, total, squares = moments.to(x.device).unbind()
     mean = total / n.clamp(min=1)
     variance = (squares / n.clamp(min=1) - mean**2) * n / (n - ddof).clamp(min=1)
-    spread = variance > ROUNDING_SHARE * squares / n.clamp(min=1)
-    deviation = torch.where(spread, variance.clamp(min=0).sqrt() + eps, 1.0)
+    varies = variance > ROUNDING_SHARE * squares / n.clamp(min=1)
+    deviation = torch.where(varies, variance.clamp(min=0).sqrt() + eps, 1.0)
     result = x.detach()
     if center:
-        result = (result - mean) * spread
+        result = (result - mean) * varies
     if scale:
         result = result / deviation
     return torch.where(mask, result, 0.0).to(x.dtype)

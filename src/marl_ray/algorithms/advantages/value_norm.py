@@ -20,7 +20,7 @@ class ValueNorm:
     weight: float = 0.0
     """Sum of the decayed weights, by which the moments are divided."""
 
-    def updated(self, mean: float, square: float) -> "ValueNorm":
+    def add_batch(self, mean: float, square: float) -> "ValueNorm":
         """Add one batch, given the mean and the mean square of its returns over all workers."""
         return replace(
             self,

@@ -30,7 +30,7 @@ def violation(budgets: Sequence[float], costs: Sequence[float]) -> float:
     return sum(part for part in over if part > _ROUNDING)
 
 
-def score(budgets: Sequence[float], ret: float, costs: Sequence[float]) -> float:
+def budget_score(budgets: Sequence[float], ret: float, costs: Sequence[float]) -> float:
     """Return the number that chooses the best policy, greater for the better one.
 
     A smaller violation of the budgets counts first, then the greater return.
@@ -48,7 +48,7 @@ def certified_rate(successes: int, trials: int, confidence: float = CONFIDENCE) 
     return float(betaincinv(successes, trials - successes + 1, 1 - confidence)) if successes else 0.0
 
 
-def shares(budgets: Sequence[float], costs: Sequence[Sequence[float]]) -> dict[str, float]:
+def within_budget_metrics(budgets: Sequence[float], costs: Sequence[Sequence[float]]) -> dict[str, float]:
     """Count the episodes within the budgets, given `costs` (episodes, signals), and return metrics.
 
     `within_budget` and `within_budget_105` are the shares of episodes whose costs are within 1.00 and 1.05 times every

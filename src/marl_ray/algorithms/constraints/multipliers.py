@@ -56,7 +56,7 @@ class Lagrange:
         """Weight of the cost, >= 0."""
         return self._held(self.value + self.damping * self.error)
 
-    def updated(self, cost: float) -> "Lagrange":
+    def with_cost(self, cost: float) -> "Lagrange":
         """Move it after an iteration whose episodes cost `cost` on average. Raises MarlRayError if that is not finite."""
         error = _relative(cost, self.budget)[1]
         gradient = -error
@@ -120,7 +120,7 @@ class PID:
         """Weight of the cost, >= 0."""
         return max(0.0, self.kp * self.error + self.integral + self.kd * self.derivative)
 
-    def updated(self, cost: float) -> "PID":
+    def with_cost(self, cost: float) -> "PID":
         """Move it after an iteration whose episodes cost `cost` on average. Raises MarlRayError if that is not finite."""
         relative, error = _relative(cost, self.budget)
         smoothed = self.cost_decay * self.costs[-1] + (1 - self.cost_decay) * relative
@@ -140,7 +140,9 @@ def with_settings_of(moved: Multiplier, fresh: Multiplier) -> Multiplier:
     return replace(fresh, **{name: getattr(moved, name) for name in moved.MOVED})
 
 
-def combine(advantages: Tensor, cost_advantages: Tensor, multipliers: Sequence[float], rescale: bool = True) -> Tensor:
+def combine_advantages(
+    advantages: Tensor, cost_advantages: Tensor, multipliers: Sequence[float], rescale: bool = True
+) -> Tensor:
     """Return (A - sum_k lambda_k C_k) / (1 + sum_k lambda_k), (B, T), from A (B, T) and C (B, T, K).
 
     The division keeps the size of the step as the multipliers grow (Stooke et al. 2020); MAPPO-Lagrangian

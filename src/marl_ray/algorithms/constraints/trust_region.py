@@ -25,7 +25,7 @@ from marl_ray.errors import MarlRayError
 
 MatrixProduct = Callable[[Tensor], Tensor]
 Parameters = dict[str, Tensor]
-Case = Literal["unconstrained", "constrained", "recovery"]
+DualCase = Literal["unconstrained", "constrained", "recovery"]
 
 VANISHING_NORM = 1e-16
 """A gradient whose squared natural norm g'H^-1 g is below this number is only rounding."""
@@ -134,7 +134,7 @@ class TrustRegionStep(NamedTuple):
 
     step: Tensor
     """(D,)."""
-    case: Case
+    case: DualCase
     """The problem that was solved; `recovery` means that no point of the trust region meets the constraints."""
     multipliers: tuple[float, ...]
     """nu_k >= 0: the loss that one unit of slack in constraint k would save; 0 where the constraint does not bind, and
@@ -146,7 +146,7 @@ class TrustRegionStep(NamedTuple):
 class _Solution(NamedTuple):
     along_gradient: float
     along_costs: Tensor
-    case: Case
+    case: DualCase
     multipliers: tuple[float, ...]
     trust_multiplier: float
 
@@ -154,7 +154,9 @@ class _Solution(NamedTuple):
 def _candidate(
     active: list[int], q: float, r: Tensor, s: Tensor, c: Tensor, radius: float, resolution: float
 ) -> _Solution | None:
-    """Return the minimiser over the trust region where the active constraints hold with equality; None without one.
+    """Return the minimiser over the trust region where the active constraints hold with equality.
+
+    Returns None if there is none.
 
     x = -W S_A^-1 c_A - (v - W S_A^-1 r_A) / lambda: the step to the nearest point of the boundary, and then along the
     boundary down the loss. The two parts are H-orthogonal, so Pythagoras gives lambda.
@@ -222,9 +224,9 @@ def constrained_step(
 
     If no point of the trust region meets the constraints, the step lowers the cost that is furthest out of reach,
     relative to how far the region reaches (section 6.2 of the paper). Gradients that are not finite give a step that is
-    not finite, which `backtracking` rejects. The function takes at most (K + 1) iterations + 1 products. Conjugate
-    gradients that stop early misjudge lengths, so the last product measures the step, which is shortened if it leaves
-    the trust region.
+    not finite, which `backtracking_line_search` rejects. The function takes at most (K + 1) iterations + 1 products.
+    Conjugate gradients that stop early misjudge lengths, so the last product measures the step, which is shortened if it
+    leaves the trust region.
     """
     if len(violations) > MAX_CONSTRAINTS:
         raise MarlRayError(f"constraints: expected at most {MAX_CONSTRAINTS}, got {len(violations)}")
@@ -259,7 +261,7 @@ class LineSearch(NamedTuple):
     """KL divergence (nats) of the policy at `vector` from the old one; 0 if no candidate was accepted."""
 
 
-def backtracking(
+def backtracking_line_search(
     evaluate: Callable[[Tensor], tuple[float, Sequence[float], float]],
     old: Tensor,
     step: Tensor,

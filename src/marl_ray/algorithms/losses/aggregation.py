@@ -15,7 +15,7 @@ from marl_ray.errors import MarlRayError
 Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "fixed-length"]
 
 
-def counts(mask: Tensor) -> Tensor:
+def count_tokens_and_sequences(mask: Tensor) -> Tensor:
     """Return the numbers of own tokens and of sequences with at least one, (2,) int64.
 
     `mask` is (B, T) bool. The caller sums both numbers over the workers.
@@ -39,10 +39,10 @@ def loss_weights(
         seq-mean-token-mean   1 / (sequences length)            GRPO, arXiv 2402.03300, eq. 3
         fixed-length          1 / (sequences fixed_length)      Dr. GRPO, arXiv 2503.20783, section 3.2
 
-    `mask` (B, T) bool; length is a sequence's own tokens. `tokens` and `sequences` are the `counts` of the whole minibatch
-    over all workers; fully masked sequences are in neither. `fixed_length` is a constant such as the longest response
-    allowed, in tokens: not the padded width, which differs between batches. Raises MarlRayError for an unknown mode and
-    for fixed-length without a positive `fixed_length`.
+    `mask` (B, T) bool; length is a sequence's own tokens. `tokens` and `sequences` are what
+    `count_tokens_and_sequences` counts in the whole minibatch over all workers; fully masked sequences are in neither.
+    `fixed_length` is a constant such as the longest response allowed, in tokens: not the padded width, which differs
+    between batches. Raises MarlRayError for an unknown mode and for fixed-length without a positive `fixed_length`.
     """
     tokens, sequences = (torch.as_tensor(n, device=mask.device).double().clamp(min=1) for n in (tokens, sequences))
     lengths = mask.sum(1).double()

@@ -13,7 +13,9 @@ CONTROLLER_CLIP = 0.2
 
 
 def kl_estimate(log_probs: Tensor, reference: Tensor, kind: KlEstimator) -> Tensor:
-    """Return the per-token estimate of KL(policy || reference), in nats; the shape of `log_probs`, with gradient to it.
+    """Return the per-token estimate of KL(policy || reference), in nats.
+
+    It has the shape of `log_probs`, and a gradient to it.
 
         k1   log pi - log ref              unbiased; its expected gradient is 0, so only for rewards
         abs  |log pi - log ref|

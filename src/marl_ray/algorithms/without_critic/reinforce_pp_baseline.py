@@ -2,7 +2,8 @@
 
     A_i = s_i - mean_G s, then whitened over all decisions of the batch
 
-The group gives the baseline and the batch the scale, so that a group with a small spread does not get large advantages.
+The group gives the baseline and the batch the scale, so that a group whose scores hardly differ does not get large
+advantages.
 """
 
 from marl_ray.algorithms.base import Algorithm

@@ -40,13 +40,13 @@ def plan_memory(
     counts = gpus or [count for count in DEFAULT_GPU_COUNTS if all(count % part == 0 for part in parts)]
     plans = (memory_plan(run, count) for count in counts)
     if as_json:
-        document = {"rows": passes(run), "plans": [plain(each) | {"total": each.total} for each in plans]}
+        document = {"rows": passes_of_run(run), "plans": [plain(each) | {"total": each.total} for each in plans]}
         show(as_json, document, ())
         return
     show(as_json, None, plan_lines(run, plans))
 
 
-def passes(run: "RunConfig") -> dict[str, int]:
+def passes_of_run(run: "RunConfig") -> dict[str, int]:
     """Return policy -> sequences of a pass."""
     from marl_ray.training.team.memory_plan import pass_of
 
@@ -56,7 +56,7 @@ def passes(run: "RunConfig") -> dict[str, int]:
 def plan_lines(run: "RunConfig", plans: "Iterator[MemoryPlan]") -> Iterator[str]:
     """Yield a line for each pass, and the table, row by row as it is computed."""
     first = next(plans)  # raises an error for what cannot be computed, before there are lines
-    for name, rows in passes(run).items():
+    for name, rows in passes_of_run(run).items():
         model, tokens = run.team[name].model, run.team[name].generation.max_tokens
         assert model is not None
         yield f"team.{name}: passes of {rows} x {model.context} tokens, {tokens} of each trained"

@@ -110,7 +110,7 @@ def remove_run(
 
     It says what it deletes, and asks. The MLflow runs and the registered models stay.
     """
-    from marl_ray.runs.removal import contents_of, kind_of, remove
+    from marl_ray.runs.removal import contents_of, kind_of, remove_folder
     from marl_ray.runs.stored import find_entry
 
     entry = find_entry(name, storage)
@@ -121,7 +121,7 @@ def remove_run(
     typer.echo(f"{what}; MLflow runs and registered models stay", err=True)
     if not yes and not typer.confirm(f"Delete {kind_of(entry)} {entry.name}?", err=True):
         raise typer.Exit(1)
-    remove(entry)
+    remove_folder(entry)
     show(as_json, contents, [f"{entry.name} is deleted"])
 
 
@@ -143,7 +143,7 @@ def compare_runs(
     """
     from marl_ray.api.comparing import compare
     from marl_ray.runs.comparison import METRICS
-    from marl_ray.runs.plot import difference
+    from marl_ray.runs.plot import key_difference
 
     compared = compare(names, storage=storage, metric=metric)
     compared.plot(out)
@@ -151,7 +151,7 @@ def compare_runs(
     heads = ("RUN", "ALGORITHM", "SEED", "STEPS", "SCORE" if used in METRICS else "VALUE", "95 % INTERVAL", "OF")
     rows = [row for group in groups for row in _rows_of_group(group)]
     differing = [
-        f"{group.label}: {', '.join(difference(key, value) for key, value in group.differences.items())}"
+        f"{group.label}: {', '.join(key_difference(key, value) for key, value in group.differences.items())}"
         for group in groups
         if group.differences
     ]

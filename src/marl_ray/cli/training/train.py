@@ -65,12 +65,12 @@ def warn_of(run: "RunConfig") -> None:
 
     A return that did not rise yet, without any other sign, is no news after a short run; `runs show` says that too.
     """
-    from marl_ray.runs.diagnosis import only_not_yet
+    from marl_ray.runs.diagnosis import has_only_return_news
     from marl_ray.runs.stored import find_run
     from marl_ray.runs.summary import details_of
 
     sentences = details_of(find_run(run.name, run.storage)).warnings
-    if not only_not_yet(sentences):
+    if not has_only_return_news(sentences):
         for sentence in sentences:
             print(f"{run.name}: warning: {sentence}", file=sys.stderr)
 

@@ -48,7 +48,9 @@ def submit(
     name: str,
     timeout_s: float = WEEK_S,
 ) -> int:
-    """Run `marl-ray KIND CONFIG key=value...` as a RayJob on a cluster made by `cluster`; the entrypoint's exit status.
+    """Run `marl-ray KIND CONFIG key=value...` as a RayJob on a cluster made by `cluster`.
+
+    Returns the entrypoint's exit status.
 
     A `name` that is there already is joined. The config is validated here before anything is sent. Ctrl-C asks whether the
     job is to end. Raises MarlRayError for wrong configs, and where the API refuses or stays away.

@@ -24,7 +24,7 @@ _MANAGED_BY = ("ray.io/kuberay-operator", "kueue.x-k8s.io/multikueue")
 _GCS_VARIABLES = {"REDIS_PASSWORD": "redisPassword", "RAY_REDIS_ADDRESS": "redisAddress"}
 
 
-def of_metadata(document: Mapping[str, Any]) -> Iterator[ManifestFault]:
+def metadata_rules(document: Mapping[str, Any]) -> Iterator[ManifestFault]:
     """Yield the rules for the name, the annotations and `managedBy`."""
     metadata, kind = document["metadata"], document["kind"]
     # The server appends five characters to `generateName`.
@@ -40,7 +40,7 @@ def of_metadata(document: Mapping[str, Any]) -> Iterator[ManifestFault]:
         yield from _managed_by(document["spec"]["jobTemplate"], "spec.jobTemplate.")
 
 
-def of_cluster(cluster: Mapping[str, Any], annotations: Mapping[str, str], where: str) -> Iterator[ManifestFault]:
+def cluster_rules(cluster: Mapping[str, Any], annotations: Mapping[str, str], where: str) -> Iterator[ManifestFault]:
     """Yield the rules for the specification of a Ray cluster, which stands at `where` (with a dot at its end)."""
     if where != LONE_CLUSTER_PATH:
         yield from _inside(cluster, where)

@@ -22,7 +22,7 @@ _CLUSTER_ONLY = ("DeleteWorkers", "DeleteCluster")
 _LOCAL_VOLUMES = ("emptyDir", "hostPath")
 
 
-def of_job(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
+def job_rules(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
     """Yield the faults of a RayJob's own part, which stands at `where` (with a dot at its end).
 
     `advice_for_job` has the rest.
@@ -56,14 +56,14 @@ def of_job(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
     yield from _of_runtime_env(spec, where)
 
 
-def of_cron_job(spec: Mapping[str, Any]) -> Iterator[ManifestFault]:
+def cron_job_rules(spec: Mapping[str, Any]) -> Iterator[ManifestFault]:
     """Yield the rules for a RayCronJob's own part."""
     schedule = spec["schedule"]
     if not (_SCHEDULE_WORD.fullmatch(schedule) or is_schedule(schedule)):
         yield "spec.schedule", f"expected five fields of cron, got {schedule!r}"
     if "timeZone" in spec and not is_time_zone(spec["timeZone"]):
         yield "spec.timeZone", f"expected the name of a time zone such as Europe/Berlin, got {spec['timeZone']!r}"
-    yield from of_job(spec["jobTemplate"], "spec.jobTemplate.")
+    yield from job_rules(spec["jobTemplate"], "spec.jobTemplate.")
 
 
 def _of_selector(

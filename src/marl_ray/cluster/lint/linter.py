@@ -72,16 +72,16 @@ def _findings(document: Any) -> Iterator[ManifestFault]:
 
 def _rules(document: Mapping[str, Any]) -> Iterator[ManifestFault]:
     cluster, where = ray_cluster(document)
-    yield from cluster_rules.of_metadata(document)
+    yield from cluster_rules.metadata_rules(document)
     if document["kind"] == "RayService":
-        yield from service_rules.of_service(document["spec"])
-        yield from service_rules.of_serve_config(document["spec"])
+        yield from service_rules.service_rules(document["spec"])
+        yield from service_rules.serve_config_rules(document["spec"])
     if document["kind"] == "RayJob":
-        yield from job_rules.of_job(document["spec"], "spec.")
+        yield from job_rules.job_rules(document["spec"], "spec.")
     if document["kind"] == "RayCronJob":
-        yield from job_rules.of_cron_job(document["spec"])
+        yield from job_rules.cron_job_rules(document["spec"])
     if cluster:
-        yield from cluster_rules.of_cluster(cluster, document["metadata"].get("annotations", {}), where)
+        yield from cluster_rules.cluster_rules(cluster, document["metadata"].get("annotations", {}), where)
         yield from _mounts(cluster, where)
     for path, message in advice(document, cluster, where):
         yield path, f"{ADVICE_PREFIX}{message}"

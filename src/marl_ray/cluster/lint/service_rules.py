@@ -9,7 +9,7 @@ from marl_ray.cluster.lint.documents import parse_yaml, yaml_error
 from marl_ray.cluster.lint.parts import ManifestFault
 
 
-def of_service(spec: Mapping[str, Any]) -> Iterator[ManifestFault]:
+def service_rules(spec: Mapping[str, Any]) -> Iterator[ManifestFault]:
     """Yield the rules for a RayService's own part."""
     cluster = spec.get("rayClusterConfig", {})
     if not cluster:
@@ -38,7 +38,7 @@ def of_service(spec: Mapping[str, Any]) -> Iterator[ManifestFault]:
         yield f"{at}gatewayClassName", "expected a class of the Gateway API"
 
 
-def of_serve_config(spec: Mapping[str, Any]) -> Iterator[ManifestFault]:
+def serve_config_rules(spec: Mapping[str, Any]) -> Iterator[ManifestFault]:
     """Check that `serveConfigV2` is one YAML document."""
     try:
         documents = parse_yaml(spec.get("serveConfigV2", ""))

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from pydantic import ValidationError
 
-from marl_ray.config.base import words
+from marl_ray.config.base import message_of
 from marl_ray.config.run.hyper import HyperParameters
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import ALGORITHM
@@ -97,7 +97,8 @@ class AlgorithmSpec:
             "greedy: expected groups, whose first episode it is": self.greedy and not self.groups,
             "critic_first: expected a critic": self.critic_first and self.critic == "none",
             "pairs: expected no critic and no groups": self.pairs and (self.critic != "none" or self.groups),
-            "constraint: expected a critic, local or central, for costs too": self.costs and self.critic == "none",
+            "constraint: expected a critic, local or central, for costs too": self.needs_costs
+            and self.critic == "none",
         }
         for problem, violated in needs.items():
             if violated:
@@ -108,41 +109,41 @@ class AlgorithmSpec:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "defaults"
             raise MarlRayError(
-                f"AlgorithmSpec {self.title!r}: {where}: {words(first)}; every key needs a default"
+                f"AlgorithmSpec {self.title!r}: {where}: {message_of(first)}; every key needs a default"
             ) from error
 
     @property
-    def common(self) -> tuple[str, ...]:
+    def common_keys(self) -> tuple[str, ...]:
         """Keys of `hyper` that the learner reads for this algorithm."""
         if self.pairs:
             return PAIR_KEYS
         return TRUST_REGION_KEYS if self.constraint == "trust_region" else COMMON_KEYS
 
     @property
-    def reads(self) -> frozenset[str]:
+    def read_keys(self) -> frozenset[str]:
         """Every key of `hyper` that changes the algorithm's results; any other key is refused."""
-        return frozenset((*self.common, *self.keys))
+        return frozenset((*self.common_keys, *self.keys))
 
     @property
-    def costs(self) -> bool:
+    def needs_costs(self) -> bool:
         """True if the algorithm needs costs and budgets."""
         return self.constraint != "none"
 
     @property
-    def episodes(self) -> bool:
+    def needs_whole_episodes(self) -> bool:
         """True if the algorithm needs whole episodes: it has nothing that stands for the rest of a cut one."""
         return self.critic == "none" or self.critic_first
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def requirements(self) -> tuple[str, ...]:
         """The algorithm's demands on a run, in words."""
         needs_of = {
             f"{self.critic} critic": self.critic != "none",
-            "whole episodes": self.episodes and not self.pairs,
+            "whole episodes": self.needs_whole_episodes and not self.pairs,
             "preferred pairs (`data`)": self.pairs,
             "groups": self.groups,
             "greedy rollout": self.greedy,
-            "costs and budgets": self.costs,
+            "costs and budgets": self.needs_costs,
             "a trust region": self.constraint == "trust_region",
         }
         return tuple(name for name, needed in needs_of.items() if needed)

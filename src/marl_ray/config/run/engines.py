@@ -85,7 +85,7 @@ def serving_engine(engine: str) -> str:
     return engine
 
 
-def run_in_actors(team: Mapping[str, PolicyConfig]) -> int:
+def count_engines_in_actors(team: Mapping[str, PolicyConfig]) -> int:
     """Return the number of policies whose engine can run in the actors of `resources.engines`."""
     models = [policy for policy in team.values() if policy.model is not None]
     return sum(engine_spec(policy.generation.engine).host is not None for policy in models)

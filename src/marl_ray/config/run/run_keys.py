@@ -8,7 +8,7 @@ from pydantic import Field
 from marl_ray.config.base import Config
 from marl_ray.config.random_streams import Seed
 from marl_ray.config.run.algorithms import AlgorithmSpec, spec_of
-from marl_ray.config.run.engines import run_in_actors
+from marl_ray.config.run.engines import count_engines_in_actors
 from marl_ray.config.run.family_defaults import family_defaults
 from marl_ray.config.run.hyper import GivenHyper, HyperParameters
 from marl_ray.config.run.sections import (
@@ -70,14 +70,14 @@ class RunKeys(Config):
     """Folder or URI (`s3://...`) under which the run's folder is made."""
 
     @property
-    def trained(self) -> list[str]:
+    def trained_policies(self) -> list[str]:
         """Names of the policies that learn."""
         return [name for name, policy in self.team.items() if not policy.frozen]
 
     @property
     def compares_groups(self) -> bool:
         """True if a policy learns by an algorithm that compares the members of a group."""
-        return any(self.spec_of(name).groups for name in self.trained)
+        return any(self.spec_of(name).groups for name in self.trained_policies)
 
     @property
     def branch_turns(self) -> int:
@@ -86,14 +86,14 @@ class RunKeys(Config):
             return 0
         if self.train.branch_turns is not None:
             return self.train.branch_turns
-        if self.language and self.compares_groups:
+        if self.has_language_models and self.compares_groups:
             return min(DEFAULT_BRANCH_TURNS, self.train.horizon - 1)
         return 0
 
     @property
     def engine_actors(self) -> int:
         """Number of actors of engines that the run has, of all its policies."""
-        return self.resources.engines * run_in_actors(self.team)
+        return self.resources.engines * count_engines_in_actors(self.team)
 
     @property
     def env_copies_per_worker(self) -> int:
@@ -102,28 +102,28 @@ class RunKeys(Config):
     @property
     def whole_episodes(self) -> bool:
         """True if a batch is one episode per copy, and not a stretch of each copy's play."""
-        needed = any(self.spec_of(name).episodes for name in self.trained)
-        return self.train.rollout == "episodes" or self.language or (self.train.rollout == "auto" and needed)
+        needed = any(self.spec_of(name).needs_whole_episodes for name in self.trained_policies)
+        return self.train.rollout == "episodes" or self.has_language_models or (self.train.rollout == "auto" and needed)
 
     @property
-    def language(self) -> bool:
+    def has_language_models(self) -> bool:
         """True if the policies are language models."""
         return all(policy.model is not None for policy in self.team.values())
 
     @property
-    def greedy(self) -> bool:
+    def plays_greedily(self) -> bool:
         """True if the first copy of every group plays greedily."""
-        return any(self.spec_of(name).greedy for name in self.trained)
+        return any(self.spec_of(name).greedy for name in self.trained_policies)
 
     @property
-    def signals(self) -> int:
+    def cost_signals(self) -> int:
         """Number of cost signals that are gathered; 1 without constraints."""
         return max(1, len(self.constraints))
 
     @property
-    def evaluates(self) -> bool:
+    def has_evaluations(self) -> bool:
         """True if scores are of evaluations; else they are of training episodes."""
-        return not self.language if self.evaluation.every is None else self.evaluation.every > 0
+        return not self.has_language_models if self.evaluation.every is None else self.evaluation.every > 0
 
     @property
     def evaluation_episodes(self) -> int:
@@ -159,7 +159,7 @@ class RunKeys(Config):
 
     def given_hyper(self, policy: str) -> dict[str, Any]:
         """Return the hyper-parameters that the user gave and this policy's algorithm reads."""
-        reads = self.spec_of(policy).reads
+        reads = self.spec_of(policy).read_keys
         of_run = {key: value for key, value in self.hyper.as_given().items() if key in reads}
         return of_run | self.team[policy].hyper
 
@@ -178,7 +178,7 @@ class RunKeys(Config):
         data = self.model_dump(mode="json", exclude={"hyper", "algorithm"})
         for name, policy in data["team"].items():
             policy["algorithm"] = self.algorithm_of(name)
-            reads = set() if self.team[name].frozen else set(self.spec_of(name).reads)
+            reads = set() if self.team[name].frozen else set(self.spec_of(name).read_keys)
             policy["hyper"] = self.hyper_of(name).model_dump(mode="json", include=reads)
         return data
 

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from marl_ray.config.base import NAME_PATTERN, Config, known
+from marl_ray.config.base import NAME_PATTERN, Config, name_validator
 from marl_ray.config.random_streams import Copies, Epochs, EvaluationSteps
 from marl_ray.config.run.algorithms import spec_of
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
@@ -81,8 +81,8 @@ def _known_algorithm(reference: str) -> str:
 
 
 AlgorithmReference = Annotated[str, AfterValidator(_known_algorithm)]
-BenchmarkName = Annotated[str, AfterValidator(known(BENCHMARK))]
-TrackerName = Annotated[str, AfterValidator(known(TRACKER))]
+BenchmarkName = Annotated[str, AfterValidator(name_validator(BENCHMARK))]
+TrackerName = Annotated[str, AfterValidator(name_validator(TRACKER))]
 
 
 class PolicyConfig(Config):

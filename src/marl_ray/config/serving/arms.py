@@ -22,7 +22,7 @@ def _rising(replicas: int | tuple[int, int]) -> int | tuple[int, int]:
 Replicas = Annotated[PositiveInt | tuple[PositiveInt, PositiveInt], AfterValidator(_rising)]
 
 
-def most(replicas: Replicas) -> int:
+def max_replicas(replicas: Replicas) -> int:
     """Return the greatest number of replicas."""
     return replicas if isinstance(replicas, int) else replicas[1]
 

@@ -49,13 +49,13 @@ SUMS_AFTER_CUT = {state: (0.2 * (state % 2), 0.5 + state % 2, 1.0) for state in 
 
 def begin(algorithm: str, case: GridPoint, rewarded: bool = True, priced: bool = True, **options: Any) -> GameRun:
     """Return a run of a game in which a cut episode continues, if the algorithm counts that."""
-    after = truth.nothing()
+    after = truth.zero_sums()
     if not (case.ends or whole_episodes(algorithm)):
         after = {
             state: (reward * rewarded, *(c * priced for c in costs))
             for state, (reward, *costs) in SUMS_AFTER_CUT.items()
         }
-    priced = priced and spec_of(algorithm).costs
+    priced = priced and spec_of(algorithm).needs_costs
     game = {"rewarded": rewarded, "priced": priced, **options.pop("game", {})}
     return GameRun(algorithm, case, after=after, game=game, **options)
 
@@ -65,7 +65,7 @@ def max_steps(game_run: GameRun) -> int:
     return 1 if game_run.plays_whole_episodes and game_run.case.below else 2
 
 
-def compare(what: str, measured: float, true: float, tolerance: float) -> Difference:
+def describe_difference(what: str, measured: float, true: float, tolerance: float) -> Difference:
     """Return a difference beyond a share of the truth, in words; None if there is none."""
     if abs(measured - true) <= tolerance * abs(true):
         return None
@@ -73,7 +73,7 @@ def compare(what: str, measured: float, true: float, tolerance: float) -> Differ
     return f"{what} is {measured:.6g}, the true one {true:.6g}{times}"
 
 
-def parallel(what: str, measured: Tensor, true: Tensor, min_cosine: float = 0.9999) -> Difference:
+def describe_angle(what: str, measured: Tensor, true: Tensor, min_cosine: float = 0.9999) -> Difference:
     """Return the reason why two gradients do not point the same way; None if they do."""
     if not measured.norm():
         return f"{what} is zero, the true one is not"

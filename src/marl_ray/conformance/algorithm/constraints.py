@@ -17,9 +17,9 @@ from marl_ray.conformance.algorithm.comparing import (
     MOVING_MULTIPLIER_SETTINGS,
     Difference,
     begin,
-    compare,
+    describe_angle,
+    describe_difference,
     first_update,
-    parallel,
 )
 from marl_ray.conformance.algorithm.game_run import UNLIMITED_BUDGET, GameRun, GridPoint
 from marl_ray.conformance.algorithm.games import POLICY_NAMES, SIGNAL_COUNT, STATE_COUNT, GameRules
@@ -44,7 +44,7 @@ def cost_gradient(algorithm: str, case: GridPoint) -> Difference:
             strength = strengths[number][signal].multiplier if strengths[number] else float(signal == 0)
             by_logit = truth.gradient(game_run.rules, game_run.uniform, 1 + signal, game_run.after)
             true = true + strength * game_run.weight_gradient(number, by_logit)
-        problem = parallel("the gradient of J_c", learner_access.actor_gradient(learner), true)
+        problem = describe_angle("the gradient of J_c", learner_access.actor_gradient(learner), true)
         if problem:
             return problem
     return None
@@ -89,13 +89,13 @@ def budget_units(algorithm: str, case: GridPoint) -> Difference:
     Over the budget by D, an episode of L decisions is over by D / L in each.
     """
     rules = GameRules(case.policies, case.agents, case.ends)
-    measured = truth.expected_returns(rules, _uniform(case), truth.nothing())[1:]
+    measured = truth.expected_returns(rules, _uniform(case), truth.zero_sums())[1:]
     for batch, account in enumerate(_accounts(algorithm, case)):
         for number, violations in enumerate(account.violations):
             decisions = truth.decisions(rules, _uniform(case), number)
             for signal, violation in enumerate(violations):
                 true = (measured[signal] - BUDGETS[signal]) / decisions
-                problem = compare(f"the violation per decision in batch {batch + 1}", violation, true, 1e-3)
+                problem = describe_difference(f"the violation per decision in batch {batch + 1}", violation, true, 1e-3)
                 if problem:
                     return problem
     return None
@@ -129,7 +129,7 @@ def moved_costs(algorithm: str, case: GridPoint) -> Difference:
             now = truth.expected_returns(game_run.rules, game_run.tables(), game_run.after)
             for signal in range(SIGNAL_COUNT):
                 true = now[1 + signal] - before[1 + signal]
-                problem = compare(f"the change of J_c by policy {number + 1}", changes[signal], true, 0.03)
+                problem = describe_difference(f"the change of J_c by policy {number + 1}", changes[signal], true, 0.03)
                 if problem:
                     return problem
             factor, before = after, now
@@ -149,7 +149,7 @@ def _once(algorithm: str, case: GridPoint) -> GameRun:
 def multipliers(algorithm: str, case: GridPoint) -> Difference:
     """Check that a multiplier moves by the J_c of the policies as they are when it moves."""
     game_run = _once(algorithm, case)
-    measured = truth.expected_returns(game_run.rules, game_run.uniform, truth.nothing())
+    measured = truth.expected_returns(game_run.rules, game_run.uniform, truth.zero_sums())
     start = truth.expected_returns(game_run.rules, game_run.uniform, game_run.after)
     order, before = game_run.order_of(0), learner_access.fresh_multipliers(game_run)
     ends, tables = game_run.tables(), list(game_run.uniform)
@@ -184,7 +184,7 @@ def multiplier_steps(algorithm: str, case: GridPoint) -> Difference:
     members = slice(number * case.agents, (number + 1) * case.agents)
     tables = list(once.uniform)
     tables[members] = once.tables()[members]
-    measured = truth.expected_returns(once.rules, once.uniform, truth.nothing())
+    measured = truth.expected_returns(once.rules, once.uniform, truth.zero_sums())
     start = truth.expected_returns(once.rules, once.uniform, once.after)
     now = truth.expected_returns(once.rules, tables, once.after)
     for signal in range(SIGNAL_COUNT):
@@ -207,7 +207,7 @@ def lands_on_budget(algorithm: str, case: GridPoint) -> Difference:
     """Check that a trust-region step from just above a budget ends at the budget, though rewards pull the other way."""
     excess = 6e-4
     measured = truth.expected_returns(
-        GameRules(case.policies, case.agents, case.ends), _uniform(case), truth.nothing()
+        GameRules(case.policies, case.agents, case.ends), _uniform(case), truth.zero_sums()
     )[1]
     game_run = begin(
         algorithm,
@@ -226,7 +226,7 @@ def lands_on_budget(algorithm: str, case: GridPoint) -> Difference:
         tables[members] = ends[members]
         change = truth.expected_returns(game_run.rules, tables, game_run.after)[1] - start
         # A line search that meets the trust region's edge from outside, by rounding, shortens the step once.
-        problem = compare(f"the change of J_c by policy {number + 1}'s step", change, -excess, 0.25)
+        problem = describe_difference(f"the change of J_c by policy {number + 1}'s step", change, -excess, 0.25)
         if problem:
             return problem
     return None

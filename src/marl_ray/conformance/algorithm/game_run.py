@@ -56,12 +56,12 @@ class GridPoint(NamedTuple):
         return f"{self.policies} policies x {self.agents} agents, horizon {horizon} the episode, {end}"
 
 
-def reads(algorithm: str) -> frozenset[str]:
+def read_keys(algorithm: str) -> frozenset[str]:
     """Return the keys of `hyper` that the algorithm reads."""
-    return spec_of(algorithm).reads
+    return spec_of(algorithm).read_keys
 
 
-def defaults(algorithm: str) -> HyperParameters:
+def default_hyper(algorithm: str) -> HyperParameters:
     """Return the algorithm's default hyper-parameters."""
     spec = spec_of(algorithm)
     return spec.hyper.model_validate(spec.defaults)
@@ -69,7 +69,7 @@ def defaults(algorithm: str) -> HyperParameters:
 
 def whole_episodes(algorithm: str) -> bool:
     """Return True if the algorithm learns from whole episodes only, so that nothing stands for what follows a cut."""
-    return spec_of(algorithm).episodes
+    return spec_of(algorithm).needs_whole_episodes
 
 
 class Scripted(Categorical):
@@ -96,7 +96,7 @@ class GameRun:
     game: Mapping[str, Any] = field(default_factory=dict)
     mixed: bool = False
     """True if copies stand at all steps of the episode, and not all at the same."""
-    after: truth.After = field(default_factory=truth.nothing)
+    after: truth.After = field(default_factory=truth.zero_sums)
     """Reward and costs that follow the end of a cut episode, as the critics know them."""
     scripted: bool = True
     micro_batch: int | None = None
@@ -104,7 +104,7 @@ class GameRun:
 
     def __post_init__(self) -> None:
         case, spec = self.case, spec_of(self.algorithm)
-        self.game = {"priced": spec.costs, **self.game}
+        self.game = {"priced": spec.needs_costs, **self.game}
         self.rules = GameRules(case.policies, case.agents, case.ends, **self.game)
         self.plays_whole_episodes = whole_episodes(self.algorithm)
         bits = sum(len(self.rules.decisions(time)) for time in range(EPISODE_STEPS))
@@ -117,8 +117,8 @@ class GameRun:
                 "algorithm": self.algorithm,
                 "env": self._env(),
                 "team": {name: self._policy(name) for name in POLICY_NAMES[: case.policies]},
-                "hyper": {key: value for key, value in self.hyper.items() if key in reads(self.algorithm)},
-                "constraints": [{"budget": budget} for budget in self.budgets] if spec.costs else [],
+                "hyper": {key: value for key, value in self.hyper.items() if key in read_keys(self.algorithm)},
+                "constraints": [{"budget": budget} for budget in self.budgets] if spec.needs_costs else [],
                 "train": {
                     "env_copies": copies,
                     "horizon": self._horizon(),
@@ -159,7 +159,7 @@ class GameRun:
             kwargs = {"policies": case.policies, "agents": case.agents, "ends": case.ends, **self.game}
             return {"id": "marl_ray.conformance.algorithm.games:TinyGame", "kwargs": kwargs}
         kwargs = {"policies": case.policies, "agents": case.agents}
-        if spec_of(self.algorithm).costs:
+        if spec_of(self.algorithm).needs_costs:
             kwargs["cost"] = ["calls", "seconds"]
         return {"id": "marl_ray.conformance.algorithm.games:TinyTalk", "kwargs": kwargs}
 
@@ -226,7 +226,7 @@ class GameRun:
 
         The second half of the copies is ahead of the first.
         """
-        key = (self.rules, self.config.signals)
+        key = (self.rules, self.config.cost_signals)
         if key not in _COLLECTOR_STATES:
             collector = self._collector()
             with self._acting(mixed=False):
@@ -327,7 +327,7 @@ def silence_critics(learner: Learner) -> None:
     for model in (learner.policy.rollout_model, learner.policy.model):
         for head in model.heads:
             for parameter in head.parameters():
-                local(parameter).zero_()
+                local_part(parameter).zero_()
 
 
 @torch.no_grad()
@@ -336,9 +336,9 @@ def write_back(learner: Learner) -> None:
     for plain, parameter in zip(
         learner.policy.rollout_model.parameters(), learner.policy.model.parameters(), strict=True
     ):
-        local(parameter).copy_(plain)
+        local_part(parameter).copy_(plain)
 
 
-def local(tensor: Any) -> Tensor:
+def local_part(tensor: Any) -> Tensor:
     """Return this worker's part of a distributed tensor; any other tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

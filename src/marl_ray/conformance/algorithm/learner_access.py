@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from marl_ray.algorithms import algorithm_of
 from marl_ray.config import HyperParameters, RunConfig, spec_of
-from marl_ray.conformance.algorithm.game_run import GameRun, local, own_rows, reads, write_back
+from marl_ray.conformance.algorithm.game_run import GameRun, local_part, own_rows, read_keys, write_back
 from marl_ray.conformance.algorithm.games import POLICY_NAMES, STATE_COUNT, GameRules
 from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.learner.preparation.prepare import raw_violations
@@ -36,7 +36,7 @@ def gradient(learner: Learner) -> Tensor:
 
 def flat_gradient(parameters: Sequence[nn.Parameter]) -> Tensor:
     """Return the gradients of the parameters that have one, flat."""
-    return torch.cat([local(p.grad).reshape(-1).double() for p in parameters if p.grad is not None])
+    return torch.cat([local_part(p.grad).reshape(-1).double() for p in parameters if p.grad is not None])
 
 
 def without_decisions(batch: Trajectories) -> Trajectories:
@@ -108,7 +108,7 @@ def accepts_hyper(algorithm: str, hyper: Mapping[str, Any], rolling: bool = Fals
                 "algorithm": algorithm,
                 "env": {"id": "marl_ray.conformance.algorithm.games:TinyGame"},
                 "hyper": dict(hyper),
-                "constraints": [{"budget": 1.0}] if spec.costs else [],
+                "constraints": [{"budget": 1.0}] if spec.needs_costs else [],
                 "train": {
                     "env_copies": 2,
                     "horizon": 4,
@@ -122,13 +122,13 @@ def accepts_hyper(algorithm: str, hyper: Mapping[str, Any], rolling: bool = Fals
     return True
 
 
-def unread(algorithm: str) -> dict[str, Any]:
+def unread_keys(algorithm: str) -> dict[str, Any]:
     """Return the keys of `hyper` that the algorithm does not read, each with a value that it may have."""
     fields = spec_of(algorithm).hyper.model_fields
     return {
         name: 2 if field.default is None else field.default
         for name, field in fields.items()
-        if name not in reads(algorithm)
+        if name not in read_keys(algorithm)
     }
 
 
@@ -149,7 +149,7 @@ def aim_reference(learner: Learner) -> list[list[list[float]]]:
     return tables
 
 
-def tilt(learner: Learner) -> None:
+def prefer_one_action(learner: Learner) -> None:
     """Make the policy prefer one action everywhere."""
     with torch.no_grad():
         cast(nn.Linear, learner.policy.rollout_model.actor.rest[-1]).bias.copy_(torch.tensor([0.0, 1.0]))
@@ -179,11 +179,11 @@ def fresh_multipliers(game_run: GameRun) -> list[Any]:
 def implied_cost(old: Any, new: Any) -> float:
     """Return the mean cost that moved a multiplier from `old` to `new`; NaN if no cost from 0 to 10 did."""
     low, high = 0.0, 10.0
-    if not old.updated(low).multiplier <= new.multiplier <= old.updated(high).multiplier:
+    if not old.with_cost(low).multiplier <= new.multiplier <= old.with_cost(high).multiplier:
         return float("nan")
     for _ in range(60):
         middle = (low + high) / 2
-        if old.updated(middle).multiplier < new.multiplier:
+        if old.with_cost(middle).multiplier < new.multiplier:
             low = middle
         else:
             high = middle

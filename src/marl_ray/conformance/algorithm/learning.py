@@ -9,16 +9,16 @@ from marl_ray.conformance.algorithm.comparing import (
     FIRST_STEP_SETTINGS,
     Difference,
     begin,
+    describe_angle,
     first_update,
     max_steps,
-    parallel,
 )
 from marl_ray.conformance.algorithm.game_run import (
     UNLIMITED_BUDGET,
     GameRun,
     GridPoint,
-    defaults,
-    reads,
+    default_hyper,
+    read_keys,
     whole_episodes,
 )
 
@@ -32,7 +32,7 @@ def reward_gradient(algorithm: str, case: GridPoint) -> Difference:
     for number, learner in enumerate(game_run.learners):
         measured = -learner_access.actor_gradient(learner)
         least = 0.999 if spec_of(algorithm).critic_first else 0.9999  # such a critic is not exact
-        problem = parallel("the gradient of J", measured, game_run.weight_gradient(number, true), least)
+        problem = describe_angle("the gradient of J", measured, game_run.weight_gradient(number, true), least)
         if problem:
             return problem
     return None
@@ -144,8 +144,8 @@ def micro_batches(algorithm: str, case: GridPoint) -> Difference:
 
 def uneven_lengths(algorithm: str, case: GridPoint) -> Difference:
     """Check that the gradient of J is right where episodes differ in length, or the config refuses the aggregation."""
-    default = defaults(algorithm)
-    levels = learner_access.choices("ratio_level") if "ratio_level" in reads(algorithm) else (default.ratio_level,)
+    default = default_hyper(algorithm)
+    levels = learner_access.choices("ratio_level") if "ratio_level" in read_keys(algorithm) else (default.ratio_level,)
     for level in levels:
         for aggregation in {default.aggregation, "token-mean", "seq-mean-token-sum"}:
             hyper = {"aggregation": aggregation, **({} if len(levels) == 1 else {"ratio_level": level})}
@@ -164,7 +164,7 @@ def uneven_lengths(algorithm: str, case: GridPoint) -> Difference:
             for number, learner in enumerate(game_run.learners):
                 measured = -learner_access.actor_gradient(learner)
                 what = f"with {aggregation} and one ratio a {level} the gradient of J"
-                problem = parallel(what, measured, game_run.weight_gradient(number, true))
+                problem = describe_angle(what, measured, game_run.weight_gradient(number, true))
                 if problem:
                     return problem
     return None
@@ -175,7 +175,7 @@ def entropy_bonus(algorithm: str, case: GridPoint) -> Difference:
     hyper = DRIFT_SETTINGS | {"entropy_coef": 1.0}
     game_run = begin(algorithm, case, rewarded=False, priced=False, hyper=hyper)
     for learner in game_run.learners:
-        learner_access.tilt(learner)
+        learner_access.prefer_one_action(learner)
     before = game_run.tables()[0][0]
     game_run.step()
     after = game_run.tables()[0][0]
@@ -199,7 +199,7 @@ def divergence_penalty(algorithm: str, case: GridPoint) -> Difference:
         by_logit = truth.divergence_gradient(game_run.rules, game_run.uniform, reference)
         true = game_run.weight_gradient(0, by_logit)
         # `abs` descends the total variation, and k3 the divergence the other way round: not parallel, but downhill.
-        problem = parallel(
+        problem = describe_angle(
             f"{estimator}'s gradient", learner_access.actor_gradient(game_run.learners[0]), true, min_cosine=0.5
         )
         if problem:
@@ -216,13 +216,13 @@ def refusals(algorithm: str, case: GridPoint) -> Difference:
         return "no config takes the algorithm"
     accepted_keys = [
         key
-        for key, value in learner_access.unread(algorithm).items()
+        for key, value in learner_access.unread_keys(algorithm).items()
         if learner_access.accepts_hyper(algorithm, {key: value})
     ]
     if accepted_keys:
         return f"the config takes keys that the algorithm does not read: {', '.join(accepted_keys)}"
     if not whole_episodes(algorithm):
         for key in ("overlong_buffer", "overlong_filter"):
-            if key in reads(algorithm) and learner_access.accepts_hyper(algorithm, {key: 1}, rolling=True):
+            if key in read_keys(algorithm) and learner_access.accepts_hyper(algorithm, {key: 1}, rolling=True):
                 return f"the config takes {key}, though a row is a stretch of play, which has no length of its own"
     return None

@@ -16,7 +16,7 @@ from marl_ray.conformance.algorithm.constraints import (
     multipliers,
     old_costs,
 )
-from marl_ray.conformance.algorithm.game_run import GridPoint, reads
+from marl_ray.conformance.algorithm.game_run import GridPoint, read_keys
 from marl_ray.conformance.algorithm.learning import (
     adaptive_kl,
     divergence_penalty,
@@ -62,7 +62,7 @@ LONE_POINT = (GridPoint(),)
 
 
 def _reads(key: str) -> Callable[[str], bool]:
-    return lambda algorithm: key in reads(algorithm)
+    return lambda algorithm: key in read_keys(algorithm)
 
 
 def _is(**expected: Any) -> Callable[[str], bool]:
@@ -75,7 +75,7 @@ def _descends(algorithm: str) -> bool:
 
 def _counts_lengths(algorithm: str) -> bool:
     spec = spec_of(algorithm)
-    return bool(spec.episodes and not spec.critic_first)
+    return bool(spec.needs_whole_episodes and not spec.critic_first)
 
 
 def _speaks(algorithm: str) -> bool:

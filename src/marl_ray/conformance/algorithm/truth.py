@@ -18,7 +18,7 @@ After = Mapping[int, Sequence[float]]
 SUM_KINDS = 1 + SIGNAL_COUNT
 
 
-def nothing() -> After:
+def zero_sums() -> After:
     """Return the rewards and costs of zero after every state."""
     return dict.fromkeys(range(STATE_COUNT), (0.0,) * SUM_KINDS)
 
@@ -43,7 +43,7 @@ def probability(rules: GameRules, tables: Tables, path: Sequence[GameStep]) -> f
     return product
 
 
-def worth(rules: GameRules, path: Sequence[GameStep], after: After) -> Triple:
+def path_sums(rules: GameRules, path: Sequence[GameStep], after: After) -> Triple:
     """Return the undiscounted sums of reward and costs along a path."""
     sums = [0.0 if has_ended(rules, path) else after[path[-1].moved.state][k] for k in range(SUM_KINDS)]
     for step in path:
@@ -56,7 +56,7 @@ def expected_returns(rules: GameRules, tables: Tables, after: After, max_steps: 
     """Return J and J_c from the start over at most `max_steps` steps."""
     sums = [0.0] * SUM_KINDS
     for path in rules.paths(max_steps):
-        p, amounts = probability(rules, tables, path), worth(rules, path, after)
+        p, amounts = probability(rules, tables, path), path_sums(rules, path, after)
         sums = [total + p * amount for total, amount in zip(sums, amounts, strict=True)]
     return sums
 
@@ -91,7 +91,7 @@ def gradient(
     mean = expected_returns(rules, tables, after, max_steps)[kind]
     result = [[[0.0, 0.0] for _ in range(STATE_COUNT)] for _ in range(rules.count)]
     for path in rules.paths(max_steps):
-        share = probability(rules, tables, path) * (worth(rules, path, after)[kind] - mean)
+        share = probability(rules, tables, path) * (path_sums(rules, path, after)[kind] - mean)
         for agent in range(rules.count):
             decisions_of_agent = [step for step in path if rules.decides(agent, time_of(step.state))]
             for step in decisions_of_agent:

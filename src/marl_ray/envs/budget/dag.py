@@ -36,7 +36,9 @@ _FIRST_EFFORT_MASK = np.eye(len(EFFORTS), dtype=np.int8)[0]
 
 
 class BudgetDag(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # PettingZoo has no types
-    """Agents `worker_0` ... `worker_{n-1}` do the eight sub-tasks in order; sub-task k is the turn of worker k % n.
+    """Agents `worker_0` ... `worker_{n-1}` do the eight sub-tasks in order.
+
+    Sub-task k is the turn of worker k % n.
 
     All agents live through the whole episode of eight steps, then terminate. Those whose turn it is not may only choose
     action 0, which then does nothing; so does any other action of theirs.

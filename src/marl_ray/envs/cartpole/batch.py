@@ -32,9 +32,9 @@ class CartPoleRules(NamedTuple):
 
     limit: int
     """Steps after which an episode is cut."""
-    balanced: float
+    balanced_reward: float
     """The reward of a step after which the pole stands."""
-    fallen: float
+    fallen_reward: float
     """The reward of the last step, if the pole falls or the cart leaves the track."""
 
 
@@ -87,7 +87,7 @@ def play(
         state[3] = turning + TIME_STEP * turn
         state[4] += 1
         fell = abs(state[0]) > MAX_POSITION or abs(state[2]) > MAX_ANGLE
-        rewards[c, 0] = rules.fallen if fell else rules.balanced
+        rewards[c, 0] = rules.fallen_reward if fell else rules.balanced_reward
         terminated[c, 0] = fell
         truncated[c, 0] = state[4] >= rules.limit
 

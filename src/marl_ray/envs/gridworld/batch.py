@@ -7,7 +7,7 @@ import numpy as np
 
 from marl_ray.config.run.sections import EnvConfig
 from marl_ray.envs.batch import BatchStep, group_positions
-from marl_ray.envs.gridworld.moves import DONE, DRAWN_STEPS, X, Y, observe, play, price
+from marl_ray.envs.gridworld.moves import DONE, DRAWN_STEPS, X, Y, observe, play, price_action
 from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
 
@@ -100,7 +100,7 @@ class GridworldBatch:
         self.times[c], self.observed[c] = world.step_count, alive
         for i in np.flatnonzero(alive).tolist():
             step.rewards[c, i] = rewards[i]
-            step.costs[c, i, 0] = price(before, world.rows, i, moves[i], self.prices)
+            step.costs[c, i, 0] = price_action(before, world.rows, i, moves[i], self.prices)
             step.terminated[c, i] = terminated[i]
             step.truncated[c, i] = truncated[i] and not terminated[i]
             self.alive[c, i] = not (terminated[i] or truncated[i])

@@ -29,11 +29,11 @@ from marl_ray.envs.gridworld.moves import (
     WorldRules,
     X,
     Y,
-    enter,
+    enter_cell,
     move,
+    move_all,
     observe,
-    price,
-    turn,
+    price_action,
 )
 from marl_ray.errors import MarlRayError
 
@@ -189,7 +189,7 @@ class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
         count, reward = self.num_agents, self._reward()
         moves, rewards = np.array([actions[i] for i in range(count)]), np.zeros(count)
         draws = self.draws[(self.step_count - 1) % DRAWN_STEPS]
-        if not turn(self.cells, self.rows, moves, draws, self.rules, reward, rewards):
+        if not move_all(self.cells, self.rows, moves, draws, self.rules, reward, rewards):
             for i in draws.argsort(kind="stable").tolist():
                 if not move(self.cells, self.rows, i, moves[i], self.rules, reward, rewards):
                     self._use(i, actions[i], rewards)
@@ -204,7 +204,7 @@ class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
         agent, there = self.agents[i], self.grid.get(*cell)
         if action == FORWARD:
             if there is not None and int(there.type) == DOOR and there.can_overlap():
-                enter(self.cells, self.rows, i, self.rules, self._reward(), rewards)
+                enter_cell(self.cells, self.rows, i, self.rules, self._reward(), rewards)
         elif action == PICKUP:
             if there is not None and there.can_pickup() and agent.state.carrying is None:
                 agent.state.carrying = there
@@ -294,7 +294,9 @@ class Gridworld(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
             rewards[agent] = float(all_rewards[i])
             terminated[agent] = over = bool(all_terminated[i])
             truncated[agent] = cut = bool(all_truncated[i])
-            infos[agent] = {} if before is None else {"cost": price(before, self.world.rows, i, moves[i], self.prices)}
+            infos[agent] = (
+                {} if before is None else {"cost": price_action(before, self.world.rows, i, moves[i], self.prices)}
+            )
             if not (over or cut):
                 remaining.append(agent)
         self.agents = remaining

@@ -82,7 +82,9 @@ def uses_object(grid: np.ndarray, agents: np.ndarray, i: int, action: int) -> bo
 
 
 @numba.njit(cache=True)
-def enter(grid: np.ndarray, agents: np.ndarray, i: int, rules: WorldRules, reward: float, rewards: np.ndarray) -> None:
+def enter_cell(
+    grid: np.ndarray, agents: np.ndarray, i: int, rules: WorldRules, reward: float, rewards: np.ndarray
+) -> None:
     """Move agent i to the cell before it, which does not bar it, unless another agent does.
 
     A success puts `reward` into `rewards` (agents,).
@@ -123,12 +125,12 @@ def move(
     elif action == FORWARD:
         dx, dy = STEP_OF_DIRECTION[agents[i, DIR]]
         if grid[agents[i, X] + dx, agents[i, Y] + dy, 0] in (EMPTY, FLOOR, GOAL, LAVA):
-            enter(grid, agents, i, rules, reward, rewards)
+            enter_cell(grid, agents, i, rules, reward, rewards)
     return True
 
 
 @numba.njit(cache=True)
-def turn(
+def move_all(
     grid: np.ndarray,
     agents: np.ndarray,
     actions: np.ndarray,
@@ -158,7 +160,7 @@ def turn(
 
 
 @numba.njit(cache=True)
-def price(before: np.ndarray, agents: np.ndarray, i: int, action: int, prices: Prices) -> float:
+def price_action(before: np.ndarray, agents: np.ndarray, i: int, action: int, prices: Prices) -> float:
     """Return the cost of agent i's action; `before` (agents, 2) are the positions before the step."""
     cost = prices.action if action != DONE else 0.0
     if action == FORWARD and before[i, 0] == agents[i, X] and before[i, 1] == agents[i, Y]:
@@ -206,7 +208,7 @@ def play(
             before[i, 0], before[i, 1] = agents[i, X], agents[i, Y]
         time = times[c] + 1
         reward = 1 - 0.9 * (time / max_steps)
-        if not turn(grids[c], agents, moves, draws[c, times[c] % DRAWN_STEPS], rules, reward, earned):
+        if not move_all(grids[c], agents, moves, draws[c, times[c] % DRAWN_STEPS], rules, reward, earned):
             unplayed[n] = True
             continue
         times[c] = time
@@ -215,7 +217,7 @@ def play(
             ended[c, i] = agents[i, TERMINATED] != 0
             if alive[c, i]:
                 rewards[c, i] = earned[i]
-                costs[c, i, 0] = price(before, agents, i, moves[i], prices)
+                costs[c, i, 0] = price_action(before, agents, i, moves[i], prices)
                 terminated[c, i] = ended[c, i]
                 truncated[c, i] = not terminated[c, i] and time >= max_steps
                 alive[c, i] = not (terminated[c, i] or truncated[c, i])

@@ -47,7 +47,7 @@ class Rules(NamedTuple):
 
 
 @numba.njit(cache=True, nogil=True)
-def parts(state: np.ndarray, rules: Rules) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def split_state(state: np.ndarray, rules: Rules) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return the views of a state: positions, velocities, words, goals."""
     entities, a, b = rules.agents + rules.landmarks, 0, 0
     b = 2 * entities
@@ -66,14 +66,14 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
 
 
 @numba.njit(cache=True, nogil=True)
-def touch(places: np.ndarray, i: int, j: int, rules: Rules) -> bool:
+def overlap(places: np.ndarray, i: int, j: int, rules: Rules) -> bool:
     """Return True if the entities `i` and `j` overlap; `places` is (entities, 2)."""
     near: bool = distance(places[i], places[j]) < rules.sizes[i] + rules.sizes[j]
     return near
 
 
 @numba.njit(cache=True, nogil=True)
-def move(places: np.ndarray, velocities: np.ndarray, actions: np.ndarray, rules: Rules) -> None:
+def move_agents(places: np.ndarray, velocities: np.ndarray, actions: np.ndarray, rules: Rules) -> None:
     """Add up the forces of the actions and of contacts, then move the agents."""
     agents, entities = rules.agents, len(places)
     forces = np.zeros((entities, 2))
@@ -119,16 +119,16 @@ def own_reward(i: int, places: np.ndarray, goals: np.ndarray, rules: Rules) -> f
     reward = 0.0
     if rules.kind == SPREAD:
         for j in range(rules.agents):
-            if j != i and touch(places, i, j, rules):
+            if j != i and overlap(places, i, j, rules):
                 reward -= 1.0
     elif rules.kind == TAG and i < rules.chasers:
         for prey in range(rules.chasers, rules.agents):
             for chaser in range(rules.chasers):
-                if touch(places, prey, chaser, rules):
+                if overlap(places, prey, chaser, rules):
                     reward += 10
     elif rules.kind == TAG:
         for chaser in range(rules.chasers):
-            if touch(places, chaser, i, rules):
+            if overlap(places, chaser, i, rules):
                 reward -= 10
         for d in range(2):
             x = abs(places[i, d])
@@ -166,7 +166,7 @@ def has_succeeded(places: np.ndarray, rules: Rules) -> bool:
     for prey in range(rules.chasers, rules.agents):
         caught = False
         for chaser in range(rules.chasers):
-            caught = caught or touch(places, prey, chaser, rules)
+            caught = caught or overlap(places, prey, chaser, rules)
         if not caught:
             return False
     return True
@@ -187,8 +187,8 @@ def play(
     for c in range(len(states)):
         if not alive[c, 0]:
             continue
-        places, velocities, words, goals = parts(states[c], rules)
-        move(places, velocities, actions[c], rules)
+        places, velocities, words, goals = split_state(states[c], rules)
+        move_agents(places, velocities, actions[c], rules)
         if rules.kind == REFERENCE:
             words[:] = 0.0
             for i in range(rules.agents):
@@ -205,7 +205,7 @@ def play(
 
 
 @numba.njit(cache=True, nogil=True)
-def write(values: np.ndarray, i: int, row: np.ndarray, at: int) -> int:
+def write_pair(values: np.ndarray, i: int, row: np.ndarray, at: int) -> int:
     """Write the two numbers of entity `i` to the places of a row from `at` on, and return the place after them.
 
     `values` are (entities, 2). As slices they would take ten times as long.
@@ -215,7 +215,7 @@ def write(values: np.ndarray, i: int, row: np.ndarray, at: int) -> int:
 
 
 @numba.njit(cache=True, nogil=True)
-def write_seen(places: np.ndarray, i: int, j: int, row: np.ndarray, at: int) -> int:
+def write_relative_position(places: np.ndarray, i: int, j: int, row: np.ndarray, at: int) -> int:
     """Write where entity `j` is, seen from agent `i`, to a row from `at` on, and return the place after it."""
     row[at], row[at + 1] = places[j, 0] - places[i, 0], places[j, 1] - places[i, 1]
     return at + 2
@@ -225,24 +225,24 @@ def write_seen(places: np.ndarray, i: int, j: int, row: np.ndarray, at: int) -> 
 def observe(states: np.ndarray, copies: np.ndarray, agents: np.ndarray, rows: np.ndarray, rules: Rules) -> None:
     """Write observations, as mpe2 orders them. See `arrays.ObserveRows`."""
     for c in copies:
-        places, velocities, words, goals = parts(states[c], rules)
+        places, velocities, words, goals = split_state(states[c], rules)
         for k in range(len(agents)):
             i, row, at = agents[k], rows[c, k], 0
-            at = write(velocities, i, row, at)
+            at = write_pair(velocities, i, row, at)
             if rules.kind != REFERENCE:
-                at = write(places, i, row, at)
+                at = write_pair(places, i, row, at)
             for j in range(rules.agents, len(places)):
-                at = write_seen(places, i, j, row, at)
+                at = write_relative_position(places, i, j, row, at)
             if rules.kind == REFERENCE:
                 row[at : at + 3] = COLORS[int(goals[i])]
                 row[at + 3 :] = words[1 - i]
                 continue
             for j in range(rules.agents):
                 if j != i:
-                    at = write_seen(places, i, j, row, at)
+                    at = write_relative_position(places, i, j, row, at)
             if rules.kind == TAG:
                 for j in range(rules.chasers, rules.agents):
                     if j != i:
-                        at = write(velocities, j, row, at)
+                        at = write_pair(velocities, j, row, at)
             else:
                 row[at:] = 0.0  # the words of the others, who are silent

@@ -149,7 +149,11 @@ class TextEnv(AECEnv[str, str, str], ABC):  # type: ignore[misc]  # PettingZoo h
         tasks = self.train if split == "train" else self.test
         if not tasks:
             raise MarlRayError(f"env.kwargs: {self} has no tasks in split {split!r}")
-        number = place(len(tasks), self.seed, index) if split == "train" else place(len(tasks), 0, index % len(tasks))
+        number = (
+            task_index(len(tasks), self.seed, index)
+            if split == "train"
+            else task_index(len(tasks), 0, index % len(tasks))
+        )
         return tasks[number]
 
     def observation_space(self, agent: str) -> spaces.Space[str]:
@@ -260,7 +264,7 @@ class TextEnv(AECEnv[str, str, str], ABC):  # type: ignore[misc]  # PettingZoo h
                 self.infos[agent]["cost"] = tuple(self._spent[agent][name] for name in self.cost)
 
 
-def place(count: int, seed: int, index: int) -> int:
+def task_index(count: int, seed: int, index: int) -> int:
     """Return which of `count` tasks is number `index` of a run; every epoch shuffles all tasks anew."""
     epoch, position = divmod(index, count)
     return int(_shuffle(count, seed, epoch)[position])

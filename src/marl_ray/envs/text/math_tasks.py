@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 
-from marl_ray.envs.text.base import Demonstration, TextEnv, check_template, find_tasks, place
+from marl_ray.envs.text.base import Demonstration, TextEnv, check_template, find_tasks, task_index
 from marl_ray.envs.text.synthetic import arithmetic
 from marl_ray.envs.text.tasks import MathTask, read_math
 from marl_ray.errors import MarlRayError
@@ -70,7 +70,7 @@ class MathTasks(TextEnv):
         """
         result = []
         for index in range(count):
-            task = self._train[place(len(self._train), seed, index)]
+            task = self._train[task_index(len(self._train), seed, index)]
             response = task.solution or task.answer
             if not math_reward(response, task.answer, self.tolerance):
                 raise MarlRayError(f"task {task.task_id}: solution: expected to end with the answer {task.answer!r}")

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from marl_ray.agents import react_format
-from marl_ray.agents.calls import parse
+from marl_ray.agents.calls import parse_call
 from marl_ray.agents.made_up_country import QUESTION_KINDS, CountryQuestion, QuestionStep, questions
-from marl_ray.agents.react_format import CallResult, ReactTurn, find, transcript
+from marl_ray.agents.react_format import CallResult, ReactTurn, find_tool, transcript
 from marl_ray.agents.tools import make_tools
-from marl_ray.envs.text.base import Demonstration, Task, TextEnv, find_tasks, place
+from marl_ray.envs.text.base import Demonstration, Task, TextEnv, find_tasks, task_index
 from marl_ray.envs.text.tasks import MathTask, read_math
 from marl_ray.rewards.answers import same_answer
 from marl_ray.rewards.reward_protocol import ChosenReward
@@ -120,7 +120,7 @@ class React(TextEnv):
         """
         demonstrations = []
         for index in range(count):
-            task = self.train[place(len(self.train), seed, index)]
+            task = self.train[task_index(len(self.train), seed, index)]
             past: list[ReactTurn] = []
             for step in _plan(task):
                 response = _written(step)
@@ -133,11 +133,11 @@ class React(TextEnv):
 
     def _respond(self, text: str, calls: int) -> tuple[str, CallResult]:
         """Run the call in a response after `calls` earlier ones and return the text for later prompts, and the result."""
-        call = parse(text)
-        tool = find(self.tools, call.tool)
+        call = parse_call(text)
+        tool = find_tool(self.tools, call.tool)
         if self.max_calls is not None and calls >= self.max_calls and tool is not None and not tool.ends:
             return call.text, CallResult(_NO_CALLS, "no_calls_left")
-        return call.text, react_format.act(call, self.tools, self.timeout_s, self.observation_limit)
+        return call.text, react_format.make_call(call, self.tools, self.timeout_s, self.observation_limit)
 
     def _ask(self) -> None:
         self.ask(self.possible_agents[0], self._prompt(self.task, self._past, self._calls))
@@ -190,5 +190,5 @@ def _plan(task: Any) -> tuple[QuestionStep, ...]:
 
 
 def _written(step: QuestionStep) -> str:
-    """Return a step as `parse` reads it."""
+    """Return a step as `parse_call` reads it."""
     return f"Thought: {step.thought}\nAction: {step.tool}\nInput: {json.dumps(step.arguments)}"

@@ -35,7 +35,7 @@ def read_bytes(uri: str) -> bytes:
         raise MarlRayError(f"{uri}: cannot be read: {one_line_without(error, uri)}") from error
 
 
-def rows(name: str, data: bytes) -> Iterator[FileRow]:
+def read_records(name: str, data: bytes) -> Iterator[FileRow]:
     """Yield the records of a .jsonl, .json (an array) or .parquet file, each perhaps in gzip.
 
     Raises MarlRayError naming the file and the line (or the element) that is not JSON or not UTF-8.

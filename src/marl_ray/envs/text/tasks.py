@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from marl_ray.envs.text.base import Task
-from marl_ray.envs.text.record_files import FileRow, read_bytes, read_record, rows
+from marl_ray.envs.text.record_files import FileRow, read_bytes, read_record, read_records
 from marl_ray.errors import MarlRayError
 from marl_ray.rewards.code import CallTest, CodeTask, StdioTest
 
@@ -106,7 +106,7 @@ def read_math(path: str) -> tuple[MathTask, ...]:
     def make(task_id: str, record: MathRecord, where: str) -> MathTask:
         return MathTask(task_id, record.prompt, str(record.answer), record.solution, record.level)
 
-    return _unique(path, rows(path, read_bytes(path)), MathRecord, make)
+    return _unique(path, read_records(path, read_bytes(path)), MathRecord, make)
 
 
 @lru_cache(maxsize=8)
@@ -116,7 +116,7 @@ def read_code(path: str) -> tuple[ProgramTask, ...]:
     def make(task_id: str, record: CodeRecord, where: str) -> ProgramTask:
         return StaticProgramTask(task_id, record.prompt, code_task(record, where), record.level)
 
-    return _unique(path, rows(path, read_bytes(path)), CodeRecord, make)
+    return _unique(path, read_records(path, read_bytes(path)), CodeRecord, make)
 
 
 def code_task(record: CodeRecord, where: str) -> CodeTask:

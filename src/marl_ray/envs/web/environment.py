@@ -10,10 +10,10 @@ from typing import Any, NoReturn, Self
 from marl_ray.envs.text.base import Task, TextEnv
 from marl_ray.envs.web.browser.accessibility import PageView
 from marl_ray.envs.web.browser.action_text import WebAction, parse_web_action
-from marl_ray.envs.web.browser.chromium import done_with_chromium, shared_chromium
+from marl_ray.envs.web.browser.chromium import release_chromium, shared_chromium
 from marl_ray.envs.web.browser.errors import ActionError, BrowserError, PageError
 from marl_ray.envs.web.browser.perform import perform
-from marl_ray.envs.web.browser.prompts import head, page_text, past_answer, past_answers
+from marl_ray.envs.web.browser.prompts import page_text, past_answer, past_answers, prompt_head
 from marl_ray.envs.web.browser.recording import EpisodeRecord
 from marl_ray.envs.web.browser.session import HEIGHT, WIDTH, BrowserSession
 from marl_ray.envs.web.options import BrowserOptions
@@ -42,8 +42,8 @@ _PAGE_LEFT_TEXTS = "Execution context was destroyed", "has been closed"
 class BrowserEnv(TextEnv):
     """Base of environments in which one agent uses a browser. A subclass opens the pages and scores what was done there.
 
-    Every episode has a browser context of its own, which is closed at its end, unless `keeps` says otherwise; all contexts
-    of a process share a Chromium, which ends when all environments are closed.
+    Every episode has a browser context of its own, which is closed at its end, unless `keeps_context` says otherwise. All
+    contexts of a process share a Chromium, which ends when all environments are closed.
     Whatever a page does ends in one of `ENDINGS`, and the costs until then are reported.
     An action that cannot be read or done changes nothing, and the next prompt says why.
     Metrics: `pass`, the score; `answered`, 1.0 if the agent stopped by itself; `problems`, actions that could not be done;
@@ -73,7 +73,7 @@ class BrowserEnv(TextEnv):
         self.hosts, self.options, self._size = hosts, options, size
         self._shown = [(base_pattern(url), name) for url, name in names.items()]
         self._meant = [(base_pattern(name), url) for url, name in names.items()]
-        self._head = head(options.thoughts)
+        self._head = prompt_head(options.thoughts)
         self.session: BrowserSession | None = None
         self.recording: EpisodeRecord | None = None
         self.view = PageView("", {})
@@ -95,7 +95,7 @@ class BrowserEnv(TextEnv):
         """Return the score if the page itself has ended the episode, after every action; None while it continues."""
         return None
 
-    def keeps(self, session: BrowserSession) -> bool:
+    def keeps_context(self, session: BrowserSession) -> bool:
         """Return True if the next episode may use the context of the one that is over."""
         return False
 
@@ -114,7 +114,7 @@ class BrowserEnv(TextEnv):
 
     def begin(self) -> None:
         session = self.session
-        if session is not None and (self._running or not self.keeps(session)):
+        if session is not None and (self._running or not self.keeps_context(session)):
             self._close_session()
             session = None
         self._running = True
@@ -138,7 +138,7 @@ class BrowserEnv(TextEnv):
         except BrowserError as error:
             note = str(error)
         if session is not None and self.recording is not None:
-            self.recording.opened(session, self.intent(), note)
+            self.recording.record_opening(session, self.intent(), note)
         self._ask(note)
 
     def act(self, agent: str, text: str) -> None:
@@ -205,7 +205,7 @@ class BrowserEnv(TextEnv):
     def close(self) -> None:
         """Close the context of the episode, and the process's Chromium if no other environment uses it."""
         self._close_session()
-        done_with_chromium(self)
+        release_chromium(self)
 
     def _close_session(self) -> None:
         session, self.session = self.session, None
@@ -288,7 +288,7 @@ class BrowserEnv(TextEnv):
     def _finish(self, ending: str, score: float, answer: str) -> None:
         session, self._running = self.session, False
         blocked = session.blocked if session is not None else 0
-        if session is not None and self.keeps(session):
+        if session is not None and self.keeps_context(session):
             self._end_recording(session)
         else:
             self._close_session()

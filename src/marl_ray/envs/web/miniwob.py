@@ -96,7 +96,7 @@ class MiniWob(BrowserEnv):
         self._intent = ""
         self.keep_pages = keep_pages
 
-    def keeps(self, session: BrowserSession) -> bool:
+    def keeps_context(self, session: BrowserSession) -> bool:
         # A page of MiniWoB stores nothing, so that a context hands no more on than the page itself.
         return self.keep_pages and not session.broken and session.chromium.connected and session.tabs == 1
 

@@ -16,7 +16,7 @@ from marl_ray.evaluation.benchmarks.base import (
     SampleVerdict,
     Verdicts,
     program_of,
-    unique,
+    unique_problems,
 )
 from marl_ray.extensions import BENCHMARK
 
@@ -48,5 +48,5 @@ __all__ = [
     "benchmark",
     "program_of",
     "read_record",
-    "unique",
+    "unique_problems",
 ]

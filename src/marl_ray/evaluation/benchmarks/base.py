@@ -63,7 +63,7 @@ class Problem(ABC):
     """Complete programs that the benchmark gives as correct."""
 
     @property
-    def runs(self) -> float:
+    def max_time_limits(self) -> float:
         """Maximum number of time limits that one mode takes."""
         return 1.0
 
@@ -78,7 +78,7 @@ class Problem(ABC):
         return ("official", "hardened")
 
     @property
-    def shown(self) -> CodeTask:
+    def visible_task(self) -> CodeTask:
         """The tests that a policy may know, as public ones: tests that the prompt shows or that the file calls public.
 
         The task's hidden tests are placeholders and no tests of this problem.
@@ -107,7 +107,7 @@ class Benchmark:
     """The official limit of one sample (CodeContests: of one test)."""
     ks: tuple[int, ...]
     """Values of k that are reported when none is asked for."""
-    known: Mapping[str, str]
+    known_digests: Mapping[str, str]
     """sha256 of a file -> its description. Empty if any file is accepted."""
     splits: Mapping[str, Callable[[Problem], bool]] = field(default_factory=lambda: {"all": lambda _: True})
     """Split -> predicate that selects its problems; the first split is taken when none is asked for."""
@@ -154,7 +154,7 @@ def syntax(code: str) -> ast.Module:
         return ast.parse(code)
 
 
-def unique(problems: Iterable[tuple[FileRow, Problem]]) -> tuple[Problem, ...]:
+def unique_problems(problems: Iterable[tuple[FileRow, Problem]]) -> tuple[Problem, ...]:
     """Return the problems as a tuple. Raises MarlRayError if a task id occurs twice or there is no problem."""
     seen: dict[str, str] = {}
     problems_of_rows = []

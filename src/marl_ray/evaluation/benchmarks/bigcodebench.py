@@ -28,7 +28,7 @@ from marl_ray.evaluation.benchmarks.base import (
     Unused,
     Verdicts,
     syntax,
-    unique,
+    unique_problems,
 )
 from marl_ray.sandbox import Limits, Pool, Status
 
@@ -127,7 +127,7 @@ def driver_source() -> str:
 
 def parse(prompt: str, rows: Iterable[FileRow]) -> tuple[Problem, ...]:
     """Return the problems of a BigCodeBench file; `prompt` is `complete` or `instruct`."""
-    return unique((row, _problem(read_record(BigCodeBenchRecord, row), prompt, row.where)) for row in rows)
+    return unique_problems((row, _problem(read_record(BigCodeBenchRecord, row), prompt, row.where)) for row in rows)
 
 
 def _problem(record: BigCodeBenchRecord, prompt: str, where: str) -> Problem:
@@ -187,7 +187,7 @@ def _benchmark(prompt: str) -> Benchmark:
         modes=("official", "hardened"),
         timeout_s=241.0,
         ks=(1, 5, 10),
-        known={
+        known_digests={
             "410f12abaeea8441c8e1d0b928e3c148897cc4e494dba50b32083dd6e7640450": "v0.1.4, 1,140 problems",
         },
         splits=splits,

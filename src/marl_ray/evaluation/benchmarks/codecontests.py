@@ -22,7 +22,7 @@ from marl_ray.evaluation.benchmarks.base import (
     SampleVerdict,
     Unused,
     Verdicts,
-    unique,
+    unique_problems,
 )
 from marl_ray.rewards.code import StdioTest
 from marl_ray.rewards.outputs import outputs_match
@@ -101,7 +101,7 @@ class ContestProblem(Problem):
     memory_bytes: int
 
     @property
-    def runs(self) -> float:
+    def max_time_limits(self) -> float:
         return WALL_FACTOR * len(self.tests)
 
     def score(self, pool: Pool, source: ModelAnswer, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
@@ -136,7 +136,7 @@ def run_stdio(
 
 def parse(rows: Iterable[FileRow]) -> tuple[Problem, ...]:
     """Return the problems of the hub's format, or of SandboxFusion's."""
-    return unique((row, _problem(row)) for row in rows)
+    return unique_problems((row, _problem(row)) for row in rows)
 
 
 def _problem(row: FileRow) -> Problem:
@@ -190,7 +190,7 @@ CODECONTESTS = Benchmark(
     modes=("official", "hardened"),
     timeout_s=10.0,
     ks=(1, 10, 100),
-    known={
+    known_digests={
         "e286e28fe9d118f34580a36627ddd4f9105d651ef81c22f4cca406c96f94ac8f": "SandboxFusion's sample, 20 problems",
     },
     filters_references=True,

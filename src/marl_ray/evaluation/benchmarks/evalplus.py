@@ -25,7 +25,7 @@ from marl_ray.evaluation.benchmarks.base import (
     SampleVerdict,
     Verdicts,
     syntax,
-    unique,
+    unique_problems,
 )
 from marl_ray.evaluation.benchmarks.sandboxed.evalplus_driver import COMPARED_WITH_NONE, dumps
 from marl_ray.rewards.code import CallTest, CodeTask
@@ -91,11 +91,11 @@ class EvalPlusProblem(Problem):
     """Assertions that the prompt shows."""
 
     @property
-    def runs(self) -> float:
+    def max_time_limits(self) -> float:
         return 2 * len(TEST_PARTS)
 
     @property
-    def shown(self) -> CodeTask:
+    def visible_task(self) -> CodeTask:
         return CodeTask(NO_TESTS, tuple(map(CallTest, self.examples)), self.entry_point, "import math")
 
     def score(self, pool: Pool, source: ModelAnswer, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
@@ -211,7 +211,7 @@ def mbpp_inputs(number: int, inputs: Inputs) -> Inputs:
 
 def parse(prefix: str, rows: Iterable[FileRow]) -> tuple[Problem, ...]:
     """Return the problems of an EvalPlus file; `prefix` begins its task ids."""
-    return unique((row, _problem(prefix, read_record(EvalPlusRecord, row), row.where)) for row in rows)
+    return unique_problems((row, _problem(prefix, read_record(EvalPlusRecord, row), row.where)) for row in rows)
 
 
 def _problem(prefix: str, record: EvalPlusRecord, where: str) -> Problem:
@@ -260,7 +260,7 @@ def _benchmark(name: str, title: str, prefix: str, stop: tuple[str, ...], known:
         modes=("official", "hardened"),
         timeout_s=TASK_S,
         ks=(1, 10, 100),
-        known=known,
+        known_digests=known,
         same_id=partial(_same_id, prefix),
         writes="completion",
         stop=stop,

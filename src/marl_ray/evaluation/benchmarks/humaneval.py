@@ -11,7 +11,7 @@ from marl_ray.evaluation.benchmarks.base import (
     ModelAnswer,
     Problem,
     Verdicts,
-    unique,
+    unique_problems,
 )
 from marl_ray.evaluation.benchmarks.functions import score_function
 from marl_ray.sandbox import Pool
@@ -60,7 +60,7 @@ class HumanEvalProblem(Problem):
 
 def parse(rows: Iterable[FileRow]) -> tuple[Problem, ...]:
     """Return the problems of a HumanEval file."""
-    return unique((row, _problem(read_record(HumanEvalRecord, row))) for row in rows)
+    return unique_problems((row, _problem(read_record(HumanEvalRecord, row))) for row in rows)
 
 
 def _problem(record: HumanEvalRecord) -> Problem:
@@ -75,7 +75,7 @@ HUMANEVAL = Benchmark(
     modes=("official", "hardened"),
     timeout_s=3.0,
     ks=(1, 10, 100),
-    known={
+    known_digests={
         "b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef": "164 problems",
         "701442bbe5a65db1e4ac218d0d2bb29a6caf9615a769759bcf4ca38621ba1d7f": "the official example, 1 problem",
     },

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 
 from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.envs.text.tasks import CodeRecord, code_task
-from marl_ray.evaluation.benchmarks.base import NO_TESTS, Benchmark, Mode, ModelAnswer, Problem, Verdicts, unique
+from marl_ray.evaluation.benchmarks.base import (
+    NO_TESTS,
+    Benchmark,
+    Mode,
+    ModelAnswer,
+    Problem,
+    Verdicts,
+    unique_problems,
+)
 from marl_ray.evaluation.benchmarks.codecontests import WALL_FACTOR, run_stdio
 from marl_ray.evaluation.benchmarks.functions import score_function
 from marl_ray.rewards.code import CallTest, CodeTask, StdioTest
@@ -37,11 +45,11 @@ class OwnProblem(Problem):
         return ("hardened",)
 
     @property
-    def runs(self) -> float:
+    def max_time_limits(self) -> float:
         return 1.0 if self.entry_point else WALL_FACTOR * len(self.task.hidden)
 
     @property
-    def shown(self) -> CodeTask:
+    def visible_task(self) -> CodeTask:
         return CodeTask(NO_TESTS if self.entry_point else (), self.task.public, self.entry_point, self.task.setup)
 
     def score(self, pool: Pool, source: ModelAnswer, modes: Sequence[Mode], timeout_s: float) -> Verdicts:
@@ -68,7 +76,7 @@ def parse(rows: Iterable[FileRow]) -> tuple[Problem, ...]:
 
     Raises MarlRayError for a line that is neither of its two kinds.
     """
-    return unique((row, _problem(read_record(OwnRecord, row), row.where)) for row in rows)
+    return unique_problems((row, _problem(read_record(OwnRecord, row), row.where)) for row in rows)
 
 
 def _problem(record: OwnRecord, where: str) -> Problem:
@@ -83,5 +91,5 @@ JSONL = Benchmark(
     modes=("hardened",),
     timeout_s=3.0,
     ks=(1, 10, 100),
-    known={},
+    known_digests={},
 )

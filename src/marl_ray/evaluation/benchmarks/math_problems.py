@@ -18,7 +18,7 @@ from marl_ray.evaluation.benchmarks.base import (
     Problem,
     SampleVerdict,
     Verdicts,
-    unique,
+    unique_problems,
 )
 from marl_ray.rewards.math_reward import math_reward
 from marl_ray.sandbox import Pool
@@ -46,7 +46,7 @@ class MathProblem(Problem):
 
 def parse(rows: Iterable[FileRow]) -> tuple[Problem, ...]:
     """Return the problems of a file of mathematics."""
-    return unique((row, _problem(number, read_record(MathRecord, row))) for number, row in enumerate(rows))
+    return unique_problems((row, _problem(number, read_record(MathRecord, row))) for number, row in enumerate(rows))
 
 
 def _problem(number: int, record: MathRecord) -> Problem:
@@ -61,6 +61,6 @@ MATH = Benchmark(
     modes=("hardened",),
     timeout_s=3.0,
     ks=(1, 10, 100),
-    known={},
+    known_digests={},
     writes="output",
 )

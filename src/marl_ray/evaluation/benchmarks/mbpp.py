@@ -22,7 +22,7 @@ from marl_ray.evaluation.benchmarks.base import (
     Unused,
     Verdicts,
     syntax,
-    unique,
+    unique_problems,
 )
 from marl_ray.evaluation.benchmarks.functions import score_function
 from marl_ray.rewards.code import CallTest, CodeTask
@@ -85,9 +85,9 @@ class MbppProblem(Problem):
         return ("official",) if self.number in UNSPLIT_TASKS else ("official", "hardened")
 
     @property
-    def shown(self) -> CodeTask:
+    def visible_task(self) -> CodeTask:
         if self.number in UNSPLIT_TASKS:
-            return super().shown
+            return super().visible_task
         setup = f"{self.references[0]}\n{self.setup}"
         return CodeTask(NO_TESTS, tuple(map(CallTest, self.tests)), self.entry_point, setup)
 
@@ -118,7 +118,9 @@ def parse(model: type[MbppRecord] | type[SanitizedRecord], rows: Iterable[FileRo
     shots = "".join(
         f"{_question(by_number[n])}\n{_lines(by_number[n].code)}\n{DONE_MARK}\n" for n in SHOT_NUMBERS if by_number
     )
-    return unique((row, _problem(record, f"{shots}{_question(record)}\n", row.where)) for row, record in records)
+    return unique_problems(
+        (row, _problem(record, f"{shots}{_question(record)}\n", row.where)) for row, record in records
+    )
 
 
 def _problem(record: MbppRecord | SanitizedRecord, prompt: str, where: str) -> Problem:
@@ -188,7 +190,7 @@ MBPP = Benchmark(
     modes=("official", "hardened"),
     timeout_s=10.0,
     ks=(1, 10, 100),
-    known={"ccf64ceae9c5403bf50a044cb6d505bfd2a2963ee58338ba268fd65beab92a9f": "974 problems"},
+    known_digests={"ccf64ceae9c5403bf50a044cb6d505bfd2a2963ee58338ba268fd65beab92a9f": "974 problems"},
     splits=SPLITS,
     same_id=_same_id,
     hub=("google-research-datasets/mbpp", "full", ("prompt", "test", "validation", "train")),
@@ -201,6 +203,6 @@ MBPP_SANITIZED = replace(
     name="mbpp-sanitized",
     title="MBPP sanitized",
     parse=partial(parse, SanitizedRecord),
-    known={"ca95deaa9a01ef0a6f439f88bcf0dd3db3563d22f22aad6cae04ebb9a8d8c8e9": "427 problems"},
+    known_digests={"ca95deaa9a01ef0a6f439f88bcf0dd3db3563d22f22aad6cae04ebb9a8d8c8e9": "427 problems"},
     hub=("google-research-datasets/mbpp", "sanitized", ("prompt", "test", "validation", "train")),
 )

@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.statistics.off_policy import ExposureGate, PolicyValue, doubly_robust, gate, snips
+from marl_ray.experiments.statistics.off_policy import ExposureGate, PolicyValue, doubly_robust, exposure_gate, snips
 from marl_ray.policies.actor_critic.distributions import Gaussian
 from marl_ray.policies.actor_critic.spaces import CATEGORICAL_SPACES, cardinalities
 from marl_ray.policies.bundles.actor_critic import Bundle
@@ -72,22 +72,22 @@ def combined_estimate(
 ) -> OffPolicyEstimate:
     """Combine two estimates on the units `used`, (units,) bool, into one result."""
     units = int(used.sum())
-    exposure_gate = _gate(value, units, floor, min_effective)
-    return OffPolicyEstimate(value, robust, float(outcomes[used].mean()), units, len(used) - units, exposure_gate)
+    passed_gate = _gate(value, units, floor, min_effective)
+    return OffPolicyEstimate(value, robust, float(outcomes[used].mean()), units, len(used) - units, passed_gate)
 
 
 def _gate(value: PolicyValue, units: int, floor: float, min_effective: float) -> ExposureGate:
-    """Apply `experiments.statistics.off_policy.gate` after a test that the mean weight is 1.
+    """Apply `experiments.statistics.off_policy.exposure_gate` after a test that the mean weight is 1.
 
     A self-normalised estimate alone does not show that the log lacks the bundle's actions: if all weights are equally
     small, the estimate is the logged mean. The standard error follows from the effective sample size, mean sqrt(1 /
     effective - 1 / n).
     """
-    spread = max(0.0, 1 / max(value.effective, 1.0) - 1 / units)
-    if not abs(value.mean_weight - 1) <= MAX_ERRORS * value.mean_weight * math.sqrt(spread) + WEIGHT_TOLERANCE:
+    variance = max(0.0, 1 / max(value.effective, 1.0) - 1 / units)
+    if not abs(value.mean_weight - 1) <= MAX_ERRORS * value.mean_weight * math.sqrt(variance) + WEIGHT_TOLERANCE:
         reason = f"mean importance weight {value.mean_weight:.3g}, must be about 1: the log does not cover this bundle"
         return ExposureGate(False, reason)
-    return gate(value, floor=floor, min_effective=min_effective)
+    return exposure_gate(value, floor=floor, min_effective=min_effective)
 
 
 def logged_for(bundle: Bundle, path: str) -> LoggedUnits:

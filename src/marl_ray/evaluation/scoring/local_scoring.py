@@ -37,7 +37,7 @@ class ScoringJob:
     @property
     def max_wall_s(self) -> float:
         """Upper bound of the job's wall time, in seconds."""
-        return len(self.modes) * self.sample.problem.runs * (WALL_FACTOR * self.timeout_s + START_S)
+        return len(self.modes) * self.sample.problem.max_time_limits * (WALL_FACTOR * self.timeout_s + START_S)
 
 
 Scorer = Callable[[Sequence[ScoringJob]], Iterator[list[ResultRow]]]

@@ -20,7 +20,7 @@ class WebBenchmark:
     """Options of the environment, where none are given."""
     ks: tuple[int, ...] = (1, 5, 10)
     """Values of k that are reported when none is asked for."""
-    known: Mapping[str, str] = field(default_factory=dict)
+    known_digests: Mapping[str, str] = field(default_factory=dict)
     """Empty, because any file of tasks is accepted."""
 
 

@@ -17,7 +17,10 @@ _ACTED_ON = ("button", "link", "textbox", "checkbox", "radio", "tab", "option", 
 
 
 class RandomAgent:
-    """Clicks elements and types words of the task into them, each as likely; one action in ten goes back or stops."""
+    """Clicks elements and types words of the task into them, each as likely.
+
+    One action in ten goes back or stops.
+    """
 
     def __init__(self, seed: int):
         self.seed = seed

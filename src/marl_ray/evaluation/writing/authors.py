@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from marl_ray.config.base import words
+from marl_ray.config.base import message_of
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import FieldError
 from marl_ray.policies.bundles.actor_critic import load_bundle
@@ -56,7 +56,7 @@ def generation_of(policy: Author, overrides: SamplingOverrides, stop: tuple[str,
         )
     except ValidationError as error:
         first = error.errors()[0]
-        raise FieldError(str(first["loc"][0]), f"{words(first)}, got {first['input']}") from error
+        raise FieldError(str(first["loc"][0]), f"{message_of(first)}, got {first['input']}") from error
 
 
 def authors_of_bundle(reference: str, tracking_uri: str | None) -> WriterPolicies:

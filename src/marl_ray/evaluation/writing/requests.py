@@ -26,7 +26,7 @@ class SampleWriter(Protocol):
         """Yield samples as they come, in batches in any order."""
 
 
-def generate(
+def write_samples(
     source: SampleWriter,
     request: WritingRequest,
     problems: Sequence[Problem],
@@ -34,7 +34,9 @@ def generate(
     out: Path | None,
     progress: Progress = no_progress,
 ) -> tuple[Path, str]:
-    """Write the samples that are missing; return the evaluation's folder with the samples in it, and their description.
+    """Write the samples that are missing.
+
+    Returns the evaluation's folder with the samples in it, and their description.
 
     `facts` name benchmark and data. However this ends, written samples stay in the folder, and the same call
     continues there.

@@ -4,7 +4,7 @@ import hashlib
 from collections import Counter
 from dataclasses import dataclass
 
-from marl_ray.envs.text.record_files import FileRow, read_bytes, rows
+from marl_ray.envs.text.record_files import FileRow, read_bytes, read_records
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import ANSWER_KINDS, Benchmark, ModelAnswer, Problem
 
@@ -43,7 +43,7 @@ def read_samples(path: str, benchmark: Benchmark, problems: tuple[Problem, ...])
     by_id = {problem.task_id: problem for problem in problems}
     counts: Counter[str] = Counter()
     samples = []
-    for row in rows(path, data):
+    for row in read_records(path, data):
         task_id, source = _sample(row)
         task_id = benchmark.same_id(task_id)
         if task_id not in by_id:

@@ -55,7 +55,7 @@ class Conversation:
     cut: bool = False
     """True if the conversation is over because the next prompt is too long even when shortened."""
 
-    def go_on(self) -> None:
+    def take_next_turn(self) -> None:
         """Hand over the last response and take the next turn."""
         if self.cut:
             self.agent = None
@@ -239,7 +239,7 @@ def _one_turn(agent: str, prompt: str) -> Turns:
 
 def _team_turns(env: CodeTeam, problem: Problem) -> Turns:
     """Yield the turns of an episode. The scoring tests the last program, so this function does not."""
-    env.test = (StaticProgramTask(problem.task_id, problem.prompt, problem.shown),)
+    env.test = (StaticProgramTask(problem.task_id, problem.prompt, problem.visible_task),)
     env.reset(seed=0, options={"index": 0, "split": "test"})
     programs = 0
     while not env.terminations[env.agent_selection]:
@@ -269,7 +269,7 @@ def _chats(policy: Author) -> bool:
 
 def _go_on(talks: Sequence[Conversation]) -> None:
     try:
-        side_by_side([talk.go_on for talk in talks], THREADS, TURN_S)
+        side_by_side([talk.take_next_turn for talk in talks], THREADS, TURN_S)
     except CallTimeoutError as late:
         raise MarlRayError(f"{talks[late.index].problem.task_id}: a turn took over {TURN_S:g} s") from late
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from marl_ray.experiments.assignment.rendezvous import in_share
+from marl_ray.experiments.assignment.rendezvous import is_in_share
 
 Attribute = bool | int | float | str
 Attributes = Mapping[str, Attribute]
@@ -16,20 +16,20 @@ class Population:
     """Equal populations take the same units, in whatever order their config lists the values."""
 
     share: float = 1.0
-    required: frozenset[tuple[str, frozenset[tuple[bool, Attribute]]]] = frozenset()
+    required_attributes: frozenset[tuple[str, frozenset[tuple[bool, Attribute]]]] = frozenset()
     """Names of attributes, each with the values that a unit of the population may have, and whether they are booleans."""
 
     @property
     def is_everyone(self) -> bool:
-        return self.share >= 1 and not self.required
+        return self.share >= 1 and not self.required_attributes
 
     def may_include(self, salt: str, unit: str) -> bool:
         """Return True if the unit is in the share, so that only its attributes can still exclude it."""
-        return self.share >= 1 or in_share(salt, self.share, unit)
+        return self.share >= 1 or is_in_share(salt, self.share, unit)
 
     def includes(self, salt: str, unit: str, attributes: Attributes) -> bool:
         """Return True if a unit with these attributes takes part. A unit that lacks a required attribute does not."""
-        for name, values in self.required:
+        for name, values in self.required_attributes:
             value = attributes.get(name)
             if value is None or _typed_attribute(value) not in values:
                 return False

@@ -62,7 +62,7 @@ class AssignmentTable:
         key = unit.encode()
         best, winner = math.inf, ""
         for arm, prefix, weight in self._draws:
-            score = -math.log(uniform(prefix, key)) / weight
+            score = -math.log(uniform_of_key(prefix, key)) / weight
             if score < best or not winner:
                 best, winner = score, arm
         return self._outcomes[winner]
@@ -71,9 +71,9 @@ class AssignmentTable:
         """Return the arm of a block of `block_of`; as `assign`, but balanced within groups of consecutive blocks."""
         group, place = block_group(block, len(self.weights))
         order = _block_prefix(self._salt, f"order {group}")
-        draws = [uniform(order, str(k).encode()) for k in range(len(self.weights))]
+        draws = [uniform_of_key(order, str(k).encode()) for k in range(len(self.weights))]
         rank = sum(other < draws[place] for other in draws)
-        u = (rank + uniform(_block_prefix(self._salt, "place"), block.encode())) / len(draws)
+        u = (rank + uniform_of_key(_block_prefix(self._salt, "place"), block.encode())) / len(draws)
         live = sorted(self._outcomes)
         for arm in live[:-1]:
             u -= self.propensities[arm]
@@ -108,15 +108,17 @@ class PastTables:
         if len(self._weights) < 2:
             return True
         key = unit.encode()
-        draws = {arm: -math.log(uniform(prefix, key)) for arm, prefix in self._draws.items()}
+        draws = {arm: -math.log(uniform_of_key(prefix, key)) for arm, prefix in self._draws.items()}
         winners = {min(weights, key=lambda share: draws[share[0]] / share[1])[0] for weights in self._weights}
         return len(winners) == 1
 
 
-def draw(
+def draw_arm(
     table: AssignmentTable, randomize: str, unit: str, *, cluster: str | None = None, at: float, block_s: float
 ) -> tuple[Assignment, str | None]:
-    """Assign an arm to a unit that has none yet; return it with the cluster or block that was drawn (`Exposure.cluster`).
+    """Assign an arm to a unit that has none yet.
+
+    Returns the arm, and the cluster or block that was drawn (`Exposure.cluster`).
 
     `randomize` and `block_s` are the config's; `cluster` is the request's; `at` is now, in seconds since 1970. A unit
     keeps the arm of its first exposure, whatever its later block or cluster. Raises ValueError if `randomize` needs a
@@ -169,7 +171,7 @@ def staged_weights(weights: Mapping[str, float], control: str, share: float) -> 
     return {arm: 1 - share if arm == control else share and share * (weight / total) for arm, weight in weights.items()}
 
 
-def in_layer(layer: str, share: tuple[float, float], unit: str) -> bool:
+def is_in_layer(layer: str, share: tuple[float, float], unit: str) -> bool:
     """Return True if the unit's place in the layer, uniform in [0, 1), lies in [low, high).
 
     Experiments of one layer with disjoint shares never have a unit in common; places in two layers are independent of
@@ -178,7 +180,7 @@ def in_layer(layer: str, share: tuple[float, float], unit: str) -> bool:
     return share[0] <= _place(b"layer", layer, unit) < share[1]
 
 
-def in_share(salt: str, share: float, unit: str) -> bool:
+def is_in_share(salt: str, share: float, unit: str) -> bool:
     """Return True if the unit is in the experiment's share (0 to 1) of all units.
 
     A larger share only adds units; places are independent of layers, hold-outs and arms, and of other salts.
@@ -186,7 +188,7 @@ def in_share(salt: str, share: float, unit: str) -> bool:
     return _place(b"population", salt, unit) < share
 
 
-def held_out(endpoint: str, share: float, unit: str) -> bool:
+def is_held_out_unit(endpoint: str, share: float, unit: str) -> bool:
     """Return True if the unit is in the endpoint's hold-out of this share (0 to 1).
 
     It does not depend on the experiments that the endpoint has. A larger share only adds units; places are independent
@@ -204,7 +206,7 @@ def _place(kind: bytes, name: str, unit: str) -> float:
 
 
 def arm_prefix(salt: str, arm: str) -> "hashlib.blake2b":
-    """Return the hash of an experiment's salt and an arm, which `uniform` continues from with a unit."""
+    """Return the hash of an experiment's salt and an arm, which `uniform_of_key` continues from with a unit."""
     # JSON ends where it ends, so no two (salt, arm, unit) run together to the same bytes.
     return hashlib.blake2b(json.dumps([salt, arm]).encode(), digest_size=8)
 
@@ -213,7 +215,7 @@ def _block_prefix(salt: str, what: str) -> "hashlib.blake2b":
     return hashlib.blake2b(json.dumps([salt, what]).encode(), digest_size=8, person=b"block")
 
 
-def uniform(prefix: "hashlib.blake2b", key: bytes) -> float:
+def uniform_of_key(prefix: "hashlib.blake2b", key: bytes) -> float:
     """Return a number in (0, 1), uniform over keys, that depends on the prefix and the key alone."""
     state = prefix.copy()
     state.update(key)

@@ -65,7 +65,7 @@ def ratio_summary(numerators: np.ndarray, denominators: np.ndarray) -> Summary:
     return Summary(n, ratio, float((linear**2).sum() / (n - 1)) if n > 1 else 0.0)
 
 
-def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+def adjust_holm(p_values: Mapping[str, float]) -> dict[str, float]:
     """Return the p-values of several guardrails, adjusted for their number.
 
     After that, "<= alpha" errs anywhere with probability alpha at most. Holm's step-down (1979): the k-th smallest of m

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.designs.adjustment import cuped, holm, ratio_summary, summarise
+from marl_ray.experiments.designs.adjustment import adjust_holm, cuped, ratio_summary, summarise
 from marl_ray.experiments.designs.fixed_size import WelchTest, welch
 from marl_ray.experiments.statistics.intervals import Interval, Summary
 from marl_ray.experiments.statistics.unit_clusters import pool_strata
@@ -96,11 +96,11 @@ def compare(
 
 def with_holm(rows: Sequence[Comparison]) -> list[Comparison]:
     """Return the comparisons of one analysis, with their p-values adjusted (Holm) for all of them."""
-    adjusted = holm({str(k): row.test.p_value for k, row in enumerate(rows)})
+    adjusted = adjust_holm({str(k): row.test.p_value for k, row in enumerate(rows)})
     return [replace(row, holm=adjusted[str(k)]) for k, row in enumerate(rows)]
 
 
-def imbalance(units: Units, covariate: str, treatments: Sequence[str], control: str) -> dict[str, float]:
+def covariate_imbalance(units: Units, covariate: str, treatments: Sequence[str], control: str) -> dict[str, float]:
     """Return treatment -> p-value of its difference from the control in the covariate.
 
     A small one says that the treatment moved the covariate: then it is not from before the exposure, and CUPED is wrong.

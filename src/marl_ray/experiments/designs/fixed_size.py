@@ -52,7 +52,7 @@ def _percent(treatment: float, control: float) -> float:
     return 100 * (treatment / control - 1) if control else math.nan
 
 
-def power(treatment: int, control: int, *, effect: float, sd: float, alpha: float) -> float:
+def power_of_test(treatment: int, control: int, *, effect: float, sd: float, alpha: float) -> float:
     """Return the chance that the two-sided t-test finds a true difference `effect`.
 
     `treatment` and `control` are counts of outcomes; both arms have the standard deviation `sd`.
@@ -68,7 +68,7 @@ def power(treatment: int, control: int, *, effect: float, sd: float, alpha: floa
 def samples_needed(
     *, effect: float, sd: float, alpha: float = 0.05, power: float = 0.8, ratio: float = 1.0
 ) -> tuple[int, int]:
-    """Return the fewest outcomes (treatment, control) with which the t-test reaches `power`.
+    """Return the fewest outcomes (treatment, control) with which the t-test reaches `power_of_test`.
 
     `ratio` is treatment over control; `effect` and `sd` are in units of the outcome. The normal formula gives a start, which
     the noncentral t counts up from.
@@ -94,4 +94,4 @@ def samples_needed(
         control += 1
 
 
-_power = power
+_power = power_of_test

@@ -34,14 +34,16 @@ def probability_best(arms: Mapping[str, Summary], higher_is_better: bool = True)
     pooled = math.fsum(arm.n * arm.mean for arm in arms.values() if arm.n) / total if total else 0.0
     inner = math.fsum((arm.n - 1) * arm.variance for arm in arms.values() if arm.n > 1)
     outer = math.fsum(arm.n * (arm.mean - pooled) ** 2 for arm in arms.values() if arm.n)
-    spread = (inner + outer) / (total - 1) if total > 1 else 0.0
-    if not spread > 0:
+    pooled_variance = (inner + outer) / (total - 1) if total > 1 else 0.0
+    if not pooled_variance > 0:
         return {name: 1 / len(arms) for name in arms}
     means, deviations = [], []
     for arm in arms.values():
         weight = arm.n + PRIOR_WEIGHT
         means.append(sign * ((arm.n * arm.mean if arm.n else 0.0) + PRIOR_WEIGHT * pooled) / weight)
-        deviations.append(math.sqrt((arm.variance or spread) / weight if arm.n > 1 else spread / weight))
+        deviations.append(
+            math.sqrt((arm.variance or pooled_variance) / weight if arm.n > 1 else pooled_variance / weight)
+        )
     chances = _chances_of_largest(np.array(means), np.array(deviations))
     return dict(zip(arms, chances.tolist(), strict=True))
 

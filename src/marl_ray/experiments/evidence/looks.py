@@ -12,7 +12,7 @@ from marl_ray.experiments.evidence.judged_units import BetQuestion
 from marl_ray.experiments.evidence.running_sums import Design, Exposed, Judged, MetricCell, Totals
 from marl_ray.experiments.statistics.bets import BetEvidence, End
 from marl_ray.experiments.statistics.intervals import NO_OUTCOME, Summary
-from marl_ray.experiments.statistics.missing_outcomes import mean_beyond
+from marl_ray.experiments.statistics.missing_outcomes import mean_excess_beyond
 from marl_ray.experiments.statistics.moments import NO_MOMENTS, Moments, merge_moments
 from marl_ray.experiments.statistics.sequential import scale_summary
 from marl_ray.experiments.statistics.unit_clusters import Blocks, block_summaries, pool_strata, summary_of
@@ -21,9 +21,9 @@ Counts = dict[int, dict[str, int]]
 """Epoch -> arm -> number."""
 MetricMoments = Mapping[MetricCell, Moments]
 """The moments of each metric by epoch, arm and cluster."""
-Fill = tuple[str, str, str, int, float, float, float]
-"""The arguments of `Look.filled`."""
-Homes = Mapping[str, tuple[int, str, bool]]
+FillArguments = tuple[str, str, str, int, float, float, float]
+"""The arguments of `Look.filled_summaries`."""
+BlocksOfClusters = Mapping[str, tuple[int, str, bool]]
 """Cluster or block -> its first epoch, its arm in that epoch, and whether it has had other epochs or arms."""
 
 
@@ -94,13 +94,13 @@ class Sources:
     values: MetricMoments
     """Values that judged units have reported."""
     judged: Mapping[Judged, int]
-    homes: Homes
+    homes: BlocksOfClusters
     """Clusters and blocks that count."""
     design: Design
-    pooled: dict[tuple[str, str, str], Moments] = field(default_factory=dict)
-    """Results of `Look.pooled`, `Look.filled` and `Look.beyond`, for which later looks without news ask again."""
-    filled: dict[Fill, tuple[Summary, Summary]] = field(default_factory=dict)
-    beyond: dict[tuple[Fill, End], tuple[float, float]] = field(default_factory=dict)
+    pooled_moments: dict[tuple[str, str, str], Moments] = field(default_factory=dict)
+    """Results of the methods of `Look` with these names, for which later looks without news ask again."""
+    filled_summaries: dict[FillArguments, tuple[Summary, Summary]] = field(default_factory=dict)
+    mean_excess: dict[tuple[FillArguments, End], tuple[float, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,19 +127,19 @@ class Look(Observations):
     """Evidence of the betting tests, by question."""
     sources: Sources | None = None
 
-    def pooled(self, metric: str, treatment: str, control: str) -> Moments:
+    def pooled_moments(self, metric: str, treatment: str, control: str) -> Moments:
         """Return the moments of the metric's values that judged units of both arms have reported, together."""
         if self.sources is None:
             return NO_MOMENTS
         names = metric, treatment, control
-        if names not in self.sources.pooled:
+        if names not in self.sources.pooled_moments:
             parts = (
                 moments for key, moments in self.sources.values.items() if key[0] == metric and key[2] in names[1:]
             )
-            self.sources.pooled[names] = reduce(merge_moments, parts, NO_MOMENTS)
-        return self.sources.pooled[names]
+            self.sources.pooled_moments[names] = reduce(merge_moments, parts, NO_MOMENTS)
+        return self.sources.pooled_moments[names]
 
-    def filled(
+    def filled_summaries(
         self, metric: str, treatment: str, control: str, arms: int, *, value: float, shift: float, scale: float
     ) -> tuple[Summary, Summary]:
         """Return the summaries of `pair` over all judged units, where missing values are filled.
@@ -150,15 +150,15 @@ class Look(Observations):
         if self.sources is None:
             return NO_OUTCOME, NO_OUTCOME
         fill = metric, treatment, control, arms, value, shift, scale
-        if fill in self.sources.filled:
-            return self.sources.filled[fill]
+        if fill in self.sources.filled_summaries:
+            return self.sources.filled_summaries[fill]
         values, judged = self._of_pair(metric, {treatment: (1.0, shift), control: (scale, 0.0)})
         observations = _observations(
             _fill_missing(values, judged, {metric: value}), self.sources.homes, self.sources.design
         )
-        return self.sources.filled.setdefault(fill, observations.pair(metric, treatment, control, arms))
+        return self.sources.filled_summaries.setdefault(fill, observations.pair(metric, treatment, control, arms))
 
-    def beyond(
+    def mean_excess(
         self,
         metric: str,
         treatment: str,
@@ -172,20 +172,22 @@ class Look(Observations):
     ) -> tuple[float, float]:
         """Return the average excess over `value` of the treatment's and of the control's numbers, at most.
 
-        At the low end it is the excess below `value`. The numbers are those of `filled`; one on the near side of `value`
-        counts 0. See `missing_outcomes.mean_beyond`.
+        At the low end it is the excess below `value`. The numbers are those of `filled_summaries`; one on the near side of
+        `value` counts 0. See `missing_outcomes.mean_excess_beyond`.
         """
         if self.sources is None:
             return 0.0, 0.0
         request = (metric, treatment, control, arms, value, shift, scale), end
-        if request in self.sources.beyond:
-            return self.sources.beyond[request]
+        if request in self.sources.mean_excess:
+            return self.sources.mean_excess[request]
         values, judged = self._of_pair(metric, {treatment: (1.0, shift), control: (scale, 0.0)})
-        parts = {key: observations.n * mean_beyond(observations, value, end) for key, observations in values.items()}
+        parts = {
+            key: observations.n * mean_excess_beyond(observations, value, end) for key, observations in values.items()
+        }
         values = {(metric, *key): Moments(n, parts.get((metric, *key), 0.0) / n, 0.0) for key, n in judged.items()}
         observations = _observations(values, self.sources.homes, self.sources.design)
         treated, other = observations.pair(metric, treatment, control, arms)
-        return self.sources.beyond.setdefault(request, (treated.mean, other.mean))
+        return self.sources.mean_excess.setdefault(request, (treated.mean, other.mean))
 
     def _of_pair(
         self, metric: str, changes: Mapping[str, tuple[float, float]]
@@ -275,7 +277,7 @@ def _reporting(values: MetricMoments, judged: Mapping[Judged, int], metrics: Ite
     return indicators
 
 
-def _observations(values: MetricMoments, homes: Homes, design: Design) -> Observations:
+def _observations(values: MetricMoments, homes: BlocksOfClusters, design: Design) -> Observations:
     """Group values by what was assigned (units, clusters or blocks); `homes` has the clusters and blocks that count."""
     if design.randomize == "session":
         pooled: dict[str, dict[str, Moments]] = {}

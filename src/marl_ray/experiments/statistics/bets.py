@@ -139,7 +139,7 @@ class Claim:
     @property
     def range(self) -> tuple[float, float]:
         """(low, high) between which both arms' numbers lie."""
-        return ends(self.low, self.high, self.shift, self.scale)
+        return shifted_ends(self.low, self.high, self.shift, self.scale)
 
     @property
     def null(self) -> float:
@@ -148,7 +148,7 @@ class Claim:
         return 0.0 if self.missing is not None else float(np.clip(-self.margin / (most - least), -1, 1))
 
 
-def ends(low: float, high: float, shift: float, scale: float) -> tuple[float, float]:
+def shifted_ends(low: float, high: float, shift: float, scale: float) -> tuple[float, float]:
     """Return the lowest and the highest outcome of both arms together, shifted and scaled.
 
     Outcomes are from `low` to `high`; `shift` is added to the treatment's, and the control's are multiplied by `scale`.

@@ -5,9 +5,9 @@ loses its clients before they report, or if its outcomes come too late, other ki
 control's: 41 happy sessions of 410 are no evidence. Two things follow.
 
 **The alarm** (`unequal_reporting`). Each unit is 1 if it has reported and 0 if not (of a cluster or block, its units'
-mean). Both one-sided tests of `sequential.harm` with margin 0 and half of alpha each ask whether one arm does so less often
-than the other, within epochs, with the exact variance of shares where units are assigned by themselves. That is more
-powerful than comparing the counts of reports with the shares of units (`sample_ratio`) where nearly all units report:
+mean). Both one-sided tests of `sequential.judge_harm` with margin 0 and half of alpha each ask whether one arm does so
+less often than the other, within epochs, with the exact variance of shares where units are assigned by themselves. That is
+more powerful than comparing the counts of reports with the shares of units (`sample_ratio`) where nearly all units report:
 950 reports of 1,000 units are no surprise beside 1,000 of 1,000 as shares of 1,950, and a great one as units.
 
 **Both ends** (`questions.ask`). Missing outcomes move the mean as soon as they are missing, and the alarm
@@ -51,7 +51,7 @@ from typing import NamedTuple
 from marl_ray.experiments.statistics.bets import End
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.moments import Moments
-from marl_ray.experiments.statistics.sequential import harm
+from marl_ray.experiments.statistics.sequential import judge_harm
 
 ALARM_LEVEL = 0.01
 """Level of the alarm. A false one holds an experiment until a person looks at it; a missed one lets missing outcomes decide,
@@ -80,13 +80,13 @@ def unequal_reporting(
     `units` says that observations are 0 or 1, of units assigned by themselves; else they are means of clusters or blocks.
     """
     tests = [
-        harm(left, right, alpha=alpha / 2, margin=0.0, min_outcomes=min_outcomes, binary=units)
+        judge_harm(left, right, alpha=alpha / 2, margin=0.0, min_outcomes=min_outcomes, binary=units)
         for left, right in ((treatment, control), (control, treatment))
     ]
     return ReportingTest(min(1.0, 2 * min(test.p_value for test in tests)), any(test.proven for test in tests))
 
 
-def mean_beyond(reported: Moments, value: float, end: End) -> float:
+def mean_excess_beyond(reported: Moments, value: float, end: End) -> float:
     """Return the largest mean that the parts of these numbers above `value` (below it at the low end) can have."""
     gap, most = (
         (value - reported.mean, reported.high - value)
@@ -109,7 +109,7 @@ def nearer_end(
     """
     if reported.n < 2 or not reported.squares > 0:
         return furthest
-    spread, distance_to_end = math.sqrt(reported.squares / reported.n), abs(furthest - reported.mean)
+    deviation, distance_to_end = math.sqrt(reported.squares / reported.n), abs(furthest - reported.mean)
     share = min(summary.mean for summary in reports)
     error, moved = (
         math.sqrt(sum(summary.variance / summary.n for summary in two if summary.n)) for two in (pair, reports)
@@ -118,8 +118,8 @@ def nearer_end(
     def cost(distance: float) -> float:
         return PROOF_ERRORS * math.hypot(share * error, distance * moved)
 
-    steps = (spread * 1.25**k for k in range(CANDIDATE_ENDS))
-    costs = [(cost(d) + share * spread**2 / (4 * d), d) for d in steps if d < distance_to_end]
+    steps = (deviation * 1.25**k for k in range(CANDIDATE_ENDS))
+    costs = [(cost(d) + share * deviation**2 / (4 * d), d) for d in steps if d < distance_to_end]
     _, distance = min([*costs, (cost(distance_to_end), distance_to_end)])
     return (
         furthest if distance == distance_to_end else reported.mean + math.copysign(distance, furthest - reported.mean)

@@ -76,7 +76,7 @@ def doubly_robust(
     return _value(float(scores.mean()), error, effective, _mean_weight(float(weights.mean()), scale), alpha)
 
 
-def gate(value: PolicyValue, *, floor: float, min_effective: float) -> ExposureGate:
+def exposure_gate(value: PolicyValue, *, floor: float, min_effective: float) -> ExposureGate:
     """Pass only a target whose lower bound is above `floor`, on at least `min_effective` effective episodes."""
     if not value.effective >= min_effective:
         return ExposureGate(False, f"{value.effective:.1f} effective episodes, {min_effective:g} needed")

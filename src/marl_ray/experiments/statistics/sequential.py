@@ -61,7 +61,7 @@ class OneSided(NamedTuple):
         return min(1.0, 1 / self.e_value)
 
 
-def harm(
+def judge_harm(
     treatment: Summary,
     control: Summary,
     *,
@@ -83,7 +83,7 @@ def harm(
     return OneSided(-result.gain, -result.bound, result.e_value, result.proven)
 
 
-def promotion(
+def judge_promotion(
     treatment: Summary,
     control: Summary,
     *,
@@ -96,7 +96,7 @@ def promotion(
 ) -> OneSided:
     """Test whether the treatment is better than the control, or worse by less than `margin`.
 
-    `margin` (>= 0) is in units of the outcome; `binary` and `scale` mean the same as in `harm`.
+    `margin` (>= 0) is in units of the outcome; `binary` and `scale` mean the same as in `judge_harm`.
     """
     _check_margin(margin)
     binaries = (1.0, scale) if binary else None
@@ -147,7 +147,7 @@ def _test(
     if min(left.n, right.n) < max(first, 2):
         return OneSided(gain, -math.inf, 1.0, False)
     if binaries is None:
-        error, v = information(left, right, caution)
+        error, v = standard_error_and_time(left, right, caution)
     else:
         error, v = _binary_information(left, right, sign * margin, binaries)
     if not 0 < error < math.inf:
@@ -162,8 +162,8 @@ def mean_interval(arm: Summary, max_variance: float, *, alpha: float, min_outcom
     """Return the bounds of an arm's mean that hold at all looks at once.
 
     `max_variance` is the largest variance of the experiment's arms. The bounds are infinite before the arm has
-    `min_outcomes`, or while all outcomes are equal. The variance is taken as in `promotion`, and the two sides have half of
-    alpha each.
+    `min_outcomes`, or while all outcomes are equal. The variance is taken as in `judge_promotion`, and the two sides
+    have half of alpha each.
     """
     if not arm.n:
         return Interval(math.nan, -math.inf, math.inf)
@@ -177,7 +177,7 @@ def mean_interval(arm: Summary, max_variance: float, *, alpha: float, min_outcom
     return Interval(arm.mean, arm.mean - half, arm.mean + half)
 
 
-def information(left: Summary, right: Summary, caution: float = 0.0) -> tuple[float, float]:
+def standard_error_and_time(left: Summary, right: Summary, caution: float = 0.0) -> tuple[float, float]:
     """Return the standard error of the difference of means, and intrinsic time V.
 
     V = 2 (s1^2 + s2^2) / error^2: the number of all outcomes where the arms get equal traffic, and proportional to
@@ -195,7 +195,7 @@ def information(left: Summary, right: Summary, caution: float = 0.0) -> tuple[fl
 def _binary_information(
     left: Summary, right: Summary, margin: float, events: tuple[float, float]
 ) -> tuple[float, float]:
-    """Return `information` for outcomes that are 0 or the arm's number in `events`.
+    """Return `standard_error_and_time` for outcomes that are 0 or the arm's number in `events`.
 
     The hypothesis is that left's mean is right's less `margin`.
     """

@@ -13,7 +13,10 @@ CATEGORICAL_SPACES = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 def space_to_json(space: spaces.Space[Any]) -> dict[str, Any]:
-    """Return plain data of a supported space; `space_from_json` is its inverse. Raises MarlRayError on other spaces."""
+    """Return plain data of a supported space.
+
+    `space_from_json` is the inverse. Raises MarlRayError on other spaces.
+    """
     match space:
         case spaces.Discrete():
             return {"type": "Discrete", "n": int(space.n), "start": int(space.start)}
@@ -93,7 +96,10 @@ def cardinalities(space: spaces.Space[Any]) -> list[int]:
 
 
 def to_row(space: spaces.Space[Any], observation: Any) -> np.ndarray:
-    """Return the flat row of one observation (or of a batch with one leading dimension); categories count from zero."""
+    """Return the flat row of one observation, or of a batch with one leading dimension.
+
+    Categories count from zero.
+    """
     row = np.asarray(observation)
     return row - int(space.start) if isinstance(space, spaces.Discrete) and space.start else row
 

@@ -54,7 +54,10 @@ of `act`) -> its result."""
 
 @dataclass(frozen=True)
 class PolicyParts:
-    """The parts of a trained policy that a bundle holds; `weights` are the actor's, by parameter name, on any device."""
+    """The parts of a trained policy that a bundle holds.
+
+    `weights` are the actor's, by parameter name, on any device.
+    """
 
     network: NetworkConfig
     observation_space: spaces.Space[Any]

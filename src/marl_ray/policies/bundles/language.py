@@ -49,7 +49,7 @@ class Models(Mapping[str, TokenPolicy]):
             self._merged[name] = self._load(name, apart=False)
         return self._merged[name]
 
-    def unmerged(self, name: str) -> TokenPolicy:
+    def load_unmerged(self, name: str) -> TokenPolicy:
         """Return a policy with its adapter beside the weights, where the adapter tells its base model.
 
         Any other policy is returned as it is. Raises MarlRayError for an adapter of a model of another shape.
@@ -60,7 +60,7 @@ class Models(Mapping[str, TokenPolicy]):
             self._apart[name] = self._load(name, apart=True)
         return self._apart[name]
 
-    def stored(self, name: str) -> StoredWeights:
+    def open_weights(self, name: str) -> StoredWeights:
         """Return the files of a policy's weights, opened and unread; an adapter is merged in them."""
         return open_weights(sorted(str(path) for path in (self._folder / name).glob("*.safetensors")))
 
@@ -97,9 +97,9 @@ class TokenBundle(BaseBundle):
 class StreamedPolicy(NamedTuple):
     """A policy whose weights come one by one."""
 
-    still: WeightSnapshot
+    snapshot: WeightSnapshot
     weights: Iterator[tuple[str, Tensor]]
-    """The result of `WeightSnapshot.merged`."""
+    """The result of `WeightSnapshot.read_merged`."""
 
 
 def save_token_bundle(
@@ -121,13 +121,13 @@ def save_token_bundle(
 
 
 def _write_policy(folder: Path, policy: TokenPolicy | StreamedPolicy) -> TokenPolicyManifest:
-    still = policy.still if isinstance(policy, StreamedPolicy) else None
-    token_policy = policy.still.policy if isinstance(policy, StreamedPolicy) else policy
+    still = policy.snapshot if isinstance(policy, StreamedPolicy) else None
+    token_policy = policy.snapshot.policy if isinstance(policy, StreamedPolicy) else policy
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # else a progress bar for each file would stand among the lines of a run
     try:
         if isinstance(policy, StreamedPolicy):
-            write_model(folder, token_policy.lm, policy.still.shapes, policy.weights)
+            write_model(folder, token_policy.lm, policy.snapshot.shapes, policy.weights)
         else:
             save_merged(token_policy, folder)
     finally:
@@ -137,7 +137,7 @@ def _write_policy(folder: Path, policy: TokenPolicy | StreamedPolicy) -> TokenPo
     if token_policy.config.lora is not None:
         save_adapters(token_policy.lm, token_policy.config.lora, token_policy.base, folder / ADAPTER_FOLDER)
         (folder / ADAPTER_FOLDER / BASE_SHA256).write_text(
-            base_sha256(token_policy.lm, None if still is None else still.base())
+            base_sha256(token_policy.lm, None if still is None else still.read_base())
         )
     return TokenPolicyManifest(
         generation=token_policy.generation,

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from marl_ray.config import NetworkConfig, resolve_tracking_uri
-from marl_ray.config.base import words
+from marl_ray.config.base import message_of
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
 from marl_ray.policies.bundles.mlflow_client import mlflow_client
@@ -258,7 +258,7 @@ def read_manifest(folder: Path) -> Manifest | TokenManifest:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise MarlRayError(
-            f"bundle {str(folder)!r}: {MANIFEST_FILE} is malformed at {key or 'top'}: {words(first)}"
+            f"bundle {str(folder)!r}: {MANIFEST_FILE} is malformed at {key or 'top'}: {message_of(first)}"
         ) from error
     if manifest.content_digest() != manifest.digest:
         raise MarlRayError(f"bundle {str(folder)!r}: content hash of {MANIFEST_FILE} does not fit its digest")

@@ -94,7 +94,10 @@ class Engine(Protocol):
         """Yield the tokens of `generate([prompt], seed, generation)` as soon as each is sampled."""
 
     def start(self) -> None:
-        """Start what sampling needs; every worker calls this before the training. Raises MarlRayError if it cannot start."""
+        """Start what sampling needs.
+
+        Every worker calls this before the training. Raises MarlRayError if it cannot start.
+        """
         return
 
     def update_weights(self) -> None:

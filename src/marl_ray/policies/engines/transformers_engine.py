@@ -123,7 +123,7 @@ class PagedEngine(Engine):
             self._run_paged(prompts, generation, sampler)
         finally:
             if self._policy.packs:
-                packing.use(self._policy.lm)
+                packing.use_packed_attention(self._policy.lm)
 
     def _run_paged(self, prompts: Sequence[Prompt], generation: GenerationConfig, sampler: _Draw) -> None:
         manager = self._manager(prompts, generation, sampler)

@@ -135,7 +135,7 @@ def without_adapters(module: nn.Module) -> Iterator[None]:
             layer._disable_adapters = False  # noqa: SLF001  peft's
 
 
-def lay_beside(module: nn.Module) -> None:
+def lay_matrices_together(module: nn.Module) -> None:
     """Move each adapted weight and its adapter's second matrix side by side, so that no product has to copy them."""
     for _, layer in adapted_layers(module):
         base, up = layer.matrix, layer.up

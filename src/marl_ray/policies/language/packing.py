@@ -99,13 +99,13 @@ def _there(lengths: Tensor, start: int) -> tuple[Tensor, Tensor]:
     return torch.where(inside, start + (lengths.cumsum(0) - lengths)[:, None] + columns, 0), inside
 
 
-def use(lm: Any) -> None:
+def use_packed_attention(lm: Any) -> None:
     """Let a model take `layout=` in its forward pass; without that argument the model works as before."""
     lm.set_attn_implementation(ATTENTION_NAME)
 
 
-def states(lm: Any, packed: Packed, workers: DeviceMesh | None = None) -> Tensor:
-    """Return the last hidden states (S, H) of a model that `use` was called on.
+def last_hidden_states(lm: Any, packed: Packed, workers: DeviceMesh | None = None) -> Tensor:
+    """Return the last hidden states (S, H) of a model that `use_packed_attention` was called on.
 
     With `workers`, who call it together, they are those of this worker's part of S.
     """

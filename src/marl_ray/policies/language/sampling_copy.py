@@ -14,21 +14,21 @@ from marl_ray.policies.language.lora import (
     bare_name,
     bare_weights,
     is_adapter,
-    lay_beside,
+    lay_matrices_together,
     merged_weight,
 )
 from marl_ray.policies.language.sharding.gather_shards import MAX_GATHERED_BYTES, full_tensors
 from marl_ray.policies.language.sharding.stored_weights import StoredWeights, tied_names
-from marl_ray.policies.language.token_policy import TokenPolicy, move, read
+from marl_ray.policies.language.token_policy import TokenPolicy, move_to_device, read_weights
 
 
 @dataclass(frozen=True, eq=False)
 class WeightSource:
     """The places from which an empty copy's weights come."""
 
-    stored: StoredWeights
+    stored_weights: StoredWeights
     """The files of weights that are never trained."""
-    trained: TokenPolicy | None
+    trained_policy: TokenPolicy | None
     """The policy whose shards are the trained weights; None for a frozen policy."""
 
 
@@ -45,8 +45,8 @@ def plain_copy(policy: TokenPolicy, device: torch.device | None = None) -> Token
     """
     device = device or policy.device
     plain = _copy_policy(policy, sampling_dtype(policy.config, device))
-    read(plain, device)
-    lay_beside(plain)
+    read_weights(plain, device)
+    lay_matrices_together(plain)
     return plain
 
 
@@ -85,7 +85,7 @@ def detach_copy(empty: TokenPolicy) -> TokenPolicy:
     memo: dict[int, Any] = {id(empty.tokenizer): empty.tokenizer, id(empty.source): None}
     apart = copy.deepcopy(empty, memo)
     apart.home = None
-    move(apart, torch.device("cpu"))
+    move_to_device(apart, torch.device("cpu"))
     return apart
 
 
@@ -132,7 +132,7 @@ def refresh(plain: TokenPolicy, trained: TokenPolicy) -> None:
     plain.version += 1
 
 
-def outline(plain: TokenPolicy) -> dict[str, Tensor]:
+def sampled_weights(plain: TokenPolicy) -> dict[str, Tensor]:
     """Return the weights of the language model that samples, without its adapters.
 
     They have the names of the model without adapters, and are in the order of `sampling_weights`. Those of an empty
@@ -149,10 +149,10 @@ def outline(plain: TokenPolicy) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def sampling_weights(plain: TokenPolicy, frozen: bool = True) -> Iterator[tuple[str, Tensor]]:
-    """Yield the present weights of `outline` one by one, on the policy's device and in the type that samples.
+    """Yield the present weights of `sampled_weights` one by one, on the policy's device and in the type that samples.
 
     Those that are never trained are left out unless `frozen`. For an empty copy every worker takes part, and takes all;
-    one that fails in a block of `together` ends that of the others too.
+    one that fails in a block of `run_on_all_workers` ends that of the others too.
     """
     if plain.source is None:
         yield from bare_weights(plain.lm).items()
@@ -173,7 +173,7 @@ def sampling_weights(plain: TokenPolicy, frozen: bool = True) -> Iterator[tuple[
             yield bare_name(name), value
 
 
-def in_parts(weights: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+def group_into_parts(weights: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
     """Put weights together to parts of at most AT_ONCE bytes, or of one weight that is larger."""
     part: dict[str, Tensor] = {}
     for name, tensor in weights:
@@ -225,7 +225,7 @@ class WeightSnapshot:
             if names[0] in self._sharded:
                 first(names[0])
 
-    def merged(self, first: Callable[[str], Tensor | None]) -> Iterator[tuple[str, Tensor]]:
+    def read_merged(self, first: Callable[[str], Tensor | None]) -> Iterator[tuple[str, Tensor]]:
         """Yield the weights of `shapes` one by one, with adapters merged.
 
         `first` returns a trained weight of `policy.lm` on rank 0, with all workers.
@@ -234,7 +234,7 @@ class WeightSnapshot:
             layer = self._adapted.get(name)
             yield bare_name(name), value if layer is None else merged_weight(layer, value.to(layer.up.device))
 
-    def base(self) -> Iterator[tuple[str, Tensor]]:
+    def read_base(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the weights below adapters, by all their names in the model without adapters, in the order of these."""
         places = {bare_name(name): names for names in self._order for name in names}
         for name in sorted(places):
@@ -253,7 +253,7 @@ class WeightSnapshot:
         parameter: Tensor = self.policy.lm.get_parameter(names[0])
         assert isinstance(self.policy.source, WeightSource)
         return (
-            self.policy.source.stored.read_complete(names, parameter, torch.device("cpu"))
+            self.policy.source.stored_weights.read_complete(names, parameter, torch.device("cpu"))
             if parameter.is_meta
             else parameter
         )

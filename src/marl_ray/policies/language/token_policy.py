@@ -22,16 +22,16 @@ from marl_ray.policies.language import packing
 from marl_ray.policies.language.lora import add_adapters, merged_weights, without_adapters
 from marl_ray.policies.language.model_files import check_same_model, empty_model, load_model
 from marl_ray.policies.language.packing import Packed
-from marl_ray.policies.language.sharding.agreement import together
+from marl_ray.policies.language.sharding.agreement import run_on_all_workers
 from marl_ray.policies.language.sharding.joint_pass import JointRows, JointWorkers
 from marl_ray.policies.language.sharding.stored_weights import StoredWeights
 from marl_ray.policies.language.tiny_models import byte_tokenizer, tiny_model
 from marl_ray.policies.prompting.tokenizers import check_vocabulary, load_tokenizer
-from marl_ray.policies.prompting.turn_ends import end_tokens, tell_ends
+from marl_ray.policies.prompting.turn_ends import end_tokens, write_end_tokens
 
 disable_progress_bar()  # else every worker would show a progress bar for every model
 
-Lay = Callable[[Tensor, Tensor, Tensor], tuple[Tensor | Packed, Tensor, Tensor, Tensor]]
+LayOut = Callable[[Tensor, Tensor, Tensor], tuple[Tensor | Packed, Tensor, Tensor, Tensor]]
 """`packing.pack` or `lay_out`."""
 MAX_LOGITS = 1 << 25
 """Maximum number of logits that are in memory at once."""
@@ -101,14 +101,14 @@ class TokenPolicy(nn.Module):
         self._logits = logits_shape(lm)
         self.end_tokens = end_tokens(lm, tokenizer)
         """Tokens that end a response."""
-        tell_ends(lm, self.end_tokens)
+        write_end_tokens(lm, self.end_tokens)
         width = self.lm.get_output_embeddings().weight.shape[-1]
         self.value_head = _head(width, 1) if critic else None
         self.cost_head = _head(width, signals) if signals else None
         self.packs = is_llama(lm, config.context)
         """True if the responses of a pass share the reading of equal prompts."""
         if self.packs:
-            packing.use(lm)
+            packing.use_packed_attention(lm)
         self.eval()
 
     def train(self, mode: bool = True) -> "TokenPolicy":
@@ -146,12 +146,12 @@ class TokenPolicy(nn.Module):
         """
         joint = self.joint
         if isinstance(sequences, Packed):
-            states = packing.states(self.lm, sequences, None if joint is None else joint.context)
+            states = packing.last_hidden_states(self.lm, sequences, None if joint is None else joint.context)
         else:
             # Padding stands on the right, which causal attention does not read, so no mask is built.
             states = self.lm.get_decoder()(input_ids=sequences, use_cache=False).last_hidden_state.flatten(0, 1)
         if joint is not None:
-            states = joint.copied(states)
+            states = joint.replicate_states(states)
         states = states.index_select(0, places)
         size = max(1, MAX_LOGITS // self.lm.get_output_embeddings().weight.shape[0])
         chunks = list(zip(states.split(size), targets.split(size), strict=True))
@@ -192,16 +192,16 @@ class TokenPolicy(nn.Module):
         every = JointRows(prompts, responses, mask) if joint is None else joint.rows_of_all(prompts, responses, mask)
         parted = self.packs and bool(every.mask.any())
         parts = 1 if joint is None else joint.context.size()
-        lay: Lay = functools.partial(packing.pack, parts=parts) if parted else lay_out
+        lay: LayOut = functools.partial(packing.pack, parts=parts) if parted else lay_out
         sequences, places, rows, steps = lay(*every[:3])
         targets = every.responses[rows, steps]
         if joint is None:
             log_probs, entropy, values, costs = self(sequences, places, targets, need_entropy, learn_entropy)
         else:
-            numbers, own_places = joint.share(places, sequences[0].numel(), parted)
+            numbers, own_places = joint.choose_decisions(places, sequences[0].numel(), parted)
             scored = self(sequences, own_places, targets[numbers], need_entropy, learn_entropy)
             (log_probs, entropy, values, costs), rows, of_worker = every.of_worker(
-                joint.joined(scored, numbers, len(targets)), rows
+                joint.join_outputs(scored, numbers, len(targets)), rows
             )
             steps = steps[of_worker]
 
@@ -313,7 +313,7 @@ def model_folder(path: str, tracking_uri: str | None) -> Iterator[str]:
         yield str(folder / next(iter(manifest.policies)))
 
 
-def read(policy: TokenPolicy, device: torch.device) -> None:
+def read_weights(policy: TokenPolicy, device: torch.device) -> None:
     """Give weights that are still in files their values, on `device`; every worker takes part.
 
     Raises MarlRayError, on all workers together, where one cannot read its own.
@@ -332,12 +332,12 @@ def read(policy: TokenPolicy, device: torch.device) -> None:
             ) from error
 
     if dist.is_initialized():
-        together(read_own)
+        run_on_all_workers(read_own)
     else:
         read_own()
 
 
-def move(policy: TokenPolicy, device: torch.device) -> None:
+def move_to_device(policy: TokenPolicy, device: torch.device) -> None:
     """Move a policy to a device, except for weights that are still in files."""
     for tensor in (*policy.parameters(), *policy.buffers()):
         if not tensor.is_meta:
@@ -350,7 +350,7 @@ def save_merged(policy: TokenPolicy, folder: str | Path) -> None:
     policy.lm.save_pretrained(folder, **({"state_dict": merged_weights(policy.lm)} if lora else {}))
 
 
-def begin_with(policy: TokenPolicy, stored: StoredWeights) -> None:
+def start_from_weights(policy: TokenPolicy, stored: StoredWeights) -> None:
     """Begin with the weights of other files than those that the policy was built from, and has not read yet.
 
     Adapters keep their own. Raises MarlRayError if they are of another model.
@@ -363,7 +363,7 @@ def begin_with(policy: TokenPolicy, stored: StoredWeights) -> None:
 
 
 @torch.no_grad()
-def adopt(policy: TokenPolicy, plain: TokenPolicy) -> None:
+def adopt_weights(policy: TokenPolicy, plain: TokenPolicy) -> None:
     """Copy the language model of a sampling copy into a policy that is not sharded yet and begins with its weights.
 
     Adapters keep their own weights. Raises MarlRayError if the two have different shapes.

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from marl_ray.agents.lenient_json import decode
-from marl_ray.agents.named_arguments import in_marks
+from marl_ray.agents.named_arguments import parse_marked_call
 from marl_ray.errors import FieldError
 from marl_ray.policies.engines.decoding.json_guide import GuideState, frame_guide
 from marl_ray.policies.engines.decoding.stop_strings import special_tokens
@@ -131,7 +131,7 @@ def calls_in(text: str) -> list[WrittenCall]:
     try:
         data, end = decode(text)
     except ValueError:
-        marked = in_marks(text, 0)
+        marked = parse_marked_call(text, 0)
         return [] if marked is None else [WrittenCall(marked[0], json.dumps(marked[1], ensure_ascii=False))]
     if end < len(text):
         return []

@@ -40,7 +40,7 @@ def turn_end(lm: Any, tokenizer: Any) -> tuple[str, int]:
     return _turn_end(tokenizer, _stated_ends(lm, tokenizer))
 
 
-def tell_ends(lm: Any, ends: frozenset[int]) -> None:
+def write_end_tokens(lm: Any, ends: frozenset[int]) -> None:
     """Write the tokens into the model's generation config, so that other programs stop at them too.
 
     The config is saved with the model.

@@ -125,7 +125,9 @@ class JudgeClient:
         """Requests in a row that had no reply."""
 
     def ask(self, request: Mapping[str, Any], readable: Callable[[str], bool]) -> JudgeReply:
-        """Return the reply to a request: from the cache, else over HTTP; only replies that are `readable` are kept.
+        """Return the reply to a request, from the cache or else over HTTP.
+
+        The cache keeps only replies that are `readable`.
 
         Of threads that make the same request at once one asks, and the others wait for it. Raises MarlRayError when the
         limit is spent, if the settings say so, and after `max_failures` requests in a row without a reply.

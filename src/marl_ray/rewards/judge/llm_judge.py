@@ -14,7 +14,9 @@ MAX_DEADLINE_S = 300.0
 
 
 class LLMJudge:
-    """Pays the share of the highest grade that a language model gives an answer; `task.answer` is its reference, if any.
+    """Pays the share of the highest grade that a language model gives an answer.
+
+    `task.answer` is its reference, if there is one.
 
     url: an OpenAI-compatible API, `https://HOST/v1`.
     model: the API's name of the model.

@@ -14,7 +14,7 @@ from marl_ray.policies.actor_critic.compiled.network import CompiledNetwork
 from marl_ray.policies.actor_critic.distributions import Categorical
 from marl_ray.rollout.actor_critic.action_history import pack_actions, unpack_actions
 from marl_ray.rollout.actor_critic.buffers import Buffer, PlayedBatch, Player
-from marl_ray.rollout.group_spread import GroupSums, informative
+from marl_ray.rollout.group_scores import GroupSums, is_informative
 from marl_ray.rollout.protocol import CollectPlan
 from marl_ray.rollout.rng import action_noise, episode_seed
 from marl_ray.trajectories import Trajectories
@@ -29,7 +29,7 @@ class Episode(NamedTuple):
     step: int
     """Time index within the batch at which it ended."""
     copy: int
-    ret: float
+    episode_return: float
     """Return: sum of rewards, averaged over the agents."""
     costs: tuple[float, ...]
     """The sum of each cost signal over steps and agents."""
@@ -127,7 +127,7 @@ class Collector:
         return state
 
     @property
-    def running(self) -> list[tuple[int, int]]:
+    def running_episodes(self) -> list[tuple[int, int]]:
         """(start, steps played) of the episodes that the next batch continues with."""
         return [] if self.plan.episodes else list(zip(self.starts.tolist(), self.lengths.tolist(), strict=True))
 
@@ -195,7 +195,7 @@ class Collector:
             scores = played.buffers[name].rewards[: played.steps].sum(0, dtype=np.float64)
             for group in np.unique(played.groups):
                 members = (played.groups == group) & ~played.greedy
-                teaching[played.groups == group] |= informative(scores[members])
+                teaching[played.groups == group] |= is_informative(scores[members])
         return ~teaching
 
     def _play(
@@ -216,7 +216,8 @@ class Collector:
                 actions, playing, truncated = self._step(players, played, [part[t] for part in noise], t, not restart)
             else:
                 t = compiled.play(t)
-                actions, playing, truncated = compiled.actions(first, t), compiled.playing, compiled.truncated
+                actions = compiled.actions(first, t)
+                playing, truncated = compiled.playing_copies, compiled.truncated_agents
             if restart:
                 self.history.extend(actions)
             over = playing & ~envs.alive.any(1)
@@ -235,9 +236,7 @@ class Collector:
                 envs.observe(rows, np.flatnonzero(over).tolist())
             for buffer, row in zip(buffers.values(), rows, strict=True):
                 # An agent's last observation is not one that it acts on. Agents that are gone read as zeros.
-                is_over = ~envs.alive[:, buffer.columns]
-                if is_over.any():
-                    row[is_over] = 0
+                row[~envs.alive[:, buffer.columns]] = 0
             played.steps = max(played.steps, t + 1)
             t += 1
         ended = sum(episode.length for episode in episodes) if restart else 0

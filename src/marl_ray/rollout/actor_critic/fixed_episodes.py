@@ -31,7 +31,7 @@ class FixedStart(NamedTuple):
 class WholeEpisode(NamedTuple):
     """The result of one whole episode."""
 
-    ret: float
+    episode_return: float
     """Return: sum of rewards, averaged over the agents."""
     costs: tuple[float, ...]
     """The sum of each cost signal over steps and agents."""

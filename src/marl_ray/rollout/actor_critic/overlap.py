@@ -15,7 +15,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.actor_critic.compiled.network import CompiledNetwork
 from marl_ray.rollout.actor_critic.buffers import Player
 from marl_ray.rollout.actor_critic.collector import Batch, Collector
-from marl_ray.rollout.group_spread import GroupSums
+from marl_ray.rollout.group_scores import GroupSums
 
 BEHAVIOUR_KEY = "behaviour"
 """Key of a collector's state: policy -> the weights and normalisers that play the batch which is under way."""
@@ -44,7 +44,7 @@ class OverlappedCollector:
         """The players of the batch that is under way."""
         self._batch: Future[Batch] | None = None
         self._thread = ThreadPoolExecutor(1, "rollout")
-        self.running: list[tuple[int, int]] = collector.running
+        self.running_episodes: list[tuple[int, int]] = collector.running_episodes
         self.group_sums: Mapping[str, GroupSums] = collector.group_sums
 
     def collect(self, players: Mapping[str, Player], iteration: int) -> Batch:
@@ -58,8 +58,8 @@ class OverlappedCollector:
         self._batch = None
         self._behaviour = None
         self._saved = None
-        self.running, self.group_sums, self._before = (
-            self._inner.running,
+        self.running_episodes, self.group_sums, self._before = (
+            self._inner.running_episodes,
             self._inner.group_sums,
             self._inner.snapshot(),
         )

@@ -10,7 +10,7 @@ from pettingzoo import AECEnv
 from marl_ray.config.random_streams import ORDER_BITS
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Completion
-from marl_ray.rollout.group_spread import GroupSums
+from marl_ray.rollout.group_scores import GroupSums
 from marl_ray.rollout.protocol import CollectPlan
 from marl_ray.rollout.rng import permutation
 from marl_ray.rollout.text.collector import TextBatch, TextCollector
@@ -42,7 +42,10 @@ ResponseBlock = tuple[ServedResponse, ...]
 
 
 class ServedCollector(TextCollector):
-    """This worker's part of each batch; a pass over the data reads every block once, in an order drawn by the seed."""
+    """This worker's part of each batch.
+
+    A pass over the data reads every block once, in an order drawn by the seed.
+    """
 
     def __init__(
         self,

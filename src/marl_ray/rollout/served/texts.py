@@ -149,7 +149,10 @@ def _check_outcomes(served: Sequence[ServedText]) -> None:
 
 
 def by_policy(served: Sequence[ServedText], agents: Mapping[str, str]) -> dict[str, list[ServedText]]:
-    """Group responses by the policy that plays their agent (agent -> policy); MarlRayError for an agent without a policy."""
+    """Group responses by the policy that plays their agent.
+
+    `agents` are agent -> policy. Raises MarlRayError for an agent without a policy.
+    """
     result: dict[str, list[ServedText]] = {}
     for response in served:
         if response.agent not in agents:

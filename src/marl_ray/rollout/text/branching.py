@@ -36,11 +36,14 @@ class Branch(NamedTuple):
 def keep_state(copy: TextCopy, turns: int, agents: Collection[str]) -> None:
     """Keep the state of a trunk if one of its `turns` turns after the first comes next, and one of `agents` acts."""
     if 1 <= len(copy.turns) <= turns and copy.agent in agents:
-        copy.keep()
+        copy.keep_state()
 
 
-def branches(group: int, members: Sequence[TextCopy]) -> list[Branch]:
-    """Make one branch from every kept state of the first member for each other member; the branches are not played yet."""
+def make_branches(group: int, members: Sequence[TextCopy]) -> list[Branch]:
+    """Make one branch from every kept state of the first member for each other member.
+
+    The branches are not played yet.
+    """
     first, *others = members
     result = []
     for state in first.states:

@@ -16,10 +16,10 @@ from marl_ray.envs.batch import group_positions
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.prompting.prompts import PromptTooLongError, fit_prompt
-from marl_ray.rollout.group_spread import GroupSums, informative
+from marl_ray.rollout.group_scores import GroupSums, is_informative
 from marl_ray.rollout.protocol import CollectPlan
 from marl_ray.rollout.rng import EVALUATION_STREAMS, TRAINING_STREAMS, episode_seed, permutation, response_stream
-from marl_ray.rollout.text.branching import Branch, branches, keep_state
+from marl_ray.rollout.text.branching import Branch, keep_state, make_branches
 from marl_ray.rollout.text.curriculum import Curriculum
 from marl_ray.rollout.text.deadline_threads import CallTimeoutError, side_by_side
 from marl_ray.rollout.text.episode import EpisodeStart, EpisodeTurn, TextCopy, TextEpisode
@@ -47,7 +47,7 @@ class TextBatch(NamedTuple):
     steps: int
     """Turns of all agents in the batch's play. An episode whose first prompt nobody could read counts as one."""
     sums: MetricSums
-    """Sums of the metrics of roles and environment; `transcripts.means` turns all workers' sums into means."""
+    """Sums of the metrics of roles and environment; `transcripts.mean_metrics` turns all workers' sums into means."""
     transcripts: list[Transcript]
     """Transcripts of the drawn episodes that this worker played."""
 
@@ -108,7 +108,7 @@ class TextCollector:
         return lambda: state
 
     @property
-    def running(self) -> list[tuple[int, int]]:
+    def running_episodes(self) -> list[tuple[int, int]]:
         """(start, steps played) of the episodes that the next batch continues with: none, for a batch is whole episodes."""
         return []
 
@@ -152,7 +152,7 @@ class TextCollector:
             all_outcomes = sorted(outcome for part in self.gather(outcomes) for outcome in part)
             self.curriculum.add((index, share) for _, index, share in all_outcomes)
         teaching = [group for group in self.groups if group not in pending]
-        branched = [branch for group in teaching for branch in branches(group, self.groups[group])]
+        branched = [branch for group in teaching for branch in make_branches(group, self.groups[group])]
         self._play_on(players, [branch.copy for branch in branched])
         steps += sum(len(branch.copy.turns) - branch.begun for branch in branched)
         batch = {}
@@ -250,10 +250,10 @@ class TextCollector:
             if copy.observation not in encoded:  # members of a group begin with the same prompt, which is encoded once
                 encoded[copy.observation] = _encode(player, copy)
             if (fitted := encoded[copy.observation]) is None:
-                copy.cannot_read()
+                copy.end_unreadable()
                 continue
             number = sum(turn.agent == copy.agent for turn in copy.turns)
-            stream = response_stream(*copy.start.stream, self.numbers[copy.acting], number)
+            stream = response_stream(*copy.start.stream, self.numbers[copy.acting_agent], number)
             prompted.append((copy, fitted[1]))
             prompts.append(Prompt(tuple(fitted[0]), stream, copy.start.greedy))
             numbers.append(number)
@@ -271,7 +271,7 @@ class TextCollector:
                 completion.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
             )
             costs = np.zeros(self.signals)
-            fields = copy.acting, number, list(prompt.ids), completion, copy.observation, response, costs
+            fields = copy.acting_agent, number, list(prompt.ids), completion, copy.observation, response, costs
             copy.turns.append(EpisodeTurn(*fields, shortened=shortened))
 
     def side_by_side(self, copies: Sequence[TextCopy], call: Callable[[TextCopy], None]) -> None:
@@ -285,10 +285,13 @@ class TextCollector:
 
 
 def _encode(player: TokenPlayer, copy: TextCopy) -> tuple[list[int], bool] | None:
-    """Encode the observation of a copy's agent: token ids, and True if it was shortened; None if it still does not fit."""
+    """Encode the observation of a copy's agent.
+
+    Returns the token ids, and True if the text was shortened; or None if it still does not fit.
+    """
     policy = player.policy
     room = policy.config.context - policy.generation.max_tokens
-    with copy.named():
+    with copy.name_errors():
         try:
             return fit_prompt(policy.tokenizer, copy.observation, policy.config.chat, room)
         except PromptTooLongError:
@@ -297,7 +300,7 @@ def _encode(player: TokenPlayer, copy: TextCopy) -> tuple[list[int], bool] | Non
 
 def _informative(members: Sequence[TextCopy], refill_agents: set[str]) -> bool:
     """Return True if some agent of `refill_agents` scored differently in two members that do not play greedily."""
-    return informative(_scores(members, refill_agents))
+    return is_informative(_scores(members, refill_agents))
 
 
 def _scores(members: Sequence[TextCopy], agents: Iterable[str]) -> np.ndarray:

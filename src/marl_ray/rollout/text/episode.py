@@ -21,7 +21,7 @@ class TextEpisode(NamedTuple):
     step: int
     """Number of the turn, of all agents, at which it ended; -1 if nobody could read the first prompt."""
     copy: int
-    ret: float
+    episode_return: float
     """Return: sum of rewards, averaged over the agents."""
     costs: tuple[float, ...]
     """The sum of each cost signal over turns and agents."""
@@ -106,7 +106,7 @@ class TextCopy:
         """Cost signals that count the tokens of responses. The copy counts them, because an environment sees only text."""
 
     @property
-    def acting(self) -> str:
+    def acting_agent(self) -> str:
         """The agent that acts next in the running episode."""
         assert self.agent is not None
         return self.agent
@@ -126,7 +126,7 @@ class TextCopy:
 
     def reset(self) -> None:
         """Begin the episode that `begin` was given. Raises the errors of `step`."""
-        with self.named():
+        with self.name_errors():
             options = {"index": self.start.index, "split": self.start.split}
             self.env.reset(seed=self.start.seed, options=options)
             self._go_on()
@@ -140,21 +140,21 @@ class TextCopy:
         MarlRayError naming environment, copy and agent if the environment raises any other error, or reports something
         that is no reward or cost.
         """
-        with self.named():
+        with self.name_errors():
             text = self.turns[-1].response
             try:
                 self.env.step(text)
             except (AssertionError, ValueError):
-                if self.env.action_space(self.acting).contains(text):
+                if self.env.action_space(self.acting_agent).contains(text):
                     raise
                 self._refuse()
                 return
             self._read()
             self._go_on()
 
-    def keep(self) -> None:
+    def keep_state(self) -> None:
         """Add the present state of the episode to `states`. Raises MarlRayError where the environment cannot be copied."""
-        with self.named():
+        with self.name_errors():
             self.states.append(copy_episode(self, {id(self.states): []}))
 
     def branch(self, number: int, attempt: int) -> "TextCopy":
@@ -173,7 +173,7 @@ class TextCopy:
         self._spend(np.zeros(self.signals))
         self.refused, self.agent, self.cut = True, None, True
 
-    def cannot_read(self) -> None:
+    def end_unreadable(self) -> None:
         """End the episode, because the prompt is too long for the agent that acts next. Rewards and costs so far count."""
         self.unread, self.agent, self.cut = self.agent, None, True
 
@@ -182,7 +182,7 @@ class TextCopy:
         return TextEpisode(
             step=len(self.turns) - 1,
             copy=self.number,
-            ret=sum(self.rewards.values()) / len(self.rewards),
+            episode_return=sum(self.rewards.values()) / len(self.rewards),
             costs=tuple(self.costs.tolist()),
             length=len(self.turns),
             task=self.start.index,
@@ -208,7 +208,7 @@ class TextCopy:
         return f"environment {name}, copy {self.number}{agent}"
 
     @contextmanager
-    def named(self) -> Iterator[None]:
+    def name_errors(self) -> Iterator[None]:
         """Let errors name environment, copy and agent, within the block."""
         try:
             yield

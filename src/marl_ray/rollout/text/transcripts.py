@@ -30,7 +30,7 @@ class Transcript(NamedTuple):
 
     copy: int
     task: int
-    ret: float
+    episode_return: float
     solved: bool | None
     lines: list[TranscriptLine]
 
@@ -39,7 +39,7 @@ def transcript(copy: TextCopy) -> Transcript:
     """Return the episode that `copy` has played."""
     lines = [TranscriptLine(t.agent, _shorten(t.observation), _shorten(t.response), t.reward) for t in copy.turns]
     episode = copy.episode()
-    return Transcript(copy.number, episode.task, episode.ret, episode.solved, lines)
+    return Transcript(copy.number, episode.task, episode.episode_return, episode.solved, lines)
 
 
 def metric_sums(copies: Sequence[TextCopy]) -> MetricSums:
@@ -77,7 +77,7 @@ def metric_sums(copies: Sequence[TextCopy]) -> MetricSums:
     return sums
 
 
-def means(parts: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
+def mean_metrics(parts: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
     """Turn the sums of all workers into means.
 
     If the environment reports solved episodes, an episode that was cut is not solved.

@@ -213,7 +213,7 @@ class Pool:
             program_fd = wire.payload(wire.blob(candidate), wire.blob(entry_point))
             tests_fd = wire.payload(wire.blob(tests), wire.blob(setup), wire.blob(entry_point))
             try:
-                end, verdict, message = worker.judged(program_fd, tests_fd, limits, kind)
+                end, verdict, message = worker.judge(program_fd, tests_fd, limits, kind)
             finally:
                 os.close(program_fd)
                 os.close(tests_fd)

@@ -264,7 +264,10 @@ class Worker:
         return RunEnd(why, status, wall, cpu)
 
     def drain(self, pipes: dict[int, int], limits: Limits) -> tuple[RunEnd, dict[int, bytearray], bool]:
-        """Read pipes (descriptor: most bytes) until the run ends; a run that writes more is killed (third result)."""
+        """Read pipes (descriptor: most bytes) until the run ends.
+
+        A run that writes more is killed, which the third result says.
+        """
         received: dict[int, bytearray] = {fd: bytearray() for fd in pipes}
         deadline = time.monotonic() + limits.max_wall_s + ANSWER_S
         todo, flooded = set(pipes), False
@@ -311,7 +314,7 @@ class Worker:
                 return False
             return end.status == 0
 
-    def judged(self, program: int, tests: int, limits: Limits, kind: bytes) -> tuple[RunEnd, str, str]:
+    def judge(self, program: int, tests: int, limits: Limits, kind: bytes) -> tuple[RunEnd, str, str]:
         """Judge a candidate, and return its end with the judge's verdict and message.
 
         `kind` is the request to the judge.

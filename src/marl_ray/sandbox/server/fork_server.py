@@ -78,7 +78,9 @@ def main() -> None:
 
 
 def _enter_namespaces() -> None:
-    """Enter new namespaces for this process and (process ids) its children; through a user namespace if not privileged.
+    """Enter new namespaces for this process and, for process ids, its children.
+
+    A process without privileges goes through a user namespace.
 
     The mount namespace comes later, for the server alone: this process removes the folder from the host's file system.
     """

@@ -162,7 +162,9 @@ class Candidate:
         self._check(self._answer()[0])
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], in_place: bool) -> Any:
-        """Call the candidate's function and return what it returned; `in_place` also applies its changes of the arguments.
+        """Call the candidate's function and return what it returned.
+
+        With `in_place` the candidate's changes of the arguments are applied too.
 
         Raises the candidate's own error, or one that ends the judgement if a value cannot be sent or the answer is
         malformed.

@@ -25,7 +25,9 @@ _RUN_OOM_SCORE, JUDGE_OOM_SCORE, _SERVER_OOM_SCORE = b"1000", b"900", b"0"
 
 
 def open_oom_score() -> int | None:
-    """Return a descriptor through which this process sets how early it dies when memory is used up; None without one.
+    """Return a descriptor through which this process sets how early it dies when memory is used up.
+
+    Returns None where there is none.
 
     Forks inherit the value. There is none if the host does not allow it, or wants this process to die early anyway.
     """

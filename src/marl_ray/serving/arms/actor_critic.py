@@ -13,7 +13,7 @@ import numpy as np
 
 from marl_ray.policies.actor_critic.stacked import Stack, stackable
 from marl_ray.policies.bundles.actor_critic import Bundle
-from marl_ray.serving.arms.errors import ArmError, NotFiniteError, new_pass
+from marl_ray.serving.arms.errors import ArmError, NotFiniteError, new_pass_number
 from marl_ray.serving.arms.protocol import Answer, ArraysByAgent
 
 
@@ -118,7 +118,7 @@ class PassBatcher:
             requests = [w for w in waiting if w.greedy is greedy and not w.answer.done()]
             for part, act in self._by_pass(requests):
                 for batch in self._cut(part):
-                    for w, answer in zip(batch, self._answers(batch, act, greedy, new_pass()), strict=True):
+                    for w, answer in zip(batch, self._answers(batch, act, greedy, new_pass_number()), strict=True):
                         if isinstance(answer, ArmError):
                             w.answer.set_exception(answer)
                         else:

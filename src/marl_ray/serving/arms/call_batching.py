@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
 from typing import Any, Generic, TypeVar, cast
 
-from marl_ray.serving.arms.errors import ArmError, LostError, busy, new_pass
+from marl_ray.serving.arms.errors import ArmError, LostError, busy_error, new_pass_number
 from marl_ray.serving.http.deadlines import Deadlines
 from marl_ray.serving.http.protocol import RequestError
 
@@ -73,9 +73,9 @@ class CallBatcher(Generic[Given, Returned]):
         except TimeoutError:
             waited = loop.time() - request.sent_at < self._deadline_s / 2
             if waited and self._answered_calls > request.answered_before:
-                raise busy(f"no room in a call for most of {self._deadline_s:g} s") from None
+                raise busy_error(f"no room in a call for most of {self._deadline_s:g} s") from None
             # the oldest call, which hangs, if the request was never sent
-            number = request.call or next(iter(self._under_way.values()), new_pass())
+            number = request.call or next(iter(self._under_way.values()), new_pass_number())
             raise LostError(f"no answer within {self._deadline_s:g} s", number) from None
 
     def _send(self) -> None:
@@ -87,7 +87,7 @@ class CallBatcher(Generic[Given, Returned]):
             # Requests that were given up are left out.
             requests = [request for request in batch if not request.answer.done()]
             if requests:
-                number = new_pass()
+                number = new_pass_number()
                 now = asyncio.get_running_loop().time()
                 for request in requests:
                     request.call, request.sent_at = number, now

@@ -10,7 +10,7 @@ RETRY_AFTER_S = 1.0
 _numbers = itertools.count(secrets.randbits(62))
 
 
-def new_pass() -> int:
+def new_pass_number() -> int:
     """Return a new number for a pass or call. Two processes draw the same number with a probability of about 1e-18."""
     return next(_numbers)
 
@@ -41,6 +41,6 @@ class LostError(ArmError):
     """
 
 
-def busy(message: str) -> RequestError:
+def busy_error(message: str) -> RequestError:
     """Return the error for a request that the arm has no room for, which does not count as a failure of the arm."""
     return RequestError(503, None, f"the arm is busy: {message}", retry_after_s=RETRY_AFTER_S)

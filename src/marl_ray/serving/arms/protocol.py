@@ -92,7 +92,7 @@ class ResponseChunk:
     names: list[NamedToken]
     tops: list[list[tuple[NamedToken, float]]] = field(default_factory=list)
     """Per token the most likely tokens and their log-probabilities, if the request sets `top`."""
-    began: ResponseStart | None = None
+    start: ResponseStart | None = None
     """Set in the first chunk if the request asks for it and the arm knows it."""
     tokens_without_ids: int = 0
     """Number of tokens without ids, which only external arms report, in the last chunk."""
@@ -106,7 +106,7 @@ class ResponseChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RequestRejection:
     """A refusal instead of a chunk: the arm is not at fault, and no other arm is to be tried."""
 
     status: int
@@ -120,7 +120,7 @@ class Refusal:
 class Reply(Protocol):
     """A response while it is written."""
 
-    async def next(self) -> ResponseChunk | Refusal:
+    async def next(self) -> ResponseChunk | RequestRejection:
         """Wait for the next chunk or a refusal.
 
         Nothing comes after a refusal or a chunk with a `finish`. Raises ArmError if the arm fails.

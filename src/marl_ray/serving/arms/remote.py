@@ -19,13 +19,13 @@ from ray.serve.handle import DeploymentHandle
 
 from marl_ray.config import ArmConfig
 from marl_ray.config.run.model import DEFAULT_ENGINE
-from marl_ray.config.serving.arms import most
+from marl_ray.config.serving.arms import max_replicas
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import Bundle, load_bundle
 from marl_ray.ray_seams import listen_on_node_address
 from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 from marl_ray.serving.arms.call_batching import CallBatcher, on_loop
-from marl_ray.serving.arms.errors import ArmError, LostError, busy, new_pass
+from marl_ray.serving.arms.errors import ArmError, LostError, busy_error, new_pass_number
 from marl_ray.serving.arms.external.model import ExternalModel
 from marl_ray.serving.arms.protocol import Answer, AnyBundle, ArraysByAgent, TextArm, is_text
 from marl_ray.serving.scaling import ARM_ONGOING, TEXT_SHARE, scaling
@@ -59,7 +59,7 @@ class ArmHost:
         answers = await asyncio.gather(*(self._batcher.act(*request) for request in requests), return_exceptions=True)
         # Other exceptions cross as text, because the other process may be unable to unpickle them.
         return [
-            ArmError(repr(answer), new_pass())
+            ArmError(repr(answer), new_pass_number())
             if isinstance(answer, BaseException) and not isinstance(answer, ArmError)
             else answer
             for answer in answers
@@ -78,9 +78,9 @@ async def answer_of(send: Callable[[], Any]) -> Any:
         try:
             return await response
         except BackPressureError as error:
-            raise busy(str(error)) from None
+            raise busy_error(str(error)) from None
         except RayTaskError as error:
-            raise ArmError(repr(error), new_pass()) from None
+            raise ArmError(repr(error), new_pass_number()) from None
         except asyncio.CancelledError:
             response.cancel()  # else the replica would continue computing an answer that nobody reads
             if cast("asyncio.Task[None]", asyncio.current_task()).cancelling():
@@ -88,7 +88,7 @@ async def answer_of(send: Callable[[], Any]) -> Any:
             reason = "the call was cancelled"  # the other process cancelled it
         except Exception as error:  # an actor died, a connection broke, Serve failed: the call is lost
             reason = repr(error)
-    raise LostError(f"two calls were lost, the last one by {reason}", new_pass())
+    raise LostError(f"two calls were lost, the last one by {reason}", new_pass_number())
 
 
 class RemoteArm:
@@ -112,7 +112,7 @@ class RemoteArm:
         return await self._requests.ask((observations, greedy, masks or {}))
 
 
-def host(
+def start_host(
     bundle: AnyBundle,
     reference: str,
     size: ArmConfig,
@@ -156,7 +156,7 @@ def host(
         # The limits of the running application, which another experiment may have started with other settings.
         counts = [part.replica_states for part in status.deployments.values()]
         running = sum(count for by_state in counts for state, count in by_state.items() if state == "RUNNING")
-        return RemoteArm(bundle, handle, deadline_s, max(1, running, most(size.replicas)))
+        return RemoteArm(bundle, handle, deadline_s, max(1, running, max_replicas(size.replicas)))
     from marl_ray.serving.arms.text.remote import RemoteTextArm
 
     assert not isinstance(bundle, ExternalModel)  # no deployment of ours computes an external model

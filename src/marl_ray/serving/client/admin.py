@@ -27,7 +27,10 @@ def ask(url: str, path: str, body: dict[str, Any] | None = None) -> dict[str, An
 
 
 def key_headers(key: str | None = None) -> dict[str, str]:
-    """Return the header with the API key: the given one, else that of MARL_RAY_API_KEY; empty without either."""
+    """Return the header with the API key.
+
+    It is the given key, else that of MARL_RAY_API_KEY. Without either there is no header.
+    """
     secret = key or os.environ.get(KEY_VARIABLE)
     return {"authorization": f"Bearer {secret}"} if secret else {}
 

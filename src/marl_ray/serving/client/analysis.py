@@ -10,14 +10,21 @@ import numpy as np
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.errors import FieldError, MarlRayError, did_you_mean
-from marl_ray.experiments.designs.analysis import IMBALANCE_LEVEL, Comparison, compare, imbalance, with_holm
+from marl_ray.experiments.designs.analysis import IMBALANCE_LEVEL, Comparison, compare, covariate_imbalance, with_holm
 from marl_ray.experiments.designs.fixed_size import WelchTest, welch
 from marl_ray.experiments.evidence.looks import Look
 from marl_ray.experiments.lifecycle import ExperimentRecord
 from marl_ray.experiments.statistics.intervals import Interval
 from marl_ray.experiments.store.evidence_store import EvidenceStore
 from marl_ray.experiments.store.stores import Stores, open_stores
-from marl_ray.serving.rollout_decisions.questions import ENDS, HARM, PROMOTION, ask, bounded_difference, excluding
+from marl_ray.serving.rollout_decisions.questions import (
+    ENDS,
+    HARM,
+    PROMOTION,
+    ask,
+    bounded_difference,
+    measures_without_missing,
+)
 from marl_ray.serving.rollout_decisions.rollout_control import config_of
 
 DAY_S = 86_400.0
@@ -129,7 +136,7 @@ def analysis(
             look = stores.evidence.look(record)
             rows = _of_observations(look, record, metrics, level)
             judged = sum(units.judged for units in look.units.values())
-            for metric in excluding(config):
+            for metric in measures_without_missing(config):
                 notes += _silent(metric, judged - sum(look.reported.get(metric, {}).values()), judged, config)
             what = {"cluster": "clusters", "switchback": "blocks"}[config.randomize]
         else:
@@ -149,7 +156,7 @@ def analysis(
             rows = compare(units, reported, plan.treatments, plan.control, level, covariate)
             rows = _with_bounds(stores.evidence, record, config, rows, level)
             if covariate is not None:
-                for arm, p in imbalance(units, covariate, plan.treatments, plan.control).items():
+                for arm, p in covariate_imbalance(units, covariate, plan.treatments, plan.control).items():
                     if p < IMBALANCE_LEVEL:
                         notes.append(
                             f"warning: {arm} differs from the control in {covariate} (p {p:.2g}): it is not from before"
@@ -179,7 +186,7 @@ def _with_bounds(
     evidence: EvidenceStore, record: ExperimentRecord, config: ExperimentConfig, rows: list[Comparison], alpha: float
 ) -> list[Comparison]:
     """Return the lines with the exact bounds of the metrics that have a range."""
-    plan, excluded = record.plan, excluding(config)
+    plan, excluded = record.plan, measures_without_missing(config)
     measures = {
         row.metric: bounded_difference(row.metric, metric_range)
         for row in rows

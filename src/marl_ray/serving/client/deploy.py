@@ -110,7 +110,10 @@ def _messages(state: Mapping[str, Any]) -> str:
 
 
 def _progress(state: Mapping[str, Any]) -> str:
-    """Return how many of an application's replicas run, in brackets, with what Serve says of the others; "" if none."""
+    """Return how many of an application's replicas run, in brackets, with what Serve says of the others.
+
+    The text is empty if there are none.
+    """
     replicas = [r["state"] for d in state.get("deployments", {}).values() for r in d["replicas"]]
     if not replicas:
         return ""

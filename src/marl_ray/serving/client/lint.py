@@ -12,9 +12,9 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from marl_ray.config import GatewayConfig, read_yaml
-from marl_ray.config.base import meant, words
-from marl_ray.config.load import other_kind
-from marl_ray.config.serving.arms import most
+from marl_ray.config.base import meant, message_of
+from marl_ray.config.load import other_kind_hint
+from marl_ray.config.serving.arms import max_replicas
 from marl_ray.errors import MarlRayError, one_line
 
 IMPORT_PATHS = ("marl_ray.serving.app:build", "serve.app:build")
@@ -57,7 +57,7 @@ def lint_serve_config(data: Any, source: str, *, where: str = "", pods: int | No
     """
     if not isinstance(data, Mapping):
         findings: list[ConfigFault] = [("", f"expected a mapping of keys at the top, got {type(data).__name__}")]
-    elif wrong := other_kind(("applications",), data, source):
+    elif wrong := other_kind_hint(("applications",), data, source):
         findings = [("", wrong)]
     else:
         try:
@@ -112,7 +112,7 @@ def _gateway(application: dict[str, Any], where: str, host: Any, pods: int | Non
             message = f"expected at least max_batch ({config.max_batch}), got {ongoing}: batches would never fill"
             yield f"{path}max_ongoing_requests", message
         scaled = deployment.get("autoscaling_config") is not None
-        if config and scaled and most(config.replicas) < 2:
+        if config and scaled and max_replicas(config.replicas) < 2:
             message = "expected `replicas` in `args` of 2 at least, which tells the replicas that there are others"
             yield f"{path}autoscaling_config", message
     if config is None:
@@ -120,7 +120,11 @@ def _gateway(application: dict[str, Any], where: str, host: Any, pods: int | Non
     if host not in LOOPBACK and config.api_keys is None:
         message = f"expected 127.0.0.1 or {where}args.api_keys: at {host!r} anybody could act and post outcomes"
         yield "http_options.host", message
-    if config.database.startswith("sqlite") and pods is not None and (pods > 1 or most(config.replicas) > 1 or scaled):
+    if (
+        config.database.startswith("sqlite")
+        and pods is not None
+        and (pods > 1 or max_replicas(config.replicas) > 1 or scaled)
+    ):
         message = "expected PostgreSQL, such as postgresql:// with PGHOST and the like in the environment"
         yield f"{where}args.database", f"{message}: every pod would have an SQLite file of its own"
     urls = {"database": config.database, "tracking_uri": config.tracking_uri}
@@ -217,7 +221,7 @@ def _validate(data: dict[str, Any], model: type[BaseModel], where: str) -> Itera
         for part in error.errors():
             path = ".".join(_within(data, part["loc"], missing=part["type"] == "missing"))
             if path not in seen:
-                message = "missing" if part["type"] == "missing" else words(part) + meant(part)
+                message = "missing" if part["type"] == "missing" else message_of(part) + meant(part)
                 yield (where + path).rstrip("."), " ".join(message.split())
             seen.add(path)
     except (ImportError, NotImplementedError, AttributeError, TypeError) as error:  # validators that do more than check

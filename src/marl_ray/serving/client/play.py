@@ -25,7 +25,7 @@ class PlayedEpisode:
 
     session_id: str
     arm: str
-    ret: float
+    episode_return: float
     """Sum of rewards, averaged over the agents."""
     latencies: list[float]
     """Duration of each `/v1/act` request, in seconds."""

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 class ArmHolder:
     """Loads and drops the arms of one replica.
 
-    One thread at a time may call `tend`, which starts a thread for each experiment whose arms are to be loaded; all
+    One thread at a time may call `load_and_drop`, which starts a thread for each experiment whose arms are to be loaded; all
     else is safe to read from any thread.
     """
 
@@ -33,14 +33,14 @@ class ArmHolder:
         self.missing: dict[str, dict[str, str]] = {}
         """Experiment -> arm -> the reason why its bundle could not be loaded."""
         self._loading: set[str] = set()
-        """Experiments whose arms a thread loads. `tend` adds, and the thread removes."""
+        """Experiments whose arms a thread loads. `load_and_drop` adds, and the thread removes."""
         self._tend_at = 0.0
 
     def is_due(self, now: float) -> bool:
-        """Return True if `tend` should be called although no state has changed; `now` is in monotonic seconds."""
+        """Return True if `load_and_drop` should be called although no state has changed; `now` is in monotonic seconds."""
         return now >= self._tend_at
 
-    def tend(self, states: Mapping[str, AssignmentState], ended: Mapping[str, float], waits: bool) -> None:
+    def load_and_drop(self, states: Mapping[str, AssignmentState], ended: Mapping[str, float], waits: bool) -> None:
         """Load the arms that are needed in these states, in threads unless `waits`, and drop all others.
 
         `ended` is the end of experiments that this process has seen end, in seconds since 1970.

@@ -26,7 +26,7 @@ class EndedExperiments:
             self._ended[name] = at
             self._due[name] = -math.inf
 
-    def draining(self, now: float) -> dict[str, float]:
+    def draining_experiments(self, now: float) -> dict[str, float]:
         """Return experiment -> moment of its end, for those that ended less than `DRAIN_S` before `now`.
 
         The ends of all others are forgotten.
@@ -53,7 +53,7 @@ class EndedExperiments:
         with self._lock:
             self._due.pop(name, None)
 
-    def due(self) -> dict[str, float]:
+    def due_looks(self) -> dict[str, float]:
         """Return experiment -> moment of its next look, by the database's clock."""
         with self._lock:
             return dict(self._due)

@@ -70,7 +70,7 @@ class EvidenceRound:
     def _to_judge(self, now: float) -> list[Router]:
         routers = self._live_experiments.endpoints.routers
         names = {name for name, router in routers.items() if not router.is_over}
-        if due := self._ended.due():
+        if due := self._ended.due_looks():
             moment = self._stores.database.settled_at()
             names |= {name for name, at in due.items() if at <= moment}
         if now >= self.winners_at:

@@ -53,9 +53,9 @@ class StatePoll:
             has_news = states is not self._states
             if has_news or self._arms.is_due(requested_at):
                 self._take_over(states, reported_at)
-                self._arms.tend(states, self._ended.draining(time.time()), waits)
+                self._arms.load_and_drop(states, self._ended.draining_experiments(time.time()), waits)
             if has_news and self._webhook is not None:
-                self._webhook.poke()
+                self._webhook.wake()
             self._states, self._reported_at = states, requested_at
 
     def _take_over(self, states: Mapping[str, AssignmentState], reported_at: float) -> None:

@@ -16,7 +16,7 @@ import orjson
 from marl_ray.errors import FieldError
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.policies.bundles.actor_critic import Bundle
-from marl_ray.serving.arms.errors import NotFiniteError, new_pass
+from marl_ray.serving.arms.errors import NotFiniteError, new_pass_number
 from marl_ray.serving.arms.protocol import Arm
 from marl_ray.serving.arms.response_cache import cache_key
 from marl_ray.serving.handlers.text_response import (
@@ -71,7 +71,7 @@ async def batch(service: Service, request: Request) -> Response:
 async def answer(service: Service, request: Request, data: Mapping[str, Any]) -> dict[str, Any]:
     """Answer one request for actions; RequestError if it is refused."""
     start = time.perf_counter()
-    routers = service.endpoints.acting(data.get("experiment"))
+    routers = service.endpoints.acting_routers(data.get("experiment"))
     session, cluster_id = session_id(data.get("session_id"), request), cluster_of(data)
     attributes = attributes_of(data)
     mode = data.get("mode", "sample")
@@ -226,7 +226,7 @@ async def _act_by_finite_text(
 ) -> dict[str, tuple[str, float | None]]:
     texts = await act_by_text(service, router, arm, prompts, greedy, exchanges)
     if not all(log_prob is None or math.isfinite(log_prob) for _, log_prob in texts.values()):
-        raise NotFiniteError("log-probabilities are not finite", new_pass())
+        raise NotFiniteError("log-probabilities are not finite", new_pass_number())
     return texts
 
 
@@ -267,7 +267,7 @@ async def assign(service: Service, request: Request) -> Response:
     """
     service.admission.admit(request, "inference")
     data = await request.object(ASSIGN_FIELDS)
-    routers = service.endpoints.acting(data.get("experiment"))
+    routers = service.endpoints.acting_routers(data.get("experiment"))
     session, cluster_id = session_id(data.get("session_id"), request), cluster_of(data)
     attributes = attributes_of(data)
     exposes = data.get("expose", True)
@@ -279,7 +279,7 @@ async def assign(service: Service, request: Request) -> Response:
     router = session_arm.router
     router.bundle_of(session_arm.assignment.arm)  # before the exposure, because it raises an error if no arm is loaded
     assignment = service.assigner.expose(session_arm) if exposes else session_arm.assignment
-    arm = router.answering(assignment.arm)[0]
+    arm = router.answering_arms(assignment.arm)[0]
     answer_fields = {
         "bundle": router.config.arms[arm].reference,
         "digest": router.arms[arm].bundle.digest,

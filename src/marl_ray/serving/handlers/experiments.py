@@ -9,12 +9,12 @@ import orjson
 from pydantic import ValidationError
 
 from marl_ray.config import ExperimentConfig
-from marl_ray.config.base import words
+from marl_ray.config.base import message_of
 from marl_ray.errors import MAX_COMPARED, MarlRayError, did_you_mean
 from marl_ray.experiments.database.connections import StoreError
 from marl_ray.experiments.lifecycle import RETREATS, Action, StaleEpochError
 from marl_ray.serving.http.protocol import Request, RequestError, Response
-from marl_ray.serving.loaded_bundles import load_whole, pin
+from marl_ray.serving.loaded_bundles import load_whole, pin_aliases
 from marl_ray.serving.needed_arms import API_ORIGIN
 from marl_ray.serving.rollout_decisions.report import curves, describe
 from marl_ray.serving.rollout_decisions.rollout_control import read_results
@@ -65,7 +65,7 @@ async def create(service: Service, request: Request) -> Response:
     def open_it() -> bytes:
         if service.stores.experiments.read(config.name) is not None:
             raise RequestError(409, "name", f"experiment {config.name!r} exists already; expected a new name")
-        fixed = pin(config, service.config.tracking_uri)
+        fixed = pin_aliases(config, service.config.tracking_uri)
         router = service.live_experiments.open(load_whole(fixed, service.bundles), actor, reason, origin=API_ORIGIN)
         return report(service, router)
 
@@ -81,7 +81,7 @@ def _config(data: dict[str, Any]) -> ExperimentConfig:
         raise RequestError(400, "body", "expected an ExperimentConfig, got JSON that is nested too deeply") from None
     except ValidationError as error:
         first = error.errors()[0]
-        field, message = ".".join(map(str, first["loc"])), words(first)
+        field, message = ".".join(map(str, first["loc"])), message_of(first)
         if not field:  # a message about several keys names them itself
             field, _, message = message.partition(": ")
         raise RequestError(400, field, message) from None

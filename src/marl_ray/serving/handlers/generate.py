@@ -11,8 +11,8 @@ from marl_ray.serving.handlers.text_response import (
     text_only,
     text_request,
 )
-from marl_ray.serving.http.fields import attributes_of, cluster_of, flag, session_id
-from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream, event
+from marl_ray.serving.http.fields import attributes_of, boolean_field, cluster_of, session_id
+from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream, server_sent_event
 from marl_ray.serving.http.text_settings import SETTINGS, settings_of
 from marl_ray.serving.service import Service
 
@@ -25,10 +25,10 @@ async def generate(service: Service, request: Request) -> Response | Stream:
     """Answer `POST /generate`."""
     service.admission.admit(request, "inference")
     data = await request.object(GENERATE_FIELDS)
-    routers = service.endpoints.acting(data.get("experiment"))
+    routers = service.endpoints.acting_routers(data.get("experiment"))
     text_only(routers[0])
     session = session_id(data.get("session_id"), request)
-    prompt, streamed = data.get("prompt"), flag(data, "stream")
+    prompt, streamed = data.get("prompt"), boolean_field(data, "stream")
     if not isinstance(prompt, str):
         raise RequestError(400, "prompt", "expected a text")
     settings = settings_of(data)
@@ -57,8 +57,8 @@ async def _events(writer: TextResponseWriter) -> AsyncIterator[bytes]:
             chunk = await writer.next()
             part = {"text": chunk.text, "tokens": chunk.ids, "log_probs": chunk.log_probs}
             if chunk.finish is not None:
-                yield event(writer.head | part | {"finish_reason": chunk.finish})
+                yield server_sent_event(writer.head | part | {"finish_reason": chunk.finish})
                 return
-            yield event(part)
+            yield server_sent_event(part)
     except RequestError as error:  # the status has already been sent
         yield b"data: " + error.body() + b"\n\n"

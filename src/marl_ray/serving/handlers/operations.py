@@ -28,7 +28,7 @@ async def endpoints(service: Service, request: Request) -> Response:
         for router in service.endpoints.routers.values():
             name = router.config.served_as
             if name not in rows:
-                newest_first = [r.config.name for r in service.endpoints.served(name)]
+                newest_first = [r.config.name for r in service.endpoints.routers_of(name)]
                 production = service.stores.experiments.production(name)
                 rows[name] = {
                     "experiments": newest_first,
@@ -53,7 +53,7 @@ async def models(service: Service, request: Request) -> Response:
             row = rows.setdefault(part.bundle.digest, _model(part.bundle, router.config.arms[arm].reference))
             row["arms"].append(f"{router.config.name}/{arm}")
     names = dict.fromkeys(router.config.served_as for router in service.endpoints.routers.values())
-    data = [model for name in names for model in models_of(service.endpoints.served(name))]
+    data = [model for name in names for model in models_of(service.endpoints.routers_of(name))]
     return Response(orjson.dumps({"object": "list", "data": data, "models": list(rows.values())}))
 
 
@@ -94,7 +94,7 @@ async def health(service: Service, request: Request) -> Response:
     return Response(orjson.dumps({"status": "ok", "experiments": list(service.endpoints.routers)}))
 
 
-async def ready(service: Service, request: Request) -> Response:
+async def readiness(service: Service, request: Request) -> Response:
     """Answer `GET /ready`: 200 if an answer is available for all experiments with traffic, else 503.
 
     A treatment without a bundle is named as missing but does not count, because the control answers for it. Neither
@@ -107,7 +107,7 @@ async def ready(service: Service, request: Request) -> Response:
         routers[name] for name, states in arms.items() if set(states.values()) != {"loading"} or routers[name].arms
     ]
     answers = all(
-        router.answering(arm) for router in loaded for arm, weight in router.state.weights.items() if weight > 0
+        router.answering_arms(arm) for router in loaded for arm, weight in router.state.weights.items() if weight > 0
     )
     is_ready = service.started is not None and answers  # all arms of the start are loaded before `started` is set
     body = {

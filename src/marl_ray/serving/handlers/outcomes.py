@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from marl_ray.config.serving.arms import most
+from marl_ray.config.serving.arms import max_replicas
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store.reports import (
     METRIC_LENGTH,
@@ -95,7 +95,7 @@ def _part(answer: OutcomeResult) -> dict[str, Any]:
 
 def _read_report(service: Service, request: Request, data: Mapping[str, Any]) -> _ReadReport:
     """Read and check the fields of one report; RequestError if one is wrong."""
-    routers = service.endpoints.served(data.get("experiment"))
+    routers = service.endpoints.routers_of(data.get("experiment"))
     session = session_id(data.get("session_id"), request)
     metrics = data.get("metrics", {})
     if not isinstance(metrics, dict) or not all(_is_number(number) for number in metrics.values()):
@@ -140,7 +140,7 @@ async def _record(service: Service, actor: str, reports: Sequence[_ReadReport]) 
     """Write outcomes, each to the newest of its experiments that knows the session."""
     results = await service.in_thread(_write, service, actor, reports)
     # Another replica's queue may hold a session's exposure for some moments.
-    for pause in OTHER_REPLICAS_S if most(service.config.replicas) > 1 else ():
+    for pause in OTHER_REPLICAS_S if max_replicas(service.config.replicas) > 1 else ():
         unknown = [k for k, result in enumerate(results) if isinstance(result, UnknownUnitError)]
         if not unknown:
             break

@@ -61,7 +61,7 @@ ROUTES = (
     Route("GET", "/v2/models/{name}/ready", v2.model_ready, "model_ready", problem=v2.problem),
     Route("POST", "/v2/models/{name}/infer", infer.infer, "infer", problem=v2.problem),
     Route("GET", "/health", operations.health, "health"),
-    Route("GET", "/ready", operations.ready, "ready"),
+    Route("GET", "/ready", operations.readiness, "ready"),
     Route("GET", "/metrics", operations.metrics, "metrics"),
     Route("GET", "/openapi.json", document, "document"),
     Route("GET", "/docs", docs),
@@ -83,7 +83,10 @@ for _route in ROUTES:
 
 
 def find(path: str, method: str) -> tuple[Route, Mapping[str, str]]:
-    """Return the route of a request, and name in the route's template -> part of the path; or RequestError 404 or 405."""
+    """Return the route of a request, and name in the route's template -> part of the path.
+
+    Raises RequestError 404 or 405 if there is none.
+    """
     routes, params = _FIXED_PATHS.get(path), _NO_PARAMS
     if routes is None:
         parts = path.split("/")

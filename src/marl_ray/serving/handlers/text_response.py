@@ -12,8 +12,8 @@ from marl_ray.errors import MAX_COMPARED, did_you_mean
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.serving.arms.protocol import (
     NamedToken,
-    Refusal,
     Reply,
+    RequestRejection,
     ResponseChunk,
     ResponseStart,
     TextArm,
@@ -43,7 +43,7 @@ class WrittenResponse:
     prompt_tokens: int
     names: list[NamedToken]
     tops: list[list[tuple[NamedToken, float]]]
-    began: ResponseStart | None
+    start: ResponseStart | None
     tokens: int
     cost_usd: float | None
     """Cost in USD; None if it is unknown."""
@@ -269,7 +269,7 @@ async def _await_response(reply: Reply) -> tuple[WrittenResponse, float]:
 async def _next_chunk(reply: Reply) -> ResponseChunk:
     """Wait for the next chunk; RequestError where the arm refuses."""
     chunk = await reply.next()
-    if isinstance(chunk, Refusal):
+    if isinstance(chunk, RequestRejection):
         raise RequestError(chunk.status, chunk.field, chunk.message, chunk.retry_after_s, chunk.code)
     return chunk
 
@@ -292,7 +292,7 @@ def join_chunks(chunks: Sequence[ResponseChunk]) -> WrittenResponse:
         prompt_tokens=chunks[-1].prompt_tokens,
         names=[name for chunk in chunks for name in chunk.names],
         tops=[top for chunk in chunks for top in chunk.tops],
-        began=chunks[0].began,
+        start=chunks[0].start,
         tokens=sum(chunk.tokens for chunk in chunks),
         cost_usd=total_cost(chunk.cost_usd for chunk in chunks),
     )
@@ -319,7 +319,7 @@ def log_text(
 ) -> None:
     """Add a response to the act log, which must be configured; `digest` is that of the bundle that wrote it."""
     assert service.acts is not None
-    began, prompt = response.began or ResponseStart([], {}), request.prompt if isinstance(request.prompt, str) else None
+    began, prompt = response.start or ResponseStart([], {}), request.prompt if isinstance(request.prompt, str) else None
     messages = [] if prompt is not None else [part for part in request.prompt if isinstance(part, Mapping)]
     guided = ["guide"] if request.json_object or request.must_call else []
     biased = ["bias"] if request.bias is not None else []

@@ -27,7 +27,10 @@ def allow_origin_headers(origins: tuple[str, ...], request: Request) -> Headers:
 
 
 def preflight(origins: tuple[str, ...], request: Request, method: str) -> Response | None:
-    """Return the answer to a browser's preflight request; None if the request is none, or its origin is not allowed."""
+    """Return the answer to a browser's preflight request.
+
+    Returns None if the request is no such request, or if its origin is not allowed.
+    """
     is_preflight = method == "OPTIONS" and b"access-control-request-method" in request.headers
     allowed = {name for name, _ in allow_origin_headers(origins, request)}
     if not is_preflight or b"access-control-allow-origin" not in allowed:

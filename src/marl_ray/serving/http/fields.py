@@ -61,7 +61,7 @@ def is_identifier(value: Any, length: int = SESSION_LENGTH) -> bool:
     return isinstance(value, str) and 0 < len(value) <= length and value.isprintable()
 
 
-def flag(data: Mapping[str, Any], name: str) -> bool:
+def boolean_field(data: Mapping[str, Any], name: str) -> bool:
     """Return a field that is true or false; false where it is missing or null."""
     value = data.get(name)
     if value is not None and not isinstance(value, bool):

@@ -209,7 +209,7 @@ def _start(response: Response | Stream, headers: Headers) -> dict[str, Any]:
     return {"type": "http.response.start", "status": response.status, "headers": [kind, *headers]}
 
 
-def event(data: Any) -> bytes:
+def server_sent_event(data: Any) -> bytes:
     """Return a server-sent event of JSON."""
     return b"data: " + orjson.dumps(data) + b"\n\n"
 

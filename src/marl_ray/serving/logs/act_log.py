@@ -281,7 +281,10 @@ class ActLog:
 
 
 def upload(source: Path, filesystem: fs.FileSystem, path: str) -> None:
-    """Copy a local file to `path` of the filesystem, with the folders that it needs there; OSError if that fails."""
+    """Copy a local file to `path` of the filesystem, with the folders that it needs there.
+
+    Raises OSError if that fails.
+    """
     if filesystem.type_name != "s3":  # S3 has no folders
         filesystem.create_dir(path.rpartition("/")[0], recursive=True)
     fs.copy_files(str(source), path, source_filesystem=fs.LocalFileSystem(), destination_filesystem=filesystem)

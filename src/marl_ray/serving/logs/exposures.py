@@ -159,7 +159,7 @@ class ExposureLog:
             self.rejected += unreadable
             _log.error("%s: %d unreadable lines, each an exposure lost", chunk.segment.path, unreadable)
         with self._moving:
-            self.spool.done(chunk)
+            self.spool.mark_delivered(chunk)
         return True
 
     def _record(self, batch: Sequence[Exposure]) -> None:

@@ -177,7 +177,7 @@ class Spool:
             end = segment.read + len(data)
         return Chunk(segment, [line for line in data.split(b"\n") if line], end)
 
-    def done(self, chunk: Chunk) -> None:
+    def mark_delivered(self, chunk: Chunk) -> None:
         """Note that the chunk is delivered; a segment without further lines is deleted."""
         segment = chunk.segment
         segment.read = chunk.end

@@ -72,27 +72,27 @@ def round_to_step(value: float, step: float, sign: bool = False) -> str:
     return text.replace("-", MINUS)
 
 
-def resolution(values: Iterable[float]) -> float:
+def display_step(values: Iterable[float]) -> float:
     """Return the step that shows the largest of the values with four digits."""
     largest = max((abs(value) for value in values), default=0.0)
     return 10.0 ** (math.floor(math.log10(largest)) - 3) if largest > 0 else 0.001
 
 
-def moment(seconds: float | None) -> datetime | None:
+def format_moment(seconds: float | None) -> datetime | None:
     """Return the seconds since 1970 as a time in UTC; None if there is no such time."""
     if seconds is None or not 0 <= seconds <= LAST_TIME:
         return None
     return datetime.fromtimestamp(seconds, UTC)
 
 
-def towards(e_value: float, alpha: float) -> float:
+def evidence_share(e_value: float, alpha: float) -> float:
     """Return the evidence on a scale from none (0) to proof (1): ln e / ln(1 / alpha), because evidence multiplies."""
     if not e_value > 1:
         return 0.0
     return min(1.0, math.log(e_value) / math.log(1 / alpha))
 
 
-def spans(intervals: Mapping[str, tuple[float, float, float]], margin: float) -> dict[str, ScaledInterval]:
+def scaled_intervals(intervals: Mapping[str, tuple[float, float, float]], margin: float) -> dict[str, ScaledInterval]:
     """Return arm -> its (low, estimate, high) on the scale that holds all of them, zero and -margin."""
     marks = [0.0, -margin, *(value for interval in intervals.values() for value in interval)]
     low, size = min(marks), (max(marks) - min(marks)) or 1.0
@@ -108,7 +108,9 @@ def spans(intervals: Mapping[str, tuple[float, float, float]], margin: float) ->
 def curve_chart(
     curves: Mapping[str, Sequence[Sequence[float | None]]], width: float, height: float, character: float = 7.2
 ) -> TimeChart | None:
-    """Return the chart of arm -> rows (seconds since 1970, n, mean, low or None, high or None); None without any mean.
+    """Return the chart of arm -> rows (seconds since 1970, n, mean, low or None, high or None).
+
+    Returns None without any mean.
 
     `character` is the width of a label's character in units of the chart.
     """
@@ -137,7 +139,7 @@ def curve_chart(
         line = line_path((x(p.at), y(p.mean)) for p in points)
         return TimeLine(arm, line, _bands(points, x, y), (x(points[-1].at), y(points[-1].mean)))
 
-    begin = moment(max(first, 0.0))
+    begin = format_moment(max(first, 0.0))
     return TimeChart(
         *(width, height, round(left, 1), right, top, bottom),
         times=tuple(Tick(x(at), label) for at, label in _times(first, last, (right - left) / (character * 9))),
@@ -151,7 +153,7 @@ def _points(rows: Sequence[Sequence[float | None]]) -> list[_Point]:
     """Return the rows that have a mean and a time, in the order of time, thinned to `MAX_POINTS`."""
     points = []
     for at, _, mean, low, high in rows:
-        if at is not None and moment(at) is not None and mean is not None and math.isfinite(mean):
+        if at is not None and format_moment(at) is not None and mean is not None and math.isfinite(mean):
             band = (low, high) if low is not None and high is not None and math.isfinite(high - low) else None
             points.append(_Point(at, mean, band))
     points.sort(key=lambda point: point.at)

@@ -71,7 +71,9 @@ def experiment_page(
     again. `live` reloads every few seconds and has no forms. `at` is when the report was made, in seconds since 1970.
     """
     colours = rows.colours_of([*rows.part_of(report, "arms"), *curves], rows.control_of(report))
-    changes = sorted(audit, key=lambda entry: (rows.finite(entry.get("at")) or 0, entry.get("id") or 0), reverse=True)
+    changes = sorted(
+        audit, key=lambda entry: (rows.finite_or_none(entry.get("at")) or 0, entry.get("id") or 0), reverse=True
+    )
     arms = rows.arm_rows(report, colours)
     # The window's width selects the chart, because text must not shrink with it.
     sizes = (("wide", 1180 if live else 820, 380), ("narrow", 360, 280))
@@ -123,7 +125,10 @@ def docs_page(document: bytes, base: str) -> bytes:
 
 
 def parse_form(body: bytes) -> dict[str, str]:
-    """Return the fields of a posted form, of `FORM_FIELDS` only and each once; RequestError 400 naming the field."""
+    """Return the fields of a posted form, of `FORM_FIELDS` only and each once.
+
+    Raises RequestError 400 naming the field otherwise.
+    """
     try:
         pairs = parse_qsl(
             body.decode("ascii"),

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marl_ray.experiments.lifecycle import ALLOWED_STATUSES, Action
-from marl_ray.serving.pages.charts import moment, resolution, round_to_step, spans, towards
+from marl_ray.serving.pages.charts import display_step, evidence_share, format_moment, round_to_step, scaled_intervals
 
 UNKNOWN_TEXT = "—"
 _COLOURS = 6
@@ -28,7 +28,7 @@ def part_of(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return part if isinstance(part, Mapping) else {}
 
 
-def finite(value: Any) -> float | None:
+def finite_or_none(value: Any) -> float | None:
     """Return the value as a float; None where it is no finite number."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if is_number else None
@@ -37,7 +37,7 @@ def finite(value: Any) -> float | None:
 def _interval(value: Any) -> tuple[float, float] | None:
     if not isinstance(value, list | tuple) or len(value) != 2:
         return None
-    low, high = finite(value[0]), finite(value[1])
+    low, high = finite_or_none(value[0]), finite_or_none(value[1])
     return None if low is None or high is None else (low, high)
 
 
@@ -47,25 +47,27 @@ def text_of(value: Any) -> str:
 
 
 def _count(value: Any) -> str:
-    number = finite(value)
+    number = finite_or_none(value)
     return UNKNOWN_TEXT if number is None else f"{number:,.0f}"
 
 
 def _percent(value: Any) -> str:
-    number = finite(value)
+    number = finite_or_none(value)
     return UNKNOWN_TEXT if number is None else f"{100 * number:.1f}\N{NARROW NO-BREAK SPACE}%"
 
 
 def _share(value: Any) -> str:
     """Return a percentage in a label, with as few digits as it has."""
-    number = finite(value)
+    number = finite_or_none(value)
     return UNKNOWN_TEXT if number is None else f"{100 * number:.3g}\N{NARROW NO-BREAK SPACE}%"
 
 
 def _size(value: Any, step: float | None = None, sign: bool = False) -> str:
-    number = finite(value)
+    number = finite_or_none(value)
     return (
-        UNKNOWN_TEXT if number is None else round_to_step(number, resolution([number]) if step is None else step, sign)
+        UNKNOWN_TEXT
+        if number is None
+        else round_to_step(number, display_step([number]) if step is None else step, sign)
     )
 
 
@@ -79,7 +81,7 @@ def _bounds(interval: tuple[float, float] | None, step: float, sign: bool = Fals
 
 def time_of(value: Any) -> str:
     """Return a time in seconds since 1970 as a date and time in UTC; UNKNOWN_TEXT where it is none."""
-    at = moment(finite(value))
+    at = format_moment(finite_or_none(value))
     return UNKNOWN_TEXT if at is None else f"{at:%Y-%m-%dT%H:%M:%SZ}"
 
 
@@ -101,7 +103,7 @@ def index_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of one experiment in the list of all: its stage, and the share of traffic of each arm."""
     arms = part_of(row, "arms")
     colours = colours_of(list(arms), control_of(row))
-    stages, stage = row.get("stages"), finite(row.get("stage"))
+    stages, stage = row.get("stages"), finite_or_none(row.get("stage"))
     many = len(stages) if isinstance(stages, list | tuple) else None
     return {
         "name": row["name"],
@@ -110,7 +112,12 @@ def index_row(row: Mapping[str, Any]) -> dict[str, Any]:
         "stage": UNKNOWN_TEXT if stage is None or many == 1 else f"{stage + 1:.0f}{f' of {many}' if many else ''}",
         "epoch": _count(row.get("epoch")),
         "shares": [
-            {"arm": arm, "colour": colours[arm], "share": _share(share), "width": round(100 * (finite(share) or 0), 2)}
+            {
+                "arm": arm,
+                "colour": colours[arm],
+                "share": _share(share),
+                "width": round(100 * (finite_or_none(share) or 0), 2),
+            }
             for arm, share in arms.items()
         ],
     }
@@ -129,7 +136,7 @@ def steps_of(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return (label, class) of the stations: `done`, `here`, `ahead`, or `skipped` where the end came before."""
     status, stages = report["status"], _stages(report)
     labels = ["draft", *stages, status if status in _FINAL_STATUSES else "promoted"]
-    stage = min(int(finite(report.get("stage")) or 0), len(stages) - 1)
+    stage = min(int(finite_or_none(report.get("stage")) or 0), len(stages) - 1)
     reached = 0 if status == "draft" else 1 + stage
     position = len(labels) - 1 if status in _FINAL_STATUSES else reached
     later = "skipped" if status in _FINAL_STATUSES else "ahead"
@@ -153,14 +160,18 @@ def arm_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[dict
     arms = {name: arm if isinstance(arm, Mapping) else {} for name, arm in part_of(report, "arms").items()}
     of_means, of_gaps, gaps = [], [], {}
     for name, arm in arms.items():
-        mean, gap, around = finite(arm.get("mean")), finite(arm.get("difference")), _interval(arm.get("interval"))
+        mean, gap, around = (
+            finite_or_none(arm.get("mean")),
+            finite_or_none(arm.get("difference")),
+            _interval(arm.get("interval")),
+        )
         of_means += [value for value in (mean, *(around or ())) if value is not None]
         between = _interval(arm.get("difference_interval"))
         of_gaps += [value for value in (gap, *(between or ())) if value is not None]
         if between is not None and gap is not None:
             gaps[name] = (between[0], gap, between[1])
-    step, gap_step = resolution(of_means), resolution(of_gaps)
-    scale = spans(gaps, margin_of(report) or 0.0)
+    step, gap_step = display_step(of_means), display_step(of_gaps)
+    scale = scaled_intervals(gaps, margin_of(report) or 0.0)
     return [
         {
             "name": name,
@@ -190,9 +201,9 @@ def arm_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[dict
 def margin_of(report: Mapping[str, Any]) -> float | None:
     """Return the accepted loss in units of the outcome; for a relative margin, the value that the tests use."""
     tests = (part_of(part_of(part_of(report, "arms"), arm), "harm") for arm in part_of(report, "arms"))
-    margins = (finite(test.get("margin")) for test in tests)
+    margins = (finite_or_none(test.get("margin")) for test in tests)
     first_margin = next((margin for margin in margins if margin is not None), None)
-    return finite(part_of(report, "config").get("margin")) if first_margin is None else first_margin
+    return finite_or_none(part_of(report, "config").get("margin")) if first_margin is None else first_margin
 
 
 def warnings_of(report: Mapping[str, Any]) -> list[str]:
@@ -237,10 +248,10 @@ def _observation_count(arm: Mapping[str, Any]) -> Any:
 
 def _test_row(test: Mapping[str, Any], wants: str, colours: Mapping[str, str]) -> dict[str, Any]:
     """Return the row of one test; `wants` is the side of -margin on which its bound is a proof."""
-    e_value, alpha, margin = (finite(test.get(key)) for key in ("e_value", "alpha", "margin"))
+    e_value, alpha, margin = (finite_or_none(test.get(key)) for key in ("e_value", "alpha", "margin"))
     level = alpha if alpha is not None and 0 < alpha < 1 else None
-    means = [mean for key in ("mean", "control_mean") if (mean := finite(test.get(key))) is not None]
-    step = resolution(means)
+    means = [mean for key in ("mean", "control_mean") if (mean := finite_or_none(test.get(key))) is not None]
+    step = display_step(means)
     return {
         "metric": text_of(test.get("name")),
         "better": _BETTER_TEXTS.get(str(test.get("better")), ""),
@@ -255,7 +266,7 @@ def _test_row(test: Mapping[str, Any], wants: str, colours: Mapping[str, str]) -
         "needs": "" if margin is None else f"{wants} {0 - margin:g}".replace("-", "\N{MINUS SIGN}"),
         "e_value": _e_value(e_value),
         "needed": UNKNOWN_TEXT if level is None else f"{1 / level:.3g}",
-        "width": 0 if level is None or e_value is None else round(100 * towards(e_value, level), 1),
+        "width": 0 if level is None or e_value is None else round(100 * evidence_share(e_value, level), 1),
         "proven": bool(test.get("proven")),
     }
 
@@ -269,7 +280,7 @@ def _e_value(value: float | None) -> str:
 def split_of(report: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the test of the split between arms as the page shows it; None if the report has none."""
     ratio = part_of(report, "srm")
-    p_value = finite(ratio.get("p_value"))
+    p_value = finite_or_none(ratio.get("p_value"))
     shown = UNKNOWN_TEXT
     if p_value is not None:
         shown = f"{p_value:.3f}" if p_value >= 0.001 else "< 0.001"
@@ -281,8 +292,8 @@ def shadow_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[d
     rows = []
     for arm in part_of(report, "shadow"):
         totals = part_of(report["shadow"], arm)
-        acts, seconds = finite(totals.get("acts")), finite(totals.get("seconds"))
-        decisions, agreed = finite(totals.get("decisions")), finite(totals.get("agreed"))
+        acts, seconds = finite_or_none(totals.get("acts")), finite_or_none(totals.get("seconds"))
+        decisions, agreed = finite_or_none(totals.get("decisions")), finite_or_none(totals.get("agreed"))
         rows.append(
             {
                 "arm": arm,
@@ -301,7 +312,7 @@ def _per_token(totals: Mapping[str, Any]) -> str | None:
 
     It is the shadow's, with the one it was served with; None where there were no texts.
     """
-    tokens, log_prob, served = (finite(totals.get(key)) for key in ("tokens", "log_prob", "served_log_prob"))
+    tokens, log_prob, served = (finite_or_none(totals.get(key)) for key in ("tokens", "log_prob", "served_log_prob"))
     return (
         f"{log_prob / tokens:.2f} (served {served / tokens:.2f})"
         if tokens and log_prob is not None and served is not None
@@ -327,7 +338,7 @@ def change_row(entry: Mapping[str, Any]) -> dict[str, Any]:
 def actions_of(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return the possible actions: for each treatment, and for the experiment as (action, label)."""
     allowed = {action for action in Action if report["status"] in ALLOWED_STATUSES[action]}
-    stage, stages = int(finite(report.get("stage")) or 0), _stages(report)
+    stage, stages = int(finite_or_none(report.get("stage")) or 0), _stages(report)
     if stage + 1 >= len(stages):
         allowed.discard(Action.NEXT_STAGE)
     labels = _ACTION_LABELS | {Action.NEXT_STAGE: f"Next stage: {stages[min(stage + 1, len(stages) - 1)]}"}

@@ -14,10 +14,10 @@ from marl_ray.config.serving.measures import RelativeMargin
 from marl_ray.experiments.evidence.judged_units import BetQuestion
 from marl_ray.experiments.evidence.looks import Look
 from marl_ray.experiments.lifecycle import RolloutPlan
-from marl_ray.experiments.statistics.bets import Claim, End, ends
+from marl_ray.experiments.statistics.bets import Claim, End, shifted_ends
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.missing_outcomes import nearer_end
-from marl_ray.experiments.statistics.sequential import OneSided, harm, promotion, relative_scale
+from marl_ray.experiments.statistics.sequential import OneSided, judge_harm, judge_promotion, relative_scale
 
 HARM, PROMOTION = -1, 1
 ENDS: tuple[End, ...] = get_args(End)
@@ -114,7 +114,7 @@ def _measure(config: ExperimentConfig, name: str, better: str, margin: float | R
     return Measure(name, better, margin, binary, exact, (0.0, 1.0) if binary else metric_range)
 
 
-def excluding(config: ExperimentConfig) -> list[str]:
+def measures_without_missing(config: ExperimentConfig) -> list[str]:
     """Return the outcome and guardrails for which units without a report do not count."""
     rails = [rail.name for rail in config.guardrails if rail.name != "outcome" and rail.counts_missing_as is None]
     return ["outcome", *rails] if config.missing == "exclude" else rails
@@ -127,7 +127,7 @@ def questions_of(config: ExperimentConfig, plan: RolloutPlan) -> tuple[BetQuesti
 
 
 def _questions(config: ExperimentConfig, plan: RolloutPlan) -> Iterator[BetQuestion | None]:
-    missing = excluding(config)
+    missing = measures_without_missing(config)
 
     def both(measure: Measure, side: int, arm: str) -> Iterator[BetQuestion | None]:
         for end in (None, *ENDS) if measure.name in missing else (None,):
@@ -228,7 +228,7 @@ class ArmQuestion:
         """
         if self.measure.range is not None:
             return self._bet(end)
-        reported = self.look.pooled(self.measure.name, *self.arms)
+        reported = self.look.pooled_moments(self.measure.name, *self.arms)
         if not reported.low < reported.high:
             # All values are equal so far, so the only difference would be chance in who reports, and it would count
             # against the margin.
@@ -236,7 +236,7 @@ class ArmQuestion:
         are_events = _are_zeros_and_ones(self._summaries())
         evidence = self._test(self._filled(end, nearer=not are_events), 0.0)
         if are_events:
-            events = self.look.filled(*self._comparison, value=float(ENDS.index(end)), shift=0.0, scale=1.0)
+            events = self.look.filled_summaries(*self._comparison, value=float(ENDS.index(end)), shift=0.0, scale=1.0)
             other = self._test(events, margin, True)
             evidence = min(evidence, other._replace(bound=other.bound + margin), key=lambda test: test.e_value)
         return evidence
@@ -250,18 +250,18 @@ class ArmQuestion:
         With `nearer` they are nearer to the mean if that costs less.
         """
         look, measure, comparison = self.look, self.measure, self._comparison
-        reported = look.pooled(measure.name, *self.arms)
+        reported = look.pooled_moments(measure.name, *self.arms)
         low, high = reported.low, reported.high
         if measure.bounds is not None:
             low, high = min(low, measure.bounds[0]), max(high, measure.bounds[1])
         shift, scale = measure.absolute if measure.higher else -measure.absolute, measure.scale
-        value = ends(low, high, shift, scale)[ENDS.index(end)]
+        value = shifted_ends(low, high, shift, scale)[ENDS.index(end)]
         if nearer:
             value = nearer_end(reported, value, look.pair(*comparison), look.reporting.pair(*comparison))
-        treated, other = look.filled(*comparison, value=value, shift=shift, scale=scale)
+        treated, other = look.filled_summaries(*comparison, value=value, shift=shift, scale=scale)
         # At the high end the arm that is claimed to be the larger one may be so by what lies beyond it; at the low end the
         # other one may be the smaller one by that.
-        of_treated, of_other = look.beyond(*comparison, value=value, end=end, shift=shift, scale=scale)
+        of_treated, of_other = look.mean_excess(*comparison, value=value, end=end, shift=shift, scale=scale)
         back = -1 if end == "high" else 1
         if ((self.side == PROMOTION) == measure.higher) == (end == "high"):
             return replace(treated, mean=treated.mean + back * of_treated), other
@@ -280,7 +280,7 @@ class ArmQuestion:
         return OneSided(math.nan, bound, math.exp(min(log_e, 700.0)), log_e >= -math.log(self.alpha))
 
     def _test(self, pair: tuple[Summary, Summary], margin: float, binary: bool = False, scale: float = 1.0) -> OneSided:
-        test = harm if self.side == HARM else promotion
+        test = judge_harm if self.side == HARM else judge_promotion
         return test(
             *pair,
             alpha=self.alpha,

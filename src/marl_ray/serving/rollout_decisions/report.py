@@ -11,7 +11,14 @@ from marl_ray.experiments.evidence.series import Series
 from marl_ray.experiments.lifecycle import ExperimentRecord, RolloutPlan, advance
 from marl_ray.experiments.statistics.intervals import NO_OUTCOME, Interval, verdict
 from marl_ray.experiments.statistics.sequential import mean_interval
-from marl_ray.serving.rollout_decisions.questions import HARM, PROMOTION, TestResult, ask, excluding, shown_outcome_of
+from marl_ray.serving.rollout_decisions.questions import (
+    HARM,
+    PROMOTION,
+    TestResult,
+    ask,
+    measures_without_missing,
+    shown_outcome_of,
+)
 from marl_ray.serving.rollout_decisions.rollout_control import LookResults, Reporting
 
 _NO_UNITS = ArmSummary(0, 0, NO_OUTCOME)
@@ -139,7 +146,7 @@ def _missing(results: LookResults) -> list[str]:
 
 def _difference(arm: str, look: Look, config: ExperimentConfig, plan: RolloutPlan, alpha: float) -> Interval:
     """Return the bounds of treatment - control by the tests that decide; each bound gets half of alpha."""
-    measure, missing = shown_outcome_of(config), "outcome" in excluding(config)
+    measure, missing = shown_outcome_of(config), "outcome" in measures_without_missing(config)
     rules: Any = {"alpha": alpha / 2, "min_outcomes": config.min_outcomes, "excludes_missing": missing}
     below, above = (ask(side, look, measure, arm, plan, **rules) for side in (PROMOTION, HARM))
     is_bounded = measure.range is not None and min(below.treatment.n, below.control.n) >= config.min_outcomes

@@ -37,8 +37,8 @@ from marl_ray.serving.rollout_decisions.questions import (
     Measure,
     TestResult,
     ask,
-    excluding,
     guardrail_of,
+    measures_without_missing,
     outcome_of,
     questions_of,
 )
@@ -131,7 +131,7 @@ def guardrails_of(config: ExperimentConfig) -> tuple[GuardrailConfig, ...]:
 
 def test_look(look: Look, record: ExperimentRecord, config: ExperimentConfig) -> LookResults:
     """Test outcomes, guardrails and counts. The treatments share each alpha (Bonferroni)."""
-    plan, excluded = record.plan, excluding(config)
+    plan, excluded = record.plan, measures_without_missing(config)
 
     def test_all(side: int, measure: Measure, alpha: float) -> tuple[TestResult, ...]:
         share = alpha / len(plan.treatments) if plan.treatments else alpha

@@ -56,7 +56,7 @@ class Webhook:
     def start(self) -> None:
         self._thread.start()
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """Wake the thread because something has changed; never blocks."""
         self._news.set()
 

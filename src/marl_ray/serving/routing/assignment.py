@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 from marl_ray.config import BreakerConfig
 from marl_ray.errors import did_you_mean
 from marl_ray.experiments.assignment.population import Attributes
-from marl_ray.experiments.assignment.rendezvous import Assignment, held_out
+from marl_ray.experiments.assignment.rendezvous import Assignment, is_held_out_unit
 from marl_ray.experiments.database.connections import StoreError
 from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.logs.metrics import GatewayMetrics
 from marl_ray.serving.routing.arm_lookups import Answers, ArmLookups, UnitKey
 from marl_ray.serving.routing.breaker import Breaker
-from marl_ray.serving.routing.endpoints import current, draining, remembering
+from marl_ray.serving.routing.endpoints import current_experiment, draining_experiments, remembering_experiment
 from marl_ray.serving.routing.router import Router, UnitArm
 from marl_ray.serving.routing.unit_reports import UnitReports, counts_cost
 
@@ -105,12 +105,12 @@ class Assigner:
         `forced` is the arm that a tester names: such a session is in no experiment. Raises RequestError if there is
         no such arm.
         """
-        router = remembering(routers, session) if len(routers) > 1 else routers[0]
+        router = remembering_experiment(routers, session) if len(routers) > 1 else routers[0]
         if router is None:
-            router = current(routers, session, cluster_id)
+            router = current_experiment(routers, session, cluster_id)
             # Experiments in which the session may have met an arm: older ones, and those whose layer share it had in
             # another cluster.
-            others = draining(routers, router)
+            others = draining_experiments(routers, router)
             others += [r for r in routers if r.has_places_by_cluster and r is not router and r not in others]
             if others:
                 has_met = await self._have_met(others, session)
@@ -129,7 +129,7 @@ class Assigner:
         elif not takes_part and router.has_places_by_cluster:
             takes_part = (await self._have_met([router], session))[0]
         if takes_part:
-            unit_arm = router.recall(session, cluster_id) or await self._look_up_arm(router, session, cluster_id)
+            unit_arm = router.known_arm(session, cluster_id) or await self._look_up_arm(router, session, cluster_id)
             return SessionArm(router, session, unit_arm, takes_part=True)
         outside = router.with_control() if holdout else router.with_production()
         return SessionArm(router, session, UnitArm(outside), takes_part=False, holdout=holdout)
@@ -148,7 +148,11 @@ class Assigner:
     async def _look_up_arm(self, router: Router, session: str, cluster_id: str | None) -> UnitArm:
         """Return the arm of a session that this replica does not surely know, from the database if it answers."""
         stored = await self._look_up([router], session)
-        return router.guess(session, cluster_id) if stored is None else router.settle(session, cluster_id, stored[0])
+        return (
+            router.provisional_arm(session, cluster_id)
+            if stored is None
+            else router.stored_arm(session, cluster_id, stored[0])
+        )
 
     async def _have_met(self, routers: Sequence[Router], session: str) -> list[bool]:
         """Return, for each of these experiments, True if the session is known to have met an arm of it.
@@ -168,7 +172,7 @@ class Assigner:
     def _is_held_out(self, router: Router, session: str, cluster_id: str | None) -> bool:
         endpoint = router.config.served_as
         share = self._holdouts.get(endpoint, 0.0)
-        return share > 0 and held_out(endpoint, share, router.drawn_by(session, cluster_id))
+        return share > 0 and is_held_out_unit(endpoint, share, router.draw_key(session, cluster_id))
 
     async def _look_up(self, routers: Sequence[Router], session: str) -> list[Assignment | None] | None:
         """Look up the session's arm in each of these experiments; None if the database does not answer.

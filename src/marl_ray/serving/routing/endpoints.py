@@ -69,7 +69,7 @@ class Endpoints:
             for name, routers in self._served.items()
         }
 
-    def served(self, name: object) -> Sequence[Router]:
+    def routers_of(self, name: object) -> Sequence[Router]:
         """Return the experiments behind a name, newest first.
 
         The name may be omitted if there is only one endpoint. Raises RequestError for a name that is
@@ -85,12 +85,12 @@ class Endpoints:
             return (self.routers[name],)
         raise _unknown(name, {**self._served, **self.routers})
 
-    def acting(self, name: object) -> Sequence[Router]:
+    def acting_routers(self, name: object) -> Sequence[Router]:
         """Return the experiments behind a name that hold arms, newest first, so that acts skip ended ones.
 
         All experiments behind the name if none holds arms. Raises RequestError as `served` does.
         """
-        routers = self.served(name)
+        routers = self.routers_of(name)
         return routers if len(routers) == 1 else self._acting[routers[0].config.served_as]
 
     def experiment(self, name: str) -> Router:
@@ -103,7 +103,7 @@ class Endpoints:
         return ", ".join(self._served) or "none yet"
 
 
-def current(routers: Sequence[Router], unit: str, cluster_id: str | None) -> Router:
+def current_experiment(routers: Sequence[Router], unit: str, cluster_id: str | None) -> Router:
     """Return the endpoint's experiment that a new unit enters.
 
     It is the newest running one whose share of its layer contains the unit, else the newest that has begun.
@@ -118,12 +118,12 @@ def current(routers: Sequence[Router], unit: str, cluster_id: str | None) -> Rou
     return next((router for router in routers if router.state.status is not ExperimentStatus.DRAFT), routers[-1])
 
 
-def remembering(routers: Iterable[Router], unit: str) -> Router | None:
+def remembering_experiment(routers: Iterable[Router], unit: str) -> Router | None:
     """Return the first of these experiments in which this replica remembers the unit, or None."""
     return next((router for router in routers if router.session(unit) is not None), None)
 
 
-def draining(routers: Sequence[Router], entered: Router) -> list[Router]:
+def draining_experiments(routers: Sequence[Router], entered: Router) -> list[Router]:
     """Return the older experiments whose units may still be active."""
     now = time.time()
     newest = entered.created

@@ -73,7 +73,7 @@ class Attempts:
         """
         router = self._router
         try:
-            for arm in router.answering(self._arm):
+            for arm in router.answering_arms(self._arm):
                 circuit = router.circuits[arm]
                 ticket = circuit.allow()
                 if not ticket:

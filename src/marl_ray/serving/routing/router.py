@@ -7,7 +7,7 @@ from typing import NamedTuple, cast
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.experiments.assignment.population import Attributes, Population
-from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable, PastTables, draw, in_layer
+from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable, PastTables, draw_arm, is_in_layer
 from marl_ray.experiments.database.connections import StoreError
 from marl_ray.experiments.lifecycle import ExperimentStatus
 from marl_ray.experiments.store.experiment_store import ExperimentStore
@@ -107,7 +107,7 @@ class Router:
             return state.control
         return next((arm for arm, weight in state.weights.items() if weight > 0), state.control)
 
-    def answering(self, arm: str) -> Sequence[str]:
+    def answering_arms(self, arm: str) -> Sequence[str]:
         """Return the loaded arms that may answer for a session of this arm, in order of preference."""
         return self._answering[arm]
 
@@ -117,7 +117,7 @@ class Router:
 
     def bundle_of(self, arm: str) -> AnyBundle:
         """Return the bundle of the first arm that may answer for this arm; RequestError 503 if none is loaded."""
-        for name in self.answering(arm):
+        for name in self.answering_arms(arm):
             return self.arms[name].bundle
         raise RequestError(503, None, f"no arm of experiment {self.config.name!r} is loaded here", 1.0)
 
@@ -165,7 +165,7 @@ class Router:
         tables = PastTables([*past.weights, state.weights], state.salt)
         return tables, everyone or past.populations | {state.population}
 
-    def drawn_by(self, unit: str, cluster_id: str | None) -> str:
+    def draw_key(self, unit: str, cluster_id: str | None) -> str:
         """Return the name whose hash decides for the unit: its own, or its cluster's.
 
         The cluster's decides if clusters are randomized. A unit that names no cluster is its own cluster.
@@ -178,7 +178,7 @@ class Router:
         If clusters are randomized, its cluster must be. Other units get the production arm and do not count.
         """
         layer = self.state.layer
-        return layer is None or in_layer(layer, self.state.layer_share, self.drawn_by(unit, cluster_id))
+        return layer is None or is_in_layer(layer, self.state.layer_share, self.draw_key(unit, cluster_id))
 
     @property
     def has_places_by_cluster(self) -> bool:
@@ -189,7 +189,7 @@ class Router:
         """Return True if the experiment's population includes the unit now, even if the unit has met an arm before."""
         population = self.state.population
         return population.is_everyone or population.includes(
-            self.state.salt, self.drawn_by(unit, cluster_id), attributes
+            self.state.salt, self.draw_key(unit, cluster_id), attributes
         )
 
     def may_have_included(self, unit: str, cluster_id: str | None) -> bool:
@@ -199,7 +199,7 @@ class Router:
         """
         if self._populations is None or self.config.randomize == "cluster":
             return True
-        key = self.drawn_by(unit, cluster_id)
+        key = self.draw_key(unit, cluster_id)
         return any(population.may_include(self.state.salt, key) for population in self._populations)
 
     def is_absent(self, unit: str) -> bool:
@@ -228,7 +228,7 @@ class Router:
         """Return the unit as this replica remembers it, or None."""
         return self.remembered.get(unit)
 
-    def recall(self, unit: str, cluster_id: str | None) -> UnitArm | None:
+    def known_arm(self, unit: str, cluster_id: str | None) -> UnitArm | None:
         """Return the unit's arm if it is known without the database."""
         session = self.remembered.get(unit)
         if session is not None:
@@ -239,7 +239,7 @@ class Router:
             return None
         return UnitArm(*self._drawn(unit, cluster_id))
 
-    def settle(self, unit: str, cluster_id: str | None, stored: Assignment | None) -> UnitArm:
+    def stored_arm(self, unit: str, cluster_id: str | None, stored: Assignment | None) -> UnitArm:
         """Return the unit's arm, given the store's answer."""
         session = self.remembered.get(unit)
         if stored is not None:
@@ -247,10 +247,10 @@ class Router:
                 session.assignment, session.sure = stored, True
             return UnitArm(self._standing(stored))
         if session is not None:  # the replica's own exposure is still on its way to the store
-            return self.guess(unit, cluster_id)
+            return self.provisional_arm(unit, cluster_id)
         return UnitArm(*self._drawn(unit, cluster_id))
 
-    def guess(self, unit: str, cluster_id: str | None) -> UnitArm:
+    def provisional_arm(self, unit: str, cluster_id: str | None) -> UnitArm:
         """Return the unit's arm while the store cannot be asked."""
         session = self.remembered.get(unit)
         if session is not None:
@@ -260,7 +260,7 @@ class Router:
     def _drawn(self, unit: str, cluster_id: str | None) -> tuple[Assignment, str | None]:
         """Draw by the present table. A unit that names no cluster is its own cluster."""
         config = self.config
-        return draw(
+        return draw_arm(
             self.table, config.randomize, unit, cluster=cluster_id or unit, at=time.time(), block_s=config.block_s
         )
 

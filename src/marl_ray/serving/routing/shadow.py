@@ -11,8 +11,8 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from marl_ray.errors import one_line
-from marl_ray.serving.arms.errors import ArmError, new_pass
-from marl_ray.serving.arms.protocol import Answer, Refusal, ResponseChunk, ScoringArm, TextArm, TextRequest
+from marl_ray.serving.arms.errors import ArmError, new_pass_number
+from marl_ray.serving.arms.protocol import Answer, RequestRejection, ResponseChunk, ScoringArm, TextArm, TextRequest
 
 ActCall = Callable[[Mapping[str, np.ndarray], bool, Mapping[str, np.ndarray]], Awaitable[Answer]]
 """Observations, whether greedy, and action masks -> answer."""
@@ -107,7 +107,7 @@ class Shadows:
 
         async def compare() -> Compared:
             chunks = await _write(writer, replace(request, logged=True, streamed=False, names=False))
-            agreed, began = "".join(chunk.text for chunk in chunks) == text, chunks[0].began
+            agreed, began = "".join(chunk.text for chunk in chunks) == text, chunks[0].start
             if began is None or not ids:  # one of the two arms reports no tokens
                 return Compared(1, int(agreed))
             tokens, log_prob = await cast(ScoringArm, writer).score(request.agent, began.prompt_ids, ids, text)
@@ -165,8 +165,8 @@ async def _write(writer: TextArm, request: TextRequest) -> list[ResponseChunk]:
         chunks: list[ResponseChunk] = []
         while not chunks or chunks[-1].finish is None:
             chunk = await reply.next()
-            if isinstance(chunk, Refusal):
-                raise ArmError(f"refused: {chunk.message}", new_pass())
+            if isinstance(chunk, RequestRejection):
+                raise ArmError(f"refused: {chunk.message}", new_pass_number())
             chunks.append(chunk)
         return chunks
     finally:

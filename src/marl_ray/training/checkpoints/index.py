@@ -25,7 +25,7 @@ from marl_ray.training.checkpoints.manifest import (
     CheckpointManifest,
     check_format,
     read_manifest,
-    withdraw,
+    withdraw_manifest,
 )
 from marl_ray.training.checkpoints.storage import (
     DamagedCheckpointError,
@@ -158,7 +158,7 @@ def own_checkpoints(
     for place, problem in strange:
         say(f"{problem}; it is left out")
         with contextlib.suppress(OSError, NotImplementedError):  # then the next start leaves it out again
-            withdraw(place)
+            withdraw_manifest(place)
     for place in _strays(folder):
         say(f"{place} is of workers whose iterations others have played again; it is left out")
     return of_run
@@ -184,7 +184,10 @@ def _strange(place: StoredFolder, identity: str) -> str:
 
 
 def published_checkpoints(folder: StoredFolder) -> list[PublishedCheckpoint]:
-    """Return the checkpoints whose manifests can be read, the oldest first; empty where the folder cannot be listed."""
+    """Return the checkpoints whose manifests can be read, the oldest first.
+
+    There are none where the folder cannot be listed.
+    """
     listed = []
     with contextlib.suppress(OSError, MarlRayError):
         for place in checkpoints_in(folder):
@@ -281,7 +284,7 @@ def unneeded_checkpoints(
     return [checkpoint for checkpoint in checkpoints if checkpoint.name not in needed]
 
 
-def tidy(folder: StoredFolder, keep: int, interval: int | None, attempt: int) -> None:
+def remove_unneeded(folder: StoredFolder, keep: int, interval: int | None, attempt: int) -> None:
     """Remove the checkpoints that are not needed, and what attempts up to this one left unfinished.
 
     This `attempt` writes none meanwhile; a later one may, if this one was cut off and does not know that.
@@ -291,7 +294,7 @@ def tidy(folder: StoredFolder, keep: int, interval: int | None, attempt: int) ->
         folder.filesystem.delete_file((checkpoint.place / MANIFEST_FILE).path)
         folder.filesystem.delete_dir(checkpoint.place.path)
     for place in _strays(folder):
-        withdraw(place)
+        withdraw_manifest(place)
     for place in _folders(folder):
         name = _match_name(place)
         ended = name is not None and name[2] is not None and int(name[2]) <= attempt

@@ -41,7 +41,9 @@ def scalars_of(tensors: Mapping[str, Tensor]) -> dict[str, float]:
     return {name: value.item() for name, value in tensors.items() if value.ndim == 0}
 
 
-def make_room(learners: Mapping[str, Learner], stored: Metadata, scalars: Mapping[str, float]) -> dict[str, Tensor]:
+def allocate_states(
+    learners: Mapping[str, Learner], stored: Metadata, scalars: Mapping[str, float]
+) -> dict[str, Tensor]:
     """Give the optimisers the states that a checkpoint holds: its `scalars`, and tensors of zeros.
 
     Returns the live tensors by name, to be loaded in place.
@@ -124,7 +126,7 @@ class CpuCopy:
             if isinstance(live, DTensor):
                 self.tensors[name] = DTensor.from_local(
                     target,
-                    on_cpu(live.device_mesh),
+                    cpu_mesh(live.device_mesh),
                     live.placements,
                     run_check=False,
                     shape=live.shape,
@@ -132,7 +134,7 @@ class CpuCopy:
                 )
 
 
-def on_cpu(mesh: DeviceMesh) -> DeviceMesh:
+def cpu_mesh(mesh: DeviceMesh) -> DeviceMesh:
     """Return a mesh of the same workers on CPU. It only says who holds which part: nothing is exchanged over it."""
     return DeviceMesh("cpu", mesh.mesh, mesh_dim_names=mesh.mesh_dim_names, _init_backend=False)
 

@@ -8,15 +8,15 @@ from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.api import CheckpointException
 
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.policies.language.sharding.agreement import together
+from marl_ray.policies.language.sharding.agreement import run_on_all_workers
 from marl_ray.training.checkpoints.index import STATE_FILE, PublishedCheckpoint, check_bundle, refuse_older
-from marl_ray.training.checkpoints.learner_tensors import make_room
-from marl_ray.training.checkpoints.manifest import CheckpointManifest, read_manifest, withdraw
+from marl_ray.training.checkpoints.learner_tensors import allocate_states
+from marl_ray.training.checkpoints.manifest import CheckpointManifest, read_manifest, withdraw_manifest
 from marl_ray.training.checkpoints.run_state import RunState, StateFile
 from marl_ray.training.checkpoints.saving import WEIGHTS, envs_file
 from marl_ray.training.checkpoints.storage import DamagedCheckpointError, StoredFolder
 from marl_ray.training.checkpoints.tensor_files import StoredFiles, TensorReader
-from marl_ray.training.collectives import broadcast_from_rank0, gather, world
+from marl_ray.training.collectives import broadcast_from_rank0, gather_from_workers, rank_and_world_size
 from marl_ray.training.learner.policy_learner import Learner
 
 NONE_READABLE = "no checkpoint can be read: "
@@ -40,7 +40,9 @@ def load_newest(
     own_hyper: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> LoadedCheckpoint:
-    """Restore the learners from the first of the checkpoints `places` that is whole; every worker calls it with the same.
+    """Restore the learners from the first of the checkpoints `places` that is whole.
+
+    Every worker calls it with the same places.
 
     `say` gets a line on rank 0 for each that cannot be read. One that is damaged is withdrawn, but only where another one is
     whole: a storage that shows no file at all is no damage. With `own_hyper` the learners
@@ -54,11 +56,11 @@ def load_newest(
             lines.append(line)
             damages += [place] * damaged
             continue
-        if world()[0] == 0:
+        if rank_and_world_size()[0] == 0:
             for line in lines:
                 say(f"{line}; the run continues from {place}")
             for each in damages:
-                withdraw(each)
+                withdraw_manifest(each)
         return loaded
     raise UnreadableCheckpointError(NONE_READABLE + "; ".join(lines))
 
@@ -80,8 +82,8 @@ def _try_load(
         except (DamagedCheckpointError, OSError) as problem:
             return None, _line(place, problem)
 
-    read_part, error = together(read)
-    errors = [each for each in gather(error) if each is not None]
+    read_part, error = run_on_all_workers(read)
+    errors = [each for each in gather_from_workers(error) if each is not None]
     if read_part is None or errors:
         return None, *errors[0]
     loaded, plain = read_part
@@ -115,7 +117,7 @@ def _read_part(
 
     The learners' tensors are changed also where it fails.
     """
-    rank, workers = world()
+    rank, workers = rank_and_world_size()
     if rank == 0:
         check_bundle(PublishedCheckpoint(place, manifest))
     files = StoredFiles(place, manifest.files)
@@ -127,7 +129,7 @@ def _read_part(
         envs |= files.read_json(envs_file(each))
     reader = TensorReader(files, WEIGHTS)
     try:
-        tensors = make_room(learners, reader.read_metadata(), state_file.scalars)
+        tensors = allocate_states(learners, reader.read_metadata(), state_file.scalars)
         with warnings.catch_warnings():  # torch warns of a load without collectives, which one damaged part would block
             warnings.simplefilter("ignore")
             state_dict_loader.load(tensors, storage_reader=reader, no_dist=True)

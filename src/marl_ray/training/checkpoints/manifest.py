@@ -19,7 +19,7 @@ from marl_ray.training.checkpoints.storage import (
     StoredFolder,
     UnwritableCheckpointError,
     read_file,
-    sync,
+    sync_to_disk,
 )
 from marl_ray.training.run_folder.record import DIGEST_KEY, digest_of
 
@@ -66,9 +66,9 @@ def publish(place: StoredFolder, manifest: CheckpointManifest) -> None:
             return
         temporary = f"{target.path}.new"
         Path(temporary).write_bytes(data)
-        sync(temporary)
+        sync_to_disk(temporary)
         os.replace(temporary, target.path)
-        sync(place.path)
+        sync_to_disk(place.path)
     except OSError as error:
         raise UnwritableCheckpointError(f"{target} cannot be written: {one_line(error)}") from error
 
@@ -99,7 +99,7 @@ def read_manifest(place: StoredFolder) -> CheckpointManifest | None:
         raise DamagedCheckpointError(f"{target} is no manifest: {one_line(error)}") from error
 
 
-def withdraw(place: StoredFolder) -> None:
+def withdraw_manifest(place: StoredFolder) -> None:
     """Turn a damaged checkpoint into a folder that is none; its files stay for whoever wants to look.
 
     Where the storage does not let itself be changed, the next reader finds the damage again.

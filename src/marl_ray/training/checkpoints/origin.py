@@ -163,12 +163,12 @@ def holds_of(config: RunConfig, env: Any, agents: Mapping[str, Sequence[str]]) -
             if policy.model.lora is not None and policy.model.path is None and policy.bundle is None:
                 model["seed"] = config.seed  # it makes the frozen weights, which are not in a checkpoint
             shape = {"model": model | {"bundle": policy.bundle} if policy.model.path is None else model}
-        make = algorithm_of(config.algorithm_of(name)).multiplier if spec.costs else None
+        make = algorithm_of(config.algorithm_of(name)).multiplier if spec.needs_costs else None
         holds[name] = shape | {
             "agents": list(members),
             "critic": spec.critic,
             "optimizer": "trust region" if spec.constraint == "trust_region" else hyper.optimizer,
-            "cost critics": len(config.constraints) if spec.costs else 0,
+            "cost critics": len(config.constraints) if spec.needs_costs else 0,
             "multipliers": [type(make(hyper, budget)).__name__ for budget in config.budgets] if make else [],
         }
     return holds

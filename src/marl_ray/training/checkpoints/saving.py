@@ -22,7 +22,7 @@ from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 
 from marl_ray.errors import MarlRayError, describe_error
-from marl_ray.policies.language.sharding.agreement import together
+from marl_ray.policies.language.sharding.agreement import run_on_all_workers
 from marl_ray.policies.language.sharding.gather_shards import gather_to_rank0
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.index import BUNDLE_FOLDER, STATE_FILE
@@ -144,7 +144,10 @@ def write(
     group: Any,
     published: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write a checkpoint; all workers of the gloo group call it. Raises UnwritableCheckpointError, on all of them."""
+    """Write a checkpoint.
+
+    All workers of the gloo group call it. Raises UnwritableCheckpointError, on all of them.
+    """
     rank, files, scalars = dist.get_rank(group), StoredFiles(place), scalars_of(tensors)
     sharded = {name: value for name, value in tensors.items() if name not in scalars}
     _together(lambda: _write_plain(files, rank, contents, scalars), group)
@@ -212,7 +215,7 @@ def _write_bundle(
 def _together(action: Callable[[], None], group: Any) -> None:
     """Run an action on each worker. If it fails on any, all workers raise the first error."""
     try:
-        together(action, group)
+        run_on_all_workers(action, group)
     except Exception as error:
         raise UnwritableCheckpointError(describe_error(error)) from error
 

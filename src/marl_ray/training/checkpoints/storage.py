@@ -84,10 +84,10 @@ class HashedStream:
             return
         self.file.close()
         if self.place.is_local:
-            sync(self.place.path)
+            sync_to_disk(self.place.path)
 
 
-def sync(path: str) -> None:
+def sync_to_disk(path: str) -> None:
     """Bring a local file, or the names in a local folder, onto the disk: what a manifest names outlasts a loss of power."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -23,7 +23,7 @@ from marl_ray.evaluation.writing.samples import Sample
 from marl_ray.evaluation.writing.writer import Writer
 from marl_ray.policies.engines.base import Engine
 from marl_ray.sandbox import Level
-from marl_ray.training.collectives import gather, world
+from marl_ray.training.collectives import gather_from_workers, rank_and_world_size
 
 MAX_RUNS = 16
 """Programs that a worker tests at once, at most; fewer where it has fewer cores."""
@@ -107,7 +107,7 @@ def check_unchanged(benchmarks: Sequence[RunBenchmark], digests: dict[str, str])
             )
 
 
-def spent(config: RunConfig, tokens: float, seconds: float) -> dict[str, float]:
+def spent_so_far(config: RunConfig, tokens: float, seconds: float) -> dict[str, float]:
     """Return the axes of a benchmark's curve: trained tokens, hours of sampling and updates, and their price."""
     hours, price = seconds / 3600, config.resources.hourly_price
     axes = {"benchmark/tokens": tokens, "benchmark/hours": hours}
@@ -128,7 +128,7 @@ def measure(benchmarks: Sequence[RunBenchmark], run: str, iteration: int) -> dic
             if iteration == 0:
                 raise
             metrics[f"benchmark/{each.settings.metric}/failed"] = 1.0
-            if world()[0] == 0:
+            if rank_and_world_size()[0] == 0:
                 print(f"{run}, iteration {iteration}: {error}; training continues", file=sys.stderr, flush=True)
     return metrics
 
@@ -139,14 +139,14 @@ def pass_rates(measured: RunBenchmark) -> dict[str, float]:
     Every worker takes part. Raises MarlRayError on all workers together if one of them could not write or
     judge its share.
     """
-    name, (rank, workers) = measured.settings.metric, world()
+    name, (rank, workers) = measured.settings.metric, rank_and_world_size()
     verdicts: list[ResultRow] = []
     failure = ""
     try:
         verdicts = _judge_samples(measured, _written(measured, measured.problems[rank::workers]))
     except (MarlRayError, OSError) as error:
         failure = f"worker {rank}: {one_line(error)}"
-    parts = gather((verdicts, failure))
+    parts = gather_from_workers((verdicts, failure))
     failures = [failure for _, failure in parts if failure]
     if failures:
         raise MarlRayError(f"evaluation.benchmarks.{name} was not measured: {failures[0]}")

@@ -9,7 +9,7 @@ from marl_ray.config import RunConfig
 from marl_ray.envs.env_copies import make_batch
 from marl_ray.rollout.actor_critic.buffers import Player
 from marl_ray.rollout.actor_critic.fixed_episodes import EvaluationCopies, FixedStart
-from marl_ray.training.collectives import gather, world
+from marl_ray.training.collectives import gather_from_workers, rank_and_world_size
 from marl_ray.training.evaluation.fixed_starts import PlayedStarts, StartSet, StartsPlayer
 
 
@@ -25,10 +25,10 @@ class CopiesPlayer(StartsPlayer):
         count = self.config.evaluation_episodes
         ways = (False, True) if start_set is StartSet.SELECTION else (False,)
         starts = [FixedStart(number, start_set, greedy) for greedy in ways for number in range(count)]
-        rank, workers = world()
+        rank, workers = rank_and_world_size()
         numbers = range(rank, len(starts), workers)
         played = self._copies_for(len(starts)).play(players, [starts[k] for k in numbers])
-        everywhere = [pair for part in gather(list(zip(numbers, played, strict=True))) for pair in part]
+        everywhere = [pair for part in gather_from_workers(list(zip(numbers, played, strict=True))) for pair in part]
         episodes = [episode for _, episode in sorted(everywhere)]
         cut = sum(episode.cut for episode in episodes) / len(episodes)
         not_finite = next((episode.not_finite for episode in episodes if episode.not_finite), "")
@@ -46,9 +46,9 @@ class CopiesPlayer(StartsPlayer):
             episodes_here = -(-episodes // config.resources.workers)
             waves = -(-episodes_here // config.env_copies_per_worker)
             copies = -(-episodes_here // waves)
-            envs = make_batch(config.env, copies, list(self.agents.values()), config.signals, config.constraints)
+            envs = make_batch(config.env, copies, list(self.agents.values()), config.cost_signals, config.constraints)
             most = config.evaluation.max_steps
             self.evaluation_copies = EvaluationCopies(
-                self.env, envs, self.agents, copies, config.seed, config.signals, most
+                self.env, envs, self.agents, copies, config.seed, config.cost_signals, most
             )
         return self.evaluation_copies

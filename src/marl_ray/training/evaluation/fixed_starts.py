@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
-from marl_ray.algorithms.constraints.budgets import mean_costs, score, shares
+from marl_ray.algorithms.constraints.budgets import budget_score, mean_costs, within_budget_metrics
 from marl_ray.config import RunConfig
 from marl_ray.training.errors import DivergedError
 from marl_ray.training.evaluation.whole_episodes import reported_means
@@ -31,7 +31,7 @@ class EpisodeResult(Protocol):
     """The fields of an episode that an evaluation reads."""
 
     @property
-    def ret(self) -> float:
+    def episode_return(self) -> float:
         """The return of the team: the sum of its rewards."""
 
     @property
@@ -64,8 +64,8 @@ class Evaluation(NamedTuple):
 class PlayedStarts(NamedTuple):
     """The episodes of an evaluation, of all workers, in the order of their starts."""
 
-    sampled: Sequence[EpisodeResult]
-    greedy: Sequence[EpisodeResult]
+    sampled_episodes: Sequence[EpisodeResult]
+    greedy_episodes: Sequence[EpisodeResult]
     """Episodes of the same starts, in which every policy takes its most likely action; empty for CONFIRMATION."""
     samples: int
     """Number of neighbouring sampled episodes that have one start, and are so not independent of each other."""
@@ -103,23 +103,23 @@ class Evaluator:
         config = self.config
         sampled, greedy, each, extra, not_finite = self.starts.play(players, start_set)
         costs = [episode.costs for episode in sampled]
-        if not all(map(math.isfinite, (n for e in (*sampled, *greedy) for n in (e.ret, *e.costs)))):
+        if not all(map(math.isfinite, (n for e in (*sampled, *greedy) for n in (e.episode_return, *e.costs)))):
             place = f": {not_finite}" if not_finite else ""
             raise DivergedError(f"evaluation at step {steps}: returns or costs are not finite{place}")
-        metrics = {"return": _mean([episode.ret for episode in sampled])}
+        metrics = {"return": _mean([episode.episode_return for episode in sampled])}
         starts = [sampled[first : first + each] for first in range(0, len(sampled), each)]
-        metrics |= _bounds([_mean([episode.ret for episode in start]) for start in starts])
+        metrics |= _bounds([_mean([episode.episode_return for episode in start]) for start in starts])
         policies = sampled[0].policy_returns
         if len(policies) > 1:
             metrics |= {f"return/{name}": _mean([e.policy_returns[name] for e in sampled]) for name in policies}
         if greedy:
-            metrics["greedy_return"] = _mean([episode.ret for episode in greedy])
+            metrics["greedy_return"] = _mean([episode.episode_return for episode in greedy])
         metrics["episode_length"] = _mean([episode.length for episode in sampled])
         if config.budgets:
             metrics |= {f"episode_cost_{k}": mean for k, mean in enumerate(mean_costs(costs))}
-            metrics |= shares(config.budgets, costs)
+            metrics |= within_budget_metrics(config.budgets, costs)
         metrics |= reported_means([episode.metrics for episode in sampled])
-        judged = score(config.budgets, metrics["return"], mean_costs(costs))
+        judged = budget_score(config.budgets, metrics["return"], mean_costs(costs))
         return Evaluation(metrics | extra, judged, sum(episode.length for episode in (*sampled, *greedy)))
 
 

@@ -8,7 +8,7 @@ from marl_ray.evaluation.pass_at_k import pass_at_k
 from marl_ray.rollout.text.collector import TextCollector
 from marl_ray.rollout.text.episode import TextEpisode
 from marl_ray.rollout.text.responses import TokenPlayer
-from marl_ray.training.collectives import gather, world
+from marl_ray.training.collectives import gather_from_workers, rank_and_world_size
 from marl_ray.training.evaluation.fixed_starts import PlayedStarts, StartSet
 
 
@@ -37,7 +37,7 @@ def play_held_out(
     that only the policies differ between them. Evaluations of CONFIRMATION share no random numbers with those of
     SELECTION, and play the tasks that come after theirs, if the environment has enough tasks.
     """
-    rank, workers = world()
+    rank, workers = rank_and_world_size()
     env, settings = collector.copies[0].env, config.evaluation
     task_count = getattr(env.unwrapped, "held_out", None)
     count = settings.tasks if task_count is None else min(settings.tasks, task_count)
@@ -46,7 +46,7 @@ def play_held_out(
     selects = start_set is StartSet.SELECTION
     alone = collector.play(players, task_numbers, greedy=True, key=start_set) if selects else []
     drawn = collector.play(players, task_numbers, samples=settings.samples, key=start_set)
-    everywhere = gather((drawn, alone))
+    everywhere = gather_from_workers((drawn, alone))
     sampled, greedy = ([episode for part in everywhere for episode in part[which]] for which in (0, 1))
     return (
         sorted(sampled, key=lambda episode: (episode.task, episode.sample)),
@@ -55,7 +55,9 @@ def play_held_out(
 
 
 def solved_shares(sampled: list[TextEpisode], greedy: list[TextEpisode], samples: int) -> dict[str, Any]:
-    """Compute `greedy` (share solved) and `pass_at_k`; empty if the environment does not report which tasks are solved.
+    """Compute `greedy`, the share that greedy episodes solve, and `pass_at_k`.
+
+    Both are missing if the environment does not report which tasks are solved.
 
     An episode that was cut before the environment said so is not solved.
     """

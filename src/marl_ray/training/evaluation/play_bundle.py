@@ -27,8 +27,8 @@ def play_bundle(
     models = build_models(config.model_copy(update={"team": team}), env, agents)
     players = {name: Player(cast(ActorCritic, model), agents[name], ValueNorm()) for name, model in models.items()}
     copies = min(config.train.env_copies, episodes)
-    envs = make_batch(config.env, copies, list(agents.values()), config.signals, config.constraints)
-    evaluation_copies = EvaluationCopies(env, envs, agents, copies, seed, config.signals, steps)
+    envs = make_batch(config.env, copies, list(agents.values()), config.cost_signals, config.constraints)
+    evaluation_copies = EvaluationCopies(env, envs, agents, copies, seed, config.cost_signals, steps)
     played = evaluation_copies.play(players, [FixedStart(number, 0, greedy) for number in range(episodes)])
     evaluation_copies.close()
     env.close()

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from marl_ray.algorithms.constraints.budgets import mean_costs, score, shares
+from marl_ray.algorithms.constraints.budgets import budget_score, mean_costs, within_budget_metrics
 from marl_ray.config import RunConfig
 from marl_ray.training.costs import CostStats
-from marl_ray.training.evaluation.whole_episodes import EndedEpisode, blocking, release, reported_means
+from marl_ray.training.evaluation.whole_episodes import EndedEpisode, blocking_starts, release_episodes, reported_means
 
 
 class RecentEpisodes:
@@ -31,7 +31,7 @@ class RecentEpisodes:
 
         `running` are the (start, steps played) of the episodes that continue.
         """
-        released, self.held_back = release([*self.held_back, *ended], blocking(running, self.max_steps))
+        released, self.held_back = release_episodes([*self.held_back, *ended], blocking_starts(running, self.max_steps))
         self.episodes.extend(released)
         return released
 
@@ -50,13 +50,14 @@ class RecentEpisodes:
         if not self.episodes:
             return {}
         count, costs = len(self.episodes), [episode.costs for episode in self.episodes]
-        metrics = {"return": sum(episode.ret for episode in self.episodes) / count}
+        metrics = {"return": sum(episode.episode_return for episode in self.episodes) / count}
         means = mean_costs(costs)
         names = ["episode_cost"] if len(means) == 1 else [f"episode_cost_{k}" for k in range(len(means))]
         metrics |= dict(zip(names, means, strict=True))
         metrics["episode_length"] = sum(episode.length for episode in self.episodes) / count
         if self.budgets:
-            metrics |= {key: value for key, value in shares(self.budgets, costs).items() if "certified" not in key}
+            within = within_budget_metrics(self.budgets, costs)
+            metrics |= {key: value for key, value in within.items() if "certified" not in key}
         return metrics | reported_means([episode.metrics for episode in self.episodes])
 
     def score(self) -> float | None:
@@ -67,7 +68,7 @@ class RecentEpisodes:
         if not self.episodes:
             return None
         costs = mean_costs([episode.costs for episode in self.episodes])
-        return score(self.budgets, self.metrics()["return"], costs)
+        return budget_score(self.budgets, self.metrics()["return"], costs)
 
 
 def _ended_episode(plain: Sequence[Any]) -> EndedEpisode:

@@ -8,7 +8,7 @@ MIN_TRAINED_PER_EVALUATED = 10
 evaluations take a few percent of a long run's time."""
 
 
-def first_wait(remaining: int, cost: int) -> float:
+def first_wait_steps(remaining: int, cost: int) -> float:
     """Return the wait after the evaluation before training, in steps.
 
     That evaluation played `cost` steps; `remaining` steps are to be trained. Episodes may become shorter as the team
@@ -17,6 +17,6 @@ def first_wait(remaining: int, cost: int) -> float:
     return max(remaining / EVALUATIONS, min(MIN_TRAINED_PER_EVALUATED * cost, remaining / 2))
 
 
-def next_wait(total: int, cost: int) -> float:
+def next_wait_steps(total: int, cost: int) -> float:
     """Return the wait after a later evaluation, which played `cost` steps, of a run of `total` steps."""
     return max(MIN_TRAINED_PER_EVALUATED * cost, total / EVALUATIONS)

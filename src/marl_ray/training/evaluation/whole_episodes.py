@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from marl_ray.config import RunConfig
 from marl_ray.rollout.protocol import BatchCollector, BatchEpisode, CollectedBatch
-from marl_ray.training.collectives import gather
+from marl_ray.training.collectives import gather_from_workers
 
 
 class EndedEpisode(NamedTuple):
@@ -20,7 +20,7 @@ class EndedEpisode(NamedTuple):
     start: int
     """Step at which it began, counted in every copy since the run began."""
     copy: int
-    ret: float
+    episode_return: float
     costs: tuple[float, ...]
     length: int
     decisions: dict[str, int]
@@ -31,7 +31,8 @@ class EndedEpisode(NamedTuple):
     @classmethod
     def from_episode(cls, episode: BatchEpisode, metrics: dict[str, float]) -> "EndedEpisode":
         """Keep the fields of a collector's episode that both families of policies have."""
-        return cls(episode.start, episode.copy, episode.ret, episode.costs, episode.length, episode.decisions, metrics)
+        counted = episode.start, episode.copy, episode.episode_return, episode.costs, episode.length
+        return cls(*counted, episode.decisions, metrics)
 
 
 def reported_means(metrics: Collection[Mapping[str, float]]) -> dict[str, float]:
@@ -41,7 +42,9 @@ def reported_means(metrics: Collection[Mapping[str, float]]) -> dict[str, float]
     return {f"env/{name}": sum(numbers) / len(numbers) for name, numbers in values.items()}
 
 
-def release(ended: Iterable[EndedEpisode], running: Iterable[int]) -> tuple[list[EndedEpisode], list[EndedEpisode]]:
+def release_episodes(
+    ended: Iterable[EndedEpisode], running: Iterable[int]
+) -> tuple[list[EndedEpisode], list[EndedEpisode]]:
     """Divide ended episodes into those that are released and those that are held back, each ordered by start and copy.
 
     `running` are the starts of all episodes that have not ended. Episodes are released in the order in which they
@@ -53,7 +56,7 @@ def release(ended: Iterable[EndedEpisode], running: Iterable[int]) -> tuple[list
     return in_order[:count], in_order[count:]
 
 
-def blocking(running: Sequence[tuple[int, int]], max_steps: int) -> list[int]:
+def blocking_starts(running: Sequence[tuple[int, int]], max_steps: int) -> list[int]:
     """Return the starts of running episodes that delay the release of episodes that began later.
 
     The episodes are given as (start, steps played). One that has played `max_steps` delays no others: it
@@ -70,8 +73,8 @@ def gather_episodes(
     A start comes as (start, steps played). Greedy episodes, which are the baselines of groups, are left out: they do
     not measure the policy that samples.
     """
-    sampled = [e for e in batch.episodes if not (config.greedy and e.copy % config.train.group_size == 0)]
-    sent = [tuple(EndedEpisode.from_episode(e, {} if config.language else e.metrics)) for e in sampled]
-    parts = gather((sent, collector.running, batch.steps))
+    sampled = [e for e in batch.episodes if not (config.plays_greedily and e.copy % config.train.group_size == 0)]
+    sent = [tuple(EndedEpisode.from_episode(e, {} if config.has_language_models else e.metrics)) for e in sampled]
+    parts = gather_from_workers((sent, collector.running_episodes, batch.steps))
     ended = [EndedEpisode(*episode) for part, _, _ in parts for episode in part]
     return ended, [start for _, part, _ in parts for start in part], sum(steps for _, _, steps in parts)

@@ -18,7 +18,7 @@ from torch import Tensor
 from marl_ray.config import RunConfig, WarmStartConfig
 from marl_ray.policies.language.padding import pad_sequences
 from marl_ray.rollout.rng import permutation
-from marl_ray.training.collectives import broadcast_from_rank0, total, world
+from marl_ray.training.collectives import broadcast_from_rank0, rank_and_world_size, sum_over_workers
 from marl_ray.training.errors import DivergedError
 from marl_ray.training.imitation.warm_start import WARM_START_ITERATION, fit_all
 from marl_ray.training.learner.optimizers import backward_over_workers, clip_gradients, optimizer_of
@@ -76,18 +76,21 @@ class DemonstrationFit:
         """
         order = permutation(seed, WARM_START_ITERATION, number, len(self.examples)).tolist()
         likelihood = torch.zeros((), dtype=torch.float64, device=self.policy.device)
-        where, most = f"policy {self.name!r}, warm start, epoch {number + 1}", -(-self.batch // world()[1])
+        where, most = (
+            f"policy {self.name!r}, warm start, epoch {number + 1}",
+            -(-self.batch // rank_and_world_size()[1]),
+        )
         with translate_out_of_memory(where, self.policy.settings.micro_batch, self.name, most):
             for start in range(0, len(order), self.batch):
                 likelihood += self._step([self.examples[i] for i in order[start : start + self.batch]])
-        mean = float(total(likelihood)) / sum(len(example.response) for example in self.examples)
+        mean = float(sum_over_workers(likelihood)) / sum(len(example.response) for example in self.examples)
         if not math.isfinite(mean):
             raise DivergedError(f"{where}: log_likelihood is not finite")
         return {"log_likelihood": mean}
 
     def _step(self, minibatch: list[Example]) -> Tensor:
         """Take one gradient step on all workers' examples and return this worker's sum of log-likelihoods."""
-        policy, (rank, workers) = self.policy, world()
+        policy, (rank, workers) = self.policy, rank_and_world_size()
         own_examples = sorted(minibatch, key=lambda example: -example.length)[rank::workers]
         # Most demonstrations of one worker; all workers make as many passes as that one needs.
         most = -(-len(minibatch) // workers)

@@ -26,10 +26,10 @@ from marl_ray.config import RunConfig, WarmStartConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.actor_critic.policy import EncodedRows
 from marl_ray.policies.actor_critic.spaces import joint_space, row_dtype, row_size
-from marl_ray.policies.language.sharding.agreement import together
+from marl_ray.policies.language.sharding.agreement import run_on_all_workers
 from marl_ray.rollout.rng import permutation
 from marl_ray.rollout.served.acts import LoggedUnits, read_logged
-from marl_ray.training.collectives import total, world
+from marl_ray.training.collectives import rank_and_world_size, sum_over_workers
 from marl_ray.training.errors import DivergedError
 from marl_ray.training.learner.optimizers import backward_over_workers, clip_gradients, optimizer_of
 from marl_ray.training.learner.policy_learner import Learner
@@ -58,11 +58,11 @@ class Decisions:
     """(N, *shape)."""
     allowed: Tensor | None
     """(N, choices) bool."""
-    imitated: Tensor
+    imitation_mask: Tensor
     """(N,) bool: decisions in the best units, which the actor imitates."""
     returns: Tensor
     """(N,) discounted rewards that followed each decision, in reward units."""
-    valued: Tensor
+    value_mask: Tensor
     """(N,) bool: decisions that the critic is fitted to."""
     agent: Tensor
     """(N,) number of the policy's agent that decided."""
@@ -93,7 +93,7 @@ def warm_start(config: RunConfig, env: ParallelEnv, team: Team, emit: Callable[[
     loss in units of the value normaliser. Raises DivergedError if they are not finite.
     """
     settings = cast(WarmStartConfig, config.warm_start)
-    logged = together(lambda: read_logged_units(config, env, team.agents))
+    logged = run_on_all_workers(lambda: read_logged_units(config, env, team.agents))
     fits = {name: _Fit(name, learner, logged, env, team, settings) for name, learner in team.learners.items()}
     fit_all(config, team, fits, emit)
 
@@ -105,7 +105,7 @@ def fit_all(config: RunConfig, team: Team, fits: Mapping[str, Fit], emit: Callab
         for name, fit in fits.items():
             prefix = "" if len(fits) == 1 else f"{name}/"
             row |= {f"{prefix}warm_start/{key}": value for key, value in fit.epoch(config.seed, epoch).items()}
-        if world()[0] == 0:
+        if rank_and_world_size()[0] == 0:
             emit(row)
     for name, learner in team.learners.items():
         learner.policy.model.zero_grad(set_to_none=True)
@@ -123,11 +123,11 @@ class _Fit:
         self.data = _decisions(name, learner.policy, logged, env, team, settings.top)
         # A critic that is fitted to every batch before the actor moves needs no warm start, and has targets of its own.
         follows = model.critic is not None and not learner.policy.algorithm.spec.critic_first
-        self.critic = model.critic if follows and bool(self.data.valued.any()) else None
+        self.critic = model.critic if follows and bool(self.data.value_mask.any()) else None
         parts = [([model.actor], settings.lr or hyper.lr)]
         if self.critic is not None:
             parts.append(([self.critic], settings.lr or hyper.critic_lr or hyper.lr))
-            returns = self.data.returns[self.data.valued].double()
+            returns = self.data.returns[self.data.value_mask].double()
             learner.note_returns(float(returns.mean()), float(returns.square().mean()))
         self.optimizer = optimizer_of(hyper, parts)
 
@@ -138,10 +138,10 @@ class _Fit:
         sums = torch.zeros(2, dtype=torch.float64, device=order.device)
         for minibatch in order.split(self.batch):
             sums += self._step(minibatch)
-        likelihood, value = total(sums).tolist()
-        means = {"log_likelihood": likelihood / int(self.data.imitated.sum())}
+        likelihood, value = sum_over_workers(sums).tolist()
+        means = {"log_likelihood": likelihood / int(self.data.imitation_mask.sum())}
         if self.critic is not None:
-            means["value_loss"] = value / int(self.data.valued.sum())
+            means["value_loss"] = value / int(self.data.value_mask.sum())
         for key, mean in means.items():
             if not math.isfinite(mean):
                 raise DivergedError(f"policy {self.name!r}, warm start, epoch {number + 1}: {key} is not finite")
@@ -152,7 +152,7 @@ class _Fit:
 
         Returns this worker's sums of log-likelihood and value loss, (2,).
         """
-        data, policy, (rank, workers) = self.data, self.learner.policy, world()
+        data, policy, (rank, workers) = self.data, self.learner.policy, rank_and_world_size()
         of_worker = minibatch[rank::workers]
         share = 1.0 if len(of_worker) else 0.0
         # This worker has no part of the minibatch, but takes part in the collectives of the pass.
@@ -165,15 +165,15 @@ class _Fit:
         allowed = None if data.allowed is None else data.allowed[of_worker]
         outputs, *values = policy.model.evaluate(actor, critic, allowed)
         likelihood = policy.model.distribution.log_prob(outputs, data.actions[of_worker])
-        likelihood = (likelihood * data.imitated[of_worker]).sum() * share
-        loss, value = -likelihood / data.imitated[minibatch].sum().clamp(min=1), torch.zeros_like(likelihood)
+        likelihood = (likelihood * data.imitation_mask[of_worker]).sum() * share
+        loss, value = -likelihood / data.imitation_mask[minibatch].sum().clamp(min=1), torch.zeros_like(likelihood)
         if self.critic is not None:
             heads = values[0]
             estimates = heads.gather(1, data.agent[of_worker][:, None])[:, 0] if central else heads[:, 0]
             targets = self.learner.state.value_norm.normalize(data.returns[of_worker])
             value = clipped_value_loss(estimates, estimates, targets, None, policy.hyper.huber_delta)
-            value = (value * data.valued[of_worker]).sum() * share
-            loss = loss + value / data.valued[minibatch].sum().clamp(min=1)
+            value = (value * data.value_mask[of_worker]).sum() * share
+            loss = loss + value / data.value_mask[minibatch].sum().clamp(min=1)
         self.optimizer.zero_grad(set_to_none=True)
         backward_over_workers(loss)
         modules: list[nn.Module] = [policy.model.actor, *([] if self.critic is None else [self.critic])]
@@ -218,9 +218,9 @@ def _decisions(
         rows=batch.observations[mask].to(device),
         actions=batch.actions[mask].to(device),
         allowed=None if batch.action_masks is None else batch.action_masks[mask].to(device),
-        imitated=imitated.to(device),
+        imitation_mask=imitated.to(device),
         returns=returns[mask].to(device),
-        valued=valued.to(device),
+        value_mask=valued.to(device),
         agent=spread(batch.agent).to(device),
         states=states.to(device),
         state=state.to(device),

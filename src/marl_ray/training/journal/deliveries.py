@@ -121,7 +121,7 @@ class Deliveries:
         self.deliveries = []
         return self.model
 
-    def disown(self) -> None:
+    def abandon(self) -> None:
         """Make no more calls of any sink: they are another owner's."""
         for delivery in self.deliveries:
             delivery.over.set()

@@ -60,7 +60,10 @@ def read_mark(filesystem: fs.FileSystem, folder: str, name: str) -> Mark:
 
 
 def mark_of(stored: Any) -> Mark:
-    """Return the mark that a file of plain data holds, or None for no file; that of a new sink for anything else."""
+    """Return the mark that a file of plain data holds.
+
+    Returns None for no file, and the mark of a new sink for anything else.
+    """
     try:
         mark = Mark(**(stored or {}))
     except TypeError:
@@ -121,7 +124,10 @@ class Delivery:
         self.thread.start()
 
     def end(self, status: str, finish: Callable[[Any], None]) -> None:
-        """Let the sink be closed when it has got all rows, as the journal is complete; `finish` is called with it first."""
+        """Let the sink be closed when it has got all rows, because the journal is complete.
+
+        `finish` is called with the sink first.
+        """
         self.status, self.finish, self.failures = status, finish, 0
         self.ends.set()
 

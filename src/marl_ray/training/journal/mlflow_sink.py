@@ -42,7 +42,7 @@ class MlflowSink(Sink):
     @override
     def log(self, rows: Iterable[Mapping[str, float]]) -> None:
         rows = list(rows)
-        if self.config.language:
+        if self.config.has_language_models:
             self._store(transcripts_path(self.folder, iteration_of(row)) for row in rows)
         self.mlflow_run.log(rows)
 

@@ -7,25 +7,25 @@ import torch
 from torch import Tensor, nn
 
 from marl_ray.algorithms.losses.value_losses import ValueLossInputs
-from marl_ray.training.collectives import total
+from marl_ray.training.collectives import sum_over_workers
 from marl_ray.training.learner.families.results import Outputs
-from marl_ray.training.learner.minibatches import Selection, Shape, everything, micro_batches
+from marl_ray.training.learner.minibatches import Selection, Shape, micro_batches, whole_batch
 from marl_ray.training.learner.optimizers import backward_over_workers, clip_gradients
 from marl_ray.training.learner.trained_policy import TrainedPolicy
 from marl_ray.trajectories import Trajectories
 
 
-def with_a_row(selection: Selection) -> Selection:
+def with_stand_in_row(selection: Selection) -> Selection:
     """Return a selection of at least one copy, which stands in if the given one is empty.
 
     A worker without a part of the minibatch still takes part in the collectives of the pass.
     """
     if selection.copies is None or len(selection.copies):
         return selection
-    return Selection(torch.zeros(1, dtype=torch.long), selection.times, selection.most, True)
+    return Selection(torch.zeros(1, dtype=torch.long), selection.times, selection.max_copies, True)
 
 
-def in_passes(
+def evaluate_in_passes(
     policy: TrainedPolicy,
     batch: Trajectories,
     shape: Shape,
@@ -40,9 +40,9 @@ def in_passes(
     arrays: list[Tensor | None] = []
     order = policy.family.order(policy.model, batch, shape.agents)
     number = torch.arange(batch.mask.numel()).view(batch.mask.shape)
-    for minibatch in selections or [everything(shape)]:
+    for minibatch in selections or [whole_batch(shape)]:
         for part, _ in micro_batches(minibatch, shape, policy.pass_size, order):
-            selection = with_a_row(part)
+            selection = with_stand_in_row(part)
             with torch.no_grad():
                 pieces = evaluate(selection)
             if selection.copies is None and selection.times is None:
@@ -75,7 +75,7 @@ def evaluate_all(
         selected_mask = selection.decisions(mask, shape.agents)
         return policy.family.evaluate(policy.model, inputs, batch, selected_mask, shape, selection)
 
-    log_probs, entropy, values, cost_values = in_passes(policy, batch, shape, in_one_pass, selections)
+    log_probs, entropy, values, cost_values = evaluate_in_passes(policy, batch, shape, in_one_pass, selections)
     assert log_probs is not None and entropy is not None
     return Outputs(log_probs, entropy, values, cost_values)
 
@@ -88,12 +88,12 @@ def fit_critic(policy: TrainedPolicy, inputs: Any, batch: Trajectories, mask: Te
     hyper, algorithm = policy.hyper, policy.algorithm
     assert algorithm.critic_targets is not None
     targets = algorithm.critic_targets(batch, hyper)
-    count = max(float(total(mask.sum().float())), 1.0)
+    count = max(float(sum_over_workers(mask.sum().float())), 1.0)
     order = policy.family.order(policy.model, batch, shape.agents)
     for _ in range(hyper.critic_epochs):
         policy.optimizer.zero_grad(set_to_none=True)
-        for part, _ in micro_batches(everything(shape), shape, policy.pass_size, order):
-            selection = with_a_row(part)
+        for part, _ in micro_batches(whole_batch(shape), shape, policy.pass_size, order):
+            selection = with_stand_in_row(part)
             selected_mask = selection.decisions(mask, shape.agents)
             outputs = policy.family.evaluate(policy.model, inputs, batch, selected_mask, shape, selection).values
             assert outputs is not None

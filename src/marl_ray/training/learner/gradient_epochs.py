@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from marl_ray.algorithms.constraints.penalty import exact_penalty_weights
-from marl_ray.training.collectives import total, world
+from marl_ray.training.collectives import rank_and_world_size, sum_over_workers
 from marl_ray.training.errors import DivergedError
 from marl_ray.training.learner.minibatches import Selection, micro_batches
 from marl_ray.training.learner.optimizers import backward_over_workers, clip_gradients
@@ -40,10 +40,11 @@ def descend(
         if (
             by_gradient
             and hyper.target_kl is not None
-            and float(total((sums - before)[METRICS.index("kl")])) / max(steps - steps_before, 1) > hyper.target_kl
+            and float(sum_over_workers((sums - before)[METRICS.index("kl")])) / max(steps - steps_before, 1)
+            > hyper.target_kl
         ):
             break
-    means = dict(zip(METRICS, (total(sums) / max(steps, 1)).tolist(), strict=True))
+    means = dict(zip(METRICS, (sum_over_workers(sums) / max(steps, 1)).tolist(), strict=True))
     for name, value in means.items():
         if not math.isfinite(value):
             raise DivergedError(f"{where}: {name} is not finite")
@@ -94,11 +95,11 @@ def _step(
     critics = policy.critics if not spec.critic_first else []
     norms = clip_gradients([*trained, nn.ModuleList(critics)] if critics else trained, hyper.max_grad_norm)
     policy.optimizer.step()
-    metrics[METRICS.index("grad_norm")] = norms[0] / world()[1]  # a norm is global already
+    metrics[METRICS.index("grad_norm")] = norms[0] / rank_and_world_size()[1]  # a norm is global already
     if policy.algorithm.every_step and costs.means is not None and costs.episodes:
-        shift = (total(moved) * costs.decisions).tolist()
+        shift = (sum_over_workers(moved) * costs.decisions).tolist()
         triples = zip(state.multipliers, costs.means, shift, strict=True)
-        multipliers = tuple(multiplier.updated(mean + change) for multiplier, mean, change in triples)
+        multipliers = tuple(multiplier.with_cost(mean + change) for multiplier, mean, change in triples)
         state = replace(state, multipliers=multipliers)
     return state, metrics
 
@@ -121,4 +122,4 @@ def _penalty_gates(
         for part, _ in parts:
             current = only if only is not None else EvaluatedPass(policy, state, prepared, part, first)
             sums += cost_surrogates(policy, current, size[0]).detach()
-    return exact_penalty_weights(total(sums), prepared.violations, policy.hyper.penalty)
+    return exact_penalty_weights(sum_over_workers(sums), prepared.violations, policy.hyper.penalty)

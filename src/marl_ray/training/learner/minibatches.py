@@ -50,7 +50,7 @@ class Selection:
 
     copies: Tensor | None
     times: Tensor | None
-    most: int
+    max_copies: int
     """Largest per-worker copy count; it sets the number of passes on all workers."""
     stands_in: bool = False
     """The copies only let this worker take part in a pass in which it has none; they count nowhere."""
@@ -75,20 +75,20 @@ class Selection:
         return inputs.rows(self.take(number.reshape(-1, shape.steps), agents).reshape(-1))
 
 
-def everything(shape: Shape) -> Selection:
+def whole_batch(shape: Shape) -> Selection:
     """Return the complete batch."""
     return Selection(None, None, max(b - a for a, b in zip(shape.bounds, shape.bounds[1:], strict=False)))
 
 
 def minibatches(seed: int, iteration: int, epoch: int, count: int, shape: Shape, by_copy: bool) -> list[Selection]:
     """Draw the `count` minibatches of an epoch and return this worker's part of each (possibly of no copies)."""
-    batch = everything(shape)
+    batch = whole_batch(shape)
     if count == 1:  # the order of a sum's terms does not matter, so no row is moved
         return [batch]
     size = shape.all_copies if by_copy else shape.steps
     parts = torch.from_numpy(permutation(seed, iteration, epoch, size)).tensor_split(count)
     if not by_copy:
-        return [Selection(None, part, batch.most) for part in parts]
+        return [Selection(None, part, batch.max_copies) for part in parts]
     selections, inner = [], torch.tensor(shape.bounds[1:])
     for part in parts:
         holder = torch.bucketize(part, inner, right=True)
@@ -105,13 +105,13 @@ def micro_batches(
     Every worker gets equally many parts, of which some may be empty. Of workers that compute a pass together one has
     copies in it. `order` (copies,) puts copies with similar numbers into one part, the largest first.
     """
-    if size is None or (size >= selection.most and shape.joint == 1):
+    if size is None or (size >= selection.max_copies and shape.joint == 1):
         yield selection, True
         return
     copies = torch.arange(shape.copies) if selection.copies is None else selection.copies
     if order is not None:
         copies = copies[order.cpu()[copies].argsort(descending=True, stable=True)]
-    passes = -(-selection.most // size) * shape.joint
+    passes = -(-selection.max_copies // size) * shape.joint
     for number in range(passes):
         first, of_worker = number // shape.joint * size, number % shape.joint
         part = copies[first : first + size] if of_worker == shape.rank % shape.joint else copies[:0]

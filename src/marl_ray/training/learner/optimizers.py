@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from marl_ray.config import HyperParameters
-from marl_ray.training.collectives import holders, total, world
+from marl_ray.training.collectives import count_holders, rank_and_world_size, sum_over_workers
 
 
 def optimizer_of(hyper: HyperParameters, parts: Sequence[tuple[Iterable[nn.Module], float]]) -> torch.optim.Optimizer:
@@ -48,7 +48,7 @@ def backward_over_workers(loss: Tensor) -> None:
     A loss is this worker's sum over the count of all workers. FSDP2 averages gradients over workers, so it counts times the
     number of workers. Every worker calls this, also one whose loss is 0.
     """
-    (loss * world()[1]).backward()
+    (loss * rank_and_world_size()[1]).backward()
 
 
 def clip_gradients(modules: Sequence[nn.Module], max_norm: float) -> Tensor:
@@ -60,11 +60,11 @@ def clip_gradients(modules: Sequence[nn.Module], max_norm: float) -> Tensor:
     shards = [[local_part(gradient) for gradient in group] for group in gradients]
     squares = [
         torch.stack(
-            [shard.float().square().sum() / holders(gradient) for shard, gradient in zip(*pair, strict=True)]
+            [shard.float().square().sum() / count_holders(gradient) for shard, gradient in zip(*pair, strict=True)]
         ).sum()
         for pair in zip(shards, gradients, strict=True)
     ]
-    norms = total(torch.stack(squares)).sqrt()
+    norms = sum_over_workers(torch.stack(squares)).sqrt()
     for group, norm in zip(shards, norms, strict=True):
         torch._foreach_mul_(group, (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norms

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from marl_ray.algorithms.base import PolicyLossInputs
-from marl_ray.algorithms.constraints.multipliers import combine
+from marl_ray.algorithms.constraints.multipliers import combine_advantages
 from marl_ray.algorithms.constraints.penalty import pessimistic_cost_surrogate
 from marl_ray.algorithms.losses.aggregation import loss_weights
 from marl_ray.algorithms.losses.kl import kl_estimate
 from marl_ray.algorithms.losses.ratios import token_ratio
 from marl_ray.algorithms.losses.value_losses import ValueLossInputs
 from marl_ray.errors import MarlRayError
-from marl_ray.training.learner.forward_passes import with_a_row
+from marl_ray.training.learner.forward_passes import with_stand_in_row
 from marl_ray.training.learner.minibatches import Selection
 from marl_ray.training.learner.prepared_batch import PreparedBatch
 from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
@@ -29,7 +29,7 @@ class EvaluatedPass:
     ):
         """`first`: no gradient step was taken on this batch yet."""
         shape = prepared.shape
-        selection = with_a_row(selection)
+        selection = with_stand_in_row(selection)
         self.selection, self.mask = selection, selection.decisions(prepared.mask, shape.agents)
         self.log_probs, self.entropy, self.values, self.cost_values = policy.family.evaluate(
             policy.model, prepared.inputs, prepared.batch, self.mask, shape, selection, state.entropy_coef > 0
@@ -82,7 +82,7 @@ def pass_loss(
     advantages = current.advantages
     if state.multipliers:  # Lagrangian algorithms learn from the rewards less the priced costs
         strengths = [multiplier.multiplier for multiplier in state.multipliers]
-        advantages = combine(advantages, current.cost_advantages, strengths, algorithm.rescale)
+        advantages = combine_advantages(advantages, current.cost_advantages, strengths, algorithm.rescale)
     decisions = PolicyLossInputs(
         current.log_probs,
         current.old_log_probs,

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from marl_ray.algorithms.advantages.batch_gae import cost_advantages
-from marl_ray.training.collectives import total, world
+from marl_ray.training.collectives import rank_and_world_size, sum_over_workers
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner import gradient_epochs, trust_region_step
 from marl_ray.training.learner.compiled.eligible import why_torch
@@ -38,7 +38,7 @@ class Learner:
     def __init__(self, model: Any, mesh: DeviceMesh, settings: LearnerSettings):
         """Take over `model`, an ActorCritic or a TokenPolicy with the same weights on every worker of `mesh`."""
         self.policy = TrainedPolicy.set_up(model, mesh, settings)
-        self.state = UpdateState.fresh(self.policy)
+        self.state = UpdateState.initial(self.policy)
         self.trust_region = settings.hyper.trust_region
         self.own_groups = self._groups()
         self.refused, self._compared = "", False
@@ -61,7 +61,7 @@ class Learner:
 
     def note_returns(self, mean: float, mean_square: float) -> None:
         """Move the critic's normaliser by returns that no batch had, as a warm start has them."""
-        self.state = replace(self.state, value_norm=self.state.value_norm.updated(mean, mean_square))
+        self.state = replace(self.state, value_norm=self.state.value_norm.add_batch(mean, mean_square))
 
     def set_progress(self, share: float, batches: int) -> None:
         """Set the learning rates and the trust region for the next batch.
@@ -94,7 +94,7 @@ class Learner:
         batch = batch.to(policy.device)
         agents = 2 if spec.pairs else batch.agents  # a pair of responses stays together, as the agents of a copy do
         bounds = policy.family.bounds(batch, agents)
-        shape = Shape(agents, batch.mask.shape[1], world()[0], bounds, policy.joint)
+        shape = Shape(agents, batch.mask.shape[1], rank_and_world_size()[0], bounds, policy.joint)
         batch = policy.family.pad_batch(batch, agents)
         minibatch_plan = [
             minibatches(seed, iteration, epoch, hyper.minibatches, shape, policy.settings.by_episode)
@@ -113,7 +113,7 @@ class Learner:
         self.state, epoch_metrics = self._descend(prepared, where)
         metrics |= epoch_metrics
         policy.refresh_rollout_model(where)  # the next batch is played with the new weights
-        self.state = self.state.steered(hyper, metrics, prepared.sequences)
+        self.state = self.state.steer(hyper, metrics, prepared.sequences)
         return metrics | {f"multiplier_{k}": m.multiplier for k, m in enumerate(self.state.multipliers)}
 
     def _descend(self, prepared: PreparedBatch, where: str) -> tuple[UpdateState, dict[str, float]]:
@@ -157,7 +157,7 @@ class Learner:
         deciding, per_agent = (x.unflatten(0, (-1, batch.agents)) for x in (mask[..., None], raw))
         team = (per_agent * deciding).sum(1) / deciding.sum(1).clamp(min=1)
         change = (after - (1.0 if before is None else before))[..., None] * team
-        sums = total(torch.cat([change.sum((0, 1)), mask.sum()[None].float()]))
+        sums = sum_over_workers(torch.cat([change.sum((0, 1)), mask.sum()[None].float()]))
         shift = (sums[:-1] / sums[-1].clamp(min=1) * costs.decisions).tolist()
         return replace(costs, means=tuple(mean + moved for mean, moved in zip(costs.means, shift, strict=True)))
 
@@ -172,7 +172,7 @@ class Learner:
 
     def load_state(self, plain: Mapping[str, Any], where: str = "training") -> None:
         """Continue from `plain()`; the tensors were loaded before. Every worker takes part. Errors may name `where`."""
-        self.state = self.state.restored(plain)
+        self.state = self.state.from_plain(plain)
         # Another comparison could end otherwise, and then the run would not equal one that never stopped. A policy that
         # has no compiled code, as one of a branch, keeps its own reason.
         if plain["refused"] and self.compiled:

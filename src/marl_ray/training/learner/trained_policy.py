@@ -39,7 +39,7 @@ class LearnerSettings:
     """Rows are whole episodes, so minibatches are sets of rows; otherwise minibatches are sets of time indices."""
     micro_batch: int | None = None
     """Environment copies (responses, for a language model) that share a forward and backward pass; None: all."""
-    served: bool = False
+    learns_from_served: bool = False
     """Other policies, or older weights, wrote the batches. Ratios are then to the probabilities that these recorded."""
     sampled_elsewhere: bool = False
     """The engine that samples has the weights itself, so the worker needs no copy that samples."""
@@ -97,7 +97,7 @@ class TrainedPolicy:
     @property
     def budgets(self) -> tuple[float, ...]:
         """The mean cost of an episode that each constraint allows; empty where the algorithm has no constraints."""
-        constraints = self.settings.constraints if self.algorithm.spec.costs else ()
+        constraints = self.settings.constraints if self.algorithm.spec.needs_costs else ()
         return tuple(constraint.budget for constraint in constraints)
 
     @property
@@ -128,7 +128,7 @@ class TrainedPolicy:
     @property
     def recomputes(self) -> bool:
         """True if the learner evaluates old log-probabilities and values itself, and does not take the recorded ones."""
-        if self.settings.served:
+        if self.settings.learns_from_served:
             return self.algorithm.spec.pairs  # the rows of pairs have no recorded log-probabilities
         apart = self.settings.other_engine or not self.samples_alike
         return self.algorithm.spec.recompute or self.importance_cap is not None or apart
@@ -181,7 +181,7 @@ class UpdateState:
     kl_coef: float
 
     @classmethod
-    def fresh(cls, policy: TrainedPolicy) -> "UpdateState":
+    def initial(cls, policy: TrainedPolicy) -> "UpdateState":
         """Return the state before the first update."""
         start, hyper = policy.algorithm.multiplier, policy.hyper
         multipliers = tuple(start(hyper, budget) for budget in policy.budgets) if start else ()
@@ -189,7 +189,7 @@ class UpdateState:
             ValueNorm(), tuple(ValueNorm() for _ in policy.budgets), multipliers, hyper.entropy_coef, hyper.kl_coef
         )
 
-    def steered(self, hyper: HyperParameters, metrics: Mapping[str, float], sequences: int) -> "UpdateState":
+    def steer(self, hyper: HyperParameters, metrics: Mapping[str, float], sequences: int) -> "UpdateState":
         """Move the coefficients that have a target, after a batch of `sequences` rows over all workers."""
         kl_coef, entropy_coef = self.kl_coef, self.entropy_coef
         if hyper.kl_target is not None and "reference_kl" in metrics:
@@ -211,7 +211,7 @@ class UpdateState:
             "kl_coef": self.kl_coef,
         }
 
-    def restored(self, plain: Mapping[str, Any]) -> "UpdateState":
+    def from_plain(self, plain: Mapping[str, Any]) -> "UpdateState":
         """Make the state from what `plain()` returned; the types of the multipliers are those of this state."""
         pairs = zip(self.multipliers, plain["multipliers"], strict=True)
         return UpdateState(
@@ -227,7 +227,7 @@ class UpdateState:
 
         Updates move the value of a multiplier, and a coefficient that has a target.
         """
-        fresh, hyper = UpdateState.fresh(policy), policy.hyper
+        fresh, hyper = UpdateState.initial(policy), policy.hyper
         pairs = zip(self.multipliers, fresh.multipliers, strict=True)
         return replace(
             self,

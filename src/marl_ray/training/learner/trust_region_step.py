@@ -11,7 +11,7 @@ from torch.func import functional_call
 from marl_ray.algorithms.base import PolicyLossInputs
 from marl_ray.algorithms.constraints.trust_region import (
     Parameters,
-    backtracking,
+    backtracking_line_search,
     constrained_step,
     fisher_product,
     flatten,
@@ -21,7 +21,7 @@ from marl_ray.algorithms.constraints.trust_region import (
 from marl_ray.algorithms.losses.ratios import token_ratio
 from marl_ray.policies.actor_critic.distributions import Categorical, Distribution
 from marl_ray.policies.actor_critic.policy import EncodedRows
-from marl_ray.training.collectives import total
+from marl_ray.training.collectives import sum_over_workers
 from marl_ray.training.learner.prepared_batch import PreparedBatch
 from marl_ray.training.learner.trained_policy import TrainedPolicy
 
@@ -41,11 +41,11 @@ def constrained_weights(
     local = fisher_product(problem.outputs, problem.parameters, problem.weights, problem.sizes)
 
     def product(vector: Tensor) -> Tensor:
-        return total(local(vector)) + hyper.cg_damping * vector
+        return sum_over_workers(local(vector)) + hyper.cg_damping * vector
 
     violations = prepared.violations.cpu()
     solution = constrained_step(gradient, cost_gradients, violations, trust_region, product, hyper.cg_iterations)
-    search = backtracking(
+    search = backtracking_line_search(
         problem.evaluate,
         flatten(problem.parameters),
         solution.step,
@@ -73,7 +73,7 @@ class _ActorProblem:
         self.old, self.behaviour = prepared.old.log_probs.flatten().cpu(), prepared.behaviour_log_probs.flatten().cpu()
         self.values_then, self.advantages = batch.values.flatten().cpu(), prepared.advantages.flatten().cpu()
         self.cost_advantages = prepared.cost_advantages.flatten(0, 1).cpu()
-        self.weights = self.mask.float() / max(float(total(self.mask.sum().float())), 1.0)
+        self.weights = self.mask.float() / max(float(sum_over_workers(self.mask.sum().float())), 1.0)
         self.sizes = self.distribution.sizes if isinstance(self.distribution, Categorical) else None
         self.values, self.columns = rows.values.cpu(), None if rows.columns is None else rows.columns.cpu()
         self.rows = EncodedRows(self.values, self.columns, None if rows.index is None else rows.index.cpu())
@@ -108,7 +108,7 @@ class _ActorProblem:
             )
             for term in (loss, *costs)
         ]
-        summed = total(torch.stack(worker_gradients))
+        summed = sum_over_workers(torch.stack(worker_gradients))
         return summed[0], summed[1:].clone()  # in memory of its own, whose alignment decides the last bits of products
 
     def evaluate(self, vector: Tensor) -> tuple[float, list[float], float]:
@@ -119,5 +119,5 @@ class _ActorProblem:
         with torch.no_grad():
             new_loss, new_costs, new = self.surrogates(unflatten(vector, self.parameters))
             kl = (head_kl(self.before, new, self.sizes) * self.weights).sum()
-            reward_loss, divergence, *rest = total(torch.stack([new_loss, kl, *new_costs])).tolist()
+            reward_loss, divergence, *rest = sum_over_workers(torch.stack([new_loss, kl, *new_costs])).tolist()
         return reward_loss, rest, divergence

@@ -6,9 +6,9 @@ from typing import Any
 from pettingzoo import ParallelEnv
 
 from marl_ray.config import RunConfig
-from marl_ray.rollout.group_spread import GroupSums
+from marl_ray.rollout.group_scores import GroupSums
 from marl_ray.rollout.protocol import BatchCollector, CollectPlan
-from marl_ray.training.collectives import gather
+from marl_ray.training.collectives import gather_from_workers
 from marl_ray.training.loop.families.family import run_family
 
 
@@ -34,7 +34,7 @@ def build_collector(
         steps=config.train.horizon,
         episodes=config.whole_episodes,
         group_size=config.train.group_size,
-        greedy=config.greedy,
+        greedy=config.plays_greedily,
         refills=max(refills.values()),
         refill_policies=tuple(name for name, count in refills.items() if count),
         branch_turns=config.branch_turns,
@@ -48,7 +48,7 @@ def group_metrics(config: RunConfig, collector: BatchCollector, names: Sequence[
     compared = [name for name in names if config.spec_of(name).groups and not config.spec_of(name).greedy]
     if not compared:
         return {}
-    parts = gather({name: tuple(collector.group_sums[name]) for name in compared})
+    parts = gather_from_workers({name: tuple(collector.group_sums[name]) for name in compared})
     metrics: dict[str, float] = {}
     for name in compared:
         sums = sum((GroupSums(*part[name]) for part in parts), GroupSums())

@@ -8,7 +8,7 @@ from marl_ray.config.random_streams import ATTEMPT_BITS
 from marl_ray.rollout.actor_critic.collector import Batch
 from marl_ray.rollout.protocol import CollectedBatch
 from marl_ray.rollout.rng import episode_seed
-from marl_ray.training.collectives import gather, world
+from marl_ray.training.collectives import gather_from_workers, rank_and_world_size
 
 
 class NotFinite(NamedTuple):
@@ -41,7 +41,7 @@ def where_not_finite(
     that continue.
     """
     place_here = first_not_finite(config, agents, batch, running) if isinstance(batch, Batch) else None
-    places = [NotFinite(*place) for place in gather(place_here and tuple(place_here)) if place is not None]
+    places = [NotFinite(*place) for place in gather_from_workers(place_here and tuple(place_here)) if place is not None]
     if not places:
         return ""
     first = min(places)
@@ -60,7 +60,7 @@ def first_not_finite(
 ) -> NotFinite | None:
     """Return the first reward or cost of this worker's batch that is not finite; None if there is none."""
     places: list[NotFinite] = []
-    rank, workers = world()
+    rank, workers = rank_and_world_size()
     for name, rows in batch.trajectories.items():
         members = agents[name]
         for signal, values in (("reward", rows.rewards[..., None]), ("cost", rows.costs)):

@@ -9,17 +9,17 @@ import torch
 
 from marl_ray.config import RunConfig, engine_spec
 from marl_ray.envs.registry import make_env
-from marl_ray.policies.language.sharding.agreement import together
+from marl_ray.policies.language.sharding.agreement import run_on_all_workers
 from marl_ray.rollout.actor_critic.collector import Collector
 from marl_ray.rollout.actor_critic.overlap import OverlappedCollector
 from marl_ray.training.checkpoints.origin import holds_of, play_of
 from marl_ray.training.checkpoints.saving import CheckpointContents, CheckpointSaver
 from marl_ray.training.checkpoints.storage import StoredFolder
-from marl_ray.training.collectives import worker_mesh, world
+from marl_ray.training.collectives import rank_and_world_size, worker_mesh
 from marl_ray.training.errors import DivergedError
 from marl_ray.training.evaluation.fixed_starts import Evaluator, StartSet
 from marl_ray.training.evaluation.recent_episodes import RecentEpisodes, cost_stats
-from marl_ray.training.evaluation.schedule import first_wait, next_wait
+from marl_ray.training.evaluation.schedule import first_wait_steps, next_wait_steps
 from marl_ray.training.evaluation.whole_episodes import gather_episodes
 from marl_ray.training.loop.callbacks import SILENT_CALLBACKS, Metrics, RunCallbacks
 from marl_ray.training.loop.collection import build_collector, group_metrics
@@ -41,7 +41,7 @@ UNKNOWN_SCORE = -1e12
 """Score of weights that were not evaluated; it is below the score of all that were."""
 
 
-def beats(score: float, best: float) -> bool:
+def is_better(score: float, best: float) -> bool:
     """Return True if weights of this score take the place of the best so far.
 
     Of equal scores the earlier weights stay: nothing shows that later ones are better, and a policy may have collapsed
@@ -51,7 +51,10 @@ def beats(score: float, best: float) -> bool:
 
 
 class Run:
-    """A run on this worker, an iteration at a time; the process group is up, and every worker makes the same calls."""
+    """A run on this worker, an iteration at a time.
+
+    The process group is up, and every worker makes the same calls.
+    """
 
     def __init__(
         self,
@@ -65,9 +68,9 @@ class Run:
         torch.set_num_threads(config.resources.threads_per_worker)
         self.config, self.device = config, device
         self.family = run_family(config)
-        self.rank, workers = world()
+        self.rank, workers = rank_and_world_size()
         self._say, self._torch_reasons = callbacks.say, dict[str, str]()
-        self.env = together(lambda: make_env(config.env, config.constraints))  # it may read a file of tasks
+        self.env = run_on_all_workers(lambda: make_env(config.env, config.constraints))  # it may read a file of tasks
         self.team = self._start_team(device, start, callbacks, engine_of)
         self.saver = CheckpointSaver(self.team.learners)
         state, snapshot = load_start(config, self.team, start, callbacks)
@@ -80,8 +83,8 @@ class Run:
         )
         """The state in the last checkpoint, but `tokens`, `seconds` and `evaluate_at` are those of now."""
         callbacks.begin(self.state.iteration if start.continues else None)
-        data = together(lambda: self.family.read_data(config, self.team))
-        self.collector = together(
+        data = run_on_all_workers(lambda: self.family.read_data(config, self.team))
+        self.collector = run_on_all_workers(
             lambda: build_collector(config, self.env, self.team.agents, self.rank, workers, snapshot, data)
         )
         if config.train.overlap:
@@ -90,8 +93,8 @@ class Run:
             config, self.family.starts_player(config, self.env, self.team.agents, self.collector)
         )
         self.recent = RecentEpisodes(config, self.state.recent)
-        self.benchmarks = together(self._read_benchmarks)
-        measures = {"evaluation": config.evaluates, "benchmarks": bool(self.benchmarks)}
+        self.benchmarks = run_on_all_workers(self._read_benchmarks)
+        measures = {"evaluation": config.has_evaluations, "benchmarks": bool(self.benchmarks)}
         self.clock = PhaseClock("rollout", "update", *(name for name, happens in measures.items() if happens))
         self.iteration, self.steps, self.costs = self.state.iteration, self.state.steps, dict(self.state.costs)
         self.metrics: Metrics = self.state.metrics
@@ -123,7 +126,7 @@ class Run:
                 if self.rank == 0:
                     callbacks.say(f"policy {name!r}: passes of at most {rows}, because larger ones ran out of memory")
         self._say_why_torch(team)
-        samples = config.data is None or config.evaluates or bool(config.evaluation.benchmarks)
+        samples = config.data is None or config.has_evaluations or bool(config.evaluation.benchmarks)
         if samples and any(engine_spec(policy.generation.engine).needs_start for policy in config.team.values()):
             callbacks.phase("starting the engines")
             team.start()  # before a warm start, which may take hours, and which an engine's refusal would waste
@@ -131,7 +134,7 @@ class Run:
 
     def _say_why_torch(self, team: Team) -> None:
         """Say of each small policy on a CPU that learns by torch, once, why it does not learn by compiled code."""
-        if self.rank or self.config.language or self.device.type != "cpu":
+        if self.rank or self.config.has_language_models or self.device.type != "cpu":
             return
         for name, learner in team.learners.items():
             if learner.why_torch != self._torch_reasons.get(name, ""):
@@ -148,14 +151,14 @@ class Run:
         return bool(self.steps + self.config.batch_steps >= self.config.train.total_steps)
 
     @property
-    def best(self) -> bool:
+    def is_best(self) -> bool:
         """True if the current weights were evaluated, are not saved yet, and score more than all saved ones."""
-        return self.evaluated is not None and beats(self.evaluated, self.state.best_score)
+        return self.evaluated is not None and is_better(self.evaluated, self.state.best_score)
 
     @property
     def save_due(self) -> bool:
         """True if the current weights must be saved. A run that continues from a checkpoint measures no benchmark again."""
-        return self.done or self.iteration % self.config.checkpoint.every == 0 or self.best or self.measured
+        return self.done or self.iteration % self.config.checkpoint.every == 0 or self.is_best or self.measured
 
     def imitate(self, callbacks: RunCallbacks = SILENT_CALLBACKS) -> None:
         """Imitate the data of the config's `warm_start` if the run begins with new weights. It may take hours."""
@@ -170,9 +173,9 @@ class Run:
         """
         self.fresh = False
         metrics: Metrics = {}
-        if self.config.evaluates:
+        if self.config.has_evaluations:
             metrics, cost = self.evaluate()
-            self.state.evaluate_at = self.steps + first_wait(self.config.train.total_steps - self.steps, cost)
+            self.state.evaluate_at = self.steps + first_wait_steps(self.config.train.total_steps - self.steps, cost)
         metrics |= self.measure(False)
         if metrics:
             self.metrics = {"iteration": self.iteration, "steps": self.steps} | metrics
@@ -199,12 +202,14 @@ class Run:
             try:
                 losses = update_team(self.config, self.team, batch.trajectories, self.iteration, before, self.costs)
             except DivergedError as error:  # of all workers together
-                place = where_not_finite(self.config, self.team.agents, batch, self.collector.running, self.iteration)
+                place = where_not_finite(
+                    self.config, self.team.agents, batch, self.collector.running_episodes, self.iteration
+                )
                 raise DivergedError(f"{error}{place}") from error
         self._say_why_torch(self.team)
         self.iteration += 1
         ends = self.done or (until is not None and self.steps >= until)
-        evaluated = self._evaluate_if_due(ends) if self.config.evaluates else {}
+        evaluated = self._evaluate_if_due(ends) if self.config.has_evaluations else {}
         self.state.tokens += responses.get("tokens", 0.0)
         self.state.seconds += self.clock.phases["rollout"] + self.clock.phases["update"]
         evaluated |= self.measure(ends)
@@ -226,7 +231,7 @@ class Run:
             return {}
         metrics, cost = self.evaluate()
         if due:  # an evaluation for another reason does not move the next one that is due
-            self.state.evaluate_at = self.steps + next_wait(self.config.train.total_steps, cost)
+            self.state.evaluate_at = self.steps + next_wait_steps(self.config.train.total_steps, cost)
         return metrics
 
     def evaluate(self) -> tuple[Metrics, int]:
@@ -240,7 +245,7 @@ class Run:
             scored = self.evaluator.evaluate(players, StartSet.SELECTION, self.steps)
             self.evaluated = max(scored.score, UNKNOWN_SCORE)
             metrics, steps = {f"eval/{key}": value for key, value in scored.metrics.items()}, scored.steps
-            if self.best:
+            if self.is_best:
                 confirmed = self.evaluator.evaluate(players, StartSet.CONFIRMATION, self.steps)
                 metrics |= {f"best/{key}": value for key, value in confirmed.metrics.items()} | {
                     "best/steps": self.steps
@@ -257,12 +262,12 @@ class Run:
         due = [benchmark for benchmark in self.benchmarks if ends or benchmark.due(self.iteration)]
         if not due:
             return {}
-        from marl_ray.training.evaluation.benchmarks import measure, spent
+        from marl_ray.training.evaluation.benchmarks import measure, spent_so_far
 
         with self.clock.phase("benchmarks"):
             metrics = measure(due, self.config.name, self.iteration)
         self.measured = True
-        return metrics | spent(self.config, self.state.tokens, self.state.seconds)
+        return metrics | spent_so_far(self.config, self.state.tokens, self.state.seconds)
 
     def _read_benchmarks(self) -> "list[RunBenchmark]":
         if not self.config.evaluation.benchmarks:
@@ -279,7 +284,7 @@ class Run:
 
         It is the score of the evaluation of these weights or, without evaluations, of the recent episodes.
         """
-        score = self.evaluated if self.config.evaluates else self.recent.score()
+        score = self.evaluated if self.config.has_evaluations else self.recent.score()
         return UNKNOWN_SCORE if score is None else max(score, UNKNOWN_SCORE)
 
     def save(self, place: StoredFolder | None, published: Callable[[], None] = lambda: None) -> None:
@@ -289,7 +294,7 @@ class Run:
         `CheckpointSaver.wait` does.
         """
         score = self.score()
-        best = beats(score, self.state.best_score)
+        best = is_better(score, self.state.best_score)
         self.state = replace(
             self.state,
             iteration=self.iteration,
@@ -324,7 +329,7 @@ class Run:
         second error, which might be reported in place of the first.
         """
         with contextlib.suppress(Exception), contextlib.ExitStack() as parts:
-            if world()[1] == 1:
+            if rank_and_world_size()[1] == 1:
                 parts.callback(self.team.close)
             self._close_own(parts)
 

@@ -28,7 +28,7 @@ class RunStart:
     own_hyper: bool = False
     """True if the checkpoint may be of a run with other hyper-parameters: the run takes its weights and optimiser state, and
     keeps the hyper-parameters of its config."""
-    best_left: float = math.inf
+    best_score_left: float = math.inf
     """The greatest score of a bundle that is left, if a better one may be lost."""
 
     pass_sizes: Mapping[str, int] = field(default_factory=dict)
@@ -59,4 +59,4 @@ def load_start(
     state, snapshot = load_newest(start.checkpoints, team.learners, other, callbacks.say)
     if start.origin is not None:
         return state_after(config, state, snapshot, start.origin, fresh)
-    return replace(state, best_score=min(state.best_score, start.best_left)), snapshot
+    return replace(state, best_score=min(state.best_score, start.best_score_left)), snapshot

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from marl_ray.config import RunConfig
-from marl_ray.policies.language.sharding.agreement import together
+from marl_ray.policies.language.sharding.agreement import run_on_all_workers
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.loop.callbacks import SILENT_CALLBACKS, Metrics, RunCallbacks
 from marl_ray.training.loop.run import Run
@@ -58,7 +58,7 @@ def _train(run: Run, start: RunStart, callbacks: RunCallbacks, keeping: Checkpoi
     if run.fresh:
         _begin(run, start, callbacks, keeping)
     elif run.done and run.state.best_score == -math.inf:  # all bundles are lost
-        if run.config.evaluates:
+        if run.config.has_evaluations:
             run.evaluate()
         _save(run, keeping)
     if not run.done:
@@ -76,7 +76,7 @@ def _train(run: Run, start: RunStart, callbacks: RunCallbacks, keeping: Checkpoi
 def _begin(run: Run, start: RunStart, callbacks: RunCallbacks, keeping: CheckpointKeeping | None) -> None:
     """Imitate if the run is to, evaluate the weights that training starts from, and keep them where the run needs them."""
     run.imitate(callbacks)
-    if run.config.evaluates or run.benchmarks:
+    if run.config.has_evaluations or run.benchmarks:
         callbacks.phase("evaluating before training")
     metrics = run.begin()
     if run.rank == 0 and metrics:
@@ -91,5 +91,5 @@ def _save(run: Run, keeping: CheckpointKeeping | None) -> None:
     if keeping is None:
         run.save(None)
         return
-    together(keeping.before_checkpoint)
+    run_on_all_workers(keeping.before_checkpoint)
     run.save(keeping.place_of(run.iteration), keeping.published)

@@ -13,7 +13,7 @@ LEAVE_S = 5.0
 
 
 @contextmanager
-def answering(say: Callable[[], None]) -> Iterator[None]:
+def interrupt_handler(say: Callable[[], None]) -> Iterator[None]:
     """Call `say` at once on Ctrl-C and SIGTERM and then raise, within the block; later ones do nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python delivers signals to the main thread alone

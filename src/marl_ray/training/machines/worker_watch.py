@@ -13,7 +13,7 @@ from pathlib import Path
 
 from marl_ray.config import RunConfig, engine_spec
 from marl_ray.errors import MarlRayError, describe_error
-from marl_ray.ray_seams import alive_nodes, free_resources, has_all_placement_groups, lost_after
+from marl_ray.ray_seams import alive_nodes, free_resources, has_all_placement_groups, lost_after_s
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.machines.full_disk import DiskFullError
 
@@ -93,7 +93,7 @@ class WorkerWatch:
                 self.silent_ranks.add(rank)
                 self._note(
                     f"worker {rank} on node {self.nodes.get(rank)} has not answered for {duration:.0f} s; it counts as lost "
-                    f"at {_clock(time.time() - duration + lost_after())}, and all start again from the last checkpoint"
+                    f"at {_clock(time.time() - duration + lost_after_s())}, and all start again from the last checkpoint"
                 )
         for rank in self.silent_ranks - seconds.keys():
             self.silent_ranks.remove(rank)

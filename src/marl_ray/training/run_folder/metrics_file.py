@@ -13,7 +13,7 @@ from pyarrow import fs
 
 from marl_ray.errors import MarlRayError
 from marl_ray.stored_files.appended_file import lines_of
-from marl_ray.training.tracking.sinks import numbers
+from marl_ray.training.tracking.sinks import finite_metrics
 
 METRICS_FILE = "metrics.jsonl"
 """Name of the file in a run's folder."""
@@ -45,7 +45,9 @@ def is_metrics(row: Mapping[str, object]) -> bool:
 def line_of(row: Mapping[str, float]) -> str:
     """Return a row of metrics as a line of the file, with the time of now."""
     place = {key: int(row[key]) for key in ("iteration", "steps") if key in row}
-    return json.dumps(place | {"timestamp": round(time.time(), 3)} | {k: v for k, v in numbers(row) if k not in place})
+    return json.dumps(
+        place | {"timestamp": round(time.time(), 3)} | {k: v for k, v in finite_metrics(row) if k not in place}
+    )
 
 
 def read_metrics(filesystem: fs.FileSystem, folder: str) -> list[dict[str, float]]:

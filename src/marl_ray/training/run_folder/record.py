@@ -24,7 +24,7 @@ from pyarrow import fs
 from marl_ray.config import RunConfig, config_hash
 from marl_ray.config.load import dotted_keys
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.storages import absolute, open_storage
+from marl_ray.storages import absolute_storage, open_storage
 from marl_ray.stored_files.json_files import read_json, write_json
 from marl_ray.stored_files.temporary_files import temporary_path
 from marl_ray.training.tracking.mlflow_run import uri_of
@@ -53,7 +53,7 @@ NOT_IDENTITY = ("resources", "checkpoint", "tracking", "storage")
 
 def storage_of(config: RunConfig) -> str:
     """Return the storage as a URI or an absolute path."""
-    return absolute(config.storage)
+    return absolute_storage(config.storage)
 
 
 def filesystem_of(config: RunConfig) -> tuple[fs.FileSystem, str]:

@@ -14,8 +14,8 @@ from marl_ray.envs.registry import is_text
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import Lineage
 from marl_ray.policies.bundles.manifest import Origin
-from marl_ray.policies.language.sharding.agreement import together
-from marl_ray.training.collectives import gather
+from marl_ray.policies.language.sharding.agreement import run_on_all_workers
+from marl_ray.training.collectives import gather_from_workers
 from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.learner.trained_policy import LearnerSettings
 from marl_ray.training.team.families.family import team_family
@@ -34,7 +34,7 @@ def team_agents(config: RunConfig, env: ParallelEnv) -> dict[str, list[str]]:
     Raises MarlRayError if an agent has no policy, a policy no agent, agents of one policy differ in their spaces, or the
     environment is for the other family of policies.
     """
-    if config.language != is_text(env):
+    if config.has_language_models != is_text(env):
         kinds = ("a text environment", "language models", "actor-critics")
         given_kind, needed, given_family = kinds if is_text(env) else (f"no {kinds[0][2:]}", kinds[2], kinds[1])
         raise MarlRayError(
@@ -79,7 +79,7 @@ def build_team(
     engine is in this process or in one beside it.
     """
     agents = team_agents(config, env)
-    models = together(lambda: build_models(config, env, agents))
+    models = run_on_all_workers(lambda: build_models(config, env, agents))
     _check_read_alike(models)
     learners = {
         name: Learner(model, mesh, _learner_settings(config, name, mixed_precision))
@@ -100,7 +100,7 @@ def _check_read_alike(models: "Mapping[str, PolicyModel]") -> None:
         stored = {name: getattr(model, "unread", None) for name, model in models.items()}
         return {name: None if weights is None else weights.digests() for name, weights in stored.items()}
 
-    parts = gather(together(digests))
+    parts = gather_from_workers(run_on_all_workers(digests))
     for name in models:
         where, first = f"team.{name}.model.path", parts[0][name]
         for rank, part in enumerate(parts):
@@ -132,7 +132,7 @@ def _learner_settings(config: RunConfig, name: str, mixed_precision: bool) -> Le
         horizon=family.horizon(config, name),
         by_episode=config.whole_episodes,
         micro_batch=config.train.micro_batch,
-        served=config.data is not None or config.train.overlap,
+        learns_from_served=config.data is not None or config.train.overlap,
         sampled_elsewhere=family.sampled_elsewhere(config, name),
         other_engine=family.has_other_engine(config, name),
     )

@@ -32,9 +32,9 @@ from marl_ray.policies.engines.base import (
 )
 from marl_ray.policies.engines.decoding.trained_log_probs import with_trained_log_probs
 from marl_ray.policies.engines.engine_host import HostTransfer, PackedTensor, WeightGroup, engine_host, pack_tensor
-from marl_ray.policies.language.sampling_copy import detach_copy, in_parts, outline, sampling_weights
+from marl_ray.policies.language.sampling_copy import detach_copy, group_into_parts, sampled_weights, sampling_weights
 from marl_ray.policies.language.token_policy import TokenPolicy
-from marl_ray.training.collectives import broadcast_from_rank0, world
+from marl_ray.training.collectives import broadcast_from_rank0, rank_and_world_size
 
 PLACE_S = 300.0
 """Seconds that an actor waits for resources of the cluster."""
@@ -60,7 +60,7 @@ class EngineActors(Engine):
 
         self._config, self._policy = config, policy
         self._where = f"resources.engines: engine of policy {name}"
-        self._rank, _ = world()
+        self._rank, _ = rank_and_world_size()
         self._made: list[Any] = []
         """The actors, which only worker 0 made and must end; empty on other workers."""
         self._actors = self._made
@@ -104,7 +104,7 @@ class EngineActors(Engine):
         elif self._transfer is HostTransfer.NCCL:
             self._broadcast(weights)
         else:
-            for part in in_parts(weights):
+            for part in group_into_parts(weights):
                 held = ray.put({name: pack_tensor(tensor) for name, tensor in part.items()})
                 self._results([actor.load.remote(policy.version, held, False) for actor in self._actors], "load")
             self._load({name for name, parameter in policy.lm.named_parameters() if not parameter.is_meta})
@@ -130,7 +130,7 @@ class EngineActors(Engine):
             group.join()
             self._group = group
             self._results(joining, "join")
-        update = self._group.update(outline(self._policy))
+        update = self._group.update(sampled_weights(self._policy))
         taking = [actor.receive_weights.remote(self._policy.version, update) for actor in self._actors]
         self._group.send(weights)
         self._results(taking, "receive_weights")
@@ -199,7 +199,7 @@ class EngineActors(Engine):
             self._made.append(made.remote(held, need.tensor_parallel, need.threads_per_worker, self._transfer))
         try:
             try:
-                ray.get([actor.placed.remote() for actor in self._made], timeout=PLACE_S)
+                ray.get([actor.machine_name.remote() for actor in self._made], timeout=PLACE_S)
             except ray.exceptions.GetTimeoutError:
                 what = f"{options['num_cpus']:g} CPUs" + (f" and {gpus} GPUs" if gpus else "")
                 late = f"no place with {what} on one node was free within {PLACE_S:g} s"
@@ -253,7 +253,7 @@ class EngineActor:
             transfer,
         )
 
-    def placed(self) -> str:
+    def machine_name(self) -> str:
         """Return the name of the machine on which the actor runs."""
         return socket.gethostname()
 

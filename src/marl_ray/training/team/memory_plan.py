@@ -54,7 +54,7 @@ def memory_plan(config: RunConfig, gpus: int) -> MemoryPlan:
     process must have none.
     """
     shards = shards_of(config, gpus)
-    if not config.language:
+    if not config.has_language_models:
         raise MarlRayError("team: expected language models; actor-critics are small, and their memory is not computed")
     mixed = config.resources.mixed_precision != "none"
     frozen_bytes = BF16 if mixed else FLOAT32

@@ -13,9 +13,9 @@ from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.config import RunConfig
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.bundles.actor_critic import Lineage
-from marl_ray.policies.language.sharding.agreement import together
+from marl_ray.policies.language.sharding.agreement import run_on_all_workers
 from marl_ray.rollout.actor_critic.buffers import Player
-from marl_ray.training.errors import translate_gather_oom
+from marl_ray.training.errors import raise_gather_error
 from marl_ray.training.learner.policy_learner import Learner
 
 if TYPE_CHECKING:  # the imports take seconds, and actor-critics do not need them
@@ -73,7 +73,7 @@ class Team(ABC):
             for engine in self.engines.values():
                 engine.start()
 
-        together(start_own)
+        run_on_all_workers(start_own)
         self.bring_weights()
         self.sleep_engines()
 
@@ -85,10 +85,10 @@ class Team(ABC):
 
         def bring_own() -> None:
             for name, engine in self.engines.items():
-                with translate_gather_oom(f"policy {name!r}"):
+                with raise_gather_error(f"policy {name!r}"):
                     engine.update_weights()
 
-        together(bring_own)
+        run_on_all_workers(bring_own)
 
     def norms(self, name: str) -> tuple[ValueNorm, tuple[ValueNorm, ...]]:
         """Return the normalisers of a policy's values and cost values; fresh ones for a frozen policy."""

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 from pydantic import BaseModel, ConfigDict
 
 from marl_ray.config import RunConfig, WarmStartConfig
-from marl_ray.envs.text.record_files import read_bytes, read_record, rows
+from marl_ray.envs.text.record_files import read_bytes, read_record, read_records
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.prompting.prompts import check_fits, encode_reply, uses_template
 from marl_ray.policies.prompting.turn_ends import turn_begin, turn_end
@@ -81,7 +81,7 @@ def read_demonstrations(
 
 def _read_file(path: str, agents: Sequence[str]) -> list[tuple[str, GivenResponse]]:
     pairs = []
-    for row in rows(path, read_bytes(path)):
+    for row in read_records(path, read_bytes(path)):
         line = read_record(DemonstrationRecord, row)
         if line.agent is None and len(agents) > 1:
             raise MarlRayError(f"{row.where}: agent: expected one of {', '.join(agents)}")

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from marl_ray.config import RunConfig
 from marl_ray.config.run.run_keys import DECISIONS_SCHEME
-from marl_ray.envs.text.record_files import read_bytes, read_record, rows
+from marl_ray.envs.text.record_files import read_bytes, read_record, read_records
 from marl_ray.errors import MarlRayError
 from marl_ray.rollout.served.collector import ResponseBlock, ServedResponse
 from marl_ray.rollout.served.texts import ServedText, by_policy, check_readable, file_of, read_served
@@ -108,7 +108,7 @@ def _cut(group: Sequence[ServedResponse], size: int) -> list[ResponseBlock]:
 def _read_pairs(path: str, players: Mapping[str, str]) -> dict[str, list[tuple[str, Pair]]]:
     """Return policy -> its lines, each with its file and line for errors."""
     pairs_of: dict[str, list[tuple[str, Pair]]] = {}
-    for row in rows(path, read_bytes(path)):
+    for row in read_records(path, read_bytes(path)):
         pair = read_record(Pair, row)
         agent = pair.agent or (next(iter(players)) if len(players) == 1 else "")
         if agent not in players:

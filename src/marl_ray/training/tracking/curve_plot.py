@@ -19,8 +19,8 @@ class MetricPanel:
     """One metric of a run over its steps: evaluations, training episodes and budget."""
 
     name: str
-    evaluated: Points
-    training: Points
+    evaluation_points: Points
+    training_points: Points
     budget: float | None = None
     intervals: Sequence[tuple[int, float, float]] = ()
     """(environment steps, low, high) of evaluations."""
@@ -69,11 +69,13 @@ def plot_run(panels: Sequence[MetricPanel], path: Path, title: str) -> Path:
     figure = _figure(len(panels))
     rows = figure.subplots(len(panels), 1, squeeze=False, sharex=True).flat
     for axes, panel in zip(rows, panels, strict=True):
-        if panel.training:
-            axes.plot(*_columns(panel.training), **_TRAINING)
-        if panel.evaluated:
+        if panel.training_points:
+            axes.plot(*_columns(panel.training_points), **_TRAINING)
+        if panel.evaluation_points:
             label = "evaluations, 95 % intervals" if panel.intervals else "evaluations"
-            (line,) = axes.plot(*_columns(panel.evaluated), label=label, linewidth=1.8, marker="o", markersize=3.5)
+            (line,) = axes.plot(
+                *_columns(panel.evaluation_points), label=label, linewidth=1.8, marker="o", markersize=3.5
+            )
             if panel.intervals:
                 steps, low, high = zip(*panel.intervals, strict=True)
                 axes.vlines(steps, low, high, color=line.get_color(), linewidth=1.2, alpha=0.7)

@@ -16,7 +16,7 @@ from marl_ray.config import RunConfig, config_hash, resolve_tracking_uri
 from marl_ray.config.load import dotted_keys
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.policies.bundles.mlflow_client import mlflow_client
-from marl_ray.training.tracking.sinks import numbers
+from marl_ray.training.tracking.sinks import finite_metrics
 
 BEST_SCORE = "best_score"
 """Name of a metric of the run, and of a tag of a registered version: the bundle's score on episodes that chose nothing."""
@@ -152,7 +152,7 @@ class MlflowRun:
         waiting: list[Any] = []
         for row in rows:
             at = int(row.get("timestamp", time.time()) * 1000)
-            values = {"steps": float(row["steps"])} | dict(numbers(row))
+            values = {"steps": float(row["steps"])} | dict(finite_metrics(row))
             # The iteration comes last, so that MLflow has all of a row whose iteration it has.
             values |= {"iteration": values.pop("iteration")} if "iteration" in values else {}
             metrics = [Metric(key, value, at, int(row["steps"])) for key, value in values.items()]

@@ -140,7 +140,7 @@ class TensorBoard(Sink):
             for row in rows:
                 if self.writer is None:
                     self._open(row)
-                for key, value in numbers(row):
+                for key, value in finite_metrics(row):
                     at = row.get("timestamp", time.time())
                     self.writer.write_event(Event(wall_time=at, step=int(row["steps"]), summary=scalar(key, value)))
                     self.written += 1
@@ -211,7 +211,7 @@ class WeightsAndBiases(Sink):
     @override
     def log(self, rows: Iterable[Mapping[str, float]]) -> None:
         for row in rows:
-            self.run.log(dict(numbers(row)) | {"steps": int(row["steps"])})
+            self.run.log(dict(finite_metrics(row)) | {"steps": int(row["steps"])})
 
     def last_iteration(self) -> int | None:
         """Return the last iteration that W&B's server has; None without a server."""
@@ -241,6 +241,6 @@ def _logged_in() -> bool:
         return False
 
 
-def numbers(row: Mapping[str, float]) -> Iterable[tuple[str, float]]:
+def finite_metrics(row: Mapping[str, float]) -> Iterable[tuple[str, float]]:
     """Return the finite metrics of a row by name, without its `steps` and its `timestamp`."""
     return ((key, float(value)) for key, value in row.items() if key not in POSITION_KEYS and math.isfinite(value))

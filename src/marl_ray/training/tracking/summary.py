@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from marl_ray.algorithms.constraints.budgets import WIDER_BUDGET_FACTOR, score, violation
+from marl_ray.algorithms.constraints.budgets import WIDER_BUDGET_FACTOR, budget_score, violation
 from marl_ray.config import RunConfig
 
 
@@ -88,7 +88,7 @@ def best_score_of(config: RunConfig, metrics: Mapping[str, float]) -> float | No
     ret = metrics.get("best/return")
     if ret is None:
         return metrics.get("return")
-    return score(config.budgets, ret, [metrics[f"best/episode_cost_{k}"] for k in range(len(config.budgets))])
+    return budget_score(config.budgets, ret, [metrics[f"best/episode_cost_{k}"] for k in range(len(config.budgets))])
 
 
 def _costs(config: RunConfig, metrics: Mapping[str, float], prefix: str) -> list[float]:

@@ -19,7 +19,10 @@ class SystemMetrics:
         self.process.cpu_percent()
 
     def read(self) -> dict[str, float]:
-        """Return metrics `system/...`, in percent and GiB; empty if the last reading is less than EVERY_S seconds old."""
+        """Return metrics `system/...`, in percent and GiB.
+
+        There are none if the last reading is less than EVERY_S seconds old.
+        """
         if time.monotonic() < self.next:
             return {}
         self.next = time.monotonic() + EVERY_S

@@ -71,7 +71,7 @@ def curve_of(rows: Sequence[Mapping[str, float]], seeds: Sequence[int], metric: 
     return Curve(np.array([at for at, _ in points]), np.array([values for _, values in points]).T)
 
 
-def bands(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def interval_bands(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute the interquartile mean over the seeds at each point, and its percentile interval.
 
     Returns the mean, the low end and the high end, (points,) each. The bootstrap draws seeds as whole curves; with
@@ -99,7 +99,7 @@ def thin_curve(curve: Curve, max_points: int) -> Curve:
 
 def end_of(curve: Curve) -> BootstrapInterval:
     """Return the interquartile mean and bootstrap interval of a curve's last point."""
-    middle, low, high = bands(Curve(curve.steps[-1:], curve.seeds[:, -1:]))
+    middle, low, high = interval_bands(Curve(curve.steps[-1:], curve.seeds[:, -1:]))
     return BootstrapInterval(iqm(middle), float(low[0]), float(high[0]))
 
 
@@ -124,7 +124,7 @@ def improvement(first: Curve, second: Curve, metric: MetricConfig) -> BootstrapI
     return probability_of_improvement(sign * first.at(steps), sign * second.at(steps))
 
 
-def differ(first: Curve, second: Curve) -> bool:
+def differ_by_rank_sum(first: Curve, second: Curve) -> bool:
     """Return True if the rank-sum test (Mann and Whitney 1947) tells two curves apart.
 
     Its level is 1 - CONFIDENCE, and the curves are compared at the steps that both have reached. The test needs
@@ -146,7 +146,7 @@ def difference(first: np.ndarray, second: np.ndarray) -> BootstrapInterval:
     return BootstrapInterval(iqm(first) - iqm(second), float(low), float(high))
 
 
-def certainty(best: Sequence[tuple[str, Curve]], metric: MetricConfig) -> str:
+def winner_certainty(best: Sequence[tuple[str, Curve]], metric: MetricConfig) -> str:
     """Return a line that says if a test can tell the winner from the other trials.
 
     `best` are (name, curve), the winner's first and then the next best. The line is about the best of those from
@@ -155,7 +155,7 @@ def certainty(best: Sequence[tuple[str, Curve]], metric: MetricConfig) -> str:
     if len(best) < 2:
         return ""
     (_, winner), *others = best
-    equals = [(name, curve) for name, curve in others if not differ(winner, curve)]
+    equals = [(name, curve) for name, curve in others if not differ_by_rank_sum(winner, curve)]
     name, other = (equals or others)[0]
     steps, seeds = min(winner.steps[-1], other.steps[-1]), len(winner.seeds)
     gap = difference(winner.at(steps), other.at(steps))

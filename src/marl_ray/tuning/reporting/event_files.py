@@ -16,7 +16,7 @@ from pyarrow import fs
 
 from marl_ray.errors import one_line
 from marl_ray.temporary_folders import new_temporary_folder
-from marl_ray.training.tracking.sinks import EVENTS_S, TENSORBOARD, numbers
+from marl_ray.training.tracking.sinks import EVENTS_S, TENSORBOARD, finite_metrics
 from marl_ray.tuning.folder import Folder
 
 MIN_UPLOAD_INTERVAL_S = 10.0
@@ -80,7 +80,7 @@ class EventFiles:
                 str(self.root / leg), flush_secs=EVENTS_S, filename_suffix=f".{time.time_ns()}"
             )
         for row in rows:
-            for key, value in numbers(row):
+            for key, value in finite_metrics(row):
                 self.writers[leg].add_scalar(key, value, int(row["steps"]))
         if time.monotonic() - self.uploaded.get(leg, float("-inf")) > MIN_UPLOAD_INTERVAL_S:
             self._upload(leg)

@@ -12,7 +12,7 @@ from scipy.stats import trim_mean
 from marl_ray.config.sweep import DimensionConfig
 from marl_ray.drawing import MINUS, Frame, Tick, band_path, line_path, multiples, round_step
 from marl_ray.evaluation.statistics import BootstrapInterval
-from marl_ray.tuning.reporting.compare import Curve, bands, thin_curve
+from marl_ray.tuning.reporting.compare import Curve, interval_bands, thin_curve
 
 MAX_POINTS = 200
 """Number of points drawn per curve; more would not be visible."""
@@ -116,7 +116,7 @@ def strokes(curves: Mapping[str, tuple[Curve, Sequence[float]]], coloured: int =
     drawn = {}
     for place, (name, (full_curve, takeovers)) in enumerate(curves.items()):
         curve = thin_curve(full_curve, MAX_POINTS)
-        middle, low, high = bands(curve) if place < coloured else (trim_mean(curve.seeds, 0.25, axis=0),) * 3
+        middle, low, high = interval_bands(curve) if place < coloured else (trim_mean(curve.seeds, 0.25, axis=0),) * 3
         marks = tuple((at, float(middle[max(0, int((curve.steps <= at).sum()) - 1)])) for at in takeovers)
         style = f"c{place + 1}" if place < coloured else "other"
         drawn[name] = Stroke(curve.steps, middle, low, high, style, marks)
@@ -126,7 +126,10 @@ def strokes(curves: Mapping[str, tuple[Curve, Sequence[float]]], coloured: int =
 def curve_chart(
     curves: Mapping[str, Stroke], width: float, height: float, levels: Sequence[float] = ()
 ) -> CurveChart | None:
-    """Return the chart of curves, the best first; None if there are no curves. `levels` are values to draw across."""
+    """Return the chart of curves, the best first.
+
+    Returns None if there are no curves. `levels` are values to draw across.
+    """
     if not curves:
         return None
     low, high = pad_range(
@@ -171,7 +174,7 @@ def pad_range(low: float, high: float) -> tuple[float, float]:
     return low - room, high + room
 
 
-def spans(intervals: Mapping[int, BootstrapInterval]) -> dict[int, BootstrapInterval]:
+def scaled_intervals(intervals: Mapping[int, BootstrapInterval]) -> dict[int, BootstrapInterval]:
     """Return the intervals of trials by their numbers, on one scale from 4 to 96."""
     if not intervals:
         return {}

@@ -154,7 +154,10 @@ class SweepMlflowRuns:
 
 
 def _is_entry(entry: Mapping[str, Any]) -> bool:
-    """Return True for what `SweepMlflowRuns` has written; the sink would wait for ever at a line that was damaged."""
+    """Return True for what `SweepMlflowRuns` has written.
+
+    The sink would wait for ever at a line that was damaged.
+    """
     right = type(entry.get("trial")) is int and entry["trial"] >= 0
     if "row" in entry:
         return right and isinstance(entry["row"], dict) and is_metrics(entry["row"])

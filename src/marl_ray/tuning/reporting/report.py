@@ -37,15 +37,15 @@ from marl_ray.tuning.records import (
 from marl_ray.tuning.reporting.compare import (
     MIN_TRIALS,
     Curve,
-    certainty,
     curve_of,
-    differ,
+    differ_by_rank_sum,
     end_of,
     importances,
     improvement,
+    winner_certainty,
 )
 from marl_ray.tuning.reporting.costs import budgets_of, cost_cells, seed_summary, share_cells
-from marl_ray.tuning.reporting.figures import COLOURED_CURVES, curve_chart, number, parallel, spans, strokes
+from marl_ray.tuning.reporting.figures import COLOURED_CURVES, curve_chart, number, parallel, scaled_intervals, strokes
 
 WINNER_FILE = "winner.yaml"
 COMPARED_TRIALS = 10
@@ -84,7 +84,7 @@ def winner_config(records: SweepRecords) -> dict[str, Any] | None:
 def winner_comparison(
     folder: Folder, config: SweepConfig, records: SweepRecords
 ) -> tuple[str, dict[int, BootstrapInterval]]:
-    """Return the line of `certainty`, and of each trial with a curve the interval of its end, the winner's first.
+    """Return the line of `winner_certainty`, and of each trial with a curve the interval of its end, the winner's first.
 
     Without a winner the line is empty.
     """
@@ -99,7 +99,7 @@ def _certainty(
     if records.winner not in curves:
         return ""
     best = [(_name(record), curves[record.number]) for record in order if record.number in curves]
-    return certainty(best[:COMPARED_TRIALS], config.metric[0])
+    return winner_certainty(best[:COMPARED_TRIALS], config.metric[0])
 
 
 def _order(config: SweepConfig, records: SweepRecords) -> list[TrialRecord]:
@@ -274,7 +274,7 @@ def _trials(
 ) -> list[dict[str, Any]]:
     """Return the rows of the table of trials: trials with a result, the best first, then the others."""
     ends = {trial: end_of(curve) for trial, curve in curves.items()}
-    places = spans(ends)
+    places = scaled_intervals(ends)
     front = _front(config, order)
     ordered = {record.number for record in order}
     unranked = [record for record in records.trials if record.number not in ordered]
@@ -340,7 +340,7 @@ def _matrix(
                 {
                     "value": chance.value,
                     "shade": round(100 * abs(2 * chance.value - 1)),
-                    "sure": differ(curves[row_trial.number], curves[column_trial.number]),
+                    "sure": differ_by_rank_sum(curves[row_trial.number], curves[column_trial.number]),
                     "text": f"{_name(row_trial)} over {_name(column_trial)} at {at:,.0f} steps: "
                     f"{chance.value:.2f} [{chance.low:.2f}, {chance.high:.2f}]",
                 }

@@ -54,7 +54,7 @@ def need_of(config: RunConfig) -> TrialResources:
     return TrialResources(need.workers, need.cpus_per_worker, use_gpu)
 
 
-def slots(need: TrialResources) -> int:
+def count_slots(need: TrialResources) -> int:
     """Return the number of trials of this size that the cluster holds at a time, after scaling up as far as it can."""
     most = most_resources()
     return max(1, min(int(most.get(kind, 0) // amount) for kind, amount in need.total.items()))

@@ -16,8 +16,8 @@ from typing import Any
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError, describe_error, one_line
-from marl_ray.storages import absolute
-from marl_ray.training.machines.interruption import answering
+from marl_ray.storages import absolute_storage
+from marl_ray.training.machines.interruption import interrupt_handler
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.lease import Lease
 from marl_ray.training.tracking.printed_lines import print_line
@@ -30,7 +30,7 @@ from marl_ray.tuning.records import (
     end_reason,
     identity_of,
     load_records,
-    middle_seed,
+    median_seed,
     ranked_trials,
     values_line,
 )
@@ -39,7 +39,7 @@ from marl_ray.tuning.reporting.event_files import EventFiles
 from marl_ray.tuning.reporting.mlflow_runs import SweepMlflowRuns
 from marl_ray.tuning.reporting.progress import SweepProgress
 from marl_ray.tuning.reporting.report import write_report
-from marl_ray.tuning.running.capacity import TrialResources, need_of, slots
+from marl_ray.tuning.running.capacity import TrialResources, count_slots, need_of
 from marl_ray.tuning.running.trial_files import Leg, Takeover, take_over
 from marl_ray.tuning.search.plan import SweepPlan, retry_failed
 from marl_ray.tuning.search.schedulers import Exploit
@@ -108,10 +108,10 @@ def _run(
     sweep = _Sweep(config, folder, records, lease)
     shield = ExitStack()
     try:
-        shield.enter_context(answering(sweep.interrupted))
+        shield.enter_context(interrupt_handler(sweep.interrupted))
         if sweep.plan.has_work():
             # Once more after Ray has started, because Ray replaces signal handlers at its start.
-            with cluster(), answering(sweep.interrupted), sweep.progress:
+            with cluster(), interrupt_handler(sweep.interrupted), sweep.progress:
                 sweep.run()
         else:
             sweep.plan.stop_clock()
@@ -180,7 +180,7 @@ class _Sweep:
 
         first = next((r.values for r in self.records.trials if r.state != "ended"), None)
         need = self._biggest_need() if first is None else self._need(first)
-        concurrent = min(slots(need), self.config.max_concurrent or sys.maxsize)
+        concurrent = min(count_slots(need), self.config.max_concurrent or sys.maxsize)
         calls = LegCalls(self.begin, self.leg_ended, self.note_rows, self.is_over)
         run_legs(self.config.name, concurrent, self.plan, calls)
 
@@ -277,7 +277,7 @@ class _Sweep:
         self.plan.note_leg(record, configs, need.total["CPU"], need.total.get("GPU", 0.0))
         return Leg(
             sweep=self.config.name,
-            storage=absolute(self.config.storage),
+            storage=absolute_storage(self.config.storage),
             number=record.number,
             leg=record.legs,
             configs=configs,
@@ -357,7 +357,7 @@ class _Sweep:
         if records.winner != winner.number:
             records.winner, records.winner_seed, records.winner_model = winner.number, None, ""
         try:
-            records.winner_seed = middle_seed(read_rows(home), self.config.seeds, self.config.metric[0])
+            records.winner_seed = median_seed(read_rows(home), self.config.seeds, self.config.metric[0])
         except (OSError, MarlRayError) as error:
             self.warn(f"no bundle of the winner, trial {winner.number:04d}, can be chosen: {one_line(error)}")
             return

@@ -53,7 +53,7 @@ class LegCalls:
 
 def run_legs(sweep: str, concurrent: int, plan: SweepPlan, calls: LegCalls) -> None:
     """Run the legs that `plan` decides on, `concurrent` at a time, until it has no more."""
-    quieten()
+    silence_warnings()
     scratch = new_temporary_folder("tune")
     try:
         with _environment(TUNE_VARIABLES):
@@ -96,7 +96,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[key] = value
 
 
-def quieten() -> None:
+def silence_warnings() -> None:
     """Silence warnings of Tune that say nothing to the user of a sweep."""
     for name in QUIET_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -132,7 +132,7 @@ class TrialWriter:
         """Folder that this process alone writes to: a predecessor may still be writing to its own."""
         self._remove_unnamed()
         self.rows = read_rows(folder)
-        self.file, self.written = folder.appended(ROWS_FILE), len(self.rows)
+        self.file, self.written = folder.open_lines(ROWS_FILE), len(self.rows)
         self.played_before: int | None = None
         """Environment steps of the checkpoint that this trial has not played itself: they are a donor's."""
         self.before, self.since = self.state.seconds, time.monotonic()
@@ -169,7 +169,7 @@ class TrialWriter:
         for damaged in names[last:]:
             self.folder.remove(damaged)
 
-    def begun(self, played: int) -> None:
+    def note_begin(self, played: int) -> None:
         """Note the environment steps that all seeds had played when this process began; only the first call counts."""
         if self.played_before is None:
             self.played_before = played - self.state.played

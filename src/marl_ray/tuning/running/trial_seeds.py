@@ -20,7 +20,7 @@ from marl_ray.config import RunConfig
 from marl_ray.config.sweep import MetricConfig
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.evaluation.statistics import iqm
-from marl_ray.policies.language.sharding.agreement import together
+from marl_ray.policies.language.sharding.agreement import run_on_all_workers
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.loading import NONE_READABLE, UnreadableCheckpointError
 from marl_ray.training.checkpoints.storage import local_stored_folder
@@ -58,7 +58,7 @@ class TrialSeeds:
         """
         self.metrics = metrics
         self.runs: dict[int, Run] = {}
-        state = {} if resume_from is None else together(lambda: _objectives(resume_from / OBJECTIVES_FILE))
+        state = {} if resume_from is None else run_on_all_workers(lambda: _objectives(resume_from / OBJECTIVES_FILE))
         try:
             for config in configs:
                 places = [] if resume_from is None else [local_stored_folder(resume_from / f"seed-{config.seed}")]
@@ -111,7 +111,9 @@ class TrialSeeds:
     def save_due(self) -> bool:
         """True if a checkpoint of the seeds is due."""
         return (
-            self.done or self.iteration % self.every == 0 or any(run.best or run.measured for run in self.runs.values())
+            self.done
+            or self.iteration % self.every == 0
+            or any(run.is_best or run.measured for run in self.runs.values())
         )
 
     def begin(self) -> Metrics:
@@ -193,7 +195,7 @@ class TrialSeeds:
             run.close()
 
     @contextmanager
-    def closing(self) -> Iterator[None]:
+    def close_after(self) -> Iterator[None]:
         """Close the runs after the block. An error of the block is raised, whatever closing raises."""
         try:
             yield

@@ -23,7 +23,7 @@ from marl_ray.training.run_folder.record import work_in
 from marl_ray.tuning.folder import trial_folder
 from marl_ray.tuning.running.trial_files import CHECKPOINT_PREFIX, Leg, TrialWriter, is_takeover, read_state
 from marl_ray.tuning.running.trial_seeds import load_seeds, never_reported, run_leg
-from marl_ray.tuning.running.worker_group import in_workers
+from marl_ray.tuning.running.worker_group import run_in_workers
 
 MIN_REPORT_INTERVAL_S = 0.5
 """Minimum number of seconds between two reports to Tune: each is a round trip to the sweep's driver."""
@@ -66,7 +66,7 @@ def run(leg: Leg, emit: Callable[[dict[str, float]], None]) -> dict[str, Any]:
     folder = trial_folder(leg.storage, leg.sweep, leg.number)
     configs = [RunConfig.model_validate(data) for data in leg.configs]
     writer = TrialWriter(folder, configs[0].checkpoint.newest, [config.seed for config in configs], emit)
-    ended = (in_workers if leg.nested else _in_process)(leg, configs, writer)
+    ended = (run_in_workers if leg.nested else _in_process)(leg, configs, writer)
     objectives, done = ended["objectives"], ended["done"]
     if objectives is None and done:
         metric = next(m["name"] for m in leg.metrics if not any(m["name"] in row for row in writer.rows))
@@ -87,10 +87,10 @@ def _in_process(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> dict
     metrics = [MetricConfig.model_validate(metric) for metric in leg.metrics]
     with process_group():
         seeds, start, damages = load_seeds(writer.folder, writer.starts, configs, metrics, torch.device("cpu"))
-        with seeds.closing():  # this process may serve another trial
+        with seeds.close_after():  # this process may serve another trial
             if start is not None and damages:
                 writer.go_back(start, seeds.iteration, seeds.steps, damages)
-            writer.begun(seeds.played)
+            writer.note_begin(seeds.played)
             run_leg(seeds, leg.until, writer.row, keep, start is not None and is_takeover(start))
         return {"objectives": seeds.objectives(), "done": seeds.done}
 

@@ -24,7 +24,7 @@ from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
 from marl_ray.training.checkpoints.loading import UnreadableCheckpointError
 from marl_ray.training.checkpoints.storage import StoredFolder, UnwritableCheckpointError
-from marl_ray.training.collectives import broadcast_from_rank0, gather, world
+from marl_ray.training.collectives import broadcast_from_rank0, gather_from_workers, rank_and_world_size
 from marl_ray.training.errors import DivergedError, PassMemoryError
 from marl_ray.training.journal.tail import Tail
 from marl_ray.training.loop.pass_sizes import note_smaller_pass, pass_sizes
@@ -45,7 +45,7 @@ JOINT_ERRORS = (DivergedError, UnreadableCheckpointError, UnwritableCheckpointEr
 """Kinds of errors that all workers raise together, besides those that say so by `shared`."""
 
 
-def in_workers(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> dict[str, Any]:
+def run_in_workers(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> dict[str, Any]:
     """Run the leg on a worker group of its own. Raises MarlRayError with the cause of a failure."""
     import ray
     from ray.train import TrainingFailedError
@@ -118,7 +118,7 @@ def _follow(writer: TrialWriter, thread: threading.Thread) -> None:
 
 def _take_message(writer: TrialWriter, message: dict[str, Any]) -> None:
     if "begun" in message:
-        writer.begun(message["begun"])
+        writer.note_begin(message["begun"])
     elif "back" in message:
         writer.go_back(*message["back"])
     elif "kept" in message:
@@ -145,11 +145,11 @@ def train_leg(payload: dict[Any, Any], device: torch.device) -> dict[str, Any]:
     leg = Leg(**{key: payload[key] for key in Leg.__dataclass_fields__})
     os.environ[TRACKING_URI] = leg.tracking_uri
     work_in(leg.folder)
-    place, (rank, _) = payload["place"], world()
+    place, (rank, _) = payload["place"], rank_and_world_size()
     folder = trial_folder(leg.storage, leg.sweep, leg.number)
     configs = [RunConfig.model_validate(data) for data in leg.configs]
     metrics = [MetricConfig.model_validate(metric) for metric in leg.metrics]
-    messages = folder.appended(f"{place}/{MESSAGES_FILE}") if rank == 0 else None
+    messages = folder.open_lines(f"{place}/{MESSAGES_FILE}") if rank == 0 else None
 
     def send(message: dict[str, Any], durable: bool = False) -> None:
         if messages is not None:
@@ -158,7 +158,7 @@ def train_leg(payload: dict[Any, Any], device: torch.device) -> dict[str, Any]:
     def keep(local: Path) -> None:
         name = broadcast_from_rank0(lambda: f"{place}/{CHECKPOINT_PREFIX}{seeds.iteration:06d}-{time.time_ns()}")
         folder.upload(local, name)
-        gather(None)  # wait until every worker has written its part
+        gather_from_workers(None)  # wait until every worker has written its part
         send({"kept": name, "steps": seeds.steps, "played": seeds.played}, durable=True)
 
     trial = StoredFolder(folder.filesystem, folder.path)
@@ -167,7 +167,7 @@ def train_leg(payload: dict[Any, Any], device: torch.device) -> dict[str, Any]:
     starts = [*kept_names, *(name for name in payload["starts"] if name not in kept_names)]
     try:
         seeds, start, damages = load_seeds(folder, starts, configs, metrics, device, sizes)
-        with seeds.closing():
+        with seeds.close_after():
             if damages:
                 send({"back": [start, seeds.iteration, seeds.steps, damages]})
             send({"begun": seeds.played})

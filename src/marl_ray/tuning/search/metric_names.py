@@ -19,7 +19,7 @@ LOSSES = (
     "trust_region_kl",
     "trust_region_case",
     "line_search_steps",
-    "group_spread",
+    "group_std",
     "informative_groups",
     "left_out",
     "engine/log_prob_gap",
@@ -44,11 +44,11 @@ def check_metrics(sweep: SweepConfig, run: RunConfig) -> None:
             if rest.partition("/")[0] not in [settings.metric for settings in run.evaluation.benchmarks]:
                 raise MarlRayError(f"metric: {metric.name} needs an entry of run.evaluation.benchmarks of that name")
             continue
-        if metric.name.startswith(OWN) or (run.language and metric.name.rpartition("/")[2] in ROLES):
+        if metric.name.startswith(OWN) or (run.has_language_models and metric.name.rpartition("/")[2] in ROLES):
             continue  # the environment has the names of its numbers, and of its agents
         if metric.name not in names:
             raise MarlRayError(f"metric: no run reports {metric.name!r}{did_you_mean(metric.name, names)}")
-        if kind in ("eval", "best") and not run.evaluates:
+        if kind in ("eval", "best") and not run.has_evaluations:
             raise MarlRayError(
                 f"metric: {metric.name} needs evaluations, and the run has none; set run.evaluation.every, "
                 "or give another metric, such as return"
@@ -63,7 +63,7 @@ def unchecked_metrics(sweep: SweepConfig) -> list[str]:
 def metric_names(run: RunConfig) -> Iterator[str]:
     """Yield the names of a run's metrics, but for those that an environment chooses."""
     trained = [name for name, policy in run.team.items() if not policy.frozen]
-    costs = ["episode_cost"] if run.signals == 1 else [f"episode_cost_{k}" for k in range(run.signals)]
+    costs = ["episode_cost"] if run.cost_signals == 1 else [f"episode_cost_{k}" for k in range(run.cost_signals)]
     shares = SHARES if run.budgets else ()
     yield from ("return", "episode_length", *costs, *shares, "score")
     for prefix in ("eval/", "best/"):
@@ -73,7 +73,7 @@ def metric_names(run: RunConfig) -> Iterator[str]:
         prefix = "" if len(trained) == 1 else f"{name}/"
         yield from (f"{prefix}{loss}" for loss in LOSSES)
         yield from (f"{prefix}multiplier_{k}" for k in range(len(run.budgets)))
-    yield from (*CLOCK, "time/evaluation", "time/benchmarks", *(TEXTS if run.language else ()))
+    yield from (*CLOCK, "time/evaluation", "time/benchmarks", *(TEXTS if run.has_language_models else ()))
 
 
 def _evaluated(run: RunConfig) -> Iterator[str]:
@@ -84,5 +84,5 @@ def _evaluated(run: RunConfig) -> Iterator[str]:
     if run.budgets:
         yield from (f"episode_cost_{k}" for k in range(len(run.budgets)))
         yield from (f"{share}{end}" for share in SHARES for end in ("", "_certified"))
-    if run.language:
+    if run.has_language_models:
         yield from ("greedy", *(f"pass_at_{k}" for k in range(1, run.evaluation.samples + 1)))

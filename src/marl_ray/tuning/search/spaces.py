@@ -8,7 +8,14 @@ import numpy as np
 from typing_extensions import override
 
 from marl_ray.config import HyperParameters
-from marl_ray.config.sweep import DimensionConfig, SweepConfig, applies, combinations, corners, order
+from marl_ray.config.sweep import (
+    DimensionConfig,
+    SweepConfig,
+    applies,
+    combinations,
+    extreme_combinations,
+    ordered_keys,
+)
 from marl_ray.errors import MarlRayError, did_you_mean
 from marl_ray.tuning.search.metric_names import check_metrics
 
@@ -29,7 +36,10 @@ class Search(Protocol):
         ...
 
     def tell(self, number: int, values: Values, scores: Sequence[float] | None) -> None:
-        """Learn the result of a configuration: one score per metric, greater is better; None if it failed."""
+        """Learn the result of a configuration.
+
+        `scores` has one score per metric, of which greater is better. It is None for a configuration that failed.
+        """
         ...
 
 
@@ -39,7 +49,7 @@ def check_space(config: SweepConfig) -> None:
     A grid is checked completely; ranges are checked at their ends and with random draws. A hyper-parameter that no
     algorithm of the sweep reads is refused too.
     """
-    samples = combinations(config) if config.search.kind == "grid" else corners(config)
+    samples = combinations(config) if config.search.kind == "grid" else extreme_combinations(config)
     if config.search.kind != "grid":
         samples += [draw(config, number) for number in range(CHECKED_CONFIGURATIONS)]
     for values in samples:
@@ -65,7 +75,7 @@ def draw(config: SweepConfig, number: int, fixed: Mapping[str, Any] | None = Non
     rng = np.random.default_rng((config.search.seed, number))
     fixed = fixed or {}
     values: Values = {}
-    for key in order(config.space):
+    for key in ordered_keys(config.space):
         dimension = config.space[key]
         # drawn even if the key does not apply, so that the draws of the other keys do not change
         value = draw_value(dimension, rng)
@@ -155,7 +165,7 @@ class TpeSearch(Search):
     def ask(self, number: int) -> Values | None:
         trial = self.study.ask()
         values: Values = {}
-        for key in order(self.config.space):
+        for key in ordered_keys(self.config.space):
             dimension = self.config.space[key]
             if applies(self.config, key, values):
                 values[key] = self._suggest(trial, key, dimension)

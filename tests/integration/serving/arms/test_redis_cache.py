@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from clocks import Clock
 from redis import Redis
 from servers.installed import find, need
 
@@ -18,14 +19,6 @@ from marl_ray.serving.arms import response_cache as module
 from marl_ray.serving.arms.response_cache import RedisCache
 
 START_S = 20
-
-
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Server:

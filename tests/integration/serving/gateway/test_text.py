@@ -9,7 +9,7 @@ from toy_serving.gateways import bearer, serving, write_keys
 from toy_serving.text_gateways import ASK, CHAT, events, make_text_bundle, post, text_config
 
 from marl_ray.config import ExperimentConfig, parse_config
-from marl_ray.experiments.assignment.rendezvous import held_out
+from marl_ray.experiments.assignment.rendezvous import is_held_out_unit
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.torch_engine import TorchEngine
@@ -84,7 +84,7 @@ async def test_texts_are_for_the_population_and_the_hold_out_too(text_bundles, t
 
     async with serving(config.model_copy(update={"experiments": [experiment]})) as (client, _):
         for k in range(6):
-            out, fast = held_out("exp", 0.4, f"s{k}"), {"max_tokens": 1}
+            out, fast = is_held_out_unit("exp", 0.4, f"s{k}"), {"max_tokens": 1}
             outside = await post(client, "/generate", ASK | fast | {"session_id": f"s{k}"})
             inside = await post(client, "/generate", ASK | fast | attributes | {"session_id": f"s{k}"})
             chat = await client.post("/v1/chat/completions", json=CHAT | fast | attributes | {"user": f"s{k}"})

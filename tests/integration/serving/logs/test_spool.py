@@ -32,7 +32,7 @@ spool.adopt()
 while (chunk := spool.peek(adopted=True)) is not None:
     for line in chunk.lines:
         print(line.decode())
-    spool.done(chunk)
+    spool.mark_delivered(chunk)
 """
 
 
@@ -46,7 +46,7 @@ def drain(spool: Spool, adopted: bool = False) -> list[bytes]:
     lines = []
     while (chunk := spool.peek(adopted)) is not None:
         lines += chunk.lines
-        spool.done(chunk)
+        spool.mark_delivered(chunk)
     return lines
 
 
@@ -78,7 +78,7 @@ def test_nothing_is_lost_or_doubled_whatever_the_order_of_writing_and_reading(tm
             written += step
         elif (chunk := spool.peek()) is not None:
             read += chunk.lines
-            spool.done(chunk)
+            spool.mark_delivered(chunk)
     assert read + drain(spool) == written
     spool.close()
 

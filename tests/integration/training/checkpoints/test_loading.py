@@ -14,7 +14,13 @@ from pyarrow import fs
 from toy_runs.runs import config, timeless, trained, weights
 
 from marl_ray.training.checkpoints import tensor_files
-from marl_ray.training.checkpoints.index import best, checkpoint_name, checkpoints_in, published_checkpoints, tidy
+from marl_ray.training.checkpoints.index import (
+    best,
+    checkpoint_name,
+    checkpoints_in,
+    published_checkpoints,
+    remove_unneeded,
+)
 from marl_ray.training.checkpoints.loading import UnreadableCheckpointError
 from marl_ray.training.checkpoints.storage import StoredFolder, local_stored_folder
 from marl_ray.training.loop.callbacks import Metrics, RunCallbacks
@@ -123,7 +129,7 @@ def test_a_storage_that_cannot_be_read_withdraws_nothing(base, tmp_path):
 
 def noted(folder: str) -> dict[str, list[str]]:
     """Names of the files that each of two workers reads to continue from a checkpoint of two, and of one."""
-    from marl_ray.training.collectives import gather
+    from marl_ray.training.collectives import gather_from_workers
 
     read: list[str] = []
     real: Callable[..., bytes] = tensor_files.read_known
@@ -136,7 +142,7 @@ def noted(folder: str) -> dict[str, list[str]]:
     train_alone(run, Path(folder))
     tensor_files.read_known = note
     train_alone(run, resume=Path(folder, "4"))
-    return {str(rank): names for rank, names in enumerate(gather(read))}
+    return {str(rank): names for rank, names in enumerate(gather_from_workers(read))}
 
 
 def test_each_worker_reads_its_part_alone(tmp_path):
@@ -218,7 +224,7 @@ def test_checkpoints_on_s3_are_written_checked_withdrawn_and_removed_there(base,
     assert f"{places[-1]}/{PART} has 8 bytes, expected " in about_checkpoints(lines)[0]
     assert [place.path for place in checkpoints_in(bucket)] == [place.path for place in places[:-1]]
     chosen = best(published_checkpoints(bucket))
-    tidy(bucket, 1, None, 1)
+    remove_unneeded(bucket, 1, None, 1)
     assert chosen is not None and {place.path for place in checkpoints_in(bucket)} == {
         places[-2].path,
         chosen.place.path,

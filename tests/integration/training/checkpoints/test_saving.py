@@ -15,11 +15,11 @@ from safetensors import SafetensorError
 from toy_runs.runs import config, timeless, weights
 
 from marl_ray.training.checkpoints import saving
-from marl_ray.training.checkpoints.index import checkpoint_name, checkpoints_in, newest, tidy
+from marl_ray.training.checkpoints.index import checkpoint_name, checkpoints_in, newest, remove_unneeded
 from marl_ray.training.checkpoints.learner_tensors import tensors_of
 from marl_ray.training.checkpoints.manifest import publish, read_manifest
 from marl_ray.training.checkpoints.storage import UnwritableCheckpointError, local_stored_folder
-from marl_ray.training.collectives import gather
+from marl_ray.training.collectives import gather_from_workers
 from marl_ray.training.loop.callbacks import RunCallbacks
 from marl_ray.training.loop.run import Run
 from marl_ray.training.loop.start import RunStart
@@ -142,7 +142,7 @@ def fails_to_copy_on_one(folder: str) -> list[str]:
     with pytest.raises(UnwritableCheckpointError) as caught:
         run.saver.wait()
     run.close()
-    return gather(str(caught.value))
+    return gather_from_workers(str(caught.value))
 
 
 def test_all_workers_raise_the_error_of_one_that_cannot_copy_its_weights(tmp_path):
@@ -156,7 +156,7 @@ def keeps_and_tidies(folder: str) -> None:
 
     def published() -> None:
         time.sleep(0.5)
-        tidy(place, 10, None, 1)
+        remove_unneeded(place, 10, None, 1)
 
     keeping = CheckpointKeeping(lambda number: place / checkpoint_name(number, 1), published=published)
     run_worker(config("resources.workers=2"), torch.device("cpu"), keeping=keeping)
@@ -215,7 +215,7 @@ def test_a_death_beside_the_manifest_loses_what_is_not_published_and_nothing_els
     rows: list[dict[str, float]] = []
     with process_group():
         keeping = CheckpointKeeping(
-            lambda number: folder / f"checkpoint_{number}_2", published=lambda: tidy(folder, 10, None, 2)
+            lambda number: folder / f"checkpoint_{number}_2", published=lambda: remove_unneeded(folder, 10, None, 2)
         )
         run_worker(
             config(), torch.device("cpu"), RunStart(checkpoints_in(folder)[::-1]), RunCallbacks(rows.append), keeping

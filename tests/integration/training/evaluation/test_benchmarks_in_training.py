@@ -17,20 +17,14 @@ from marl_ray.training.loop.run import Run
 from marl_ray.training.loop.start import RunStart
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.run_log import LOG_FILE
-from marl_ray.training.single_process import process_group, train_alone
+from marl_ray.training.single_process import train_alone
 from marl_ray.training.tracking.mlflow_run import MlflowRun
 
-pytestmark = pytest.mark.shared_ray("two")
+pytestmark = [pytest.mark.shared_ray("two"), pytest.mark.usefixtures("alone")]
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 WARM = "warm_start={data: environment, count: 64, batch: 8, epochs: 4, lr: 0.003}"
 MODEL = "team={speaker: {model: {preset: tiny-0.2m, context: 128}, generation: {max_tokens: 4}}}"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def alone():
-    with process_group():
-        yield
 
 
 @pytest.fixture

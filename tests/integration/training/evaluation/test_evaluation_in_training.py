@@ -9,7 +9,13 @@ import torch
 from scipy.stats import t
 from toy_runs.runs import config, short, team_of
 
-from marl_ray.algorithms.constraints.budgets import certified_rate, mean_costs, score, shares, violation
+from marl_ray.algorithms.constraints.budgets import (
+    budget_score,
+    certified_rate,
+    mean_costs,
+    violation,
+    within_budget_metrics,
+)
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.envs.env_copies import make_batch
 from marl_ray.envs.registry import make_env
@@ -19,20 +25,16 @@ from marl_ray.training.checkpoints.storage import local_stored_folder
 from marl_ray.training.evaluation.copies_player import CopiesPlayer
 from marl_ray.training.evaluation.fixed_starts import Evaluator, StartSet
 from marl_ray.training.evaluation.play_bundle import play_bundle
-from marl_ray.training.loop.run import UNKNOWN_SCORE, Run, beats
+from marl_ray.training.loop.run import UNKNOWN_SCORE, Run, is_better
 from marl_ray.training.loop.start import RunStart
-from marl_ray.training.single_process import process_group, train_alone
+from marl_ray.training.single_process import train_alone
 from marl_ray.training.tracking.progress_bar import iteration_line
 from marl_ray.training.tracking.summary import run_summary
 
+pytestmark = pytest.mark.usefixtures("alone")
+
 CHANCE = 0.25
 """The return of an untrained team in the sprint."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def alone():
-    with process_group():
-        yield
 
 
 def sprint(*overrides: str) -> RunConfig:
@@ -65,7 +67,7 @@ def test_what_is_reported_of_the_best_bundle_is_what_it_is_worth(tmp_path):
     rows = train_alone(run, tmp_path)
     best = max(tmp_path.glob("*/bundle"), key=lambda path: int(path.parent.name))
     reported = json.loads((best / "bundle.json").read_text())["lineage"]["metrics"]
-    true = [episode.ret for episode in play_bundle(run, best, 2000, 77, 100)]
+    true = [episode.episode_return for episode in play_bundle(run, best, 2000, 77, 100)]
     error = 4 * math.sqrt(CHANCE * (1 - CHANCE) * (1 / 200 + 1 / 2000))
     assert np.mean(true) == pytest.approx(CHANCE, abs=error)
     assert reported["best/return"] == pytest.approx(np.mean(true), abs=error)
@@ -97,7 +99,7 @@ def test_the_weights_that_were_scored_are_those_that_are_kept(tmp_path):
     assert bundles == best
     for number in bundles:
         again = play_bundle(run, tmp_path / str(number) / "bundle", 8, run.seed, 100)
-        assert np.mean([episode.ret for episode in again]) == pytest.approx(scored[number])
+        assert np.mean([episode.episode_return for episode in again]) == pytest.approx(scored[number])
 
 
 def test_of_equal_scores_the_earliest_weights_are_the_best(tmp_path):
@@ -109,8 +111,8 @@ def test_of_equal_scores_the_earliest_weights_are_the_best(tmp_path):
 
 
 def test_where_nothing_is_scored_the_newest_weights_are_the_best():
-    assert beats(UNKNOWN_SCORE, float("-inf")) and beats(UNKNOWN_SCORE, UNKNOWN_SCORE)
-    assert beats(-1.0, UNKNOWN_SCORE) and not beats(UNKNOWN_SCORE, -1.0) and not beats(1.0, 1.0)
+    assert is_better(UNKNOWN_SCORE, float("-inf")) and is_better(UNKNOWN_SCORE, UNKNOWN_SCORE)
+    assert is_better(-1.0, UNKNOWN_SCORE) and not is_better(UNKNOWN_SCORE, -1.0) and not is_better(1.0, 1.0)
 
 
 def test_an_evaluation_changes_nothing_of_training_and_is_the_same_after_a_resume(tmp_path):
@@ -188,25 +190,29 @@ def test_keys_that_are_not_read_are_refused(override, message):
 
 
 def test_shares_within_the_budgets_and_what_is_certain_of_them():
-    values = shares((30.0,), [(30.0,), (31.0,), (31.5,), (33.0,)])
+    values = within_budget_metrics((30.0,), [(30.0,), (31.0,), (31.5,), (33.0,)])
     assert values["within_budget"] == 0.25 and values["within_budget_105"] == 0.75
     # P(k or more of n at rate p) = 5 % at the bound (Clopper-Pearson).
     for key, count in (("within_budget", 1), ("within_budget_105", 3)):
         p = values[f"{key}_certified"]
         assert sum(math.comb(4, j) * p**j * (1 - p) ** (4 - j) for j in range(count, 5)) == pytest.approx(0.05)
     assert certified_rate(0, 10) == 0 and certified_rate(299, 299) > 0.99 > certified_rate(298, 298)
-    assert shares((1.0, 2.0), [(1.0, 2.0), (0.0, 2.5)])["within_budget"] == 0.5
+    assert within_budget_metrics((1.0, 2.0), [(1.0, 2.0), (0.0, 2.5)])["within_budget"] == 0.5
 
 
 def test_whatever_is_within_its_budgets_scores_more_and_else_the_nearest():
-    within, near, far = score((30.0,), 1.0, [30.0]), score((30.0,), 9.0, [30.5]), score((30.0,), 99.0, [40.0])
-    assert within > near > far and score((30.0,), 2.0, [12.0]) > within
+    within, near, far = (
+        budget_score((30.0,), 1.0, [30.0]),
+        budget_score((30.0,), 9.0, [30.5]),
+        budget_score((30.0,), 99.0, [40.0]),
+    )
+    assert within > near > far and budget_score((30.0,), 2.0, [12.0]) > within
 
 
 def test_a_cost_that_is_the_budget_but_for_rounding_is_within_it():
     costs = [[float(np.float32(0.05))]] * 4  # 0.05000000075
-    assert shares((0.05,), costs)["within_budget"] == 1 and violation((0.05,), mean_costs(costs)) == 0
-    assert score((0.05,), 1.0, mean_costs(costs)) == 1.0 and violation((30.0,), [30.0001]) > 0
+    assert within_budget_metrics((0.05,), costs)["within_budget"] == 1 and violation((0.05,), mean_costs(costs)) == 0
+    assert budget_score((0.05,), 1.0, mean_costs(costs)) == 1.0 and violation((30.0,), [30.0001]) > 0
 
 
 def test_a_constrained_run_says_its_costs_against_the_budget_of_the_best_and_of_the_last():
@@ -249,8 +255,8 @@ def test_every_policy_of_several_has_its_own_return(tmp_path):
 
 def test_group_algorithms_report_how_their_groups_differ():
     rows = train_alone(short("grpo", "train.total_steps=32"))
-    assert 0 < rows[-1]["informative_groups"] <= 1 and rows[-1]["group_spread"] > 0
-    assert "group_spread" not in train_alone(short("ippo", "train.total_steps=32"))[-1]
+    assert 0 < rows[-1]["informative_groups"] <= 1 and rows[-1]["group_std"] > 0
+    assert "group_std" not in train_alone(short("ippo", "train.total_steps=32"))[-1]
 
 
 def test_multipliers_go_by_the_costs_of_released_episodes_also_after_a_resume(tmp_path):

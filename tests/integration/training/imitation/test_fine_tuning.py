@@ -1,7 +1,6 @@
 """Language models that begin with demonstrations write what was demonstrated."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,17 +17,13 @@ from marl_ray.training.errors import PassMemoryError
 from marl_ray.training.evaluation.held_out import solved_shares
 from marl_ray.training.imitation.fine_tuning import fine_tune
 from marl_ray.training.run_checks import check_run
-from marl_ray.training.single_process import process_group, train_alone
+from marl_ray.training.single_process import train_alone
 from marl_ray.training.team.assembly import build_team, team_agents
 from marl_ray.training.texts.demonstrations import encode, read_demonstrations
 
+pytestmark = pytest.mark.usefixtures("alone")
+
 TUNED = "warm_start={data: environment, count: 64, batch: 16, epochs: 8, lr: 0.003}"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def alone() -> Iterator[None]:
-    with process_group():
-        yield
 
 
 def test_a_tuned_team_writes_what_was_demonstrated(tmp_path):

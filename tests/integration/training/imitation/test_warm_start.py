@@ -1,6 +1,5 @@
 """A run that begins with logged decisions begins where they left off."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +14,12 @@ from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
 from marl_ray.training.imitation.warm_start import best_units, joint_states, read_logged_units
 from marl_ray.training.run_checks import check_run
-from marl_ray.training.single_process import process_group, train_alone
+from marl_ray.training.single_process import train_alone
 from marl_ray.training.team.assembly import team_agents
 
+pytestmark = pytest.mark.usefixtures("alone")
+
 GOOD = 0.95
-
-
-@pytest.fixture(scope="module", autouse=True)
-def alone() -> Iterator[None]:
-    with process_group():
-        yield
 
 
 @pytest.fixture(scope="module")

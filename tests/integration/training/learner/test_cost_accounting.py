@@ -78,7 +78,7 @@ def test_a_multiplier_counts_what_earlier_policies_moved_once():
         factor = 1 + torch.rand(data.mask.shape, generator=torch.Generator().manual_seed(0))
         (expected,) = learner.state.multipliers
         for _ in range(run.hyper_of("second").epochs * run.hyper_of("second").minibatches):
-            expected = expected.updated(5.0)
+            expected = expected.with_cost(5.0)
         learner.update(data, 0, 0, CostStats((5.0,), 3, 6.0), factor)
         assert learner.state.multipliers[0].value == pytest.approx(expected.value, rel=1e-5)
 
@@ -104,7 +104,7 @@ def test_a_joint_ratio_counts_once_for_all_agents_of_a_policy():
 
 
 def test_an_empty_batch_moves_no_normaliser():
-    norms = (ValueNorm().updated(3.0, 10.0), ValueNorm())
+    norms = (ValueNorm().add_batch(3.0, 10.0), ValueNorm())
     assert updated_norms(norms, torch.zeros(2, 3)) == norms
 
 

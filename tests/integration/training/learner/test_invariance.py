@@ -18,14 +18,9 @@ from marl_ray.training.learner import forward_passes, gradient_epochs, trust_reg
 from marl_ray.training.learner.optimizers import local_part
 from marl_ray.training.learner.trained_policy import TrainedPolicy
 from marl_ray.training.loop.collection import build_collector
-from marl_ray.training.single_process import process_group
 from marl_ray.trajectories import PER_SEQUENCE, Trajectories
 
-
-@pytest.fixture(scope="module", autouse=True)
-def alone():
-    with process_group():
-        yield
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def built(config: RunConfig):
@@ -131,7 +126,7 @@ def test_the_value_clip_takes_nothing_away_before_the_first_step(name):
 @pytest.mark.parametrize("name", ["ppo", "p3o"])
 def test_nor_does_it_of_language_models(name):
     costs = ["constraints=[{budget: 2}]", "env={id: 'toys.texts:echo', kwargs: {cost: [tokens]}}"]
-    check_value_clip(name, texts(f"algorithm={name}", *(costs if SPECS[name].costs else [])))
+    check_value_clip(name, texts(f"algorithm={name}", *(costs if SPECS[name].needs_costs else [])))
 
 
 def check_value_clip(name: str, config: RunConfig) -> None:

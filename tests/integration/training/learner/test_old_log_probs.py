@@ -1,6 +1,5 @@
 """An update begins with ratios of exactly 1, also where bfloat16 samples or learns, whatever was recorded. No Ray."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +12,10 @@ from marl_ray.algorithms import PolicyLoss, PolicyLossInputs
 from marl_ray.config import SPECS, RunConfig
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.policy_learner import Learner
-from marl_ray.training.single_process import process_group, train_alone
+from marl_ray.training.single_process import train_alone
 from marl_ray.trajectories import Trajectories
+
+pytestmark = pytest.mark.usefixtures("alone")
 
 LANGUAGE = [name for name in toy_runs.PLAYING if SPECS[name].token_policies and SPECS[name].critic != "central"]
 WAYS = {
@@ -30,15 +31,9 @@ WAYS = {
 STILL = "hyper.lr=1e-30"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def alone() -> Iterator[None]:
-    with process_group():
-        yield
-
-
 def texts(algorithm: str, *overrides: str) -> RunConfig:
     costs = ["constraints=[{budget: 2}]", "env={id: 'toys.texts:echo', kwargs: {cost: [tokens]}}"]
-    return toy_texts.config(f"algorithm={algorithm}", *(costs if SPECS[algorithm].costs else []), *overrides)
+    return toy_texts.config(f"algorithm={algorithm}", *(costs if SPECS[algorithm].needs_costs else []), *overrides)
 
 
 def begun(run: RunConfig, mixed: bool) -> tuple[Learner, Trajectories]:

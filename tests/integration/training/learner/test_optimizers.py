@@ -1,7 +1,6 @@
 """The optimiser of a policy: what it moves by how much, and that it continues bit for bit. No Ray."""
 
 import json
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,7 +15,9 @@ from marl_ray.training.costs import CostStats
 from marl_ray.training.imitation import fine_tuning
 from marl_ray.training.learner.optimizers import optimizer_of
 from marl_ray.training.learner.policy_learner import Learner
-from marl_ray.training.single_process import process_group, train_alone
+from marl_ray.training.single_process import train_alone
+
+pytestmark = pytest.mark.usefixtures("alone")
 
 FAMILIES = {"actor-critic": toy_runs.config, "language": toy_texts.config}
 EVERYTHING = [
@@ -26,12 +27,6 @@ EVERYTHING = [
     "hyper.minibatches=2",
     "checkpoint.every=1",
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def alone() -> Iterator[None]:
-    with process_group():
-        yield
 
 
 def learner(run: RunConfig) -> Learner:

@@ -126,9 +126,9 @@ BY_OTHERS = {"lr_decay", "lr_warmup", "dynamic_sampling"}
 @pytest.mark.parametrize("name", PLAYING)
 def test_an_algorithm_reads_every_key_that_its_spec_names(name):
     spec = SPECS[name]
-    overrides = [f"hyper.{key}={value}" for key, value in EVERYTHING.items() if key in spec.reads]
-    ways = [["hyper.kl_place=loss"], ["hyper.kl_place=reward"]] if "kl_place" in spec.reads else [[]]
-    if "aggregation" in spec.reads:
+    overrides = [f"hyper.{key}={value}" for key, value in EVERYTHING.items() if key in spec.read_keys]
+    ways = [["hyper.kl_place=loss"], ["hyper.kl_place=reward"]] if "kl_place" in spec.read_keys else [[]]
+    if "aggregation" in spec.read_keys:
         ways.append(["hyper.aggregation=fixed-length", "hyper.advantage_norm=batch"])
     keys_read: set[str] = set()
     with process_group():
@@ -145,7 +145,7 @@ def test_an_algorithm_reads_every_key_that_its_spec_names(name):
             factor = torch.ones(len(batch.mask) // batch.agents, batch.mask.shape[1])
             learner.update(batch, 0, 0, CostStats((4.5,), 3, 6.0), factor)
             keys_read |= hyper.read
-    assert sorted(spec.reads - keys_read - BY_OTHERS) == []
+    assert sorted(spec.read_keys - keys_read - BY_OTHERS) == []
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -16,22 +15,18 @@ from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.minibatches import Shape, minibatches
 from marl_ray.training.learner.pass_loss import EvaluatedPass
 from marl_ray.training.learner.preparation.prepare import prepare
-from marl_ray.training.single_process import process_group, train_alone
+from marl_ray.training.single_process import train_alone
 from marl_ray.training.team import gpu_pass_limit
 from marl_ray.training.team.gpu_pass_limit import fit_beside, rows_that_fit, trial_pass
+
+pytestmark = pytest.mark.usefixtures("alone")
 
 LANGUAGE = [name for name in PLAYING if SPECS[name].token_policies and SPECS[name].critic != "central"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def alone() -> Iterator[None]:
-    with process_group():
-        yield
-
-
 def needed(algorithm: str) -> list[str]:
     costs = ["constraints=[{budget: 2}]", "env={id: 'toys.texts:echo', kwargs: {cost: [tokens]}}"]
-    return [f"algorithm={algorithm}", *(costs if SPECS[algorithm].costs else [])]
+    return [f"algorithm={algorithm}", *(costs if SPECS[algorithm].needs_costs else [])]
 
 
 @pytest.mark.parametrize("algorithm", LANGUAGE)

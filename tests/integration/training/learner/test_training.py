@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,22 +11,15 @@ from toy_runs.runs import BRIEF, PLAYING, TWO_POLICIES, config, short, timeless,
 from marl_ray.config import SPECS
 from marl_ray.training.errors import DivergedError
 from marl_ray.training.loop.run import Run
-from marl_ray.training.single_process import process_group, train_alone
+from marl_ray.training.single_process import train_alone
 from marl_ray.tuning.search.metric_names import metric_names
-
-
-@pytest.fixture(scope="module")
-def alone() -> Iterator[None]:
-    """A process group of this process alone, for all tests of the module."""
-    with process_group():
-        yield
 
 
 @pytest.mark.parametrize("algorithm", PLAYING)
 def test_a_resumed_run_equals_one_that_never_stopped(alone, tmp_path, algorithm):
     """Multipliers, controllers, normalisers, coefficients and random numbers included."""
     steered = {"kl_coef": 0.1, "kl_target": 0.01, "entropy_target": 0.5}
-    more = [f"hyper.{key}={value}" for key, value in steered.items() if key in SPECS[algorithm].reads]
+    more = [f"hyper.{key}={value}" for key, value in steered.items() if key in SPECS[algorithm].read_keys]
     uninterrupted = train_alone(short(algorithm, *more), tmp_path / "whole")
     resumed = train_alone(short(algorithm, *more), tmp_path / "again", tmp_path / "whole" / "2")
     assert len(uninterrupted) > 2

@@ -1,6 +1,5 @@
 """The parts of an update return what changes, and leave the learner as it is."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,16 +12,11 @@ from marl_ray.training.learner.minibatches import Shape, minibatches
 from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.learner.preparation.prepare import prepare
 from marl_ray.training.learner.trained_policy import UpdateState
-from marl_ray.training.single_process import process_group
 from marl_ray.trajectories import Trajectories
 
+pytestmark = pytest.mark.usefixtures("alone")
+
 COSTS = CostStats((4.5,), 3, 6.0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def alone() -> Iterator[None]:
-    with process_group():
-        yield
 
 
 def begun(algorithm: str) -> tuple[Learner, Trajectories]:
@@ -72,5 +66,5 @@ def test_the_state_is_the_same_from_plain_data(algorithm):
     learner, batch = begun(algorithm)
     fresh = learner.state
     learner.update(batch, 0, 0, COSTS)
-    assert learner.state != fresh == UpdateState.fresh(learner.policy)
-    assert fresh.restored(learner.state.plain()) == learner.state
+    assert learner.state != fresh == UpdateState.initial(learner.policy)
+    assert fresh.from_plain(learner.state.plain()) == learner.state

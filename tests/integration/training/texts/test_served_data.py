@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +33,12 @@ from marl_ray.rollout.served.texts import file_of
 from marl_ray.rollout.text.responses import TokenPlayer
 from marl_ray.serving.logs.export import export
 from marl_ray.training.run_checks import check_run
-from marl_ray.training.single_process import process_group, train_alone
+from marl_ray.training.single_process import train_alone
 from marl_ray.training.texts.served_data import preferred_pairs
 
+pytestmark = pytest.mark.usefixtures("alone")
+
 CONTEXT = 32
-
-
-@pytest.fixture(scope="module", autouse=True)
-def alone() -> Iterator[None]:
-    with process_group():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -100,7 +100,7 @@ def test_a_run_begins_when_its_sinks_are_open_each_on_the_thread_that_gives_it_r
     ],
 )
 def test_a_sink_that_does_not_open_refuses_a_run_that_begins(tmp_path, name, error, monkeypatch):
-    monkeypatch.setattr(deliveries, "SAID_S", 0.5)
+    monkeypatch.setattr(deliveries, "SAY_AFTER_S", 0.5)
     run, folder = run_of(tmp_path, "Lines", name)
     lines: list[str] = []
     began = time.monotonic()

@@ -166,13 +166,13 @@ def test_aliases_are_taken_wherever_versions_are(registry, monkeypatch):
 
 def test_an_experiment_keeps_the_version_that_an_alias_named(registry):
     from marl_ray.config import ExperimentConfig
-    from marl_ray.serving.loaded_bundles import pin
+    from marl_ray.serving.loaded_bundles import pin_aliases
 
     run_config, _ = registry
     arms = {"control": {"bundle": "models:/toy/1"}, "best": {"bundle": "models:/toy@best"}}
-    fixed = pin(ExperimentConfig.model_validate({"name": "x", "arms": arms}), uri_of(run_config))
+    fixed = pin_aliases(ExperimentConfig.model_validate({"name": "x", "arms": arms}), uri_of(run_config))
     assert [arm.bundle for arm in fixed.arms.values()] == ["models:/toy/1", "models:/toy/2"]
     assert json.loads(fixed.model_dump_json())["arms"]["best"]["bundle"] == "models:/toy/2"
     arms["best"]["bundle"] = "models:/toy@worst"
     with pytest.raises(MarlRayError, match=r"^experiments.x.arms.best: bundle 'models:/toy@worst' is not in"):
-        pin(ExperimentConfig.model_validate({"name": "x", "arms": arms}), uri_of(run_config))
+        pin_aliases(ExperimentConfig.model_validate({"name": "x", "arms": arms}), uri_of(run_config))

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from marl_ray.envs.text.record_files import rows
+from marl_ray.envs.text.record_files import read_records
 from marl_ray.envs.text.tasks import MathTask, StaticProgramTask, read_code, read_math
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import benchmark
@@ -50,7 +50,7 @@ def test_code(tmp_path):
 
 def test_one_file_serves_training_and_evaluation(tmp_path):
     path = written(tmp_path, [ADD, DOUBLE])
-    problems = benchmark("jsonl").parse(rows(path, Path(path).read_bytes()))
+    problems = benchmark("jsonl").parse(read_records(path, Path(path).read_bytes()))
     assert [problem.task for problem in problems] == [task.code for task in read_code(path)]
     assert [problem.task_id for problem in problems] == [task.task_id for task in read_code(path)]
 

@@ -14,7 +14,7 @@ from pettingzoo.test import api_test
 from marl_ray.config import ConstraintConfig, CostConfig, EnvConfig
 from marl_ray.envs.env_copies import warm_up
 from marl_ray.envs.registry import check_costs, is_text, make_env
-from marl_ray.envs.text.base import AnyText, TextEnv, place, split_tasks
+from marl_ray.envs.text.base import AnyText, TextEnv, split_tasks, task_index
 from marl_ray.envs.text.math_tasks import MathTasks
 from marl_ray.envs.text.tasks import MathTask
 from marl_ray.errors import MarlRayError
@@ -160,7 +160,7 @@ def test_a_split_without_tasks_and_an_unknown_split():
 @given(st.integers(1, 200), st.integers(0, 2**32), st.integers(0, 5))
 @settings(max_examples=50)
 def test_every_epoch_has_every_task_once(count, seed, epoch):
-    assert sorted(place(count, seed, epoch * count + i) for i in range(count)) == list(range(count))
+    assert sorted(task_index(count, seed, epoch * count + i) for i in range(count)) == list(range(count))
 
 
 def test_the_held_out_share():

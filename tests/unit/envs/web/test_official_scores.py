@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_ray.envs.web.webarena.scoring.judges import PromptJudge, WordJudge
-from marl_ray.envs.web.webarena.scoring.official import address_score, answer_score, clean, content_score, must_include
+from marl_ray.envs.web.webarena.scoring.official import (
+    address_score,
+    answer_score,
+    clean_text,
+    content_score,
+    must_include,
+)
 from marl_ray.envs.web.webarena.scoring.tokenization import words
 from marl_ray.envs.web.webarena.tasks.task import AnswerCheck, PageContent
 
@@ -25,7 +31,7 @@ CLEAN = [
 
 @pytest.mark.parametrize(("text", "cleaned"), CLEAN)
 def test_clean(text, cleaned):
-    assert clean(text) == cleaned
+    assert clean_text(text) == cleaned
 
 
 EXACT = [
@@ -212,7 +218,7 @@ def test_words(text, expected):
 @given(st.text(max_size=40), st.text(max_size=40))
 def test_a_text_includes_its_own_parts(before, after):
     assert must_include("x", f"{before} x {after}")
-    assert clean(clean(before)) == clean(clean(before)).lower()
+    assert clean_text(clean_text(before)) == clean_text(clean_text(before)).lower()
 
 
 @given(st.lists(st.text(string.ascii_letters + string.digits, min_size=1), max_size=6))

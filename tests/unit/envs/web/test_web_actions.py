@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from marl_ray.envs.web.browser.accessibility import page_view, snapshot_bounds
 from marl_ray.envs.web.browser.action_text import ACTION_FORMS, WebAction, parse_web_action, playwright_keys
 from marl_ray.envs.web.browser.errors import ActionError
-from marl_ray.envs.web.browser.prompts import head, past_answer
+from marl_ray.envs.web.browser.prompts import past_answer, prompt_head
 from marl_ray.envs.web.browser.session import hosts_of
 from marl_ray.envs.web.environment import base_pattern, with_bases
 
@@ -180,7 +180,7 @@ def test_an_earlier_answer_is_a_line_with_its_thought_and_its_action():
 
 
 def test_a_prompt_asks_for_a_thought_only_where_one_is_wanted():
-    plain, react = head(False), head(True)
+    plain, react = prompt_head(False), prompt_head(True)
     assert "```" not in plain and "First think" in react
     for form in ACTION_FORMS.values():
         assert f"\n{form}\n" in plain and f"\n{form}\n" in react

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_ray.envs.web.webarena.tasks.programs import PROGRAMS, ProgramCall, parse_program
-from marl_ray.envs.web.webarena.tasks.reading import of_sites, read_web_tasks, split_by_template
+from marl_ray.envs.web.webarena.tasks.reading import read_web_tasks, split_by_template, tasks_of_sites
 from marl_ray.envs.web.webarena.tasks.task import (
     SITES,
     AddressCheck,
@@ -21,7 +21,7 @@ from marl_ray.envs.web.webarena.tasks.task import (
     PageCheck,
     RequestCheck,
     ResponseCheck,
-    on_sites,
+    with_site_urls,
 )
 from marl_ray.errors import MarlRayError
 
@@ -95,7 +95,7 @@ def test_alternatives_and_several_pages_are_parted():
 @pytest.mark.parametrize("path", [ORIGINAL, VERIFIED], ids=["webarena", "verified"])
 def test_every_placeholder_of_every_task_becomes_an_address(path):
     for task in read_web_tasks(str(path)):
-        placed = on_sites(task, URLS)
+        placed = with_site_urls(task, URLS)
         assert not [site for site in SITES if f"__{site.upper()}__" in repr(placed)]
         assert placed.task_id == task.task_id
         assert all(url.startswith("http://") for url in placed.start_urls)
@@ -104,9 +104,9 @@ def test_every_placeholder_of_every_task_becomes_an_address(path):
 def test_a_site_without_an_address_is_named():
     task = read_web_tasks(str(ORIGINAL))[0]
     with pytest.raises(MarlRayError, match=r"sites: expected the base URL of shopping_admin"):
-        on_sites(task, {"shopping": "http://shop.test"})
+        with_site_urls(task, {"shopping": "http://shop.test"})
     with pytest.raises(MarlRayError, match=r"sites: 'shoping' is unknown; did you mean shopping"):
-        on_sites(task, {"shoping": "http://shop.test"})
+        with_site_urls(task, {"shoping": "http://shop.test"})
 
 
 def test_a_template_is_on_one_side_of_the_split():
@@ -120,8 +120,8 @@ def test_a_template_is_on_one_side_of_the_split():
 
 def test_tasks_of_some_sites():
     tasks = read_web_tasks(str(ORIGINAL))
-    assert len(of_sites(tasks, ["shopping"])) == 187
-    assert len(of_sites(tasks, ["shopping", "reddit"])) == 187 + 106 + 5
+    assert len(tasks_of_sites(tasks, ["shopping"])) == 187
+    assert len(tasks_of_sites(tasks, ["shopping", "reddit"])) == 187 + 106 + 5
 
 
 def changed(key: str, value: Any) -> Any:

@@ -38,8 +38,8 @@ def written(folder: Path, plain: TokenPolicy) -> Models:
 def test_an_adapter_comes_out_of_the_weights_that_it_is_merged_into(tmp_path):
     trained = policy(1)
     models = written(tmp_path, trained)
-    apart, merged = models.unmerged("p"), models["p"]
-    assert apart is models.unmerged("p") is not merged
+    apart, merged = models.load_unmerged("p"), models["p"]
+    assert apart is models.load_unmerged("p") is not merged
     assert apart.config.lora is not None and apart.config.lora.rank == LORA["rank"]
     for (name, layer), (other_name, other) in zip(adapted_layers(apart.lm), adapted_layers(trained.lm), strict=True):
         assert name == other_name and layer.scale == other.scale
@@ -60,7 +60,7 @@ def test_bfloat16_gives_weights_back_whose_adapter_is_small(tmp_path):
     with torch.no_grad():
         for _, layer in adapted_layers(trained.lm):
             layer.up.mul_(1e-3)
-    apart = written(tmp_path, trained).unmerged("p")
+    apart = written(tmp_path, trained).load_unmerged("p")
     base = bare_weights(trained.lm)
     differing = [(tensor != base[name].float()).float().mean() for name, tensor in bare_weights(apart.lm).items()]
     assert max(differing) < 0.01
@@ -71,7 +71,7 @@ def test_bfloat16_gives_weights_back_whose_adapter_is_small(tmp_path):
 def test_a_digest_is_of_the_base_model_alone(tmp_path):
     first, second = policy(1), policy(2)
     digest = base_sha256(first.lm)
-    assert base_sha256(second.lm) == digest == written(tmp_path, second).unmerged("p").base_sha256
+    assert base_sha256(second.lm) == digest == written(tmp_path, second).load_unmerged("p").base_sha256
     assert base_sha256(policy(1, "bf16").lm) != digest
     weight = bare_weights(second.lm)["model.norm.weight"]
     weight[3] += 1e-6
@@ -81,7 +81,7 @@ def test_a_digest_is_of_the_base_model_alone(tmp_path):
 
 
 def test_policies_of_one_base_have_its_weights_once(tmp_path):
-    first, second = (written(tmp_path, policy(number)).unmerged("p") for number in (1, 2))
+    first, second = (written(tmp_path, policy(number)).load_unmerged("p") for number in (1, 2))
     before = second.evaluate(*responses()).log_probs
     share_base(second.lm, first.lm)
     weights, others = bare_weights(second.lm), bare_weights(first.lm)
@@ -118,7 +118,7 @@ def test_an_adapter_of_a_model_of_another_shape_is_one_line(tmp_path):
 
 def test_a_policy_without_an_adapter_is_as_it_is(tmp_path):
     models = written(tmp_path, plain_copy(tiny()))
-    assert models.unmerged("p") is models["p"] and models["p"].base_sha256 is None
+    assert models.load_unmerged("p") is models["p"] and models["p"].base_sha256 is None
 
 
 def test_peft_reads_an_adapter_that_tells_its_base(tmp_path):

@@ -16,7 +16,7 @@ from marl_ray.policies.language.sharding.gather_shards import full_tensors
 from marl_ray.policies.language.sharding.shard import shard
 from marl_ray.policies.language.sharding.tensor_parallel import decoder_layers
 from marl_ray.policies.language.tiny_models import byte_tokenizer
-from marl_ray.policies.language.token_policy import TokenPolicy, adopt, build_token_policy
+from marl_ray.policies.language.token_policy import TokenPolicy, adopt_weights, build_token_policy
 from marl_ray.training.single_process import process_group
 
 
@@ -179,7 +179,7 @@ def test_presets_have_the_sizes_they_are_named_by():
 @pytest.mark.parametrize("targets", ["all-linear", ("q_proj", "down_proj")])
 def test_adapters_leave_the_base_and_stay_apart_from_it_in_a_copy(targets):
     bare, policy = tiny(), tiny(lora=LORA | {"targets": targets})
-    adopt(policy, plain_copy(bare))
+    adopt_weights(policy, plain_copy(bare))
     rows = responses()
     close(policy.reference_evaluate(*rows), bare.evaluate(*rows).log_probs)
     trained = policy.evaluate(*rows).log_probs
@@ -305,4 +305,4 @@ def test_a_folder_is_read_as_it_is_and_what_is_none_is_named(tmp_path):
 def test_another_shape_is_not_adopted():
     other = build_token_policy(ModelConfig(preset="tiny-1m"), GenerationConfig(), 0)
     with pytest.raises(MarlRayError, match=r"holds a language model of another shape: model\.embed_tokens\.weight"):
-        adopt(tiny(), other)
+        adopt_weights(tiny(), other)

@@ -6,6 +6,7 @@ from collections import OrderedDict
 
 import numpy as np
 import pytest
+from clocks import Clock
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
@@ -13,15 +14,6 @@ from hypothesis.extra import numpy as npst
 from marl_ray.config import CacheConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.serving.arms.response_cache import MemoryCache, RedisCache, cache_key, make_cache
-
-
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
 
 # Keys
 

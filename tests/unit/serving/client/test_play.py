@@ -37,7 +37,7 @@ def play(gateway: GatewayConfig, *envs: Echo) -> list[PlayedEpisode]:
         async with serving(gateway) as (client, app):
             played = [await play_episode(client, env, f"s{k}", 0, "exp") for k, env in enumerate(envs)]
             stored = {outcome.unit: outcome.value for outcome in app.service.stores.units.outcomes("exp")}
-            assert stored == {episode.session_id: episode.ret for episode in played}
+            assert stored == {episode.session_id: episode.episode_return for episode in played}
             return played
 
     return asyncio.run(run())
@@ -46,9 +46,9 @@ def play(gateway: GatewayConfig, *envs: Echo) -> list[PlayedEpisode]:
 def test_agents_of_texts_take_turns_and_their_return_is_the_outcome(gateway):
     played = play(gateway, *(Echo(("a", "b")) for _ in range(3)))
     assert [(len(episode.latencies), episode.arm) for episode in played] == [(2, "one")] * 3
-    assert all(episode.ret > 0 for episode in played)
+    assert all(episode.episode_return > 0 for episode in played)
 
 
 def test_a_text_that_the_environment_refuses_ends_the_episode(gateway):
     (cut,) = play(gateway, Narrow(("a", "b")))
-    assert len(cut.latencies) == 2 and cut.ret > 0  # what the agents had earned until then
+    assert len(cut.latencies) == 2 and cut.episode_return > 0  # what the agents had earned until then

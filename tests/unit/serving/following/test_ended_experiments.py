@@ -53,13 +53,13 @@ def test_no_end_is_lost_while_others_are_read_and_forgotten():
 
     def read() -> None:
         while not added.is_set():
-            ended.draining(now)
+            ended.draining_experiments(now)
             ended.names()
-            ended.due()
+            ended.due_looks()
 
     at_once(add, read, read)
-    assert ended.draining(now).keys() == set(new) == set(ended.names())
-    assert set(new) <= ended.due().keys()
+    assert ended.draining_experiments(now).keys() == set(new) == set(ended.names())
+    assert set(new) <= ended.due_looks().keys()
 
 
 def test_a_report_that_comes_while_the_next_look_is_planned_is_not_put_off():
@@ -70,7 +70,7 @@ def test_a_report_that_comes_while_the_next_look_is_planned_is_not_put_off():
             for _ in range(50_000):
                 ended.note_read("exp")
                 ended.note_due("exp")
-                assert ended.due() == {"exp": -math.inf}
+                assert ended.due_looks() == {"exp": -math.inf}
         finally:
             reported.set()
 
@@ -85,9 +85,9 @@ def test_evidence_that_is_read_is_due_again_only_by_what_is_noted_later():
     ended = EndedExperiments()
     ended.add("exp", 5.0)
     ended.note_due("exp", 30.0)
-    assert ended.due() == {"exp": -math.inf}
+    assert ended.due_looks() == {"exp": -math.inf}
     ended.note_read("exp")
-    assert ended.due() == {} and ended.names() == ["exp"]
+    assert ended.due_looks() == {} and ended.names() == ["exp"]
     ended.note_due("exp", 30.0)
     ended.note_due("exp", 40.0)
-    assert ended.due() == {"exp": 30.0}
+    assert ended.due_looks() == {"exp": 30.0}

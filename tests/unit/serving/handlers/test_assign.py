@@ -8,7 +8,7 @@ from toy_serving.gateways import act, gateway_config, make_bundle, serving
 from waiting import until_async
 
 from marl_ray.config import GatewayConfig, parse_config
-from marl_ray.config.serving.arms import most
+from marl_ray.config.serving.arms import max_replicas
 from marl_ray.errors import MarlRayError
 from marl_ray.serving.scaling import scaling
 
@@ -68,7 +68,7 @@ def test_replicas_are_a_number_or_a_range():
     assert scaling(bounds_of(3), 16.0) == {"num_replicas": 3}
     ranged = scaling(bounds_of([1, 8]), 16.0)["autoscaling_config"]
     assert (ranged["min_replicas"], ranged["max_replicas"], ranged["target_ongoing_requests"]) == (1, 8, 16.0)
-    assert (most(bounds_of(3)), most(bounds_of([1, 8]))) == (3, 8)
+    assert (max_replicas(bounds_of(3)), max_replicas(bounds_of([1, 8]))) == (3, 8)
     for wrong in ([8, 1], [0, 2], [1, 2, 3], 0, "many"):
         with pytest.raises(MarlRayError, match=re.escape("replicas")):
             bounds_of(wrong)

@@ -3,20 +3,13 @@
 import math
 from fractions import Fraction
 
+from clocks import Clock
 from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_ray.config import RateLimitConfig
 from marl_ray.serving.http import rate_limits
 from marl_ray.serving.http.rate_limits import RateLimiter
-
-
-class Clock:
-    def __init__(self, now: float = 1000.0):
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_a_burst_passes_and_then_the_rate():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl_ray.serving.pages.charts import curve_chart, resolution, round_to_step, spans, towards
+from marl_ray.serving.pages.charts import curve_chart, display_step, evidence_share, round_to_step, scaled_intervals
 
 NOON = 1_795_262_400.0  # 2026-11-21T12:00:00Z
 ROWS = st.lists(
@@ -74,23 +74,23 @@ def test_early_wide_bands_do_not_set_the_scale():
 
 
 def test_numbers_of_a_column_share_their_decimals():
-    assert [round_to_step(value, resolution([12.5, 0.03])) for value in (12.5, -0.03)] == [
+    assert [round_to_step(value, display_step([12.5, 0.03])) for value in (12.5, -0.03)] == [
         "12.50",
         "\N{MINUS SIGN}0.03",
     ]
-    assert round_to_step(1234567.0, resolution([1234567.0])) == "1,234,567"
+    assert round_to_step(1234567.0, display_step([1234567.0])) == "1,234,567"
     assert round_to_step(0.25, 0.01, sign=True) == "+0.25"
-    assert round_to_step(1e100, resolution([1e100])) == "1e+100"
-    assert round_to_step(0.0, resolution([])) == "0.000"
+    assert round_to_step(1e100, display_step([1e100])) == "1e+100"
+    assert round_to_step(0.0, display_step([])) == "0.000"
 
 
 def test_evidence_fills_its_bar_at_one_over_alpha():
-    assert [towards(e, 0.05) for e in (0.0, 0.5, 1.0, 20.0, 1e300)] == pytest.approx([0, 0, 0, 1, 1])
-    assert towards(math.sqrt(20), 0.05) == pytest.approx(0.5)
+    assert [evidence_share(e, 0.05) for e in (0.0, 0.5, 1.0, 20.0, 1e300)] == pytest.approx([0, 0, 0, 1, 1])
+    assert evidence_share(math.sqrt(20), 0.05) == pytest.approx(0.5)
 
 
 def test_intervals_of_all_treatments_lie_on_one_scale_with_zero_and_the_margin():
-    drawn = spans({"a": (-0.1, 0.0, 0.1), "b": (0.0, 0.2, 0.4)}, 0.05)
+    drawn = scaled_intervals({"a": (-0.1, 0.0, 0.1), "b": (0.0, 0.2, 0.4)}, 0.05)
     assert drawn["a"].zero == drawn["b"].zero == drawn["b"].low == drawn["a"].middle
     assert drawn["a"].low < drawn["a"].margin < drawn["a"].zero < drawn["b"].middle < drawn["b"].high
-    assert spans({"a": (0.0, 0.0, 0.0)}, 0.0)["a"].low == 4.0
+    assert scaled_intervals({"a": (0.0, 0.0, 0.0)}, 0.0)["a"].low == 4.0

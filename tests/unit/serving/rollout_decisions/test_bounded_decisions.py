@@ -14,7 +14,7 @@ from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import Action, RolloutStep
 from marl_ray.experiments.statistics import sequential
-from marl_ray.experiments.statistics.bets import BettingTest, Claim, ends
+from marl_ray.experiments.statistics.bets import BettingTest, Claim, shifted_ends
 from marl_ray.experiments.store.reports import Report
 from marl_ray.experiments.store.stores import open_stores
 from marl_ray.serving.client.admin import lines
@@ -278,7 +278,7 @@ def test_successes_that_one_arm_reports_later_are_no_harm(stores, clock, randomi
     assert harm.missing and not harm.test.proven and not results.reporting[0].test.alarm
     pair = results.look.pair("outcome", "b", "a", 2)
     plain = {"alpha": 0.05, "margin": 0.0, "min_outcomes": 50}
-    assert randomize == "cluster" or sequential.harm(*pair, **plain).proven  # of those who report, it is one
+    assert randomize == "cluster" or sequential.judge_harm(*pair, **plain).proven  # of those who report, it is one
     (warning,) = [text for text in described(stores, config)["warnings"] if "do not count" in text]
     assert "judged sessions of 'b' and the control report no 'outcome'" in warning
 
@@ -306,7 +306,7 @@ def test_an_excess_of_reports_cannot_look_worse_at_both_ends(both, excess, silen
     more, fewer = both + excess, both
     treatment, control = (more, fewer) if of_treatment else (fewer, more)
     sums = []
-    for end in ends(low, high, margin, 1.0):
+    for end in shifted_ends(low, high, margin, 1.0):
         worse = sum(y + margin - end for y in treatment) - sum(y - end for y in control)
         sums.append(worse / everybody)
     assert max(sums) >= -1e-9

@@ -9,7 +9,7 @@ from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.experiments.lifecycle import RolloutStep
 from marl_ray.experiments.statistics.intervals import Summary
-from marl_ray.experiments.statistics.sequential import harm
+from marl_ray.experiments.statistics.sequential import judge_harm
 from marl_ray.experiments.store.reports import Report
 from marl_ray.experiments.store.stores import open_stores
 from marl_ray.experiments.store.unit_store import Exposure
@@ -52,7 +52,7 @@ def test_the_guardrail_on_errors_finds_what_it_should_and_nothing_else(treatment
     for _ in range(400):
         first, other = (np.cumsum(rng.random(3_000) < rate)[looks - 1] for rate in (treatment, control))
         rolled_back += any(
-            harm(counted(int(a), int(n)), counted(int(b), int(n)), binary=True, **rules).proven
+            judge_harm(counted(int(a), int(n)), counted(int(b), int(n)), binary=True, **rules).proven
             for a, b, n in zip(first, other, looks, strict=True)
         )
     assert low <= rolled_back / 400 <= high

@@ -12,9 +12,9 @@ from marl_ray.experiments.evidence.looks import Look, look_at
 from marl_ray.experiments.evidence.running_sums import Design, Totals
 from marl_ray.experiments.lifecycle import RolloutPlan
 from marl_ray.experiments.statistics.intervals import Summary
-from marl_ray.experiments.statistics.missing_outcomes import mean_beyond
+from marl_ray.experiments.statistics.missing_outcomes import mean_excess_beyond
 from marl_ray.experiments.statistics.moments import Moments
-from marl_ray.experiments.statistics.sequential import harm, promotion, scale_summary
+from marl_ray.experiments.statistics.sequential import judge_harm, judge_promotion, scale_summary
 from marl_ray.serving.rollout_decisions.questions import HARM, PROMOTION, Measure, TestResult, ask
 
 PLAN = RolloutPlan("c", {"c": 9.0, "t": 1.0})
@@ -33,14 +33,14 @@ def events(n: int, ones: int) -> Summary:
 def test_a_canary_whose_rare_failures_were_missed_by_luck_is_not_promoted():
     canary, control = events(150, 150), events(1_350, 1_336)
     rules = {"alpha": 0.05, "margin": 0.02, "min_outcomes": 50}
-    assert promotion(canary, control, **rules).proven and not answered(PROMOTION, canary, control).test.proven
+    assert judge_promotion(canary, control, **rules).proven and not answered(PROMOTION, canary, control).test.proven
     assert (
         answered(PROMOTION, canary, control).test
         == answered(PROMOTION, canary, control, replace(PLAIN, binary=True)).test
     )
     # Another value, or none but ones: not such outcomes, and as uncertain as any.
     other = Summary(1_350, control.mean, control.variance * 1.01)
-    assert answered(PROMOTION, canary, other).test == promotion(canary, other, **rules)
+    assert answered(PROMOTION, canary, other).test == judge_promotion(canary, other, **rules)
     assert not answered(PROMOTION, canary, events(1_350, 1_350)).test.proven
 
 
@@ -58,7 +58,7 @@ def test_a_relative_margin_is_a_contrast_with_the_control_times_a_number(better,
     )
     for mean in (1.6, 1.8, 1.9, 2.0, 2.1, 2.2, 2.4):
         treatment = Summary(900, mean, 1.4)
-        for side, test in ((HARM, harm), (PROMOTION, promotion)):
+        for side, test in ((HARM, judge_harm), (PROMOTION, judge_promotion)):
             rules = {"alpha": 0.05, "margin": 0.0, "min_outcomes": 50, "higher_is_better": better == "higher"}
             expected, answer = (
                 test(treatment, scale_summary(control, scale), **rules),
@@ -156,5 +156,5 @@ def test_no_numbers_lie_further_beyond_than_told():
         numbers = [rng.choice((rng.gauss(0, 1), rng.lognormvariate(0, 2), 3.0)) for _ in range(rng.randint(1, 9))]
         mean, value = fmean(numbers), rng.gauss(0, 3)
         moments = Moments(len(numbers), mean, sum((x - mean) ** 2 for x in numbers), min(numbers), max(numbers))
-        assert mean_beyond(moments, value, "high") >= fmean(max(x - value, 0) for x in numbers) - 1e-9
-        assert mean_beyond(moments, value, "low") >= fmean(max(value - x, 0) for x in numbers) - 1e-9
+        assert mean_excess_beyond(moments, value, "high") >= fmean(max(x - value, 0) for x in numbers) - 1e-9
+        assert mean_excess_beyond(moments, value, "low") >= fmean(max(value - x, 0) for x in numbers) - 1e-9

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from clocks import Clock
 from stores.migrated import migrated
 from stores.single_reports import record_metrics
-from stores.units import Clock, over
+from stores.units import NOW, over
 
 from marl_ray.config import ExperimentConfig, parse_config
-from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable, draw
+from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable, draw_arm
 from marl_ray.experiments.lifecycle import Action, ExperimentStatus, RolloutStep
 from marl_ray.experiments.store.reports import Report
 from marl_ray.experiments.store.stores import Stores, open_stores
@@ -25,7 +26,7 @@ from marl_ray.serving.rollout_decisions.rollout_control import config_of, decide
 
 @pytest.fixture
 def stores(tmp_path: Path) -> Iterator[Stores]:
-    stores = open_stores(migrated(f"sqlite:///{tmp_path}/experiments.db"), Clock())
+    stores = open_stores(migrated(f"sqlite:///{tmp_path}/experiments.db"), Clock(NOW))
     yield stores
     stores.close()
 
@@ -48,7 +49,7 @@ def sessions(stores: Stores, n: int, value, cluster=lambda k: None, prefix: str 
     rows = []
     for k in range(n):
         options = {"cluster": cluster(k), "at": at(k), "block_s": state.block_s}
-        assignment, cluster_id = draw(table, state.randomize, f"{prefix}{k}", **options)
+        assignment, cluster_id = draw_arm(table, state.randomize, f"{prefix}{k}", **options)
         rows.append(Exposure("exp", f"{prefix}{k}", assignment, at(k), cluster_id))
     stores.units.record_exposures(rows)
     reported = [(row.unit, value(row.assignment.arm, k)) for k, row in enumerate(rows)]

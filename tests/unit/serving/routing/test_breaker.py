@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import pytest
+from clocks import Clock
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -13,18 +14,19 @@ from marl_ray.serving.routing.breaker import Breaker, CircuitState
 CLOSED, OPEN, HALF_OPEN = CircuitState
 
 
-class Clock:
-    def __init__(self):
-        self.now, self.meanwhile = 100.0, None
+class WatchedClock(Clock):
+    """A clock that calls `meanwhile`, if there is one, whenever somebody looks at it."""
+
+    meanwhile = None
 
     def __call__(self) -> float:
         if self.meanwhile is not None:
             self.meanwhile()
-        return self.now
+        return super().__call__()
 
 
-def make(failures: int = 2, open_s: float = 5.0, probes: int = 2) -> tuple[Breaker, Clock]:
-    clock = Clock()
+def make(failures: int = 2, open_s: float = 5.0, probes: int = 2) -> tuple[Breaker, WatchedClock]:
+    clock = WatchedClock()
     return Breaker(BreakerConfig(failures=failures, open_s=open_s, probes=probes), clock), clock
 
 
@@ -164,7 +166,7 @@ class BreakerMachine(RuleBasedStateMachine):
     @initialize(failures=st.integers(1, 4), probes=st.integers(1, 3))
     def start(self, failures: int, probes: int) -> None:
         self.config = BreakerConfig(failures=failures, open_s=4.0, probes=probes)
-        self.clock = Clock()
+        self.clock = WatchedClock()
         self.breaker = Breaker(self.config, self.clock)
         self.periods = [Period(CLOSED, self.clock.now)]
         self.out: list[tuple[int, Period]] = []

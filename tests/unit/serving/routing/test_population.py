@@ -13,7 +13,7 @@ from toy_serving.gateways import gateway_config as config_of
 from waiting import until_async
 
 from marl_ray.config import GatewayConfig, parse_config
-from marl_ray.experiments.assignment.rendezvous import held_out, in_layer, in_share
+from marl_ray.experiments.assignment.rendezvous import is_held_out_unit, is_in_layer, is_in_share
 from marl_ray.experiments.lifecycle import Action
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.routing import router
@@ -60,7 +60,7 @@ async def test_units_outside_of_the_population_are_with_the_control_and_not_coun
         app.service.exposures.flush()
         stored = {unit for unit in right if app.service.stores.units.assignment("exp", unit)}
         summary = app.service.stores.evidence.summary("exp")
-    assert stored == {unit for unit in right if in_share("exp", 0.5, unit)} and 20 < len(stored) < 60
+    assert stored == {unit for unit in right if is_in_share("exp", 0.5, unit)} and 20 < len(stored) < 60
     assert {right[unit]["arm"] for unit in right if unit not in stored} == {"one"}
     assert sum(arm.exposures for arm in summary.values()) == len(stored)
 
@@ -75,7 +75,7 @@ async def test_clusters_take_part_or_are_held_out_as_wholes(bundles, tmp_path):
         for cluster in (f"c{k}" for k in range(20)):
             answers = [await act(client, f"{cluster}-{k}", cluster_id=cluster) for k in range(2)]
             app.service.exposures.flush()
-            out, inside = held_out("exp", 0.3, cluster), in_share("exp", 0.5, cluster)
+            out, inside = is_held_out_unit("exp", 0.3, cluster), is_in_share("exp", 0.5, cluster)
             stored = [app.service.stores.units.assignment("exp", f"{cluster}-{k}") is not None for k in range(2)]
             assert [answer.get("holdout", False) for answer in answers] == [out, out]
             assert stored == [inside and not out] * 2
@@ -89,7 +89,9 @@ def test_a_unit_keeps_its_place_in_a_layer_in_whatever_cluster_it_comes(bundles,
     experiments = [e.model_copy(update=more | {"layer_share": shares[e.name]}) for e in config.experiments]
     both = config.model_copy(update={"experiments": experiments})
     alone = config.model_copy(update={"experiments": experiments[:1]})
-    clusters = {name: [f"c{k}" for k in range(40) if in_layer("l", share, f"c{k}")] for name, share in shares.items()}
+    clusters = {
+        name: [f"c{k}" for k in range(40) if is_in_layer("l", share, f"c{k}")] for name, share in shares.items()
+    }
     units = [f"s{k}" for k in range(12)]
 
     async def arms(config: GatewayConfig, first: str) -> list[tuple[str, str]]:
@@ -127,7 +129,7 @@ async def test_treatments_get_no_copies_of_what_units_outside_of_the_population_
         for k in range(20):
             await act(client, f"s{k}")
         shadows = app.service.endpoints.routers["exp"].shadows
-        inside = sum(in_share("exp", 0.5, f"s{k}") for k in range(20))
+        inside = sum(is_in_share("exp", 0.5, f"s{k}") for k in range(20))
         await until_async(lambda: shadows.totals["four"].acts >= inside)
         await shadows.close()
         assert shadows.totals["four"].acts == inside
@@ -186,7 +188,9 @@ async def test_units_that_never_can_have_been_in_are_not_looked_up(bundles, tmp_
             for k in range(60):
                 await act(client, f"s{population['share']}-{k}")
     between = {
-        f"s0.4-{k}" for k in range(60) if not in_share("exp", 0.4, f"s0.4-{k}") and in_share("exp", 0.5, f"s0.4-{k}")
+        f"s0.4-{k}"
+        for k in range(60)
+        if not is_in_share("exp", 0.4, f"s0.4-{k}") and is_in_share("exp", 0.5, f"s0.4-{k}")
     }
     assert set(units_read) == between and len(units_read) == len(between)
 
@@ -197,13 +201,13 @@ async def test_units_that_are_held_out_meet_no_experiment_and_are_told_so(bundle
     async with serving(config) as (client, app):
         answers = {f"s{k}": await act(client, f"s{k}") for k in range(60)}
         report = await client.post(
-            "/v1/assign", json={"session_id": next(u for u in answers if held_out("exp", 0.3, u))}
+            "/v1/assign", json={"session_id": next(u for u in answers if is_held_out_unit("exp", 0.3, u))}
         )
         app.service.exposures.flush()
         stored = {unit for unit in answers if app.service.stores.units.assignment("exp", unit)}
         report = report.json()
         metrics = (await client.get("/metrics")).text
-    out = {unit for unit in answers if held_out("exp", 0.3, unit)}
+    out = {unit for unit in answers if is_held_out_unit("exp", 0.3, unit)}
     assert {unit for unit, answer in answers.items() if answer.get("holdout")} == out and 5 < len(out) < 35
     assert all(answers[unit]["arm"] == "one" for unit in out) and stored == answers.keys() - out
     assert (report["holdout"], report["exposed"], report["arm"]) == (True, False, "one")
@@ -230,7 +234,7 @@ async def test_a_promoted_arm_is_for_those_outside_too_and_not_for_the_hold_out(
         app.service.follower.poll()
         answers = {f"s{k}": await act(client, f"s{k}") for k in range(40)}
     for unit, answer in answers.items():
-        assert answer["arm"] == ("one" if held_out("exp", 0.3, unit) else "four")
+        assert answer["arm"] == ("one" if is_held_out_unit("exp", 0.3, unit) else "four")
 
 
 ACTS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["de", "fr", None]), st.booleans()), max_size=12)
@@ -246,7 +250,7 @@ def test_over_all_histories_and_replicas_a_unit_is_in_from_its_first_right_reque
     async def play() -> None:
         for number, country, second in acts:
             unit = f"h{history}-{number}"
-            if country == "de" and in_share("exp", 0.7, unit):
+            if country == "de" and is_in_share("exp", 0.7, unit):
                 inside.add(unit)
             more = {} if country is None else {"attributes": {"country": country}}
             answer = await act(clients[second], unit, **more)

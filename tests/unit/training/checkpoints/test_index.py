@@ -21,11 +21,11 @@ from marl_ray.training.checkpoints.index import (
     note_start,
     own_checkpoints,
     published_checkpoints,
+    remove_unneeded,
     take_number,
-    tidy,
     unneeded_checkpoints,
 )
-from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish, withdraw
+from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish, withdraw_manifest
 from marl_ray.training.checkpoints.storage import StoredFile, StoredFolder, local_stored_folder
 
 IDENTITY = "the config of toy"
@@ -111,11 +111,11 @@ def test_tidying_removes_what_is_not_needed_and_what_was_never_finished(tmp_path
         folder.filesystem.create_dir("toy")
     for iteration, score in ((10, 5.0), (20, 1.0), (30, 2.0), (40, 0.0)):
         write(folder, iteration, score)
-    withdraw(write(folder, 50))
+    withdraw_manifest(write(folder, 50))
     folder.filesystem.create_dir(f"{folder / checkpoint_name(60, 1)}/weights")
     folder.filesystem.create_dir(f"{folder}/errors")
     folder.filesystem.create_dir(f"{folder / checkpoint_name(45, 2)}/weights")  # of those that took over
-    tidy(folder, 2, None, 1)
+    remove_unneeded(folder, 2, None, 1)
     names = [*(checkpoint_name(k, 1) for k in (10, 30, 40)), checkpoint_name(45, 2), checkpoint_name(50, 1)]
     remaining = sorted(info.base_name for info in folder.filesystem.get_file_info(fs.FileSelector(folder.path)))
     assert remaining == [*names, "errors"]
@@ -176,7 +176,7 @@ def test_a_folder_with_a_name_of_its_own_is_neither_read_nor_removed(tmp_path):
         (tmp_path / name / "kept.txt").write_text("")
     publish(folder / "checkpoint_backup", manifest(10))
     assert [place.path for place in checkpoints_in(folder)] == [str(tmp_path / checkpoint_name(20, 1))]
-    tidy(folder, 1, None, 1)
+    remove_unneeded(folder, 1, None, 1)
     assert (tmp_path / "checkpoint_backup" / "kept.txt").exists() and (tmp_path / "checkpoint_old_1").exists()
 
 
@@ -201,7 +201,7 @@ def test_checkpoints_whose_iterations_a_later_group_plays_again_do_not_count(tmp
     lines: list[str] = []
     own_checkpoints(folder, IDENTITY, lines.append)
     assert len(lines) == len(replayed)
-    tidy(folder, 100, None, 4)
+    remove_unneeded(folder, 100, None, 4)
     own_checkpoints(folder, IDENTITY, lines.append)
     assert len(lines) == len(replayed)  # they are withdrawn
     assert take_number(folder) > 4

@@ -14,7 +14,7 @@ from marl_ray.training.checkpoints.manifest import (
     CheckpointManifest,
     publish,
     read_manifest,
-    withdraw,
+    withdraw_manifest,
 )
 from marl_ray.training.checkpoints.storage import (
     DamagedCheckpointError,
@@ -100,6 +100,6 @@ def test_a_folder_that_takes_no_manifest_is_named(tmp_path):
 
 def test_a_withdrawn_checkpoint_is_none_and_keeps_its_facts(tmp_path):
     publish(local_stored_folder(tmp_path), TOY_MANIFEST)
-    withdraw(local_stored_folder(tmp_path))
+    withdraw_manifest(local_stored_folder(tmp_path))
     assert read_manifest(local_stored_folder(tmp_path)) is None
     assert json.loads((tmp_path / "damaged" / MANIFEST_FILE).read_text())["iteration"] == 12

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl_ray.training.evaluation.whole_episodes import EndedEpisode, blocking, release
+from marl_ray.training.evaluation.whole_episodes import EndedEpisode, blocking_starts, release_episodes
 
 LENGTHS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size=1, max_size=5)
 """Lengths of the episodes of each copy, one after another; the last one is still running when the play ends."""
@@ -26,7 +26,7 @@ def released_by(lengths: Sequence[Sequence[int]], every: int, held: Sequence[int
         ended = [(a, b, c) for a, b, c in episodes if now - every < b <= min(now, last)]
         running = [a for a, b, _ in episodes if a < now < b or b > last >= a]
         new = [EndedEpisode(a, c, 1.0, (), b - a, {}, {}) for a, b, c in sorted(ended, key=lambda e: held.index(e[2]))]
-        released, waiting = release([*waiting, *new], running)
+        released, waiting = release_episodes([*waiting, *new], running)
         assert all(episode.start < min(running, default=now + 1) for episode in released)
         assert not running or all(episode.start >= min(running) for episode in waiting)
         parts.append(released)
@@ -54,11 +54,11 @@ def _starts(lengths: Sequence[int]) -> list[int]:
 
 def test_quick_successes_do_not_count_before_slow_failures():
     quick = [EndedEpisode(0, copy, 1.0, (), 3, {}, {}) for copy in range(3)]
-    assert release(quick, [0, 3, 3, 3]) == ([], quick)
+    assert release_episodes(quick, [0, 3, 3, 3]) == ([], quick)
     slow = EndedEpisode(0, 3, 0.0, (), 9, {}, {})
-    assert release([*quick, slow], [9, 9, 9, 9]) == ([*quick, slow], [])
-    assert release(quick, []) == (quick, [])
+    assert release_episodes([*quick, slow], [9, 9, 9, 9]) == ([*quick, slow], [])
+    assert release_episodes(quick, []) == (quick, [])
 
 
 def test_an_episode_that_never_ends_holds_others_back_for_so_long_only():
-    assert blocking([(0, 30), (12, 18), (30, 0)], max_steps=20) == [12, 30]
+    assert blocking_starts([(0, 30), (12, 18), (30, 0)], max_steps=20) == [12, 30]

@@ -112,7 +112,11 @@ def test_the_picture_of_a_run_names_its_algorithms_and_shows_intervals(tmp_path)
     rows = [{"iteration": i, "steps": 32 * i, "return": 1.0 + i} for i in range(4)]
     rows[2] |= {"eval/return": 2.0, "eval/return_low": 1.5, "eval/return_high": 2.5}
     (panel,) = panels_of(config(), lambda key: history_of(rows, key))
-    assert panel.evaluated == [(64, 2.0)] and panel.intervals == [(64, 1.5, 2.5)] and len(panel.training) == 4
+    assert (
+        panel.evaluation_points == [(64, 2.0)]
+        and panel.intervals == [(64, 1.5, 2.5)]
+        and len(panel.training_points) == 4
+    )
     assert plot_run([panel], tmp_path / "return.png", title_of(config())).read_bytes().startswith(b"\x89PNG")
 
 

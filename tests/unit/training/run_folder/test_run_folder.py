@@ -23,7 +23,7 @@ from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, p
 from marl_ray.training.checkpoints.storage import UnwritableCheckpointError, local_stored_folder
 from marl_ray.training.driver import train
 from marl_ray.training.loop.start import RunStart
-from marl_ray.training.machines.interruption import answering, run_within
+from marl_ray.training.machines.interruption import interrupt_handler, run_within
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.record import (
     RESULT_KEY,
@@ -199,7 +199,7 @@ def test_what_an_own_environment_raises_in_the_checks_is_one_line_and_a_file(tmp
 )
 def test_an_interrupt_is_answered_at_once_and_a_second_one_disturbs_nothing(number, raised):
     before, lines = signal.getsignal(number), list[str]()
-    with pytest.raises(raised), answering(lambda: lines.append("kept")):  # noqa: PT012  what a run does then
+    with pytest.raises(raised), interrupt_handler(lambda: lines.append("kept")):  # noqa: PT012  what a run does then
         try:
             os.kill(os.getpid(), number)
             signal.pause()

@@ -1,6 +1,6 @@
 """Responses of an engine with code of its own for the model: their log-probabilities are compared, their version checked."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,13 +19,8 @@ from marl_ray.training.learner.minibatches import Shape, minibatches
 from marl_ray.training.learner.preparation.prepare import prepare
 from marl_ray.training.loop.callbacks import RunCallbacks
 from marl_ray.training.loop.worker_loop import run_worker
-from marl_ray.training.single_process import process_group
 
-
-@pytest.fixture(scope="module", autouse=True)
-def alone() -> Iterator[None]:
-    with process_group():
-        yield
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def prepared(shift: float, *overrides: str) -> tuple[Any, dict[str, float]]:

@@ -28,7 +28,7 @@ CONTAINER_SECURITY = {
 
 def pod_of(config: ClusterConfig, node: NodeConfig, role: str, spot: bool = False) -> PodTemplate:
     """Return the pod of the head (`role` is `head`) or of a group."""
-    head, scales = role == "head", any_scales(config)
+    head, scales = role == "head", has_scaling_groups(config)
     volumes = _volumes(config, node)
     spec = PodSpec(
         containers=[
@@ -65,7 +65,7 @@ def pod_of(config: ClusterConfig, node: NodeConfig, role: str, spot: bool = Fals
     )
 
 
-def any_scales(config: ClusterConfig) -> bool:
+def has_scaling_groups(config: ClusterConfig) -> bool:
     """Return True where the number of pods of a group may change."""
     return any(group.scales for group in config.groups.values())
 
@@ -194,7 +194,9 @@ def _affinity(config: ClusterConfig, node: NodeConfig, spot: bool) -> dict[str, 
 
 
 def _spread(config: ClusterConfig, role: str) -> list[dict[str, Any]]:
-    """Spread pods over machines where there is a choice, so that a lost one takes one pod; a gateway's over zones, too.
+    """Spread pods over machines where there is a choice, so that a lost one takes one pod.
+
+    The pods of a gateway are spread over zones, too.
 
     Learners talk too much with each other for several zones.
     """

@@ -23,7 +23,7 @@ from marl_ray.cluster.kuberay.manifests.pods import (
     CLUSTER_LABEL,
     CONTAINER_SECURITY,
     ROLE_LABEL,
-    any_scales,
+    has_scaling_groups,
     pod_of,
     pull_secrets_of,
     resources_of,
@@ -58,7 +58,9 @@ def _resource(config: ClusterConfig) -> Resource:
     by_clock = config.job is not None and config.job.schedule is not None  # what it makes carries no labels to queue by
     queue = {"kueue.x-k8s.io/queue-name": config.queue} if config.queue and not by_clock else {}
     # Kueue refuses what scales unless it is marked so, and a marked service could not be upgraded.
-    elastic = {"kueue.x-k8s.io/elastic-job": "true"} if queue and any_scales(config) and not config.service else None
+    elastic = (
+        {"kueue.x-k8s.io/elastic-job": "true"} if queue and has_scaling_groups(config) and not config.service else None
+    )
     metadata = Metadata(name=config.name, labels={CLUSTER_LABEL: config.name} | queue, annotations=elastic)
     cluster = cluster_spec(config)
     if config.service is not None:
@@ -82,7 +84,7 @@ def _resource(config: ClusterConfig) -> Resource:
 def cluster_spec(config: ClusterConfig) -> RayClusterSpec:
     """Return the Ray cluster of a config."""
     groups = [group for name, node_group in config.groups.items() for group in _groups(config, name, node_group)]
-    scales = any_scales(config)
+    scales = has_scaling_groups(config)
     redis = None
     if config.redis is not None:
         reference = {"secretKeyRef": {"name": config.redis.password_secret, "key": "password"}}
@@ -153,7 +155,7 @@ def _job_spec(config: ClusterConfig, job: JobConfig, cluster: RayClusterSpec) ->
         # A queue suspends jobs, which KubeRay allows only for those that shut their cluster down themselves.
         shutdown_after_job_finishes=True if queued else None,
         ttl_seconds_after_finished=job.keep_s if queued else None,
-        deletion_strategy=None if queued else {"deletionRules": _rules(job, any_scales(config))},
+        deletion_strategy=None if queued else {"deletionRules": _rules(job, has_scaling_groups(config))},
         runtime_env_yaml=yaml.safe_dump(job.runtime_env) if job.runtime_env else None,
     )
 

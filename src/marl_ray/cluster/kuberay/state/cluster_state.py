@@ -11,7 +11,7 @@ REFUSAL_REASONS = ("InvalidRayClusterSpec", "InvalidRayClusterMetadata", "Invali
 def cluster_state(view: View, now: float) -> ResourceState:
     """Return the state of a RayCluster that is there, at `now`, seconds since 1970."""
     status = view.status
-    refused = refusal(view, REFUSAL_REASONS)
+    refused = refused_state(view, REFUSAL_REASONS)
     if refused is not None and not status.get("state"):
         return refused
     conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
@@ -20,15 +20,15 @@ def cluster_state(view: View, now: float) -> ResourceState:
     if status.get("state") == "failed":
         return ResourceState(Phase.FAILED, "Failed", str(status.get("reason") or "the operator tells no reason"))
     head = conditions.get("HeadPodReady", {})
-    if status.get("state") == "ready" and head.get("status", "True") == "True" and not view.unseen:
+    if status.get("state") == "ready" and head.get("status", "True") == "True" and not view.is_outdated:
         workers = f"{status.get('readyWorkerReplicas') or 0} of {status.get('desiredWorkerReplicas') or 0} workers"
         return ResourceState(Phase.READY, "Ready", f"head and {workers} are ready")
-    return held_up(view, now) or ResourceState(
+    return held_up_state(view, now) or ResourceState(
         Phase.WAITING, head.get("reason") or "New", " ".join((head.get("message") or "").split()).rstrip(": ")
     )
 
 
-def held_up(view: View, now: float) -> ResourceState | None:
+def held_up_state(view: View, now: float) -> ResourceState | None:
     """Return a state that names the pod that does not come up, or why there is none of it.
 
     The reason is a quota, or a value that is refused.
@@ -75,7 +75,7 @@ def _refused_cluster(view: View) -> tuple[str, str] | None:
     return None if last is None else (str(last["reason"]), event_text(last))
 
 
-def refusal(view: View, reasons: tuple[str, ...]) -> ResourceState | None:
+def refused_state(view: View, reasons: tuple[str, ...]) -> ResourceState | None:
     """Return a state made of the last event by which the operator refuses the specification."""
     last = next((warning for warning in reversed(view.warnings) if warning.get("reason") in reasons), None)
     return None if last is None else ResourceState(Phase.FAILED, str(last["reason"]), event_text(last))

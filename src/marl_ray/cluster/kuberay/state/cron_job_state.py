@@ -1,6 +1,6 @@
 """The state of a RayCronJob. Its status only tells when it made a RayJob last."""
 
-from marl_ray.cluster.kuberay.state.cluster_state import refusal
+from marl_ray.cluster.kuberay.state.cluster_state import refused_state
 from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
 from marl_ray.cluster.kuberay.state.view import View
 
@@ -13,7 +13,7 @@ def cron_job_state(view: View, now: float) -> ResourceState:
     assert view.resource is not None
     if view.resource["spec"].get("suspend"):
         return ResourceState(Phase.SUSPENDED, "Suspended", "it makes no RayJob until it is resumed")
-    refused = refusal(view, REFUSAL_REASONS)
+    refused = refused_state(view, REFUSAL_REASONS)
     if refused is not None:
         return refused
     last = view.status.get("lastScheduleTime")

@@ -2,7 +2,7 @@
 
 import re
 
-from marl_ray.cluster.kuberay.state.cluster_state import held_up, refusal
+from marl_ray.cluster.kuberay.state.cluster_state import held_up_state, refused_state
 from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
 from marl_ray.cluster.kuberay.state.view import SUBMITTER_CONTAINER, Object, View, seconds_of
 
@@ -35,15 +35,15 @@ def job_state(view: View, now: float) -> ResourceState:
         case "Running":
             job = status.get("jobStatus") or "PENDING"
             if job == "RUNNING":
-                return held_up(view, now) or ResourceState(Phase.RUNNING, "Running", message)
+                return held_up_state(view, now) or ResourceState(Phase.RUNNING, "Running", message)
             return ResourceState(Phase.RUNNING, "Running", message or f"the entrypoint is {job}")
         case "Retrying":
             return ResourceState(Phase.WAITING, "Retrying", f"{message}; it is tried again on a new cluster")
         case "Suspending":
             return ResourceState(Phase.WAITING, "Suspending", "its cluster ends")
         case "Initializing":
-            return _ended_early(view, now) or held_up(view, now) or _provisioning(view)
-    refused = refusal(view, REFUSAL_REASONS) if deployment == "New" else None
+            return _ended_early(view, now) or held_up_state(view, now) or _provisioning(view)
+    refused = refused_state(view, REFUSAL_REASONS) if deployment == "New" else None
     return refused or ResourceState(Phase.WAITING, deployment, message)
 
 
@@ -69,7 +69,7 @@ def _ended_early(view: View, now: float) -> ResourceState | None:
                 if now - seconds_of(ended["finishedAt"]) < SETTLED_S:
                     return None
                 text = "its submitter has ended before all workers were ready, and the operator waits for ever"
-                trouble = held_up(view, now)
+                trouble = held_up_state(view, now)
                 return ResourceState(
                     Phase.FAILED, "SubmitterEnded", text if trouble is None else f"{text}; {trouble.message}"
                 )

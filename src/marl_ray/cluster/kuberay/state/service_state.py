@@ -1,6 +1,6 @@
 """The state of a RayService. Its applications count first: `serviceStatus` stays `Running` while one is broken."""
 
-from marl_ray.cluster.kuberay.state.cluster_state import held_up, refusal
+from marl_ray.cluster.kuberay.state.cluster_state import held_up_state, refused_state
 from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
 from marl_ray.cluster.kuberay.state.view import Object, View
 
@@ -22,25 +22,25 @@ def service_state(view: View, now: float) -> ResourceState:
             return ResourceState(
                 Phase.FAILED, application["status"], f"application {name}: {last_line(application.get('message'))}"
             )
-    refused = refusal(view, REFUSAL_REASONS)
+    refused = refused_state(view, REFUSAL_REASONS)
     if refused is not None and not active:
         return refused
     if conditions.get("UpgradeInProgress", {}).get("status") == "True":
-        return held_up(view, now) or ResourceState(Phase.WAITING, "UpgradeInProgress", "the new cluster comes up")
+        return held_up_state(view, now) or ResourceState(Phase.WAITING, "UpgradeInProgress", "the new cluster comes up")
     for name, application in (active or pending).items():
         if application.get("status") != "RUNNING":
             text = last_line(application.get("message"))
-            return held_up(view, now) or ResourceState(
+            return held_up_state(view, now) or ResourceState(
                 Phase.WAITING,
                 application.get("status") or "DEPLOYING",
                 f"application {name}" + (f": {text}" if text else ""),
             )
     ready = conditions.get("Ready", {})
-    if view.unseen:
+    if view.is_outdated:
         return ResourceState(Phase.WAITING, "New", "the operator has not looked at its newest specification")
     if ready.get("status") == "True" and active:
         return ResourceState(Phase.READY, "Running", f"{', '.join(active)}: {ready.get('message') or 'serving'}")
-    return held_up(view, now) or ResourceState(
+    return held_up_state(view, now) or ResourceState(
         Phase.WAITING, ready.get("reason") or "New", str(ready.get("message") or "the operator has not looked at it")
     )
 

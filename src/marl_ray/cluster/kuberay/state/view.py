@@ -37,7 +37,7 @@ class View:
         return (self.resource,) if self.kind == "RayCluster" and self.resource is not None else self.clusters
 
     @property
-    def unseen(self) -> bool:
+    def is_outdated(self) -> bool:
         """The operator has not looked at the newest specification, as far as it tells which one it looked at."""
         observed = self.status.get("observedGeneration")
         return self.resource is not None and observed is not None and observed < self.resource["metadata"]["generation"]

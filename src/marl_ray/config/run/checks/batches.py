@@ -7,12 +7,12 @@ def check(config: RunKeys) -> None:
     """Raise ValueError if a batch cannot be gathered or cut up as `train` and the hyper-parameters say."""
     _check_copies(config)
     _check_branches(config)
-    for name in config.trained:
+    for name in config.trained_policies:
         _check_minibatches(config, name)
         _check_length(config, name)
-    if config.language and config.train.rollout == "steps":
+    if config.has_language_models and config.train.rollout == "steps":
         raise ValueError("train.rollout=steps: language models play whole episodes")
-    if not config.language and config.train.curriculum:
+    if not config.has_language_models and config.train.curriculum:
         raise ValueError("train.curriculum: expected a text environment and language models")
 
 
@@ -31,7 +31,7 @@ def _check_copies(config: RunKeys) -> None:
 def _check_branches(config: RunKeys) -> None:
     """Refuse branches without groups of texts, or at turns that no episode has."""
     branch_turns, horizon = config.train.branch_turns or 0, config.train.horizon
-    if branch_turns and not (config.language and config.compares_groups):
+    if branch_turns and not (config.has_language_models and config.compares_groups):
         raise ValueError(
             f"train.branch_turns={branch_turns}: expected a language model whose algorithm compares groups"
         )

@@ -11,9 +11,9 @@ def check(config: RunKeys) -> None:
     """Raise ValueError if a key of `evaluation` is given that nothing reads."""
     defaults = EvaluationConfig()
     readers = "a text environment and language models"
-    if config.language:
+    if config.has_language_models:
         readers = "actor-critics; text environments have `tasks` and `samples`"
-    for key in _ACTOR_CRITIC_KEYS if config.language else _LANGUAGE_KEYS:
+    for key in _ACTOR_CRITIC_KEYS if config.has_language_models else _LANGUAGE_KEYS:
         if getattr(config.evaluation, key) != getattr(defaults, key):
             raise ValueError(f"evaluation.{key}: expected {readers}")
     if config.resources.hourly_price is not None and not config.evaluation.benchmarks:

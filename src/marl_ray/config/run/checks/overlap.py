@@ -7,9 +7,9 @@ def check(config: RunKeys) -> None:
     """Raise ValueError for `train.overlap` where a loss has no ratio to the recorded probabilities of single decisions."""
     if not config.train.overlap:
         return
-    if config.language or config.whole_episodes:
+    if config.has_language_models or config.whole_episodes:
         raise ValueError("train.overlap: expected actor-critics and train.rollout=steps")
-    for name in config.trained:
+    for name in config.trained_policies:
         spec = config.spec_of(name)
         if spec.recompute or spec.constraint == "trust_region" or spec.order == "sequential":
             raise ValueError(

@@ -1,6 +1,6 @@
 """Checks of `resources`: the division of models over workers, and the actors of engines."""
 
-from marl_ray.config.run.engines import engine_spec, run_in_actors
+from marl_ray.config.run.engines import count_engines_in_actors, engine_spec
 from marl_ray.config.run.run_keys import RunKeys
 from marl_ray.errors import MarlRayError
 
@@ -15,7 +15,7 @@ def _check_parallel(config: RunKeys) -> None:
     """Refuse to divide networks that are not divided, or are already by other means."""
     resources = config.resources
     groups = resources.replicate
-    if not config.language:
+    if not config.has_language_models:
         if groups > 1:
             raise ValueError(f"resources.parallel: {groups} groups of workers, expected language models")
         for key in ("tensor", "context"):
@@ -50,7 +50,7 @@ def _check_engines(config: RunKeys) -> None:
                 f"team.{name}.model.lora.rank={lora.rank}: expected at most {largest}, the greatest rank of "
                 f"generation.engine={engine}"
             )
-    if resources.engines and not run_in_actors(config.team):
+    if resources.engines and not count_engines_in_actors(config.team):
         raise ValueError(
             f"resources.engines={resources.engines}: expected a policy with generation.engine: vllm, or another engine "
             "that runs in actors"

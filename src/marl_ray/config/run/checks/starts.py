@@ -5,7 +5,7 @@ from marl_ray.config.run.run_keys import RunKeys
 
 def check(config: RunKeys) -> None:
     """Raise ValueError if the run would start in two ways, or end with its start without having trained."""
-    if not config.train.total_steps and not config.language:
+    if not config.train.total_steps and not config.has_language_models:
         raise ValueError("train.total_steps: expected 1 or more; 0 is for supervised fine-tuning")
     if not config.train.total_steps and config.warm_start is None:
         raise ValueError("train.total_steps=0: expected `warm_start`, there is nothing else to do")
@@ -13,7 +13,7 @@ def check(config: RunKeys) -> None:
         return
     if config.resume_from is not None:
         raise ValueError("warm_start: expected no resume_from beside it; such a run begins with trained weights")
-    for name in config.trained:
+    for name in config.trained_policies:
         kl_coef, pairs = config.hyper_of(name).kl_coef, config.spec_of(name).pairs
         if kl_coef or pairs:
             holder = config.algorithm_of(name) if pairs else f"kl_coef={kl_coef:g}"

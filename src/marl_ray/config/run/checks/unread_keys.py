@@ -16,7 +16,9 @@ DEFAULT_ALGORITHM: str = RunKeys.model_fields["algorithm"].default
 def check(config: RunKeys) -> None:
     """Raise ValueError if a hyper-parameter of the run or of a policy is read by no algorithm that could."""
     for key in config.hyper.as_given():
-        _check_key(f"hyper.{key}", key, {config.algorithm_of(name): config.spec_of(name) for name in config.trained})
+        _check_key(
+            f"hyper.{key}", key, {config.algorithm_of(name): config.spec_of(name) for name in config.trained_policies}
+        )
     for name, policy in config.team.items():
         for key in policy.hyper:
             if policy.frozen:
@@ -92,17 +94,17 @@ def _split_key(key: str) -> tuple[str | None, str] | None:
 
 def _reads(algorithm: Any, key: str) -> bool:
     try:
-        return key in spec_of(algorithm).reads
+        return key in spec_of(algorithm).read_keys
     except (MarlRayError, TypeError, AttributeError):  # no algorithm, or no text at all
         return True
 
 
 def _check_key(where: str, key: str, specs: Mapping[str, AlgorithmSpec]) -> None:
     """Raise ValueError unless one of the algorithms, `specs` by name, reads the hyper-parameter `key` given as `where`."""
-    if any(key in spec.reads for spec in specs.values()):
+    if any(key in spec.read_keys for spec in specs.values()):
         return
     if not any(key in spec.hyper.model_fields for spec in specs.values()):
-        readable = sorted({name for spec in specs.values() for name in spec.reads})
+        readable = sorted({name for spec in specs.values() for name in spec.read_keys})
         raise ValueError(f"unknown key {where!r}{did_you_mean(key, readable, before=where.removesuffix(key))}")
     names, commands = " and ".join(specs), "` and `marl-ray algorithms ".join(specs)
     raise ValueError(

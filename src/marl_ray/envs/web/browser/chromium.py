@@ -159,7 +159,7 @@ _users: dict[int, WeakSet[Any]] = {}
 def shared_chromium(user: object) -> Chromium:
     """Return the Chromium of this process, started anew if it has crashed.
 
-    It runs until all users are `done_with_chromium`. Raises MarlRayError as `Chromium` does.
+    It runs until all users are `release_chromium`. Raises MarlRayError as `Chromium` does.
     """
     with _lock:
         _users.setdefault(os.getpid(), WeakSet()).add(user)
@@ -172,7 +172,7 @@ def shared_chromium(user: object) -> Chromium:
         return chromium
 
 
-def done_with_chromium(user: object) -> None:
+def release_chromium(user: object) -> None:
     """End the Chromium of this process if no one else uses it."""
     with _lock:
         users = _users.get(os.getpid(), WeakSet())

@@ -40,15 +40,15 @@ async def perform(session: BrowserSession, action: WebAction, elements: Mapping[
             if action.kind == "type":
                 await page.keyboard.type(action.text)
         case "press":
-            await session.moved(page.keyboard.press(playwright_keys(action.text)), f"pressing {action.text[:40]!r}")
+            await session.navigate(page.keyboard.press(playwright_keys(action.text)), f"pressing {action.text[:40]!r}")
         case "scroll":
             await page.evaluate(_SCROLL, -1 if action.text == "up" else 1)
         case "goto":
             await session.open(action.text)
         case "go_back":
-            await session.moved(page.go_back(), "going back")
+            await session.navigate(page.go_back(), "going back")
         case "go_forward":
-            await session.moved(page.go_forward(), "going forward")
+            await session.navigate(page.go_forward(), "going forward")
         case "new_tab":
             await session.new_tab()
         case "tab_focus":

@@ -20,7 +20,7 @@ _MAX_PAST_ANSWERS = 10
 """Earlier answers that a prompt shows."""
 
 
-def head(thoughts: bool) -> str:
+def prompt_head(thoughts: bool) -> str:
     """Return the beginning of every prompt.
 
     `thoughts` asks for a thought before each action, as ReAct does (Yao et al. 2023, https://arxiv.org/abs/2210.03629).

@@ -40,7 +40,7 @@ class EpisodeRecord:
         if self.traces:
             session.call(session.context.tracing.start(screenshots=True, snapshots=True), "starting a trace")
 
-    def opened(self, session: BrowserSession, task: str, note: str) -> None:
+    def record_opening(self, session: BrowserSession, task: str, note: str) -> None:
         """Keep how the episode begins."""
         self._about["task"] = task
         self._lines.append({"url": session.url, "note": note} | self._picture(session, START_PICTURE))

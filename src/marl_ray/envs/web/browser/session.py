@@ -141,9 +141,9 @@ class BrowserSession:
         if not self.may_reach(url) or (urlsplit(url).scheme in _HOSTLESS_SCHEMES and url != _EMPTY_PAGE):
             self.blocked += 1  # a page of its own making is no way to do a task
             raise ActionError(f"{url[:200]} is outside of the sites of this task")
-        await self.moved(self.page.goto(url, wait_until="load"), f"opening {url[:200]}")
+        await self.navigate(self.page.goto(url, wait_until="load"), f"opening {url[:200]}")
 
-    async def moved(self, work: Awaitable[Any], name: str) -> Any:
+    async def navigate(self, work: Awaitable[Any], name: str) -> Any:
         """Return the result of a navigation. Raises ActionError if it fails while the page lives on."""
         try:
             return await work
@@ -175,7 +175,7 @@ class BrowserSession:
         if any(self._pending.values()):
             await self._stop_loading()
             raise ActionError("the page that follows does not load")
-        await self.moved(self.page.wait_for_load_state("load"), "loading the page")
+        await self.navigate(self.page.wait_for_load_state("load"), "loading the page")
         if self.broken:
             raise PageError(self.broken)
 

@@ -11,8 +11,8 @@ from marl_ray.envs.web.webarena.scoring.judges import FuzzyJudge, WordJudge
 from marl_ray.envs.web.webarena.scoring.task_score import check_scored, task_score
 from marl_ray.envs.web.webarena.site_pack.server import serve_sites
 from marl_ray.envs.web.webarena.site_pack.synthetic_tasks import synthetic_tasks
-from marl_ray.envs.web.webarena.tasks.reading import of_sites, read_web_tasks, split_by_template
-from marl_ray.envs.web.webarena.tasks.task import WebTask, on_sites
+from marl_ray.envs.web.webarena.tasks.reading import read_web_tasks, split_by_template, tasks_of_sites
+from marl_ray.envs.web.webarena.tasks.task import WebTask, with_site_urls
 from marl_ray.envs.web.webarena.tasks.webarena import webarena_task
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import import_reference
@@ -86,7 +86,7 @@ class WebArena(BrowserEnv):
 
     def _placed(self, tasks: Sequence[WebTask]) -> tuple[WebTask, ...]:
         """Return the tasks that need no other sites, with their addresses."""
-        placed = tuple(on_sites(task, self.sites) for task in of_sites(tasks, list(self.sites)))
+        placed = tuple(with_site_urls(task, self.sites) for task in tasks_of_sites(tasks, list(self.sites)))
         if not placed:
             raise MarlRayError(f"sites: no task needs only {', '.join(self.sites)}")
         for task in placed:

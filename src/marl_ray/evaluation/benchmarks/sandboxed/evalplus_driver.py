@@ -90,7 +90,7 @@ def check(
             if atol == 0 and _floats(expected_output):
                 atol = FLOAT_ATOL
             if not right and atol != 0:
-                right = type(output) is type(expected_output) and near(output, expected_output, atol)
+                right = type(output) is type(expected_output) and is_near(output, expected_output, atol)
         if not right:
             raise AssertionError(where)
 
@@ -113,7 +113,7 @@ def same(name: str, arguments: Sequence[Any], output: Any, expected: Any, atol: 
     return bool(exact)
 
 
-def near(output: Any, want: Any, atol: float) -> bool:
+def is_near(output: Any, want: Any, atol: float) -> bool:
     """Return True if numbers, or lists of them of the same shape, differ by at most atol + 1e-7 |want|.
 
     Nothing is broadcast.
@@ -122,7 +122,7 @@ def near(output: Any, want: Any, atol: float) -> bool:
         return (
             isinstance(output, (list, tuple))
             and len(output) == len(want)
-            and all(near(item, expected, atol) for item, expected in zip(output, want, strict=True))
+            and all(is_near(item, expected, atol) for item, expected in zip(output, want, strict=True))
         )
     numbers = (int, float, complex)
     if not (isinstance(output, numbers) and isinstance(want, numbers)):

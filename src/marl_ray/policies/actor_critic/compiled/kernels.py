@@ -52,7 +52,7 @@ def activate(rows: np.ndarray, bias: np.ndarray, tanh: bool) -> None:
 
 @numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST_MATH)
 def standardize(rows: np.ndarray, out: np.ndarray) -> None:
-    """Standardise each row (N, D): less its mean, over its spread as torch's layer norm has it."""
+    """Standardise each row (N, D): less its mean, over its standard deviation as torch's layer norm has it."""
     for i in range(len(rows)):
         mean, square = F(0), F(0)
         for x in rows[i]:
@@ -336,26 +336,6 @@ def value_slopes(
             values[i, head] = slopes[head]
 
 
-@numba.njit(cache=True, nogil=True)
-def by_row(decisions: np.ndarray, numbers: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sort the `decisions` (n,) by their rows, of which there are `count`; decision d reads row `numbers[d]`.
-
-    Returns the rows that some decision reads (R,), the bounds of each one's decisions (R + 1,), and the decisions (n,)."""
-    places, used, bounds = np.zeros(count + 1, np.int64), np.empty(count, np.int64), np.zeros(count + 1, np.int64)
-    for d in decisions:
-        places[numbers[d] + 1] += 1
-    rows, sorted_decisions = 0, np.empty(len(decisions), np.int64)
-    for row in range(count):
-        if places[row + 1]:
-            used[rows], rows = row, rows + 1
-        places[row + 1] += places[row]
-        bounds[rows] = places[row + 1]
-    for d in decisions:
-        sorted_decisions[places[numbers[d]]] = d
-        places[numbers[d]] += 1
-    return used[:rows], bounds[: rows + 1], sorted_decisions
-
-
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def network_gradient(
     weights: np.ndarray,
@@ -363,7 +343,7 @@ def network_gradient(
     is_critic: bool,
     inputs: NetworkInputs,
     allowed: np.ndarray,
-    minibatch: np.ndarray,
+    minibatch: tuple[np.ndarray, np.ndarray, np.ndarray],
     data: DecisionArrays,
     terms: PPOSettings,
     gradient: np.ndarray,
@@ -371,13 +351,14 @@ def network_gradient(
 ) -> None:
     """Write the gradient (weights,) of one network's part of PPO's loss, and add its metrics to `sums` (5,).
 
-    `minibatch` numbers the decisions; those that read one row pass as one. Two threads may run actor and critic at once."""
+    `minibatch` are its decisions by their rows (see `rows.sort_by_row`); those of one row pass as one. Two threads may run
+    actor and critic at once."""
     rows_of, codes_of = inputs.rows, inputs.codes
     widest = max(net.widths[1:].max(), rows_of.shape[1])
     space = np.empty(BLOCK * net.row_space, np.float32)
     room = np.empty((3, max(net.max_product, BLOCK * widest)), np.float32)
     part, part_codes = np.empty((BLOCK, rows_of.shape[1]), np.float32), np.empty((BLOCK, codes_of.shape[1]), np.int32)
-    used, bounds, decisions = by_row(minibatch, inputs.numbers, max(len(rows_of), len(codes_of)))
+    used, bounds, decisions = minibatch
     table = joined_table(weights, net, inputs)
     slopes = np.zeros_like(table)
     gradient[:] = 0

@@ -105,6 +105,27 @@ def first_outside(rows: np.ndarray, firsts: np.ndarray, sizes: np.ndarray) -> in
     return -1
 
 
+@numba.njit(cache=True, nogil=True)
+def sort_by_row(decisions: np.ndarray, numbers: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sort the `decisions` (n,) by their rows, of which there are `count`; decision d reads row `numbers[d]`.
+
+    Returns the rows that some decision reads (R,), the bounds of each one's decisions (R + 1,), and the decisions (n,).
+    """
+    places, used, bounds = np.zeros(count + 1, np.int64), np.empty(count, np.int64), np.zeros(count + 1, np.int64)
+    for d in decisions:
+        places[numbers[d] + 1] += 1
+    rows, sorted_decisions = 0, np.empty(len(decisions), np.int64)
+    for row in range(count):
+        if places[row + 1]:
+            used[rows], rows = row, rows + 1
+        places[row + 1] += places[row]
+        bounds[rows] = places[row + 1]
+    for d in decisions:
+        sorted_decisions[places[numbers[d]]] = d
+        places[numbers[d]] += 1
+    return used[:rows], bounds[: rows + 1], sorted_decisions
+
+
 @dataclass(frozen=True)
 class Categories:
     """The categories of a network's entries."""

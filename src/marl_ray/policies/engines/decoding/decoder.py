@@ -114,7 +114,7 @@ class Decoder:
                 row.prompt.bias.count(row.added, token, token not in row.ids)
             row.ids.append(token)
             if row.state is not None and not math.isnan(log_prob):
-                row.state = guides_of(self._tokenizer).after(row.state, token)
+                row.state = guides_of(self._tokenizer).next_state(row.state, token)
         stopped = self._stopped()
         tokens = []
         # In falling order, because the last row moves to the place of a row that leaves.
@@ -183,13 +183,16 @@ class Decoder:
         return drawn
 
     def _allowed(self, rows: list[_Row], logits: Tensor) -> Tensor | None:
-        """Return (R, V) bool: True for the tokens that each row's guide allows next; None if no row has a guide."""
+        """Return (R, V) bool, True for the tokens that each row's guide allows next.
+
+        Returns None if no row has a guide.
+        """
         if all(row.state is None for row in rows):
             return None
         masks = np.ones(logits.shape, bool)
         for mask, row in zip(masks, rows, strict=True):
             if row.state is not None:
-                mask[:] = guides_of(self._tokenizer).allowed(row.state, len(mask))
+                mask[:] = guides_of(self._tokenizer).allowed_tokens(row.state, len(mask))
                 mask[list(self._ends)] = False
         return torch.from_numpy(masks).to(logits.device)
 
@@ -206,7 +209,7 @@ class Decoder:
                 if len(self._stops) >= MAX_STOPS:
                     self._stops.clear()
                 self._stops[stops] = StopStrings(self._tokenizer, stops)
-            completed = self._stops[stops].completed([self._rows[number].ids for number in numbers])
+            completed = self._stops[stops].completes_stop([self._rows[number].ids for number in numbers])
             stopped.update(number for number, hit in zip(numbers, completed, strict=True) if hit)
         return stopped
 

@@ -163,13 +163,13 @@ class Guides:
         self._masks: dict[GuideState, np.ndarray] = {}
         self._lock = Lock()
 
-    def after(self, state: GuideState, token: int) -> GuideState:
+    def next_state(self, state: GuideState, token: int) -> GuideState:
         """Return the state after an allowed token."""
         after = self._read(state, token)
         assert after is not None
         return after
 
-    def allowed(self, state: GuideState, size: int) -> np.ndarray:
+    def allowed_tokens(self, state: GuideState, size: int) -> np.ndarray:
         """Return (size,) bool: True for the tokens that are allowed next.
 
         `size` is the number of the model's tokens.

@@ -21,7 +21,7 @@ class StopStrings:
         """Number of the tokenizer's tokens. A model may have more tokens; those have no text."""
         self._window = max(len(stop.encode("utf-8", "surrogatepass")) for stop in stops) + 1
 
-    def completed(self, responses: Sequence[Sequence[int]]) -> list[bool]:
+    def completes_stop(self, responses: Sequence[Sequence[int]]) -> list[bool]:
         """Return True for each response whose newest token completes a stop string.
 
         Before that token no response may contain one.
@@ -71,5 +71,5 @@ def decode_visibly(tokenizer: Any, responses: list[list[int]]) -> list[str]:
 
 def first_stop(tokenizer: Any, stops: tuple[str, ...], ids: Sequence[int]) -> int | None:
     """Return the index of the token that completes the first stop string of a response; None if it contains none."""
-    completed = StopStrings(tokenizer, stops).completed([ids[: end + 1] for end in range(len(ids))])
+    completed = StopStrings(tokenizer, stops).completes_stop([ids[: end + 1] for end in range(len(ids))])
     return completed.index(True) if True in completed else None

@@ -23,13 +23,13 @@ class Product:
     """(ranks, inputs); None without adapters."""
     scale: float
 
-    def widened(self, x: Tensor) -> Tensor:
+    def widen_input(self, x: Tensor) -> Tensor:
         """Return the input that the weight is multiplied with."""
         return x if self.down is None else torch.cat([x, functional.linear(x, self.down) * self.scale], -1)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the product (..., outputs) of inputs (..., inputs)."""
-        return functional.linear(self.widened(x), self.weight, self.bias)
+        return functional.linear(self.widen_input(x), self.weight, self.bias)
 
 
 def product(*layers: Any) -> Product:

@@ -125,10 +125,10 @@ class LlamaModel(CachedModel):
                 )
             qk = torch.addcmul(qk * cos, qk.roll(self._width // 2, -1), sin)
             mixed = attend(index, qk[:, : self._heads], qk[:, self._heads :], values)
-            x = torch.addmm(x, layer.out.widened(mixed), layer.out.weight.t())
+            x = torch.addmm(x, layer.out.widen_input(mixed), layer.out.weight.t())
             inputs = functional.rms_norm(x, hidden, layer.before_mlp, self._eps)
             gate, up = layer.gate_up(inputs).chunk(2, -1)
-            x = torch.addmm(x, layer.down.widened(self._activation(gate) * up), layer.down.weight.t())
+            x = torch.addmm(x, layer.down.widen_input(self._activation(gate) * up), layer.down.weight.t())
         return functional.rms_norm(x, hidden, self._model.norm.weight, self._eps)
 
 

@@ -30,7 +30,7 @@ from marl_ray.policies.engines.vllm.process.messages import IPC, NCCL, SHARED_ME
 from marl_ray.policies.engines.vllm.process.process import VllmProcess
 from marl_ray.policies.engines.vllm.process.weight_memory import SharedWeights
 from marl_ray.policies.language.lora import bare_weights, save_adapters
-from marl_ray.policies.language.sampling_copy import in_parts, outline, sampling_weights
+from marl_ray.policies.language.sampling_copy import group_into_parts, sampled_weights, sampling_weights
 from marl_ray.temporary_folders import object_folder
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class VllmEngine(Engine):
         check_architecture(policy.lm.config, "vllm", config.context, f"model.path {config.path!r}")
         self._policy, self._room = policy, room
         self._processed = reports_processed(policy.generation) if processed is None else processed
-        self.shared = SharedWeights(outline(policy))
+        self.shared = SharedWeights(sampled_weights(policy))
         """The memory through which weights come to a process on a CPU."""
         self._folder = object_folder("vllm")
         policy.lm.config.save_pretrained(self._folder.name)
@@ -241,7 +241,7 @@ class VllmEngine(Engine):
         """Hand over weights that exist only until the next ones are asked for, on the GPU that vLLM shares."""
         version = self.version + 1
         process.ask("begin_load", version)
-        for part in in_parts(weights):
+        for part in group_into_parts(weights):
             torch.cuda.synchronize()  # kernels that write the weights may still be running
             process.ask("load_part", ipc_update(part))
         process.ask("finish_load", version)

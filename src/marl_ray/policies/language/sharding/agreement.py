@@ -11,7 +11,7 @@ from marl_ray.errors import MarlRayError, describe_error
 Agreed = TypeVar("Agreed")
 
 
-class Failure(NamedTuple):
+class WorkerFailure(NamedTuple):
     """The thing that a worker sends in place of its value."""
 
     rank: int
@@ -21,17 +21,17 @@ class Failure(NamedTuple):
 def all_gather_values(value: Any, group: Any = None) -> list[Any]:
     """Return every worker's plain value, ordered by rank, on every worker of the group (None: of all).
 
-    Raises the error of a worker that has failed in a block of `together` instead of taking part: on all workers, the same.
+    Raises the error of a worker that has failed in a block of `run_on_all_workers` instead of taking part, on all workers.
     """
     values: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)
-    failures = [each for each in values if isinstance(each, Failure)]
+    failures = [each for each in values if isinstance(each, WorkerFailure)]
     if failures:
         raise _shared_error(failures, everywhere=len(failures) == len(values))
     return values
 
 
-def together(make: Callable[[], Agreed], group: Any = None) -> Agreed:
+def run_on_all_workers(make: Callable[[], Agreed], group: Any = None) -> Agreed:
     """Call `make` on every worker of the group (None: of all), and raise on all what it raises on any.
 
     They raise the first error, in which `shared` is true; the line names the worker, unless all fail alike. Within
@@ -45,7 +45,7 @@ def together(make: Callable[[], Agreed], group: Any = None) -> Agreed:
             raise
         reported = error if isinstance(error, MarlRayError) else MarlRayError(describe_error(error))
         try:
-            all_gather_values(Failure(dist.get_rank(group), reported), group)
+            all_gather_values(WorkerFailure(dist.get_rank(group), reported), group)
         except MarlRayError as shared:
             # A defect that all workers meet keeps its traceback.
             raise (error if reported is not error and str(shared) == str(reported) else shared) from error
@@ -54,7 +54,7 @@ def together(make: Callable[[], Agreed], group: Any = None) -> Agreed:
     return made
 
 
-def _shared_error(failures: list[Failure], everywhere: bool) -> MarlRayError:
+def _shared_error(failures: list[WorkerFailure], everywhere: bool) -> MarlRayError:
     first = failures[0]
     error = copy(first.error)
     if not everywhere or len({str(failure.error) for failure in failures}) > 1:

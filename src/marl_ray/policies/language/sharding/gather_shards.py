@@ -27,7 +27,8 @@ ALIGNMENT_BYTES = 8
 def full_tensors(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     """Yield each complete tensor in turn, on the device of its mesh; every worker takes part.
 
-    Raises, before more is gathered, the error of a worker that has failed in a block of `together` instead of taking part.
+    Raises, before more is gathered, the error of a worker that has failed in a block of `run_on_all_workers` instead of
+    taking part.
     """
     batch: list[Tensor] = []
     size = 0
@@ -60,7 +61,7 @@ def gather_to_rank0(tensor: Tensor, group: Any) -> Tensor | None:
     """Return the complete tensor on rank 0, and None on the others, which send their parts there.
 
     They send over a group of all workers on CPU. Every worker takes part, with a tensor on CPU. Raises the error of a
-    worker that has failed in a block of `together`.
+    worker that has failed in a block of `run_on_all_workers`.
     """
     rank = dist.get_rank()
     if not isinstance(tensor, DTensor):

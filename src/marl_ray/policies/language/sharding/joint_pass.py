@@ -85,7 +85,7 @@ class JointWorkers:
         dist.all_gather_single(every, rows.contiguous(), group=self.group)
         return every
 
-    def share(self, places: Tensor, length: int, parted: bool) -> tuple[Tensor, Tensor]:
+    def choose_decisions(self, places: Tensor, length: int, parted: bool) -> tuple[Tensor, Tensor]:
         """Choose the decisions that this worker scores.
 
         Returns their numbers among `places` (N,), and the place in its states where each is predicted. Sequences have
@@ -100,7 +100,7 @@ class JointWorkers:
         numbers = numbers[self.tensor.get_local_rank() :: self.tensor.size()]
         return numbers, places[numbers] - first
 
-    def copied(self, states: Tensor) -> Tensor:
+    def replicate_states(self, states: Tensor) -> Tensor:
         """Return the states that all workers of `tensor` have, of which each scores some.
 
         Their gradient is the mean of these workers' gradients, because FSDP2's mean of a layer's gradient is
@@ -108,7 +108,7 @@ class JointWorkers:
         """
         return _Copied.apply(states, self.tensor) if self.tensor.size() > 1 else states  # type: ignore[no-untyped-call]  # torch's
 
-    def joined(self, scored: Sequence[Tensor | None], numbers: Tensor, count: int) -> list[Tensor | None]:
+    def join_outputs(self, scored: Sequence[Tensor | None], numbers: Tensor, count: int) -> list[Tensor | None]:
         """Put together outputs (n, ...) of the decisions that each worker has chosen: (count, ...) each, with gradients."""
         widths = [0 if part is None else math.prod(part.shape[1:]) for part in scored]
         flat = torch.cat(

@@ -9,8 +9,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.utils.checkpoint import checkpoint
 
 from marl_ray.policies.language.sharding.joint_pass import JointWorkers
-from marl_ray.policies.language.sharding.tensor_parallel import decoder_layers, divide
-from marl_ray.policies.language.token_policy import Sharding, TokenPolicy, read
+from marl_ray.policies.language.sharding.tensor_parallel import decoder_layers, divide_layers
+from marl_ray.policies.language.token_policy import Sharding, TokenPolicy, read_weights
 
 GATHERED_ONCE = 2 << 30
 """Maximum size of a model that stays gathered over the passes of a gradient step wherever it trains.
@@ -53,7 +53,7 @@ def shard(policy: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool) -> None:
             _sharding_mesh(mesh, "shard", "context", "tensor"),
         )
         if mesh["tensor"].size() > 1:
-            divide(policy.lm, mesh["tensor"])
+            divide_layers(policy.lm, mesh["tensor"])
     policy.sharded = Sharding(joint, gathered_bytes, gathers_once=gathered_bytes <= GATHERED_ONCE)
     for layer in decoder_layers(policy.lm):
         if policy.config.activation_checkpointing:
@@ -62,7 +62,7 @@ def shard(policy: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool) -> None:
         fully_shard(layer, mesh=for_layers, **rest)
     # Embeddings and heads are not divided, so all workers that compute together hold a share of them.
     fully_shard(policy, mesh=for_all, **rest)
-    read(policy, torch.device("cpu" if offload else mesh.device_type))
+    read_weights(policy, torch.device("cpu" if offload else mesh.device_type))
 
 
 def _sharding_mesh(mesh: DeviceMesh, *names: str) -> DeviceMesh:

@@ -74,7 +74,7 @@ def _divided_modules(blocks: nn.Module, plan: Mapping[str, str]) -> dict[str, st
     return {name: style for name, _ in blocks.named_modules() for form, style in forms.items() if form.fullmatch(name)}
 
 
-def divide(lm: Any, workers: DeviceMesh) -> None:
+def divide_layers(lm: Any, workers: DeviceMesh) -> None:
     """Divide the layers of a model, which may be on the meta device, over the workers of a mesh of one dimension.
 
     Each takes its part of the weights that it holds; nothing is exchanged.

@@ -19,10 +19,10 @@ from marl_ray.config import ArmConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.prompting.prompts import Message
 from marl_ray.policies.prompting.tool_template import CLOSE_TAG, OPEN_TAG
-from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, new_pass
+from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, new_pass_number
 from marl_ray.serving.arms.external.events import events_of
 from marl_ray.serving.arms.external.model import ExternalModel
-from marl_ray.serving.arms.protocol import Messages, NamedToken, Refusal, ResponseChunk, TextRequest
+from marl_ray.serving.arms.protocol import Messages, NamedToken, RequestRejection, ResponseChunk, TextRequest
 
 BUSY_STATUSES = (429, 503)
 LOST_STATUSES = (500, 502, 504)
@@ -136,7 +136,7 @@ class _ExternalReply:
         self._refusal = _refuse_unsupported(request)
         self._chunks = _chunks(arm, request)
 
-    async def next(self) -> ResponseChunk | Refusal:
+    async def next(self) -> ResponseChunk | RequestRejection:
         """See `Reply.next`; LostError after the deadline."""
         if self._refusal is not None:
             return self._refusal
@@ -145,27 +145,27 @@ class _ExternalReply:
             async with asyncio.timeout(deadline_s):
                 return await anext(self._chunks)
         except TimeoutError:
-            raise LostError(f"no token within {deadline_s:g} s", new_pass()) from None
+            raise LostError(f"no token within {deadline_s:g} s", new_pass_number()) from None
         except httpx.HTTPError as error:
-            raise LostError(f"the call was lost: {self._arm.without_key(repr(error))}", new_pass()) from None
+            raise LostError(f"the call was lost: {self._arm.without_key(repr(error))}", new_pass_number()) from None
         except StopAsyncIteration:
-            raise ArmError("the response ended without a finish_reason", new_pass()) from None
+            raise ArmError("the response ended without a finish_reason", new_pass_number()) from None
 
     def leave(self) -> None:
         with contextlib.suppress(RuntimeError):  # no event loop runs any more
             self._arm.later(self._chunks.aclose())
 
 
-def _refuse_unsupported(request: TextRequest) -> Refusal | None:
+def _refuse_unsupported(request: TextRequest) -> RequestRejection | None:
     """Refuse what no OpenAI-compatible API can do; None if it can do all of the request."""
     if request.raw or (not isinstance(request.prompt, str) and isinstance(request.prompt[0], int)):
-        return Refusal(400, "prompt", "the session's arm is an external model, which answers chats only")
+        return RequestRejection(400, "prompt", "the session's arm is an external model, which answers chats only")
     if request.changes.get("top_k"):
-        return Refusal(400, "top_k", "the session's arm is an external model, which has no top_k")
+        return RequestRejection(400, "top_k", "the session's arm is an external model, which has no top_k")
     return None
 
 
-async def _chunks(arm: ExternalArm, request: TextRequest) -> AsyncGenerator[ResponseChunk | Refusal, None]:
+async def _chunks(arm: ExternalArm, request: TextRequest) -> AsyncGenerator[ResponseChunk | RequestRejection, None]:
     async with arm.client.stream("POST", "chat/completions", json=_body(arm.bundle.model, request)) as answer:
         if answer.status_code != 200:
             yield _refuse_or_raise(arm, answer, await _beginning(answer))
@@ -178,7 +178,7 @@ async def _chunks(arm: ExternalArm, request: TextRequest) -> AsyncGenerator[Resp
             async for line in lines:
                 part = orjson.loads(line)
                 if part.get("error"):
-                    raise ArmError(f"it broke off: {arm.without_key(json.dumps(part['error']))}", new_pass())
+                    raise ArmError(f"it broke off: {arm.without_key(json.dumps(part['error']))}", new_pass_number())
                 usage = part.get("usage") or usage
                 for choice in part.get("choices") or ():
                     delta = choice.get("delta") or {}
@@ -192,7 +192,9 @@ async def _chunks(arm: ExternalArm, request: TextRequest) -> AsyncGenerator[Resp
             counts = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
             text = "\n".join(_write_call(*call) for _, call in sorted(calls.items()))
         except (ValueError, TypeError, AttributeError, LookupError) as error:
-            raise ArmError(f"it sent what no chat completion is: {arm.without_key(repr(error))}", new_pass()) from None
+            raise ArmError(
+                f"it sent what no chat completion is: {arm.without_key(repr(error))}", new_pass_number()
+            ) from None
         finally:
             await lines.aclose()
         if finish is None:
@@ -220,13 +222,15 @@ async def _beginning(answer: httpx.Response) -> str:
     return body[:MAX_READ_BYTES].decode("utf-8", "replace")
 
 
-def _refuse_or_raise(arm: ExternalArm, answer: httpx.Response, body: str) -> Refusal:
+def _refuse_or_raise(arm: ExternalArm, answer: httpx.Response, body: str) -> RequestRejection:
     """Return a refusal if the arm is busy; else the arm has failed, and ArmError or LostError is raised."""
     reason = f"{answer.status_code} {arm.without_key(body)}"
     if answer.status_code in BUSY_STATUSES:
         wait = answer.headers.get("retry-after", "")
-        return Refusal(503, None, f"the arm is busy: {reason}", float(wait) if wait.isdecimal() else RETRY_AFTER_S)
-    raise (LostError if answer.status_code in LOST_STATUSES else ArmError)(f"it answered {reason}", new_pass())
+        return RequestRejection(
+            503, None, f"the arm is busy: {reason}", float(wait) if wait.isdecimal() else RETRY_AFTER_S
+        )
+    raise (LostError if answer.status_code in LOST_STATUSES else ArmError)(f"it answered {reason}", new_pass_number())
 
 
 def _body(model: str, request: TextRequest) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 import httpx
 
-from marl_ray.serving.arms.errors import ArmError, new_pass
+from marl_ray.serving.arms.errors import ArmError, new_pass_number
 
 END_DATA = b"[DONE]"
 MAX_RESPONSE_BYTES = 64_000_000
@@ -30,7 +30,8 @@ async def events_of(parts: AsyncIterator[bytes]) -> AsyncGenerator[str, None]:
         *lines, held = (held + part).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         if len(held) > MAX_LINE or read > MAX_RESPONSE_BYTES:
             raise ArmError(
-                f"its response is longer than {MAX_RESPONSE_BYTES} bytes, or a line of it than {MAX_LINE}", new_pass()
+                f"its response is longer than {MAX_RESPONSE_BYTES} bytes, or a line of it than {MAX_LINE}",
+                new_pass_number(),
             )
         for line in lines:
             line, first = line.removeprefix(_BOM) if first else line, False

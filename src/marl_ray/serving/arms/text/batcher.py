@@ -17,9 +17,9 @@ from marl_ray.config.run.model import DEFAULT_ENGINE
 from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.policies.engines.served_engine import served_engine
 from marl_ray.policies.engines.torch_engine import CACHE_BYTES
-from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, new_pass
-from marl_ray.serving.arms.protocol import Refusal, TextRequest
-from marl_ray.serving.arms.text.reply import BatchedReply, busy_refusal, deliver
+from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, new_pass_number
+from marl_ray.serving.arms.protocol import RequestRejection, TextRequest
+from marl_ray.serving.arms.text.reply import BatchedReply, busy_rejection, deliver
 from marl_ray.serving.arms.text.served_model import ServedModel
 from marl_ray.serving.arms.text.token_batch import TokenBatch
 
@@ -42,11 +42,11 @@ class TextBatcher:
         Raises MarlRayError for a model that cannot be decoded here.
         """
         self.bundle = bundle
-        self.step_number = new_pass()
+        self.step_number = new_pass_number()
         """The number of the current step, or of the last one."""
         self.patience_s = patience_s
         policies = bundle.policies
-        policy = policies.unmerged if served_engine(engine).loads_adapters else policies.__getitem__
+        policy = policies.load_unmerged if served_engine(engine).loads_adapters else policies.__getitem__
         self._batches: dict[str, TokenBatch] = {}
         try:
             for name in policies:
@@ -101,11 +101,11 @@ class TextBatcher:
         for batch in self._batches.values():
             batch.close()
 
-    def join(self, reply: BatchedReply) -> Refusal | None:
+    def join(self, reply: BatchedReply) -> RequestRejection | None:
         """See `ReplyQueue.join`."""
         with self._wake:
             if len(self._waiting) >= MAX_WAITING:
-                return busy_refusal(f"{MAX_WAITING} responses wait already")
+                return busy_rejection(f"{MAX_WAITING} responses wait already")
             self._waiting.append(reply)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="text-arm", daemon=True)
@@ -139,7 +139,7 @@ class TextBatcher:
                 self._step(batch, [reply for reply in new if reply.model is batch.model])
 
     def _step(self, batch: TokenBatch, new: list[BatchedReply]) -> None:
-        self.step_number = new_pass()
+        self.step_number = new_pass_number()
         try:
             batch.add(new)
             tokens = batch.step(self.step_number)
@@ -158,5 +158,5 @@ class TextBatcher:
     def _end(self, waiting: Sequence[BatchedReply]) -> None:
         rows = [reply for batch in self._batches.values() for reply in batch.rows.values()]
         # This is a refusal, because a failure would count against the arm.
-        closed = Refusal(503, None, "this replica is closing", RETRY_AFTER_S)
+        closed = RequestRejection(503, None, "this replica is closing", RETRY_AFTER_S)
         deliver([(reply, closed) for reply in (*rows, *waiting)])

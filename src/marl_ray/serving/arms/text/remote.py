@@ -10,8 +10,8 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.serving.arms.call_batching import on_loop
-from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, new_pass
-from marl_ray.serving.arms.protocol import Refusal, ResponseChunk, TextRequest
+from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, new_pass_number
+from marl_ray.serving.arms.protocol import RequestRejection, ResponseChunk, TextRequest
 from marl_ray.serving.arms.text.batcher import TextBatcher
 from marl_ray.serving.http.deadlines import Deadlines
 
@@ -32,14 +32,14 @@ class TextHost:
         assert isinstance(bundle, TokenBundle)
         self._batcher = TextBatcher(bundle, max_batch, deadline_s, engine)
 
-    async def write(self, request: TextRequest) -> AsyncIterator[ResponseChunk | Refusal | ArmError]:
+    async def write(self, request: TextRequest) -> AsyncIterator[ResponseChunk | RequestRejection | ArmError]:
         """Yield all chunks, or the arm's failure as the last one; cancelling the call gives the response up."""
         reply = self._batcher.write(request)
         try:
             while True:
                 chunk = await reply.next()
                 yield chunk
-                if isinstance(chunk, Refusal) or chunk.finish is not None:
+                if isinstance(chunk, RequestRejection) or chunk.finish is not None:
                     return
         except ArmError as error:  # raised, it would come out as one of Ray's
             yield error
@@ -83,19 +83,21 @@ class _RemoteReply:
         self._chunks = send()
         self._may_repeat = True
 
-    async def next(self) -> ResponseChunk | Refusal:
+    async def next(self) -> ResponseChunk | RequestRejection:
         """See `Reply.next`; LostError after the deadline."""
         try:
-            chunk: ResponseChunk | Refusal | ArmError = await self._deadlines.run(anext(self._chunks), self._deadline_s)
+            chunk: ResponseChunk | RequestRejection | ArmError = await self._deadlines.run(
+                anext(self._chunks), self._deadline_s
+            )
         except TimeoutError:
-            raise LostError(f"no token within {self._deadline_s:g} s", new_pass()) from None
+            raise LostError(f"no token within {self._deadline_s:g} s", new_pass_number()) from None
         except BackPressureError as error:
-            return Refusal(503, None, f"the arm is busy: {error}", RETRY_AFTER_S)
+            return RequestRejection(503, None, f"the arm is busy: {error}", RETRY_AFTER_S)
         except RayTaskError as error:
-            raise ArmError(repr(error), new_pass()) from None
+            raise ArmError(repr(error), new_pass_number()) from None
         except Exception as error:  # of an actor that died, of a connection, of Serve: many kinds, each means that
             if not self._may_repeat:
-                raise LostError(f"the call was lost: {error!r}", new_pass()) from None
+                raise LostError(f"the call was lost: {error!r}", new_pass_number()) from None
             self._may_repeat = False
             self._chunks = self._send()
             return await self.next()

@@ -11,11 +11,11 @@ from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.policies.engines.base import Prompt, Token
 from marl_ray.policies.prompting.prompts import PromptTooLongError
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError
-from marl_ray.serving.arms.protocol import Refusal, ResponseChunk, ResponseStart, TextRequest
+from marl_ray.serving.arms.protocol import RequestRejection, ResponseChunk, ResponseStart, TextRequest
 from marl_ray.serving.arms.text.detokenizer import Detokenizer
 from marl_ray.serving.arms.text.served_model import ServedModel
 
-Arrived = Token | ArmError | Refusal
+Arrived = Token | ArmError | RequestRejection
 """The next token of a response, or its end without one."""
 
 
@@ -25,7 +25,7 @@ class ReplyQueue(Protocol):
     step_number: int
     """The number of the step that is under way, or was the last one."""
 
-    def join(self, reply: "BatchedReply") -> Refusal | None:
+    def join(self, reply: "BatchedReply") -> RequestRejection | None:
         """Queue a response; a refusal if too many wait already."""
 
     def leave(self, reply: "BatchedReply") -> None:
@@ -33,7 +33,10 @@ class ReplyQueue(Protocol):
 
 
 class BatchedReply:
-    """One response on its way, a `Reply`. The event loop makes and asks it; the arm's thread reads prompt and settings."""
+    """One response on its way, a `Reply`.
+
+    The event loop makes and asks it. The arm's thread reads its prompt and settings.
+    """
 
     prompt: Prompt
     generation: GenerationConfig
@@ -45,12 +48,12 @@ class BatchedReply:
         self.loop = asyncio.get_running_loop()
         self._arm, self._request, self._patience_s = arm, request, patience_s
         self._new: list[Token] = []
-        self._end: ArmError | Refusal | None = None
+        self._end: ArmError | RequestRejection | None = None
         self._arrived = asyncio.Event()
         self._queued = self._begun = self._finished = False
         self._text = Detokenizer(self.model.tokenizer)
 
-    async def next(self) -> ResponseChunk | Refusal:
+    async def next(self) -> ResponseChunk | RequestRejection:
         if not self._queued and (refusal := await self._begin()) is not None:
             return refusal
         step_before = self._arm.step_number
@@ -59,10 +62,10 @@ class BatchedReply:
                 await self._arrived.wait()
         except TimeoutError:
             if not self.joined and self._arm.step_number != step_before:
-                return busy_refusal(f"no room in the batch within {self._patience_s:g} s")
+                return busy_rejection(f"no room in the batch within {self._patience_s:g} s")
             if not self._new:
                 raise LostError(f"no token within {self._patience_s:g} s", self._arm.step_number) from None
-        if isinstance(self._end, Refusal):
+        if isinstance(self._end, RequestRejection):
             return self._end
         if self._end is not None:
             raise self._end
@@ -79,8 +82,8 @@ class BatchedReply:
             [token.log_prob for token in tokens],
             finish,
             len(self.prompt.ids),
-            [self.model.named(number) for number in ids] if self._request.names else [],
-            [[(self.model.named(number), p) for number, p in token.top] for token in tokens if token.top],
+            [self.model.name_token(number) for number in ids] if self._request.names else [],
+            [[(self.model.name_token(number), p) for number, p in token.top] for token in tokens if token.top],
             began,
         )
 
@@ -94,7 +97,7 @@ class BatchedReply:
             self._finished = True
             self._arm.leave(self)
 
-    async def _begin(self) -> Refusal | None:
+    async def _begin(self) -> RequestRejection | None:
         request, model = self._request, self.model
         try:
             # In a thread: a long prompt would hold up everybody.
@@ -105,14 +108,14 @@ class BatchedReply:
             if not ids:
                 raise FieldError("prompt", "expected at least one token")
         except FieldError as error:
-            return Refusal(
+            return RequestRejection(
                 400,
                 error.field,
                 error.message,
                 code="context_length_exceeded" if isinstance(error, PromptTooLongError) else None,
             )
         except MarlRayError as error:
-            return Refusal(400, "prompt", str(error))
+            return RequestRejection(400, "prompt", str(error))
         self.prompt = Prompt(tuple(ids), request.seed, request.greedy, guide, request.top, request.bias)
         if request.hide_stop:
             self._text = Detokenizer(model.tokenizer, self.generation.stop)
@@ -131,9 +134,9 @@ class BatchedReply:
         self._arrived.set()
 
 
-def busy_refusal(message: str) -> Refusal:
+def busy_rejection(message: str) -> RequestRejection:
     """Return the refusal of a request that the arm has no room for."""
-    return Refusal(503, None, f"the arm is busy: {message}", RETRY_AFTER_S)
+    return RequestRejection(503, None, f"the arm is busy: {message}", RETRY_AFTER_S)
 
 
 def deliver(arrived: Sequence[tuple[BatchedReply, Arrived]]) -> None:

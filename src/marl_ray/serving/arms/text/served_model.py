@@ -12,7 +12,7 @@ from marl_ray.policies.engines.served_engine import served_engine
 from marl_ray.policies.prompting.prompts import PromptTooLongError, encode_prompt, encode_text, uses_template
 from marl_ray.policies.prompting.token_bytes import TokenBytes
 from marl_ray.policies.prompting.tool_template import call_guide, encode_tool_chat
-from marl_ray.serving.arms.errors import ArmError, new_pass
+from marl_ray.serving.arms.errors import ArmError, new_pass_number
 from marl_ray.serving.arms.protocol import Messages, NamedToken, TextRequest
 
 
@@ -41,7 +41,7 @@ class ServedModel:
             return encode_prompt(tokenizer, "\n".join(message["content"] for message in messages), False)
         return encode_tool_chat(tokenizer, messages, request.tools, chat)
 
-    def named(self, token: int) -> NamedToken:
+    def name_token(self, token: int) -> NamedToken:
         """Return the token as clients read it."""
         return NamedToken(self.tokenizer.decode([token]), self._token_bytes.bytes_of(token))
 
@@ -83,7 +83,7 @@ class ServedModel:
             read = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         text_ids = list(ids) if in_vocabulary and read.startswith(text) else encode_text(self.tokenizer, text)
         if not text_ids or len(prompt_ids) + len(text_ids) > self.policy.config.context:
-            raise ArmError(f"a text of {len(text_ids)} tokens cannot be read here", new_pass())
+            raise ArmError(f"a text of {len(text_ids)} tokens cannot be read here", new_pass_number())
         rows = [torch.tensor([sequence], device=self.policy.device) for sequence in (list(prompt_ids), text_ids)]
         with torch.no_grad():
             evaluated = self.policy.evaluate(*rows, torch.ones_like(rows[1], dtype=torch.bool), False)

@@ -68,7 +68,7 @@ async def infer(service: Service, request: Request) -> Response:
         for name, value in ((agent + ACTION_SUFFIX, action), (agent + LOG_PROB_SUFFIX, acted["log_probs"][agent])):
             if name in named:
                 flat = np.asarray(value).reshape(-1).tolist()
-                outputs.append(all_outputs[name].described(name) | {"data": flat})
+                outputs.append(all_outputs[name].describe(name) | {"data": flat})
     arms = service.endpoints.routers[acted["experiment"]].arms
     body = {
         "model_name": router.config.served_as,
@@ -104,7 +104,10 @@ def _by_name(where: str, parts: Any) -> dict[str, Mapping[str, Any]]:
 
 
 def _agents(inputs: Collection[str], tensors: Collection[str], end: str) -> list[str]:
-    """Return the agents that have an input with this suffix; RequestError if the suffix belongs to no agent's input."""
+    """Return the agents that have an input with this suffix.
+
+    Raises RequestError if the suffix belongs to no agent's input.
+    """
     for name in inputs:
         if name not in tensors and not (name.endswith(MASK_SUFFIX) and name.removesuffix(MASK_SUFFIX) in tensors):
             raise RequestError(400, "inputs", f"unknown input {name!r}, expected some of {', '.join(tensors)}")

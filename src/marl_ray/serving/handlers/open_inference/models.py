@@ -33,7 +33,7 @@ class Tensor(NamedTuple):
     is_single: bool = False
     """True if `/v1/act` has the value as a number instead of a list."""
 
-    def described(self, name: str) -> dict[str, Any]:
+    def describe(self, name: str) -> dict[str, Any]:
         return {"name": name, "datatype": self.datatype, "shape": list(self.shape)}
 
 
@@ -55,7 +55,7 @@ async def server_live(service: Service, request: Request) -> Response:
 
 async def server_ready(service: Service, request: Request) -> Response:
     """Answer `GET /v2/health/ready`, as `/ready`."""
-    response = await operations.ready(service, request)
+    response = await operations.readiness(service, request)
     return Response(orjson.dumps({"ready": response.status == 200}), response.status)
 
 
@@ -63,7 +63,7 @@ async def model_ready(service: Service, request: Request) -> Response:
     """Answer `GET /v2/models/{name}/ready`: 200 if an answer is available for every arm that gets traffic, else 503."""
     await service.admission.admit_reader(request, "inference")
     router = newest(service, request)
-    is_ready = all(router.answering(arm) for arm, weight in router.state.weights.items() if weight > 0)
+    is_ready = all(router.answering_arms(arm) for arm, weight in router.state.weights.items() if weight > 0)
     body = {"name": router.config.served_as, "ready": is_ready}
     return Response(orjson.dumps(body), 200 if is_ready else 503)
 
@@ -73,15 +73,15 @@ async def model_metadata(service: Service, request: Request) -> Response:
     await service.admission.admit_reader(request, "inference")
     router = newest(service, request)
     bundle = actor_critics(router)
-    inputs = [tensor.described(agent) for agent, tensor in inputs_of(bundle).items()]
-    outputs = [tensor.described(name) for name, tensor in outputs_of(bundle).items()]
+    inputs = [tensor.describe(agent) for agent, tensor in inputs_of(bundle).items()]
+    outputs = [tensor.describe(name) for name, tensor in outputs_of(bundle).items()]
     body = {"name": router.config.served_as, "platform": "marl-ray", "inputs": inputs, "outputs": outputs}
     return Response(orjson.dumps(body))
 
 
 def newest(service: Service, request: Request) -> Router:
     """Return the newest experiment of the path's model, or RequestError 404."""
-    return service.endpoints.acting(request.path_params["name"])[0]
+    return service.endpoints.acting_routers(request.path_params["name"])[0]
 
 
 def actor_critics(router: Router) -> Bundle:

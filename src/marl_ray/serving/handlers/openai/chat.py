@@ -22,8 +22,8 @@ from marl_ray.serving.handlers.openai.fields import (
 from marl_ray.serving.handlers.openai.messages import Tools, messages_of, tools_of
 from marl_ray.serving.handlers.openai.tool_calls import ToolCallReader
 from marl_ray.serving.handlers.text_response import TextResponseWriter, WrittenResponse, respond_with_text, text_request
-from marl_ray.serving.http.fields import flag
-from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream, event
+from marl_ray.serving.http.fields import boolean_field
+from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream, server_sent_event
 from marl_ray.serving.service import Service
 
 CHAT_NEUTRAL_VALUES: dict[str, Any] = NEUTRAL_VALUES | {
@@ -48,7 +48,7 @@ async def completions(service: Service, request: Request) -> Response | Stream:
     """Answer `POST /v1/chat/completions`."""
     service.admission.admit(request, "inference")
     data = await request.object(CHAT_FIELDS)
-    messages, tools, log_probs = messages_of(data.get("messages")), tools_of(data), flag(data, "logprobs")
+    messages, tools, log_probs = messages_of(data.get("messages")), tools_of(data), boolean_field(data, "logprobs")
     top = top_of(data, "top_logprobs", MAX_TOP_LOGPROBS)
     if top and not log_probs:
         raise RequestError(400, "top_logprobs", "expected logprobs beside it")
@@ -142,7 +142,7 @@ class _Completion:
                     "finish_reason": _finish(chunk.finish, reader),
                     "logprobs": self._logprobs_field(chunk.names, chunk.log_probs, chunk.tops),
                 }
-                yield event(self._chunk(writer, [choice], None))
+                yield server_sent_event(self._chunk(writer, [choice], None))
                 delta = {}
                 if chunk.finish is not None:
                     break
@@ -150,7 +150,7 @@ class _Completion:
             yield b"data: " + chat_problem(error) + b"\n\n"
             return
         if self._usage:
-            yield event(self._chunk(writer, [], usage_of(chunk.prompt_tokens, tokens)))
+            yield server_sent_event(self._chunk(writer, [], usage_of(chunk.prompt_tokens, tokens)))
         yield b"data: [DONE]\n\n"
 
     def _chunk(self, writer: TextResponseWriter, choices: list[Any], usage: Mapping[str, int] | None) -> dict[str, Any]:

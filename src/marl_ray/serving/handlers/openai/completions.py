@@ -20,7 +20,7 @@ from marl_ray.serving.handlers.openai.fields import (
     usage_of,
 )
 from marl_ray.serving.handlers.text_response import TextResponseWriter, WrittenResponse, collect_response, text_request
-from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream, event
+from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream, server_sent_event
 from marl_ray.serving.service import Service
 
 COMPLETION_NEUTRAL_VALUES: dict[str, Any] = NEUTRAL_VALUES | {"best_of": 1, "echo": False, "suffix": None}
@@ -134,13 +134,13 @@ class _Completions:
                     log_probs = self._logprobs_field(chunk, characters)
                     characters += sum(len(token.text) for token in chunk.names)
                     choice = {"index": index, "text": chunk.text, "finish_reason": finish, "logprobs": log_probs}
-                    yield event(self._chunk(writer, [choice], None))
+                    yield server_sent_event(self._chunk(writer, [choice], None))
                 prompt += chunk.prompt_tokens
         except RequestError as error:  # the status has already been sent
             yield b"data: " + problem(error) + b"\n\n"
             return
         if self._usage:
-            yield event(self._chunk(writers[0], [], usage_of(prompt, completion)))
+            yield server_sent_event(self._chunk(writers[0], [], usage_of(prompt, completion)))
         yield b"data: [DONE]\n\n"
 
     def _chunk(self, writer: TextResponseWriter, choices: list[Any], usage: dict[str, int] | None) -> dict[str, Any]:

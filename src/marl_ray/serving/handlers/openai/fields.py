@@ -12,7 +12,7 @@ import orjson
 
 from marl_ray.policies.engines.decoding.logit_bias import LogitBias
 from marl_ray.serving.handlers.text_response import TextResponseWriter, agent_of, text_only
-from marl_ray.serving.http.fields import attributes_of, flag, session_id
+from marl_ray.serving.http.fields import attributes_of, boolean_field, session_id
 from marl_ray.serving.http.protocol import Request, RequestError
 from marl_ray.serving.http.text_settings import SETTINGS, Settings, settings_of
 from marl_ray.serving.routing.assignment import SessionArm
@@ -62,14 +62,16 @@ class CompletionOptions(NamedTuple):
 
 def read_options(data: dict[str, Any], neutral: Mapping[str, Any]) -> CompletionOptions:
     """Read the fields that all of OpenAI's paths share; RequestError 400 naming the invalid field."""
-    streamed, options = flag(data, "stream"), data.get("stream_options")
+    streamed, options = boolean_field(data, "stream"), data.get("stream_options")
     usage = False
     if options is not None:
         if not streamed:
             raise RequestError(400, "stream_options", "expected none without stream")
         if not isinstance(options, dict):
             raise RequestError(400, "stream_options", "expected an object")
-        usage = flag(options, "include_usage")  # other options, such as include_obfuscation, concern only the transport
+        usage = boolean_field(
+            options, "include_usage"
+        )  # other options, such as include_obfuscation, concern only the transport
     for name, nothing in neutral.items():
         if not _is_neutral(data.get(name), nothing):
             raise RequestError(400, name, f"unsupported, expected {orjson.dumps(nothing).decode()} or nothing")
@@ -132,7 +134,7 @@ async def assign_request(
     The unit is `user`, else the header `x-session-id`, else this completion alone, by its `number`.
     """
     endpoint, _, agent = model.partition("/")
-    routers = service.endpoints.acting(endpoint)
+    routers = service.endpoints.acting_routers(endpoint)
     text_only(routers[0])
     has_unit = data.get("user") is not None or request.header(b"x-session-id") is not None
     session = session_id(data.get("user"), request) if has_unit else number

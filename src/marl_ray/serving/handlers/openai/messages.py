@@ -9,7 +9,7 @@ import orjson
 
 from marl_ray.policies.prompting.prompts import Message
 from marl_ray.serving.arms.protocol import Messages
-from marl_ray.serving.http.fields import flag
+from marl_ray.serving.http.fields import boolean_field
 from marl_ray.serving.http.protocol import RequestError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -110,7 +110,7 @@ def _is_plain(value: Any) -> bool:
 def tools_of(data: Mapping[str, Any]) -> Tools:
     """Read and check the tools; RequestError 400 naming the invalid field."""
     definitions, choice = data.get("tools"), data.get("tool_choice")
-    parallel = data.get("parallel_tool_calls") is None or flag(data, "parallel_tool_calls")
+    parallel = data.get("parallel_tool_calls") is None or boolean_field(data, "parallel_tool_calls")
     if definitions is not None and (not isinstance(definitions, list) or len(definitions) > MAX_TOOLS):
         raise RequestError(400, "tools", f"expected a list of {MAX_TOOLS} tools at most")
     if not _is_plain(definitions):

@@ -14,7 +14,7 @@ async def model(service: Service, request: Request) -> Response:
     """Answer `GET /v1/models/ENDPOINT` and `GET /v1/models/ENDPOINT/AGENT`."""
     await service.admission.admit_reader(request, "inference")
     model_id = "/".join(request.path_params.values())
-    served = service.endpoints.served(request.path_params["name"])
+    served = service.endpoints.routers_of(request.path_params["name"])
     for each in models_of(served):
         if each["id"] == model_id:
             return Response(orjson.dumps(each))

@@ -16,9 +16,10 @@ from marl_ray.policies.actor_critic.compiled.adam import AdamSettings, adam_step
 from marl_ray.policies.actor_critic.compiled.arguments import DecisionArrays, NetworkInputs, PPOSettings, of_vectors
 from marl_ray.policies.actor_critic.compiled.kernels import network_gradient, standardize
 from marl_ray.policies.actor_critic.compiled.network import categories_of, layout_of
+from marl_ray.policies.actor_critic.compiled.rows import sort_by_row
 from marl_ray.policies.actor_critic.networks import Network
 from marl_ray.policies.actor_critic.policy import ActorCritic
-from marl_ray.training.collectives import total, world
+from marl_ray.training.collectives import rank_and_world_size, sum_over_workers
 from marl_ray.training.errors import DivergedError
 from marl_ray.training.learner.compiled.flat_state import FlatState
 from marl_ray.training.learner.minibatches import Selection
@@ -76,7 +77,7 @@ class CompiledBatch:
         gradient = np.empty_like(weights)
         for k, part in enumerate(self.parts):
             self.part_gradient(k, weights[part], minibatch, decisions, gradient[part], sums)
-        return gradient if world()[1] == 1 else total(torch.from_numpy(gradient)).numpy()
+        return gradient if rank_and_world_size()[1] == 1 else sum_over_workers(torch.from_numpy(gradient)).numpy()
 
     def part_gradient(
         self,
@@ -89,7 +90,9 @@ class CompiledBatch:
     ) -> None:
         """Write this worker's gradient of network `k`, the actor or the critic, and add its metrics to `sums` (5,)."""
         terms = self.terms._replace(decisions=max(float(decisions), 1.0))
-        rest = self.inputs[k], self.allowed, minibatch, self.data, terms
+        inputs = self.inputs[k]
+        by_row = sort_by_row(minibatch, inputs.numbers, max(len(inputs.rows), len(inputs.codes)))
+        rest = inputs, self.allowed, by_row, self.data, terms
         network_gradient(weights, self.networks[k], k == 1, *rest, gradient, sums)
 
 
@@ -113,7 +116,7 @@ def largest_difference(policy: TrainedPolicy, state: UpdateState, prepared: Prep
             worst = max(worst, float(np.abs(gradient - expected).max()) / max(1.0, float(np.abs(gradient).max())))
     policy.optimizer.zero_grad(set_to_none=True)
     cast(FSDPModule, policy.model).reshard()
-    return float(total(torch.tensor(worst)))
+    return float(sum_over_workers(torch.tensor(worst)))
 
 
 def descend(
@@ -189,7 +192,7 @@ def _take_steps(
             norms += step(k, number, gradient)
         return norms
 
-    if world()[1] == 1:
+    if rank_and_world_size()[1] == 1:
         of_critic = np.zeros_like(sums)
         second = _second_thread().submit(descend_alone, 1, of_critic) if torch.get_num_threads() > 1 else None
         norms = descend_alone(0, sums)
@@ -236,7 +239,7 @@ def _critic_inputs(model: ActorCritic, prepared: PreparedBatch) -> tuple[Network
 
 
 def _total(sums: np.ndarray) -> np.ndarray:
-    return sums if world()[1] == 1 else total(torch.from_numpy(sums)).numpy()
+    return sums if rank_and_world_size()[1] == 1 else sum_over_workers(torch.from_numpy(sums)).numpy()
 
 
 def _array(values: Tensor, dtype: type | None = None) -> np.ndarray:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from marl_ray.training.collectives import total, world
+from marl_ray.training.collectives import rank_and_world_size, sum_over_workers
 from marl_ray.training.learner.optimizers import local_part
 from marl_ray.training.learner.trained_policy import TrainedPolicy
 
@@ -48,7 +48,7 @@ class FlatState:
             rows[0, place] = local_part(parameter.detach()).reshape(-1)
             rows[1, place], rows[2, place] = (local_part(state[key]).reshape(-1) for key in ("exp_avg", "exp_avg_sq"))
             self.step = int(state["step"])
-        self.weights, self.first, self.second = (row.numpy().copy() for row in total(rows))
+        self.weights, self.first, self.second = (row.numpy().copy() for row in sum_over_workers(rows))
 
     def of_worker(self, row: np.ndarray) -> Iterator[tuple[Tensor, np.ndarray]]:
         """Yield each parameter, and this worker's part of its place in `row`."""
@@ -85,7 +85,7 @@ def _own_part(parameter: Tensor, at: int) -> slice:
     """
     if not isinstance(parameter, DTensor):
         return slice(at, at + parameter.numel())
-    rank, workers = world()
+    rank, workers = rank_and_world_size()
     # From the shape alone: a row of a sharded parameter would be gathered from all workers.
     rows, width = parameter.shape[0], math.prod(parameter.shape[1:])
     chunk = -(-rows // workers)

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from marl_ray.policies.actor_critic.policy import ActorCritic, EncodedRows
-from marl_ray.training.collectives import world
+from marl_ray.training.collectives import rank_and_world_size
 from marl_ray.training.learner.families.results import Outputs, PolicyModels
 from marl_ray.training.learner.minibatches import Selection, Shape
 from marl_ray.trajectories import Trajectories
@@ -100,7 +100,7 @@ def pad_batch(batch: Trajectories, agents: int) -> Trajectories:
 def bounds(batch: Trajectories, agents: int) -> tuple[int, ...]:
     """Return equal steps: all workers have equally many copies."""
     copies = len(batch.mask) // agents
-    return tuple(range(0, (world()[1] + 1) * copies, copies))
+    return tuple(range(0, (rank_and_world_size()[1] + 1) * copies, copies))
 
 
 def order(model: ActorCritic, batch: Trajectories, agents: int) -> Tensor | None:

@@ -12,11 +12,11 @@ from torch.distributed.fsdp import FSDPModule
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.language import sampling_copy
 from marl_ray.policies.language.sampling_copy import empty_copy, frozen_copy, plain_copy
-from marl_ray.policies.language.sharding.agreement import together
+from marl_ray.policies.language.sharding.agreement import run_on_all_workers
 from marl_ray.policies.language.sharding.shard import shard
-from marl_ray.policies.language.token_policy import TokenPolicy, move
-from marl_ray.training.collectives import total, world
-from marl_ray.training.errors import translate_gather_oom
+from marl_ray.policies.language.token_policy import TokenPolicy, move_to_device
+from marl_ray.training.collectives import rank_and_world_size, sum_over_workers
+from marl_ray.training.errors import raise_gather_error
 from marl_ray.training.learner.families.results import Outputs, PolicyModels
 from marl_ray.training.learner.minibatches import Selection, Shape
 from marl_ray.trajectories import Trajectories
@@ -37,7 +37,7 @@ def set_up(
             fixed = frozen_copy(model)
             shard(fixed, mesh, mixed_precision)
     device = torch.device(mesh.device_type)
-    move(model, device)
+    move_to_device(model, device)
     empty = sampled_elsewhere and model.unread is not None
     rollout = empty_copy(model, device) if empty else plain_copy(model, device)
     shard(model, mesh, mixed_precision)
@@ -90,10 +90,10 @@ def refresh(models: PolicyModels, mixed_precision: bool, where: str) -> None:
     """
 
     def refresh_own() -> None:
-        with translate_gather_oom(where):
+        with raise_gather_error(where):
             sampling_copy.refresh(models.rollout, models.trained)
 
-    together(refresh_own)
+    run_on_all_workers(refresh_own)
 
 
 def adopt_actor(models: PolicyModels, parameters: Mapping[str, Tensor]) -> NoReturn:
@@ -118,10 +118,10 @@ def bounds(batch: Trajectories, agents: int) -> tuple[int, ...]:
 
     A copy is one row, or a pair of rows with `agents` = 2.
     """
-    rank, workers = world()
+    rank, workers = rank_and_world_size()
     rows = torch.zeros(workers, dtype=torch.int64, device=batch.mask.device)
     rows[rank] = len(batch.mask) // agents
-    return (0, *total(rows).cumsum(0).tolist())
+    return (0, *sum_over_workers(rows).cumsum(0).tolist())
 
 
 def order(model: TokenPolicy, batch: Trajectories, agents: int) -> Tensor | None:

@@ -75,7 +75,9 @@ def _checked_advantages(policy: TrainedPolicy, batch: Trajectories) -> tuple[Ten
 
 
 def center_costs(raw: Tensor, mask: Tensor, all_moments: Tensor, scale: bool) -> tuple[Tensor, Tensor]:
-    """Centre cost advantages (B, T, K) and, with `scale`, divide them by each signal's spread; also the divisors, (K,).
+    """Centre cost advantages (B, T, K) and, with `scale`, divide them by each signal's standard deviation.
+
+    Returns the divisors too, (K,).
 
     `all_moments` (K, 3) are over all workers. Without `scale` the advantages keep their units, which are the budgets'.
     """

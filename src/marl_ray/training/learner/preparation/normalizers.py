@@ -14,10 +14,10 @@ def updated_norms(norms: Sequence[ValueNorm], all_moments: Tensor) -> tuple[Valu
     A batch without decisions moves none.
     """
     pairs = zip(norms, all_moments.tolist(), strict=True)
-    return tuple(norm.updated(total / n, square / n) if n else norm for norm, (n, total, square) in pairs)
+    return tuple(norm.add_batch(total / n, square / n) if n else norm for norm, (n, total, square) in pairs)
 
 
-def in_own_units(norms: Sequence[ValueNorm], values: Tensor) -> Tensor:
+def denormalize(norms: Sequence[ValueNorm], values: Tensor) -> Tensor:
     """Convert (B, T, K) from units of each signal's normaliser to units of the cost."""
     return torch.stack([norm.denormalize(column) for norm, column in zip(norms, values.unbind(-1), strict=True)], -1)
 

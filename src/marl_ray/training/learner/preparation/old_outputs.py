@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from marl_ray.algorithms.losses.kl import kl_estimate
-from marl_ray.training.learner.forward_passes import evaluate_all, in_passes
+from marl_ray.training.learner.forward_passes import evaluate_all, evaluate_in_passes
 from marl_ray.training.learner.minibatches import Selection, Shape
 from marl_ray.training.learner.preparation.normalizers import normalize
 from marl_ray.training.learner.prepared_batch import OldOutputs
@@ -53,7 +53,7 @@ def reference_log_probs(
     """
     if not policy.needs_reference:
         return None
-    (log_probs,) = in_passes(
+    (log_probs,) = evaluate_in_passes(
         policy,
         batch,
         shape,
@@ -72,11 +72,14 @@ def estimated_divergence(
     shape: Shape,
     selections: Sequence[Selection],
 ) -> Tensor:
-    """Estimate the KL divergence (B, T) (nats) of the policy from the reference before the first step; 0 where unused."""
+    """Estimate the KL divergence (B, T), in nats, of the policy from the reference before the first step.
+
+    It is 0 where nothing uses it.
+    """
     hyper = policy.hyper
     if not hyper.kl_coef or reference is None:
         return torch.zeros_like(old_log_probs)
     log_probs = old_log_probs
-    if policy.settings.served:  # the old log-probabilities are those of the policies that wrote the batch
+    if policy.settings.learns_from_served:  # the old log-probabilities are those of the policies that wrote the batch
         log_probs = evaluate_all(policy, inputs, batch, batch.mask, shape, selections).log_probs
     return kl_estimate(log_probs, reference, hyper.kl_estimator)

@@ -13,7 +13,7 @@ from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.forward_passes import fit_critic
 from marl_ray.training.learner.minibatches import Selection, Shape
 from marl_ray.training.learner.preparation.estimates import Estimates, center_costs, estimate, split_rows
-from marl_ray.training.learner.preparation.normalizers import in_own_units, normalize, updated_norms
+from marl_ray.training.learner.preparation.normalizers import denormalize, normalize, updated_norms
 from marl_ray.training.learner.preparation.old_outputs import estimated_divergence, old_outputs, reference_log_probs
 from marl_ray.training.learner.preparation.statistics import batch_metrics, batch_sums, check_finite
 from marl_ray.training.learner.prepared_batch import OldOutputs, PreparedBatch
@@ -103,7 +103,7 @@ def _with_values(policy: TrainedPolicy, state: UpdateState, batch: Trajectories,
     batch = replace(batch, values=state.value_norm.denormalize(old.values) * batch.mask)
     if not policy.budgets:
         return batch
-    return replace(batch, cost_values=in_own_units(state.cost_norms, old.cost_values) * batch.mask[..., None])
+    return replace(batch, cost_values=denormalize(state.cost_norms, old.cost_values) * batch.mask[..., None])
 
 
 def _normalize_advantages(policy: TrainedPolicy, raw: Tensor, mask: Tensor, all_moments: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def _moved_state(
         state = replace(state, cost_norms=updated_norms(state.cost_norms, sums["cost_targets"]))
         if state.multipliers and costs.means is not None and costs.episodes and not policy.algorithm.every_step:
             pairs = zip(state.multipliers, costs.means, strict=True)
-            state = replace(state, multipliers=tuple(multiplier.updated(cost) for multiplier, cost in pairs))
+            state = replace(state, multipliers=tuple(multiplier.with_cost(cost) for multiplier, cost in pairs))
     return state
 
 

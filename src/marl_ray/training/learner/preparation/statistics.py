@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from marl_ray.algorithms.advantages.normalization import moments
-from marl_ray.algorithms.losses.aggregation import counts
-from marl_ray.training.collectives import totals
+from marl_ray.algorithms.losses.aggregation import count_tokens_and_sequences
+from marl_ray.training.collectives import sum_each_over_workers
 from marl_ray.training.errors import DivergedError
 from marl_ray.training.learner.minibatches import Selection, Shape
 from marl_ray.training.learner.preparation.estimates import Estimates
@@ -43,14 +43,18 @@ def batch_sums(
         "costs": _signal_moments(estimates.cost_advantages, mask),
         "cost_targets": _signal_moments(estimates.cost_targets, mask),
         "minibatches": torch.stack(
-            [counts(selection.take(mask, shape.agents)) for epoch in minibatch_plan for selection in epoch]
+            [
+                count_tokens_and_sequences(selection.take(mask, shape.agents))
+                for epoch in minibatch_plan
+                for selection in epoch
+            ]
         ),
-        "batch": counts(mask),
+        "batch": count_tokens_and_sequences(mask),
         "left_out": left_out.sum().double(),
     }
     if policy.settings.other_engine:
         sums["engine_gap"] = moments((old.log_probs - batch.log_probs).abs(), mask)
-    return totals(sums)
+    return sum_each_over_workers(sums)
 
 
 def check_finite(where: str, sums: dict[str, Tensor]) -> None:

@@ -46,8 +46,8 @@ def make_collector(
     data: Any,
 ) -> Collector:
     """Return the collector of compiled or batched environments."""
-    envs = make_batch(config.env, len(copies), list(agents.values()), config.signals, config.constraints)
-    return Collector(env, envs, agents, copies, plan, config.seed, config.signals, state)
+    envs = make_batch(config.env, len(copies), list(agents.values()), config.cost_signals, config.constraints)
+    return Collector(env, envs, agents, copies, plan, config.seed, config.cost_signals, state)
 
 
 def starts_player(

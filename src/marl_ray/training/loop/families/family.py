@@ -63,7 +63,7 @@ class RunFamily(Protocol):
 
 def run_family(config: RunConfig) -> RunFamily:
     """Return the family of a run."""
-    if config.language:
+    if config.has_language_models:
         from marl_ray.training.loop.families import language_models  # loads transformers
 
         return language_models

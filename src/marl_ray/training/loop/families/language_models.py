@@ -11,8 +11,8 @@ from marl_ray.envs.registry import make_env
 from marl_ray.rollout.protocol import BatchCollector, CollectedBatch, CollectPlan
 from marl_ray.rollout.served.collector import ResponseBlock, ServedCollector
 from marl_ray.rollout.text.collector import TextBatch, TextCollector
-from marl_ray.rollout.text.transcripts import Transcript, means
-from marl_ray.training.collectives import gather
+from marl_ray.rollout.text.transcripts import Transcript, mean_metrics
+from marl_ray.training.collectives import gather_from_workers
 from marl_ray.training.evaluation.held_out import HeldOutPlayer
 from marl_ray.training.imitation.fine_tuning import fine_tune
 from marl_ray.training.loop.callbacks import Metrics, RunCallbacks
@@ -61,7 +61,7 @@ def make_collector(
     def make() -> AECEnv:
         return cast(AECEnv, make_env(config.env, config.constraints))
 
-    common = (make, agents, copies, plan, config.seed, config.signals, state, gather)
+    common = (make, agents, copies, plan, config.seed, config.cost_signals, state, gather_from_workers)
     if data is not None:
         return ServedCollector(*common, data, config.train.env_copies)
     return TextCollector(*common, config.train.curriculum)
@@ -84,12 +84,14 @@ def response_metrics(batch: CollectedBatch) -> tuple[Metrics, list[dict[str, Any
     responses = [rows for rows in batch.trajectories.values() if rows.prompts is not None]
     trained = sum(int(rows.mask.sum()) for rows in responses)
     prompts = sum(int((cast(Tensor, rows.prompts) >= 0).sum()) for rows in responses)
-    parts = gather((trained, prompts, batch.sums, batch.transcripts))
+    parts = gather_from_workers((trained, prompts, batch.sums, batch.transcripts))
     counts = {
         "tokens": float(sum(part[0] for part in parts)),
         "prompt_tokens": float(sum(part[1] for part in parts)),
     }
-    return counts | means(part[2] for part in parts), [_plain(transcript) for part in parts for transcript in part[3]]
+    return counts | mean_metrics(part[2] for part in parts), [
+        _plain(transcript) for part in parts for transcript in part[3]
+    ]
 
 
 def _plain(transcript: Transcript) -> dict[str, Any]:

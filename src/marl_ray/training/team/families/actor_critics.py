@@ -81,7 +81,7 @@ def build_models(config: RunConfig, env: ParallelEnv, agents: Mapping[str, list[
             "none" if frozen else spec.critic,
             state_space,
             len(members),
-            config.signals if spec.costs and not frozen else 0,
+            config.cost_signals if spec.needs_costs and not frozen else 0,
         )
         _load_weights(config, name, members, models[name], env)
     return models

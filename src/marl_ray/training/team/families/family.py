@@ -51,7 +51,7 @@ class TeamFamily(Protocol):
 
 def team_family(config: RunConfig) -> TeamFamily:
     """Return the family of a run's team."""
-    if config.language:
+    if config.has_language_models:
         from marl_ray.training.team.families import language_models  # loads transformers
 
         return language_models

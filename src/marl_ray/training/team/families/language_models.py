@@ -17,7 +17,13 @@ from marl_ray.policies.bundles.actor_critic import Lineage, load_bundle
 from marl_ray.policies.bundles.language import Models, StreamedPolicy, TokenBundle, save_token_bundle
 from marl_ray.policies.engines.sampler import has_weights, make_engine
 from marl_ray.policies.language.sampling_copy import WeightSnapshot, empty_copy, plain_copy, snapshot_copy
-from marl_ray.policies.language.token_policy import TokenPolicy, adopt, begin_with, build_token_policy, move
+from marl_ray.policies.language.token_policy import (
+    TokenPolicy,
+    adopt_weights,
+    build_token_policy,
+    move_to_device,
+    start_from_weights,
+)
 from marl_ray.rollout.text.responses import TokenPlayer
 from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.team.gpu_pass_limit import pass_limits
@@ -48,7 +54,7 @@ class LanguageTeam(Team):
 
         def save(folder: str, trained: TrainedTensor) -> Path:
             arriving = {
-                name: StreamedPolicy(weights, weights.merged(partial(trained, name)))
+                name: StreamedPolicy(weights, weights.read_merged(partial(trained, name)))
                 for name, weights in parted.items()
             }
             return save_token_bundle(folder, agents, {**copied, **arriving}, lineage)
@@ -97,7 +103,7 @@ def build_models(config: RunConfig, env: ParallelEnv, agents: Mapping[str, list[
             settings.generation,
             config.seed * 1000 + number,
             not settings.frozen and spec.critic != "none",
-            config.signals if spec.costs and not settings.frozen else 0,
+            config.cost_signals if spec.needs_costs and not settings.frozen else 0,
             uri_of(config),
             unread=True,
         )
@@ -106,9 +112,9 @@ def build_models(config: RunConfig, env: ParallelEnv, agents: Mapping[str, list[
             models, policy_name = weights
             try:
                 if policies[name].unread is None:
-                    adopt(policies[name], models[policy_name])
+                    adopt_weights(policies[name], models[policy_name])
                 else:
-                    begin_with(policies[name], models.stored(policy_name))
+                    start_from_weights(policies[name], models.open_weights(policy_name))
                 policies[name].base = f"{settings.bundle}/{policy_name}"
             except MarlRayError as error:
                 raise MarlRayError(f"team.{name}.{error}") from error
@@ -164,7 +170,7 @@ def assemble(
             sampling[name] = learners[name].policy.rollout_model
         else:
             frozen = cast(TokenPolicy, model)
-            move(frozen, device)
+            move_to_device(frozen, device)
             empty = sampled_elsewhere(config, name) and frozen.unread is not None
             sampling[name] = empty_copy(frozen, device, trained=False) if empty else plain_copy(frozen, device)
     for name, rows in pass_limits(learners).items():

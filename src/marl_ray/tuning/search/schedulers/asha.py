@@ -41,7 +41,7 @@ class AshaScheduler(Scheduler):
         go: set[int] = set()
         size = len(trials) + (0 if more is None else more)
         for rung in self.rungs:
-            count = trials.reached(rung)
+            count = trials.count_reached(rung)
             places = count // self.config.reduction
             if more is not None:
                 places = max(1, size // self.config.reduction) - (size - count)

@@ -89,7 +89,7 @@ class TrialStandings(Mapping[int, TrialStanding]):
         self.running.discard(number)
         self.waiting.discard(number)
 
-    def reached(self, at: int) -> int:
+    def count_reached(self, at: int) -> int:
         """Return the number of trials that have a score at decision point `at`."""
         return len(self._arrived.get(at, ()))
 

@@ -74,8 +74,8 @@ def upper_bounds(
     times: np.ndarray, points: np.ndarray, changes: np.ndarray, now: float, candidates: np.ndarray
 ) -> np.ndarray:
     """Return (C,) mean + KAPPA * deviation at `candidates` (C, D) and time `now`, from N observations."""
-    spread = changes.std() or 1.0
-    y = (changes - changes.mean()) / spread
+    deviation = changes.std() or 1.0
+    y = (changes - changes.mean()) / deviation
 
     def kernel(theta: np.ndarray, t: np.ndarray, x: np.ndarray, t2: np.ndarray, x2: np.ndarray) -> np.ndarray:
         length, forget = math.exp(theta[0]), 1 / (1 + math.exp(-theta[1]))

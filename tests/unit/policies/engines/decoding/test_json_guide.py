@@ -73,13 +73,13 @@ def test_depth_is_bounded():
 def test_whatever_tokens_are_drawn_it_can_be_ended(drawn):
     state, ids = frame_guide(("<a>", "<b> "), "</>"), []
     for step in range(400):
-        allowed = np.flatnonzero(GUIDES.allowed(state, 300))
+        allowed = np.flatnonzero(GUIDES.allowed_tokens(state, 300))
         assert len(allowed) and allowed.max() < 256
         # The way out: what closes comes first.
         ways = [ord(c) for c in '"}]' if ord(c) in allowed] if step > 40 else []
         token = ways[0] if ways else int(drawn.choice(list(allowed)))
         ids.append(token)
-        state = GUIDES.after(state, token)
+        state = GUIDES.next_state(state, token)
         if state.mode == "done":
             break
     text = BYTES.decode(ids)
@@ -93,9 +93,9 @@ def test_a_blank_before_a_word_counts_where_a_tokenizer_hides_it():
     guides = Guides(tokenizer)
     state = read('{"a":1')
     assert state is not None
-    allowed = guides.allowed(state, len(tokenizer))
+    allowed = guides.allowed_tokens(state, len(tokenizer))
     blank = tokenizer.convert_tokens_to_ids("▁")
-    assert allowed[blank] and guides.after(state, blank).mode == "next"
+    assert allowed[blank] and guides.next_state(state, blank).mode == "next"
 
 
 def test_a_tokenizer_that_cannot_write_json_is_refused():

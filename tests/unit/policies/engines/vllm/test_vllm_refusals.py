@@ -33,7 +33,7 @@ def test_as_many_of_the_most_likely_tokens_are_named_as_were_asked_for():
 
 def test_an_adapter_above_vllms_ranks_is_refused_by_name(tmp_path):
     assert sorted(KERNEL_RANKS) == [*KERNEL_RANKS]
-    policy = load_bundle(lora_bundle(tmp_path, 1, rank=KERNEL_RANKS[-1] + 1)).policies.unmerged("lm")
+    policy = load_bundle(lora_bundle(tmp_path, 1, rank=KERNEL_RANKS[-1] + 1)).policies.load_unmerged("lm")
     with pytest.raises(MarlRayError, match=r"engine=vllm: the adapter of .* has rank 513, expected at most 512"):
         SharedVllm(policy)
 

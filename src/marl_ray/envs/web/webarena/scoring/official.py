@@ -13,7 +13,7 @@ from marl_ray.envs.web.webarena.scoring.tokenization import words
 from marl_ray.envs.web.webarena.tasks.task import NOT_ACHIEVABLE, AnswerCheck, PageContent
 
 
-def clean(text: str) -> str:
+def clean_text(text: str) -> str:
     """Return the text without spaces around it and without one pair of quotes, in lower case."""
     text = text.strip()
     for quote in "'", '"':
@@ -24,7 +24,7 @@ def clean(text: str) -> str:
 
 def exact_match(reference: str, text: str) -> bool:
     """Return True if both are equal once cleaned."""
-    return clean(text) == clean(reference)
+    return clean_text(text) == clean_text(reference)
 
 
 def must_include(reference: str, text: str, alone: bool = False) -> bool:
@@ -32,7 +32,7 @@ def must_include(reference: str, text: str, alone: bool = False) -> bool:
 
     A reference of one character that stands alone in its task must be a word there, so that `0` is not in `10`.
     """
-    reference, text = clean(reference), clean(text)
+    reference, text = clean_text(reference), clean_text(text)
     if alone and len(reference) == 1 and len(words(reference)) == 1:
         return reference in words(text)
     return reference in text
@@ -44,7 +44,7 @@ def answer_score(check: AnswerCheck, answer: str, intent: str, judge: FuzzyJudge
     answer: what the agent gave with `stop`.
     intent: the task in words, which the judge reads.
     """
-    answer = clean(answer)
+    answer = clean_text(answer)
     if check.not_achievable:
         # As in WebArena: a reason that a judge accepts counts for everything.
         return float(exact_match(NOT_ACHIEVABLE, answer)) or judge.same_reason(answer, check.reason, intent)

@@ -118,7 +118,10 @@ def _same_list(expected: Sequence[Any], answers: Sequence[Any], schema: Mapping[
 
 
 def _same_object(expected: Any, answer: Any, schema: Mapping[str, Any], ordered: bool) -> bool:
-    """Compare the properties that the schema names; one that neither has is the same, and further ones do not count."""
+    """Compare the properties that the schema names.
+
+    One that neither has is the same, and further ones do not count.
+    """
     answer = _parse_json(answer, dict)
     if not isinstance(answer, dict):
         return False

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from marl_ray.envs.text.base import is_held_out
-from marl_ray.envs.text.record_files import FileRow, read_bytes, read_record, rows
+from marl_ray.envs.text.record_files import FileRow, read_bytes, read_record, read_records
 from marl_ray.envs.web.webarena.tasks.task import WebTask
 from marl_ray.envs.web.webarena.tasks.verified import VerifiedRecord, verified_task
 from marl_ray.envs.web.webarena.tasks.webarena import WebArenaRecord, webarena_task
@@ -26,7 +26,7 @@ def read_web_tasks(path: str) -> tuple[WebTask, ...]:
     """
     data = read_bytes(path)
     tasks: dict[str, WebTask] = {}
-    for number, row in enumerate(rows(path, data)):
+    for number, row in enumerate(read_records(path, data)):
         try:
             task = web_task(row)
             if task.task_id in tasks:
@@ -57,7 +57,7 @@ def split_by_template(tasks: Iterable[WebTask], held_out: float) -> tuple[tuple[
     return tuple(task for task, test in sides if not test), tuple(task for task, test in sides if test)
 
 
-def of_sites(tasks: Iterable[WebTask], sites: Sequence[str]) -> tuple[WebTask, ...]:
+def tasks_of_sites(tasks: Iterable[WebTask], sites: Sequence[str]) -> tuple[WebTask, ...]:
     """Return the tasks that need no other site than these."""
     return tuple(task for task in tasks if set(task.sites) <= set(sites))
 

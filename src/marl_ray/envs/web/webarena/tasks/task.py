@@ -130,7 +130,7 @@ def unknown_placeholders(text: str) -> list[str]:
     return [name for name in _PLACEHOLDER.findall(text) if name not in placeholders]
 
 
-def on_sites(value: T, sites: Mapping[str, str]) -> T:
+def with_site_urls(value: T, sites: Mapping[str, str]) -> T:
     """Return a task, or a part of one, with the base URLs of `sites` in place of all placeholders.
 
     Raises MarlRayError for a site that is unknown, and for a placeholder of a site without a base URL.

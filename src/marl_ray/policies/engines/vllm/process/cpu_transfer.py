@@ -16,7 +16,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from marl_ray.policies.engines.vllm.process.messages import SHARED_MEMORY
-from marl_ray.policies.engines.vllm.process.weight_memory import WeightLayout, read
+from marl_ray.policies.engines.vllm.process.weight_memory import WeightLayout, read_tensors
 
 
 @dataclass
@@ -55,7 +55,7 @@ class SharedTransfer(WeightTransferEngine):  # type: ignore[misc]
 
     @override
     def receive_weights(self, update_info: SharedUpdate) -> None:
-        weights = list(read(update_info.layout, update_info.version))
+        weights = list(read_tensors(update_info.layout, update_info.version))
         initialize_layerwise_reload(self.model)
         self.model.load_weights(weights)
         finalize_layerwise_reload(self.model, self.model_config)

@@ -122,7 +122,7 @@ class VllmDecoder:
             for stops, rows in by_stops.items()
             for handle, held in zip(
                 rows,
-                StopStrings(self._tokenizer, stops).completed([self._rows[row].ids for row in rows]),
+                StopStrings(self._tokenizer, stops).completes_stop([self._rows[row].ids for row in rows]),
                 strict=True,
             )
             if held

@@ -91,7 +91,7 @@ def _check(entry: TensorPlace, tensor: Tensor | None) -> None:
         raise MarlRayError(f"weights: expected {entry.name} {entry.dtype} {list(entry.shape)}, got {arrived}")
 
 
-def read(layout: WeightLayout, version: int) -> Iterator[tuple[str, Tensor]]:
+def read_tensors(layout: WeightLayout, version: int) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors in the shared memory itself; a reader must copy what it keeps.
 
     Raises MarlRayError if the memory does not hold this version completely.

@@ -12,7 +12,7 @@ from marl_ray.policies.engines.vllm.process.process import VllmProcess
 def test_a_process_that_never_reads_is_given_up(tmp_path, monkeypatch, characters):
     (tmp_path / "never_reads.py").write_text("import time\ntime.sleep(600)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(process, "SERVER", "never_reads")
+    monkeypatch.setattr(process, "SERVER_MODULE", "never_reads")
     monkeypatch.setattr(process, "ANSWER_S", 0.3)
     monkeypatch.setattr(process, "START_S", 0.3)
     with pytest.raises(EngineLostError, match=r"^generation.engine=vllm: no answer to `start` in 0\.3 s$"):

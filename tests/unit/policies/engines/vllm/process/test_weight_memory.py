@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_ray.errors import MarlRayError
-from marl_ray.policies.engines.vllm.process.weight_memory import SharedWeights, read
+from marl_ray.policies.engines.vllm.process.weight_memory import SharedWeights, read_tensors
 
 TYPES = (torch.float32, torch.bfloat16, torch.int64)
 SHAPES = st.lists(st.tuples(st.sampled_from(TYPES), st.lists(st.integers(1, 5), max_size=3)), min_size=1, max_size=6)
@@ -22,7 +22,7 @@ def test_a_reader_gets_what_was_written_version_by_version(shapes):
     for version in (1, 2):
         tensors = {name: tensor + version for name, tensor in tensors.items()}
         shared.write(version, tensors)
-        arrived = dict(read(shared.layout, version))
+        arrived = dict(read_tensors(shared.layout, version))
         assert arrived.keys() == tensors.keys()
         assert all(torch.equal(arrived[name], tensor) for name, tensor in tensors.items())
         assert all(arrived[name].dtype == tensor.dtype for name, tensor in tensors.items())
@@ -38,18 +38,18 @@ def test_weights_that_do_not_fit_are_refused_by_name_and_the_old_ones_stay(tenso
     shared.write(1, {"a": torch.ones(2)})
     with pytest.raises(MarlRayError, match=r"weights: expected a torch.float32 \[2\], got"):
         shared.write(2, tensors)
-    assert dict(read(shared.layout, 1))["a"].tolist() == [1, 1]
+    assert dict(read_tensors(shared.layout, 1))["a"].tolist() == [1, 1]
 
 
 def test_a_version_that_is_not_whole_is_refused():
     shared = SharedWeights({"a": torch.zeros(2)})
     with pytest.raises(MarlRayError, match="expected version 1, got 0 and a part of 0"):
-        list(read(shared.layout, 1))
+        list(read_tensors(shared.layout, 1))
     shared.write(1, {"a": torch.ones(2)})
     with pytest.raises(MarlRayError, match=r"expected a torch\.float32"):
         shared.fill(2, [])  # a writer that begins, and does not end
     with pytest.raises(MarlRayError, match="expected version 2, got 1 and a part of 2"):
-        list(read(shared.layout, 2))
+        list(read_tensors(shared.layout, 2))
 
 
 def test_the_memory_goes_with_its_writer():
