@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from functools import partial
 
 from marl_ray.experiments.lifecycle import Action
-from marl_ray.serving.handlers import act, experiments, generate, operations, outcomes, ui
+from marl_ray.serving.handlers import experiments, generate, operations, outcomes, ui
+from marl_ray.serving.handlers.acts import act, assign
 from marl_ray.serving.handlers.open_inference import infer
 from marl_ray.serving.handlers.open_inference import models as v2
 from marl_ray.serving.handlers.openai import chat
@@ -34,7 +35,7 @@ _EXPERIMENT = "/v1/experiments/{name}"
 ROUTES = (
     Route("POST", "/v1/act", act.act, "act"),
     Route("POST", "/batch", act.batch, "batch"),
-    Route("POST", "/v1/assign", act.assign, "assign"),
+    Route("POST", "/v1/assign", assign.assign, "assign"),
     Route("POST", "/generate", generate.generate, "generate"),
     Route("POST", "/v1/chat/completions", chat.completions, "completions", problem=chat.chat_problem),
     Route("POST", "/v1/completions", texts.text_completions, "text_completions", problem=problem),

@@ -48,6 +48,11 @@ class WrittenResponse:
     cost_usd: float | None
     """Cost in USD; None if it is unknown."""
 
+    @property
+    def log_prob(self) -> float | None:
+        """The text's log-probability; None if its arm computes none, as external arms do."""
+        return sum(self.log_probs) if self.ids else None
+
 
 async def respond_with_text(
     request: Request,
@@ -220,13 +225,9 @@ Exchanges = list[tuple[TextRequest, WrittenResponse]]
 
 
 async def act_by_text(
-    service: Service, router: Router, arm: str, prompts: Mapping[str, str], greedy: bool, exchanges: Exchanges
-) -> dict[str, tuple[str, float | None]]:
-    """Let one arm write every agent's text.
-
-    Returns each text and its log-probability, if the arm computes one. `exchanges` is filled with the requests and
-    responses. Raises RequestError if the arm refuses one.
-    """
+    service: Service, router: Router, arm: str, prompts: Mapping[str, str], greedy: bool
+) -> Exchanges:
+    """Let one arm write every agent's text. Raises RequestError if the arm refuses one."""
     start = time.perf_counter()
     settings = Settings(None, greedy, {})
     text_arm = cast(TextArm, router.arms[arm])
@@ -245,12 +246,7 @@ async def act_by_text(
     for response, first_at in responses.values():
         counters.tokens += response.tokens
         counters.count_text(response.prompt_tokens, first_at - start, response.cost_usd)
-    exchanges[:] = [(requests[agent], response) for agent, (response, _) in responses.items()]
-    # An external arm gives no log-probabilities.
-    return {
-        agent: (response.text, sum(response.log_probs) if response.ids else None)
-        for agent, (response, _) in responses.items()
-    }
+    return [(requests[agent], response) for agent, (response, _) in responses.items()]
 
 
 async def _await_response(reply: Reply) -> tuple[WrittenResponse, float]:

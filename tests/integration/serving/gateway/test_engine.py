@@ -17,6 +17,7 @@ from marl_ray.experiments.lifecycle import Action, ExperimentStatus
 from marl_ray.experiments.store.stores import open_stores
 from marl_ray.serving.arms.response_cache import MemoryCache
 from marl_ray.serving.logs.act_log_reader import read_logged
+from marl_ray.serving.routing.breaker import CircuitState
 
 OPS = bearer("ops")
 
@@ -178,6 +179,20 @@ async def test_what_others_put_into_the_cache_is_no_answer(bundles, tmp_path, mo
         first = await acts_of(client, ["s"], mode="greedy")
         monkeypatch.setattr(MemoryCache, "get", written_by_another)
         assert await acts_of(client, ["s"], mode="greedy") == first
+
+
+async def test_a_kept_answer_is_no_success_of_its_arm(bundles, tmp_path):
+    """Two failures in a row open the circuit, whatever the cache has answered between them."""
+    config = keyed_config(tmp_path, bundles, {"cache": {"url": "memory:"}}, breaker={"failures": 2})
+
+    async with serving(config) as (client, app):
+        client.headers.update(OPS)
+        (first,) = await acts_of(client, ["s"], mode="greedy")
+        circuit = app.service.endpoints.routers["exp"].circuits[first["arm"]]
+        circuit.failure(circuit.allow())
+        assert await acts_of(client, ["s"], mode="greedy") == [first]
+        circuit.failure(circuit.allow())
+        assert circuit.state is CircuitState.OPEN
 
 
 async def test_shadows_get_copies_of_requests_with_kept_answers_too(bundles, tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 import orjson
 
 from marl_ray.policies.actor_critic.spaces import consists_of
-from marl_ray.serving.handlers.act import answer
+from marl_ray.serving.handlers.acts.act import answer
 from marl_ray.serving.handlers.open_inference.models import (
     ACTION_SUFFIX,
     DATATYPES,

@@ -1,0 +1,158 @@
+"""Requests for actions: `/v1/act` asks for the actions of one session, and `/batch` holds many such requests."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+import orjson
+
+from marl_ray.errors import FieldError
+from marl_ray.experiments.assignment.population import Attributes
+from marl_ray.experiments.assignment.rendezvous import Assignment
+from marl_ray.policies.bundles.actor_critic import Bundle
+from marl_ray.serving.handlers.acts.arm_answers import ActInputs, ArmActions, answer_by_actor_critic, answer_by_text
+from marl_ray.serving.handlers.text_response import log_text, text_observations, total_cost
+from marl_ray.serving.http.fields import attributes_of, cluster_of, session_id
+from marl_ray.serving.http.protocol import Request, RequestError, Response, known_fields, parse_object
+from marl_ray.serving.logs.act_log import ActLog, LoggedAct
+from marl_ray.serving.routing.assignment import SessionArm
+from marl_ray.serving.service import Service
+
+ACT_FIELDS = frozenset({"experiment", "session_id", "cluster_id", "attributes", "observations", "action_masks", "mode"})
+
+
+async def act(service: Service, request: Request) -> Response:
+    """Answer `POST /v1/act`."""
+    service.admission.admit(request, "inference")
+    data = parse_object(await request.body(), ACT_FIELDS)
+    return Response(orjson.dumps(await answer(service, request, data)))
+
+
+async def batch(service: Service, request: Request) -> Response:
+    """Answer `POST /batch`: each part is answered as by `/v1/act`, or with its own status and error."""
+    key = service.admission.keys.check(request, "inference")
+    data = await request.object(frozenset({"requests"}))
+    parts, limit = data.get("requests"), service.config.max_batch_requests
+    if not isinstance(parts, list) or not parts:
+        raise RequestError(400, "requests", "expected a list with at least one request")
+    if len(parts) > limit:
+        raise RequestError(413, "requests", f"expected at most {limit} requests, got {len(parts)}")
+    service.admission.limit(key, len(parts))
+
+    async def answer_or_error(part: Any) -> dict[str, Any]:
+        try:
+            return await answer(service, request, known_fields(part, ACT_FIELDS))
+        except RequestError as error:
+            return {"status": error.status, **orjson.loads(error.body())}
+
+    return Response(orjson.dumps({"answers": await asyncio.gather(*(answer_or_error(part) for part in parts))}))
+
+
+async def answer(service: Service, request: Request, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer one request for actions; RequestError if it is refused."""
+    start = time.perf_counter()
+    routers = service.endpoints.acting_routers(data.get("experiment"))
+    act_request = _parse(request, data)
+    session_arm = await service.assigner.assign(
+        routers,
+        act_request.session,
+        act_request.cluster_id,
+        act_request.attributes,
+        service.admission.forced_arm(request),
+    )
+    inputs = _check_inputs(session_arm, act_request)
+    assignment = service.assigner.expose(session_arm)
+    if session_arm.router.is_text:
+        arm_actions = await request.until_disconnect(answer_by_text(service, session_arm, assignment.arm, inputs))
+    else:
+        arm_actions = await answer_by_actor_critic(service, session_arm, assignment.arm, inputs)
+    _count(service, session_arm, arm_actions, time.perf_counter() - start)
+    if session_arm.takes_part and service.acts is not None:
+        _log(service, service.acts, session_arm, assignment, act_request, arm_actions)
+    return session_arm.head(assignment, arm_actions.arm) | arm_actions.parts
+
+
+class _ActRequest(NamedTuple):
+    """A request for actions whose form is right; whether the observations fit is not known before its arm is."""
+
+    session: str
+    cluster_id: str | None
+    attributes: Attributes
+    greedy: bool
+    observations: dict[str, Any]
+    """Agent -> its observation, as the request has it."""
+    masks: dict[str, Any]
+    """Agent -> its action mask, as the request has it."""
+
+
+def _parse(request: Request, data: Mapping[str, Any]) -> _ActRequest:
+    session, cluster_id = session_id(data.get("session_id"), request), cluster_of(data)
+    attributes = attributes_of(data)
+    mode = data.get("mode", "sample")
+    if mode not in ("sample", "greedy"):
+        raise RequestError(400, "mode", 'expected "sample" or "greedy"')
+    observations = data.get("observations")
+    if not isinstance(observations, dict) or not observations:
+        raise RequestError(400, "observations", "expected an object with at least one agent's observation")
+    masks = data.get("action_masks", {})
+    if not isinstance(masks, dict) or not masks.keys() <= observations.keys():
+        raise RequestError(400, "action_masks", "expected an object whose agents are among those of observations")
+    return _ActRequest(session, cluster_id, attributes, mode == "greedy", observations, masks)
+
+
+def _check_inputs(session_arm: SessionArm, act_request: _ActRequest) -> ActInputs:
+    """Return what the session's arm is given; RequestError if it does not fit the arm's bundle."""
+    router = session_arm.router
+    if router.is_text:
+        return ActInputs(text_observations(router, act_request.observations, act_request.masks), {}, act_request.greedy)
+    bundle = cast(Bundle, router.bundle_of(session_arm.assignment.arm))
+    try:
+        observations = {agent: bundle.check(agent, value) for agent, value in act_request.observations.items()}
+        masks = {agent: bundle.check_mask(agent, mask) for agent, mask in act_request.masks.items()}
+    except FieldError as error:
+        raise RequestError(400, error.field, error.message) from None
+    return ActInputs(observations, masks, act_request.greedy)
+
+
+def _count(service: Service, session_arm: SessionArm, arm_actions: ArmActions, seconds: float) -> None:
+    """Count the answer, its seconds and its cost, for the session and in the metrics."""
+    router = session_arm.router
+    session_arm.count_answer(seconds)
+    if router.is_text:
+        cost = total_cost(response.cost_usd for _, response in arm_actions.exchanges)
+        session_arm.charge(cost, service.unit_reports)
+    service.metrics.counters_of(router.config)[arm_actions.arm].observe(seconds)
+
+
+def _log(
+    service: Service,
+    acts: ActLog,
+    session_arm: SessionArm,
+    assignment: Assignment,
+    act_request: _ActRequest,
+    arm_actions: ArmActions,
+) -> None:
+    """Put the answer into the act log: one entry per text of language models, one for all agents of an actor-critic."""
+    router = session_arm.router
+    digest = router.arms[arm_actions.arm].bundle.digest
+    if router.is_text:
+        for text_request, response in arm_actions.exchanges:
+            log_text(service, session_arm, assignment, arm_actions.arm, digest, text_request, response)
+        return
+    acts.put(
+        LoggedAct(
+            experiment=router.config.name,
+            unit=session_arm.session,
+            arm=arm_actions.arm,
+            digest=digest,
+            epoch=assignment.epoch,
+            propensity=assignment.propensity,
+            at=time.time(),
+            greedy=act_request.greedy,
+            observations=act_request.observations,
+            actions=arm_actions.parts["actions"],
+            log_probs=arm_actions.parts["log_probs"],
+            masks=act_request.masks,
+        )
+    )

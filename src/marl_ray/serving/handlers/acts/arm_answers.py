@@ -1,0 +1,150 @@
+"""An answer to a request for actions: from the cache or the session's arm, or from the control if that arm fails."""
+
+import math
+from collections.abc import Awaitable, Mapping
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import orjson
+
+from marl_ray.serving.arms.errors import NotFiniteError, new_pass_number
+from marl_ray.serving.arms.protocol import Answer, Arm
+from marl_ray.serving.arms.response_cache import ResponseCache, cache_key
+from marl_ray.serving.handlers.text_response import Exchanges, act_by_text, shadow_text
+from marl_ray.serving.routing.assignment import SessionArm
+from marl_ray.serving.routing.router import Router
+from marl_ray.serving.service import Service
+
+
+class ActInputs(NamedTuple):
+    """The input of an arm: texts for language models, else arrays."""
+
+    observations: Mapping[str, Any]
+    """Agent -> what it observes."""
+    masks: dict[str, np.ndarray]
+    """Agent -> the actions that it may take; agents without a mask may take all."""
+    greedy: bool
+
+
+class ArmActions(NamedTuple):
+    """The answer to a request for actions, and the arm that gave it."""
+
+    parts: dict[str, Any]
+    """`actions` and `log_probs` by agent, as JSON has them."""
+    arm: str
+    """The arm that gave it: the session's own, or one in its place."""
+    exchanges: Exchanges
+    """Requests to language models and the texts that they wrote; empty for actor-critics."""
+
+
+class _Acted(NamedTuple):
+    """The actions of an arm, or an answer of it that the cache has kept."""
+
+    actions: Answer
+    """Empty if the cache has answered."""
+    key: bytes | None = None
+    """The answer's key in the cache; None if the cache has no part in the request."""
+    cached_parts: dict[str, Any] | None = None
+    """The parts of an answer from the cache; None if the arm was asked."""
+
+
+async def answer_by_text(service: Service, session_arm: SessionArm, arm: str, inputs: ActInputs) -> ArmActions:
+    """Let the session's arm write every agent's text, or the control if the arm's circuit is open or it fails.
+
+    Raises RequestError if no arm answers or one refuses.
+    """
+    router = session_arm.router
+
+    def ask(name: str) -> Awaitable[Exchanges]:
+        return _write_finite_text(service, router, name, inputs)
+
+    attempts = service.failures.attempts(router, session_arm.session, arm)
+    exchanges, name, ticket = await attempts.first_answer(ask, ask, "observations")
+    router.circuits[name].success(ticket)
+    if session_arm.takes_part:
+        for text_request, response in exchanges:
+            shadow_text(router, text_request, response)
+    return ArmActions(_text_parts(exchanges), name, exchanges)
+
+
+async def _write_finite_text(service: Service, router: Router, arm: str, inputs: ActInputs) -> Exchanges:
+    exchanges = await act_by_text(service, router, arm, inputs.observations, inputs.greedy)
+    if not all(math.isfinite(response.log_prob or 0.0) for _, response in exchanges):
+        raise NotFiniteError("log-probabilities are not finite", new_pass_number())
+    return exchanges
+
+
+def _text_parts(exchanges: Exchanges) -> dict[str, Any]:
+    texts = {text_request.agent: response for text_request, response in exchanges}
+    log_probs = {agent: response.log_prob for agent, response in texts.items()}
+    return {
+        "actions": {agent: response.text for agent, response in texts.items()},
+        "log_probs": {agent: log_prob for agent, log_prob in log_probs.items() if log_prob is not None},
+    }
+
+
+async def answer_by_actor_critic(service: Service, session_arm: SessionArm, arm: str, inputs: ActInputs) -> ArmActions:
+    """Let the session's arm act, or the control if the arm's circuit is open or its pass fails.
+
+    A greedy act is looked up in the cache before an arm is asked. Raises RequestError if no arm answers or one refuses.
+    """
+    router, cache = session_arm.router, service.cache if inputs.greedy else None
+
+    def ask_arm(name: str) -> Awaitable[Answer]:
+        return cast(Arm, router.arms[name]).act(inputs.observations, inputs.greedy, inputs.masks)
+
+    async def ask_cache_and_arm(name: str) -> _Acted:
+        if cache is None:
+            return _Acted(await ask_arm(name))
+        key, cached_parts = await _look_up(cache, router.arms[name].bundle.digest, inputs)
+        return _Acted({} if cached_parts else await ask_arm(name), key, cached_parts)
+
+    attempts = service.failures.attempts(router, session_arm.session, arm)
+    acted, name, ticket = await attempts.first_answer(ask_cache_and_arm, ask_arm, "observations")
+    if acted.cached_parts is None:
+        router.circuits[name].success(ticket)
+    else:
+        router.circuits[name].forget(ticket)  # the arm was not asked
+    if session_arm.takes_part and router.state.shadows:
+        _send_to_shadows(router, inputs, acted)
+    if acted.cached_parts is not None:
+        return ArmActions(acted.cached_parts, name, [])
+    parts = _action_parts(acted.actions)
+    if cache is not None and acted.key is not None:
+        await cache.put(acted.key, orjson.dumps(parts))
+    return ArmActions(parts, name, [])
+
+
+async def _look_up(cache: ResponseCache, digest: str, inputs: ActInputs) -> tuple[bytes, dict[str, Any] | None]:
+    """Return the key of the bundle's answer in the cache, and the parts of that answer; None if it has none."""
+    key = cache_key(digest, inputs.observations, inputs.masks)
+    return key, _parse_cached(await cache.get(key))
+
+
+def _parse_cached(value: bytes | None) -> dict[str, Any] | None:
+    """Return an answer from the cache; None if the bytes are no answer, because others may write to a shared cache."""
+    try:
+        parts = orjson.loads(value) if value else None
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(parts, dict) or parts.keys() != {"actions", "log_probs"}:
+        return None
+    return parts if isinstance(parts["actions"], dict) else None
+
+
+def _send_to_shadows(router: Router, inputs: ActInputs, acted: _Acted) -> None:
+    """Send copies of the request to the shadows, also if its answer was kept: their counts are of all traffic."""
+    actions: dict[str, Any] = acted.actions
+    if acted.cached_parts is not None:
+        actions = {agent: (np.asarray(action), None) for agent, action in acted.cached_parts["actions"].items()}
+    for shadow in router.state.shadows:
+        if shadow in router.arms:
+            shadow_arm = cast(Arm, router.arms[shadow])
+            router.shadows.send(shadow, shadow_arm.act, inputs.observations, inputs.masks, actions)
+
+
+def _action_parts(actions: Answer) -> dict[str, Any]:
+    return {
+        "actions": {agent: action.tolist() for agent, (action, _) in actions.items()},
+        "log_probs": {agent: log_prob for agent, (_, log_prob) in actions.items() if log_prob is not None},
+    }

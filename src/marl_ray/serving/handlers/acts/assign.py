@@ -1,0 +1,37 @@
+"""Requests for an arm without actions: `/v1/assign` is for clients that compute actions themselves."""
+
+import orjson
+
+from marl_ray.serving.http.fields import attributes_of, cluster_of, session_id
+from marl_ray.serving.http.protocol import Request, RequestError, Response
+from marl_ray.serving.service import Service
+
+ASSIGN_FIELDS = frozenset({"experiment", "session_id", "cluster_id", "attributes", "expose"})
+
+
+async def assign(service: Service, request: Request) -> Response:
+    """Answer `POST /v1/assign`: the session's arm and its bundle, without a pass.
+
+    Unless `expose` is false, this exposes the session to the arm, so that its outcome counts.
+    """
+    service.admission.admit(request, "inference")
+    data = await request.object(ASSIGN_FIELDS)
+    routers = service.endpoints.acting_routers(data.get("experiment"))
+    session, cluster_id = session_id(data.get("session_id"), request), cluster_of(data)
+    attributes = attributes_of(data)
+    exposes = data.get("expose", True)
+    if not isinstance(exposes, bool):
+        raise RequestError(400, "expose", "expected true or false")
+    session_arm = await service.assigner.assign(
+        routers, session, cluster_id, attributes, service.admission.forced_arm(request)
+    )
+    router = session_arm.router
+    router.bundle_of(session_arm.assignment.arm)  # before the exposure, because it raises an error if no arm is loaded
+    assignment = service.assigner.expose(session_arm) if exposes else session_arm.assignment
+    arm = router.answering_arms(assignment.arm)[0]
+    answer_fields = {
+        "bundle": router.config.arms[arm].reference,
+        "digest": router.arms[arm].bundle.digest,
+        "exposed": exposes and session_arm.takes_part,
+    }
+    return Response(orjson.dumps(session_arm.head(assignment, arm) | answer_fields))
