@@ -31,7 +31,7 @@ SHARES = ("within_budget", "within_budget_105")
 TEXTS = ("tokens", "prompt_tokens", "tokens_per_second")
 ROLES = ("reward", "response_tokens", "ended", "prompt_shortened", "prompt_too_long", "refused")
 """Metrics of an agent that writes texts, behind its name."""
-OWN = ("env/", "eval/env/", "best/env/")
+ENVIRONMENT_PREFIXES = ("env/", "eval/env/", "best/env/")
 """Prefixes of the metrics whose names the environment chooses."""
 
 
@@ -44,8 +44,8 @@ def check_metrics(sweep: SweepConfig, run: RunConfig) -> None:
             if rest.partition("/")[0] not in [settings.metric for settings in run.evaluation.benchmarks]:
                 raise MarlRayError(f"metric: {metric.name} needs an entry of run.evaluation.benchmarks of that name")
             continue
-        if metric.name.startswith(OWN) or (run.has_language_models and metric.name.rpartition("/")[2] in ROLES):
-            continue  # the environment has the names of its numbers, and of its agents
+        if metric.name.startswith(ENVIRONMENT_PREFIXES) or (run.has_language_models and _is_of_texts(run, metric.name)):
+            continue
         if metric.name not in names:
             raise MarlRayError(f"metric: no run reports {metric.name!r}{did_you_mean(metric.name, names)}")
         if kind in ("eval", "best") and not run.has_evaluations:
@@ -55,9 +55,14 @@ def check_metrics(sweep: SweepConfig, run: RunConfig) -> None:
             )
 
 
+def _is_of_texts(run: RunConfig, name: str) -> bool:
+    """Return True for a metric of one agent, whose name the environment has, and for one of the run's `data`."""
+    return name.rpartition("/")[2] in ROLES or (run.data is not None and name.startswith("data/"))
+
+
 def unchecked_metrics(sweep: SweepConfig) -> list[str]:
     """Return the metrics whose names only the environment knows; the first trial says if it reports them."""
-    return [metric.name for metric in sweep.metric if metric.name.startswith(OWN)]
+    return [metric.name for metric in sweep.metric if metric.name.startswith(ENVIRONMENT_PREFIXES)]
 
 
 def metric_names(run: RunConfig) -> Iterator[str]:
