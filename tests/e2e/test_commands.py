@@ -17,7 +17,7 @@ from marl_ray.config import SPECS, RunConfig, load_config
 from marl_ray.policies.bundles.actor_critic import Manifest
 from marl_ray.training.single_process import train_alone
 
-pytestmark = pytest.mark.shared_ray("one")
+pytestmark = pytest.mark.shared_ray("two")
 
 CONFIG = "jobs/configs/multigrid_mappo.yaml"
 SHORT = [

@@ -16,7 +16,14 @@ from marl_ray.training.single_process import process_group
 UNEVEN = [[[0.3, 0.7], [0.6, 0.4], [0.2, 0.8], [0.5, 0.5], [0.5, 0.5]], [[0.1, 0.9], *[[0.5, 0.5]] * 4]]
 
 
-@pytest.mark.parametrize("algorithm", [name for name, spec in SPECS.items() if not spec.pairs])
+ALIKE = ("ippo", "reinforce_pp", "reinforce_pp_baseline", "ppo_lagrangian", "cpo", "map3o")
+"""Algorithms whose parts others have too, as `mappo_lagrangian` has multipliers; the command checks `reinforce_pp`."""
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [pytest.param(name, marks=[pytest.mark.long] * (name in ALIKE)) for name, spec in SPECS.items() if not spec.pairs],
+)
 def test_every_algorithm_does_what_its_formulas_say(algorithm):
     assert [each for each in check_algorithm(algorithm) if each.failure] == []
 

@@ -9,7 +9,7 @@ from toy_runs.runs import config
 import marl_ray
 from marl_ray.cluster.local_ray import LocalRay
 
-pytestmark = pytest.mark.shared_ray("two")
+pytestmark = pytest.mark.shared_ray("one")
 
 
 @pytest.fixture(scope="module")

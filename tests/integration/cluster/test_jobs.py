@@ -14,7 +14,7 @@ from marl_ray.cluster import jobs
 from marl_ray.cluster.local_ray import LocalRay
 from marl_ray.errors import MarlRayError
 
-pytestmark = pytest.mark.shared_ray("two")
+pytestmark = pytest.mark.shared_ray("one")
 
 SLEEPER = "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: exit('told'))\nprint('up')\ntime.sleep(120)\n"
 
@@ -56,6 +56,7 @@ def test_submission_id_joins_the_same_job_and_refuses_another(ray_cluster, tmp_p
         run(ray_cluster, tmp_path, "print('once')", submission_id="same-job", metadata={"config_hash": "b"})
 
 
+@pytest.mark.long
 def test_a_dropped_log_connection_loses_and_repeats_nothing(ray_cluster, tmp_path, monkeypatch):
     script = "import time\nfor i in range(8):\n    print('line', i)\n    time.sleep(0.5)\n"
     (tmp_path / "main.py").write_text(script)
@@ -75,12 +76,14 @@ def test_a_dropped_log_connection_loses_and_repeats_nothing(ray_cluster, tmp_pat
     assert next(drops, None) is None
 
 
+@pytest.mark.long
 def test_a_job_that_outlives_its_deadline_is_stopped(ray_cluster, tmp_path):
     with pytest.raises(MarlRayError, match="slow-job did not end within 4 s and was stopped"):
         run(ray_cluster, tmp_path, SLEEPER, timeout_s=4.0, submission_id="slow-job")
     assert jobs.connect(ray_cluster.dashboard_url).get_job_status("slow-job").value == "STOPPED"
 
 
+@pytest.mark.long
 def test_ctrl_c_stops_the_job(ray_cluster, tmp_path):
     (tmp_path / "main.py").write_text(SLEEPER)
     code = (

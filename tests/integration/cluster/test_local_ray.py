@@ -18,7 +18,7 @@ from marl_ray.cluster import jobs
 from marl_ray.cluster.local_ray import ensure_ray, local_ray, processes_of
 from marl_ray.errors import MarlRayError
 
-pytestmark = pytest.mark.shared_ray("two", last=True)
+pytestmark = pytest.mark.shared_ray("one", last=True)
 
 # Starts a Ray, says what it consists of, and then ends in the way that argv[1] names.
 CHILD = """
@@ -54,7 +54,7 @@ finally:
     [
         pytest.param("return", None, 0, marks=pytest.mark.slow),
         pytest.param("raise", None, 1, marks=pytest.mark.slow),
-        ("wait", signal.SIGINT, -signal.SIGINT),
+        pytest.param("wait", signal.SIGINT, -signal.SIGINT, marks=pytest.mark.long),
         pytest.param("wait", signal.SIGTERM, 143, marks=pytest.mark.slow),
     ],
 )

@@ -171,7 +171,12 @@ def test_mbpp_splits_are_the_papers():
         ("HumanEval/900", "def mean(xs):\n    return sum(xs) / len(xs) + 1e-8", True, True),
         ("HumanEval/900", "def mean(xs):\n    return sum(xs) // len(xs)", True, False),
         ("HumanEval/900", "def mean(xs):\n    return 0", False, False),
-        ("HumanEval/900", "def mean(xs):\n    while len(xs) == 3: pass\n    return sum(xs) / len(xs)", True, False),
+        (
+            "HumanEval/900",
+            "import time\ndef mean(xs): return time.sleep(99) if len(xs) == 3 else sum(xs) / len(xs)",
+            True,
+            False,
+        ),
         ("HumanEval/900", "def mean(xs):\n    print('passed')\n    raise SystemExit", False, False),
         ("HumanEval/900", "def mean(xs", False, False),
         ("HumanEval/900", "x = 1", False, False),
@@ -275,7 +280,7 @@ for fd in range(64):
         ("def task_func(*_):\n    raise SystemExit(0)", False, False),
         ("import sys\nsys.exit(0)", False, False),
         ("import builtins\nbuiltins.all = builtins.len = lambda *_: 0\n" + WRONG, False, False),
-        ("def task_func(*_):\n    while True: pass", False, False),
+        ("import time\ndef task_func(*_):\n    time.sleep(99)", False, False),
         (
             FORGED + WRONG,
             False,

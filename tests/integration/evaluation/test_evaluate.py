@@ -21,7 +21,7 @@ from marl_ray.evaluation.scoring.ray_scoring import ScoringNode, ray_scorer, sco
 from marl_ray.evaluation.writing.samples import Sample
 from marl_ray.sandbox import Level
 
-pytestmark = pytest.mark.shared_ray("two")
+pytestmark = pytest.mark.shared_ray("one")
 
 FIXTURES = ROOT / "tests/fixtures"
 SHARED = ROOT.parent / "shared" / "data"

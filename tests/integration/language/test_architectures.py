@@ -33,7 +33,13 @@ def test_a_handful_has_the_log_probs_of_a_full_pass(architecture):
         assert sampled(lm, "transformers") < TOLERANCE
 
 
-@pytest.mark.parametrize("architecture", ["cohere", "hyperclovax", "granite", "falcon_h1", "gemma2", "gemma3", "mpt"])
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        *("cohere", "hyperclovax", "granite", "gemma2", "mpt"),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("falcon_h1", "gemma3")),
+    ],
+)
 def test_logits_are_shaped_as_the_architecture_shapes_them(architecture):
     """Granite divides by `logits_scaling` and HyperCLOVA X multiplies; MPT has a `logit_scale` that it does not read."""
     assert scored(tiny_lm(architecture)) < TOLERANCE

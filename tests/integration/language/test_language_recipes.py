@@ -55,6 +55,7 @@ def test_the_code_team_begins(tmp_path):
     begin(recipe("qwen_coder_team.yaml", files, tmp_path), "humaneval_plus", "mbpp_plus", "jsonl")
 
 
+@pytest.mark.long
 def test_the_agent_with_tools_begins(tmp_path, monkeypatch):
     monkeypatch.setenv("SERPER_API_KEY", "none")  # an untrained model makes no call
     files = {

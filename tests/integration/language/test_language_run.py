@@ -56,6 +56,7 @@ def test_a_run_whose_worker_dies_equals_one_that_never_died(ray_cluster, tmp_pat
     assert [line["agent"] for line in transcript["lines"]] == ["a", "b"]
 
 
+@pytest.mark.long
 def test_a_warm_start_alone_is_a_run(ray_cluster, tmp_path):
     _, outcome = run(tmp_path, "train.total_steps=0", TWO_AGENTS)
     assert outcome.best_return is None

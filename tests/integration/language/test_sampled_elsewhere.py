@@ -30,7 +30,7 @@ def last_bundle(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in ("tensor", "context"))) for name in RUNS]
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name not in ("all weights", "adapters"))) for name in RUNS]
 )
 def test_a_run_and_its_bundle_are_those_of_workers_with_whole_copies(tmp_path, name):
     model = saved_llama(tmp_path / "model", tied=name != "an untied layer of logits")

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 from hostile.attacks import SETTINGS, attacked
 
+PARAMS = [pytest.param(name, marks=[pytest.mark.long] * (name != "best")) for name in SETTINGS]
 
-@pytest.fixture(scope="module", params=list(SETTINGS))
+
+@pytest.fixture(scope="module", params=PARAMS)
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The report of a test file that was run as a program, in one setting: what its attacks achieved."""
     yield from attacked(str(request.path), request.param, tmp_path_factory.mktemp("secret"))

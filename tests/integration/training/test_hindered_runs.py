@@ -33,6 +33,7 @@ FEW = "evaluation.episodes=2"
 """Copies of an evaluation take fewer steps than those of training, so that these die."""
 
 
+@pytest.mark.long
 def test_ctrl_c_says_what_is_kept_and_its_actors_have_the_name_of_the_run(ray_cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", ray_cluster.address)
     run_config = config(f"storage={tmp_path}", "name=broken-off", "train.total_steps=100000000", "checkpoint.every=1")

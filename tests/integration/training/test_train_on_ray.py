@@ -87,7 +87,7 @@ def test_a_run_whose_worker_dies_equals_one_that_never_died(died, tmp_path):
     assert load_bundle(tmp_path / "calm" / same / "bundle").manifest.policies == best.policies
 
 
-def test_a_run_is_tracked_registered_and_resumed(died, storage):
+def test_a_run_is_tracked_and_registered(died, storage):
     run_config, outcome = died
     client = mlflow.MlflowClient(tracking_uri=outcome.tracking_uri)
     record = client.get_run(outcome.run_id)
@@ -118,8 +118,10 @@ def test_a_run_is_tracked_registered_and_resumed(died, storage):
     ):
         check_run(config(TWO, FEW, fragile(storage / "died"), f"storage={storage}", "hyper.lr=0.5"))
 
-    # The same name continues where it ended, or from the checkpoint before where its last one is damaged; another config
-    # under that name is refused before anything runs.
+
+@pytest.mark.long
+def test_a_longer_run_of_the_same_name_goes_on_from_the_checkpoint_before_a_damaged_one(died, storage):
+    _, outcome = died
     before, last = published_checkpoints(local_stored_folder(storage / "toy"))[-2:]
     (storage / "toy" / last.name / "envs-1.json").unlink()
     longer, second = run(storage, "train.total_steps=256")
@@ -151,6 +153,7 @@ def test_a_copied_run_goes_on_where_it_lies_now(died, storage, tmp_path):
     assert before == {path: path.stat().st_mtime_ns for path in (storage / "toy").rglob("*")}
 
 
+@pytest.mark.long
 def test_a_run_that_keeps_failing_says_why(ray_cluster, tmp_path):
     run_config = config(
         f"storage={tmp_path}",
@@ -198,6 +201,7 @@ def test_what_cannot_work_is_refused_by_name(ray_cluster, tmp_path, monkeypatch,
     assert not (tmp_path / "toy").exists()
 
 
+@pytest.mark.long
 def test_a_run_whose_numbers_stop_being_finite_ends_at_once_and_keeps_its_checkpoint(ray_cluster, tmp_path):
     poison = 'env={"id": "toys.envs:poisoned", "kwargs": {"after": 7}}'
     more = ["train.total_steps=100000", "evaluation.every=0"]

@@ -88,7 +88,7 @@ def test_language_models_are_sharded_as_one_holds_them():
         (2, 1, {}, False),
         (1, 2, {"activation_checkpointing": True}, True),
         (4, 1, {"lora": LORA}, False),
-        (2, 2, {}, False),
+        pytest.param(2, 2, {}, False, marks=pytest.mark.long),
     ],
     ids=["context", "tensor, biases", "context, adapters, repeated heads", "both"],
 )

@@ -191,6 +191,7 @@ def test_a_sweep_of_which_nothing_can_run_says_so_also_in_its_report(ray_cluster
     assert reason in (tmp_path / "toy-sweep" / "report.html").read_text()
 
 
+@pytest.mark.long
 def test_a_metric_that_is_never_reported_is_named_with_those_that_are(ray_cluster, tmp_path):
     outcome = sweep(tmp_path, space={"hyper.lr": {"grid": [0.01]}}, seeds=1, metric="retrun")
     (trial,) = outcome.records.trials

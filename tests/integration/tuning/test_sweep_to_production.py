@@ -25,14 +25,19 @@ from marl_ray.tuning.reporting.report import write_report
 __all__ = ["browser"]
 
 
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of a finished sweep."""
+    sweep = finished_sweep(tmp_path_factory.mktemp("sweep"))
+    return write_report(sweep.end(), sweep.records)
+
+
 @pytest.mark.parametrize(
     ("name", "width", "dark"), [("light", 1280, False), ("dark", 1280, True), ("phone", 390, False)]
 )
-def test_the_report_shows_all_its_drawings_at_any_width_in_light_and_dark(browser, tmp_path, name, width, dark):
-    sweep = finished_sweep(tmp_path)
-    path = write_report(sweep.end(), sweep.records)
+def test_the_report_shows_all_its_drawings_at_any_width_in_light_and_dark(browser, report, name, width, dark):
     look(browser, width, dark)
-    browser.get(f"file://{path}")
+    browser.get(f"file://{report}")
     keep(browser, f"sweep-report-{name}")
 
     def all_of(selector: str) -> list[Any]:

@@ -109,7 +109,14 @@ def timeless(rows: list[dict[str, float]]) -> list[dict[str, float]]:
     return [{key: value for key, value in row.items() if not key.startswith(LEFT_OUT)} for row in rows]
 
 
-@pytest.mark.parametrize("name", ["objectives.json", "seed-1/manifest.json", "seed-1/weights/__0_0.distcp", ""])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "objectives.json",
+        "seed-1/manifest.json",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("seed-1/weights/__0_0.distcp", "")),
+    ],
+)
 def test_a_trial_goes_on_from_the_checkpoint_before_a_damaged_one(tmp_path, name, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
 

@@ -164,7 +164,7 @@ def goes_on_with_two(folder: str) -> tuple[list[Metrics], list[str]]:
     return rows, about_checkpoints(lines)
 
 
-@pytest.mark.parametrize("name", ["weights/__1_0.distcp", "envs-1.json"])
+@pytest.mark.parametrize("name", ["weights/__1_0.distcp", pytest.param("envs-1.json", marks=pytest.mark.long)])
 def test_workers_pass_a_checkpoint_together_if_the_part_of_one_is_damaged(tmp_path, name):
     intact = two_workers(trained, str(tmp_path), "resources.workers=2", "evaluation.every=0")
     flip(tmp_path / "4" / name)

@@ -61,7 +61,10 @@ def test_imitating_the_best_units_of_a_poor_log_starts_better_than_the_log(tmp_p
     assert best > cold + 0.6
 
 
-@pytest.mark.parametrize("overrides", [[], ["algorithm=ippo", "warm_start.top=0.3", "warm_start.batch=61"]])
+@pytest.mark.parametrize(
+    "overrides",
+    [pytest.param([], marks=pytest.mark.long), ["algorithm=ippo", "warm_start.top=0.3", "warm_start.batch=61"]],
+)
 def test_two_workers_start_as_one(data, tmp_path, overrides):
     """Also where the last minibatch is one decision, of which one worker has no part."""
     more = [*overrides, "warm_start.epochs=2", "train.total_steps=1"]

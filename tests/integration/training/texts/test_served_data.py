@@ -95,9 +95,13 @@ def collector(data: dict[str, list[Any]], state: dict[str, Any] | None = None) -
     return ServedCollector(make, {"speaker": ["writer"]}, range(1), plan, 0, 0, state, lambda share: [share], data, 16)
 
 
+@pytest.fixture(scope="module")
+def data(bundle: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return serve(tmp_path_factory.mktemp("served"), bundle, 256, ("hello",))
+
+
 @pytest.mark.parametrize("algorithm", ["rloo", "grpo", "reinforce_pp", "gspo", "dpo"])
-def test_a_run_learns_from_what_was_served(tmp_path, bundle, algorithm):
-    data = serve(tmp_path, bundle, 256, ("hello",))
+def test_a_run_learns_from_what_was_served(tmp_path, bundle, data, algorithm):
     lr = ["hyper.beta=0.5"] if algorithm == "dpo" else []
     rows = train_alone(learn(bundle, data, f"algorithm={algorithm}", *lr), tmp_path / "run")
     last = rows[-1]

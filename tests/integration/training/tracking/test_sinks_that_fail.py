@@ -114,6 +114,7 @@ def test_a_run_ends_well_without_its_trackers_and_the_same_command_delivers_the_
     assert train(run) == again and capsys.readouterr().err == ""  # all is delivered, so nobody is asked
 
 
+@pytest.mark.long
 def test_a_sweep_ends_well_without_mlflow_and_the_same_command_delivers_the_rest(server, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
     monkeypatch.setattr(delivery, "RETRY_S", 0.3)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from marl_ray.envs.web.browser.accessibility import page_view, snapshot_bounds
@@ -66,6 +66,7 @@ def test_what_is_no_action_is_refused_in_one_line(text, message):
 
 
 @given(st.text(max_size=80))
+@example("\U00010d3a" * 40)  # a message shows them by their code points
 def test_whatever_an_agent_writes_is_an_action_or_a_fault(text):
     for response in (text, f"```{text}```", f"click [{text}]", f"type [1] [{text}] [0]"):
         try:

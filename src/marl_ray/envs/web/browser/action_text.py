@@ -75,7 +75,7 @@ def parse_web_action(response: str) -> WebAction:
     text = quoted_action(response)
     kind = text.partition("[")[0].strip() if "[" in text else text.partition("\n")[0].partition(" ")[0]
     if kind not in ACTION_FORMS:
-        raise ActionError(f"{kind[:40]!r} is no action; expected one of {', '.join(ACTION_FORMS)}")
+        raise ActionError(f"{kind[:40]!r:.60} is no action; expected one of {', '.join(ACTION_FORMS)}")
     if kind == "stop":
         answer = _STOP_ANSWER.search(text)
         return WebAction("stop", text=answer[1] if answer else "")
@@ -86,7 +86,7 @@ def parse_web_action(response: str) -> WebAction:
     match = re.search(_PATTERNS[kind], text)
     parts = match.groupdict() if match else {}
     if match is None or any(len(parts.get(name, "")) > _MAX_DIGITS for name in ("element", "tab")):
-        raise ActionError(f"{text[:80]!r} is not understood; expected {ACTION_FORMS[kind]}")
+        raise ActionError(f"{text[:80]!r:.100} is not understood; expected {ACTION_FORMS[kind]}")
     typed = parts.get("text", "") + ("\n" if parts.get("enter") == "1" else "")
     return WebAction(kind, int(parts.get("element", 0)), typed, int(parts.get("tab", 0)))
 

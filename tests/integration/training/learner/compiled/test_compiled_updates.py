@@ -97,7 +97,13 @@ def half(config: RunConfig) -> tuple[list[dict[str, float]], list[np.ndarray]]:
     return played(config, True)
 
 
-@pytest.mark.parametrize("name", ["three agents and layers", "categories", "central critic"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "three agents and layers",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("categories", "central critic")),
+    ],
+)
 def test_two_workers_take_the_steps_of_one(name):
     case = CASES[name]
     with process_group():
