@@ -62,10 +62,8 @@ class ArmHolder:
 
     def _drop(self, router: Router, arms: Collection[str]) -> None:
         if arms:
-            for part in self._live_experiments.endpoints.drop_arms(router, arms):
-                close = getattr(part, "close", None)
-                if close is not None:
-                    close()
+            for arm in self._live_experiments.endpoints.drop_arms(router, arms):
+                arm.close()
 
     def _load(self, router: Router, arms: Collection[str]) -> None:
         """Load those arms of an experiment that are not loaded yet.
