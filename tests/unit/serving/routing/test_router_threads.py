@@ -69,6 +69,28 @@ async def test_an_arm_that_is_added_while_a_state_is_followed_answers(gateway):
         assert router.answering_arms("four") == ["four", "one"]
 
 
+async def test_an_act_whose_arm_is_dropped_meanwhile_is_answered_and_logged(gateway, tmp_path, monkeypatch):
+    async with serving(gateway(decision_log=f"{tmp_path}/acts")) as (client, app):
+        app.service.follower.close()
+        endpoints, router = app.service.endpoints, app.service.endpoints.routers["exp"]
+        four, act = router.arms["four"], ArmBatcher.act
+        session = next(f"s{k}" for k in range(99) if router.table.assign(f"s{k}").arm == "four")
+
+        def act_and_drop(arm, *request):
+            answer = act(arm, *request)
+            for dropped in endpoints.drop_arms(router, {"four"}):
+                dropped.close()
+            return answer
+
+        monkeypatch.setattr(ArmBatcher, "act", act_and_drop)
+        response = await client.post("/v1/act", json={"session_id": session, "observations": SEES})
+        assert (response.status_code, response.json()["arm"]) == (200, "four")
+        assert router.digests["four"] == four.bundle.digest
+        with pytest.raises(RequestError, match="not loaded here any more") as refused:
+            router.actor("four")
+        assert refused.value.status == 503 and refused.value.headers
+
+
 async def test_an_arm_of_the_other_kind_is_refused_by_name(gateway):
     async with serving(gateway()) as (_, app):
         router = app.service.endpoints.routers["exp"]
