@@ -16,6 +16,7 @@ from marl_ray.config import GatewayConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.database.connections import StoreError
 from marl_ray.serving.handlers.routes import find
+from marl_ray.serving.holding.live_experiments import Host
 from marl_ray.serving.http.cors import allow_origin_headers, preflight
 from marl_ray.serving.http.deadlines import Deadlines
 from marl_ray.serving.http.protocol import (
@@ -32,7 +33,6 @@ from marl_ray.serving.http.protocol import (
     stream,
 )
 from marl_ray.serving.http.route import Route
-from marl_ray.serving.live_experiments import Host
 from marl_ray.serving.logs.lines import log_line
 from marl_ray.serving.service import Service
 

@@ -21,20 +21,21 @@ from marl_ray.experiments.store.notices import Notices
 from marl_ray.experiments.store.stores import open_stores
 from marl_ray.serving.arms.response_cache import make_cache
 from marl_ray.serving.following.store_follower import StoreFollower
+from marl_ray.serving.holding.live_experiments import Host, LiveExperiments
+from marl_ray.serving.holding.loaded_bundles import BundleCache, load_configured
 from marl_ray.serving.http.admission import Admission
-from marl_ray.serving.live_experiments import Host, LiveExperiments
-from marl_ray.serving.loaded_bundles import BundleCache, load_configured
 from marl_ray.serving.logs.act_log import ActLog
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.logs.metrics import GatewayMetrics
 from marl_ray.serving.logs.spool import Spool, spool_folder
+from marl_ray.serving.rollout_decisions.curve_cache import CurveCache
 from marl_ray.serving.rollout_decisions.webhook import Webhook
 from marl_ray.serving.routing.assignment import Assigner
 from marl_ray.serving.routing.breaker import CircuitState
 from marl_ray.serving.routing.failures import Failures
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.routing.unit_reports import UnitReports
-from marl_ray.serving.shared_reads import CurveCache, SharedReads
+from marl_ray.serving.shared_reads import SharedReads
 
 T = TypeVar("T")
 

@@ -7,7 +7,6 @@ pause occupy only a part of one processor.
 """
 
 import asyncio
-import math
 import time
 from collections.abc import Awaitable, Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +15,6 @@ from typing import Any, TypeVar
 from marl_ray.serving.http.protocol import RequestError
 
 T = TypeVar("T")
-CurveRows = dict[str, list[list[float | None]]]
-"""Arm -> its rows of outcomes over time, as `curves` returns them."""
 
 THREADS = 2
 REST_FACTOR = 10.0
@@ -27,9 +24,6 @@ MAX_REST_S = 1.0
 MAX_WAITING = 64
 """Different reads that may wait for a thread; more are refused with 503."""
 RETRY_AFTER_S = 1.0
-CURVES_S, CURVES_FACTOR = 5.0, 20.0
-"""Curves expire after the first number of seconds, or after the second number times the time that reading them took,
-whichever is later."""
 
 
 class SharedReads:
@@ -88,28 +82,6 @@ class SharedReads:
     def close(self) -> None:
         """End the threads, and drop the reads that have not begun."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-class CurveCache:
-    """Curves of experiments, which pages that reload share for some seconds, because all outcomes are read for them."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
-        self._clock = clock
-        self._curves: dict[str, tuple[float, CurveRows]] = {}
-        """Experiment -> (time at which its curves expire, the curves)."""
-
-    def read(self, experiment: str, make: Callable[[], CurveRows]) -> CurveRows:
-        """Return the curves of an experiment: those that have not expired, or else what `make` returns.
-
-        Raises whatever `make` raises; threads may call it at the same time.
-        """
-        began = self._clock()
-        until, curves = self._curves.get(experiment, (-math.inf, {}))
-        if began > until:
-            curves = make()
-            now = self._clock()
-            self._curves[experiment] = now + max(CURVES_S, CURVES_FACTOR * (now - began)), curves
-        return curves
 
 
 def _seen(task: "asyncio.Task[Any]") -> None:

@@ -10,7 +10,7 @@ from clocks import Clock
 from waiting import until_async
 
 from marl_ray.serving.http.protocol import RequestError
-from marl_ray.serving.shared_reads import CurveCache, SharedReads
+from marl_ray.serving.shared_reads import SharedReads
 
 
 async def test_what_many_ask_for_at_once_is_made_once_and_never_before_the_question():
@@ -119,30 +119,3 @@ async def test_a_reader_who_goes_away_leaves_the_answer_to_the_others():
     result = await second
     reads.close()
     assert result == 7
-
-
-@pytest.mark.parametrize(
-    ("took_s", "kept_s"), [(0.01, 5.0), (0.25, 5.0), (2.0, 40.0)], ids=["five seconds", "both", "twenty times as long"]
-)
-def test_curves_expire_after_five_seconds_or_twenty_times_as_long_as_they_took(took_s, kept_s):
-    now = [100.0]
-    cache, made = CurveCache(clock=lambda: now[0]), []
-
-    def make():
-        now[0] += took_s
-        made.append({"a": [[now[0], 1.0, 0.5, None, None]]})
-        return made[-1]
-
-    first = cache.read("exp", make)
-    now[0] += kept_s - 0.001
-    assert cache.read("exp", make) is first and len(made) == 1
-    assert cache.read("other", make) is made[1]  # each experiment has its own
-    now[0] += 0.002
-    assert cache.read("exp", make) is made[2]
-
-
-def test_curves_that_could_not_be_read_are_read_again():
-    cache = CurveCache()
-    with pytest.raises(ZeroDivisionError):
-        cache.read("exp", lambda: 1 / 0)
-    assert cache.read("exp", lambda: {"a": []}) == {"a": []}

@@ -55,7 +55,7 @@ def _show(began: float, text: str) -> None:
 
 def _check_gateways(data: Mapping[str, Any], source: str) -> None:
     """Raise MarlRayError if a gateway of a Serve config, which has passed the linter, names what cannot be read."""
-    from marl_ray.serving.loaded_bundles import check_gateway  # imports torch
+    from marl_ray.serving.holding.loaded_bundles import check_gateway  # imports torch
 
     for number, application in enumerate(data["applications"]):
         if application["import_path"] in IMPORT_PATHS:

@@ -189,5 +189,5 @@ class ArmBatcher:
         return self._passes.act(self.bundle, observations, greedy, masks or {})
 
     def close(self) -> None:
-        """Leave the shared passes; requests under way are still answered."""
+        """See `Arm.close`; leaves the shared passes."""
         self._passes.leave(self.bundle)

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -142,9 +142,10 @@ class TextArm(Protocol):
     def write(self, request: TextRequest) -> Reply: ...
 
     def close(self) -> None:
-        """Release what the arm holds in this process; responses under way fail."""
+        """Release what the arm holds in this process; responses under way fail. From any thread."""
 
 
+@runtime_checkable
 class ScoringArm(TextArm, Protocol):
     """A text arm that computes log-probabilities of other arms' responses.
 
@@ -167,6 +168,9 @@ class Arm(Protocol):
     def act(
         self, observations: ArraysByAgent, greedy: bool, masks: ArraysByAgent | None = None
     ) -> Awaitable[Answer]: ...
+
+    def close(self) -> None:
+        """Release what the arm holds in this process; requests under way are still answered. From any thread."""
 
 
 def is_text(bundle: AnyBundle) -> "TypeIs[TokenBundle | ExternalModel]":

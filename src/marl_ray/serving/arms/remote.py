@@ -111,6 +111,9 @@ class RemoteArm:
         """See `ArmBatcher.act`. Raises LostError if no answer comes back, RequestError 503 if the arm has no time."""
         return await self._requests.ask((observations, greedy, masks or {}))
 
+    def close(self) -> None:
+        """Do nothing: this process holds nothing of the arm."""
+
 
 def start_host(
     bundle: AnyBundle,

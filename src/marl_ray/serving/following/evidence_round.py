@@ -9,9 +9,9 @@ from typing import Any
 from marl_ray.experiments.database.connections import StoreError
 from marl_ray.experiments.lifecycle import ExperimentStatus
 from marl_ray.experiments.store.stores import Stores
-from marl_ray.serving.following.arm_holder import ArmHolder
 from marl_ray.serving.following.ended_experiments import EndedExperiments
-from marl_ray.serving.live_experiments import LiveExperiments
+from marl_ray.serving.holding.arm_holder import ArmHolder
+from marl_ray.serving.holding.live_experiments import LiveExperiments
 from marl_ray.serving.rollout_decisions.rollout_control import decide
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.routing.unit_reports import UnitReports

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store.notices import Notices
 from marl_ray.experiments.store.stores import Stores
-from marl_ray.serving.following.arm_holder import ArmHolder
 from marl_ray.serving.following.ended_experiments import EndedExperiments
 from marl_ray.serving.following.evidence_round import EvidenceRound
-from marl_ray.serving.following.preloading import Preloader
 from marl_ray.serving.following.state_poll import StatePoll
-from marl_ray.serving.live_experiments import LiveExperiments
+from marl_ray.serving.holding.arm_holder import ArmHolder
+from marl_ray.serving.holding.live_experiments import LiveExperiments
+from marl_ray.serving.holding.preloading import Preloader
 from marl_ray.serving.rollout_decisions.webhook import Webhook
 from marl_ray.serving.routing.unit_reports import UnitReports
 

@@ -13,14 +13,14 @@ from marl_ray.config.base import message_of
 from marl_ray.errors import MAX_COMPARED, MarlRayError, did_you_mean
 from marl_ray.experiments.database.connections import StoreError
 from marl_ray.experiments.lifecycle import RETREATS, Action, StaleEpochError
+from marl_ray.serving.holding.loaded_bundles import load_whole, pin_aliases
+from marl_ray.serving.holding.needed_arms import API_ORIGIN
 from marl_ray.serving.http.protocol import Request, RequestError, Response
-from marl_ray.serving.loaded_bundles import load_whole, pin_aliases
-from marl_ray.serving.needed_arms import API_ORIGIN
+from marl_ray.serving.rollout_decisions.curve_cache import CurveRows
 from marl_ray.serving.rollout_decisions.report import curves, describe
 from marl_ray.serving.rollout_decisions.rollout_control import read_results
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service
-from marl_ray.serving.shared_reads import CurveRows
 
 REASON_LENGTH = 1_000
 CHANGE_FIELDS = frozenset({"reason", "arm", "epoch"})

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import orjson
 
@@ -16,7 +16,6 @@ from marl_ray.serving.arms.protocol import (
     RequestRejection,
     ResponseChunk,
     ResponseStart,
-    TextArm,
     TextRequest,
 )
 from marl_ray.serving.http.protocol import Headers, Request, RequestError, Response, Stream, header_text
@@ -124,7 +123,7 @@ class TextResponseWriter:
 
     async def _begin_by(self, arm: str) -> None:
         """Let this arm begin the response."""
-        text_arm = cast(TextArm, self._session_arm.router.arms[arm])
+        text_arm = self._session_arm.router.writer(arm)
         self._arm, self._digest = arm, text_arm.bundle.digest
         self._reply = text_arm.write(self._request)
         try:
@@ -140,7 +139,7 @@ class TextResponseWriter:
 
     async def _compare_with(self, arm: str) -> None:
         """Let this arm begin a response, and drop it."""
-        reply = cast(TextArm, self._session_arm.router.arms[arm]).write(self._request)
+        reply = self._session_arm.router.writer(arm).write(self._request)
         try:
             await _next_chunk(reply)
         finally:
@@ -230,7 +229,7 @@ async def act_by_text(
     """Let one arm write every agent's text. Raises RequestError if the arm refuses one."""
     start = time.perf_counter()
     settings = Settings(None, greedy, {})
-    text_arm = cast(TextArm, router.arms[arm])
+    text_arm = router.writer(arm)
     requests = {agent: text_request(service, agent, prompt, settings) for agent, prompt in prompts.items()}
     replies = {agent: text_arm.write(request) for agent, request in requests.items()}
     try:
@@ -349,7 +348,7 @@ def shadow_text(router: Router, request: TextRequest, response: WrittenResponse)
     """Send copies of the request to the shadows."""
     for shadow in router.state.shadows:
         if shadow in router.arms:
-            text_arm = cast(TextArm, router.arms[shadow])
+            text_arm = router.writer(shadow)
             router.shadows.send_text(shadow, text_arm, request, response.ids, response.log_probs, response.text)
 
 

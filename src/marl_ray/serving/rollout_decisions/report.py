@@ -11,6 +11,7 @@ from marl_ray.experiments.evidence.series import Series
 from marl_ray.experiments.lifecycle import ExperimentRecord, RolloutPlan, advance
 from marl_ray.experiments.statistics.intervals import NO_OUTCOME, Interval, verdict
 from marl_ray.experiments.statistics.sequential import mean_interval
+from marl_ray.serving.rollout_decisions.curve_cache import CurveRows
 from marl_ray.serving.rollout_decisions.questions import (
     HARM,
     PROMOTION,
@@ -94,12 +95,12 @@ def describe(
     }
 
 
-def curves(series: Series, config: ExperimentConfig) -> dict[str, list[list[float | None]]]:
+def curves(series: Series, config: ExperimentConfig) -> CurveRows:
     """Return arm -> rows of time, observations, mean and its bounds (null while unknown), for `EvidenceStore.series`.
 
     Each arm's bounds hold at all times at once with probability 1 - config.alpha.
     """
-    points_by_arm: dict[str, list[list[float | None]]] = {}
+    points_by_arm: CurveRows = {}
     for arm, moments in series.items():
         rows = points_by_arm.setdefault(arm, [])
         for at, seen in moments:

@@ -30,8 +30,8 @@ class Endpoints:
     def add(self, router: Router) -> Router:
         """Add an experiment and return its router.
 
-        If the experiment is known, its present router takes the new one's arms and is returned. Tables are replaced and
-        never changed, so that concurrent requests see complete ones.
+        If the experiment is known, its present router takes the arms that it lacks of the new one, and is returned.
+        Tables are replaced and never changed, so that concurrent requests see complete ones.
         """
         with self._changing:
             present = self.routers.get(router.config.name)
@@ -40,19 +40,23 @@ class Endpoints:
                 newest_first = sorted([router, *self._served.get(name, ())], key=lambda r: r.created, reverse=True)
                 self._served = self._served | {name: tuple(newest_first)}
                 self.routers = self.routers | {router.config.name: router}
-            else:
-                present.hold({**present.arms, **router.arms})
-            self._note_acting()
-        return present or router
+                self._note_acting()
+                return router
+        self.add_arms(present, router.arms)
+        return present
 
     def add_arms(self, router: Router, arms: Mapping[str, Arm | TextArm]) -> None:
-        """Let an experiment answer with these arms too."""
+        """Let an experiment answer with these arms too. Those that it has already, by another thread, are closed."""
         with self._changing:
-            router.hold({**router.arms, **arms})
+            held = router.arms
+            router.hold({**arms, **held})
             self._note_acting()
+        for name, arm in arms.items():
+            if name in held:
+                arm.close()
 
     def drop_arms(self, router: Router, arms: Collection[str]) -> list[Arm | TextArm]:
-        """Let an experiment answer with these arms no longer, and return those of them that it had."""
+        """Let an experiment answer with these arms no longer, and return those that it had, for the caller to close."""
         with self._changing:
             dropped = [part for arm, part in router.arms.items() if arm in arms]
             router.hold({arm: part for arm, part in router.arms.items() if arm not in arms})

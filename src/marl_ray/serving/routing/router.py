@@ -1,9 +1,10 @@
 """One experiment inside a replica: its assignment table, the sessions it remembers, and its arms."""
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.experiments.assignment.population import Attributes, Population
@@ -13,6 +14,8 @@ from marl_ray.experiments.lifecycle import ExperimentStatus
 from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.experiments.store.records import AssignmentState, EpochHistory
 from marl_ray.experiments.store.unit_store import Exposure
+from marl_ray.policies.bundles.actor_critic import Bundle
+from marl_ray.serving.arms.errors import RETRY_AFTER_S
 from marl_ray.serving.arms.protocol import AnyBundle, Arm, TextArm, is_text
 from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.logs.exposures import ExposureLog
@@ -55,12 +58,35 @@ class Session:
     """True if the session's arm has failed at least once."""
 
 
+class _Tables(NamedTuple):
+    """A state of the store, and what it means for the assignment of sessions."""
+
+    state: AssignmentState
+    now: AssignmentTable
+    past: PastTables | None
+    """All tables up to this one; None if they are unknown."""
+    populations: frozenset[Population] | None
+    """All populations up to this state's; None if they are unknown."""
+
+
+class _HeldArms(NamedTuple):
+    """The arms that are loaded here, and which of them answers for which arm."""
+
+    arms: Mapping[str, Arm | TextArm]
+    is_text: bool
+    answering: Mapping[str, Sequence[str]]
+    """Arm of the config -> the loaded arms that may answer for its sessions, in order of preference."""
+
+
 class Router:
     """Assigns every session to one arm and never changes it, under the state that the store last reported.
 
     In the first epoch the hash alone decides. After a change of weights the hash may differ from the arm that a session
     already has, so a session that this replica does not remember is looked up in the store first. The same holds where
     clusters or blocks of time are assigned, because a session keeps the arm of the cluster or block in which it began.
+
+    Sessions and requests belong to one event loop. `hold` and `follow` may be called from any thread: each swaps one
+    value that never changes, so a request sees the arms and tables of before or of after.
     """
 
     def __init__(
@@ -73,8 +99,7 @@ class Router:
         created: float,
     ):
         """`arms` are those of the config's arms that are loaded here."""
-        self.config, self.created, self.state = config, created, state
-        self.hold(arms)
+        self.config, self.created = config, created
         self.circuits = {arm: Breaker(config.breaker) for arm in config.arms}
         self.shadows = Shadows(config.shadow_concurrency)
         self._store, self._log = store, log
@@ -82,17 +107,43 @@ class Router:
         """Unit -> its session, for the last MAX_REMEMBERED units."""
         self._absent: dict[str, float] = {}
         """Unit -> moment until which the store is not asked for it again, in monotonic seconds."""
-        self.follow(state)
+        self.digests: dict[str, str] = {}
+        """Arm -> digest of its bundle, also of an arm that was dropped while requests to it were under way."""
+        self._changing = threading.Lock()
+        self._tables = self._tables_of(state)
+        self._held = _HeldArms({}, False, {})
+        self.hold(arms)
 
     def hold(self, arms: Mapping[str, Arm | TextArm]) -> None:
-        """Answer with these arms from now on.
+        """Answer with these arms from now on."""
+        with self._changing:
+            self.digests |= {name: arm.bundle.digest for name, arm in arms.items()}
+            self._held = self._held_arms(arms)
 
-        The mapping is replaced and never changed, so a request sees the old or the new one.
-        """
-        self.arms = arms
-        self.is_text = any(is_text(arm.bundle) for arm in arms.values())
+    def _held_arms(self, arms: Mapping[str, Arm | TextArm]) -> _HeldArms:
+        orders = {arm: dict.fromkeys((arm, self.production, self.control)) for arm in self.config.arms}
+        answering = {arm: [name for name in order if name in arms] for arm, order in orders.items()}
+        return _HeldArms(arms, any(is_text(arm.bundle) for arm in arms.values()), answering)
+
+    @property
+    def state(self) -> AssignmentState:
+        """The state that the store last reported."""
+        return self._tables.state
+
+    @property
+    def table(self) -> AssignmentTable:
+        """The table that new sessions are assigned by."""
+        return self._tables.now
+
+    @property
+    def arms(self) -> Mapping[str, Arm | TextArm]:
+        """The arms that are loaded here, a mapping that never changes."""
+        return self._held.arms
+
+    @property
+    def is_text(self) -> bool:
         """True if the arms are language models; no experiment has arms of two kinds."""
-        self._note_answering()
+        return self._held.is_text
 
     @property
     def control(self) -> str:
@@ -109,23 +160,54 @@ class Router:
 
     def answering_arms(self, arm: str) -> Sequence[str]:
         """Return the loaded arms that may answer for a session of this arm, in order of preference."""
-        return self._answering[arm]
+        return self._held.answering[arm]
 
-    def _note_answering(self) -> None:
-        turns = {arm: dict.fromkeys((arm, self.production, self.control)) for arm in self.config.arms}
-        self._answering = {arm: [name for name in turn if name in self.arms] for arm, turn in turns.items()}
+    def actor(self, name: str) -> Arm:
+        """Return the loaded arm of this name, which acts.
+
+        Raises RequestError 422 if it writes text, and 503 if it was dropped since the request was assigned.
+        """
+        arm = self._arm(name)
+        if is_text(arm.bundle):
+            raise self._wrong_kind("token", "actor_critic", "experiment")
+        return arm
+
+    def writer(self, name: str) -> TextArm:
+        """Return the loaded arm of this name, which writes text. Raises as `actor` does, if it acts."""
+        arm = self._arm(name)
+        if not is_text(arm.bundle):
+            raise self._wrong_kind("actor_critic", "token", "experiment")
+        return arm
+
+    def _arm(self, name: str) -> Arm | TextArm:
+        arm = self._held.arms.get(name)
+        if arm is None:
+            message = f"arm {name!r} of experiment {self.config.name!r} is not loaded here any more"
+            raise RequestError(503, None, message, RETRY_AFTER_S)
+        return arm
+
+    def _wrong_kind(self, kind: str, expected: str, field: str) -> RequestError:
+        message = f"{self.config.served_as!r} serves {kind} policies, expected {expected} policies"
+        return RequestError(422, field, message)
 
     def bundle_of(self, arm: str) -> AnyBundle:
         """Return the bundle of the first arm that may answer for this arm; RequestError 503 if none is loaded."""
-        for name in self.answering_arms(arm):
-            return self.arms[name].bundle
-        raise RequestError(503, None, f"no arm of experiment {self.config.name!r} is loaded here", 1.0)
+        held = self._held
+        for name in held.answering[arm]:
+            return held.arms[name].bundle
+        raise RequestError(503, None, f"no arm of experiment {self.config.name!r} is loaded here", RETRY_AFTER_S)
+
+    def actor_bundle_of(self, arm: str, field: str = "experiment") -> Bundle:
+        """Return `bundle_of` where it holds actor-critics; RequestError 422 naming the field if it holds others."""
+        bundle = self.bundle_of(arm)
+        if is_text(bundle):
+            raise self._wrong_kind("token", "actor_critic", field)
+        return bundle
 
     def close(self) -> None:
-        """End the threads of the arms."""
-        if self.is_text:
-            for arm in self.arms.values():
-                cast(TextArm, arm).close()
+        """Release what the arms hold in this process."""
+        for arm in self.arms.values():
+            arm.close()
 
     @property
     def is_over(self) -> bool:
@@ -134,36 +216,35 @@ class Router:
     def follow(self, state: AssignmentState, reported_at: float | None = None) -> None:
         """Assign by another state from now on; it must name only arms of the config.
 
-        One reference is swapped at a time, and a request that has read the older table still assigns correctly by
-        it. `reported_at` is the moment at which the store last reported the previous state (monotonic seconds; now
-        if not given).
+        A request that has read the older table still assigns correctly by it. `reported_at` is the moment at which the
+        store last reported the previous state (monotonic seconds; now if not given).
         """
-        if not state.weights.keys() <= self.config.arms.keys():
-            raise ValueError(f"the table has arms {sorted(state.weights)}, configured are {sorted(self.config.arms)}")
-        self._past, self._populations = self._read_past(state)
-        self.table = AssignmentTable(state.weights, state.salt, state.epoch)
-        self.state = state
-        self._note_answering()
+        tables = self._tables_of(state)  # before the lock, because it may read the store
+        with self._changing:
+            self._tables = tables
+            self._held = self._held_arms(self._held.arms)
         # Meanwhile another replica may have exposed the same unit by the other table, and been the first to store it.
         since = (time.monotonic() if reported_at is None else reported_at) - OVERLAP_S
         for session in list(self.remembered.values()):
             if session.at > since:
                 session.sure = False
 
-    def _read_past(self, state: AssignmentState) -> tuple[PastTables | None, frozenset[Population] | None]:
-        """Return all tables and populations up to this state's; None where they are unknown."""
+    def _tables_of(self, state: AssignmentState) -> _Tables:
+        if not state.weights.keys() <= self.config.arms.keys():
+            raise ValueError(f"the table has arms {sorted(state.weights)}, configured are {sorted(self.config.arms)}")
         past: EpochHistory | None = EpochHistory([], frozenset())
         if state.epoch > 1:
             try:
                 past = self._store.past(self.config.name)
             except StoreError:
                 past = None
-        # The population now includes every unit, so no past population needs a lookup.
+        # If the population now includes every unit, no past population needs a lookup.
         everyone = frozenset({state.population}) if state.population.is_everyone else None
+        now = AssignmentTable(state.weights, state.salt, state.epoch)
         if past is None:
-            return None, everyone
+            return _Tables(state, now, None, everyone)
         tables = PastTables([*past.weights, state.weights], state.salt)
-        return tables, everyone or past.populations | {state.population}
+        return _Tables(state, now, tables, everyone or past.populations | {state.population})
 
     def draw_key(self, unit: str, cluster_id: str | None) -> str:
         """Return the name whose hash decides for the unit: its own, or its cluster's.
@@ -177,8 +258,8 @@ class Router:
 
         If clusters are randomized, its cluster must be. Other units get the production arm and do not count.
         """
-        layer = self.state.layer
-        return layer is None or is_in_layer(layer, self.state.layer_share, self.draw_key(unit, cluster_id))
+        state = self.state
+        return state.layer is None or is_in_layer(state.layer, state.layer_share, self.draw_key(unit, cluster_id))
 
     @property
     def has_places_by_cluster(self) -> bool:
@@ -187,9 +268,9 @@ class Router:
 
     def includes(self, unit: str, cluster_id: str | None, attributes: Attributes) -> bool:
         """Return True if the experiment's population includes the unit now, even if the unit has met an arm before."""
-        population = self.state.population
-        return population.is_everyone or population.includes(
-            self.state.salt, self.draw_key(unit, cluster_id), attributes
+        state = self.state
+        return state.population.is_everyone or state.population.includes(
+            state.salt, self.draw_key(unit, cluster_id), attributes
         )
 
     def may_have_included(self, unit: str, cluster_id: str | None) -> bool:
@@ -197,10 +278,11 @@ class Router:
 
         The unit may have had other attributes then, or been in another cluster.
         """
-        if self._populations is None or self.config.randomize == "cluster":
+        state, _, _, populations = self._tables
+        if populations is None or self.config.randomize == "cluster":
             return True
         key = self.draw_key(unit, cluster_id)
-        return any(population.may_include(self.state.salt, key) for population in self._populations)
+        return any(population.may_include(state.salt, key) for population in populations)
 
     def is_absent(self, unit: str) -> bool:
         """Return True if the store has lately had no exposure of the unit."""
@@ -233,11 +315,12 @@ class Router:
         session = self.remembered.get(unit)
         if session is not None:
             return UnitArm(self._standing(session.assignment)) if session.sure else None
-        past, randomize = self._past, self.config.randomize
+        tables = self._tables
+        past, randomize = tables.past, self.config.randomize
         # With clusters and blocks the session may have begun in another one.
         if randomize != "session" or past is None or len(past) > MAX_TABLES or not past.agree(unit):
             return None
-        return UnitArm(*self._drawn(unit, cluster_id))
+        return UnitArm(*self._draw(tables.now, unit, cluster_id))
 
     def stored_arm(self, unit: str, cluster_id: str | None, stored: Assignment | None) -> UnitArm:
         """Return the unit's arm, given the store's answer."""
@@ -248,20 +331,20 @@ class Router:
             return UnitArm(self._standing(stored))
         if session is not None:  # the replica's own exposure is still on its way to the store
             return self.provisional_arm(unit, cluster_id)
-        return UnitArm(*self._drawn(unit, cluster_id))
+        return UnitArm(*self._draw(self.table, unit, cluster_id))
 
     def provisional_arm(self, unit: str, cluster_id: str | None) -> UnitArm:
         """Return the unit's arm while the store cannot be asked."""
         session = self.remembered.get(unit)
         if session is not None:
             return UnitArm(self._standing(session.assignment), sure=False)
-        return UnitArm(*self._drawn(unit, cluster_id), sure=False)
+        return UnitArm(*self._draw(self.table, unit, cluster_id), sure=False)
 
-    def _drawn(self, unit: str, cluster_id: str | None) -> tuple[Assignment, str | None]:
-        """Draw by the present table. A unit that names no cluster is its own cluster."""
+    def _draw(self, table: AssignmentTable, unit: str, cluster_id: str | None) -> tuple[Assignment, str | None]:
+        """Draw by a table. A unit that names no cluster is its own cluster."""
         config = self.config
         return draw_arm(
-            self.table, config.randomize, unit, cluster=cluster_id or unit, at=time.time(), block_s=config.block_s
+            table, config.randomize, unit, cluster=cluster_id or unit, at=time.time(), block_s=config.block_s
         )
 
     def _standing(self, assignment: Assignment) -> Assignment:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
@@ -108,9 +108,9 @@ class Shadows:
         async def compare() -> Compared:
             chunks = await _write(writer, replace(request, logged=True, streamed=False, names=False))
             agreed, began = "".join(chunk.text for chunk in chunks) == text, chunks[0].start
-            if began is None or not ids:  # one of the two arms reports no tokens
+            if began is None or not ids or not isinstance(writer, ScoringArm):  # one of the two arms reports no tokens
                 return Compared(1, int(agreed))
-            tokens, log_prob = await cast(ScoringArm, writer).score(request.agent, began.prompt_ids, ids, text)
+            tokens, log_prob = await writer.score(request.agent, began.prompt_ids, ids, text)
             return Compared(1, int(agreed), tokens, log_prob, sum(log_probs))
 
         return self._send(arm, compare, TEXT_DEADLINE_S)

@@ -166,7 +166,7 @@ def test_aliases_are_taken_wherever_versions_are(registry, monkeypatch):
 
 def test_an_experiment_keeps_the_version_that_an_alias_named(registry):
     from marl_ray.config import ExperimentConfig
-    from marl_ray.serving.loaded_bundles import pin_aliases
+    from marl_ray.serving.holding.loaded_bundles import pin_aliases
 
     run_config, _ = registry
     arms = {"control": {"bundle": "models:/toy/1"}, "best": {"bundle": "models:/toy@best"}}

@@ -118,6 +118,9 @@ class Elsewhere:
             raise self.ends.pop(0)
         return await self._batcher.act(observations, greedy, masks)
 
+    def close(self):
+        self._batcher.close()
+
 
 def elsewhere(tmp_path: Path, treatment: list[Exception], control: list[Exception], **more: Any):
     """A gateway whose arms are in other processes."""

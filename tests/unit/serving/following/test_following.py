@@ -1,66 +1,8 @@
 """The threads that follow the store do not undo what another thread does at the same moment."""
 
-import threading
-import time
-from collections import UserDict
-
 from toy_serving.gateways import serving
 
-from marl_ray.experiments.lifecycle import Action
-from marl_ray.serving.following import arm_holder
 from marl_ray.serving.routing.shadow import ShadowTotals
-
-
-async def test_an_arm_that_is_dropped_while_another_one_is_added_stays_dropped(config):
-    async with serving(config) as (_, app):
-        app.service.follower.close()
-        endpoints = app.service.endpoints
-        router = endpoints.routers["exp"]
-        four = router.arms["four"]
-        endpoints.drop_arms(router, {"four"})
-        drop = threading.Thread(target=endpoints.drop_arms, args=(router, {"one"}))
-
-        class Added(UserDict):
-            def keys(self):
-                drop.start()
-                drop.join(0.05)  # it waits until these are added
-                return super().keys()
-
-        endpoints.add_arms(router, Added(four=four))
-        drop.join(10)
-        assert router.arms == {"four": four}
-
-
-async def test_arms_that_are_loaded_while_the_poll_goes_through_them_are_tended_again_at_once(config, monkeypatch):
-    may_load, needed = threading.Event(), arm_holder.arms_to_hold
-
-    def needed_while_a_thread_ends(*arguments):
-        may_load.set()
-        for thread in threading.enumerate():
-            if thread.name == "load-exp":
-                thread.join(10)
-        return needed(*arguments)
-
-    async with serving(config) as (_, app):
-        follower, service = app.service.follower, app.service
-        follower.close()
-        load = service.bundles.load
-
-        def load_late(*arguments):
-            assert may_load.wait(10)
-            return load(*arguments)
-
-        monkeypatch.setattr(service.bundles, "load", load_late)
-        router = service.endpoints.routers["exp"]
-        service.endpoints.drop_arms(router, {"four"})
-        service.stores.experiments.change("exp", Action.PAUSE, epoch=None, actor="ops", reason="r")
-        follower.poll()
-        assert follower.arms.load_states()["exp"] == {"one": "loaded", "four": "loading"}
-        monkeypatch.setattr(arm_holder, "arms_to_hold", needed_while_a_thread_ends)
-        service.stores.experiments.change("exp", Action.RESUME, epoch=router.state.epoch, actor="ops", reason="r")
-        follower.poll()
-        assert follower.arms.load_states()["exp"] == {"one": "loaded", "four": "loaded"}
-        assert follower.arms.is_due(time.monotonic())
 
 
 async def test_a_shadow_arm_that_begins_while_the_others_are_recorded_harms_nothing(config):

@@ -27,6 +27,8 @@ MAX_WAITING = 256
 """Maximum number of responses of one arm that wait for room in the batch; further ones are refused with 503."""
 CLOSE_S = 10.0
 """Seconds that closing waits for the current step."""
+CLOSED = RequestRejection(503, None, "this replica is closing the arm", RETRY_AFTER_S)
+"""The end of responses of a closed arm: a refusal, because a failure would count against the arm."""
 
 _log = logging.getLogger(__name__)
 
@@ -104,6 +106,8 @@ class TextBatcher:
     def join(self, reply: BatchedReply) -> RequestRejection | None:
         """See `ReplyQueue.join`."""
         with self._wake:
+            if self._closing:  # since the request was assigned, while its prompt was encoded
+                return CLOSED
             if len(self._waiting) >= MAX_WAITING:
                 return busy_rejection(f"{MAX_WAITING} responses wait already")
             self._waiting.append(reply)
@@ -157,6 +161,4 @@ class TextBatcher:
 
     def _end(self, waiting: Sequence[BatchedReply]) -> None:
         rows = [reply for batch in self._batches.values() for reply in batch.rows.values()]
-        # This is a refusal, because a failure would count against the arm.
-        closed = RequestRejection(503, None, "this replica is closing", RETRY_AFTER_S)
-        deliver([(reply, closed) for reply in (*rows, *waiting)])
+        deliver([(reply, CLOSED) for reply in (*rows, *waiting)])

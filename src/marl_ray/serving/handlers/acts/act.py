@@ -3,14 +3,13 @@
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import orjson
 
 from marl_ray.errors import FieldError
 from marl_ray.experiments.assignment.population import Attributes
 from marl_ray.experiments.assignment.rendezvous import Assignment
-from marl_ray.policies.bundles.actor_critic import Bundle
 from marl_ray.serving.handlers.acts.arm_answers import ActInputs, ArmActions, answer_by_actor_critic, answer_by_text
 from marl_ray.serving.handlers.text_response import log_text, text_observations, total_cost
 from marl_ray.serving.http.fields import attributes_of, cluster_of, session_id
@@ -106,7 +105,7 @@ def _check_inputs(session_arm: SessionArm, act_request: _ActRequest) -> ActInput
     router = session_arm.router
     if router.is_text:
         return ActInputs(text_observations(router, act_request.observations, act_request.masks), {}, act_request.greedy)
-    bundle = cast(Bundle, router.bundle_of(session_arm.assignment.arm))
+    bundle = router.actor_bundle_of(session_arm.assignment.arm)
     try:
         observations = {agent: bundle.check(agent, value) for agent, value in act_request.observations.items()}
         masks = {agent: bundle.check_mask(agent, mask) for agent, mask in act_request.masks.items()}
@@ -135,7 +134,7 @@ def _log(
 ) -> None:
     """Put the answer into the act log: one entry per text of language models, one for all agents of an actor-critic."""
     router = session_arm.router
-    digest = router.arms[arm_actions.arm].bundle.digest
+    digest = router.digests[arm_actions.arm]
     if router.is_text:
         for text_request, response in arm_actions.exchanges:
             log_text(service, session_arm, assignment, arm_actions.arm, digest, text_request, response)

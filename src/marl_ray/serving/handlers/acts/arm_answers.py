@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Awaitable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
 
 from marl_ray.serving.arms.errors import NotFiniteError, new_pass_number
-from marl_ray.serving.arms.protocol import Answer, Arm
+from marl_ray.serving.arms.protocol import Answer
 from marl_ray.serving.arms.response_cache import ResponseCache, cache_key
 from marl_ray.serving.handlers.text_response import Exchanges, act_by_text, shadow_text
 from marl_ray.serving.routing.assignment import SessionArm
@@ -91,12 +91,12 @@ async def answer_by_actor_critic(service: Service, session_arm: SessionArm, arm:
     router, cache = session_arm.router, service.cache if inputs.greedy else None
 
     def ask_arm(name: str) -> Awaitable[Answer]:
-        return cast(Arm, router.arms[name]).act(inputs.observations, inputs.greedy, inputs.masks)
+        return router.actor(name).act(inputs.observations, inputs.greedy, inputs.masks)
 
     async def ask_cache_and_arm(name: str) -> _Acted:
         if cache is None:
             return _Acted(await ask_arm(name))
-        key, cached_parts = await _look_up(cache, router.arms[name].bundle.digest, inputs)
+        key, cached_parts = await _look_up(cache, router.digests[name], inputs)
         return _Acted({} if cached_parts else await ask_arm(name), key, cached_parts)
 
     attempts = service.failures.attempts(router, session_arm.session, arm)
@@ -139,7 +139,7 @@ def _send_to_shadows(router: Router, inputs: ActInputs, acted: _Acted) -> None:
         actions = {agent: (np.asarray(action), None) for agent, action in acted.cached_parts["actions"].items()}
     for shadow in router.state.shadows:
         if shadow in router.arms:
-            shadow_arm = cast(Arm, router.arms[shadow])
+            shadow_arm = router.actor(shadow)
             router.shadows.send(shadow, shadow_arm.act, inputs.observations, inputs.masks, actions)
 
 

@@ -31,7 +31,7 @@ async def assign(service: Service, request: Request) -> Response:
     arm = router.answering_arms(assignment.arm)[0]
     answer_fields = {
         "bundle": router.config.arms[arm].reference,
-        "digest": router.arms[arm].bundle.digest,
+        "digest": router.digests[arm],
         "exposed": exposes and session_arm.takes_part,
     }
     return Response(orjson.dumps(session_arm.head(assignment, arm) | answer_fields))

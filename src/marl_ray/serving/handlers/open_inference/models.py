@@ -4,7 +4,7 @@ A model is an endpoint. Inputs are the agents' observations, named as the agents
 `AGENT.log_prob`. There is no dimension for batches: a request is one step of one session.
 """
 
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -86,11 +86,7 @@ def newest(service: Service, request: Request) -> Router:
 
 def actor_critics(router: Router) -> Bundle:
     """Return the control's bundle; RequestError 422 if the model writes text, which other routes serve."""
-    if router.is_text:
-        raise RequestError(
-            422, "model", f"{router.config.served_as!r} serves token policies, expected actor_critic policies"
-        )
-    return cast(Bundle, router.bundle_of(router.control))
+    return router.actor_bundle_of(router.control, "model")
 
 
 def inputs_of(bundle: Bundle) -> dict[str, Tensor]:

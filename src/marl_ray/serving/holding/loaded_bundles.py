@@ -19,8 +19,8 @@ from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.manifest import REGISTRY_PREFIX, pin_reference
 from marl_ray.serving.arms.external.model import ExternalModel, external_model
 from marl_ray.serving.arms.protocol import AnyBundle, is_text
+from marl_ray.serving.holding.needed_arms import arms_to_hold, served_here
 from marl_ray.serving.http.keys import Keys
-from marl_ray.serving.needed_arms import arms_to_hold, served_here
 
 _log = logging.getLogger(__name__)
 

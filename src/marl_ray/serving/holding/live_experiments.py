@@ -15,7 +15,7 @@ from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 from marl_ray.serving.arms.external.arm import ExternalArm
 from marl_ray.serving.arms.external.model import ExternalModel
 from marl_ray.serving.arms.protocol import AnyBundle, Arm, TextArm, is_text
-from marl_ray.serving.loaded_bundles import BundleCache, LoadedExperiment
+from marl_ray.serving.holding.loaded_bundles import BundleCache, LoadedExperiment
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.routing.endpoints import Endpoints
 from marl_ray.serving.routing.router import Router
@@ -64,9 +64,17 @@ class LiveExperiments:
         `more` is stored beside its config. Raises MarlRayError if the stored experiment forbids it, or if an arm
         cannot be hosted.
         """
-        arms = {arm: self.arm(part.config, arm, bundle) for arm, bundle in part.bundles.items()}
-        self.store.open(part.config.name, part.stored_config() | more, actor=actor, reason=reason)
-        return self.take_in(part.config, self.store.table(part.config.name), arms)
+        arms: dict[str, Arm | TextArm] = {}
+        try:
+            for arm, bundle in part.bundles.items():
+                arms[arm] = self.arm(part.config, arm, bundle)
+            self.store.open(part.config.name, part.stored_config() | more, actor=actor, reason=reason)
+            state = self.store.table(part.config.name)
+        except BaseException:
+            for made in arms.values():
+                made.close()
+            raise
+        return self.take_in(part.config, state, arms)
 
     def take_in(
         self, config: ExperimentConfig, state: AssignmentState, arms: Mapping[str, Arm | TextArm] = MappingProxyType({})

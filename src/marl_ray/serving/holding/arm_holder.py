@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store.records import AssignmentState
-from marl_ray.serving.live_experiments import LiveExperiments
-from marl_ray.serving.loaded_bundles import check_arms, load_arms
-from marl_ray.serving.needed_arms import arms_to_hold, served_here
+from marl_ray.serving.holding.live_experiments import LiveExperiments
+from marl_ray.serving.holding.loaded_bundles import check_arms, load_arms
+from marl_ray.serving.holding.needed_arms import arms_to_hold, served_here
 from marl_ray.serving.routing.router import Router
 
 TEND_S = 15.0
@@ -62,10 +62,8 @@ class ArmHolder:
 
     def _drop(self, router: Router, arms: Collection[str]) -> None:
         if arms:
-            for part in self._live_experiments.endpoints.drop_arms(router, arms):
-                close = getattr(part, "close", None)
-                if close is not None:
-                    close()
+            for arm in self._live_experiments.endpoints.drop_arms(router, arms):
+                arm.close()
 
     def _load(self, router: Router, arms: Collection[str]) -> None:
         """Load those arms of an experiment that are not loaded yet.

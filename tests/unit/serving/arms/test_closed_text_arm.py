@@ -1,0 +1,23 @@
+"""A text arm that was closed refuses the responses that it was still asked for."""
+
+import asyncio
+
+from toy_serving.text_gateways import make_text_bundle
+
+from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.serving.arms.protocol import RequestRejection, TextRequest
+from marl_ray.serving.arms.text.batcher import TextBatcher
+
+REQUEST = TextRequest("writer", "hello", 5)
+
+
+async def test_a_response_that_was_assigned_before_its_arm_was_closed_is_refused_at_once(tmp_path):
+    arm = TextBatcher(load_bundle(make_text_bundle(tmp_path, 1, context=64)), 4, 30.0)
+    first, late = arm.write(REQUEST), arm.write(REQUEST)
+    begun = await first.next()
+    assert not isinstance(begun, RequestRejection)
+    first.leave()
+    await asyncio.to_thread(arm.close)
+    refusal = await asyncio.wait_for(late.next(), 5)
+    late.leave()
+    assert (refusal.status, refusal.message) == (503, "this replica is closing the arm")

@@ -1,0 +1,133 @@
+"""Threads change the arms and the table of an experiment while requests read them."""
+
+import threading
+from collections import UserDict
+
+import pytest
+from toy_serving.gateways import SEES, bearer, serving, write_keys
+
+from marl_ray.config import GatewayConfig, parse_config
+from marl_ray.experiments.assignment.rendezvous import AssignmentTable, PastTables
+from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
+from marl_ray.serving.http.protocol import RequestError
+
+
+@pytest.fixture
+def gateway(bundles, tmp_path):
+    def config_of(**more) -> GatewayConfig:
+        arms = {arm: {"bundle": bundle} for arm, bundle in bundles.items()}
+        where = {"database": f"sqlite:///{tmp_path}/x.db", "spool": f"{tmp_path}/spool"}
+        return parse_config(
+            GatewayConfig, {"experiments": [{"name": "exp", "arms": arms, "strategy": "thompson"}]} | where | more
+        )
+
+    return config_of
+
+
+async def test_a_session_is_drawn_by_the_table_that_agrees_with_its_past(gateway, monkeypatch):
+    async with serving(gateway()) as (_, app):
+        app.service.follower.close()
+        router, weights = app.service.endpoints.routers["exp"], {"one": 0.05, "four": 1.0}
+        later = AssignmentTable(weights, router.state.salt, 2)
+        unit = next(f"u{k}" for k in range(99) if router.table.assign(f"u{k}").arm != later.assign(f"u{k}").arm)
+        first = router.table.assign(unit)
+        app.service.stores.experiments.reallocate("exp", weights, epoch=1, actor="gateway", reason="r")
+        agree = PastTables.agree
+
+        def follow_meanwhile(past, unit):
+            app.service.follower.poll()
+            return agree(past, unit)
+
+        monkeypatch.setattr(PastTables, "agree", follow_meanwhile)
+        recalled = router.known_arm(unit, None)
+        assert recalled is not None and recalled.assignment == first
+        assert router.state.epoch == 2 and router.known_arm(unit, None) is None
+
+
+async def test_an_arm_that_is_added_while_a_state_is_followed_answers(gateway):
+    async with serving(gateway()) as (_, app):
+        app.service.follower.close()
+        endpoints, router = app.service.endpoints, app.service.endpoints.routers["exp"]
+        control, four = router.arms["one"], router.arms["four"]
+        add = threading.Thread(target=endpoints.add_arms, args=(router, {"four": four}))
+
+        class Lacking(UserDict):
+            is_read_by_follow = False
+
+            def __contains__(self, name):
+                if name == "four" and self.is_read_by_follow and not add.ident:
+                    add.start()
+                    add.join(0.05)  # it waits until the state is followed
+                return super().__contains__(name)
+
+        arms = Lacking(one=control)
+        router.hold(arms)
+        assert router.answering_arms("four") == ["one"]
+        arms.is_read_by_follow = True
+        router.follow(router.state)
+        add.join(10)
+        assert router.answering_arms("four") == ["four", "one"]
+
+
+async def test_an_act_whose_arm_is_dropped_meanwhile_is_answered_and_logged(gateway, tmp_path, monkeypatch):
+    async with serving(gateway(decision_log=f"{tmp_path}/acts")) as (client, app):
+        app.service.follower.close()
+        endpoints, router = app.service.endpoints, app.service.endpoints.routers["exp"]
+        four, act = router.arms["four"], ArmBatcher.act
+        session = next(f"s{k}" for k in range(99) if router.table.assign(f"s{k}").arm == "four")
+
+        def act_and_drop(arm, *request):
+            answer = act(arm, *request)
+            for dropped in endpoints.drop_arms(router, {"four"}):
+                dropped.close()
+            return answer
+
+        monkeypatch.setattr(ArmBatcher, "act", act_and_drop)
+        response = await client.post("/v1/act", json={"session_id": session, "observations": SEES})
+        assert (response.status_code, response.json()["arm"]) == (200, "four")
+        assert router.digests["four"] == four.bundle.digest
+        with pytest.raises(RequestError, match="not loaded here any more") as refused:
+            router.actor("four")
+        assert refused.value.status == 503 and refused.value.headers
+
+
+async def test_an_arm_of_the_other_kind_is_refused_by_name(gateway):
+    async with serving(gateway()) as (_, app):
+        router = app.service.endpoints.routers["exp"]
+        assert router.actor("one") is router.arms["one"]
+        with pytest.raises(RequestError, match="serves actor_critic policies, expected token policies") as refused:
+            router.writer("one")
+        assert refused.value.status == 422
+
+
+async def test_of_an_arm_that_two_threads_have_loaded_the_second_is_closed(gateway):
+    class Closing(ArmBatcher):
+        is_closed = False
+
+        def close(self):
+            self.is_closed = True
+            super().close()
+
+    async with serving(gateway()) as (client, app):
+        app.service.follower.close()
+        endpoints, router = app.service.endpoints, app.service.endpoints.routers["exp"]
+        four = router.arms["four"]
+        second = Closing(four.bundle, PassBatcher(64, None))
+        endpoints.add_arms(router, {"four": second})
+        assert router.arms["four"] is four and second.is_closed
+        answer = await client.post("/v1/act", json={"session_id": "s", "observations": SEES})
+        assert answer.status_code == 200
+
+
+async def test_an_experiment_that_cannot_be_opened_closes_the_arms_that_it_has_made(
+    gateway, bundles, tmp_path, monkeypatch
+):
+    keys = write_keys(tmp_path / "keys.yaml", ops=("admin",))
+    closed, close = [], ArmBatcher.close
+    async with serving(gateway(experiments=[], api_keys=keys)) as (client, _):
+        client.headers.update(bearer("ops"))
+        monkeypatch.setattr(ArmBatcher, "close", lambda arm: closed.append(arm.bundle) or close(arm))
+        arms = {"one": {"bundle": bundles["one"]}, "four": {"bundle": bundles["four"], "engine": "vllm"}}
+        answer = await client.post("/v1/experiments", json={"name": "e", "arms": arms, "reason": "r"})
+        assert answer.status_code == 409 and "holds actor-critics" in answer.text
+        assert len(closed) == 1
