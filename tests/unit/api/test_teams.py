@@ -56,7 +56,12 @@ def test_a_wrong_observation_is_named(tmp_path, observations, options, message):
         marl_ray.load(make_bundle(tmp_path, 4)).act(observations, **options)
 
 
-def test_the_folder_of_a_run_is_answered_with_its_bundle(tmp_path):
+def test_a_run_is_answered_with_its_bundle(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "walk").mkdir(parents=True)
+    Path(make_bundle(tmp_path / "runs" / "walk", 4)).rename(tmp_path / "runs" / "walk" / "bundle")
+    with pytest.raises(MarlRayError, match=r"it is the name of a run, whose bundle is runs/walk/bundle$"):
+        marl_ray.load("walk")
     Path(make_bundle(tmp_path, 4)).rename(tmp_path / "bundle")
     with pytest.raises(MarlRayError, match=rf"it is the folder of a run, whose bundle is {tmp_path}/bundle$"):
         marl_ray.load(tmp_path)

@@ -247,9 +247,12 @@ def read_manifest(folder: Path) -> Manifest | TokenManifest:
             raise MarlRayError(f"bundle {str(folder)!r}: format {kind.format} of {kind.family!r} is not supported")
         manifest = MANIFEST_TYPES[kind.family].model_validate_json(raw)
     except OSError as error:
-        inner = folder / "bundle"
-        instead = f"; it is the folder of a run, whose bundle is {inner}" if (inner / MANIFEST_FILE).is_file() else ""
-        if not folder.exists():
+        places = {"folder": folder / "bundle", "name": Path("runs") / folder / "bundle"}
+        runs = [(what, inner) for what, inner in places.items() if (inner / MANIFEST_FILE).is_file()]
+        instead = ""
+        if runs:
+            instead = "; it is the {} of a run, whose bundle is {}".format(*runs[0])
+        elif not folder.exists():
             instead = f"; expected a bundle's folder, {REGISTRY_PREFIX}NAME/VERSION or {REGISTRY_PREFIX}NAME@ALIAS"
         raise MarlRayError(
             f"bundle {str(folder)!r} has no readable {MANIFEST_FILE}: {error.strerror}{instead}"
