@@ -44,8 +44,8 @@ def check_metrics(sweep: SweepConfig, run: RunConfig) -> None:
             if rest.partition("/")[0] not in [settings.metric for settings in run.evaluation.benchmarks]:
                 raise MarlRayError(f"metric: {metric.name} needs an entry of run.evaluation.benchmarks of that name")
             continue
-        if metric.name.startswith(OWN) or (run.has_language_models and metric.name.rpartition("/")[2] in ROLES):
-            continue  # the environment has the names of its numbers, and of its agents
+        if metric.name.startswith(OWN) or (run.has_language_models and _is_of_texts(run, metric.name)):
+            continue
         if metric.name not in names:
             raise MarlRayError(f"metric: no run reports {metric.name!r}{did_you_mean(metric.name, names)}")
         if kind in ("eval", "best") and not run.has_evaluations:
@@ -53,6 +53,11 @@ def check_metrics(sweep: SweepConfig, run: RunConfig) -> None:
                 f"metric: {metric.name} needs evaluations, and the run has none; set run.evaluation.every, "
                 "or give another metric, such as return"
             )
+
+
+def _is_of_texts(run: RunConfig, name: str) -> bool:
+    """Return True for a metric of one agent, whose name the environment has, and for one of the run's `data`."""
+    return name.rpartition("/")[2] in ROLES or (run.data is not None and name.startswith("data/"))
 
 
 def unchecked_metrics(sweep: SweepConfig) -> list[str]:

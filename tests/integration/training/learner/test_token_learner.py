@@ -9,7 +9,8 @@ import torch
 from toy_runs.runs import PLAYING, batch_of, team_of, timeless
 from toys.texts import config
 
-from marl_ray.config import SPECS, GenerationConfig, ModelConfig
+from marl_ray.config import SPECS, GenerationConfig, ModelConfig, parse_config
+from marl_ray.config.sweep import SweepConfig
 from marl_ray.policies.language.token_policy import build_token_policy
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.minibatches import Shape, minibatches
@@ -18,6 +19,7 @@ from marl_ray.training.learner.preparation.prepare import prepare
 from marl_ray.training.single_process import train_alone
 from marl_ray.training.team import gpu_pass_limit
 from marl_ray.training.team.gpu_pass_limit import fit_beside, rows_that_fit, trial_pass
+from marl_ray.tuning.search.metric_names import check_metrics
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -35,6 +37,9 @@ def test_micro_batches_change_nothing(algorithm):
     uncut = train_alone(config(*brief))
     parts = train_alone(config(*brief, "train.micro_batch=1"))
     assert uncut[-1]["grad_norm"] > 0
+    sweep = {"name": "s", "run": {}, "space": {"hyper.lr": {"choice": [0.1]}}, "search": "tpe", "budget": {"trials": 1}}
+    reported = [{"name": name} for name in uncut[-1]]
+    check_metrics(parse_config(SweepConfig, sweep | {"metric": reported}), config(*brief))
     for a, b in zip(timeless(uncut), timeless(parts), strict=True):
         assert a == pytest.approx(b, abs=1e-4)
 
