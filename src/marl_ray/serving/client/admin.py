@@ -41,6 +41,10 @@ def ask_with(
     """Return the JSON answer that `ask` gives, over a client's connections. `remedy` ends the error of no answer."""
     try:
         answer = client.get(path) if body is None else client.post(path, json=body)
+    except httpx.UnsupportedProtocol as error:
+        raise MarlRayError(
+            f"gateway {str(client.base_url)!r}: expected an address such as http://127.0.0.1:8000{remedy}"
+        ) from error
     except httpx.HTTPError as error:
         raise MarlRayError(f"gateway {client.base_url} does not answer: {one_line(error)}{remedy}") from error
     if answer.status_code not in (200, 201):

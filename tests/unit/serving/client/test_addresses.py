@@ -46,3 +46,9 @@ def test_a_gateway_that_does_not_answer_is_an_error_with_the_remedy():
         match=r"^gateway http://127.0.0.1:9/? does not answer: .* \(--url or MARL_RAY_GATEWAY names another",
     ):
         ask("http://127.0.0.1:9", "/v1/endpoints")
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "127.0.0.1"])
+def test_an_address_without_a_scheme_is_told_what_one_has(url):
+    with pytest.raises(MarlRayError, match=f"^gateway '{url}/': expected an address such as http://.* names another"):
+        ask(url, "/v1/endpoints")
