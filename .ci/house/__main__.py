@@ -29,6 +29,7 @@ CHECKS = (
     imports.overridden_methods,
     imports.replaced_privates,
     definitions.types_of_one_name,
+    definitions.any_types,
     definitions.annotated_tests,
     shadowing.shadowing,
     docstrings.fragments,

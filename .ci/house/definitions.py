@@ -1,11 +1,11 @@
-"""Checks of what modules define: types of one meaning, names that are read, tests without annotations."""
+"""Checks of what modules define: types of one meaning, few of them Any, names that are read, tests without annotations."""
 
 import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from sources import Finding, SourceFile, product, top_names
+from sources import Finding, SourceFile, name_of, product, top_names
 
 READERS = ("benchmarks/", "jobs/", "serve/")
 """Folders beside the product that may be the only readers of a name; tests alone do not count."""
@@ -13,6 +13,8 @@ ENTERED = {"versions", "sandboxed"}
 """Folders with names that no code of ours reads: migrations, and programs that are sent into the sandbox."""
 MAX_TEXT = 200
 """Characters of the texts that may name a part, or a type; longer ones are prose."""
+MAX_ANY = 740
+"""Maximum number of times that the product says Any: it is lowered with them, and not raised."""
 
 
 def types_of_one_name(files: list[SourceFile]) -> Iterator[Finding]:
@@ -38,6 +40,16 @@ def type_names(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
                 continue
         if name[0].isupper():
             yield name, node
+
+
+def any_types(files: list[SourceFile]) -> Iterator[Finding]:
+    """Yield the file of the product that says Any most often, if the product says it too often."""
+    counts = {name: sum(name_of(node) == "Any" for node in file.nodes) for name, file in product(files).items()}
+    if (count := sum(counts.values())) > MAX_ANY:
+        instead = "name the type, JSON's of json_types.py, or object for what is passed on or checked"
+        yield product(files)[max(counts, key=counts.__getitem__)].finding(
+            None, f"the product says Any {count} times, expected {MAX_ANY} at most: {instead}"
+        )
 
 
 def unread_names(files: list[SourceFile], pages: list[Path]) -> Iterator[Finding]:

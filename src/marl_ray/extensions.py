@@ -192,7 +192,7 @@ def import_reference(reference: str, classes: Collection[str] = ()) -> Any:
     if not (module and colon and name):
         raise MarlRayError(f"expected {REFERENCE}, got {reference!r}")
     try:
-        target: Any = importlib.import_module(module)
+        target: object = importlib.import_module(module)
     except (Exception, SystemExit) as error:  # whatever the user's module raises while it loads
         if "/" in module or module.endswith(".py"):
             raise MarlRayError(
@@ -252,7 +252,7 @@ def _module_of(file: str) -> str:
     return path.name if path.is_absolute() else ".".join(path.parts)
 
 
-def _defined_names(target: Any, classes: Collection[str]) -> list[str]:
+def _defined_names(target: object, classes: Collection[str]) -> list[str]:
     """Return the names of a module's instances of `classes`; of anything else all names.
 
     If a module has no such instance, they are the names that it or its package defines, without those that it imports.
@@ -267,12 +267,12 @@ def _defined_names(target: Any, classes: Collection[str]) -> list[str]:
     return defined or names
 
 
-def _classes_of(value: Any) -> set[str]:
+def _classes_of(value: object) -> set[str]:
     """Return `package.module:NAME` of an object's class and of its bases."""
     return {f"{each.__module__}:{each.__qualname__}" for each in type(value).__mro__}
 
 
-def make_from_options(name: str, make: Callable[..., T], options: Mapping[str, Any]) -> T:
+def make_from_options(name: str, make: Callable[..., T], options: Mapping[str, object]) -> T:
     """Return the instance of a class, or the result of a function, for the options of a config.
 
     Raises MarlRayError for an option that it does not have, and where it rejects what an option says.
@@ -284,7 +284,7 @@ def make_from_options(name: str, make: Callable[..., T], options: Mapping[str, A
         raise MarlRayError(f"{name} rejected {dict(options)} ({one_line(error)})") from error
 
 
-def check_options(name: str, function: Callable[..., Any], options: Mapping[str, Any], *passed: str) -> None:
+def check_options(name: str, function: Callable[..., object], options: Mapping[str, object], *passed: str) -> None:
     """Raise MarlRayError for an option that is no parameter of the function, or one of those that others give it."""
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):

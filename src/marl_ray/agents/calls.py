@@ -25,6 +25,7 @@ from typing import Any, Literal
 from marl_ray.agents.lenient_json import decode
 from marl_ray.agents.named_arguments import parse_marked_call, parse_python_call
 from marl_ray.agents.tools import replace_surrogates
+from marl_ray.json_types import JsonObject
 
 CallProblem = Literal[
     "", "no_call", "bad_json", "unknown_tool", "wrong_arguments", "timeout", "failed", "crash", "no_calls_left"
@@ -69,7 +70,7 @@ class ParsedCall:
     text: str
     thought: str
     tool: str
-    arguments: dict[str, Any] | None
+    arguments: JsonObject | None
     problem: CallProblem = ""
     why: str = ""
     code: str | None = None
@@ -217,7 +218,7 @@ def _bare(text: str) -> ParsedCall | None:
     return None
 
 
-def _object(text: str, start: int) -> tuple[dict[str, Any] | None, int | None, str]:
+def _object(text: str, start: int) -> tuple[dict[str, object] | None, int | None, str]:
     """Return the object that begins here, the place of its end, and the reason if there is none.
 
     The object may be in a fence, or first in a list.
@@ -232,7 +233,7 @@ def _object(text: str, start: int) -> tuple[dict[str, Any] | None, int | None, s
     return value, end, ""
 
 
-def _name_and_arguments(value: dict[str, Any], optional: bool = False) -> tuple[str, dict[str, Any]] | None:
+def _name_and_arguments(value: JsonObject, optional: bool = False) -> tuple[str, dict[str, object]] | None:
     """Return the name and arguments of an object that is a call, else None.
 
     With `optional` the arguments may be missing.

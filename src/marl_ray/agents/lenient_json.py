@@ -17,7 +17,7 @@ _ESCAPED_CHARACTERS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 _WORD_VALUES = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 
 
-def decode(text: str, start: int = 0) -> tuple[Any, int]:
+def decode(text: str, start: int = 0) -> tuple[object, int]:
     """Return the first value from `start` on, and the place of its end.
 
     Raises ValueError with a short reason if there is none.
@@ -37,7 +37,7 @@ def decode(text: str, start: int = 0) -> tuple[Any, int]:
     return value, end
 
 
-def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
+def _value(text: str, at: int, depth: int) -> tuple[object, int]:
     if depth > MAX_DEPTH:
         raise ValueError
     at = _skip(text, at)
@@ -56,7 +56,7 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
     return json.loads(word), atom.end()
 
 
-def _items(text: str, at: int, depth: int) -> tuple[Any, int]:
+def _items(text: str, at: int, depth: int) -> tuple[object, int]:
     """Parse a list or an object; every item may be followed by a comma, the last one too."""
     closing = "]" if text[at] == "[" else "}"
     items: list[Any] = []

@@ -8,11 +8,11 @@ Time is linear in the text, whatever it is; nothing is evaluated.
 """
 
 import re
-from typing import Any
 
 from marl_ray.agents.lenient_json import decode
+from marl_ray.json_types import JsonObject
 
-NamedCall = tuple[str, dict[str, Any], int]
+NamedCall = tuple[str, JsonObject, int]
 """Name, arguments, and the place where the call ends."""
 
 _FUNCTION = re.compile(r"\s*<function=([\w.-]{1,64})>", re.IGNORECASE)
@@ -32,7 +32,7 @@ def parse_marked_call(text: str, start: int) -> NamedCall | None:
     if opening is None:
         return None
     key, close = (_PARAMETER, "</parameter>") if function else (_KEY, "</arg_value>")
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     at = opening.end()
     while key_match := key.match(text, at):
         end = text.find(close, key_match.end())
@@ -52,7 +52,7 @@ def parse_python_call(text: str, start: int) -> NamedCall | None:
     opening = _CALL_START.match(text, start)
     if opening is None:
         return None
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     at = opening.end()
     if text[at : at + 1] == ")":
         return opening[1], arguments, at + 1

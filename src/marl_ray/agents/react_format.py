@@ -13,12 +13,12 @@ come back to it as observations; nothing that it writes raises.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from marl_ray.agents.calls import CallProblem, ParsedCall
 from marl_ray.agents.errors import ToolArgumentsError, ToolError, ToolTimeoutError
 from marl_ray.agents.tools import Tool, cut_middle
 from marl_ray.errors import one_line
+from marl_ray.json_types import JsonObject
 
 _MAX_NAME_LENGTH = 60
 _MAX_CHARACTERS = 1 << 16
@@ -120,7 +120,7 @@ def signature(tool: Tool) -> str:
     return f"{tool.name} {{{', '.join(arguments)}}}"
 
 
-def _only_text(tool: Tool, code: str | None) -> dict[str, Any] | None:
+def _only_text(tool: Tool, code: str | None) -> JsonObject | None:
     """Return a fenced block as the one argument of a tool whose one argument is a text; None for other tools."""
     properties = tool.parameters.get("properties", {})
     names = [name for name, schema in properties.items() if schema.get("type") == "string"]

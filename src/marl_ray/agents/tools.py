@@ -36,20 +36,20 @@ class Tool:
     """One line that describes the tool to agents."""
     parameters: dict[str, Any]
     """JSON schema of the arguments."""
-    function: Callable[..., Any] = field(repr=False)
+    function: Callable[..., object] = field(repr=False)
     arguments: TypeAdapter[Any] = field(repr=False)
     wants_deadline: bool = False
     ends: bool = False
     """True if a call ends the episode; its result is then the answer."""
     bounded: bool = False
     """True if the function keeps its deadline by itself, so that no thread has to watch it."""
-    prepare: Callable[[], Any] = field(default=lambda: None, repr=False)
+    prepare: Callable[[], object] = field(default=lambda: None, repr=False)
     """Called before every call. Raises MarlRayError if the tool cannot work on this machine."""
     _room: threading.BoundedSemaphore = field(
         default_factory=lambda: threading.BoundedSemaphore(MAX_ABANDONED_CALLS), repr=False
     )
 
-    def call(self, arguments: Mapping[str, Any], deadline: float) -> str:
+    def call(self, arguments: Mapping[str, object], deadline: float) -> str:
         """Return the result as text. `deadline` is a time of `time.monotonic`.
 
         Raises ToolArgumentsError, ToolTimeoutError, or what the function raises. A function that passes the deadline
@@ -112,7 +112,7 @@ def tool_of(
         raise MarlRayError(f"tools: the type hints of {name} cannot be read ({one_line(error)})") from error
     if wrong := [key for key in fixed if key not in parameters]:
         raise MarlRayError(f"tools: {name} has no parameter {wrong[0]!r}; expected {', '.join(parameters)}")
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     for key, parameter in parameters.items():
         if parameter.kind not in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             raise MarlRayError(f"tools: parameter {key!r} of {name} cannot be given by name, as a tool's must")
@@ -140,7 +140,7 @@ def tool_of(
     )
 
 
-def make_tools(selection: Iterable[str] | Mapping[str, Mapping[str, Any] | None]) -> dict[str, Tool]:
+def make_tools(selection: Iterable[str] | Mapping[str, Mapping[str, object] | None]) -> dict[str, Tool]:
     """Return the tools by name, from names or from names with options; `answer` is always among them.
 
     MarlRayError naming a tool that is unknown or whose options are wrong.
@@ -157,7 +157,7 @@ def make_tools(selection: Iterable[str] | Mapping[str, Mapping[str, Any] | None]
     return tools
 
 
-def make_tool(name: str, options: Mapping[str, Any]) -> Tool:
+def make_tool(name: str, options: Mapping[str, object]) -> Tool:
     """Make the tool that a name of `extensions.TOOL` or `package.module:NAME` means; built-ins are made as users' are.
 
     A function is the tool itself, and options are arguments that it always gets. A class is made with the options, and its

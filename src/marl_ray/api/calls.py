@@ -8,20 +8,21 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import ParamSpec, TypeAlias, TypeVar
 
 from marl_ray.config.load import read_yaml
 from marl_ray.errors import FieldError, MarlRayError, did_you_mean
+from marl_ray.json_types import JsonMapping
 
 P = ParamSpec("P")
 R = TypeVar("R")
-ConfigSource: TypeAlias = str | Path | Mapping[str, Any]
+ConfigSource: TypeAlias = str | Path | JsonMapping
 """A YAML file, or plain data."""
 
 
 def data_of(
-    source: ConfigSource, changes: Mapping[str, Any], read: Callable[[str | Path], Any] = read_yaml
-) -> tuple[dict[str, Any], str]:
+    source: ConfigSource, changes: Mapping[str, object], read: Callable[[str | Path], object] = read_yaml
+) -> tuple[dict[str, object], str]:
     """Return the plain data of a config with the changes merged into it, and the name of its source for errors.
 
     `read` reads a file. A mapping in `changes` changes the keys that it names and leaves the others of its section; any
@@ -40,7 +41,7 @@ def data_of(
     return merge_changes(data, changes), name
 
 
-def merge_changes(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def merge_changes(data: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:
     """Return a copy of the data with the changes, section by section."""
     result = dict(data)
     for key, value in changes.items():

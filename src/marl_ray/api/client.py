@@ -11,6 +11,7 @@ import numpy as np
 
 from marl_ray.api.calls import named_arguments
 from marl_ray.errors import FieldError, MarlRayError
+from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.serving.client.admin import ask_with, key_headers
 
 
@@ -44,7 +45,7 @@ class Client:
         experiment: str | None = None,
         greedy: bool = False,
         action_masks: Mapping[str, Any] | None = None,
-        attributes: Mapping[str, Any] | None = None,
+        attributes: JsonMapping | None = None,
     ) -> ActResult:
         """Return the actions for the agents whose observations are given (arrays or lists; texts for language models).
 
@@ -66,7 +67,7 @@ class Client:
 
     def generate(
         self, prompt: str, session: str | None = None, *, experiment: str | None = None, **settings: Any
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Return the response of `/generate`: `text`, `tokens`, `log_probs`, `finish_reason`, `arm` and more.
 
         `settings` are fields such as `agent`, `max_tokens`, `temperature` or `seed`. Raises MarlRayError
@@ -83,7 +84,7 @@ class Client:
         metrics: Mapping[str, float] | None = None,
         *,
         experiment: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Record the outcome of a session; larger is better.
 
         `metrics` are further numbers by name, for guardrails. Raises MarlRayError as `act` does.
@@ -100,16 +101,16 @@ class Client:
         }
         return self.request("/v1/outcomes", body)
 
-    def experiments(self) -> list[dict[str, Any]]:
+    def experiments(self) -> list[dict[str, object]]:
         """Return all experiments with their status and shares."""
-        listed: list[dict[str, Any]] = self.request("/v1/experiments")["experiments"]
+        listed: list[dict[str, object]] = self.request("/v1/experiments")["experiments"]
         return listed
 
-    def experiment(self, name: str) -> dict[str, Any]:
+    def experiment(self, name: str) -> dict[str, object]:
         """Return the report of one experiment: arms, outcomes, intervals and verdicts."""
         return self.request(f"/v1/experiments/{name}")
 
-    def request(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def request(self, path: str, body: JsonMapping | None = None) -> JsonObject:
         """Return the JSON answer to a GET, or to a POST of the body's fields that are not None. Raises MarlRayError."""
         fields = None if body is None else {name: value for name, value in body.items() if value is not None}
         return ask_with(self._client, path, fields)
@@ -127,7 +128,7 @@ class Client:
         self.close()
 
 
-def _plain(by_agent: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(by_agent: Mapping[str, object]) -> dict[str, object]:
     """Return the arrays by agent as JSON has them; texts stay as they are."""
     if not isinstance(by_agent, Mapping):
         raise MarlRayError(f"observations: expected agent -> observation, got {type(by_agent).__name__}")

@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from marl_ray.api.calls import named_arguments
 from marl_ray.errors import FieldError, MarlRayError, one_line_without
+from marl_ray.json_types import JsonObject
 
 if TYPE_CHECKING:
     from marl_ray.api.training import TrainedRun
@@ -25,7 +26,7 @@ class RunComparison:
     """The environment."""
 
     @property
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[JsonObject]:
         """A row for each run: `pandas.DataFrame(comparison.rows)` is a table of them."""
         return [row for group in self.groups for row in _rows(group)]
 
@@ -76,7 +77,7 @@ def compare(
     return RunComparison(groups[0].runs[0].metric, groups, stored[0].config["env"]["id"])
 
 
-def _rows(group: "SeedGroup") -> Iterator[dict[str, Any]]:
+def _rows(group: "SeedGroup") -> Iterator[dict[str, object]]:
     for run in group.runs:
         row = {"run": run.name, "algorithm": run.algorithm, "seed": run.seed, "steps": run.points[-1][0]}
         score = run.score

@@ -9,6 +9,7 @@ from marl_ray.config import resolve_tracking_uri
 from marl_ray.config.random_streams import MAX_COPIES, MAX_EVALUATION_STEPS, MAX_SEED
 from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.evaluation.options import EpisodeOptions
+from marl_ray.json_types import JsonObject
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def evaluate_episodes(options: EpisodeOptions) -> EpisodeScores:
     )
 
 
-def _run_of(manifest: Any, options: Mapping[str, Any]) -> Any:
+def _run_of(manifest: Any, options: Mapping[str, object]) -> Any:
     """Return the config of a run whose team has the networks of a bundle.
 
     Its environment is the bundle's, with these options changed.
@@ -90,7 +91,7 @@ def _run_of(manifest: Any, options: Mapping[str, Any]) -> Any:
     from marl_ray.config import RunConfig, parse_config
 
     env = manifest.lineage.env
-    team: dict[str, Any] = {name: {"agents": [], "network": part.network} for name, part in manifest.policies.items()}
+    team: JsonObject = {name: {"agents": [], "network": part.network} for name, part in manifest.policies.items()}
     for agent, name in manifest.agents.items():
         team[name]["agents"].append(glob.escape(agent))
     team = {name: part | {"network": part["network"].model_dump(mode="json")} for name, part in team.items()}

@@ -22,6 +22,7 @@ from marl_ray.evaluation.options import (
     WebRequest,
     WritingRequest,
 )
+from marl_ray.json_types import JsonMapping, JsonObject
 
 if TYPE_CHECKING:
     from marl_ray.evaluation.benchmarks import Kind
@@ -40,7 +41,7 @@ SandboxLevel: TypeAlias = Literal["limits", "paths", "namespaces"]
 class BenchmarkResult:
     """A finished evaluation."""
 
-    report: dict[str, Any]
+    report: JsonObject
     """`scores` (mode -> number such as `pass@1` -> value and its 95 % interval `low`, `high`), `problems`, `evaluation` (the
     facts that determine the numbers) and more; `report.json` in the folder holds it."""
     folder: Path
@@ -80,7 +81,7 @@ def evaluate(
     min_level: SandboxLevel | None = None,
     workers: int | None = None,
     local: bool = False,
-    env: Mapping[str, Any] | None = None,
+    env: Mapping[str, object] | None = None,
     tracking_uri: str | None = None,
     progress: Progress | None = None,
     agent: str | None = None,
@@ -99,7 +100,7 @@ def evaluate(
     episodes: int,
     seed: int = EPISODE_SEED,
     greedy: bool = False,
-    env: Mapping[str, Any] | None = None,
+    env: Mapping[str, object] | None = None,
     max_steps: int = EPISODE_MAX_STEPS,
     tracking_uri: str | None = None,
 ) -> EpisodeScores: ...
@@ -108,7 +109,7 @@ def evaluate(
     benchmark: str | None = None,
     policy: str | Path | None = None,
     samples: str | Path | None = None,
-    **options: Any,
+    **options: object,
 ) -> BenchmarkResult | EpisodeScores:
     """Score a bundle or ready samples on a benchmark, or a bundle on whole episodes.
 
@@ -157,7 +158,7 @@ def evaluate(
     return _written_samples(*_records(arguments, (ScoringOptions, WritingRequest, RunningOptions), refusal))
 
 
-def _given_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def _given_options(options: JsonMapping) -> JsonObject:
     """Return the options that are given, without those that are None or False, as the records hold them."""
     from marl_ray.sandbox import Level
 
@@ -174,7 +175,7 @@ def _given_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: as_recorded[name](value) if name in as_recorded else value for name, value in arguments.items()}
 
 
-def _records(arguments: Mapping[str, Any], kinds: Sequence[type], refusal: str) -> list[Any]:
+def _records(arguments: JsonMapping, kinds: Sequence[type], refusal: str) -> list[Any]:
     """Make the records of one kind of evaluation from the options that are given.
 
     Raises FieldError for an option that is a field of none of them; the message is `refusal` if it is one of another kind's.

@@ -1,7 +1,7 @@
 """`marl_ray.sweep`: many runs, compared over seeds."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from marl_ray.api.calls import ConfigSource, data_of, ray_of_call, short_interrupt
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @short_interrupt()
-def sweep(config: ConfigSource, *, retry: bool = False, **changes: Any) -> "SweepResult":
+def sweep(config: ConfigSource, *, retry: bool = False, **changes: object) -> "SweepResult":
     """Train many configurations and find the best; a sweep of this name that was interrupted continues.
 
     `config` is a YAML file or plain data; `changes` are sections or keys of it, such as `seeds=3`. `retry`

@@ -92,10 +92,10 @@ class LoadedTeam:
     def _texts(
         self,
         bundle: "TokenBundle",
-        prompts: Mapping[str, Any],
+        prompts: Mapping[str, object],
         greedy: bool,
         seed: int | None,
-        changes: Mapping[str, Any],
+        changes: Mapping[str, object],
     ) -> dict[str, str]:
         from marl_ray.policies.engines.base import Prompt
         from marl_ray.policies.prompting.prompts import encode_prompt
@@ -124,15 +124,15 @@ class LoadedTeam:
         return self._engines[name]
 
 
-def _change_generation(generation: GenerationConfig, changes: Mapping[str, Any]) -> GenerationConfig:
+def _change_generation(generation: GenerationConfig, changes: Mapping[str, object]) -> GenerationConfig:
     from marl_ray.config import parse_config
 
     return parse_config(GenerationConfig, generation.model_dump(mode="json") | dict(changes), source="generation")
 
 
 def _actions(
-    bundle: "Bundle", observations: Mapping[str, Any], greedy: bool, seed: int | None, masks: Mapping[str, Any]
-) -> dict[str, Any]:
+    bundle: "Bundle", observations: Mapping[str, object], greedy: bool, seed: int | None, masks: Mapping[str, object]
+) -> dict[str, object]:
     try:
         rows = {agent: bundle.check(agent, observation) for agent, observation in observations.items()}
         if unknown := [agent for agent in masks if agent not in rows]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from marl_ray.api.calls import ConfigSource, cluster_of_call, data_of, ray_of_call, short_interrupt
 from marl_ray.config import RunConfig
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @short_interrupt()
-def train(config: ConfigSource, **changes: Any) -> "TrainedRun":
+def train(config: ConfigSource, **changes: object) -> "TrainedRun":
     """Train a team to its end and return the finished run; shows a progress bar if `tracking.progress` is true.
 
     `config` is a YAML file or plain data. `changes` are sections or keys of it, such as `hyper={"lr": 3e-4}`

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
@@ -15,6 +15,7 @@ from marl_ray.cli.documents.output import Json, only_result, show
 from marl_ray.cli.options import Context, Namespace
 from marl_ray.cli.serving.gateways import lint
 from marl_ray.errors import MarlRayError
+from marl_ray.json_types import JsonObject
 
 if TYPE_CHECKING:
     from marl_ray.cluster.kuberay.client.connection import Connection
@@ -255,7 +256,7 @@ def _exit_status(state: "ResourceState") -> int:
     return (state.status or FAILED_STATUS) if state.phase in (Phase.FAILED, Phase.GONE) else 0
 
 
-def _manifests(file: Path) -> list[dict[str, Any]]:
+def _manifests(file: Path) -> list[JsonObject]:
     from marl_ray.cluster.lint.documents import is_manifest, read_documents
 
     documents = read_documents(file)

@@ -3,10 +3,10 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,6 +14,7 @@ from marl_ray.cli.documents.output import Json, only_result, plain, show
 from marl_ray.cli.options import named_as_options
 from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.extensions import BENCHMARK, REFERENCE
+from marl_ray.json_types import JsonMapping
 
 if TYPE_CHECKING:
     from marl_ray.envs.text.tasks import ProgramTask
@@ -194,7 +195,7 @@ def evaluate(
     show(as_json, document, _lines(report, result.folder))
 
 
-def _lines(report: Mapping[str, Any], folder: Path) -> Iterator[str]:
+def _lines(report: JsonMapping, folder: Path) -> Iterator[str]:
     from marl_ray.evaluation.scoring.report import width_notes
     from marl_ray.evaluation.web_agents.reporting import web_lines
 
@@ -258,7 +259,7 @@ def tasks(
     show(as_json, lines, map(json.dumps, lines))
 
 
-def _record(task: "ProgramTask") -> dict[str, Any]:
+def _record(task: "ProgramTask") -> dict[str, object]:
     """Return a task of called functions as a line of a file."""
     from marl_ray.envs.text.code_tests import prompt_text
 
@@ -294,7 +295,7 @@ def _ks(text: str | None) -> tuple[int, ...] | None:
         raise FieldError("k", f"expected whole numbers with commas, such as 1,10, got {text!r}") from error
 
 
-def _progress() -> Any:
+def _progress() -> object:
     last = time.monotonic()
 
     def show_progress(what: str, done: int, total: int) -> None:

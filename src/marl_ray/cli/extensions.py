@@ -5,7 +5,7 @@ import sys
 from importlib.util import find_spec
 from keyword import iskeyword
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -85,7 +85,7 @@ def _render_templates(point: ExtensionPoint, name: str) -> list[tuple[str, str]]
             f"NAME {name!r}: expected letters in lower case, digits and underscores, such as my_{point.kind}, and no word "
             "of Python"
         )
-    words: dict[str, Any] = {"name": name, "title": name.replace("_", " "), "constant": name.upper()}
+    words: dict[str, object] = {"name": name, "title": name.replace("_", " "), "constant": name.upper()}
     words["class_name"] = "".join(part.capitalize() for part in name.split("_"))
     templates = jinja2.Environment(  # noqa: S701  they are Python and Markdown
         loader=jinja2.FileSystemLoader(TEMPLATES / point.kind),

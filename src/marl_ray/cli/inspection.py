@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from marl_ray.cli.completion import complete_algorithm
 from marl_ray.cli.documents.output import Json, show
 from marl_ray.errors import MarlRayError, did_you_mean
+from marl_ray.json_types import JsonObject
 
 if TYPE_CHECKING:
     from marl_ray.config import AlgorithmSpec
@@ -43,7 +44,7 @@ def algorithms(
     show(as_json, document, _lines(document))
 
 
-def _description(spec: "AlgorithmSpec") -> dict[str, Any]:
+def _description(spec: "AlgorithmSpec") -> dict[str, object]:
     return {
         "title": spec.title,
         "paper": spec.paper,
@@ -53,7 +54,7 @@ def _description(spec: "AlgorithmSpec") -> dict[str, Any]:
     }
 
 
-def _hyper_parameters(spec: "AlgorithmSpec") -> list[dict[str, Any]]:
+def _hyper_parameters(spec: "AlgorithmSpec") -> list[dict[str, object]]:
     """Return the hyper-parameters of an algorithm, its own ones first."""
     defaults = spec.hyper.model_validate(spec.defaults).model_dump(mode="json")
     by_model = _language_defaults(spec) if spec.token_policies and spec.critic != "central" else {}
@@ -69,7 +70,7 @@ def _hyper_parameters(spec: "AlgorithmSpec") -> list[dict[str, Any]]:
     ]
 
 
-def _list_lines(listed: list[dict[str, Any]]) -> Iterator[str]:
+def _list_lines(listed: list[JsonObject]) -> Iterator[str]:
     width = max(len(spec["name"]) for spec in listed)
     for spec in listed:
         needs = f"; needs {', '.join(spec['needs'])}" if spec["needs"] else ""
@@ -78,7 +79,7 @@ def _list_lines(listed: list[dict[str, Any]]) -> Iterator[str]:
     yield "\nmarl-ray algorithms NAME shows the hyper-parameters of one; set one with algorithm=NAME and hyper.KEY=VALUE."
 
 
-def _lines(document: dict[str, Any]) -> Iterator[str]:
+def _lines(document: JsonObject) -> Iterator[str]:
     trains = "any policy" if document["language_models"] else "actor-critics alone"
     yield f"{document['name']}: {document['title']}, {document['paper']}"
     yield f"  needs   {', '.join(document['needs']) or 'nothing'}"

@@ -34,7 +34,7 @@ BUFFERED_FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 """The types of files that keep what is written to them for a while."""
 INTERRUPTED_STATUS = 130
 """Exit status after Ctrl-C, as shells report it."""
-COMMANDS: dict[str, dict[str, Callable[..., Any] | typer.Typer]] = {
+COMMANDS: dict[str, dict[str, Callable[..., object] | typer.Typer]] = {
     "Train": {
         "train": train,
         "plan": plan_memory,
@@ -56,10 +56,10 @@ COMMANDS: dict[str, dict[str, Callable[..., Any] | typer.Typer]] = {
 class _Commands(typer.core.TyperGroup):
     """The commands in the order of the table. Typer's own answer to Ctrl-C is status 1."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
+    def list_commands(self, ctx: object) -> list[str]:
         return [name for group in COMMANDS.values() for name in group]
 
-    def invoke(self, ctx: Any) -> Any:
+    def invoke(self, ctx: Any) -> object:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:

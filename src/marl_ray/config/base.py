@@ -9,6 +9,7 @@ from pydantic_core import ErrorDetails
 
 from marl_ray.errors import MarlRayError, suggestion
 from marl_ray.extensions import ExtensionPoint
+from marl_ray.json_types import JsonObject
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 """The names that runs, sweeps, experiments and endpoints may have."""
@@ -69,7 +70,7 @@ class Config(BaseModel):
         extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
     )
 
-    def resolved(self) -> dict[str, Any]:
+    def resolved(self) -> JsonObject:
         """Return plain data with every default written out."""
         return self.model_dump(mode="json")
 

@@ -1,6 +1,6 @@
 """The short config of a Ray cluster on Kubernetes, and of what runs on it: a job, a service, or a job by the clock."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
@@ -23,6 +23,7 @@ from marl_ray.config.kubernetes import (
     is_schedule,
     is_time_zone,
 )
+from marl_ray.json_types import JsonObject
 
 FILES_PATH = "/etc/marl-ray"
 """Folder of a submission's files, or of a gateway's keys, in its pods."""
@@ -48,7 +49,7 @@ class NodeConfig(Config):
     """Bound of `/dev/shm`, where Ray keeps its objects. It counts as memory; when not given, the pod's memory bounds it."""
     node_selector: dict[str, str] = {}
     """Labels that a machine must have to run the pod."""
-    tolerations: tuple[dict[str, Any], ...] = ()
+    tolerations: tuple[JsonObject, ...] = ()
     """Tolerations of the pod, as Kubernetes writes them."""
 
 
@@ -130,7 +131,7 @@ class JobConfig(Config):
     """Seconds for which its cluster stays after a success."""
     keep_failed_s: Count = 3600
     """Seconds for which its head stays after a failure, so that you can read its logs."""
-    runtime_env: dict[str, Any] = {}
+    runtime_env: JsonObject = {}
     """Ray's runtime environment of the job, such as `env_vars` or `working_dir`."""
     schedule: str | None = None
     """Five fields of cron: the job runs by the clock, with a cluster of its own each time."""
@@ -157,7 +158,7 @@ class JobConfig(Config):
 class ServiceConfig(Config):
     """A gateway that stays."""
 
-    serve: dict[str, Any]
+    serve: JsonObject
     """The Serve config, as `serve deploy` takes it."""
     api_keys_secret: Reference | None = None
     """Secret with the key keys.yaml, which the gateway finds at /etc/marl-ray/keys.yaml."""

@@ -7,7 +7,7 @@ import re
 import types
 from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeGuard, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 
 from marl_ray.config.base import Config, meant, message_of
 from marl_ray.errors import MarlRayError, did_you_mean, one_line, one_line_without, suggestion
+from marl_ray.json_types import JsonObject, JsonValue
 
 C = TypeVar("C", bound=Config)
 KIND_BY_KEY = {
@@ -40,19 +41,19 @@ class YamlLoader(yaml.SafeLoader):
     Every error about a text is a yaml.YAMLError.
     """
 
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
         try:
             return super().construct_object(node, deep)
         except ValueError as error:  # a date of the 13th month, a number of too many digits
             raise yaml.constructor.ConstructorError(None, None, one_line(error), node.start_mark) from error
 
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         try:
             return super().compose_node(parent, index)
         except RecursionError:
             raise yaml.composer.ComposerError(None, None, "nested too deeply") from None
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
@@ -76,7 +77,7 @@ def load_config(model: type[C], path: str | Path, overrides: Sequence[str] = ())
     return parse_config(model, read_yaml(path), overrides, source=str(path))
 
 
-def read_yaml(path: str | Path) -> Any:
+def read_yaml(path: str | Path) -> JsonValue:
     """Return plain data of a YAML file. Raises MarlRayError naming the file and the line."""
     if Path(path).suffix == ".py":
         raise MarlRayError(f"config file {str(path)!r}: expected a YAML file, got a Python file")
@@ -101,7 +102,7 @@ def _beside(path: str | Path) -> str:
     return suggestion(file.name, close, before=str(path).removesuffix(file.name))
 
 
-def parse_config(model: type[C], data: Any, overrides: Sequence[str] = (), source: str = "config") -> C:
+def parse_config(model: type[C], data: object, overrides: Sequence[str] = (), source: str = "config") -> C:
     """Validate plain data with overrides on top; the first problem is the error's one line."""
     if not isinstance(data, Mapping):
         raise MarlRayError(
@@ -129,14 +130,14 @@ def parse_config(model: type[C], data: Any, overrides: Sequence[str] = (), sourc
         raise MarlRayError(f"{source}: {_explain(first, '.'.join(place))}{instead}{more}") from error
 
 
-def with_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def with_overrides(data: JsonObject, overrides: Sequence[str]) -> JsonObject:
     """Return the data with `dotted.key=value` overrides put into it. Raises MarlRayError naming the override."""
     for override in overrides:
         _apply(data, override)
     return data
 
 
-def dotted_keys(data: Any, prefix: str = "") -> dict[str, Any]:
+def dotted_keys(data: JsonValue, prefix: str = "") -> JsonObject:
     """Return the values of nested mappings by dotted keys, below `prefix`. Lists are values, and empty mappings vanish."""
     if not isinstance(data, Mapping):
         return {prefix: data}
@@ -153,7 +154,7 @@ def config_hash(config: Config) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def _parse_yaml(text: str, source: str) -> Any:
+def _parse_yaml(text: str, source: str) -> JsonValue:
     try:
         return yaml.load(text, YamlLoader)  # noqa: S506  it extends the safe one
     except yaml.YAMLError as error:
@@ -164,7 +165,7 @@ def _parse_yaml(text: str, source: str) -> Any:
         ) from error
 
 
-def _apply(data: dict[str, Any], override: str) -> None:
+def _apply(data: JsonObject, override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise MarlRayError(f"override {override!r}: expected dotted.key=value")
@@ -180,7 +181,7 @@ def _apply(data: dict[str, Any], override: str) -> None:
     node[last] = _parse_yaml(text, f"override {override!r}")
 
 
-def _explain(error: Any, key: str) -> str:
+def _explain(error: ErrorDetails, key: str) -> str:
     if error["type"] == "extra_forbidden":
         return f"unknown key {key!r}"
     if error["type"] == "missing":
@@ -193,7 +194,7 @@ def _explain(error: Any, key: str) -> str:
     return f"{key}: {message}{suffix}{meant(error)}" if key else message
 
 
-def other_kind_hint(keys: Container[str], data: Mapping[str, Any], file: str) -> str:
+def other_kind_hint(keys: Container[str], data: Mapping[str, object], file: str) -> str:
     """Return one sentence if the data is a config of another kind than that which has `keys` at the top.
 
     The text is empty otherwise.
@@ -238,7 +239,7 @@ def unknown_key_hint(model: type[BaseModel], place: Sequence[int | str], before:
 
     It says where a key of that name is, or else which keys at its place are close to it. `before` is put before each.
     """
-    parts: list[Any] = [model]
+    parts: list[object] = [model]
     for step in place[:-1]:
         inner = [child for part in parts for child in _below(part, step)]
         parts = inner or [part for part in parts if _has_kind(part, step)] or parts  # a union's tag is no key
@@ -255,11 +256,11 @@ def _has_kind(part: Any, kind: int | str) -> bool:
     return _is_model(part) and "kind" in part.model_fields and get_args(part.model_fields["kind"].annotation) == (kind,)
 
 
-def _is_model(part: Any) -> bool:
+def _is_model(part: object) -> TypeGuard[type[BaseModel]]:
     return isinstance(part, type) and issubclass(part, BaseModel)
 
 
-def _below(part: Any, step: int | str) -> Iterator[Any]:
+def _below(part: object, step: int | str) -> Iterator[object]:
     """Yield the types of what lies under a key, a name or an index of a type."""
     if _is_model(part):
         if step in part.model_fields:
@@ -269,7 +270,7 @@ def _below(part: Any, step: int | str) -> Iterator[Any]:
             yield from _parts(inner)
 
 
-def _parts(annotation: Any) -> Iterator[Any]:
+def _parts(annotation: object) -> Iterator[object]:
     """Yield the types of a union, one by one; any other type alone."""
     if get_origin(annotation) is Annotated:
         yield from _parts(get_args(annotation)[0])

@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from marl_ray.config.base import Config
 from marl_ray.config.cluster import ClusterConfig
 from marl_ray.config.run.run_config import RunConfig
 from marl_ray.config.serving.gateway import ExperimentConfig, GatewayConfig
 from marl_ray.config.sweep import SweepConfig
+from marl_ray.json_types import JsonMapping
 
 CONFIGS: dict[str, type[Config]] = {
     "run": RunConfig,
@@ -37,7 +38,7 @@ defaults; `marl-ray config schema KIND` prints the JSON schema that editors comp
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 _WORDS = {"string": "text", "object": "mapping", "array": "list"}
 
-ConfigSchema = Mapping[str, Any]
+ConfigSchema = JsonMapping
 
 
 class KeyRow(NamedTuple):

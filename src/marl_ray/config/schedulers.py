@@ -1,7 +1,7 @@
 """The settings of schedulers: of those that come with the product, and of users' own."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import (
     Field,
@@ -90,7 +90,7 @@ class Pb2Settings(SchedulerSettings):
     """Share of the population that is replaced, and that is copied from."""
 
 
-def _settings(data: Any, built_in: ValidatorFunctionWrapHandler) -> Any:
+def _settings(data: object, built_in: ValidatorFunctionWrapHandler) -> object:
     """Validate the settings of a built-in scheduler as one of the union, others by the class that the scheduler names."""
     kind = None
     if isinstance(data, SchedulerSettings):

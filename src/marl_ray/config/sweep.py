@@ -16,6 +16,7 @@ from marl_ray.config.run.checks.unread_keys import drop_unread, hyper_keys, is_h
 from marl_ray.config.run.run_config import RunConfig
 from marl_ray.config.schedulers import FifoSettings, SchedulerConfig
 from marl_ray.errors import MarlRayError
+from marl_ray.json_types import JsonMapping, JsonObject
 
 SWEEP_OWNED_KEYS = ("name", "seed", "storage", "tracking")
 """Keys of the run config that the sweep itself sets."""
@@ -107,10 +108,10 @@ class SweepConfig(Config):
 
     name: str = Field(pattern=NAME_PATTERN)
     """Name of the sweep. The same name under the same storage continues it."""
-    run: dict[str, Any]
+    run: JsonObject
     """The run config that all trials share: a mapping, or (in a file) the path of a run's YAML file,
     relative to the sweep's."""
-    set: dict[str, Any] = {}
+    set: JsonObject = {}
     """Dotted keys that are put over `run`, as in `{train.total_steps: 50000}`."""
     space: dict[str, DimensionConfig] = Field(min_length=1)
     """Dotted keys of the run config and their values."""
@@ -130,7 +131,7 @@ class SweepConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _short_forms(cls, data: Any) -> Any:
+    def _short_forms(cls, data: object) -> object:
         """Expand the short forms of the keys.
 
         `seeds: 3` is 0, 1, 2; one metric needs no list; `search: random` needs no mapping.
@@ -189,21 +190,21 @@ class SweepConfig(Config):
                 raise ValueError(f"space.{key}: pb2 searches numbers; use uniform, loguniform or int")
 
     @property
-    def base(self) -> dict[str, Any]:
+    def base(self) -> JsonObject:
         """Plain data of the run config with `set` on top, before anything varies."""
-        data: dict[str, Any] = json.loads(json.dumps(self.run))
+        data: dict[str, object] = json.loads(json.dumps(self.run))
         for key, value in self.set.items():
             set_value(data, key, value)
         return data
 
-    def with_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def with_values(self, values: Mapping[str, object]) -> dict[str, object]:
         """Return plain data of the run config with these values on top; a copy through and through."""
         data = self.base
         for key, value in values.items():
             set_value(data, key, value)
         return data
 
-    def run_config(self, values: Mapping[str, Any], name: str, seed: int) -> RunConfig:
+    def run_config(self, values: Mapping[str, object], name: str, seed: int) -> RunConfig:
         """Return the run config of one trial and seed, without the hyper-parameters that its algorithms do not read.
 
         Raises MarlRayError naming the values and the key.
@@ -214,7 +215,7 @@ class SweepConfig(Config):
         shown = ", ".join(f"{key}={value}" for key, value in values.items())
         return parse_config(RunConfig, data, source=f"sweep {self.name!r} with {shown or 'no changes'}")
 
-    def unread(self, values: Mapping[str, Any]) -> list[str]:
+    def unread(self, values: Mapping[str, object]) -> list[str]:
         """Return the hyper-parameters that no algorithm of the trial with these values reads.
 
         They are those of the space, of `set` and of `run`.
@@ -228,7 +229,7 @@ class SweepConfig(Config):
         return self.run_config(extreme_combinations(self)[0], self.name, self.seeds[0])
 
 
-def set_value(data: dict[str, Any], key: str, value: Any) -> None:
+def set_value(data: JsonObject, key: str, value: Any) -> None:
     """Set a dotted key to a copy of the value. Raises MarlRayError if a part of the key is a value."""
     *parents, last = key.split(".")
     node = data
@@ -239,7 +240,7 @@ def set_value(data: dict[str, Any], key: str, value: Any) -> None:
     node[last] = copy.deepcopy(value)  # the next key may reach into it, and the value belongs to others too
 
 
-def get_value(data: Mapping[str, Any], key: str) -> Any:
+def get_value(data: JsonMapping, key: str) -> Any:
     """Return the value of a dotted key, None if there is none."""
     node: Any = data
     for part in key.split("."):
@@ -269,7 +270,7 @@ def ordered_keys(space: Mapping[str, DimensionConfig]) -> list[str]:
     return done
 
 
-def applies(config: SweepConfig, key: str, values: Mapping[str, Any]) -> bool:
+def applies(config: SweepConfig, key: str, values: Mapping[str, object]) -> bool:
     """Return True if a key of the space varies, given the values chosen so far.
 
     Its `when` must hold, and an algorithm must read it.
@@ -281,12 +282,12 @@ def applies(config: SweepConfig, key: str, values: Mapping[str, Any]) -> bool:
     return holds and is_read(key, data)
 
 
-def combinations(config: SweepConfig, kinds: tuple[str, ...] = ("grid", "choice")) -> list[dict[str, Any]]:
+def combinations(config: SweepConfig, kinds: tuple[str, ...] = ("grid", "choice")) -> list[dict[str, object]]:
     """Return every combination of the dimensions of these kinds, in the order of the file.
 
     Conditions are kept, and none comes twice.
     """
-    configurations: list[dict[str, Any]] = [{}]
+    configurations: list[dict[str, object]] = [{}]
     for key in ordered_keys(config.space):
         dimension = config.space[key]
         values = next((getattr(dimension, kind) for kind in kinds if getattr(dimension, kind) is not None), None)
@@ -311,12 +312,12 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> SweepConfig:
     return parse_config(SweepConfig, with_run_file(data, Path(path).parent), others, source=str(path))
 
 
-def read_sweep(path: str | Path) -> Any:
+def read_sweep(path: str | Path) -> object:
     """Return plain data of a sweep's YAML file, with that of the run's file that it names. Raises MarlRayError."""
     return with_run_file(read_yaml(path), Path(path).parent)
 
 
-def with_run_file(data: Any, folder: Path) -> Any:
+def with_run_file(data: object, folder: Path) -> object:
     """Return a sweep's data with those of the run's file that it names; other data as they are.
 
     The path of the file starts at the folder. Raises MarlRayError naming `run`.
@@ -329,7 +330,7 @@ def with_run_file(data: Any, folder: Path) -> Any:
         raise MarlRayError(f"run: {error}") from error
 
 
-def extreme_combinations(config: SweepConfig) -> list[dict[str, Any]]:
+def extreme_combinations(config: SweepConfig) -> list[dict[str, object]]:
     """Return combinations that between them have every listed value and both ends of every range.
 
     Conditions are kept.
@@ -337,14 +338,14 @@ def extreme_combinations(config: SweepConfig) -> list[dict[str, Any]]:
     keys = ordered_keys(config.space)
     ends = {key: config.space[key].values or config.space[key].bounds or () for key in keys}
 
-    def fill(fixed: Mapping[str, Any]) -> dict[str, Any]:
-        values: dict[str, Any] = {}
+    def fill(fixed: Mapping[str, object]) -> dict[str, object]:
+        values: dict[str, object] = {}
         for key in keys:
             if applies(config, key, values):
                 values[key] = fixed.get(key, ends[key][0])
         return values
 
-    def enabled(key: str, value: Any) -> list[dict[str, Any]]:
+    def enabled(key: str, value: object) -> list[dict[str, object]]:
         conditions = [
             [(other, choice) for choice in some] for other, some in config.space[key].when.items() if other in keys
         ]

@@ -1,13 +1,17 @@
 """Copies of an environment as rows of one array, stepped together by functions on arrays, which numba may compile."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from gymnasium import spaces
 
 from marl_ray.envs.batch import BatchStep, finite_number, group_positions
 from marl_ray.errors import MarlRayError
+
+if TYPE_CHECKING:
+    from pettingzoo import ParallelEnv
+
 
 Begin = Callable[[int], np.ndarray]
 """A function of a seed that returns the state (S,) float64 in which an episode begins. All luck of an episode is in it:
@@ -37,7 +41,7 @@ class ArrayBatch:
 
     def __init__(
         self,
-        env: Any,
+        env: "ParallelEnv",
         copies: int,
         groups: Sequence[Sequence[str]],
         signals: int,
@@ -45,7 +49,7 @@ class ArrayBatch:
         play: Play,
         observe: ObserveRows,
         allow: Allow | None = None,
-        parameters: tuple[Any, ...] = (),
+        parameters: tuple[object, ...] = (),
         report: ReportEpisode | None = None,
     ):
         """Take the agents and the sizes of their actions from `env`.

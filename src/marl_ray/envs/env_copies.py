@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from gymnasium import spaces
@@ -13,6 +13,10 @@ from marl_ray.envs.batch import BatchStep, EnvBatch, EpisodeMetrics, group_posit
 from marl_ray.envs.registry import check_reward, first_step, is_text, make_env, sample_action
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.extensions import import_reference
+
+if TYPE_CHECKING:
+    from pettingzoo import ParallelEnv
+
 
 COMPILED_BATCHES = {
     "MultiGrid-": "marl_ray.envs.gridworld.batch:compiled_batch",
@@ -47,7 +51,7 @@ def make_batch(
 
 def _own_batch(
     config: EnvConfig,
-    env: Any,
+    env: "ParallelEnv",
     copies: int,
     groups: Sequence[Sequence[str]],
     signals: int,
@@ -105,7 +109,7 @@ def copy_episode(episode: T, memo: dict[int, Any] | None = None) -> T:
         ) from error
 
 
-def _compile(config: EnvConfig, env: Any, constraints: Sequence[ConstraintConfig]) -> None:
+def _compile(config: EnvConfig, env: "ParallelEnv", constraints: Sequence[ConstraintConfig]) -> None:
     """Observe and step one copy of the batch, if there is one, by actions that are possible; `env` has the spaces."""
     agents = list(env.possible_agents)
     batch = _own_batch(config, env, 1, [[agent] for agent in agents], max(len(constraints), 1), constraints)

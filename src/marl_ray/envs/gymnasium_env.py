@@ -37,7 +37,7 @@ class SingleAgentEnv(ParallelEnv[str, Any, Any]):  # type: ignore[misc]  # Petti
         return {AGENT: observation}, {AGENT: info}
 
     def step(
-        self, actions: dict[str, Any]
+        self, actions: dict[str, object]
     ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
         observation, reward, terminated, truncated, info = self.env.step(actions[AGENT])
         if terminated or truncated:
@@ -50,7 +50,7 @@ class SingleAgentEnv(ParallelEnv[str, Any, Any]):  # type: ignore[misc]  # Petti
             {AGENT: info},
         )
 
-    def render(self) -> Any:
+    def render(self) -> object:
         return self.env.render()
 
     def close(self) -> None:

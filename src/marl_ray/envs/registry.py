@@ -16,6 +16,7 @@ import numpy as np
 from marl_ray.config.run.sections import ConstraintConfig, EnvConfig
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
 from marl_ray.extensions import ENVIRONMENT, REFERENCE, with_colon
+from marl_ray.json_types import JsonObject
 
 if TYPE_CHECKING:
     from pettingzoo import AECEnv, ParallelEnv
@@ -32,7 +33,7 @@ _UNEXPECTED_KEYWORD = re.compile(r"(\w+)(?:\.__init__)?\(\) got an unexpected ke
 _NAMED_PARAMETERS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-def make_env(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) -> Any:
+def make_env(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) -> "ParallelEnv | AECEnv":
     """Return the environment of a config, held within the constraints' hard limits.
 
     It is a PettingZoo `ParallelEnv`, or an `AECEnv` where `is_text` says so. Raises MarlRayError naming `env.id`,
@@ -49,7 +50,7 @@ def make_env(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) ->
     return HardBudget(env, limits)
 
 
-def check_reward(env: Any) -> None:
+def check_reward(env: "ParallelEnv | AECEnv") -> None:
     """Let a user's reward pay for an episode of drawn texts, in an environment of texts. MarlRayError if it fails."""
     if is_text(env):
         from marl_ray.envs.text.base import TextEnv
@@ -58,14 +59,14 @@ def check_reward(env: Any) -> None:
             env.check_reward()
 
 
-def is_text(env: Any) -> bool:
+def is_text(env: "ParallelEnv | AECEnv") -> bool:
     """Return True if agents of the environment take turns, read texts and write texts."""
     from pettingzoo import AECEnv
 
     return isinstance(env, AECEnv) and all(_texts(env))
 
 
-def _texts(env: Any) -> list[bool]:
+def _texts(env: "ParallelEnv | AECEnv") -> list[bool]:
     """Say for each observation and action space if it is a text space. Needs no reset."""
     from gymnasium.spaces import Text
 
@@ -73,7 +74,7 @@ def _texts(env: Any) -> list[bool]:
     return [isinstance(make(agent), Text) for agent in env.possible_agents for make in makers]
 
 
-def _make(config: EnvConfig) -> Any:
+def _make(config: EnvConfig) -> "ParallelEnv | AECEnv":
     env_id = config.id
     if env_id.startswith("MultiGrid-"):
         return _build(env_id, _gridworld(config), config.kwargs)
@@ -97,7 +98,7 @@ def _make(config: EnvConfig) -> Any:
     return _accept_environment(env_id, _build(env_id, _import_environment(env_id), config.kwargs))
 
 
-def check_costs(env: "ParallelEnv[str, Any, Any] | AECEnv[str, Any, Any]", signals: int) -> None:
+def check_costs(env: "ParallelEnv | AECEnv", signals: int) -> None:
     """Raise MarlRayError unless a step of the environment reports `signals` costs."""
     _, infos = first_step(env)
     sizes = [np.size(info["cost"]) for info in infos.values() if "cost" in info]
@@ -107,7 +108,7 @@ def check_costs(env: "ParallelEnv[str, Any, Any] | AECEnv[str, Any, Any]", signa
         raise MarlRayError(f'constraints: {signals} given, but infos[agent]["cost"] has {max(sizes)} numbers')
 
 
-def first_step(env: Any) -> tuple[dict[str, float], dict[str, dict[str, Any]]]:
+def first_step(env: "ParallelEnv | AECEnv") -> tuple[dict[str, float], dict[str, dict[str, Any]]]:
     """Return the rewards and infos of one step with drawn actions that are possible, after a reset."""
     begun = env.reset(seed=0)
     for agent in env.agents:
@@ -131,7 +132,7 @@ def sample_action(space: Any, mask: Any) -> Any:
     return space.sample() if mask is None else space.sample(np.asarray(mask, np.int8))
 
 
-def _gridworld(config: EnvConfig) -> Callable[..., Any]:
+def _gridworld(config: EnvConfig) -> "Callable[..., ParallelEnv | AECEnv]":
     from marl_ray.envs.gridworld.environment import IDS, Gridworld
 
     if config.id not in IDS:
@@ -139,23 +140,23 @@ def _gridworld(config: EnvConfig) -> Callable[..., Any]:
     return lambda **kwargs: Gridworld(config.id, config.cost, **kwargs)
 
 
-def _mpe2(env_id: str) -> Callable[..., Any]:
+def _mpe2(env_id: str) -> "Callable[..., ParallelEnv | AECEnv]":
     import mpe2
 
     ids = [f"mpe2.{module.name}" for module in pkgutil.iter_modules(mpe2.__path__) if "_v" in module.name]
     if env_id not in ids:
         raise MarlRayError(f"env.id: {env_id!r} is unknown{did_you_mean(env_id, ids)}")
-    make: Callable[..., Any] = importlib.import_module(env_id).parallel_env
+    make: Callable[..., ParallelEnv | AECEnv] = importlib.import_module(env_id).parallel_env
     return make
 
 
-def _import_environment(env_id: str) -> Callable[..., Any]:
+def _import_environment(env_id: str) -> "Callable[..., ParallelEnv | AECEnv]":
     """Return the callable that a built-in id, a package's id or `package.module:NAME` names."""
     if ":" not in env_id and env_id not in ENVIRONMENT.names():
         meant = with_colon(env_id) or _of_package(env_id) or did_you_mean(env_id, ENVIRONMENT.names(), *EXPECTED_IDS)
         raise MarlRayError(f"env.id: {env_id!r} is unknown{meant}")
     try:
-        make: Callable[..., Any] = ENVIRONMENT.load(env_id)
+        make: Callable[..., ParallelEnv | AECEnv] = ENVIRONMENT.load(env_id)
     except MarlRayError as error:
         raise MarlRayError(f"env.id: {error}") from error
     if not callable(make):
@@ -178,7 +179,7 @@ def _of_package(env_id: str) -> str:
     return f"; did you mean {' or '.join(close[:3])}?" if close else ""
 
 
-def _build(env_id: str, make: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+def _build(env_id: str, make: "Callable[..., ParallelEnv | AECEnv]", kwargs: JsonObject) -> "ParallelEnv | AECEnv":
     try:
         return make(**copy.deepcopy(kwargs))  # an environment may change its arguments; the config stays
     except TypeError as error:
@@ -194,7 +195,7 @@ def _build(env_id: str, make: Callable[..., Any], kwargs: dict[str, Any]) -> Any
         raise MarlRayError(f"env.kwargs: {env_id} rejected {kwargs} ({reason})") from error
 
 
-def _arguments(name: str, make: Callable[..., Any], error: TypeError) -> list[str]:
+def _arguments(name: str, make: Callable[..., object], error: TypeError) -> list[str]:
     """Return the arguments of the function or class of this name that has refused one, or else of `make`.
 
     A class may hand what it does not know to another: the frame that called the other has its name, and the arguments of
@@ -207,7 +208,7 @@ def _arguments(name: str, make: Callable[..., Any], error: TypeError) -> list[st
     return list(dict.fromkeys(argument for part in (*made, refusing) for argument in _named_parameters(part)))
 
 
-def _named_parameters(function: Callable[..., Any]) -> list[str]:
+def _named_parameters(function: Callable[..., object]) -> list[str]:
     """Return the names by which a function takes arguments; empty for one that is written in C."""
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -216,7 +217,7 @@ def _named_parameters(function: Callable[..., Any]) -> list[str]:
     return [parameter.name for parameter in parameters if parameter.kind in _NAMED_PARAMETERS]
 
 
-def _accept_environment(env_id: str, env: Any) -> Any:
+def _accept_environment(env_id: str, env: "ParallelEnv | AECEnv") -> "ParallelEnv | AECEnv":
     """Return the environment if it is a parallel one or one of texts, converted if it takes turns otherwise."""
     from pettingzoo import AECEnv
     from pettingzoo.utils.conversions import aec_to_parallel

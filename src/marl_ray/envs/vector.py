@@ -105,7 +105,7 @@ class VectorBatch:
         """Return the observations of some copies as arrays."""
         return flat_rows(observations, self.vector.single_observation_space)
 
-    def _reset(self, seeds: Seeds, mask: np.ndarray) -> tuple[Any, dict[str, Any]]:
+    def _reset(self, seeds: Seeds, mask: np.ndarray) -> tuple[object, dict[str, object]]:
         """Begin the episodes of the copies in `mask` and return observations and infos."""
         options = None if mask.all() else {"reset_mask": mask}
         observations, infos = self.vector.reset(seed=list(seeds), options=options)
@@ -150,14 +150,14 @@ class PoolBatch(VectorBatch):
 
     resets_itself = True
 
-    def __init__(self, make: Callable[[list[int]], Any], copies: int, groups: Sequence[Sequence[str]], signals: int):
+    def __init__(self, make: Callable[[list[int]], object], copies: int, groups: Sequence[Sequence[str]], signals: int):
         """`make` makes the pool of as many copies as there are seeds."""
         self.make = make
         super().__init__(make([0] * copies), groups, signals)
         shape: tuple[int, ...] = self.vector.single_observation_space.shape or ()
         self.channels_first = len(shape) == 3 and shape[0] < shape[-1]
 
-    def _reset(self, seeds: Seeds, mask: np.ndarray) -> tuple[Any, dict[str, Any]]:
+    def _reset(self, seeds: Seeds, mask: np.ndarray) -> tuple[object, dict[str, object]]:
         if mask.all():
             self.vector.close()
             self.vector = self.make([int(seed or 0) for seed in seeds])

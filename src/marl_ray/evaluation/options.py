@@ -3,12 +3,12 @@
 Every option is a field of a record below. An evaluation takes the fields of the records that it reads, and refuses others.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from marl_ray.evaluation.benchmarks import Kind
+from marl_ray.json_types import JsonMapping
 from marl_ray.sandbox import Level
 
 EPISODE_SEED = 1000
@@ -84,7 +84,7 @@ class WebRequest:
     """A bundle; `expert` or `random`; or `package.module:NAME` of a callable that returns a `WebAgent`."""
     agent: str | None = None
     """The agent of the bundle whose policy plays; None for the only one."""
-    env: Mapping[str, Any] = field(default_factory=dict)
+    env: JsonMapping = field(default_factory=dict)
     """Options of the environment."""
     split: str = "test"
     num_samples: int = 1
@@ -118,7 +118,7 @@ class EpisodeOptions:
     seed: int = EPISODE_SEED
     """Seed of starts and actions. With one seed all bundles meet the same starts."""
     greedy: bool = False
-    env: Mapping[str, Any] = field(default_factory=dict)
+    env: JsonMapping = field(default_factory=dict)
     """Options that replace those of the run's environment."""
     max_steps: int = EPISODE_MAX_STEPS
     """Environment steps after which an episode is truncated."""

@@ -5,7 +5,7 @@ Gorsane et al. 2022 (arXiv 2209.10485).
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import trim_mean
@@ -72,7 +72,7 @@ def problem_bootstrap(
 
 def marl_eval(
     environment: str, task: str, algorithm: str, runs: Sequence[Sequence[tuple[int, Mapping[str, Sequence[float]]]]]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Convert runs to the JSON of marl-eval.
 
     Each run is a list of (environment steps, metric -> value of every episode).

@@ -15,10 +15,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
 
 from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.experiments.assignment.rendezvous import staged_weights
+from marl_ray.json_types import JsonMapping, JsonObject
 
 
 class ExperimentStatus(StrEnum):
@@ -116,7 +116,7 @@ class ExperimentRecord:
     """An experiment as stored."""
 
     name: str
-    config: dict[str, Any]
+    config: JsonObject
     created: float
     state: ExperimentState
     plan: RolloutPlan
@@ -136,7 +136,7 @@ class ExperimentRecord:
         return tuple(arm for arm, w in self.plan.weights.items() if w > 0 and arm in self.state.rolled_back)
 
 
-def plan_of(config: Mapping[str, Any]) -> RolloutPlan:
+def plan_of(config: JsonMapping) -> RolloutPlan:
     """Return the plan in an experiment's stored config; keys that older configs lack mean the plain A/B test."""
     arms, strategy = config["arms"], config.get("strategy", "ab")
     return RolloutPlan(

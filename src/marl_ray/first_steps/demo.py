@@ -21,12 +21,13 @@ from rich.table import Table
 from marl_ray.config import EnvConfig, RunConfig, load_config
 from marl_ray.errors import MarlRayError
 from marl_ray.first_steps.steps import ENDPOINT, KEYS_FILE, deploy_endpoint, new_folder, plain_console, step
+from marl_ray.json_types import JsonObject
 from marl_ray.serving.http.keys import new_key
 
 CONFIGS = Path(__file__).parent / "configs"
 ARM_CONFIGS = {"ippo": CONFIGS / "multigrid_ippo.yaml", "mappo": CONFIGS / "multigrid_mappo.yaml"}
 """Arm -> run config; the first arm is the control."""
-ROLLOUT_SETTINGS: dict[str, Any] = {
+ROLLOUT_SETTINGS: JsonObject = {
     "strategy": "gradual",
     "stages": [0.25, 0.5, 1.0],
     "min_exposures": 20,
@@ -48,9 +49,9 @@ JOB_S = 600.0
 class PlayedExperiment:
     """An experiment that was played over HTTP."""
 
-    report: dict[str, Any]
+    report: JsonObject
     """The document of `experiment status`."""
-    audit: list[dict[str, Any]]
+    audit: list[dict[str, object]]
     """The router's actions: the document of `experiment audit`."""
     episodes: int
     latencies_ms: dict[str, tuple[float, float]]

@@ -9,7 +9,6 @@ import webbrowser
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from marl_ray.config import RunConfig, parse_config
 from marl_ray.first_steps.steps import KEYS_FILE, deploy_endpoint, new_folder, plain_console, step
 from marl_ray.serving.http.keys import new_key
 
-RUN: dict[str, Any] = {
+RUN: dict[str, object] = {
     "name": "try",
     "algorithm": "mappo",
     "env": {"id": "MultiGrid-Empty-5x5-v0", "kwargs": {"agents": 2, "joint_reward": True}},

@@ -5,7 +5,6 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -44,7 +43,7 @@ def serve_until_interrupted() -> None:
         signal.pause()
 
 
-def deploy_endpoint(folder: Path, dashboard_url: str, experiment: Mapping[str, Any]) -> str:
+def deploy_endpoint(folder: Path, dashboard_url: str, experiment: Mapping[str, object]) -> str:
     """Deploy a gateway with one experiment, and return its URL.
 
     Its data lie in `folder` beside the MLflow database and the file of keys.

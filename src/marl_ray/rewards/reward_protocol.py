@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from marl_ray.errors import MarlRayError, describe_error
 from marl_ray.extensions import REWARD, check_options, make_from_options
+from marl_ray.json_types import JsonMapping
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +21,7 @@ FAILED_METRIC = "reward_failed"
 """The metric that counts answers which a user's reward could not pay."""
 _MAX_SHOWN_CHARACTERS = 60
 _FIXED_PARAMETERS = ("prompt", "answer", "task")
-ChosenReward = str | Mapping[str, Mapping[str, Any] | None]
+ChosenReward = str | Mapping[str, JsonMapping | None]
 """`NAME`, or `{NAME: options}` with one name; a name of `extensions.REWARD` or `package.module:NAME`."""
 
 
@@ -38,7 +39,7 @@ class Reward(Protocol):
     ends the run.
     """
 
-    def __call__(self, prompt: str, answer: str, task: Any) -> float | tuple[float, Mapping[str, float]]: ...
+    def __call__(self, prompt: str, answer: str, task: object) -> float | tuple[float, Mapping[str, float]]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +47,7 @@ class NamedReward:
     """A reward as an environment calls it. Made by `make_reward`."""
 
     name: str
-    function: Callable[..., Any] = field(repr=False)
+    function: Callable[..., object] = field(repr=False)
     takes_metrics: bool
     needs: tuple[str, ...] = ()
     """Attributes that it reads of a task."""
@@ -56,7 +57,7 @@ class NamedReward:
         """False if users wrote it, so that what it raises is counted."""
         return self.name in REWARD.builtins
 
-    def check_task(self, task: Any) -> None:
+    def check_task(self, task: object) -> None:
         """Raise MarlRayError unless the reward can read a task of this kind."""
         missing = [name for name in self.needs if not hasattr(task, name)]
         if missing:
@@ -130,7 +131,7 @@ def make_reward(reward: ChosenReward) -> NamedReward:
     return NamedReward(name, function, takes_metrics, tuple(getattr(function, "needs", ())))
 
 
-def _split_options(reward: ChosenReward) -> tuple[str, dict[str, Any]]:
+def _split_options(reward: ChosenReward) -> tuple[str, dict[str, object]]:
     if isinstance(reward, str):
         return reward, {}
     if isinstance(reward, Mapping) and len(reward) == 1:
@@ -140,7 +141,7 @@ def _split_options(reward: ChosenReward) -> tuple[str, dict[str, Any]]:
     raise MarlRayError(f"reward: expected NAME or {{NAME: {{OPTION: VALUE}}}}, got {reward!r}")
 
 
-def _takes_metrics(name: str, function: Callable[..., Any]) -> bool:
+def _takes_metrics(name: str, function: Callable[..., object]) -> bool:
     """Return True if the reward has a parameter `metrics`.
 
     Raises MarlRayError if it cannot be called as `Reward` is.
@@ -159,7 +160,7 @@ def _takes_metrics(name: str, function: Callable[..., Any]) -> bool:
     return takes_metrics
 
 
-def _number(value: Any, what: str) -> float:
+def _number(value: object, what: str) -> float:
     if not isinstance(value, Real) or not math.isfinite(value):
         raise ValueError(f"{what} {value!r}, expected a finite number")
     return float(value)

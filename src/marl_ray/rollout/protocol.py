@@ -5,10 +5,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+from marl_ray.json_types import JsonObject
 from marl_ray.rollout.group_scores import GroupSums
 from marl_ray.trajectories import Trajectories
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,13 @@ class CollectedBatch(Protocol):
     def steps(self) -> int: ...
 
 
+class Gather(Protocol):
+    """Exchanges plain values between all workers."""
+
+    def __call__(self, value: T, /) -> list[T]:
+        """Return every worker's value, by rank."""
+
+
 class BatchCollector(Protocol):
     """Plays this worker's share of the environment copies, batch by batch."""
 
@@ -85,10 +95,10 @@ class BatchCollector(Protocol):
         `players` (policy -> player) are of type `Player` or `TokenPlayer`, as the collector's family needs them.
         """
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Return plain data from which other collectors, on any number of workers, continue bit for bit."""
 
-    def snapshot(self) -> Callable[[], dict[str, Any]]:
+    def snapshot(self) -> Callable[[], JsonObject]:
         """Return the function that makes `state()` of this moment, whatever is collected meanwhile."""
 
     def close(self) -> None:

@@ -5,7 +5,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from marl_ray.config.load import dotted_keys
 from marl_ray.errors import MarlRayError, did_you_mean
@@ -41,7 +40,7 @@ class SeedGroup:
     runs: list[RunCurve]
     score: Score | None
     """That of a single run; of several the mean over seeds, with Student's 95 % interval."""
-    differences: Mapping[str, Any]
+    differences: Mapping[str, object]
     """Given keys of the config in which the compared groups differ -> this group's value; None where it has the default."""
 
 
@@ -65,7 +64,7 @@ def compare(runs: Sequence[StoredRun], metric: str | None = None) -> list[SeedGr
     rows = {run.name: [row for row in run.rows() if iteration_of(row) >= 0] for run in runs}
     metric = _shared_metric(rows, metric)
     groups: dict[str, list[RunCurve]] = {}
-    overrides: dict[str, Mapping[str, Any]] = {}
+    overrides: dict[str, Mapping[str, object]] = {}
     repeats: Counter[str] = Counter()
     for run in runs:
         config = {key: value for key, value in run.record["identity"].items() if key not in ("name", "seed", "storage")}
@@ -94,7 +93,7 @@ def student_interval(values: Sequence[float]) -> tuple[float, float]:
     return mean - half, mean + half
 
 
-def _overrides_of(run: StoredRun) -> dict[str, Any]:
+def _overrides_of(run: StoredRun) -> dict[str, object]:
     """Return the given keys by which a run may differ from others."""
     return {
         key: value
@@ -103,7 +102,7 @@ def _overrides_of(run: StoredRun) -> dict[str, Any]:
     }
 
 
-def _differing(overrides: Sequence[Mapping[str, Any]]) -> list[str]:
+def _differing(overrides: Sequence[Mapping[str, object]]) -> list[str]:
     """Return the keys that do not have one value in all configs."""
     keys = dict.fromkeys(key for each in overrides for key in each)
     return [key for key in keys if any(each.get(key) != overrides[0].get(key) for each in overrides)]
@@ -145,14 +144,14 @@ def _curve(run: StoredRun, rows: Sequence[Mapping[str, float]], metric: str) -> 
     points = [(int(row["steps"]), row[metric]) for row in rows if metric in row]
     ends = f"{metric}_low", f"{metric}_high"
     intervals = [(int(row["steps"]), row[ends[0]], row[ends[1]]) for row in rows if all(end in row for end in ends)]
-    score: Any = score_of(rows) if metric in METRICS else None
+    score = score_of(rows) if metric in METRICS else None
     if score is None:
         low, high = intervals[-1][1:] if intervals and intervals[-1][0] == points[-1][0] else (None, None)
         score = Score(points[-1][1], low, high, f"last {metric}")
     return RunCurve(run.name, algorithms_of(run.config), run.config["seed"], metric, points, intervals, score)
 
 
-def _group(curves: list[RunCurve], differences: Mapping[str, Any]) -> SeedGroup:
+def _group(curves: list[RunCurve], differences: Mapping[str, object]) -> SeedGroup:
     if len(curves) == 1:
         return SeedGroup(curves[0].name, curves, curves[0].score, differences)
     values = [curve.score.value for curve in curves if curve.score is not None]

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
+from marl_ray.json_types import JsonMapping
 from marl_ray.training.run_folder.metrics_file import iteration_of
 
 _Rows = Sequence[Mapping[str, float]]
@@ -32,7 +32,7 @@ LATE_SHARE = 0.75
 """Part of a run's steps after which a healthy critic no longer diverges."""
 
 
-def diagnose(config: Mapping[str, Any], rows: _Rows) -> list[str]:
+def diagnose(config: JsonMapping, rows: _Rows) -> list[str]:
     """Return the sentences about what is wrong with a run; empty for a run that learns.
 
     They are about a run whose return did not rise, or fell again, and about policies that show what no
@@ -63,7 +63,7 @@ def has_only_return_news(sentences: Sequence[str]) -> bool:
 class _Keys:
     """The hyper-parameters of a policy as users name them."""
 
-    def __init__(self, prefix: str, hyper: Mapping[str, Any]):
+    def __init__(self, prefix: str, hyper: JsonMapping):
         self.prefix, self.hyper = prefix, hyper
 
     def __call__(self, key: str) -> str:

@@ -4,7 +4,6 @@ import re
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from marl_ray.config import RunConfig, parse_config, read_yaml
 from marl_ray.errors import MarlRayError
@@ -23,7 +22,7 @@ def load_named(path: str | Path, overrides: Sequence[str] = ()) -> tuple[RunConf
     return parse_named(read_yaml(path), overrides, str(path))
 
 
-def parse_named(data: Any, overrides: Sequence[str], source: str) -> tuple[RunConfig, list[str]]:
+def parse_named(data: object, overrides: Sequence[str], source: str) -> tuple[RunConfig, list[str]]:
     """Return the result of `load_named` for plain data; `source` names them in errors. Raises MarlRayError."""
     has_name = (isinstance(data, dict) and "name" in data) or any(
         override.startswith("name=") for override in overrides

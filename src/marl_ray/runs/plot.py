@@ -3,7 +3,6 @@
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from marl_ray.runs.comparison import RunCurve, SeedGroup
 from marl_ray.runs.summary import Score
@@ -85,7 +84,7 @@ def group_line(group: SeedGroup) -> str:
     return f"{text}, {_score_text(group.score)}"
 
 
-def key_difference(key: str, value: Any) -> str:
+def key_difference(key: str, value: object) -> str:
     """Return a key in which runs differ, with its value."""
     return f"{key} at its default" if value is None else f"{key}={value}"
 

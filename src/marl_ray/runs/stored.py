@@ -1,19 +1,19 @@
 """Finds the runs and sweeps of a storage by their folders."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pyarrow import fs
 
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
+from marl_ray.json_types import JsonMapping
 from marl_ray.storages import open_storage
 from marl_ray.stored_files.appended_file import parts_of
 from marl_ray.training.run_folder.metrics_file import read_metrics
 from marl_ray.training.run_folder.owners import Owner, read_owner
-from marl_ray.training.run_folder.record import FINISHED_KEY, RECORD_FILE, read_record
+from marl_ray.training.run_folder.record import FINISHED_KEY, RECORD_FILE, RunRecord, read_record
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.records import CHANGES_FILE, RECORDS_FILE, read_records
 
@@ -43,14 +43,13 @@ class StoredEntry:
 class StoredRun(StoredEntry):
     """One run's folder, and its record."""
 
-    record: Mapping[str, Any]
+    record: RunRecord
     """Content of `run.json`."""
 
     @property
-    def config(self) -> Mapping[str, Any]:
+    def config(self) -> JsonMapping:
         """The run's config as plain data with every default written out."""
-        config: Mapping[str, Any] = self.record["config"]
-        return config
+        return self.record["config"]
 
     def state(self) -> str:
         """Return the state of the run, in one word.
@@ -81,7 +80,7 @@ class StoredRun(StoredEntry):
 class StoredSweep(StoredEntry):
     """One sweep's folder, and its records as plain data."""
 
-    records: Mapping[str, Any]
+    records: JsonMapping
     """Content of `sweep.json`, with the changes since."""
     changed: float
     """Time of the last change of the records, in seconds since 1970."""

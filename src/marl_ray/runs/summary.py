@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.json_types import JsonMapping
 from marl_ray.runs.diagnosis import diagnose
 from marl_ray.runs.stored import StoredRun, StoredSweep
 from marl_ray.training.checkpoints.index import published_checkpoints
@@ -13,6 +14,10 @@ from marl_ray.training.run_folder.bundle_link import linked_bundle
 from marl_ray.training.run_folder.record import FINISHED_KEY, RESULT_KEY
 from marl_ray.training.run_folder.run_log import LOG_FILE
 from marl_ray.tuning.records import RECORDS_FILE
+
+if TYPE_CHECKING:
+    from pyarrow import fs
+
 
 CURVE_FILE = "return.png"
 SOURCES = {"best/": "best bundle", "eval/": "last evaluation", "": "training episodes"}
@@ -53,6 +58,21 @@ class RunSummary:
     storage: str
 
 
+class CheckpointSummary(TypedDict):
+    """A complete checkpoint: its folder or URI, and where training stood."""
+
+    path: str
+    iteration: int
+    steps: int
+
+
+class MlflowReference(TypedDict):
+    """The MLflow run of a run; the URI of a finished run alone is known."""
+
+    run_id: str | None
+    uri: str | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunDetails:
     """All that a run's folder says."""
@@ -62,18 +82,17 @@ class RunDetails:
     """One line that says why the last attempt failed."""
     warnings: Sequence[str]
     """Sentences about what is wrong, with the keys to change; empty for a run that learns."""
-    given: Mapping[str, Any]
+    given: JsonMapping
     """The keys of the config that were given; empty if the record does not have them."""
-    config: Mapping[str, Any]
+    config: JsonMapping
     """With every default written out."""
     bundle: str | None
     """Folder or URI of the best bundle."""
     model: str | None
     """`models:/name/version` of a finished run."""
-    checkpoints: Sequence[Mapping[str, Any]]
-    """`path`, `iteration` and `steps` of each complete checkpoint, oldest first."""
-    mlflow: Mapping[str, Any]
-    """`run_id` and `uri` of the MLflow run; the URI of a finished run alone is known."""
+    checkpoints: Sequence[CheckpointSummary]
+    """The complete checkpoints, oldest first."""
+    mlflow: MlflowReference
     curve: str | None
     log: str | None
     errors: Sequence[str]
@@ -130,7 +149,7 @@ def details_of(run: StoredRun) -> RunDetails:
     )
 
 
-def algorithms_of(config: Mapping[str, Any]) -> str:
+def algorithms_of(config: JsonMapping) -> str:
     """Return the algorithms of the policies that learn."""
     learners = [policy for policy in config["team"].values() if not policy["frozen"]]
     return ",".join(dict.fromkeys(policy["algorithm"] for policy in learners))
@@ -146,7 +165,7 @@ def score_of(rows: Sequence[Mapping[str, float]]) -> Score | None:
     return None
 
 
-def checkpoints_of(run: StoredRun) -> list[dict[str, Any]]:
+def checkpoints_of(run: StoredRun) -> list[CheckpointSummary]:
     """Return `path`, `iteration` and `steps` of the complete checkpoints, the oldest first."""
     return [
         {"path": f"{run.uri}/{each.name}", "iteration": each.manifest.iteration, "steps": each.manifest.steps}
@@ -159,7 +178,7 @@ def _finished_score(run: StoredRun) -> Score | None:
     return None if value is None else Score(value, None, None, SOURCES["best/"])
 
 
-def _files(run: StoredRun, folder: str) -> list[Any]:
+def _files(run: StoredRun, folder: str) -> "list[fs.FileInfo]":
     from pyarrow import fs
 
     try:

@@ -4,7 +4,7 @@
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from marl_ray.sandbox.client.pool import Pool, probe
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["Execution", "Judgement", "Level", "Limits", "Pool", "Status", "probe"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Return the names above, loaded when asked for: the fork servers import this package too and should stay small."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

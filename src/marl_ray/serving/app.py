@@ -3,11 +3,11 @@
 import asyncio
 import gc
 from functools import partial
-from typing import Any
 
 from ray import serve
 
 from marl_ray.config import GatewayConfig, parse_config
+from marl_ray.json_types import JsonObject
 from marl_ray.ray_seams import listen_on_node_address
 from marl_ray.serving.arms.remote import start_host
 from marl_ray.serving.asgi import Gateway
@@ -24,7 +24,7 @@ class GatewayReplica:
     Serve makes it from the config, asks it for the ASGI application, and runs that application's lifespan.
     """
 
-    async def __init__(self, config: dict[str, Any]):  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, config: JsonObject):  # type: ignore[misc]  # Serve awaits it
         import torch
 
         from marl_ray.serving.logs.ray_metrics import RayMetrics, replica
@@ -51,7 +51,7 @@ class GatewayReplica:
         return self._gateway
 
 
-def build(args: dict[str, Any]) -> serve.Application:
+def build(args: dict[str, object]) -> serve.Application:
     """Return the application of a Serve config: `import_path: marl_ray.serving.app:build`, `args`: a `GatewayConfig`.
 
     Config, keys, bundles and database are checked here, so that a mistake fails the deployment once, with one line, instead

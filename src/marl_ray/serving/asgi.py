@@ -10,7 +10,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from marl_ray.config import GatewayConfig
 from marl_ray.errors import MarlRayError
@@ -131,7 +130,7 @@ class Gateway:
     async def _send_stream(self, send: Send, request: Request, response: Stream, headers: Headers) -> None:
         """Send a stream for as long as the client reads it. Arms have deadlines of their own for every token."""
 
-        async def send_within_deadline(message: Mapping[str, Any]) -> None:
+        async def send_within_deadline(message: Mapping[str, object]) -> None:
             await self._deadlines.run(send(message), self.config.request_timeout_s)
 
         try:

@@ -1,8 +1,7 @@
 """The number of replicas of a deployment: fixed, or Serve's autoscaling between two numbers."""
 
-from typing import Any
-
 from marl_ray.config.serving.arms import Replicas
+from marl_ray.json_types import JsonObject
 
 GATEWAY_ONGOING = 16.0
 """Target of requests under way per gateway replica: enough to share forward passes well, far below a replica's limit."""
@@ -15,7 +14,7 @@ UPSCALE_S, DOWNSCALE_S = 10.0, 300.0
 start, and most lulls are short."""
 
 
-def scaling(replicas: Replicas, ongoing: float) -> dict[str, Any]:
+def scaling(replicas: Replicas, ongoing: float) -> JsonObject:
     """Return the options of `serve.deployment` that aim at `ongoing` requests per replica."""
     if isinstance(replicas, int):
         return {"num_replicas": replicas}

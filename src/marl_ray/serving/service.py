@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from prometheus_client.core import Metric
@@ -173,6 +173,6 @@ class Service:
 
         self._threads.submit(change)
 
-    async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+    async def in_thread(self, function: Callable[..., T], *arguments: object) -> T:
         """Run a function that blocks on the database in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)

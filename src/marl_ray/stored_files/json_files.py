@@ -5,6 +5,7 @@ from typing import Any
 
 from pyarrow import fs
 
+from marl_ray.json_types import JsonValue
 from marl_ray.stored_files.temporary_files import write_file
 
 
@@ -16,7 +17,7 @@ def write_json(filesystem: fs.FileSystem, path: str, data: Any, durable: bool = 
     write_file(filesystem, path, json.dumps(data, indent=1).encode(), durable)
 
 
-def read_json(filesystem: fs.FileSystem, path: str) -> Any:
+def read_json(filesystem: fs.FileSystem, path: str) -> JsonValue:
     """Return plain data of a file; None where there is no such file. Raises OSError or ValueError."""
     if filesystem.get_file_info(path).type == fs.FileType.NotFound:
         return None

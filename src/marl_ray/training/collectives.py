@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -81,7 +81,7 @@ def sum_each_over_workers(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: piece.reshape(part.shape) for (name, part), piece in zip(parts.items(), pieces, strict=True)}
 
 
-def gather_from_workers(value: Any) -> list[Any]:
+def gather_from_workers(value: Known) -> list[Known]:
     """Return every worker's plain value, ordered by rank, on every worker. Raises as `all_gather_values` does."""
     return all_gather_values(value)
 

@@ -8,12 +8,13 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyarrow import fs
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, describe_error, one_line
+from marl_ray.json_types import JsonObject
 from marl_ray.ray_seams import for_ray_of_one_run, observing_callback, unwrap_failures, worker_failures
 from marl_ray.training.checkpoints.index import checkpoints_in, kept_line, published_checkpoints, resume_line
 from marl_ray.training.checkpoints.origin import source_of
@@ -32,6 +33,7 @@ from marl_ray.training.machines.worker_watch import WorkerWatch, exchange_s, say
 from marl_ray.training.run_folder.lease import Lease
 from marl_ray.training.run_folder.record import (
     ORIGIN_KEY,
+    RunRecord,
     config_record,
     filesystem_of,
     identity_hash,
@@ -53,13 +55,16 @@ from marl_ray.training.run_result import (
 from marl_ray.training.tracking.mlflow_run import uri_of
 from marl_ray.training.worker import REFUSED_KEY, STOPPED_KEY, WorkerPayload, worker
 
+if TYPE_CHECKING:
+    from ray.train.torch import TorchTrainer
+
 
 @dataclass(frozen=True)
 class _Attempt:
     """One attempt of the driver to train a run to its end: what it is given."""
 
     config: RunConfig
-    record: dict[str, Any]
+    record: RunRecord
     console: RunLog
     lease: Lease
     mlflow_sink: MlflowSink | None
@@ -78,7 +83,7 @@ class _Announced:
 
     run_id: str
     """Its id in MLflow."""
-    pinned: dict[str, Any]
+    pinned: JsonObject
     """Its config with the versions of its bundles."""
     deliveries: Deliveries
 
@@ -108,8 +113,8 @@ def train(config: RunConfig, console: RunLog | None = None, own_ray: bool = Fals
         last = _last_iteration(config, record) if resumes else None
         for line in repair(filesystem, folder, last, ORIGIN_KEY in record):
             log.say(line)
-        if config.resume_from is not None and not resumes:
-            record[ORIGIN_KEY] = source_of(config)
+        if not resumes and (source := source_of(config)) is not None:
+            record[ORIGIN_KEY] = source
         run_id = read_mark(filesystem, folder, MLFLOW).run_id or record.get("mlflow_run_id")
         record["mlflow_run_id"] = run_id
         # Where a run begins, a tracking server that does not answer is most likely a mistake in its address.
@@ -117,7 +122,7 @@ def train(config: RunConfig, console: RunLog | None = None, own_ray: bool = Fals
         return _train(_Attempt(config, record, log, lease, mlflow_sink), use_gpu, notes, own_ray)
 
 
-def _last_iteration(config: RunConfig, record: dict[str, Any]) -> int | None:
+def _last_iteration(config: RunConfig, record: RunRecord) -> int | None:
     """Return the last iteration that a checkpoint of the run covers; None where there is none."""
     identity = identity_hash(RunConfig.model_validate(pin_bundles(config, record)))
     checkpoints = published_checkpoints(StoredFolder(*filesystem_of(config)))
@@ -168,9 +173,11 @@ def _announce(attempt: _Attempt, use_gpu: bool) -> _Announced:
     attempt.console.open()
     workers = config.resources.workers
     attempt.console.phase(f"{workers} worker{'s' * (workers > 1)} on {'GPU' if use_gpu else 'CPU'}")
+    run_id = record["mlflow_run_id"]
+    assert run_id is not None  # a run that continues has one, another gets it from its sink
     deliveries = Deliveries(
         config,
-        record["mlflow_run_id"],
+        run_id,
         *attempt.folder,
         attempt.console.say,
         {} if mlflow_sink is None else {MLFLOW: mlflow_sink},
@@ -178,10 +185,10 @@ def _announce(attempt: _Attempt, use_gpu: bool) -> _Announced:
         owns=attempt.lease.owns,
         begins=mlflow_sink is not None,
     )
-    return _Announced(record["mlflow_run_id"], pinned, deliveries)
+    return _Announced(run_id, pinned, deliveries)
 
 
-def _trainer(attempt: _Attempt, announced: _Announced, use_gpu: bool, notes: Path) -> Any:
+def _trainer(attempt: _Attempt, announced: _Announced, use_gpu: bool, notes: Path) -> "TorchTrainer":
     """Return the trainer of Ray Train whose workers train the run."""
     config = attempt.config
     payload = WorkerPayload(
@@ -206,10 +213,11 @@ def _trainer(attempt: _Attempt, announced: _Announced, use_gpu: bool, notes: Pat
     )
 
 
-def _fit(attempt: _Attempt, trainer: Any, follower: Follower) -> dict[str, float]:
+def _fit(attempt: _Attempt, trainer: "TorchTrainer", follower: Follower) -> dict[str, float]:
     """Train while the sinks get the run's rows, and return the metrics of the last iteration."""
     config = attempt.config
-    returned = trainer.fit().return_value or {}
+    result: Any = trainer.fit()
+    returned = result.return_value or {}
     follower.close()
     attempt.lease.check()
     if REFUSED_KEY in returned:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
@@ -20,7 +19,7 @@ class PassMemoryError(MarlRayError):
         super().__init__(message)
         self.policy, self.rows = policy, rows
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (*self.args, self.policy, self.rows)
 
 

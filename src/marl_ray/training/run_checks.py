@@ -1,8 +1,7 @@
 """The checks of a run that need no cluster: folder, tracking, environment, models and data."""
 
 import traceback
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, describe_error, one_line
@@ -10,6 +9,7 @@ from marl_ray.policies.bundles.mlflow_client import mlflow_client
 from marl_ray.training.checkpoints.index import checkpoints_in, newest
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.run_folder.record import (
+    RunRecord,
     check_folder,
     filesystem_of,
     record_of,
@@ -17,6 +17,10 @@ from marl_ray.training.run_folder.record import (
 )
 from marl_ray.training.tracking.mlflow_run import uri_of
 from marl_ray.training.tracking.sinks import check_sinks
+
+if TYPE_CHECKING:
+    from pettingzoo import AECEnv, ParallelEnv
+
 
 TRACKING_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
 """Schemes of tracking URIs that MLflow has by itself; for others its plug-ins are asked, which takes seconds to load."""
@@ -53,7 +57,7 @@ def _check_tracking(uri: str) -> None:
         raise MarlRayError(f"tracking.uri: {uri!r} cannot be used: {one_line(error)}") from error
 
 
-def _check_length(config: RunConfig, record: Mapping[str, Any]) -> None:
+def _check_length(config: RunConfig, record: RunRecord) -> None:
     """Refuse a run that was made shorter than its checkpoint: nothing of it would be trained."""
     latest = newest(StoredFolder(*filesystem_of(config)))
     if latest is None:
@@ -86,7 +90,7 @@ def _check_environment(config: RunConfig) -> dict[str, list[str]]:
         env.close()
 
 
-def _check_origin(config: RunConfig, env: Any, agents: dict[str, list[str]]) -> None:
+def _check_origin(config: RunConfig, env: "ParallelEnv | AECEnv", agents: dict[str, list[str]]) -> None:
     """Check the checkpoint of `resume_from`, which a run reads until it has a checkpoint of its own."""
     from marl_ray.training.checkpoints.origin import check_source, holds_of, source_of
 

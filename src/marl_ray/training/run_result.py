@@ -4,7 +4,6 @@ import contextlib
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, one_line
@@ -26,6 +25,7 @@ from marl_ray.training.run_folder.metrics_file import history_of, read_metrics
 from marl_ray.training.run_folder.record import (
     FINISHED_KEY,
     RESULT_KEY,
+    RunRecord,
     filesystem_of,
     record_of,
     storage_of,
@@ -160,7 +160,7 @@ def _best_checkpoint(config: RunConfig, folder: StoredFolder, console: RunLog) -
     return checkpoint
 
 
-def store_result(config: RunConfig, record: dict[str, Any], result: RunResult, score: float | None) -> None:
+def store_result(config: RunConfig, record: RunRecord, result: RunResult, score: float | None) -> None:
     """Write a run's result and its bundle's score into the run's record: from now on the run is finished."""
     plain = asdict(result) | {"curve": None if result.curve is None else str(result.curve)}
     plain.pop("trained")
@@ -169,7 +169,7 @@ def store_result(config: RunConfig, record: dict[str, Any], result: RunResult, s
 
 
 def register(
-    config: RunConfig, record: dict[str, Any], result: RunResult, deliveries: Deliveries, lease: Lease
+    config: RunConfig, record: RunRecord, result: RunResult, deliveries: Deliveries, lease: Lease
 ) -> RunResult:
     """Close the sinks of a finished run, of which MLflow registers the bundle.
 

@@ -13,6 +13,7 @@ from pyarrow import fs
 from marl_ray.config import RunConfig, engine_spec
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
+from marl_ray.json_types import JsonObject
 from marl_ray.stored_files.temporary_files import remove_temporary
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.journal.writer import Journal
@@ -22,6 +23,10 @@ from marl_ray.training.run_folder.lease import LeaseLostError, check_owned
 from marl_ray.training.run_folder.record import filesystem_of, identity_hash, storage_of, work_in, write_traceback
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from marl_ray.policies.engines.base import Engine
+    from marl_ray.policies.language.token_policy import TokenPolicy
     from marl_ray.training.loop.callbacks import RunCallbacks
 
 REFUSED_KEY = "refused"
@@ -34,7 +39,7 @@ STOPPED_KEY = "stopped"
 class WorkerPayload:
     """The plain data that the driver sends to every worker."""
 
-    config: dict[str, Any]
+    config: JsonObject
     """The run's config with the versions of its bundles."""
     run_id: str
     """The run's id in MLflow."""
@@ -63,7 +68,7 @@ class _StoragePosition:
     """Policy -> most sequences of a pass, where larger ones had no room."""
 
 
-def worker(plain: dict[Any, Any]) -> Any:
+def worker(plain: dict[Any, Any]) -> object:
     """Train in one worker process; Ray Train calls this function in each, with the fields of a `WorkerPayload`.
 
     Returns the metrics of the last iteration, or the message of an error that would come again after every restart under
@@ -120,7 +125,7 @@ def worker(plain: dict[Any, Any]) -> Any:
 
 def _train(
     config: RunConfig, payload: WorkerPayload, folder: StoredFolder, journal: Journal, rank: int, attempt: int
-) -> Any:
+) -> object:
     import ray.train.torch
 
     from marl_ray.training.checkpoints.index import check_last_group, checkpoint_name
@@ -232,7 +237,7 @@ def _tidy(config: RunConfig, folder: StoredFolder, attempt: int) -> None:
         remove_unneeded(folder, config.checkpoint.newest, config.checkpoint.interval, attempt)
 
 
-def _engine_actors(config: RunConfig) -> Any:
+def _engine_actors(config: RunConfig) -> "Callable[[str, TokenPolicy], Engine]":
     """Return the function that makes a policy's engine.
 
     It makes the engine in actors if it can run there, and else in the worker's process.
@@ -240,7 +245,7 @@ def _engine_actors(config: RunConfig) -> Any:
     from marl_ray.policies.engines.sampler import make_engine
     from marl_ray.training.team.engine_actors import EngineActors
 
-    def engine_of(name: str, policy: Any) -> Any:
+    def engine_of(name: str, policy: "TokenPolicy") -> "Engine":
         return EngineActors(config, name, policy) if engine_spec(policy.generation.engine).host else make_engine(policy)
 
     return engine_of

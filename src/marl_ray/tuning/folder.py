@@ -11,11 +11,11 @@ NAME/trials/0003/bundles/seed-0/      the best bundle of each seed
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from pyarrow import fs
 
 from marl_ray.errors import MarlRayError
+from marl_ray.json_types import JsonValue
 from marl_ray.storages import absolute_storage, open_storage
 from marl_ray.stored_files.appended_file import AppendedFile, appended_file, lines_of
 from marl_ray.stored_files.json_files import read_json, write_json
@@ -46,7 +46,7 @@ class Folder:
         """Return True if a file or a folder of this name is in it."""
         return bool(self._kind(name) != fs.FileType.NotFound)
 
-    def _kind(self, name: str) -> Any:
+    def _kind(self, name: str) -> object:
         return self.filesystem.get_file_info(f"{self.path}/{name}").type
 
     def folders(self, name: str = "") -> list[str]:
@@ -61,7 +61,7 @@ class Folder:
             return []
         return sorted(info.base_name for info in infos if info.type == fs.FileType.Directory)
 
-    def read_json(self, name: str) -> Any:
+    def read_json(self, name: str) -> JsonValue:
         """Return the contents of a JSON file; None if there is no such file."""
         return read_json(self.filesystem, f"{self.path}/{name}")
 
@@ -82,7 +82,7 @@ class Folder:
         """Return the complete lines of such a file; empty where there is none."""
         return lines_of(self.filesystem, f"{self.path}/{name}")
 
-    def write_json(self, name: str, data: Any) -> None:
+    def write_json(self, name: str, data: object) -> None:
         """Write plain data as `write` does. Raises TypeError for data that JSON does not know."""
         write_json(self.filesystem, self._path_in_folder(name), data, durable=True)
 

@@ -8,10 +8,10 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from marl_ray.config.sweep import MetricConfig, SweepConfig
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
+from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.stored_files.appended_file import AppendedFile
 from marl_ray.tuning.folder import Folder
 
@@ -29,7 +29,7 @@ class TrialRecord:
     """One trial: a configuration with all its seeds."""
 
     number: int
-    values: dict[str, Any]
+    values: JsonObject
     """Dotted key -> value, for the keys that vary; after an exploit the new values."""
     state: str = "running"
     """`running` (until the next decision point), `waiting` (at a decision point) or `ended`."""
@@ -41,9 +41,9 @@ class TrialRecord:
     legs: int = 0
     scores: dict[int, float] = field(default_factory=dict)
     """Decision point -> score, greater is better."""
-    history: dict[int, dict[str, Any]] = field(default_factory=dict)
+    history: dict[int, JsonObject] = field(default_factory=dict)
     """Decision point of an exploit -> the values before it."""
-    exploits: list[dict[str, Any]] = field(default_factory=list)
+    exploits: list[JsonObject] = field(default_factory=list)
     """One mapping per takeover, with `at`, `donor` and `values`."""
     objectives: list[float] | None = None
     """The metrics at the end, in their own sign: interquartile means over the seeds, smoothed."""
@@ -56,7 +56,7 @@ class TrialRecord:
     cpus: float = 0.0
     """CPUs that the trial occupies; `seconds * cpus` is its cost."""
     gpus: float = 0.0
-    configs: list[dict[str, Any]] = field(default_factory=list)
+    configs: list[JsonObject] = field(default_factory=list)
     """The run config of each seed, as a user would write it; `marl-ray train` takes one as a file."""
     unread: list[str] = field(default_factory=list)
     """Hyper-parameters of the sweep that the trial did not get, because its algorithms do not read them."""
@@ -68,9 +68,9 @@ class SweepRecords:
     """The records of a whole sweep."""
 
     name: str
-    config: dict[str, Any]
+    config: JsonObject
     """The sweep's config, resolved."""
-    identity: dict[str, Any]
+    identity: JsonObject
     """The part of the config that must be equal to continue the sweep."""
     status: str = "running"
     """`running` (also if its driver was killed), `finished`, `cut` (by the budget or a person) or `failed`."""
@@ -139,13 +139,13 @@ def winner_of(sweep: str, storage: str = "runs") -> tuple[str, str]:
     return records.winner_model, f"winner of sweep {records.name}: trial {records.winner:04d} ({values})"
 
 
-def identity_of(config: SweepConfig) -> dict[str, Any]:
+def identity_of(config: SweepConfig) -> JsonObject:
     """Return the part of the config that may not change when a sweep is continued."""
     data = config.resolved()
     return {key: value for key, value in data.items() if key not in ("budget", "max_concurrent", "storage")}
 
 
-def read_records(folder: Folder) -> dict[str, Any] | None:
+def read_records(folder: Folder) -> JsonObject | None:
     """Return the records of a sweep as plain data, whoever writes them meanwhile; None if there is no file.
 
     Raises ValueError, TypeError or KeyError, which name the line of `sweep.jsonl`, if the files are not a sweep's.
@@ -161,7 +161,7 @@ def read_records(folder: Folder) -> dict[str, Any] | None:
     raise ValueError(f"{CHANGES_FILE} lacks the changes that follow number {data.get('changes', 0)}")
 
 
-def _apply(data: dict[str, Any], lines: Sequence[str]) -> bool:
+def _apply(data: JsonObject, lines: Sequence[str]) -> bool:
     """Put later changes into `data`; False if the first of them is missing, because all records were written anew."""
     number = data.get("changes", 0)
     for at, line in enumerate(lines, 1):
@@ -197,7 +197,7 @@ def load_records(folder: Folder) -> SweepRecords | None:
     return SweepRecords(**data)
 
 
-def _record(data: dict[str, Any]) -> TrialRecord:
+def _record(data: JsonObject) -> TrialRecord:
     for key in ("rows", "bundles"):
         data.pop(key, None)
     for key in ("scores", "history"):
@@ -335,7 +335,7 @@ def median_seed(rows: Sequence[Mapping[str, float]], seeds: Sequence[int], metri
     return by_score[(len(by_score) - 1) // 2]
 
 
-def values_line(values: Mapping[str, Any]) -> str:
+def values_line(values: JsonMapping) -> str:
     """Return a configuration in one line."""
     return " ".join(
         f"{key.removeprefix('hyper.')}={value:.4g}"

@@ -1,6 +1,7 @@
 """Tokenizers made in code with the chat templates of well-known models."""
 
 import string
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -56,7 +57,8 @@ def bytes_with(
     template: str | None, *special: str, common: tuple[str, ...] = (), **names: str
 ) -> PreTrainedTokenizerFast:
     """A tokenizer of bytes with further tokens; `common` ones are added, but not special."""
-    core = Tokenizer.from_str(byte_tokenizer().backend_tokenizer.to_str())
+    plain: Any = byte_tokenizer()
+    core = Tokenizer.from_str(plain.backend_tokenizer.to_str())
     core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     core.add_tokens([AddedToken(token, special=False, normalized=False) for token in common])
     return PreTrainedTokenizerFast(

@@ -4,9 +4,8 @@ The recursion runs along each row. On a CPU a compiled loop over the rows takes 
 step by step; a GPU needs the vector operations. Tests compare both with the same reference.
 """
 
-from typing import Any
-
 import numba
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,16 +65,16 @@ def gae_by_row(
 
 @numba.njit(cache=True, nogil=True)
 def _rows(
-    rewards: Any,
-    values: Any,
-    bootstrap: Any,
-    mask: Any,
-    terminated: Any,
-    truncated: Any,
+    rewards: np.ndarray,
+    values: np.ndarray,
+    bootstrap: np.ndarray,
+    mask: np.ndarray,
+    terminated: np.ndarray,
+    truncated: np.ndarray,
     gamma: float,
     lam: float,
-    advantages: Any,
-    returns: Any,
+    advantages: np.ndarray,
+    returns: np.ndarray,
 ) -> None:
     """Compute the advantages and returns of every row and signal in place, with sums in float64.
 

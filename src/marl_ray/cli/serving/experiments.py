@@ -1,13 +1,14 @@
 """`marl-ray experiment`: a gateway's experiments, their design and their analysis."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from marl_ray.cli.documents.output import Json, show
 from marl_ray.cli.options import KEY_NEEDED, LOCAL_GATEWAY, ExperimentName, GatewayUrl
 from marl_ray.cli.serving.designs import analyse, plan_experiment
+from marl_ray.json_types import JsonObject
 
 experiment_app = typer.Typer(help="Inspect and change a gateway's experiments.", no_args_is_help=True)
 experiment_app.command("plan")(plan_experiment)
@@ -78,7 +79,7 @@ def experiment_audit(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY, as_j
 
     from marl_ray.serving.client.admin import ask
 
-    def line(entry: dict[str, Any]) -> str:
+    def line(entry: JsonObject) -> str:
         at = datetime.fromtimestamp(entry["at"], UTC).isoformat(timespec="seconds")
         arm = f" {entry['arm']}" if entry["arm"] else ""
         return f"{at}  epoch {entry['epoch']:<4} {entry['action']}{arm}  by {entry['actor']}: {entry['reason']}"

@@ -8,11 +8,11 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from marl_ray.cluster.local_ray import check_port, local_ray
 from marl_ray.config import GatewayConfig
 from marl_ray.errors import MarlRayError
+from marl_ray.json_types import JsonMapping
 from marl_ray.serving.client.admin import GATEWAY_VARIABLE, KEY_VARIABLE
 from marl_ray.serving.client.deploy import deploy
 from marl_ray.serving.client.lint import IMPORT_PATHS, read_serve_config
@@ -53,7 +53,7 @@ def _show(began: float, text: str) -> None:
     print(f"serve: {time.monotonic() - began:.1f} s  {text}", file=sys.stderr, flush=True)
 
 
-def _check_gateways(data: Mapping[str, Any], source: str) -> None:
+def _check_gateways(data: JsonMapping, source: str) -> None:
     """Raise MarlRayError if a gateway of a Serve config, which has passed the linter, names what cannot be read."""
     from marl_ray.serving.holding.loaded_bundles import check_gateway  # imports torch
 

@@ -2,7 +2,7 @@
 
 import itertools
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -71,7 +71,7 @@ def report(
     show(as_json, {"report": written}, [str(written)])
 
 
-def _trials(loaded: "SweepConfig") -> list[dict[str, Any]]:
+def _trials(loaded: "SweepConfig") -> list[dict[str, object]]:
     """Return the configurations that would run; of an endless search the first ones."""
     from marl_ray.tuning.running.driver import check_sweep
     from marl_ray.tuning.search.spaces import SEARCHES

@@ -8,9 +8,9 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Literal
 
 from marl_ray.cluster.jobs import read_config, refuse_relative_paths
 from marl_ray.cluster.kuberay.client.connection import Connection
@@ -25,6 +25,7 @@ from marl_ray.config.base import KUBERNETES_NAME
 from marl_ray.config.cluster import FILES_PATH, ClusterConfig, JobConfig
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError
+from marl_ray.json_types import JsonMapping, JsonObject
 
 WEEK_S = 7 * 24 * 3600.0
 LOG_S = 20.0
@@ -119,7 +120,7 @@ def _refuse_what_a_retry_loses(config: RunConfig | SweepConfig, cluster: Cluster
         )
 
 
-def with_owner(manifest: Mapping[str, Any], owner: Mapping[str, Any]) -> dict[str, Any]:
+def with_owner(manifest: JsonMapping, owner: JsonMapping) -> JsonObject:
     """Return the manifest with an owner, with whom Kubernetes deletes it."""
     return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [dict(owner)]}}
 

@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from marl_ray.cluster.lint import job_rules
 from marl_ray.cluster.lint.parts import ManifestFault, containers, environment, groups, head_is_idle, number
 from marl_ray.config.cluster import DRAIN_VARIABLE
+from marl_ray.json_types import JsonMapping
 
 DRAIN_S = 30.0
 """Ray's default of the drain timeout, in seconds."""
@@ -25,7 +25,7 @@ _SECRET_NAME = re.compile(
 _PASSWORD_IN_URL = re.compile(r"://[^/@\s]*:[^/@\s$]+@|[?&]password=[^$]", re.IGNORECASE)
 
 
-def advice(document: Mapping[str, Any], cluster: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
+def advice(document: JsonMapping, cluster: JsonMapping, where: str) -> Iterator[ManifestFault]:
     """Yield the findings about what KubeRay takes, and what runs badly or tells secrets."""
     if cluster:
         yield from _operations(cluster, where)
@@ -35,7 +35,7 @@ def advice(document: Mapping[str, Any], cluster: Mapping[str, Any], where: str) 
     yield from _secrets(document, "")
 
 
-def _operations(cluster: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
+def _operations(cluster: JsonMapping, where: str) -> Iterator[ManifestFault]:
     """Yield the findings about settings that run, but not well."""
     if not head_is_idle(cluster["headGroupSpec"]):
         message = 'expected "0": work on the head takes the whole cluster down when it runs out of memory'
@@ -66,7 +66,7 @@ def _moving_image(image: str) -> str:
     return ""
 
 
-def _secrets(part: Any, where: str) -> Iterator[ManifestFault]:
+def _secrets(part: object, where: str) -> Iterator[ManifestFault]:
     """Yield the environment variables, at any depth, whose value is a secret in plain sight."""
     if isinstance(part, list):
         for k, item in enumerate(part):

@@ -6,9 +6,9 @@ default (RocksDB, TLS and the history server) are left out.
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from marl_ray.cluster.lint.parts import DEFAULT_MAX_REPLICAS, ManifestFault, environment, groups
+from marl_ray.json_types import JsonMapping
 
 LONE_CLUSTER_PATH = "spec."
 """Place of the specification of a RayCluster that belongs to no job or service."""
@@ -24,7 +24,7 @@ _MANAGED_BY = ("ray.io/kuberay-operator", "kueue.x-k8s.io/multikueue")
 _GCS_VARIABLES = {"REDIS_PASSWORD": "redisPassword", "RAY_REDIS_ADDRESS": "redisAddress"}
 
 
-def metadata_rules(document: Mapping[str, Any]) -> Iterator[ManifestFault]:
+def metadata_rules(document: JsonMapping) -> Iterator[ManifestFault]:
     """Yield the rules for the name, the annotations and `managedBy`."""
     metadata, kind = document["metadata"], document["kind"]
     # The server appends five characters to `generateName`.
@@ -40,7 +40,7 @@ def metadata_rules(document: Mapping[str, Any]) -> Iterator[ManifestFault]:
         yield from _managed_by(document["spec"]["jobTemplate"], "spec.jobTemplate.")
 
 
-def cluster_rules(cluster: Mapping[str, Any], annotations: Mapping[str, str], where: str) -> Iterator[ManifestFault]:
+def cluster_rules(cluster: JsonMapping, annotations: Mapping[str, str], where: str) -> Iterator[ManifestFault]:
     """Yield the rules for the specification of a Ray cluster, which stands at `where` (with a dot at its end)."""
     if where != LONE_CLUSTER_PATH:
         yield from _inside(cluster, where)
@@ -54,7 +54,7 @@ def cluster_rules(cluster: Mapping[str, Any], annotations: Mapping[str, str], wh
     yield from _network_policy(cluster, where)
 
 
-def _inside(cluster: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
+def _inside(cluster: JsonMapping, where: str) -> Iterator[ManifestFault]:
     """Yield the keys that only a RayCluster that stands alone may have.
 
     The clusters of jobs and services would be refused with them.
@@ -66,14 +66,14 @@ def _inside(cluster: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
     yield from _managed_by(cluster, where)
 
 
-def _managed_by(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
+def _managed_by(spec: JsonMapping, where: str) -> Iterator[ManifestFault]:
     """Check `managedBy`, which the CRD states in CEL, and which the schemas leave out."""
     managed_by = spec.get("managedBy", _MANAGED_BY[0])
     if managed_by not in _MANAGED_BY:
         yield f"{where}managedBy", f"expected one of {', '.join(_MANAGED_BY)}, got {managed_by!r}"
 
 
-def _group(group: Mapping[str, Any], path: str) -> Iterator[ManifestFault]:
+def _group(group: JsonMapping, path: str) -> Iterator[ManifestFault]:
     if not group["template"]["spec"].get("containers"):
         yield f"{path}template.spec.containers", "expected at least one"
     params = group.get("rayStartParams", {})
@@ -91,7 +91,7 @@ def _group(group: Mapping[str, Any], path: str) -> Iterator[ManifestFault]:
 
 
 def _fault_tolerance(
-    cluster: Mapping[str, Any], annotations: Mapping[str, str], variables: Mapping[str, Any], where: str
+    cluster: JsonMapping, annotations: Mapping[str, str], variables: JsonMapping, where: str
 ) -> Iterator[ManifestFault]:
     options = cluster.get("gcsFaultToleranceOptions")
     params, head = cluster["headGroupSpec"].get("rayStartParams", {}), f"{where}headGroupSpec."
@@ -115,7 +115,7 @@ def _fault_tolerance(
         yield f"{where}gcsFaultToleranceOptions.storage", "expected none with Redis; it is for the backend rocksdb"
 
 
-def _autoscaling(cluster: Mapping[str, Any], variables: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
+def _autoscaling(cluster: JsonMapping, variables: JsonMapping, where: str) -> Iterator[ManifestFault]:
     enabled, options = cluster.get("enableInTreeAutoscaling"), cluster.get("autoscalerOptions", {})
     variable = f"{where}headGroupSpec.template.spec.containers.0.env.{_AUTOSCALER_V2}"
     by_variable = variables.get(_AUTOSCALER_V2, {}).get("value") in ("1", "true")
@@ -146,7 +146,7 @@ def _autoscaling(cluster: Mapping[str, Any], variables: Mapping[str, Any], where
             yield f"{path}priority", f"expected a rayVersion of 2.56.0 or later, got {cluster.get('rayVersion')!r}"
 
 
-def _authentication(cluster: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
+def _authentication(cluster: JsonMapping, where: str) -> Iterator[ManifestFault]:
     options = cluster.get("authOptions", {})
     by_kubernetes = options.get("enableK8sTokenAuth")
     if options.get("mode") != "token":
@@ -161,7 +161,7 @@ def _authentication(cluster: Mapping[str, Any], where: str) -> Iterator[Manifest
         yield f"{where}authOptions.secretName", "expected none beside enableK8sTokenAuth"
 
 
-def _network_policy(cluster: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
+def _network_policy(cluster: JsonMapping, where: str) -> Iterator[ManifestFault]:
     policy = cluster.get("networkPolicy", {})
     unused = {"DenyAllEgress": "ingressRules", "DenyAllIngress": "egressRules"}.get(policy.get("mode", "DenyAll"))
     named_groups = [(f"workerGroups.{k}", rules) for k, rules in enumerate(policy.get("workerGroups", []))]
@@ -181,7 +181,7 @@ def _network_policy(cluster: Mapping[str, Any], where: str) -> Iterator[Manifest
             yield f"{where}networkPolicy.{name}.groupName", message
 
 
-def _ray_version(cluster: Mapping[str, Any]) -> tuple[int, int]:
+def _ray_version(cluster: JsonMapping) -> tuple[int, int]:
     """Return Ray's version as (major, minor); (0, 0) if it is not given, or is no version."""
     match = re.match(r"\s*v?(\d+)\.(\d+)", cluster.get("rayVersion", ""))
     return (int(match[1]), int(match[2])) if match else (0, 0)

@@ -4,15 +4,15 @@ import json
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from marl_ray.config.load import YamlLoader
 from marl_ray.errors import MarlRayError, one_line, one_line_without
+from marl_ray.json_types import JsonValue
 
 
-def read_documents(path: str | Path) -> list[Any]:
+def read_documents(path: str | Path) -> list[JsonValue]:
     """Return all documents of a YAML file, empty ones left out.
 
     They hold what JSON holds: YAML also knows sets, bytes, and anchors that lead to themselves. Raises MarlRayError
@@ -31,12 +31,12 @@ def read_documents(path: str | Path) -> list[Any]:
     return documents
 
 
-def is_manifest(document: Any) -> bool:
+def is_manifest(document: object) -> bool:
     """Return True if a document is meant for Kubernetes; it may still be wrong."""
     return isinstance(document, Mapping) and "kind" in document
 
 
-def serve_config(document: Any) -> Any:
+def serve_config(document: object) -> JsonValue:
     """Return the Serve config inside a RayService, parsed from its `serveConfigV2`.
 
     It is None if there is none or it is no YAML.
@@ -52,12 +52,12 @@ def serve_config(document: Any) -> Any:
     return documents[0] if len(documents) == 1 else None
 
 
-def parse_yaml(text: str) -> list[Any]:
+def parse_yaml(text: str) -> list[JsonValue]:
     """Return the documents of a YAML text; empty ones are left out. Raises yaml.YAMLError."""
     return [document for document in yaml.load_all(text, YamlLoader) if document is not None]
 
 
-def _date(value: Any) -> str:
+def _date(value: object) -> str:
     """Return a date without quotes, which its reader takes as text."""
     if isinstance(value, date):
         return value.isoformat()

@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import yaml
 
 from marl_ray.cluster.lint.parts import ManifestFault, groups
 from marl_ray.config.kubernetes import is_schedule, is_time_zone
 from marl_ray.config.load import YamlLoader
+from marl_ray.json_types import JsonMapping
 
 SELECTOR_KEY = "ray.io/cluster"
 """Key of `clusterSelector` that names the cluster."""
@@ -22,7 +22,7 @@ _CLUSTER_ONLY = ("DeleteWorkers", "DeleteCluster")
 _LOCAL_VOLUMES = ("emptyDir", "hostPath")
 
 
-def job_rules(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
+def job_rules(spec: JsonMapping, where: str) -> Iterator[ManifestFault]:
     """Yield the faults of a RayJob's own part, which stands at `where` (with a dot at its end).
 
     `advice_for_job` has the rest.
@@ -56,7 +56,7 @@ def job_rules(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
     yield from _of_runtime_env(spec, where)
 
 
-def cron_job_rules(spec: Mapping[str, Any]) -> Iterator[ManifestFault]:
+def cron_job_rules(spec: JsonMapping) -> Iterator[ManifestFault]:
     """Yield the rules for a RayCronJob's own part."""
     schedule = spec["schedule"]
     if not (_SCHEDULE_WORD.fullmatch(schedule) or is_schedule(schedule)):
@@ -66,9 +66,7 @@ def cron_job_rules(spec: Mapping[str, Any]) -> Iterator[ManifestFault]:
     yield from job_rules(spec["jobTemplate"], "spec.jobTemplate.")
 
 
-def _of_selector(
-    spec: Mapping[str, Any], selector: Mapping[str, str], mode: str, where: str
-) -> Iterator[ManifestFault]:
+def _of_selector(spec: JsonMapping, selector: Mapping[str, str], mode: str, where: str) -> Iterator[ManifestFault]:
     if not selector.get(SELECTOR_KEY):
         yield f"{where}clusterSelector", f"expected {SELECTOR_KEY} with the name of a RayCluster"
     if mode == "SidecarMode":
@@ -79,7 +77,7 @@ def _of_selector(
         yield f"{where}backoffLimit", "expected 0 beside clusterSelector: a retry is a new cluster"
 
 
-def _of_sidecar(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
+def _of_sidecar(spec: JsonMapping, where: str) -> Iterator[ManifestFault]:
     for key in ("submitterPodTemplate", "submitterConfig"):
         if key in spec:
             yield f"{where}{key}", "expected none in SidecarMode"
@@ -88,7 +86,7 @@ def _of_sidecar(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
         yield f"{where}rayClusterSpec.headGroupSpec.template.spec.restartPolicy", "expected Never in SidecarMode"
 
 
-def _of_deletion(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
+def _of_deletion(spec: JsonMapping, where: str) -> Iterator[ManifestFault]:
     shuts_down, strategy = spec.get("shutdownAfterJobFinishes"), spec.get("deletionStrategy")
     if spec.get("ttlSecondsAfterFinished", 0) and not shuts_down:
         yield f"{where}ttlSecondsAfterFinished", "expected shutdownAfterJobFinishes: true beside it"
@@ -116,7 +114,7 @@ def _of_deletion(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]
     yield from _of_rules(rules, at)
 
 
-def _of_rules(rules: list[Mapping[str, Any]], at: str) -> Iterator[ManifestFault]:
+def _of_rules(rules: list[JsonMapping], at: str) -> Iterator[ManifestFault]:
     """Yield the faults of a job's rules for deletion.
 
     Each end and policy must have one rule, and what is deleted first must include nothing that is deleted later.
@@ -143,7 +141,7 @@ def _of_rules(rules: list[Mapping[str, Any]], at: str) -> Iterator[ManifestFault
         policies[rule["policy"]] = after
 
 
-def _of_runtime_env(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
+def _of_runtime_env(spec: JsonMapping, where: str) -> Iterator[ManifestFault]:
     try:
         runtime_env = yaml.load(spec.get("runtimeEnvYAML", "") or "{}", YamlLoader)  # noqa: S506  it extends the safe one
     except yaml.YAMLError as error:
@@ -153,7 +151,7 @@ def _of_runtime_env(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFau
         yield f"{where}runtimeEnvYAML", "expected a mapping of keys"
 
 
-def advice_for_job(spec: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
+def advice_for_job(spec: JsonMapping, where: str) -> Iterator[ManifestFault]:
     """Yield the advice about jobs that lose work.
 
     A retry is a new cluster, without the files that pods wrote to their own folders.

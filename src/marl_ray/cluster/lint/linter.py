@@ -2,7 +2,6 @@
 
 import difflib
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
@@ -18,12 +17,13 @@ from marl_ray.cluster.lint.parts import (
     ray_cluster,
 )
 from marl_ray.cluster.lint.schemas import schemas
+from marl_ray.json_types import JsonMapping
 
 ADVICE_PREFIX = "advice: "
 """Begins the message of a finding about what works, but not well."""
 
 
-def lint_manifest(document: Any, source: str) -> list[str]:
+def lint_manifest(document: object, source: str) -> list[str]:
     """Return all findings in one manifest, each one line `SOURCE: key.path: what was expected`; none if it is good.
 
     RayService, RayCluster, RayJob and RayCronJob are checked completely. A line with `advice: ` is about what KubeRay
@@ -33,7 +33,7 @@ def lint_manifest(document: Any, source: str) -> list[str]:
     return [": ".join(filter(None, (source, path, message))) for path, message in _findings(document)]
 
 
-def replica_pods(document: Any) -> int:
+def replica_pods(document: JsonMapping) -> int:
     """Return the number of pods of a manifest without findings that may run replicas.
 
     They are all workers, and a head that has CPUs.
@@ -46,7 +46,7 @@ def replica_pods(document: Any) -> int:
     return int(workers) + (not head_is_idle(cluster["headGroupSpec"]))
 
 
-def _findings(document: Any) -> Iterator[ManifestFault]:
+def _findings(document: object) -> Iterator[ManifestFault]:
     if not isinstance(document, Mapping):
         yield "", f"expected a mapping of keys at the top, got {type(document).__name__}"
         return
@@ -70,7 +70,7 @@ def _findings(document: Any) -> Iterator[ManifestFault]:
         yield from _rules(document)
 
 
-def _rules(document: Mapping[str, Any]) -> Iterator[ManifestFault]:
+def _rules(document: JsonMapping) -> Iterator[ManifestFault]:
     cluster, where = ray_cluster(document)
     yield from cluster_rules.metadata_rules(document)
     if document["kind"] == "RayService":
@@ -87,7 +87,7 @@ def _rules(document: Mapping[str, Any]) -> Iterator[ManifestFault]:
         yield path, f"{ADVICE_PREFIX}{message}"
 
 
-def _mounts(cluster: Mapping[str, Any], where: str) -> Iterator[ManifestFault]:
+def _mounts(cluster: JsonMapping, where: str) -> Iterator[ManifestFault]:
     """Yield the mounts without a volume: KubeRay takes them, and Kubernetes refuses its pods."""
     for path, group in groups(cluster, where):
         pod = group["template"]["spec"]

@@ -1,7 +1,8 @@
 """The parts of a manifest that rules read: its Ray cluster, the groups of pods, their containers and variables."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+
+from marl_ray.json_types import JsonMapping, JsonValue
 
 ManifestFault = tuple[str, str]
 """Path of a key, and the value expected there."""
@@ -17,7 +18,7 @@ DEFAULT_MAX_REPLICAS = 2**31 - 1
 """Default of `maxReplicas`."""
 
 
-def ray_cluster(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+def ray_cluster(document: JsonMapping) -> tuple[JsonMapping, str]:
     """Return the specification of the Ray cluster, and its path with a dot at its end."""
     cluster, where = document["spec"], "spec."
     for key in CLUSTER_AT[document["kind"]]:
@@ -25,26 +26,26 @@ def ray_cluster(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
     return cluster, where
 
 
-def groups(cluster: Mapping[str, Any], where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def groups(cluster: JsonMapping, where: str) -> Iterator[tuple[str, JsonMapping]]:
     """Yield the head's group and the workers', each with its path (with a dot at its end)."""
     yield f"{where}headGroupSpec.", cluster["headGroupSpec"]
     for k, group in enumerate(cluster.get("workerGroupSpecs", [])):
         yield f"{where}workerGroupSpecs.{k}.", group
 
 
-def containers(pod: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def containers(pod: JsonMapping, path: str) -> Iterator[tuple[str, JsonMapping]]:
     """Yield a pod's containers, each with its path (with a dot at its end)."""
     for kind in ("initContainers", "containers"):
         for k, container in enumerate(pod.get(kind, [])):
             yield f"{path}template.spec.{kind}.{k}.", container
 
 
-def environment(pod: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def environment(pod: JsonMapping) -> dict[str, JsonMapping]:
     """Return the variables of a pod's first container, which runs Ray, by name."""
     return {entry["name"]: entry for container in pod.get("containers", [])[:1] for entry in container.get("env", [])}
 
 
-def number(text: Any, default: float) -> float:
+def number(text: JsonValue, default: float) -> float:
     """Return the number that a text of a manifest says; `default` if it is None or no number."""
     try:
         return default if text is None else float(text)
@@ -52,7 +53,7 @@ def number(text: Any, default: float) -> float:
         return default
 
 
-def head_is_idle(head: Mapping[str, Any]) -> bool:
+def head_is_idle(head: JsonMapping) -> bool:
     """Return True if Ray schedules no work on the head, because its group says that it has 0 CPUs."""
     cpus = head.get("rayStartParams", {}).get("num-cpus", head.get("resources", {}).get("CPU"))
     return number(cpus, 1.0) == 0

@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import yaml
+
+from marl_ray.json_types import JsonObject
 
 KUBERAY_VERSION = "1.7.0"
 """Release of KubeRay whose schemas are kept."""
@@ -23,7 +24,7 @@ NOTICE = (
     "defaults and CEL rules; unknown properties refused; equal parts shared."
 )
 _KEPT_KEYWORDS = ("type", "enum", "required", "anyOf", "pattern", "minimum", "minLength", "maxLength", "minItems")
-_TEXT_MAP: dict[str, Any] = {"type": "object", "additionalProperties": {"type": "string"}}
+_TEXT_MAP: JsonObject = {"type": "object", "additionalProperties": {"type": "string"}}
 # The API server checks metadata by itself, so the CRDs say nothing about it.
 _METADATA = {
     "type": "object",
@@ -39,23 +40,23 @@ _METADATA = {
 
 
 @cache
-def schemas() -> dict[str, Any]:
+def schemas() -> JsonObject:
     """Return JSON Schemas (draft 2020-12) by kind, in which unknown properties are refused.
 
     `$defs` has what they share.
     """
-    data: dict[str, Any] = json.loads(
+    data: JsonObject = json.loads(
         Path(__file__).with_name(f"kuberay-v{KUBERAY_VERSION}.json").read_text(encoding="utf-8")
     )
     return data
 
 
-def minimise(crds: list[dict[str, Any]]) -> dict[str, Any]:
+def minimise(crds: list[JsonObject]) -> JsonObject:
     """Return the schemas of CustomResourceDefinitions, stripped of what validation does not need.
 
     Equal parts become one.
     """
-    kinds: dict[str, Any] = {}
+    kinds: JsonObject = {}
     for crd in crds:
         version = next(v for v in crd["spec"]["versions"] if v["name"] == "v1")
         schema = _strict(version["schema"]["openAPIV3Schema"])
@@ -66,13 +67,13 @@ def minimise(crds: list[dict[str, Any]]) -> dict[str, Any]:
     counts: Counter[str] = Counter()
     for schema in kinds.values():
         _count(schema, counts)
-    shared: dict[str, dict[str, Any]] = {}
+    shared: dict[str, JsonObject] = {}
     names: dict[str, str] = {}
     kinds = {kind: _share(schema, counts, names, shared) for kind, schema in kinds.items()}
     return {"$comment": NOTICE, "$defs": shared, "kinds": kinds}
 
 
-def _strict(node: dict[str, Any]) -> dict[str, Any]:
+def _strict(node: JsonObject) -> JsonObject:
     out = {key: node[key] for key in _KEPT_KEYWORDS if key in node}
     properties = node.get("properties", {})
     # The API server fills defaults in before it validates.
@@ -92,12 +93,12 @@ def _strict(node: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _parts(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _parts(node: JsonObject) -> Iterator[JsonObject]:
     yield from node.get("properties", {}).values()
     yield from (node[key] for key in ("items", "additionalProperties") if isinstance(node.get(key), dict))
 
 
-def _count(node: dict[str, Any], counts: Counter[str]) -> None:
+def _count(node: JsonObject, counts: Counter[str]) -> None:
     text = json.dumps(node, sort_keys=True)
     counts[text] += 1
     if counts[text] == 1:
@@ -106,12 +107,12 @@ def _count(node: dict[str, Any], counts: Counter[str]) -> None:
 
 
 def _share(
-    node: dict[str, Any],
+    node: JsonObject,
     counts: Counter[str],
     names: dict[str, str],
-    shared: dict[str, dict[str, Any]],
+    shared: dict[str, JsonObject],
     top: bool = True,
-) -> dict[str, Any]:
+) -> JsonObject:
     text = json.dumps(node, sort_keys=True)
     if not top and counts[text] > 1 and len(text) > 60:
         if text not in names:

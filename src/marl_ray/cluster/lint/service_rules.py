@@ -1,15 +1,15 @@
 """Rules for RayServices that KubeRay's operator (v1.7.0) checks by its own code, and no schema."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import yaml
 
 from marl_ray.cluster.lint.documents import parse_yaml, yaml_error
 from marl_ray.cluster.lint.parts import ManifestFault
+from marl_ray.json_types import JsonMapping
 
 
-def service_rules(spec: Mapping[str, Any]) -> Iterator[ManifestFault]:
+def service_rules(spec: JsonMapping) -> Iterator[ManifestFault]:
     """Yield the rules for a RayService's own part."""
     cluster = spec.get("rayClusterConfig", {})
     if not cluster:
@@ -38,7 +38,7 @@ def service_rules(spec: Mapping[str, Any]) -> Iterator[ManifestFault]:
         yield f"{at}gatewayClassName", "expected a class of the Gateway API"
 
 
-def serve_config_rules(spec: Mapping[str, Any]) -> Iterator[ManifestFault]:
+def serve_config_rules(spec: JsonMapping) -> Iterator[ManifestFault]:
     """Check that `serveConfigV2` is one YAML document."""
     try:
         documents = parse_yaml(spec.get("serveConfigV2", ""))

@@ -3,7 +3,6 @@
 They are plain data: the maths is in `marl_ray.algorithms`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -13,6 +12,7 @@ from marl_ray.config.base import message_of
 from marl_ray.config.run.hyper import HyperParameters
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import ALGORITHM
+from marl_ray.json_types import JsonMapping
 
 ADAM_KEYS = ("adam_betas", "adam_eps")
 """Keys of `hyper` that `optimizer: adamw` reads, and no other."""
@@ -78,7 +78,7 @@ class AlgorithmSpec:
     """True if it also trains language models."""
     keys: tuple[str, ...] = ()
     """Keys of `hyper` that this algorithm reads besides the common ones."""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: JsonMapping = field(default_factory=dict)
     """Values that differ from the defaults of `hyper`, for every family of policies."""
     hyper: type[HyperParameters] = HyperParameters
     """The keys of `hyper` and their types; an algorithm with keys of its own gives a subclass that adds them."""
@@ -156,12 +156,12 @@ _COST_KEYS = ("cost_gamma", "cost_gae_lambda")
 _LAGRANGE_KEYS = ("multiplier_init", "multiplier_lr", "multiplier_damping", "multiplier_max")
 _PID_KEYS = ("multiplier_init", "pid_kp", "pid_ki", "pid_kd", "pid_delay")
 _TRUST_KEYS = ("trust_region", "cg_iterations", "cg_damping", "line_search_steps", "line_search_decay")
-_GROUP_DEFAULTS: dict[str, Any] = {"std_ddof": 1, "entropy_coef": 0.0}
-_CRITIC_FREE_DEFAULTS: dict[str, Any] = _GROUP_DEFAULTS | {"gamma": 1.0}
+_GROUP_DEFAULTS: dict[str, object] = {"std_ddof": 1, "entropy_coef": 0.0}
+_CRITIC_FREE_DEFAULTS: dict[str, object] = _GROUP_DEFAULTS | {"gamma": 1.0}
 
 
 def _group_spec(
-    title: str, paper: str, aggregation: str, norm: str, keys: tuple[str, ...] = _CLIP_KEYS, **defaults: Any
+    title: str, paper: str, aggregation: str, norm: str, keys: tuple[str, ...] = _CLIP_KEYS, **defaults: object
 ) -> AlgorithmSpec:
     """Return the spec of a critic-free algorithm that compares the members of a group."""
     values = _CRITIC_FREE_DEFAULTS | {"aggregation": aggregation, "advantage_norm": norm} | defaults

@@ -16,11 +16,9 @@ is large, and has been trained before, so other numbers are right for it:
   arXiv 1909.08593).
 """
 
-from typing import Any
-
 from marl_ray.config.run.model import ModelConfig
 
-_LANGUAGE_DEFAULTS: dict[str, Any] = {
+_LANGUAGE_DEFAULTS: dict[str, object] = {
     **dict.fromkeys(("gamma", "gae_lambda", "cost_gamma", "cost_gae_lambda"), 1.0),
     "epochs": 1,
     "max_grad_norm": 1.0,
@@ -36,7 +34,7 @@ _LEARNING_RATES: dict[tuple[bool, bool], dict[str, float]] = {
 """Learning rates by (preset, trained by adapters)."""
 
 
-def family_defaults(model: ModelConfig | None) -> dict[str, Any]:
+def family_defaults(model: ModelConfig | None) -> dict[str, object]:
     """Return the defaults of `hyper` for a policy with this model (None: an actor-critic).
 
     They are those that differ from the defaults of `HyperParameters`.

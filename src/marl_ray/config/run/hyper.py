@@ -1,6 +1,6 @@
 """Hyper-parameters: every key of every algorithm."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -185,6 +185,6 @@ class GivenHyper(HyperParameters):
     def _fits_together(self) -> "GivenHyper":
         return self  # the algorithm's own defaults are not known here
 
-    def as_given(self) -> dict[str, Any]:
+    def as_given(self) -> dict[str, object]:
         """Return the keys and values that the user gave."""
         return self.model_dump(exclude_unset=True)

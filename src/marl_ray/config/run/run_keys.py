@@ -1,7 +1,6 @@
 """The keys of one training run, and what follows from them."""
 
 import fnmatch
-from typing import Any
 
 from pydantic import Field
 
@@ -25,6 +24,7 @@ from marl_ray.config.run.sections import (
     WarmStartConfig,
     agents_of_error,
 )
+from marl_ray.json_types import JsonObject
 
 DECISIONS_SCHEME = "decisions://"
 """Prefix of the `data` of a run that learns from texts that were served."""
@@ -157,20 +157,20 @@ class RunKeys(Config):
             {**family_defaults(policy_config.model), **spec.defaults, **self.given_hyper(policy)}
         )
 
-    def given_hyper(self, policy: str) -> dict[str, Any]:
+    def given_hyper(self, policy: str) -> JsonObject:
         """Return the hyper-parameters that the user gave and this policy's algorithm reads."""
         reads = self.spec_of(policy).read_keys
         of_run = {key: value for key, value in self.hyper.as_given().items() if key in reads}
         return of_run | self.team[policy].hyper
 
-    def as_given(self) -> dict[str, Any]:
+    def as_given(self) -> JsonObject:
         """Return plain data from which an equal config is made.
 
         Keys that were not given stay open, so that defaults still apply.
         """
         return self.model_dump(mode="json", exclude_unset=True)
 
-    def resolved(self) -> dict[str, Any]:
+    def resolved(self) -> JsonObject:
         """Return plain data with every default written out.
 
         Each policy has its algorithm, and the hyper-parameters that this algorithm reads.

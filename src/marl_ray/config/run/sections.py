@@ -3,7 +3,7 @@
 import fnmatch
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
@@ -21,6 +21,7 @@ from marl_ray.config.run.algorithms import spec_of
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError, suggestion
 from marl_ray.extensions import BENCHMARK, TRACKER
+from marl_ray.json_types import JsonObject
 
 NAME_FIELD = Field(pattern=NAME_PATTERN)
 
@@ -44,7 +45,7 @@ class EnvConfig(Config):
     `react`, `math`). The callable returns an AEC environment with Text spaces for language models, and a parallel one
     for all others.
     """
-    kwargs: dict[str, Any] = {}
+    kwargs: JsonObject = {}
     """Keyword arguments of the environment."""
     cost: CostConfig = CostConfig()
     """Constraint costs; MultiGrid environments only (others report their own)."""
@@ -92,7 +93,7 @@ class PolicyConfig(Config):
     """Names or shell patterns of the agents it plays."""
     algorithm: AlgorithmReference | None = None
     """Algorithm of this policy; the run's `algorithm` when not given."""
-    hyper: dict[str, Any] = {}
+    hyper: JsonObject = {}
     """Keys of `hyper` that differ for this policy."""
     network: NetworkConfig = NetworkConfig()
     """Networks of an actor-critic; not read if `model` is given."""
@@ -303,7 +304,7 @@ class BenchmarkConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _name_alone(cls, data: Any) -> Any:
+    def _name_alone(cls, data: object) -> object:
         return {"name": data} if isinstance(data, str) else data
 
     @property

@@ -2,7 +2,7 @@
 
 import math
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -91,7 +91,7 @@ class GuardrailConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _known_direction(cls, data: Any) -> Any:
+    def _known_direction(cls, data: object) -> object:
         if isinstance(data, dict) and "better" not in data:
             name = data.get("name")
             if isinstance(name, str) and name not in BETTER_BY_DEFAULT:
@@ -117,7 +117,7 @@ class BreakerConfig(Config):
     the circuit closing between."""
 
 
-def _attribute(value: Any) -> Any:
+def _attribute(value: object) -> object:
     fine = (
         0 < len(value) <= MAX_ATTRIBUTE_LENGTH and value.isprintable()
         if isinstance(value, str)

@@ -36,7 +36,7 @@ from marl_ray.trajectories import Trajectories
 STILL_LEARNING_RATE = 1e-30
 """A learning rate that moves nothing."""
 UNLIMITED_BUDGET = 1e9
-_COLLECTOR_STATES: dict[Any, dict[str, Any]] = {}
+_COLLECTOR_STATES: dict[object, dict[str, object]] = {}
 """Collectors' states, by the game and the number of cost signals; they depend on nothing else."""
 
 
@@ -153,7 +153,7 @@ class GameRun:
         above = EPISODE_STEPS + 1 if self.plays_whole_episodes else 2 * EPISODE_STEPS
         return 1 if self.case.below else above
 
-    def _env(self) -> dict[str, Any]:
+    def _env(self) -> dict[str, object]:
         case = self.case
         if not self.text:
             kwargs = {"policies": case.policies, "agents": case.agents, "ends": case.ends, **self.game}
@@ -163,7 +163,7 @@ class GameRun:
             kwargs["cost"] = ["calls", "seconds"]
         return {"id": "marl_ray.conformance.algorithm.games:TinyTalk", "kwargs": kwargs}
 
-    def _policy(self, name: str) -> dict[str, Any]:
+    def _policy(self, name: str) -> dict[str, object]:
         if not self.text:
             return {"agents": [f"{name}_*"], "network": {"hidden": [32]}}
         model = {"preset": "tiny-0.2m", "context": 32, "chat": False}
@@ -171,7 +171,7 @@ class GameRun:
         stop = [chr(byte) for byte in range(128)]
         return {"agents": [f"{name}_*"], "model": model, "generation": {"max_tokens": 2, "stop": stop}}
 
-    def _collector(self, state: dict[str, Any] | None = None) -> BatchCollector:
+    def _collector(self, state: dict[str, object] | None = None) -> BatchCollector:
         return build_collector(self.config, self.env, self.team.agents, 0, 1, state)
 
     def _prepare(self, number: int, learner: Learner) -> None:
@@ -221,7 +221,7 @@ class GameRun:
         for learner, distribution in zip(self.learners, distributions, strict=True):
             learner.policy.rollout_model.distribution = distribution
 
-    def _ahead(self) -> dict[str, Any]:
+    def _ahead(self) -> dict[str, object]:
         """Return the state from which a collector continues with half of the copies one step ahead.
 
         The second half of the copies is ahead of the first.

@@ -166,7 +166,7 @@ class TinyGame(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pett
     def _seen(self) -> dict[str, np.ndarray]:
         return dict(zip(self.possible_agents, self._rows[self.state_number], strict=True))
 
-    def _infos(self) -> dict[str, dict[str, Any]]:
+    def _infos(self) -> dict[str, dict[str, object]]:
         time = 0 if self.state_number == 0 else 1
         return {
             name: {} if self.rules.decides(number, time) else {"action_mask": FORCED_MASK}

@@ -14,6 +14,7 @@ from marl_ray.algorithms import algorithm_of
 from marl_ray.config import HyperParameters, RunConfig, spec_of
 from marl_ray.conformance.algorithm.game_run import GameRun, local_part, own_rows, read_keys, write_back
 from marl_ray.conformance.algorithm.games import POLICY_NAMES, STATE_COUNT, GameRules
+from marl_ray.json_types import JsonObject
 from marl_ray.training.learner.policy_learner import Learner
 from marl_ray.training.learner.preparation.prepare import raw_violations
 from marl_ray.trajectories import Trajectories
@@ -92,13 +93,13 @@ def violations(game_run: GameRun, number: int) -> list[float]:
     return raw_violations(budgets, game_run.costs[POLICY_NAMES[number]]) or [0.0] * len(budgets)
 
 
-def normalizer_state(learner: Learner) -> Any:
+def normalizer_state(learner: Learner) -> object:
     """Return the normalisers' state, by value."""
     state = learner.state.plain()
     return copy.deepcopy([state["value_norm"], state["cost_norms"]])
 
 
-def accepts_hyper(algorithm: str, hyper: Mapping[str, Any], rolling: bool = False) -> bool:
+def accepts_hyper(algorithm: str, hyper: Mapping[str, object], rolling: bool = False) -> bool:
     """Return True if a run's config accepts these hyper-parameters with the algorithm."""
     spec = spec_of(algorithm)
     try:
@@ -122,7 +123,7 @@ def accepts_hyper(algorithm: str, hyper: Mapping[str, Any], rolling: bool = Fals
     return True
 
 
-def unread_keys(algorithm: str) -> dict[str, Any]:
+def unread_keys(algorithm: str) -> JsonObject:
     """Return the keys of `hyper` that the algorithm does not read, each with a value that it may have."""
     fields = spec_of(algorithm).hyper.model_fields
     return {

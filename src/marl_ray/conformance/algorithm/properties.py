@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from marl_ray.config import spec_of
 from marl_ray.conformance.algorithm import learner_access
@@ -65,7 +65,7 @@ def _reads(key: str) -> Callable[[str], bool]:
     return lambda algorithm: key in read_keys(algorithm)
 
 
-def _is(**expected: Any) -> Callable[[str], bool]:
+def _is(**expected: object) -> Callable[[str], bool]:
     return lambda algorithm: all(getattr(spec_of(algorithm), key) == value for key, value in expected.items())
 
 

@@ -1,7 +1,7 @@
 """The report of a checker: one line for every property of a part, `ok` or `failed` with what differs."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from marl_ray.errors import MarlRayError, describe_error
 from marl_ray.extensions import ExtensionPoint
@@ -35,7 +35,7 @@ def print_property(each: CheckedProperty) -> CheckedProperty:
     return each
 
 
-def load_part(point: ExtensionPoint, name: str) -> Any:
+def load_part(point: ExtensionPoint, name: str) -> object:
     """Return the object that a name stands for. Raises MarlRayError that begins with the kind."""
     try:
         return point.load(name)
@@ -43,7 +43,7 @@ def load_part(point: ExtensionPoint, name: str) -> Any:
         raise MarlRayError(f"{point.kind}: {error}") from error
 
 
-def refuse(kind: str, settings: Mapping[str, Any], *accepted: str) -> None:
+def refuse(kind: str, settings: Mapping[str, object], *accepted: str) -> None:
     """Raise MarlRayError for a setting that the checker of this kind does not read."""
     for key in settings:
         if key not in accepted:

@@ -2,8 +2,7 @@
 
 import os
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from marl_ray.conformance.extensions.base import CheckedProperty, check_property, load_part, refuse
 from marl_ray.errors import MarlRayError
@@ -12,13 +11,14 @@ from marl_ray.evaluation.data_files import ANY_DIGEST, load
 from marl_ray.evaluation.scoring.local_scoring import ScoringJob, make_pool, score_locally
 from marl_ray.evaluation.writing.samples import Sample
 from marl_ray.extensions import BENCHMARK
+from marl_ray.json_types import JsonMapping
 from marl_ray.sandbox import Level
 
 MAX_PROBLEMS = 20
 """Problems whose answers are scored, the first of the file."""
 
 
-def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
+def check(name: str, settings: JsonMapping) -> Iterator[CheckedProperty]:
     """Read the problems of `data` (the benchmark's own file when not given) and of `split`, and score some answers."""
     refuse("benchmark", settings, "data", "split")
     load_part(BENCHMARK, name)

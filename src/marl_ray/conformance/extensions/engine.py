@@ -1,7 +1,6 @@
 """Engines: responses of a small model, whose log-probabilities the policy itself computes too."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -20,7 +19,7 @@ PROMPTS = [Prompt(tuple(range(40, 41 + 5 * (number // 2))), stream=number) for n
 """Two responses to each of three prompts."""
 
 
-def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
+def check(name: str, settings: Mapping[str, object]) -> Iterator[CheckedProperty]:
     """Sample from a model with random weights; an engine has no settings."""
     refuse("engine", settings)
     load_part(ENGINE, name)

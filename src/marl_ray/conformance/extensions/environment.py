@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,10 @@ from marl_ray.envs.batch import BatchStep, EnvBatch, EpisodeMetrics
 from marl_ray.envs.env_copies import EnvLoop, make_batch
 from marl_ray.envs.registry import is_text, make_env, sample_action
 from marl_ray.policies.actor_critic.spaces import row_dtype, row_size, space_to_json
+
+if TYPE_CHECKING:
+    from pettingzoo import AECEnv, ParallelEnv
+
 
 SEED = 7
 EPISODES = 3
@@ -32,7 +36,7 @@ class SeenStep(NamedTuple):
     infos: Mapping[str, Mapping[str, Any]]
 
 
-def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
+def check(name: str, settings: Mapping[str, object]) -> Iterator[CheckedProperty]:
     """Play episodes of drawn actions; `settings` are `env.kwargs`."""
     config = EnvConfig(id=name, kwargs=dict(settings))
     env = make_env(config)
@@ -53,13 +57,15 @@ def first_fault(config: EnvConfig) -> CheckedProperty | None:
     return closed if fault is None and closed.failure is not None else fault
 
 
-def _standing(env: Any) -> Iterator[CheckedProperty]:
+def _standing(env: "ParallelEnv | AECEnv") -> Iterator[CheckedProperty]:
     """Yield the properties that need no step."""
     yield check_property("agents", "possible_agents lists every agent once", lambda: _agents(env))
     yield check_property("spaces", "an agent's spaces stay the same, and policies support them", lambda: _spaces(env))
 
 
-def _check_episodes(env: Any, config: EnvConfig, count: int, max_steps: int) -> Iterator[CheckedProperty]:
+def _check_episodes(
+    env: "ParallelEnv | AECEnv", config: EnvConfig, count: int, max_steps: int
+) -> Iterator[CheckedProperty]:
     """Yield the properties of `count` episodes of at most `max_steps` steps."""
     episodes: list[list[SeenStep]] = []
 
@@ -93,14 +99,14 @@ def _check_episodes(env: Any, config: EnvConfig, count: int, max_steps: int) -> 
         )
 
 
-def _check_close(env: Any) -> CheckedProperty:
+def _check_close(env: "ParallelEnv | AECEnv") -> CheckedProperty:
     def close() -> None:
         env.close()
 
     return check_property("close", "an environment that is no longer needed closes", close)
 
 
-def _agents(env: Any) -> str | None:
+def _agents(env: "ParallelEnv | AECEnv") -> str | None:
     agents = list(env.possible_agents)
     if not agents:
         return "possible_agents is empty"
@@ -109,7 +115,7 @@ def _agents(env: Any) -> str | None:
     return f"expected each once, got {agents}" if len(set(agents)) < len(agents) else None
 
 
-def _spaces(env: Any) -> str | None:
+def _spaces(env: "ParallelEnv | AECEnv") -> str | None:
     for agent in env.possible_agents:
         for kind in ("observation_space", "action_space"):
             space = getattr(env, kind)(agent)
@@ -123,7 +129,7 @@ def _spaces(env: Any) -> str | None:
     return None
 
 
-def _episode(env: Any, seed: int, max_steps: int) -> list[SeenStep]:
+def _episode(env: "ParallelEnv | AECEnv", seed: int, max_steps: int) -> list[SeenStep]:
     """Play an episode of drawn actions, or its first `max_steps` steps, and return its steps, the reset first."""
     # Asked for once: an environment may make a new space, without a seed, at every call.
     spaces = {agent: env.action_space(agent) for agent in env.possible_agents}
@@ -136,7 +142,9 @@ def _episode(env: Any, seed: int, max_steps: int) -> list[SeenStep]:
     )
 
 
-def _parallel_episode(env: Any, spaces: Mapping[str, Any], seed: int, max_steps: int) -> list[SeenStep]:
+def _parallel_episode(
+    env: "ParallelEnv | AECEnv", spaces: Mapping[str, object], seed: int, max_steps: int
+) -> list[SeenStep]:
     observations, infos = env.reset(seed=seed)
     if set(observations) != set(env.agents):
         raise ValueError(f"reset returned observations of {sorted(observations)} and has agents {sorted(env.agents)}")
@@ -155,7 +163,9 @@ def _parallel_episode(env: Any, spaces: Mapping[str, Any], seed: int, max_steps:
     return steps
 
 
-def _episode_of_texts(env: Any, spaces: Mapping[str, Any], seed: int, max_steps: int) -> list[SeenStep]:
+def _episode_of_texts(
+    env: "ParallelEnv | AECEnv", spaces: Mapping[str, Any], seed: int, max_steps: int
+) -> list[SeenStep]:
     env.reset(seed=seed)
     steps: list[SeenStep] = []
     while env.agents and len(steps) <= max_steps:
@@ -166,7 +176,7 @@ def _episode_of_texts(env: Any, spaces: Mapping[str, Any], seed: int, max_steps:
     return steps
 
 
-def _observations(env: Any, steps: Sequence[SeenStep]) -> str | None:
+def _observations(env: "ParallelEnv | AECEnv", steps: Sequence[SeenStep]) -> str | None:
     for number, step in enumerate(steps):
         for agent, observation in step.observations.items():
             space = env.observation_space(agent)
@@ -290,6 +300,6 @@ def _misfit(observation: Any, space: Any) -> str:
     return str(space)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -34,7 +34,7 @@ METRICS = ("pass", "answered", "calls", "problems", "hidden", "public", "first")
 THREADS = 8
 
 
-def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
+def check(name: str, settings: Mapping[str, object]) -> Iterator[CheckedProperty]:
     """Let a reward pay for sample answers to a question, or to a programming task where it `needs` `code`.
 
     `settings` are its options. Raises MarlRayError where it cannot be made.
@@ -74,14 +74,14 @@ def _differs(paid: Sequence[float]) -> str | None:
     return f"every answer was paid {paid[0]:g}, so nothing is learnt from it" if len(set(paid)) == 1 else None
 
 
-def _repeats(reward: NamedReward, task: Any, answers: Sequence[str], paid: Sequence[float]) -> str | None:
+def _repeats(reward: NamedReward, task: object, answers: Sequence[str], paid: Sequence[float]) -> str | None:
     for answer, first, second in zip(answers, paid, _paid(reward, task, answers), strict=True):
         if first != second:
             return f"the answer {answer[:40]!r} was paid {first:g}, then {second:g}"
     return None
 
 
-def _threads(reward: NamedReward, task: Any, answers: Sequence[str], paid: Sequence[float]) -> str | None:
+def _threads(reward: NamedReward, task: object, answers: Sequence[str], paid: Sequence[float]) -> str | None:
     with ThreadPoolExecutor(THREADS) as threads:
         for values in threads.map(lambda _: _paid(reward, task, answers), range(THREADS)):
             if list(values) != list(paid):

@@ -10,6 +10,7 @@ from marl_ray.config import parse_config
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.conformance.extensions.base import CheckedProperty, check_property, load_part
 from marl_ray.extensions import SCHEDULER
+from marl_ray.json_types import JsonMapping
 from marl_ray.tuning.records import SweepRecords, TrialRecord, identity_of
 from marl_ray.tuning.search.plan import Pause, SweepPlan
 from marl_ray.tuning.search.schedulers import Exploit, make_scheduler
@@ -21,7 +22,7 @@ MAX_LEGS = 1000
 """Legs after which a sweep of eight trials counts as endless."""
 
 
-def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
+def check(name: str, settings: Mapping[str, object]) -> Iterator[CheckedProperty]:
     """Run made-up sweeps; `settings` are the scheduler's keys."""
     load_part(SCHEDULER, name)
     config = _config({"kind": name, **settings})
@@ -39,14 +40,14 @@ def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
     )
 
 
-def _config(scheduler: Mapping[str, Any]) -> SweepConfig:
+def _config(scheduler: Mapping[str, object]) -> SweepConfig:
     run = {"env": {"id": "budget_dag"}, "train": {"total_steps": TOTAL_STEPS}}
     space = {"hyper.lr": {"loguniform": [1e-4, 1e-2]}}
     data = {"name": "check", "run": run, "space": space, "search": "random", "budget": {"trials": TRIALS}}
     return parse_config(SweepConfig, {**data, "scheduler": dict(scheduler)}, source="check scheduler")
 
 
-def _refusal(name: str, settings: Mapping[str, Any]) -> str | None:
+def _refusal(name: str, settings: JsonMapping) -> str | None:
     try:
         SCHEDULER.load(name).Settings.model_validate({"kind": name, **settings, "no_such_setting": 1})
     except ValidationError:

@@ -3,13 +3,13 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from marl_ray.agents.errors import ToolArgumentsError, ToolError, ToolTimeoutError
 from marl_ray.agents.react_format import signature
 from marl_ray.agents.tools import Tool, make_tool
 from marl_ray.conformance.extensions.base import CheckedProperty, check_property
 from marl_ray.errors import one_line
+from marl_ray.json_types import JsonMapping
 
 DEADLINE_S = 20.0
 """Seconds that a call may take; the environment's `timeout_s` by default."""
@@ -20,7 +20,7 @@ MAX_DESCRIPTION_LENGTH = 200
 """Maximum number of characters of a description, which every prompt repeats."""
 
 
-def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
+def check(name: str, settings: Mapping[str, object]) -> Iterator[CheckedProperty]:
     """Call a tool with arguments that fit its schema, and with one that does not; `settings` are its options.
 
     Raises MarlRayError where it cannot be made.
@@ -49,7 +49,7 @@ def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
         )
 
 
-def _result(tool: Tool, arguments: Mapping[str, Any]) -> str:
+def _result(tool: Tool, arguments: Mapping[str, object]) -> str:
     """Return the text that an agent reads. Raises ValueError where the tool does what it should not."""
     try:
         return tool.call(arguments, time.monotonic() + DEADLINE_S)
@@ -73,7 +73,7 @@ def _description(tool: Tool) -> str | None:
     )
 
 
-def _unknown(tool: Tool, arguments: Mapping[str, Any]) -> str | None:
+def _unknown(tool: Tool, arguments: Mapping[str, object]) -> str | None:
     try:
         tool.call({**arguments, "no_such_argument": 1}, time.monotonic() + DEADLINE_S)
     except ToolArgumentsError:
@@ -81,7 +81,7 @@ def _unknown(tool: Tool, arguments: Mapping[str, Any]) -> str | None:
     return "it accepts the argument no_such_argument"
 
 
-def _repeats(tool: Tool, calls: Sequence[Mapping[str, Any]], results: Sequence[str]) -> str | None:
+def _repeats(tool: Tool, calls: Sequence[Mapping[str, object]], results: Sequence[str]) -> str | None:
     for arguments, result in zip(calls, results, strict=True):
         again = _result(tool, arguments)
         if again != result:
@@ -89,7 +89,7 @@ def _repeats(tool: Tool, calls: Sequence[Mapping[str, Any]], results: Sequence[s
     return None
 
 
-def _threads(tool: Tool, calls: Sequence[Mapping[str, Any]], results: Sequence[str]) -> str | None:
+def _threads(tool: Tool, calls: Sequence[Mapping[str, object]], results: Sequence[str]) -> str | None:
     with ThreadPoolExecutor(THREADS) as threads:
         for again in threads.map(lambda _: [_result(tool, arguments) for arguments in calls], range(THREADS)):
             if again != list(results):
@@ -97,7 +97,7 @@ def _threads(tool: Tool, calls: Sequence[Mapping[str, Any]], results: Sequence[s
     return None
 
 
-def _arguments(schema: Mapping[str, Any], variant: int) -> dict[str, Any]:
+def _arguments(schema: JsonMapping, variant: int) -> dict[str, object]:
     """Return the arguments that fit a tool's schema; the first variant leaves out those that may be."""
     definitions, required = schema.get("$defs", {}), schema.get("required", ())
     return {
@@ -107,7 +107,7 @@ def _arguments(schema: Mapping[str, Any], variant: int) -> dict[str, Any]:
     }
 
 
-def _value(schema: Mapping[str, Any], definitions: Mapping[str, Any], variant: int) -> Any:
+def _value(schema: JsonMapping, definitions: JsonMapping, variant: int) -> object:
     """Return a value that fits a JSON schema as pydantic writes them for type hints."""
     if "$ref" in schema:
         return _value(definitions[schema["$ref"].rpartition("/")[2]], definitions, variant)

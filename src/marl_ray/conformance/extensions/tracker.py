@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.conformance.extensions.base import CheckedProperty, check_property, load_part, refuse
@@ -20,7 +19,7 @@ ROWS = [
 ]
 
 
-def check(name: str, settings: Mapping[str, Any]) -> Iterator[CheckedProperty]:
+def check(name: str, settings: Mapping[str, object]) -> Iterator[CheckedProperty]:
     """Log rows of a made-up run into a folder that is deleted again; a tracker has no settings."""
     refuse("tracker", settings)
     load_part(TRACKER, name)

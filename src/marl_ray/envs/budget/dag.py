@@ -155,11 +155,11 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
             rows[worker][TASK_COUNT] = 1.0
         return rows
 
-    def _infos(self, costs: dict[str, float]) -> dict[str, dict[str, Any]]:
+    def _infos(self, costs: dict[str, float]) -> dict[str, dict[str, object]]:
         """Return the infos of all agents; every array is the receiver's own."""
         worker = self._worker()
         rest = (TASK_COUNT - self._task - 1) * _MIN_COST
-        infos: dict[str, dict[str, Any]] = {}
+        infos: dict[str, dict[str, object]] = {}
         for agent, cost in costs.items():
             acts = agent == worker
             infos[agent] = {

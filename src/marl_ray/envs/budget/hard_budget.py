@@ -71,7 +71,7 @@ class HardBudget(BaseParallelWrapper[str, Any, Any]):  # type: ignore[misc]  # P
         self._spent, self._time = np.zeros(len(self._limits)), 0
         return self._observe(observations), self._mask(infos)
 
-    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], Any, Any, Any, dict[str, Any]]:
+    def step(self, actions: dict[str, object]) -> tuple[dict[str, Any], Any, Any, Any, dict[str, Any]]:
         """Step the environment with the actions, those outside the masks replaced, and account for their costs."""
         actions = {agent: self._shield(agent, action) for agent, action in actions.items()}
         observations, rewards, terminated, truncated, infos = self.env.step(actions)
@@ -81,20 +81,20 @@ class HardBudget(BaseParallelWrapper[str, Any, Any]):  # type: ignore[misc]  # P
         self._time += 1
         return self._observe(observations), rewards, terminated, truncated, self._mask(infos)
 
-    def _shield(self, agent: str, action: Any) -> Any:
+    def _shield(self, agent: str, action: Any) -> object:
         if agent not in self._allowed:
             return action
         start = int(self.env.action_space(agent).start)
         return action if self._allowed[agent][int(action) - start] else start + self._cheapest[agent]
 
-    def _cost(self, agent: str, cost: Any) -> np.ndarray:
+    def _cost(self, agent: str, cost: object) -> np.ndarray:
         """Return (limited signals,) of a reported cost."""
         row = np.asarray(cost, np.float64).reshape(-1)
         if row.size != self._count:
             raise MarlRayError(f"constraints: {self._count} limits, but the cost of {agent} has {row.size} signals")
         return row[self._signals]
 
-    def _mask(self, infos: dict[str, Any]) -> dict[str, Any]:
+    def _mask(self, infos: dict[str, Any]) -> dict[str, object]:
         """Return the infos with the masks of the living agents narrowed to affordable actions."""
         needs = {a: self._need(a, infos[a]) for a in self.env.agents if "next_costs" in infos[a]}
         needs = {agent: need for agent, need in needs.items() if np.isfinite(need).any()}  # others cannot act
@@ -105,7 +105,7 @@ class HardBudget(BaseParallelWrapper[str, Any, Any]):  # type: ignore[misc]  # P
             agent: {**infos[agent], "action_mask": mask.astype(np.int8)} for agent, mask in self._allowed.items()
         }
 
-    def _need(self, agent: str, info: dict[str, Any]) -> np.ndarray:
+    def _need(self, agent: str, info: dict[str, object]) -> np.ndarray:
         """Return the cost of each action and of those that must follow, (actions, limited signals).
 
         It is infinite where the action is masked out.
@@ -126,7 +126,7 @@ class HardBudget(BaseParallelWrapper[str, Any, Any]):  # type: ignore[misc]  # P
             need[np.asarray(info["action_mask"]) == 0] = np.inf
         return need[:, self._signals]
 
-    def _observe(self, observations: dict[str, Any]) -> dict[str, Any]:
+    def _observe(self, observations: dict[str, object]) -> dict[str, object]:
         """Return the observations with the remaining shares behind."""
         shares = np.divide(
             self._limits - self._spent, self._limits, out=np.zeros_like(self._limits), where=self._limits > 0

@@ -6,7 +6,7 @@ in the order in which Gymnasium computes them, so that results agree to the last
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numba
 import numpy as np
@@ -14,6 +14,10 @@ from gymnasium.utils import seeding
 
 from marl_ray.config.run.sections import EnvConfig
 from marl_ray.envs.arrays import ArrayBatch
+
+if TYPE_CHECKING:
+    from pettingzoo import ParallelEnv
+
 
 COMPILED_ARGUMENTS = {"sutton_barto_reward", "max_episode_steps"}
 """Arguments that the compiled batch reads. With any other, the environment runs in the loop."""
@@ -39,7 +43,7 @@ class CartPoleRules(NamedTuple):
 
 
 def compiled_batch(
-    config: EnvConfig, env: Any, copies: int, groups: Sequence[Sequence[str]], signals: int
+    config: EnvConfig, env: "ParallelEnv", copies: int, groups: Sequence[Sequence[str]], signals: int
 ) -> ArrayBatch | None:
     """See `env_copies.COMPILED_BATCHES`."""
     kwargs, limit = config.kwargs, config.kwargs.get("max_episode_steps")

@@ -1,7 +1,7 @@
 """Step many copies of a gridworld in one compiled call: their states stand in shared arrays."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,6 +10,9 @@ from marl_ray.envs.batch import BatchStep, group_positions
 from marl_ray.envs.gridworld.moves import DONE, DRAWN_STEPS, X, Y, observe, play, price_action
 from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
+
+if TYPE_CHECKING:
+    from pettingzoo import ParallelEnv
 
 
 class GridworldBatch:
@@ -107,7 +110,7 @@ class GridworldBatch:
 
 
 def compiled_batch(
-    config: EnvConfig, env: Any, copies: int, groups: Sequence[Sequence[str]], signals: int
+    config: EnvConfig, env: "ParallelEnv", copies: int, groups: Sequence[Sequence[str]], signals: int
 ) -> GridworldBatch:
     """See `env_copies.COMPILED_BATCHES`; `env` is not needed."""
     return GridworldBatch(config, copies, groups, signals)

@@ -65,7 +65,7 @@ class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
     The package's class comes first: `type(name, (package_class, World), {})`.
     """
 
-    def __init__(self, **kwargs: Any):
+    def __init__(self, **kwargs: object):
         super().__init__(**kwargs)
         self.rules = WorldRules(
             bool(self.allow_agent_overlap),
@@ -145,7 +145,7 @@ class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
             self.varies = not lasting or self.np_random.bit_generator.state != before
             self.start = None if self.varies else self.rows.copy()
 
-    def place_obj(self, *args: Any, max_tries: float = MAX_TRIES, **kwargs: Any) -> tuple[int, int]:
+    def place_obj(self, *args: object, max_tries: float = MAX_TRIES, **kwargs: object) -> tuple[int, int]:
         x, y = super().place_obj(*args, max_tries=min(max_tries, MAX_TRIES), **kwargs)
         return x, y
 
@@ -158,7 +158,7 @@ class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
         observe(FIRST_COPY, *state, np.arange(count), agent.view_size, bool(agent.see_through_walls), rows[None])
         return rows
 
-    def get_full_render(self, *args: Any) -> np.ndarray:
+    def get_full_render(self, *args: object) -> np.ndarray:
         self.__dict__["gen_obs"] = super().gen_obs  # drawing wants the package's dictionaries
         try:
             picture: np.ndarray = super().get_full_render(*args)
@@ -229,7 +229,7 @@ class Gridworld(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
     An agent that terminates leaves `agents`; its rows of that step are its last.
     """
 
-    def __init__(self, env_id: str, cost: CostConfig | None = None, /, **kwargs: Any):
+    def __init__(self, env_id: str, cost: CostConfig | None = None, /, **kwargs: object):
         """`kwargs` go to the package's environment: `agents` (how many, default 1), `max_steps`, `render_mode`, ..."""
         package_class, defaults = CONFIGURATIONS[env_id]
         _check_kwargs(kwargs)
@@ -310,7 +310,7 @@ class Gridworld(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         self.world.close()
 
 
-def _check_kwargs(kwargs: dict[str, Any]) -> None:
+def _check_kwargs(kwargs: dict[str, object]) -> None:
     """Raise ValueError for arguments that the package would accept and misunderstand."""
     agents = kwargs.get("agents", 1)
     if not isinstance(agents, int) or agents < 1:

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium.utils import seeding
@@ -11,6 +11,10 @@ from gymnasium.utils import seeding
 from marl_ray.config.run.sections import EnvConfig
 from marl_ray.envs.arrays import ArrayBatch
 from marl_ray.envs.particles.physics import REFERENCE, SPREAD, TAG, Rules, observe, play
+
+if TYPE_CHECKING:
+    from pettingzoo import ParallelEnv
+
 
 WORLD_KINDS = {"mpe2.simple_spread_v3": SPREAD, "mpe2.simple_tag_v3": TAG, "mpe2.simple_reference_v3": REFERENCE}
 COMPILED_ARGUMENTS = {
@@ -27,7 +31,7 @@ the loop."""
 
 
 def compiled_batch(
-    config: EnvConfig, env: Any, copies: int, groups: Sequence[Sequence[str]], signals: int
+    config: EnvConfig, env: "ParallelEnv", copies: int, groups: Sequence[Sequence[str]], signals: int
 ) -> ArrayBatch | None:
     """See `env_copies.COMPILED_BATCHES`."""
     if config.id not in WORLD_KINDS:

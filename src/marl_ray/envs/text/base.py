@@ -35,7 +35,7 @@ class AnyText(spaces.Text):
     def __init__(self) -> None:
         super().__init__(MAX_TEXT_LENGTH, min_length=0, charset=_PRINTABLE)
 
-    def contains(self, x: Any) -> bool:
+    def contains(self, x: object) -> bool:
         return isinstance(x, str) and len(x) <= self.max_length
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
@@ -111,7 +111,7 @@ class TextEnv(AECEnv[str, str, str], ABC):  # type: ignore[misc]  # PettingZoo h
         self._spaces = {agent: AnyText() for agent in agents}
         self._random = np.random.default_rng()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
         """Return the episode as it stands, to be played on beside this one."""
         twin = copy.copy(self)
         memo[id(self)] = twin

@@ -15,7 +15,7 @@ from marl_ray.rewards.answers import same_answer
 from marl_ray.rewards.reward_protocol import ChosenReward
 
 SEARCH_TOOL, TOWNS_CORPUS = "google_search_serper", "towns"
-MADE_UP_TOOLS: dict[str, dict[str, Any]] = {"code_interpreter": {}, SEARCH_TOOL: {"corpus": TOWNS_CORPUS}}
+MADE_UP_TOOLS: dict[str, dict[str, object]] = {"code_interpreter": {}, SEARCH_TOOL: {"corpus": TOWNS_CORPUS}}
 """Tools for the questions about a made-up country, all of them offline."""
 _NO_CALLS = "No tool calls are left. Give the answer."
 
@@ -54,7 +54,7 @@ class React(TextEnv):
 
     def __init__(
         self,
-        tools: Iterable[str] | Mapping[str, Mapping[str, Any] | None] = MADE_UP_TOOLS,
+        tools: Iterable[str] | Mapping[str, Mapping[str, object] | None] = MADE_UP_TOOLS,
         data: str | None = None,
         test_data: str | None = None,
         held_out: float = 0.1,
@@ -148,7 +148,7 @@ class React(TextEnv):
             remaining += f" and {self.max_calls - calls} tool calls"
         return transcript(self.head, task.prompt, past, self.prompt_limit, f"({remaining} left)\n")
 
-    def _kinds(self, tools: Any, kinds: Sequence[str] | None) -> tuple[str, ...]:
+    def _kinds(self, tools: object, kinds: Sequence[str] | None) -> tuple[str, ...]:
         """Return the kinds of made-up questions that are asked.
 
         Raises ValueError where the tools or the limits do not suffice.

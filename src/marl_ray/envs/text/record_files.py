@@ -63,7 +63,7 @@ def read_records(name: str, data: bytes) -> Iterator[FileRow]:
                 yield FileRow(f"{name}:{number}", _decode_json(f"{name}:{number}", line))
 
 
-def _decode_json(where: str, data: bytes) -> Any:
+def _decode_json(where: str, data: bytes) -> object:
     try:
         return json.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from marl_ray.envs.text.base import is_held_out
 from marl_ray.envs.text.tasks import MathTask, ProgramTask
+from marl_ray.json_types import JsonObject
 from marl_ray.rewards.code import CallTest, CodeTask
 
 HELD_OUT_SHARE = 0.125
@@ -296,7 +297,7 @@ def _cover(caught: dict[int, set[int]], count: int) -> list[int]:
     return covering
 
 
-def _inputs(source: random.Random, kind: str, body: str) -> list[tuple[Any, ...]]:
+def _inputs(source: random.Random, kind: str, body: str) -> list[tuple[object, ...]]:
     """Return distinct arguments for a program in a drawn order, those near its constants among them.
 
     There are more of them where many have no result, as short lists have no sixth item.
@@ -307,7 +308,7 @@ def _inputs(source: random.Random, kind: str, body: str) -> list[tuple[Any, ...]
     def integer() -> int:
         return source.choice(near) if near and source.random() < 0.3 else source.choice(_NUMBERS_TRIED)
 
-    def draw() -> tuple[Any, ...]:
+    def draw() -> tuple[object, ...]:
         if kind == "l":
             return ([integer() for _ in range(source.randrange(2, 8))],)
         if kind == "s":
@@ -317,7 +318,7 @@ def _inputs(source: random.Random, kind: str, body: str) -> list[tuple[Any, ...]
     if kind == "n":
         return [(number,) for number in source.sample(_NUMBERS_TRIED, len(_NUMBERS_TRIED))]
     code, needed = _written(kind, body), PUBLIC_TESTS + HIDDEN_TESTS
-    inputs: dict[str, tuple[Any, ...]] = {}
+    inputs: dict[str, tuple[object, ...]] = {}
     have_results: set[str] = set()
     for tried in range(_MAX_VAIN_DRAWS):
         if tried >= 3 * needed and len(have_results) >= needed:
@@ -329,7 +330,7 @@ def _inputs(source: random.Random, kind: str, body: str) -> list[tuple[Any, ...]
     return list(inputs.values())
 
 
-def _result(code: str, arguments: tuple[Any, ...]) -> str | type[Exception]:
+def _result(code: str, arguments: tuple[object, ...]) -> str | type[Exception]:
     """Return the function's result as Python source, or the type of the exception that it raises."""
     try:
         return repr(_function_of(code)(*arguments))
@@ -339,7 +340,7 @@ def _result(code: str, arguments: tuple[Any, ...]) -> str | type[Exception]:
 
 @lru_cache(maxsize=64)
 def _function_of(code: str) -> FunctionType:
-    namespace: dict[str, Any] = {}
+    namespace: JsonObject = {}
     exec(code, namespace)  # noqa: S102  code that this file has made
     made: FunctionType = namespace[ENTRY_POINT]
     return made

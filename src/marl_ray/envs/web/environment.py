@@ -80,7 +80,7 @@ class BrowserEnv(TextEnv):
         """The page as the agent was last shown it."""
         self._running = False
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+    def __deepcopy__(self, memo: dict[int, object]) -> NoReturn:
         raise TypeError("an episode in a browser cannot be copied")
 
     @abstractmethod

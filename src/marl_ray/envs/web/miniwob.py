@@ -111,7 +111,7 @@ class MiniWob(BrowserEnv):
             await session.page.wait_for_function(_READY_SCRIPT)
         await session.page.evaluate(_START_SCRIPT, [self.task.task_id, NEVER_MS])
         await session.page.wait_for_function(_READY_SCRIPT)
-        intent: Any = await session.page.evaluate(_INTENT_SCRIPT)
+        intent: object = await session.page.evaluate(_INTENT_SCRIPT)
         text = intent.get("utterance", "") if isinstance(intent, dict) else intent
         self._intent = " ".join(str(text).split())
 

@@ -58,8 +58,8 @@ class EvalPlusRecord(BenchmarkRecord):
     prompt: str
     entry_point: str
     canonical_solution: str
-    base_input: list[list[Any]]
-    plus_input: list[list[Any]]
+    base_input: list[list[object]]
+    plus_input: list[list[object]]
     atol: float
     contract: str = ""
     """Assertions on inputs, for authors of new inputs."""
@@ -170,7 +170,7 @@ def _tuples(items: Sequence[Any]) -> list[Any]:
     return [tuple(item) for item in items]
 
 
-def _deep(value: Any) -> Any:
+def _deep(value: object) -> Any:
     return tuple(map(_deep, value)) if isinstance(value, list) else value
 
 

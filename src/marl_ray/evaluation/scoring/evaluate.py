@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from marl_ray.errors import FieldError
 from marl_ray.evaluation.benchmarks import Benchmark, Mode, ModelAnswer, Problem, benchmark
@@ -16,6 +15,7 @@ from marl_ray.evaluation.scoring.local_scoring import ResultRow, Scorer, Scoring
 from marl_ray.evaluation.scoring.report import MARKDOWN_FILE, REPORT_FILE, make_report, markdown
 from marl_ray.evaluation.scoring.results import ResultsFile, open_results, write_whole
 from marl_ray.evaluation.writing.samples import Sample, Samples, read_samples
+from marl_ray.json_types import JsonObject
 from marl_ray.sandbox import Level
 
 
@@ -43,7 +43,7 @@ class EvaluationPlan:
     timeout_s: float
     min_level: Level
     folder: Path
-    manifest: dict[str, Any]
+    manifest: JsonObject
 
     @property
     def packages(self) -> frozenset[str]:
@@ -144,7 +144,7 @@ def _modes(scored: Benchmark, requested: str | None) -> tuple[Mode, ...]:
 
 def evaluate(
     planned: EvaluationPlan, scorer: AbstractContextManager[Scorer], progress: Progress = no_progress
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Score what is not scored yet, then write and return the report.
 
     However this ends, all finished scores stay in the folder, and the same call continues from there.

@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any, Literal
+from typing import Literal
 
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import Mode, SampleVerdict, Verdicts, program_of
 from marl_ray.evaluation.writing.samples import Sample
+from marl_ray.json_types import JsonObject
 from marl_ray.sandbox import Level, Pool
 from marl_ray.sandbox.client.pool import WARM_MODULES
 from marl_ray.sandbox.limits import WALL_FACTOR
@@ -22,7 +23,7 @@ START_S = 5.0
 """Seconds that starting and ending one run may take on a busy machine."""
 
 What = Literal["sample", "reference"]
-ResultRow = dict[str, Any]
+ResultRow = JsonObject
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ def score_batches(nodes: Nodes, jobs: Sequence[ScoringJob]) -> Iterator[list[Res
     size = BATCH_PER_WORKER * max(count for _, count in nodes.values())
     size = max(1, min(size, math.ceil(len(jobs) / (IN_FLIGHT * len(nodes)))))
     waiting = deque((tuple(jobs[begin : begin + size]), 0) for begin in range(0, len(jobs), size))
-    running: dict[Any, tuple[str, tuple[ScoringJob, ...], int, float]] = {}
+    running: dict[ray.ObjectRef[list[ResultRow]], tuple[str, tuple[ScoringJob, ...], int, float]] = {}
     while waiting or running:
         for name in nodes:
             while waiting and sum(place == name for place, *_ in running.values()) < IN_FLIGHT:

@@ -5,7 +5,6 @@ import platform
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import Mode
 from marl_ray.evaluation.pass_at_k import pass_at_k
 from marl_ray.evaluation.statistics import BootstrapInterval, problem_bootstrap
+from marl_ray.json_types import JsonMapping, JsonObject
 
 REPORT_FILE, MARKDOWN_FILE = "report.json", "report.md"
 MAX_LISTED_TASKS = 50
@@ -21,21 +21,21 @@ MAX_LISTED_TASKS = 50
 
 
 def make_report(
-    manifest: Mapping[str, Any],
+    manifest: JsonMapping,
     task_ids: Sequence[str],
-    rows: Iterable[Mapping[str, Any]],
+    rows: Iterable[JsonMapping],
     modes: Sequence[Mode],
     ks: Sequence[int],
     filtered: Sequence[str] = (),
     unchecked: int = 0,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Compute the report. `filtered` problems (their references fail) are counted and left out.
 
     Problems are in the order of `task_ids`, so the means do not depend on the order in which samples were scored.
     """
     left_out = set(filtered)
     reported = [task_id for task_id in task_ids if task_id not in left_out]
-    by_task: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    by_task: dict[str, list[JsonMapping]] = defaultdict(list)
     for row in rows:
         by_task[row["task_id"]].append(row)
     if not reported:
@@ -76,7 +76,7 @@ def make_report(
     }
 
 
-def _scores(problems: Mapping[str, Mapping[str, Any]], name: str, ks: Sequence[int]) -> dict[str, dict[str, float]]:
+def _scores(problems: Mapping[str, JsonMapping], name: str, ks: Sequence[int]) -> dict[str, dict[str, float]]:
     judged = [problem[name] for problem in problems.values() if name in problem["passed"]]
     numbers = (f"pass@{k}" for k in ks)
     return {
@@ -85,9 +85,7 @@ def _scores(problems: Mapping[str, Mapping[str, Any]], name: str, ks: Sequence[i
     }
 
 
-def _problem(
-    rows: Sequence[Mapping[str, Any]], further: Mapping[Mode, Sequence[str]], ks: Sequence[int]
-) -> dict[str, Any]:
+def _problem(rows: Sequence[JsonMapping], further: Mapping[Mode, Sequence[str]], ks: Sequence[int]) -> JsonObject:
     """Compute the number of samples that passed, and pass@k, for each mode.
 
     Both are computed too for each mode with each further score (`official base`).
@@ -103,7 +101,7 @@ def _problem(
     return {"samples": len(rows), "passed": correct} | scores
 
 
-def _name(row: Mapping[str, Any]) -> str:
+def _name(row: JsonMapping) -> str:
     return f"{row['task_id']}#{row['sample']}"
 
 
@@ -113,7 +111,7 @@ def _kind(result: str) -> str:
     return f"fail:{details.partition(':')[0]}" if first == "fail" else first
 
 
-def markdown(report: Mapping[str, Any]) -> str:
+def markdown(report: JsonMapping) -> str:
     """Write the report as Markdown, for people."""
     about = report["evaluation"]
     lines = [f"# {about['variant']}", "", "| mode | number | value | 95 % interval |", "|---|---|---|---|"]
@@ -147,7 +145,7 @@ def markdown(report: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def width_notes(report: Mapping[str, Any]) -> list[str]:
+def width_notes(report: JsonMapping) -> list[str]:
     """Return a sentence for each mode with an interval without width, which is no certainty.
 
     If no problem or every problem scores, the one-sided exact bound of Clopper and Pearson is known: the share p at which

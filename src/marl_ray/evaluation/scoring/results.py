@@ -8,12 +8,13 @@ report.json, report.md
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from marl_ray.errors import FieldError, MarlRayError
+from marl_ray.evaluation.scoring.local_scoring import ResultRow
+from marl_ray.json_types import JsonMapping
 
 MANIFEST_FILE, RESULTS_FILE = "evaluation.json", "results.jsonl"
 PATH_KEYS = ("data", "samples")
@@ -25,11 +26,11 @@ ResultKey = tuple[str, str, int]
 class ResultsFile:
     """Appends results to the file, and knows which results it holds."""
 
-    def __init__(self, file: int, rows: dict[ResultKey, dict[str, Any]]) -> None:
+    def __init__(self, file: int, rows: dict[ResultKey, ResultRow]) -> None:
         self._file = file
         self.rows = rows
 
-    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def add(self, rows: Iterable[JsonMapping]) -> None:
         """Write results; when this returns they are on the disk."""
         new = [dict(row) for row in rows]
         data = b"".join(json.dumps(row).encode() + b"\n" for row in new)
@@ -39,13 +40,13 @@ class ResultsFile:
         self.rows |= {key_of(row): row for row in new}
 
 
-def key_of(row: Mapping[str, Any]) -> ResultKey:
+def key_of(row: JsonMapping) -> ResultKey:
     """Return the key of a result."""
     return row["what"], row["task_id"], row["sample"]
 
 
 @contextmanager
-def open_results(folder: Path, manifest: Mapping[str, Any]) -> Iterator[ResultsFile]:
+def open_results(folder: Path, manifest: JsonMapping) -> Iterator[ResultsFile]:
     """Open an evaluation's folder, to begin the evaluation or to continue it.
 
     Raises FieldError naming `out` if the folder holds another evaluation (naming the difference), or one that is
@@ -67,7 +68,7 @@ def open_results(folder: Path, manifest: Mapping[str, Any]) -> Iterator[ResultsF
         os.close(file)
 
 
-def _same(folder: Path, manifest: Mapping[str, Any], empty: bool) -> None:
+def _same(folder: Path, manifest: JsonMapping, empty: bool) -> None:
     path = folder / MANIFEST_FILE
     if not path.exists():
         if not empty:
@@ -88,7 +89,7 @@ def _same(folder: Path, manifest: Mapping[str, Any], empty: bool) -> None:
             )
 
 
-def _read_results(path: Path, file: int) -> dict[ResultKey, dict[str, Any]]:
+def _read_results(path: Path, file: int) -> dict[ResultKey, ResultRow]:
     data = path.read_bytes()
     complete = data.rfind(b"\n") + 1
     if complete < len(data):  # a killed process left the last line incomplete

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from marl_ray.envs.web.environment import BrowserEnv
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import BENCHMARK
+from marl_ray.json_types import JsonMapping
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class WebBenchmark:
     name: str
     title: str
     env_id: str
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    kwargs: Mapping[str, object] = field(default_factory=dict)
     """Options of the environment, where none are given."""
     ks: tuple[int, ...] = (1, 5, 10)
     """Values of k that are reported when none is asked for."""
@@ -67,7 +68,7 @@ class WebAnswer:
 class WebAgent(Protocol):
     """Plays episodes in a browser. An answer is a function of the episode's past, its task and sample, and the seed."""
 
-    def manifest(self) -> Mapping[str, Any]:
+    def manifest(self) -> JsonMapping:
         """Return the facts that determine its actions, as JSON; `agent` describes it in a few words."""
 
     def act(self, turns: Sequence[WebTurn]) -> list[WebAnswer]:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from marl_ray.config import EnvConfig
 from marl_ray.envs.registry import make_env
@@ -26,6 +25,7 @@ from marl_ray.evaluation.web_agents.scripted import ExpertAgent, RandomAgent
 from marl_ray.evaluation.web_agents.trained import ElementAgent, LanguageAgent
 from marl_ray.evaluation.writing.authors import authors_of
 from marl_ray.extensions import import_reference, make_from_options
+from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.policies.bundles.actor_critic import Bundle, load_bundle
 
 EXPERT, RANDOM = "expert", "random"
@@ -38,7 +38,7 @@ RESERVED_OPTIONS = ("cost", "reward", "keep_pages")
 
 def evaluate_web(
     benchmark: WebBenchmark, request: WebRequest, progress: Progress = no_progress
-) -> tuple[dict[str, Any], Path]:
+) -> tuple[dict[str, object], Path]:
     """Play what is not played yet, write the report, and return it and its folder.
 
     However this ends, all finished episodes stay in the folder, and the same call continues from there.
@@ -116,7 +116,7 @@ def _own_agent(reference: str) -> WebAgent:
     return agent
 
 
-def _browser(benchmark: WebBenchmark, kwargs: Mapping[str, Any]) -> BrowserEnv:
+def _browser(benchmark: WebBenchmark, kwargs: Mapping[str, object]) -> BrowserEnv:
     try:
         env = make_env(EnvConfig(id=benchmark.env_id, kwargs={**kwargs, "cost": list(COSTS)}))
     except MarlRayError as error:
@@ -144,8 +144,8 @@ def _jobs(env: BrowserEnv, request: WebRequest) -> list[WebJob]:
 
 
 def _manifest(
-    benchmark: WebBenchmark, request: WebRequest, kwargs: Mapping[str, Any], agent: WebAgent, episodes: int
-) -> dict[str, Any]:
+    benchmark: WebBenchmark, request: WebRequest, kwargs: JsonMapping, agent: WebAgent, episodes: int
+) -> JsonObject:
     about = dict(agent.manifest())
     options = {name: value for name, value in kwargs.items() if name not in NEUTRAL_OPTIONS}
     files = [kwargs[name] for name in ("data", "test_data") if kwargs.get(name)]

@@ -11,13 +11,14 @@ from marl_ray.envs.web.environment import MAX_PAGES, BrowserEnv
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import Mode, SampleVerdict
 from marl_ray.evaluation.web_agents.base import WebAgent, WebTurn
+from marl_ray.json_types import JsonObject
 from marl_ray.rollout.text.deadline_threads import CallTimeoutError, side_by_side
 
 SLACK_S = 60.0
 """Seconds beyond the deadlines of the browser after which a turn is an error: they end every call themselves."""
 VERDICT_MODE: Mode = "official"
 """The mode of the verdicts: the semantics of the benchmark's authors."""
-WebRow = dict[str, Any]
+WebRow = JsonObject
 
 
 @dataclass(frozen=True)

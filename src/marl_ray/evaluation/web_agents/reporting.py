@@ -3,16 +3,14 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
 
 from marl_ray.envs.text.base import COSTS
 from marl_ray.evaluation.scoring.report import make_report, width_notes
 from marl_ray.evaluation.web_agents.playing import VERDICT_MODE, WebRow
+from marl_ray.json_types import JsonMapping, JsonObject
 
 
-def web_report(
-    manifest: Mapping[str, Any], task_ids: Sequence[str], rows: Sequence[WebRow], ks: Sequence[int]
-) -> dict[str, Any]:
+def web_report(manifest: JsonMapping, task_ids: Sequence[str], rows: Sequence[WebRow], ks: Sequence[int]) -> JsonObject:
     """Compute the report: that of `make_report`, with counts and means of `endings` and of `groups` (pages, or sites).
 
     An episode that a fault ended counts as failed, with what it had cost until then.
@@ -40,7 +38,7 @@ def _means(rows: Sequence[WebRow]) -> dict[str, float]:
     return {"episodes": len(rows), "solved": solved, "actions": fmean(row["actions"] for row in rows), **costs}
 
 
-def web_lines(report: Mapping[str, Any]) -> list[str]:
+def web_lines(report: JsonMapping) -> list[str]:
     """Return the report in a few lines, without its folder."""
     lines = [str(report["evaluation"]["variant"])]
     for number, score in report["scores"][VERDICT_MODE].items():
@@ -59,7 +57,7 @@ def _costs(means: Mapping[str, float]) -> str:
     return f"{means['actions']:.1f} actions, {means['tokens']:.0f} tokens, {means['seconds']:.1f} s"
 
 
-def web_markdown(report: Mapping[str, Any]) -> str:
+def web_markdown(report: JsonMapping) -> str:
     """Write the report as Markdown, for people."""
     lines = [f"# {report['evaluation']['variant']}", "", "| number | value | 95 % interval |", "|---|---|---|"]
     for number, score in report["scores"][VERDICT_MODE].items():

@@ -1,8 +1,7 @@
 """Agents that learn nothing: who acts by chance, and who knows the synthetic tasks."""
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from marl_ray.envs.web.webarena.site_pack.expert import expert_action
 from marl_ray.envs.web.webarena.site_pack.synthetic_tasks import Plan, synthetic_tasks
 from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.evaluation.web_agents.base import WebAnswer, WebTurn
+from marl_ray.json_types import JsonMapping
 from marl_ray.rollout.rng import task_number
 
 _ACTED_ON = ("button", "link", "textbox", "checkbox", "radio", "tab", "option", "combobox", "searchbox")
@@ -25,7 +25,7 @@ class RandomAgent:
     def __init__(self, seed: int):
         self.seed = seed
 
-    def manifest(self) -> Mapping[str, Any]:
+    def manifest(self) -> JsonMapping:
         return {"agent": f"actions by chance, seed {self.seed}"}
 
     def act(self, turns: Sequence[WebTurn]) -> list[WebAnswer]:
@@ -49,7 +49,7 @@ class ExpertAgent:
         made = [task for seed in SPLIT_SEEDS.values() for task in synthetic_tasks(WORLD_SEED, seed)]
         self._plans: dict[str, Plan] = {task.record.intent: task.plan for task in made}
 
-    def manifest(self) -> Mapping[str, Any]:
+    def manifest(self) -> JsonMapping:
         return {"agent": "the scripted expert"}
 
     def act(self, turns: Sequence[WebTurn]) -> list[WebAnswer]:

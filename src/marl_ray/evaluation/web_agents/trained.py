@@ -1,7 +1,6 @@
 """Agents of a bundle: a language model that reads the page, or an actor-critic that chooses an element of it."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from marl_ray.errors import FieldError
 from marl_ray.evaluation.web_agents.base import WebAnswer, WebTurn
 from marl_ray.evaluation.web_agents.scripted import turn_random
 from marl_ray.evaluation.writing.authors import SamplingOverrides, WriterPolicies, generation_of
+from marl_ray.json_types import JsonMapping
 from marl_ray.policies.bundles.actor_critic import Bundle
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.prompting.prompts import PromptTooLongError, fit_prompt
@@ -30,7 +30,7 @@ class LanguageAgent:
         self.generation = generation_of(self.policy, overrides)
         self.engine = authors.engine(name)
 
-    def manifest(self) -> Mapping[str, Any]:
+    def manifest(self) -> JsonMapping:
         drawn = "greedy" if self.greedy else f"temperature {self.generation.temperature:g}, seed {self.seed}"
         return {
             "agent": f"a language model of bundle {self.digest[:12]}, {drawn}",
@@ -78,7 +78,7 @@ class ElementAgent:
             )
         self._readers: dict[int, ElementReader] = {}
 
-    def manifest(self) -> Mapping[str, Any]:
+    def manifest(self) -> JsonMapping:
         drawn = "greedy" if self.greedy else f"seed {self.seed}"
         about = {"bundle": self.digest, "seed": self.seed, "greedy": self.greedy}
         return {"agent": f"an actor-critic of bundle {self.digest[:12]}, {drawn}", **about}

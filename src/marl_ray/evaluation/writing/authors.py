@@ -2,23 +2,25 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from pydantic import ValidationError
 
 from marl_ray.config.base import message_of
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import FieldError
+from marl_ray.json_types import JsonMapping
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.policies.engines.sampler import Engine, make_engine
+from marl_ray.policies.prompting.protocol import Tokenizer
 
 
 class Author(Protocol):
     """The parts of a `TokenPolicy` that a writer reads itself; its weights are the engine's matter."""
 
     @property
-    def tokenizer(self) -> Any: ...
+    def tokenizer(self) -> Tokenizer: ...
     @property
     def config(self) -> ModelConfig: ...
     @property
@@ -32,7 +34,7 @@ class WriterPolicies:
     agents: Mapping[str, str]
     """Agent -> the policy that plays it."""
     policies: Mapping[str, Author]
-    env: Mapping[str, Any]
+    env: JsonMapping
     """`id` and `kwargs` of the environment that the team learned in."""
     engine: Callable[[str], Engine]
     """Policy -> the engine that samples from it; asked once for each policy that writes."""

@@ -12,6 +12,7 @@ from marl_ray.evaluation.benchmarks import Problem, benchmark
 from marl_ray.evaluation.options import WritingRequest
 from marl_ray.evaluation.writing.requests import Job, Row, SampleWriter
 from marl_ray.evaluation.writing.writer import CPU_BATCH, GPU_BATCH, Writer
+from marl_ray.json_types import JsonObject
 
 MAX_ATTEMPTS = 3
 """Number of actors that may die while they write one batch; then the batch ends the evaluation."""
@@ -30,7 +31,7 @@ class WriterNode:
         self._request_and_name = request, name
         self._writer: Writer | None = None
 
-    def manifest(self, problems: Sequence[Problem]) -> dict[str, Any]:
+    def manifest(self, problems: Sequence[Problem]) -> JsonObject:
         """Return the manifest that `SampleWriter.manifest` describes; reads the bundle."""
         return self._writer_of_node().manifest(problems)
 
@@ -74,7 +75,7 @@ class _OnRay:
         self.batch = GPU_BATCH if gpus else CPU_BATCH
         self._ready: list[Any] = []
 
-    def manifest(self, problems: Sequence[Problem]) -> dict[str, Any]:
+    def manifest(self, problems: Sequence[Problem]) -> JsonObject:
         """Return the manifest that `SampleWriter.manifest` describes.
 
         Actors that still wait for a place when it returns get no work.
@@ -87,7 +88,7 @@ class _OnRay:
             raise MarlRayError(f"evaluate: no actor had a place and read the bundle within {START_S:.0f} s")
         done, _ = ray.wait(list(calls), num_returns=len(calls), timeout=PATIENCE_S)
         self._ready = [calls[reference] for reference in done]
-        manifest: dict[str, Any] = _got(done[0])
+        manifest: JsonObject = _got(done[0])
         return manifest
 
     def write(self, jobs: Sequence[Job]) -> Iterator[list[Row]]:

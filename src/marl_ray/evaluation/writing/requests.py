@@ -4,22 +4,23 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from marl_ray.evaluation.benchmarks import Problem
 from marl_ray.evaluation.options import Progress, WritingRequest, no_progress
 from marl_ray.evaluation.scoring.results import open_results, write_whole
+from marl_ray.json_types import JsonObject
 
 PROMPT_FIELD = "{prompt}"
 SAMPLES_FILE, WRITING_FOLDER = "samples.jsonl", "generation"
 Job = tuple[Problem, int]
-Row = dict[str, Any]
+Row = JsonObject
 
 
 class SampleWriter(Protocol):
     """Writes samples: in this process, or on a cluster."""
 
-    def manifest(self, problems: Sequence[Problem]) -> dict[str, Any]:
+    def manifest(self, problems: Sequence[Problem]) -> JsonObject:
         """Return the facts that determine the samples. Raises MarlRayError naming the first prompt that is too long."""
 
     def write(self, jobs: Sequence[Job]) -> Iterator[list[Row]]:
@@ -30,7 +31,7 @@ def write_samples(
     source: SampleWriter,
     request: WritingRequest,
     problems: Sequence[Problem],
-    facts: dict[str, Any],
+    facts: JsonObject,
     out: Path | None,
     progress: Progress = no_progress,
 ) -> tuple[Path, str]:
@@ -59,7 +60,7 @@ def write_samples(
     return folder, _name(manifest)
 
 
-def _name(manifest: dict[str, Any]) -> str:
+def _name(manifest: JsonObject) -> str:
     """Return the description of the samples, for the variant of a number."""
     sampling = []
     for name, generation in manifest["generation"].items():

@@ -8,7 +8,6 @@ a function of (weights, seed, task id, number of the sample). The process and th
 import copy
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -20,6 +19,7 @@ from marl_ray.evaluation.benchmarks import Benchmark, Kind, Problem
 from marl_ray.evaluation.options import WritingRequest
 from marl_ray.evaluation.writing.authors import Author, WriterPolicies, authors_of_bundle, generation_of
 from marl_ray.evaluation.writing.requests import PROMPT_FIELD, Job, Row
+from marl_ray.json_types import JsonObject
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.sampler import Engine
 from marl_ray.policies.prompting.prompts import PromptTooLongError, check_fits, encode_prompt, fit_prompt
@@ -100,7 +100,7 @@ class Writer:
         self.generations = {name: self._generation(self.authors.policies[name]) for name in self.playing}
         self._engines: dict[str, Engine] = {}
 
-    def manifest(self, problems: Sequence[Problem]) -> dict[str, Any]:
+    def manifest(self, problems: Sequence[Problem]) -> JsonObject:
         """Return the manifest that `SampleWriter.manifest` describes."""
         self._check_fits(problems)
         request, team = self.request, self.team
@@ -251,7 +251,7 @@ def _team_turns(env: CodeTeam, problem: Problem) -> Turns:
         env.step(response)
 
 
-def _team(kwargs: dict[str, Any], alone: bool) -> CodeTeam:
+def _team(kwargs: JsonObject, alone: bool) -> CodeTeam:
     """Return the environment that the team was trained on, without its tasks."""
     options = {key: value for key, value in kwargs.items() if key not in ("data", "test_data", "held_out", "levels")}
     env = CodeTeam(**options | {"count": 1} | ({"turns": 1} if alone else {}))

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from marl_ray.experiments.assignment.rendezvous import is_in_share
+from marl_ray.json_types import JsonMapping
 
 Attribute = bool | int | float | str
 Attributes = Mapping[str, Attribute]
@@ -39,7 +39,7 @@ class Population:
 EVERYONE = Population()
 
 
-def population_of(config: Mapping[str, Any]) -> Population:
+def population_of(config: JsonMapping) -> Population:
     """Return the population of an experiment's stored config."""
     population = config.get("population") or {}
     required = population.get("attributes", {}).items()

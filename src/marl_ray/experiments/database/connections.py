@@ -13,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.experiments.database import windows
 from marl_ray.experiments.database.migrations import upgrade
+from marl_ray.json_types import JsonObject
 
 BUSY_S = 10.0
 """Seconds that a write waits for another process's write."""
@@ -109,7 +110,7 @@ def _open_engine(url: str) -> sa.Engine:
     if kind == "sqlite":
         if not parsed.database or parsed.database == ":memory:":
             raise MarlRayError("database: SQLite needs a file, such as sqlite:///runs/experiments.db")
-        arguments: dict[str, Any] = {"timeout": BUSY_S}
+        arguments: JsonObject = {"timeout": BUSY_S}
     elif kind == "postgresql":
         # A transaction that its client has left must end, for no unit is judged meanwhile.
         waits = {"lock_timeout": BUSY_S, "idle_in_transaction_session_timeout": LEFT_S}

@@ -123,7 +123,7 @@ def same_unit(table: sa.Table) -> Any:
     return sa.and_(*(table.c[key] == exposures.c[key] for key in ("experiment", "unit")))
 
 
-def block_begin(block: Any) -> Any:
+def block_begin(block: object) -> Any:
     """Return the SQL for the start of a block (`rendezvous.block_of`), in seconds since 1970."""
     return sa.cast(sa.func.substr(block, 1, BLOCK_START), sa.Float(53))
 

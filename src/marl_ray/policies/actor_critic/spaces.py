@@ -8,11 +8,12 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_ray.errors import MarlRayError
+from marl_ray.json_types import JsonObject
 
 CATEGORICAL_SPACES = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
-def space_to_json(space: spaces.Space[Any]) -> dict[str, Any]:
+def space_to_json(space: spaces.Space[Any]) -> dict[str, object]:
     """Return plain data of a supported space.
 
     `space_from_json` is the inverse. Raises MarlRayError on other spaces.
@@ -30,7 +31,7 @@ def space_to_json(space: spaces.Space[Any]) -> dict[str, Any]:
     raise MarlRayError(f"space {space} is not supported: expected Box, Discrete, MultiDiscrete or MultiBinary")
 
 
-def space_from_json(data: dict[str, Any]) -> spaces.Space[Any]:
+def space_from_json(data: JsonObject) -> spaces.Space[Any]:
     """Return the space that `space_to_json` described."""
     match data["type"]:
         case "Discrete":
@@ -46,19 +47,19 @@ def space_from_json(data: dict[str, Any]) -> spaces.Space[Any]:
     raise MarlRayError(f"space type {data['type']!r} is unknown")
 
 
-def _constant_or_list(bound: np.ndarray) -> Any:
+def _constant_or_list(bound: np.ndarray) -> object:
     """Return a bound as plain data. JSON has no infinity, so infinite bounds are text."""
     plain = bound.flat[0].item() if bound.size and np.all(bound == bound.flat[0]) else bound.tolist()
     return _finite_or_text(plain)
 
 
-def _finite_or_text(value: Any) -> Any:
+def _finite_or_text(value: Any) -> object:
     if isinstance(value, list):
         return [_finite_or_text(part) for part in value]
     return value if math.isfinite(value) else str(value)
 
 
-def _bound(value: Any, dtype: np.dtype[Any]) -> np.ndarray:
+def _bound(value: object, dtype: np.dtype[Any]) -> np.ndarray:
     """Undo `_constant_or_list`."""
     if isinstance(value, list):
         return np.array([_bound(part, dtype) for part in value], dtype)
@@ -95,7 +96,7 @@ def cardinalities(space: spaces.Space[Any]) -> list[int]:
     raise MarlRayError(f"space {space} is not categorical")
 
 
-def to_row(space: spaces.Space[Any], observation: Any) -> np.ndarray:
+def to_row(space: spaces.Space[Any], observation: object) -> np.ndarray:
     """Return the flat row of one observation, or of a batch with one leading dimension.
 
     Categories count from zero.
@@ -104,7 +105,7 @@ def to_row(space: spaces.Space[Any], observation: Any) -> np.ndarray:
     return row - int(space.start) if isinstance(space, spaces.Discrete) and space.start else row
 
 
-def consists_of(data: list[Any], kinds: set[type]) -> bool:
+def consists_of(data: list[object], kinds: set[type]) -> bool:
     """Return True if nested lists hold nothing but these types.
 
     The function does not use numpy, which would give every text of a list the memory of the longest.

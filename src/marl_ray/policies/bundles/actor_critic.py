@@ -128,7 +128,7 @@ class Bundle(BaseBundle):
                 bounds[agent] = space.low.astype(np.float32), space.high.astype(np.float32)
         return bounds
 
-    def check(self, agent: str, observation: Any) -> np.ndarray:
+    def check(self, agent: str, observation: object) -> np.ndarray:
         """Convert one observation of a request to an array. Raises FieldError naming what the agent expects."""
         categories = self._categories.get(agent)
         if categories is not None and isinstance(observation, list):
@@ -181,7 +181,7 @@ class Bundle(BaseBundle):
                 raise FieldError(field, f"expected {expected}, got a category out of range")
         return array
 
-    def check_mask(self, agent: str, mask: Any) -> np.ndarray:
+    def check_mask(self, agent: str, mask: object) -> np.ndarray:
         """Convert one action mask of a request to a bool array. Raises FieldError naming what the agent expects."""
         space, field = self.policies[self.agents[agent]].action_space, f"action_masks.{agent}"
         if not isinstance(space, spaces.Discrete):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
@@ -17,6 +17,7 @@ from marl_ray.config import NetworkConfig, resolve_tracking_uri
 from marl_ray.config.base import message_of
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
+from marl_ray.json_types import JsonObject
 from marl_ray.policies.bundles.mlflow_client import mlflow_client
 from marl_ray.temporary_folders import temporary_folder
 
@@ -47,7 +48,7 @@ class Lineage(BaseModel):
     config_hash: str
     code_version: str
     seed: int
-    env: dict[str, Any]
+    env: JsonObject
     steps: int
     """Environment steps trained."""
     metrics: dict[str, float]
@@ -60,8 +61,8 @@ class PolicyManifest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     network: NetworkConfig
-    observation_space: dict[str, Any]
-    action_space: dict[str, Any]
+    observation_space: JsonObject
+    action_space: JsonObject
     weights: str
     sha256: str
 

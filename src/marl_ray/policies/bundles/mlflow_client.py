@@ -9,15 +9,19 @@ import contextlib
 import logging
 import sqlite3
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from marl_ray.temporary_folders import temporary_folder
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
 
 LOCK_S = 60.0
 """Maximum seconds to wait for another process that fills the file."""
 
 
-def mlflow_client(uri: str, reads: bool = False) -> Any:
+def mlflow_client(uri: str, reads: bool = False) -> "MlflowClient":
     """Return a client of the tracking server and registry at `uri`.
 
     A SQLite file is made, or mended if it was left half made; for a client that only `reads` a missing file is a

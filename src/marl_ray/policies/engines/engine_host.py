@@ -62,7 +62,7 @@ class WeightGroup(Protocol):
     def join(self) -> None:
         """Join as the trainer, together with all engines."""
 
-    def update(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    def update(self, weights: Mapping[str, Tensor]) -> dict[str, object]:
         """Return the `update` by which a host takes tensors of these names, shapes and types."""
 
     def send(self, weights: Iterable[tuple[str, Tensor]]) -> None:

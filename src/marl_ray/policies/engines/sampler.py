@@ -1,6 +1,6 @@
 """Sampling responses from a token policy."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
@@ -8,6 +8,8 @@ from marl_ray.extensions import ENGINE
 from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from marl_ray.policies.language.token_policy import TokenPolicy
 
 __all__ = ["Completion", "Engine", "Prompt", "Token", "make_engine"]
@@ -28,12 +30,12 @@ def make_engine(policy: "TokenPolicy") -> Engine:
     It samples from the policy's weights as they are at the time of a call, so a refresh in place needs no new engine.
     Raises MarlRayError where the engine cannot run here.
     """
-    engine: Engine = _engine_of(policy.generation)(policy)
-    return engine
+    return _engine_of(policy.generation)(policy)
 
 
-def _engine_of(generation: GenerationConfig) -> Any:
+def _engine_of(generation: GenerationConfig) -> "Callable[[TokenPolicy], Engine]":
     try:
-        return ENGINE.load(generation.engine)
+        engine: Callable[[TokenPolicy], Engine] = ENGINE.load(generation.engine)
+        return engine
     except MarlRayError as error:
         raise MarlRayError(f"generation.engine: {error}") from error

@@ -239,7 +239,7 @@ class Adapted(Linear):
         return float(self.scaling[ADAPTER])
 
     @override
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, x: Tensor, *args: object, **kwargs: object) -> Tensor:
         if self.disable_adapters or self.up.dtype == torch.float32:
             return super().forward(x, *args, **kwargs)
         return cast(Tensor, LowRankSum.apply(x, self.matrix, self.bias, self.down, self.up, self.scale))  # type: ignore[no-untyped-call]  # torch's

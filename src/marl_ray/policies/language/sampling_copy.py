@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +71,7 @@ def sampling_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
 
 def _copy_policy(policy: TokenPolicy, dtype: torch.dtype | None) -> TokenPolicy:
     # The parameters are passed in their new type, so that the copy is never in memory in the old type.
-    memo: dict[int, Any] = {
+    memo: dict[int, object] = {
         id(parameter): nn.Parameter(parameter.detach().to(dtype or parameter.dtype, copy=True), requires_grad=False)
         for parameter in policy.parameters()
     }
@@ -82,7 +81,7 @@ def _copy_policy(policy: TokenPolicy, dtype: torch.dtype | None) -> TokenPolicy:
 
 def detach_copy(empty: TokenPolicy) -> TokenPolicy:
     """Copy an empty copy for another process, which gets the weights in another way. What it holds is on CPU."""
-    memo: dict[int, Any] = {id(empty.tokenizer): empty.tokenizer, id(empty.source): None}
+    memo: dict[int, object] = {id(empty.tokenizer): empty.tokenizer, id(empty.source): None}
     apart = copy.deepcopy(empty, memo)
     apart.home = None
     move_to_device(apart, torch.device("cpu"))
@@ -107,7 +106,7 @@ def snapshot_copy(plain: TokenPolicy, changing: Collection[str]) -> TokenPolicy:
     room for one more.
     """
     everything = all(name in changing for name, _ in plain.named_parameters())
-    memo: dict[int, Any] = {id(shared): shared for shared in (plain.tokenizer, plain.source)}
+    memo: dict[int, object] = {id(shared): shared for shared in (plain.tokenizer, plain.source)}
     for name, parameter in plain.named_parameters():
         device = "cpu" if everything else parameter.device
         copied = name in changing and not parameter.is_meta

@@ -1,11 +1,13 @@
 """Language models made without a download: a byte-level tokenizer and a small decoder with random weights."""
 
-from typing import Any
+from typing import Any, cast
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as TokenizerCore
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from marl_ray.config.run.model import Preset
+from marl_ray.policies.prompting.protocol import Tokenizer
 from marl_ray.policies.prompting.token_bytes import BYTE_ALPHABET
 
 PAD, END, REPLY = "<|pad|>", "<|end|>", "<|reply|>"
@@ -31,18 +33,18 @@ HEADS: dict[Preset, tuple[int, int]] = {"tiny-0.2m": (3, 1), "tiny-1m": (6, 2), 
 """Numbers of heads of queries, and of keys and values; each is 32 or 64 wide."""
 
 
-def byte_tokenizer(context: int = 1024) -> PreTrainedTokenizerFast:
+def byte_tokenizer(context: int = 1024) -> Tokenizer:
     """Make a tokenizer whose token b is the byte b of the text's UTF-8 form.
 
     Token 256 pads, 257 ends and 258 begins a reply.
 
     Decoding an encoded text gives the text. Bytes that are no UTF-8 decode to the replacement character.
     """
-    core = Tokenizer(models.BPE(vocab=BYTE_ALPHABET, merges=[]))
+    core = TokenizerCore(models.BPE(vocab=BYTE_ALPHABET, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens([AddedToken(token, special=True) for token in (PAD, END, REPLY)])
-    return PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core,
         pad_token=PAD,
         eos_token=END,
@@ -51,9 +53,10 @@ def byte_tokenizer(context: int = 1024) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
         model_max_length=context,
     )
+    return cast(Tokenizer, tokenizer)  # its `decode` is typed as that of several texts at once
 
 
-def tiny_model(preset: Preset, tokenizer: PreTrainedTokenizerFast, context: int) -> LlamaForCausalLM:
+def tiny_model(preset: Preset, tokenizer: Tokenizer, context: int) -> LlamaForCausalLM:
     """Make a decoder of about 0.2, 1 or 6 million parameters, with weights from torch's global generator.
 
     The model is a Llama, because AutoTokenizer reads a Llama's tokenizer as it is in its files. For some other model

@@ -26,6 +26,7 @@ from marl_ray.policies.language.sharding.agreement import run_on_all_workers
 from marl_ray.policies.language.sharding.joint_pass import JointRows, JointWorkers
 from marl_ray.policies.language.sharding.stored_weights import StoredWeights
 from marl_ray.policies.language.tiny_models import byte_tokenizer, tiny_model
+from marl_ray.policies.prompting.protocol import Tokenizer
 from marl_ray.policies.prompting.tokenizers import check_vocabulary, load_tokenizer
 from marl_ray.policies.prompting.turn_ends import end_tokens, write_end_tokens
 
@@ -74,7 +75,7 @@ class TokenPolicy(nn.Module):
     def __init__(
         self,
         lm: nn.Module,
-        tokenizer: Any,
+        tokenizer: Tokenizer,
         config: ModelConfig,
         generation: GenerationConfig,
         critic: bool = False,

@@ -14,8 +14,10 @@ from weakref import WeakKeyDictionary
 from jinja2 import TemplateError
 
 from marl_ray.errors import FieldError, MarlRayError, one_line
+from marl_ray.json_types import JsonMapping
+from marl_ray.policies.prompting.protocol import Tokenizer
 
-Message = Mapping[str, Any]
+Message = JsonMapping
 """`role` and `content`; an assistant's may have `tool_calls`, a tool's has `tool_call_id` and may have `name`."""
 MIN_SHARE_LEFT = 0.5
 """Minimum share of a text that must remain after it is cut."""
@@ -59,10 +61,10 @@ class _Facts:
     """The roles, of the same two, whose messages the template refuses."""
 
 
-_TOKENIZER_FACTS: WeakKeyDictionary[Any, _Facts] = WeakKeyDictionary()
+_TOKENIZER_FACTS: WeakKeyDictionary[Tokenizer, _Facts] = WeakKeyDictionary()
 
 
-def uses_template(tokenizer: Any, chat: bool | None) -> bool:
+def uses_template(tokenizer: Tokenizer, chat: bool | None) -> bool:
     """Return True if prompts are wrapped in the chat template.
 
     `chat` is `model.chat`, where None means: if there is a template. Raises MarlRayError if `chat` is true and there
@@ -74,7 +76,7 @@ def uses_template(tokenizer: Any, chat: bool | None) -> bool:
     return template if chat is None else chat
 
 
-def encode_prompt(tokenizer: Any, text: str, chat: bool | None) -> list[int]:
+def encode_prompt(tokenizer: Tokenizer, text: str, chat: bool | None) -> list[int]:
     """Return the token ids of a prompt, at least one.
 
     With `chat` the prompt is one user message in the tokenizer's chat template, up to where the reply begins; None
@@ -87,13 +89,13 @@ def encode_prompt(tokenizer: Any, text: str, chat: bool | None) -> list[int]:
     return ids
 
 
-def _prompt_ids(tokenizer: Any, text: str, chat: bool | None) -> list[int]:
+def _prompt_ids(tokenizer: Tokenizer, text: str, chat: bool | None) -> list[int]:
     if uses_template(tokenizer, chat):
         return encode_chat(tokenizer, [{"role": "user", "content": text}])
     return [*_facts(tokenizer).start, *encode_text(tokenizer, text)]
 
 
-def encode_reply(tokenizer: Any, prompt: str, reply: str, chat: bool | None) -> tuple[list[int], list[int]]:
+def encode_reply(tokenizer: Tokenizer, prompt: str, reply: str, chat: bool | None) -> tuple[list[int], list[int]]:
     """Return the token ids of a prompt, as `encode_prompt` gives them, and of a reply to it.
 
     The reply is encoded as the middle of a text. Alone, it would be encoded as the beginning of a text, where many
@@ -112,7 +114,7 @@ def encode_reply(tokenizer: Any, prompt: str, reply: str, chat: bool | None) -> 
     return ids, _encode_marked(tokenizer, facts, _BREAK + marked)
 
 
-def fit_prompt(tokenizer: Any, text: str, chat: bool | None, room: int) -> tuple[list[int], bool]:
+def fit_prompt(tokenizer: Tokenizer, text: str, chat: bool | None, room: int) -> tuple[list[int], bool]:
     """Encode as `encode_prompt` does, in at most `room` tokens.
 
     Returns the ids, and True if the middle of the text was left out. The template's frame is never cut. A text without
@@ -138,7 +140,7 @@ def fit_prompt(tokenizer: Any, text: str, chat: bool | None, room: int) -> tuple
     return fitting, True
 
 
-def encode_chat(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+def encode_chat(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[JsonMapping] = ()) -> list[int]:
     """Return the token ids of messages (`role`, `content`) in the chat template, up to where the reply begins.
 
     The template is given `tools` too, if there are any. For templates that do not know the role `developer`, it becomes
@@ -153,13 +155,13 @@ def encode_chat(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Map
     return _encode_marked(tokenizer, facts, _frame_messages(tokenizer, messages, tools))
 
 
-def encode_text(tokenizer: Any, text: str) -> list[int]:
+def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
     """Return the token ids of a text alone, without the tokens that begin or end texts."""
     facts = _facts(tokenizer)
     return _encode_marked(tokenizer, facts, _break_special_tokens(facts, text))
 
 
-def _frame_messages(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+def _frame_messages(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[JsonMapping] = ()) -> str:
     """Mark the messages and render them in the chat template, up to where the reply begins."""
     facts = _facts(tokenizer)
     if facts.parts is None:
@@ -172,7 +174,7 @@ def _frame_messages(tokenizer: Any, messages: Sequence[Message], tools: Sequence
     return _render(tokenizer, marked, facts.parts, add_generation_prompt=True, **more)
 
 
-def _render(tokenizer: Any, messages: Sequence[Message], parts: bool = False, **settings: Any) -> str:
+def _render(tokenizer: Tokenizer, messages: Sequence[Message], parts: bool = False, **settings: Any) -> str:
     """Return the messages in the chat template, as text."""
     if parts:
         template_messages: Sequence[Any] = [
@@ -187,7 +189,7 @@ def _render(tokenizer: Any, messages: Sequence[Message], parts: bool = False, **
     return text
 
 
-def render_messages(tokenizer: Any, messages: Sequence[Message], **settings: Any) -> str:
+def render_messages(tokenizer: Tokenizer, messages: Sequence[Message], **settings: Any) -> str:
     """Return the messages in the chat template, as text; empty if the template refuses them."""
     return _render_or_empty(tokenizer, messages, bool(_facts(tokenizer).parts), **settings)
 
@@ -227,7 +229,7 @@ def _all_marked(facts: _Facts, value: Any) -> Any:
     return [_all_marked(facts, part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def _encode_marked(tokenizer: Any, facts: _Facts, text: str) -> list[int]:
+def _encode_marked(tokenizer: Tokenizer, facts: _Facts, text: str) -> list[int]:
     first, *rest = text.split(_BREAK)
     ids: list[int] = tokenizer.encode(first, add_special_tokens=False, verbose=False)
     if rest:
@@ -241,13 +243,13 @@ def _encode_marked(tokenizer: Any, facts: _Facts, text: str) -> list[int]:
     return ids
 
 
-def _facts(tokenizer: Any) -> _Facts:
+def _facts(tokenizer: Tokenizer) -> _Facts:
     if tokenizer not in _TOKENIZER_FACTS:
         _TOKENIZER_FACTS[tokenizer] = _inspect_tokenizer(tokenizer)
     return _TOKENIZER_FACTS[tokenizer]
 
 
-def _inspect_tokenizer(tokenizer: Any) -> _Facts:
+def _inspect_tokenizer(tokenizer: Tokenizer) -> _Facts:
     plain = tokenizer.encode("a", add_special_tokens=False, verbose=False)
     encoded = tokenizer.encode("a", add_special_tokens=True)
     before = next((at for at in range(len(encoded)) if encoded[at : at + len(plain)] == plain), 0)
@@ -275,7 +277,7 @@ def _inspect_tokenizer(tokenizer: Any) -> _Facts:
     )
 
 
-def _longest(tokenizer: Any) -> float:
+def _longest(tokenizer: Tokenizer) -> float:
     longest = max(map(len, tokenizer.get_vocab()))
     # Of private use, so that no vocabulary has them.
     unknown = "".join(map(chr, range(0xE000, 0xE100)))
@@ -283,13 +285,13 @@ def _longest(tokenizer: Any) -> float:
     return longest if tokens * longest >= len(unknown) else math.inf
 
 
-def _shows(tokenizer: Any, role: str, parts: bool) -> bool | None:
+def _shows(tokenizer: Tokenizer, role: str, parts: bool) -> bool | None:
     """Return True if the template shows a role's message before the user's; None if it refuses one."""
     text = _render_or_empty(tokenizer, [{"role": role, "content": PROBE_TEXT}, {"role": "user", "content": "a"}], parts)
     return PROBE_TEXT in text if text else None
 
 
-def _frame(tokenizer: Any) -> tuple[bool | None, set[int]]:
+def _frame(tokenizer: Tokenizer) -> tuple[bool | None, set[int]]:
     """Return True if contents are lists of parts, and the added tokens that the template writes around contents."""
     user = [{"role": "user", "content": PROBE_TEXT}]
     ways = [parts for parts in (False, True) if PROBE_TEXT in _render_or_empty(tokenizer, user, parts)]
@@ -302,7 +304,7 @@ def _frame(tokenizer: Any) -> tuple[bool | None, set[int]]:
     return ways[0], numbers & tokenizer.added_tokens_decoder.keys()
 
 
-def _render_or_empty(tokenizer: Any, messages: Sequence[Message], parts: bool, **settings: Any) -> str:
+def _render_or_empty(tokenizer: Tokenizer, messages: Sequence[Message], parts: bool, **settings: Any) -> str:
     """Render as `_render` does, or return an empty text if the template refuses."""
     try:
         return _render(tokenizer, messages, parts, **settings)

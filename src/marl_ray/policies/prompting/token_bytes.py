@@ -6,7 +6,8 @@ own, even if it is only a part of a character.
 """
 
 import json
-from typing import Any
+
+from marl_ray.policies.prompting.protocol import Tokenizer
 
 _PRINTABLE = {*range(33, 127), *range(161, 173), *range(174, 256)}
 _others = iter(range(256, 512))
@@ -17,9 +18,9 @@ BYTE_ALPHABET = {chr(byte if byte in _PRINTABLE else next(_others)): byte for by
 class TokenBytes:
     """The bytes of the tokens of one tokenizer."""
 
-    def __init__(self, tokenizer: Any):
+    def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
-        self._added: dict[int, Any] = tokenizer.added_tokens_decoder
+        self._added = tokenizer.added_tokens_decoder
         self._is_byte_level = _is_byte_level(tokenizer)
 
     def bytes_of(self, token: int) -> list[int] | None:
@@ -38,7 +39,7 @@ class TokenBytes:
         return [BYTE_ALPHABET[character] for character in written]
 
 
-def _is_byte_level(tokenizer: Any) -> bool:
+def _is_byte_level(tokenizer: Tokenizer) -> bool:
     """Return True if the tokenizer turns tokens into text by their bytes alone."""
     core = getattr(tokenizer, "backend_tokenizer", None)
     if core is None or core.decoder is None:

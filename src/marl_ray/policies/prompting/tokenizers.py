@@ -1,17 +1,18 @@
 """Load a tokenizer, and check that it meets the requirements of training."""
 
-from typing import Any
+from typing import Any, cast
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.policies.prompting.protocol import Tokenizer
 
 UNUSUAL_CHARACTERS = "é日\U0001f600\ue000"
 """Characters that no small vocabulary contains."""
 
 
-def load_tokenizer(path: str) -> Any:
+def load_tokenizer(path: str) -> Tokenizer:
     """Return the tokenizer of a folder or of a name that transformers knows.
 
     It must have an end token, because without one every response would reach its greatest length. If it has no padding
@@ -35,10 +36,10 @@ def load_tokenizer(path: str) -> Any:
         raise MarlRayError(f"model.path {path!r}: its tokenizer has no eos_token, and a response needs an end")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
+    return cast(Tokenizer, tokenizer)
 
 
-def check_vocabulary(tokenizer: Any, lm: Any, path: str) -> None:
+def check_vocabulary(tokenizer: Tokenizer, lm: Any, path: str) -> None:
     """Raise MarlRayError if a tokenizer has tokens that its model lacks."""
     needed, embedded = 1 + max(tokenizer.get_vocab().values()), lm.get_input_embeddings().weight.shape[0]
     if needed > embedded:

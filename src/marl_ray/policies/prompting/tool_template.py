@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from marl_ray.agents.lenient_json import decode
@@ -11,6 +11,7 @@ from marl_ray.errors import FieldError
 from marl_ray.policies.engines.decoding.json_guide import GuideState, frame_guide
 from marl_ray.policies.engines.decoding.stop_strings import special_tokens
 from marl_ray.policies.prompting.prompts import PROBE_TEXT, Message, encode_chat, render_messages, uses_template
+from marl_ray.policies.prompting.protocol import Tokenizer
 
 _USER = {"role": "user", "content": PROBE_TEXT}
 _ARGUMENTS = {f"{PROBE_TEXT}key": f"{PROBE_TEXT}value"}
@@ -61,11 +62,11 @@ class _Facts(NamedTuple):
     form: CallFormat
 
 
-_TEMPLATE_FACTS: WeakKeyDictionary[Any, _Facts] = WeakKeyDictionary()
+_TEMPLATE_FACTS: WeakKeyDictionary[Tokenizer, _Facts] = WeakKeyDictionary()
 
 
 def encode_tool_chat(
-    tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], chat: bool | None
+    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Mapping[str, object]], chat: bool | None
 ) -> list[int]:
     """Encode as `encode_chat` does, for a model that may call `tools`.
 
@@ -85,13 +86,13 @@ def encode_tool_chat(
     return encode_chat(tokenizer, messages, tools)
 
 
-def call_guide(tokenizer: Any, names: Sequence[str]) -> GuideState:
+def call_guide(tokenizer: Tokenizer, names: Sequence[str]) -> GuideState:
     """Return a guide to a response that is one call of one of these tools, in the template's own form."""
     form = _facts(tokenizer).form
     return frame_guide(tuple(f"{form.before}{name}{form.between}" for name in names), form.behind)
 
 
-def _facts(tokenizer: Any) -> _Facts:
+def _facts(tokenizer: Tokenizer) -> _Facts:
     if tokenizer not in _TEMPLATE_FACTS:
         called = render_messages(tokenizer, [_USER, _CALL])
         answered = render_messages(tokenizer, [_USER, _CALL, _RESULT], add_generation_prompt=True)
@@ -104,7 +105,7 @@ def _facts(tokenizer: Any) -> _Facts:
     return _TEMPLATE_FACTS[tokenizer]
 
 
-def _form(tokenizer: Any, called: str) -> CallFormat:
+def _form(tokenizer: Tokenizer, called: str) -> CallFormat:
     """Return the template's form of a call, found in a conversation that ends with one."""
     start = render_messages(tokenizer, [_USER], add_generation_prompt=True)
     before, name, rest = called.removeprefix(start).partition(f"{PROBE_TEXT}call")
@@ -139,7 +140,7 @@ def calls_in(text: str) -> list[WrittenCall]:
     return [call for call in calls if call is not None] if all(calls) else []
 
 
-def _call(part: Any) -> WrittenCall | None:
+def _call(part: object) -> WrittenCall | None:
     if not isinstance(part, dict) or not isinstance(part.get("name"), str) or not part["name"]:
         return None
     arguments = part.get("arguments", part.get("parameters", {}))

@@ -4,11 +4,12 @@ import re
 from typing import Any
 
 from marl_ray.policies.prompting.prompts import PROBE_TEXT, render_messages
+from marl_ray.policies.prompting.protocol import Tokenizer
 
 USER_MESSAGE, ASSISTANT_MESSAGE = {"role": "user", "content": PROBE_TEXT}, {"role": "assistant", "content": PROBE_TEXT}
 
 
-def end_tokens(lm: Any, tokenizer: Any) -> frozenset[int]:
+def end_tokens(lm: object, tokenizer: Tokenizer) -> frozenset[int]:
     """Return all tokens that end a response.
 
     They are those of the model's generation config, the tokenizer's end token, and the token with which the chat
@@ -18,7 +19,7 @@ def end_tokens(lm: Any, tokenizer: Any) -> frozenset[int]:
     return stated | {_turn_end(tokenizer, stated)[1]}
 
 
-def turn_begin(tokenizer: Any) -> str:
+def turn_begin(tokenizer: Tokenizer) -> str:
     """Return the blanks that the chat template writes before an assistant's content where a reply begins.
 
     They are Llama 2's space or GLM-4's line break, for example. Other text that it writes there, such as an empty
@@ -30,7 +31,7 @@ def turn_begin(tokenizer: Any) -> str:
     return between if between.isspace() else ""
 
 
-def turn_end(lm: Any, tokenizer: Any) -> tuple[str, int]:
+def turn_end(lm: object, tokenizer: Tokenizer) -> tuple[str, int]:
     """Return the text, if any, and then the token that follow a complete response.
 
     They are what the chat template writes after an assistant's content. If it writes no token there, the token is the
@@ -58,7 +59,7 @@ def write_end_tokens(lm: Any, ends: frozenset[int]) -> None:
         lm.generation_config = type(config)(**token_ids)
 
 
-def _stated_ends(lm: Any, tokenizer: Any) -> frozenset[int]:
+def _stated_ends(lm: Any, tokenizer: Tokenizer) -> frozenset[int]:
     stated = getattr(getattr(lm, "generation_config", None), "eos_token_id", None)
     several = stated if isinstance(stated, list | tuple) else [stated]
     embedded = lm.get_input_embeddings().weight.shape[0]  # the defaults of a config may belong to another vocabulary
@@ -67,7 +68,7 @@ def _stated_ends(lm: Any, tokenizer: Any) -> frozenset[int]:
     )
 
 
-def _turn_end(tokenizer: Any, stated: frozenset[int]) -> tuple[str, int]:
+def _turn_end(tokenizer: Tokenizer, stated: frozenset[int]) -> tuple[str, int]:
     nothing = "", tokenizer.eos_token_id
     if tokenizer.chat_template is None:
         return nothing

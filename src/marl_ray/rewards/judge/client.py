@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any
 
 import httpx
 from pydantic import BaseModel, Field, ValidationError
 
 from marl_ray.errors import MarlRayError
+from marl_ray.json_types import JsonMapping
 from marl_ray.rewards.judge.ledger import JudgeLedger
 
 log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class JudgeClient:
         self._failures = 0
         """Requests in a row that had no reply."""
 
-    def ask(self, request: Mapping[str, Any], readable: Callable[[str], bool]) -> JudgeReply:
+    def ask(self, request: JsonMapping, readable: Callable[[str], bool]) -> JudgeReply:
         """Return the reply to a request, from the cache or else over HTTP.
 
         The cache keeps only replies that are `readable`.
@@ -158,7 +158,7 @@ class JudgeClient:
             with self._lock:
                 del self._running[key]
 
-    def _reply(self, request: Mapping[str, Any], size: int, deadline: float) -> JudgeReply:
+    def _reply(self, request: Mapping[str, object], size: int, deadline: float) -> JudgeReply:
         if self.settings.limit is not None and self._ledger.spent() >= self.settings.limit:
             problem = f"the limit of {self.settings.limit:g} is spent"
             if self.settings.when_spent == "error":
@@ -171,7 +171,7 @@ class JudgeClient:
         finally:
             self._slots.release()
 
-    def _fetched(self, request: Mapping[str, Any], size: int, deadline: float) -> JudgeReply:
+    def _fetched(self, request: Mapping[str, object], size: int, deadline: float) -> JudgeReply:
         """Make the request, again after what may pass, with growing pauses."""
         cost = 0.0
         for attempt in itertools.count():
@@ -196,7 +196,7 @@ class JudgeClient:
             time.sleep(pause)
         raise AssertionError("itertools.count ends")
 
-    def _post(self, request: Mapping[str, Any], deadline: float) -> tuple[int, bytes, float]:
+    def _post(self, request: Mapping[str, object], deadline: float) -> tuple[int, bytes, float]:
         """Return the status, body, and the pause in seconds that the service asks for."""
         with self._client.stream("POST", self._url, json=request, timeout=_seconds_until(deadline)) as response:
             body = bytearray()

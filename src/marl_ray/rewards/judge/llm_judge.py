@@ -49,7 +49,7 @@ class LLMJudge:
         rubric: str = RUBRIC,
         template: str = TEMPLATE,
         scale: int = 10,
-        request: Mapping[str, Any] | None = None,
+        request: Mapping[str, object] | None = None,
         offline: bool = False,
         cache: str | None = None,
         deadline_s: float = 60.0,

@@ -131,7 +131,7 @@ def _policy_arrays(
 
 
 def _entry(
-    envs: ArrayBatch, functions: tuple[Any, ...], world: WorldArrays, parts: tuple[PolicyArrays, ...]
+    envs: ArrayBatch, functions: tuple[object, ...], world: WorldArrays, parts: tuple[PolicyArrays, ...]
 ) -> Callable[..., int]:
     """Return the compiled `play_until_end` for arguments of these types; it raises the errors of the functions."""
     part = parts[0]
@@ -175,7 +175,7 @@ def _is_plain(kind: types.Type) -> bool:
     return isinstance(number, types.Number | types.Boolean | types.NoneType)
 
 
-def _by_address(function: Any, *arguments: Any) -> types.FunctionType | None:
+def _by_address(function: object, *arguments: object) -> types.FunctionType | None:
     """Return the type of a compiled function that takes such arguments and returns nothing; None for another.
 
     The caller would write what another one returns into foreign memory.

@@ -12,6 +12,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.errors import MarlRayError
+from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.policies.actor_critic.compiled.network import CompiledNetwork
 from marl_ray.rollout.actor_critic.buffers import Player
 from marl_ray.rollout.actor_critic.collector import Batch, Collector
@@ -31,13 +32,13 @@ class OverlappedCollector:
     recorded log-probabilities are those of the latter.
     """
 
-    def __init__(self, collector: Collector, is_last: Callable[[], bool], state: Mapping[str, Any] | None = None):
+    def __init__(self, collector: Collector, is_last: Callable[[], bool], state: JsonMapping | None = None):
         """`collector` plays; `state` is the one that it was made of.
 
         Where `is_last()` is True when a batch is handed out, none is played after it.
         """
         self._inner, self._is_last = collector, is_last
-        self._saved: Mapping[str, Any] | None = (state or {}).get(BEHAVIOUR_KEY)
+        self._saved: Mapping[str, object] | None = (state or {}).get(BEHAVIOUR_KEY)
         self._before = collector.snapshot()
         """The collector's state before the batch that is under way, which a resumed run plays again."""
         self._behaviour: dict[str, Player] | None = None
@@ -68,15 +69,15 @@ class OverlappedCollector:
             self._batch = self._thread.submit(self._inner.collect, self._behaviour, iteration + 1)
         return batch
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Return plain data from which other collectors, on any number of workers, continue bit for bit."""
         return self.snapshot()()
 
-    def snapshot(self) -> Callable[[], dict[str, Any]]:
+    def snapshot(self) -> Callable[[], JsonObject]:
         """Return the function that makes `state()` of this moment, in another thread and while play continues."""
         before, behaviour, saved = self._before, self._behaviour, self._saved
 
-        def state() -> dict[str, Any]:
+        def state() -> JsonObject:
             plain = saved if behaviour is None else {name: _plain(player) for name, player in behaviour.items()}
             return before() | ({} if plain is None else {BEHAVIOUR_KEY: plain})
 
@@ -90,7 +91,7 @@ class OverlappedCollector:
         self._inner.close()
 
 
-def _plain(player: Player) -> dict[str, Any]:
+def _plain(player: Player) -> dict[str, object]:
     """Return the part of a player that training changes."""
     weights = parameters_to_vector(player.model.parameters()).numpy().astype("<f4")
     return {

@@ -2,16 +2,17 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from pettingzoo import AECEnv
 
 from marl_ray.config.random_streams import ORDER_BITS
 from marl_ray.errors import MarlRayError
+from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.policies.engines.base import Completion
 from marl_ray.rollout.group_scores import GroupSums
-from marl_ray.rollout.protocol import CollectPlan
+from marl_ray.rollout.protocol import CollectPlan, Gather
 from marl_ray.rollout.rng import permutation
 from marl_ray.rollout.text.collector import TextBatch, TextCollector
 from marl_ray.rollout.text.episode import EpisodeTurn
@@ -55,8 +56,8 @@ class ServedCollector(TextCollector):
         plan: CollectPlan,
         seed: int,
         signals: int,
-        state: Mapping[str, Any] | None,
-        gather: Callable[[Any], list[Any]],
+        state: JsonMapping | None,
+        gather: Gather,
         data: Mapping[str, Sequence[ResponseBlock]],
         size: int,
     ):
@@ -77,11 +78,11 @@ class ServedCollector(TextCollector):
         self.read: dict[str, int] = saved.get("read", dict.fromkeys(data, 0))
         """Policy -> number of its blocks that all workers have read, over all passes."""
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Return plain data for a checkpoint, like `TextCollector.state`."""
         return {"read": dict(self.read), "digest": self.digest}
 
-    def snapshot(self) -> Callable[[], dict[str, Any]]:
+    def snapshot(self) -> Callable[[], JsonObject]:
         """Return the function that returns `state()` of this moment."""
         state = self.state()
         return lambda: state

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from marl_ray.errors import MarlRayError
+from marl_ray.policies.prompting.protocol import Tokenizer
 from marl_ray.rollout.served.acts import tables
 
 DECISIONS_SCHEME = "decisions://"
@@ -161,7 +161,9 @@ def by_policy(served: Sequence[ServedText], agents: Mapping[str, str]) -> dict[s
     return result
 
 
-def check_readable(name: str, tokenizer: Any, vocabulary: int, context: int, served: Sequence[ServedText]) -> None:
+def check_readable(
+    name: str, tokenizer: Tokenizer, vocabulary: int, context: int, served: Sequence[ServedText]
+) -> None:
     """Raise MarlRayError if policy `name` cannot have written a response.
 
     It cannot if the response is too long or has tokens of another tokenizer.

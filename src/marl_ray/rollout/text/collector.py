@@ -6,7 +6,7 @@ of workers nor the order of waves changes a result.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from pettingzoo import AECEnv
@@ -14,10 +14,11 @@ from pettingzoo import AECEnv
 from marl_ray.config.random_streams import ORDER_BITS
 from marl_ray.envs.batch import group_positions
 from marl_ray.errors import MarlRayError
+from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.prompting.prompts import PromptTooLongError, fit_prompt
 from marl_ray.rollout.group_scores import GroupSums, is_informative
-from marl_ray.rollout.protocol import CollectPlan
+from marl_ray.rollout.protocol import CollectPlan, Gather
 from marl_ray.rollout.rng import EVALUATION_STREAMS, TRAINING_STREAMS, episode_seed, permutation, response_stream
 from marl_ray.rollout.text.branching import Branch, keep_state, make_branches
 from marl_ray.rollout.text.curriculum import Curriculum
@@ -63,8 +64,8 @@ class TextCollector:
         plan: CollectPlan,
         seed: int,
         signals: int = 1,
-        state: Mapping[str, Any] | None = None,
-        gather: Callable[[Any], list[Any]] = lambda value: [value],
+        state: JsonMapping | None = None,
+        gather: Gather = lambda value: [value],
         curriculum: str | None = None,
         deadline: float = STEP_DEADLINE,
     ):
@@ -94,7 +95,7 @@ class TextCollector:
         """Policy -> how its scores differed among the members of the last batch's groups."""
         self.curriculum = Curriculum(curriculum, env, saved.get("solved", {})) if curriculum else None
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Return plain data from which other collectors, on any number of workers, continue.
 
         They are the same on every worker.
@@ -102,7 +103,7 @@ class TextCollector:
         solved = {"solved": self.curriculum.state()} if self.curriculum else {}
         return {"position": self.position, **solved}
 
-    def snapshot(self) -> Callable[[], dict[str, Any]]:
+    def snapshot(self) -> Callable[[], JsonObject]:
         """Return the function that returns `state()` of this moment."""
         state = self.state()
         return lambda: state

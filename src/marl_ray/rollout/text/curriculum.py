@@ -1,7 +1,6 @@
 """Choose the next task by the shares of tasks that were solved so far."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from pettingzoo import AECEnv
 
@@ -23,7 +22,7 @@ RECENT_VISITS = 5
 class Curriculum:
     """A chooser, and the running mean of the share of episodes that solved each task."""
 
-    def __init__(self, name: str, env: AECEnv, saved: Mapping[str, Any]):
+    def __init__(self, name: str, env: AECEnv, saved: Mapping[str, Sequence[float]]):
         """`name` is `train.curriculum`.
 
         With `saved` the curriculum continues from what `state()` returned. Raises MarlRayError naming the key.
@@ -38,7 +37,7 @@ class Curriculum:
         self.visits = {int(index): int(visits) for index, (visits, _) in saved.items()}
         self.solved = {int(index): float(mean) for index, (_, mean) in saved.items()}
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, list[float]]:
         """Return plain data for a checkpoint."""
         return {str(index): [self.visits[index], mean] for index, mean in self.solved.items()}
 

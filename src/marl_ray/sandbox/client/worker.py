@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 from marl_ray.errors import MarlRayError
 from marl_ray.sandbox import wire
@@ -47,6 +47,15 @@ main()
 """
 
 
+class Greeting(TypedDict):
+    """The first message of a sandbox's process."""
+
+    level: int
+    """The `Level` of its confinement."""
+    why: str
+    """The reason that it is no higher."""
+
+
 class ProcessDiedError(Exception):
     """A server or a judge ended or did not answer in time."""
 
@@ -70,10 +79,10 @@ class Process:
                 start_new_session=True,
             )
 
-    def hello(self) -> dict[str, Any]:
+    def hello(self) -> Greeting:
         """Return the process's first message. Raises MarlRayError if it cannot start."""
         try:
-            return dict(json.loads(self.receive(time.monotonic() + START_S)))
+            return cast(Greeting, dict(json.loads(self.receive(time.monotonic() + START_S))))
         except ProcessDiedError:
             text = os.pread(self._errors.fileno(), 1 << 16, 0).decode("utf-8", "replace").strip()
             last = text.splitlines()[-1] if text else f"no answer in {START_S:.0f} s"
@@ -123,7 +132,7 @@ class Process:
             self.process.wait(CLOSE_S)
 
 
-def readable(items: Sequence[Any], deadline: float) -> list[Any]:
+def readable(items: Sequence[Any], deadline: float) -> list[object]:
     """Return the sockets and descriptors that can be read, as soon as one can; empty at the deadline."""
     poll = select.poll()
     numbers = {item if isinstance(item, int) else item.fileno(): item for item in items}
@@ -202,7 +211,7 @@ class Worker:
         self.folder, self._lock = _own_folder()
         self._server = Process("server", self.folder, self._max_level, self._warm)
 
-    def hello(self) -> dict[str, Any]:
+    def hello(self) -> Greeting:
         """Wait until the fork server is ready, and return its first message. Raises MarlRayError if it cannot start."""
         return self._server.hello()
 

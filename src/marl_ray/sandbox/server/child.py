@@ -240,7 +240,7 @@ def _status(body: Callable[[], object], frames: int) -> int:
     return 0
 
 
-def _describe_error(error: BaseException) -> list[Any]:
+def _describe_error(error: BaseException) -> list[object]:
     """Return the name of an error's nearest built-in class, its text, and the arguments of a built-in one.
 
     The program may have forged all of them.
@@ -278,23 +278,23 @@ def answer_calls(program: str, entry_point: str, frame_bytes: int, in_place: boo
     sys.modules["candidate"] = module
     iterators: list[Any] = []
 
-    def stream(iterator: Any) -> int:
+    def stream(iterator: object) -> int:
         iterators.append(iterator)
         return len(iterators) - 1
 
-    def pack(value: Any) -> Any:
+    def pack(value: object) -> object:
         return codec.pack(value, stream, frame_bytes // 2)
 
-    def iterate(items: list[Any]) -> Any:
+    def iterate(items: list[Any]) -> object:
         return iter([codec.unpack(item, _ANY_SIZE, iterate) for item in items])
 
-    def load() -> dict[str, Any]:
+    def load() -> dict[str, object]:
         exec(compile(program, "<candidate>", "exec", dont_inherit=True), module.__dict__)
         if not callable(module.__dict__.get(entry_point)):
             raise NameError(f"name {entry_point!r} is not defined")
         return {"value": None}
 
-    def call(packed: list[Any], packed_named: dict[str, Any]) -> dict[str, Any]:
+    def call(packed: list[Any], packed_named: dict[str, Any]) -> dict[str, object]:
         arguments = [codec.unpack(item, _ANY_SIZE, iterate) for item in packed]
         named = {key: codec.unpack(item, _ANY_SIZE, iterate) for key, item in packed_named.items()}
         try:
@@ -312,7 +312,7 @@ def answer_calls(program: str, entry_point: str, frame_bytes: int, in_place: boo
                     changed[str(key)] = after
         return answer | {"changed": changed}
 
-    def following(number: int, most: int) -> dict[str, Any]:
+    def following(number: int, most: int) -> dict[str, object]:
         items: list[Any] = []
         try:
             for _ in range(most):
@@ -323,7 +323,7 @@ def answer_calls(program: str, entry_point: str, frame_bytes: int, in_place: boo
             return {"items": items, **_failure(error)}
         return {"items": items}
 
-    def attempt(body: Callable[..., dict[str, Any]], *request: Any) -> None:
+    def attempt(body: Callable[..., dict[str, object]], *request: object) -> None:
         try:
             data = codec.dumps(body(*request), frame_bytes)
         except BaseException as error:

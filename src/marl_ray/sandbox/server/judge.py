@@ -72,7 +72,7 @@ class Candidate:
             return self._fail("fail:encode", f"{what}{error}")
         return self._fail("fail:crash", "the candidate's process ended")
 
-    def _ask(self, message: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    def _ask(self, message: dict[str, Any]) -> tuple[dict[str, object], int]:
         """Send a request and return the answer and its size."""
         if self.verdict:
             raise _Final
@@ -86,7 +86,7 @@ class Candidate:
             raise self._final(error) from None
         return self._answer()
 
-    def _answer(self) -> tuple[dict[str, Any], int]:
+    def _answer(self) -> tuple[dict[str, object], int]:
         try:
             frame = wire.receive_frame(self._channel, self._frame_bytes)
             answer = codec.loads(frame)
@@ -96,7 +96,7 @@ class Candidate:
             raise self._final(error) from None
         return answer, len(frame)
 
-    def _unpacked(self, value: Any) -> Any:
+    def _unpacked(self, value: object) -> Any:
         try:
             return codec.unpack(value, self._frame_bytes, self._iterator)
         except _UNREADABLE_ERRORS as error:
@@ -110,7 +110,7 @@ class Candidate:
         if "error" in answer:
             raise self._raised(answer["error"])
 
-    def _raised(self, described: Any) -> BaseException:
+    def _raised(self, described: object) -> BaseException:
         if type(described) is not list or len(described) != 3 or [type(item) for item in described[:2]] != [str, str]:
             return self._fail("fail:encode", "an exception that is none")
         name, text, args = described
@@ -126,12 +126,12 @@ class Candidate:
             return kind(text)
         return (UnicodeError if issubclass(kind, UnicodeError) else Exception)(text)
 
-    def _iterator(self, number: Any) -> Iterator[Any]:
+    def _iterator(self, number: object) -> Iterator[object]:
         if type(number) is not int:
             raise wire.MalformedMessageError("an iterator without a number")
         return self._items(number)
 
-    def _items(self, number: int) -> Iterator[Any]:
+    def _items(self, number: int) -> Iterator[object]:
         """Yield the items of an iterator, fetched when they are needed; all together no larger than a frame."""
         count = received = 0
         while True:
@@ -149,7 +149,7 @@ class Candidate:
                 raise self._fail("fail:encode", "an iterator that neither continues nor ends")
             count += len(items)
 
-    def _drained(self, iterator: Any) -> list[Any]:
+    def _drained(self, iterator: Any) -> list[object]:
         """Return the remaining items of one of the tests' own iterators, packed."""
         most = self._frame_bytes // 2
         items = [codec.pack(item, self._drained) for item in islice(iterator, most + 1)]
@@ -161,7 +161,7 @@ class Candidate:
         """Wait until the candidate's program has been executed, and raise the error by which that ended, if it did."""
         self._check(self._answer()[0])
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], in_place: bool) -> Any:
+    def call(self, args: tuple[object, ...], kwargs: dict[str, object], in_place: bool) -> object:
         """Call the candidate's function and return what it returned.
 
         With `in_place` the candidate's changes of the arguments are applied too.
@@ -183,7 +183,7 @@ class Candidate:
         self._check(answer)
         return self._unpacked(answer.get("value"))
 
-    def _echo(self, args: tuple[Any, ...], kwargs: dict[str, Any], changed: Any) -> None:
+    def _echo(self, args: tuple[object, ...], kwargs: dict[str, object], changed: object) -> None:
         """Apply the candidate's changes of its mutable arguments to the tests' own."""
         if type(changed) is not dict:
             raise wire.MalformedMessageError("changes that are no object")
@@ -218,9 +218,9 @@ def decide(
     """Judge one candidate at the other end of the channel and return verdict and message."""
     candidate = Candidate(channel, frame_bytes)
     random.seed(wire.blob(tests))  # so that every judgement of a program has the same verdict
-    namespace: dict[str, Any] = {"__name__": "tests"}
+    namespace: dict[str, object] = {"__name__": "tests"}
 
-    def proxy(*args: Any, **kwargs: Any) -> Any:
+    def proxy(*args: object, **kwargs: object) -> object:
         in_place = kind == IN_PLACE_KIND or (kind == ALONE_KIND and _stands_alone(sys._getframe(1)))
         return candidate.call(args, kwargs, in_place)
 

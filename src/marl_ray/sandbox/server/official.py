@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 _OS = """kill system putenv remove removedirs rmdir fchdir setuid fork forkpty killpg rename renames truncate replace unlink
 fchmod fchown chmod chown chroot fchdir lchflags lchmod lchown getcwd chdir"""
@@ -34,7 +33,7 @@ class TimeoutException(Exception):  # noqa: N818
 class WriteOnlyStringIO(io.StringIO):
     """A stream that takes text and raises OSError when it is read, as in the harness of HumanEval."""
 
-    def read(self, *args: Any, **kwargs: Any) -> str:
+    def read(self, *args: object, **kwargs: object) -> str:
         """Raise OSError, as `readline` and `readlines` do."""
         raise OSError
 
@@ -126,7 +125,7 @@ def unsafe_execute(check_program: str, timeout: float, max_wall_s: float, result
     """
     reliability_guard()
     try:
-        exec_globals: dict[str, Any] = {}
+        exec_globals: dict[str, object] = {}
         with swallow_io(), time_limit(timeout, max_wall_s):
             exec(check_program, exec_globals)
         result.append("passed")

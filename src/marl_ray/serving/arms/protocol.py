@@ -2,10 +2,11 @@
 
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from marl_ray.json_types import JsonMapping
 from marl_ray.policies.bundles.actor_critic import Bundle
 from marl_ray.policies.engines.decoding.logit_bias import LogitBias
 from marl_ray.serving.arms.external.model import ExternalModel
@@ -21,7 +22,7 @@ ArraysByAgent = Mapping[str, np.ndarray]
 Answer = dict[str, tuple[np.ndarray, float]]
 """Agent -> action and its log-probability."""
 
-Messages = tuple[Mapping[str, Any], ...]
+Messages = tuple[JsonMapping, ...]
 """Items are `policies.prompting.prompts.Message`, whose import would load Jinja."""
 
 
@@ -35,7 +36,7 @@ class TextRequest:
     seed: int
     """64 bits; this seed, the prompt and the settings determine the response."""
     greedy: bool = False
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    changes: JsonMapping = field(default_factory=dict)
     """Fields of the bundle's GenerationConfig that the request overrides."""
     hide_stop: bool = False
     """Leave the stop string, and the text that its last token has behind it, out of the response."""
@@ -45,7 +46,7 @@ class TextRequest:
     """Number of the most likely tokens to list beside each token."""
     raw: bool = False
     """Encode a string without the chat template."""
-    tools: tuple[Mapping[str, Any], ...] = ()
+    tools: tuple[Mapping[str, object], ...] = ()
     """Tools that the model may call, as OpenAI's API describes them; the chat template shows them."""
     must_call: tuple[str, ...] = ()
     """The response must be one call of one of these tools; if empty, the model decides."""
@@ -73,7 +74,7 @@ class ResponseStart(NamedTuple):
 
     prompt_ids: list[int]
     """The prompt as the model read it."""
-    settings: dict[str, Any]
+    settings: dict[str, object]
     """The settings in force: `temperature`, `top_p`, `top_k`, `max_tokens`."""
 
 

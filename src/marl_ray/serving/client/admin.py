@@ -2,12 +2,12 @@
 
 import os
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import httpx
 
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.json_types import JsonMapping, JsonObject
 
 KEY_VARIABLE = "MARL_RAY_API_KEY"
 """Environment variable with the admin key."""
@@ -17,7 +17,7 @@ REQUEST_S = 30.0
 WATCH_S = 2.0
 
 
-def ask(url: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+def ask(url: str, path: str, body: JsonObject | None = None) -> JsonObject:
     """Return the JSON answer to a GET, or to a POST of `body`.
 
     Raises MarlRayError with the gateway's own words if it refuses.
@@ -35,9 +35,7 @@ def key_headers(key: str | None = None) -> dict[str, str]:
     return {"authorization": f"Bearer {secret}"} if secret else {}
 
 
-def ask_with(
-    client: httpx.Client, path: str, body: Mapping[str, Any] | None = None, remedy: str = ""
-) -> dict[str, Any]:
+def ask_with(client: httpx.Client, path: str, body: JsonMapping | None = None, remedy: str = "") -> JsonObject:
     """Return the JSON answer that `ask` gives, over a client's connections. `remedy` ends the error of no answer."""
     try:
         answer = client.get(path) if body is None else client.post(path, json=body)
@@ -58,7 +56,7 @@ def ask_with(
         )
         more = f" ({key_source})" if answer.status_code in (401, 403) else ""
         raise MarlRayError(f"gateway refused {path} with {answer.status_code}: {text}{more}")
-    data: dict[str, Any] = answer.json()
+    data: JsonObject = answer.json()
     return data
 
 
@@ -67,10 +65,10 @@ def deploy_bundle(
     bundle: str,
     strategy: str,
     endpoint: str | None,
-    options: dict[str, Any],
+    options: JsonObject,
     reason: str,
     allow_rolled_back: bool = False,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Start an experiment with the bundle against the arm that serves the endpoint now.
 
     The bundle is the arm `candidate`, the other is `production`. If nothing serves there, the bundle serves alone.
@@ -105,7 +103,7 @@ def deploy_bundle(
     return ask(url, "/v1/experiments", config | options | {"reason": reason})
 
 
-def _part(url: str, production: dict[str, Any]) -> dict[str, Any]:
+def _part(url: str, production: JsonObject) -> JsonObject:
     """Return the bundle that serves an endpoint, as an arm of the next experiment."""
     config = ask(url, f"/v1/experiments/{production['experiment']}")["config"]["arms"][production["arm"]]
     if config["url"] is None:
@@ -113,7 +111,7 @@ def _part(url: str, production: dict[str, Any]) -> dict[str, Any]:
     return {name: config[name] for name in ("url", "model", "api_key_env", "deadline_s", "price")}
 
 
-def lines(report: dict[str, Any]) -> list[str]:
+def lines(report: JsonObject) -> list[str]:
     """Format an experiment as a few lines of text."""
     where = f"{report['strategy']} stage {report['stage'] + 1}, epoch {report['epoch']}"
     rows = [f"{report['name']}: {report['status']}, {where}"]
@@ -141,7 +139,7 @@ def lines(report: dict[str, Any]) -> list[str]:
     return rows + [f"  warning: {warning}" for warning in report.get("warnings", ())]
 
 
-def watch(url: str, name: str) -> Iterator[dict[str, Any]]:
+def watch(url: str, name: str) -> Iterator[JsonObject]:
     """Yield the experiment's report again and again, until it is over."""
     while True:
         report = ask(url, f"/v1/experiments/{name}")

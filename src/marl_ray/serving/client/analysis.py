@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from marl_ray.serving.rollout_decisions.questions import (
     ENDS,
     HARM,
     PROMOTION,
+    TestRules,
     ask,
     bounded_difference,
     measures_without_missing,
@@ -207,7 +207,7 @@ def _with_bounds(
     def bounded(row: Comparison) -> Comparison:
         if row.metric not in measures:
             return row
-        rules: Any = {"alpha": alpha / 2, "min_outcomes": 2, "excludes_missing": row.metric in excluded}
+        rules: TestRules = {"alpha": alpha / 2, "min_outcomes": 2, "excludes_missing": row.metric in excluded}
         low, high = (
             ask(side, look, measures[row.metric], row.arm, plan, **rules).test.bound for side in (PROMOTION, HARM)
         )

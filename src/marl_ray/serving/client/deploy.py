@@ -1,12 +1,12 @@
 """Hand a Serve config to a cluster and wait until it runs."""
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from marl_ray.errors import MarlRayError
+from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.ray_seams import dashboard_client
 from marl_ray.serving.client.lint import read_serve_config
 
@@ -26,7 +26,7 @@ class Deployed:
 
 
 def deploy(
-    config: str | Path | Mapping[str, Any], dashboard_url: str = "http://127.0.0.1:8265", timeout_s: float = 300.0
+    config: str | Path | JsonMapping, dashboard_url: str = "http://127.0.0.1:8265", timeout_s: float = 300.0
 ) -> Deployed:
     """Deploy a Serve config and wait until every application runs.
 
@@ -60,7 +60,7 @@ def deploy(
         time.sleep(_POLL_S)
 
 
-def _put(client: "ServeSubmissionClient", data: dict[str, Any], dashboard_url: str, deadline: float) -> None:
+def _put(client: "ServeSubmissionClient", data: JsonObject, dashboard_url: str, deadline: float) -> None:
     """Send the config, again and again until Serve takes it or the deadline passes.
 
     The first request starts Serve's controller, and on a busy machine the dashboard may time out on it (5xx). Sending
@@ -78,7 +78,7 @@ def _put(client: "ServeSubmissionClient", data: dict[str, Any], dashboard_url: s
         time.sleep(1.0)
 
 
-def _check_http_options(data: Mapping[str, Any], details: Mapping[str, Any]) -> None:
+def _check_http_options(data: JsonMapping, details: JsonMapping) -> None:
     """Refuse other HTTP options than Serve was started with: Serve would keep the old ones and only log a warning."""
     running = details.get("http_options") if details.get("controller_info", {}).get("actor_id") else None
     for key, value in (data.get("http_options") or {}).items():
@@ -94,22 +94,22 @@ def _connect(dashboard_url: str) -> "ServeSubmissionClient":
     return dashboard_client(ServeSubmissionClient, dashboard_url, REQUEST_S)
 
 
-def _details(client: "ServeSubmissionClient") -> dict[str, Any]:
+def _details(client: "ServeSubmissionClient") -> JsonObject:
     try:
-        details: dict[str, Any] = client.get_serve_details()
+        details: JsonObject = client.get_serve_details()
     except (OSError, RuntimeError) as error:
         raise MarlRayError(f"the dashboard does not tell the state of Serve: {_reason(str(error))}") from error
     return details
 
 
-def _messages(state: Mapping[str, Any]) -> str:
+def _messages(state: JsonMapping) -> str:
     deployments = state.get("deployments", {}).values()
     return "\n".join(
         [str(state.get("message", "")), *(str(deployment.get("message", "")) for deployment in deployments)]
     )
 
 
-def _progress(state: Mapping[str, Any]) -> str:
+def _progress(state: JsonMapping) -> str:
     """Return how many of an application's replicas run, in brackets, with what Serve says of the others.
 
     The text is empty if there are none.

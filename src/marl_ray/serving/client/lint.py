@@ -16,6 +16,7 @@ from marl_ray.config.base import meant, message_of
 from marl_ray.config.load import other_kind_hint
 from marl_ray.config.serving.arms import max_replicas
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.json_types import JsonMapping, JsonObject
 
 IMPORT_PATHS = ("marl_ray.serving.app:build", "serve.app:build")
 """Applications of ours, whose `args` are a GatewayConfig."""
@@ -34,7 +35,7 @@ _IMPORTING_KEYS = ("policy", "request_router_class")
 """Keys of Serve's models that import what they name as soon as they are validated."""
 
 
-def read_serve_config(config: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+def read_serve_config(config: str | Path | JsonMapping) -> JsonObject:
     """Return a Serve config from a YAML file or a mapping, checked strictly.
 
     Serve ignores keys that it does not know, so a misspelt one would pass in silence; here it is refused. Raises
@@ -69,7 +70,7 @@ def lint_serve_config(data: Any, source: str, *, where: str = "", pods: int | No
     return [": ".join(filter(None, (source, (where + path).rstrip("."), message))) for path, message in findings]
 
 
-def _findings(data: dict[str, Any], pods: int | None) -> Iterator[ConfigFault]:
+def _findings(data: JsonObject, pods: int | None) -> Iterator[ConfigFault]:
     from ray.serve.schema import ServeDeploySchema
 
     yield from _unknown_keys(data, ServeDeploySchema, "")
@@ -88,7 +89,7 @@ def _findings(data: dict[str, Any], pods: int | None) -> Iterator[ConfigFault]:
             yield from _gateway(application, f"applications.{k}.", host, pods)
 
 
-def _gateway(application: dict[str, Any], where: str, host: Any, pods: int | None) -> Iterator[ConfigFault]:
+def _gateway(application: JsonObject, where: str, host: Any, pods: int | None) -> Iterator[ConfigFault]:
     args = application.get("args", {})
     if not isinstance(args, dict):
         return  # Serve's own schema has reported it
@@ -135,7 +136,7 @@ def _gateway(application: dict[str, Any], where: str, host: Any, pods: int | Non
             yield f"{where}args.{key}", "expected no password here; the environment has it (such as PGPASSWORD)"
 
 
-def _models(value: Any, annotation: Any, where: str) -> Iterator[tuple[type[BaseModel], dict[str, Any], str, bool]]:
+def _models(value: Any, annotation: Any, where: str) -> Iterator[tuple[type[BaseModel], JsonObject, str, bool]]:
     """Yield all mappings of plain data that a model describes, at every depth.
 
     Each comes as (model, mapping, path with a dot at its end, whether the type accepts any other mapping too).
@@ -169,14 +170,14 @@ def _alternatives(annotation: Any) -> Iterator[Any]:
         yield annotation
 
 
-def _unknown_keys(data: dict[str, Any], model: type[BaseModel], where: str) -> Iterator[ConfigFault]:
+def _unknown_keys(data: JsonObject, model: type[BaseModel], where: str) -> Iterator[ConfigFault]:
     for part_model, part, path, _ in _models(data, model, where):
         yield from _unknown(part, part_model.model_fields, path)
         if "runtime_env" in part_model.model_fields and isinstance(part.get("runtime_env"), dict):
             yield from _runtime_env(part["runtime_env"], f"{path}runtime_env.")
 
 
-def _runtime_env(value: dict[str, Any], where: str) -> Iterator[ConfigFault]:
+def _runtime_env(value: JsonObject, where: str) -> Iterator[ConfigFault]:
     from ray.runtime_env import RuntimeEnv, RuntimeEnvConfig
 
     yield from _unknown(value, RuntimeEnv.known_fields, where)
@@ -189,13 +190,13 @@ def _runtime_env(value: dict[str, Any], where: str) -> Iterator[ConfigFault]:
             yield f"{where}env_vars.{name}", message
 
 
-def _unknown(part: dict[str, Any], keys: Collection[str], where: str) -> Iterator[ConfigFault]:
+def _unknown(part: JsonObject, keys: Collection[str], where: str) -> Iterator[ConfigFault]:
     for key in (key for key in part if key not in keys):
         close = difflib.get_close_matches(key, keys, 1)
         yield where + key, "unknown key" + (f", did you mean {close[0]!r}?" if close else "")
 
 
-def _without_unknown_keys(data: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+def _without_unknown_keys(data: JsonObject, model: type[BaseModel]) -> JsonObject:
     copied = copy.deepcopy(data)
     for part_model, part, _, _ in _models(copied, model, ""):
         for key in part.keys() - part_model.model_fields.keys():
@@ -203,7 +204,7 @@ def _without_unknown_keys(data: dict[str, Any], model: type[BaseModel]) -> dict[
     return copied
 
 
-def _wrong_values(data: dict[str, Any], model: type[BaseModel], where: str) -> Iterator[ConfigFault]:
+def _wrong_values(data: JsonObject, model: type[BaseModel], where: str) -> Iterator[ConfigFault]:
     """Yield one finding for each key whose value pydantic refuses. The keys are known ones."""
     yield from _validate(data, model, where)
     # Serve types some parts as "any mapping, or this model", and checks their values only when it deploys them.
@@ -213,7 +214,7 @@ def _wrong_values(data: dict[str, Any], model: type[BaseModel], where: str) -> I
             yield from _validate(safe, part_model, path)
 
 
-def _validate(data: dict[str, Any], model: type[BaseModel], where: str) -> Iterator[ConfigFault]:
+def _validate(data: JsonObject, model: type[BaseModel], where: str) -> Iterator[ConfigFault]:
     seen = set()
     try:
         model.model_validate(copy.deepcopy(data))  # Serve's validators change their input
@@ -243,6 +244,6 @@ def _within(data: Any, location: tuple[int | str, ...], missing: bool) -> Iterat
         yield str(part)
 
 
-def _items(data: dict[str, Any], key: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _items(data: JsonObject, key: str) -> Iterator[tuple[int, JsonObject]]:
     part = data.get(key)
     return ((k, item) for k, item in enumerate(part if isinstance(part, list) else []) if isinstance(item, dict))

@@ -12,6 +12,7 @@ import numpy as np
 from pettingzoo import AECEnv, ParallelEnv
 
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.json_types import JsonObject
 
 REQUEST_S = 30.0
 """Deadline of one request."""
@@ -130,7 +131,7 @@ async def _play_turns(env: AECEnv, seed: int, act: Act) -> float:
     return total
 
 
-async def post(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
+async def post(client: httpx.AsyncClient, path: str, body: JsonObject) -> JsonObject:
     """Return the answer's JSON. Raises MarlRayError on any other status than 200."""
     try:
         response = await client.post(path, json=body)
@@ -138,5 +139,5 @@ async def post(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> di
         raise MarlRayError(f"gateway {client.base_url}{path.lstrip('/')} does not answer: {one_line(error)}") from error
     if response.status_code != 200:
         raise MarlRayError(f"gateway refused {path} with {response.status_code}: {response.text}")
-    data: dict[str, Any] = response.json()
+    data: JsonObject = response.json()
     return data

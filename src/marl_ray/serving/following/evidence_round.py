@@ -4,7 +4,6 @@ import logging
 import secrets
 import time
 from dataclasses import asdict
-from typing import Any
 
 from marl_ray.experiments.database.connections import StoreError
 from marl_ray.experiments.lifecycle import ExperimentStatus
@@ -47,7 +46,7 @@ class EvidenceRound:
         self.winners_at = 0.0
         """Moment of the next look at promoted experiments, in monotonic seconds."""
         self._replica = secrets.token_hex(8)
-        self._recorded_shadows: dict[str, Any] = {}
+        self._recorded_shadows: dict[str, object] = {}
         """Experiment -> the totals of its shadow arms that the store has of this replica."""
 
     def decide(self) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import orjson
 from pydantic import ValidationError
@@ -13,6 +13,7 @@ from marl_ray.config.base import message_of
 from marl_ray.errors import MAX_COMPARED, MarlRayError, did_you_mean
 from marl_ray.experiments.database.connections import StoreError
 from marl_ray.experiments.lifecycle import RETREATS, Action, StaleEpochError
+from marl_ray.json_types import JsonObject
 from marl_ray.serving.holding.loaded_bundles import load_whole, pin_aliases
 from marl_ray.serving.holding.needed_arms import API_ORIGIN
 from marl_ray.serving.http.protocol import Request, RequestError, Response
@@ -27,7 +28,7 @@ CHANGE_FIELDS = frozenset({"reason", "arm", "epoch"})
 T = TypeVar("T")
 
 
-def rows(service: Service) -> list[dict[str, Any]]:
+def rows(service: Service) -> list[JsonObject]:
     """Return one row for each experiment of this replica."""
     return [
         {
@@ -72,7 +73,7 @@ async def create(service: Service, request: Request) -> Response:
     return Response(await run_change(service, "experiment", open_it), 201)
 
 
-def _config(data: dict[str, Any]) -> ExperimentConfig:
+def _config(data: dict[str, object]) -> ExperimentConfig:
     """Return the config in a request, or RequestError 400. Strict, because "Infinity" is a number otherwise."""
     try:
         text = orjson.dumps(data)
@@ -102,7 +103,7 @@ def report(service: Service, router: Router) -> bytes:
     return orjson.dumps(describe_experiment(service, router))
 
 
-def describe_experiment(service: Service, router: Router) -> dict[str, Any]:
+def describe_experiment(service: Service, router: Router) -> dict[str, object]:
     """Return `report` as plain data."""
     service.exposures.flush()
     stores, name = service.stores, router.config.name
@@ -157,8 +158,8 @@ async def change(action: Action, service: Service, request: Request) -> Response
 
 
 async def apply_change(
-    service: Service, router: Router, actor: str, action: Action, data: dict[str, Any]
-) -> dict[str, Any]:
+    service: Service, router: Router, actor: str, action: Action, data: dict[str, object]
+) -> dict[str, object]:
     """Take a person's action on an experiment and return the new state; RequestError if it is not possible."""
     reason = _reason(data.get("reason"))
     # An action that only takes traffic away is right on any epoch, and must not fail because another change came first.
@@ -170,7 +171,7 @@ async def apply_change(
     if epoch is not None and (isinstance(epoch, bool) or not isinstance(epoch, int)):
         raise RequestError(400, "epoch", "expected the epoch that the change was decided on")
 
-    def write() -> dict[str, Any]:
+    def write() -> JsonObject:
         service.stores.experiments.change(router.config.name, action, epoch=epoch, actor=actor, reason=reason, arm=arm)
         service.follower.poll()  # apply the new state to this replica at once
         return {"status": router.state.status.value, "epoch": router.state.epoch}
@@ -190,7 +191,7 @@ async def run_change(service: Service, field: str, function: Callable[[], T]) ->
         raise RequestError(409, field, str(error).removeprefix(f"{field}: ")) from None
 
 
-def _reason(reason: Any) -> str:
+def _reason(reason: object) -> str:
     if not isinstance(reason, str) or not 0 < len(reason.strip()) <= REASON_LENGTH or not _is_text(reason):
         raise RequestError(400, "reason", f"expected why, for the audit log, in 1 to {REASON_LENGTH} characters")
     return reason

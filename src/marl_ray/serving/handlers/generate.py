@@ -1,7 +1,6 @@
 """Text of language models: `/generate`."""
 
 from collections.abc import AsyncIterator
-from typing import Any
 
 from marl_ray.serving.handlers.text_response import (
     TextResponseWriter,
@@ -41,7 +40,7 @@ async def generate(service: Service, request: Request) -> Response | Stream:
     return await respond_with_text(request, writer, streamed, _answer, _events)
 
 
-def _answer(writer: TextResponseWriter, response: WrittenResponse) -> dict[str, Any]:
+def _answer(writer: TextResponseWriter, response: WrittenResponse) -> dict[str, object]:
     return writer.head | {
         "text": response.text,
         "tokens": response.ids,

@@ -2,12 +2,12 @@
 
 import time
 from dataclasses import asdict
-from typing import Any
 
 import orjson
 import torch
 
 from marl_ray import __version__
+from marl_ray.json_types import JsonObject
 from marl_ray.serving.arms.protocol import AnyBundle
 from marl_ray.serving.handlers.experiments import run_change
 from marl_ray.serving.handlers.openai.models import models_of
@@ -45,7 +45,7 @@ async def models(service: Service, request: Request) -> Response:
     `data` has the values that OpenAI's clients may give as `model`.
     """
     await service.admission.admit_reader(request, "inference")
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, JsonObject] = {}
     for reference, bundle in list(service.live_experiments.models.items()):
         rows[bundle.digest] = _model(bundle, reference)
     for router in service.endpoints.routers.values():
@@ -77,7 +77,7 @@ async def load(service: Service, request: Request) -> Response:
     return Response(orjson.dumps(_model(await run_change(service, "version", load_it), reference)))
 
 
-def _model(bundle: AnyBundle, reference: str) -> dict[str, Any]:
+def _model(bundle: AnyBundle, reference: str) -> dict[str, object]:
     manifest = bundle.manifest
     return {
         "version": bundle.digest,

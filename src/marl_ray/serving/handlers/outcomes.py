@@ -19,6 +19,7 @@ from marl_ray.experiments.store.reports import (
     Report,
     UnknownUnitError,
 )
+from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.serving.http.fields import is_identifier, session_id
 from marl_ray.serving.http.protocol import Request, RequestError, Response, known_fields
 from marl_ray.serving.routing.router import Router
@@ -47,7 +48,7 @@ class _ReadReport:
     at: float | None
 
 
-OutcomeResult = dict[str, Any] | RequestError
+OutcomeResult = JsonObject | RequestError
 
 
 async def outcome(service: Service, request: Request) -> Response:
@@ -73,7 +74,7 @@ async def outcomes(service: Service, request: Request) -> Response:
         raise RequestError(413, "outcomes", f"expected at most {limit} outcomes, got {len(parts)}")
     service.admission.limit(key, len(parts))
 
-    def read(part: Any) -> _ReadReport | RequestError:
+    def read(part: object) -> _ReadReport | RequestError:
         try:
             return _read_report(service, request, known_fields(part, OUTCOME_FIELDS))
         except RequestError as error:
@@ -87,13 +88,13 @@ async def outcomes(service: Service, request: Request) -> Response:
     return Response(orjson.dumps({"answers": [_part(answer) for answer in answers]}))
 
 
-def _part(answer: OutcomeResult) -> dict[str, Any]:
+def _part(answer: OutcomeResult) -> dict[str, object]:
     if isinstance(answer, RequestError):
         return {"status": answer.status, **orjson.loads(answer.body())}
     return answer
 
 
-def _read_report(service: Service, request: Request, data: Mapping[str, Any]) -> _ReadReport:
+def _read_report(service: Service, request: Request, data: JsonMapping) -> _ReadReport:
     """Read and check the fields of one report; RequestError if one is wrong."""
     routers = service.endpoints.routers_of(data.get("experiment"))
     session = session_id(data.get("session_id"), request)
@@ -204,7 +205,7 @@ def _answer(reported: _ReadReport, result: tuple[Router, RecordedReport] | MarlR
         field, _, message = str(result).partition(": ")
         return RequestError(409 if isinstance(result, OutcomeConflictError) else 400, field, message)
     router, recorded = result
-    answer: dict[str, Any] = {"experiment": router.config.name, "arm": recorded.assignment.arm}
+    answer: dict[str, object] = {"experiment": router.config.name, "arm": recorded.assignment.arm}
     if "outcome" in reported.values:
         answer["value"] = reported.values["outcome"]
     answer["counts"] = recorded.late_s is None

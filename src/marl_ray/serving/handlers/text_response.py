@@ -100,7 +100,7 @@ class TextResponseWriter:
         return self._digest
 
     @property
-    def head(self) -> dict[str, Any]:
+    def head(self) -> dict[str, object]:
         return self._session_arm.head(self._assignment, self._arm)
 
     @property
@@ -368,7 +368,7 @@ def text_request(service: Service, agent: str, prompt: Any, settings: Settings, 
     return TextRequest(agent, prompt, seed, settings.greedy, settings.changes, logged=logged, **more)
 
 
-def agent_of(router: Router, agent: Any) -> str:
+def agent_of(router: Router, agent: object) -> str:
     """Return the agent whose text the request asks for. A request may omit it if one policy plays all agents."""
     agents = router.bundle_of(router.control).agents
     if agent is None and len(set(agents.values())) == 1:
@@ -380,7 +380,7 @@ def agent_of(router: Router, agent: Any) -> str:
     return agent
 
 
-def text_observations(router: Router, observations: Mapping[str, Any], masks: Mapping[str, Any]) -> dict[str, str]:
+def text_observations(router: Router, observations: Mapping[str, Any], masks: Mapping[str, object]) -> dict[str, str]:
     """Check that the observations of `/v1/act` are texts, and return them; RequestError naming the agent."""
     agents = router.bundle_of(router.control).agents
     if masks:

@@ -3,7 +3,6 @@
 import time
 from dataclasses import asdict
 from functools import partial
-from typing import Any
 
 from marl_ray.experiments.lifecycle import RETREATS, Action
 from marl_ray.serving.handlers.experiments import apply_change, describe_experiment, read_curves, rows
@@ -88,7 +87,7 @@ async def change(action: Action, service: Service, request: Request) -> Response
         form = render.parse_form(await request.body())
         actor = service.admission.keys.check_secret(form.get("key", ""), "admin")
         service.admission.limit(actor, 1)
-        data: dict[str, Any] = {"reason": form.get("reason"), "arm": form.get("arm") or None}
+        data: dict[str, object] = {"reason": form.get("reason"), "arm": form.get("arm") or None}
         epoch = form.get("epoch", "")
         # A form may be old, but an action that only takes traffic away is right on any epoch.
         if epoch.isdecimal() and action not in RETREATS:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
@@ -58,7 +57,7 @@ class LiveExperiments:
         for reference in references:
             del self.models[reference]
 
-    def open(self, part: LoadedExperiment, actor: str = "config", reason: str = "opened", **more: Any) -> Router:
+    def open(self, part: LoadedExperiment, actor: str = "config", reason: str = "opened", **more: object) -> Router:
         """Register an experiment with the store and route to it, which blocks.
 
         `more` is stored beside its config. Raises MarlRayError if the stored experiment forbids it, or if an arm

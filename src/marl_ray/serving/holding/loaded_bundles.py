@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 from weakref import WeakValueDictionary
 
 from marl_ray.config import ExperimentConfig, GatewayConfig
@@ -14,6 +13,7 @@ from marl_ray.experiments.database.connections import Database
 from marl_ray.experiments.lifecycle import ExperimentRecord
 from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.experiments.store.records import OPEN
+from marl_ray.json_types import JsonMapping
 from marl_ray.policies.actor_critic.spaces import space_to_json
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.manifest import REGISTRY_PREFIX, pin_reference
@@ -64,7 +64,7 @@ class LoadedExperiment:
     stored_digests: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Arm -> `digest` and, where it is known, `weights_sha256`."""
 
-    def stored_config(self) -> dict[str, Any]:
+    def stored_config(self) -> dict[str, object]:
         """Return the config as the store keeps it.
 
         It has the salt in force, and the digests of each arm's bundle and weights.
@@ -84,7 +84,7 @@ class LoadedExperiment:
 
 
 def load_arms(
-    config: ExperimentConfig, arms: Iterable[str], bundles: BundleCache, stored: Mapping[str, Mapping[str, Any]]
+    config: ExperimentConfig, arms: Iterable[str], bundles: BundleCache, stored: Mapping[str, JsonMapping]
 ) -> tuple[dict[str, AnyBundle], dict[str, MarlRayError]]:
     """Load the bundles of these arms, and tell which cannot be loaded.
 
@@ -228,7 +228,7 @@ def check_arms(config: ExperimentConfig, bundles: Mapping[str, AnyBundle]) -> No
                 )
 
 
-def _interface(bundle: AnyBundle) -> dict[str, tuple[Any, Any]]:
+def _interface(bundle: AnyBundle) -> dict[str, tuple[object, object]]:
     if is_text(bundle):
         return dict.fromkeys(bundle.agents, ("text", "text"))
     parts = bundle.manifest.policies

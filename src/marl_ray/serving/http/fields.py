@@ -2,16 +2,16 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from marl_ray.config.serving.gateway import MAX_ATTRIBUTE_LENGTH, MAX_ATTRIBUTE_NAME, MAX_ATTRIBUTES
 from marl_ray.experiments.assignment.population import Attributes
+from marl_ray.json_types import JsonMapping
 from marl_ray.serving.http.protocol import Request, RequestError
 
 SESSION_LENGTH = 256
 
 
-def session_id(value: Any, request: Request) -> str:
+def session_id(value: object, request: Request) -> str:
     """Return the session id, from the body or else from the header `x-session-id`."""
     session = request.header(b"x-session-id") if value is None else value
     if not is_identifier(session):
@@ -23,7 +23,7 @@ def session_id(value: Any, request: Request) -> str:
     return str(session)
 
 
-def cluster_of(data: Mapping[str, Any]) -> str | None:
+def cluster_of(data: JsonMapping) -> str | None:
     """Return the request's `cluster_id`, if it names one."""
     cluster_id = data.get("cluster_id")
     if cluster_id is not None and not is_identifier(cluster_id):
@@ -31,7 +31,7 @@ def cluster_of(data: Mapping[str, Any]) -> str | None:
     return cluster_id
 
 
-def attributes_of(data: Mapping[str, Any]) -> Attributes:
+def attributes_of(data: Mapping[str, object]) -> Attributes:
     """Return the attributes of the request's unit, by name; empty if the request has none."""
     attributes = data.get("attributes")
     if attributes is None:
@@ -56,12 +56,12 @@ def attributes_of(data: Mapping[str, Any]) -> Attributes:
     return attributes
 
 
-def is_identifier(value: Any, length: int = SESSION_LENGTH) -> bool:
+def is_identifier(value: object, length: int = SESSION_LENGTH) -> bool:
     """Return True if the value is 1 to `length` printable characters; NUL and lone surrogates are not."""
     return isinstance(value, str) and 0 < len(value) <= length and value.isprintable()
 
 
-def boolean_field(data: Mapping[str, Any], name: str) -> bool:
+def boolean_field(data: Mapping[str, object], name: str) -> bool:
     """Return a field that is true or false; false where it is missing or null."""
     value = data.get(name)
     if value is not None and not isinstance(value, bool):

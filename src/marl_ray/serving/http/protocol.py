@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import orjson
 
 from marl_ray.errors import MarlRayError, did_you_mean
+from marl_ray.json_types import JsonObject
 
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
@@ -112,7 +113,7 @@ class Request:
             raise ClientDisconnectedError
         return body
 
-    async def until_disconnect(self, work: Coroutine[Any, Any, T]) -> T:
+    async def until_disconnect(self, work: Coroutine[object, object, T]) -> T:
         """Run `work` while the client is there, and return its result.
 
         If the client hangs up, cancels `work` and raises ClientDisconnectedError. Call it only after reading the body. It
@@ -144,7 +145,7 @@ class Request:
     def _too_large(self) -> RequestError:
         return RequestError(413, "body", f"expected at most {self._limit} bytes")
 
-    async def object(self, fields: frozenset[str]) -> dict[str, Any]:
+    async def object(self, fields: frozenset[str]) -> JsonObject:
         """Return the body as a JSON object with known keys only, or RequestError 400 or 413."""
         return parse_object(await self.body(), fields)
 
@@ -169,7 +170,7 @@ class Stream(NamedTuple):
     content_type: bytes = EVENTS
 
 
-def parse_object(body: bytes, fields: frozenset[str]) -> dict[str, Any]:
+def parse_object(body: bytes, fields: frozenset[str]) -> dict[str, object]:
     """Return a JSON object with known keys only, or RequestError 400."""
     try:
         data = orjson.loads(body)
@@ -178,7 +179,7 @@ def parse_object(body: bytes, fields: frozenset[str]) -> dict[str, Any]:
     return known_fields(data, fields)
 
 
-def known_fields(data: Any, fields: frozenset[str]) -> dict[str, Any]:
+def known_fields(data: object, fields: frozenset[str]) -> dict[str, object]:
     """Return the data if it is an object with known keys only, or RequestError 400."""
     if not isinstance(data, dict):
         raise RequestError(400, "body", f"expected a JSON object, got {type(data).__name__}")
@@ -204,12 +205,12 @@ async def stream(send: Send, response: Stream, headers: Headers = ()) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-def _start(response: Response | Stream, headers: Headers) -> dict[str, Any]:
+def _start(response: Response | Stream, headers: Headers) -> dict[str, object]:
     kind = (b"content-type", response.content_type)
     return {"type": "http.response.start", "status": response.status, "headers": [kind, *headers]}
 
 
-def server_sent_event(data: Any) -> bytes:
+def server_sent_event(data: object) -> bytes:
     """Return a server-sent event of JSON."""
     return b"data: " + orjson.dumps(data) + b"\n\n"
 

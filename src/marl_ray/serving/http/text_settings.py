@@ -1,8 +1,8 @@
 """Fields that control how a text is written, of `/generate` and of OpenAI's paths."""
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.serving.http.protocol import RequestError
 
 SETTINGS = frozenset({"max_tokens", "temperature", "top_p", "stop", "seed"})
@@ -22,12 +22,12 @@ class Settings(NamedTuple):
 
     seed: int | None
     greedy: bool
-    changes: dict[str, Any]
+    changes: JsonObject
 
 
-def settings_of(data: Mapping[str, Any]) -> Settings:
+def settings_of(data: JsonMapping) -> Settings:
     """Read the settings; a missing or null one is as in training. RequestError 400 naming the field."""
-    changes: dict[str, Any] = {}
+    changes: JsonObject = {}
     tokens, top_k, seed = (data.get(name) for name in ("max_tokens", "top_k", "seed"))
     if tokens is not None:
         changes["max_tokens"] = _integer("max_tokens", tokens, 1, MAX_TOKENS)

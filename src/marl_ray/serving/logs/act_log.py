@@ -84,9 +84,9 @@ class LoggedText(_OfUnit):
     agent: str
     prompt: str | None
     """None if the request has messages."""
-    messages: Sequence[Any]
+    messages: Sequence[object]
     """The chat's messages, `{"role": ..., "content": ...}` each; empty if the request has a prompt."""
-    tools: Sequence[Any]
+    tools: Sequence[object]
     """The tools that the chat offered."""
     prompt_ids: Sequence[int]
     """Tokens that the model read before its first own one; empty if the arm reports none."""
@@ -100,7 +100,7 @@ class LoggedText(_OfUnit):
     finish: str
     """`stop`, `length`, or `cut` if the client left or the arm failed; after `cut` the record has what was sent."""
     seed: int
-    settings: dict[str, Any]
+    settings: dict[str, object]
     """The settings in force: `temperature`, `top_p`, `top_k`, `max_tokens`; empty if the arm reports none."""
     asked: Sequence[str]
     """Names of the settings that the request itself chose."""

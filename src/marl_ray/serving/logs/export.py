@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
 from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.experiments.store.unit_store import Outcome, UnitStore
+from marl_ray.json_types import JsonObject
 from marl_ray.serving.logs import text_rows
 from marl_ray.serving.logs.act_log import (
     LoggedAct,
@@ -122,13 +123,13 @@ def _write(store: UnitStore, experiment: str, digests: Mapping[str, str], decisi
     cost_of = _in_rising_order(sorted_by_unit(map(_line, store.metric_values(experiment, COST)), _parse_cost))
     counts = dict.fromkeys(("units", "sequences", "decisions", "censored", "mixed"), 0)
     metadata = {"marl_ray.schema_version": SCHEMA_VERSION, "marl_ray.experiment": experiment}
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     numbers = 0
     logged = read_logged(decisions, experiment)
     first = next(logged, None)
     everything = itertools.chain(() if first is None else (first,), logged)
 
-    def of_units() -> Iterator[tuple[list[LoggedRequest], list[dict[str, Any]]]]:
+    def of_units() -> Iterator[tuple[list[LoggedRequest], list[dict[str, object]]]]:
         """Yield the log and the rows of each unit that is kept."""
         for unit, of_unit in itertools.groupby(everything, key=lambda logged: logged.unit):
             acts, outcome, cost = list(of_unit), outcome_of(unit), cost_of(unit)
@@ -164,7 +165,7 @@ def _write(store: UnitStore, experiment: str, digests: Mapping[str, str], decisi
     return counts
 
 
-def _rows(logged: list[LoggedRequest], outcome: Outcome, cost: float | None, episode: int) -> list[dict[str, Any]]:
+def _rows(logged: list[LoggedRequest], outcome: Outcome, cost: float | None, episode: int) -> list[JsonObject]:
     """Return a unit's rows; its log is of one kind."""
     texts = [row for row in logged if isinstance(row, LoggedText)]
     if texts:
@@ -172,14 +173,14 @@ def _rows(logged: list[LoggedRequest], outcome: Outcome, cost: float | None, epi
     return _sequences([row for row in logged if isinstance(row, LoggedAct)], outcome, cost, episode)
 
 
-def _numbers(row: dict[str, Any]) -> int:
+def _numbers(row: JsonObject) -> int:
     """Return the approximate count of numbers in a row."""
     if "observations" in row:
         return sum(len(step) + STEP_NUMBERS for step in row["observations"])
     return len(row["prompt_ids"]) + 2 * len(row["ids"]) + (len(row["text"]) + len(row["messages"] or "")) // 8
 
 
-def _sequences(acts: list[LoggedAct], outcome: Outcome, cost: float | None, episode: int) -> list[dict[str, Any]]:
+def _sequences(acts: list[LoggedAct], outcome: Outcome, cost: float | None, episode: int) -> list[dict[str, object]]:
     """Return a unit's rows, one per agent, by name; each agent's steps are the acts that it took part in."""
     rows = []
     for agent in sorted({agent for act in acts for agent in act.actions}):
@@ -216,7 +217,7 @@ def _sequences(acts: list[LoggedAct], outcome: Outcome, cost: float | None, epis
     return rows
 
 
-def _masks(masks: list[list[Any] | None]) -> list[list[bool]] | None:
+def _masks(masks: list[list[object] | None]) -> list[list[bool]] | None:
     """Return one mask per step; a step without one allows everything."""
     choices = next((len(mask) for mask in masks if mask is not None), None)
     if choices is None:
@@ -244,7 +245,7 @@ def _in_rising_order(rows: Iterator[tuple[str, T]]) -> Callable[[str], T | None]
     return find
 
 
-def _line(row: Any) -> bytes:
+def _line(row: object) -> bytes:
     # A copy of the right size, because an object made by orjson keeps some kilobytes alive.
     return bytes(memoryview(orjson.dumps(row)))
 

@@ -2,13 +2,12 @@
 
 import logging
 import time
-from typing import Any
 
 import orjson
 
 _events = logging.getLogger("marl_ray.access")
 
 
-def log_line(event: str, **fields: Any) -> None:
+def log_line(event: str, **fields: object) -> None:
     """Write one event."""
     _events.warning("%s", orjson.dumps({"at": time.time(), "event": event, **fields}).decode())

@@ -1,7 +1,6 @@
 """Logged texts as rows of Parquet: one row is one response, a sequence of `marl_ray.trajectories` whose steps are tokens."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import orjson
 import pyarrow as pa
@@ -53,9 +52,11 @@ SCHEMA = pa.schema(
 )
 
 
-def text_rows(texts: Sequence[LoggedText], outcome: Outcome, cost: float | None, episode: int) -> list[dict[str, Any]]:
+def text_rows(
+    texts: Sequence[LoggedText], outcome: Outcome, cost: float | None, episode: int
+) -> list[dict[str, object]]:
     """Return a unit's rows, by agent and in the order of time."""
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     turns: dict[str, int] = {}
     for text in sorted(texts, key=lambda text: text.agent):  # a stable sort, which keeps the order of time
         turns[text.agent] = turns.get(text.agent, -1) + 1
@@ -99,5 +100,5 @@ def _is_sampled(text: LoggedText) -> bool:
     return is_untruncated and not text.greedy and bool(text.prompt_ids) and FREE_SETTINGS.issuperset(text.asked)
 
 
-def _json(values: Sequence[Any]) -> str | None:
+def _json(values: Sequence[object]) -> str | None:
     return orjson.dumps(values).decode() if values else None

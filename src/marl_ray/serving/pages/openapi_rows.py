@@ -3,11 +3,13 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-Part = Mapping[str, Any]
+from marl_ray.json_types import JsonMapping, JsonObject
+
+Part = JsonMapping
 _MAX_CHARACTERS = 160
 
 
-def operations(document: Part) -> list[dict[str, Any]]:
+def operations(document: Part) -> list[dict[str, object]]:
     """Return one row for each operation, in the document's order: what it takes and what it answers."""
     return [
         {
@@ -25,7 +27,7 @@ def operations(document: Part) -> list[dict[str, Any]]:
     ]
 
 
-def models(document: Part) -> list[dict[str, Any]]:
+def models(document: Part) -> list[JsonObject]:
     """Return one row for each schema that has fields."""
     schemas: Part = document["components"]["schemas"]
     rows = [{"name": name, "fields": list(_fields(document, schema))} for name, schema in sorted(schemas.items())]
@@ -57,7 +59,7 @@ def _parameter(document: Part, part: Part) -> dict[str, str]:
     }
 
 
-def _fields(document: Part, schema: Part) -> Iterator[dict[str, Any]]:
+def _fields(document: Part, schema: Part) -> Iterator[dict[str, object]]:
     resolved = _resolve_reference(document, schema)
     required = resolved.get("required", ())
     for name, part in resolved.get("properties", {}).items():

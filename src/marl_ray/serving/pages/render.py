@@ -43,7 +43,7 @@ def stylesheet() -> bytes:
     return (PAGES / "style.css").read_bytes()
 
 
-def index_page(experiments: Sequence[Mapping[str, Any]], base: str) -> bytes:
+def index_page(experiments: Sequence[Mapping[str, object]], base: str) -> bytes:
     """Return the list of experiments; it reloads by itself.
 
     A row has `name` and, as far as known, `endpoint`, `status`, `stage` (from 0), `stages` (shares), `epoch`, `control`
@@ -53,9 +53,9 @@ def index_page(experiments: Sequence[Mapping[str, Any]], base: str) -> bytes:
 
 
 def experiment_page(
-    report: Mapping[str, Any],
+    report: Mapping[str, object],
     curves: Mapping[str, Sequence[Sequence[float | None]]],
-    audit: Sequence[Mapping[str, Any]],
+    audit: Sequence[Mapping[str, object]],
     base: str,
     message: str | None = None,
     *,
@@ -166,7 +166,7 @@ def _environment() -> Environment:
     return made
 
 
-def _label(text: Any) -> str:
+def _label(text: object) -> str:
     return str(text).replace("_", " ")
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marl_ray.experiments.lifecycle import ALLOWED_STATUSES, Action
+from marl_ray.json_types import JsonMapping, JsonObject, JsonValue
 from marl_ray.serving.pages.charts import display_step, evidence_share, format_moment, round_to_step, scaled_intervals
 
 UNKNOWN_TEXT = "—"
@@ -22,47 +23,47 @@ _BETTER_TEXTS = {"lower": "lower is better", "higher": "higher is better"}
 _LINEAGE = ("run", "steps", "seed", "code_version", "config_hash")
 
 
-def part_of(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def part_of(data: JsonMapping, key: str) -> JsonMapping:
     """Return the mapping under a key; an empty one where there is another value or none."""
     part = data.get(key)
     return part if isinstance(part, Mapping) else {}
 
 
-def finite_or_none(value: Any) -> float | None:
+def finite_or_none(value: JsonValue) -> float | None:
     """Return the value as a float; None where it is no finite number."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if is_number else None
 
 
-def _interval(value: Any) -> tuple[float, float] | None:
+def _interval(value: object) -> tuple[float, float] | None:
     if not isinstance(value, list | tuple) or len(value) != 2:
         return None
     low, high = finite_or_none(value[0]), finite_or_none(value[1])
     return None if low is None or high is None else (low, high)
 
 
-def text_of(value: Any) -> str:
+def text_of(value: object) -> str:
     """Return the value as text; UNKNOWN_TEXT where there is none."""
     return UNKNOWN_TEXT if value is None or value == "" else str(value)
 
 
-def _count(value: Any) -> str:
+def _count(value: object) -> str:
     number = finite_or_none(value)
     return UNKNOWN_TEXT if number is None else f"{number:,.0f}"
 
 
-def _percent(value: Any) -> str:
+def _percent(value: object) -> str:
     number = finite_or_none(value)
     return UNKNOWN_TEXT if number is None else f"{100 * number:.1f}\N{NARROW NO-BREAK SPACE}%"
 
 
-def _share(value: Any) -> str:
+def _share(value: object) -> str:
     """Return a percentage in a label, with as few digits as it has."""
     number = finite_or_none(value)
     return UNKNOWN_TEXT if number is None else f"{100 * number:.3g}\N{NARROW NO-BREAK SPACE}%"
 
 
-def _size(value: Any, step: float | None = None, sign: bool = False) -> str:
+def _size(value: object, step: float | None = None, sign: bool = False) -> str:
     number = finite_or_none(value)
     return (
         UNKNOWN_TEXT
@@ -79,13 +80,13 @@ def _bounds(interval: tuple[float, float] | None, step: float, sign: bool = Fals
     )
 
 
-def time_of(value: Any) -> str:
+def time_of(value: object) -> str:
     """Return a time in seconds since 1970 as a date and time in UTC; UNKNOWN_TEXT where it is none."""
     at = format_moment(finite_or_none(value))
     return UNKNOWN_TEXT if at is None else f"{at:%Y-%m-%dT%H:%M:%SZ}"
 
 
-def control_of(report: Mapping[str, Any]) -> str | None:
+def control_of(report: JsonMapping) -> str | None:
     """Return the arm that the others are compared with: the one that the report names, or else its first."""
     arms = part_of(report, "arms")
     named = report.get("control")
@@ -99,7 +100,7 @@ def colours_of(arms: Sequence[str], control: str | None) -> dict[str, str]:
     return colours | ({control: "c0"} if control is not None else {})
 
 
-def index_row(row: Mapping[str, Any]) -> dict[str, Any]:
+def index_row(row: JsonMapping) -> JsonObject:
     """Return the row of one experiment in the list of all: its stage, and the share of traffic of each arm."""
     arms = part_of(row, "arms")
     colours = colours_of(list(arms), control_of(row))
@@ -123,7 +124,7 @@ def index_row(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _stages(report: Mapping[str, Any]) -> list[str]:
+def _stages(report: JsonMapping) -> list[str]:
     """Return the labels of the steps between draft and the end."""
     stages = report.get("stages") or part_of(report, "config").get("stages")
     strategy = report.get("strategy")
@@ -132,7 +133,7 @@ def _stages(report: Mapping[str, Any]) -> list[str]:
     return [_share(share) for share in stages]
 
 
-def steps_of(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+def steps_of(report: JsonMapping) -> list[tuple[str, str]]:
     """Return (label, class) of the stations: `done`, `here`, `ahead`, or `skipped` where the end came before."""
     status, stages = report["status"], _stages(report)
     labels = ["draft", *stages, status if status in _FINAL_STATUSES else "promoted"]
@@ -145,7 +146,7 @@ def steps_of(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     return list(zip(labels, marks, strict=True))
 
 
-def decision_of(report: Mapping[str, Any]) -> dict[str, Any] | None:
+def decision_of(report: JsonMapping) -> JsonObject | None:
     """Return the step, the arm and the reason of the last decision; None where nothing was decided."""
     decision = part_of(report, "decision")
     return (
@@ -155,7 +156,7 @@ def decision_of(report: Mapping[str, Any]) -> dict[str, Any] | None:
     )
 
 
-def arm_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[dict[str, Any]]:
+def arm_rows(report: JsonMapping, colours: Mapping[str, str]) -> list[JsonObject]:
     """Return the row of each arm: its units, its mean, and its difference from the control, with intervals."""
     arms = {name: arm if isinstance(arm, Mapping) else {} for name, arm in part_of(report, "arms").items()}
     of_means, of_gaps, gaps = [], [], {}
@@ -198,7 +199,7 @@ def arm_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[dict
     ]
 
 
-def margin_of(report: Mapping[str, Any]) -> float | None:
+def margin_of(report: JsonMapping) -> float | None:
     """Return the accepted loss in units of the outcome; for a relative margin, the value that the tests use."""
     tests = (part_of(part_of(part_of(report, "arms"), arm), "harm") for arm in part_of(report, "arms"))
     margins = (finite_or_none(test.get("margin")) for test in tests)
@@ -206,12 +207,12 @@ def margin_of(report: Mapping[str, Any]) -> float | None:
     return finite_or_none(part_of(report, "config").get("margin")) if first_margin is None else first_margin
 
 
-def warnings_of(report: Mapping[str, Any]) -> list[str]:
+def warnings_of(report: JsonMapping) -> list[str]:
     """Return the warnings of the report as texts."""
     return [text_of(line) for line in report.get("warnings") or ()]
 
 
-def harm_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[dict[str, Any]]:
+def harm_rows(report: JsonMapping, colours: Mapping[str, str]) -> list[JsonObject]:
     """Return the tests that can roll an arm back, arm by arm: the outcome's first, then the guardrails'."""
     rails = [rail for rail in report.get("guardrails") or () if isinstance(rail, Mapping)]
     tests = _of_outcome(report, "harm", "alpha_rollback") + rails
@@ -220,16 +221,16 @@ def harm_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[dic
     return [_test_row(test, "<", colours) for test in tests]
 
 
-def promotion_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[dict[str, Any]]:
+def promotion_rows(report: JsonMapping, colours: Mapping[str, str]) -> list[JsonObject]:
     """Return the tests that can promote an arm."""
     return [_test_row(test, ">", colours) for test in _of_outcome(report, "promotion", "alpha")]
 
 
-def _of_outcome(report: Mapping[str, Any], key: str, level: str) -> list[Mapping[str, Any]]:
+def _of_outcome(report: JsonMapping, key: str, level: str) -> list[JsonMapping]:
     """Return the outcome's tests, one per treatment, in the form of a guardrail."""
     arms, config = part_of(report, "arms"), part_of(report, "config")
     control = part_of(arms, str(control_of(report)))
-    tests: list[Mapping[str, Any]] = []
+    tests: list[JsonMapping] = []
     for name in arms:
         arm = part_of(arms, name)
         part = part_of(arm, key)
@@ -241,12 +242,12 @@ def _of_outcome(report: Mapping[str, Any], key: str, level: str) -> list[Mapping
     return tests
 
 
-def _observation_count(arm: Mapping[str, Any]) -> Any:
+def _observation_count(arm: JsonMapping) -> Any:
     """Return the count that the tests use: of clusters or blocks where these are assigned, else of outcomes."""
     return arm.get("observations", arm.get("outcomes"))
 
 
-def _test_row(test: Mapping[str, Any], wants: str, colours: Mapping[str, str]) -> dict[str, Any]:
+def _test_row(test: JsonMapping, wants: str, colours: Mapping[str, str]) -> JsonObject:
     """Return the row of one test; `wants` is the side of -margin on which its bound is a proof."""
     e_value, alpha, margin = (finite_or_none(test.get(key)) for key in ("e_value", "alpha", "margin"))
     level = alpha if alpha is not None and 0 < alpha < 1 else None
@@ -277,7 +278,7 @@ def _e_value(value: float | None) -> str:
     return f"{value:.2f}" if value < 1000 else "> 1,000"
 
 
-def split_of(report: Mapping[str, Any]) -> dict[str, Any] | None:
+def split_of(report: JsonMapping) -> JsonObject | None:
     """Return the test of the split between arms as the page shows it; None if the report has none."""
     ratio = part_of(report, "srm")
     p_value = finite_or_none(ratio.get("p_value"))
@@ -287,7 +288,7 @@ def split_of(report: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"p_value": shown, "alarm": bool(ratio.get("alarm"))} if ratio else None
 
 
-def shadow_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[dict[str, Any]]:
+def shadow_rows(report: JsonMapping, colours: Mapping[str, str]) -> list[JsonObject]:
     """Return one row for each shadowed arm of the report, with numbers as text and its colour (arm -> CSS class)."""
     rows = []
     for arm in part_of(report, "shadow"):
@@ -307,7 +308,7 @@ def shadow_rows(report: Mapping[str, Any], colours: Mapping[str, str]) -> list[d
     return rows
 
 
-def _per_token(totals: Mapping[str, Any]) -> str | None:
+def _per_token(totals: JsonMapping) -> str | None:
     """Return the mean log-probability per served token in nats.
 
     It is the shadow's, with the one it was served with; None where there were no texts.
@@ -320,7 +321,7 @@ def _per_token(totals: Mapping[str, Any]) -> str | None:
     )
 
 
-def change_row(entry: Mapping[str, Any]) -> dict[str, Any]:
+def change_row(entry: JsonMapping) -> JsonObject:
     """Return one row of the audit; the status before and after is None where it did not change."""
     before, after = part_of(entry, "before").get("status"), part_of(entry, "after").get("status")
     return {
@@ -335,7 +336,7 @@ def change_row(entry: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def actions_of(report: Mapping[str, Any]) -> dict[str, Any]:
+def actions_of(report: JsonMapping) -> JsonObject:
     """Return the possible actions: for each treatment, and for the experiment as (action, label)."""
     allowed = {action for action in Action if report["status"] in ALLOWED_STATUSES[action]}
     stage, stages = int(finite_or_none(report.get("stage")) or 0), _stages(report)

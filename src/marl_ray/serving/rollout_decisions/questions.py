@@ -6,7 +6,7 @@ This file chooses the test and runs it.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import TypedDict, get_args
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.config.serving.gateway import GuardrailConfig
@@ -139,6 +139,14 @@ def _questions(config: ExperimentConfig, plan: RolloutPlan) -> Iterator[BetQuest
                 yield from both(measure, side, arm)
         for rail in config.guardrails:
             yield from both(guardrail_of(config, rail), HARM, arm)
+
+
+class TestRules(TypedDict):
+    """The keywords of `ask`."""
+
+    alpha: float
+    min_outcomes: int
+    excludes_missing: bool
 
 
 def ask(

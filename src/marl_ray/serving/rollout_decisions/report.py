@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.experiments.evidence.looks import ArmSummary, Look
@@ -11,11 +10,13 @@ from marl_ray.experiments.evidence.series import Series
 from marl_ray.experiments.lifecycle import ExperimentRecord, RolloutPlan, advance
 from marl_ray.experiments.statistics.intervals import NO_OUTCOME, Interval, verdict
 from marl_ray.experiments.statistics.sequential import mean_interval
+from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.serving.rollout_decisions.curve_cache import CurveRows
 from marl_ray.serving.rollout_decisions.questions import (
     HARM,
     PROMOTION,
     TestResult,
+    TestRules,
     ask,
     measures_without_missing,
     shown_outcome_of,
@@ -28,11 +29,11 @@ _NO_UNITS = ArmSummary(0, 0, NO_OUTCOME)
 def describe(
     record: ExperimentRecord,
     config: ExperimentConfig,
-    arms: Mapping[str, Mapping[str, Any]],
+    arms: Mapping[str, JsonMapping],
     results: LookResults,
     shadow: Mapping[str, Mapping[str, float]],
     now: float | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the JSON of one experiment; unknown values are `null`.
 
     `arms` has what is known of their bundles (`digest`, `lineage`), or nothing; `shadow` is the store's totals. With
@@ -43,7 +44,7 @@ def describe(
     outcomes = {arm: look.summary("outcome", arm) for arm in plan.weights}
     largest = max(outcome.variance for outcome in outcomes.values())
     decision = advance(record, results.evidence, time.time() if now is None else now)
-    rows: dict[str, Any] = {}
+    rows: JsonObject = {}
     for arm, outcome in outcomes.items():
         units, stored, arm_facts = look.units.get(arm, _NO_UNITS), record.config["arms"][arm], arms.get(arm, {})
         around = mean_interval(outcome, largest, alpha=config.alpha, min_outcomes=config.min_outcomes)
@@ -148,14 +149,14 @@ def _missing(results: LookResults) -> list[str]:
 def _difference(arm: str, look: Look, config: ExperimentConfig, plan: RolloutPlan, alpha: float) -> Interval:
     """Return the bounds of treatment - control by the tests that decide; each bound gets half of alpha."""
     measure, missing = shown_outcome_of(config), "outcome" in measures_without_missing(config)
-    rules: Any = {"alpha": alpha / 2, "min_outcomes": config.min_outcomes, "excludes_missing": missing}
+    rules: TestRules = {"alpha": alpha / 2, "min_outcomes": config.min_outcomes, "excludes_missing": missing}
     below, above = (ask(side, look, measure, arm, plan, **rules) for side in (PROMOTION, HARM))
     is_bounded = measure.range is not None and min(below.treatment.n, below.control.n) >= config.min_outcomes
     most = measure.range[1] - measure.range[0] if is_bounded and measure.range is not None else math.inf
     return Interval(below.test.gain, max(below.test.bound, -most), min(above.test.bound, most))
 
 
-def _test(result: TestResult) -> dict[str, Any]:
+def _test(result: TestResult) -> dict[str, object]:
     gain, bound, e_value, proven = result.test
     return {
         "margin": result.margin,
@@ -167,7 +168,7 @@ def _test(result: TestResult) -> dict[str, Any]:
     }
 
 
-def _reporting(reporting: Reporting) -> dict[str, Any]:
+def _reporting(reporting: Reporting) -> dict[str, object]:
     return {
         "metric": reporting.metric,
         "arm": reporting.arm,
@@ -180,7 +181,7 @@ def _reporting(reporting: Reporting) -> dict[str, Any]:
     }
 
 
-def _guardrail(result: TestResult) -> dict[str, Any]:
+def _guardrail(result: TestResult) -> dict[str, object]:
     return {
         "name": result.name,
         "arm": result.arm,

@@ -10,7 +10,6 @@ import logging
 import math
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from marl_ray.config import ArmConfig, ExperimentConfig, parse_config
 from marl_ray.config.serving.gateway import GuardrailConfig
@@ -36,6 +35,7 @@ from marl_ray.serving.rollout_decisions.questions import (
     PROMOTION,
     Measure,
     TestResult,
+    TestRules,
     ask,
     guardrail_of,
     measures_without_missing,
@@ -135,7 +135,11 @@ def test_look(look: Look, record: ExperimentRecord, config: ExperimentConfig) ->
 
     def test_all(side: int, measure: Measure, alpha: float) -> tuple[TestResult, ...]:
         share = alpha / len(plan.treatments) if plan.treatments else alpha
-        rules: Any = {"alpha": share, "min_outcomes": config.min_outcomes, "excludes_missing": measure.name in excluded}
+        rules: TestRules = {
+            "alpha": share,
+            "min_outcomes": config.min_outcomes,
+            "excludes_missing": measure.name in excluded,
+        }
         return tuple(ask(side, look, measure, arm, plan, **rules) for arm in plan.treatments)
 
     harms = test_all(HARM, outcome_of(config), config.alpha_rollback)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from marl_ray.config import BreakerConfig
 from marl_ray.errors import did_you_mean
@@ -43,7 +43,7 @@ class SessionArm(NamedTuple):
     def assignment(self) -> Assignment:
         return self.unit_arm.assignment
 
-    def head(self, assignment: Assignment, arm: str) -> dict[str, Any]:
+    def head(self, assignment: Assignment, arm: str) -> dict[str, object]:
         """Return the fields about the arm that every answer has.
 
         If the control answers in place of the arm, they still name the session's own arm.

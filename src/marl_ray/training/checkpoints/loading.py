@@ -2,12 +2,13 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.api import CheckpointException
 
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.policies.language.sharding.agreement import run_on_all_workers
 from marl_ray.training.checkpoints.index import STATE_FILE, PublishedCheckpoint, check_bundle, refuse_older
 from marl_ray.training.checkpoints.learner_tensors import allocate_states
@@ -30,7 +31,7 @@ class LoadedCheckpoint(NamedTuple):
     """The plain parts of a checkpoint that was read; its tensors are in the learners."""
 
     state: RunState
-    envs: dict[str, Any]
+    envs: JsonObject
     """Running episodes: of this worker's environment copies at least."""
 
 
@@ -76,7 +77,7 @@ def _try_load(
     if manifest is None:
         return None, line, damaged
 
-    def read() -> tuple[tuple[LoadedCheckpoint, Mapping[str, Any]] | None, tuple[str, bool] | None]:
+    def read() -> tuple[tuple[LoadedCheckpoint, JsonMapping] | None, tuple[str, bool] | None]:
         try:
             return _read_part(place, manifest, learners), None
         except (DamagedCheckpointError, OSError) as problem:
@@ -112,7 +113,7 @@ def _line(place: StoredFolder, error: Exception) -> tuple[str, bool]:
 
 def _read_part(
     place: StoredFolder, manifest: CheckpointManifest, learners: dict[str, Learner]
-) -> tuple[LoadedCheckpoint, Mapping[str, Any]]:
+) -> tuple[LoadedCheckpoint, Mapping[str, object]]:
     """Read this worker's part, and the plain state of the learners.
 
     The learners' tensors are changed also where it fails.
@@ -124,7 +125,7 @@ def _read_part(
     state_file = StateFile.decode(files.read(STATE_FILE))
     # Copies of environments go to workers by number, so other workers' files matter only if there are more or fewer.
     ranks = [rank] if manifest.ranks == workers else range(manifest.ranks)
-    envs: dict[str, Any] = {}
+    envs: JsonObject = {}
     for each in ranks:
         envs |= files.read_json(envs_file(each))
     reader = TensorReader(files, WEIGHTS)

@@ -10,7 +10,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.training.checkpoints.storage import (
@@ -109,7 +108,7 @@ def withdraw_manifest(place: StoredFolder) -> None:
         place.filesystem.move((place / MANIFEST_FILE).path, (place / WITHDRAWN_FOLDER / MANIFEST_FILE).path)
 
 
-def check_format(facts: Mapping[str, Any]) -> None:
+def check_format(facts: Mapping[str, object]) -> None:
     """Raise MarlRayError if a checkpoint is of another version."""
     if facts.get("format") != FORMAT:
         raise MarlRayError(

@@ -8,18 +8,22 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pyarrow import fs
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, one_line, suggestion
+from marl_ray.json_types import JsonMapping
 from marl_ray.policies.bundles.manifest import MANIFEST_FILE as BUNDLE
 from marl_ray.training.checkpoints.index import STATE_FILE, is_checkpoint, newest, refuse_older
 from marl_ray.training.checkpoints.manifest import MANIFEST_FILE, read_manifest
 from marl_ray.training.checkpoints.run_state import RunState, StateFile
 from marl_ray.training.checkpoints.storage import StoredFolder, read_known
 from marl_ray.training.run_folder.record import storage_of
+
+if TYPE_CHECKING:
+    from pettingzoo import AECEnv, ParallelEnv
 
 
 def source_of(config: RunConfig) -> str | None:
@@ -73,7 +77,7 @@ def _is_bundle(place: StoredFolder) -> bool:
     return bool(place.filesystem.get_file_info((place / BUNDLE).path).type == fs.FileType.File)
 
 
-def check_source(config: RunConfig, source: str, holds: Mapping[str, Any]) -> None:
+def check_source(config: RunConfig, source: str, holds: JsonMapping) -> None:
     """Raise MarlRayError unless the checkpoint at `source` is complete and fits a run whose policies hold `holds`."""
     try:
         state = _complete_state(StoredFolder(*fs.FileSystem.from_uri(source)))
@@ -117,8 +121,8 @@ def _complete_state(place: StoredFolder) -> RunState:
 
 
 def state_after(
-    config: RunConfig, other: RunState, envs: Mapping[str, Any], checkpoint_uri: str, fresh: RunState
-) -> tuple[RunState, Mapping[str, Any] | None]:
+    config: RunConfig, other: RunState, envs: Mapping[str, object], checkpoint_uri: str, fresh: RunState
+) -> tuple[RunState, Mapping[str, object] | None]:
     """Return the state with which a run begins after another one's checkpoint, and its copies' snapshot.
 
     Counters continue, and evaluations begin anew. Running episodes and means over recent ones continue if both runs play
@@ -139,14 +143,14 @@ def state_after(
     return replace(state, recent=other.recent, costs=other.costs), envs
 
 
-def holds_of(config: RunConfig, env: Any, agents: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def holds_of(config: RunConfig, env: "ParallelEnv | AECEnv", agents: Mapping[str, Sequence[str]]) -> dict[str, object]:
     """Return trained policy -> the facts on which the layout of its state depends.
 
     The state is its weights, its optimiser and its multipliers.
     """
     from marl_ray.algorithms import algorithm_of
 
-    holds: dict[str, Any] = {}
+    holds: dict[str, object] = {}
     for name, members in agents.items():
         policy = config.team[name]
         if policy.frozen:
@@ -174,7 +178,7 @@ def holds_of(config: RunConfig, env: Any, agents: Mapping[str, Sequence[str]]) -
     return holds
 
 
-def play_of(config: RunConfig) -> dict[str, Any]:
+def play_of(config: RunConfig) -> dict[str, object]:
     """Return the facts that decide if another run's episodes continue after its checkpoint.
 
     The running episodes, and the means over recent ones, continue where the facts are the same.
@@ -183,7 +187,7 @@ def play_of(config: RunConfig) -> dict[str, Any]:
     train = {key: data["train"][key] for key in ("env_copies", "group_size", "curriculum")}
     team = {name: [policy["agents"], policy["frozen"] and policy["bundle"]] for name, policy in data["team"].items()}
     places = {key: data[key] for key in ("env", "seed", "constraints", "data")}
-    played: dict[str, Any] = json.loads(
+    played: dict[str, object] = json.loads(
         json.dumps(places | train | {"team": team, "whole_episodes": config.whole_episodes})
     )
     return played

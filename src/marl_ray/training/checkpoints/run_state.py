@@ -4,9 +4,19 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
+from marl_ray.json_types import JsonMapping
 from marl_ray.training.costs import CostStats
+
+
+class RunOrigin(TypedDict):
+    """The checkpoint of another run from which a run began."""
+
+    run: str
+    steps: int
+    checkpoint: str
+    """Its URI."""
 
 
 @dataclass
@@ -24,15 +34,15 @@ class RunState:
     """The run's name."""
     identity: str = ""
     """The run's `identity_hash`: which checkpoints are its own."""
-    holds: Mapping[str, Any] = field(default_factory=dict)
+    holds: JsonMapping = field(default_factory=dict)
     """Trained policy -> the facts on which the layout of its weights and its state depend (`origin.holds_of`)."""
-    play: Mapping[str, Any] = field(default_factory=dict)
+    play: Mapping[str, object] = field(default_factory=dict)
     """The facts on which the running episodes of the environment copies depend (`origin.play_of`)."""
     iteration: int = 0
     """Number of iterations that are done."""
     steps: int = 0
     """Environment steps that all workers have played, over all iterations."""
-    recent: Mapping[str, Any] = field(default_factory=dict)
+    recent: JsonMapping = field(default_factory=dict)
     """The last training episodes, as `RecentEpisodes.state` gives them."""
     best_score: float = -math.inf
     """Greatest score of a saved checkpoint."""
@@ -46,15 +56,15 @@ class RunState:
     """Benchmark -> sha256 of its file when the run began."""
     metrics: dict[str, float] = field(default_factory=dict)
     """The metrics of the last iteration."""
-    origin: Mapping[str, Any] | None = None
-    """The checkpoint of another run from which this one began: its `run`, its `steps` and its URI, `checkpoint`."""
+    origin: RunOrigin | None = None
+    """The checkpoint of another run from which this one began."""
 
 
 class StateFile(NamedTuple):
     """The contents of `state.json`."""
 
     state: RunState
-    learners: Mapping[str, Any]
+    learners: JsonMapping
     """Policy -> the plain state of its learner."""
     scalars: Mapping[str, float]
     """The numbers among the tensors, by the tensor's name."""

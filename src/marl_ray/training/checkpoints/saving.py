@@ -22,6 +22,7 @@ from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 
 from marl_ray.errors import MarlRayError, describe_error
+from marl_ray.json_types import JsonMapping
 from marl_ray.policies.language.sharding.agreement import run_on_all_workers
 from marl_ray.policies.language.sharding.gather_shards import gather_to_rank0
 from marl_ray.temporary_folders import temporary_folder
@@ -50,9 +51,9 @@ class CheckpointContents:
 
     state: RunState
     """The run's state, equal on all workers."""
-    learners: Mapping[str, Any]
+    learners: JsonMapping
     """Policy -> the plain state of its learner."""
-    envs: Callable[[], Mapping[str, Any]]
+    envs: Callable[[], JsonMapping]
     """Makes the running episodes of this worker's environment copies."""
     score: float
     bundle: Callable[..., None] | None = None
@@ -68,7 +69,7 @@ class CheckpointSaver:
 
     def __init__(self, learners: Mapping[str, Learner]):
         self.copy = CpuCopy(learners)
-        self.group: Any = None
+        self.group: dist.ProcessGroup | None = None
         """The workers on CPU: the training's own group may know GPUs alone, and is in use meanwhile."""
         # A thread that waits already is handed its job in microseconds, also on a machine that is busy.
         self.thread = ThreadPoolExecutor(1, "checkpoints")
@@ -141,7 +142,7 @@ def write(
     place: StoredFolder,
     tensors: Mapping[str, Tensor],
     contents: CheckpointContents,
-    group: Any,
+    group: dist.ProcessGroup | None,
     published: Callable[[], None] = lambda: None,
 ) -> None:
     """Write a checkpoint.
@@ -190,7 +191,11 @@ def _bundle_folder(files: StoredFiles, folders: ExitStack) -> tuple[Path]:
 
 
 def _write_bundle(
-    files: StoredFiles, tensors: Mapping[str, Tensor], contents: CheckpointContents, folders: Sequence[Path], group: Any
+    files: StoredFiles,
+    tensors: Mapping[str, Tensor],
+    contents: CheckpointContents,
+    folders: Sequence[Path],
+    group: dist.ProcessGroup | None,
 ) -> None:
     assert contents.bundle is not None
 
@@ -212,7 +217,7 @@ def _write_bundle(
     files.copy_in(folder / BUNDLE_FOLDER, BUNDLE_FOLDER)
 
 
-def _together(action: Callable[[], None], group: Any) -> None:
+def _together(action: Callable[[], None], group: dist.ProcessGroup | None) -> None:
     """Run an action on each worker. If it fails on any, all workers raise the first error."""
     try:
         run_on_all_workers(action, group)

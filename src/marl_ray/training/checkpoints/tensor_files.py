@@ -135,7 +135,7 @@ class TensorReader(FileSystemReader):
         self.path: Any = folder
         self.index: Metadata | None = None
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
         """Return the index, which is read once. Raises DamagedCheckpointError or OSError."""
         if self.index is None:
             self.index = super().read_metadata(*args, **kwargs)

@@ -1,10 +1,10 @@
 """Evaluation of language teams on held-out tasks while they train."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from marl_ray.config import RunConfig
 from marl_ray.evaluation.pass_at_k import pass_at_k
+from marl_ray.json_types import JsonObject
 from marl_ray.rollout.text.collector import TextCollector
 from marl_ray.rollout.text.episode import TextEpisode
 from marl_ray.rollout.text.responses import TokenPlayer
@@ -54,7 +54,7 @@ def play_held_out(
     )
 
 
-def solved_shares(sampled: list[TextEpisode], greedy: list[TextEpisode], samples: int) -> dict[str, Any]:
+def solved_shares(sampled: list[TextEpisode], greedy: list[TextEpisode], samples: int) -> JsonObject:
     """Compute `greedy`, the share that greedy episodes solve, and `pass_at_k`.
 
     Both are missing if the environment does not report which tasks are solved.

@@ -11,6 +11,7 @@ from typing import Any
 
 from marl_ray.algorithms.constraints.budgets import budget_score, mean_costs, within_budget_metrics
 from marl_ray.config import RunConfig
+from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.training.costs import CostStats
 from marl_ray.training.evaluation.whole_episodes import EndedEpisode, blocking_starts, release_episodes, reported_means
 
@@ -18,7 +19,7 @@ from marl_ray.training.evaluation.whole_episodes import EndedEpisode, blocking_s
 class RecentEpisodes:
     """The last `evaluation.window` released episodes of all workers, and those that are held back."""
 
-    def __init__(self, config: RunConfig, saved: Mapping[str, Any] | None = None):
+    def __init__(self, config: RunConfig, saved: JsonMapping | None = None):
         self.budgets, self.max_steps = config.budgets, config.evaluation.max_steps
         old = {
             key: [_ended_episode(episode) for episode in (saved or {}).get(key, ())] for key in ("window", "held_back")
@@ -35,7 +36,7 @@ class RecentEpisodes:
         self.episodes.extend(released)
         return released
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Return plain data for a checkpoint.
 
         Episodes are tuples, which JSON writes as lists: the training waits for this.

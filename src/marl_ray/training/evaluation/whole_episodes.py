@@ -7,7 +7,7 @@ with it, have ended too.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from marl_ray.config import RunConfig
 from marl_ray.rollout.protocol import BatchCollector, BatchEpisode, CollectedBatch
@@ -74,7 +74,9 @@ def gather_episodes(
     not measure the policy that samples.
     """
     sampled = [e for e in batch.episodes if not (config.plays_greedily and e.copy % config.train.group_size == 0)]
-    sent = [tuple(EndedEpisode.from_episode(e, {} if config.has_language_models else e.metrics)) for e in sampled]
+    sent: list[tuple[Any, ...]] = [
+        tuple(EndedEpisode.from_episode(e, {} if config.has_language_models else e.metrics)) for e in sampled
+    ]
     parts = gather_from_workers((sent, collector.running_episodes, batch.steps))
     ended = [EndedEpisode(*episode) for part, _, _ in parts for episode in part]
     return ended, [start for _, part, _ in parts for start in part], sum(steps for _, _, steps in parts)

@@ -10,7 +10,7 @@ lengths, in passes of `train.micro_batch`. So the gradients are the same for any
 
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -27,6 +27,10 @@ from marl_ray.training.team.gpu_pass_limit import translate_out_of_memory
 from marl_ray.training.team.team import Team
 from marl_ray.training.texts.demonstrations import Example, encode, read_demonstrations
 
+if TYPE_CHECKING:
+    from pettingzoo import AECEnv
+
+
 LEARNING_RATE_FACTOR = 10
 """Learning rate of a warm start that sets none, as a multiple of `hyper.lr`.
 
@@ -35,7 +39,7 @@ It may be larger because a demonstration gives the right token everywhere, and a
 """
 
 
-def fine_tune(config: RunConfig, env: Any, team: Team, emit: Callable[[dict[str, float]], None]) -> None:
+def fine_tune(config: RunConfig, env: "AECEnv", team: Team, emit: Callable[[dict[str, float]], None]) -> None:
     """Fit every trained policy to its agents' demonstrations; every worker takes part.
 
     `emit` gets each epoch's metrics, on rank 0 alone: the mean log-likelihood of a token, in nats. Raises DivergedError

@@ -116,7 +116,7 @@ class Delivery:
         self.called: float | None = None
         """Time at which the call of the sink began that is still running, by the monotonic clock."""
         self.status = ""
-        self.finish: Callable[[Any], None] = lambda sink: None
+        self.finish: Callable[[object], None] = lambda sink: None
         self.begins, self.settled = begins, threading.Event()
         """Set when the sink is open, or was given up."""
         self.ends, self.over = threading.Event(), threading.Event()

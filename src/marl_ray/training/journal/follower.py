@@ -5,11 +5,12 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from pyarrow import fs
 
 from marl_ray.config import RunConfig
+from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.training.journal.tail import Tail
 from marl_ray.training.journal.writer import (
     ERRORS_KEY,
@@ -93,9 +94,9 @@ class Follower:
                 if ends:
                     return
 
-    def _read(self, name: str) -> list[dict[str, Any]]:
+    def _read(self, name: str) -> list[dict[str, object]]:
         """Return the entries that were written since the last call."""
-        entries: list[dict[str, Any]] = []
+        entries: list[dict[str, object]] = []
         while lines := self.tails[name].read(self.taken[name]):
             self.taken[name] += len(lines)
             for line in lines:
@@ -104,7 +105,7 @@ class Follower:
                     entries += [entry] if isinstance(entry, dict) else []
         return entries
 
-    def _failed(self, number: int, failure: Mapping[str, Any]) -> None:
+    def _failed(self, number: int, failure: JsonMapping) -> None:
         self.failures.append((number, failure[FAILURE_KEY]))
         for rank, error in failure[ERRORS_KEY].items():
             path = f"{self.folder}/errors/worker-{rank}.txt"
@@ -115,7 +116,7 @@ class Follower:
             if error in text:  # and not the traceback of an earlier failure
                 self.console.write(f"worker {rank}: {text}")
 
-    def _event(self, event: Mapping[str, Any]) -> None:
+    def _event(self, event: JsonMapping) -> None:
         if PHASE_KEY in event:
             self.console.phase(event[PHASE_KEY])
         elif LINE_KEY in event:
@@ -130,7 +131,7 @@ class Follower:
                 self.console.say(f"its workers start again from {begin}: {before[-1]}")
                 self.failures = self.failures[len(before) :]
 
-    def _show(self, rows: list[dict[str, Any]], progress: ProgressBar) -> None:
+    def _show(self, rows: list[JsonObject], progress: ProgressBar) -> None:
         for row in [row for row in rows if "iteration" not in row][-1:]:
             line = _warm_start_line(row)
             self.console.write(line)

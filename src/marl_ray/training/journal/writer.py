@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import Any
 
 from pyarrow import fs
 
@@ -82,7 +81,7 @@ class Journal:
         """Let the driver print a line."""
         self._note({LINE_KEY: line})
 
-    def transcripts(self, iteration: int, episodes: Sequence[Mapping[str, Any]]) -> None:
+    def transcripts(self, iteration: int, episodes: Sequence[Mapping[str, object]]) -> None:
         """Keep episodes as text. It is called before the iteration's row is written, because sinks look for them then."""
         if self.writes:
             with contextlib.suppress(OSError):
@@ -112,12 +111,12 @@ class Journal:
         self.rows.append(self.waiting)
         self.waiting = []
 
-    def _note(self, event: dict[str, Any]) -> None:
+    def _note(self, event: dict[str, object]) -> None:
         if self.writes:
             with contextlib.suppress(OSError):  # events are for people; nothing depends on them
                 self._event(event)
 
-    def _event(self, event: dict[str, Any]) -> None:
+    def _event(self, event: dict[str, object]) -> None:
         self.events.append([json.dumps({"timestamp": round(time.time(), 3)} | event)])
 
 

@@ -1,7 +1,6 @@
 """Passes over a whole batch before its epochs: evaluate it, or fit a critic to it; equal however the batch is divided."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +57,7 @@ def evaluate_in_passes(
 
 def evaluate_all(
     policy: TrainedPolicy,
-    inputs: Any,
+    inputs: object,
     batch: Trajectories,
     mask: Tensor,
     shape: Shape,
@@ -80,7 +79,7 @@ def evaluate_all(
     return Outputs(log_probs, entropy, values, cost_values)
 
 
-def fit_critic(policy: TrainedPolicy, inputs: Any, batch: Trajectories, mask: Tensor, shape: Shape) -> Tensor:
+def fit_critic(policy: TrainedPolicy, inputs: object, batch: Trajectories, mask: Tensor, shape: Shape) -> Tensor:
     """Fit the critic to its targets before the actor's update and return its outputs (B, T) after the fit.
 
     For algorithms with `AlgorithmSpec.critic_first`. Moves the critic's weights; only decisions in `mask` (B, T) count.

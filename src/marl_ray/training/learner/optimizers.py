@@ -1,7 +1,6 @@
 """The optimiser of a policy's weights, and the gradients of all workers: their sum and their clip."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +37,7 @@ def optimizer_of(hyper: HyperParameters, parts: Sequence[tuple[Iterable[nn.Modul
     return torch.optim.AdamW(groups, fused=True)
 
 
-def _settings(hyper: HyperParameters) -> dict[str, Any]:
+def _settings(hyper: HyperParameters) -> dict[str, object]:
     return {"betas": hyper.adam_betas, "eps": hyper.adam_eps} if hyper.optimizer == "adamw" else {}
 
 

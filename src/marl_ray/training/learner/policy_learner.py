@@ -1,14 +1,13 @@
 """The learner of one policy: it updates the policy by one batch at a time, and keeps the state between updates."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from marl_ray.algorithms.advantages.batch_gae import cost_advantages
+from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.training.collectives import rank_and_world_size, sum_over_workers
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner import gradient_epochs, trust_region_step
@@ -35,7 +34,7 @@ class Learner:
     refused: str
     """The reason why torch takes the gradient steps although there is compiled code; empty if there is no such reason."""
 
-    def __init__(self, model: Any, mesh: DeviceMesh, settings: LearnerSettings):
+    def __init__(self, model: object, mesh: DeviceMesh, settings: LearnerSettings):
         """Take over `model`, an ActorCritic or a TokenPolicy with the same weights on every worker of `mesh`."""
         self.policy = TrainedPolicy.set_up(model, mesh, settings)
         self.state = UpdateState.initial(self.policy)
@@ -161,16 +160,16 @@ class Learner:
         shift = (sums[:-1] / sums[-1].clamp(min=1) * costs.decisions).tolist()
         return replace(costs, means=tuple(mean + moved for mean, moved in zip(costs.means, shift, strict=True)))
 
-    def _groups(self) -> list[dict[str, Any]]:
+    def _groups(self) -> list[dict[str, object]]:
         """Return the settings of each group of the optimiser."""
         groups = self.policy.optimizer.param_groups
         return [{key: value for key, value in group.items() if key != "params"} for group in groups]
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> JsonObject:
         """Return everything besides tensors that changes, as plain data for a checkpoint."""
         return self.state.plain() | {"groups": self._groups(), "refused": self.refused}
 
-    def load_state(self, plain: Mapping[str, Any], where: str = "training") -> None:
+    def load_state(self, plain: JsonMapping, where: str = "training") -> None:
         """Continue from `plain()`; the tensors were loaded before. Every worker takes part. Errors may name `where`."""
         self.state = self.state.from_plain(plain)
         # Another comparison could end otherwise, and then the run would not equal one that never stopped. A policy that

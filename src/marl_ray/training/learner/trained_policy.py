@@ -14,6 +14,7 @@ from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.constraints.multipliers import Multiplier, with_settings_of
 from marl_ray.algorithms.losses.kl import adaptive_coefficient
 from marl_ray.config import ConstraintConfig, HyperParameters
+from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.training.learner.families.family import PolicyFamily, policy_family
 from marl_ray.training.learner.families.results import PolicyModels
 from marl_ray.training.learner.optimizers import optimizer_of
@@ -68,7 +69,7 @@ class TrainedPolicy:
     GSPO's clip is wide. A trust region learns on the very copy that plays."""
 
     @classmethod
-    def set_up(cls, model: Any, mesh: DeviceMesh, settings: LearnerSettings) -> "TrainedPolicy":
+    def set_up(cls, model: object, mesh: DeviceMesh, settings: LearnerSettings) -> "TrainedPolicy":
         """Take over `model`, an ActorCritic or a TokenPolicy with the same weights on every worker, and shard it."""
         algorithm, family, hyper = algorithm_of(settings.algorithm), policy_family(model), settings.hyper
         spec = algorithm.spec
@@ -201,7 +202,7 @@ class UpdateState:
             entropy_coef = max(0.0, entropy_coef + step)
         return replace(self, kl_coef=kl_coef, entropy_coef=entropy_coef)
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> JsonObject:
         """Return the state as plain data, for a checkpoint."""
         return {
             "value_norm": vars(self.value_norm),
@@ -211,7 +212,7 @@ class UpdateState:
             "kl_coef": self.kl_coef,
         }
 
-    def from_plain(self, plain: Mapping[str, Any]) -> "UpdateState":
+    def from_plain(self, plain: JsonMapping) -> "UpdateState":
         """Make the state from what `plain()` returned; the types of the multipliers are those of this state."""
         pairs = zip(self.multipliers, plain["multipliers"], strict=True)
         return UpdateState(

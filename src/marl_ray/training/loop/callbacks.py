@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 Metrics = dict[str, float]
 
@@ -13,7 +12,7 @@ class RunCallbacks:
 
     row: Callable[[Metrics], None] = lambda metrics: None
     """It gets the metrics of each epoch of a warm start, then of each iteration, on rank 0 alone."""
-    transcripts: Callable[[int, list[dict[str, Any]]], None] = lambda iteration, episodes: None
+    transcripts: Callable[[int, list[dict[str, object]]], None] = lambda iteration, episodes: None
     """It gets episodes as text of the iterations that have a checkpoint, before their row, on rank 0 alone."""
     phase: Callable[[str], None] = lambda name: None
     """It gets the name of each part of the run that begins."""

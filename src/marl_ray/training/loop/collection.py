@@ -1,11 +1,12 @@
 """The collector of one worker, and what the groups that it played say."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pettingzoo import ParallelEnv
 
 from marl_ray.config import RunConfig
+from marl_ray.json_types import JsonMapping
 from marl_ray.rollout.group_scores import GroupSums
 from marl_ray.rollout.protocol import BatchCollector, CollectPlan
 from marl_ray.training.collectives import gather_from_workers
@@ -18,7 +19,7 @@ def build_collector(
     agents: dict[str, list[str]],
     rank: int,
     workers: int,
-    state: Mapping[str, Any] | None = None,
+    state: JsonMapping | None = None,
     data: Any = None,
 ) -> BatchCollector:
     """Make the collector of one worker's share of the environment copies, or of the run's `data`.
@@ -48,7 +49,8 @@ def group_metrics(config: RunConfig, collector: BatchCollector, names: Sequence[
     compared = [name for name in names if config.spec_of(name).groups and not config.spec_of(name).greedy]
     if not compared:
         return {}
-    parts = gather_from_workers({name: tuple(collector.group_sums[name]) for name in compared})
+    sent: dict[str, tuple[Any, ...]] = {name: tuple(collector.group_sums[name]) for name in compared}
+    parts = gather_from_workers(sent)
     metrics: dict[str, float] = {}
     for name in compared:
         sums = sum((GroupSums(*part[name]) for part in parts), GroupSums())

@@ -1,7 +1,7 @@
 """Locates a reward or a cost that is not finite in a batch: agent, step and seed of its episode."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from marl_ray.config import RunConfig
 from marl_ray.config.random_streams import ATTEMPT_BITS
@@ -41,7 +41,8 @@ def where_not_finite(
     that continue.
     """
     place_here = first_not_finite(config, agents, batch, running) if isinstance(batch, Batch) else None
-    places = [NotFinite(*place) for place in gather_from_workers(place_here and tuple(place_here)) if place is not None]
+    sent: tuple[Any, ...] | None = place_here and tuple(place_here)
+    places = [NotFinite(*place) for place in gather_from_workers(sent) if place is not None]
     if not places:
         return ""
     first = min(places)

@@ -3,12 +3,13 @@
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from marl_ray.config import RunConfig, engine_spec
 from marl_ray.envs.registry import make_env
+from marl_ray.json_types import JsonObject
 from marl_ray.policies.language.sharding.agreement import run_on_all_workers
 from marl_ray.rollout.actor_critic.collector import Collector
 from marl_ray.rollout.actor_critic.overlap import OverlappedCollector
@@ -107,7 +108,7 @@ class Run:
         """Score of the current weights, if they were evaluated and are not saved yet."""
         self.measured = False
         """True if a benchmark of the current weights was measured that is in no checkpoint yet."""
-        self.transcripts: list[dict[str, Any]] = []
+        self.transcripts: list[JsonObject] = []
         """A few episodes of the last iteration as text, from all workers; empty for actor-critics."""
 
     def _start_team(

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from marl_ray.config import RunConfig
 from marl_ray.training.checkpoints.loading import load_newest
@@ -46,7 +45,7 @@ START_ANEW = RunStart()
 
 def load_start(
     config: RunConfig, team: Team, start: RunStart, callbacks: RunCallbacks
-) -> tuple[RunState, Mapping[str, Any] | None]:
+) -> tuple[RunState, Mapping[str, object] | None]:
     """Load the weights of the run's start into the team.
 
     Returns the run's state and the collector's snapshot, if there is one. Raises as `load_newest` does.

@@ -1,7 +1,5 @@
 """Compare the resources that this process's cluster has, or can scale to, with those that a run needs."""
 
-from typing import Any
-
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.ray_seams import autoscaled_nodes, autoscaled_resources
@@ -44,7 +42,7 @@ def most_resources() -> dict[str, float]:
     return {kind: max(present.get(kind, 0.0), scaled.get(kind, 0.0)) for kind in {*present, *scaled}}
 
 
-def node_resources() -> list[dict[str, Any]]:
+def node_resources() -> list[dict[str, float]]:
     """Return the resources of each node that is alive, and of one node of each group that an autoscaler could add."""
     import ray
 

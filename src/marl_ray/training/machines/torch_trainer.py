@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_ray.config import RunConfig
+from marl_ray.json_types import JsonObject
 from marl_ray.ray_seams import (
     give_up_silent_workers,
     naming_callback,
@@ -13,10 +14,14 @@ from marl_ray.ray_seams import (
     without_own_interrupts,
 )
 
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+    from ray.train.torch import TorchTrainer
+
 
 def torch_trainer(
-    worker: Callable[[dict[Any, Any]], Any],
-    payload: Mapping[str, Any],
+    worker: Callable[[JsonObject], Any],
+    payload: Mapping[str, object],
     config: RunConfig,
     *,
     label: str,
@@ -24,9 +29,9 @@ def torch_trainer(
     storage: str,
     use_gpu: bool,
     exchange_s: float,
-    begun: Callable[[Any], None],
+    begun: "Callable[[ActorHandle[object]], None]",
     callbacks: Sequence[Any] = (),
-) -> Any:
+) -> "TorchTrainer":
     """Return a TorchTrainer that calls `worker(payload)` in each of the workers that `config.resources` asks for.
 
     Ray Train keeps its own files in the folder `name` of `storage`; `label` is what the dashboard calls the workers. In a
@@ -40,7 +45,7 @@ def torch_trainer(
     need = config.resources
     poll_often(need.workers)
     give_up_silent_workers()
-    trainer: Any = TorchTrainer(
+    trainer = TorchTrainer(
         worker,
         train_loop_config=dict(payload),
         torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if use_gpu else "gloo", timeout_s=math.ceil(exchange_s)),

@@ -17,13 +17,14 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Final, TypedDict, cast
 
 from pyarrow import fs
 
 from marl_ray.config import RunConfig, config_hash
 from marl_ray.config.load import dotted_keys
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.storages import absolute_storage, open_storage
 from marl_ray.stored_files.json_files import read_json, write_json
 from marl_ray.stored_files.temporary_files import temporary_path
@@ -39,16 +40,45 @@ RECORD_FILE = "run.json"
 """The file by which a folder is a run's."""
 DIGEST_KEY = "sha256"
 """Key of a file of plain data for the digest of its other keys, so that one that was damaged is known."""
-FINISHED_KEY = "finished"
+FINISHED_KEY: Final = "finished"
 """Key of the run's record for its result, which is stored when the run has played all its steps."""
-RESULT_KEY = "outcome"
+RESULT_KEY: Final = "outcome"
 """Key of the result within FINISHED_KEY. The word is that of the files."""
-ORIGIN_KEY = "origin"
+ORIGIN_KEY: Final = "origin"
 """Key of the run's record for the checkpoint that `resume_from` named when the run last began without one of its own."""
-PINNED_KEY = "pinned"
+PINNED_KEY: Final = "pinned"
 """Key of the run's record for the map from `models:/NAME@ALIAS` to the version that it named when the run began."""
 NOT_IDENTITY = ("resources", "checkpoint", "tracking", "storage")
 """Keys of a config that may change when a run continues; the storage may be named by another path, or have moved."""
+
+
+class FinishedRun(TypedDict):
+    """The end of a run that has played all its steps."""
+
+    total_steps: int
+    outcome: JsonObject
+    """The fields of its `RunResult`, as plain data."""
+    score: float | None
+    """The score of its bundle on episodes that chose nothing."""
+
+
+RunRecord = TypedDict(  # noqa: UP013  keys of the file, of which a class would make names
+    "RunRecord",
+    {
+        # The part of the config that stays the same however often the run continues.
+        "identity": JsonObject,
+        # The config with every default written out, and the keys of it that were given.
+        "config": JsonObject,
+        "given": JsonObject,
+        "config_hash": str,
+        "mlflow_run_id": str | None,
+        "finished": FinishedRun,
+        "origin": str,
+        "pinned": dict[str, str],
+    },
+    total=False,
+)
+"""The content of `run.json`; a record has `identity`, `config` and `config_hash` from the beginning."""
 
 
 def storage_of(config: RunConfig) -> str:
@@ -95,12 +125,12 @@ def _unwritable(config: RunConfig, error: Exception) -> MarlRayError:
     return MarlRayError(f"storage: {config.storage!r} cannot be written: {one_line(error)}")
 
 
-def digest_of(facts: Mapping[str, Any]) -> str:
+def digest_of(facts: Mapping[str, object]) -> str:
     """Return the sha256 of plain data, as hexadecimal digits; the same for what JSON makes of it."""
     return hashlib.sha256(json.dumps(json.loads(json.dumps(facts)), sort_keys=True).encode()).hexdigest()
 
 
-def read_record(filesystem: fs.FileSystem, folder: str) -> dict[str, Any] | None:
+def read_record(filesystem: fs.FileSystem, folder: str) -> RunRecord | None:
     """Return the record of the run in a folder; None where there is none.
 
     Raises MarlRayError, which names the file, for one that cannot be read or is not as it was written.
@@ -119,10 +149,10 @@ def read_record(filesystem: fs.FileSystem, folder: str) -> dict[str, Any] | None
             f"storage: {path} is not the record of a run: {one_line(error)}; without this file the same command continues "
             "from the last checkpoint"
         ) from error
-    return record
+    return cast(RunRecord, record)
 
 
-def record_of(config: RunConfig) -> dict[str, Any]:
+def record_of(config: RunConfig) -> RunRecord:
     """Return the run's record: the one in its folder, or a new one that is not written yet.
 
     Ray Train would continue any run that lies under the name, so this function must catch a name that is used again
@@ -164,7 +194,7 @@ def _check_names_of_environment(config: RunConfig, differing: Iterable[str]) -> 
         return
 
 
-def _difference(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def _difference(key: str, before: JsonMapping, now: JsonMapping) -> str:
     """Return a key with the value that a run has and the one that a config has."""
     values = (str(flat[key]) if key in flat else "none" for flat in (before, now))
     shown = [text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..." for text in values]
@@ -176,19 +206,19 @@ def identity_hash(config: RunConfig) -> str:
     return hashlib.sha256(json.dumps(_identity(config), sort_keys=True).encode()).hexdigest()
 
 
-def _identity(config: RunConfig) -> dict[str, Any]:
+def _identity(config: RunConfig) -> JsonObject:
     identity = {key: value for key, value in config.resolved().items() if key not in NOT_IDENTITY}
     # A finished run may be made longer, and the size of micro-batches changes no result.
     identity["train"] = {k: v for k, v in identity["train"].items() if k not in ("total_steps", "micro_batch")}
     return identity
 
 
-def config_record(config: RunConfig) -> dict[str, Any]:
+def config_record(config: RunConfig) -> RunRecord:
     """Return the part of a run's record that changes when its config does: resolved, as it was given, and its hash."""
     return {"config": config.resolved(), "given": config.as_given(), "config_hash": config_hash(config)}
 
 
-def pin_bundles(config: RunConfig, record: dict[str, Any]) -> dict[str, Any]:
+def pin_bundles(config: RunConfig, record: RunRecord) -> JsonObject:
     """Return the config as plain data, with a version in place of every alias of `team`.
 
     The version is the one that the alias named when the run began. The versions are kept in `record`, because a
@@ -221,7 +251,7 @@ def work_in(folder: str) -> None:
         os.chdir(folder)
 
 
-def write_record(config: RunConfig, record: Mapping[str, Any]) -> None:
+def write_record(config: RunConfig, record: RunRecord) -> None:
     """Make the run's folder, and write this record to it."""
     filesystem, folder = filesystem_of(config)
     filesystem.create_dir(folder)

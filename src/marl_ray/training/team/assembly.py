@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pettingzoo import ParallelEnv
 from torch.distributed.device_mesh import DeviceMesh
@@ -144,7 +144,7 @@ def bundle_writer(
     team: Team,
     steps: int,
     metrics: dict[str, float],
-    origin: Mapping[str, Any] | None = None,
+    origin: Mapping[str, object] | None = None,
 ) -> BundleWriter:
     """Copy the team's weights, and return a function that writes the bundle, whatever the team does meanwhile.
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -20,12 +20,17 @@ from marl_ray.policies.language.sharding.tensor_parallel import check_divisible
 from marl_ray.policies.language.tiny_models import byte_tokenizer, tiny_model
 from marl_ray.policies.language.token_policy import model_folder
 from marl_ray.policies.prompting.prompts import check_fits, encode_prompt
+from marl_ray.policies.prompting.protocol import Tokenizer
 from marl_ray.policies.prompting.tokenizers import check_vocabulary, load_tokenizer
 from marl_ray.rollout.text.curriculum import Curriculum
 from marl_ray.training.team.families.language_models import bundle_weights
 from marl_ray.training.texts.demonstrations import encode, read_demonstrations
 from marl_ray.training.texts.served_data import Reader, read_data
 from marl_ray.training.tracking.mlflow_run import uri_of
+
+if TYPE_CHECKING:
+    from pettingzoo import AECEnv
+
 
 WEIGHT_FILES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)
 SAMPLED_EPISODES = 16
@@ -35,12 +40,12 @@ SAMPLED_EPISODES = 16
 class CheckedPolicy(NamedTuple):
     """The parts of a `TokenPolicy` that need no weights."""
 
-    tokenizer: Any
+    tokenizer: Tokenizer
     config: ModelConfig
     generation: GenerationConfig
 
 
-def check_language(config: RunConfig, env: Any, agents: Mapping[str, Sequence[str]]) -> dict[str, CheckedPolicy]:
+def check_language(config: RunConfig, env: "AECEnv", agents: Mapping[str, Sequence[str]]) -> dict[str, CheckedPolicy]:
     """Raise MarlRayError if a team of language models cannot play or learn here; return its policies.
 
     `agents` are policy -> its agents. Models are built without memory for their weights.

@@ -1,7 +1,7 @@
 """Demonstrations for language models: read from a file or an environment, and encoded as a policy reads and writes."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pydantic import BaseModel, ConfigDict
 
@@ -9,7 +9,12 @@ from marl_ray.config import RunConfig, WarmStartConfig
 from marl_ray.envs.text.record_files import read_bytes, read_record, read_records
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.prompting.prompts import check_fits, encode_reply, uses_template
+from marl_ray.policies.prompting.protocol import Tokenizer
 from marl_ray.policies.prompting.turn_ends import turn_begin, turn_end
+
+if TYPE_CHECKING:
+    from pettingzoo import AECEnv
+
 
 DEFAULT_EPISODES = 2_000
 """Number of episodes that an environment demonstrates where `warm_start.count` is not given."""
@@ -46,7 +51,7 @@ class Example(NamedTuple):
 
 
 def read_demonstrations(
-    config: RunConfig, env: Any, agents: Mapping[str, Sequence[str]], max_count: int | None = None
+    config: RunConfig, env: "AECEnv", agents: Mapping[str, Sequence[str]], max_count: int | None = None
 ) -> dict[str, list[GivenResponse]]:
     """Read the demonstrations of a warm start for each trained policy, given `agents` (policy -> its agents).
 
@@ -90,7 +95,7 @@ def _read_file(path: str, agents: Sequence[str]) -> list[tuple[str, GivenRespons
 
 
 def encode(
-    demonstrations: Sequence[GivenResponse], lm: Any, tokenizer: Any, config: RunConfig, name: str
+    demonstrations: Sequence[GivenResponse], lm: Any, tokenizer: Tokenizer, config: RunConfig, name: str
 ) -> list[Example]:
     """Encode demonstrations as the policy reads prompts and writes responses.
 

@@ -11,6 +11,7 @@ from marl_ray.config import RunConfig
 from marl_ray.config.run.run_keys import DECISIONS_SCHEME
 from marl_ray.envs.text.record_files import read_bytes, read_record, read_records
 from marl_ray.errors import MarlRayError
+from marl_ray.policies.prompting.protocol import Tokenizer
 from marl_ray.rollout.served.collector import ResponseBlock, ServedResponse
 from marl_ray.rollout.served.texts import ServedText, by_policy, check_readable, file_of, read_served
 from marl_ray.training.texts.demonstrations import GivenResponse, encode
@@ -26,7 +27,7 @@ class Reader(NamedTuple):
     """
 
     lm: Any
-    tokenizer: Any
+    tokenizer: Tokenizer
 
 
 class Pair(BaseModel):

@@ -3,9 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from marl_ray.config import RunConfig
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 
 Points = Sequence[tuple[int, float]]
 """(environment steps, value)."""
@@ -122,7 +127,7 @@ def plot_benchmarks(config: RunConfig, history: History, path: Path) -> Path | N
     return path
 
 
-def _figure(panels: int) -> Any:
+def _figure(panels: int) -> "Figure":
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -135,7 +140,7 @@ def _columns(points: Points) -> tuple[list[int], list[float]]:
     return [step for step, _ in points], [value for _, value in points]
 
 
-def _finish(axes: Any, legend: bool) -> None:
+def _finish(axes: "Axes", legend: bool) -> None:
     axes.set_xlabel("environment steps")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
     axes.grid(alpha=0.3)

@@ -10,13 +10,18 @@ from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from functools import cache, wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from marl_ray.config import RunConfig, config_hash, resolve_tracking_uri
 from marl_ray.config.load import dotted_keys
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.policies.bundles.mlflow_client import mlflow_client
 from marl_ray.training.tracking.sinks import finite_metrics
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Run
+
 
 BEST_SCORE = "best_score"
 """Name of a metric of the run, and of a tag of a registered version: the bundle's score on episodes that chose nothing."""
@@ -61,7 +66,7 @@ class MlflowRun:
             self.tags[OWNER_TAG] = hashlib.sha256(owner.encode()).hexdigest()[:32]
         self.uri = uri_of(config)
         try:
-            self.client: Any = _Bounded(mlflow_client(self.uri))
+            self.client = cast("MlflowClient", _Bounded(mlflow_client(self.uri)))
             self.run_id = run_id if run_id and self._has(run_id) else self._begin()
         except Exception as error:  # errors of MLflow, SQLAlchemy and HTTP mean the same to the user
             raise MarlRayError(f"tracking.uri: {self.uri!r} cannot be used: {one_line(error)}") from error
@@ -98,7 +103,7 @@ class MlflowRun:
             self.client.log_batch(run.info.run_id, params=params[start : start + PARAM_BATCH])
         return str(run.info.run_id)
 
-    def _begun(self, experiment: str, values: Mapping[str, str]) -> Any:
+    def _begun(self, experiment: str, values: Mapping[str, str]) -> "Run | None":
         """Return a run of the same owner that is still running and empty; None if there is none.
 
         It has no rows and no runs of its own, and no other parameters than these.
@@ -110,7 +115,7 @@ class MlflowRun:
         same = (run for run in runs if run.data.params.items() <= values.items())
         return next((run for run in same if not self._is_used(experiment, run)), None)
 
-    def _is_used(self, experiment: str, run: Any) -> bool:
+    def _is_used(self, experiment: str, run: "Run") -> bool:
         """Return True if a run has rows, or is the parent of others."""
         children = f"tags.`{PARENT_TAG}` = '{run.info.run_id}'"
         return "iteration" in run.data.metrics or bool(self.client.search_runs([experiment], children, max_results=1))
@@ -149,7 +154,7 @@ class MlflowRun:
         """
         from mlflow.entities import Metric
 
-        waiting: list[Any] = []
+        waiting: list[Metric] = []
         for row in rows:
             at = int(row.get("timestamp", time.time()) * 1000)
             values = {"steps": float(row["steps"])} | dict(finite_metrics(row))
@@ -162,7 +167,7 @@ class MlflowRun:
             waiting += metrics
         self._send(waiting)
 
-    def _send(self, metrics: list[Any]) -> None:
+    def _send(self, metrics: "list[Metric]") -> None:
         for start in range(0, len(metrics), MAX_BATCH):
             self.client.log_batch(self.run_id, metrics=metrics[start : start + MAX_BATCH])
 
@@ -242,18 +247,18 @@ class MlflowRun:
 class _Bounded:
     """An MLflow client whose requests have ANSWER_S and RETRIES as limits. Files, which may be large, have MLflow's own."""
 
-    def __init__(self, client: Any):
+    def __init__(self, client: "MlflowClient"):
         _bound_requests()
         self._client = client
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         member = getattr(self._client, name)
         return member if name.startswith("log_artifact") or not callable(member) else _bounding(member)
 
 
-def _bounding(call: Callable[..., Any]) -> Callable[..., Any]:
+def _bounding(call: Callable[..., object]) -> Callable[..., object]:
     @wraps(call)
-    def bounded(*args: Any, **options: Any) -> Any:
+    def bounded(*args: object, **options: object) -> object:
         token = _bounded.set(True)
         try:
             return call(*args, **options)

@@ -16,6 +16,7 @@ from scipy.stats import mannwhitneyu, trim_mean
 
 from marl_ray.config.sweep import DimensionConfig, MetricConfig
 from marl_ray.evaluation.statistics import BootstrapInterval, iqm
+from marl_ray.json_types import JsonMapping
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
@@ -170,9 +171,7 @@ def winner_certainty(best: Sequence[tuple[str, Curve]], metric: MetricConfig) ->
     )
 
 
-def importances(
-    space: Mapping[str, DimensionConfig], trials: Sequence[tuple[Mapping[str, Any], float]]
-) -> dict[str, float]:
+def importances(space: Mapping[str, DimensionConfig], trials: Sequence[tuple[JsonMapping, float]]) -> dict[str, float]:
     """Return key -> its share in getting a trial among the best quarter, the greatest first.
 
     The shares are those of PED-ANOVA by Optuna (Watanabe et al. 2023, arXiv 2304.10255). `trials` are (values,
@@ -199,7 +198,7 @@ def importances(
     return {key: float(share) for key, share in shares.items() if len(_kinds(trials, key)) > 1}
 
 
-def _kinds(trials: Sequence[tuple[Mapping[str, Any], float]], key: str) -> set[str]:
+def _kinds(trials: Sequence[tuple[JsonMapping, float]], key: str) -> set[str]:
     return {str(values.get(key)) for values, _ in trials}
 
 

@@ -4,10 +4,10 @@ The costs are those of each seed's last evaluation.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from marl_ray.algorithms.constraints.budgets import violation
 from marl_ray.config import RunConfig
+from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.training.tracking.summary import run_summary
 
 MetricRows = Sequence[Mapping[str, float]]
@@ -26,13 +26,13 @@ def seed_metrics(rows: MetricRows, seed: int, prefix: str) -> dict[str, float]:
     return {}
 
 
-def budgets_of(configs: Sequence[Mapping[str, Any]]) -> list[float]:
+def budgets_of(configs: Sequence[JsonMapping]) -> list[float]:
     """Return the budgets in a trial's run configs (one config per seed, all with the same budgets)."""
     constraints = configs[0].get("constraints", ()) if configs else ()
     return [float(constraint["budget"]) for constraint in constraints]
 
 
-def cost_cells(rows: MetricRows, seeds: Sequence[int], budgets: Sequence[float]) -> list[dict[str, Any]]:
+def cost_cells(rows: MetricRows, seeds: Sequence[int], budgets: Sequence[float]) -> list[JsonObject]:
     """Return, for each budget, the least and the greatest mean cost among the seeds; empty while a seed has none."""
     last = [seed_metrics(rows, seed, "eval/") for seed in seeds]
     cells = []
@@ -58,7 +58,7 @@ def share_cells(rows: MetricRows, seeds: Sequence[int]) -> list[dict[str, float]
     ]
 
 
-def seed_summary(rows: MetricRows, config: Mapping[str, Any]) -> list[str]:
+def seed_summary(rows: MetricRows, config: JsonMapping) -> list[str]:
     """Return the lines about the best bundle of a seed and its last policy; empty if nothing was evaluated."""
     seed = int(config["seed"])
     best, last = seed_metrics(rows, seed, "best/"), seed_metrics(rows, seed, "eval/")

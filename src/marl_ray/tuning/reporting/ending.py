@@ -1,10 +1,10 @@
 """The end of a sweep as a document for programs and as lines for people."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from marl_ray.config.sweep import SweepConfig
+from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.records import SweepRecords, TrialRecord, values_line
 from marl_ray.tuning.reporting.report import winner_comparison
@@ -13,7 +13,7 @@ SHOWN_TRIALS = 5
 """Trials whose scores are printed, the winner among them; the report has all."""
 
 
-def ending_document(folder: Folder, config: SweepConfig, records: SweepRecords, report: str) -> dict[str, Any]:
+def ending_document(folder: Folder, config: SweepConfig, records: SweepRecords, report: str) -> JsonObject:
     """Return the end of a sweep; `report` is the path or URI of its page, or empty."""
     certainty, ends = winner_comparison(folder, config, records)
     winner = None
@@ -39,7 +39,7 @@ def ending_document(folder: Folder, config: SweepConfig, records: SweepRecords, 
     }
 
 
-def ending_lines(document: Mapping[str, Any]) -> Iterator[str]:
+def ending_lines(document: JsonMapping) -> Iterator[str]:
     """Yield the lines that end a sweep: its trials, its winner and the next best, its folder."""
     counts, winner = document["trials"], document["winner"]
     kinds = ", ".join(f"{count} {status}" for status, count in counts.items())
@@ -66,12 +66,12 @@ def ending_lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield f"  records {document['records']}"
 
 
-def _trial_scores(config: SweepConfig, record: TrialRecord) -> dict[str, Any]:
+def _trial_scores(config: SweepConfig, record: TrialRecord) -> JsonObject:
     scores = dict(zip((metric.name for metric in config.metric), record.objectives or [], strict=False))
     return {"trial": record.number, "values": record.values, "scores": scores}
 
 
-def _line(trial: Mapping[str, Any], interval: tuple[float, float] | None) -> str:
+def _line(trial: JsonMapping, interval: tuple[float, float] | None) -> str:
     """Return a trial with its scores, and the interval of the first of them."""
     scores = [f"{name} {value:.4g}" for name, value in trial["scores"].items()]
     if interval is not None and scores:

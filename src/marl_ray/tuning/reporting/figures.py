@@ -188,7 +188,7 @@ def scaled_intervals(intervals: Mapping[int, BootstrapInterval]) -> dict[int, Bo
 
 def parallel(
     space: Mapping[str, DimensionConfig],
-    trials: Sequence[tuple[str, Mapping[str, Any], float | None]],
+    trials: Sequence[tuple[str, Mapping[str, object], float | None]],
     metric: str,
     mode: str,
     best: str | None,
@@ -206,7 +206,7 @@ def parallel(
     left_edge, top, bottom = 70.0, 44.0, height - 40
     width = left_edge + spacing * len(space) + 90
     foot = bottom + 22
-    places: list[Callable[[Any], float]] = []
+    places: list[Callable[[object], float]] = []
     axes: list[Axis] = []
     for k, (key, dimension) in enumerate(space.items()):
         place, marks = _scale(dimension, top, bottom)
@@ -232,7 +232,7 @@ def parallel(
             return "none" if result is None else "best"
         return f"s{round((SHADES - 1) * ranked.index(result) / max(1, len(ranked) - 1))}"
 
-    def thread(name: str, values: Mapping[str, Any], result: float | None) -> Thread:
+    def thread(name: str, values: Mapping[str, object], result: float | None) -> Thread:
         points = [
             (axis.at, place(values[key]) if key in values else foot)
             for axis, place, key in zip(axes, places, space, strict=False)
@@ -250,7 +250,7 @@ def parallel(
     return Parallel(width, height, top, bottom, tuple(axes), tuple(thread(*trial) for trial in worst_first))
 
 
-def _scale(dimension: DimensionConfig, top: float, bottom: float) -> tuple[Callable[[Any], float], list[Tick]]:
+def _scale(dimension: DimensionConfig, top: float, bottom: float) -> tuple[Callable[[object], float], list[Tick]]:
     """Return the function from a value to its height on the axis, and the axis's ticks."""
     listed = dimension.values
     if listed is not None:

@@ -17,6 +17,7 @@ from typing import Any
 from marl_ray.config import RunConfig
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import one_line
+from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.stored_files.appended_file import AppendedFile, appended_file, lines_of
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.journal.delivery import Delivery
@@ -133,7 +134,7 @@ class SweepMlflowRuns:
         """Make no more calls of MLflow, whose runs are now another owner's."""
         self.delivery.over.set()
 
-    def _append(self, entries: list[dict[str, Any]]) -> None:
+    def _append(self, entries: list[JsonObject]) -> None:
         try:
             if self.outbox is None:
                 self.filesystem.create_dir(self.path.rpartition("/")[0])
@@ -153,7 +154,7 @@ class SweepMlflowRuns:
         print_line(f"{self.config.name}: {text}", sys.stderr)
 
 
-def _is_entry(entry: Mapping[str, Any]) -> bool:
+def _is_entry(entry: JsonMapping) -> bool:
     """Return True for what `SweepMlflowRuns` has written.
 
     The sink would wait for ever at a line that was damaged.
@@ -194,7 +195,7 @@ class _SweepRuns:
             self._parent = parent
         return self
 
-    def log(self, entries: Iterable[Mapping[str, Any]]) -> None:
+    def log(self, entries: Iterable[JsonMapping]) -> None:
         waiting: dict[int, list[Mapping[str, float]]] = {}
         for entry in filter(_is_entry, entries):
             number = entry["trial"]

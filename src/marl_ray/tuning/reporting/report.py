@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import yaml
@@ -21,6 +20,7 @@ from marl_ray.config import parse_config
 from marl_ray.config.sweep import MetricConfig, SweepConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.statistics import BootstrapInterval
+from marl_ray.json_types import JsonObject
 from marl_ray.serving.pages.render import stylesheet
 from marl_ray.tuning.folder import Folder, read_rows
 from marl_ray.tuning.records import (
@@ -70,7 +70,7 @@ def write_report(folder: Folder, records: SweepRecords) -> str:
     return f"{folder.uri}/{REPORT_FILE}"
 
 
-def winner_config(records: SweepRecords) -> dict[str, Any] | None:
+def winner_config(records: SweepRecords) -> dict[str, object] | None:
     """Return the run config of the winner's registered seed; None without a winner.
 
     It has the form that `marl-ray train` takes.
@@ -227,7 +227,7 @@ def _budgets(records: SweepRecords) -> int:
     return max((len(budgets_of(record.configs)) for record in records.trials), default=0)
 
 
-def _cost_charts(config: SweepConfig, best: Sequence[TrialRecord], rows: AllRows) -> list[dict[str, Any]]:
+def _cost_charts(config: SweepConfig, best: Sequence[TrialRecord], rows: AllRows) -> list[JsonObject]:
     """Return, for each budget, charts of the trials' mean cost of an episode over their steps."""
     charts_of_budgets = []
     for k in range(max((len(budgets_of(record.configs)) for record in best), default=0)):
@@ -245,7 +245,7 @@ def _cost_charts(config: SweepConfig, best: Sequence[TrialRecord], rows: AllRows
 
 def _winner(
     folder: Folder, config: SweepConfig, records: SweepRecords, winner: TrialRecord, rows: AllRows
-) -> dict[str, Any]:
+) -> dict[str, object]:
     where = folder.uri if "://" in folder.uri else shlex.quote(folder.uri)
     run_config = winner_config(records)
     return {
@@ -271,7 +271,7 @@ def _trials(
     curves: Mapping[int, Curve],
     colours: Mapping[int, str],
     rows: AllRows,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Return the rows of the table of trials: trials with a result, the best first, then the others."""
     ends = {trial: end_of(curve) for trial, curve in curves.items()}
     places = scaled_intervals(ends)
@@ -320,16 +320,16 @@ def _front(config: SweepConfig, order: Sequence[TrialRecord]) -> set[int]:
 
 def _matrix(
     config: SweepConfig, best: Sequence[TrialRecord], curves: Mapping[int, Curve], colours: Mapping[int, str]
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Return the rows of the matrix of probabilities of improvement, with a cell for each column.
 
     There are none for fewer than two trials.
     """
     if len(best) < 2:
         return []
-    matrix: list[dict[str, Any]] = []
+    matrix: list[dict[str, object]] = []
     for row_trial in best:
-        cells: list[dict[str, Any] | None] = []
+        cells: list[dict[str, object] | None] = []
         for column_trial in best:
             if row_trial is column_trial:
                 cells.append(None)
@@ -349,7 +349,7 @@ def _matrix(
     return matrix
 
 
-def _exploits(records: SweepRecords) -> list[dict[str, Any]]:
+def _exploits(records: SweepRecords) -> list[dict[str, object]]:
     exploits = [
         {
             "at": exploit["at"],

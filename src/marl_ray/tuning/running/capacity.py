@@ -5,6 +5,7 @@ from typing import Any
 
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
+from marl_ray.json_types import JsonObject
 from marl_ray.training.machines.cluster_capacity import check_capacity, most_resources, node_resources
 
 DRIVER_BYTES = 1 << 20
@@ -60,7 +61,7 @@ def count_slots(need: TrialResources) -> int:
     return max(1, min(int(most.get(kind, 0) // amount) for kind, amount in need.total.items()))
 
 
-def resources_of(config: dict[str, Any]) -> Any:
+def resources_of(config: JsonObject) -> Any:
     """Return the resources that Tune reserves for a trial.
 
     A trial that trains in its own process needs its CPUs. A trial that drives workers leaves those to Ray Train; it

@@ -11,11 +11,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError, describe_error, one_line
+from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.storages import absolute_storage
 from marl_ray.training.machines.interruption import interrupt_handler
 from marl_ray.training.run_checks import check_run
@@ -60,7 +60,7 @@ class SweepResult:
     report: str
     """Path or URI of `report.html`; empty if it could not be written."""
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """Return the end of the sweep as plain data, with the trials that have a result in the order of their scores."""
         config = parse_config(SweepConfig, self.records.config)
         return ending_document(Folder(self.folder), config, self.records, self.report)
@@ -162,7 +162,7 @@ class _Sweep:
         self.file = RecordsFile(folder, records)
         self.needs: dict[str, TrialResources] = {}
         """Resources of a config as JSON -> what a trial with them occupies."""
-        self.last: tuple[dict[str, Any], RunConfig] | None = None
+        self.last: tuple[JsonObject, RunConfig] | None = None
         """The last values whose run config was made, and that config."""
         self.unsaved = self.report = ""
         self.progress = SweepProgress(config, records)
@@ -170,7 +170,7 @@ class _Sweep:
         self.mlflow_runs = SweepMlflowRuns(config, records, lease.owns)
         self.events = EventFiles(folder, self.warn)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Return an empty state, because Tune pickles its callbacks into a file that is never read."""
         return {}
 
@@ -222,14 +222,14 @@ class _Sweep:
                 return
             yield values
 
-    def _need(self, values: Mapping[str, Any]) -> TrialResources:
+    def _need(self, values: Mapping[str, object]) -> TrialResources:
         config = self._run_config(values)
         key = config.resources.model_dump_json()
         if key not in self.needs:  # each answer is several questions to the cluster
             self.needs[key] = need_of(config)
         return self.needs[key]
 
-    def _run_config(self, values: Mapping[str, Any]) -> RunConfig:
+    def _run_config(self, values: Mapping[str, object]) -> RunConfig:
         """Return the run config of these values with the first seed.
 
         Checking a config takes a millisecond, so the last one is kept: a trial's is asked for several times in a row.
@@ -238,7 +238,7 @@ class _Sweep:
             self.last = dict(values), self.config.run_config(values, self.config.name, self.config.seeds[0])
         return self.last[1]
 
-    def check(self, values: Mapping[str, Any]) -> None:
+    def check(self, values: Mapping[str, object]) -> None:
         """Raise MarlRayError if the cluster can never run this configuration."""
         self._need(values)
 
@@ -259,7 +259,7 @@ class _Sweep:
         self.events.log(leg.name, rows)
         self.progress.show()
 
-    def leg_ended(self, leg: Leg, result: Mapping[str, Any] | None, failed: bool) -> None:
+    def leg_ended(self, leg: Leg, result: JsonMapping | None, failed: bool) -> None:
         """Note that a leg has ended, with a result unless its process was lost."""
         self.events.end(leg.name)
         problem = {"error": "its process was lost again and again"} if failed else {}

@@ -14,6 +14,7 @@ from ray.tune.search import Searcher as TuneSearcher
 from ray.tune.stopper import Stopper
 from typing_extensions import override
 
+from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.temporary_folders import new_temporary_folder
 from marl_ray.tuning.records import TrialRecord
 from marl_ray.tuning.running.capacity import resources_of
@@ -43,7 +44,7 @@ class LegCalls:
 
     begin: Callable[[TrialRecord], Leg]
     """Makes a record's next leg."""
-    ended: Callable[[Leg, Mapping[str, Any] | None, bool], None]
+    ended: Callable[[Leg, JsonMapping | None, bool], None]
     """Gets a leg, its result (None if there is none) and True if it failed."""
     rows: Callable[[Leg, list[dict[str, float]]], None]
     """Gets the rows that a leg has just sent."""
@@ -111,7 +112,7 @@ class Searcher(TuneSearcher):
         self.legs: dict[str, Leg] = {}
 
     @override
-    def set_search_properties(self, *args: Any, **kwargs: Any) -> bool:
+    def set_search_properties(self, *args: object, **kwargs: object) -> bool:
         return True
 
     @override
@@ -124,7 +125,7 @@ class Searcher(TuneSearcher):
         return {"leg": asdict(leg)}
 
     @override
-    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+    def on_trial_complete(self, trial_id: str, result: JsonObject | None = None, error: bool = False) -> None:
         text = (result or {}).get("leg_result")
         self.calls.ended(self.legs.pop(trial_id), json.loads(text) if text else None, error)
 
@@ -145,7 +146,7 @@ class RowsCallback(ray.tune.Callback):
         self.on_rows = on_rows
 
     @override
-    def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: dict[str, Any], **info: Any) -> None:
+    def on_trial_result(self, iteration: int, trials: object, trial: Any, result: JsonObject, **info: object) -> None:
         rows = json.loads(result.get("rows", "[]"))
         if rows:
             self.on_rows(Leg(**trial.config["leg"]), rows)
@@ -159,7 +160,7 @@ def stopper(over: Callable[[], bool]) -> Stopper:
     """Return a stopper that ends all trials once `over` returns True."""
 
     class Over(Stopper):
-        def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        def __call__(self, trial_id: str, result: dict[str, object]) -> bool:
             return False
 
         def stop_all(self) -> bool:

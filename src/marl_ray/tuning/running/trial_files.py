@@ -5,9 +5,9 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.json_types import JsonObject
 from marl_ray.tuning.folder import ROWS_FILE, Folder, read_rows
 
 STATE_FILE = "trial.json"
@@ -26,9 +26,9 @@ class Leg:
     number: int
     leg: int
     """Number of the leg within its trial, from 1."""
-    configs: list[dict[str, Any]]
+    configs: list[JsonObject]
     """The run config of each seed."""
-    metrics: list[dict[str, Any]]
+    metrics: list[JsonObject]
     until: int | None
     """Environment steps at which the leg ends; None for the end of training."""
     nested: bool
@@ -61,7 +61,7 @@ class TrialState:
     """Environment steps that this trial has played, all seeds together."""
     seconds: float = 0.0
     """Wall time in seconds."""
-    exploits: list[dict[str, Any]] = field(default_factory=list)
+    exploits: list[JsonObject] = field(default_factory=list)
     """One mapping per takeover of another trial, with `at`, `donor` and `values`."""
 
 
@@ -90,7 +90,7 @@ class Takeover:
     """Decision point: environment steps that every seed has played."""
     donor: int
     """Number of the trial whose weights they are."""
-    values: dict[str, Any]
+    values: JsonObject
     """The new values of the trial that takes over."""
 
 

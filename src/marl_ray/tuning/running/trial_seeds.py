@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from marl_ray.config import RunConfig
 from marl_ray.config.sweep import MetricConfig
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.evaluation.statistics import iqm
+from marl_ray.json_types import JsonObject
 from marl_ray.policies.language.sharding.agreement import run_on_all_workers
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.loading import NONE_READABLE, UnreadableCheckpointError
@@ -206,9 +207,9 @@ class TrialSeeds:
         self.close()
 
 
-def _objectives(path: Path) -> dict[str, Any]:
+def _objectives(path: Path) -> JsonObject:
     try:
-        state: dict[str, Any] = json.loads(path.read_text())
+        state: JsonObject = json.loads(path.read_text())
         return {"iteration": state["iteration"], "recent": state["recent"]}
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UnreadableCheckpointError(f"{path} is damaged: {one_line(error)}") from None

@@ -11,7 +11,6 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -19,6 +18,7 @@ from marl_ray.config import RunConfig
 from marl_ray.config.sweep import MetricConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError, describe_error
+from marl_ray.json_types import JsonObject
 from marl_ray.training.run_folder.record import work_in
 from marl_ray.tuning.folder import trial_folder
 from marl_ray.tuning.running.trial_files import CHECKPOINT_PREFIX, Leg, TrialWriter, is_takeover, read_state
@@ -30,7 +30,7 @@ MIN_REPORT_INTERVAL_S = 0.5
 ERROR_FILE = "error.txt"
 
 
-def trial(config: dict[str, Any]) -> None:
+def trial(config: JsonObject) -> None:
     """Train a trial as far as its leg goes; this is the function that Tune runs.
 
     Errors become results; Tune retries only crashed processes.
@@ -46,20 +46,20 @@ def trial(config: dict[str, Any]) -> None:
     sender.flush({"leg_result": result | _counts(leg)})
 
 
-def named_trial(sweep: str) -> Callable[[dict[str, Any]], None]:
+def named_trial(sweep: str) -> Callable[[JsonObject], None]:
     """Return `trial` under the sweep's name, which the Ray dashboard shows.
 
     A process serves one trial after another, so a trial's own name would soon be wrong.
     """
 
-    def train_trial(config: dict[str, Any]) -> None:
+    def train_trial(config: JsonObject) -> None:
         trial(config)
 
     train_trial.__name__ = f"{sweep}-trial"
     return train_trial
 
 
-def run(leg: Leg, emit: Callable[[dict[str, float]], None]) -> dict[str, Any]:
+def run(leg: Leg, emit: Callable[[dict[str, float]], None]) -> JsonObject:
     """Run a leg and return its result."""
     os.environ[TRACKING_URI] = leg.tracking_uri
     work_in(leg.folder)
@@ -75,7 +75,7 @@ def run(leg: Leg, emit: Callable[[dict[str, float]], None]) -> dict[str, Any]:
     return {"status": status, "error": "", "objectives": objectives, "notes": writer.notes}
 
 
-def _in_process(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> dict[str, Any]:
+def _in_process(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> JsonObject:
     """Run the leg in this process."""
     from marl_ray.training.single_process import process_group
 
@@ -114,7 +114,7 @@ def _traceback_file(leg: Leg, error: Exception) -> str:
 class _Sender:
     """Collects rows and reports several at once to Tune."""
 
-    def __init__(self, report: Callable[[dict[str, Any]], None]):
+    def __init__(self, report: Callable[[JsonObject], None]):
         self.report, self.sent = report, time.monotonic()
         self.rows: list[dict[str, float]] = []
 
@@ -123,7 +123,7 @@ class _Sender:
         if time.monotonic() - self.sent > MIN_REPORT_INTERVAL_S:
             self.flush()
 
-    def flush(self, more: dict[str, Any] | None = None) -> None:
+    def flush(self, more: JsonObject | None = None) -> None:
         if self.rows or more:
             last = self.rows[-1] if self.rows else {}
             # Values travel as text: Tune flattens nested results, and its loggers take a list for numbers.
@@ -132,7 +132,7 @@ class _Sender:
             self.rows, self.sent = [], time.monotonic()
 
 
-def _counts(leg: Leg) -> dict[str, Any]:
+def _counts(leg: Leg) -> JsonObject:
     """Return the progress of the trial as its folder records it; empty if it cannot be read."""
     try:
         state = read_state(trial_folder(leg.storage, leg.sweep, leg.number))

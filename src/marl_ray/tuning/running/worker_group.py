@@ -22,6 +22,7 @@ from marl_ray.config import RunConfig
 from marl_ray.config.sweep import MetricConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError
+from marl_ray.json_types import JsonObject
 from marl_ray.training.checkpoints.loading import UnreadableCheckpointError
 from marl_ray.training.checkpoints.storage import StoredFolder, UnwritableCheckpointError
 from marl_ray.training.collectives import broadcast_from_rank0, gather_from_workers, rank_and_world_size
@@ -45,7 +46,7 @@ JOINT_ERRORS = (DivergedError, UnreadableCheckpointError, UnwritableCheckpointEr
 """Kinds of errors that all workers raise together, besides those that say so by `shared`."""
 
 
-def run_in_workers(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> dict[str, Any]:
+def run_in_workers(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> JsonObject:
     """Run the leg on a worker group of its own. Raises MarlRayError with the cause of a failure."""
     import ray
     from ray.train import TrainingFailedError
@@ -116,7 +117,7 @@ def _follow(writer: TrialWriter, thread: threading.Thread) -> None:
                 thread.join(messages.poll_s)
 
 
-def _take_message(writer: TrialWriter, message: dict[str, Any]) -> None:
+def _take_message(writer: TrialWriter, message: JsonObject) -> None:
     if "begun" in message:
         writer.note_begin(message["begun"])
     elif "back" in message:
@@ -134,7 +135,7 @@ def worker(payload: dict[Any, Any]) -> Any:
     return train_leg(payload, ray.train.torch.get_device())
 
 
-def train_leg(payload: dict[Any, Any], device: torch.device) -> dict[str, Any]:
+def train_leg(payload: dict[Any, Any], device: torch.device) -> JsonObject:
     """Train a leg in one of its workers.
 
     Returns `objectives` and `done`, or under `failed` the message of an error that all workers raise together, and
@@ -151,7 +152,7 @@ def train_leg(payload: dict[Any, Any], device: torch.device) -> dict[str, Any]:
     metrics = [MetricConfig.model_validate(metric) for metric in leg.metrics]
     messages = folder.open_lines(f"{place}/{MESSAGES_FILE}") if rank == 0 else None
 
-    def send(message: dict[str, Any], durable: bool = False) -> None:
+    def send(message: JsonObject, durable: bool = False) -> None:
         if messages is not None:
             messages.append([json.dumps(message)], durable)
 

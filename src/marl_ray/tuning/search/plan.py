@@ -12,6 +12,7 @@ from typing import Any
 
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.json_types import JsonMapping
 from marl_ray.tuning.records import FAILED_STATUSES, SweepRecords, TrialRecord, signed_objectives
 from marl_ray.tuning.search.schedulers import Exploit, TrialStanding, TrialStandings, make_scheduler
 from marl_ray.tuning.search.spaces import SEARCHES, GridSearch
@@ -46,7 +47,7 @@ class SweepPlan:
         config: SweepConfig,
         records: SweepRecords,
         exploit: Callable[[TrialRecord, TrialRecord, Exploit, int], None],
-        check: Callable[[Mapping[str, Any]], None],
+        check: Callable[[Mapping[str, object]], None],
         changed: Callable[..., None],
     ):
         """Plan a sweep from its config and the records that it has so far.
@@ -133,7 +134,7 @@ class SweepPlan:
         """Return the environment steps at which the record's next leg ends; None for the end of training."""
         return self.scheduler.next_stop(max(record.scores, default=0))
 
-    def leg_ended(self, number: int, result: Mapping[str, Any] | None, died: bool, until: int | None) -> None:
+    def leg_ended(self, number: int, result: JsonMapping | None, died: bool, until: int | None) -> None:
         """Note that a leg has ended: with a result, or `died` with its process, or cut short by the budget."""
         record = self.records.trials[number]
         self.active.discard(number)
@@ -157,11 +158,11 @@ class SweepPlan:
         self.records.seconds = self.seconds()
         self.changed(record)
 
-    def note_leg(self, record: TrialRecord, configs: list[dict[str, Any]], cpus: float, gpus: float) -> None:
+    def note_leg(self, record: TrialRecord, configs: list[dict[str, object]], cpus: float, gpus: float) -> None:
         """Note the run config of each seed in the leg that begins, and the CPUs and GPUs that it occupies."""
         record.configs, record.cpus, record.gpus = configs, cpus, gpus
 
-    def note_progress(self, number: int, counts: Mapping[str, Any], objectives: Sequence[float] | None = None) -> None:
+    def note_progress(self, number: int, counts: JsonMapping, objectives: Sequence[float] | None = None) -> None:
         """Note the progress of a running trial, and its objectives so far if all are known."""
         record = self.records.trials[number]
         if objectives is not None:

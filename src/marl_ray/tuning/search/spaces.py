@@ -1,7 +1,7 @@
 """Search spaces: configurations are listed, drawn at random, or suggested by Optuna. No Ray in here."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -17,9 +17,10 @@ from marl_ray.config.sweep import (
     ordered_keys,
 )
 from marl_ray.errors import MarlRayError, did_you_mean
+from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.tuning.search.metric_names import check_metrics
 
-Values = dict[str, Any]
+Values = JsonObject
 """Dotted key -> value: one configuration."""
 CHECKED_CONFIGURATIONS = 32
 """Number of random configurations that are checked before a search begins."""
@@ -67,7 +68,7 @@ def check_space(config: SweepConfig) -> None:
             raise MarlRayError(f"sweep {config.name!r}: {problem}")
 
 
-def draw(config: SweepConfig, number: int, fixed: Mapping[str, Any] | None = None) -> Values:
+def draw(config: SweepConfig, number: int, fixed: JsonMapping | None = None) -> Values:
     """Return the random configuration with this number; `fixed` values stay.
 
     It is a function of `search.seed` and the number alone.
@@ -192,7 +193,7 @@ class TpeSearch(Search):
         elif scores is not None:
             self.study.add_trial(self._past(values, scores))
 
-    def _past(self, values: Mapping[str, Any], scores: Sequence[float]) -> Any:
+    def _past(self, values: JsonMapping, scores: Sequence[float]) -> Any:
         """Return a trial of an earlier run of the sweep."""
         import optuna
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import urllib3
 import yaml
@@ -19,6 +19,7 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
 
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.json_types import JsonObject
 
 CONNECT_S, READ_S = 5.0, 30.0
 """Deadlines of one request."""
@@ -67,10 +68,10 @@ class Connection:
         method: str,
         path: str,
         query: Query | None = None,
-        body: Any = None,
+        body: object = None,
         content_type: str = "application/json",
         lost_s: float = LOST_S,
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Return the answer's JSON. Tries again for `lost_s` seconds while the server cannot answer.
 
         Raises RequestRefusedError with the server's message, or MarlRayError where it stayed out of reach.
@@ -95,7 +96,7 @@ class Connection:
         except (_UnreachableError, urllib3.exceptions.HTTPError, OSError):
             return
 
-    def _json(self, method: str, path: str, query: Query | None, body: Any, content_type: str) -> dict[str, Any]:
+    def _json(self, method: str, path: str, query: Query | None, body: object, content_type: str) -> JsonObject:
         answer = self._send(method, path, query, body, content_type, READ_S).read()
         try:
             return dict(json.loads(answer or b"{}"))
@@ -103,7 +104,7 @@ class Connection:
             raise MarlRayError(f"{self.server}: expected JSON from a Kubernetes API ({one_line(error)})") from None
 
     def _send(
-        self, method: str, path: str, query: Query | None, body: Any, content_type: str, read_s: float
+        self, method: str, path: str, query: Query | None, body: object, content_type: str, read_s: float
     ) -> client.rest.RESTResponse:
         pairs = [
             (name, str(value).lower() if isinstance(value, bool) else value) for name, value in (query or {}).items()

@@ -3,11 +3,11 @@
 import re
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefusedError
 from marl_ray.cluster.kuberay.client.resources import list_all, path_of, read
 from marl_ray.cluster.kuberay.state.view import SUBMITTER_CONTAINER, Object
+from marl_ray.json_types import JsonObject
 
 SILENT_S = 60.0
 """A log that says nothing for as long is asked for again: a connection may be dead without a word."""
@@ -36,7 +36,7 @@ def log_lines(connection: Connection, pod: str, container: str, follow: bool) ->
     last, seen = "", 0
     while True:
         ended = _has_ended(connection, pod, container)  # asked before reading, so that no last line is missed
-        query: dict[str, Any] = {"container": container, "follow": follow and not ended, "timestamps": True}
+        query: JsonObject = {"container": container, "follow": follow and not ended, "timestamps": True}
         query |= {"sinceTime": last} if last else {}
         number = 0
         try:

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 from urllib.parse import quote
 
 from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefusedError
 from marl_ray.errors import MarlRayError
+from marl_ray.json_types import JsonMapping, JsonObject
 
 FIELD_MANAGER = "marl-ray"
 RAY_API_VERSION = "ray.io/v1"
@@ -50,7 +50,7 @@ def path_of(connection: Connection, api_version: str, kind: str, name: str | Non
     return f"{_root(api_version)}{inside}/{plural}" + (f"/{quote(name, safe='')}" if name else "")
 
 
-def read(connection: Connection, kind: str, name: str, api_version: str = RAY_API_VERSION) -> dict[str, Any] | None:
+def read(connection: Connection, kind: str, name: str, api_version: str = RAY_API_VERSION) -> JsonObject | None:
     """Return an object, None if there is none."""
     try:
         return connection.request("GET", path_of(connection, api_version, kind, name))
@@ -62,7 +62,7 @@ def read(connection: Connection, kind: str, name: str, api_version: str = RAY_AP
 
 def list_all(
     connection: Connection, kind: str, api_version: str = RAY_API_VERSION, labels: str = "", fields: str = ""
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Return the objects of a kind, chosen by selectors of labels and fields."""
     query = {"labelSelector": labels} if labels else {}
     query |= {"fieldSelector": fields} if fields else {}
@@ -71,9 +71,7 @@ def list_all(
     return [{"kind": kind, "apiVersion": api_version, **item} for item in answer.get("items") or ()]
 
 
-def apply(
-    connection: Connection, manifest: Mapping[str, Any], force: bool = False, dry_run: bool = False
-) -> dict[str, Any]:
+def apply(connection: Connection, manifest: JsonMapping, force: bool = False, dry_run: bool = False) -> JsonObject:
     """Apply an object on the server's side with strict validation and return the object as it is then.
 
     `force` takes over fields that others have set. Raises RequestRefusedError for unknown fields, wrong values and
@@ -100,7 +98,7 @@ def apply(
         raise RequestRefusedError(error.status, f"{kind} {metadata['name']}: {error}{hint}") from None
 
 
-def create(connection: Connection, manifest: Mapping[str, Any], dry_run: bool = False) -> dict[str, Any] | None:
+def create(connection: Connection, manifest: JsonMapping, dry_run: bool = False) -> JsonObject | None:
     """Make an object, with strict validation; None if there is one of its name, which stays as it is.
 
     Of several who ask at once, one makes it. Raises RequestRefusedError.

@@ -1,11 +1,11 @@
 """The fields of KubeRay's resources (v1, release 1.7) that are written here; others are refused."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
-JsonObject = dict[str, Any]
+from marl_ray.json_types import JsonObject
 
 
 class _Part(BaseModel):

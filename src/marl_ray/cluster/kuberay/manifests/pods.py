@@ -1,9 +1,8 @@
 """Pods of a Ray cluster: sizes, confinement, drains, and where they may run."""
 
-from typing import Any
-
 from marl_ray.cluster.kuberay.manifests.models import Container, Metadata, PodSpec, PodTemplate
 from marl_ray.config.cluster import DRAIN_VARIABLE, FILES_PATH, SPOOL_PATH, ClusterConfig, GroupConfig, NodeConfig
+from marl_ray.json_types import JsonObject
 
 CLUSTER_LABEL = "marl-ray/cluster"
 """Label of all that belongs to a cluster; KubeRay's own labels are for its Services."""
@@ -79,7 +78,7 @@ def resources_of(node: NodeConfig) -> dict[str, dict[str, str]]:
     return {"requests": amounts, "limits": dict(amounts)}
 
 
-def security_of(config: ClusterConfig) -> dict[str, Any]:
+def security_of(config: ClusterConfig) -> JsonObject:
     """Return the security context of every pod."""
     return {
         "runAsNonRoot": True,
@@ -108,7 +107,7 @@ _SPOT_TOLERATIONS = [
     {"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"},
     {"key": "kubernetes.azure.com/scalesetpriority", "operator": "Equal", "value": "spot", "effect": "NoSchedule"},
 ]
-Mounted = tuple[dict[str, Any], dict[str, Any]]
+Mounted = tuple[JsonObject, JsonObject]
 """A mount of a container, and the volume of its pod."""
 
 
@@ -117,7 +116,7 @@ def _volumes(config: ClusterConfig, node: NodeConfig) -> list[Mounted]:
     # In memory, for Ray's object store would otherwise spill to disk.
     volumes = [_mount_of("shared-memory", "/dev/shm", {"emptyDir": memory})]
     for number, volume in enumerate(config.volumes):
-        source: dict[str, Any] = {"hostPath": {"path": volume.host, "type": "Directory"}}
+        source: JsonObject = {"hostPath": {"path": volume.host, "type": "Directory"}}
         if volume.claim is not None:
             source = {"persistentVolumeClaim": {"claimName": volume.claim}}
         volumes.append(_mount_of(f"storage-{number}" if number else "storage", volume.path, source))
@@ -133,11 +132,11 @@ def _volumes(config: ClusterConfig, node: NodeConfig) -> list[Mounted]:
     return [*volumes, _mount_of("tmp", "/tmp", {"emptyDir": {"sizeLimit": "50Gi"}})]
 
 
-def _mount_of(name: str, path: str, source: dict[str, Any], read_only: bool = False) -> Mounted:
+def _mount_of(name: str, path: str, source: JsonObject, read_only: bool = False) -> Mounted:
     return {"name": name, "mountPath": path} | ({"readOnly": True} if read_only else {}), {"name": name} | source
 
 
-def _environment(config: ClusterConfig) -> list[dict[str, Any]]:
+def _environment(config: ClusterConfig) -> list[JsonObject]:
     variables = {
         "HOME": "/tmp",
         DRAIN_VARIABLE: str(config.drain_s),
@@ -147,7 +146,7 @@ def _environment(config: ClusterConfig) -> list[dict[str, Any]]:
     return [{"name": name, "value": value} for name, value in (variables | config.env).items()]
 
 
-def _ports(config: ClusterConfig, head: bool) -> list[dict[str, Any]]:
+def _ports(config: ClusterConfig, head: bool) -> list[JsonObject]:
     ports = {"gcs-server": 6379, "dashboard": 8265, "as-metrics": 44217, "dash-metrics": 44227} if head else {}
     ports |= ({"serve": 8000} if config.service is not None else {}) | {"metrics": 8080}
     return [{"name": name, "containerPort": port} for name, port in ports.items()]
@@ -170,7 +169,7 @@ def _anywhere(config: ClusterConfig, node: NodeConfig) -> bool:
     return config.service is not None and isinstance(node, GroupConfig) and not node.spot
 
 
-def _tolerations(config: ClusterConfig, node: NodeConfig, spot: bool) -> list[dict[str, Any]]:
+def _tolerations(config: ClusterConfig, node: NodeConfig, spot: bool) -> list[JsonObject]:
     gpus = isinstance(node, GroupConfig) and node.gpus
     return [
         *(_SPOT_TOLERATIONS if spot or _anywhere(config, node) else []),
@@ -179,7 +178,7 @@ def _tolerations(config: ClusterConfig, node: NodeConfig, spot: bool) -> list[di
     ]
 
 
-def _affinity(config: ClusterConfig, node: NodeConfig, spot: bool) -> dict[str, Any] | None:
+def _affinity(config: ClusterConfig, node: NodeConfig, spot: bool) -> JsonObject | None:
     """Return the affinity to machines of the spot market, or to machines that stay, as those without any mark do."""
     if spot:
         terms = [
@@ -193,7 +192,7 @@ def _affinity(config: ClusterConfig, node: NodeConfig, spot: bool) -> dict[str, 
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
 
 
-def _spread(config: ClusterConfig, role: str) -> list[dict[str, Any]]:
+def _spread(config: ClusterConfig, role: str) -> list[JsonObject]:
     """Spread pods over machines where there is a choice, so that a lost one takes one pod.
 
     The pods of a gateway are spread over zones, too.

@@ -1,7 +1,6 @@
 """From the short config to manifests: a RayCluster, or what has one inside, and what guards its pods."""
 
 import json
-from typing import Any
 
 import yaml
 
@@ -30,6 +29,7 @@ from marl_ray.cluster.kuberay.manifests.pods import (
     security_of,
 )
 from marl_ray.config.cluster import ClusterConfig, GroupConfig, JobConfig, NodeConfig
+from marl_ray.json_types import JsonObject
 
 SPOT_PRIORITY, FALLBACK_PRIORITY = 10, 1
 """The autoscaler tries the group on spot machines first, then the one that it falls back to."""
@@ -43,13 +43,13 @@ SUBMITTER_RETRIES = 2
 OPERATOR_LABELS = {"app.kubernetes.io/name": "kuberay-operator"}
 
 
-def render(config: ClusterConfig) -> list[dict[str, Any]]:
+def render(config: ClusterConfig) -> list[JsonObject]:
     """Return all manifests, the resource of KubeRay first."""
     resource = _resource(config).manifest()
     return [resource, *_budgets(config), _network_policy(config)]
 
 
-def to_yaml(manifests: list[dict[str, Any]]) -> str:
+def to_yaml(manifests: list[JsonObject]) -> str:
     """Return the manifests as documents of one file."""
     return "---\n".join(yaml.safe_dump(manifest, sort_keys=False, width=120) for manifest in manifests)
 
@@ -103,7 +103,7 @@ def cluster_spec(config: ClusterConfig) -> RayClusterSpec:
     )
 
 
-def _autoscaler() -> dict[str, Any]:
+def _autoscaler() -> JsonObject:
     """Return the autoscaler's options.
 
     KubeRay puts it into the head pod, where what it shares with Ray lies in `/tmp/ray`.
@@ -160,7 +160,7 @@ def _job_spec(config: ClusterConfig, job: JobConfig, cluster: RayClusterSpec) ->
     )
 
 
-def _rules(job: JobConfig, scales: bool) -> list[dict[str, Any]]:
+def _rules(job: JobConfig, scales: bool) -> list[JsonObject]:
     """Return the rules by which a job's parts are deleted.
 
     `Failed` stands for every failure, also for a deadline. Workers hold the machines that cost, the head
@@ -178,7 +178,7 @@ def _rules(job: JobConfig, scales: bool) -> list[dict[str, Any]]:
     return rules
 
 
-def _rule(policy: str, condition: dict[str, str], seconds: int) -> dict[str, Any]:
+def _rule(policy: str, condition: dict[str, str], seconds: int) -> JsonObject:
     return {"policy": policy, "condition": {**condition, "ttlSeconds": seconds}}
 
 
@@ -203,7 +203,7 @@ def _submitter(config: ClusterConfig) -> PodTemplate:
     return PodTemplate(metadata=Metadata(labels={CLUSTER_LABEL: config.name, ROLE_LABEL: "submitter"}), spec=spec)
 
 
-def _budgets(config: ClusterConfig) -> list[dict[str, Any]]:
+def _budgets(config: ClusterConfig) -> list[JsonObject]:
     """Return a PodDisruptionBudget for each group of a gateway that has several pods.
 
     Drained machines thus take one of its pods at a time.
@@ -227,14 +227,14 @@ def _budgets(config: ClusterConfig) -> list[dict[str, Any]]:
     ]
 
 
-def _network_policy(config: ClusterConfig) -> dict[str, Any]:
+def _network_policy(config: ClusterConfig) -> JsonObject:
     """Let the pods be reached by each other, KubeRay's operator, clients that carry a label, and Prometheus."""
     pods = {"podSelector": {"matchLabels": {CLUSTER_LABEL: config.name}}}
     operator = {"namespaceSelector": {}, "podSelector": {"matchLabels": OPERATOR_LABELS}}
     clients = {"namespaceSelector": {}, "podSelector": {"matchLabels": {"marl-ray/client": "true"}}}
     monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
 
-    def ports(*numbers: int) -> list[dict[str, Any]]:
+    def ports(*numbers: int) -> list[JsonObject]:
         return [{"port": number, "protocol": "TCP"} for number in numbers]
 
     return {

@@ -1,11 +1,13 @@
 """A client's view of one resource of KubeRay: itself, the clusters that it owns, their pods, and warnings about it."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
-Object = Mapping[str, Any]
+from marl_ray.json_types import JsonMapping
+
+Object = JsonMapping
 """An object of the Kubernetes API as plain data."""
 ResourceKind = Literal["RayJob", "RayCluster", "RayService", "RayCronJob"]
 SUBMITTER_CONTAINER = "ray-job-submitter"

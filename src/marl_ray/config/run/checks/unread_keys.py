@@ -9,6 +9,7 @@ from typing import Any
 from marl_ray.config.run.algorithms import AlgorithmSpec, spec_of
 from marl_ray.config.run.run_keys import RunKeys
 from marl_ray.errors import MarlRayError, did_you_mean
+from marl_ray.json_types import JsonMapping, JsonObject
 
 DEFAULT_ALGORITHM: str = RunKeys.model_fields["algorithm"].default
 
@@ -37,7 +38,7 @@ def names_algorithm(key: str) -> bool:
     return parts == ["algorithm"] or (parts[0] == "team" and (len(parts) < 3 or parts[2:] == ["algorithm"]))
 
 
-def is_read(key: str, data: Mapping[str, Any]) -> bool:
+def is_read(key: str, data: JsonMapping) -> bool:
     """Return True if an algorithm of the run config `data` reads the hyper-parameter of this dotted key.
 
     A key of the run is read if the algorithm of one trained policy reads it; a policy's own key, if that policy's does.
@@ -56,12 +57,12 @@ def is_read(key: str, data: Mapping[str, Any]) -> bool:
     return not algorithms or any(_reads(algorithm, hyper_key) for algorithm in algorithms)
 
 
-def hyper_keys(data: Mapping[str, Any]) -> list[str]:
+def hyper_keys(data: JsonMapping) -> list[str]:
     """Return the dotted keys of all hyper-parameters that the run config `data` gives."""
     return [f"{where}.{key}" for where, hyper in _groups(data) for key in hyper]
 
 
-def drop_unread(data: dict[str, Any]) -> None:
+def drop_unread(data: JsonObject) -> None:
     """Remove the hyper-parameters that no algorithm reads from the run config `data`."""
     unread = {key for key in hyper_keys(data) if not is_read(key, data)}
     for where, hyper in _groups(data):
@@ -69,7 +70,7 @@ def drop_unread(data: dict[str, Any]) -> None:
             del hyper[key]
 
 
-def _groups(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _groups(data: JsonMapping) -> Iterator[tuple[str, Any]]:
     """Yield the run's `hyper` and each policy's, with their dotted keys."""
     if isinstance(data.get("hyper"), Mapping):
         yield "hyper", data["hyper"]

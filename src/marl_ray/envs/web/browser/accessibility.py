@@ -8,7 +8,8 @@ processes did before. Names, and properties of more than a word, are quoted with
 import re
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+
+from marl_ray.json_types import JsonMapping
 
 Bounds = tuple[float, float, float, float]
 """Left, top, width and height in the viewport, in pixels."""
@@ -60,7 +61,7 @@ class PageView:
 
 
 def page_view(
-    nodes: Sequence[Mapping[str, Any]],
+    nodes: Sequence[JsonMapping],
     bounds: Mapping[int, Bounds],
     width: int,
     height: int,
@@ -77,7 +78,7 @@ def page_view(
     lines: list[str] = []
     elements: dict[int, ShownElement] = {}
 
-    def visit(node: Mapping[str, Any], depth: int, level: int) -> None:
+    def visit(node: JsonMapping, depth: int, level: int) -> None:
         role = _value(node, "role")
         number = int(node.get("backendDOMNodeId", 0))
         if role in _NO_NODES or level > _MAX_DEPTH:
@@ -102,7 +103,7 @@ def page_view(
     return PageView("\n".join(lines), elements)
 
 
-def snapshot_bounds(snapshot: Mapping[str, Any]) -> dict[int, Bounds]:
+def snapshot_bounds(snapshot: JsonMapping) -> dict[int, Bounds]:
     """Return the bounds in the viewport by DOM number.
 
     They are of the main document in Chromium's `DOMSnapshot.captureSnapshot`.
@@ -124,7 +125,7 @@ def _visible(bounds: Bounds | None, width: int, height: int) -> bool:
     return wide > 0 and high > 0 and x < width and y < height and x + wide > 0 and y + high > 0
 
 
-def _line(node: Mapping[str, Any], role: str) -> str:
+def _line(node: Mapping[str, object], role: str) -> str:
     name, properties = _name(node), _properties(node)
     if properties.get("value") == name:
         properties.pop("value")
@@ -136,11 +137,11 @@ def _line(node: Mapping[str, Any], role: str) -> str:
     return " ".join([f"{role} {name!r}", *shown])
 
 
-def _name(node: Mapping[str, Any]) -> str:
+def _name(node: Mapping[str, object]) -> str:
     return _value(node, "name")[:_MAX_NAME_LENGTH]
 
 
-def _properties(node: Mapping[str, Any]) -> dict[str, str]:
+def _properties(node: JsonMapping) -> dict[str, str]:
     properties = {
         str(item["name"]): str(item["value"]["value"])[:_MAX_NAME_LENGTH]
         for item in node.get("properties", ())
@@ -157,5 +158,5 @@ def _repeats(line: str, before: Sequence[str]) -> bool:
     return match is not None and (not text.strip() or any(text in other for other in before))
 
 
-def _value(node: Mapping[str, Any], key: str) -> str:
+def _value(node: JsonMapping, key: str) -> str:
     return str(node.get(key, {}).get("value", ""))

@@ -59,7 +59,7 @@ class Chromium:
             self.close()
             raise MarlRayError(f"{executable}: {error}") from error
 
-    def run(self, work: Coroutine[Any, Any, T], deadline_s: float, name: str) -> T:
+    def run(self, work: Coroutine[object, object, T], deadline_s: float, name: str) -> T:
         """Return the result of a coroutine on the browser's thread. `name` says what it does, for messages.
 
         Raises PageError if it takes longer than `deadline_s`, BrowserError if Playwright reports an error.
@@ -153,7 +153,7 @@ def find_chromium() -> str:
 
 _lock = threading.Lock()
 _shared: dict[int, Chromium] = {}
-_users: dict[int, WeakSet[Any]] = {}
+_users: dict[int, WeakSet[object]] = {}
 
 
 def shared_chromium(user: object) -> Chromium:

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
+
+from marl_ray.json_types import JsonMapping
 
 _STYLE = """
 :root { color-scheme: light dark; }
@@ -19,7 +20,7 @@ img { display: block; max-width: min(100%, 44rem); margin-top: .4rem; border: 1p
 """
 
 
-def episode_page(about: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> str:
+def episode_page(about: Mapping[str, object], steps: Sequence[Mapping[str, object]]) -> str:
     """Return HTML that shows the pictures beside it. All text is quoted: that of a page or an agent makes no element.
 
     about: facts of the episode by name, of which `task` is the heading.
@@ -37,7 +38,7 @@ def episode_page(about: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -
     )
 
 
-def _step(number: int, step: Mapping[str, Any]) -> str:
+def _step(number: int, step: JsonMapping) -> str:
     action, target = str(step.get("action", "")), str(step.get("target", ""))
     title = f"{number}. {_first_line(action) or 'no action'}" if number else "The page at the beginning"
     parts = [f"<h2>{escape(f'{title} {target}'.strip())}</h2>"]
@@ -66,5 +67,5 @@ def _first_line(action: str) -> str:
     return lines[0][:200] if lines else ""
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,12 +1,14 @@
 """Actions done in the browser with real mouse and keyboard events."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Mapping
+from typing import TypeVar
 
 from marl_ray.envs.web.browser.accessibility import ShownElement
 from marl_ray.envs.web.browser.action_text import WebAction, playwright_keys
 from marl_ray.envs.web.browser.errors import ActionError
 from marl_ray.envs.web.browser.session import BrowserSession
+
+T = TypeVar("T")
 
 _SELECT = """function() {
     const list = this.closest("select");
@@ -86,7 +88,7 @@ async def _select(session: BrowserSession, element: int, node: int) -> None:
         raise ActionError(f"option [{element}] cannot be chosen")
 
 
-async def _while_there(work: Any, element: int) -> Any:
+async def _while_there(work: Awaitable[T], element: int) -> T:
     try:
         return await work
     except Exception as error:

@@ -10,6 +10,7 @@ from marl_ray.envs.web.browser.episode_page import episode_page
 from marl_ray.envs.web.browser.errors import BrowserError
 from marl_ray.envs.web.browser.session import BrowserSession
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.json_types import JsonObject
 
 STEPS_FILE, PAGE_FILE, TRACE_FILE = "steps.jsonl", "episode.html", "trace.zip"
 START_PICTURE = "start.png"
@@ -31,8 +32,8 @@ class EpisodeRecord:
         except OSError as error:
             raise MarlRayError(f"record: {root} cannot be written ({one_line(error)})") from error
         self.traces = traces
-        self._about: dict[str, Any] = {"task_id": task_id}
-        self._lines: list[dict[str, Any]] = []
+        self._about: dict[str, object] = {"task_id": task_id}
+        self._lines: list[JsonObject] = []
         """The opening, and every step."""
 
     def begin(self, session: BrowserSession) -> None:
@@ -45,7 +46,7 @@ class EpisodeRecord:
         self._about["task"] = task
         self._lines.append({"url": session.url, "note": note} | self._picture(session, START_PICTURE))
 
-    def step(self, session: BrowserSession, **values: Any) -> None:
+    def step(self, session: BrowserSession, **values: object) -> None:
         """Add a step: what the agent did and saw, and how the tab in front looks."""
         number = len(self._lines) - 1
         line = {"step": number, "url": session.url, **values}

@@ -3,14 +3,19 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Collection, Sequence
-from typing import Any, Self
+from collections.abc import Awaitable, Collection, Coroutine, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 from marl_ray.envs.web.browser.accessibility import PageView, page_view, snapshot_bounds
 from marl_ray.envs.web.browser.chromium import CLOSE_S, Chromium
 from marl_ray.envs.web.browser.errors import ActionError, BrowserError, PageError
 from marl_ray.errors import one_line
+
+if TYPE_CHECKING:
+    from playwright.async_api import CDPSession, Dialog, Download, Page, Request, WebSocket
+
+T = TypeVar("T")
 
 WIDTH, HEIGHT = 1280, 720
 """The viewport of WebArena, in pixels."""
@@ -56,11 +61,11 @@ class BrowserSession:
         """Dialogs of this step, each dismissed."""
         self.broken = ""
         """A sentence about what broke a page for good; empty while it works."""
-        self._pages: list[Any] = []
-        self._devtools: dict[Any, Any] = {}
+        self._pages: list[Page] = []
+        self._devtools: dict[Page, CDPSession] = {}
         self._windows = 0
         self._ids: dict[tuple[str, int], int] = {}
-        self._pending: dict[Any, bool] = {}
+        self._pending: dict[Request, bool] = {}
 
     def start(self, storage: str | None = None, width: int = WIDTH, height: int = HEIGHT) -> Self:
         """Open the context with one empty tab. storage: a file with cookies, in Playwright's format.
@@ -70,7 +75,7 @@ class BrowserSession:
         self.call(self._start(storage, width, height), "opening a browser context")
         return self
 
-    def call(self, work: Any, name: str, steps: int = 1) -> Any:
+    def call(self, work: Coroutine[object, object, T], name: str, steps: int = 1) -> T:
         """Return the result of a coroutine of this session, on the browser's thread. It has the time of this many steps.
 
         Raises BrowserError.
@@ -103,7 +108,7 @@ class BrowserSession:
         self._ids.clear()
 
     @property
-    def page(self) -> Any:
+    def page(self) -> "Page":
         """Playwright's page of the tab in front. Raises PageError if it is closed or has crashed."""
         if self.broken or not self._pages:
             raise PageError(self.broken or "no tab is open")
@@ -119,7 +124,7 @@ class BrowserSession:
         """Address of the tab in front; empty if there is none."""
         return str(self._pages[min(self.tab, len(self._pages) - 1)].url) if self._pages else ""
 
-    async def devtools(self) -> Any:
+    async def devtools(self) -> "CDPSession":
         """Return the session of Chromium's DevTools protocol with the tab in front."""
         page = self.page
         if page not in self._devtools:
@@ -143,7 +148,7 @@ class BrowserSession:
             raise ActionError(f"{url[:200]} is outside of the sites of this task")
         await self.navigate(self.page.goto(url, wait_until="load"), f"opening {url[:200]}")
 
-    async def navigate(self, work: Awaitable[Any], name: str) -> Any:
+    async def navigate(self, work: Awaitable[T], name: str) -> T:
         """Return the result of a navigation. Raises ActionError if it fails while the page lives on."""
         try:
             return await work
@@ -200,6 +205,7 @@ class BrowserSession:
         )
         document = frames["frameTree"]["frame"]["loaderId"]
         size = self.page.viewport_size
+        assert size is not None  # `start` gives one
         seen = page_view(tree["nodes"], snapshot_bounds(snapshot), size["width"], size["height"], self._ids, document)
         titles = [
             f"Tab {k}{' (current)' if k == min(self.tab, self.tabs - 1) else ''}: {await _title(page)!r}"
@@ -223,7 +229,7 @@ class BrowserSession:
         self.context.on("requestfailed", self._failed)
         await self.new_tab()
 
-    def _opened(self, page: Any) -> None:
+    def _opened(self, page: "Page") -> None:
         self._pages.append(page)
         self._windows = max(0, self._windows - 1)
         page.on("crash", lambda _: self._break("the page has crashed"))
@@ -233,10 +239,10 @@ class BrowserSession:
         if self.tabs > MAX_TABS:
             _in_background(page.close())
 
-    def _window_opened(self, _: Any) -> None:
+    def _window_opened(self, _: object) -> None:
         self._windows += 1
 
-    def _closed(self, page: Any) -> None:
+    def _closed(self, page: "Page") -> None:
         number = self._pages.index(page)
         self._pages.remove(page)
         self._devtools.pop(page, None)
@@ -244,24 +250,24 @@ class BrowserSession:
         if self.tab >= number and self.tab > 0:
             self.tab -= 1
 
-    def _downloaded(self, download: Any) -> None:
+    def _downloaded(self, download: "Download") -> None:
         self.blocked += 1  # the context accepts none
         _in_background(download.cancel())
 
-    def _requested(self, request: Any) -> None:
+    def _requested(self, request: "Request") -> None:
         self._pending[request] = request.is_navigation_request()
 
-    def _answered(self, request: Any) -> None:
+    def _answered(self, request: "Request") -> None:
         self._pending.pop(request, None)
 
-    def _failed(self, request: Any) -> None:
+    def _failed(self, request: "Request") -> None:
         self._answered(request)
         self._count_outside(request)
 
-    def _count_outside(self, request: Any) -> None:
+    def _count_outside(self, request: "Request | WebSocket") -> None:
         self.blocked += not self.may_reach(request.url)
 
-    def _dismiss(self, dialog: Any) -> None:
+    def _dismiss(self, dialog: "Dialog") -> None:
         self.dialogs.append(f"{dialog.type}: {str(dialog.message)[:_MAX_DIALOG_LENGTH]!r}")
         if len(self.dialogs) > MAX_DIALOGS:
             self._break(f"the page has opened more than {MAX_DIALOGS} dialogs")
@@ -272,7 +278,7 @@ class BrowserSession:
         self.broken = self.broken or reason
 
 
-async def _title(page: Any) -> str:
+async def _title(page: "Page") -> str:
     """Return the title of a tab; empty for one that has just closed."""
     title = ""
     with _while_open():
@@ -283,7 +289,7 @@ async def _title(page: Any) -> str:
 _tasks: set[asyncio.Task[None]] = set()
 
 
-def _in_background(work: Awaitable[Any]) -> None:
+def _in_background(work: Awaitable[object]) -> None:
     """Run what no one waits for; its errors say that the page is closed."""
 
     async def run() -> None:
@@ -296,7 +302,7 @@ def _in_background(work: Awaitable[Any]) -> None:
 
 
 @contextlib.contextmanager
-def _while_open() -> Any:
+def _while_open() -> Iterator[None]:
     """Leave out Playwright's errors, all of which are of a page or a context that has just closed."""
     try:
         yield

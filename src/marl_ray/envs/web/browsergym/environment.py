@@ -14,6 +14,7 @@ from marl_ray.envs.web.browsergym.process import BrowserGymProcess
 from marl_ray.envs.web.browsergym.worker import FAMILIES, PREFIX, family_of
 from marl_ray.envs.web.environment import MAX_PAGES
 from marl_ray.errors import MarlRayError, did_you_mean, install_hint
+from marl_ray.json_types import JsonObject
 from marl_ray.rewards.reward_protocol import ChosenReward
 
 EXTRA_DISTRIBUTIONS = "browsergym-core", "browsergym-miniwob"
@@ -71,7 +72,7 @@ class BrowserGym(TextEnv):
         python: str | None = None,
         variants: int = 100,
         held_out: int = 10,
-        env: dict[str, Any] | None = None,
+        env: JsonObject | None = None,
         agent: str = "agent",
         max_steps: int = 10,
         step_s: float = 60.0,
@@ -122,7 +123,7 @@ class BrowserGym(TextEnv):
         action = quoted_action(text)
         score = 0.0
         ending = ""
-        page: dict[str, Any] = {}
+        page: JsonObject = {}
         try:
             if self._process is None:
                 raise BrowserError(self._fault)
@@ -152,7 +153,7 @@ class BrowserGym(TextEnv):
             return "deadline"
         return "step_limit" if self._turns >= self.max_steps else ""
 
-    def _ask(self, page: dict[str, Any]) -> None:
+    def _ask(self, page: JsonObject) -> None:
         text = page_text(page["page"], self.observation_limit)
         parts = [_PROMPT_HEAD.format(actions=self._actions), f"Task: {self._goal}\n"]
         parts += [f"The user says: {message!r}\n" for message in page.get("messages", ()) if message != self._goal]

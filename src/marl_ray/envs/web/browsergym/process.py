@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from multiprocessing.connection import wait
-from typing import Any
 
 import psutil
 
@@ -17,6 +16,7 @@ from marl_ray.envs.web.browser.chromium import CLOSE_S, browser_files, find_chro
 from marl_ray.envs.web.browser.errors import BrowserError, PageError
 from marl_ray.envs.web.browsergym import worker
 from marl_ray.envs.web.miniwob import served_pages
+from marl_ray.json_types import JsonObject
 
 MINIWOB_URL = "http://miniwob/"
 """The address that agents read and write for the pages of MiniWoB++, so that prompts do not depend on a port."""
@@ -51,7 +51,7 @@ class BrowserGymProcess:
         """The id of the process."""
         return self._process.pid
 
-    def call(self, name: str, deadline_s: float, **arguments: Any) -> dict[str, Any]:
+    def call(self, name: str, deadline_s: float, **arguments: object) -> JsonObject:
         """Return the answer of a method of `marl_ray.envs.web.browsergym.worker.GymPlayer`.
 
         Raises PageError if there is none within the deadline, BrowserError if the method fails; either ends the process.
@@ -62,7 +62,7 @@ class BrowserGymProcess:
             self.close()
             raise
 
-    def _call(self, name: str, deadline_s: float, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _call(self, name: str, deadline_s: float, arguments: dict[str, object]) -> dict[str, object]:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
         try:
@@ -82,7 +82,7 @@ class BrowserGymProcess:
             self._rest += part
         line, _, self._rest = self._rest.partition(b"\n")
         self._idle = True
-        answer: dict[str, Any] = json.loads(_with_base(line.decode(), self._miniwob, MINIWOB_URL))
+        answer: dict[str, object] = json.loads(_with_base(line.decode(), self._miniwob, MINIWOB_URL))
         if "fault" in answer:
             raise BrowserError(f"BrowserGym's {name} failed: {answer['fault']}")
         return answer

@@ -67,7 +67,7 @@ class GymPlayer:
         self.env: Any = None
         self.task = ""
 
-    def find(self, pattern: str) -> dict[str, Any]:
+    def find(self, pattern: str) -> dict[str, object]:
         """Return `ids`, all registered ones of the family of `pattern`; `chosen`, those that match; `actions`, a text."""
         package = _package(pattern)
         try:
@@ -117,7 +117,7 @@ def _actions() -> Any:
     return HighLevelActionSet(subsets=list(_ACTIONS), multiaction=False)
 
 
-def _made(task: str, chromium: str, kwargs: dict[str, Any]) -> Any:
+def _made(task: str, chromium: str, kwargs: dict[str, Any]) -> object:
     import gymnasium
 
     importlib.import_module(_package(task))
@@ -140,7 +140,7 @@ def _launch_with(chromium: str) -> None:
     BrowserType.launch = launched  # type: ignore[method-assign]
 
 
-def _page(seen: dict[str, Any]) -> dict[str, Any]:
+def _page(seen: dict[str, Any]) -> dict[str, object]:
     from browsergym.utils.obs import flatten_axtree_to_str
 
     titles = [str(title) for title in seen["open_pages_titles"]]

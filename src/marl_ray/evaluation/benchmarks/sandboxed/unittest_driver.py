@@ -24,9 +24,8 @@ import unittest.mock
 import unittest.result
 import unittest.suite
 from collections.abc import Callable
-from typing import Any
 
-_PARTS: list[Any] = [
+_PARTS: list[object] = [
     unittest,
     unittest.case,
     unittest.loader,
@@ -45,7 +44,7 @@ _PARTS: list[Any] = [
 class ClosedStream(io.StringIO):
     """A text stream that discards everything written and has nothing to read."""
 
-    def read(self, *args: Any, **kwargs: Any) -> str:
+    def read(self, *args: object, **kwargs: object) -> str:
         raise OSError
 
     readline = readlines = read  # type: ignore[assignment]
@@ -72,7 +71,7 @@ def make_result(check: Callable[[], bool]) -> tuple[unittest.TestResult, dict[st
         def addSuccess(self, test: unittest.TestCase) -> None:
             counts["passed"] += 1
 
-        def _bad(self, test: Any, *details: Any) -> None:
+        def _bad(self, test: object, *details: object) -> None:
             counts["bad"] += 1
             error = details[0] if details else None
             what = f"{error[0].__name__}: {error[1]}" if isinstance(error, tuple) else "skipped, or unexpected"
@@ -80,7 +79,7 @@ def make_result(check: Callable[[], bool]) -> tuple[unittest.TestResult, dict[st
 
         addError = addFailure = addSkip = addExpectedFailure = addUnexpectedSuccess = _bad  # type: ignore[assignment]
 
-        def addSubTest(self, test: Any, subtest: Any, error: Any) -> None:
+        def addSubTest(self, test: object, subtest: object, error: object) -> None:
             if error is not None:
                 self._bad(test, error)
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from marl_ray.policies.engines.decoding.sampling import draw
 from marl_ray.policies.engines.decoding.stop_strings import StopStrings
 from marl_ray.policies.engines.models.cached_model import CachedModel
 from marl_ray.policies.language.philox import token_uniforms
+from marl_ray.policies.prompting.protocol import Tokenizer
 
 MAX_PREFILL_TOKENS = 8192
 """Maximum number of tokens, padding included, of one forward over prompts."""
@@ -56,7 +57,7 @@ class Decoder:
     starts with its prompt's last token as the newest, so new and old rows take the same step.
     """
 
-    def __init__(self, model: CachedModel, tokenizer: Any, ends: AbstractSet[int], rows: int = 1) -> None:
+    def __init__(self, model: CachedModel, tokenizer: Tokenizer, ends: AbstractSet[int], rows: int = 1) -> None:
         """Begin without rows; the tokens `ends` end a response.
 
         `rows` is the number of rows that the cache has room for at first; it grows for more.
@@ -217,7 +218,7 @@ class Decoder:
         """Return the greatest number of tokens that a row may still get."""
         return max(row.generation.max_tokens - len(row.ids) for row in self._rows)
 
-    def _device(self, values: Sequence[Any], dtype: torch.dtype = torch.long) -> Tensor:
+    def _device(self, values: Sequence[object], dtype: torch.dtype = torch.long) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=self._model.shape.device)
 
 

@@ -7,13 +7,14 @@ blanks stand together, and strings have no `\\u` escapes, because every characte
 """
 
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.decoding.stop_strings import special_tokens
+from marl_ray.policies.prompting.protocol import Tokenizer
 
 MAX_DEPTH, MAX_SPACES = 32, 64
 MAX_MASKS = 256
@@ -135,7 +136,7 @@ def _value(state: GuideState, character: str) -> GuideState | None:
 class Guides:
     """The automaton over the tokens of one tokenizer."""
 
-    def __init__(self, tokenizer: Any):
+    def __init__(self, tokenizer: Tokenizer):
         """Raise MarlRayError if some printable character of ASCII is no token of the tokenizer."""
         size = 1 + max(tokenizer.get_vocab().values())
         # Each token is decoded after another one, because some tokenizers leave out the blank before a text's first
@@ -202,11 +203,11 @@ class Guides:
         return state
 
 
-_GUIDES: WeakKeyDictionary[Any, Guides] = WeakKeyDictionary()
+_GUIDES: WeakKeyDictionary[Tokenizer, Guides] = WeakKeyDictionary()
 _making = Lock()
 
 
-def guides_of(tokenizer: Any) -> Guides:
+def guides_of(tokenizer: Tokenizer) -> Guides:
     """Return the guides of the tokenizer, which are made once, in about a second for 150,000 tokens.
 
     Raises MarlRayError as `Guides` does.

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
+
+from marl_ray.policies.prompting.protocol import Tokenizer
 
 
 class StopStrings:
@@ -13,7 +14,7 @@ class StopStrings:
     tokenizers write the first token of a text differently.
     """
 
-    def __init__(self, tokenizer: Any, stops: tuple[str, ...]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...]) -> None:
         self._tokenizer = tokenizer
         self._stops = stops
         self._special = frozenset(special_tokens(tokenizer))
@@ -53,7 +54,7 @@ class StopStrings:
         return end[::-1]
 
 
-def special_tokens(tokenizer: Any) -> dict[int, str]:
+def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
     """Return the tokens that have no text.
 
     They are those that the tokenizer has a name for, such as its end token, and all others that are special, such as
@@ -63,13 +64,13 @@ def special_tokens(tokenizer: Any) -> dict[int, str]:
     return named | {number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 
-def decode_visibly(tokenizer: Any, responses: list[list[int]]) -> list[str]:
+def decode_visibly(tokenizer: Tokenizer, responses: list[list[int]]) -> list[str]:
     """Decode token ids to texts that show special tokens."""
     texts: list[str] = tokenizer.batch_decode(responses, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return texts
 
 
-def first_stop(tokenizer: Any, stops: tuple[str, ...], ids: Sequence[int]) -> int | None:
+def first_stop(tokenizer: Tokenizer, stops: tuple[str, ...], ids: Sequence[int]) -> int | None:
     """Return the index of the token that completes the first stop string of a response; None if it contains none."""
     completed = StopStrings(tokenizer, stops).completes_stop([ids[: end + 1] for end in range(len(ids))])
     return completed.index(True) if True in completed else None

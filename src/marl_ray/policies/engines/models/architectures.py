@@ -43,10 +43,10 @@ MODEL_TYPES = {"paged": PAGED_TYPES, "decoded": DECODED_TYPES, "scored": SCORED_
 _FIRST_MAMBA = frozenset({"falcon_mamba", "jamba", "mamba"})
 """Model types with layers of the first Mamba."""
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention"}
-_LOOK_AHEAD: dict[str, tuple[Any, ...]] = {"is_causal": (False,), "use_bidirectional_attention": (True, "all")}
+_LOOK_AHEAD: dict[str, tuple[object, ...]] = {"is_causal": (False,), "use_bidirectional_attention": (True, "all")}
 """Keys of configs, for example of embedding models made from decoders, and their values with which a forward pass is
 not causal."""
-_MORE_LOOK_AHEAD: dict[str, dict[str, tuple[Any, ...]]] = {"doge": {"is_moe": (True,)}}
+_MORE_LOOK_AHEAD: dict[str, dict[str, tuple[object, ...]]] = {"doge": {"is_moe": (True,)}}
 """The same keys and values for single architectures: Doge's routing mixes the tokens of a batch."""
 
 

@@ -40,7 +40,9 @@ class _Column(DynamicLayer):
     def get_seq_length(self) -> int:
         return self._columns.shape[-2] - 1
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         self._columns[:, 0, :, -1:] = key_states
         self._columns[:, 1, :, -1:] = value_states
         return self._columns[:, 0], self._columns[:, 1]

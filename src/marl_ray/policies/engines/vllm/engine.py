@@ -97,7 +97,7 @@ class VllmEngine(Engine):
         """The version of the adapters that the process has; 0 for none."""
         self.version = 0
         """The version of the weights that the process has; counts every hand-over."""
-        self._held: Any = None
+        self._held: object = None
         """The state of the policy's weights at the last hand-over."""
         self._filled: int | None = None
         """`TokenPolicy.version` of the empty copy's weights that are in the shared memory."""

@@ -74,7 +74,7 @@ class VllmHost(EngineHost):
             policy, tensor_parallel=tensor_parallel, memory_share=memory_share, transfer=BACKENDS[transfer]
         )
         self._loaded = threading.Condition()
-        self._jobs: queue.SimpleQueue[_Call | Future[Any] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Call | Future[object] | None] = queue.SimpleQueue()
         self._open = 0
         """Number of calls that have not returned."""
         self._calls: list[_Call] = []

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from marl_ray.errors import MarlRayError, describe_error
 
 Agreed = TypeVar("Agreed")
+Sent = TypeVar("Sent")
 
 
 class WorkerFailure(NamedTuple):
@@ -18,7 +19,7 @@ class WorkerFailure(NamedTuple):
     error: MarlRayError
 
 
-def all_gather_values(value: Any, group: Any = None) -> list[Any]:
+def all_gather_values(value: Sent, group: dist.ProcessGroup | None = None) -> list[Sent]:
     """Return every worker's plain value, ordered by rank, on every worker of the group (None: of all).
 
     Raises the error of a worker that has failed in a block of `run_on_all_workers` instead of taking part, on all workers.
@@ -31,7 +32,7 @@ def all_gather_values(value: Any, group: Any = None) -> list[Any]:
     return values
 
 
-def run_on_all_workers(make: Callable[[], Agreed], group: Any = None) -> Agreed:
+def run_on_all_workers(make: Callable[[], Agreed], group: dist.ProcessGroup | None = None) -> Agreed:
     """Call `make` on every worker of the group (None: of all), and raise on all what it raises on any.
 
     They raise the first error, in which `shared` is true; the line names the worker, unless all fail alike. Within

@@ -8,7 +8,6 @@ first dimension over one other dimension of the mesh, as FSDP2 does it. Over the
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -57,7 +56,7 @@ def _part_of(tensor: DTensor, rank: int) -> tuple[slice, ...]:
     return tuple(part)
 
 
-def gather_to_rank0(tensor: Tensor, group: Any) -> Tensor | None:
+def gather_to_rank0(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor | None:
     """Return the complete tensor on rank 0, and None on the others, which send their parts there.
 
     They send over a group of all workers on CPU. Every worker takes part, with a tensor on CPU. Raises the error of a
@@ -117,7 +116,7 @@ def _gather_tensors(tensors: list[Tensor]) -> list[Tensor]:
         for tensor in tensors
     ]
     for stage in (_split, _division):
-        jobs_of: dict[Any, list[tuple[int, int, int]]] = {}
+        jobs_of: dict[dist.ProcessGroup, list[tuple[int, int, int]]] = {}
         for number, tensor in enumerate(tensors):
             if isinstance(tensor, DTensor) and (places := stage(tensor)) is not None:
                 over, dimension = places
@@ -133,7 +132,7 @@ def _gather_tensors(tensors: list[Tensor]) -> list[Tensor]:
     return gathered
 
 
-def _join_parts(own_parts: list[Tensor], lengths: list[int], group: Any) -> list[Tensor]:
+def _join_parts(own_parts: list[Tensor], lengths: list[int], group: dist.ProcessGroup | None) -> list[Tensor]:
     """Join the workers' parts of several tensors along the first dimension, in which these have `lengths`."""
     workers = dist.get_world_size(group)
     if workers == 1:

@@ -55,7 +55,7 @@ def write_model(
 
 
 def _write_file(path: Path, part: Mapping[str, Tensor], arriving: Iterator[tuple[str, Tensor]]) -> None:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, expected in part.items():
         header[name] = {

@@ -31,7 +31,7 @@ class JointRows(NamedTuple):
     """(K,) for the K rows from there on, their numbers among the rows that the worker gave. Rows without decisions stay
     with it."""
 
-    def of_worker(self, outputs: Sequence[Any], rows: Tensor) -> tuple[list[Any], Tensor, Tensor]:
+    def of_worker(self, outputs: Sequence[Any], rows: Tensor) -> tuple[list[object], Tensor, Tensor]:
         """Take what is this worker's of outputs (N, ...) for decisions of `rows` (N,).
 
         Returns these, their rows among those that the worker gave, and their numbers (n,) in N.
@@ -50,7 +50,7 @@ class JointWorkers:
     """Workers that have a part of every sequence each."""
     tensor: DeviceMesh
     """Workers that have a part of every layer each."""
-    group: Any
+    group: dist.ProcessGroup
     """All of them."""
 
     @property
@@ -154,7 +154,7 @@ class _Summed(torch.autograd.Function):
     """The sum over the workers; the gradient of each part is the sum of all workers' gradients."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:
+    def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
         summed = part.clone()
         dist.all_reduce(summed, group=group)
@@ -186,7 +186,7 @@ class _Exchanged(torch.autograd.Function):
     """Part k of the first dimension goes to worker k, and comes from it."""
 
     @staticmethod
-    def forward(ctx: Any, sent: Tensor, group: Any) -> Tensor:
+    def forward(ctx: Any, sent: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
         received = torch.empty(sent.shape, dtype=sent.dtype, device=sent.device)
         dist.all_to_all_single(received, sent.contiguous(), group=group)

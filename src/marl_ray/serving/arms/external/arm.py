@@ -17,6 +17,7 @@ import orjson
 
 from marl_ray.config import ArmConfig
 from marl_ray.errors import MarlRayError
+from marl_ray.json_types import JsonMapping
 from marl_ray.policies.prompting.prompts import Message
 from marl_ray.policies.prompting.tool_template import CLOSE_TAG, OPEN_TAG
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, new_pass_number
@@ -170,8 +171,8 @@ async def _chunks(arm: ExternalArm, request: TextRequest) -> AsyncGenerator[Resp
         if answer.status_code != 200:
             yield _refuse_or_raise(arm, answer, await _beginning(answer))
             return
-        finish: Any = None
-        usage: Mapping[str, Any] = {}
+        finish: object = None
+        usage: Mapping[str, object] = {}
         calls: dict[int, list[str]] = {}
         lines = events_of(answer.aiter_bytes())
         try:
@@ -233,11 +234,11 @@ def _refuse_or_raise(arm: ExternalArm, answer: httpx.Response, body: str) -> Req
     raise (LostError if answer.status_code in LOST_STATUSES else ArmError)(f"it answered {reason}", new_pass_number())
 
 
-def _body(model: str, request: TextRequest) -> dict[str, Any]:
+def _body(model: str, request: TextRequest) -> dict[str, object]:
     """Return the request in OpenAI's words."""
     prompt, changes = request.prompt, request.changes
     messages: Messages = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else prompt  # type: ignore[assignment]
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "model": model,
         "messages": [_message(message) for message in messages],
         "seed": request.seed & SEED_MASK,
@@ -267,7 +268,7 @@ def _body(model: str, request: TextRequest) -> dict[str, Any]:
     return body
 
 
-def _message(message: Message) -> dict[str, Any]:
+def _message(message: Message) -> dict[str, object]:
     """Return the message with the arguments of its calls as texts.
 
     Chat templates want them as objects, OpenAI's API as texts.
@@ -281,7 +282,7 @@ def _message(message: Message) -> dict[str, Any]:
     return sent
 
 
-def _response_chunk(text: Any, tokens: Any) -> ResponseChunk:
+def _response_chunk(text: object, tokens: Any) -> ResponseChunk:
     """Return the chunk for a part of the text and the tokens that the server reports with it."""
     if not isinstance(text, str):
         raise TypeError("expected a text as content")
@@ -297,7 +298,7 @@ def _response_chunk(text: Any, tokens: Any) -> ResponseChunk:
     )
 
 
-def _named_token(token: Mapping[str, Any]) -> NamedToken:
+def _named_token(token: JsonMapping) -> NamedToken:
     """Return a token in the form that clients read, with its bytes if the server names them."""
     utf8 = token.get("bytes")
     is_bytes = isinstance(utf8, list) and all(type(byte) is int and 0 <= byte < 256 for byte in utf8)
@@ -327,6 +328,6 @@ def _write_call(name: str, arguments: str) -> str:
     return f"{OPEN_TAG}\n{content}\n{CLOSE_TAG}"
 
 
-def _count(value: Any) -> int | None:
+def _count(value: object) -> int | None:
     """Return a number of tokens, or None if the server names none."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from marl_ray.policies.engines.decoding.stop_strings import decode_visibly, special_tokens
+from marl_ray.policies.prompting.protocol import Tokenizer
 
 BROKEN_CHARACTER = "\ufffd"
 """The character that decoders write for bytes that are not, or not yet, a whole character."""
@@ -17,7 +17,7 @@ class Detokenizer:
     Of a stop string with special tokens in it, such as `done<|im_end|>`, the plain text is hidden.
     """
 
-    def __init__(self, tokenizer: Any, hidden: Sequence[str] = ()):
+    def __init__(self, tokenizer: Tokenizer, hidden: Sequence[str] = ()):
         """End the text where the first `hidden` string begins."""
         self._tokenizer = tokenizer
         self._hidden = tuple(hidden)

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import numpy as np
 import orjson
 
+from marl_ray.json_types import JsonMapping
 from marl_ray.policies.actor_critic.spaces import consists_of
 from marl_ray.serving.handlers.acts.act import answer
 from marl_ray.serving.handlers.open_inference.models import (
@@ -79,7 +79,7 @@ async def infer(service: Service, request: Request) -> Response:
     return Response(orjson.dumps(body | ({"id": number} if number is not None else {})))
 
 
-def _parameters(where: str, part: Mapping[str, Any]) -> dict[str, Any]:
+def _parameters(where: str, part: Mapping[str, object]) -> dict[str, object]:
     parameters = part.get("parameters", {})
     if not isinstance(parameters, dict):
         raise RequestError(400, where, "expected an object")
@@ -88,11 +88,11 @@ def _parameters(where: str, part: Mapping[str, Any]) -> dict[str, Any]:
     return parameters
 
 
-def _by_name(where: str, parts: Any) -> dict[str, Mapping[str, Any]]:
+def _by_name(where: str, parts: object) -> dict[str, Mapping[str, object]]:
     """Return the inputs or outputs by name."""
     if not isinstance(parts, list) or not parts:
         raise RequestError(400, where, "expected a list of objects with a name")
-    by_name: dict[str, Mapping[str, Any]] = {}
+    by_name: dict[str, Mapping[str, object]] = {}
     for k, part in enumerate(parts):
         if not isinstance(part, dict) or not isinstance(part.get("name"), str):
             raise RequestError(400, f"{where}.{k}", "expected an object with a name")
@@ -114,7 +114,7 @@ def _agents(inputs: Collection[str], tensors: Collection[str], end: str) -> list
     return [agent for agent in tensors if agent + end in inputs]
 
 
-def _observation_of(tensor_input: Mapping[str, Any], tensor: Tensor) -> Any:
+def _observation_of(tensor_input: Mapping[str, object], tensor: Tensor) -> object:
     """Return an observation in the form of `/v1/act`."""
     array = _array(tensor_input)
     if tensor_input["datatype"] != tensor.datatype:
@@ -124,14 +124,14 @@ def _observation_of(tensor_input: Mapping[str, Any], tensor: Tensor) -> Any:
     return array[0].item() if tensor.is_single else array.tolist()
 
 
-def _mask(tensor_input: Mapping[str, Any]) -> Any:
+def _mask(tensor_input: Mapping[str, object]) -> object:
     array = _array(tensor_input)
     if tensor_input["datatype"] not in ("BOOL", "UINT8", "INT8", "INT64"):
         raise RequestError(400, f"inputs.{tensor_input['name']}.datatype", "expected BOOL")
     return array.tolist()
 
 
-def _array(tensor_input: Mapping[str, Any]) -> np.ndarray:
+def _array(tensor_input: JsonMapping) -> np.ndarray:
     """Return the tensor of an input, from data that is nested or flat (row-major)."""
     where, shape = f"inputs.{tensor_input['name']}", tensor_input.get("shape")
     if tensor_input.get("datatype") not in DATATYPES.values():

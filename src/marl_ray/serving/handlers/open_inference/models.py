@@ -33,7 +33,7 @@ class Tensor(NamedTuple):
     is_single: bool = False
     """True if `/v1/act` has the value as a number instead of a list."""
 
-    def describe(self, name: str) -> dict[str, Any]:
+    def describe(self, name: str) -> dict[str, object]:
         return {"name": name, "datatype": self.datatype, "shape": list(self.shape)}
 
 

@@ -3,8 +3,8 @@
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
 
+from marl_ray.json_types import JsonObject
 from marl_ray.serving.arms.protocol import NamedToken, ResponseChunk
 from marl_ray.serving.handlers.openai.fields import (
     COMMON_FIELDS,
@@ -26,7 +26,7 @@ from marl_ray.serving.http.fields import boolean_field
 from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream, server_sent_event
 from marl_ray.serving.service import Service
 
-CHAT_NEUTRAL_VALUES: dict[str, Any] = NEUTRAL_VALUES | {
+CHAT_NEUTRAL_VALUES: dict[str, object] = NEUTRAL_VALUES | {
     "modalities": ["text"],
     "audio": None,
     "functions": None,
@@ -91,7 +91,7 @@ def chat_problem(error: RequestError) -> bytes:
     return problem(error, "messages")
 
 
-def _wants_json(response_format: Any) -> bool:
+def _wants_json(response_format: object) -> bool:
     kind = response_format.get("type") if isinstance(response_format, dict) else None
     if response_format is not None and kind not in FORMATS:
         raise RequestError(400, "response_format", f"unsupported, expected the type {' or '.join(FORMATS)}")
@@ -109,10 +109,10 @@ class _Completion:
         names = {tool["function"]["name"] for tool in self._tools.definitions}
         return ToolCallReader(names, self._tools.parallel) if names else None
 
-    def answer(self, writer: TextResponseWriter, response: WrittenResponse) -> dict[str, Any]:
+    def answer(self, writer: TextResponseWriter, response: WrittenResponse) -> JsonObject:
         reader = self._reader()
         text, calls = (response.text, []) if reader is None else reader.add(response.text, True)
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        message: JsonObject = {"role": "assistant", "content": text, "refusal": None}
         if calls:
             # Calls have an index only in the parts of a stream.
             without_index = [{key: value for key, value in call.items() if key != "index"} for call in calls]
@@ -128,12 +128,12 @@ class _Completion:
 
     async def chunks(self, writer: TextResponseWriter) -> AsyncIterator[bytes]:
         tokens, reader = 0, self._reader()
-        delta: dict[str, Any] = {"role": "assistant"}
+        delta: dict[str, object] = {"role": "assistant"}
         try:
             while True:
                 chunk: ResponseChunk = await writer.next()
                 tokens += chunk.tokens
-                text, calls = chunk.text, list[dict[str, Any]]()
+                text, calls = chunk.text, list[JsonObject]()
                 if reader is not None:
                     text, calls = reader.add(chunk.text, chunk.finish is not None)
                 choice = {
@@ -153,7 +153,9 @@ class _Completion:
             yield server_sent_event(self._chunk(writer, [], usage_of(chunk.prompt_tokens, tokens)))
         yield b"data: [DONE]\n\n"
 
-    def _chunk(self, writer: TextResponseWriter, choices: list[Any], usage: Mapping[str, int] | None) -> dict[str, Any]:
+    def _chunk(
+        self, writer: TextResponseWriter, choices: list[object], usage: Mapping[str, int] | None
+    ) -> dict[str, object]:
         chunk = part(writer, self._head, "chat.completion.chunk", choices)
         return chunk | {"usage": usage} if self._usage else chunk
 
@@ -162,17 +164,17 @@ class _Completion:
         names: Sequence[NamedToken],
         log_probs: Sequence[float],
         tops: Sequence[Sequence[tuple[NamedToken, float]]],
-    ) -> dict[str, Any] | None:
+    ) -> dict[str, object] | None:
         if not self._log_probs:
             return None
-        content: list[dict[str, Any]] = [
+        content: list[dict[str, object]] = [
             _token(name, log_prob) | {"top_logprobs": [_token(*other) for other in tops[k]] if tops else []}
             for k, (name, log_prob) in enumerate(zip(names, log_probs, strict=True))
         ]
         return {"content": content, "refusal": None}
 
 
-def _token(name: NamedToken, log_prob: float) -> dict[str, Any]:
+def _token(name: NamedToken, log_prob: float) -> dict[str, object]:
     return {"token": name.text, "logprob": log_prob, "bytes": name.utf8}
 
 

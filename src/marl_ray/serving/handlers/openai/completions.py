@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from marl_ray.json_types import JsonObject
 from marl_ray.serving.handlers.openai.fields import (
     COMMON_FIELDS,
     NEUTRAL_VALUES,
@@ -39,7 +40,7 @@ async def text_completions(service: Service, request: Request) -> Response | Str
     options = read_options(data, COMPLETION_NEUTRAL_VALUES)
     number = f"cmpl-{secrets.token_hex(12)}"
     session_arm, agent = await assign_request(service, request, data, options.model, number)
-    more: dict[str, Any] = {"names": log_probs, "top": top, "raw": True, "bias": options.bias}
+    more: JsonObject = {"names": log_probs, "top": top, "raw": True, "bias": options.bias}
     more["hide_stop"] = "stop" in options.settings.changes
     writers = [
         TextResponseWriter(
@@ -106,7 +107,7 @@ class _Completions:
         self._head = {"id": number, "created": int(time.time()), "model": options.model}
         self._log_probs, self._usage = log_probs, options.usage
 
-    def answer(self, writer: TextResponseWriter, responses: Sequence[WrittenResponse]) -> dict[str, Any]:
+    def answer(self, writer: TextResponseWriter, responses: Sequence[WrittenResponse]) -> JsonObject:
         choices = [
             {
                 "index": index,
@@ -143,11 +144,11 @@ class _Completions:
             yield server_sent_event(self._chunk(writers[0], [], usage_of(prompt, completion)))
         yield b"data: [DONE]\n\n"
 
-    def _chunk(self, writer: TextResponseWriter, choices: list[Any], usage: dict[str, int] | None) -> dict[str, Any]:
+    def _chunk(self, writer: TextResponseWriter, choices: list[Any], usage: dict[str, int] | None) -> JsonObject:
         chunk = part(writer, self._head, "text_completion", choices)
         return chunk | {"usage": usage} if self._usage else chunk
 
-    def _logprobs_field(self, text: Any, offset: int) -> dict[str, Any] | None:
+    def _logprobs_field(self, text: Any, offset: int) -> JsonObject | None:
         """Return the log-probabilities of a whole text or a chunk of one.
 
         It begins `offset` characters of tokens behind the text's beginning.

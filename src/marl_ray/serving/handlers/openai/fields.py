@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.policies.engines.decoding.logit_bias import LogitBias
 from marl_ray.serving.handlers.text_response import TextResponseWriter, agent_of, text_only
 from marl_ray.serving.http.fields import attributes_of, boolean_field, session_id
@@ -26,7 +27,7 @@ IGNORED_FIELDS = frozenset({
     "safety_identifier", "service_tier", "store", "verbosity",
 })  # fmt: skip
 """Hints. `reasoning_effort` and `verbosity` only affect models trained with them."""
-NEUTRAL_VALUES: dict[str, Any] = {"n": 1, "repetition_penalty": 1, "min_p": 0}
+NEUTRAL_VALUES: dict[str, object] = {"n": 1, "repetition_penalty": 1, "min_p": 0}
 """Fields that are accepted only with this value, which changes nothing."""
 MAX_BIAS, MAX_PENALTY = 100, 2
 MAX_TOP_LOGPROBS = 20
@@ -60,7 +61,7 @@ class CompletionOptions(NamedTuple):
     bias: LogitBias | None
 
 
-def read_options(data: dict[str, Any], neutral: Mapping[str, Any]) -> CompletionOptions:
+def read_options(data: dict[str, object], neutral: Mapping[str, object]) -> CompletionOptions:
     """Read the fields that all of OpenAI's paths share; RequestError 400 naming the invalid field."""
     streamed, options = boolean_field(data, "stream"), data.get("stream_options")
     usage = False
@@ -81,7 +82,7 @@ def read_options(data: dict[str, Any], neutral: Mapping[str, Any]) -> Completion
     return CompletionOptions(model, settings_of(data), streamed, usage, _bias_of(data))
 
 
-def _bias_of(data: Mapping[str, Any]) -> LogitBias | None:
+def _bias_of(data: Mapping[str, object]) -> LogitBias | None:
     """Return the amounts to add to the logits; None if there are none."""
     biases = data.get("logit_bias")
     if biases is not None and not isinstance(biases, dict):
@@ -101,24 +102,24 @@ def _bias_of(data: Mapping[str, Any]) -> LogitBias | None:
     return None if bias == LogitBias() else bias
 
 
-def _penalty(data: Mapping[str, Any], name: str) -> float:
+def _penalty(data: JsonMapping, name: str) -> float:
     value = data.get(name)
     if value is not None and not _is_between(value, MAX_PENALTY):
         raise RequestError(400, name, f"expected a number from -{MAX_PENALTY} to {MAX_PENALTY}")
     return float(value or 0)
 
 
-def _is_between(value: Any, maximum: float) -> bool:
+def _is_between(value: object, maximum: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and -maximum <= value <= maximum
 
 
-def _is_neutral(value: Any, neutral: Any) -> bool:
+def _is_neutral(value: object, neutral: object) -> bool:
     if value is None:
         return True
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
-def top_of(data: Mapping[str, Any], name: str, maximum: int) -> int:
+def top_of(data: Mapping[str, object], name: str, maximum: int) -> int:
     """Return the number of most likely tokens that a field asks for; 0 where it is missing or null."""
     value = data.get(name)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= maximum):
@@ -127,7 +128,7 @@ def top_of(data: Mapping[str, Any], name: str, maximum: int) -> int:
 
 
 async def assign_request(
-    service: Service, request: Request, data: Mapping[str, Any], model: str, number: str
+    service: Service, request: Request, data: Mapping[str, object], model: str, number: str
 ) -> tuple[SessionArm, str]:
     """Assign the request's session to an arm, and name the agent whose text the request asks for.
 
@@ -145,7 +146,7 @@ async def assign_request(
     return session_arm, agent_of(session_arm.router, agent or None)
 
 
-def part(writer: TextResponseWriter, head: Mapping[str, Any], kind: str, choices: list[Any]) -> dict[str, Any]:
+def part(writer: TextResponseWriter, head: JsonMapping, kind: str, choices: list[Any]) -> JsonObject:
     """Return the fields that a complete answer and the parts of a stream share."""
     return {**head, "object": kind, "system_fingerprint": writer.digest[:16], "choices": choices}
 

@@ -3,10 +3,11 @@
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import orjson
 
+from marl_ray.json_types import JsonMapping
 from marl_ray.policies.prompting.prompts import Message
 from marl_ray.serving.arms.protocol import Messages
 from marl_ray.serving.http.fields import boolean_field
@@ -21,7 +22,7 @@ TOOL_NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 class Tools(NamedTuple):
     """The tools that the model may call."""
 
-    definitions: tuple[Mapping[str, Any], ...] = ()
+    definitions: tuple[JsonMapping, ...] = ()
     """Empty if `tool_choice` is `none`."""
     must_call: tuple[str, ...] = ()
     """See `TextRequest.must_call`."""
@@ -29,7 +30,7 @@ class Tools(NamedTuple):
     """True if an answer may have several calls."""
 
 
-def messages_of(messages: Any) -> Messages:
+def messages_of(messages: object) -> Messages:
     """Return every message reduced to what the model reads.
 
     Other fields are dropped, because clients send back the messages that they got, with any fields. Raises RequestError
@@ -40,7 +41,7 @@ def messages_of(messages: Any) -> Messages:
     return tuple(_message(f"messages.{k}", message) for k, message in enumerate(messages))
 
 
-def _message(where: str, message: Any) -> Message:
+def _message(where: str, message: object) -> Message:
     if not isinstance(message, dict):
         raise RequestError(400, where, "expected an object with role and content")
     role = message.get("role")
@@ -58,7 +59,7 @@ def _message(where: str, message: Any) -> Message:
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not isinstance(parts, list) or not parts or not all(_is_text_part(part) for part in parts):
         raise RequestError(400, f"{where}.content", "expected a text, or a list of parts of the type text")
-    read: dict[str, Any] = {"role": role, "content": "".join(part["text"] for part in parts)}
+    read: dict[str, object] = {"role": role, "content": "".join(part["text"] for part in parts)}
     if calls:
         read["tool_calls"] = [_call(f"{where}.tool_calls.{k}", call) for k, call in enumerate(calls)]
     if role == "tool":
@@ -70,11 +71,11 @@ def _message(where: str, message: Any) -> Message:
     return read
 
 
-def _is_text_part(part: Any) -> bool:
+def _is_text_part(part: object) -> bool:
     return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
-def _call(where: str, call: Any) -> Message:
+def _call(where: str, call: object) -> Message:
     if not isinstance(call, dict) or call.get("type", "function") != "function":
         raise RequestError(400, where, "expected an object of the type function")
     if call.get("id") is not None and not isinstance(call["id"], str):
@@ -95,7 +96,7 @@ def _call(where: str, call: Any) -> Message:
     return {"id": call["id"], **read} if call.get("id") is not None else read
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     """Return True if the value can be written as JSON again.
 
     orjson refuses what is deeper than 254 levels, halves of characters, and integers of more than 64 bits.
@@ -107,7 +108,7 @@ def _is_plain(value: Any) -> bool:
     return True
 
 
-def tools_of(data: Mapping[str, Any]) -> Tools:
+def tools_of(data: Mapping[str, object]) -> Tools:
     """Read and check the tools; RequestError 400 naming the invalid field."""
     definitions, choice = data.get("tools"), data.get("tool_choice")
     parallel = data.get("parallel_tool_calls") is None or boolean_field(data, "parallel_tool_calls")
@@ -129,7 +130,7 @@ def tools_of(data: Mapping[str, Any]) -> Tools:
     return Tools(tuple(definitions or ()), tuple(names) if choice == "required" else (str(name),), parallel)
 
 
-def _tool_name(where: str, tool: Any) -> str:
+def _tool_name(where: str, tool: object) -> str:
     function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
     if not isinstance(function, dict):
         raise RequestError(400, where, "expected an object of the type function, with a function")

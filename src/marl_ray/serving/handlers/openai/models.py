@@ -1,7 +1,6 @@
 """`/v1/models/{id}`: the names that OpenAI's clients may use as `model`."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import orjson
 
@@ -21,7 +20,7 @@ async def model(service: Service, request: Request) -> Response:
     raise RequestError(404, "model", f"no such model {model_id!r}, expected one of those in /v1/models")
 
 
-def models_of(routers: Sequence[Router]) -> list[dict[str, Any]]:
+def models_of(routers: Sequence[Router]) -> list[dict[str, object]]:
     """Return the values that `model` may have for an endpoint's experiments (newest first).
 
     They are the endpoint's name where one policy plays all agents, else one name per agent. An endpoint without

@@ -3,8 +3,8 @@
 import re
 import secrets
 from collections.abc import Collection
-from typing import Any
 
+from marl_ray.json_types import JsonObject
 from marl_ray.policies.prompting.tool_template import CLOSE_TAG, OPEN_TAG, WrittenCall, calls_in
 
 _ESCAPED = re.compile(r"\\.", re.DOTALL)
@@ -25,7 +25,7 @@ class ToolCallReader:
         self.calls = 0
         """The number of calls so far."""
 
-    def add(self, text: str, last: bool) -> tuple[str, list[dict[str, Any]]]:
+    def add(self, text: str, last: bool) -> tuple[str, list[JsonObject]]:
         """Return the text that later tokens cannot change, and the calls that are complete.
 
         The calls are in the form of OpenAI's API.
@@ -40,8 +40,8 @@ class ToolCallReader:
         self._is_json = False
         return self._blocks(last)
 
-    def _blocks(self, last: bool) -> tuple[str, list[dict[str, Any]]]:
-        text, calls = "", list[dict[str, Any]]()
+    def _blocks(self, last: bool) -> tuple[str, list[dict[str, object]]]:
+        text, calls = "", list[JsonObject]()
         while (at := self._held.find(OPEN_TAG)) >= 0:
             end, certain = _close(self._held, at + len(OPEN_TAG))
             if not certain and not last:
@@ -71,7 +71,7 @@ class ToolCallReader:
         self._blank = unblanked[len(shown) :]
         return shown
 
-    def _call_fields(self, calls: list[WrittenCall]) -> list[dict[str, Any]]:
+    def _call_fields(self, calls: list[WrittenCall]) -> list[dict[str, object]]:
         if not self._parallel:
             calls = calls[: 1 - min(self.calls, 1)]
         answered = [

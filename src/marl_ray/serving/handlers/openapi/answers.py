@@ -1,7 +1,7 @@
 """The answers of our own paths, as pydantic models."""
 # ruff: noqa: UP013, UP035 (with a line per field the answers would take three pages; pydantic wants this TypedDict)
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
@@ -10,6 +10,7 @@ from marl_ray.config import ExperimentConfig
 from marl_ray.experiments.lifecycle import ExperimentStatus, RolloutStep
 from marl_ray.experiments.statistics.intervals import Verdict
 from marl_ray.experiments.store.records import AuditEntry, Production
+from marl_ray.json_types import JsonObject
 from marl_ray.policies.bundles.actor_critic import Lineage
 from marl_ray.serving.handlers.openai.schemas import Finish, ModelName
 
@@ -21,7 +22,7 @@ ErrorDetail = TypedDict("ErrorDetail", {
 })
 Error = TypedDict("Error", {"error": ErrorDetail})
 ActAnswer = TypedDict("ActAnswer", {
-    "experiment": str, "arm": str, "epoch": int, "propensity": float, "actions": dict[str, Any],
+    "experiment": str, "arm": str, "epoch": int, "propensity": float, "actions": JsonObject,
     "log_probs": dict[str, float], "fallback_for": NotRequired[str], "holdout": NotRequired[bool],
 })
 AssignAnswer = TypedDict("AssignAnswer", {

@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 from marl_ray import __version__
 from marl_ray.config import ExperimentConfig
 from marl_ray.config.base import NAME_PATTERN
+from marl_ray.json_types import JsonObject
 from marl_ray.serving.handlers.open_inference.schemas import INFER_PARTS, InferError
 from marl_ray.serving.handlers.openai.schemas import OPENAI_PARTS
 from marl_ray.serving.handlers.openapi.answers import Error
@@ -54,7 +55,7 @@ def openapi(routes: tuple[Route, ...], base: str, keyed: bool) -> bytes:
 
     `base` is the prefix that the gateway is mounted at; `keyed` says whether it has keys.
     """
-    paths: dict[str, dict[str, Any]] = {}
+    paths: dict[str, JsonObject] = {}
     for route in routes:
         if route.operation is not None:
             operation = _operation(route.operation, route.template, keyed)
@@ -99,10 +100,10 @@ def _models() -> dict[str, JsonSchema]:
     return schemas | {"ExperimentRequest": new | parts | {"title": "ExperimentRequest"}}
 
 
-def _operation(operation_id: str, template: str, keyed: bool) -> dict[str, Any]:
+def _operation(operation_id: str, template: str, keyed: bool) -> JsonObject:
     described = OPERATIONS[operation_id]
     path = [part.strip("{}") for part in template.split("/") if part.startswith("{")]
-    operation: dict[str, Any] = {
+    operation: JsonObject = {
         "operationId": operation_id,
         "summary": described.summary,
         "parameters": [

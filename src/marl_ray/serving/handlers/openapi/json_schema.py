@@ -1,5 +1,5 @@
 """The type of a JSON schema, as the OpenAPI document is made of them."""
 
-from typing import Any
+from marl_ray.json_types import JsonObject
 
-JsonSchema = dict[str, Any]
+JsonSchema = JsonObject

@@ -1,7 +1,6 @@
 """The outputs before the first gradient step: of the policy itself, and of the reference policy."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from marl_ray.trajectories import Trajectories
 def old_outputs(
     policy: TrainedPolicy,
     state: UpdateState,
-    inputs: Any,
+    inputs: object,
     batch: Trajectories,
     mask: Tensor,
     shape: Shape,
@@ -65,7 +64,7 @@ def reference_log_probs(
 
 def estimated_divergence(
     policy: TrainedPolicy,
-    inputs: Any,
+    inputs: object,
     batch: Trajectories,
     old_log_probs: Tensor,
     reference: Tensor | None,

@@ -1,7 +1,6 @@
 """The family of runs of actor-critics; `RunFamily` documents the functions."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from pettingzoo import ParallelEnv
 
@@ -42,8 +41,8 @@ def make_collector(
     agents: dict[str, list[str]],
     copies: range,
     plan: CollectPlan,
-    state: Mapping[str, Any] | None,
-    data: Any,
+    state: Mapping[str, object] | None,
+    data: object,
 ) -> Collector:
     """Return the collector of compiled or batched environments."""
     envs = make_batch(config.env, len(copies), list(agents.values()), config.cost_signals, config.constraints)
@@ -57,6 +56,6 @@ def starts_player(
     return CopiesPlayer(config, env, agents)
 
 
-def response_metrics(batch: CollectedBatch) -> tuple[Metrics, list[dict[str, Any]]]:
+def response_metrics(batch: CollectedBatch) -> tuple[Metrics, list[dict[str, object]]]:
     """Return both empty: actor-critics write no responses."""
     return {}, []

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from pettingzoo import ParallelEnv
 
 from marl_ray.config import RunConfig
+from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.rollout.protocol import BatchCollector, CollectedBatch, CollectPlan
 from marl_ray.training.evaluation.fixed_starts import StartsPlayer
 from marl_ray.training.loop.callbacks import Metrics, RunCallbacks
@@ -37,7 +38,7 @@ class RunFamily(Protocol):
         agents: dict[str, list[str]],
         copies: range,
         plan: CollectPlan,
-        state: Mapping[str, Any] | None,
+        state: JsonMapping | None,
         data: Any,
     ) -> BatchCollector:
         """Return the collector of these copies of the environment, or of the run's `data`.
@@ -54,7 +55,7 @@ class RunFamily(Protocol):
     ) -> StartsPlayer:
         """Return the part that plays the run's evaluations; `collector` is the one that training uses."""
 
-    def response_metrics(self, batch: CollectedBatch) -> tuple[Metrics, list[dict[str, Any]]]:
+    def response_metrics(self, batch: CollectedBatch) -> tuple[Metrics, list[JsonObject]]:
         """Return the metrics of all workers' responses, and a few episodes as text.
 
         Both are empty for actor-critics. Every worker calls it.

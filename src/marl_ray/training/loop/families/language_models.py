@@ -53,7 +53,7 @@ def make_collector(
     agents: dict[str, list[str]],
     copies: range,
     plan: CollectPlan,
-    state: Mapping[str, Any] | None,
+    state: Mapping[str, object] | None,
     data: Mapping[str, Sequence[ResponseBlock]] | None,
 ) -> TextCollector:
     """Return the collector of texts, or of texts that were served."""
@@ -75,7 +75,7 @@ def starts_player(
     return HeldOutPlayer(config, collector)
 
 
-def response_metrics(batch: CollectedBatch) -> tuple[Metrics, list[dict[str, Any]]]:
+def response_metrics(batch: CollectedBatch) -> tuple[Metrics, list[dict[str, object]]]:
     """Return the metrics of the responses, and the drawn episodes as text.
 
     The metrics are the tokens that are trained on, the tokens of their prompts, and means of roles and environment.
@@ -94,5 +94,5 @@ def response_metrics(batch: CollectedBatch) -> tuple[Metrics, list[dict[str, Any
     ]
 
 
-def _plain(transcript: Transcript) -> dict[str, Any]:
+def _plain(transcript: Transcript) -> dict[str, object]:
     return transcript._asdict() | {"lines": [line._asdict() for line in transcript.lines]}

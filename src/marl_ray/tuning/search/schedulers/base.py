@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from marl_ray.config.sweep import SweepConfig
+from marl_ray.json_types import JsonMapping
 
 
 @dataclass(frozen=True)
@@ -22,9 +23,9 @@ class TrialStanding:
     """`running` until the next decision point, or `waiting` at the last one, or `ended`."""
     scores: Mapping[int, float]
     """Decision point (environment steps) -> score, greater is better: the IQM over the seeds of the smoothed metric."""
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: JsonMapping = field(default_factory=dict)
     """Values that the trial runs with now."""
-    history: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    history: Mapping[int, JsonMapping] = field(default_factory=dict)
     """Decision point -> the values until then, for points before which they differed."""
 
     @property
@@ -111,7 +112,7 @@ class Exploit:
     """A trial takes over another's weights, optimiser state and progress, and continues with these values."""
 
     donor: int
-    values: Mapping[str, Any]
+    values: JsonMapping
 
 
 @dataclass(frozen=True)

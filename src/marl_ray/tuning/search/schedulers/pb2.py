@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from marl_ray.config.schedulers import Pb2Settings
 from marl_ray.config.sweep import DimensionConfig
+from marl_ray.json_types import JsonObject
 from marl_ray.tuning.search.schedulers.base import TrialStanding
 from marl_ray.tuning.search.schedulers.pbt import PopulationScheduler
 from marl_ray.tuning.search.spaces import clip_value
@@ -40,9 +41,7 @@ class Pb2Scheduler(PopulationScheduler):
     Settings = Pb2Settings
 
     @override
-    def explore(
-        self, trials: Mapping[int, TrialStanding], donor: int, at: int, rng: np.random.Generator
-    ) -> dict[str, Any]:
+    def explore(self, trials: Mapping[int, TrialStanding], donor: int, at: int, rng: np.random.Generator) -> JsonObject:
         keys = list(self.space)
         times, points, changes = self._observed(trials, keys)
         candidates = rng.random((CANDIDATES, len(keys)))

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from marl_ray.config.schedulers import Pb2Settings, PbtSettings
 from marl_ray.config.sweep import SweepConfig
+from marl_ray.json_types import JsonObject
 from marl_ray.tuning.search.schedulers.base import Exploit, Scheduler, TrialStanding, TrialVerdicts
 from marl_ray.tuning.search.spaces import clip_value, draw_value
 
@@ -48,9 +49,7 @@ class PopulationScheduler(Scheduler):
             exploits[number] = Exploit(donor, self.explore(trials, donor, at, rng))
         return TrialVerdicts(frozenset(waiting), exploits=exploits)
 
-    def explore(
-        self, trials: Mapping[int, TrialStanding], donor: int, at: int, rng: np.random.Generator
-    ) -> dict[str, Any]:
+    def explore(self, trials: Mapping[int, TrialStanding], donor: int, at: int, rng: np.random.Generator) -> JsonObject:
         """Return the recipient's new hyper-parameters."""
         raise NotImplementedError
 
@@ -65,9 +64,7 @@ class PbtScheduler(PopulationScheduler):
         self.config = settings
 
     @override
-    def explore(
-        self, trials: Mapping[int, TrialStanding], donor: int, at: int, rng: np.random.Generator
-    ) -> dict[str, Any]:
+    def explore(self, trials: Mapping[int, TrialStanding], donor: int, at: int, rng: np.random.Generator) -> JsonObject:
         return {key: self._perturbed(key, value, rng) for key, value in trials[donor].values.items()}
 
     def _perturbed(self, key: str, value: Any, rng: np.random.Generator) -> Any:

@@ -13,6 +13,7 @@ from decimal import Decimal
 from typing import Any
 
 from marl_ray.envs.web.webarena.tasks.task import ResponseCheck, is_pattern
+from marl_ray.json_types import JsonMapping, JsonValue
 
 MONEY_TOLERANCE = Decimal("0.1")
 RETRIEVE_TYPE = "retrieve"
@@ -46,7 +47,7 @@ def response_score(check: ResponseCheck, answer: str) -> float:
     return float(_same_list(check.data, _parse_list(retrieved), check.schema, check.ordered))
 
 
-def unread_formats(schema: Mapping[str, Any]) -> list[str]:
+def unread_formats(schema: JsonMapping) -> list[str]:
     """Return the formats in a check's schema that `response_score` does not compare."""
     kind = schema.get("type", "array" if "items" in schema else "string")
     if kind == "array":
@@ -57,7 +58,7 @@ def unread_formats(schema: Mapping[str, Any]) -> list[str]:
     return [] if name in _COMPARISONS or name == "null" else [name]
 
 
-def same_string(expected: Any, answer: Any) -> bool:
+def same_string(expected: JsonValue, answer: JsonValue) -> bool:
     """Return True if two texts are equal as WebArena-Verified compares them.
 
     Case, accents, spaces, hyphens in words and punctuation around them do not count. An expected text from ^ to $ is
@@ -69,19 +70,19 @@ def same_string(expected: Any, answer: Any) -> bool:
     return expected_text == text or expected_text.strip(_QUOTES) == text.strip(_QUOTES)
 
 
-def _same_number(expected: Any, answer: Any) -> bool:
+def _same_number(expected: JsonValue, answer: JsonValue) -> bool:
     return _number(expected) == _number(answer)
 
 
-def _same_boolean(expected: Any, answer: Any) -> bool:
+def _same_boolean(expected: JsonValue, answer: JsonValue) -> bool:
     return _boolean(expected) is _boolean(answer)
 
 
-def _same_amount(expected: Any, answer: Any) -> bool:
+def _same_amount(expected: JsonValue, answer: JsonValue) -> bool:
     return abs(_amount(expected) - _amount(answer)) <= MONEY_TOLERANCE
 
 
-_COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
+_COMPARISONS: Mapping[str, Callable[[JsonValue, JsonValue], bool]] = {
     "string": same_string,
     "number": _same_number,
     "integer": _same_number,
@@ -90,7 +91,7 @@ _COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def _same(expected: Any, answer: Any, schema: Mapping[str, Any], ordered: bool) -> bool:
+def _same(expected: JsonValue, answer: JsonValue, schema: JsonMapping, ordered: bool) -> bool:
     """Compare a value by its schema. A list that is expected where the schema has none holds alternatives."""
     kind = schema.get("type", "string")
     if kind == "array":
@@ -102,7 +103,7 @@ def _same(expected: Any, answer: Any, schema: Mapping[str, Any], ordered: bool) 
     return any(_holds(compare, alternative, answer) for alternative in alternatives)
 
 
-def _same_list(expected: Sequence[Any], answers: Sequence[Any], schema: Mapping[str, Any], ordered: bool) -> bool:
+def _same_list(expected: Sequence[JsonValue], answers: Sequence[JsonValue], schema: JsonMapping, ordered: bool) -> bool:
     """Compare lists, by place if `ordered`; else each expected value takes the first given one that is the same."""
     items, unmatched = schema.get("items", {}), list(answers)
     if len(expected) != len(unmatched):
@@ -117,7 +118,7 @@ def _same_list(expected: Sequence[Any], answers: Sequence[Any], schema: Mapping[
     return True
 
 
-def _same_object(expected: Any, answer: Any, schema: Mapping[str, Any], ordered: bool) -> bool:
+def _same_object(expected: JsonValue, answer: JsonValue, schema: JsonMapping, ordered: bool) -> bool:
     """Compare the properties that the schema names.
 
     One that neither has is the same, and further ones do not count.
@@ -133,14 +134,14 @@ def _same_object(expected: Any, answer: Any, schema: Mapping[str, Any], ordered:
     return True
 
 
-def _holds(compare: Callable[[Any, Any], bool], expected: Any, answer: Any) -> bool:
+def _holds(compare: Callable[[JsonValue, JsonValue], bool], expected: JsonValue, answer: JsonValue) -> bool:
     try:
         return compare(expected, answer)
     except (ValueError, TypeError, ArithmeticError):
         return False
 
 
-def _parsed_answer(answer: str) -> Any:
+def _parsed_answer(answer: str) -> JsonValue:
     block = _BLOCK.search(answer)
     try:
         return json.loads(block[1] if block else answer)
@@ -148,12 +149,12 @@ def _parsed_answer(answer: str) -> Any:
         return None
 
 
-def _parse_list(value: Any) -> list[Any]:
+def _parse_list(value: JsonValue) -> list[Any]:
     value = _parse_json(value, list)
     return value if isinstance(value, list) else [value]
 
 
-def _parse_json(value: Any, kind: type) -> Any:
+def _parse_json(value: JsonValue, kind: type) -> JsonValue:
     """Return a value, or what it says as JSON where that is of this kind."""
     if isinstance(value, str):
         try:
@@ -164,22 +165,22 @@ def _parse_json(value: Any, kind: type) -> Any:
     return value
 
 
-def _is_empty(value: Any) -> bool:
+def _is_empty(value: JsonValue) -> bool:
     return not value and not isinstance(value, int | float)
 
 
-def _plain(value: Any) -> str:
+def _plain(value: JsonValue) -> str:
     text = unicodedata.normalize("NFKC", str(value).translate(_MARKS))
     text = unicodedata.normalize("NFKD", _HYPHEN.sub(" ", text))
     return " ".join(text.encode("ascii", "ignore").decode().casefold().split())
 
 
-def _number(value: Any) -> float:
+def _number(value: JsonValue) -> float:
     """Return the number. Raises ValueError for what is none."""
     return float(value if isinstance(value, int | float) else _plain(value).replace(",", "").replace(" ", ""))
 
 
-def _boolean(value: Any) -> bool:
+def _boolean(value: JsonValue) -> bool:
     if isinstance(value, int | float):
         return bool(value)
     text = _plain(value)
@@ -188,7 +189,7 @@ def _boolean(value: Any) -> bool:
     return text in _TRUE
 
 
-def _amount(value: Any) -> Decimal:
+def _amount(value: JsonValue) -> Decimal:
     """Return the amount of money, with the last of point and comma as the mark of decimals.
 
     Raises ValueError for what is none.

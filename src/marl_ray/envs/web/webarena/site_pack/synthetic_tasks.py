@@ -4,7 +4,6 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from marl_ray.envs.web.webarena.site_pack.world import SyntheticWorld, synthetic_world
 from marl_ray.envs.web.webarena.tasks.webarena import AND_SEPARATOR, WebArenaRecord
@@ -29,7 +28,7 @@ class _Draft:
 
     start: str
     intent: str
-    evaluation: dict[str, Any]
+    evaluation: dict[str, object]
     plan: Plan
 
 
@@ -65,15 +64,15 @@ def _task(number: int, template: int, draft: _Draft) -> SyntheticWebTask:
     return SyntheticWebTask(WebArenaRecord.model_validate(record), draft.plan)
 
 
-def _answer(note: str = "", **references: Any) -> dict[str, Any]:
+def _answer(note: str = "", **references: object) -> dict[str, object]:
     return {"eval_types": ["string_match"], "reference_answers": references, "string_note": note}
 
 
-def _address(url: str) -> dict[str, Any]:
+def _address(url: str) -> dict[str, object]:
     return {"eval_types": ["url_match"], "reference_url": url}
 
 
-def _content(url: str, locator: str, **required: Any) -> dict[str, Any]:
+def _content(url: str, locator: str, **required: object) -> dict[str, object]:
     part = {"url": url, "locator": locator, "required_contents": required}
     return {"eval_types": ["program_html"], "program_html": [part]}
 

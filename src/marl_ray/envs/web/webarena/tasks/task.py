@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 from marl_ray.errors import MarlRayError, did_you_mean
+from marl_ray.json_types import JsonMapping
 
 SITES = ("shopping", "shopping_admin", "gitlab", "reddit", "wikipedia", "map", "homepage")
 """The sites of WebArena. A URL of a task begins with the placeholder of one, such as `__SHOPPING__`."""
@@ -67,7 +68,7 @@ class ResponseCheck:
     status: str
     data: Any
     """None, or a list; a list within it holds alternatives."""
-    schema: Mapping[str, Any]
+    schema: JsonMapping
     """JSON schema of `data`, whose `format` says how values are compared."""
     ordered: bool = False
 
@@ -80,9 +81,9 @@ class RequestCheck:
     """Alternatives."""
     method: str = "GET"
     status: int = 200
-    query: Mapping[str, Any] | None = None
-    posted: Mapping[str, Any] | None = None
-    other: Mapping[str, Any] | None = None
+    query: JsonMapping | None = None
+    posted: Mapping[str, object] | None = None
+    other: JsonMapping | None = None
     """Further expectations: headers, cookies, contents of the response, schemas."""
     ignored_query: tuple[str, ...] = ()
     """Regular expressions of names of parameters."""
@@ -119,7 +120,7 @@ def placeholder(site: str) -> str:
     return f"__{site.upper()}__"
 
 
-def is_pattern(value: Any) -> bool:
+def is_pattern(value: object) -> bool:
     """Return True if an expected value is a regular expression, as WebArena-Verified writes them: from ^ to $."""
     return isinstance(value, str) and len(value) >= 2 and value.startswith("^") and value.endswith("$")
 
@@ -143,7 +144,7 @@ def with_site_urls(value: T, sites: Mapping[str, str]) -> T:
     return replaced
 
 
-def _replace_placeholders(value: Any, urls: Mapping[str, str]) -> Any:
+def _replace_placeholders(value: object, urls: Mapping[str, str]) -> Any:
     if isinstance(value, str):
         for name, url in urls.items():
             value = value.replace(name, url)

@@ -15,6 +15,7 @@ from marl_ray.envs.web.webarena.tasks.task import (
     unknown_placeholders,
 )
 from marl_ray.envs.web.webarena.tasks.webarena import SiteName
+from marl_ray.json_types import JsonObject
 
 ResponseStatus = Literal[
     "SUCCESS",
@@ -65,11 +66,11 @@ class RequestRecord(StrictRecord):
     url: str | list[str]
     http_method: str = "GET"
     response_status: int = 200
-    query_params: dict[str, Any] | None = None
-    post_data: dict[str, Any] | None = None
-    headers: dict[str, Any] | None = None
-    response_content: dict[str, Any] | None = None
-    response_cookies: dict[str, Any] | None = None
+    query_params: JsonObject | None = None
+    post_data: JsonObject | None = None
+    headers: JsonObject | None = None
+    response_content: JsonObject | None = None
+    response_cookies: JsonObject | None = None
 
 
 class RequestEvaluatorRecord(StrictRecord):
@@ -82,8 +83,8 @@ class RequestEvaluatorRecord(StrictRecord):
     ignored_query_params_patterns: list[str] = []
     ignored_post_data_params_patterns: list[str] = []
     decode_base64_query: bool = False
-    query_params_schema: dict[str, Any] | None = None
-    post_data_schema: dict[str, Any] | None = None
+    query_params_schema: JsonObject | None = None
+    post_data_schema: JsonObject | None = None
     should_not_exist: bool = False
 
 
@@ -96,7 +97,7 @@ class VerifiedRecord(StrictRecord):
     intent: str = Field(min_length=1)
     intent_template: str
     intent_template_id: int
-    instantiation_dict: dict[str, Any]
+    instantiation_dict: JsonObject
     revision: int = Field(ge=1)
     eval: list[Annotated[ResponseEvaluatorRecord | RequestEvaluatorRecord, Field(discriminator="evaluator")]] = Field(
         min_length=1

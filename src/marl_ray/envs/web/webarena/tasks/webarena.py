@@ -1,6 +1,6 @@
 """The task format of WebArena (https://github.com/web-arena-x/webarena, config_files/test.raw.json)."""
 
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
@@ -122,7 +122,7 @@ class WebArenaRecord(StrictRecord):
     intent: str = Field(min_length=1)
     intent_template: str
     intent_template_id: int
-    instantiation_dict: dict[str, Any]
+    instantiation_dict: dict[str, object]
     eval: EvalRecord
     require_login: bool = False
     storage_state: str | None = None

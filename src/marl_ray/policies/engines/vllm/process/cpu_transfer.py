@@ -4,7 +4,6 @@ vLLM's workers import this module because it holds their extension class, and th
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from typing_extensions import override
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
@@ -49,7 +48,7 @@ class SharedTransfer(WeightTransferEngine):  # type: ignore[misc]
     def finish_weight_update(self) -> None:
         """Do nothing, because `update_weights` has completed the update."""
 
-    def update_weights(self, update_info: dict[str, Any]) -> None:
+    def update_weights(self, update_info: dict[str, object]) -> None:
         """Replace the weights of this worker's part of the model."""
         self.receive_weights(self.parse_update_info(update_info))
 

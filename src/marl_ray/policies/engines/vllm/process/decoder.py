@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.policies.engines.base import EngineLostError, Prompt, Token
@@ -12,6 +12,7 @@ from marl_ray.policies.engines.vllm.process.messages import Sampled, VllmRequest
 from marl_ray.policies.engines.vllm.process.process import VllmProcess
 from marl_ray.policies.engines.vllm.process.shared_process import DecoderPort
 from marl_ray.policies.language.philox import token_uniforms
+from marl_ray.policies.prompting.protocol import Tokenizer
 
 
 @dataclass
@@ -24,7 +25,12 @@ class VllmDecoder:
     """Responses that one version of the weights writes. It takes no prompts with a guide or a bias."""
 
     def __init__(
-        self, process: VllmProcess | DecoderPort, tokenizer: Any, ends: AbstractSet[int], version: int, adapter: int = 0
+        self,
+        process: VllmProcess | DecoderPort,
+        tokenizer: Tokenizer,
+        ends: AbstractSet[int],
+        version: int,
+        adapter: int = 0,
     ) -> None:
         """Use the weights of `version`, the process's or those of its `adapter`. `ends` are tokens that end a response."""
         self._process = process

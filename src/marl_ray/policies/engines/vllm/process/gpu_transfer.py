@@ -16,7 +16,7 @@ from typing_extensions import override
 from marl_ray.policies.engines.engine_host import WeightGroup
 
 
-def ipc_update(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def ipc_update(tensors: Mapping[str, Tensor]) -> dict[str, object]:
     """Return the message that lets an engine on the same GPU read these tensors.
 
     They must exist until it has read them.
@@ -28,7 +28,7 @@ def ipc_update(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     return nccl_update(tensors) | {"ipc_handles": handles}
 
 
-def nccl_update(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def nccl_update(tensors: Mapping[str, Tensor]) -> dict[str, object]:
     """Return the message that tells an engine which tensors it will receive."""
     return {
         "names": [*tensors],
@@ -71,7 +71,7 @@ class NcclGroup(WeightGroup):
         self.communicator = trainer_init(place)
 
     @override
-    def update(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    def update(self, weights: Mapping[str, Tensor]) -> dict[str, object]:
         return nccl_update(weights)
 
     @override

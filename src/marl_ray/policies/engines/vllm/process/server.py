@@ -35,7 +35,7 @@ class Server:
     def __init__(self) -> None:
         self._version = 0
         self._asleep = False
-        self._adapters: dict[int, Any] = {}
+        self._adapters: dict[int, object] = {}
         self._written_by: dict[int, int] = {}
         """Response -> the version that writes it: that of its adapter if it has one, else that of the weights."""
         self._tops: dict[int, int] = {}
@@ -104,7 +104,7 @@ class Server:
             self._llm.wake_up(tags=["weights"])
         self._llm.collective_rpc("start_weight_update")
 
-    def load_part(self, update: dict[str, Any]) -> None:
+    def load_part(self, update: dict[str, object]) -> None:
         """Load some of the weights."""
         self._llm.collective_rpc("update_weights", args=(update,))
 

@@ -77,7 +77,7 @@ class SharedProcess:
         except EngineLostError as error:
             raise self._lose(str(error)) from None
 
-    def demand(self, method: str, *arguments: Any) -> Any:
+    def demand(self, method: str, *arguments: object) -> Any:
         """Call a method that a sound engine never refuses; if it does, end the process.
 
         The caller holds the turn. Raises EngineLostError.
