@@ -167,7 +167,8 @@ def test_an_arm_whose_process_is_killed_is_answered_for_and_comes_back(apart, se
                 assert answer.status_code == 200, answer.text
                 return answer.json()
 
-            arms = {k: (await ask(k))["arm"] for k in range(20)}
+            for _ in range(10):  # one death of an arm that has answered often rolls nothing back
+                arms = {k: (await ask(k))["arm"] for k in range(20)}
             sessions = [k for k, arm in arms.items() if arm == "arm2"]
             (victim,) = processes()
             victim.suspend()  # so that it answers none of these
