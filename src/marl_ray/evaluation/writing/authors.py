@@ -18,11 +18,16 @@ class Author(Protocol):
     """The parts of a `TokenPolicy` that a writer reads itself; its weights are the engine's matter."""
 
     @property
-    def tokenizer(self) -> Any: ...
+    def tokenizer(self) -> Any:
+        """The tokenizer of transformers, by which prompts are encoded and responses decoded."""
+
     @property
-    def config(self) -> ModelConfig: ...
+    def config(self) -> ModelConfig:
+        """The config of the model, which names its chat template and its context."""
+
     @property
-    def generation(self) -> GenerationConfig: ...
+    def generation(self) -> GenerationConfig:
+        """The options by which its responses are sampled."""
 
 
 @dataclass(frozen=True)

@@ -46,11 +46,13 @@ class ClosedStream(io.StringIO):
     """A text stream that discards everything written and has nothing to read."""
 
     def read(self, *args: Any, **kwargs: Any) -> str:
+        """Raise OSError, as `readline` and `readlines` do."""
         raise OSError
 
     readline = readlines = read  # type: ignore[assignment]
 
     def readable(self) -> bool:
+        """Return False."""
         return False
 
 
