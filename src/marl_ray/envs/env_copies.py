@@ -185,6 +185,7 @@ class EnvLoop(EnvBatch):
                         )
                     row[...] = numbers
 
+    @override
     def metrics(self, copy: int) -> dict[str, float]:
         return self.reports[copy].means()
 
