@@ -5,7 +5,10 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 DECAY = 0.99999
+"""Weight of the past moments at each batch; that of MAPPO's code (Yu et al. 2022, arXiv 2103.01955)."""
 VARIANCE_FLOOR = 1e-2
+"""Smallest variance by which targets are divided, in squared units of the return; MAPPO's. Without it the rounding of
+returns that hardly vary would be what the critic learns."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +34,12 @@ class ValueNorm:
 
     @property
     def mean(self) -> float:
+        """The mean of the returns so far, in units of the return; 0 before the first."""
         return self.mean_sum / self.weight if self.weight else 0.0
 
     @property
     def std(self) -> float:
+        """The standard deviation of the returns so far, at least the root of VARIANCE_FLOOR; 1 before the first."""
         if not self.weight:
             return 1.0
         variance = self.square_sum / self.weight - self.mean**2

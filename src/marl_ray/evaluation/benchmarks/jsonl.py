@@ -11,6 +11,8 @@ reads the same files (see `marl_ray.envs.text.tasks`).
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.envs.text.tasks import CodeRecord, code_task
 from marl_ray.evaluation.benchmarks.base import (
@@ -41,14 +43,17 @@ class OwnProblem(Problem):
     task: CodeTask
 
     @property
+    @override
     def modes(self) -> tuple[Mode, ...]:
         return ("hardened",)
 
     @property
+    @override
     def max_time_limits(self) -> float:
         return 1.0 if self.entry_point else WALL_FACTOR * len(self.task.hidden)
 
     @property
+    @override
     def visible_task(self) -> CodeTask:
         return CodeTask(NO_TESTS if self.entry_point else (), self.task.public, self.entry_point, self.task.setup)
 
