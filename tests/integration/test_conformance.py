@@ -3,14 +3,18 @@
 import itertools
 
 import pytest
+import torch
+from torch.nn.utils import parameters_to_vector
 from typer.testing import CliRunner
 
 from marl_ray.cli import app
 from marl_ray.config import SPECS
 from marl_ray.conformance.algorithm import properties, truth
 from marl_ray.conformance.algorithm.check import check_algorithm
+from marl_ray.conformance.algorithm.comparing import first_update
 from marl_ray.conformance.algorithm.game_run import GridPoint
 from marl_ray.conformance.algorithm.games import SIGNAL_COUNT, STATE_COUNT, GameRules, TinyGame
+from marl_ray.conformance.algorithm.learner_access import nudge_policy
 from marl_ray.training.single_process import process_group
 
 UNEVEN = [[[0.3, 0.7], [0.6, 0.4], [0.2, 0.8], [0.5, 0.5], [0.5, 0.5]], [[0.1, 0.9], *[[0.5, 0.5]] * 4]]
@@ -98,3 +102,13 @@ def test_the_environment_plays_the_rules(policies, agents, ends, early):
         assert not env.agents
         ended = truth.has_ended(env.rules, path)
         assert set(terminated.values()) == {ended} and set(truncated.values()) == {not ended}
+
+
+def test_an_error_of_a_users_part_leaves_the_weights_of_a_cached_run_as_they_were():
+    with process_group():
+        game_run, _ = first_update("mappo", GridPoint())
+        actor = game_run.learners[0].policy.rollout_model.actor
+        before = parameters_to_vector(actor.parameters()).clone()
+        with pytest.raises(ZeroDivisionError), nudge_policy(game_run, 0, torch.ones_like(before), 0.5):
+            raise ZeroDivisionError
+        assert torch.equal(parameters_to_vector(actor.parameters()), before)

@@ -34,7 +34,7 @@ from marl_ray.serving.routing.assignment import Assigner
 from marl_ray.serving.routing.breaker import CircuitState
 from marl_ray.serving.routing.failures import Failures
 from marl_ray.serving.routing.router import Router
-from marl_ray.serving.routing.unit_reports import UnitReports
+from marl_ray.serving.routing.unit_reports import ACTOR, UnitReports
 from marl_ray.serving.shared_reads import SharedReads
 
 T = TypeVar("T")
@@ -42,7 +42,6 @@ T = TypeVar("T")
 STORE_THREADS = 4
 CIRCUIT_VALUES = {CircuitState.CLOSED: 0.0, CircuitState.HALF_OPEN: 0.5, CircuitState.OPEN: 1.0}
 """Value of the circuit metric for each state."""
-ACTOR = "gateway"
 
 _log = logging.getLogger(__name__)
 

@@ -192,6 +192,31 @@ def test_a_sweep_of_which_nothing_can_run_says_so_also_in_its_report(ray_cluster
 
 
 @pytest.mark.long
+def test_a_retry_on_a_cluster_that_is_still_too_small_leaves_a_sweep_that_has_ended(ray_cluster, tmp_path):
+    config = sweep_config(tmp_path, space={"resources.cpus_per_worker": {"grid": [1.0, 9.0]}}, seeds=1)
+    reason = "resources.workers=1 with cpus_per_worker=9 needs 9 CPUs, but this cluster can never have more than 4"
+    for retry in (False, True):
+        records = run_sweep(config, retry=retry).records
+        assert [(trial.status, trial.error) for trial in records.trials] == [("finished", ""), ("refused", reason)]
+        assert (records.status, records.winner, [trial.legs for trial in records.trials]) == ("finished", 0, [1, 0])
+    run_sweep(config, cluster=lambda: pytest.fail("nothing is left that needs Ray"))
+
+
+@pytest.mark.long
+def test_a_retry_takes_a_failed_trial_up_again_beside_one_that_can_never_run(ray_cluster, tmp_path):
+    marker = tmp_path / "folder" / "marker"
+    space = {
+        "env.id": {"grid": ["toys.envs:fragile"]},
+        "env.kwargs": {"grid": [{"marker": str(marker), "at": 5}]},
+        "resources.cpus_per_worker": {"grid": [1.0, 9.0]},
+    }
+    config = sweep_config(tmp_path, space=space, seeds=1)
+    assert [trial.status for trial in run_sweep(config).records.trials] == ["failed", "refused"]
+    marker.parent.mkdir()
+    assert [trial.status for trial in run_sweep(config, retry=True).records.trials] == ["finished", "refused"]
+
+
+@pytest.mark.long
 def test_a_metric_that_is_never_reported_is_named_with_those_that_are(ray_cluster, tmp_path):
     outcome = sweep(tmp_path, space={"hyper.lr": {"grid": [0.01]}}, seeds=1, metric="retrun")
     (trial,) = outcome.records.trials

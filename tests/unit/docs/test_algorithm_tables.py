@@ -1,4 +1,4 @@
-"""The page about algorithms of your own names every field of a spec, and functions with their arguments."""
+"""The pages about algorithms name every own key and every field of a spec, and functions with their arguments."""
 
 import ast
 import importlib
@@ -9,8 +9,9 @@ from itertools import pairwise
 
 from docs.pages import ROOT
 
-from marl_ray.config import AlgorithmSpec
+from marl_ray.config import SPECS, AlgorithmSpec
 
+KEYS_PAGE = (ROOT / "docs/algorithms.md").read_text()
 PAGE = (ROOT / "docs/extending/algorithms.md").read_text()
 FIELD = re.compile(r"^\| `(\w+)` \| (?:`(.*?)`)? ?\| ", re.MULTILINE)
 FUNCTION = re.compile(r"^\| `(\w+)\.(\w+)\((.*?)\)` \| ", re.MULTILINE)
@@ -23,6 +24,31 @@ def default(field: Field) -> str:
     if isinstance(field.default, type):
         return field.default.__name__
     return "" if field.default is MISSING else repr(field.default).replace("'", '"')
+
+
+def readers(words: str) -> set[str]:
+    """Return the algorithms that a cell of the table of keys names."""
+    named = set(re.findall(r"`(\w+)`", words))
+    if words.startswith("all but "):
+        return SPECS.keys() - named
+    return named | (
+        {name for name, spec in SPECS.items() if spec.needs_costs} if "all constrained ones" in words else set()
+    )
+
+
+def test_the_table_of_keys_says_which_algorithms_read_each():
+    section = KEYS_PAGE.partition("\n## Keys and tests of each algorithm\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (.*) \|$", section.partition("| name | tests |")[0], re.MULTILINE)
+    written = {key: readers(words) for keys, words in rows for key in re.findall(r"\w+", keys)}
+    own_keys = {key for spec in SPECS.values() for key in spec.keys}
+    assert written == {key: {name for name, spec in SPECS.items() if key in spec.keys} for key in own_keys}
+
+
+def test_every_algorithm_is_in_the_table_of_tests_whose_files_exist():
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", KEYS_PAGE.partition("| name | tests |")[2], re.MULTILINE)
+    tests = {name: re.findall(r"`(test_\w+)`", words) for name, words in rows[: len(SPECS)]}
+    assert tests.keys() == SPECS.keys()
+    assert all(list(ROOT.glob(f"tests/*/**/{file}.py")) for files in tests.values() for file in files)
 
 
 def test_every_field_of_a_spec_is_in_the_table():

@@ -13,11 +13,13 @@ from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.records import RecordsFile, SweepRecords, TrialRecord, identity_of, load_records
-from marl_ray.tuning.search.plan import Pause, SweepPlan
+from marl_ray.tuning.search.plan import Pause, SweepPlan, retry_failed
 from marl_ray.tuning.search.schedulers import Exploit, make_scheduler
 from marl_ray.tuning.search.schedulers.pb2 import upper_bounds
+from marl_ray.tuning.search.spaces import TpeSearch
 
 TOTAL = 1000
+ASHA = {"scheduler": {"kind": "asha", "grace": 125, "reduction": 2}}
 
 
 def config_of(count: int = 8, **keys: Any) -> SweepConfig:
@@ -94,7 +96,58 @@ def test_a_configuration_that_can_never_run_is_refused_and_the_others_go_on():
     assert bench.records.trials[1].legs == 0
 
 
-ASHA = {"scheduler": {"kind": "asha", "grace": 125, "reduction": 2}}
+def test_a_retry_starts_what_failed_and_refuses_again_what_still_can_never_run():
+    bench = Bench(config_of(4), by_lr)
+    bench.too_big, bench.failing = {0.02}, {2: "ValueError: broken"}
+    bench.run()
+    assert bench.statuses() == ["finished", "refused", "failed", "finished"]
+
+    def retry(too_big: set[float]) -> Bench:
+        records = copy.deepcopy(bench.records)
+        retry_failed(records)
+        again = Bench(config_of(4), by_lr, records)
+        again.too_big = too_big
+        return again.run()
+
+    small, large = retry({0.02}), retry(set())
+    assert small.statuses() == ["finished", "refused", "finished", "finished"]
+    assert small.records.trials[1].error == "resources.workers=9: the cluster has 2 CPUs"
+    assert [record.legs for record in small.records.trials] == [1, 0, 2, 1]
+    assert not Bench(config_of(4), by_lr, small.records).plan.has_work()
+    assert large.statuses() == ["finished"] * 4
+    assert [record.error for record in large.records.trials] == [""] * 4
+
+
+@pytest.mark.parametrize("keys", [{}, ASHA])
+def test_a_trial_that_has_begun_is_refused_where_the_sweep_continues_on_a_cluster_that_is_too_small(keys):
+    bench = Bench(config_of(3, **keys), lambda values, steps: -by_lr(values, steps)).run(slots=1, most=len(keys))
+    begun = bench.records.trials[0] if keys else bench.plan.next_trial()
+    assert (begun.number, begun.state, begun.legs) == (0, "waiting" if keys else "running", 1)
+    again = Bench(bench.config, bench.score, bench.records)
+    again.too_big = {0.01}
+    again.run(slots=1)
+    assert again.statuses()[:2] == ["refused", "finished"]
+    assert begun.legs == 1
+
+
+@pytest.mark.parametrize("retried", [False, True])
+def test_a_search_that_learns_is_told_of_each_trial_that_is_refused(retried):
+    space = {"hyper.lr": {"uniform": [0.01, 0.1]}}
+    keys = {"space": space, "search": {"kind": "tpe", "startup": 2}, "budget": {"trials": 3}}
+    bench = Bench(config_of(**keys), by_lr)
+    bench.plan.check = refuse
+    bench.run()
+    if retried:
+        retry_failed(bench.records)
+        bench = Bench(config_of(**keys), by_lr, bench.records)
+        bench.plan.check = refuse
+        bench.run()
+    assert bench.statuses() == ["refused"] * 3
+    assert isinstance(bench.plan.search, TpeSearch) and not bench.plan.search.open
+
+
+def refuse(values: Mapping[str, Any]) -> None:
+    raise MarlRayError("resources.workers=9: the cluster has 2 CPUs")
 
 
 @pytest.mark.parametrize("slots", [1, 2, 8])

@@ -5,14 +5,13 @@ over workers, and needs no later division. Where data parallelism averages gradi
 of workers.
 """
 
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 
+from marl_ray.config.run.hyper import Aggregation
 from marl_ray.errors import MarlRayError
-
-Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "fixed-length"]
 
 
 def count_tokens_and_sequences(mask: Tensor) -> Tensor:

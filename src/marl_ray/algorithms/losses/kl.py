@@ -1,14 +1,13 @@
 """Divergence from a reference policy, estimated from the sampled tokens (Schulman 2020, "Approximating KL divergence")."""
 
-from typing import Literal, get_args
+from typing import get_args
 
 from torch import Tensor
 
+from marl_ray.algorithms.losses.ratios import LOG_RATIO_LIMIT
+from marl_ray.config.run.hyper import KlEstimator
 from marl_ray.errors import MarlRayError
 
-KlEstimator = Literal["k1", "k2", "k3", "abs", "k1+", "k3+"]
-EXPONENT_LIMIT = 20.0
-"""Largest log ratio, in nats, that k3 takes the exponential of; verl's."""
 K3_LIMIT = 10.0
 """Largest k3 of a token, in nats; verl's. A single token that the policy never writes would otherwise rule the mean."""
 CONTROLLER_CLIP = 0.2
@@ -39,7 +38,7 @@ def kl_estimate(log_probs: Tensor, reference: Tensor, kind: KlEstimator) -> Tens
         case "k2":
             return 0.5 * difference**2
         case "k3":
-            log_ratio = (-difference).clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT)
+            log_ratio = (-difference).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
             return (log_ratio.expm1() - log_ratio).clamp(max=K3_LIMIT)
         case "k1+" | "k3+":
             value = kl_estimate(log_probs.detach(), reference, "k1" if kind == "k1+" else "k3")

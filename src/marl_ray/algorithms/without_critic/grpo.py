@@ -2,10 +2,10 @@
 
     A_i = (s_i - mean_G s) / (std_G s + eps)       L = mean_i 1/|o_i| sum_t -min(rho_it A_i, clip(rho_it) A_i)
 
-s_i is the sum of the sequence's rewards, G the other sequences of the same (start, agent, turn, prompt); Bessel's standard
-deviation with eps = 1e-6 as in verl (TRL: 1e-4). A group whose members all score the same has advantage 0. Its divergence
-penalty is `kl_coef` with `kl_place: loss` and k3. `advantage_norm: none` leaves the division out, `batch` divides by the
-whole batch's.
+s_i is the sum of the sequence's rewards, G all sequences of its (start, agent, turn, prompt), itself among them; Bessel's
+standard deviation with eps = 1e-6 as in verl (TRL: 1e-4). A group whose members all score the same has advantage 0. The
+divergence penalty is `kl_coef` with `kl_place: loss` and k3. `advantage_norm: none` leaves the division out, `batch`
+divides by the whole batch's.
 """
 
 from torch import Tensor

@@ -14,7 +14,7 @@ from marl_ray.algorithms.advantages.groups import group_index, leave_one_out
 from marl_ray.algorithms.advantages.returns import sequence_scores
 from marl_ray.algorithms.base import Algorithm, PolicyLoss, PolicyLossInputs
 from marl_ray.algorithms.losses.ppo_losses import clipped_surrogate, ppo_loss
-from marl_ray.algorithms.losses.ratios import sequence_log_ratio
+from marl_ray.algorithms.losses.ratios import LOG_RATIO_LIMIT, sequence_log_ratio
 from marl_ray.config import SPECS, HyperParameters
 from marl_ray.trajectories import Trajectories
 
@@ -31,8 +31,8 @@ def policy_loss(batch: PolicyLossInputs, hyper: HyperParameters) -> PolicyLoss:
     """Return the loss with one ratio per decision, or with one per sequence that its decisions share."""
     if hyper.ratio_level == "token":
         return ppo_loss(batch, hyper)
-    log_ratio = sequence_log_ratio(batch.log_probs, batch.old_log_probs, batch.mask, summed=True).clamp(-20, 20)
-    ratio = log_ratio.exp()[:, None].expand_as(batch.advantages)
+    log_ratio = sequence_log_ratio(batch.log_probs, batch.old_log_probs, batch.mask, summed=True)
+    ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()[:, None].expand_as(batch.advantages)
     return clipped_surrogate(ratio, batch.advantages, *hyper.clip_range, hyper.dual_clip)
 
 

@@ -13,7 +13,9 @@ from marl_ray.errors import MarlRayError, one_line
 if TYPE_CHECKING:
     from marl_ray.config.sweep import SweepConfig
 
-Retry = Annotated[bool, typer.Option("--retry", help="Resume failed trials from their last checkpoints.")]
+Retry = Annotated[
+    bool, typer.Option("--retry", help="Restart failed and lost trials from their last checkpoints, and refused ones.")
+]
 
 
 def sweep(

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from pydantic import ValidationError
 
-from marl_ray.config.base import message_of
+from marl_ray.config.base import first_problem
 from marl_ray.config.run.hyper import HyperParameters
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import ALGORITHM
@@ -106,11 +106,9 @@ class AlgorithmSpec:
         try:
             self.hyper.model_validate(dict(self.defaults))
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "defaults"
-            raise MarlRayError(
-                f"AlgorithmSpec {self.title!r}: {where}: {message_of(first)}; every key needs a default"
-            ) from error
+            missing = [each["loc"][-1] for each in error.errors() if each["type"] == "missing"]
+            problem = f"{missing[0]}: every key needs a default" if missing else f"defaults: {first_problem(error)}"
+            raise MarlRayError(f"AlgorithmSpec {self.title!r}: {problem}") from error
 
     @property
     def common_keys(self) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ from marl_ray.config.base import Config
 from marl_ray.config.random_streams import Epochs, Refills
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
+Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "fixed-length"]
+KlEstimator = Literal["k1", "k2", "k3", "abs", "k1+", "k3+"]
 
 
 class HyperParameters(Config):
@@ -65,9 +67,7 @@ class HyperParameters(Config):
     importance_cap: PositiveFloat | None = None
     """Truncated importance sampling: bound of the weight pi_old / pi_behaviour, for experience that another engine or
     older weights gathered; null trusts the behaviour's log-probabilities, but for 2 where vLLM samples in bfloat16."""
-    aggregation: Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "fixed-length"] = (
-        "token-mean"
-    )
+    aggregation: Aggregation = "token-mean"
     """Rule by which the losses of a batch's decisions become one number. `fixed-length` divides by the most decisions
     that a sequence may have: `train.horizon`, or `generation.max_tokens` of a language model."""
     advantage_norm: Literal["batch", "group", "none"] = "batch"
@@ -83,7 +83,7 @@ class HyperParameters(Config):
     """Step of the coefficient per batch towards `entropy_target`."""
     kl_coef: NonNegativeFloat = 0.0
     """Weight of the divergence from the reference policy (the weights the run began with); 0 has no reference."""
-    kl_estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+"] = "k3"
+    kl_estimator: KlEstimator = "k3"
     """Estimator of the divergence; `+` has the named value and k2's gradient."""
     kl_place: Literal["reward", "loss"] = "loss"
     """Place of the divergence: taken off the rewards before advantages, or added to the loss."""

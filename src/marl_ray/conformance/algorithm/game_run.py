@@ -219,9 +219,11 @@ class GameRun:
         for number, learner in enumerate(self.learners):
             members = slice(number * self.rules.agents, (number + 1) * self.rules.agents)
             learner.policy.rollout_model.distribution = Scripted([actions[:, members] for actions in steps])
-        yield
-        for learner, distribution in zip(self.learners, distributions, strict=True):
-            learner.policy.rollout_model.distribution = distribution
+        try:
+            yield
+        finally:
+            for learner, distribution in zip(self.learners, distributions, strict=True):
+                learner.policy.rollout_model.distribution = distribution
 
     def _ahead(self) -> dict[str, object]:
         """Return the state from which a collector continues with half of the copies one step ahead.

@@ -49,9 +49,7 @@ def movement(learner: Learner, batch: Trajectories) -> float:
     """Return the greatest change of a log-probability of the batch's actions since the batch was played."""
     with torch.no_grad():
         if batch.prompts is None:
-            played = torch.where(batch.mask, batch.log_probs, 0.0)
-            changed = learner.log_ratio(batch)
-            return float(changed.abs().max()) if played.numel() else 0.0
+            return float(learner.log_ratio(batch).abs().max()) if batch.mask.numel() else 0.0
         evaluation = learner.policy.rollout_model.evaluate(batch.prompts, batch.actions, batch.mask)
         return float(torch.where(batch.mask, evaluation.log_probs - batch.log_probs, 0.0).abs().max())
 
@@ -65,10 +63,12 @@ def nudge_policy(game_run: GameRun, number: int, direction: Tensor, size: float)
     with torch.no_grad():
         for parameter, part in zip(parameters, parts, strict=True):
             parameter += size * part.reshape(parameter.shape)
-    yield
-    with torch.no_grad():
-        for parameter, before in zip(parameters, saved, strict=True):
-            parameter.copy_(before)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, before in zip(parameters, saved, strict=True):
+                parameter.copy_(before)
 
 
 def joint_factor(learner: Learner, batch: Trajectories, before: Tensor | None) -> Tensor:

@@ -42,8 +42,8 @@ from marl_ray.serving.rollout_decisions.questions import (
     outcome_of,
     questions_of,
 )
+from marl_ray.serving.routing.unit_reports import ACTOR
 
-ACTOR = "gateway"
 ACTIONS = {
     RolloutStep.NEXT_STAGE: Action.NEXT_STAGE,
     RolloutStep.PROMOTE: Action.PROMOTE,

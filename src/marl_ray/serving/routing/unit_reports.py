@@ -17,6 +17,8 @@ from marl_ray.experiments.store.unit_store import UnitStore
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.routing.router import MAX_REMEMBERED
 
+ACTOR = "gateway"
+"""The actor of the changes that a gateway makes by itself, as the audit log and corrections name it."""
 COST = "cost_usd"
 BATCH = 500
 """Sessions per write."""
@@ -112,6 +114,6 @@ class UnitReports:
 
     def _record(self, experiment: str, sessions: dict[str, _News]) -> None:
         reports = [news.report(session) for session, news in sessions.items()]
-        for result in self._store.record(experiment, reports, "gateway"):
+        for result in self._store.record(experiment, reports, ACTOR):
             if isinstance(result, MarlRayError):
                 _log.error("experiment %s: a failure or a cost of a session is not stored: %s", experiment, result)

@@ -10,7 +10,7 @@ from marl_ray.algorithms.constraints.multipliers import combine_advantages
 from marl_ray.algorithms.constraints.penalty import pessimistic_cost_surrogate
 from marl_ray.algorithms.losses.aggregation import loss_weights
 from marl_ray.algorithms.losses.kl import kl_estimate
-from marl_ray.algorithms.losses.ratios import token_ratio
+from marl_ray.algorithms.losses.ratios import LOG_RATIO_LIMIT, token_ratio
 from marl_ray.algorithms.losses.value_losses import ValueLossInputs
 from marl_ray.errors import MarlRayError
 from marl_ray.training.learner.forward_passes import with_stand_in_row
@@ -114,7 +114,7 @@ def pass_loss(
     if algorithm.spec.constraint == "trust_region":
         loss = loss.new_zeros(())  # the actor has its step already
     value, cost_value = _value_losses(policy, prepared, current, mean)
-    log_ratio = (current.log_probs - current.old_log_probs).detach().clamp(-20, 20)
+    log_ratio = (current.log_probs - current.old_log_probs).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     metrics = [
         *(policy_loss, value, cost_value, (current.entropy * mean).sum()),
         *(((log_ratio.exp() - 1 - log_ratio) * mean).sum(), (result.clipped * mean).sum()),

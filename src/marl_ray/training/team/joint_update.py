@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import torch
 
+from marl_ray.algorithms.losses.ratios import LOG_RATIO_LIMIT
 from marl_ray.config import RunConfig
 from marl_ray.rollout.rng import team_order
 from marl_ray.training.costs import CostStats
@@ -45,7 +46,7 @@ def update_team(
         prefix = "" if len(team.learners) == 1 else f"{name}/"
         metrics |= {prefix + key: value for key, value in losses.items()}
         if sequential:
-            change = learner.log_ratio(batch).clamp(-20, 20).exp()
+            change = learner.log_ratio(batch).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
             after = change if factor is None else factor * change
             means, factor = learner.moved_costs(stats, batch, after, factor).means, after
     return metrics

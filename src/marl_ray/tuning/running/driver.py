@@ -6,9 +6,10 @@ Ray Train V2 they see no checkpoints, so pausing or copying a trial does not wor
 own, and `Tuner.restore` reads that; the sweep's records are JSON.
 """
 
+import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 
@@ -46,7 +47,7 @@ from marl_ray.tuning.search.schedulers import Exploit
 from marl_ray.tuning.search.spaces import Values, check_space
 
 MAX_LISTED_TRIALS = 1000
-"""Maximum number of configurations whose needs are compared before a sweep begins."""
+"""Maximum number of configurations whose needs are compared before a sweep begins or continues."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +91,9 @@ def run_sweep(
 ) -> SweepResult:
     """Run, or continue, a sweep on the Ray that this process is connected to, or that `cluster` starts.
 
-    `cluster` is not called if nothing is left to train. `retry` restarts failed and lost trials. Raises MarlRayError if
-    nothing can run at all, or another process owns the name; a trial that fails is noted in the records, and the others
-    continue.
+    `cluster` is not called if nothing is left to train. `retry` restarts trials that failed, were lost or were refused.
+    Raises MarlRayError if nothing can run at all, or another process owns the name; a trial that fails, or that the
+    cluster can never run, is noted in the records, and the others continue.
     """
     folder = Folder(config.storage, config.name)
     with Lease(folder.filesystem, folder.path, f"sweep {config.name!r}") as lease:
@@ -103,8 +104,7 @@ def _run(
     config: SweepConfig, folder: Folder, lease: Lease, retry: bool, cluster: Callable[[], AbstractContextManager[None]]
 ) -> SweepResult:
     records = _claim(config, folder)
-    if retry:
-        retry_failed(records)
+    retried = retry_failed(records) if retry else []
     sweep = _Sweep(config, folder, records, lease)
     shield = ExitStack()
     try:
@@ -112,7 +112,7 @@ def _run(
         if sweep.plan.has_work():
             # Once more after Ray has started, because Ray replaces signal handlers at its start.
             with cluster(), interrupt_handler(sweep.interrupted), sweep.progress:
-                sweep.run()
+                sweep.run(retried)
         else:
             sweep.plan.stop_clock()
         lease.check()
@@ -174,13 +174,22 @@ class _Sweep:
         """Return an empty state, because Tune pickles its callbacks into a file that is never read."""
         return {}
 
-    def run(self) -> None:
-        """Run the legs that the plan decides on, until it has none or the budget is used up."""
+    def run(self, retried: Sequence[TrialRecord]) -> None:
+        """Run the legs that the plan decides on, until it has none or the budget is used up.
+
+        If the cluster can run none of the trials that are left, those that are `retried` end as refused again, and
+        MarlRayError is raised for the others, which stay as they are.
+        """
         from marl_ray.tuning.running.ray_tune import LegCalls, run_legs
 
-        first = next((r.values for r in self.records.trials if r.state != "ended"), None)
-        need = self._biggest_need() if first is None else self._need(first)
-        concurrent = min(count_slots(need), self.config.max_concurrent or sys.maxsize)
+        need, problem = self._biggest_need()
+        if need is None and problem:
+            for record in retried:
+                self.plan.refuse_unfit(record)
+            if self.plan.has_work():
+                raise MarlRayError(problem)
+            return
+        concurrent = min(count_slots(need or TrialResources(1, 1.0, False)), self.config.max_concurrent or sys.maxsize)
         calls = LegCalls(self.begin, self.leg_ended, self.note_rows, self.is_over)
         run_legs(self.config.name, concurrent, self.plan, calls)
 
@@ -188,14 +197,14 @@ class _Sweep:
         """Return True if another process owns the sweep, or its budget is used up."""
         return self.lease.lost.is_set() or bool(self.plan.used_up())
 
-    def _biggest_need(self) -> TrialResources:
-        """Return the largest need, by CPUs, of the configurations of trials that have not started.
+    def _biggest_need(self) -> tuple[TrialResources | None, str]:
+        """Return the largest need, by CPUs, of the trials that are left, and why the cluster can never run one of them.
 
-        Raises MarlRayError if the cluster can run none of them.
+        The need is None if it can run none of them, and the reason is empty if it can run all.
         """
         biggest: TrialResources | None = None
         problem = ""
-        for values in self._coming():
+        for values in itertools.islice(self._values_left(), MAX_LISTED_TRIALS):
             try:
                 need = self._need(values)
             except MarlRayError as error:
@@ -203,20 +212,18 @@ class _Sweep:
                 continue
             if biggest is None or need.total["CPU"] > biggest.total["CPU"]:
                 biggest = need
-        if biggest is None and problem:
-            raise MarlRayError(problem)
-        return biggest or TrialResources(1, 1.0, False)
+        return biggest, problem
 
-    def _coming(self) -> Iterator[Values]:
-        """Yield the configurations of trials that have not started, at most MAX_LISTED_TRIALS.
+    def _values_left(self) -> Iterator[Values]:
+        """Yield the configurations of trials that have not ended, and then of those that have not started.
 
-        For a search that learns it is only the run's own, because asking would change what it suggests.
+        For a search that learns the latter are only the run's own, because asking would change what it suggests.
         """
+        yield from (record.values for record in self.records.trials if record.state != "ended")
         if self.plan.search.learns:
             yield {}
             return
-        begun = len(self.records.trials)
-        for number in range(begun, begun + MAX_LISTED_TRIALS):
+        for number in itertools.count(len(self.records.trials)):
             values = self.plan.search.ask(number)
             if values is None:
                 return
@@ -243,7 +250,7 @@ class _Sweep:
         self._need(values)
 
     def begin(self, record: TrialRecord) -> Leg:
-        """Begin the record's next leg and return it."""
+        """Begin the next leg of a record that the plan has checked, and return it."""
         leg = self.leg(record)
         self.save(record, durable=True)  # else another configuration could find the files of this one
         return leg

@@ -30,11 +30,15 @@ class Pause(Enum):
     """Nothing will run any more."""
 
 
-def retry_failed(records: SweepRecords) -> None:
-    """Let the trials that failed or were lost run again from their last checkpoints."""
-    for record in records.trials:
-        if record.status in FAILED_STATUSES:
-            record.state, record.status, record.error = "running", "", ""
+def retry_failed(records: SweepRecords) -> list[TrialRecord]:
+    """Let the trials that failed, were lost or were refused run again, from the last checkpoints of those that have one.
+
+    Return them. The plan refuses again those that the cluster still can never run.
+    """
+    failed = [record for record in records.trials if record.status in FAILED_STATUSES]
+    for record in failed:
+        record.state, record.status, record.error = "running", "", ""
+    return failed
 
 
 class SweepPlan:
@@ -103,15 +107,28 @@ class SweepPlan:
                 return Pause.WAIT if self.active else Pause.END
             if not self.ready and self.undecided:
                 self._decide()
-            if self.ready:
-                return self._start(self.records.trials[self.ready.popleft()])
-            record = self._new_trial()
+            record = self.records.trials[self.ready.popleft()] if self.ready else self._new_trial()
             if record is not None:
-                return self._start(record)
-            if self.active:
+                if not self.refuse_unfit(record):
+                    return self._start(record)
+            elif self.active:
                 return Pause.WAIT
-            if not self.standings.waiting or not self._decide():
+            elif not self.standings.waiting or not self._decide():
                 return Pause.END  # also where the scheduler makes no decision
+
+    def refuse_unfit(self, record: TrialRecord) -> bool:
+        """End a trial that is not active as refused if the cluster can never run it; False if it can."""
+        try:
+            self.check(record.values)
+        except MarlRayError as error:
+            if record.number in self.ready:
+                self.ready.remove(record.number)
+            self._end(record, "refused", str(error))
+            self._tell_search(record)
+            self.undecided = True
+            self.changed(record)
+            return True
+        return False
 
     def has_work(self) -> bool:
         """Return True if work is left; False for a sweep that has ended."""
@@ -179,27 +196,17 @@ class SweepPlan:
         return record
 
     def _new_trial(self) -> TrialRecord | None:
-        """Start a new configuration; None if there is none.
-
-        One that cannot run is recorded as refused, and the next is tried.
-        """
-        while not self.exhausted:
-            number = len(self.records.trials)
-            values = None if self.trials_left() == 0 else self.search.ask(number)
-            if values is None:
-                self.exhausted = self.undecided = True
-                return None
-            record = TrialRecord(number, values, unread=self.config.unread(values))
-            self.records.trials.append(record)
-            try:
-                self.check(values)
-            except MarlRayError as error:
-                self._end(record, "refused", str(error))
-                self.undecided = True
-                self.changed(record)
-            else:
-                return record
-        return None
+        """Add a trial with the next configuration of the search; None if there is none."""
+        if self.exhausted:
+            return None
+        number = len(self.records.trials)
+        values = None if self.trials_left() == 0 else self.search.ask(number)
+        if values is None:
+            self.exhausted = self.undecided = True
+            return None
+        record = TrialRecord(number, values, unread=self.config.unread(values))
+        self.records.trials.append(record)
+        return record
 
     def _decide(self) -> bool:
         """Let the scheduler decide about the waiting trials; True if one of them does not wait on."""
