@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from gymnasium import spaces
+from typing_extensions import override
 
-from marl_ray.envs.batch import BatchStep, finite_number, group_positions
+from marl_ray.envs.batch import BatchStep, EnvBatch, finite_number, group_positions
 from marl_ray.errors import MarlRayError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ actions) bool, which are True before. `actions` is the greatest number that an a
 its own."""
 
 
-class ArrayBatch:
+class ArrayBatch(EnvBatch):
     """`EnvBatch` of three functions on arrays, for an environment whose agents have Discrete actions.
 
     The functions are plain NumPy, or compiled by `numba.njit(cache=True)`. An environment returns such a batch from its
@@ -81,6 +82,7 @@ class ArrayBatch:
         self.masks = None if allow is None else np.ones((*shape, int(self.counts.max())), bool)
         self.action_masks: list[np.ndarray | None] = [None] * len(groups)
 
+    @override
     def reset(self, copy: int, seed: int) -> None:
         state = np.asarray(self.begin(seed), np.float64)
         if state.shape != self.states.shape[1:]:
@@ -89,11 +91,13 @@ class ArrayBatch:
         self.alive[copy] = self.observed[copy] = True
         self._note(slice(copy, copy + 1))
 
+    @override
     def step(self, actions: Sequence[np.ndarray]) -> BatchStep:
         for members, group_actions in zip(self.members, actions, strict=True):
             self.moves[:, members] = group_actions
         return self._step(slice(None))
 
+    @override
     def replay(self, copy: int, seed: int, actions: Sequence[Sequence[np.ndarray]]) -> None:
         self.reset(copy, seed)
         for choices in actions:
@@ -101,6 +105,7 @@ class ArrayBatch:
                 self.moves[copy, members] = group_actions
             self._step(slice(copy, copy + 1))
 
+    @override
     def observe(self, rows: Sequence[np.ndarray], copies: Sequence[int] | None = None) -> None:
         numbers = self.all if copies is None else np.asarray(copies, np.int64)
         for members, offset, group_rows in zip(self.members, self.offsets, rows, strict=True):

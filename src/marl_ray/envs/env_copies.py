@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from gymnasium import spaces
+from typing_extensions import override
 
 from marl_ray.config.run.sections import ConstraintConfig, EnvConfig
 from marl_ray.envs.batch import BatchStep, EnvBatch, EpisodeMetrics, group_positions
@@ -125,7 +126,7 @@ def _compile(config: EnvConfig, env: "ParallelEnv", constraints: Sequence[Constr
     batch.close()
 
 
-class EnvLoop:
+class EnvLoop(EnvBatch):
     """Any PettingZoo parallel environment, one copy after the other."""
 
     def __init__(
@@ -151,11 +152,13 @@ class EnvLoop:
         self.observations: list[dict[str, Any]] = [{} for _ in range(copies)]
         self.reports = [EpisodeMetrics() for _ in range(copies)]
 
+    @override
     def reset(self, copy: int, seed: int) -> None:
         self.observations[copy], infos = self.envs[copy].reset(seed=seed)
         self.reports[copy] = EpisodeMetrics()
         self._after(copy, infos)
 
+    @override
     def step(self, actions: Sequence[np.ndarray]) -> BatchStep:
         taken = [self._taken(g, group_actions) for g, group_actions in enumerate(actions)]
         step = BatchStep.zeros(len(self.envs), len(self.agents), self.signals)
@@ -163,12 +166,14 @@ class EnvLoop:
             self._step(c, [choices[c] for choices in taken], step)
         return step
 
+    @override
     def replay(self, copy: int, seed: int, actions: Sequence[Sequence[np.ndarray]]) -> None:
         self.reset(copy, seed)
         unused = BatchStep.zeros(len(self.envs), len(self.agents), self.signals)
         for choices in actions:
             self._step(copy, [self._taken(g, group_actions) for g, group_actions in enumerate(choices)], unused)
 
+    @override
     def observe(self, rows: Sequence[np.ndarray], copies: Sequence[int] | None = None) -> None:
         for c in range(len(self.envs)) if copies is None else copies:
             seen = self.observations[c]
@@ -187,6 +192,7 @@ class EnvLoop:
     def metrics(self, copy: int) -> dict[str, float]:
         return self.reports[copy].means()
 
+    @override
     def close(self) -> None:
         for env in self.envs:
             env.close()

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
+from typing_extensions import override
 
 from marl_ray.envs.flat_dicts import flat_rows, flat_space
 from marl_ray.envs.vector import PoolBatch
@@ -49,13 +50,16 @@ class EnvPoolEnv(ParallelEnv[str, Any, Any]):  # type: ignore[misc]  # PettingZo
             self.pool.action_space,
         )
 
+    @override
     def observation_space(self, agent: str) -> Any:
         return self._observation_space
 
+    @override
     def action_space(self, agent: str) -> Any:
         return self._action_space
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        """Begin an episode; with a seed in a new pool, because a pool takes its seeds only when it is made."""
         if seed is not None:
             self.pool.close()
             self.pool = self._pool([seed])
@@ -63,6 +67,7 @@ class EnvPoolEnv(ParallelEnv[str, Any, Any]):  # type: ignore[misc]  # PettingZo
         self.agents = [AGENT]
         return {AGENT: self._view(observations)}, {AGENT: {}}
 
+    @override
     def step(self, actions: dict[str, Any]) -> tuple[Any, Any, Any, Any, Any]:
         observations, rewards, terminated, truncated, infos = self.pool.step(np.asarray(actions[AGENT])[None])
         if terminated[0] or truncated[0]:
@@ -75,6 +80,7 @@ class EnvPoolEnv(ParallelEnv[str, Any, Any]):  # type: ignore[misc]  # PettingZo
         """Return the copies that one pool steps together."""
         return PoolBatch(self._pool, copies, groups, signals)
 
+    @override
     def close(self) -> None:
         self.pool.close()
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import gymnasium
 from pettingzoo import ParallelEnv
+from typing_extensions import override
 
 from marl_ray.errors import MarlRayError, one_line
 
@@ -23,12 +24,15 @@ class SingleAgentEnv(ParallelEnv[str, Any, Any]):  # type: ignore[misc]  # Petti
         self.possible_agents = [AGENT]
         self.agents: list[str] = []
 
+    @override
     def observation_space(self, agent: str) -> gymnasium.Space[Any]:
         return self.env.observation_space
 
+    @override
     def action_space(self, agent: str) -> gymnasium.Space[Any]:
         return self.env.action_space
 
+    @override
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -36,6 +40,7 @@ class SingleAgentEnv(ParallelEnv[str, Any, Any]):  # type: ignore[misc]  # Petti
         self.agents = [AGENT]
         return {AGENT: observation}, {AGENT: info}
 
+    @override
     def step(
         self, actions: dict[str, object]
     ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
@@ -50,9 +55,11 @@ class SingleAgentEnv(ParallelEnv[str, Any, Any]):  # type: ignore[misc]  # Petti
             {AGENT: info},
         )
 
+    @override
     def render(self) -> object:
         return self.env.render()
 
+    @override
     def close(self) -> None:
         self.env.close()
 

@@ -6,15 +6,16 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
+from typing_extensions import override
 
-from marl_ray.envs.batch import BatchStep, EpisodeMetrics, group_positions
+from marl_ray.envs.batch import BatchStep, EnvBatch, EpisodeMetrics, group_positions
 from marl_ray.envs.flat_dicts import flat_rows, flat_space
 from marl_ray.errors import MarlRayError
 
 Seeds = Sequence[int | None]
 
 
-class VectorBatch:
+class VectorBatch(EnvBatch):
     """`EnvBatch` of a Gymnasium `VectorEnv` whose `autoreset_mode` is `DISABLED`, and whose agent is the only one.
 
     An own environment returns it from `batch(copies, groups, signals)`. Copies that ended are reset together, at the next
@@ -46,11 +47,13 @@ class VectorBatch:
         self.waiting: dict[int, int] = {}
         """Copy -> seed of the episode that it begins at the next observation or step."""
 
+    @override
     def reset(self, copy: int, seed: int) -> None:
         self.waiting[copy] = seed
         self.reports[copy] = EpisodeMetrics()
         self.alive[copy] = True
 
+    @override
     def step(self, actions: Sequence[np.ndarray]) -> BatchStep:
         self._begin(idle=~self.alive[:, 0])
         step = BatchStep.zeros(len(self.alive), 1, self.signals)
@@ -68,6 +71,7 @@ class VectorBatch:
         self._permit(infos, playing)
         return step
 
+    @override
     def observe(self, rows: Sequence[np.ndarray], copies: Sequence[int] | None = None) -> None:
         self._begin()
         numbers = range(len(self.alive)) if copies is None else copies
@@ -81,6 +85,7 @@ class VectorBatch:
     def metrics(self, copy: int) -> dict[str, float]:
         return self.reports[copy].means()
 
+    @override
     def close(self) -> None:
         self.vector.close()
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
+from typing_extensions import override
 
 from marl_ray.envs.arrays import ArrayBatch
 from marl_ray.errors import MarlRayError
@@ -82,9 +83,11 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         self._action_spaces = {agent: spaces.Discrete(len(EFFORTS)) for agent in self.possible_agents}
         self._random = np.random.default_rng()
 
+    @override
     def observation_space(self, agent: str) -> spaces.Box[Any]:
         return self._observation_spaces[agent]
 
+    @override
     def action_space(self, agent: str) -> spaces.Discrete[Any]:
         return self._action_spaces[agent]
 

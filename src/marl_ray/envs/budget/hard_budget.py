@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 from pettingzoo.utils import BaseParallelWrapper
+from typing_extensions import override
 
 from marl_ray.errors import MarlRayError
 
@@ -60,6 +61,7 @@ class HardBudget(BaseParallelWrapper[str, Any, Any]):  # type: ignore[misc]  # P
         self._allowed: dict[str, np.ndarray] = {}
         self._cheapest: dict[str, int] = {}
 
+    @override
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         return self._wider[agent]
 

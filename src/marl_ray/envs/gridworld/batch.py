@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from typing_extensions import override
 
 from marl_ray.config.run.sections import EnvConfig
-from marl_ray.envs.batch import BatchStep, group_positions
+from marl_ray.envs.batch import BatchStep, EnvBatch, group_positions
 from marl_ray.envs.gridworld.moves import DONE, DRAWN_STEPS, X, Y, observe, play, price_action
 from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from pettingzoo import ParallelEnv
 
 
-class GridworldBatch:
+class GridworldBatch(EnvBatch):
     """`EnvBatch` of a MultiGrid id.
 
     Each copy's `World` draws its layouts and plays the steps that use objects (a key, ball or box taken or dropped, a
@@ -43,17 +44,20 @@ class GridworldBatch:
         for c, copy in enumerate(self.envs):
             copy.world.bind(self.grids[c], self.states[c], self.ended[c], self.draws[c])
 
+    @override
     def reset(self, copy: int, seed: int) -> None:
         env = self.envs[copy]
         env.begin(seed)
         self.times[copy], self.missions[copy] = 0, env.world.mission_index
         self.alive[copy] = self.observed[copy] = True
 
+    @override
     def step(self, actions: Sequence[np.ndarray]) -> BatchStep:
         for members, group_actions in zip(self.members, actions, strict=True):
             self.moves[:, members] = group_actions
         return self._play(self.all)
 
+    @override
     def replay(self, copy: int, seed: int, actions: Sequence[Sequence[np.ndarray]]) -> None:
         self.reset(copy, seed)
         for choices in actions:
@@ -61,6 +65,7 @@ class GridworldBatch:
                 self.moves[copy, members] = group_actions
             self._play(self.all[copy : copy + 1])
 
+    @override
     def observe(self, rows: Sequence[np.ndarray], copies: Sequence[int] | None = None) -> None:
         numbers = self.all if copies is None else np.asarray(copies, np.int64)
         state = self.grids, self.states, self.observed, self.ended, self.missions
@@ -71,6 +76,7 @@ class GridworldBatch:
         """Return an empty dict, because a gridworld reports no numbers of its own."""
         return {}
 
+    @override
     def close(self) -> None:
         for env in self.envs:
             env.close()

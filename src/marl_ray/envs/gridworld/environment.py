@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
+from typing_extensions import override
 
 from marl_ray.config.run.sections import CostConfig
 from marl_ray.envs.gridworld.moves import (
@@ -145,6 +146,7 @@ class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
             self.varies = not lasting or self.np_random.bit_generator.state != before
             self.start = None if self.varies else self.rows.copy()
 
+    @override
     def place_obj(self, *args: object, max_tries: float = MAX_TRIES, **kwargs: object) -> tuple[int, int]:
         x, y = super().place_obj(*args, max_tries=min(max_tries, MAX_TRIES), **kwargs)
         return x, y
@@ -158,6 +160,7 @@ class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
         observe(FIRST_COPY, *state, np.arange(count), agent.view_size, bool(agent.see_through_walls), rows[None])
         return rows
 
+    @override
     def get_full_render(self, *args: object) -> np.ndarray:
         self.__dict__["gen_obs"] = super().gen_obs  # drawing wants the package's dictionaries
         try:
@@ -247,9 +250,11 @@ class Gridworld(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         self._observation_spaces = {agent: spaces.MultiDiscrete(nvec, dtype=np.int8) for agent in agents}
         self._action_spaces = {agent: spaces.Discrete(len(Action)) for agent in agents}
 
+    @override
     def observation_space(self, agent: str) -> spaces.MultiDiscrete[Any]:
         return self._observation_spaces[agent]
 
+    @override
     def action_space(self, agent: str) -> spaces.Discrete:
         return self._action_spaces[agent]
 
@@ -306,6 +311,7 @@ class Gridworld(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         """Return a (height, width, 3) uint8 picture with `render_mode: rgb_array`, else None."""
         return self.world.render() if self.render_mode else None
 
+    @override
     def close(self) -> None:
         self.world.close()
 

@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 from pettingzoo import AECEnv
+from typing_extensions import override
 
 from marl_ray.errors import MarlRayError
 from marl_ray.rewards.reward_protocol import ChosenReward, make_reward
@@ -35,9 +36,11 @@ class AnyText(spaces.Text):
     def __init__(self) -> None:
         super().__init__(MAX_TEXT_LENGTH, min_length=0, charset=_PRINTABLE)
 
+    @override
     def contains(self, x: object) -> bool:
         return isinstance(x, str) and len(x) <= self.max_length
 
+    @override
     def sample(self, mask: Any = None, probability: Any = None) -> str:
         if mask is None and probability is None:
             mask = int(self.np_random.integers(_MAX_SAMPLE_LENGTH + 1)), None
@@ -57,11 +60,16 @@ class Task(Protocol):
     """The task of an episode."""
 
     @property
-    def task_id(self) -> str: ...
+    def task_id(self) -> str:
+        """The task's name in transcripts and curricula."""
+
     @property
-    def prompt(self) -> str: ...
+    def prompt(self) -> str:
+        """The task in words, as the agents read it."""
+
     @property
-    def level(self) -> float: ...
+    def level(self) -> float:
+        """A number that is lower for easier tasks: the curriculum `easiest_first` orders tasks by it."""
 
 
 T = TypeVar("T", bound=Task)
@@ -156,9 +164,11 @@ class TextEnv(AECEnv[str, str, str], ABC):  # type: ignore[misc]  # PettingZoo h
         )
         return tasks[number]
 
+    @override
     def observation_space(self, agent: str) -> spaces.Space[str]:
         return self._spaces[agent]
 
+    @override
     def action_space(self, agent: str) -> spaces.Space[str]:
         return self._spaces[agent]
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Literal
 
 import numpy as np
+from typing_extensions import override
 
 from marl_ray.envs.text.base import Demonstration, TextEnv, check_template, find_tasks
 from marl_ray.envs.text.code_tests import NO_CODE, ProgramScore, check, prompt_text
@@ -104,11 +105,13 @@ class CodeTeam(TextEnv):
         self.review_prompt = check_template("review_prompt", review_prompt, PROMPT_FIELDS[:4])
         self.repair_prompt = check_template("repair_prompt", repair_prompt, PROMPT_FIELDS)
 
+    @override
     def begin(self) -> None:
         self._code, self.checked, self._first = "", ProgramScore(0.0, 0.0, NO_CODE, 0, 0.0), 0.0
         self._programs = 0
         self.ask(GENERATOR, self._filled(self.prompt))
 
+    @override
     def act(self, agent: str, text: str) -> None:
         if agent == REVIEWER:
             self.ask(GENERATOR, self._filled(self.repair_prompt, text))

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from functools import partial
 
+from typing_extensions import override
+
 from marl_ray.envs.text.base import Demonstration, TextEnv, check_template, find_tasks, task_index
 from marl_ray.envs.text.synthetic import arithmetic
 from marl_ray.envs.text.tasks import MathTask, read_math
@@ -55,9 +57,11 @@ class MathTasks(TextEnv):
         self._train = train
         self.template, self.tolerance = check_template("prompt", prompt, ["task"]), tolerance
 
+    @override
     def begin(self) -> None:
         self.ask(SOLVER, self._prompt(self.task))
 
+    @override
     def act(self, agent: str, text: str) -> None:
         right = math_reward(text, self.task.answer, self.tolerance)
         self.finish(right == 1.0, self.pay(text, {"pass": right}))

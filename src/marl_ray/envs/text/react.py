@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from typing_extensions import override
+
 from marl_ray.agents import react_format
 from marl_ray.agents.calls import parse_call
 from marl_ray.agents.made_up_country import QUESTION_KINDS, CountryQuestion, QuestionStep, questions
@@ -92,11 +94,13 @@ class React(TextEnv):
                 f"for that and an observation of {observation_limit}"
             )
 
+    @override
     def begin(self) -> None:
         self._past: list[ReactTurn] = []
         self._calls = self._problems = 0
         self._ask()
 
+    @override
     def act(self, agent: str, text: str) -> None:
         response, result = self._respond(text, self._calls)
         ran = bool(result.tool) and not result.ends

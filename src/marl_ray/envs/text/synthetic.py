@@ -35,10 +35,8 @@ def arithmetic(count: int, levels: tuple[int, ...], split: str, seed: int = 0) -
     Levels: 1 one digit, + and -; 2 two digits; 3 products of one digit and of one by two digits; 4 three terms of one or
     two digits; 5 three digits. Fewer tasks where a level has no more. ValueError for a level that is none of these.
     """
-    return tuple(
-        MathTask(prompt, prompt, str(answer), level=level)
-        for level, (prompt, answer) in _distinct(count, levels, split, seed, _sum, 5)
-    )
+    sums = _distinct(count, levels, split, seed, _sum, 5)
+    return tuple(MathTask(prompt, prompt, str(answer), level=level) for level, (prompt, answer) in sums)
 
 
 @lru_cache(maxsize=8)
@@ -244,10 +242,12 @@ class SyntheticProgramTask:
 
     @property
     def task_id(self) -> str:
+        """The prompt, which no other task has."""
         return self.prompt
 
     @property
     def code(self) -> CodeTask:
+        """The tests, which are made at the first use and kept for the tasks that were used last."""
         return _code(self.prompt, self.kind, self.body)
 
 

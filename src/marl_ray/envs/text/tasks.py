@@ -79,7 +79,8 @@ class ProgramTask(Task, Protocol):
     """A program to write."""
 
     @property
-    def code(self) -> CodeTask: ...
+    def code(self) -> CodeTask:
+        """The public and the hidden tests, and the name of the function that they call."""
 
 
 @dataclass(frozen=True)

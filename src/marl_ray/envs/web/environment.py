@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn, Self
 
+from typing_extensions import override
+
 from marl_ray.envs.text.base import Task, TextEnv
 from marl_ray.envs.web.browser.accessibility import PageView
 from marl_ray.envs.web.browser.action_text import WebAction, parse_web_action
@@ -112,6 +114,7 @@ class BrowserEnv(TextEnv):
         """Return the file with the cookies with which the episode begins."""
         return None
 
+    @override
     def begin(self) -> None:
         session = self.session
         if session is not None and (self._running or not self.keeps_context(session)):

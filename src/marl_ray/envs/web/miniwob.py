@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from marl_ray.envs.web.browser.session import BrowserSession, hosts_of
 from marl_ray.envs.web.environment import BrowserEnv
 from marl_ray.envs.web.options import BrowserOptions
@@ -100,9 +102,11 @@ class MiniWob(BrowserEnv):
         # A page of MiniWoB stores nothing, so that a context hands no more on than the page itself.
         return self.keep_pages and not session.broken and session.chromium.connected and session.tabs == 1
 
+    @override
     def intent(self) -> str:
         return self._intent or str(self.task.page)
 
+    @override
     async def open_task(self, session: BrowserSession) -> None:
         self._intent = ""
         address = f"{self.url}/miniwob/{self.task.page}.html"
@@ -115,10 +119,12 @@ class MiniWob(BrowserEnv):
         text = intent.get("utterance", "") if isinstance(intent, dict) else intent
         self._intent = " ".join(str(text).split())
 
+    @override
     async def page_score(self, session: BrowserSession) -> float | None:
         reward = await session.page.evaluate(_SCORE_SCRIPT)
         return None if reward is None else min(1.0, max(0.0, float(reward)))
 
+    @override
     async def score(self, session: BrowserSession, answer: str) -> float:
         return await self.page_score(session) or 0.0
 

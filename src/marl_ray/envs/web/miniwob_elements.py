@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
+from typing_extensions import override
 
 from marl_ray.envs.web.elements import PageRow, action_count, page_row, row_size
 from marl_ray.envs.web.environment import BrowserEnv
@@ -41,9 +42,11 @@ class MiniWobElements(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc] 
         self._observations = spaces.Box(0.0, 1.0, (row_size(elements),), np.float32)
         self._actions = spaces.Discrete(action_count(elements))
 
+    @override
     def observation_space(self, agent: str) -> spaces.Box[Any]:
         return self._observations
 
+    @override
     def action_space(self, agent: str) -> spaces.Discrete[Any]:
         return self._actions
 
@@ -72,6 +75,7 @@ class MiniWobElements(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc] 
         reward = float(self.browser.rewards[agent])
         return {agent: row.values}, {agent: reward}, {agent: over}, {agent: False}, {agent: infos}
 
+    @override
     def close(self) -> None:
         self.browser.close()
 

@@ -45,7 +45,7 @@ class CompiledPlay:
         """
         self.envs, self.steps, self.cut = envs, len(noise[0]), cut
         masks = np.empty((0, 0, 0), bool) if envs.masks is None else envs.masks
-        step = BatchStep.zeros(*envs.alive.shape, envs.signals)
+        step = BatchStep.zeros(len(envs.alive), len(envs.agents), envs.signals)
         playing = np.zeros(len(envs.alive), bool)
         arrays = envs.states, envs.alive, envs.observed, envs.moves, masks, envs.counts, step, playing
         self.world = WorldArrays(*arrays, *counts)
@@ -148,7 +148,7 @@ def _entry(
 
 def _environment_types(envs: ArrayBatch) -> list[types.Type] | None:
     """Return the types of `play`, `observe`, `allow` and `parameters` as the loop takes them; None if it cannot."""
-    step = BatchStep.zeros(*envs.alive.shape, envs.signals)
+    step = BatchStep.zeros(len(envs.alive), len(envs.agents), envs.signals)
     numbers, rows, parameters = np.empty(0, np.int64), np.empty((0, 0, 0), np.float32), envs.parameters
     try:
         of_parameters = numba.typeof(parameters)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from typing_extensions import override
+
 from marl_ray.envs.text.base import TextEnv
 from marl_ray.envs.web.browser.action_text import quoted_action
 from marl_ray.envs.web.browser.errors import BrowserError
@@ -103,6 +105,7 @@ class BrowserGym(TextEnv):
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         raise TypeError("an episode in a browser cannot be copied")
 
+    @override
     def begin(self) -> None:
         self._begun, self._problems, self._fault = time.monotonic(), 0, ""
         self._history: list[str] = []
@@ -118,6 +121,7 @@ class BrowserGym(TextEnv):
             self._process, self._fault = None, str(error)
         self._ask(page)
 
+    @override
     def act(self, agent: str, text: str) -> None:
         begun = time.monotonic()
         action = quoted_action(text)

@@ -4,6 +4,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from typing_extensions import override
+
 from marl_ray.envs.web.browser.session import BrowserSession, hosts_of
 from marl_ray.envs.web.environment import BrowserEnv
 from marl_ray.envs.web.options import BrowserOptions
@@ -93,6 +95,7 @@ class WebArena(BrowserEnv):
             check_scored(task)
         return placed
 
+    @override
     def storage(self) -> str | None:
         if self.login is None or not self.task.login:
             return None
@@ -101,6 +104,7 @@ class WebArena(BrowserEnv):
             raise MarlRayError(f"login: expected the file {path}, which task {self.task.task_id} needs")
         return path
 
+    @override
     async def open_task(self, session: BrowserSession) -> None:
         for number, url in enumerate(self.task.start_urls):
             if number:
@@ -109,6 +113,7 @@ class WebArena(BrowserEnv):
         session.tab = 0
         await session.settle()
 
+    @override
     async def score(self, session: BrowserSession, answer: str) -> float:
         return await task_score(session, self.task, answer, self.judge, self.sites)
 

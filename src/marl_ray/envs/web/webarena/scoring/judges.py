@@ -4,6 +4,8 @@ import re
 from collections.abc import Callable
 from typing import Protocol
 
+from typing_extensions import override
+
 _WORD = re.compile(r"\d+(?:[.,:]\d+)*|[^\W\d_]+")
 _LITTLE_WORDS = {*"a an and are as at be by for from in is it of on or than that the this to was were with".split()}  # noqa: SIM905
 _MIN_SHARED_WORDS = 0.75
@@ -13,17 +15,21 @@ _MIN_SHARED_WORDS = 0.75
 class FuzzyJudge(Protocol):
     """Compares texts by their meaning. Both methods return 1.0 for the same and 0.0 for another meaning."""
 
-    def same_answer(self, answer: str, reference: str, question: str) -> float: ...
-    def same_reason(self, reported: str, actual: str, question: str) -> float: ...
+    def same_answer(self, answer: str, reference: str, question: str) -> float:
+        """Compare an answer to the question of a task with the reference."""
+
+    def same_reason(self, reported: str, actual: str, question: str) -> float:
+        """Compare the reason that an agent reports for giving up a task with the actual one; `question` is the task."""
 
 
-class WordJudge:
+class WordJudge(FuzzyJudge):
     """Compares words, without a model: always the same verdict for the same texts.
 
     An answer means the same as a reference if it has all of its numbers and three quarters of its other words, without
     regard to case, order and little words. WebArena asks GPT-4, which is kinder to other wording.
     """
 
+    @override
     def same_answer(self, answer: str, reference: str, question: str) -> float:
         answer_words, reference_words = _content(answer), _content(reference)
         numbers = {word for word in reference_words if word[0].isdigit()}
@@ -32,11 +38,12 @@ class WordJudge:
             return float(answer.strip().casefold() == reference.strip().casefold())
         return float(numbers <= answer_words and len(names & answer_words) >= _MIN_SHARED_WORDS * len(names))
 
+    @override
     def same_reason(self, reported: str, actual: str, question: str) -> float:
         return self.same_answer(reported, actual, question)
 
 
-class PromptJudge:
+class PromptJudge(FuzzyJudge):
     """Asks a language model with WebArena's prompts, and reads its reply by WebArena's rules.
 
     reply: a function from a prompt to a model's reply. A reply with no verdict counts as another meaning; WebArena's own
@@ -46,6 +53,7 @@ class PromptJudge:
     def __init__(self, reply: Callable[[str], str]):
         self._reply = reply
 
+    @override
     def same_answer(self, answer: str, reference: str, question: str) -> float:
         prompt = (
             "Help a teacher to grade the answer of a student given a question. Keep in mind that the student may use "
@@ -59,6 +67,7 @@ class PromptJudge:
             return 0.0
         return float("correct" in reply)
 
+    @override
     def same_reason(self, reported: str, actual: str, question: str) -> float:
         prompt = (
             f"task: {question}\nactual unachievable reason: {actual}\nreported unachievable reason: {reported}\n"

@@ -48,6 +48,7 @@ class ShopProduct:
 
     @property
     def price(self) -> str:
+        """The price in dollars as the pages show it, such as `$12.05`."""
         return f"${self.cents // 100}.{self.cents % 100:02d}"
 
 
@@ -81,6 +82,7 @@ class SyntheticWorld:
 
     @property
     def forums(self) -> tuple[str, ...]:
+        """The names of the forums, which are the same in all worlds."""
         return _FORUMS
 
 
