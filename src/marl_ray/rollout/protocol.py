@@ -45,17 +45,27 @@ class BatchEpisode(Protocol):
     """
 
     @property
-    def start(self) -> int: ...
+    def start(self) -> int:
+        """Step at which it began. Every copy counts its steps since the run began; whole episodes begin at a batch's first."""
+
     @property
-    def copy(self) -> int: ...
+    def copy(self) -> int:
+        """Number of the environment copy that played it."""
+
     @property
     def episode_return(self) -> float: ...
     @property
-    def costs(self) -> tuple[float, ...]: ...
+    def costs(self) -> tuple[float, ...]:
+        """The sum of each cost signal over steps and agents."""
+
     @property
-    def length(self) -> int: ...
+    def length(self) -> int:
+        """Its number of environment steps."""
+
     @property
-    def decisions(self) -> dict[str, int]: ...
+    def decisions(self) -> dict[str, int]:
+        """Policy -> number of its decisions in the whole episode."""
+
     @property
     def metrics(self) -> dict[str, float]: ...
 
@@ -64,11 +74,16 @@ class CollectedBatch(Protocol):
     """A gathered batch; `Batch` and `TextBatch` explain the fields."""
 
     @property
-    def trajectories(self) -> dict[str, Trajectories]: ...
+    def trajectories(self) -> dict[str, Trajectories]:
+        """Policy -> its rows."""
+
     @property
-    def episodes(self) -> Sequence[BatchEpisode]: ...
+    def episodes(self) -> Sequence[BatchEpisode]:
+        """The episodes that ended in the batch."""
+
     @property
-    def steps(self) -> int: ...
+    def steps(self) -> int:
+        """Environment steps that were played for the batch."""
 
 
 class Gather(Protocol):

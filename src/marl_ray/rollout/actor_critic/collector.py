@@ -96,9 +96,7 @@ class Collector:
                 self._continue(c, (state or {}).get(str(number)))
 
     def state(self) -> dict[str, Any]:
-        """Return plain data from which other collectors, on any number of workers, continue bit for bit.
-
-        After a batch of whole episodes no play continues, so the data hold none."""
+        """Return plain data from which collectors of any number of workers continue bit for bit; none of whole episodes."""
         return self.snapshot()()
 
     def snapshot(self) -> Callable[[], dict[str, Any]]:
@@ -132,6 +130,7 @@ class Collector:
         return [] if self.plan.episodes else list(zip(self.starts.tolist(), self.lengths.tolist(), strict=True))
 
     def close(self) -> None:
+        """Close the environment copies."""
         self.envs.close()
 
     def collect(self, players: Mapping[str, Player], iteration: int) -> Batch:

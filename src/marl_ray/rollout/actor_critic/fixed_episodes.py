@@ -74,6 +74,7 @@ class EvaluationCopies:
         self.columns = {name: [order.index(agent) for agent in members] for name, members in agents.items()}
 
     def close(self) -> None:
+        """Close the environment copies."""
         self.envs.close()
 
     def play(self, players: Mapping[str, Player], starts: Sequence[FixedStart]) -> list[WholeEpisode]:

@@ -114,6 +114,7 @@ class TextCollector:
         return []
 
     def close(self) -> None:
+        """Close the environment copies."""
         for copy in self.copies:
             copy.env.close()
 
