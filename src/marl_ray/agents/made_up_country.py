@@ -62,6 +62,7 @@ class CountryQuestion:
 
     @property
     def level(self) -> float:
+        """The place of the question's kind in KINDS, of which later ones need more steps."""
         return float(QUESTION_KINDS.index(self.kind))
 
 

@@ -42,18 +42,21 @@ class YamlLoader(yaml.SafeLoader):
     """
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
+        """Return the value of a node. A value that Python refuses is a ConstructorError, which has its line."""
         try:
             return super().construct_object(node, deep)
         except ValueError as error:  # a date of the 13th month, a number of too many digits
             raise yaml.constructor.ConstructorError(None, None, one_line(error), node.start_mark) from error
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Return the next node of the text. One that is nested too deeply for Python is a ComposerError."""
         try:
             return super().compose_node(parent, index)
         except RecursionError:
             raise yaml.composer.ComposerError(None, None, "nested too deeply") from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
+        """Return the mapping of a node. A key that is given twice is a ConstructorError, which has its line."""
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)

@@ -123,6 +123,7 @@ class ExperimentRecord:
 
     @property
     def epoch(self) -> int:
+        """The epoch of the state, which grows with every change of it."""
         return self.state.epoch
 
     @property

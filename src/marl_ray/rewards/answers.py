@@ -19,6 +19,7 @@ class Solved:
     """Pays 1 where the environment says that the task is solved, by its metric `pass`."""
 
     def __call__(self, prompt: str, answer: str, task: Any, metrics: Mapping[str, float]) -> float:
+        """Return the environment's metric `pass` of the episode."""
         return metrics["pass"]
 
 
@@ -34,6 +35,7 @@ class MathAnswer:
         self.tolerance = tolerance
 
     def __call__(self, prompt: str, answer: str, task: Any) -> float:
+        """Return 1 if the final answer in a text is the one of `task.answer`, else 0."""
         return math_reward(answer, task.answer, self.tolerance)
 
 
@@ -43,6 +45,7 @@ class ShortAnswer:
     needs = ("answer",)
 
     def __call__(self, prompt: str, answer: str, task: Any) -> float:
+        """Return 1 if the answer is the one of `task.answer`, else 0."""
         return float(same_answer(answer, task.answer))
 
 
@@ -55,6 +58,7 @@ class ExactMatch:
         self.ignore_case = ignore_case
 
     def __call__(self, prompt: str, answer: str, task: Any) -> float:
+        """Return 1 if the answer is `task.answer` to the letter, but for spaces around it and, if so asked, case; else 0."""
         pair = answer.strip(), str(task.answer).strip()
         return float(pair[0] == pair[1] or (self.ignore_case and pair[0].casefold() == pair[1].casefold()))
 

@@ -195,6 +195,7 @@ class CodeTests:
         self.limits = limits_of_tests(timeout_s, memory_bytes)
 
     def __call__(self, prompt: str, answer: str, task: Any, metrics: Mapping[str, float]) -> float:
+        """Return the score of the program for `task.code`: parts for style and efficiency only if all hidden tests pass."""
         code: CodeTask = task.code
         hidden = metrics.get("hidden")
         if hidden is None:

@@ -39,7 +39,8 @@ class Reward(Protocol):
     ends the run.
     """
 
-    def __call__(self, prompt: str, answer: str, task: object) -> float | tuple[float, Mapping[str, float]]: ...
+    def __call__(self, prompt: str, answer: str, task: object) -> float | tuple[float, Mapping[str, float]]:
+        """Return what the answer is worth, or that and metrics of the reward's own."""
 
 
 @dataclass(frozen=True, eq=False)

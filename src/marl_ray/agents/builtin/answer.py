@@ -9,4 +9,5 @@ class FinalAnswer:
     bounded = True
 
     def __call__(self, answer: str) -> str:
+        """Return the answer, which the environment takes as the agent's last word."""
         return answer

@@ -83,6 +83,10 @@ class Serper:
         self._client = httpx.Client(headers={"X-API-KEY": key})
 
     def __call__(self, query: str, deadline: float) -> SearchResponse:
+        """Return the response to a query, from the cache if it has one, else from the service by `deadline`.
+
+        Raises ToolError for a service that refuses, answers late or is malformed; only good responses are stored.
+        """
         question = f"{self._url} {REQUESTED_RESULTS} {query}"
         stored = None if self._cache is None else self._cache.get(question)
         response = None if stored is None else _parsed_response(stored.encode())
@@ -196,6 +200,7 @@ class Corpus:
         return scores
 
     def __call__(self, query: str, deadline: float) -> SearchResponse:
+        """Return the best documents of this query, those without any of its words left out. The `deadline` is not read."""
         scores = self.scores(query)
         best = [i for i in np.argsort(-scores, kind="stable")[:REQUESTED_RESULTS].tolist() if scores[i] > 0]
         best_documents = (self._documents[i] for i in best)

@@ -28,6 +28,7 @@ class SearchCache:
             raise MarlRayError(f"cache: {path} cannot be opened as SQLite ({one_line(error)})") from error
 
     def get(self, key: str) -> str | None:
+        """Return the text of a key; None if it has none, or, with a line in the log, if the file cannot be read."""
         try:
             with self._lock:
                 row = self._base.execute("SELECT text FROM stored WHERE key = ?", (key,)).fetchone()
@@ -37,6 +38,7 @@ class SearchCache:
         return row[0] if row else None
 
     def put(self, key: str, text: str) -> None:
+        """Store a text, in place of an older one of its key. A file that cannot be written is logged, and not raised."""
         try:
             with self._lock, self._base:
                 # A replaced row gets a new rowid, one above the largest: rowids are the order of age.

@@ -31,10 +31,12 @@ class ValueNorm:
 
     @property
     def mean(self) -> float:
+        """The mean of the returns so far, in units of the return; 0 before the first."""
         return self.mean_sum / self.weight if self.weight else 0.0
 
     @property
     def std(self) -> float:
+        """The standard deviation of the returns so far, at least the root of VARIANCE_FLOOR; 1 before the first."""
         if not self.weight:
             return 1.0
         variance = self.square_sum / self.weight - self.mean**2

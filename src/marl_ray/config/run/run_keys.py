@@ -97,6 +97,7 @@ class RunKeys(Config):
 
     @property
     def env_copies_per_worker(self) -> int:
+        """Number of environment copies of one worker; `resources.workers` divides `train.env_copies`."""
         return self.train.env_copies // self.resources.workers
 
     @property
@@ -141,9 +142,11 @@ class RunKeys(Config):
         return self.train.env_copies * self.train.horizon
 
     def algorithm_of(self, policy: str) -> str:
+        """Return the name of a policy's algorithm: its own, or the run's."""
         return self.team[policy].algorithm or self.algorithm
 
     def spec_of(self, policy: str) -> AlgorithmSpec:
+        """Return the facts of a policy's algorithm."""
         return spec_of(self.algorithm_of(policy))
 
     def hyper_of(self, policy: str) -> HyperParameters:

@@ -71,6 +71,7 @@ class GuardrailConfig(Config):
 
     @property
     def is_binary(self) -> bool:
+        """True if the metric is 0 or 1 per unit, as `binary` says or its name and keys imply."""
         if self.binary is None:
             return self.name in BINARY_METRICS and self.bounds is None and self.winsorize is None
         return self.binary

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
+from typing_extensions import override
 
 from marl_ray.config import HyperParameters, RunConfig, spec_of
 from marl_ray.conformance.algorithm import truth
@@ -80,6 +81,7 @@ class Scripted(Categorical):
         super().__init__((2,), ())
         object.__setattr__(self, "script", script)
 
+    @override
     def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
         actions: np.ndarray = self.script.pop(0)  # type: ignore[attr-defined]
         return torch.from_numpy(actions).reshape(-1)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
+from typing_extensions import override
 
 from marl_ray.envs.text.base import TextEnv
 
@@ -62,10 +63,12 @@ class GameRules:
 
     @property
     def count(self) -> int:
+        """Number of agents, of all policies."""
         return self.policies * self.agents
 
     @property
     def names(self) -> list[str]:
+        """The names of the agents, policy by policy: each has the name of its policy and its number there."""
         return [f"{policy}_{k}" for policy in POLICY_NAMES[: self.policies] for k in range(self.agents)]
 
     def decides(self, agent: int, time: int) -> bool:
@@ -133,16 +136,20 @@ class TinyGame(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pett
         self._action_space = spaces.Discrete(2)
         self._rows = _observations(self.rules)
 
+    @override
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         return self._observation_space
 
+    @override
     def action_space(self, agent: str) -> spaces.Space[Any]:
         return self._action_space
 
+    @override
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self.state_number, self.agents = 0, list(self.possible_agents)
         return self._seen(), self._infos()
 
+    @override
     def step(self, actions: dict[str, int]) -> Any:
         moved = self.rules.move(self.state_number, tuple(int(actions[name]) for name in self.possible_agents))
         ended = moved.over and (self.rules.ends or self.state_number == 0)
@@ -186,10 +193,12 @@ class TinyTalk(TextEnv):
     def __init__(self, policies: int = 1, agents: int = 1, cost: Sequence[str] = ()):
         super().__init__(GameRules(policies, agents).names, cost=cost)
 
+    @override
     def begin(self) -> None:
         self.waiting_agents = list(self.possible_agents)
         self.ask(self.waiting_agents.pop(0), "?")
 
+    @override
     def act(self, agent: str, text: str) -> None:
         if self.waiting_agents:
             self.ask(self.waiting_agents.pop(0), "?")

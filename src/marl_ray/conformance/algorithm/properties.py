@@ -41,6 +41,7 @@ class Property(NamedTuple):
 
     @property
     def name(self) -> str:
+        """The property in words: the name of the function that checks it."""
         return self.check.__name__.replace("_", " ")
 
     @property

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib import resources
 
+from typing_extensions import override
+
 from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import (
@@ -88,6 +90,7 @@ class BigCodeBenchProblem(Problem):
     """Top-level modules that reference and tests import."""
 
     @property
+    @override
     def packages(self) -> frozenset[str]:
         return self.libraries - sys.stdlib_module_names
 

@@ -11,6 +11,8 @@ reads the same files (see `marl_ray.envs.text.tasks`).
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.envs.text.tasks import CodeRecord, code_task
 from marl_ray.evaluation.benchmarks.base import (
@@ -41,6 +43,7 @@ class OwnProblem(Problem):
     task: CodeTask
 
     @property
+    @override
     def modes(self) -> tuple[Mode, ...]:
         return ("hardened",)
 

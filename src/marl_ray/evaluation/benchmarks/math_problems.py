@@ -9,6 +9,8 @@ An answer is right where `marl_ray.rewards.math_reward` pays for it; nothing tha
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.envs.text.tasks import MathRecord
 from marl_ray.evaluation.benchmarks.base import (
@@ -31,6 +33,7 @@ class MathProblem(Problem):
     answer: str
 
     @property
+    @override
     def modes(self) -> tuple[Mode, ...]:
         return ("hardened",)
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from typing_extensions import override
+
 from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import (
@@ -81,6 +83,7 @@ class MbppProblem(Problem):
     tests: tuple[str, ...]
 
     @property
+    @override
     def modes(self) -> tuple[Mode, ...]:
         return ("official",) if self.number in UNSPLIT_TASKS else ("official", "hardened")
 

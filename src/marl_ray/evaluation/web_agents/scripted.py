@@ -4,19 +4,20 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
+from typing_extensions import override
 
 from marl_ray.envs.web.webarena.environment import SPLIT_SEEDS, WORLD_SEED
 from marl_ray.envs.web.webarena.site_pack.expert import expert_action
 from marl_ray.envs.web.webarena.site_pack.synthetic_tasks import Plan, synthetic_tasks
 from marl_ray.errors import FieldError, MarlRayError
-from marl_ray.evaluation.web_agents.base import WebAnswer, WebTurn
+from marl_ray.evaluation.web_agents.base import WebAgent, WebAnswer, WebTurn
 from marl_ray.json_types import JsonMapping
 from marl_ray.rollout.rng import task_number
 
 _ACTED_ON = ("button", "link", "textbox", "checkbox", "radio", "tab", "option", "combobox", "searchbox")
 
 
-class RandomAgent:
+class RandomAgent(WebAgent):
     """Clicks elements and types words of the task into them, each as likely.
 
     One action in ten goes back or stops.
@@ -25,9 +26,11 @@ class RandomAgent:
     def __init__(self, seed: int):
         self.seed = seed
 
+    @override
     def manifest(self) -> JsonMapping:
         return {"agent": f"actions by chance, seed {self.seed}"}
 
+    @override
     def act(self, turns: Sequence[WebTurn]) -> list[WebAnswer]:
         return [WebAnswer(self._action(turn)) for turn in turns]
 
@@ -42,16 +45,18 @@ class RandomAgent:
         return str(rng.choice([f"click [{element}]", f"type [{element}] [{rng.choice(words)}] [0]"]))
 
 
-class ExpertAgent:
+class ExpertAgent(WebAgent):
     """Does the synthetic tasks of `marl_ray.envs.web.webarena.site_pack` by their plans."""
 
     def __init__(self) -> None:
         made = [task for seed in SPLIT_SEEDS.values() for task in synthetic_tasks(WORLD_SEED, seed)]
         self._plans: dict[str, Plan] = {task.record.intent: task.plan for task in made}
 
+    @override
     def manifest(self) -> JsonMapping:
         return {"agent": "the scripted expert"}
 
+    @override
     def act(self, turns: Sequence[WebTurn]) -> list[WebAnswer]:
         return [WebAnswer(self._action(turn)) for turn in turns]
 

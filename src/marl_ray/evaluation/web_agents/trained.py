@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 import numpy as np
+from typing_extensions import override
 
 from marl_ray.envs.web.elements import action_count, row_size
 from marl_ray.envs.web.miniwob_elements import DEFAULT_ELEMENTS, ElementReader
 from marl_ray.errors import FieldError
-from marl_ray.evaluation.web_agents.base import WebAnswer, WebTurn
+from marl_ray.evaluation.web_agents.base import WebAgent, WebAnswer, WebTurn
 from marl_ray.evaluation.web_agents.scripted import turn_random
 from marl_ray.evaluation.writing.authors import SamplingOverrides, WriterPolicies, generation_of
 from marl_ray.json_types import JsonMapping
@@ -17,7 +18,7 @@ from marl_ray.policies.prompting.prompts import PromptTooLongError, fit_prompt
 from marl_ray.rollout.rng import EVALUATION_STREAMS, response_stream, task_number
 
 
-class LanguageAgent:
+class LanguageAgent(WebAgent):
     """A language model that reads the text of each turn and writes an action."""
 
     def __init__(self, authors: WriterPolicies, agent: str, overrides: SamplingOverrides, seed: int, greedy: bool):
@@ -30,6 +31,7 @@ class LanguageAgent:
         self.generation = generation_of(self.policy, overrides)
         self.engine = authors.engine(name)
 
+    @override
     def manifest(self) -> JsonMapping:
         drawn = "greedy" if self.greedy else f"temperature {self.generation.temperature:g}, seed {self.seed}"
         return {
@@ -62,7 +64,7 @@ class LanguageAgent:
         return answers
 
 
-class ElementAgent:
+class ElementAgent(WebAgent):
     """An actor-critic that was trained on `miniwob_elements`: it chooses an element of the page."""
 
     def __init__(self, bundle: Bundle, agent: str, seed: int, greedy: bool):
@@ -78,11 +80,13 @@ class ElementAgent:
             )
         self._readers: dict[int, ElementReader] = {}
 
+    @override
     def manifest(self) -> JsonMapping:
         drawn = "greedy" if self.greedy else f"seed {self.seed}"
         about = {"bundle": self.digest, "seed": self.seed, "greedy": self.greedy}
         return {"agent": f"an actor-critic of bundle {self.digest[:12]}, {drawn}", **about}
 
+    @override
     def act(self, turns: Sequence[WebTurn]) -> list[WebAnswer]:
         for turn in turns:
             if turn.number == 0:

@@ -20,11 +20,16 @@ class Author(Protocol):
     """The parts of a `TokenPolicy` that a writer reads itself; its weights are the engine's matter."""
 
     @property
-    def tokenizer(self) -> Tokenizer: ...
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of transformers, by which prompts are encoded and responses decoded."""
+
     @property
-    def config(self) -> ModelConfig: ...
+    def config(self) -> ModelConfig:
+        """The config of the model, which names its chat template and its context."""
+
     @property
-    def generation(self) -> GenerationConfig: ...
+    def generation(self) -> GenerationConfig:
+        """The options by which its responses are sampled."""
 
 
 @dataclass(frozen=True)

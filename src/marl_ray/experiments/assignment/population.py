@@ -21,6 +21,7 @@ class Population:
 
     @property
     def is_everyone(self) -> bool:
+        """True if every unit is in the population."""
         return self.share >= 1 and not self.required_attributes
 
     def may_include(self, salt: str, unit: str) -> bool:

@@ -57,6 +57,7 @@ class Totals:
     """Values that judged units reported within their windows."""
 
     def add(self, more: "Totals") -> None:
+        """Add the sums over other units to these, in place."""
         for exposed, n in more.exposures.items():
             self.exposures[exposed] = self.exposures.get(exposed, 0) + n
         for judged, n in more.judged.items():

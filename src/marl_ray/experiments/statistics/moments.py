@@ -16,6 +16,7 @@ class Moments(NamedTuple):
     high: float = -math.inf
 
     def summary(self) -> Summary:
+        """Return number, mean and unbiased variance (0 for a single value); NO_OUTCOME for no values."""
         if not self.n:
             return NO_OUTCOME
         return Summary(self.n, self.mean, self.squares / (self.n - 1) if self.n > 1 else 0.0)

@@ -73,6 +73,10 @@ class Changes:
     corrections: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, report: Report) -> RecordedReport | MarlRayError:
+        """Take the values of one report into the known ones, and return the report as it is recorded.
+
+        Returns an error, after changing nothing, for a unit without an exposure and for values that are refused.
+        """
         if report.unit not in self.units:
             return UnknownUnitError(f"session_id: {report.unit!r} has no exposure in experiment {self.experiment!r}")
         try:

@@ -107,6 +107,7 @@ class LLMJudge:
         self._client = None if offline else judge_client(settings)
 
     def __call__(self, prompt: str, answer: str, task: Any) -> tuple[float, dict[str, float]]:
+        """Return the share of the highest grade, and metrics of the request, such as its cost."""
         texts = str(task.prompt), str(getattr(task, "answer", "")), answer
         if self._client is None:
             grade, cost, cached = grade_of(offline_reply(self.scale, *texts), self.scale), 0.0, False

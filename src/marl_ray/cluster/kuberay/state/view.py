@@ -31,6 +31,7 @@ class View:
 
     @property
     def status(self) -> Object:
+        """The status of the resource as Kubernetes holds it; empty while there is none."""
         return self.resource.get("status") or {} if self.resource is not None else {}
 
     @property

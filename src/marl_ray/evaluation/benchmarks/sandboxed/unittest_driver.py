@@ -45,11 +45,13 @@ class ClosedStream(io.StringIO):
     """A text stream that discards everything written and has nothing to read."""
 
     def read(self, *args: object, **kwargs: object) -> str:
+        """Raise OSError, as `readline` and `readlines` do."""
         raise OSError
 
     readline = readlines = read  # type: ignore[assignment]
 
     def readable(self) -> bool:
+        """Return False."""
         return False
 
 
