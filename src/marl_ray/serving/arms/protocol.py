@@ -138,9 +138,11 @@ class TextArm(Protocol):
     """
 
     @property
-    def bundle(self) -> "TokenBundle | ExternalModel": ...
+    def bundle(self) -> "TokenBundle | ExternalModel":
+        """The bundle whose policies write, or the external model."""
 
-    def write(self, request: TextRequest) -> Reply: ...
+    def write(self, request: TextRequest) -> Reply:
+        """Begin a response on the event loop, and return it at once; waiting and errors come with its first chunk."""
 
     def close(self) -> None:
         """Release what the arm holds in this process; responses under way fail. From any thread."""
@@ -166,9 +168,11 @@ class Arm(Protocol):
 
     bundle: Bundle
 
-    def act(
-        self, observations: ArraysByAgent, greedy: bool, masks: ArraysByAgent | None = None
-    ) -> Awaitable[Answer]: ...
+    def act(self, observations: ArraysByAgent, greedy: bool, masks: ArraysByAgent | None = None) -> Awaitable[Answer]:
+        """Return the actions and log-probabilities of one request.
+
+        `masks` has the allowed actions of those agents that gave any. Raises ArmError if the arm fails.
+        """
 
     def close(self) -> None:
         """Release what the arm holds in this process; requests under way are still answered. From any thread."""

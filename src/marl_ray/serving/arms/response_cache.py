@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from typing_extensions import override
 
 from marl_ray.config import CacheConfig
 from marl_ray.errors import MarlRayError, install_hint, one_line
@@ -32,11 +33,14 @@ _log = logging.getLogger(__name__)
 class ResponseCache(Protocol):
     """Answers by key. A key that was put may be missing at any time."""
 
-    async def get(self, key: bytes) -> bytes | None: ...
+    async def get(self, key: bytes) -> bytes | None:
+        """Return the answer of a key, or None; raises nothing."""
 
-    async def put(self, key: bytes, value: bytes) -> None: ...
+    async def put(self, key: bytes, value: bytes) -> None:
+        """Store an answer under a key for the configured time to live; raises nothing."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Release what the cache holds in this process; raises nothing."""
 
 
 def make_cache(config: CacheConfig | None) -> ResponseCache | None:
@@ -67,7 +71,7 @@ def _sort_agents(arrays: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray
     return [(agent, arrays[agent]) for agent in sorted(arrays)]
 
 
-class MemoryCache:
+class MemoryCache(ResponseCache):
     """The replica's own cache: it drops the least recently used answer first, and each answer after its time to live."""
 
     def __init__(self, config: CacheConfig, clock: Callable[[], float] = time.monotonic):
@@ -76,6 +80,7 @@ class MemoryCache:
         self._clock = clock
         self._entries: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()  # the most recently used last
 
+    @override
     async def get(self, key: bytes) -> bytes | None:
         entry = self._entries.get(key)
         if entry is None:
@@ -87,17 +92,19 @@ class MemoryCache:
         self._entries.move_to_end(key)
         return value
 
+    @override
     async def put(self, key: bytes, value: bytes) -> None:
         self._entries[key] = self._clock() + self._config.ttl_s, value
         self._entries.move_to_end(key)
         if len(self._entries) > self._config.entries:
             self._entries.popitem(last=False)
 
+    @override
     async def close(self) -> None:
         self._entries.clear()
 
 
-class RedisCache:
+class RedisCache(ResponseCache):
     """The cache that all replicas share.
 
     If Redis is away, slow or wrong, the cache is empty and logs one line; it raises nothing.
@@ -114,6 +121,7 @@ class RedisCache:
         self.under_way = 0
         """Number of requests to Redis that have not been answered yet."""
 
+    @override
     async def get(self, key: bytes) -> bytes | None:
         stored: bytes | None = await self._ask(lambda: self._redis.get(KEY_PREFIX + key))
         return stored
@@ -122,6 +130,7 @@ class RedisCache:
         """Store an answer in at most the deadline, as `get` does; the caller need not wait for it."""
         await self._ask(lambda: self._redis.set(KEY_PREFIX + key, value, px=self._ttl_ms))
 
+    @override
     async def close(self) -> None:
         try:
             async with asyncio.timeout(PAUSE_S):

@@ -59,6 +59,7 @@ class StoreFollower:
                 thread.start()
 
     def close(self) -> None:
+        """End the threads; one that waits for the database is left after CLOSE_S seconds, and ends with the process."""
         self._closing.set()
         for thread in self._threads:
             thread.join(CLOSE_S)

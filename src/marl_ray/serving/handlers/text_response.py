@@ -101,10 +101,12 @@ class TextResponseWriter:
 
     @property
     def head(self) -> dict[str, object]:
+        """The fields of the answer that say which experiment and which arm wrote it."""
         return self._session_arm.head(self._assignment, self._arm)
 
     @property
     def headers(self) -> Headers:
+        """The same facts as HTTP headers, complete once the response has begun."""
         session_arm = self._session_arm
         named = {
             "x-experiment": session_arm.router.config.name,

@@ -48,6 +48,7 @@ class RequestError(MarlRayError):
             self.headers = ((b"retry-after", str(math.ceil(retry_after_s)).encode()),)
 
     def body(self) -> bytes:
+        """Return the JSON of the refusal, in bytes."""
         return orjson.dumps({"error": {"field": self.field, "message": str(self)}})
 
 

@@ -31,10 +31,12 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, seconds: float) -> None:
+        """Count one duration. On one thread alone: the counts have no lock."""
         self.counts[bisect_left(LATENCY_BUCKETS_S, seconds)] += 1
         self.total += seconds
 
     def add_to(self, family: HistogramMetricFamily, labels: list[str]) -> None:
+        """Add the counts so far to a family of Prometheus, under these values of its labels."""
         buckets = zip(_BOUNDS, map(float, accumulate(self.counts)), strict=True)
         family.add_metric(labels, list(buckets), self.total)
 

@@ -61,6 +61,7 @@ class Measure:
 
     @property
     def higher(self) -> bool:
+        """True if greater values are better."""
         return self.better == "higher"
 
     @property

@@ -54,6 +54,7 @@ class Webhook:
         self._thread = threading.Thread(target=self._run, name="webhook", daemon=True)
 
     def start(self) -> None:
+        """Start the thread that delivers; once only."""
         self._thread.start()
 
     def wake(self) -> None:

@@ -90,4 +90,5 @@ class ArmLookups:
                 answer.exception()  # retrieved, so that asyncio logs no error if all callers have left
 
     def close(self) -> None:
+        """Cancel the lookups that have not begun, and wait for the others to end."""
         self._threads.shutdown(cancel_futures=True)

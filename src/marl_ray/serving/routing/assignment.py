@@ -41,6 +41,7 @@ class SessionArm(NamedTuple):
 
     @property
     def assignment(self) -> Assignment:
+        """The assignment of the session's unit."""
         return self.unit_arm.assignment
 
     def head(self, assignment: Assignment, arm: str) -> dict[str, object]:
@@ -90,6 +91,7 @@ class Assigner:
         self._holdouts, self._metrics = holdouts, metrics
 
     def close(self) -> None:
+        """End the threads that look up arms in the database."""
         self.lookups.close()
 
     async def assign(

@@ -211,6 +211,7 @@ class Router:
 
     @property
     def is_over(self) -> bool:
+        """True if the experiment has ended: it is promoted, rolled back or stopped."""
         return self.state.status in (ExperimentStatus.PROMOTED, ExperimentStatus.ROLLED_BACK, ExperimentStatus.STOPPED)
 
     def follow(self, state: AssignmentState, reported_at: float | None = None) -> None:

@@ -85,6 +85,7 @@ class ExternalArm:
         return self._client
 
     def write(self, request: TextRequest) -> "_ExternalReply":
+        """Begin a response, and return it at once: the server is asked when its first chunk is."""
         return _ExternalReply(self, request)
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ class ExternalManifest(TokenManifest):
 
     @property
     def weights_sha256(self) -> str:
+        """The digest of URL and name, because the weights behind them are not known."""
         return self.digest
 
 

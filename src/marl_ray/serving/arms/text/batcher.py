@@ -77,6 +77,7 @@ class TextBatcher:
         return self._busy() + len(self._waiting)
 
     def write(self, request: TextRequest) -> BatchedReply:
+        """Begin a response on the event loop, and return it at once: it is queued when its first chunk is asked for."""
         return BatchedReply(self, self.model(request.agent), request, self.patience_s)
 
     async def score(self, agent: str, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:

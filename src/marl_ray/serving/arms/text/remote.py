@@ -69,6 +69,7 @@ class RemoteTextArm:
         return int(tokens), float(log_prob)
 
     def write(self, request: TextRequest) -> "_RemoteReply":
+        """Begin a response, and return it at once: the deployment is asked when its first chunk is."""
         return _RemoteReply(lambda: self._writing().remote(request), self._deadlines, self._deadline_s)
 
     def close(self) -> None:

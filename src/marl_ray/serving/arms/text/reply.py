@@ -6,12 +6,14 @@ import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
+from typing_extensions import override
+
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.policies.engines.base import Prompt, Token
 from marl_ray.policies.prompting.prompts import PromptTooLongError
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError
-from marl_ray.serving.arms.protocol import RequestRejection, ResponseChunk, ResponseStart, TextRequest
+from marl_ray.serving.arms.protocol import Reply, RequestRejection, ResponseChunk, ResponseStart, TextRequest
 from marl_ray.serving.arms.text.detokenizer import Detokenizer
 from marl_ray.serving.arms.text.served_model import ServedModel
 
@@ -32,7 +34,7 @@ class ReplyQueue(Protocol):
         """Take a response out, whether it waits or is being written."""
 
 
-class BatchedReply:
+class BatchedReply(Reply):
     """One response on its way, a `Reply`.
 
     The event loop makes and asks it. The arm's thread reads its prompt and settings.
@@ -53,6 +55,7 @@ class BatchedReply:
         self._queued = self._begun = self._finished = False
         self._text = Detokenizer(self.model.tokenizer)
 
+    @override
     async def next(self) -> ResponseChunk | RequestRejection:
         if not self._queued and (refusal := await self._begin()) is not None:
             return refusal
@@ -92,6 +95,7 @@ class BatchedReply:
         settings = {name: getattr(generation, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
         return ResponseStart(list(self.prompt.ids), settings)
 
+    @override
     def leave(self) -> None:
         if self._queued and not self._finished:
             self._finished = True

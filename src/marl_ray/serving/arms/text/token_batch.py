@@ -31,6 +31,7 @@ class TokenBatch:
         self.engine.close()
 
     def add(self, new: Sequence[BatchedReply]) -> None:
+        """Begin the responses of these replies, prompts of equal options together. Raises what the engine raises."""
         groups: dict[GenerationConfig, list[BatchedReply]] = {}
         for reply in new:
             groups.setdefault(reply.generation, []).append(reply)
