@@ -189,6 +189,7 @@ class EnvLoop(EnvBatch):
                         )
                     row[...] = numbers
 
+    @override
     def metrics(self, copy: int) -> dict[str, float]:
         return self.reports[copy].means()
 

@@ -82,6 +82,7 @@ class VectorBatch(EnvBatch):
         """Begin the episode anew: its copies cannot be stepped apart from each other."""
         self.reset(copy, seed)
 
+    @override
     def metrics(self, copy: int) -> dict[str, float]:
         return self.reports[copy].means()
 

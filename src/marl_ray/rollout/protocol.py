@@ -46,14 +46,16 @@ class BatchEpisode(Protocol):
 
     @property
     def start(self) -> int:
-        """Step at which it began. Every copy counts its steps since the run began; whole episodes begin at a batch's first."""
+        """Step at which it began. Every copy counts its steps since the run began."""
 
     @property
     def copy(self) -> int:
         """Number of the environment copy that played it."""
 
     @property
-    def episode_return(self) -> float: ...
+    def episode_return(self) -> float:
+        """Its return: the sum of rewards, averaged over the agents."""
+
     @property
     def costs(self) -> tuple[float, ...]:
         """The sum of each cost signal over steps and agents."""
@@ -67,7 +69,8 @@ class BatchEpisode(Protocol):
         """Policy -> number of its decisions in the whole episode."""
 
     @property
-    def metrics(self) -> dict[str, float]: ...
+    def metrics(self) -> dict[str, float]:
+        """The environment's own metrics of the episode, by name."""
 
 
 class CollectedBatch(Protocol):

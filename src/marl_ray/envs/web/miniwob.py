@@ -98,6 +98,7 @@ class MiniWob(BrowserEnv):
         self._intent = ""
         self.keep_pages = keep_pages
 
+    @override
     def keeps_context(self, session: BrowserSession) -> bool:
         # A page of MiniWoB stores nothing, so that a context hands no more on than the page itself.
         return self.keep_pages and not session.broken and session.chromium.connected and session.tabs == 1

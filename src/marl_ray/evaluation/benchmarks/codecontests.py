@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import override
 
 from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.errors import MarlRayError
@@ -101,6 +102,7 @@ class ContestProblem(Problem):
     memory_bytes: int
 
     @property
+    @override
     def max_time_limits(self) -> float:
         return WALL_FACTOR * len(self.tests)
 

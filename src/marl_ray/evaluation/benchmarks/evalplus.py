@@ -13,6 +13,8 @@ from functools import cache, lru_cache, partial
 from importlib import resources
 from typing import Any
 
+from typing_extensions import override
+
 from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import (
@@ -91,10 +93,12 @@ class EvalPlusProblem(Problem):
     """Assertions that the prompt shows."""
 
     @property
+    @override
     def max_time_limits(self) -> float:
         return 2 * len(TEST_PARTS)
 
     @property
+    @override
     def visible_task(self) -> CodeTask:
         return CodeTask(NO_TESTS, tuple(map(CallTest, self.examples)), self.entry_point, "import math")
 

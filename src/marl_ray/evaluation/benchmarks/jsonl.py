@@ -48,10 +48,12 @@ class OwnProblem(Problem):
         return ("hardened",)
 
     @property
+    @override
     def max_time_limits(self) -> float:
         return 1.0 if self.entry_point else WALL_FACTOR * len(self.task.hidden)
 
     @property
+    @override
     def visible_task(self) -> CodeTask:
         return CodeTask(NO_TESTS if self.entry_point else (), self.task.public, self.entry_point, self.task.setup)
 

@@ -88,6 +88,7 @@ class MbppProblem(Problem):
         return ("official",) if self.number in UNSPLIT_TASKS else ("official", "hardened")
 
     @property
+    @override
     def visible_task(self) -> CodeTask:
         if self.number in UNSPLIT_TASKS:
             return super().visible_task

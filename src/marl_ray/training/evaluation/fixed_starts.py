@@ -32,11 +32,11 @@ class EpisodeResult(Protocol):
 
     @property
     def episode_return(self) -> float:
-        """The return of the team: the sum of its rewards."""
+        """Return: sum of rewards, averaged over the agents."""
 
     @property
     def costs(self) -> tuple[float, ...]:
-        """The sum of each constraint's costs, in the order of the config."""
+        """The sum of each cost signal over steps and agents."""
 
     @property
     def length(self) -> int:

@@ -34,6 +34,7 @@ class Tensor(NamedTuple):
     """True if `/v1/act` has the value as a number instead of a list."""
 
     def describe(self, name: str) -> dict[str, object]:
+        """Return the input or output of this name as the metadata of a model in the Open Inference Protocol has it."""
         return {"name": name, "datatype": self.datatype, "shape": list(self.shape)}
 
 
