@@ -1,4 +1,4 @@
-"""Checks of the first words of docstrings; ruff checks that there is one, and finds most verbs (D101, D103, D401)."""
+"""Checks of the first words of docstrings; ruff checks that there is one, and finds most verbs (D101 to D103, D401)."""
 
 import ast
 import re
