@@ -34,6 +34,7 @@ CHECKS = (
     shadowing.shadowing,
     docstrings.fragments,
     docstrings.without_verb,
+    docstrings.unexplained_numbers,
     vague_names.vague_names,
     vague_names.unlike_limits,
 )

@@ -1,13 +1,19 @@
-"""Checks of the first words of docstrings; ruff checks that there is one, and finds most verbs (D101 to D103, D401)."""
+"""Checks of docstrings: their first words, and the numbers that need one.
+
+Ruff checks that classes, functions and methods have one, and finds most verbs (D101 to D103, D401).
+"""
 
 import ast
 import re
 from collections.abc import Iterator
+from itertools import zip_longest
 
 from sources import Finding, SourceFile
 
 FRAGMENT = re.compile(r"(What|Of|How|Whether|If|Where|When|Which|Who|Whose|Why|As|And|But|\.\.\.)\b")
 """First words of a docstring that is a fragment and no sentence, or that hides its subject."""
+EXPLAINED = ("marl_ray.algorithms.", "marl_ray.training.")
+"""Packages whose numbers are explained: results depend on the former's, and what survives a failure on the latter's."""
 NO_VERB = re.compile(
     r"[^A-Z]|(All|Any|Both|Each|Every|One|None|In|At|Within|For|From|With|Without)\b|[A-Z][\w-]*('s|[^\Ws]s|Error)\b"
 )
@@ -38,6 +44,47 @@ def without_verb(files: list[SourceFile]) -> Iterator[Finding]:
             if text and NO_VERB.match(text) and not (node.name == "__init__" and re.match("[`a-z]", text)):
                 message = f"expected a docstring that begins with a verb in the imperative, got {start(text)!r}"
                 yield file.finding(node.body[0], message)
+
+
+def unexplained_numbers(files: list[SourceFile]) -> Iterator[Finding]:
+    """Yield the constants of `algorithms/` and `training/` that are numbers, without unit, source or reason.
+
+    A docstring below the constant says it, or a comment behind it or above it.
+    """
+    for file in files:
+        if not (file.module or "").startswith(EXPLAINED):
+            continue
+        lines = file.text.splitlines()
+        for node, after in zip_longest(file.tree.body, file.tree.body[1:]):
+            match node:
+                case (
+                    ast.Assign(targets=[target], value=value) | ast.AnnAssign(target=target, value=ast.expr() as value)
+                ):
+                    name = ast.unparse(target)
+                case _:
+                    continue
+            match after:
+                case ast.Expr(value=ast.Constant(value=str())):
+                    continue
+            behind, above = lines[(node.end_lineno or node.lineno) - 1], lines[node.lineno - 2]
+            if name.isupper() and is_number(value) and "#" not in behind and not above.startswith("#"):
+                yield file.finding(node, f"the number {name} has neither unit nor source nor reason")
+
+
+def is_number(value: ast.expr) -> bool:
+    """Return True for an expression of numbers alone, and for several of them."""
+    match value:
+        case ast.Constant(value=bool()):
+            return False
+        case ast.Constant(value=int() | float()):
+            return True
+        case ast.UnaryOp(operand=operand):
+            return is_number(operand)
+        case ast.BinOp(left=left, right=right):
+            return is_number(left) and is_number(right)
+        case ast.Tuple(elts=elements):
+            return all(map(is_number, elements))
+    return False
 
 
 def start(text: str) -> str:

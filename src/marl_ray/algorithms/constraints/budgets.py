@@ -10,9 +10,11 @@ OVER_BUDGET = 1e6
 """Score that is subtracted per relative violation. It is so large that a team within its budgets beats every team that
 exceeds one."""
 CONFIDENCE = 0.95
+"""Probability that the true rate is at least the certified one."""
 WIDER_BUDGET_FACTOR = 1.05
 """Episodes are also counted against budgets that are wider by this factor."""
 _ROUNDING = 1e-6
+"""Excess over a budget, in units of the budget (at least 1), that float32 sums of costs may have by rounding alone."""
 
 
 def mean_costs(costs: Sequence[Sequence[float]]) -> list[float]:

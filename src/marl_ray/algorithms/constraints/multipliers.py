@@ -16,6 +16,7 @@ from torch import Tensor
 from marl_ray.errors import MarlRayError
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+"""Constants of Adam (Kingma and Ba 2015, arXiv 1412.6980, algorithm 1)."""
 
 
 def _relative(cost: float, budget: float) -> tuple[float, float]:

@@ -30,6 +30,7 @@ DualCase = Literal["unconstrained", "constrained", "recovery"]
 VANISHING_NORM = 1e-16
 """A gradient whose squared natural norm g'H^-1 g is below this number is only rounding."""
 MAX_CONSTRAINTS = 8
+"""Maximum number of constraints: a step is sought for every set of active ones, which are 256 of eight."""
 CONSTRAINT_TOLERANCE = 1e-9
 """Relative rounding allowed when a candidate is checked against the constraints."""
 

@@ -8,8 +8,11 @@ from marl_ray.errors import MarlRayError
 
 KlEstimator = Literal["k1", "k2", "k3", "abs", "k1+", "k3+"]
 EXPONENT_LIMIT = 20.0
+"""Largest log ratio, in nats, that k3 takes the exponential of; verl's."""
 K3_LIMIT = 10.0
+"""Largest k3 of a token, in nats; verl's. A single token that the policy never writes would otherwise rule the mean."""
 CONTROLLER_CLIP = 0.2
+"""Largest relative error that the adaptive coefficient follows; that of Ziegler et al. 2019, section 2.2."""
 
 
 def kl_estimate(log_probs: Tensor, reference: Tensor, kind: KlEstimator) -> Tensor:

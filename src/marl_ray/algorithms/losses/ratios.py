@@ -9,6 +9,7 @@ from torch import Tensor
 LOG_RATIO_LIMIT = 20.0
 """Maximum log ratio; its exponential overflows neither in float32 nor in bfloat16."""
 GSPO_LIMIT = 10.0
+"""Maximum log ratio of a sequence in GSPO, in nats; verl's. Where the advantage is negative, no clip bounds it."""
 
 
 def token_ratio(log_probs: Tensor, old: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from pyarrow import fs
 from marl_ray.errors import MarlRayError
 
 CHUNK = 2**20
+"""Bytes that are read and hashed at a time."""
 
 
 class UnwritableCheckpointError(MarlRayError):

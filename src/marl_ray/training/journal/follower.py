@@ -28,6 +28,7 @@ from marl_ray.training.tracking.printed_lines import print_line
 from marl_ray.training.tracking.progress_bar import ProgressBar
 
 CLOSE_S = 10.0
+"""Maximum seconds that the end of a run waits for its last rows to be shown."""
 
 
 class Console(Protocol):

@@ -8,6 +8,7 @@ from pyarrow import fs
 from marl_ray.stored_files.appended_file import parts_of
 
 CHUNK = 2**20
+"""Bytes that are read at a time, and so the maximum length of a line."""
 
 
 class Tail:

@@ -22,6 +22,7 @@ SAY_S = (10.0, 60.0, 300.0)
 SILENT_S = 10.0
 """Seconds without an answer after which a worker is reported as silent."""
 LOOK_S = 0.5
+"""Seconds between two looks at whether a wait is over, and at the file of notes."""
 MAX_FAILED_STARTS = 5
 """Number of times that workers may die while they start, one after the other, until the run fails."""
 WAIT_S = 6 * 3600.0

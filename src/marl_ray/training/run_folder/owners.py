@@ -18,6 +18,7 @@ from marl_ray.temporary_folders import start_of
 OWNER_FOLDER = "owner"
 """Name of the folder in a run's folder."""
 BEAT_S = 15.0
+"""Seconds between two beats of a driver; it may miss three of them until it counts as dead."""
 LOST_S = 60.0
 """Seconds without a beat after which a driver counts as dead, on whatever machine."""
 RUNNING_STATE = "running"

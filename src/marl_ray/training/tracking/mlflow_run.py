@@ -34,7 +34,9 @@ PARENT_TAG = "mlflow.parentRunId"
 MAX_BATCH = 1000
 """Maximum number of metrics of one request: MLflow's limit."""
 PARAM_BATCH = 100
+"""Number of parameters of one request: MLflow's limit."""
 GIT_S = 5.0
+"""Maximum seconds that git may take to name the commit; a run without one is begun all the same."""
 ANSWER_S = 15
 """Seconds that a server may take for an answer, unless MLFLOW_HTTP_REQUEST_TIMEOUT says otherwise; MLflow's own is 120."""
 RETRIES = 1

@@ -6,7 +6,9 @@ import psutil
 import torch
 
 EVERY_S = 10.0
+"""Seconds between two readings."""
 GIB = 2.0**30
+"""Bytes of a gibibyte."""
 
 
 class SystemMetrics:
