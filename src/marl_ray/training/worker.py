@@ -213,7 +213,7 @@ def _best_left(folder: StoredFolder) -> tuple[float, list[tuple[str, str]]]:
     """Return the score of the best checkpoint whose bundle is there, and the paths of the better ones.
 
     The score is minus infinity if there is none. The paths are of those whose bundle is not there, each with a line
-    about it. Whoever loads the newest checkpoint looks after that one.
+    about it. The newest checkpoint is not among them: `load_newest` checks it.
     """
     from marl_ray.training.checkpoints.index import best_whole, published_checkpoints
 

@@ -34,7 +34,11 @@ class Buffer:
     """The arrays of one policy, indexed by step, copy and agent of the policy."""
 
     def __init__(self, env: ParallelEnv, player: Player, columns: Sequence[int], steps: int, copies: int, signals: int):
-        """`columns` are the numbers of the policy's agents among the environment's agents."""
+        """Make arrays of `steps` x `copies` x the policy's agents; `costs` also have the `signals`.
+
+        `rows` hold one step more, the observations after the last. `columns` are the numbers of the policy's agents among
+        the environment's agents.
+        """
         self.columns = list(columns)
         space = env.observation_space(player.agents[0])
         shape = (steps, copies, len(player.agents))

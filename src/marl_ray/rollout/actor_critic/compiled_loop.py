@@ -32,6 +32,7 @@ class WorldArrays(NamedTuple):
     """(copies,) bool: the copies that took part in the last step."""
     returns: np.ndarray
     costs: np.ndarray
+    """(T, copies, agents, signals) float32: the team's costs, for each agent."""
     lengths: np.ndarray
     decisions: np.ndarray
 
@@ -58,15 +59,24 @@ class PolicyArrays(NamedTuple):
     actions: np.ndarray
     """(T, copies, agents) int64: all actions, as the environment takes them."""
     rows: np.ndarray
+    """(T + 1, copies, agents, D) float32: the observations, those after the last step too."""
     allowed: np.ndarray
+    """(T, copies, agents, actions) bool; without entries if all actions are always possible."""
     kept_actions: np.ndarray
+    """(T, copies, agents) int64, counted from 0, of the agents that were alive."""
     kept_log_probs: np.ndarray
+    """(T, copies, agents) float32, in nats."""
     acted: np.ndarray
+    """(T, copies, agents) bool: who was alive."""
     mask: np.ndarray
+    """(T, copies, agents) bool: who was alive and had more than one action to choose from."""
     rewards: np.ndarray
+    """(T, copies, agents) float32."""
     costs: np.ndarray
     terminated: np.ndarray
+    """(T, copies, agents) bool."""
     truncated: np.ndarray
+    """(T, copies, agents) bool; False where terminated."""
 
 
 @numba.njit(cache=True, nogil=True)

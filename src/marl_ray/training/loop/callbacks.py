@@ -11,15 +11,15 @@ class RunCallbacks:
     """Functions that a run calls on one worker while it trains; by default each does nothing."""
 
     row: Callable[[Metrics], None] = lambda metrics: None
-    """It gets the metrics of each epoch of a warm start, then of each iteration, on rank 0 alone."""
+    """Called with the metrics of each epoch of a warm start, then of each iteration, on rank 0 alone."""
     transcripts: Callable[[int, list[dict[str, object]]], None] = lambda iteration, episodes: None
-    """It gets episodes as text of the iterations that have a checkpoint, before their row, on rank 0 alone."""
+    """Called with episodes as text of the iterations that have a checkpoint, before their row, on rank 0 alone."""
     phase: Callable[[str], None] = lambda name: None
-    """It gets the name of each part of the run that begins."""
+    """Called with the name of each part of the run as it begins."""
     begin: Callable[[int | None], None] = lambda iteration: None
-    """It gets the iteration of the run's own checkpoint that the run continues from, or None, before any row."""
+    """Called before any row with the iteration of the run's own checkpoint that the run continues from, or None."""
     say: Callable[[str], None] = lambda line: None
-    """It gets a line for people, such as one about a damaged checkpoint."""
+    """Called with a line for people, such as one about a damaged checkpoint."""
 
 
 SILENT_CALLBACKS = RunCallbacks()

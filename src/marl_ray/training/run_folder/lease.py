@@ -99,7 +99,7 @@ class Lease:
         """Return False if another process has taken the folder.
 
         It is asked before what another owner may do too: a process that slept for LOST_S does not know before its
-        next beat. Storage that does not answer is no reason.
+        next beat. If the storage does not answer, the lease counts as held.
         """
         if time.time() - self.confirmed >= owners.LOST_S:
             with contextlib.suppress(OSError):
@@ -217,7 +217,7 @@ class Lease:
 def check_owned(filesystem: fs.FileSystem, folder: str, number: int, whose: str) -> None:
     """Raise LeaseLostError if the folder has a later owner than that of this number.
 
-    Storage that does not answer is no reason.
+    If the storage does not answer, the folder counts as owned by this one.
     """
     with contextlib.suppress(OSError):
         last = newest(filesystem, folder)
