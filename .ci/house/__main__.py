@@ -36,6 +36,7 @@ CHECKS = (
     docstrings.without_verb,
     docstrings.unexplained_numbers,
     vague_names.vague_names,
+    vague_names.bare_participles,
     vague_names.unlike_limits,
 )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 
-from sources import Finding, SourceFile, name_of
+from sources import Finding, SourceFile, name_of, product
 
 VAGUE = {"asked", "found", "gone", "heard", "mine", "of", "one", "ours", "theirs", "told", "who", "whole"}
 """Names that do not say what a variable holds or a function does."""
@@ -16,6 +16,8 @@ VAGUE_ALONE = {"given", "here", "kept", "left", "own", "said", "wanted"}
 """Words that say nothing alone, and something in a longer name, such as `kept_actions`; `left` beside `right` is a side."""
 SUPERLATIVE = re.compile(r"_?(most|least|longest|shortest|largest|smallest|biggest|fewest)_", re.IGNORECASE)
 """Beginning of a name that is a limit's only in an ordinary sentence; limits begin with `max_` and `min_`."""
+PARTICIPLE = re.compile(r"_?(?!cuped|embed|feed|need|seed|speed)[a-z]+ed")
+"""A participle that stands alone reads like a value or an event where it is called; CUPED is a method of statistics."""
 LIMIT = re.compile(r"(Maximum|Minimum) number of ")
 """Beginning of the docstring of a limit."""
 STORED = {
@@ -40,6 +42,18 @@ def vague_names(files: list[SourceFile]) -> Iterator[Finding]:
                     yield file.finding(node, f"the name {name} says nothing alone")
             elif is_vague(name):
                 yield file.finding(node, f"the name {name} does not say what it stands for")
+
+
+def bare_participles(files: list[SourceFile]) -> Iterator[Finding]:
+    """Yield the functions and methods of the product whose name is one participle; a property may have such a name."""
+    for file in product(files).values():
+        for node in file.nodes:
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or not PARTICIPLE.fullmatch(node.name):
+                continue
+            if not any("property" in ast.unparse(decorator) for decorator in node.decorator_list):
+                yield file.finding(
+                    node, f"the function {node.name} is named by a participle, expected a verb and its object"
+                )
 
 
 def unlike_limits(files: list[SourceFile]) -> Iterator[Finding]:

@@ -92,7 +92,7 @@ def simulated_sweep(storage: Path, trials: int, scheduler: str, search: str = "r
             "storage": str(storage),
         },
     )
-    records = SweepRecords(config.name, config.resolved(), identity_of(config))
+    records = SweepRecords(config.name, config.resolve(), identity_of(config))
     folder = Folder(config.storage, config.name)
     lease = Lease(folder.filesystem, folder.path, f"sweep {config.name!r}")  # it is not taken: nobody else is there
     sweep = _Sweep(config, folder, records, lease)
@@ -103,7 +103,7 @@ def simulated_sweep(storage: Path, trials: int, scheduler: str, search: str = "r
     clock.watch(sweep.plan.scheduler, "scheduler", "decide")
     clock.watch(sweep, "legs", "leg", "check")
     clock.watch(sweep, "save", "save")
-    sweep.plan.check, sweep.plan.changed = sweep.check, sweep.changed
+    sweep.plan.check, sweep.plan.changed = sweep.check, sweep.save_and_show
     searcher = Searcher(sweep.plan, LegCalls(sweep.begin, sweep.leg_ended, sweep.note_rows, sweep.is_over))
     rng, running, started = np.random.default_rng(0), [], 0
     clock.watch(searcher, "loop", "suggest", "on_trial_complete")

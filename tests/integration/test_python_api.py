@@ -14,7 +14,7 @@ pytestmark = pytest.mark.shared_ray("one")
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    return config(f"storage={tmp_path_factory.mktemp('runs')}", "tracking.progress=false").resolved()
+    return config(f"storage={tmp_path_factory.mktemp('runs')}", "tracking.progress=false").resolve()
 
 
 @pytest.fixture(scope="module")

@@ -166,10 +166,10 @@ def test_a_policy_samples_with_an_engine_of_a_package(parts, name):
 @pytest.mark.parametrize("kind", ["own_scheduler", "own_parts:OwnScheduler"])
 def test_a_sweep_has_a_scheduler_of_a_package_with_settings_of_its_own(parts, kind):
     config = sweep_of({"kind": kind, "patience": 5})
-    assert config.resolved()["scheduler"] == {"kind": kind, "patience": 5}
+    assert config.resolve()["scheduler"] == {"kind": kind, "patience": 5}
     assert type(make_scheduler(config, 1000)).__name__ == "OwnScheduler"
-    assert parse_config(SweepConfig, config.resolved()) == config and pickle.loads(pickle.dumps(config)) == config
-    assert sweep_of(kind).resolved()["scheduler"]["patience"] == 3
+    assert parse_config(SweepConfig, config.resolve()) == config and pickle.loads(pickle.dumps(config)) == config
+    assert sweep_of(kind).resolve()["scheduler"]["patience"] == 3
     with pytest.raises(MarlRayError, match=rf"scheduler: {kind} refuses the sweep: patience: more than the steps"):
         make_scheduler(sweep_of({"kind": kind, "patience": 5000}), 1000)
 

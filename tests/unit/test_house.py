@@ -53,6 +53,11 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path):
             "    def c(self): ...\n"
         ),
         "docs/page.md": "```python\nfrom marl_ray.names import shown\n```\n",
+        "src/marl_ray/acts.py": (
+            "def _fetched(): ...\n\n\ndef seed(): ...\n\n\nclass Page:\n"
+            "    def _closed(self): ...\n\n    @property\n    def ended(self): ...\n\n\n"
+            "_fetched(seed(), Page())\n"
+        ),
         "src/marl_ray/names.py": "def shown(): ...\n\n\ndef unread(): ...\n\n\nclass Side: ...\n\n\n_hidden = 1\n",
         "src/marl_ray/full/__init__.py": '"""No sentence"""\n',
         **{f"src/marl_ray/full/m{number:02}.py": "" for number in range(10)},
@@ -108,6 +113,8 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path):
         "benchmarks/environments/shadows.py:3: the local c has the name of something in its module",
         "benchmarks/environments/shadows.py:4: the local d has the name of something in its module",
         "benchmarks/long.py:401: the file has 401 lines, expected 400 at most",
+        "src/marl_ray/acts.py:1: the function _fetched is named by a participle, expected a verb and its object",
+        "src/marl_ray/acts.py:8: the function _closed is named by a participle, expected a verb and its object",
         "src/marl_ray/full/__init__.py:1: expected a docstring that says the folder's purpose in one sentence",
         "src/marl_ray/full/m09.py:1: the folder has 10 files, expected 9 at most",
         "src/marl_ray/names.py:4: nothing in the product reads unread",

@@ -70,7 +70,7 @@ class Config(BaseModel):
         extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
     )
 
-    def resolved(self) -> JsonObject:
+    def resolve(self) -> JsonObject:
         """Return plain data with every default written out."""
         return self.model_dump(mode="json")
 

@@ -153,7 +153,7 @@ def dotted_keys(data: JsonValue, prefix: str = "") -> JsonObject:
 
 def config_hash(config: Config) -> str:
     """Return the sha256 of the canonical JSON of a config: equal for equal configs, whatever file they came from."""
-    canonical = json.dumps(config.resolved(), sort_keys=True, separators=(",", ":"))
+    canonical = json.dumps(config.resolve(), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 

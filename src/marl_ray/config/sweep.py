@@ -345,12 +345,12 @@ def extreme_combinations(config: SweepConfig) -> list[dict[str, object]]:
                 values[key] = fixed.get(key, ends[key][0])
         return values
 
-    def enabled(key: str, value: object) -> list[dict[str, object]]:
+    def requirements_of(key: str, value: object) -> list[dict[str, object]]:
         conditions = [
             [(other, choice) for choice in some] for other, some in config.space[key].when.items() if other in keys
         ]
         return [{key: value} | dict(pick) for pick in itertools.islice(itertools.product(*conditions), 64)]
 
-    filled = [fill(fixed) for key in keys for value in ends[key] for fixed in enabled(key, value)]
+    filled = [fill(fixed) for key in keys for value in ends[key] for fixed in requirements_of(key, value)]
     unique = {json.dumps(configuration, sort_keys=True): configuration for configuration in filled}
     return list(unique.values())

@@ -141,7 +141,7 @@ def winner_of(sweep: str, storage: str = "runs") -> tuple[str, str]:
 
 def identity_of(config: SweepConfig) -> JsonObject:
     """Return the part of the config that may not change when a sweep is continued."""
-    data = config.resolved()
+    data = config.resolve()
     return {key: value for key, value in data.items() if key not in ("budget", "max_concurrent", "storage")}
 
 

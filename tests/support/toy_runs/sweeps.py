@@ -38,7 +38,7 @@ class ToySweep:
     def __init__(self, storage: Path, name: str = "toy", **keys: Any):
         data = {"name": name, "run": RUN, "space": SPACE, "search": "random", "budget": {"trials": 40}, "seeds": 5}
         self.config = parse_config(SweepConfig, data | {"storage": str(storage)} | keys)
-        self.records = SweepRecords(name, self.config.resolved(), identity_of(self.config), seconds=754.0)
+        self.records = SweepRecords(name, self.config.resolve(), identity_of(self.config), seconds=754.0)
         self.folder = Folder(str(storage), name)
         self.noise = np.random.default_rng(0)
 

@@ -66,7 +66,7 @@ def test_the_more_particular_default_wins():
 
 def test_what_is_resolved_is_the_same_config_again():
     config = run("ppo", {"path": "y", "lora": {}})
-    written = config.resolved()
+    written = config.resolve()
     assert written["team"]["a"]["hyper"]["lr"] == 1e-5
     assert written["team"]["a"]["hyper"]["gamma"] == 1.0
     assert RunConfig.model_validate(written).hyper_of("a") == config.hyper_of("a")

@@ -128,7 +128,7 @@ def test_defaults_are_the_algorithms_own_until_something_is_given():
     changed = parse_config(RunConfig, base, ["algorithm=dapo", "hyper.clip_high=0.3", "team.shared.hyper.clip=0.1"])
     assert changed.hyper_of("shared").clip_range == (0.9, 1.3)
     # What travels to the workers keeps what was left open; what is printed leaves nothing open. Both are configs again.
-    for data in (changed.as_given(), changed.resolved()):
+    for data in (changed.as_given(), changed.resolve()):
         again = RunConfig.model_validate(data)
         assert again.hyper_of("shared") == changed.hyper_of("shared") and config_hash(again) == config_hash(changed)
     assert config_hash(changed) != config_hash(config)
@@ -147,7 +147,7 @@ def test_a_run_may_have_keys_that_only_some_of_its_policies_read():
     base = {"name": "a", "env": {"id": "x"}, "team": team, "constraints": [{"budget": 3}]}
     config = parse_config(RunConfig, base, ["hyper.pid_kp=5", "hyper.lr=0.1"])
     assert config.hyper_of("b").pid_kp == 5 and config.hyper_of("b").lr == config.hyper_of("a").lr == 0.1
-    written = config.resolved()["team"]
+    written = config.resolve()["team"]
     assert "pid_kp" in written["b"]["hyper"] and "pid_kp" not in written["a"]["hyper"]
     with pytest.raises(MarlRayError, match=r"team.a.hyper.pid_kp: mappo does not read it"):
         parse_config(RunConfig, base, ["team.a.hyper.pid_kp=5"])

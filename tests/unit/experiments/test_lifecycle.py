@@ -197,9 +197,9 @@ def test_a_config_makes_the_plan():
     assert (cost.name, cost.better, cost.margin, cost.alpha, cost.is_binary) == ("cost", "lower", 0.5, 0.05, False)
     assert experiment(guardrails=[{"name": "error"}]).guardrails[0].is_binary
     assert experiment(guardrails=[{"name": "outcome"}]).guardrails[0].better == "higher"
-    assert plan_of(config.resolved()) == RolloutPlan("a", {"a": 1.0, "b": 1.0}, "gradual", (0.1, 0.4), 100, 60.0)
-    assert plan_of(experiment().resolved()).stages == (1.0,)
-    assert parse_config(ExperimentConfig, config.resolved()) == config  # as Serve hands it on
+    assert plan_of(config.resolve()) == RolloutPlan("a", {"a": 1.0, "b": 1.0}, "gradual", (0.1, 0.4), 100, 60.0)
+    assert plan_of(experiment().resolve()).stages == (1.0,)
+    assert parse_config(ExperimentConfig, config.resolve()) == config  # as Serve hands it on
     older = {"salt": "s", "arms": {"a": {"digest": "x", "weight": 1}, "b": {"digest": "y", "weight": 3}}}
     assert plan_of(older) == RolloutPlan("a", {"a": 1.0, "b": 3.0})
 
@@ -235,7 +235,7 @@ def test_impossible_configs_are_one_line(more, message):
 def test_experiments_of_a_layer_are_disjoint():
     def gateway(*shares: tuple[str | None, float, float]) -> GatewayConfig:
         parts = [
-            experiment(name=f"e{k}", layer=layer, **({"layer_share": share} if layer else {})).resolved()
+            experiment(name=f"e{k}", layer=layer, **({"layer_share": share} if layer else {})).resolve()
             for k, (layer, *share) in enumerate(shares)
         ]
         return parse_config(GatewayConfig, {"experiments": parts})

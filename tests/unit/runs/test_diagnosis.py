@@ -9,7 +9,7 @@ from toy_runs.runs import config
 
 from marl_ray.runs.diagnosis import diagnose
 
-CONFIG = config("hyper.lr=10", "hyper.entropy_coef=0.01", "hyper.epochs=4").resolved()
+CONFIG = config("hyper.lr=10", "hyper.entropy_coef=0.01", "hyper.epochs=4").resolve()
 STEPS = 1024
 METRICS = ["entropy", "kl", "grad_norm", "value_loss", "explained_variance", "return", "eval/return"]
 
@@ -48,7 +48,7 @@ def test_a_rate_that_is_too_high_is_named_with_what_it_did():
 def test_a_policy_that_knows_more_than_it_draws_has_too_great_a_bonus():
     bad = rows({0: -0.5, 4: -0.5}, entropy=[1.386, 1.386, 1.385, 1.385], kl=[0.0004, 0.0, 0.0, 0.0])
     bad[-1]["eval/greedy_return"] = 0.58
-    _, sentence = diagnose(config("hyper.entropy_coef=1").resolved(), bad)
+    _, sentence = diagnose(config("hyper.entropy_coef=1").resolve(), bad)
     assert sentence.startswith("eval/greedy_return is 0.580, though eval/return is -0.500: the policy has learned")
     assert sentence.endswith("(entropy 1.39), hyper.entropy_coef=1 may be too high")
 
@@ -66,7 +66,7 @@ def test_a_policy_that_stands_still_is_named(metrics, expected):
 
 
 def test_one_gradient_step_of_a_batch_has_no_divergence_and_is_not_blamed_for_it():
-    once = config("hyper.lr=10", "hyper.epochs=1", "hyper.minibatches=1").resolved()
+    once = config("hyper.lr=10", "hyper.epochs=1", "hyper.minibatches=1").resolve()
     assert len(diagnose(once, rows({0: 1.0, 2: 1.0}, kl=[1e-9, 1e-8]))) == 1
 
 
@@ -97,7 +97,7 @@ def test_a_reward_that_is_the_same_in_every_episode_is_said():
 def test_of_several_policies_each_has_its_own_keys():
     team: Any = "team={first: {agents: [a]}, second: {agents: [b], hyper: {lr: 7}}}"
     metrics = {"first__kl": [0.01, 0.01], "second__kl": [0.01, 3.0]}
-    _, sentence = diagnose(config(team).resolved(), rows({0: 1.0, 2: 1.0}, **metrics))
+    _, sentence = diagnose(config(team).resolve(), rows({0: 1.0, 2: 1.0}, **metrics))
     assert (
         sentence
         == "second/kl was 3.000 at step 2,048: an update changed too much, team.second.hyper.lr=7 may be too high"

@@ -199,7 +199,7 @@ def test_a_run_is_not_made_shorter_than_it_is(storage):
 
 def test_a_finished_run_is_resumed_with_its_config(storage):
     record = json.loads((storage / "second" / "run.json").read_text())
-    assert parse_config(RunConfig, record["given"]).resolved() == record["config"]
+    assert parse_config(RunConfig, record["given"]).resolve() == record["config"]
     result = document("runs", "resume", "second", "--storage", storage)
     assert set(result) == keys_of("runs resume") and result["trained"] is False
     refused = marl_ray("runs", "resume", "second", "hyper.lr=0.5", "--storage", storage)

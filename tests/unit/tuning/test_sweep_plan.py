@@ -36,7 +36,7 @@ class Bench:
 
     def __init__(self, config: SweepConfig, score: Callable[[dict[str, Any], int], float], records: Any = None):
         self.config, self.score = config, score
-        self.records = records or SweepRecords(config.name, config.resolved(), identity_of(config))
+        self.records = records or SweepRecords(config.name, config.resolve(), identity_of(config))
         self.exploits: list[tuple[int, int, Exploit, int]] = []
         self.snapshots: list[SweepRecords] = []
         self.failing: dict[int, str] = {}
@@ -307,7 +307,7 @@ def test_a_trial_cut_by_the_budget_is_taken_up_again_under_a_bigger_one():
 def test_records_survive_their_file(tmp_path):
     config, folder = config_of(), Folder(str(tmp_path), "s")
     trial = TrialRecord(0, {"hyper.lr": 0.1}, scores={125: 1.0}, history={125: {"hyper.lr": 0.2}})
-    records = SweepRecords(config.name, config.resolved(), identity_of(config), trials=[trial])
+    records = SweepRecords(config.name, config.resolve(), identity_of(config), trials=[trial])
     RecordsFile(folder, records).save()
     assert load_records(folder) == records
 

@@ -38,7 +38,7 @@ def train(config: RunFile, overrides: Overrides = None, dry_run: DryRun = False,
         warning = environment_warning(run)
         if warning is not None:
             print(f"{run.name}: {warning}", file=sys.stderr)
-        show(as_json, run.resolved(), [yaml.safe_dump(run.resolved(), sort_keys=False).rstrip()])
+        show(as_json, run.resolve(), [yaml.safe_dump(run.resolve(), sort_keys=False).rstrip()])
         return
     with only_result(as_json):
         result = check_and_train(run)

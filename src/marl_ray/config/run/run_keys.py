@@ -173,7 +173,7 @@ class RunKeys(Config):
         """
         return self.model_dump(mode="json", exclude_unset=True)
 
-    def resolved(self) -> JsonObject:
+    def resolve(self) -> JsonObject:
         """Return plain data with every default written out.
 
         Each policy has its algorithm, and the hyper-parameters that this algorithm reads.

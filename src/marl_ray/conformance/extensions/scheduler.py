@@ -71,7 +71,7 @@ def _verdicts(config: SweepConfig) -> str | None:
     plan, wrong = _plan(config), []
     decide = plan.scheduler.decide
 
-    def watched(trials: Any, more: int | None) -> Any:
+    def decide_watched(trials: Any, more: int | None) -> Any:
         verdicts = decide(trials, more)
         waiting = {number for number, trial in trials.items() if trial.state == "waiting"}
         for what, numbers in (("go", verdicts.go), ("stop", verdicts.stop), ("exploits", verdicts.exploits)):
@@ -86,7 +86,7 @@ def _verdicts(config: SweepConfig) -> str | None:
                 wrong.append(f"the exploit of {number} has no donor, or {number} is not in go")
         return verdicts
 
-    plan.scheduler.decide = watched  # type: ignore[method-assign]
+    plan.scheduler.decide = decide_watched  # type: ignore[method-assign]
     _play(plan, 2)
     return wrong[0] if wrong else None
 
@@ -117,7 +117,7 @@ def _memory(config: SweepConfig) -> str | None:
 
 
 def _plan(config: SweepConfig, records: SweepRecords | None = None) -> SweepPlan:
-    records = records or SweepRecords(config.name, config.resolved(), identity_of(config))
+    records = records or SweepRecords(config.name, config.resolve(), identity_of(config))
 
     def exploit(recipient: TrialRecord, donor: TrialRecord, what: Exploit, at: int) -> None:
         """Copy no weights: there are none."""

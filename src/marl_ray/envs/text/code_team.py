@@ -109,12 +109,12 @@ class CodeTeam(TextEnv):
     def begin(self) -> None:
         self._code, self.checked, self._first = "", ProgramScore(0.0, 0.0, NO_CODE, 0, 0.0), 0.0
         self._programs = 0
-        self.ask(GENERATOR, self._filled(self.prompt))
+        self.ask(GENERATOR, self._fill_prompt(self.prompt))
 
     @override
     def act(self, agent: str, text: str) -> None:
         if agent == REVIEWER:
-            self.ask(GENERATOR, self._filled(self.repair_prompt, text))
+            self.ask(GENERATOR, self._fill_prompt(self.repair_prompt, text))
             return
         before = self.checked
         self._code, self.checked = text, self._check(text)
@@ -129,9 +129,9 @@ class CodeTeam(TextEnv):
         if after.public == 1 or self._programs == self.turns:
             self._end()
         elif REVIEWER in self.agents:
-            self.ask(REVIEWER, self._filled(self.review_prompt))
+            self.ask(REVIEWER, self._fill_prompt(self.review_prompt))
         else:
-            self.ask(GENERATOR, self._filled(self.repair_prompt))
+            self.ask(GENERATOR, self._fill_prompt(self.repair_prompt))
 
     def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
         """Return all turns of `count` episodes of the training tasks in the order that `seed` gives, played by experts.
@@ -159,13 +159,13 @@ class CodeTeam(TextEnv):
         plain = [None] * _REFERENCE_TRIES  # also where no test noticed the mistake
         for mistake in [draw.choice(changed), *plain] if changed else plain:
             env.reset(options={"index": index})
-            turns = env._played(mistake)  # noqa: SLF001  a copy of itself
+            turns = env._play_experts(mistake)  # noqa: SLF001  a copy of itself
             written = sum(turn.agent == GENERATOR for turn in turns)
             if env.checked.hidden == 1 and written == (2 if mistake else least):
                 return turns
         raise MarlRayError(f"task {task.task_id}: reference: fails its tests ({env.checked.report})")
 
-    def _played(self, mistake: Mutant | None) -> list[Demonstration]:
+    def _play_experts(self, mistake: Mutant | None) -> list[Demonstration]:
         """Return the experts' turns in the episode that has begun."""
         demonstrations: list[Demonstration] = []
         while not self.terminations[GENERATOR]:
@@ -197,7 +197,7 @@ class CodeTeam(TextEnv):
         metrics = {"pass": float(last.hidden == 1), "hidden": last.hidden, "public": last.public, "first": self._first}
         self.finish(last.hidden == 1, self.pay(self._program(self._code), metrics))
 
-    def _filled(self, template: str, review: str = "") -> str:
+    def _fill_prompt(self, template: str, review: str = "") -> str:
         tests = "\n".join(prompt_text(test) for test in self.task.code.public)
         return template.format(
             task=self.task.prompt, tests=tests, code=self._code, result=self.checked.report, review=review

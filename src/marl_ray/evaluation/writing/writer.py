@@ -178,7 +178,7 @@ class Writer:
         except MarlRayError as error:
             raise MarlRayError(f"{error} (team.{name}.model.context when the policy is trained)") from error
 
-    def _fitted(self, name: str, text: str) -> tuple[tuple[int, ...], bool] | None:
+    def _fit_prompt(self, name: str, text: str) -> tuple[tuple[int, ...], bool] | None:
         """Return the token ids of a prompt, and True if it was shortened as in training.
 
         Returns None if shortening is not enough.
@@ -201,7 +201,7 @@ class Writer:
         answered = []
         for talk in talks:
             if talk.prompt not in encoded:
-                encoded[talk.prompt] = self._fitted(name, talk.prompt)
+                encoded[talk.prompt] = self._fit_prompt(name, talk.prompt)
             if (fitted := encoded[talk.prompt]) is None:
                 talk.cut = True  # the first prompt fits, but a team's later responses may make the next too long
                 continue

@@ -65,13 +65,13 @@ class Observations:
                 for by_arm in by_epoch
             )
 
-        def grouped(blocks: Mapping[str, float], factor: float = 1.0) -> Blocks:
+        def group_blocks(blocks: Mapping[str, float], factor: float = 1.0) -> Blocks:
             return {block_group(name, arms): factor * mean for name, mean in blocks.items()}
 
         by_epoch_blocks = self.blocks[metric].values()
         return block_summaries(
             [
-                (grouped(by_arm.get(treatment, {})), grouped(by_arm.get(control, {}), scale))
+                (group_blocks(by_arm.get(treatment, {})), group_blocks(by_arm.get(control, {}), scale))
                 for by_arm in by_epoch_blocks
             ]
         )

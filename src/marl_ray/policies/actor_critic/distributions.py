@@ -94,7 +94,7 @@ class Categorical:
     def _log_probs(self, outputs: Tensor) -> tuple[Tensor, ...]:
         return outputs.split(self.sizes, -1) if len(self.sizes) > 1 else (outputs,)
 
-    def _shaped(self, columns: list[Tensor]) -> Tensor:
+    def _reshape(self, columns: list[Tensor]) -> Tensor:
         return torch.stack(columns, -1) if self.shape else columns[0]
 
     def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
@@ -106,11 +106,11 @@ class Categorical:
             # probability zero is never drawn, not even the last one.
             edges = log_p.exp().cumsum(-1).double()
             columns.append((noise[..., k : k + 1].double() * edges[..., -1:] >= edges[..., :-1]).sum(-1))
-        return self._shaped(columns)
+        return self._reshape(columns)
 
     def mode(self, outputs: Tensor) -> Tensor:
         """Return the choice of the largest probability of each entry."""
-        return self._shaped([log_p.argmax(-1) for log_p in self._log_probs(outputs)])
+        return self._reshape([log_p.argmax(-1) for log_p in self._log_probs(outputs)])
 
     def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
         """Return the sum of the log-probabilities of the chosen entries, (N,)."""

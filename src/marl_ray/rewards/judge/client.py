@@ -165,13 +165,13 @@ class JudgeClient:
                 raise MarlRayError(f"llm_judge: {problem}; raise `limit`, or say `when_spent: fallback`")
             return JudgeReply("", problem=problem)
         if not self._slots.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            return self._failed("no slot became free in time; raise concurrency or deadline_s", 0.0)
+            return self._count_failure("no slot became free in time; raise concurrency or deadline_s", 0.0)
         try:
-            return self._fetched(request, size, deadline)
+            return self._fetch(request, size, deadline)
         finally:
             self._slots.release()
 
-    def _fetched(self, request: Mapping[str, object], size: int, deadline: float) -> JudgeReply:
+    def _fetch(self, request: Mapping[str, object], size: int, deadline: float) -> JudgeReply:
         """Make the request, again after what may pass, with growing pauses."""
         cost = 0.0
         for attempt in itertools.count():
@@ -189,10 +189,10 @@ class JudgeClient:
                 if status in _TEXT_STATUSES:
                     return JudgeReply("", cost, problem=problem)
                 if status not in _RETRIED_STATUSES:
-                    return self._failed(problem, cost)
+                    return self._count_failure(problem, cost)
                 pause = max(pause, wait_s)
             if attempt >= self.settings.retries or time.monotonic() + pause >= deadline:
-                return self._failed(problem, cost)
+                return self._count_failure(problem, cost)
             time.sleep(pause)
         raise AssertionError("itertools.count ends")
 
@@ -214,7 +214,7 @@ class JudgeClient:
             reply = ChatReply.model_validate_json(body)
         except ValidationError:  # its text could quote a key that stands in the body
             cost += self._paid(size / BYTES_PER_TOKEN, len(body) / BYTES_PER_TOKEN)
-            return self._failed("the response is no chat completion", cost)
+            return self._count_failure("the response is no chat completion", cost)
         with self._lock:
             self._failures = 0
         text = (reply.choices[0].message.content or "") if reply.choices else ""
@@ -231,7 +231,7 @@ class JudgeClient:
         self._ledger.spend(cost)
         return cost
 
-    def _failed(self, problem: str, cost: float) -> JudgeReply:
+    def _count_failure(self, problem: str, cost: float) -> JudgeReply:
         """Count a request without a reply. Raises MarlRayError if it is one too many in a row."""
         with self._lock:
             self._failures += 1

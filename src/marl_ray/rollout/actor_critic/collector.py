@@ -205,7 +205,7 @@ class Collector:
         widths = [player.model.distribution.noise * len(player.agents) for player in players.values()]
         numbers = action_noise(self.seed, iteration, self.numbers, self.plan.steps, sum(widths), attempt)
         noise = torch.from_numpy(numbers).split(widths, -1)
-        compiled = self._compiled(players, played, noise, cut=not restart)
+        compiled = self._compiled_loop(players, played, noise, cut=not restart)
         episodes: list[Episode] = []
         t, steps_before = 0, int(self.lengths.sum())
         envs.observe([buffer.rows[0] for buffer in buffers.values()], np.flatnonzero(envs.alive.any(1)).tolist())
@@ -226,7 +226,7 @@ class Collector:
             for c in np.flatnonzero(truncated.any(1)):
                 played.cuts[t, int(c)] = {name: buffer.rows[t + 1, c].copy() for name, buffer in buffers.items()}
             for c in np.flatnonzero(over):
-                episodes.append(self._finished(t, int(c)))
+                episodes.append(self._finish_episode(t, int(c)))
                 played.ends[t, int(c)] = bool(truncated[c].any())
                 if restart:
                     self._begin(int(c))
@@ -241,7 +241,7 @@ class Collector:
         ended = sum(episode.length for episode in episodes) if restart else 0
         return episodes, ended + int(self.lengths.sum()) - steps_before
 
-    def _compiled(
+    def _compiled_loop(
         self, players: Mapping[str, Player], played: PlayedBatch, noise: Sequence[torch.Tensor], cut: bool
     ) -> "CompiledPlay | None":
         """Return the compiled loop over this batch, where environment and policies have one."""
@@ -284,7 +284,7 @@ class Collector:
         envs.observe([buffer.rows[t + 1] for buffer in buffers.values()], np.flatnonzero(playing).tolist())
         return [actions], playing, truncated
 
-    def _finished(self, t: int, c: int) -> Episode:
+    def _finish_episode(self, t: int, c: int) -> Episode:
         costs = tuple(self.costs[c].tolist())
         decisions = dict(zip(self.columns, self.decisions[c].tolist(), strict=True))
         counts = int(self.lengths[c]), int(self.starts[c])

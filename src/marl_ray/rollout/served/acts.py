@@ -172,11 +172,11 @@ class _Rows:
         """
         if width is None:
             return _numpy(self._steps(column, lengths))
-        widths, values = self.ragged(column, lengths)
+        widths, values = self.ragged_rows(column, lengths)
         self.check(column, widths == width, f"{width} numbers per step", lengths)
         return values.reshape(len(widths), width)
 
-    def ragged(self, column: str, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def ragged_rows(self, column: str, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the count of numbers at each step of a list column of lists, and all the numbers one after another."""
         steps = self._steps(column, lengths)
         widths, values = _numpy(steps.value_lengths()), steps.flatten()
@@ -289,7 +289,7 @@ def _masks(rows: _Rows, lengths: np.ndarray, space: spaces.Space[Any], actions: 
 
 def _costs(rows: _Rows, lengths: np.ndarray) -> np.ndarray:
     """Return (steps, K) costs; NaN at the steps of a unit whose costs were not measured."""
-    widths, values = rows.ragged("costs", lengths)
+    widths, values = rows.ragged_rows("costs", lengths)
     signals = int(widths.max(initial=0))
     rows.check("costs", (widths == signals) | (widths == 0), f"{signals} numbers per step, or none", lengths)
     costs = np.full((len(widths), signals), np.nan)
@@ -319,7 +319,7 @@ def _trajectories(parts: Sequence[_Part]) -> tuple[Trajectories, Tensor]:
     taken = time[None] < lengths[:, None]
     source = (begin[:, None] + time[None])[taken]
 
-    def padded(name: str, blank: bool | float = 0) -> Tensor:
+    def pad(name: str, blank: bool | float = 0) -> Tensor:
         flat = np.concatenate([part.steps[name] for part in parts])
         array = np.full((*taken.shape, *flat.shape[1:]), blank, np.float32 if flat.dtype == np.float64 else flat.dtype)
         array[taken] = flat[source]
@@ -336,22 +336,22 @@ def _trajectories(parts: Sequence[_Part]) -> tuple[Trajectories, Tensor]:
             part.rows.refuse("costs", 0, f"{signals} numbers per step, as in other rows, or none")
         if count < signals:
             part.steps["costs"] = np.full((int(part.lengths.sum()), signals), np.nan)
-    nothing, costs = torch.zeros(taken.shape), padded("costs")
+    nothing, costs = torch.zeros(taken.shape), pad("costs")
     trajectories = Trajectories(
-        observations=padded("observations"),
+        observations=pad("observations"),
         states=None,
-        actions=padded("actions"),
-        log_probs=padded("log_probs"),
-        action_masks=padded("action_masks", True) if "action_masks" in parts[0].steps else None,
+        actions=pad("actions"),
+        log_probs=pad("log_probs"),
+        action_masks=pad("action_masks", True) if "action_masks" in parts[0].steps else None,
         values=nothing,
         bootstrap=nothing,
         cost_values=torch.zeros_like(costs),
         cost_bootstrap=torch.zeros_like(costs),
-        rewards=padded("rewards"),
+        rewards=pad("rewards"),
         costs=costs,
-        mask=padded("mask"),
-        terminated=padded("terminated"),
-        truncated=padded("truncated"),
+        mask=pad("mask"),
+        terminated=pad("terminated"),
+        truncated=pad("truncated"),
         **{name: torch.from_numpy(columns[name]) for name in ("greedy", "group", "episode", "agent", "turn")},
     )
     return trajectories, torch.from_numpy(lengths)

@@ -96,7 +96,7 @@ class Candidate:
             raise self._final(error) from None
         return answer, len(frame)
 
-    def _unpacked(self, value: object) -> Any:
+    def _unpack(self, value: object) -> Any:
         try:
             return codec.unpack(value, self._frame_bytes, self._iterator)
         except _UNREADABLE_ERRORS as error:
@@ -108,9 +108,9 @@ class Candidate:
             if key in answer:
                 raise self._fail(verdict, answer[key] if type(answer[key]) is str else "?")
         if "error" in answer:
-            raise self._raised(answer["error"])
+            raise self._error_of(answer["error"])
 
-    def _raised(self, described: object) -> BaseException:
+    def _error_of(self, described: object) -> BaseException:
         if type(described) is not list or len(described) != 3 or [type(item) for item in described[:2]] != [str, str]:
             return self._fail("fail:encode", "an exception that is none")
         name, text, args = described
@@ -121,7 +121,7 @@ class Candidate:
         kind = _RAISED_TYPES.get(name, Exception)
         if type(args) is list:
             with contextlib.suppress(Exception):
-                return kind(*self._unpacked(args))
+                return kind(*self._unpack(args))
         with contextlib.suppress(Exception):
             return kind(text)
         return (UnicodeError if issubclass(kind, UnicodeError) else Exception)(text)
@@ -141,7 +141,7 @@ class Candidate:
             if type(items) is not list or received > self._frame_bytes:
                 raise self._fail("fail:encode", f"an iterator of more than {self._frame_bytes} bytes")
             for item in items:
-                yield self._unpacked(item)
+                yield self._unpack(item)
             if done:
                 return
             self._check(answer)
@@ -149,15 +149,15 @@ class Candidate:
                 raise self._fail("fail:encode", "an iterator that neither continues nor ends")
             count += len(items)
 
-    def _drained(self, iterator: Any) -> list[object]:
+    def _drain_iterator(self, iterator: Any) -> list[object]:
         """Return the remaining items of one of the tests' own iterators, packed."""
         most = self._frame_bytes // 2
-        items = [codec.pack(item, self._drained) for item in islice(iterator, most + 1)]
+        items = [codec.pack(item, self._drain_iterator) for item in islice(iterator, most + 1)]
         if len(items) > most:
             raise wire.MalformedMessageError("an iterator that does not end")
         return items
 
-    def loaded(self) -> None:
+    def wait_until_loaded(self) -> None:
         """Wait until the candidate's program has been executed, and raise the error by which that ended, if it did."""
         self._check(self._answer()[0])
 
@@ -170,8 +170,8 @@ class Candidate:
         malformed.
         """
         try:
-            packed = [codec.pack(item, self._drained) for item in args]
-            named = {key: codec.pack(item, self._drained) for key, item in kwargs.items()}
+            packed = [codec.pack(item, self._drain_iterator) for item in args]
+            named = {key: codec.pack(item, self._drain_iterator) for key, item in kwargs.items()}
         except _UNREADABLE_ERRORS as error:
             raise self._final(error, "argument ") from None
         answer, _ = self._ask({"call": [packed, named]})
@@ -181,7 +181,7 @@ class Candidate:
             except _UNREADABLE_ERRORS as error:
                 raise self._final(error) from None
         self._check(answer)
-        return self._unpacked(answer.get("value"))
+        return self._unpack(answer.get("value"))
 
     def _echo(self, args: tuple[object, ...], kwargs: dict[str, object], changed: object) -> None:
         """Apply the candidate's changes of its mutable arguments to the tests' own."""
@@ -229,7 +229,7 @@ def decide(
     def body() -> None:
         exec(_code(setup, "<setup>"), namespace)
         namespace[entry_point] = proxy
-        candidate.loaded()
+        candidate.wait_until_loaded()
         exec(_code(tests, "<tests>"), namespace)
 
     outcome = _outcome(body)

@@ -97,9 +97,9 @@ class CallBatcher(Generic[Given, Returned]):
                     self._answer(requests, number), context=contextvars.Context()
                 )
                 self._under_way[task] = number
-                task.add_done_callback(self._ended)
+                task.add_done_callback(self._note_end)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _note_end(self, task: asyncio.Task[None]) -> None:
         self._under_way.pop(task, None)
         self._send()
 

@@ -204,7 +204,7 @@ def _with_bounds(
         return rows
     look = evidence.look(record, questions=[question for question in questions if question is not None])
 
-    def bounded(row: Comparison) -> Comparison:
+    def bound(row: Comparison) -> Comparison:
         if row.metric not in measures:
             return row
         rules: TestRules = {"alpha": alpha / 2, "min_outcomes": 2, "excludes_missing": row.metric in excluded}
@@ -213,7 +213,7 @@ def _with_bounds(
         )
         return replace(row, always=Interval(row.test.difference.estimate, low, high))
 
-    return [bounded(row) for row in rows]
+    return [bound(row) for row in rows]
 
 
 def _silent(metric: str, lacking: int, judged: int, config: ExperimentConfig) -> list[str]:

@@ -194,7 +194,7 @@ class ActLog:
         failing, last = False, False
         while not last:
             last = self._closing.wait(WRITE_INTERVAL_S)
-            for experiment, lines in self._encoded().items():
+            for experiment, lines in self._encode_queue().items():
                 try:
                     self._write(experiment, b"".join(lines))
                     failing = False
@@ -211,7 +211,7 @@ class ActLog:
         self._written.set()
         self._wake.set()
 
-    def _encoded(self) -> dict[str, list[bytes]]:
+    def _encode_queue(self) -> dict[str, list[bytes]]:
         """Take the queue, as lines by experiment."""
         lines: dict[str, list[bytes]] = {}
         for _ in range(len(self._queue)):

@@ -243,7 +243,7 @@ class ArmQuestion:
             # against the margin.
             return OneSided(math.nan, -self.side * math.inf, 1.0, False)
         are_events = _are_zeros_and_ones(self._summaries())
-        evidence = self._test(self._filled(end, nearer=not are_events), 0.0)
+        evidence = self._test(self._fill_missing(end, nearer=not are_events), 0.0)
         if are_events:
             events = self.look.filled_summaries(*self._comparison, value=float(ENDS.index(end)), shift=0.0, scale=1.0)
             other = self._test(events, margin, True)
@@ -253,7 +253,7 @@ class ArmQuestion:
     def _summaries(self) -> list[Summary]:
         return [self.look.summary(self.measure.name, arm) for arm in self.arms]
 
-    def _filled(self, end: End, nearer: bool) -> tuple[Summary, Summary]:
+    def _fill_missing(self, end: End, nearer: bool) -> tuple[Summary, Summary]:
         """Return the summaries of all judged units, with the missing ones at this end of the range.
 
         With `nearer` they are nearer to the mean if that costs less.

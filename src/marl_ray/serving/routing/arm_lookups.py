@@ -58,7 +58,7 @@ class ArmLookups:
         # An empty context, because the task serves several requests.
         task = loop.create_task(self._answer(taken), context=contextvars.Context())
         self._statements.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._note_end)
         if self._waiting:
             self._send_soon()
 
@@ -70,7 +70,7 @@ class ArmLookups:
         else:
             self._settle(taken, answers)
 
-    def _ended(self, task: "asyncio.Task[None]") -> None:
+    def _note_end(self, task: "asyncio.Task[None]") -> None:
         self._statements.discard(task)
         if self._waiting:
             self._send_soon()

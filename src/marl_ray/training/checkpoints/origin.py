@@ -183,7 +183,7 @@ def play_of(config: RunConfig) -> dict[str, object]:
 
     The running episodes, and the means over recent ones, continue where the facts are the same.
     """
-    data = config.resolved()
+    data = config.resolve()
     train = {key: data["train"][key] for key in ("env_copies", "group_size", "curriculum")}
     team = {name: [policy["agents"], policy["frozen"] and policy["bundle"]] for name, policy in data["team"].items()}
     places = {key: data[key] for key in ("env", "seed", "constraints", "data")}

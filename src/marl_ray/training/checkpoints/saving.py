@@ -100,13 +100,13 @@ class CheckpointSaver:
     def _write(
         self, copy: Callable[[], None], place: StoredFolder, contents: CheckpointContents, published: Callable[[], None]
     ) -> None:
-        def copied() -> None:
+        def copy_weights() -> None:
             try:
                 copy()
             finally:
                 self.copied.set()
 
-        _together(copied, self.group)
+        _together(copy_weights, self.group)
         write(place, self.copy.tensors, contents, self.group, published)
 
     def wait_for_copy(self) -> None:
@@ -199,15 +199,15 @@ def _write_bundle(
 ) -> None:
     assert contents.bundle is not None
 
-    def trained(policy: str, weight: str) -> Tensor | None:
+    def trained_weight(policy: str, weight: str) -> Tensor | None:
         return gather_to_rank0(tensors[f"{policy}/model/lm.{weight}"], group)  # all learn there if one has failed
 
     if not folders:
-        contents.bundle(trained)
+        contents.bundle(trained_weight)
         return
     (folder,) = folders
     try:
-        contents.bundle(folder / BUNDLE_FOLDER, trained)
+        contents.bundle(folder / BUNDLE_FOLDER, trained_weight)
     except MarlRayError:
         raise
     except Exception as error:  # an error of safetensors names no file

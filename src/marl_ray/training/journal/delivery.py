@@ -159,7 +159,7 @@ class Delivery:
                 if self.begins and self.sink is None:
                     self.problem = one_line(error)
                     break
-                self._failed(one_line(error))
+                self._note_failure(one_line(error))
         self.settled.set()
 
     def _step(self) -> bool:
@@ -216,7 +216,7 @@ class Delivery:
             self.filesystem.create_dir(f"{self.folder}/{MARKS_FOLDER}")
             write_json(self.filesystem, path, asdict(self.mark))
 
-    def _failed(self, problem: str) -> None:
+    def _note_failure(self, problem: str) -> None:
         self.called = None
         ends = self.ends.is_set()
         if not self.problem and not ends:

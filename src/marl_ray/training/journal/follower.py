@@ -84,7 +84,7 @@ class Follower:
                     # Read later and shown earlier: the failure was written before the event that a new group begins.
                     earlier = self.taken[FAILURES_FILE]
                     for number, failure in enumerate(self._read(FAILURES_FILE), earlier + 1):
-                        self._failed(number, failure)
+                        self._note_failure(number, failure)
                     for event in events:
                         self._event(event)
                     rows = self._read(METRICS_FILE)
@@ -106,7 +106,7 @@ class Follower:
                     entries += [entry] if isinstance(entry, dict) else []
         return entries
 
-    def _failed(self, number: int, failure: JsonMapping) -> None:
+    def _note_failure(self, number: int, failure: JsonMapping) -> None:
         self.failures.append((number, failure[FAILURE_KEY]))
         for rank, error in failure[ERRORS_KEY].items():
             path = f"{self.folder}/errors/worker-{rank}.txt"

@@ -207,7 +207,7 @@ def identity_hash(config: RunConfig) -> str:
 
 
 def _identity(config: RunConfig) -> JsonObject:
-    identity = {key: value for key, value in config.resolved().items() if key not in NOT_IDENTITY}
+    identity = {key: value for key, value in config.resolve().items() if key not in NOT_IDENTITY}
     # A finished run may be made longer, and the size of micro-batches changes no result.
     identity["train"] = {k: v for k, v in identity["train"].items() if k not in ("total_steps", "micro_batch")}
     return identity
@@ -215,7 +215,7 @@ def _identity(config: RunConfig) -> JsonObject:
 
 def config_record(config: RunConfig) -> RunRecord:
     """Return the part of a run's record that changes when its config does: resolved, as it was given, and its hash."""
-    return {"config": config.resolved(), "given": config.as_given(), "config_hash": config_hash(config)}
+    return {"config": config.resolve(), "given": config.as_given(), "config_hash": config_hash(config)}
 
 
 def pin_bundles(config: RunConfig, record: RunRecord) -> JsonObject:

@@ -58,7 +58,7 @@ class RunLog:
 
     def phase(self, text: str) -> None:
         """Show that a part of the run begins, with the seconds since the command began."""
-        self._show(self._timed(text))
+        self._show(self._timestamp(text))
 
     @contextlib.contextmanager
     def held_phase(self, text: str) -> Iterator[None]:
@@ -66,7 +66,7 @@ class RunLog:
 
         A mistake which is refused at once is thus one line.
         """
-        line, shown = self._timed(text), threading.Lock()
+        line, shown = self._timestamp(text), threading.Lock()
 
         def show() -> None:
             if shown.acquire(blocking=False):
@@ -96,7 +96,7 @@ class RunLog:
                     self.file.append(self.waiting)
                     self.waiting = []
 
-    def _timed(self, text: str) -> str:
+    def _timestamp(self, text: str) -> str:
         return f"{time.monotonic() - self.began:.1f} s  {text}"
 
     def _show(self, line: str) -> None:

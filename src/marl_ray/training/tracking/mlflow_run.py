@@ -96,7 +96,7 @@ class MlflowRun:
             experiment = self._new_experiment(name, root)
         else:
             experiment = existing.experiment_id
-        values = {key: str(value)[:6000] for key, value in dotted_keys(self.config.resolved()).items()}
+        values = {key: str(value)[:6000] for key, value in dotted_keys(self.config.resolve()).items()}
         run = self._begun(experiment, values) or self.client.create_run(
             experiment, run_name=self.config.name, tags=self._tags()
         )
@@ -260,14 +260,14 @@ class _Bounded:
 
 def _bounding(call: Callable[..., object]) -> Callable[..., object]:
     @wraps(call)
-    def bounded(*args: object, **options: object) -> object:
+    def call_bounded(*args: object, **options: object) -> object:
         token = _bounded.set(True)
         try:
             return call(*args, **options)
         finally:
             _bounded.reset(token)
 
-    return bounded
+    return call_bounded
 
 
 @cache

@@ -202,7 +202,7 @@ class WeightsAndBiases(Sink):
             id=run_id,
             resume="allow",
             dir=folder,
-            config=config.resolved(),
+            config=config.resolve(),
             settings=wandb.Settings(silent=True, console="off"),
         )
         # wandb's own step counts calls and may only rise.

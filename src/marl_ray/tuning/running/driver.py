@@ -108,10 +108,10 @@ def _run(
     sweep = _Sweep(config, folder, records, lease)
     shield = ExitStack()
     try:
-        shield.enter_context(interrupt_handler(sweep.interrupted))
+        shield.enter_context(interrupt_handler(sweep.say_interrupted))
         if sweep.plan.has_work():
             # Once more after Ray has started, because Ray replaces signal handlers at its start.
-            with cluster(), interrupt_handler(sweep.interrupted), sweep.progress:
+            with cluster(), interrupt_handler(sweep.say_interrupted), sweep.progress:
                 sweep.run(retried)
         else:
             sweep.plan.stop_clock()
@@ -140,14 +140,14 @@ def _claim(config: SweepConfig, folder: Folder) -> SweepRecords:
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise MarlRayError(f"name: {folder.uri}/sweep.json is not the record of a sweep: {one_line(error)}") from error
     if records is None:
-        return SweepRecords(config.name, config.resolved(), identity)
+        return SweepRecords(config.name, config.resolve(), identity)
     differing = sorted(key for key in identity if records.identity.get(key) != identity[key])
     if differing:
         raise MarlRayError(
             f"name: sweep {config.name!r} exists under {config.storage!r} with another {', '.join(differing)}; "
             "choose another name, or the same config to continue it"
         )
-    records.status, records.error, records.config = "running", "", config.resolved()
+    records.status, records.error, records.config = "running", "", config.resolve()
     return records
 
 
@@ -166,7 +166,7 @@ class _Sweep:
         """The last values whose run config was made, and that config."""
         self.unsaved = self.report = ""
         self.progress = SweepProgress(config, records)
-        self.plan = SweepPlan(config, records, self.exploit, self.check, self.changed)
+        self.plan = SweepPlan(config, records, self.exploit, self.check, self.save_and_show)
         self.mlflow_runs = SweepMlflowRuns(config, records, lease.owns)
         self.events = EventFiles(folder, self.warn)
 
@@ -305,7 +305,7 @@ class _Sweep:
             takes = f"trial {recipient.number:04d} takes over {donor.number:04d} at {at:,} steps"
             print_line(f"{self.config.name}: {takes}: {values_line(what.values)}", sys.stdout)
 
-    def changed(self, *records: TrialRecord) -> None:
+    def save_and_show(self, *records: TrialRecord) -> None:
         """Save and show these records after a change."""
         self.save(*records)
         for record in records:
@@ -386,7 +386,7 @@ class _Sweep:
         self.events.close()
         self.mlflow_runs.close(self.records.status)
 
-    def interrupted(self) -> None:
+    def say_interrupted(self) -> None:
         """Tell the user at once which work is kept."""
         ended = sum(record.state == "ended" for record in self.records.trials)
         progress = (

@@ -72,7 +72,7 @@ def metric_names(run: RunConfig) -> Iterator[str]:
     shares = SHARES if run.budgets else ()
     yield from ("return", "episode_length", *costs, *shares, "score")
     for prefix in ("eval/", "best/"):
-        yield from (f"{prefix}{name}" for name in _evaluated(run))
+        yield from (f"{prefix}{name}" for name in _evaluation_names(run))
     yield "best/steps"
     for name in trained:
         prefix = "" if len(trained) == 1 else f"{name}/"
@@ -81,7 +81,7 @@ def metric_names(run: RunConfig) -> Iterator[str]:
     yield from (*CLOCK, "time/evaluation", "time/benchmarks", *(TEXTS if run.has_language_models else ()))
 
 
-def _evaluated(run: RunConfig) -> Iterator[str]:
+def _evaluation_names(run: RunConfig) -> Iterator[str]:
     """Yield the names of an evaluation's metrics."""
     yield from RETURNS
     if len(run.team) > 1:

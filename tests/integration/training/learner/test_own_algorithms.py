@@ -32,7 +32,7 @@ def test_an_algorithm_of_ones_own_trains_with_a_key_of_its_own():
     run = config(f"algorithm={OWN}", "hyper.behaviour_cap=1.5", "train.total_steps=64")
     assert run.hyper_of("shared").behaviour_cap == 1.5
     assert RunConfig.model_validate(run.as_given()) == run
-    assert run.resolved()["team"]["shared"]["hyper"]["behaviour_cap"] == 1.5
+    assert run.resolve()["team"]["shared"]["hyper"]["behaviour_cap"] == 1.5
     rows = train_alone(run)
     assert all("explained_variance" in row for row in rows if "policy_loss" in row)
     with pytest.raises(MarlRayError, match=r"hyper.behaviour_cap: expected a number greater than 0"):

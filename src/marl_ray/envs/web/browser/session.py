@@ -222,19 +222,19 @@ class BrowserSession:
             proxy={"server": _DEAD_PROXY, "bypass": ",".join(sorted(self.hosts))},  # nothing else is reached
         )
         self.context.set_default_timeout(self.step_s * LOAD_SHARE * 1000)
-        self.context.on("page", self._opened)
+        self.context.on("page", self._on_opened)
         self.context.on("dialog", self._dismiss)
-        self.context.on("request", self._requested)
-        self.context.on("requestfinished", self._answered)
-        self.context.on("requestfailed", self._failed)
+        self.context.on("request", self._on_requested)
+        self.context.on("requestfinished", self._on_answered)
+        self.context.on("requestfailed", self._on_failed)
         await self.new_tab()
 
-    def _opened(self, page: "Page") -> None:
+    def _on_opened(self, page: "Page") -> None:
         self._pages.append(page)
         self._windows = max(0, self._windows - 1)
         page.on("crash", lambda _: self._break("the page has crashed"))
-        page.on("close", self._closed)
-        page.on("download", self._downloaded)
+        page.on("close", self._on_closed)
+        page.on("download", self._on_downloaded)
         page.on("websocket", self._count_outside)
         if self.tabs > MAX_TABS:
             _in_background(page.close())
@@ -242,7 +242,7 @@ class BrowserSession:
     def _window_opened(self, _: object) -> None:
         self._windows += 1
 
-    def _closed(self, page: "Page") -> None:
+    def _on_closed(self, page: "Page") -> None:
         number = self._pages.index(page)
         self._pages.remove(page)
         self._devtools.pop(page, None)
@@ -250,18 +250,18 @@ class BrowserSession:
         if self.tab >= number and self.tab > 0:
             self.tab -= 1
 
-    def _downloaded(self, download: "Download") -> None:
+    def _on_downloaded(self, download: "Download") -> None:
         self.blocked += 1  # the context accepts none
         _in_background(download.cancel())
 
-    def _requested(self, request: "Request") -> None:
+    def _on_requested(self, request: "Request") -> None:
         self._pending[request] = request.is_navigation_request()
 
-    def _answered(self, request: "Request") -> None:
+    def _on_answered(self, request: "Request") -> None:
         self._pending.pop(request, None)
 
-    def _failed(self, request: "Request") -> None:
-        self._answered(request)
+    def _on_failed(self, request: "Request") -> None:
+        self._on_answered(request)
         self._count_outside(request)
 
     def _count_outside(self, request: "Request | WebSocket") -> None:

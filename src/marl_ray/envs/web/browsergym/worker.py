@@ -132,12 +132,12 @@ def _launch_with(chromium: str) -> None:
 
     launch = BrowserType.launch
 
-    def launched(self: Any, **options: Any) -> Any:
+    def launch_chromium(self: Any, **options: Any) -> Any:
         flags = [*(options.pop("args", None) or ()), "--disable-dev-shm-usage", "--disable-gpu"]
         options = {"executable_path": chromium, "chromium_sandbox": os.geteuid() != 0, **options}
         return launch(self, args=flags, **options)
 
-    BrowserType.launch = launched  # type: ignore[method-assign]
+    BrowserType.launch = launch_chromium  # type: ignore[method-assign]
 
 
 def _page(seen: dict[str, Any]) -> dict[str, object]:

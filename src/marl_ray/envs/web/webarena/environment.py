@@ -74,11 +74,11 @@ class WebArena(BrowserEnv):
         self.sites = {site: url.rstrip("/") for site, url in urls.items()}
         hosts = hosts_of([*self.sites.values(), *allow])
         if data is None:
-            train, test = (self._placed(_made(split)) for split in ("train", "test"))
+            train, test = (self._with_addresses(_made(split)) for split in ("train", "test"))
         elif test_data is not None:
-            train, test = self._placed(read_web_tasks(data)), self._placed(read_web_tasks(test_data))
+            train, test = self._with_addresses(read_web_tasks(data)), self._with_addresses(read_web_tasks(test_data))
         else:
-            train, test = split_by_template(self._placed(read_web_tasks(data)), held_out)
+            train, test = split_by_template(self._with_addresses(read_web_tasks(data)), held_out)
         if login is not None and not os.path.isdir(login):
             raise ValueError(f"login={login!r}, expected a folder")
         self.login = login
@@ -86,7 +86,7 @@ class WebArena(BrowserEnv):
         names = {url: SITE_ADDRESSES[site] for site, url in self.sites.items()}
         super().__init__(train, test, options, hosts=hosts, names=names)
 
-    def _placed(self, tasks: Sequence[WebTask]) -> tuple[WebTask, ...]:
+    def _with_addresses(self, tasks: Sequence[WebTask]) -> tuple[WebTask, ...]:
         """Return the tasks that need no other sites, with their addresses."""
         placed = tuple(with_site_urls(task, self.sites) for task in tasks_of_sites(tasks, list(self.sites)))
         if not placed:

@@ -116,7 +116,7 @@ class Decoder:
             row.ids.append(token)
             if row.state is not None and not math.isnan(log_prob):
                 row.state = guides_of(self._tokenizer).next_state(row.state, token)
-        stopped = self._stopped()
+        stopped = self._stopped_rows()
         tokens = []
         # In falling order, because the last row moves to the place of a row that leaves.
         for number in range(len(self._rows) - 1, -1, -1):
@@ -176,14 +176,14 @@ class Decoder:
             flags = [row.prompt.greedy for row in rows]
             greedy = self._device(flags, torch.bool) if any(flags) else None
             tokens, log_probs = draw(
-                scores, uniforms, greedy, *setting, self._allowed(rows, scores), _bias_rows(rows, scores)
+                scores, uniforms, greedy, *setting, self._allowed_tokens(rows, scores), _bias_rows(rows, scores)
             )
             tops = _most_likely(rows, scores, setting[0])
             for number, token, log_prob, top in zip(numbers, tokens.tolist(), log_probs.tolist(), tops, strict=True):
                 drawn[number] = (token, log_prob, top)
         return drawn
 
-    def _allowed(self, rows: list[_Row], logits: Tensor) -> Tensor | None:
+    def _allowed_tokens(self, rows: list[_Row], logits: Tensor) -> Tensor | None:
         """Return (R, V) bool, True for the tokens that each row's guide allows next.
 
         Returns None if no row has a guide.
@@ -197,7 +197,7 @@ class Decoder:
                 mask[list(self._ends)] = False
         return torch.from_numpy(masks).to(logits.device)
 
-    def _stopped(self) -> set[int]:
+    def _stopped_rows(self) -> set[int]:
         """Return the numbers of the rows whose newest token completes a stop string."""
         groups: dict[tuple[str, ...], list[int]] = {}
         for number, row in enumerate(self._rows):

@@ -202,7 +202,7 @@ class VllmHost(EngineHost):
                 call.finish = {}
             return decoder
         except BaseException as error:
-            return self._failed(error)
+            return self._recover(error)
 
     def _step(self, decoder: VllmDecoder | None) -> VllmDecoder | None:
         assert decoder is not None
@@ -216,7 +216,7 @@ class VllmHost(EngineHost):
                 if token.finish is not None:
                     call.finish[token.handle] = token.finish
         except BaseException as error:
-            return self._failed(error)
+            return self._recover(error)
         for call in [call for call in self._calls if len(call.finish) == len(call.prompts)]:
             self._calls.remove(call)
             call.answer.set_result(self._completions(call))
@@ -228,7 +228,7 @@ class VllmHost(EngineHost):
             for handle in call.handles
         ]
 
-    def _failed(self, error: BaseException) -> VllmDecoder | None:
+    def _recover(self, error: BaseException) -> VllmDecoder | None:
         """Write the responses again after the first loss of a process; after another error, fail the calls."""
         self.engine.close()  # else the process would continue writing responses that nobody reads
         once_more = [call for call in self._calls if isinstance(error, EngineLostError) and not call.again]

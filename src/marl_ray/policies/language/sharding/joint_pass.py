@@ -138,14 +138,14 @@ class Heads(NamedTuple):
         count = self.workers.size()
         heads = part[0].repeat_interleave(count // math.gcd(count, part.shape[1]), 0)
         sent = heads.unflatten(0, (count, -1))
-        return self._exchanged(sent).transpose(0, 1).flatten(1, 2)[None]
+        return self._exchange(sent).transpose(0, 1).flatten(1, 2)[None]
 
     def of_own_tokens(self, part: Tensor) -> Tensor:
         """Exchange (1, S, heads / C, width) for (1, S / C, heads, width) of this worker's tokens."""
         sent = part[0].unflatten(0, (self.workers.size(), -1))
-        return self._exchanged(sent).transpose(0, 1).flatten(1, 2)[None]
+        return self._exchange(sent).transpose(0, 1).flatten(1, 2)[None]
 
-    def _exchanged(self, sent: Tensor) -> Tensor:
+    def _exchange(self, sent: Tensor) -> Tensor:
         received: Tensor = _Exchanged.apply(sent, self.workers.get_group())  # type: ignore[no-untyped-call]  # torch's
         return received
 

@@ -122,7 +122,7 @@ class StoredWeights:
         The weight has one of the `tied` names. Raises MarlRayError, which names the file.
         """
         value = torch.empty_like(parameter, device=device)
-        self._stored(tied).read_into(value, tuple(slice(0, length) for length in parameter.shape))
+        self._stored_tensor(tied).read_into(value, tuple(slice(0, length) for length in parameter.shape))
         return value
 
     def digests(self) -> dict[str, str]:
@@ -132,7 +132,7 @@ class StoredWeights:
         """
         return {name: stored.digest() for name, stored in self.tensors.items() if stored.kind in FLOAT_TYPES}
 
-    def _stored(self, tied: list[str]) -> StoredTensor:
+    def _stored_tensor(self, tied: list[str]) -> StoredTensor:
         return next(self.tensors[name] for name in map(bare_name, tied) if name in self.tensors)
 
     def _read(self, tied: list[str], parameter: Tensor, device: torch.device) -> Tensor:
@@ -140,7 +140,7 @@ class StoredWeights:
             return self.read_complete(tied, parameter, device)
         mesh, local = parameter.device_mesh, parameter.to_local()
         shard = torch.empty(local.shape, dtype=local.dtype, device=device)
-        self._stored(tied).read_into(shard, local_slices(parameter))
+        self._stored_tensor(tied).read_into(shard, local_slices(parameter))
         shape, stride = parameter.shape, parameter.stride()
         return DTensor.from_local(shard, mesh, parameter.placements, run_check=False, shape=shape, stride=stride)
 

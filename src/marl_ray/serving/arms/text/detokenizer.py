@@ -38,7 +38,7 @@ class Detokenizer:
 
     def add(self, ids: Sequence[int], last: bool) -> str:
         """Return the text that later tokens cannot change; with the `last` tokens all of it."""
-        self._held += self._decoded(ids, last)
+        self._held += self._decode(ids, last)
         stops_at = [at for stop in self._hidden if (at := self._held.find(stop)) >= 0]
         if stops_at:
             text, self._held = self._held[: min(stops_at)], ""
@@ -58,7 +58,7 @@ class Detokenizer:
         text, self._held = self._held[:end], self._held[end:]
         return text
 
-    def _decoded(self, ids: Sequence[int], last: bool) -> str:
+    def _decode(self, ids: Sequence[int], last: bool) -> str:
         self._ids += ids
         decoded = self._text(self._ids)
         # Decode all of them together, because some tokenizers read a run of single bytes only as a whole.

@@ -62,9 +62,9 @@ class ToolCallReader:
             keep = len(self._held) - at
         text += self._held[: len(self._held) - keep]
         self._held = self._held[len(self._held) - keep :]
-        return self._unblanked(text, last), calls
+        return self._strip_blanks(text, last), calls
 
-    def _unblanked(self, text: str, last: bool) -> str:
+    def _strip_blanks(self, text: str, last: bool) -> str:
         """Return the text without blanks around calls; blanks at its end are held back until the next part."""
         unblanked = self._blank + text
         shown = unblanked if last and not self.calls else unblanked.rstrip()

@@ -34,11 +34,11 @@ class ActorCriticTeam(Team):
     def players(self) -> dict[str, Player]:
         models = cast(Mapping[str, ActorCritic], self.models)
         return {
-            name: Player(model, self.agents[name], *self.norms(name), *self._compiled(name))
+            name: Player(model, self.agents[name], *self.norms(name), *self._compiled_policy(name))
             for name, model in models.items()
         }
 
-    def _compiled(self, name: str) -> tuple[CompiledNetwork, ...]:
+    def _compiled_policy(self, name: str) -> tuple[CompiledNetwork, ...]:
         """Return the actor and the critic as compiled code, for a policy that learns by such code.
 
         The result is empty for all other policies.

@@ -49,7 +49,7 @@ class LanguageTeam(Team):
     @override
     def weights_saver(self, config: RunConfig, env: ParallelEnv, lineage: Lineage) -> WeightsSaver:
         agents = {agent: name for name, members in self.agents.items() for agent in members}
-        parted = self._parted()
+        parted = self._parted_weights()
         copied = {name: self._still(name) for name in self.agents if name not in parted}
 
         def save(folder: str, trained: TrainedTensor) -> Path:
@@ -63,7 +63,7 @@ class LanguageTeam(Team):
 
     @override
     def weights_sender(self) -> Callable[[TrainedTensor], None]:
-        parted = self._parted()
+        parted = self._parted_weights()
 
         def send(trained: TrainedTensor) -> None:
             for name, weights in parted.items():
@@ -74,7 +74,7 @@ class LanguageTeam(Team):
     def _policies(self) -> Mapping[str, TokenPolicy]:
         return cast(Mapping[str, TokenPolicy], self.models)
 
-    def _parted(self) -> dict[str, WeightSnapshot]:
+    def _parted_weights(self) -> dict[str, WeightSnapshot]:
         """Return the present weights of the models that no worker has whole."""
         models = self._policies()
         return {name: WeightSnapshot(models[name]) for name in self.agents if models[name].source is not None}

@@ -43,7 +43,7 @@ class Pb2Scheduler(PopulationScheduler):
     @override
     def explore(self, trials: Mapping[int, TrialStanding], donor: int, at: int, rng: np.random.Generator) -> JsonObject:
         keys = list(self.space)
-        times, points, changes = self._observed(trials, keys)
+        times, points, changes = self._observations(trials, keys)
         candidates = rng.random((CANDIDATES, len(keys)))
         if len(changes) < 2:
             best = candidates[0]
@@ -51,7 +51,7 @@ class Pb2Scheduler(PopulationScheduler):
             best = candidates[int(np.argmax(upper_bounds(times, points, changes, at / self.interval, candidates)))]
         return {key: from_unit(self.space[key], float(share)) for key, share in zip(keys, best, strict=True)}
 
-    def _observed(
+    def _observations(
         self, trials: Mapping[int, TrialStanding], keys: list[str]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return (N,) intervals, (N, D) points in the unit cube, (N,) changes of the score, oldest first."""
@@ -82,17 +82,17 @@ def upper_bounds(
         values: np.ndarray = np.exp(-square / (2 * length**2)) * (1 - forget) ** (np.abs(t[:, None] - t2[None]) / 2)
         return values
 
-    def fitted(theta: np.ndarray) -> Any:
+    def fit(theta: np.ndarray) -> Any:
         noise = math.exp(theta[2]) + JITTER
         return cho_factor(kernel(theta, times, points, times, points) + noise * np.eye(len(y)), lower=True)
 
     def loss(theta: np.ndarray) -> float:
-        factor = fitted(theta)
+        factor = fit(theta)
         return float(0.5 * y @ cho_solve(factor, y) + np.log(np.diag(factor[0])).sum())
 
     bounds = [(math.log(0.05), math.log(3.0)), (-6.0, 2.0), (math.log(1e-4), math.log(1.0))]
     theta = minimize(loss, np.array([math.log(0.5), -3.0, math.log(0.1)]), bounds=bounds, method="L-BFGS-B").x
-    factor = fitted(theta)
+    factor = fit(theta)
     cross = kernel(theta, np.full(len(candidates), now), candidates, times, points)
     mean = cross @ cho_solve(factor, y)
     variance = np.maximum(1 - (cross * cho_solve(factor, cross.T).T).sum(1), 0.0)

@@ -65,9 +65,9 @@ class PbtScheduler(PopulationScheduler):
 
     @override
     def explore(self, trials: Mapping[int, TrialStanding], donor: int, at: int, rng: np.random.Generator) -> JsonObject:
-        return {key: self._perturbed(key, value, rng) for key, value in trials[donor].values.items()}
+        return {key: self._perturb(key, value, rng) for key, value in trials[donor].values.items()}
 
-    def _perturbed(self, key: str, value: Any, rng: np.random.Generator) -> Any:
+    def _perturb(self, key: str, value: Any, rng: np.random.Generator) -> Any:
         dimension = self.space[key]
         if rng.random() < self.config.resample:
             return draw_value(dimension, rng)

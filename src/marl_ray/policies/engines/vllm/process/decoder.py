@@ -80,7 +80,7 @@ class VllmDecoder:
                     f"{self._version}"
                 )
             self._rows[token.handle].ids.append(token.id)
-        stopped = self._stopped([token.handle for token in sampled])
+        stopped = self._stopped_rows([token.handle for token in sampled])
         tokens, given_up = [], []
         for token in sampled:
             row = self._rows[token.handle]
@@ -117,7 +117,7 @@ class VllmDecoder:
         if handles:
             self._process.ask("remove", handles)
 
-    def _stopped(self, handles: Sequence[int]) -> set[int]:
+    def _stopped_rows(self, handles: Sequence[int]) -> set[int]:
         """Return the rows whose newest token completes a stop string."""
         by_stops: dict[tuple[str, ...], list[int]] = {}
         for handle in handles:
