@@ -41,7 +41,7 @@ def pytest_collection() -> None:
     hypothesis.settings.load_profile("untimed")
 
 
-SHARED_RAY = re.compile(r'^\s*(?:pytestmark = )?pytest\.mark\.shared_ray\("(\w+)"', re.MULTILINE)
+SHARED_RAY = re.compile(r'^\s*(?:pytestmark = \[?)?pytest\.mark\.shared_ray\("(\w+)"', re.MULTILINE)
 END_TO_END = (Path(__file__).parent / "e2e").resolve(strict=True)
 
 

@@ -53,7 +53,7 @@ class MedianSettings(SchedulerSettings):
     """Environment steps before the first decision."""
     interval: PositiveInt
     """Environment steps between decisions."""
-    least: int = Field(default=3, ge=1)
+    min_trials: int = Field(default=3, ge=1)
     """Configurations to compare with before any is stopped."""
 
 

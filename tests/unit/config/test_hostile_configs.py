@@ -73,7 +73,7 @@ HOSTILE = {
             "scheduler: {kind: ashaa, grace: 9}": "scheduler: 'ashaa' is unknown; did you mean asha",
             "scheduler: {kind: pbt, interval: 9, factors: [1]}": "scheduler.factors",
             "scheduler: {kind: pbt, interval: 9, factors: [1, -1]}": "scheduler.factors.1: expected a number greater",
-            "scheduler: {kind: median, grace: 9, laest: 3}": "'scheduler.laest'; did you mean scheduler.least?",
+            "scheduler: {kind: median, grace: 9, min_trails: 3}": "'scheduler.min_trails'; did you mean scheduler.min_",
             "seeds: [a]": "seeds.0: expected a whole number, got 'a'",
             "scheduler: asha": "missing key 'scheduler.grace'",
             "metric: {nmae: x}": "unknown key 'metric.nmae'; did you mean metric.name or metric.mode?",

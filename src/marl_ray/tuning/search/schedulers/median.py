@@ -31,7 +31,7 @@ class MedianScheduler(Scheduler):
     def decide(self, trials: Mapping[int, TrialStanding], more: int | None) -> TrialVerdicts:
         """Stop each waiting trial whose best score is below the median of the others' running averages.
 
-        At least `least` others must have come as far; all other waiting trials continue.
+        At least `min_trials` others must have come as far; all other waiting trials continue.
         """
         waiting = [trial for trial in trials.values() if trial.state == "waiting"]
         stop = frozenset(trial.number for trial in waiting if self._hopeless(trial, trials))
@@ -43,4 +43,4 @@ class MedianScheduler(Scheduler):
             for other in trials.values()
             if other.number != trial.number and trial.at in other.scores
         ]
-        return len(others) >= self.config.least and max(trial.scores.values()) < median(others)
+        return len(others) >= self.config.min_trials and max(trial.scores.values()) < median(others)
