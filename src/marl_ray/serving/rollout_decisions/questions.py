@@ -24,7 +24,7 @@ ENDS: tuple[End, ...] = get_args(End)
 
 
 @dataclass(frozen=True, slots=True)
-class TestResult:
+class ArmTest:
     """The result of one test of one treatment at one look."""
 
     name: str
@@ -160,7 +160,7 @@ def ask(
     alpha: float,
     min_outcomes: int,
     excludes_missing: bool = False,
-) -> TestResult:
+) -> ArmTest:
     """Test whether `HARM` or fitness for `PROMOTION` of a treatment is proven.
 
     With `excludes_missing`, units that do not report the metric do not count, so a proof must hold for the lowest and
@@ -187,7 +187,7 @@ def ask(
         evidence = question.plainly()
         # The test is of "treatment - 0.98 control" if the margin is a part of the control's mean.
         evidence = evidence._replace(gain=gain, bound=evidence.bound - (0.0 if relative is None else margin))
-    return TestResult(measure.name, arm, measure.better, max(margin, 0.0), alpha, treated, other, evidence, missing)
+    return ArmTest(measure.name, arm, measure.better, max(margin, 0.0), alpha, treated, other, evidence, missing)
 
 
 @dataclass(frozen=True, slots=True)

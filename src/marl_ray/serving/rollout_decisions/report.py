@@ -15,7 +15,7 @@ from marl_ray.serving.rollout_decisions.curve_cache import CurveRows
 from marl_ray.serving.rollout_decisions.questions import (
     HARM,
     PROMOTION,
-    TestResult,
+    ArmTest,
     TestRules,
     ask,
     measures_without_missing,
@@ -156,7 +156,7 @@ def _difference(arm: str, look: Look, config: ExperimentConfig, plan: RolloutPla
     return Interval(below.test.gain, max(below.test.bound, -most), min(above.test.bound, most))
 
 
-def _test(result: TestResult) -> dict[str, object]:
+def _test(result: ArmTest) -> dict[str, object]:
     gain, bound, e_value, proven = result.test
     return {
         "margin": result.margin,
@@ -181,7 +181,7 @@ def _reporting(reporting: Reporting) -> dict[str, object]:
     }
 
 
-def _guardrail(result: TestResult) -> dict[str, object]:
+def _guardrail(result: ArmTest) -> dict[str, object]:
     return {
         "name": result.name,
         "arm": result.arm,

@@ -33,8 +33,8 @@ from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.serving.rollout_decisions.questions import (
     HARM,
     PROMOTION,
+    ArmTest,
     Measure,
-    TestResult,
     TestRules,
     ask,
     guardrail_of,
@@ -92,11 +92,11 @@ class LookResults:
     """All results of one look at an experiment."""
 
     look: Look
-    harm: tuple[TestResult, ...]
+    harm: tuple[ArmTest, ...]
     """The tests of the outcome, by treatment."""
-    guardrails: tuple[TestResult, ...]
+    guardrails: tuple[ArmTest, ...]
     """The tests of guardrails, by treatment, then in the config's order."""
-    promotion: tuple[TestResult, ...]
+    promotion: tuple[ArmTest, ...]
     srm: Mismatch
     reporting: tuple[Reporting, ...]
     """The reporting of each metric whose missing values do not count, by metric, then treatment."""
@@ -133,7 +133,7 @@ def test_look(look: Look, record: ExperimentRecord, config: ExperimentConfig) ->
     """Test outcomes, guardrails and counts. The treatments share each alpha (Bonferroni)."""
     plan, excluded = record.plan, measures_without_missing(config)
 
-    def test_all(side: int, measure: Measure, alpha: float) -> tuple[TestResult, ...]:
+    def test_all(side: int, measure: Measure, alpha: float) -> tuple[ArmTest, ...]:
         share = alpha / len(plan.treatments) if plan.treatments else alpha
         rules: TestRules = {
             "alpha": share,
@@ -193,7 +193,7 @@ def _reporting(look: Look, record: ExperimentRecord, config: ExperimentConfig, m
     return reports
 
 
-def _lack(look: Look, control: str, config: ExperimentConfig, rail: TestResult) -> str | None:
+def _lack(look: Look, control: str, config: ExperimentConfig, rail: ArmTest) -> str | None:
     """Return a sentence that says why a guardrail cannot judge the arm; None if it can."""
     if rail.name != "error" and rail.name not in look.reported:  # the gateway itself records errors
         return f"no client has sent {rail.name!r} of a session, which a guardrail asks for"

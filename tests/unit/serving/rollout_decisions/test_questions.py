@@ -15,13 +15,13 @@ from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.missing_outcomes import mean_excess_beyond
 from marl_ray.experiments.statistics.moments import Moments
 from marl_ray.experiments.statistics.sequential import judge_harm, judge_promotion, scale_summary
-from marl_ray.serving.rollout_decisions.questions import HARM, PROMOTION, Measure, TestResult, ask
+from marl_ray.serving.rollout_decisions.questions import HARM, PROMOTION, ArmTest, Measure, ask
 
 PLAN = RolloutPlan("c", {"c": 9.0, "t": 1.0})
 PLAIN = Measure("outcome", "higher", 0.02, False, None, None)
 
 
-def answered(side: int, treatment: Summary, control: Summary, measure: Measure = PLAIN) -> TestResult:
+def answered(side: int, treatment: Summary, control: Summary, measure: Measure = PLAIN) -> ArmTest:
     arms = {"t": treatment, "c": control}
     return ask(side, Look({"outcome": arms}, {"outcome": {1: arms}}), measure, "t", PLAN, alpha=0.05, min_outcomes=50)
 
