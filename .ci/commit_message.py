@@ -10,9 +10,12 @@ because it is there to be squashed.
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 MAX_SUBJECT = 100
+MAX_EARLIER = 500
+"""Maximum number of earlier commits whose subjects new ones are compared with."""
 MAX_LINE = 130
 """Characters of a line of the body. A line of one word, such as an address, may be longer."""
 AREA = re.compile(r"[\w./-]+( [\w./-]+)?: \S")
@@ -50,10 +53,28 @@ def problems(base: str) -> list[str]:
 
     Raises subprocess.CalledProcessError if git knows no such commit, which it then says itself.
     """
-    command = ["git", "log", "-z", "--format=%h%n%B", f"{base}..HEAD"]
+    pairs = _messages(f"{base}..HEAD")
+    subjects = Counter(subject_of(message) for _, message in pairs)
+    subjects.update({subject_of(message) for _, message in _messages(base, f"--max-count={MAX_EARLIER}")})
+    mistakes = [(commit, problem(message) or repeated(subject_of(message), subjects)) for commit, message in pairs]
+    return [f"{commit}: {mistake}" for commit, mistake in mistakes if mistake]
+
+
+def subject_of(message: str) -> str:
+    """Return the first line of a message."""
+    return message.strip().partition("\n")[0]
+
+
+def repeated(subject: str, subjects: Counter[str]) -> str | None:
+    """Return the mistake of a subject that several commits have, as those of a branch that was merged and then rebased."""
+    return f"subject: expected one commit of this subject, got {subjects[subject]}" if subjects[subject] > 1 else None
+
+
+def _messages(*arguments: str) -> list[tuple[str, str]]:
+    """Return the short hash and the message of commits, the newest first."""
+    command = ["git", "log", "-z", "--format=%h%n%B", *arguments]
     messages = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split("\0")
-    pairs = [message.partition("\n") for message in messages if message]
-    return [f"{commit}: {mistake}" for commit, _, message in pairs if (mistake := problem(message))]
+    return [(commit, text) for commit, _, text in (message.partition("\n") for message in messages if message)]
 
 
 def main(arguments: list[str]) -> str | None:

@@ -192,3 +192,16 @@ def test_ci_checks_the_last_commit_of_a_branch_that_is_new_or_was_forced(clone):
         assert check(clone, base).returncode == 0
     clone.commit("A new one")
     assert check(clone, "0" * 40).returncode == 1
+
+
+def test_ci_refuses_a_subject_that_the_history_has(clone):
+    clone.commit("lint: sort an import" + WHY)
+    base = clone.git("rev-parse", "HEAD")
+    clone.commit("lint: sort another import" + WHY)
+    assert check(clone, base).returncode == 0
+    clone.commit("lint: sort an import" + WHY)  # a branch that was merged, rebased and merged again
+    done = check(clone, base)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"{clone.git('log', '-1', '--format=%h')}: subject: expected one commit of this subject, got 2"
+    ]

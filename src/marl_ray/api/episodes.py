@@ -53,16 +53,16 @@ def evaluate_episodes(options: EpisodeOptions) -> EpisodeScores:
     from marl_ray.policies.bundles.manifest import Manifest, local_folder, read_manifest
     from marl_ray.training.evaluation.play_bundle import play_bundle
 
-    for name, least, most in (
+    for name, minimum, maximum in (
         ("episodes", 1, MAX_COPIES),
         ("seed", 0, MAX_SEED),
         ("max_steps", 1, MAX_EVALUATION_STEPS),
     ):
         value = getattr(options, name)
-        if not isinstance(value, int) or value < least:
-            raise FieldError(name, f"expected a whole number of {least} or more, got {value!r}")
-        if value > most:
-            raise FieldError(name, f"expected a whole number of at most {most}, got {value}")
+        if not isinstance(value, int) or value < minimum:
+            raise FieldError(name, f"expected a whole number of {minimum} or more, got {value!r}")
+        if value > maximum:
+            raise FieldError(name, f"expected a whole number of at most {maximum}, got {value}")
     with local_folder(options.policy, resolve_tracking_uri(options.tracking_uri)) as folder:
         manifest = read_manifest(folder)
         if not isinstance(manifest, Manifest):

@@ -39,8 +39,8 @@ def gae(
     estimated by itself; then the results are (B, T, K) too. `rewards` must be finite everywhere, `values` at own steps,
     `bootstrap` at cuts.
     """
-    by = gae_by_row if rewards.device.type == "cpu" else gae_by_step
-    return by(rewards, values, bootstrap, mask, terminated, truncated, gamma, lam)
+    estimate = gae_by_row if rewards.device.type == "cpu" else gae_by_step
+    return estimate(rewards, values, bootstrap, mask, terminated, truncated, gamma, lam)
 
 
 def gae_by_row(

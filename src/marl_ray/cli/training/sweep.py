@@ -80,5 +80,5 @@ def _trials(loaded: "SweepConfig") -> list[dict[str, object]]:
 
     check_sweep(loaded)
     search = SEARCHES[loaded.search.kind](loaded)
-    most = loaded.budget.trials or (10**6 if loaded.search.kind == "grid" else 10)
-    return list(itertools.takewhile(lambda values: values is not None, map(search.ask, range(most))))  # type: ignore[arg-type]
+    max_trials = loaded.budget.trials or (10**6 if loaded.search.kind == "grid" else 10)
+    return list(itertools.takewhile(lambda values: values is not None, map(search.ask, range(max_trials))))  # type: ignore[arg-type]

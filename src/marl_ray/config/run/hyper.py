@@ -107,7 +107,8 @@ class HyperParameters(Config):
     multiplier_init: NonNegativeFloat = 0.0
     """First value of the Lagrange multipliers."""
     multiplier_lr: PositiveFloat = 0.005
-    """Step of a multiplier per batch, for a relative violation of one."""
+    """PPO-Lagrangian: about the step of a multiplier per batch, whatever the size of the violation (Adam). MAPPO-Lagrangian:
+    its step after each gradient step, for a relative violation of one."""
     multiplier_damping: NonNegativeFloat = 0.4
     """Added to the cost's weight per relative violation of the last batch, for as long as it lasts; 0 is the undamped
     algorithm of the paper, whose policy and multiplier circle around the budget."""

@@ -12,7 +12,7 @@ from marl_ray.config import spec_of
 from marl_ray.conformance.algorithm import truth
 from marl_ray.conformance.algorithm.game_run import (
     STILL_LEARNING_RATE,
-    UNLIMITED_BUDGET,
+    UNLIMITED,
     GameRun,
     GridPoint,
     whole_episodes,
@@ -27,7 +27,7 @@ FIRST_STEP_SETTINGS = {
     "epochs": 1,
     "minibatches": 1,
     "entropy_coef": 0.0,
-    "max_grad_norm": UNLIMITED_BUDGET,
+    "max_grad_norm": UNLIMITED,
     "gamma": 1.0,
     "gae_lambda": 0.7,
     "cost_gamma": 1.0,

@@ -21,7 +21,7 @@ from marl_ray.conformance.algorithm.comparing import (
     describe_difference,
     first_update,
 )
-from marl_ray.conformance.algorithm.game_run import UNLIMITED_BUDGET, GameRun, GridPoint
+from marl_ray.conformance.algorithm.game_run import UNLIMITED, GameRun, GridPoint
 from marl_ray.conformance.algorithm.games import POLICY_NAMES, SIGNAL_COUNT, STATE_COUNT, GameRules
 
 
@@ -31,7 +31,7 @@ def cost_gradient(algorithm: str, case: GridPoint) -> Difference:
         algorithm,
         case,
         hyper=FIRST_STEP_SETTINGS | {"multiplier_init": 1.0},
-        budgets=(0.9, UNLIMITED_BUDGET),
+        budgets=(0.9, UNLIMITED),
         rewarded=False,
         mixed=True,
     )
@@ -161,7 +161,7 @@ def multipliers(algorithm: str, case: GridPoint) -> Difference:
         ):
             shift = now[1 + signal] - start[1 + signal]
             change = learner_access.implied_cost(old, new) - measured[1 + signal]
-            problem = _shift(f"the change of J_c that policy {number + 1}'s multiplier follows", change, shift)
+            problem = describe_shift(f"the change of J_c that policy {number + 1}'s multiplier follows", change, shift)
             if problem:
                 return problem
         members = slice(number * case.agents, (number + 1) * case.agents)
@@ -191,13 +191,14 @@ def multiplier_steps(algorithm: str, case: GridPoint) -> Difference:
         old, new = (learner_access.multipliers(game_run)[number][signal] for game_run in (once, twice))
         change = learner_access.implied_cost(old, new) - measured[1 + signal]
         shift = now[1 + signal] - start[1 + signal]
-        problem = _shift("the change of J_c that the second gradient step's multiplier follows", change, shift)
+        problem = describe_shift("the change of J_c that the second gradient step's multiplier follows", change, shift)
         if problem:
             return problem
     return None
 
 
-def _shift(what: str, measured: float, true: float) -> Difference:
+def describe_shift(what: str, measured: float, true: float) -> Difference:
+    """Return a sentence about a change of a cost that is not the true one; None within 5 %, and 2e-4 for small changes."""
     if abs(measured - true) <= 0.05 * abs(true) + 2e-4:
         return None
     return f"{what} is {measured:.5f}, the true one {true:.5f}" + (f", {measured / true:.2f} times" if true else "")
@@ -213,7 +214,7 @@ def lands_on_budget(algorithm: str, case: GridPoint) -> Difference:
         algorithm,
         case,
         hyper=FIRST_STEP_SETTINGS | {"trust_region": 1e-5, "cg_damping": 1e-6, "cg_iterations": 30},
-        budgets=(measured - excess, UNLIMITED_BUDGET),
+        budgets=(measured - excess, UNLIMITED),
         mixed=True,
     )
     start = truth.expected_returns(game_run.rules, game_run.uniform, game_run.after)[1]

@@ -36,7 +36,8 @@ from marl_ray.trajectories import Trajectories
 
 STILL_LEARNING_RATE = 1e-30
 """A learning rate that moves nothing."""
-UNLIMITED_BUDGET = 1e9
+UNLIMITED = 1e9
+"""A budget, a clip or a norm that no game of these reaches."""
 _COLLECTOR_STATES: dict[object, dict[str, object]] = {}
 """Collectors' states, by the game and the number of cost signals; they depend on nothing else."""
 
@@ -94,7 +95,7 @@ class GameRun:
     algorithm: str
     case: GridPoint
     hyper: Mapping[str, Any] = field(default_factory=dict)
-    budgets: Sequence[float] = (UNLIMITED_BUDGET, UNLIMITED_BUDGET)
+    budgets: Sequence[float] = (UNLIMITED, UNLIMITED)
     game: Mapping[str, Any] = field(default_factory=dict)
     mixed: bool = False
     """True if copies stand at all steps of the episode, and not all at the same."""

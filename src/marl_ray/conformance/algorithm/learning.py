@@ -14,7 +14,7 @@ from marl_ray.conformance.algorithm.comparing import (
     max_steps,
 )
 from marl_ray.conformance.algorithm.game_run import (
-    UNLIMITED_BUDGET,
+    UNLIMITED,
     GameRun,
     GridPoint,
     default_hyper,
@@ -86,7 +86,7 @@ def value_clip(algorithm: str, case: GridPoint) -> Difference:
     """Check that before any gradient step the value clip takes no gradient away."""
     game_runs = [
         begin(algorithm, case, hyper=FIRST_STEP_SETTINGS | {"value_clip": clip}, mixed=True)
-        for clip in (0.2, UNLIMITED_BUDGET)
+        for clip in (0.2, UNLIMITED)
     ]
     for iteration in range(2):
         for game_run in game_runs:

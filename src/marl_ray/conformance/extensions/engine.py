@@ -73,15 +73,16 @@ def _sampling(engine: Engine, policy: TokenPolicy) -> Iterator[CheckedProperty]:
 def _lengths(responses: Sequence[Completion], policy: TokenPolicy) -> str | None:
     if len(responses) != len(PROMPTS):
         return f"{len(responses)} responses to {len(PROMPTS)} prompts"
-    most = policy.generation.max_tokens
+    max_tokens = policy.generation.max_tokens
     for number, response in enumerate(responses):
-        if not 0 < len(response.ids) <= most or len(response.ids) != len(response.log_probs):
-            return f"response {number}: {len(response.ids)} ids, {len(response.log_probs)} log_probs, max_tokens {most}"
+        if not 0 < len(response.ids) <= max_tokens or len(response.ids) != len(response.log_probs):
+            counts = f"{len(response.ids)} ids, {len(response.log_probs)} log_probs"
+            return f"response {number}: {counts}, max_tokens {max_tokens}"
         at_end = response.ids[-1] in policy.end_tokens
         if response.ended != at_end or any(token in policy.end_tokens for token in response.ids[:-1]):
             return f"response {number}: ended is {response.ended}, and its ids are {response.ids}"
-        if not response.ended and len(response.ids) < most:
-            return f"response {number}: neither an end token nor {most} tokens"
+        if not response.ended and len(response.ids) < max_tokens:
+            return f"response {number}: neither an end token nor {max_tokens} tokens"
         if response.version != policy.version:
             return f"response {number}: version is {response.version}, expected the policy's, {policy.version}"
     return None

@@ -172,9 +172,9 @@ class Writer:
                 raise MarlRayError(f"{problem.task_id}: {error}") from error
             first.append((problem.task_id, name, ids))
         task_id, name, ids = max(first, key=lambda prompt: len(prompt[2]))
-        most, context = self.generations[name].max_tokens, self.authors.policies[name].config.context
+        max_tokens, context = self.generations[name].max_tokens, self.authors.policies[name].config.context
         try:
-            check_fits(ids, most, context, f"{task_id}: prompt")
+            check_fits(ids, max_tokens, context, f"{task_id}: prompt")
         except MarlRayError as error:
             raise MarlRayError(f"{error} (team.{name}.model.context when the policy is trained)") from error
 

@@ -92,7 +92,7 @@ class Endpoints:
     def acting_routers(self, name: object) -> Sequence[Router]:
         """Return the experiments behind a name that hold arms, newest first, so that acts skip ended ones.
 
-        All experiments behind the name if none holds arms. Raises RequestError as `served` does.
+        All experiments behind the name if none holds arms. Raises RequestError as `routers_of` does.
         """
         routers = self.routers_of(name)
         return routers if len(routers) == 1 else self._acting[routers[0].config.served_as]

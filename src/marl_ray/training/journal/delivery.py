@@ -62,7 +62,7 @@ def read_mark(filesystem: fs.FileSystem, folder: str, name: str) -> Mark:
 def mark_of(stored: Any) -> Mark:
     """Return the mark that a file of plain data holds.
 
-    Returns None for no file, and the mark of a new sink for anything else.
+    For no file, or anything that is no mark, it is that of a new sink.
     """
     try:
         mark = Mark(**(stored or {}))

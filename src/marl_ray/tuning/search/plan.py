@@ -140,12 +140,12 @@ class SweepPlan:
 
         It is None if only the budget of hours or steps ends them.
         """
-        number, most = len(self.records.trials), self.config.budget.trials
+        number, max_trials = len(self.records.trials), self.config.budget.trials
         if self.exhausted:
             return 0
         if isinstance(self.search, GridSearch):
-            most = min(len(self.search.listed), sys.maxsize if most is None else most)
-        return None if most is None else max(0, most - number)
+            max_trials = min(len(self.search.listed), sys.maxsize if max_trials is None else max_trials)
+        return None if max_trials is None else max(0, max_trials - number)
 
     def leg_end(self, record: TrialRecord) -> int | None:
         """Return the environment steps at which the record's next leg ends; None for the end of training."""

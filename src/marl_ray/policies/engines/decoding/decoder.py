@@ -240,10 +240,10 @@ def _most_likely(rows: list[_Row], logits: Tensor, temperature: float) -> list[t
 
     They are as many as the row's prompt asks for by its `top`.
     """
-    most = max(row.prompt.top for row in rows)
-    if not most:
+    max_top = max(row.prompt.top for row in rows)
+    if not max_top:
         return [()] * len(rows)
-    likeliest = torch.log_softmax(logits.float() / temperature, -1).topk(min(most, logits.shape[-1]))
+    likeliest = torch.log_softmax(logits.float() / temperature, -1).topk(min(max_top, logits.shape[-1]))
     pairs = zip(likeliest.indices.tolist(), likeliest.values.tolist(), rows, strict=True)
     return [tuple(zip(ids, values, strict=True))[: row.prompt.top] for ids, values, row in pairs]
 
