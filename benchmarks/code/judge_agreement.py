@@ -96,11 +96,11 @@ class Mutation(ast.NodeTransformer):
             return ast.copy_location(ast.Constant(node.value + 1), node)
         return node
 
-    def removed(self, node: ast.stmt) -> ast.AST:
+    def remove_statement(self, node: ast.stmt) -> ast.AST:
         """Either nothing in its place, or changed further inside."""
         return ast.copy_location(ast.Pass(), node) if self.is_place() else self.generic_visit(node)
 
-    visit_Assign = visit_AugAssign = visit_Return = visit_Expr = visit_For = visit_If = visit_While = removed
+    visit_Assign = visit_AugAssign = visit_Return = visit_Expr = visit_For = visit_If = visit_While = remove_statement
 
 
 def mutants(code: str, count: int, seed: str) -> Iterator[str]:
@@ -137,7 +137,7 @@ def programs(data: Path) -> Iterator[Program]:
                 yield Program(name, problem.task_id, "mutant", "", mutant, parts[0], parts[1], 3.0, parts[3])
 
 
-def official(python: Path, programs: Sequence[Program], threads: int) -> list[str]:
+def run_official_harness(python: Path, programs: Sequence[Program], threads: int) -> list[str]:
     """The verdict of the official harness."""
     keys = ("prompt", "completion", "test", "entry_point", "timeout")
     lines = "".join(json.dumps({key: getattr(program, key) for key in keys}) + "\n" for program in programs)
@@ -146,7 +146,7 @@ def official(python: Path, programs: Sequence[Program], threads: int) -> list[st
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def in_our_sandbox(pool: Pool, programs: Sequence[Program], threads: int) -> list[str]:
+def judge_in_official_mode(pool: Pool, programs: Sequence[Program], threads: int) -> list[str]:
     """The verdict of official mode."""
     with ThreadPoolExecutor(threads) as workers:
         return list(
@@ -154,7 +154,7 @@ def in_our_sandbox(pool: Pool, programs: Sequence[Program], threads: int) -> lis
         )
 
 
-def hardened(pool: Pool, programs: Sequence[Program], threads: int) -> list[str]:
+def judge_in_hardened_mode(pool: Pool, programs: Sequence[Program], threads: int) -> list[str]:
     """The verdict of hardened mode."""
 
     def judge(program: Program) -> str:
@@ -193,18 +193,18 @@ def main() -> None:
     judged = judged[:: max(1, len(judged) // options.limit)] if options.limit else judged
     with make_pool(options.threads, {"numpy"}, Level.LIMITS) as pool:
         times, verdicts = {}, {}
-        for name, run in (("ours", in_our_sandbox), ("hardened", hardened)):
+        for name, run in (("ours", judge_in_official_mode), ("hardened", judge_in_hardened_mode)):
             begin = time.perf_counter()
             verdicts[name] = run(pool, judged, options.threads)
             times[name] = time.perf_counter() - begin
             print(f"{name}: {len(judged)} programs in {times[name]:.0f} s", flush=True)
         begin = time.perf_counter()
-        reference = official(python, judged, options.threads)
+        reference = run_official_harness(python, judged, options.threads)
         times["official"] = time.perf_counter() - begin
         print(f"official: {len(judged)} programs in {times['official']:.0f} s", flush=True)
         first = [i for i, (a, b) in enumerate(zip(reference, verdicts["ours"], strict=True)) if a != b]
         again = [judged[i] for i in first]
-        second = zip(first, official(python, again, 1), in_our_sandbox(pool, again, 1), strict=True)
+        second = zip(first, run_official_harness(python, again, 1), judge_in_official_mode(pool, again, 1), strict=True)
         differ = [(judged[i], a, b) for i, a, b in second if a != b]
         level = pool.level.name.lower()
     report(judged, reference, verdicts, differ, len(first), times, level)

@@ -150,7 +150,7 @@ def learning(python: Path, tasks: Sequence[str], seeds: int) -> list[dict[str, A
                 measures |= {key: [] for key in ("peer", "own", "peer_start", "own_start")}
                 for seed in range(seeds):
                     peer = run_peer(python, task, setting, updates, f"--lr={rate}", f"--seed={seed}", "--decay")
-                    batches = reached(peer["returns"], setting, TARGETS[task])
+                    batches = count_batches_to_target(peer["returns"], setting, TARGETS[task])
                     seconds = None if batches is None else peer["outside"] + batches / updates * peer["seconds"]
                     measures["peer"].append(seconds)
                     measures["peer_start"].append(peer["outside"])
@@ -163,7 +163,9 @@ def learning(python: Path, tasks: Sequence[str], seeds: int) -> list[dict[str, A
                         "hyper.lr_decay=true",
                         f"seed={seed}",
                     )
-                    batches = reached([row.get("return") for row in our_run["rows"]], setting, TARGETS[task])
+                    batches = count_batches_to_target(
+                        [row.get("return") for row in our_run["rows"]], setting, TARGETS[task]
+                    )
                     ended = None if batches is None else our_run["rows"][batches - 1]["timestamp"] - our_run["begun"]
                     measures["own"].append(ended)
                     measures["own_start"].append(our_run["rows"][0]["timestamp"] - our_run["begun"])
@@ -172,7 +174,9 @@ def learning(python: Path, tasks: Sequence[str], seeds: int) -> list[dict[str, A
     return measured
 
 
-def reached(returns: Sequence[float | None], setting: tuple[int, int, int], target: float) -> int | None:
+def count_batches_to_target(
+    returns: Sequence[float | None], setting: tuple[int, int, int], target: float
+) -> int | None:
     """Batches until the mean of the last WINDOW steps' `returns`, one of each batch, is the target; None if it never is."""
     copies, steps, _ = setting
     window = math.ceil(WINDOW / (copies * steps))
@@ -229,24 +233,24 @@ def learning_table(rows: list[dict[str, Any]]) -> str:
     for task in SETTINGS:
         best = {}
         for side in ("peer", "own"):
-            best[side] = min((row for row in rows if row["task"] == task), key=lambda row: typical(row[side]))
+            best[side] = min((row for row in rows if row["task"] == task), key=lambda row: median_seconds(row[side]))
         cells = []
         for side in ("peer", "own"):
             row = best[side]
-            if math.isinf(typical(row[side])):
+            if math.isinf(median_seconds(row[side])):
                 cells += ["never in most seeds", "", ""]
             else:
                 seconds = median_range([math.inf if each is None else each for each in row[side]], 1).replace(
                     "inf", "never"
                 )
                 cells += [seconds, f"{statistics.median(row[f'{side}_start']):.1f}", _setting(row)]
-        peer_s, product_s = (typical(best[side][side]) for side in ("peer", "own"))
+        peer_s, product_s = (median_seconds(best[side][side]) for side in ("peer", "own"))
         ratio = "" if math.isinf(peer_s) or math.isinf(product_s) else f"{peer_s / product_s:.2f}"
         lines.append(f"| {task} | {' | '.join(cells)} | {ratio} |")
     return "\n".join([*lines, ""])
 
 
-def typical(seconds: Sequence[float | None]) -> float:
+def median_seconds(seconds: Sequence[float | None]) -> float:
     """The median over seeds, of which one that never got there (None) took longer than all others."""
     return statistics.median(math.inf if each is None else each for each in seconds)
 

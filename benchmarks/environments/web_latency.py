@@ -75,9 +75,9 @@ def measure_actions(rounds: int) -> Milliseconds:
         context, page = chromium.run(open_page(chromium, env.sites["shopping"]), WAIT_S, "opening a page")
 
         def act(name: str, action: str, bare: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-            measured[name]["env"].append(timed(lambda: env.step(action)))
+            measured[name]["env"].append(time_call(lambda: env.step(action)))
             assert not env.infos[AGENT].get("ending"), env.infos
-            measured[name]["bare"].append(timed(lambda: chromium.run(bare(), WAIT_S, name)))
+            measured[name]["bare"].append(time_call(lambda: chromium.run(bare(), WAIT_S, name)))
 
         box = page.get_by_role("textbox")
         for _ in range(rounds):
@@ -106,8 +106,8 @@ def measure_openings(rounds: int) -> Milliseconds:
             url = env.session.url
             for k in range(1, rounds + 1):
                 env.step("stop")
-                times["env"].append(timed(lambda: env.reset(options={"index": k})))  # noqa: B023
-                times["bare"].append(timed(lambda: chromium.run(opened(chromium, url), WAIT_S, "opening")))  # noqa: B023
+                times["env"].append(time_call(lambda: env.reset(options={"index": k})))  # noqa: B023
+                times["bare"].append(time_call(lambda: chromium.run(visit_page(chromium, url), WAIT_S, "opening")))  # noqa: B023
         measured[name] = times
     return measured
 
@@ -120,7 +120,7 @@ async def open_page(chromium: Chromium, url: str) -> tuple[Any, Any]:
     return context, page
 
 
-async def opened(chromium: Chromium, url: str) -> None:
+async def visit_page(chromium: Chromium, url: str) -> None:
     """Open a context with a page, and close it."""
     context, _ = await open_page(chromium, url)
     await context.close()
@@ -145,7 +145,7 @@ def number(env: BrowserEnv, pattern: str) -> str:
     return match[1]
 
 
-def timed(call: Callable[[], object]) -> float:
+def time_call(call: Callable[[], object]) -> float:
     """Milliseconds that a call takes."""
     begun = time.perf_counter()
     call()

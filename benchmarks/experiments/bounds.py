@@ -194,7 +194,7 @@ def decision_times(
             check(drawn, case, margin)
         hit = bets(drawn, case, side, margin) >= limit
         exact.append(np.where(hit.any(1), hit.argmax(1) + 1.0, np.inf))
-        if not normal_too(case):
+        if not shows_normal_mixture(case):
             continue
         with np.errstate(invalid="ignore", divide="ignore"):
             hit = evidence(looks(drawn, case), margin, side, False) > limit
@@ -202,17 +202,17 @@ def decision_times(
     return [np.concatenate(part) for part in (exact, normal) if part]
 
 
-def normal_too(case: Case) -> bool:
+def shows_normal_mixture(case: Case) -> bool:
     """True if the normal mixture is shown: it compares within epochs, and other rows have it with missing outcomes."""
     return isinstance(case.share, float) and case.reports is None
 
 
 def errors_of(case: Case, times: list[Any]) -> list[float | None]:
     final_shares = [float(np.isfinite(hits).mean()) for hits in times]
-    return final_shares if normal_too(case) else [*final_shares, None]
+    return final_shares if shows_normal_mixture(case) else [*final_shares, None]
 
 
-def bounded(runs: int, alpha: float, evidence: Evidence) -> dict[str, Any]:
+def simulate_bounded_outcomes(runs: int, alpha: float, evidence: Evidence) -> dict[str, Any]:
     """All rows, plain data."""
     rows: dict[str, Any] = {"runs": runs, "units": UNITS, "promotions": {}, "rollbacks": {}, "delays": {}}
     for seed, (name, case) in enumerate(AT_MARGIN.items()):

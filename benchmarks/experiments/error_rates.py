@@ -22,7 +22,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 import numpy as np
 from scipy.special import betaincinv, log_ndtr, stdtr
 
-from benchmarks.experiments.bounds import bounded
+from benchmarks.experiments.bounds import simulate_bounded_outcomes
 from benchmarks.experiments.bounds import table as bounded_table
 from benchmarks.experiments.missing import MISSING, missing_delays, missing_errors, missing_table
 from benchmarks.experiments.streams import (
@@ -129,7 +129,7 @@ def check(looks: Looks, margin: float, binary: bool) -> None:
                 assert test.proven == (evidence[at] > -math.log(ALPHA)), at
 
 
-def welch_peeked(looks: Looks) -> np.ndarray:
+def welch_p_values(looks: Looks) -> np.ndarray:
     """One-sided Welch p-values of "treatment is worse", at every allowed look; 1 before."""
     n_t, n_c, mean_t, mean_c, var_t, var_c = looks
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -149,7 +149,7 @@ def error_rates(name: str, scenario: Scenario, runs: int, seed: int) -> Errors:
         if not k:
             check(looks, 0.0, binary)
         rollbacks.append((log_evidence(looks, 0.0, -1, binary) > limit).any(1))
-        peeked.append((welch_peeked(looks) < ALPHA).any(1))
+        peeked.append((welch_p_values(looks) < ALPHA).any(1))
         if at_margin is None:
             lower = looks._replace(mean_t=looks.mean_t - margin)
             promotions.append((log_evidence(lower, margin, 1, binary) > limit).any(1))
@@ -175,7 +175,7 @@ def delays(effect: float, runs: int, seed: int) -> dict[str, Any]:
         rng = np.random.default_rng([seed, k])
         looks = two_arms(lambda rng, size: gaussian(rng, size) - effect, gaussian)(rng, CHUNK)
         by_test["harm test"].append(first_look(log_evidence(looks, 0.0, -1) > -math.log(ALPHA)))
-        by_test["Welch peeked at"].append(first_look(welch_peeked(looks) < ALPHA))
+        by_test["Welch peeked at"].append(first_look(welch_p_values(looks) < ALPHA))
         equal = looks._replace(mean_t=looks.mean_t + effect)
         by_test[PROMOTION].append(first_look(log_evidence(equal, effect, 1) > -math.log(ALPHA)))
     delay_of: dict[str, Any] = {}
@@ -199,7 +199,7 @@ def finite(value: float) -> int | None:
     return int(value) if math.isfinite(value) else None
 
 
-def watched_table(keys: int) -> dict[str, Any]:
+def watch_assignment_tables(keys: int) -> dict[str, Any]:
     """Shares of an assignment table over many units, watched at every thousandth; and a table that loses 2 % of one arm."""
     weights = {"control": 0.7, "first": 0.2, "second": 0.1}
     assignment, counts, lossy = (
@@ -369,8 +369,8 @@ def main() -> None:
         "missing": missing,
         "missing_delays": missing_delays(runs, 3_000, log_evidence, ALPHA),
         "delays": {str(effect): delays(effect, runs, 2_000 + k) for k, effect in enumerate(EFFECTS)},
-        "bounded": bounded(runs, ALPHA, log_evidence),
-        "srm": watched_table(100 * runs) | {"runs": runs, "alarms": srm_errors(runs, 4_000)},
+        "bounded": simulate_bounded_outcomes(runs, ALPHA, log_evidence),
+        "srm": watch_assignment_tables(100 * runs) | {"runs": runs, "alarms": srm_errors(runs, 4_000)},
     }
     result["seconds"] = time.perf_counter() - started
     text = table(result)

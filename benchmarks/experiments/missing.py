@@ -181,13 +181,15 @@ def alarms_of(reports: Looks, evidence: Evidence) -> np.ndarray:
     return np.maximum(*alarms) > limit
 
 
-def watched(case: Missing, reports: Looks, evidence: Evidence) -> np.ndarray:
+def watch_reports(case: Missing, reports: Looks, evidence: Evidence) -> np.ndarray:
     """The alarms, where what is missing does not count; else nothing is missing."""
     alarms = alarms_of(reports, evidence)
     return alarms if case.value is None else np.zeros_like(alarms)
 
 
-def _as_they_come(case: Missing, rng: np.random.Generator, runs: int, evidence: Evidence, limit: float) -> np.ndarray:
+def _judge_as_they_come(
+    case: Missing, rng: np.random.Generator, runs: int, evidence: Evidence, limit: float
+) -> np.ndarray:
     """True where harm is ever proven by the outcomes that have come so far."""
     arms = []
     for delay in case.as_they_come or ():
@@ -215,15 +217,15 @@ def missing_errors(name: str, case: Missing, runs: int, seed: int, evidence: Evi
     for k in range(runs // CHUNK):
         rng = np.random.default_rng([seed, k])
         arms = _arms(rng, case)
-        alarm = watched(case, reports_of(arms), evidence)
+        alarm = watch_reports(case, reports_of(arms), evidence)
         rollbacks.append(((proof(case, arms, -1, evidence) > limit) & ~alarm).any(1))
         alarmed.append(alarm.any(1))
         careless.append((evidence(looks_of(arms, 0.0, case.value), 0.0, -1) > limit).any(1))
         if case.as_they_come is not None:
-            coming.append(_as_they_come(case, rng, CHUNK, evidence, limit))
+            coming.append(_judge_as_they_come(case, rng, CHUNK, evidence, limit))
         arms = _arms(rng, case.at_margin())
         proven = proof(case, arms, 1, evidence) > limit
-        promotions.append((proven & ~watched(case, reports_of(arms), evidence)).any(1))
+        promotions.append((proven & ~watch_reports(case, reports_of(arms), evidence)).any(1))
     shares = tuple(arm.ones * arm.of_ones + (1 - arm.ones) * arm.of_zeros for arm in (case.treatment, case.control))
 
     def share(times: list[np.ndarray]) -> float:

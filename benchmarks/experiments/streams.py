@@ -113,7 +113,7 @@ def epochs(parts: Sequence[tuple[int, float, float]]) -> Any:
                 n = np.maximum(sums[0], 1e-9)
                 mean = sums[1] / n
                 strata[-1].append((sums[0], mean, np.maximum(sums[2] - n * mean**2, 0)))
-        looks = _stratified(strata)
+        looks = _pool_at_looks(strata)
         for at in ((0, -1), (1, len(shares) // (4 * STEP))):
             pairs = [tuple(_summary(*(float(part[at]) for part in arm)) for arm in arms) for arms in strata]
             for summary, arm in zip(pool_strata(pairs), (0, 1), strict=True):
@@ -129,7 +129,7 @@ def _summary(n: float, mean: float, squares: float) -> Summary:
     return Summary(int(n), mean, squares / (n - 1) if n > 1 else 0.0)
 
 
-def _stratified(strata: Any) -> Looks:
+def _pool_at_looks(strata: Any) -> Looks:
     """`unit_clusters.pool_strata` at every look; strata have both arms' counts, means and squared deviations."""
     both = np.stack([(first[0] > 0) & (other[0] > 0) for first, other in strata])
     n, mean, squares = (np.stack([[arm[k] for arm in arms] for arms in strata]) for k in range(3))

@@ -75,7 +75,7 @@ class Clock:
             total[0] += time.perf_counter() - wall
             total[1] += time.process_time() - cpu
 
-    def timed(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def time_calls(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **named: Any) -> Any:
             with self(phase):
                 return function(*arguments, **named)
@@ -125,8 +125,8 @@ def train(options: argparse.Namespace) -> None:
     engine, tokenizer = make_engine(sampler), sampler.tokenizer
     player = TokenPlayer(sampler, engine, ["agent"], ValueNorm())
     clock, steps, difference = Clock(), [], 0.0
-    learner.policy.model.evaluate = clock.timed("evaluation", learner.policy.model.evaluate)
-    learner.policy.family.refresh = clock.timed("refresh", learner.policy.family.refresh)
+    learner.policy.model.evaluate = clock.time_calls("evaluation", learner.policy.model.evaluate)
+    learner.policy.family.refresh = clock.time_calls("refresh", learner.policy.family.refresh)
     every = texts(options.steps)
     shared = PROMPTS // options.share
     for step in range(options.steps):

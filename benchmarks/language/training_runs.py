@@ -137,7 +137,7 @@ def train(job: Job) -> dict[str, Any]:
     with process_group():
         run = Run(config, torch.device("cpu"))
         programs = _time_programs(run.collector)
-        before = held_out(run, SAMPLES)
+        before = play_held_out(run, SAMPLES)
         curve, rows, gaps, tokens = [[0, 0, _mean(before["passes"])]], [], [], 0
         print(f"{job.kind} {job.algorithm} seed {job.seed} begins: held-out {curve[0][2]:.1%}", flush=True)
         run.clock.read(0)
@@ -151,14 +151,14 @@ def train(job: Job) -> dict[str, Any]:
             rows.append([seconds, rollout - sum(programs), sum(programs), update, row["tokens"], row["env/pass"]])
             gaps += [value for name, value in row.items() if name.endswith("engine/log_prob_gap")]
             if run.iteration % EVERY == 0:
-                curve.append([run.iteration, tokens, _mean(held_out(run, 1)["passes"])])
+                curve.append([run.iteration, tokens, _mean(play_held_out(run, 1)["passes"])])
                 run.clock.read(0)
                 print(
                     f"{job.kind} {job.algorithm} seed {job.seed}, iteration {run.iteration}: {tokens} tokens, training "
                     f"{row['env/pass']:.1%}, held-out {curve[-1][2]:.1%}, {seconds:.1f} s",
                     flush=True,
                 )
-        after = held_out(run, SAMPLES)
+        after = play_held_out(run, SAMPLES)
         curve.append([run.iteration, tokens, _mean(after["passes"])])
         run.close()
     return {
@@ -176,7 +176,7 @@ def train(job: Job) -> dict[str, Any]:
     }
 
 
-def held_out(run: Any, samples: int) -> dict[str, Any]:
+def play_held_out(run: Any, samples: int) -> dict[str, Any]:
     """Every held-out task, sampled: pass@1 and that of the first program by task; tokens of a mean episode."""
     env = run.collector.copies[0].env.unwrapped
     tasks = range(min(HELD_OUT, env.held_out))
@@ -195,12 +195,12 @@ def _time_programs(collector: Any) -> list[float]:
     times: list[float] = []
     plain = collector.side_by_side
 
-    def timed(*arguments: Any) -> None:
+    def time_wave(*arguments: Any) -> None:
         began = time.perf_counter()
         plain(*arguments)
         times.append(time.perf_counter() - began)
 
-    collector.side_by_side = timed
+    collector.side_by_side = time_wave
     return times
 
 

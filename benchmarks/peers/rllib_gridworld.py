@@ -158,11 +158,11 @@ def watch_gradient_steps(algo: Any) -> list[int]:
 def _watch(learner: Any, rows: list[int]) -> None:
     update = learner._update  # noqa: SLF001  RLlib's
 
-    def counted(batch: Any, **kwargs: Any) -> Any:
+    def count_rows(batch: Any, **kwargs: Any) -> Any:
         rows.append(sum(len(next(iter(columns.values()))) for columns in batch.values()))
         return update(batch, **kwargs)
 
-    learner._update = counted  # noqa: SLF001  RLlib's
+    learner._update = count_rows  # noqa: SLF001  RLlib's
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

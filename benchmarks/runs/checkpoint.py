@@ -79,7 +79,7 @@ def make_model(folder: Path) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def timed(action: Callable[[], None]) -> float:
+def time_action(action: Callable[[], None]) -> float:
     began = time.perf_counter()
     action()
     return time.perf_counter() - began
@@ -104,11 +104,11 @@ def measure(kind: str, rank: int, workers: int, folder: Path, repeats: int) -> d
     copies: list[float] = []
     take = run.saver.copy.take
 
-    def timed_take(*arguments: Any) -> Callable[[], None]:
+    def time_take(*arguments: Any) -> Callable[[], None]:
         copy = take(*arguments)
-        return lambda: copies.append(timed(copy))
+        return lambda: copies.append(time_action(copy))
 
-    run.saver.copy.take = timed_take  # type: ignore[method-assign]
+    run.saver.copy.take = time_take  # type: ignore[method-assign]
 
     def play() -> None:
         run.collector.collect(run.team.players(), run.iteration)
@@ -134,17 +134,17 @@ def measure(kind: str, rank: int, workers: int, folder: Path, repeats: int) -> d
             dist.barrier()
 
         dist.barrier()
-        synchronous = timed(save)
+        synchronous = time_action(save)
         sizes["bytes"] = path.stat().st_size
         path.unlink()
         run.state.best_score = float("inf")
-        alone = timed(play)
-        begun = timed(partial(run.save, local_stored_folder(folder / f"checkpoint-{repeat}")))
-        beside = timed(play)
-        waited = timed(run.saver.wait_for_copy)
-        written = begun + beside + waited + timed(run.saver.wait)
+        alone = time_action(play)
+        begun = time_action(partial(run.save, local_stored_folder(folder / f"checkpoint-{repeat}")))
+        beside = time_action(play)
+        waited = time_action(run.saver.wait_for_copy)
+        written = begun + beside + waited + time_action(run.saver.wait)
         run.state.best_score = float("-inf")
-        with_bundle = timed(partial(run.save, local_stored_folder(folder / f"best-{repeat}")))
+        with_bundle = time_action(partial(run.save, local_stored_folder(folder / f"best-{repeat}")))
         run.saver.wait()
         values = (synchronous, begun + waited, copies[-2], alone, beside, with_bundle, written)
         for key, value in zip(times, values, strict=True):

