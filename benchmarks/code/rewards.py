@@ -25,7 +25,7 @@ LIMITS = Limits(cpu_s=3.0)
 
 
 def seconds(body: Callable[[], object]) -> float:
-    """Seconds of one call."""
+    """Return the seconds of one call."""
     begin = time.perf_counter()
     body()
     return time.perf_counter() - begin

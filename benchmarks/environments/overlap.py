@@ -56,7 +56,7 @@ def run_config(seconds: float, iterations: int, epochs: int, *more: str) -> RunC
 
 
 def measure_iterations(config: RunConfig) -> list[dict[str, float]]:
-    """The metrics of a run's iterations in this process."""
+    """Return the metrics of a run's iterations in this process."""
     run = Run(config, torch.device("cpu"))
     rows = []
     while not run.done:
@@ -70,7 +70,7 @@ def rate(rows: list[dict[str, float]]) -> float:
 
 
 def find_balanced_epochs() -> int:
-    """The number of epochs with which an update takes as long as the rollout."""
+    """Return the number of epochs with which an update takes as long as the rollout."""
     rows = measure_iterations(run_config(STEP_S, WARM_UP + 4, 8))[WARM_UP:]
     ratio = statistics.median(row["time/rollout"] / row["time/update"] for row in rows)
     return max(1, round(8 * ratio))

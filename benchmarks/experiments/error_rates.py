@@ -65,7 +65,7 @@ class Errors(NamedTuple):
 
 
 def variances(looks: Looks, margin: float, sign: int, binary: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The sums of treatment and control, as `sequential` takes them."""
+    """Return the sums of treatment and control, as `sequential` takes them."""
     n_t, n_c, mean_t, mean_c, var_t, var_c = looks
     if binary:
         pooled = (n_c * mean_c + n_t * (mean_t + margin)) / (n_t + n_c)
@@ -112,7 +112,7 @@ def _log_evidence(looks: Looks, margin: float, sign: int, binary: bool, alpha: f
 
 
 def check(looks: Looks, margin: float, binary: bool) -> None:
-    """The vectorised formula is what the gateway's own test finds, at a few looks."""
+    """Check that the vectorised formula is what the gateway's own test finds, at a few looks."""
     n_t, n_c, *parts = (np.broadcast_to(part, looks.mean_t.shape) for part in looks)
     measure, plan = Measure("outcome", "higher", margin, binary, None, None), RolloutPlan("c", {"c": 1.0, "t": 1.0})
     for sign in (-1, 1):
@@ -130,7 +130,7 @@ def check(looks: Looks, margin: float, binary: bool) -> None:
 
 
 def welch_p_values(looks: Looks) -> np.ndarray:
-    """One-sided Welch p-values of "treatment is worse", at every allowed look; 1 before."""
+    """Return one-sided Welch p-values of "treatment is worse", at every allowed look; 1 before."""
     n_t, n_c, mean_t, mean_c, var_t, var_c = looks
     with np.errstate(invalid="ignore", divide="ignore"):
         parts = var_t / n_t, var_c / n_c
@@ -141,7 +141,7 @@ def welch_p_values(looks: Looks) -> np.ndarray:
 
 
 def error_rates(name: str, scenario: Scenario, runs: int, seed: int) -> Errors:
-    """Rollback under no difference and margin 0; promotion under a loss of exactly the margin."""
+    """Simulate rollback under no difference and margin 0, and promotion under a loss of exactly the margin."""
     same, at_margin, margin, binary = scenario
     limit = -math.log(ALPHA)
     rollbacks, promotions, peeked = [], [], []
@@ -160,12 +160,15 @@ def error_rates(name: str, scenario: Scenario, runs: int, seed: int) -> Errors:
 
 
 def first_look(proven: np.ndarray) -> np.ndarray:
-    """(runs,): outcomes per arm at the first look that found something; infinite if none did."""
+    """Return (runs,): outcomes per arm at the first look that found something; infinite if none did."""
     return np.where(proven.any(1), (proven.argmax(1) + 1.0) * STEP, np.inf)
 
 
 def delays(effect: float, runs: int, seed: int) -> dict[str, Any]:
-    """Outcomes per arm until a harm of `effect` deviations is found: median, 90th percentile, share found in time."""
+    """Simulate harms of `effect` deviations and return the outcomes per arm until one is found.
+
+    They are a median, a 90th percentile and the share that is found in time.
+    """
     by_test: dict[str, list[np.ndarray]] = {
         "harm test": [],
         "Welch peeked at": [],
@@ -200,7 +203,7 @@ def finite(value: float) -> int | None:
 
 
 def watch_assignment_tables(keys: int) -> dict[str, Any]:
-    """Shares of an assignment table over many units, watched at every thousandth; and a table that loses 2 % of one arm."""
+    """Watch the shares of a table over many units, at every thousandth, and of a table that loses 2 % of one arm."""
     weights = {"control": 0.7, "first": 0.2, "second": 0.1}
     assignment, counts, lossy = (
         AssignmentTable(weights, "benchmark", 1),
@@ -222,7 +225,7 @@ def watch_assignment_tables(keys: int) -> dict[str, Any]:
 
 
 def srm_errors(runs: int, seed: int) -> float:
-    """Share of runs of 20,000 units, fair to their shares, whose p-value ever falls to 0.05 (a look every 100)."""
+    """Return the share of fair runs of 20,000 units whose p-value ever falls to 0.05, with a look every 100."""
     weights = {"a": 0.9, "b": 0.1}
     rng, alarms = np.random.default_rng(seed), 0
     for _ in range(runs):
@@ -245,7 +248,7 @@ def machine() -> dict[str, Any]:
 
 
 def rate(share: float, runs: int) -> str:
-    """A share in per cent, with its exact 95 % interval (Clopper, Pearson 1934)."""
+    """Return a share in per cent, with its exact 95 % interval (Clopper, Pearson 1934)."""
     hits = round(share * runs)
     low = betaincinv(hits, runs - hits + 1, 0.025) if hits else 0.0
     high = betaincinv(hits + 1, runs - hits, 0.975) if hits < runs else 1.0
@@ -253,7 +256,7 @@ def rate(share: float, runs: int) -> str:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result as Markdown."""
+    """Return the result as Markdown."""
     runs = result["runs"]
     lines = [
         "# Experiments: errors and delays of the tests",

@@ -73,7 +73,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result as Markdown."""
+    """Return the result as Markdown."""
     limits = Ceilings(**result["ceilings"])
     lines = [
         "# Language models on an accelerator",

@@ -90,7 +90,7 @@ class TrainedRow(NamedTuple):
 
 
 def seconds(device: torch.device, runs: int, work: Callable[[], Any]) -> float:
-    """Median time of one call, the first one not counted."""
+    """Return the median time of one call, the first one not counted."""
 
     def wait() -> None:
         if device.type == "cuda":
@@ -195,7 +195,7 @@ def step_flops(policy: TokenPolicy, settings: StepSettings) -> float:
 
 
 def _run_of(path: str, settings: StepSettings) -> RunConfig:
-    """A run whose workers hold no copy that samples."""
+    """Return a run whose workers hold no copy that samples."""
     model = {
         "path": path,
         "context": settings.context,
@@ -241,7 +241,7 @@ def _step_of(
 
 @contextmanager
 def _process_group(device: torch.device) -> Iterator[None]:
-    """This process alone as the workers of a run."""
+    """Make this process alone the workers of a run."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     with tempfile.TemporaryDirectory() as folder:

@@ -37,7 +37,7 @@ SETTINGS = {"kind": KINDS[KIND], "hyper": HYPER | OWN[ALGORITHM], "samples": SAM
 
 
 def compare_engines(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """vLLM less the built-in engine, over the seeds that both have trained; values in points of pass@1."""
+    """Subtract the built-in engine from vLLM over the seeds that both have trained; values in points of pass@1."""
     by_engine = {name: {run["seed"]: run for run in runs if run["engine"] == name} for name in ENGINES}
     seeds = sorted(set.intersection(*(set(torch_runs) for torch_runs in by_engine.values())))
     torch_runs, vllm_runs = ([by_engine[name][seed] for seed in seeds] for name in ENGINES)
@@ -68,7 +68,7 @@ def compare_engines(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def table(comparison: dict[str, Any], about: dict[str, Any]) -> str:
-    """The result as Markdown."""
+    """Return the result as Markdown."""
     builtin, vllm = (comparison["engines"][name] for name in ENGINES)
     low, high = comparison["difference"][1:]
     lines = [
@@ -114,13 +114,13 @@ def _verdict(met: bool) -> str:
 
 
 def run_in_new_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The function's result, computed in a process that ends with it."""
+    """Return the function's result, computed in a process that ends with it."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 
 
 def read_stored_runs(path: Path, now: dict[str, Any], seeds: list[int]) -> list[dict[str, Any]]:
-    """Stored runs of this machine and these settings, of other seeds."""
+    """Read the stored runs of this machine and these settings, of other seeds."""
     if not path.exists():
         return []
     result = json.loads(path.read_text())

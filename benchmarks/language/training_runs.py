@@ -68,7 +68,7 @@ class Job(NamedTuple):
 def run_config(
     kind: str, seed: int, bundle: str | None = None, iterations: int = 0, engine: str = "torch", **more: Any
 ) -> RunConfig:
-    """The config of a run that begins with the weights of `bundle`; `more` are keys of it."""
+    """Return the config of a run that begins with the weights of `bundle`; `more` are keys of it."""
     of_kind = KINDS[kind]
     team = {
         name: {
@@ -91,7 +91,7 @@ def run_config(
 
 
 def warm_start(kind: str, seed: int, folder: Path) -> dict[str, Any]:
-    """Supervised fine-tuning alone; leaves a bundle that the runs of this seed begin with."""
+    """Fine-tune with supervision alone, and leave a bundle that the runs of this seed begin with."""
     import torch
 
     from marl_ray.training.single_process import train_alone
@@ -116,7 +116,7 @@ def warm_start(kind: str, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def _likelihood(row: dict[str, float]) -> float:
-    """A metric of the generator, whose name stands before it where the generator is not alone."""
+    """Return the log-likelihood of the generator, whose name stands before it where the generator is not alone."""
     name = "warm_start/log_likelihood"
     return row[name] if name in row else row[f"generator/{name}"]
 
@@ -177,7 +177,7 @@ def train(job: Job) -> dict[str, Any]:
 
 
 def play_held_out(run: Any, samples: int) -> dict[str, Any]:
-    """Every held-out task, sampled: pass@1 and that of the first program by task; tokens of a mean episode."""
+    """Sample every held-out task: pass@1 and that of the first program by task; tokens of a mean episode."""
     env = run.collector.copies[0].env.unwrapped
     tasks = range(min(HELD_OUT, env.held_out))
     episodes = run.collector.play(run.team.players(), tasks, samples=samples)
@@ -191,7 +191,7 @@ def play_held_out(run: Any, samples: int) -> dict[str, Any]:
 
 
 def _time_programs(collector: Any) -> list[float]:
-    """A list that gets the seconds of every wave of resets and steps of the environments."""
+    """Return a list that gets the seconds of every wave of resets and steps of the environments."""
     times: list[float] = []
     plain = collector.side_by_side
 

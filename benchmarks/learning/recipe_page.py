@@ -103,7 +103,7 @@ def write_page(stored: dict[str, Any]) -> None:
 
 
 def fill_tables(page: str, stored: dict[str, Any]) -> str:
-    """The page with each table between its two marks replaced by that of the stored results."""
+    """Return the page with each table between its two marks replaced by that of the stored results."""
     tables = {
         "small": learning_table(small_recipes()),
         "language": learning_table(language_recipes(stored), percent=True),
@@ -120,7 +120,7 @@ def fill_tables(page: str, stored: dict[str, Any]) -> str:
 
 
 def small_recipes() -> list[Recipe]:
-    """The recipes of actor-critics, from the tables of other benchmarks."""
+    """Return the recipes of actor-critics, from the tables of other benchmarks."""
     learning = _read_result("learning")
     rows = {row["task"]: row for row in learning["rows"]}
     made = []
@@ -149,7 +149,7 @@ def small_recipes() -> list[Recipe]:
 
 
 def language_recipes(stored: dict[str, Any]) -> list[Recipe]:
-    """The recipes of language models that two cores can train."""
+    """Return the recipes of language models that two cores can train."""
     made = []
     for name, learns in LANGUAGE.items():
         runs = [run for run in stored["runs"] if run["config"] == name]
@@ -163,7 +163,7 @@ def language_recipes(stored: dict[str, Any]) -> list[Recipe]:
 
 
 def learning_table(recipes: Sequence[Recipe], percent: bool = False) -> Iterator[str]:
-    """A table of learning; of fewer than three seeds it shows each score, because an interval of two says nothing."""
+    """Return a table of learning; of fewer than three seeds it shows each score, because an interval of two says nothing."""
     yield from ("| config | what it learns | score | seeds | seconds |", "|---|---|---|---|---|")
     for recipe in recipes:
         config = ", ".join(f"`{part}`" for part in (recipe.config, *recipe.changes))
@@ -178,7 +178,7 @@ def learning_table(recipes: Sequence[Recipe], percent: bool = False) -> Iterator
 
 
 def memory_table(stored: dict[str, Any]) -> Iterator[str]:
-    """The memory of recipes that need GPUs, and what each would learn."""
+    """Return the memory of recipes that need GPUs, and what each would learn."""
     yield f"| config | what it would learn | GPUs | {' | '.join(PARTS)} |"
     yield "|---|---|---|" + "---|" * len(PARTS)
     for name, learns in NEVER.items():
@@ -191,7 +191,7 @@ def memory_table(stored: dict[str, Any]) -> Iterator[str]:
 
 
 def sweep_table(stored: dict[str, Any]) -> Iterator[str]:
-    """The table of sweeps: the aim and the winner of each."""
+    """Return the table of sweeps: the aim and the winner of each."""
     yield from (
         "| config | what it compares | trials | winner | its score | seconds |",
         "|---|---|---|---|---|---|",
@@ -212,7 +212,7 @@ def sweep_table(stored: dict[str, Any]) -> Iterator[str]:
 
 
 def _read_halving() -> dict[str, Any]:
-    """The sweep of eight algorithms that `sweep.py` measures, with its successive halving, on a quiet machine."""
+    """Return the sweep of eight algorithms that `sweep.py` measures, with its successive halving, on a quiet machine."""
     sweep = _read_result("sweep")
     ((_, _, scores, _),) = [trial for trial in sweep["trials"] if trial[0] == sweep["halving_winner"]]
     winner = {"values": sweep["halving_winner"], "scores": {"score": statistics.mean(scores)}, "certainty": ""}

@@ -140,7 +140,7 @@ def learn(name: str, seed: int) -> dict[str, Any]:
 
 
 def summary(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """One row of the tables."""
+    """Return one row of the tables."""
     task = TASKS[name]
     means = np.array([[np.mean(run["returns"])] for run in runs])
     intervals = stratified_bootstrap(means)
@@ -258,7 +258,7 @@ def _run(job: tuple[str, int]) -> dict[str, Any]:
 
 
 def _round_numbers(value: Any) -> Any:
-    """Numbers to four digits and at most 256 episodes a run, which keeps the file small."""
+    """Round numbers to four digits and keep at most 256 episodes a run, so that the file stays small."""
     if isinstance(value, dict):
         return {key: _round_numbers(item) for key, item in value.items()}
     if isinstance(value, list):

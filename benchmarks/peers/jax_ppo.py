@@ -106,7 +106,10 @@ def chosen_log_prob(logits: jax.Array, actions: jax.Array) -> jax.Array:
 
 
 def trainer(world: World, options: argparse.Namespace) -> Any:
-    """The whole training as a function of a key; returns the mean return of the episodes that ended in each update."""
+    """Return the whole training as a function of a key.
+
+    It returns the mean return of the episodes that ended in each update.
+    """
     copies, steps, minibatches = options.copies, options.steps, options.minibatches
     rows = copies * steps * world.agents
     gradient_steps = options.epochs * minibatches

@@ -133,7 +133,7 @@ class Model:
         self._team = Team(bundle, batched)
 
     async def act(self, observations: dict[str, Any]) -> Answer:
-        """One request's answer."""
+        """Answer one request."""
         return await self._team.act(observations)
 
 
@@ -142,14 +142,14 @@ def _make_deployment(kind: type, **options: Any) -> Any:
 
 
 def one_hop(args: dict[str, Any]) -> serve.Application:
-    """HTTP -> replica with the teams."""
+    """Build an application of one hop: HTTP -> replica with the teams."""
     return _make_deployment(serve.ingress()(OneHop), name="OneHop", max_ongoing_requests=MAX_ONGOING_REQUESTS).bind(
         **args
     )
 
 
 def two_hops(args: dict[str, Any]) -> serve.Application:
-    """HTTP -> ingress replica -> replica with one of the teams."""
+    """Build an application of two hops: HTTP -> ingress replica -> replica with one of the teams."""
     models = [
         _make_deployment(Model, name=f"Model{k}", max_ongoing_requests=MAX_ONGOING_REQUESTS).bind(
             bundle, args["batched"]
@@ -161,5 +161,8 @@ def two_hops(args: dict[str, Any]) -> serve.Application:
 
 
 def default(args: dict[str, Any]) -> serve.Application:
-    """The same with Serve's own defaults: Starlette requests, five requests at a time per replica; the first team alone."""
+    """Build an application of two hops with Serve's defaults, for the first team alone.
+
+    Requests are Starlette's, five at a time per replica.
+    """
     return _make_deployment(Plain).bind(_make_deployment(Model).bind(args["bundles"][0], args["batched"]))

@@ -41,7 +41,7 @@ SMALL, LARGE = "actor-critic", "language model"
 
 
 def config_of(kind: str, folder: Path, workers: int) -> Any:
-    """The run whose checkpoints are measured."""
+    """Return the config of the run whose checkpoints are measured."""
     from marl_ray.config import RunConfig, load_config
 
     if kind == SMALL:
@@ -86,7 +86,7 @@ def time_action(action: Callable[[], None]) -> float:
 
 
 def measure(kind: str, rank: int, workers: int, folder: Path, repeats: int) -> dict[str, Any]:
-    """The seconds of this worker."""
+    """Return the seconds of this worker."""
     import torch
     import torch.distributed as dist
     from torch.distributed.tensor import DTensor
@@ -161,7 +161,7 @@ def work(kind: str, rank: int, workers: int, folder: Path, repeats: int, answers
 
 
 def compare(kind: str, workers: int, repeats: int, scratch: Path | None) -> dict[str, Any]:
-    """Rank 0's seconds with this many workers."""
+    """Return rank 0's seconds with this many workers."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-", dir=scratch) as name:
         folder = Path(name)

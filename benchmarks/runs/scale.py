@@ -65,7 +65,7 @@ PARTS = {"sweeps": measure_sweeps, "team": measure_team, "workers": measure_work
 
 
 def measure_in_new_process(part: str, quick: bool) -> dict[str, Any]:
-    """A part's numbers, measured in its own process; keys are text, as in the file."""
+    """Return a part's numbers, measured in its own process; keys are text, as in the file."""
     command = [sys.executable, "-m", "benchmarks.runs.scale", "--alone", part, *(["--quick"] if quick else [])]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     numbers: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -30,7 +30,7 @@ SECONDS_GOAL, STEPS_GOAL = 1.25, 0.5
 
 
 def load_shipped_sweep(storage: str, steps: int, fifo: bool = False) -> SweepConfig:
-    """The shipped sweep with this many steps and rungs at the same shares of them."""
+    """Return the shipped sweep with this many steps and rungs at the same shares of them."""
     sweep = load_sweep(FILE)
     changes = dict(sweep.set)
     changes["train"] = changes["train"] | {"total_steps": steps}
@@ -40,7 +40,7 @@ def load_shipped_sweep(storage: str, steps: int, fifo: bool = False) -> SweepCon
 
 
 def whole_sweep(config: SweepConfig) -> tuple[float, SweepRecords]:
-    """Seconds from the start of Ray until the winner is registered."""
+    """Return the seconds from the start of Ray until the winner is registered."""
     began = time.perf_counter()
     check_sweep(config)
     with local_ray(num_cpus=CPUS, dashboard=False):
@@ -49,7 +49,7 @@ def whole_sweep(config: SweepConfig) -> tuple[float, SweepRecords]:
 
 
 def back_to_back(config: SweepConfig) -> float:
-    """Seconds of the same runs in one process, its start included."""
+    """Return the seconds of the same runs in one process, its start included."""
     runs = [
         config.run_config(values, "run", seed).as_given() for values in combinations(config) for seed in config.seeds
     ]

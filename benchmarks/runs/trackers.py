@@ -56,7 +56,7 @@ ILL = "ill"
 
 
 def taken_file(run: RunConfig) -> Path:
-    """The iterations that a run's tracker was given, in order."""
+    """Return the file of the iterations that a run's tracker was given, in order."""
     return Path(run.storage, f"{run.name}.taken")
 
 
@@ -102,7 +102,7 @@ class Full(Well):
 
 @contextlib.contextmanager
 def mlflow_server(storage: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A real MLflow server in one process, on its own database."""
+    """Start a real MLflow server in one process, on its own database."""
     settings = {
         "_MLFLOW_SERVER_FILE_STORE": f"sqlite:///{storage}/server.db",
         "_MLFLOW_SERVER_ARTIFACT_ROOT": str(storage / "artifacts"),
@@ -142,7 +142,7 @@ def config_of(kind: str, name: str, storage: Path, steps: int) -> RunConfig:
 
 
 def measure_run(kind: str, run: RunConfig, storage: Path) -> dict[str, Any]:
-    """Train once; steps per second, and the seconds from the last row to the end of the run."""
+    """Train once and return steps per second, and the seconds from the last row to the end of the run."""
     from marl_ray.training.driver import train
 
     killed = [0.0]
@@ -165,7 +165,7 @@ def measure_run(kind: str, run: RunConfig, storage: Path) -> dict[str, Any]:
 
 
 def history(kind: str, run: RunConfig, storage: Path) -> str:
-    """Give the run's command again, now that its tracker is well; how much of the run the tracker has then."""
+    """Give the run's command again, now that its tracker is well, and return how much of the run the tracker has then."""
     from marl_ray.training.driver import train
 
     played = [int(row["iteration"]) for row in rows_of(run)]
@@ -181,7 +181,7 @@ def history(kind: str, run: RunConfig, storage: Path) -> str:
 
 
 def read_mlflow_iterations(run: RunConfig) -> list[int]:
-    """The iterations that MLflow has of the one run in its experiment."""
+    """Return the iterations that MLflow has of the one run in its experiment."""
     import mlflow
 
     from marl_ray.training.tracking.mlflow_run import uri_of

@@ -30,7 +30,7 @@ FOLLOW_S = 10.0
 
 
 def epochs(options: argparse.Namespace, connections: int) -> dict[str, Any]:
-    """Two gateways side by side, one in its experiment's first epoch and one in its third, measured in turn."""
+    """Measure two gateways side by side in turn, one in its experiment's first epoch and one in its third."""
     rows: list[dict[str, Any]] = []
     with short_folder() as folder:
         bundles, observations = make_bundles(folder / "bundles"), write_observations(folder / "observations")
@@ -48,7 +48,7 @@ def epochs(options: argparse.Namespace, connections: int) -> dict[str, Any]:
 
 
 def _advance(database: str, running: Running, observations: Path) -> None:
-    """Two stages on, and wait until the gateway assigns by the last one."""
+    """Go two stages on, and wait until the gateway assigns by the last one."""
     stores = open_stores(database)
     for _ in STAGES[1:]:
         record = stores.experiments.read(NAME)

@@ -66,7 +66,7 @@ SRM_LOOKS = 100
 
 
 def application(name: str, folder: Path, bundles: dict[str, str]) -> dict[str, Any]:
-    """Import path and args of one of APPLICATIONS."""
+    """Return import path and args of one of APPLICATIONS."""
     taken = list(bundles.values())[: 2 if name.endswith("turns") else 1]
     options = {"bundles": taken, "batched": name not in ("bare_alone", "default")}
     match name:
@@ -83,7 +83,7 @@ def application(name: str, folder: Path, bundles: dict[str, str]) -> dict[str, A
 
 
 def speed(options: argparse.Namespace) -> dict[str, Any]:
-    """Rows of one measurement per application, taken in turn; every round has new processes."""
+    """Return rows of one measurement per application, taken in turn; every round has new processes."""
     rows: list[dict[str, Any]] = []
     for _ in range(options.rounds):
         passes: list[dict[str, Any]] = [{"load_before": os.getloadavg()[0]} for _ in range(options.passes)]
@@ -131,7 +131,7 @@ def measure(running: Running, seconds: int, observations: Path, connections: tup
 
 
 def soak(options: argparse.Namespace) -> dict[str, Any]:
-    """Many requests on one replica, its memory sampled all the while, also once it remembers as many sessions as it may."""
+    """Send many requests to one replica and sample its memory, also once it remembers as many sessions as it may."""
     samples: list[tuple[float, int, int]] = []
     sent, stop = 0, threading.Event()
     with short_folder() as folder:

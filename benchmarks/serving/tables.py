@@ -26,7 +26,7 @@ class Goal(NamedTuple):
 
 
 def speed_goals(rows: list[dict[str, Any]]) -> list[Goal]:
-    """Ratios are of measurements of the same pass."""
+    """Return the goals of speed; ratios are of measurements of the same pass."""
     goals = []
     for subject, reference, least, text in (
         ("gateway", "bare", 0.95, "2 makes at least 95 % of the requests/s of 1"),
@@ -55,7 +55,7 @@ def has_all(rows: list[dict[str, Any]], *names: str) -> bool:
 
 
 def pair_ratios(rows: list[dict[str, Any]], subject: str, reference: str, key: str) -> list[float]:
-    """Ratio in every pass; nothing if one of the two was not measured."""
+    """Return the ratio in every pass; nothing if one of the two was not measured."""
     return [row[subject][key] / row[reference][key] for row in rows] if has_all(rows, subject, reference) else []
 
 
@@ -205,7 +205,7 @@ TABLES = {
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """All parts that were measured."""
+    """Return all parts that were measured as Markdown."""
     lines = ["# Serving: what the gateway costs", ""]
     for name, table in TABLES.items():
         if name in result:
