@@ -5,6 +5,6 @@ from collections.abc import Sequence
 
 
 def median_range(values: Sequence[float], digits: int = 0) -> str:
-    """Median (least-most)."""
+    """Return `median (least-most)`."""
     low, high = min(values), max(values)
     return f"{statistics.median(values):,.{digits}f} ({low:,.{digits}f}-{high:,.{digits}f})"

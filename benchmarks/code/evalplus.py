@@ -27,8 +27,10 @@ MUTANTS = 2
 """Mutants of each reference."""
 
 
-def scored(pool: Pool, programs: Sequence[tuple[Problem, str]], timeout_s: float, threads: int) -> list[dict[str, Any]]:
-    """Base and plus scores of programs, by mode."""
+def score_programs(
+    pool: Pool, programs: Sequence[tuple[Problem, str]], timeout_s: float, threads: int
+) -> list[dict[str, Any]]:
+    """Return the base and plus scores of programs, by mode."""
 
     def result_of(program: tuple[Problem, str]) -> dict[str, Any]:
         problem, text = program
@@ -43,8 +45,8 @@ def scored(pool: Pool, programs: Sequence[tuple[Problem, str]], timeout_s: float
         return list(executor.map(result_of, programs))
 
 
-def measured(name: str, path: Path, workers: int) -> dict[str, Any]:
-    """References and mutants of one benchmark."""
+def measure_benchmark(name: str, path: Path, workers: int) -> dict[str, Any]:
+    """Score the references and mutants of one benchmark."""
     data = load(benchmark(name), str(path))
     references = [(problem, problem.references[0]) for problem in data.problems]
     changed = [(problem, text) for problem, code in references for text in mutants(code, MUTANTS, problem.task_id)]
@@ -53,7 +55,7 @@ def measured(name: str, path: Path, workers: int) -> dict[str, Any]:
         row["level"] = pool.level.name.lower()
         for what, programs in (("references", references), ("mutants", changed)):
             begin = time.perf_counter()
-            results = scored(pool, programs, benchmark(name).timeout_s, workers)
+            results = score_programs(pool, programs, benchmark(name).timeout_s, workers)
             row[what] = {
                 "programs": len(results),
                 "seconds": time.perf_counter() - begin,
@@ -70,7 +72,7 @@ def measured(name: str, path: Path, workers: int) -> dict[str, Any]:
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
-    """The result for people."""
+    """Return the result as Markdown for people."""
     lines = [
         "# EvalPlus",
         "",
@@ -103,7 +105,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
     paths = {name: arguments.data / file for name, file in FILES.items()}
-    rows = {name: measured(name, path, arguments.workers) for name, path in paths.items() if path.exists()}
+    rows = {name: measure_benchmark(name, path, arguments.workers) for name, path in paths.items() if path.exists()}
     RESULTS.joinpath("evalplus.json").write_text(json.dumps(rows, indent=1) + "\n")
     RESULTS.joinpath("evalplus.md").write_text(table(rows))
     print(table(rows))

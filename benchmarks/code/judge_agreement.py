@@ -57,7 +57,7 @@ class Program:
 
 
 class Mutation(ast.NodeTransformer):
-    """Changes the n-th place that can be changed."""
+    """A change of the n-th place that can be changed."""
 
     SWAPS = {
         ast.Add: ast.Sub,
@@ -82,7 +82,7 @@ class Mutation(ast.NodeTransformer):
         self.place, self.seen = place, 0
 
     def is_place(self) -> bool:
-        """True if this is the place."""
+        """Return True if this is the place."""
         self.seen += 1
         return self.seen == self.place + 1
 
@@ -96,15 +96,15 @@ class Mutation(ast.NodeTransformer):
             return ast.copy_location(ast.Constant(node.value + 1), node)
         return node
 
-    def removed(self, node: ast.stmt) -> ast.AST:
-        """Either nothing in its place, or changed further inside."""
+    def remove_statement(self, node: ast.stmt) -> ast.AST:
+        """Put nothing in the statement's place, or change it further inside."""
         return ast.copy_location(ast.Pass(), node) if self.is_place() else self.generic_visit(node)
 
-    visit_Assign = visit_AugAssign = visit_Return = visit_Expr = visit_For = visit_If = visit_While = removed
+    visit_Assign = visit_AugAssign = visit_Return = visit_Expr = visit_For = visit_If = visit_While = remove_statement
 
 
 def mutants(code: str, count: int, seed: str) -> Iterator[str]:
-    """Different programs that differ from this one in one place."""
+    """Yield different programs that differ from this one in one place."""
     counter = Mutation(-1)
     counter.visit(ast.parse(code))
     places = random.Random(seed).sample(range(counter.seen), counter.seen)
@@ -117,7 +117,7 @@ def mutants(code: str, count: int, seed: str) -> Iterator[str]:
 
 
 def programs(data: Path) -> Iterator[Program]:
-    """References and mutants of all benchmarks."""
+    """Yield the references and mutants of all benchmarks."""
     for name, file in FILES.items():
         for problem in load(benchmark(name), str(data / file)).problems:
             (reference,) = problem.references
@@ -137,8 +137,8 @@ def programs(data: Path) -> Iterator[Program]:
                 yield Program(name, problem.task_id, "mutant", "", mutant, parts[0], parts[1], 3.0, parts[3])
 
 
-def official(python: Path, programs: Sequence[Program], threads: int) -> list[str]:
-    """The verdict of the official harness."""
+def run_official_harness(python: Path, programs: Sequence[Program], threads: int) -> list[str]:
+    """Return the verdict of the official harness on each program."""
     keys = ("prompt", "completion", "test", "entry_point", "timeout")
     lines = "".join(json.dumps({key: getattr(program, key) for key in keys}) + "\n" for program in programs)
     peer = [python, ROOT / "benchmarks/peers/human_eval_verdicts.py", str(threads)]
@@ -146,16 +146,16 @@ def official(python: Path, programs: Sequence[Program], threads: int) -> list[st
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def in_our_sandbox(pool: Pool, programs: Sequence[Program], threads: int) -> list[str]:
-    """The verdict of official mode."""
+def judge_in_official_mode(pool: Pool, programs: Sequence[Program], threads: int) -> list[str]:
+    """Return the verdict of official mode on each program."""
     with ThreadPoolExecutor(threads) as workers:
         return list(
             workers.map(lambda program: pool.official(program.full_text, Limits(cpu_s=program.timeout)), programs)
         )
 
 
-def hardened(pool: Pool, programs: Sequence[Program], threads: int) -> list[str]:
-    """The verdict of hardened mode."""
+def judge_in_hardened_mode(pool: Pool, programs: Sequence[Program], threads: int) -> list[str]:
+    """Return the verdict of hardened mode on each program."""
 
     def judge(program: Program) -> str:
         judged = pool.judge(
@@ -172,7 +172,7 @@ def hardened(pool: Pool, programs: Sequence[Program], threads: int) -> list[str]
 
 
 def environment(folder: Path) -> Path:
-    """Python of the environment with the official harness."""
+    """Return the Python of the environment with the official harness, and make it if it is not there."""
     python = folder / "bin/python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
@@ -193,18 +193,18 @@ def main() -> None:
     judged = judged[:: max(1, len(judged) // options.limit)] if options.limit else judged
     with make_pool(options.threads, {"numpy"}, Level.LIMITS) as pool:
         times, verdicts = {}, {}
-        for name, run in (("ours", in_our_sandbox), ("hardened", hardened)):
+        for name, run in (("ours", judge_in_official_mode), ("hardened", judge_in_hardened_mode)):
             begin = time.perf_counter()
             verdicts[name] = run(pool, judged, options.threads)
             times[name] = time.perf_counter() - begin
             print(f"{name}: {len(judged)} programs in {times[name]:.0f} s", flush=True)
         begin = time.perf_counter()
-        reference = official(python, judged, options.threads)
+        reference = run_official_harness(python, judged, options.threads)
         times["official"] = time.perf_counter() - begin
         print(f"official: {len(judged)} programs in {times['official']:.0f} s", flush=True)
         first = [i for i, (a, b) in enumerate(zip(reference, verdicts["ours"], strict=True)) if a != b]
         again = [judged[i] for i in first]
-        second = zip(first, official(python, again, 1), in_our_sandbox(pool, again, 1), strict=True)
+        second = zip(first, run_official_harness(python, again, 1), judge_in_official_mode(pool, again, 1), strict=True)
         differ = [(judged[i], a, b) for i, a, b in second if a != b]
         level = pool.level.name.lower()
     report(judged, reference, verdicts, differ, len(first), times, level)
@@ -219,7 +219,7 @@ def report(
     times: dict[str, float],
     level: str,
 ) -> None:
-    """Write and print."""
+    """Write the comparison to files and print it."""
     passes = [(program, a, b) for program, a, b in differ if (a == "passed") != (b == "passed")]
     counts = Counter((program.benchmark, program.what) for program in programs)
     passed = Counter(

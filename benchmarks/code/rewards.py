@@ -25,7 +25,7 @@ LIMITS = Limits(cpu_s=3.0)
 
 
 def seconds(body: Callable[[], object]) -> float:
-    """Seconds of one call."""
+    """Return the seconds of one call."""
     begin = time.perf_counter()
     body()
     return time.perf_counter() - begin
@@ -39,14 +39,14 @@ def main() -> None:
             task = CodeTask(tests, entry_point="f")
             for what, code in PROGRAMS.items():
 
-                def together(code: str = code, task: CodeTask = task) -> tuple[str, ...]:
+                def judge_together(code: str = code, task: CodeTask = task) -> tuple[str, ...]:
                     return run_tests(pool, code, task.hidden, task, LIMITS).verdicts
 
-                def alone(code: str = code, task: CodeTask = task) -> tuple[str, ...]:
+                def judge_each(code: str = code, task: CodeTask = task) -> tuple[str, ...]:
                     return tuple(run_tests(pool, code, (test,), task, LIMITS).verdicts[0] for test in task.hidden)
 
-                assert together() == alone()
-                times = [(seconds(together), seconds(alone)) for _ in range(ROUNDS)]
+                assert judge_together() == judge_each()
+                times = [(seconds(judge_together), seconds(judge_each)) for _ in range(ROUNDS)]
                 row = {"tests": count, "program": what}
                 row |= {"one_run_s": [a for a, _ in times], "run_per_test_s": [b for _, b in times]}
                 rows.append(row)

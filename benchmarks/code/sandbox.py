@@ -73,7 +73,7 @@ def full_program(problem: Problem) -> str:
 
 
 def ways(pool: Pool, server: subprocess.Popen[bytes]) -> dict[str, Callable[[Problem], bool]]:
-    """Each way to run one problem, and whether it passed."""
+    """Return each way to run one problem, as a function that returns True if it passed."""
 
     def judge(problem: Problem) -> bool:
         tests = f"{problem['test']}\ncheck({problem['entry_point']})"
@@ -101,7 +101,7 @@ def ways(pool: Pool, server: subprocess.Popen[bytes]) -> dict[str, Callable[[Pro
 
 
 def official_command(todo: list[Problem]) -> tuple[float, float]:
-    """Wall and CPU seconds of the official command on all problems."""
+    """Return the wall and CPU seconds of the official command on all problems."""
     with tempfile.TemporaryDirectory(prefix="marl-ray-sandbox-benchmark-") as folder:
         samples, data = Path(folder, "samples.jsonl"), Path(folder, "problems.jsonl")
         rows = [{"task_id": p["task_id"], "completion": p["canonical_solution"]} for p in todo]
@@ -116,7 +116,7 @@ def official_command(todo: list[Problem]) -> tuple[float, float]:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds of a process, of its descendants and of all that these have waited for."""
+    """Return the CPU seconds of a process, of its descendants and of all that these have waited for."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return sum(map(int, fields[11:15])) / TICKS_PER_S + sum(cpu_s(int(child)) for child in children)

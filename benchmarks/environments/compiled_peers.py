@@ -55,7 +55,7 @@ LAYOUTS = {"1 worker": (1, 1), "1 worker, 2 threads": (1, 2), "2 workers": (2, 1
 
 
 def jax_python(folder: Path) -> Path:
-    """The interpreter of the peers' environment, which is made if it is not there."""
+    """Return the interpreter of the peers' environment, and make it if it is not there."""
     python = folder / "bin/python"
     if not (folder / ".installed").exists():
         print(f"installing JAX into {folder}", flush=True)
@@ -66,7 +66,7 @@ def jax_python(folder: Path) -> Path:
 
 
 def run_peer(python: Path, task: str, setting: tuple[int, int, int], updates: int, *more: str) -> dict[str, Any]:
-    """One training of the peer; `outside` is its process's time before and after the run itself."""
+    """Train the peer once; `outside` is its process's time before and after the run itself."""
     copies, steps, minibatches = setting
     sizes = [f"--copies={copies}", f"--steps={steps}", f"--minibatches={minibatches}", f"--updates={updates}"]
     begun = time.perf_counter()
@@ -79,7 +79,7 @@ def run_peer(python: Path, task: str, setting: tuple[int, int, int], updates: in
 
 
 def own_config(task: str, setting: tuple[int, int, int]) -> list[str]:
-    """The config file and the overrides of our runs."""
+    """Return the config file and the overrides of our runs."""
     copies, steps, minibatches = setting
     path, *changes = CONFIGS[task]
     sizes = [f"train.env_copies={copies}", f"train.horizon={steps}", f"hyper.minibatches={minibatches}"]
@@ -89,7 +89,7 @@ def own_config(task: str, setting: tuple[int, int, int]) -> list[str]:
 def run_own(
     task: str, setting: tuple[int, int, int], updates: int, layout: tuple[int, int], *more: str
 ) -> dict[str, Any]:
-    """One `marl-ray train`: its rows, and when it began."""
+    """Run `marl-ray train` once and return its rows, and when it began."""
     path, sizes = CONFIGS[task][0], [f"train.total_steps={updates * setting[0] * setting[1]}"]
     sizes += [f"resources.workers={layout[0]}", f"resources.threads_per_worker={layout[1]}"]
     with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as folder:
@@ -105,7 +105,7 @@ def run_own(
 
 
 def speed(python: Path, tasks: Sequence[str], rounds: int) -> list[dict[str, Any]]:
-    """Steps per second of both sides at every setting, learning included; the peers' without their compilation."""
+    """Measure steps per second of both sides at every setting, learning included; the peers' without their compilation."""
     measured, peaks = [], measure_peaks()
     for task in tasks:
         for setting in SETTINGS[task]:
@@ -140,7 +140,7 @@ def speed(python: Path, tasks: Sequence[str], rounds: int) -> list[dict[str, Any
 
 
 def learning(python: Path, tasks: Sequence[str], seeds: int) -> list[dict[str, Any]]:
-    """Seconds from a process's start until its training return reaches the target, of each side's best setting and rate."""
+    """Measure seconds from a process's start until its training return reaches the target, at every setting and rate."""
     measured = []
     for task in tasks:
         for setting in SETTINGS[task]:
@@ -150,7 +150,7 @@ def learning(python: Path, tasks: Sequence[str], seeds: int) -> list[dict[str, A
                 measures |= {key: [] for key in ("peer", "own", "peer_start", "own_start")}
                 for seed in range(seeds):
                     peer = run_peer(python, task, setting, updates, f"--lr={rate}", f"--seed={seed}", "--decay")
-                    batches = reached(peer["returns"], setting, TARGETS[task])
+                    batches = count_batches_to_target(peer["returns"], setting, TARGETS[task])
                     seconds = None if batches is None else peer["outside"] + batches / updates * peer["seconds"]
                     measures["peer"].append(seconds)
                     measures["peer_start"].append(peer["outside"])
@@ -163,7 +163,9 @@ def learning(python: Path, tasks: Sequence[str], seeds: int) -> list[dict[str, A
                         "hyper.lr_decay=true",
                         f"seed={seed}",
                     )
-                    batches = reached([row.get("return") for row in our_run["rows"]], setting, TARGETS[task])
+                    batches = count_batches_to_target(
+                        [row.get("return") for row in our_run["rows"]], setting, TARGETS[task]
+                    )
                     ended = None if batches is None else our_run["rows"][batches - 1]["timestamp"] - our_run["begun"]
                     measures["own"].append(ended)
                     measures["own_start"].append(our_run["rows"][0]["timestamp"] - our_run["begun"])
@@ -172,8 +174,10 @@ def learning(python: Path, tasks: Sequence[str], seeds: int) -> list[dict[str, A
     return measured
 
 
-def reached(returns: Sequence[float | None], setting: tuple[int, int, int], target: float) -> int | None:
-    """Batches until the mean of the last WINDOW steps' `returns`, one of each batch, is the target; None if it never is."""
+def count_batches_to_target(
+    returns: Sequence[float | None], setting: tuple[int, int, int], target: float
+) -> int | None:
+    """Count batches until the mean of the last WINDOW steps' `returns`, one of each batch, is the target; None if never."""
     copies, steps, _ = setting
     window = math.ceil(WINDOW / (copies * steps))
     for batches in range(window, len(returns) + 1):
@@ -229,25 +233,25 @@ def learning_table(rows: list[dict[str, Any]]) -> str:
     for task in SETTINGS:
         best = {}
         for side in ("peer", "own"):
-            best[side] = min((row for row in rows if row["task"] == task), key=lambda row: typical(row[side]))
+            best[side] = min((row for row in rows if row["task"] == task), key=lambda row: median_seconds(row[side]))
         cells = []
         for side in ("peer", "own"):
             row = best[side]
-            if math.isinf(typical(row[side])):
+            if math.isinf(median_seconds(row[side])):
                 cells += ["never in most seeds", "", ""]
             else:
                 seconds = median_range([math.inf if each is None else each for each in row[side]], 1).replace(
                     "inf", "never"
                 )
                 cells += [seconds, f"{statistics.median(row[f'{side}_start']):.1f}", _setting(row)]
-        peer_s, product_s = (typical(best[side][side]) for side in ("peer", "own"))
+        peer_s, product_s = (median_seconds(best[side][side]) for side in ("peer", "own"))
         ratio = "" if math.isinf(peer_s) or math.isinf(product_s) else f"{peer_s / product_s:.2f}"
         lines.append(f"| {task} | {' | '.join(cells)} | {ratio} |")
     return "\n".join([*lines, ""])
 
 
-def typical(seconds: Sequence[float | None]) -> float:
-    """The median over seeds, of which one that never got there (None) took longer than all others."""
+def median_seconds(seconds: Sequence[float | None]) -> float:
+    """Return the median over seeds, of which one that never got there (None) took longer than all others."""
     return statistics.median(math.inf if each is None else each for each in seconds)
 
 

@@ -63,7 +63,7 @@ def run_config(algorithm: str, *overrides: str) -> RunConfig:
 
 
 def run_marl_ray(config: RunConfig, keys: Sequence[str]) -> dict[str, list[tuple[int, float]]]:
-    """Train as `marl-ray train` does on this machine; (step, value) of these metrics."""
+    """Train as `marl-ray train` does on this machine, and return (step, value) of these metrics."""
     check_run(config)
     with local_ray(dashboard=False):
         outcome = train(config)
@@ -72,7 +72,7 @@ def run_marl_ray(config: RunConfig, keys: Sequence[str]) -> dict[str, list[tuple
 
 
 def measure_marl_ray(algorithm: str, iterations: int, *layout: str) -> dict[str, Any]:
-    """One short run: steps per second by iteration, and where the time went."""
+    """Measure one short run: steps per second by iteration, and where the time went."""
     load = os.getloadavg()[0]
     steps = OWN_ITERATIONS * iterations * run_config(algorithm).batch_steps
     with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as storage:
@@ -93,7 +93,7 @@ def fastest(part: dict[str, Any]) -> float:
 
 
 def rllib_python(folder: Path) -> Path:
-    """The interpreter of RLlib's environment, which is made if it is not there."""
+    """Return the interpreter of RLlib's environment, and make it if it is not there."""
     python = folder / "bin/python"
     if not (folder / ".installed").exists():
         print(f"installing RLlib into {folder}", flush=True)
@@ -110,7 +110,7 @@ def rllib_python(folder: Path) -> Path:
 
 
 def run_peer(python: Path, *options: str) -> Any:
-    """The document that the RLlib script prints."""
+    """Return the document that the RLlib script prints."""
     # A source path for RLlib with marl-ray's environment; without it there is no marl_ray in RLlib's environment.
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run([python, PEER, *options], env=environment, capture_output=True, text=True, timeout=900)
@@ -120,7 +120,7 @@ def run_peer(python: Path, *options: str) -> Any:
 
 
 def measure_rllib(python: Path, setting: str, iterations: int, *more: str) -> dict[str, Any]:
-    """One short run of RLlib: steps per second by iteration."""
+    """Measure one short run of RLlib: steps per second by iteration."""
     load = os.getloadavg()[0]
     config = run_config("ippo")
     same = (f"--lr={config.hyper.lr}", f"--batch={config.batch_steps}", f"--iterations={iterations}")
@@ -136,7 +136,7 @@ def measure_rllib(python: Path, setting: str, iterations: int, *more: str) -> di
 
 
 def raw_steps_per_second(package: bool, seconds: float) -> float:
-    """Steps per second under random actions in this process: MultiGrid's own environment, or marl-ray's version."""
+    """Return steps per second under random actions in this process, of MultiGrid's own environment or marl-ray's version."""
     import gymnasium
     import multigrid.envs  # noqa: F401  registers the environments
     import numpy as np
@@ -161,7 +161,7 @@ def raw_steps_per_second(package: bool, seconds: float) -> float:
 
 
 def measure_raw(processes: int, package: bool = False, seconds: float = 3.0) -> list[float]:
-    """The same in several processes at once, as many as a run has workers."""
+    """Measure `raw_steps_per_second` in several processes at once, as many as a run has workers."""
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         return pool.starmap(raw_steps_per_second, [(package, seconds)] * processes)
 
@@ -213,7 +213,7 @@ def speed(options: argparse.Namespace) -> None:
 
 
 def speed_table(result: dict[str, Any]) -> str:
-    """The result as Markdown."""
+    """Return the result as Markdown."""
     rounds = result["rounds"]
     rates = {key: [row[key]["steps_per_second"] for row in rounds] for key in rounds[0] if not key.startswith("raw")}
     raw, package = ([sum(row[key]) for row in rounds] for key in ("raw", "raw_package"))
@@ -282,7 +282,7 @@ def speed_table(result: dict[str, Any]) -> str:
 
 
 def learning(options: argparse.Namespace) -> None:
-    """Full runs from several seeds."""
+    """Train full runs from several seeds."""
     rows = []
     for algorithm in ("mappo", "ippo"):
         for seed in range(options.seeds):
@@ -298,7 +298,7 @@ def learning(options: argparse.Namespace) -> None:
 
 
 def learning_table(rows: list[dict[str, Any]]) -> str:
-    """The result as Markdown."""
+    """Return the result as Markdown."""
     lines = [
         "# Gridworld: learning",
         "",

@@ -55,8 +55,8 @@ def run_config(seconds: float, iterations: int, epochs: int, *more: str) -> RunC
     return parse_config(RunConfig, base, (NETWORK, *more))
 
 
-def measured(config: RunConfig) -> list[dict[str, float]]:
-    """The metrics of a run's iterations in this process."""
+def measure_iterations(config: RunConfig) -> list[dict[str, float]]:
+    """Return the metrics of a run's iterations in this process."""
     run = Run(config, torch.device("cpu"))
     rows = []
     while not run.done:
@@ -69,9 +69,9 @@ def rate(rows: list[dict[str, float]]) -> float:
     return statistics.median(row["steps_per_second"] for row in rows[WARM_UP:])
 
 
-def balanced_epochs() -> int:
-    """The number of epochs with which an update takes as long as the rollout."""
-    rows = measured(run_config(STEP_S, WARM_UP + 4, 8))[WARM_UP:]
+def find_balanced_epochs() -> int:
+    """Return the number of epochs with which an update takes as long as the rollout."""
+    rows = measure_iterations(run_config(STEP_S, WARM_UP + 4, 8))[WARM_UP:]
     ratio = statistics.median(row["time/rollout"] / row["time/update"] for row in rows)
     return max(1, round(8 * ratio))
 
@@ -116,12 +116,12 @@ def main() -> None:
     options = parser.parse_args()
     result: dict[str, Any] = {"machine": machine() | {"load": os.getloadavg()[0]}}
     with process_group():
-        result["epochs"] = balanced_epochs()
+        result["epochs"] = find_balanced_epochs()
         rates: dict[str, list[float]] = {kind: [] for kind in KEYS}
         shares: dict[str, list[float]] = {}
         for _ in range(options.rounds):
             for kind, key in KEYS.items():
-                rows = measured(run_config(STEP_S, options.iterations, result["epochs"], key))
+                rows = measure_iterations(run_config(STEP_S, options.iterations, result["epochs"], key))
                 rates[kind].append(rate(rows))
                 shares[kind] = [
                     statistics.median(r[f"time/{part}"] for r in rows[WARM_UP:]) for part in ("rollout", "update")
@@ -133,7 +133,7 @@ def main() -> None:
         for seed in range(options.seeds):
             for kind, key in KEYS.items():
                 config = run_config(0.0, options.learning_iterations, options.learning_epochs, key, f"seed={seed}")
-                last = [row["return"] for row in measured(config)[-options.learning_iterations // 10 :]]
+                last = [row["return"] for row in measure_iterations(config)[-options.learning_iterations // 10 :]]
                 returns[kind].append(statistics.mean(last))
             print(returns, flush=True)
         result["returns"] = returns

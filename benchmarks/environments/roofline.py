@@ -40,7 +40,7 @@ def measure_peaks() -> Work:
 
 
 def _fastest(action: Callable[[], Any]) -> float:
-    """Seconds of the fastest of several calls."""
+    """Return the seconds of the fastest of several calls."""
     seconds = []
     for _ in range(7):
         begun = time.perf_counter()
@@ -50,7 +50,7 @@ def _fastest(action: Callable[[], Any]) -> float:
 
 
 def work_of(config: RunConfig) -> tuple[Work, Work]:
-    """The rollout's and the update's work for one environment step of a run with local critics.
+    """Return the rollout's and the update's work for one environment step of a run with local critics.
 
     Every decision counts in full, also where equal observations are evaluated once, which may give more than the whole
     roofline; the first layer over categories is additions. Weights stay in the cache, so that observations and Adam's

@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def measure_actions(rounds: int) -> Milliseconds:
-    """Milliseconds of each action by the environment and by bare Playwright."""
+    """Measure the milliseconds of each action by the environment and by bare Playwright."""
     measured: Milliseconds = {name: {"env": [], "bare": []} for name in ACTIONS}
     with WebArena(max_steps=1000, patience=None, episode_s=3600.0) as env:
         env.reset(options={"index": 0})
@@ -75,9 +75,9 @@ def measure_actions(rounds: int) -> Milliseconds:
         context, page = chromium.run(open_page(chromium, env.sites["shopping"]), WAIT_S, "opening a page")
 
         def act(name: str, action: str, bare: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-            measured[name]["env"].append(timed(lambda: env.step(action)))
+            measured[name]["env"].append(time_call(lambda: env.step(action)))
             assert not env.infos[AGENT].get("ending"), env.infos
-            measured[name]["bare"].append(timed(lambda: chromium.run(bare(), WAIT_S, name)))
+            measured[name]["bare"].append(time_call(lambda: chromium.run(bare(), WAIT_S, name)))
 
         box = page.get_by_role("textbox")
         for _ in range(rounds):
@@ -91,7 +91,7 @@ def measure_actions(rounds: int) -> Milliseconds:
 
 
 def measure_openings(rounds: int) -> Milliseconds:
-    """Milliseconds until an episode shows its page, by the environment and by bare Playwright."""
+    """Measure the milliseconds until an episode shows its page, by the environment and by bare Playwright."""
     measured: Milliseconds = {}
     for name, env in {
         "open an episode of webarena": WebArena(),
@@ -106,21 +106,21 @@ def measure_openings(rounds: int) -> Milliseconds:
             url = env.session.url
             for k in range(1, rounds + 1):
                 env.step("stop")
-                times["env"].append(timed(lambda: env.reset(options={"index": k})))  # noqa: B023
-                times["bare"].append(timed(lambda: chromium.run(opened(chromium, url), WAIT_S, "opening")))  # noqa: B023
+                times["env"].append(time_call(lambda: env.reset(options={"index": k})))  # noqa: B023
+                times["bare"].append(time_call(lambda: chromium.run(visit_page(chromium, url), WAIT_S, "opening")))  # noqa: B023
         measured[name] = times
     return measured
 
 
 async def open_page(chromium: Chromium, url: str) -> tuple[Any, Any]:
-    """A context of bare Playwright with a page."""
+    """Return a context of bare Playwright with a page."""
     context = await chromium.browser.new_context(viewport={"width": WIDTH, "height": HEIGHT})
     page = await context.new_page()
     await page.goto(url)
     return context, page
 
 
-async def opened(chromium: Chromium, url: str) -> None:
+async def visit_page(chromium: Chromium, url: str) -> None:
     """Open a context with a page, and close it."""
     context, _ = await open_page(chromium, url)
     await context.close()
@@ -139,14 +139,14 @@ async def type_into(page: Any, box: Any) -> None:
 
 
 def number(env: BrowserEnv, pattern: str) -> str:
-    """The id of the first element whose line matches."""
+    """Return the id of the first element whose line matches."""
     match = re.search(rf"^\s*\[(\d+)\] {pattern}", env.observe(AGENT), re.MULTILINE)
     assert match, f"no {pattern} in {env.observe(AGENT)}"
     return match[1]
 
 
-def timed(call: Callable[[], object]) -> float:
-    """Milliseconds that a call takes."""
+def time_call(call: Callable[[], object]) -> float:
+    """Return the milliseconds that a call takes."""
     begun = time.perf_counter()
     call()
     return (time.perf_counter() - begun) * 1000
@@ -167,7 +167,7 @@ def play_pack(policy: str) -> dict[str, float]:
 
 
 def version() -> str:
-    """Chromium's version."""
+    """Return Chromium's version."""
     try:
         return str(shared_chromium(main).browser.version)
     finally:
@@ -175,7 +175,7 @@ def version() -> str:
 
 
 def table(about: str, measured: Milliseconds, packs: dict[str, dict[str, float]]) -> str:
-    """The result as Markdown."""
+    """Return the result as Markdown."""
     lines = [
         f"{about}.",
         "",

@@ -61,14 +61,14 @@ def stream(case: Case, rng: np.random.Generator, runs: int) -> Stream:
 
 
 def bets(stream: Stream, case: Case, side: int, margin: float) -> np.ndarray:
-    """ln E after every unit (runs, units); where units report nothing, at the end that proves less."""
+    """Return ln E after every unit (runs, units); where units report nothing, at the end that proves less."""
     if case.reports is None:
         return bets_on(stream, case.claim(side, margin))
     return np.minimum(*(bets_on(stream, case.claim(side, margin, end)) for end in ("low", "high")))
 
 
 def bets_on(stream: Stream, claim: Claim) -> np.ndarray:
-    """ln E of `BettingTest` after every unit (runs, units), vectorised over experiments."""
+    """Return ln E of `BettingTest` after every unit (runs, units), vectorised over experiments."""
     side, (low, high), q = claim.side, claim.range, stream.share
     moved = np.clip(stream.values, claim.low, claim.high)
     y = (np.where(stream.treated, moved + claim.shift, claim.scale * moved) - low) / (high - low)
@@ -89,7 +89,7 @@ def bets_on(stream: Stream, claim: Claim) -> np.ndarray:
 
 
 def check(stream: Stream, case: Case, margin: float) -> None:
-    """The vectorised formula is `BettingTest`'s, after the last unit of one experiment."""
+    """Check that the vectorised formula is `BettingTest`'s, after the last unit of one experiment."""
     for side in (1, -1):
         logs = []
         for end in (None,) if case.reports is None else ("low", "high"):
@@ -100,7 +100,7 @@ def check(stream: Stream, case: Case, margin: float) -> None:
 
 
 def looks(stream: Stream, case: Case) -> Looks:
-    """The sums that the normal mixture gets after every 2 STEP units."""
+    """Return the sums that the normal mixture gets after every 2 STEP units."""
     parts = []
     for arm, factor in ((stream.treated, case.better), (~stream.treated, case.better * case.scale)):
         values = factor * stream.values
@@ -112,7 +112,7 @@ def looks(stream: Stream, case: Case) -> Looks:
 
 
 def losses(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
-    """A loss of 100 for one unit in a thousand."""
+    """Draw a loss of 100 for one unit in a thousand, 0 for the others."""
     return np.where(rng.random(size) < 0.001, 100.0, 0.0)
 
 
@@ -121,7 +121,7 @@ def rare_losses(rng: np.random.Generator, size: tuple[int, int]) -> tuple[np.nda
 
 
 def events(treatment: float, control: float, drift: float = 0.0) -> Any:
-    """0 or 1, with a day's wave that both arms share."""
+    """Return a function that draws 0 or 1, with a day's wave that both arms share."""
 
     def draw(rng: np.random.Generator, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
         wave = drift * np.sin(np.arange(size[1]) / 300 + 6 * rng.random((size[0], 1)))
@@ -131,7 +131,7 @@ def events(treatment: float, control: float, drift: float = 0.0) -> Any:
 
 
 def shares(mean_t: float, mean_c: float) -> Any:
-    """Beta outcomes."""
+    """Return a function that draws Beta outcomes."""
     return lambda rng, size: (
         rng.beta(20 * mean_t, 20 - 20 * mean_t, size),
         rng.beta(20 * mean_c, 20 - 20 * mean_c, size),
@@ -186,7 +186,7 @@ HARMED: dict[str, Case] = {
 def decision_times(
     case: Case, side: int, margin: float, runs: int, seed: int, alpha: float, evidence: Evidence
 ) -> list[Any]:
-    """Units at which the exact test and the normal mixture decide, (runs,) each; infinite where they do not."""
+    """Return the units at which exact test and normal mixture decide, (runs,) each; infinite where they do not."""
     limit, exact, normal = -math.log(alpha), [], []
     for k in range(max(1, runs // CHUNK)):
         drawn = stream(case, np.random.default_rng([seed, k]), min(runs, CHUNK))
@@ -194,7 +194,7 @@ def decision_times(
             check(drawn, case, margin)
         hit = bets(drawn, case, side, margin) >= limit
         exact.append(np.where(hit.any(1), hit.argmax(1) + 1.0, np.inf))
-        if not normal_too(case):
+        if not shows_normal_mixture(case):
             continue
         with np.errstate(invalid="ignore", divide="ignore"):
             hit = evidence(looks(drawn, case), margin, side, False) > limit
@@ -202,18 +202,21 @@ def decision_times(
     return [np.concatenate(part) for part in (exact, normal) if part]
 
 
-def normal_too(case: Case) -> bool:
-    """True if the normal mixture is shown: it compares within epochs, and other rows have it with missing outcomes."""
+def shows_normal_mixture(case: Case) -> bool:
+    """Return True if the row shows the normal mixture too.
+
+    It compares within epochs, and other rows have it with missing outcomes.
+    """
     return isinstance(case.share, float) and case.reports is None
 
 
 def errors_of(case: Case, times: list[Any]) -> list[float | None]:
     final_shares = [float(np.isfinite(hits).mean()) for hits in times]
-    return final_shares if normal_too(case) else [*final_shares, None]
+    return final_shares if shows_normal_mixture(case) else [*final_shares, None]
 
 
-def bounded(runs: int, alpha: float, evidence: Evidence) -> dict[str, Any]:
-    """All rows, plain data."""
+def simulate_bounded_outcomes(runs: int, alpha: float, evidence: Evidence) -> dict[str, Any]:
+    """Simulate all rows and return them as plain data."""
     rows: dict[str, Any] = {"runs": runs, "units": UNITS, "promotions": {}, "rollbacks": {}, "delays": {}}
     for seed, (name, case) in enumerate(AT_MARGIN.items()):
         times = decision_times(case, 1, case.margin, runs, 5_000 + seed, alpha, evidence)
@@ -229,7 +232,7 @@ def bounded(runs: int, alpha: float, evidence: Evidence) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any], rate: Callable[[float, int], str]) -> list[str]:
-    """The rows as Markdown."""
+    """Return the rows as Markdown."""
     runs = result["runs"]
     lines = [
         "## Outcomes with bounds",

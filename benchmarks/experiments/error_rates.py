@@ -22,7 +22,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 import numpy as np
 from scipy.special import betaincinv, log_ndtr, stdtr
 
-from benchmarks.experiments.bounds import bounded
+from benchmarks.experiments.bounds import simulate_bounded_outcomes
 from benchmarks.experiments.bounds import table as bounded_table
 from benchmarks.experiments.missing import MISSING, missing_delays, missing_errors, missing_table
 from benchmarks.experiments.streams import (
@@ -65,7 +65,7 @@ class Errors(NamedTuple):
 
 
 def variances(looks: Looks, margin: float, sign: int, binary: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The sums of treatment and control, as `sequential` takes them."""
+    """Return the sums of treatment and control, as `sequential` takes them."""
     n_t, n_c, mean_t, mean_c, var_t, var_c = looks
     if binary:
         pooled = (n_c * mean_c + n_t * (mean_t + margin)) / (n_t + n_c)
@@ -112,7 +112,7 @@ def _log_evidence(looks: Looks, margin: float, sign: int, binary: bool, alpha: f
 
 
 def check(looks: Looks, margin: float, binary: bool) -> None:
-    """The vectorised formula is what the gateway's own test finds, at a few looks."""
+    """Check that the vectorised formula is what the gateway's own test finds, at a few looks."""
     n_t, n_c, *parts = (np.broadcast_to(part, looks.mean_t.shape) for part in looks)
     measure, plan = Measure("outcome", "higher", margin, binary, None, None), RolloutPlan("c", {"c": 1.0, "t": 1.0})
     for sign in (-1, 1):
@@ -129,8 +129,8 @@ def check(looks: Looks, margin: float, binary: bool) -> None:
                 assert test.proven == (evidence[at] > -math.log(ALPHA)), at
 
 
-def welch_peeked(looks: Looks) -> np.ndarray:
-    """One-sided Welch p-values of "treatment is worse", at every allowed look; 1 before."""
+def welch_p_values(looks: Looks) -> np.ndarray:
+    """Return one-sided Welch p-values of "treatment is worse", at every allowed look; 1 before."""
     n_t, n_c, mean_t, mean_c, var_t, var_c = looks
     with np.errstate(invalid="ignore", divide="ignore"):
         parts = var_t / n_t, var_c / n_c
@@ -141,7 +141,7 @@ def welch_peeked(looks: Looks) -> np.ndarray:
 
 
 def error_rates(name: str, scenario: Scenario, runs: int, seed: int) -> Errors:
-    """Rollback under no difference and margin 0; promotion under a loss of exactly the margin."""
+    """Simulate rollback under no difference and margin 0, and promotion under a loss of exactly the margin."""
     same, at_margin, margin, binary = scenario
     limit = -math.log(ALPHA)
     rollbacks, promotions, peeked = [], [], []
@@ -149,7 +149,7 @@ def error_rates(name: str, scenario: Scenario, runs: int, seed: int) -> Errors:
         if not k:
             check(looks, 0.0, binary)
         rollbacks.append((log_evidence(looks, 0.0, -1, binary) > limit).any(1))
-        peeked.append((welch_peeked(looks) < ALPHA).any(1))
+        peeked.append((welch_p_values(looks) < ALPHA).any(1))
         if at_margin is None:
             lower = looks._replace(mean_t=looks.mean_t - margin)
             promotions.append((log_evidence(lower, margin, 1, binary) > limit).any(1))
@@ -160,12 +160,15 @@ def error_rates(name: str, scenario: Scenario, runs: int, seed: int) -> Errors:
 
 
 def first_look(proven: np.ndarray) -> np.ndarray:
-    """(runs,): outcomes per arm at the first look that found something; infinite if none did."""
+    """Return (runs,): outcomes per arm at the first look that found something; infinite if none did."""
     return np.where(proven.any(1), (proven.argmax(1) + 1.0) * STEP, np.inf)
 
 
 def delays(effect: float, runs: int, seed: int) -> dict[str, Any]:
-    """Outcomes per arm until a harm of `effect` deviations is found: median, 90th percentile, share found in time."""
+    """Simulate harms of `effect` deviations and return the outcomes per arm until one is found.
+
+    They are a median, a 90th percentile and the share that is found in time.
+    """
     by_test: dict[str, list[np.ndarray]] = {
         "harm test": [],
         "Welch peeked at": [],
@@ -175,7 +178,7 @@ def delays(effect: float, runs: int, seed: int) -> dict[str, Any]:
         rng = np.random.default_rng([seed, k])
         looks = two_arms(lambda rng, size: gaussian(rng, size) - effect, gaussian)(rng, CHUNK)
         by_test["harm test"].append(first_look(log_evidence(looks, 0.0, -1) > -math.log(ALPHA)))
-        by_test["Welch peeked at"].append(first_look(welch_peeked(looks) < ALPHA))
+        by_test["Welch peeked at"].append(first_look(welch_p_values(looks) < ALPHA))
         equal = looks._replace(mean_t=looks.mean_t + effect)
         by_test[PROMOTION].append(first_look(log_evidence(equal, effect, 1) > -math.log(ALPHA)))
     delay_of: dict[str, Any] = {}
@@ -199,8 +202,8 @@ def finite(value: float) -> int | None:
     return int(value) if math.isfinite(value) else None
 
 
-def watched_table(keys: int) -> dict[str, Any]:
-    """Shares of an assignment table over many units, watched at every thousandth; and a table that loses 2 % of one arm."""
+def watch_assignment_tables(keys: int) -> dict[str, Any]:
+    """Watch the shares of a table over many units, at every thousandth, and of a table that loses 2 % of one arm."""
     weights = {"control": 0.7, "first": 0.2, "second": 0.1}
     assignment, counts, lossy = (
         AssignmentTable(weights, "benchmark", 1),
@@ -222,7 +225,7 @@ def watched_table(keys: int) -> dict[str, Any]:
 
 
 def srm_errors(runs: int, seed: int) -> float:
-    """Share of runs of 20,000 units, fair to their shares, whose p-value ever falls to 0.05 (a look every 100)."""
+    """Return the share of fair runs of 20,000 units whose p-value ever falls to 0.05, with a look every 100."""
     weights = {"a": 0.9, "b": 0.1}
     rng, alarms = np.random.default_rng(seed), 0
     for _ in range(runs):
@@ -245,7 +248,7 @@ def machine() -> dict[str, Any]:
 
 
 def rate(share: float, runs: int) -> str:
-    """A share in per cent, with its exact 95 % interval (Clopper, Pearson 1934)."""
+    """Return a share in per cent, with its exact 95 % interval (Clopper, Pearson 1934)."""
     hits = round(share * runs)
     low = betaincinv(hits, runs - hits + 1, 0.025) if hits else 0.0
     high = betaincinv(hits + 1, runs - hits, 0.975) if hits < runs else 1.0
@@ -253,7 +256,7 @@ def rate(share: float, runs: int) -> str:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result as Markdown."""
+    """Return the result as Markdown."""
     runs = result["runs"]
     lines = [
         "# Experiments: errors and delays of the tests",
@@ -369,8 +372,8 @@ def main() -> None:
         "missing": missing,
         "missing_delays": missing_delays(runs, 3_000, log_evidence, ALPHA),
         "delays": {str(effect): delays(effect, runs, 2_000 + k) for k, effect in enumerate(EFFECTS)},
-        "bounded": bounded(runs, ALPHA, log_evidence),
-        "srm": watched_table(100 * runs) | {"runs": runs, "alarms": srm_errors(runs, 4_000)},
+        "bounded": simulate_bounded_outcomes(runs, ALPHA, log_evidence),
+        "srm": watch_assignment_tables(100 * runs) | {"runs": runs, "alarms": srm_errors(runs, 4_000)},
     }
     result["seconds"] = time.perf_counter() - started
     text = table(result)

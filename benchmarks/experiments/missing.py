@@ -52,7 +52,7 @@ class Missing(NamedTuple):
     """Units of the control for each of the treatment."""
 
     def at_margin(self) -> "Missing":
-        """With a treatment that is worse by the margin."""
+        """Return the experiment with a treatment that is worse by the margin."""
         arm = self.treatment
         loss = self.margin if self.value is None else self.margin / arm.of_ones
         return self._replace(treatment=arm._replace(ones=arm.ones - loss))
@@ -75,7 +75,7 @@ class MissingErrors(NamedTuple):
 
 
 def late(mean: float, window: float = 1.0) -> float:
-    """Chance that an exponential delay ends within the window."""
+    """Return the chance that an exponential delay ends within the window."""
     return 1 - math.exp(-window / mean)
 
 
@@ -87,7 +87,7 @@ class Seen(NamedTuple):
     zeros: np.ndarray
 
     def moments(self, shift: float = 0.0, fill: np.ndarray | float | None = None) -> tuple[np.ndarray, ...]:
-        """Number, mean and variance of the reports, moved by `shift`; and of all others as `fill`, if it is given."""
+        """Return number, mean and variance of the reports, moved by `shift`; and of all others as `fill`, if it is given."""
         others = 0.0 if fill is None else self.judged - self.ones - self.zeros
         value = 0.0 if fill is None else fill
         n = np.maximum(self.ones + self.zeros + others, 1e-9)
@@ -108,13 +108,13 @@ def _arm(rng: np.random.Generator, arm: Arm, block: int, runs: int) -> Seen:
 
 
 def looks_of(arms: Sequence[Seen], shift: float = 0.0, fill: np.ndarray | float | None = None) -> Looks:
-    """The sums of treatment, moved by `shift`, and control, as a test gets them."""
+    """Return the sums of treatment, moved by `shift`, and control, as a test gets them."""
     (n_t, mean_t, var_t), (n_c, mean_c, var_c) = arms[0].moments(shift, fill), arms[1].moments(0.0, fill)
     return Looks(n_t, n_c, mean_t, mean_c, var_t, var_c)
 
 
 def reports_of(arms: Sequence[Seen]) -> Looks:
-    """1 for a unit that has reported, 0 for one that has not."""
+    """Return the sums of 1 for a unit that has reported and 0 for one that has not."""
     shares = [(arm.ones + arm.zeros) / arm.judged for arm in arms]
     return Looks(arms[0].judged, arms[1].judged, *shares, *(share * (1 - share) for share in shares))
 
@@ -144,7 +144,7 @@ def proof(case: Missing, arms: Sequence[Seen], sign: int, evidence: Evidence) ->
 
 
 def check(case: Missing, arms: Sequence[Seen], sign: int, margin: float, log_e: float) -> None:
-    """It is what the gateway's own look and test find of the same units."""
+    """Check that the vectorised formula is what the gateway's own look and test find of the same units."""
     judged = {(1, name, "", True): int(arm.judged) for name, arm in zip("tc", arms, strict=True)}
     values = {}
     for name, arm in zip("tc", arms, strict=True):
@@ -169,7 +169,7 @@ def check(case: Missing, arms: Sequence[Seen], sign: int, margin: float, log_e: 
 
 
 def alarms_of(reports: Looks, evidence: Evidence) -> np.ndarray:
-    """`missing_outcomes.unequal_reporting` at every look."""
+    """Return True at every look (runs, looks) where `missing_outcomes.unequal_reporting` raises an alarm."""
     n_t, n_c, mean_t, mean_c, var_t, var_c = reports
     other = Looks(n_c, n_t, mean_c, mean_t, var_c, var_t)
     limit = -math.log(ALARM_LEVEL / 2)
@@ -181,14 +181,16 @@ def alarms_of(reports: Looks, evidence: Evidence) -> np.ndarray:
     return np.maximum(*alarms) > limit
 
 
-def watched(case: Missing, reports: Looks, evidence: Evidence) -> np.ndarray:
-    """The alarms, where what is missing does not count; else nothing is missing."""
+def watch_reports(case: Missing, reports: Looks, evidence: Evidence) -> np.ndarray:
+    """Return the alarms, where what is missing does not count; else nothing is missing."""
     alarms = alarms_of(reports, evidence)
     return alarms if case.value is None else np.zeros_like(alarms)
 
 
-def _as_they_come(case: Missing, rng: np.random.Generator, runs: int, evidence: Evidence, limit: float) -> np.ndarray:
-    """True where harm is ever proven by the outcomes that have come so far."""
+def _judge_as_they_come(
+    case: Missing, rng: np.random.Generator, runs: int, evidence: Evidence, limit: float
+) -> np.ndarray:
+    """Return True where (runs,) harm is ever proven by the outcomes that have come so far."""
     arms = []
     for delay in case.as_they_come or ():
         seen = np.zeros((2, runs, LOOKS))
@@ -209,21 +211,21 @@ def _as_they_come(case: Missing, rng: np.random.Generator, runs: int, evidence: 
 
 
 def missing_errors(name: str, case: Missing, runs: int, seed: int, evidence: Evidence, alpha: float) -> MissingErrors:
-    """Rollback under no difference and margin 0; promotion under a loss of exactly the margin."""
+    """Simulate rollback under no difference and margin 0, and promotion under a loss of exactly the margin."""
     limit = -math.log(alpha)
     rollbacks, promotions, alarmed, careless, coming = [], [], [], [], []
     for k in range(runs // CHUNK):
         rng = np.random.default_rng([seed, k])
         arms = _arms(rng, case)
-        alarm = watched(case, reports_of(arms), evidence)
+        alarm = watch_reports(case, reports_of(arms), evidence)
         rollbacks.append(((proof(case, arms, -1, evidence) > limit) & ~alarm).any(1))
         alarmed.append(alarm.any(1))
         careless.append((evidence(looks_of(arms, 0.0, case.value), 0.0, -1) > limit).any(1))
         if case.as_they_come is not None:
-            coming.append(_as_they_come(case, rng, CHUNK, evidence, limit))
+            coming.append(_judge_as_they_come(case, rng, CHUNK, evidence, limit))
         arms = _arms(rng, case.at_margin())
         proven = proof(case, arms, 1, evidence) > limit
-        promotions.append((proven & ~watched(case, reports_of(arms), evidence)).any(1))
+        promotions.append((proven & ~watch_reports(case, reports_of(arms), evidence)).any(1))
     shares = tuple(arm.ones * arm.of_ones + (1 - arm.ones) * arm.of_zeros for arm in (case.treatment, case.control))
 
     def share(times: list[np.ndarray]) -> float:
@@ -308,7 +310,7 @@ MISSING = _cases()
 
 
 def missing_table(rows: list[dict[str, Any]], delays: list[dict[str, Any]], rate: Callable[[float], str]) -> list[str]:
-    """The results as Markdown."""
+    """Return the results as Markdown."""
     lines = [
         "",
         "## Late and missing outcomes",

@@ -42,7 +42,7 @@ class Scenario(NamedTuple):
 
 
 def prefix(values: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Count (looks,), mean and variance (runs, looks) after every `step` of values (runs, n)."""
+    """Return count (looks,), mean and variance (runs, looks) after every `step` of values (runs, n)."""
     blocks = values.reshape(len(values), -1, step)
     n = np.arange(1, blocks.shape[1] + 1) * step
     mean = blocks.sum(2).cumsum(1) / n
@@ -50,7 +50,7 @@ def prefix(values: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 def two_arms(draw_t: Draw, draw_c: Draw | None = None, *, ratio: int = 1, horizon: int = HORIZON) -> Any:
-    """A scenario with `ratio` control outcomes for each of the treatment."""
+    """Return a scenario with `ratio` control outcomes for each of the treatment."""
 
     def simulate(rng: np.random.Generator, runs: int) -> Looks:
         t, c = draw_t(rng, (runs, horizon)), (draw_c or draw_t)(rng, (runs, ratio * horizon))
@@ -61,7 +61,7 @@ def two_arms(draw_t: Draw, draw_c: Draw | None = None, *, ratio: int = 1, horizo
 
 
 def ar1(correlation: float) -> Draw:
-    """Stationary, with this correlation between neighbours, variance 1."""
+    """Return a function that draws a stationary process of variance 1 with this correlation between neighbours."""
 
     def draw(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
         noise = rng.standard_normal(size)
@@ -72,7 +72,10 @@ def ar1(correlation: float) -> Draw:
 
 
 def traffic(noise: Draw, shares: np.ndarray) -> Any:
-    """One stream of units (N,), each assigned at random with the share (N,) of its time; a look every 2 STEP units."""
+    """Return a simulation of one stream of units (N,) with a look every 2 STEP units.
+
+    Each unit is assigned at random with the share (N,) of its time.
+    """
 
     def simulate(rng: np.random.Generator, runs: int) -> Looks:
         values = noise(rng, (runs, len(shares)))
@@ -113,7 +116,7 @@ def epochs(parts: Sequence[tuple[int, float, float]]) -> Any:
                 n = np.maximum(sums[0], 1e-9)
                 mean = sums[1] / n
                 strata[-1].append((sums[0], mean, np.maximum(sums[2] - n * mean**2, 0)))
-        looks = _stratified(strata)
+        looks = _pool_at_looks(strata)
         for at in ((0, -1), (1, len(shares) // (4 * STEP))):
             pairs = [tuple(_summary(*(float(part[at]) for part in arm)) for arm in arms) for arms in strata]
             for summary, arm in zip(pool_strata(pairs), (0, 1), strict=True):
@@ -129,8 +132,8 @@ def _summary(n: float, mean: float, squares: float) -> Summary:
     return Summary(int(n), mean, squares / (n - 1) if n > 1 else 0.0)
 
 
-def _stratified(strata: Any) -> Looks:
-    """`unit_clusters.pool_strata` at every look; strata have both arms' counts, means and squared deviations."""
+def _pool_at_looks(strata: Any) -> Looks:
+    """Apply `unit_clusters.pool_strata` at every look; strata have both arms' counts, means and squared deviations."""
     both = np.stack([(first[0] > 0) & (other[0] > 0) for first, other in strata])
     n, mean, squares = (np.stack([[arm[k] for arm in arms] for arms in strata]) for k in range(3))
     n, several = np.where(both[:, None], n, 0.0), both.sum(0) > 1
@@ -150,20 +153,21 @@ def _stratified(strata: Any) -> Looks:
 
 
 def sessions(rng: np.random.Generator, size: tuple[int, int], players: int = 20) -> np.ndarray:
-    """Sessions in time order, each `players` of them in one match with luck of its own."""
+    """Draw sessions in time order, each `players` of them in one match with luck of its own."""
     luck = rng.standard_normal((size[0], size[1] // players)).repeat(players, axis=1)
     return luck + rng.standard_normal(size)
 
 
 def matches(rng: np.random.Generator, size: tuple[int, int], players: int = 20) -> np.ndarray:
-    """The means of such matches."""
+    """Draw the means of matches such as those of `sessions`."""
     return rng.standard_normal(size) + rng.standard_normal(size) / math.sqrt(players)
 
 
 def switchback(noise: Draw, share: float, grouped: bool = True) -> Any:
-    """HORIZON blocks of time whose arms are drawn by pairs as `assignment` does; a look after every 2 STEP of them.
+    """Return a simulation of HORIZON blocks of time whose arms are drawn by pairs as `assignment` does.
 
-    Variances by groups as `unit_clusters.block_summaries` has them, or else as if blocks were drawn one by one.
+    A look follows every 2 STEP blocks. Variances are by groups, as `unit_clusters.block_summaries` has them, or else as if
+    blocks were drawn one by one.
     """
 
     def simulate(rng: np.random.Generator, runs: int) -> Looks:
@@ -196,7 +200,7 @@ def switchback(noise: Draw, share: float, grouped: bool = True) -> Any:
 
 
 def check_blocks(values: np.ndarray, treated: np.ndarray, measured: Sequence[float]) -> None:
-    """The vectorised formula is the gateway's, of the blocks (k,) of one experiment."""
+    """Check that the vectorised formula is the gateway's, of the blocks (k,) of one experiment."""
     arms: list[dict[tuple[int, int], float]] = [{}, {}]
     for k, (value, is_treated) in enumerate(zip(values.tolist(), treated.tolist(), strict=True)):
         arms[not is_treated][k // 2, k % 2] = value
@@ -206,13 +210,13 @@ def check_blocks(values: np.ndarray, treated: np.ndarray, measured: Sequence[flo
 
 
 def day_and_night(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
-    """Noise on a wave of 144 blocks, six times as large."""
+    """Draw noise on a wave of 144 blocks, six times as large."""
     wave = np.sin(np.arange(size[1]) * 2 * math.pi / 144 + rng.random((size[0], 1)) * 2 * math.pi)
     return 2 * wave + rng.standard_normal(size) / 3
 
 
 def walk(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
-    """Noise on a walk that is as far from home after a tenth of the blocks as the noise is large."""
+    """Draw noise on a walk that is as far from home after a tenth of the blocks as the noise is large."""
     steps = rng.standard_normal(size) / math.sqrt(size[1] / 10)
     return steps.cumsum(1) + rng.standard_normal(size)
 
@@ -235,7 +239,7 @@ def student(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
 
 
 def pareto(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
-    """A Pareto distribution of index 2.5 has no third moment."""
+    """Draw from a Pareto distribution of index 2.5, which has no third moment."""
     return rng.pareto(2.5, size)
 
 
@@ -259,7 +263,7 @@ CANARY: Any = {"ratio": 9, "horizon": 1_000}
 
 
 def rare(p: float, margin: float, **shape: Any) -> tuple[Any, Any, float]:
-    """Bernoulli outcomes: the first fields of their scenario."""
+    """Return the first fields of a scenario of Bernoulli outcomes."""
     return two_arms(bernoulli(p), **shape), two_arms(bernoulli(p - margin), bernoulli(p), **shape), margin
 
 

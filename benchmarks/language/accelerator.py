@@ -29,9 +29,9 @@ from benchmarks.language.device_measurements import (
     StepSettings,
     TrainedRow,
     ceilings,
-    sampled,
-    saved_model,
-    trained,
+    measure_sampling,
+    measure_training,
+    save_model,
 )
 from benchmarks.records import RESULTS
 from marl_ray.temporary_folders import temporary_folder
@@ -54,14 +54,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     trained_rows: list[TrainedRow] = []
     with temporary_folder("accelerator") as folder:
         for size in options.sizes:
-            path = saved_model(folder / size, size)
+            path = save_model(folder / size, size)
             if size == options.sizes[0]:
                 for count in options.responses:
-                    sampled_rows.append(sampled(size, path, device, count, options.runs, limits))
+                    sampled_rows.append(measure_sampling(size, path, device, count, options.runs, limits))
                     print(sampled_rows[-1], flush=True)
             for checkpointing, offload in CASES[size]:
                 shape = StepSettings(options.rows, options.context, options.tokens, checkpointing, offload)
-                trained_rows.append(trained(size, path, device, shape, options.runs, limits))
+                trained_rows.append(measure_training(size, path, device, shape, options.runs, limits))
                 print(trained_rows[-1], flush=True)
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
@@ -73,7 +73,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result as Markdown."""
+    """Return the result as Markdown."""
     limits = Ceilings(**result["ceilings"])
     lines = [
         "# Language models on an accelerator",

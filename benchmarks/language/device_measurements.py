@@ -90,7 +90,7 @@ class TrainedRow(NamedTuple):
 
 
 def seconds(device: torch.device, runs: int, work: Callable[[], Any]) -> float:
-    """Median time of one call, the first one not counted."""
+    """Return the median time of one call, the first one not counted."""
 
     def wait() -> None:
         if device.type == "cuda":
@@ -118,7 +118,7 @@ def ceilings(device: torch.device, runs: int) -> Ceilings:
     )
 
 
-def saved_model(folder: Path, size: str) -> str:
+def save_model(folder: Path, size: str) -> str:
     """Write a model of random weights in bfloat16, weight by weight, and return its folder."""
     tiny = size == "tiny"
     shape = Qwen2Config(**TINY, max_position_embeddings=32768, tie_word_embeddings=True) if tiny else qwen(size)
@@ -137,7 +137,7 @@ def saved_model(folder: Path, size: str) -> str:
     return str(folder)
 
 
-def sampled(size: str, path: str, device: torch.device, count: int, runs: int, limits: Ceilings) -> SampledRow:
+def measure_sampling(size: str, path: str, device: torch.device, count: int, runs: int, limits: Ceilings) -> SampledRow:
     """Sample with the built-in engine in bfloat16."""
     config = ModelConfig(path=path, context=PROMPT + TOKENS, dtype="bf16")
     policy = plain_copy(build_token_policy(config, GenerationConfig(max_tokens=TOKENS), 0, unread=True), device)
@@ -152,7 +152,7 @@ def sampled(size: str, path: str, device: torch.device, count: int, runs: int, l
     return SampledRow(size, count, sum(lengths) / taken, read / taken / limits.bytes)
 
 
-def trained(
+def measure_training(
     size: str, path: str, device: torch.device, settings: StepSettings, runs: int, limits: Ceilings
 ) -> TrainedRow:
     """Take training steps, as the learner of a run on one worker does, and compare their memory with that run's plan."""
@@ -195,7 +195,7 @@ def step_flops(policy: TokenPolicy, settings: StepSettings) -> float:
 
 
 def _run_of(path: str, settings: StepSettings) -> RunConfig:
-    """A run whose workers hold no copy that samples."""
+    """Return a run whose workers hold no copy that samples."""
     model = {
         "path": path,
         "context": settings.context,
@@ -241,7 +241,7 @@ def _step_of(
 
 @contextmanager
 def _process_group(device: torch.device) -> Iterator[None]:
-    """This process alone as the workers of a run."""
+    """Make this process alone the workers of a run."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     with tempfile.TemporaryDirectory() as folder:

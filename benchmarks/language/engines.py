@@ -23,7 +23,7 @@ from marl_ray.policies.language.token_policy import TokenPolicy, build_token_pol
 
 
 def measure(preset: str, precision: str, name: str, calls: int) -> dict[str, Any]:
-    """Medians over `calls` calls; in those of the warm-up vLLM starts and compiles kernels."""
+    """Return medians over `calls` calls; in those of the warm-up vLLM starts and compiles kernels."""
     config = ModelConfig.model_validate({"preset": preset, "dtype": precision})
     generation = GenerationConfig.model_validate({"max_tokens": TOKENS, "engine": name})
     trained = build_token_policy(config, generation, seed=0)
@@ -55,7 +55,7 @@ def measure(preset: str, precision: str, name: str, calls: int) -> dict[str, Any
 
 @torch.no_grad()
 def gap(policy: TokenPolicy, prompts: list[Prompt], completions: list[Completion]) -> float:
-    """Greatest difference of a sampled log-probability from a full forward pass."""
+    """Return the greatest difference of a sampled log-probability from a full forward pass."""
     largest = 0.0
     for prompt, completion in zip(prompts, completions, strict=True):
         rows = [torch.tensor([ids]) for ids in (prompt.ids, completion.ids)]

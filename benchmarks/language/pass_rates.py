@@ -35,7 +35,7 @@ SETTINGS = {"kinds": KINDS, "hyper": HYPER, "own": OWN, "every": EVERY, "samples
 
 
 def crossed_bootstrap(values: NDArray[np.float64], seed: int = 0) -> BootstrapInterval:
-    """Mean of (runs, tasks) with its 95 % percentile interval; runs and tasks are both drawn anew (Owen 2007)."""
+    """Return the mean of (runs, tasks) with its 95 % percentile interval; runs and tasks are both drawn anew (Owen 2007)."""
     runs, tasks = values.shape
     random = np.random.default_rng(seed)
     rows = random.multinomial(runs, np.full(runs, 1 / runs), RESAMPLES) / runs
@@ -46,12 +46,12 @@ def crossed_bootstrap(values: NDArray[np.float64], seed: int = 0) -> BootstrapIn
 
 
 def passes(runs: list[dict[str, Any]], when: str, what: str = "passes") -> NDArray[np.float64]:
-    """(runs, tasks) points."""
+    """Return points of shape (runs, tasks)."""
     return 100 * np.array([run[when][what] for run in runs])
 
 
 def algorithm_row(algorithm: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """One row of the table of algorithms."""
+    """Return one row of the table of algorithms."""
     before, after = passes(runs, "before"), passes(runs, "after")
     gains = (after - before).mean(1)
     split = np.array([row[:4] for run in runs for row in run["iterations"]])
@@ -69,14 +69,14 @@ def algorithm_row(algorithm: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def repaired(run: dict[str, Any]) -> float:
-    """The share in percent of first programs that failed and that the rest of the episode made pass."""
+def repair_rate(run: dict[str, Any]) -> float:
+    """Return the share in percent of first programs that failed and that the rest of the episode made pass."""
     first, last = statistics.mean(run["after"]["first"]), statistics.mean(run["after"]["passes"])
     return 100 * (last - first) / max(1 - first, 1e-9)
 
 
 def comparison(alone: list[dict[str, Any]], team: list[dict[str, Any]]) -> dict[str, Any]:
-    """The team against the generator alone: same seeds, same held-out tasks, same tokens sampled in training."""
+    """Compare the team with the generator alone: same seeds, same held-out tasks, same tokens sampled in training."""
     difference = passes(team, "after") - passes(alone, "after")
     at_start = passes(team, "before") - passes(alone, "before")
     first = passes(team, "after", "first") - passes(alone, "after", "first")
@@ -86,7 +86,7 @@ def comparison(alone: list[dict[str, Any]], team: list[dict[str, Any]]) -> dict[
             "before": passes(runs, "before").mean(1).tolist(),
             "after": passes(runs, "after").mean(1).tolist(),
             "first": passes(runs, "after", "first").mean(1).tolist(),
-            "repaired": [repaired(run) for run in runs],
+            "repaired": [repair_rate(run) for run in runs],
             "tokens": [run["tokens"] for run in runs],
             "iterations": [len(run["iterations"]) for run in runs],
             "tokens_per_task": statistics.mean(run["after"]["tokens"] for run in runs),
@@ -104,7 +104,7 @@ def comparison(alone: list[dict[str, Any]], team: list[dict[str, Any]]) -> dict[
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result as Markdown."""
+    """Return the result as Markdown."""
     lines = [
         "# Language models: what they learn",
         "",
@@ -140,7 +140,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def team_lines(comparison: dict[str, Any]) -> list[str]:
-    """The comparison as Markdown."""
+    """Return the comparison as Markdown."""
     lines = [
         "",
         "## Generator and reviewer against the generator alone",
@@ -178,7 +178,7 @@ def interval(values: list[float]) -> str:
 
 
 def measure(algorithms: list[str], team: bool, seeds: int, processes: int) -> list[dict[str, Any]]:
-    """All runs, each in its own process; those of a seed share its warm start."""
+    """Train all runs, each in its own process; those of a seed share its warm start."""
     kinds = ["program"] * bool(algorithms) + ["alone", "team"] * team
     with (
         tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as folder,
@@ -232,7 +232,7 @@ def main() -> None:
         options.algorithms, options.no_team, options.seeds = ["grpo"], True, 1
     runs = measure(options.algorithms, not options.no_team, options.seeds, options.processes)
     if not options.quick:
-        runs += earlier({(run["kind"], run["algorithm"]) for run in runs})
+        runs += read_earlier_runs({(run["kind"], run["algorithm"]) for run in runs})
     of_programs = [run for run in runs if run["kind"] == "program"]
     by_algorithm = {name: [run for run in of_programs if run["algorithm"] == name] for name in OWN}
     alone, team = ([run for run in runs if run["kind"] == kind] for kind in ("alone", "team"))
@@ -250,30 +250,30 @@ def main() -> None:
     text += "\nMachine: " + ", ".join(f"{k} {v}" for k, v in described.items() if isinstance(v, str | int)) + ".\n"
     if not options.quick:
         RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "language_learning.json").write_text(json.dumps(rounded(result)) + "\n")
+        (RESULTS / "language_learning.json").write_text(json.dumps(round_numbers(result)) + "\n")
         (RESULTS / "language_learning.md").write_text(text)
     print(text)
     sys.exit(not all(all(row["met"].values()) for row in result["algorithms"]))
 
 
-def earlier(measured: set[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Stored runs of this machine and these settings, of what was not measured now."""
+def read_earlier_runs(measured: set[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Read the stored runs of this machine and these settings, of what was not measured now."""
     path = RESULTS / "language_learning.json"
     if not path.exists():
         return []
     stored = json.loads(path.read_text())
-    now = json.loads(json.dumps(rounded({"machine": machine(), "settings": SETTINGS})))
+    now = json.loads(json.dumps(round_numbers({"machine": machine(), "settings": SETTINGS})))
     if {key: stored[key] for key in now} != now:
         return []
     return [run for run in stored["runs"] if (run["kind"], run["algorithm"]) not in measured]
 
 
-def rounded(value: Any) -> Any:
-    """Numbers to four digits, which keeps the file small."""
+def round_numbers(value: Any) -> Any:
+    """Round numbers to four digits, which keeps the file small."""
     if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
+        return {key: round_numbers(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [rounded(item) for item in value]
+        return [round_numbers(item) for item in value]
     return round(value, 4) if isinstance(value, float) else value
 
 

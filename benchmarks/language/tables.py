@@ -9,14 +9,14 @@ PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 def table(result: dict[str, Any]) -> str:
-    """The parts that were measured, as Markdown."""
+    """Return the parts that were measured, as Markdown."""
     parts = [training_lines(result)] if "models" in result else []
     parts += [engine_lines(result["engines"])] if "engines" in result else []
     return "\n".join(["# Language models: tokens per second", *(line for part in parts for line in ("", *part)), ""])
 
 
 def training_lines(result: dict[str, Any]) -> list[str]:
-    """Sampling and update."""
+    """Return the lines about sampling and update."""
     step, threads = result["step"], result["threads"]
     names = {
         f"{side} {precision}": f"{name}, {threads} threads, {PRECISIONS[precision]}"
@@ -74,7 +74,7 @@ def training_lines(result: dict[str, Any]) -> list[str]:
 
 
 def engine_lines(engines: dict[str, Any]) -> list[str]:
-    """The engines that sample."""
+    """Return the lines about the engines that sample."""
     lines = [
         "## Engines",
         "",
@@ -102,6 +102,6 @@ def machine_line(machine: dict[str, Any]) -> str:
 
 
 def ratios(rounds: list[dict[str, Any]], over: str, under: str) -> tuple[str, str]:
-    """Cells of wall time and of CPU time: median (least-most) over the rounds."""
+    """Return cells of wall time and of CPU time: median (least-most) over the rounds."""
     wall, cpu = (median_range([row[over][rate] / row[under][rate] for row in rounds], 2) for rate in RATES)
     return wall, cpu

@@ -47,7 +47,7 @@ LIMIT = 900
 
 
 def texts(steps: int) -> list[str]:
-    """Prompts of 20 to 60 characters."""
+    """Return prompts of 20 to 60 characters."""
     kinds = (
         "Add {} and {}.",
         "What is {} times {}? Show your work.",
@@ -75,7 +75,7 @@ class Clock:
             total[0] += time.perf_counter() - wall
             total[1] += time.process_time() - cpu
 
-    def timed(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def time_calls(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **named: Any) -> Any:
             with self(phase):
                 return function(*arguments, **named)
@@ -84,7 +84,7 @@ class Clock:
 
 
 def train(options: argparse.Namespace) -> None:
-    """Train like a worker of a run does; prints a JSON object with what each step took."""
+    """Train like a worker of a run does, and print a JSON object with what each step took."""
     import numpy as np
     import torch
     import torch.distributed as dist
@@ -125,8 +125,8 @@ def train(options: argparse.Namespace) -> None:
     engine, tokenizer = make_engine(sampler), sampler.tokenizer
     player = TokenPlayer(sampler, engine, ["agent"], ValueNorm())
     clock, steps, difference = Clock(), [], 0.0
-    learner.policy.model.evaluate = clock.timed("evaluation", learner.policy.model.evaluate)
-    learner.policy.family.refresh = clock.timed("refresh", learner.policy.family.refresh)
+    learner.policy.model.evaluate = clock.time_calls("evaluation", learner.policy.model.evaluate)
+    learner.policy.family.refresh = clock.time_calls("refresh", learner.policy.family.refresh)
     every = texts(options.steps)
     shared = PROMPTS // options.share
     for step in range(options.steps):
@@ -175,7 +175,7 @@ def start(command: list[str]) -> subprocess.Popen[str]:
 
 
 def result_of(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """The JSON object on the last line that a process prints."""
+    """Return the JSON object on the last line that a process prints."""
     try:
         out, errors = process.communicate(timeout=LIMIT)
     except subprocess.TimeoutExpired as error:
@@ -190,7 +190,7 @@ def result_of(process: subprocess.Popen[str]) -> dict[str, Any]:
 def measure_own(
     preset: str, precision: str, steps: int, threads: int, workers: int = 1, apart: int = 1
 ) -> dict[str, Any]:
-    """Rates of one run; of several workers the slowest one counts, and tokens are added up.
+    """Return the rates of one run; of several workers the slowest one counts, and tokens are added up.
 
     `apart` runs at the same time share the batch, and nothing else.
     """
@@ -232,7 +232,10 @@ def measure_trl(python: Path, model: Path, steps: int, threads: int, setting: st
 
 
 def rates(steps: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians over the steps that count; CPU time is what a process used, which neighbours disturb less than the clock."""
+    """Return medians over the steps that count.
+
+    CPU time is what a process used, which neighbours disturb less than the clock.
+    """
     counted = steps[WARM_UP - 1 :]  # both sides leave the first one out by themselves
     measured: dict[str, Any] = {
         "tokens_per_second": statistics.median(step["tokens"] / step["seconds"] for step in counted),
@@ -251,7 +254,7 @@ def rates(steps: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def trl_python(folder: Path) -> Path:
-    """The interpreter of TRL's environment, which is made if it is not there."""
+    """Return the interpreter of TRL's environment, and make it if it is not there."""
     python = folder / "bin/python"
     if not (folder / ".installed").exists():
         print(f"installing TRL into {folder}", flush=True)
@@ -264,7 +267,7 @@ def trl_python(folder: Path) -> Path:
 
 
 def save_model(preset: str, folder: Path) -> None:
-    """The weights that our side begins with, in Hugging Face format."""
+    """Save the weights that our side begins with, in Hugging Face format."""
     from marl_ray.config.run.model import GenerationConfig, ModelConfig
     from marl_ray.policies.language.token_policy import build_token_policy
 
@@ -311,7 +314,7 @@ def measure_training(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_engines(options: argparse.Namespace) -> dict[str, Any]:
-    """Each engine in turn on the same weights, several times."""
+    """Measure each engine in turn on the same weights, several times."""
     python = options.vllm_venv / "bin/python"
     if not python.exists():
         raise SystemExit(f"--vllm-venv: expected an interpreter at {python}, which `make test-vllm` makes")
@@ -353,7 +356,7 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """The machine and the versions that were measured."""
+    """Return the machine and the versions that were measured."""
     rows = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [row.partition(":")[2].strip() for row in rows if row.startswith("model name")]
     return {

@@ -68,7 +68,7 @@ class Job(NamedTuple):
 def run_config(
     kind: str, seed: int, bundle: str | None = None, iterations: int = 0, engine: str = "torch", **more: Any
 ) -> RunConfig:
-    """The config of a run that begins with the weights of `bundle`; `more` are keys of it."""
+    """Return the config of a run that begins with the weights of `bundle`; `more` are keys of it."""
     of_kind = KINDS[kind]
     team = {
         name: {
@@ -91,7 +91,7 @@ def run_config(
 
 
 def warm_start(kind: str, seed: int, folder: Path) -> dict[str, Any]:
-    """Supervised fine-tuning alone; leaves a bundle that the runs of this seed begin with."""
+    """Fine-tune with supervision alone, and leave a bundle that the runs of this seed begin with."""
     import torch
 
     from marl_ray.training.single_process import train_alone
@@ -116,7 +116,7 @@ def warm_start(kind: str, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def _likelihood(row: dict[str, float]) -> float:
-    """A metric of the generator, whose name stands before it where the generator is not alone."""
+    """Return the log-likelihood of the generator, whose name stands before it where the generator is not alone."""
     name = "warm_start/log_likelihood"
     return row[name] if name in row else row[f"generator/{name}"]
 
@@ -137,7 +137,7 @@ def train(job: Job) -> dict[str, Any]:
     with process_group():
         run = Run(config, torch.device("cpu"))
         programs = _time_programs(run.collector)
-        before = held_out(run, SAMPLES)
+        before = play_held_out(run, SAMPLES)
         curve, rows, gaps, tokens = [[0, 0, _mean(before["passes"])]], [], [], 0
         print(f"{job.kind} {job.algorithm} seed {job.seed} begins: held-out {curve[0][2]:.1%}", flush=True)
         run.clock.read(0)
@@ -151,14 +151,14 @@ def train(job: Job) -> dict[str, Any]:
             rows.append([seconds, rollout - sum(programs), sum(programs), update, row["tokens"], row["env/pass"]])
             gaps += [value for name, value in row.items() if name.endswith("engine/log_prob_gap")]
             if run.iteration % EVERY == 0:
-                curve.append([run.iteration, tokens, _mean(held_out(run, 1)["passes"])])
+                curve.append([run.iteration, tokens, _mean(play_held_out(run, 1)["passes"])])
                 run.clock.read(0)
                 print(
                     f"{job.kind} {job.algorithm} seed {job.seed}, iteration {run.iteration}: {tokens} tokens, training "
                     f"{row['env/pass']:.1%}, held-out {curve[-1][2]:.1%}, {seconds:.1f} s",
                     flush=True,
                 )
-        after = held_out(run, SAMPLES)
+        after = play_held_out(run, SAMPLES)
         curve.append([run.iteration, tokens, _mean(after["passes"])])
         run.close()
     return {
@@ -176,8 +176,8 @@ def train(job: Job) -> dict[str, Any]:
     }
 
 
-def held_out(run: Any, samples: int) -> dict[str, Any]:
-    """Every held-out task, sampled: pass@1 and that of the first program by task; tokens of a mean episode."""
+def play_held_out(run: Any, samples: int) -> dict[str, Any]:
+    """Sample every held-out task: pass@1 and that of the first program by task; tokens of a mean episode."""
     env = run.collector.copies[0].env.unwrapped
     tasks = range(min(HELD_OUT, env.held_out))
     episodes = run.collector.play(run.team.players(), tasks, samples=samples)
@@ -191,16 +191,16 @@ def held_out(run: Any, samples: int) -> dict[str, Any]:
 
 
 def _time_programs(collector: Any) -> list[float]:
-    """A list that gets the seconds of every wave of resets and steps of the environments."""
+    """Return a list that gets the seconds of every wave of resets and steps of the environments."""
     times: list[float] = []
     plain = collector.side_by_side
 
-    def timed(*arguments: Any) -> None:
+    def time_wave(*arguments: Any) -> None:
         began = time.perf_counter()
         plain(*arguments)
         times.append(time.perf_counter() - began)
 
-    collector.side_by_side = timed
+    collector.side_by_side = time_wave
     return times
 
 

@@ -50,7 +50,7 @@ Case = tuple[str, Callable[[], object], Callable[[], object] | None]
 
 
 def batch(rows: int) -> dict[str, Any]:
-    """The first rows of one batch: a ragged response each, with gaps (tool output) in some; actor-critic rows beside."""
+    """Return the first rows of one batch: ragged responses, some with gaps (tool output), and actor-critic rows beside."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(5, BATCH, STEPS, generator=generator)
     chance = torch.rand(3, BATCH, STEPS, generator=generator)
@@ -75,7 +75,7 @@ def batch(rows: int) -> dict[str, Any]:
 
 
 def cases() -> list[Case]:
-    """Name, estimator on the whole batch, reference on a few rows."""
+    """Return the cases: a name, the estimator on the whole batch, and the reference on a few rows."""
     a, b = batch(BATCH), batch(LOOP_ROWS)
     zeros = torch.zeros(BATCH, dtype=torch.int64)
     index, count = group_index(a["prompt"], zeros, zeros)
@@ -168,7 +168,7 @@ def milliseconds(function: Callable[[], object], runs: int) -> list[float]:
 
 
 def machine() -> dict[str, Any]:
-    """The machine and the versions that were measured."""
+    """Return the machine and the versions that were measured."""
     cpu = platform.processor()
     if Path("/proc/cpuinfo").exists():
         names = [row for row in Path("/proc/cpuinfo").read_text().splitlines() if row.startswith("model name")]
@@ -178,7 +178,7 @@ def machine() -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result as Markdown."""
+    """Return the result as Markdown."""
     lines = [
         "# The shared maths of the algorithms: milliseconds per batch",
         "",

@@ -53,7 +53,7 @@ class States:
         self.seen, self.allowed = torch.from_numpy(np.array(seen)), torch.from_numpy(np.array(allowed))
 
     def worth(self, model: Any) -> Worth:
-        """The values of an ActorCritic that draws its actions."""
+        """Return the values of an ActorCritic that draws its actions."""
         with torch.no_grad():
             outputs = model.distribution.normalize(model.actor.infer(self.seen), self.allowed)
         chances = torch.softmax(outputs.where(self.allowed, -torch.inf).double(), -1).tolist()
@@ -71,7 +71,7 @@ class States:
 
 
 def score(worth: Worth, budget: float) -> float:
-    """1 for the best policy within the budget, 0 for the best that always makes the same effort.
+    """Return 1 for the best policy within the budget, 0 for the best that always makes the same effort.
 
     What a cost above the budget can buy is taken off the return.
     """

@@ -99,11 +99,11 @@ def write_page(stored: dict[str, Any]) -> None:
             [recipe for recipe in recipes if any(len(curve) > 1 for curve in recipe.curves)],
             IMAGES / f"recipes_{name}.png",
         )
-    PAGE.write_text(with_tables(PAGE.read_text(), stored))
+    PAGE.write_text(fill_tables(PAGE.read_text(), stored))
 
 
-def with_tables(page: str, stored: dict[str, Any]) -> str:
-    """The page with each table between its two marks replaced by that of the stored results."""
+def fill_tables(page: str, stored: dict[str, Any]) -> str:
+    """Return the page with each table between its two marks replaced by that of the stored results."""
     tables = {
         "small": learning_table(small_recipes()),
         "language": learning_table(language_recipes(stored), percent=True),
@@ -120,21 +120,21 @@ def with_tables(page: str, stored: dict[str, Any]) -> str:
 
 
 def small_recipes() -> list[Recipe]:
-    """The recipes of actor-critics, from the tables of other benchmarks."""
-    learning = _stored("learning")
+    """Return the recipes of actor-critics, from the tables of other benchmarks."""
+    learning = _read_result("learning")
     rows = {row["task"]: row for row in learning["rows"]}
     made = []
     for name, (config, changes, learns) in SMALL.items():
         table, _, part = name.partition("/")
         note = ""
         if table == "gridworld":
-            runs = [run for run in _stored("gridworld_learning")["runs"] if run["algorithm"] == part]
+            runs = [run for run in _read_result("gridworld_learning")["runs"] if run["algorithm"] == part]
             scores, seconds = [run["final"] for run in runs], []
             curves = [run["curve"] for run in runs]
             solved = sorted(run["solved_at"] for run in runs)
             note = f"; 0.93 after {statistics.median(solved):,.0f} steps (median)"
         elif table == "web":
-            runs = [run for run in _stored("web_learning")["runs"] if run["page"] == part]
+            runs = [run for run in _read_result("web_learning")["runs"] if run["page"] == part]
             scores, seconds = [run["solved"] for run in runs], [run["seconds"] for run in runs]
             curves = [run["curve"] for run in runs]
         else:
@@ -149,7 +149,7 @@ def small_recipes() -> list[Recipe]:
 
 
 def language_recipes(stored: dict[str, Any]) -> list[Recipe]:
-    """The recipes of language models that two cores can train."""
+    """Return the recipes of language models that two cores can train."""
     made = []
     for name, learns in LANGUAGE.items():
         runs = [run for run in stored["runs"] if run["config"] == name]
@@ -163,7 +163,7 @@ def language_recipes(stored: dict[str, Any]) -> list[Recipe]:
 
 
 def learning_table(recipes: Sequence[Recipe], percent: bool = False) -> Iterator[str]:
-    """A table of learning; of fewer than three seeds it shows each score, because an interval of two says nothing."""
+    """Return a table of learning; of fewer than three seeds it shows each score, because an interval of two says nothing."""
     yield from ("| config | what it learns | score | seeds | seconds |", "|---|---|---|---|---|")
     for recipe in recipes:
         config = ", ".join(f"`{part}`" for part in (recipe.config, *recipe.changes))
@@ -178,7 +178,7 @@ def learning_table(recipes: Sequence[Recipe], percent: bool = False) -> Iterator
 
 
 def memory_table(stored: dict[str, Any]) -> Iterator[str]:
-    """The memory of recipes that need GPUs, and what each would learn."""
+    """Return the memory of recipes that need GPUs, and what each would learn."""
     yield f"| config | what it would learn | GPUs | {' | '.join(PARTS)} |"
     yield "|---|---|---|" + "---|" * len(PARTS)
     for name, learns in NEVER.items():
@@ -191,12 +191,12 @@ def memory_table(stored: dict[str, Any]) -> Iterator[str]:
 
 
 def sweep_table(stored: dict[str, Any]) -> Iterator[str]:
-    """The table of sweeps: the aim and the winner of each."""
+    """Return the table of sweeps: the aim and the winner of each."""
     yield from (
         "| config | what it compares | trials | winner | its score | seconds |",
         "|---|---|---|---|---|---|",
     )
-    rows = {row["config"]: row for row in [_stored_halving(), *stored["sweeps"]]}
+    rows = {row["config"]: row for row in [_read_halving(), *stored["sweeps"]]}
     for name, compares in SWEEPS.items():
         if name not in rows:
             never = "never run: it needs GPUs, as `qwen_react` does" if name == "sweep_qwen" else "not measured"
@@ -204,16 +204,16 @@ def sweep_table(stored: dict[str, Any]) -> Iterator[str]:
             continue
         row = rows[name]
         trials = ", ".join(f"{number} {status}" for status, number in row["trials"].items() if number)
-        values = ", ".join(f"`{key}={_short(value)}`" for key, value in row["winner"]["values"].items())
-        scores = ", ".join(f"{metric} {_short(score)}" for metric, score in row["winner"]["scores"].items())
+        values = ", ".join(f"`{key}={_format_short(value)}`" for key, value in row["winner"]["values"].items())
+        scores = ", ".join(f"{metric} {_format_short(score)}" for metric, score in row["winner"]["scores"].items())
         if row["winner"]["certainty"]:
             scores += f"; {row['winner']['certainty'].partition(':')[0]}"
         yield f"| `{name}` | {compares} | {trials} | {values} | {scores} | {row['seconds']:.0f} |"
 
 
-def _stored_halving() -> dict[str, Any]:
-    """The sweep of eight algorithms that `sweep.py` measures, with its successive halving, on a quiet machine."""
-    sweep = _stored("sweep")
+def _read_halving() -> dict[str, Any]:
+    """Return the sweep of eight algorithms that `sweep.py` measures, with its successive halving, on a quiet machine."""
+    sweep = _read_result("sweep")
     ((_, _, scores, _),) = [trial for trial in sweep["trials"] if trial[0] == sweep["halving_winner"]]
     winner = {"values": sweep["halving_winner"], "scores": {"score": statistics.mean(scores)}, "certainty": ""}
     return {"config": "sweep_algorithms", "trials": {}, "seconds": sweep["halving_seconds"], "winner": winner}
@@ -247,9 +247,9 @@ def draw(recipes: Sequence[Recipe], path: Path) -> None:
     figure.savefig(path, dpi=90)
 
 
-def _short(value: Any) -> str:
+def _format_short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _stored(name: str) -> Any:
+def _read_result(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text())

@@ -53,7 +53,7 @@ def run_recipe(
 
 
 def sweep_recipe(name: str, folder: Path) -> dict[str, Any]:
-    """Run a sweep: its winner, and the score of every trial that has one."""
+    """Run a sweep and return its winner, and the score of every trial that has one."""
     load = os.getloadavg()[0]
     done = marl_ray("sweep", f"jobs/configs/{name}.yaml", f"storage={folder}")
     winner = done["winner"]
@@ -69,13 +69,16 @@ def sweep_recipe(name: str, folder: Path) -> dict[str, Any]:
 
 
 def plan_recipe(name: str, gpus: list[int]) -> dict[str, Any]:
-    """The bytes of one GPU that a language run takes, for each number of GPUs, as `marl-ray plan` counts them."""
+    """Return the bytes of one GPU that a language run takes, for each number of GPUs, as `marl-ray plan` counts them."""
     plans = marl_ray("plan", f"jobs/configs/{name}.yaml", *(f"--gpus={number}" for number in gpus))["plans"]
     return {"config": name, "plans": plans}
 
 
 def marl_ray(*arguments: str) -> Any:
-    """The document of `marl-ray ARGUMENTS --json`. Raises subprocess.CalledProcessError, with its output on the screen."""
+    """Return the document of `marl-ray ARGUMENTS --json`.
+
+    Raises subprocess.CalledProcessError, with the command's output on the screen.
+    """
     ended = subprocess.run(
         [sys.executable, "-m", "marl_ray", *arguments, "--json"],
         cwd=ROOT,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.learning.recipe_runs import marl_ray
 from benchmarks.records import ROOT
-from benchmarks.serving.cluster import gateway, serving
+from benchmarks.serving.cluster import gateway, serve_applications
 from marl_ray.config import RunConfig, load_config
 from marl_ray.envs.registry import make_env
 from marl_ray.serving.client.play import play_episodes
@@ -27,7 +27,7 @@ def serve_texts(config: str, bundle: Path, folder: Path, seed: int) -> str:
     run = load_config(RunConfig, ROOT / f"jobs/configs/{config}.yaml")
     count, place, log = run.train.total_steps, folder / "gateway", str(folder / "decisions")
     served = gateway(place, {"first": str(bundle)}, (EXPERIMENT,), decision_log=log)
-    with serving({"gateway": served}, optimized=False) as running:
+    with serve_applications({"gateway": served}, optimized=False) as running:
         url = running["gateway"].url
         asyncio.run(play_episodes(url, lambda: make_env(run.env), count, concurrency=CLIENTS, seed=seed * count))
         where = ("--decisions", log, "--database", served["args"]["database"], "--out", str(folder))

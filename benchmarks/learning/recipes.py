@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def is_due(rows: list[dict[str, Any]], only: list[str] | None, **keys: Any) -> bool:
-    """True for what was asked for by name, or else for what no stored row has."""
+    """Return True for what was asked for by name, or else for what no stored row has."""
     return keys["config"] in only if only else not any(keys.items() <= row.items() for row in rows)
 
 

@@ -54,7 +54,7 @@ class Task:
     within: float = 1.0
 
     @property
-    def budgeted(self) -> bool:
+    def has_budget(self) -> bool:
         return self.config == "budget_dag"
 
     def requirement(self) -> str:
@@ -107,7 +107,7 @@ def learn(name: str, seed: int) -> dict[str, Any]:
     config = load_config(
         RunConfig, path, (*task.overrides, f"seed={seed}", "resources.workers=1", "checkpoint.every=5")
     )
-    states = States(config, task.limit or BUDGET) if task.budgeted else None
+    states = States(config, task.limit or BUDGET) if task.has_budget else None
     rows, worths, best = [], [], 0
     with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as folder, process_group():
         trained = Run(config, torch.device("cpu"))
@@ -140,7 +140,7 @@ def learn(name: str, seed: int) -> dict[str, Any]:
 
 
 def summary(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """One row of the tables."""
+    """Return one row of the tables."""
     task = TASKS[name]
     means = np.array([[np.mean(run["returns"])] for run in runs])
     intervals = stratified_bootstrap(means)
@@ -152,7 +152,7 @@ def summary(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
         "seconds": float(np.median([run["seconds"] for run in runs])),
     }
     met = task.least is None or intervals.value >= task.least
-    if task.budgeted:
+    if task.has_budget:
         policies = {"final": [Worth(*run["worths"][-1]) for run in runs]}
         policies["best"] = [Worth(*run["worths"][run["best"]]) for run in runs]
         for kind, worths in policies.items():
@@ -238,7 +238,7 @@ def main() -> None:
     for name in options.tasks:
         task_runs = [run for run in runs if run["task"] == name]
         shaped = [[(run["steps"], {"return": run["returns"], "cost": run["costs"]})] for run in task_runs]
-        files |= {name: _rounded(marl_eval("marl-ray", TASKS[name].config, name, shaped))}
+        files |= {name: _round_numbers(marl_eval("marl-ray", TASKS[name].config, name, shaped))}
     described, path = machine(), RESULTS / "learning.json"
     before = json.loads(path.read_text()) if path.exists() else {"rows": [], "curves": {}, "marl_eval": {}}
     by_task = {row["task"]: row for row in before["rows"]} | rows  # a part of the tasks replaces its own rows
@@ -257,12 +257,12 @@ def _run(job: tuple[str, int]) -> dict[str, Any]:
     return learn(*job)
 
 
-def _rounded(value: Any) -> Any:
-    """Numbers to four digits and at most 256 episodes a run, which keeps the file small."""
+def _round_numbers(value: Any) -> Any:
+    """Round numbers to four digits and keep at most 256 episodes a run, so that the file stays small."""
     if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
+        return {key: _round_numbers(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_rounded(item) for item in value[:256]]
+        return [_round_numbers(item) for item in value[:256]]
     return round(value, 4) if isinstance(value, float) else value
 
 

@@ -49,17 +49,17 @@ def simple_spread() -> World:
 
     env = jaxmarl.make("MPE_simple_spread_v3")
 
-    def stacked(values: dict[str, jax.Array]) -> jax.Array:
+    def stack_agents(values: dict[str, jax.Array]) -> jax.Array:
         return jnp.stack([values[agent] for agent in env.agents])
 
     def reset(key: jax.Array) -> Any:
         obs, state = env.reset(key)
-        return stacked(obs), state
+        return stack_agents(obs), state
 
     def step(key: jax.Array, state: Any, actions: jax.Array) -> Any:
         chosen = {agent: actions[k] for k, agent in enumerate(env.agents)}
         obs, state, rewards, dones, _ = env.step(key, state, chosen)
-        return stacked(obs), state, stacked(rewards), dones["__all__"]
+        return stack_agents(obs), state, stack_agents(rewards), dones["__all__"]
 
     first = env.agents[0]
     size = env.observation_space(first).shape[0]
@@ -106,7 +106,10 @@ def chosen_log_prob(logits: jax.Array, actions: jax.Array) -> jax.Array:
 
 
 def trainer(world: World, options: argparse.Namespace) -> Any:
-    """The whole training as a function of a key; returns the mean return of the episodes that ended in each update."""
+    """Return the whole training as a function of a key.
+
+    It returns the mean return of the episodes that ended in each update.
+    """
     copies, steps, minibatches = options.copies, options.steps, options.minibatches
     rows = copies * steps * world.agents
     gradient_steps = options.epochs * minibatches

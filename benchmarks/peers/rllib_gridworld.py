@@ -103,7 +103,7 @@ def make_environment(kind: str, name: str, agents: int) -> Any:
 
 
 def build(options: argparse.Namespace) -> Any:
-    """PPO on RLlib's current API stack, with the hyper-parameters of marl-ray's run, learning in the main process."""
+    """Build PPO on RLlib's current API stack, with the hyper-parameters of marl-ray's run, learning in the main process."""
     import torch
     from ray.rllib.algorithms.ppo import PPOConfig
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
@@ -149,7 +149,7 @@ def build(options: argparse.Namespace) -> Any:
 
 
 def watch_gradient_steps(algo: Any) -> list[int]:
-    """Rows of each gradient step from now on."""
+    """Return a list that gets the rows of each gradient step from now on."""
     rows: list[int] = []
     algo.learner_group.foreach_learner(lambda learner: _watch(learner, rows))
     return rows
@@ -158,15 +158,15 @@ def watch_gradient_steps(algo: Any) -> list[int]:
 def _watch(learner: Any, rows: list[int]) -> None:
     update = learner._update  # noqa: SLF001  RLlib's
 
-    def counted(batch: Any, **kwargs: Any) -> Any:
+    def count_rows(batch: Any, **kwargs: Any) -> Any:
         rows.append(sum(len(next(iter(columns.values()))) for columns in batch.values()))
         return update(batch, **kwargs)
 
-    learner._update = counted  # noqa: SLF001  RLlib's
+    learner._update = count_rows  # noqa: SLF001  RLlib's
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Train for some iterations; seconds, environment steps and return of each."""
+    """Train for some iterations, and return seconds, environment steps and return of each."""
     import ray
 
     ray.init(
@@ -200,7 +200,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def raw_steps_per_second(options: argparse.Namespace, seconds: float = 3.0) -> float:
-    """Steps per second of the environment alone, under random actions, in one process."""
+    """Return steps per second of the environment alone, under random actions, in one process."""
     env = make_environment(options.env, options.id, options.agents)
     actions = np.random.default_rng(0).integers(0, 7, (4096, options.agents)).tolist()
     env.reset(seed=0)

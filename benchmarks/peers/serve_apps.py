@@ -37,12 +37,12 @@ class Team:
         self.act: Callable[[dict[str, Any]], Awaitable[Answer]] = self._together if batched else self._alone
 
     async def _alone(self, observations: dict[str, Any]) -> Answer:
-        return self._answers([self._checked(observations)])[0]
+        return self._answers([self._check(observations)])[0]
 
     async def _together(self, request: dict[str, Any]) -> Answer:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
-        observations = self._checked(request)
+        observations = self._check(request)
         if not self._waiting:
             loop.call_soon(self._run)
         self._waiting.append((observations, future))
@@ -55,7 +55,7 @@ class Team:
             if not future.done():  # cancelled: the client has gone
                 future.set_result(answer)
 
-    def _checked(self, observations: dict[str, Any]) -> dict[str, np.ndarray]:
+    def _check(self, observations: dict[str, Any]) -> dict[str, np.ndarray]:
         return {agent: self._bundle.check(agent, observation) for agent, observation in observations.items()}
 
     def _answers(self, requests: list[dict[str, np.ndarray]]) -> list[Answer]:
@@ -133,29 +133,36 @@ class Model:
         self._team = Team(bundle, batched)
 
     async def act(self, observations: dict[str, Any]) -> Answer:
-        """One request's answer."""
+        """Answer one request."""
         return await self._team.act(observations)
 
 
-def _deployed(kind: type, **options: Any) -> Any:
+def _make_deployment(kind: type, **options: Any) -> Any:
     return serve.deployment(kind, ray_actor_options={"num_cpus": CPUS}, **options)
 
 
 def one_hop(args: dict[str, Any]) -> serve.Application:
-    """HTTP -> replica with the teams."""
-    return _deployed(serve.ingress()(OneHop), name="OneHop", max_ongoing_requests=MAX_ONGOING_REQUESTS).bind(**args)
+    """Build an application of one hop: HTTP -> replica with the teams."""
+    return _make_deployment(serve.ingress()(OneHop), name="OneHop", max_ongoing_requests=MAX_ONGOING_REQUESTS).bind(
+        **args
+    )
 
 
 def two_hops(args: dict[str, Any]) -> serve.Application:
-    """HTTP -> ingress replica -> replica with one of the teams."""
+    """Build an application of two hops: HTTP -> ingress replica -> replica with one of the teams."""
     models = [
-        _deployed(Model, name=f"Model{k}", max_ongoing_requests=MAX_ONGOING_REQUESTS).bind(bundle, args["batched"])
+        _make_deployment(Model, name=f"Model{k}", max_ongoing_requests=MAX_ONGOING_REQUESTS).bind(
+            bundle, args["batched"]
+        )
         for k, bundle in enumerate(args["bundles"])
     ]
-    ingress = _deployed(serve.ingress()(TwoHops), name="TwoHops", max_ongoing_requests=MAX_ONGOING_REQUESTS)
+    ingress = _make_deployment(serve.ingress()(TwoHops), name="TwoHops", max_ongoing_requests=MAX_ONGOING_REQUESTS)
     return ingress.bind(*models)
 
 
 def default(args: dict[str, Any]) -> serve.Application:
-    """The same with Serve's own defaults: Starlette requests, five requests at a time per replica; the first team alone."""
-    return _deployed(Plain).bind(_deployed(Model).bind(args["bundles"][0], args["batched"]))
+    """Build an application of two hops with Serve's defaults, for the first team alone.
+
+    Requests are Starlette's, five at a time per replica.
+    """
+    return _make_deployment(Plain).bind(_make_deployment(Model).bind(args["bundles"][0], args["batched"]))

@@ -41,7 +41,7 @@ SMALL, LARGE = "actor-critic", "language model"
 
 
 def config_of(kind: str, folder: Path, workers: int) -> Any:
-    """The run whose checkpoints are measured."""
+    """Return the config of the run whose checkpoints are measured."""
     from marl_ray.config import RunConfig, load_config
 
     if kind == SMALL:
@@ -79,14 +79,14 @@ def make_model(folder: Path) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def timed(action: Callable[[], None]) -> float:
+def time_action(action: Callable[[], None]) -> float:
     began = time.perf_counter()
     action()
     return time.perf_counter() - began
 
 
 def measure(kind: str, rank: int, workers: int, folder: Path, repeats: int) -> dict[str, Any]:
-    """The seconds of this worker."""
+    """Return the seconds of this worker."""
     import torch
     import torch.distributed as dist
     from torch.distributed.tensor import DTensor
@@ -104,11 +104,11 @@ def measure(kind: str, rank: int, workers: int, folder: Path, repeats: int) -> d
     copies: list[float] = []
     take = run.saver.copy.take
 
-    def timed_take(*arguments: Any) -> Callable[[], None]:
+    def time_take(*arguments: Any) -> Callable[[], None]:
         copy = take(*arguments)
-        return lambda: copies.append(timed(copy))
+        return lambda: copies.append(time_action(copy))
 
-    run.saver.copy.take = timed_take  # type: ignore[method-assign]
+    run.saver.copy.take = time_take  # type: ignore[method-assign]
 
     def play() -> None:
         run.collector.collect(run.team.players(), run.iteration)
@@ -134,17 +134,17 @@ def measure(kind: str, rank: int, workers: int, folder: Path, repeats: int) -> d
             dist.barrier()
 
         dist.barrier()
-        synchronous = timed(save)
+        synchronous = time_action(save)
         sizes["bytes"] = path.stat().st_size
         path.unlink()
         run.state.best_score = float("inf")
-        alone = timed(play)
-        begun = timed(partial(run.save, local_stored_folder(folder / f"checkpoint-{repeat}")))
-        beside = timed(play)
-        waited = timed(run.saver.wait_for_copy)
-        written = begun + beside + waited + timed(run.saver.wait)
+        alone = time_action(play)
+        begun = time_action(partial(run.save, local_stored_folder(folder / f"checkpoint-{repeat}")))
+        beside = time_action(play)
+        waited = time_action(run.saver.wait_for_copy)
+        written = begun + beside + waited + time_action(run.saver.wait)
         run.state.best_score = float("-inf")
-        with_bundle = timed(partial(run.save, local_stored_folder(folder / f"best-{repeat}")))
+        with_bundle = time_action(partial(run.save, local_stored_folder(folder / f"best-{repeat}")))
         run.saver.wait()
         values = (synchronous, begun + waited, copies[-2], alone, beside, with_bundle, written)
         for key, value in zip(times, values, strict=True):
@@ -161,7 +161,7 @@ def work(kind: str, rank: int, workers: int, folder: Path, repeats: int, answers
 
 
 def compare(kind: str, workers: int, repeats: int, scratch: Path | None) -> dict[str, Any]:
-    """Rank 0's seconds with this many workers."""
+    """Return rank 0's seconds with this many workers."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-", dir=scratch) as name:
         folder = Path(name)

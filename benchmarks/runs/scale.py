@@ -32,16 +32,16 @@ GOAL_MS = 5.0
 
 
 def measure_sweeps(sizes_of_each: int | None) -> dict[str, Any]:
-    from benchmarks.runs.scale_sweep import simulated_sweep
+    from benchmarks.runs.scale_sweep import simulate_sweep
     from marl_ray.cluster.local_ray import local_ray
 
     result: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as storage, local_ray(num_cpus=2, dashboard=False):
-        simulated_sweep(Path(storage, "first"), 20, "asha")  # imports and caches
+        simulate_sweep(Path(storage, "first"), 20, "asha")  # imports and caches
         for kind, sizes in SWEEPS.items():
             for trials in sizes[:sizes_of_each]:
                 with contextlib.redirect_stdout(io.StringIO()):  # a line for each trial
-                    times = simulated_sweep(Path(storage), trials, *kind.split("-"))
+                    times = simulate_sweep(Path(storage), trials, *kind.split("-"))
                 result.setdefault(kind, {})[trials] = times
                 print(f"sweep {kind} {trials}: {times['own']:.2f} ms", file=sys.stderr, flush=True)
     return result
@@ -64,8 +64,8 @@ def measure_workers(sizes: int | None) -> dict[int, Any]:
 PARTS = {"sweeps": measure_sweeps, "team": measure_team, "workers": measure_workers}
 
 
-def measured_alone(part: str, quick: bool) -> dict[str, Any]:
-    """A part's numbers, measured in its own process; keys are text, as in the file."""
+def measure_in_new_process(part: str, quick: bool) -> dict[str, Any]:
+    """Return a part's numbers, measured in its own process; keys are text, as in the file."""
     command = [sys.executable, "-m", "benchmarks.runs.scale", "--alone", part, *(["--quick"] if quick else [])]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     numbers: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -172,7 +172,7 @@ def main() -> None:
         "torch": version("torch"),
     }
     for part in options.parts:
-        result[part] = measured_alone(part, options.quick)
+        result[part] = measure_in_new_process(part, options.quick)
     text = tables(result)
     print(text)
     if options.quick:

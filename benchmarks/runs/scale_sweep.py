@@ -52,7 +52,7 @@ class Stopwatch:
         self.inside: set[str] = set()
 
     def around(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **keys: Any) -> Any:
+        def time_call(*args: Any, **keys: Any) -> Any:
             if name in self.inside:
                 return function(*args, **keys)
             self.inside.add(name)
@@ -64,14 +64,14 @@ class Stopwatch:
                 self.wall[name] += time.perf_counter() - began
                 self.cpu[name] += time.thread_time() - used
 
-        return timed
+        return time_call
 
     def watch(self, thing: Any, name: str, *methods: str) -> None:
         for method in methods:
             setattr(thing, method, self.around(name, getattr(thing, method)))
 
 
-def simulated_sweep(storage: Path, trials: int, scheduler: str, search: str = "random") -> dict[str, float]:
+def simulate_sweep(storage: Path, trials: int, scheduler: str, search: str = "random") -> dict[str, float]:
     """Return what a sweep of this many trials costs the driver, in milliseconds of CPU for each trial.
 
     They are those of the driver's loop (`own`, of which `scheduler`, `save` and `legs` are parts; `wall` is its wall

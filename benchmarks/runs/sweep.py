@@ -29,8 +29,8 @@ CPUS = 2
 SECONDS_GOAL, STEPS_GOAL = 1.25, 0.5
 
 
-def shipped(storage: str, steps: int, fifo: bool = False) -> SweepConfig:
-    """The shipped sweep with this many steps and rungs at the same shares of them."""
+def load_shipped_sweep(storage: str, steps: int, fifo: bool = False) -> SweepConfig:
+    """Return the shipped sweep with this many steps and rungs at the same shares of them."""
     sweep = load_sweep(FILE)
     changes = dict(sweep.set)
     changes["train"] = changes["train"] | {"total_steps": steps}
@@ -40,7 +40,7 @@ def shipped(storage: str, steps: int, fifo: bool = False) -> SweepConfig:
 
 
 def whole_sweep(config: SweepConfig) -> tuple[float, SweepRecords]:
-    """Seconds from the start of Ray until the winner is registered."""
+    """Return the seconds from the start of Ray until the winner is registered."""
     began = time.perf_counter()
     check_sweep(config)
     with local_ray(num_cpus=CPUS, dashboard=False):
@@ -49,7 +49,7 @@ def whole_sweep(config: SweepConfig) -> tuple[float, SweepRecords]:
 
 
 def back_to_back(config: SweepConfig) -> float:
-    """Seconds of the same runs in one process, its start included."""
+    """Return the seconds of the same runs in one process, its start included."""
     runs = [
         config.run_config(values, "run", seed).as_given() for values in combinations(config) for seed in config.seeds
     ]
@@ -64,7 +64,7 @@ def back_to_back(config: SweepConfig) -> float:
     return time.perf_counter() - began
 
 
-def alone() -> None:
+def run_alone() -> None:
     from marl_ray.training.single_process import train_alone
 
     for run in json.load(sys.stdin):
@@ -81,16 +81,16 @@ def main() -> None:
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.alone:
-        alone()
+        run_alone()
         return
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as storage:
-        shipped_sweep = shipped(f"{storage}/whole", options.steps, fifo=True)
+        shipped_sweep = load_shipped_sweep(f"{storage}/whole", options.steps, fifo=True)
         seconds, full = whole_sweep(shipped_sweep)
         print(f"sweep: {seconds:.0f} s", flush=True)
         plain = back_to_back(shipped_sweep)
         print(f"back to back: {plain:.0f} s", flush=True)
-        halving_seconds, halving = whole_sweep(shipped(f"{storage}/asha", options.steps))
+        halving_seconds, halving = whole_sweep(load_shipped_sweep(f"{storage}/asha", options.steps))
     result = {
         "steps": options.steps,
         "load_before": load,

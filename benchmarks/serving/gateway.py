@@ -31,7 +31,7 @@ from benchmarks.serving.cluster import (
     admin_key,
     gateway,
     make_bundles,
-    serving,
+    serve_applications,
     short_folder,
     write_observations,
 )
@@ -66,7 +66,7 @@ SRM_LOOKS = 100
 
 
 def application(name: str, folder: Path, bundles: dict[str, str]) -> dict[str, Any]:
-    """Import path and args of one of APPLICATIONS."""
+    """Return import path and args of one of APPLICATIONS."""
     taken = list(bundles.values())[: 2 if name.endswith("turns") else 1]
     options = {"bundles": taken, "batched": name not in ("bare_alone", "default")}
     match name:
@@ -83,7 +83,7 @@ def application(name: str, folder: Path, bundles: dict[str, str]) -> dict[str, A
 
 
 def speed(options: argparse.Namespace) -> dict[str, Any]:
-    """Rows of one measurement per application, taken in turn; every round has new processes."""
+    """Return rows of one measurement per application, taken in turn; every round has new processes."""
     rows: list[dict[str, Any]] = []
     for _ in range(options.rounds):
         passes: list[dict[str, Any]] = [{"load_before": os.getloadavg()[0]} for _ in range(options.passes)]
@@ -95,7 +95,7 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
             with short_folder() as folder:
                 bundles, observations = make_bundles(folder / "bundles"), write_observations(folder / "observations")
                 parts = {name: application(name, folder, bundles) for name in names}
-                with serving(parts, optimized) as running:
+                with serve_applications(parts, optimized) as running:
                     for number, row in enumerate(passes):
                         for name in names[:: -1 if number % 2 else 1]:  # ABC CBA: no one is always first
                             row[name] = measure(running[name], options.seconds, observations, connections)
@@ -131,12 +131,12 @@ def measure(running: Running, seconds: int, observations: Path, connections: tup
 
 
 def soak(options: argparse.Namespace) -> dict[str, Any]:
-    """Many requests on one replica, its memory sampled all the while, also once it remembers as many sessions as it may."""
+    """Send many requests to one replica and sample its memory, also once it remembers as many sessions as it may."""
     samples: list[tuple[float, int, int]] = []
     sent, stop = 0, threading.Event()
     with short_folder() as folder:
         bundles, observations = make_bundles(folder / "bundles"), write_observations(folder / "observations")
-        with serving({"gateway": gateway(folder / "gateway", bundles)}, optimized=True) as running:
+        with serve_applications({"gateway": gateway(folder / "gateway", bundles)}, optimized=True) as running:
             (pid,) = running["gateway"].pids["Gateway"]
             replica, started = psutil.Process(pid), time.monotonic()
 
@@ -186,7 +186,7 @@ def rollback(options: argparse.Namespace) -> dict[str, Any]:
         bundles, observations = make_bundles(folder / "bundles"), write_observations(folder / "observations")
         key, keys = admin_key(folder)
         part = gateway(folder / "gateway", bundles, names, {"on_rollback": "cut"}, replicas=2, api_keys=keys)
-        with serving({"gateway": part}, optimized=True) as running:
+        with serve_applications({"gateway": part}, optimized=True) as running:
             app = running["gateway"]
             before = [psutil.Process(pid).cpu_times().user for pid in app.pids["Gateway"]]
             load = ArmLoad(app.act, key, observations, names[0])
@@ -265,11 +265,11 @@ def srm(options: argparse.Namespace) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def of_epochs(options: argparse.Namespace) -> dict[str, Any]:
+def measure_epochs(options: argparse.Namespace) -> dict[str, Any]:
     return epochs(options, CONNECTIONS)
 
 
-PARTS = {"speed": speed, "epochs": of_epochs, "soak": soak, "rollback": rollback, "srm": srm}
+PARTS = {"speed": speed, "epochs": measure_epochs, "soak": soak, "rollback": rollback, "srm": srm}
 
 
 def main() -> None:

@@ -24,7 +24,10 @@ _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
 def wrk(url: str, seconds: int, connections: int, observations: Path, acts: int = ACTS) -> dict[str, Any]:
-    """Requests per second over `connections` kept alive, with wrk's own percentiles. SystemExit if any request fails."""
+    """Return requests per second over `connections` kept alive, with wrk's own percentiles.
+
+    Raises SystemExit if any request fails.
+    """
     command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", f"--timeout={REQUEST_S:g}s", f"-s{ACT_LUA}", url]
     command += ["--", secrets.token_hex(4), str(connections), str(acts), str(observations)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 2 * REQUEST_S)
@@ -37,14 +40,14 @@ def wrk(url: str, seconds: int, connections: int, observations: Path, acts: int 
 
 
 def request_bytes(url: str, body: bytes, headers: str = "") -> bytes:
-    """A POST as it goes over the wire."""
+    """Return a POST as it goes over the wire."""
     parts = urlsplit(url)
     head = f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n{headers}"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def acts(observations: Path) -> Iterator[tuple[str, bytes]]:
-    """Sessions and bodies of acts without end, each session ACTS long."""
+    """Yield sessions and bodies of acts without end, each session ACTS long."""
     lines = itertools.cycle(observations.read_text().splitlines())
     while True:
         session = secrets.token_hex(8)
@@ -53,7 +56,7 @@ def acts(observations: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def latencies(url: str, seconds: float, observations: Path) -> list[float]:
-    """Seconds from sending a request to its whole answer, one request at a time on one connection."""
+    """Return seconds from sending a request to its whole answer, one request at a time on one connection."""
     parts = urlsplit(url)
     times: list[float] = []
     # wrk corrects its histogram for coordinated omission, which moves the median of a single connection.
@@ -141,6 +144,6 @@ class ArmLoad:
 
 
 def milliseconds(times: list[float]) -> dict[str, float]:
-    """Count, median and 99th percentile of seconds."""
+    """Return count, median and 99th percentile of seconds."""
     cuts = statistics.quantiles(times, n=100, method="inclusive")
     return {"requests": len(times), "p50_ms": 1e3 * statistics.median(times), "p99_ms": 1e3 * cuts[98]}

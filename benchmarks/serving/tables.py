@@ -26,7 +26,7 @@ class Goal(NamedTuple):
 
 
 def speed_goals(rows: list[dict[str, Any]]) -> list[Goal]:
-    """Ratios are of measurements of the same pass."""
+    """Return the goals of speed; ratios are of measurements of the same pass."""
     goals = []
     for subject, reference, least, text in (
         ("gateway", "bare", 0.95, "2 makes at least 95 % of the requests/s of 1"),
@@ -36,9 +36,9 @@ def speed_goals(rows: list[dict[str, Any]]) -> list[Goal]:
         ("gateway_two_hops", "bare_two_hops", 0.97, "5 makes at least 97 % of the requests/s of 4"),
         ("gateway_two_hops", "bare_two_hops_turns", 0.97, "5 makes at least 97 % of the requests/s of 4b"),
     ):
-        if ratios := paired(rows, subject, reference, "rps"):
+        if ratios := pair_ratios(rows, subject, reference, "rps"):
             goals.append(Goal(text, median_range(ratios, 3), statistics.median(ratios) >= least))
-    if both(rows, "gateway", "bare"):
+    if has_all(rows, "gateway", "bare"):
         added = [row["gateway"]["p50_ms"] - row["bare"]["p50_ms"] for row in rows]
         goals.append(
             Goal(
@@ -50,13 +50,13 @@ def speed_goals(rows: list[dict[str, Any]]) -> list[Goal]:
     return goals
 
 
-def both(rows: list[dict[str, Any]], *names: str) -> bool:
+def has_all(rows: list[dict[str, Any]], *names: str) -> bool:
     return all(name in row for row in rows for name in names)
 
 
-def paired(rows: list[dict[str, Any]], subject: str, reference: str, key: str) -> list[float]:
-    """Ratio in every pass; nothing if one of the two was not measured."""
-    return [row[subject][key] / row[reference][key] for row in rows] if both(rows, subject, reference) else []
+def pair_ratios(rows: list[dict[str, Any]], subject: str, reference: str, key: str) -> list[float]:
+    """Return the ratio in every pass; nothing if one of the two was not measured."""
+    return [row[subject][key] / row[reference][key] for row in rows] if has_all(rows, subject, reference) else []
 
 
 def speed_table(part: dict[str, Any]) -> list[str]:
@@ -74,10 +74,10 @@ def speed_table(part: dict[str, Any]) -> list[str]:
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, title in TITLES.items():
-        if not both(rows, name):
+        if not has_all(rows, name):
             continue
         peer = "bare_two_hops" if "two_hops" in name else "bare"
-        ratio = median_range(ratios, 2) if name != peer and (ratios := paired(rows, name, peer, "rps")) else ""
+        ratio = median_range(ratios, 2) if name != peer and (ratios := pair_ratios(rows, name, peer, "rps")) else ""
         cells = [median_range([row[name][key] for row in rows], digits) for key, digits in COLUMNS.items()]
         lines.append(f"| {title} | {cells[0]} | {ratio} | {' | '.join(cells[1:])} |")
     return lines + goal_table(speed_goals(rows))
@@ -205,7 +205,7 @@ TABLES = {
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """All parts that were measured."""
+    """Return all parts that were measured as Markdown."""
     lines = ["# Serving: what the gateway costs", ""]
     for name, table in TABLES.items():
         if name in result:

@@ -54,7 +54,7 @@ def test_every_shipped_config_is_a_recipe():
 def test_the_tables_of_the_recipes_are_those_of_the_stored_results():
     page = importlib.import_module("benchmarks.learning.recipe_page")
     text, stored = (ROOT / "docs/recipes.md").read_text(), (ROOT / "benchmarks/results/recipes.json").read_text()
-    assert page.with_tables(text, json.loads(stored)) == text, (
+    assert page.fill_tables(text, json.loads(stored)) == text, (
         "run: .venv/bin/python -m benchmarks.learning.recipes --write"
     )
 
