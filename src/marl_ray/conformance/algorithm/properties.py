@@ -87,9 +87,9 @@ def _speaks(algorithm: str) -> bool:
 PROPERTIES = (
     Property(reward_gradient, _descends, GRID),
     Property(uneven_lengths, _counts_lengths, (GridPoint(1, 1), GridPoint(2, 1))),
-    Property(cost_gradient, lambda name: _is(costs=True)(name) and _descends(name), GRID),
-    Property(budget_units, _is(costs=True), GRID),
-    Property(moved_costs, _is(costs=True), GRID),
+    Property(cost_gradient, lambda name: _is(needs_costs=True)(name) and _descends(name), GRID),
+    Property(budget_units, _is(needs_costs=True), GRID),
+    Property(moved_costs, _is(needs_costs=True), GRID),
     Property(multipliers, _is(constraint="multiplier"), GRID),
     Property(multiplier_steps, learner_access.every_step, GRID),
     Property(old_costs, _is(constraint="multiplier"), GRID),

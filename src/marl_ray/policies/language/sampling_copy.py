@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -17,18 +16,8 @@ from marl_ray.policies.language.lora import (
     merged_weight,
 )
 from marl_ray.policies.language.sharding.gather_shards import MAX_GATHERED_BYTES, full_tensors
-from marl_ray.policies.language.sharding.stored_weights import StoredWeights, tied_names
-from marl_ray.policies.language.token_policy import TokenPolicy, move_to_device, read_weights
-
-
-@dataclass(frozen=True, eq=False)
-class WeightSource:
-    """The places from which an empty copy's weights come."""
-
-    stored_weights: StoredWeights
-    """The files of weights that are never trained."""
-    trained_policy: TokenPolicy | None
-    """The policy whose shards are the trained weights; None for a frozen policy."""
+from marl_ray.policies.language.sharding.stored_weights import tied_names
+from marl_ray.policies.language.token_policy import TokenPolicy, WeightSource, move_to_device, read_weights
 
 
 def frozen_copy(policy: TokenPolicy) -> TokenPolicy:
@@ -166,7 +155,9 @@ def sampling_weights(plain: TokenPolicy, frozen: bool = True) -> Iterator[tuple[
             continue
         else:
             value = (
-                plain.source.stored.read_complete(names, parameter, plain.device) if parameter.is_meta else parameter
+                plain.source.stored_weights.read_complete(names, parameter, plain.device)
+                if parameter.is_meta
+                else parameter
             )
         for name in names:
             yield bare_name(name), value
@@ -187,7 +178,7 @@ def group_into_parts(weights: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str
 def _sharded_weights(plain: TokenPolicy) -> dict[str, Tensor]:
     """Return name -> trained weight, of those that an empty copy does not hold."""
     assert plain.source is not None
-    trained = plain.source.trained
+    trained = plain.source.trained_policy
     if trained is None:
         return {}
     targets = dict(plain.lm.named_parameters())

@@ -64,6 +64,16 @@ class Sharding:
     """True if the weights stay gathered over the passes of a gradient step."""
 
 
+@dataclass(frozen=True, eq=False)
+class WeightSource:
+    """The places from which an empty copy's weights come."""
+
+    stored_weights: StoredWeights
+    """The files of weights that are never trained."""
+    trained_policy: "TokenPolicy | None"
+    """The policy whose shards are the trained weights; None for a frozen policy."""
+
+
 class TokenPolicy(nn.Module):
     """A causal language model, and the heads of its critics.
 
@@ -93,8 +103,8 @@ class TokenPolicy(nn.Module):
         """Number of times that `refresh` has given this sampling copy new weights: one for each update."""
         self.unread: StoredWeights | None = None
         """The files of the weights that are still on the meta device."""
-        self.source: Any = None
-        """The `WeightSource` of an empty copy; None for a policy that has its weights."""
+        self.source: WeightSource | None = None
+        """The source of the weights of an empty copy; None for a policy that has its weights."""
         self.home: torch.device | None = None
         """The device of an empty copy."""
         self.sharded: Sharding | None = None

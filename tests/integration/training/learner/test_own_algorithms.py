@@ -155,7 +155,7 @@ def test_an_algorithm_reads_every_key_that_its_spec_names(name):
         ({"critic_first": True}, "critic_first"),
         ({"constraint": "penalty"}, "constraint"),
         ({"critic": "centrall"}, "critic"),
-        ({"defaults": {"gamma": 7.0}}, "gamma"),
+        ({"defaults": {"gamma": 7.0}}, "defaults: gamma: expected a number of at most 1"),
     ],
 )
 def test_a_spec_that_contradicts_itself_is_refused_by_name(fields, problem):
