@@ -157,8 +157,8 @@ def check(case: Missing, arms: Sequence[Seen], sign: int, margin: float, log_e: 
     look = look_at(Totals(exposed, judged, values), Design(), 0.0)
     plan = RolloutPlan("c", {"c": 1.0, "t": 1.0})
     measure = Measure("outcome", "higher", margin, False, None, None)
-    rules: Any = {"alpha": 0.05, "min_outcomes": MIN_OUTCOMES, "excluding": True}
-    test = ask(sign, look, measure, "t", plan, **rules).test
+    answer = ask(sign, look, measure, "t", plan, alpha=0.05, min_outcomes=MIN_OUTCOMES, excludes_missing=True)
+    test = answer.test
     if math.isfinite(log_e):
         exact = math.log(test.e_value)
         assert (
