@@ -15,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.code.judge_agreement import RESULTS, mutants
+from benchmarks.code.judge_agreement import mutants
+from benchmarks.records import RESULTS
 from marl_ray.evaluation.benchmarks import Mode, ModelAnswer, Problem, benchmark
 from marl_ray.evaluation.data_files import load
 from marl_ray.evaluation.scoring.local_scoring import make_pool
@@ -35,7 +36,7 @@ def score_programs(
     def result_of(program: tuple[Problem, str]) -> dict[str, Any]:
         problem, text = program
         verdicts = problem.score(pool, ModelAnswer("solution", text), MODES, timeout_s)
-        results = {
+        results: dict[str, Any] = {
             mode: {"plus": verdict.passed, **verdict.scores, "result": verdict.result}
             for mode, verdict in verdicts.items()
         }

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.records import RESULTS, ROOT
 from marl_ray.evaluation.benchmarks import benchmark
@@ -141,7 +142,7 @@ def run_official_harness(python: Path, programs: Sequence[Program], threads: int
     """Return the verdict of the official harness on each program."""
     keys = ("prompt", "completion", "test", "entry_point", "timeout")
     lines = "".join(json.dumps({key: getattr(program, key) for key in keys}) + "\n" for program in programs)
-    peer = [python, ROOT / "benchmarks/peers/human_eval_verdicts.py", str(threads)]
+    peer = [str(python), str(ROOT / "benchmarks/peers/human_eval_verdicts.py"), str(threads)]
     done = subprocess.run(peer, input=lines, capture_output=True, text=True, check=True, timeout=7200)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -230,7 +231,7 @@ def report(
         for program, a, b in zip(programs, reference, verdicts["hardened"], strict=True)
         if (a == "passed") != (b == "passed")
     ]
-    result = {
+    result: dict[str, Any] = {
         "programs": len(programs),
         "level": level,
         "seconds": times,

@@ -10,6 +10,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 from benchmarks.records import RESULTS
 from marl_ray.rewards import CallTest, CodeTask, run_tests
@@ -32,7 +33,7 @@ def seconds(body: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    rows = []
+    rows: list[dict[str, Any]] = []
     with Pool(1) as pool:
         for count in TESTS:
             tests = tuple(CallTest(f"assert f({x}) == {x * (x + 1) // 2}") for x in range(count))
@@ -47,7 +48,7 @@ def main() -> None:
 
                 assert judge_together() == judge_each()
                 times = [(seconds(judge_together), seconds(judge_each)) for _ in range(ROUNDS)]
-                row = {"tests": count, "program": what}
+                row: dict[str, Any] = {"tests": count, "program": what}
                 row |= {"one_run_s": [a for a, _ in times], "run_per_test_s": [b for _, b in times]}
                 rows.append(row)
     lines = ["# Rewards for code", "", "Programs a second on one core, medians of seven rounds.", ""]

@@ -88,7 +88,7 @@ def ways(pool: Pool, server: subprocess.Popen[bytes]) -> dict[str, Callable[[Pro
         return server.stdout.read(4) == b"\0\0\0\0"
 
     def official(problem: Problem) -> bool:
-        return check_correctness(problem, problem["canonical_solution"], TIMEOUT_S)["passed"]
+        return bool(check_correctness(problem, problem["canonical_solution"], TIMEOUT_S)["passed"])
 
     return {
         "judge (hardened)": judge,

@@ -89,7 +89,7 @@ def measure_marl_ray(algorithm: str, iterations: int, *layout: str) -> dict[str,
 
 
 def fastest(part: dict[str, Any]) -> float:
-    return max(part["by_iteration"][WARM_UP:])
+    return float(max(part["by_iteration"][WARM_UP:]))
 
 
 def rllib_python(folder: Path) -> Path:
@@ -141,6 +141,7 @@ def raw_steps_per_second(package: bool, seconds: float) -> float:
     import multigrid.envs  # noqa: F401  registers the environments
     import numpy as np
 
+    env: Any
     config = run_config("ippo").env
     if package:
         env = gymnasium.make(config.id, disable_env_checker=True, **config.kwargs).unwrapped
@@ -191,7 +192,7 @@ def speed(options: argparse.Namespace) -> None:
     workers = run_config("ippo").resources.workers
     rounds: list[dict[str, Any]] = []
     for number in range(options.pairs):
-        row = {
+        row: dict[str, Any] = {
             "raw_package": measure_raw(workers, package=True),
             "raw": measure_raw(workers),
             "rllib": measure_rllib(python, best, options.iterations, "--count-gradient-steps"),

@@ -28,7 +28,7 @@ KEYS = {"in turn": "train.overlap=false", "overlapped": "train.overlap=true"}
 NETWORK = "team={all: {network: {hidden: [256, 256], normalize: false}}}"
 
 
-class SlowCartPole(gymnasium.Wrapper):  # type: ignore[type-arg]
+class SlowCartPole(gymnasium.Wrapper):
     """CartPole whose steps wait `seconds`."""
 
     def __init__(self, seconds: float):
@@ -40,7 +40,11 @@ class SlowCartPole(gymnasium.Wrapper):  # type: ignore[type-arg]
         return super().step(action)
 
 
-gymnasium.register("SlowCartPole-v0", SlowCartPole, disable_env_checker=True)
+def make_slow_cart_pole(**options: Any) -> SlowCartPole:
+    return SlowCartPole(**options)
+
+
+gymnasium.register("SlowCartPole-v0", make_slow_cart_pole, disable_env_checker=True)
 
 
 def run_config(seconds: float, iterations: int, epochs: int, *more: str) -> RunConfig:

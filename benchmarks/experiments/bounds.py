@@ -64,7 +64,9 @@ def bets(stream: Stream, case: Case, side: int, margin: float) -> np.ndarray:
     """Return ln E after every unit (runs, units); where units report nothing, at the end that proves less."""
     if case.reports is None:
         return bets_on(stream, case.claim(side, margin))
-    return np.minimum(*(bets_on(stream, case.claim(side, margin, end)) for end in ("low", "high")))
+    low, high = (bets_on(stream, case.claim(side, margin, end)) for end in ("low", "high"))
+    cautious: np.ndarray = np.minimum(low, high)
+    return cautious
 
 
 def bets_on(stream: Stream, claim: Claim) -> np.ndarray:
@@ -211,7 +213,7 @@ def shows_normal_mixture(case: Case) -> bool:
 
 
 def errors_of(case: Case, times: list[Any]) -> list[float | None]:
-    final_shares = [float(np.isfinite(hits).mean()) for hits in times]
+    final_shares: list[float | None] = [float(np.isfinite(hits).mean()) for hits in times]
     return final_shares if shows_normal_mixture(case) else [*final_shares, None]
 
 

@@ -77,7 +77,8 @@ def variances(looks: Looks, margin: float, sign: int, binary: bool) -> tuple[np.
     larger, caution = np.maximum(var_t, var_c), PROMOTION_CAUTION if sign > 0 else 0
 
     def mixed(n: np.ndarray, var: np.ndarray) -> np.ndarray:
-        return (n * var + BORROWED_WEIGHT * larger) / (n + BORROWED_WEIGHT) + caution * larger / n
+        borrowed: np.ndarray = (n * var + BORROWED_WEIGHT * larger) / (n + BORROWED_WEIGHT) + caution * larger / n
+        return borrowed
 
     return mixed(n_t, var_t), mixed(n_c, var_c)
 

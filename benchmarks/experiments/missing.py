@@ -157,8 +157,8 @@ def check(case: Missing, arms: Sequence[Seen], sign: int, margin: float, log_e: 
     look = look_at(Totals(exposed, judged, values), Design(), 0.0)
     plan = RolloutPlan("c", {"c": 1.0, "t": 1.0})
     measure = Measure("outcome", "higher", margin, False, None, None)
-    rules: Any = {"alpha": 0.05, "min_outcomes": MIN_OUTCOMES, "excluding": True}
-    test = ask(sign, look, measure, "t", plan, **rules).test
+    answer = ask(sign, look, measure, "t", plan, alpha=0.05, min_outcomes=MIN_OUTCOMES, excludes_missing=True)
+    test = answer.test
     if math.isfinite(log_e):
         exact = math.log(test.e_value)
         assert (
@@ -207,13 +207,15 @@ def _judge_as_they_come(
         mean = high / n
         arms.append((low + high, mean, mean * (1 - mean)))
     (n_t, mean_t, var_t), (n_c, mean_c, var_c) = arms
-    return (evidence(Looks(n_t, n_c, mean_t, mean_c, var_t, var_c), 0.0, -1) > limit).any(1)
+    proven: np.ndarray = evidence(Looks(n_t, n_c, mean_t, mean_c, var_t, var_c), 0.0, -1) > limit
+    return np.asarray(proven.any(1))
 
 
 def missing_errors(name: str, case: Missing, runs: int, seed: int, evidence: Evidence, alpha: float) -> MissingErrors:
     """Simulate rollback under no difference and margin 0, and promotion under a loss of exactly the margin."""
     limit = -math.log(alpha)
-    rollbacks, promotions, alarmed, careless, coming = [], [], [], [], []
+    rollbacks: list[Any] = []
+    promotions, alarmed, careless, coming = (list[Any]() for _ in range(4))
     for k in range(runs // CHUNK):
         rng = np.random.default_rng([seed, k])
         arms = _arms(rng, case)
@@ -226,13 +228,20 @@ def missing_errors(name: str, case: Missing, runs: int, seed: int, evidence: Evi
         arms = _arms(rng, case.at_margin())
         proven = proof(case, arms, 1, evidence) > limit
         promotions.append((proven & ~watch_reports(case, reports_of(arms), evidence)).any(1))
-    shares = tuple(arm.ones * arm.of_ones + (1 - arm.ones) * arm.of_zeros for arm in (case.treatment, case.control))
+    treatment, control = (
+        arm.ones * arm.of_ones + (1 - arm.ones) * arm.of_zeros for arm in (case.treatment, case.control)
+    )
 
-    def share(times: list[np.ndarray]) -> float:
+    def share(times: list[Any]) -> float:
         return float(np.concatenate(times).mean())
 
     return MissingErrors(
-        *(name, shares, share(rollbacks), share(promotions), share(alarmed), share(careless)),
+        name,
+        (treatment, control),
+        share(rollbacks),
+        share(promotions),
+        share(alarmed),
+        share(careless),
         share(coming) if coming else None,
     )
 

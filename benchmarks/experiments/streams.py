@@ -17,6 +17,8 @@ HORIZON, STEP = 2_000, 10
 CHUNK = 500
 """Experiments simulated at a time."""
 Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
+ArmSums = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Counts, means and sums of squared deviations of one arm, (runs, looks) each."""
 
 
 class Looks(NamedTuple):
@@ -66,7 +68,8 @@ def ar1(correlation: float) -> Draw:
     def draw(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
         noise = rng.standard_normal(size)
         noise[:, 1:] *= math.sqrt(1 - correlation**2)
-        return lfilter([1.0], [1.0, -correlation], noise, axis=1)
+        correlated: np.ndarray = lfilter([1.0], [1.0, -correlation], noise, axis=1)
+        return correlated
 
     return draw
 
@@ -103,7 +106,7 @@ def epochs(parts: Sequence[tuple[int, float, float]]) -> Any:
     def simulate(rng: np.random.Generator, runs: int) -> Looks:
         values = rng.standard_normal((runs, len(shares))) * deviations
         treated = rng.random(values.shape) < shares
-        strata = []
+        strata: list[list[ArmSums]] = []
         for start, end in pairwise(spans):
             inside = slice(start, end)
             strata.append([])
@@ -118,7 +121,7 @@ def epochs(parts: Sequence[tuple[int, float, float]]) -> Any:
                 strata[-1].append((sums[0], mean, np.maximum(sums[2] - n * mean**2, 0)))
         looks = _pool_at_looks(strata)
         for at in ((0, -1), (1, len(shares) // (4 * STEP))):
-            pairs = [tuple(_summary(*(float(part[at]) for part in arm)) for arm in arms) for arms in strata]
+            pairs = [(_summary(treatment, at), _summary(control, at)) for treatment, control in strata]
             for summary, arm in zip(pool_strata(pairs), (0, 1), strict=True):
                 if summary.n > 1:
                     assert math.isclose(summary.mean, looks[2 + arm][at], rel_tol=1e-6, abs_tol=1e-9), at
@@ -128,11 +131,12 @@ def epochs(parts: Sequence[tuple[int, float, float]]) -> Any:
     return simulate
 
 
-def _summary(n: float, mean: float, squares: float) -> Summary:
+def _summary(sums: ArmSums, at: tuple[int, int]) -> Summary:
+    n, mean, squares = (float(part[at]) for part in sums)
     return Summary(int(n), mean, squares / (n - 1) if n > 1 else 0.0)
 
 
-def _pool_at_looks(strata: Any) -> Looks:
+def _pool_at_looks(strata: Sequence[Sequence[ArmSums]]) -> Looks:
     """Apply `unit_clusters.pool_strata` at every look; strata have both arms' counts, means and squared deviations."""
     both = np.stack([(first[0] > 0) & (other[0] > 0) for first, other in strata])
     n, mean, squares = (np.stack([[arm[k] for arm in arms] for arms in strata]) for k in range(3))

@@ -33,7 +33,7 @@ PROMPT, TOKENS, GROUP = 128, 128, 8
 """Sampling: tokens of a prompt and most of a response; responses to one prompt."""
 PASSES = 2
 """Passes of a training step."""
-TINY = {
+TINY: dict[str, Any] = {
     "vocab_size": 512,
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -189,8 +189,8 @@ def step_flops(policy: TokenPolicy, settings: StepSettings) -> float:
     """
     blocks = decoder_layers(policy.lm)
     layers = sum(parameter.numel() for parameter in blocks.parameters())
-    head = policy.lm.get_output_embeddings().weight.numel()
-    attention = len(blocks) * policy.lm.config.hidden_size * settings.context
+    head: int = policy.lm.get_output_embeddings().weight.numel()
+    attention: int = len(blocks) * policy.lm.config.hidden_size * settings.context
     return 6 * settings.rows * (settings.context * (layers + attention) + settings.tokens * head)
 
 

@@ -58,8 +58,10 @@ def gap(policy: TokenPolicy, prompts: list[Prompt], completions: list[Completion
     """Return the greatest difference of a sampled log-probability from a full forward pass."""
     largest = 0.0
     for prompt, completion in zip(prompts, completions, strict=True):
-        rows = [torch.tensor([ids]) for ids in (prompt.ids, completion.ids)]
-        scores = policy.evaluate(*rows, torch.ones_like(rows[1], dtype=torch.bool), need_entropy=False).log_probs[0]
+        prompt_ids, ids = torch.tensor([prompt.ids]), torch.tensor([completion.ids])
+        scores = policy.evaluate(prompt_ids, ids, torch.ones_like(ids, dtype=torch.bool), need_entropy=False).log_probs[
+            0
+        ]
         largest = max(largest, float((scores - torch.tensor(completion.log_probs)).abs().max()))
     return largest
 

@@ -72,7 +72,7 @@ def algorithm_row(algorithm: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
 def repair_rate(run: dict[str, Any]) -> float:
     """Return the share in percent of first programs that failed and that the rest of the episode made pass."""
     first, last = statistics.mean(run["after"]["first"]), statistics.mean(run["after"]["passes"])
-    return 100 * (last - first) / max(1 - first, 1e-9)
+    return float(100 * (last - first) / max(1 - first, 1e-9))
 
 
 def comparison(alone: list[dict[str, Any]], team: list[dict[str, Any]]) -> dict[str, Any]:
@@ -190,13 +190,13 @@ def measure(algorithms: list[str], team: bool, seeds: int, processes: int) -> li
             warm[result["kind"], result["seed"]] = result
             print(f"{result['kind']}, seed {result['seed']}: warm start of {result['seconds']:.0f} s", flush=True)
         # Whatever is shorter, this many iterations sample more tokens than are asked for.
-        jobs: list[tuple[str, str, int, int | None]] = [
+        plans: list[tuple[str, str, int, int | None]] = [
             (kind, "grpo", 10 * ITERATIONS, TEAM_TOKENS) for kind in ("alone", "team") if team
         ]
-        jobs += [("program", algorithm, ITERATIONS, None) for algorithm in algorithms]
+        plans += [("program", algorithm, ITERATIONS, None) for algorithm in algorithms]
         jobs = [
             Job(kind, algorithm, seed, warm[kind, seed]["bundle"], iterations, tokens)
-            for kind, algorithm, iterations, tokens in jobs
+            for kind, algorithm, iterations, tokens in plans
             for seed in range(seeds)
         ]
         runs = []

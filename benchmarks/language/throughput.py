@@ -107,10 +107,8 @@ def train(options: argparse.Namespace) -> None:
     dist.init_process_group("gloo", f"file://{options.meeting}", rank=options.rank, world_size=options.workers)
     model = ModelConfig(preset=options.preset, dtype=options.precision)
     policy = build_token_policy(model, GenerationConfig(max_tokens=TOKENS), seed=0)
-    hyper = HyperParameters.model_validate(
-        algorithm_of("grpo").spec.defaults
-        | {"lr": LR, "epochs": 1, "minibatches": 1, "kl_coef": 0.0, "entropy_coef": 0.0}
-    )
+    changes = {"lr": LR, "epochs": 1, "minibatches": 1, "kl_coef": 0.0, "entropy_coef": 0.0}
+    hyper = HyperParameters.model_validate({**algorithm_of("grpo").spec.defaults, **changes})
     settings = LearnerSettings(
         algorithm="grpo",
         hyper=hyper,
@@ -126,7 +124,8 @@ def train(options: argparse.Namespace) -> None:
     player = TokenPlayer(sampler, engine, ["agent"], ValueNorm())
     clock, steps, difference = Clock(), [], 0.0
     learner.policy.model.evaluate = clock.time_calls("evaluation", learner.policy.model.evaluate)
-    learner.policy.family.refresh = clock.time_calls("refresh", learner.policy.family.refresh)
+    family = learner.policy.family
+    family.refresh = clock.time_calls("refresh", family.refresh)  # type: ignore[method-assign]
     every = texts(options.steps)
     shared = PROMPTS // options.share
     for step in range(options.steps):
@@ -287,12 +286,11 @@ def measure_training(options: argparse.Namespace) -> dict[str, Any]:
             def trl(setting: str, steps: int, model: Path = Path(folder)) -> dict[str, Any]:
                 return measure_trl(python, model, steps, options.threads, setting)
 
-            figures, best = {}, {}
+            figures: dict[str, dict[str, Any]] = {}
+            best: dict[str, str] = {}
             for precision in options.precisions:
                 by_setting = {setting: trl(setting, options.search_steps) for setting in SETTINGS[precision]}
-                best[precision] = max(
-                    by_setting, key=lambda setting, by_setting=by_setting: by_setting[setting]["tokens_per_cpu_second"]
-                )
+                best[precision], _ = max(by_setting.items(), key=lambda item: item[1]["tokens_per_cpu_second"])
                 figures |= by_setting
             print(f"{preset}: TRL's fastest settings are {', '.join(best.values())}", flush=True)
             rounds = []
@@ -324,9 +322,9 @@ def measure_engines(options: argparse.Namespace) -> dict[str, Any]:
             by_engine: dict[str, list[dict[str, Any]]] = {name: [] for name in ENGINES}
             for _ in range(options.rounds):
                 for name, rounds in by_engine.items():
-                    sizes = [f"--calls={options.steps}", f"--threads={options.threads}"]
+                    limits = [f"--calls={options.steps}", f"--threads={options.threads}"]
                     what = [f"--preset={preset}", f"--precision={precision}", f"--engine={name}"]
-                    rounds.append(result_of(start([str(python), "-m", ENGINE, *what, *sizes])))
+                    rounds.append(result_of(start([str(python), "-m", ENGINE, *what, *limits])))
                     versions = rounds[-1].pop("versions")
                     print(f"{preset}, {precision}, {name}: {rounds[-1]}", flush=True)
             rows += [
@@ -338,7 +336,10 @@ def measure_engines(options: argparse.Namespace) -> dict[str, Any]:
     return {"machine": about, "threads": options.threads, "load": load, **sizes, "rows": rows}
 
 
-PARTS = {"training": measure_training, "engines": lambda options: {"engines": measure_engines(options)}}
+PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "training": measure_training,
+    "engines": lambda options: {"engines": measure_engines(options)},
+}
 
 
 def measure(options: argparse.Namespace) -> None:

@@ -79,11 +79,12 @@ def cases() -> list[Case]:
     a, b = batch(BATCH), batch(LOOP_ROWS)
     zeros = torch.zeros(BATCH, dtype=torch.int64)
     index, count = group_index(a["prompt"], zeros, zeros)
-    few = index[:LOOP_ROWS]
+    few, few_zeros = index[:LOOP_ROWS], zeros[:LOOP_ROWS]
     episodes = ("mask", "terminated", "truncated")
     signals = ("rewards", "values", "bootstrap")
     keys, discounts = (*signals, *episodes), (0.99, 0.95)
     columns: Any = (*(a[key] for key in keys), *discounts)
+    few_columns: Any = (*(b[key] for key in keys), *discounts)
     stacked: Any = (*(torch.stack([a[key]] * SIGNALS, 2) for key in signals), *(a[key] for key in episodes), *discounts)
     tokens, sequences = count_tokens_and_sequences(a["mask"])
     total = moments(a["rewards"], a["mask"])
@@ -108,7 +109,7 @@ def cases() -> list[Case]:
         )
 
     return [
-        ("gae", lambda: gae(*columns), lambda: references.gae(*(b[key] for key in keys), *discounts)),
+        ("gae", lambda: gae(*columns), lambda: references.gae(*few_columns)),
         (f"gae, {SIGNALS} signals", lambda: gae(*stacked), None),
         (
             "reward_to_go",
@@ -119,7 +120,7 @@ def cases() -> list[Case]:
         (
             "group_index",
             lambda: group_index(a["prompt"], zeros, zeros, zeros[:, None]),
-            lambda: references.group_index(b["prompt"], *[zeros[:LOOP_ROWS]] * 2, zeros[:LOOP_ROWS, None]),
+            lambda: references.group_index(b["prompt"], few_zeros, few_zeros, few_zeros[:, None]),
         ),
         ("centred", lambda: center_scores(*grouped, include), loop(references.center_scores)),
         ("standardised", lambda: standardize_scores(*grouped, include), loop(references.standardize_scores(1e-6, 1))),

@@ -3,7 +3,7 @@
 import json
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,7 +113,11 @@ def fill_tables(page: str, stored: dict[str, Any]) -> str:
     for name, lines in tables.items():
         begin, end = f"<!-- begin {name} -->", "<!-- end -->"
         pattern = re.compile(rf"({re.escape(begin)}\n).*?({re.escape(end)})", re.DOTALL)
-        page, count = pattern.subn(lambda match, lines=lines: "\n".join([match[1], *lines, match[2]]), page)
+
+        def fill(match: re.Match[str], lines: Iterable[str] = lines) -> str:
+            return "\n".join([match[1], *lines, match[2]])
+
+        page, count = pattern.subn(fill, page)
         if count != 1:
             raise ValueError(f"{PAGE}: expected {begin} and {end} once, found them {count} times")
     return page
@@ -234,7 +238,8 @@ def draw(recipes: Sequence[Recipe], path: Path) -> None:
             axes.plot(*zip(*curve, strict=True), color="0.75", linewidth=1, marker=".", markersize=3)
         every = np.unique([steps for curve in recipe.curves for steps, _ in curve])
         shared = every[every <= min(curve[-1][0] for curve in recipe.curves)]
-        mean = np.mean([np.interp(shared, *zip(*curve, strict=True)) for curve in recipe.curves], axis=0)
+        curves = [tuple(zip(*curve, strict=True)) for curve in recipe.curves]
+        mean = np.mean([np.interp(shared, steps, values) for steps, values in curves], axis=0)
         axes.plot(shared, mean, color="tab:blue", linewidth=1.8)
         changed = [change for change in recipe.changes if not change.startswith("train.")]
         axes.set_title("\n".join([recipe.config, *changed]), fontsize=8)

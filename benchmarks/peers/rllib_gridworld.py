@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import time
 import warnings
@@ -35,11 +36,11 @@ def make_environment(kind: str, name: str, agents: int) -> Any:
     import multigrid.envs  # noqa: F401  registers the environments
     from ray.rllib.env.multi_agent_env import MultiAgentEnv
 
-    class OneHot(MultiAgentEnv):  # type: ignore[misc]
+    class OneHot(MultiAgentEnv):
         def __init__(self) -> None:
-            super().__init__()
-            self.possible_agents = [f"agent_{i}" for i in range(agents)]
-            self.agents = list(self.possible_agents)
+            super().__init__()  # type: ignore[no-untyped-call]  # RLlib's
+            self.names = [f"agent_{i}" for i in range(agents)]
+            self.possible_agents, self.agents = [*self.names], [*self.names]
             self.observation_spaces = {a: gym.spaces.Box(0, 1, (WIDTH,), np.float32) for a in self.agents}
             self.action_spaces = {a: gym.spaces.Discrete(7) for a in self.agents}
             self._base = np.arange(agents)[:, None] * WIDTH + OFFSETS
@@ -48,12 +49,12 @@ def make_environment(kind: str, name: str, agents: int) -> Any:
         def _encode(self) -> dict[str, np.ndarray]:
             rows = np.zeros((agents, WIDTH), np.float32)
             rows.reshape(-1)[self._base + self._codes] = 1
-            return dict(zip(self.possible_agents, rows, strict=True))
+            return dict(zip(self.names, rows, strict=True))
 
     class Package(OneHot):
         def __init__(self) -> None:
             super().__init__()
-            self.env = gym.make(name, disable_env_checker=True, agents=agents, joint_reward=True).unwrapped
+            self.env: Any = gym.make(name, disable_env_checker=True, agents=agents, joint_reward=True).unwrapped
 
         def _observe(self, observations: dict[int, dict[str, Any]]) -> dict[str, np.ndarray]:
             for i, observation in observations.items():
@@ -64,13 +65,13 @@ def make_environment(kind: str, name: str, agents: int) -> Any:
         def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
             return self._observe(self.env.reset(seed=seed)[0]), {}
 
-        def step(self, actions: dict[str, int]) -> tuple[Any, ...]:
+        def step(self, actions: dict[Any, Any]) -> tuple[Any, ...]:
             # MultiGrid compares actions with an enumeration, which is much faster with Python integers.
-            chosen = {i: int(actions[a]) for i, a in enumerate(self.possible_agents)}
+            chosen = {i: int(actions[a]) for i, a in enumerate(self.names)}
             observations, rewards, ended, cut, _ = self.env.step(chosen)
             over, late = bool(ended[0]), bool(cut[0]) and not ended[0]  # both agents' episodes end together
-            gained = {a: float(rewards[i]) for i, a in enumerate(self.possible_agents)}
-            every = [*self.possible_agents, "__all__"]
+            gained = {a: float(rewards[i]) for i, a in enumerate(self.names)}
+            every = [*self.names, "__all__"]
             return self._observe(observations), gained, dict.fromkeys(every, over), dict.fromkeys(every, late), {}
 
     class MarlRay(OneHot):
@@ -79,7 +80,8 @@ def make_environment(kind: str, name: str, agents: int) -> Any:
             from marl_ray.config import EnvConfig
 
             # marl-ray writes `MultiDiscrete[...]` in annotations, which the older gymnasium does not know.
-            gym.spaces.MultiDiscrete.__class_getitem__ = classmethod(lambda cls, item: cls)
+            multi_discrete: Any = gym.spaces.MultiDiscrete
+            multi_discrete.__class_getitem__ = classmethod(lambda cls, item: cls)
             from marl_ray.envs.registry import make_env
 
             self.env = make_env(EnvConfig(id=name, kwargs={"agents": agents, "joint_reward": True}))
@@ -92,11 +94,11 @@ def make_environment(kind: str, name: str, agents: int) -> Any:
         def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
             return self._observe(self.env.reset(seed=seed)[0]), {}
 
-        def step(self, actions: dict[str, int]) -> tuple[Any, ...]:
+        def step(self, actions: dict[Any, Any]) -> tuple[Any, ...]:
             observations, gained, ended, cut, _ = self.env.step({a: int(x) for a, x in actions.items()})
             over = all(ended.values())
             late = all(cut.values()) and not over
-            every = [*self.possible_agents, "__all__"]
+            every = [*self.names, "__all__"]
             return self._observe(observations), gained, dict.fromkeys(every, over), dict.fromkeys(every, late), {}
 
     return {"package": Package, "marl_ray": MarlRay}[kind]()
@@ -176,7 +178,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         object_store_memory=512 << 20,
         _node_ip_address="127.0.0.1",
         log_to_driver=False,
-        logging_level="ERROR",
+        logging_level=logging.ERROR,
     )
     algo = build(options)
     gradient_rows = watch_gradient_steps(algo) if options.count_gradient_steps else []

@@ -15,7 +15,7 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import Response
 
-from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.policies.bundles.actor_critic import Bundle, load_bundle
 
 Answer = dict[str, dict[str, Any]]
 MAX_ONGOING_REQUESTS = 2_000
@@ -31,7 +31,9 @@ class Team:
         import torch
 
         torch.set_num_threads(1)
-        self._bundle = load_bundle(bundle)
+        loaded = load_bundle(bundle)
+        assert isinstance(loaded, Bundle)
+        self._bundle = loaded
         self._noise = np.random.default_rng()
         self._waiting: list[tuple[dict[str, np.ndarray], asyncio.Future[Answer]]] = []
         self.act: Callable[[dict[str, Any]], Awaitable[Answer]] = self._together if batched else self._alone
@@ -137,8 +139,8 @@ class Model:
         return await self._team.act(observations)
 
 
-def _make_deployment(kind: type, **options: Any) -> Any:
-    return serve.deployment(kind, ray_actor_options={"num_cpus": CPUS}, **options)
+def _make_deployment(kind: type, **options: Any) -> serve.Deployment:
+    return serve.deployment(ray_actor_options={"num_cpus": CPUS}, **options)(kind)
 
 
 def one_hop(args: dict[str, Any]) -> serve.Application:

@@ -54,7 +54,7 @@ def main() -> None:
         counted.append(sum(len(ids) for ids in completion_ids))
         return [sum(character.isalnum() for character in text) / max(1, len(text)) for text in completions]
 
-    class Clock(TrainerCallback):  # type: ignore[misc]
+    class Clock(TrainerCallback):
         def on_step_begin(self, *_: Any, **__: Any) -> None:
             if not marks:
                 marks.append((time.perf_counter(), time.process_time()))

@@ -28,7 +28,7 @@ from typing import Any
 from benchmarks.records import RESULTS, ROOT
 from benchmarks.tables import median_range
 
-SHAPE = {"hidden_size": 640, "intermediate_size": 1920, "num_hidden_layers": 12}
+SHAPE: dict[str, Any] = {"hidden_size": 640, "intermediate_size": 1920, "num_hidden_layers": 12}
 """The shape of the language model: 64 million parameters."""
 GOAL = 0.10
 REPEATS = 5
@@ -100,7 +100,8 @@ def measure(kind: str, rank: int, workers: int, folder: Path, repeats: int) -> d
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=workers)
     config = config_of(kind, folder, workers)
     run = Run(config, torch.device("cpu"))
-    sizes, times = {}, {key: [] for key in COLUMNS}
+    sizes: dict[str, int] = {}
+    times: dict[str, list[float]] = {key: [] for key in COLUMNS}
     copies: list[float] = []
     take = run.saver.copy.take
 
@@ -177,7 +178,7 @@ def compare(kind: str, workers: int, repeats: int, scratch: Path | None) -> dict
             process.join(900)
         if any(process.exitcode for process in processes):
             raise SystemExit(f"{kind}: exit statuses {[process.exitcode for process in processes]}")
-        first = min((answers.get() for _ in processes), key=lambda answer: answer["rank"])
+        first: dict[str, Any] = min((answers.get() for _ in processes), key=lambda answer: answer["rank"])
     ratio = statistics.median(first["checkpoint"]) / statistics.median(first["torch.save"])
     return {"kind": kind, "workers": workers, "parameters": parameters, "ratio": ratio} | first
 

@@ -105,7 +105,8 @@ def simulate_sweep(storage: Path, trials: int, scheduler: str, search: str = "ra
     clock.watch(sweep, "save", "save")
     sweep.plan.check, sweep.plan.changed = sweep.check, sweep.save_and_show
     searcher = Searcher(sweep.plan, LegCalls(sweep.begin, sweep.leg_ended, sweep.note_rows, sweep.is_over))
-    rng, running, started = np.random.default_rng(0), [], 0
+    running: list[tuple[str, Leg]] = []
+    rng, started = np.random.default_rng(0), 0
     clock.watch(searcher, "loop", "suggest", "on_trial_complete")
     clock.watch(sweep, "loop", "note_rows")
     clock.watch(sweep, "report", "close")
@@ -120,7 +121,7 @@ def simulate_sweep(storage: Path, trials: int, scheduler: str, search: str = "ra
             break
         trial_id, leg = running.pop(0)
         rows = _rows(rng, config, records.trials[leg.number].steps, leg.until or TOTAL)
-        ending = {"status": "finished" if leg.until is None else "waiting", "error": ""}
+        ending: dict[str, Any] = {"status": "finished" if leg.until is None else "waiting", "error": ""}
         ending |= {"objectives": [rows[-1]["objective/eval/return"]], "seconds": 10.0}
         ending |= {"steps": rows[-1]["steps"], "played": rows[-1]["played"]}
         result = json.dumps(ending)

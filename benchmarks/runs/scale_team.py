@@ -20,7 +20,7 @@ COPIES, HORIZON, LENGTH = 8, 32, 16
 WARM_UP, ITERATIONS, CHECKPOINTS = 2, 3, 3
 
 
-class Crowd(ParallelEnv):
+class Crowd(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # PettingZoo has no types
     """So many agents, of which each sees four numbers of its own and earns 1 for an action with the sign of the first."""
 
     metadata = {"name": "crowd", "render_modes": []}

@@ -58,7 +58,8 @@ def look_times(workers: int) -> dict[str, float]:
     That is microseconds of CPU and of wall time for each worker at a look; seconds between two looks; and the share of
     one CPU that the looks take.
     """
-    actors = [Answering.remote() for _ in range(ANSWERING)]
+    answering: Any = Answering
+    actors = [answering.remote() for _ in range(ANSWERING)]
     group = SimulatedGroup(workers, actors)
     cpu, wall = [], []
     for _ in range(WARM_UP + LOOKS):

@@ -188,6 +188,7 @@ def read_mlflow_iterations(run: RunConfig) -> list[int]:
 
     client = mlflow.MlflowClient(tracking_uri=uri_of(run))
     experiment = client.get_experiment_by_name(run.tracking.experiment)
+    assert experiment is not None
     (logged,) = client.search_runs([experiment.experiment_id])
     return [int(point.value) for point in client.get_metric_history(logged.info.run_id, "iteration")]
 
@@ -197,8 +198,8 @@ def main() -> None:
 
     close = Deliveries.close
 
-    def close_early(deliveries: Deliveries, status: str, *more: Any, wait_s: float = 0.0, **others: Any) -> str:
-        return close(deliveries, status, *more, wait_s=LEAVE_S, **others)
+    def close_early(self: Deliveries, status: str, bundle: Any = None, wait_s: float = END_S, model: str = "") -> str:
+        return close(self, status, bundle, LEAVE_S, model)
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200_000, help="environment steps of each run")
@@ -214,8 +215,8 @@ def main() -> None:
             order = kinds[number % len(kinds) :] + kinds[: number % len(kinds)]
             runs = {kind: config_of(kind, f"{kind.lower()}-{number}", storage, options.steps) for kind in order}
             rounds.append({kind: measure_run(kind, run, storage) for kind, run in runs.items()})
-            speeds = {kind: round(result["steps_per_second"]) for kind, result in rounds[-1].items()}
-            print(number, speeds, file=sys.stderr, flush=True)
+            printed = {kind: round(result["steps_per_second"]) for kind, result in rounds[-1].items()}
+            print(number, printed, file=sys.stderr, flush=True)
         (storage / ILL).unlink()
         Deliveries.close = close  # type: ignore[method-assign]
         histories = {kind: history(kind, runs[kind], storage) for kind in kinds}

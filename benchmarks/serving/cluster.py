@@ -52,7 +52,7 @@ class Running:
     def cpu_seconds(self) -> float:
         """Return the CPU time that all its replicas have used."""
         times = [psutil.Process(pid).cpu_times() for pids in self.pids.values() for pid in pids]
-        return sum(t.user + t.system for t in times)
+        return float(sum(t.user + t.system for t in times))
 
 
 def make_bundles(folder: Path) -> dict[str, str]:
