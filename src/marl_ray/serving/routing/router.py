@@ -10,7 +10,7 @@ from marl_ray.config import ExperimentConfig
 from marl_ray.experiments.assignment.population import Attributes, Population
 from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable, PastTables, draw_arm, is_in_layer
 from marl_ray.experiments.database.connections import StoreError
-from marl_ray.experiments.lifecycle import ExperimentStatus
+from marl_ray.experiments.lifecycle import FINAL_STATUSES, ExperimentStatus
 from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.experiments.store.records import AssignmentState, EpochHistory
 from marl_ray.experiments.store.unit_store import Exposure
@@ -212,7 +212,7 @@ class Router:
     @property
     def is_over(self) -> bool:
         """True if the experiment has ended: it is promoted, rolled back or stopped."""
-        return self.state.status in (ExperimentStatus.PROMOTED, ExperimentStatus.ROLLED_BACK, ExperimentStatus.STOPPED)
+        return self.state.status in FINAL_STATUSES
 
     def follow(self, state: AssignmentState, reported_at: float | None = None) -> None:
         """Assign by another state from now on; it must name only arms of the config.
