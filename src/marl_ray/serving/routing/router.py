@@ -162,6 +162,15 @@ class Router:
         """Return the loaded arms that may answer for a session of this arm, in order of preference."""
         return self._held.answering[arm]
 
+    def first_answering_arm(self, arm: str) -> str:
+        """Return the first of `answering_arms`; RequestError 503 if there is none."""
+        return self._first_answering(self._held, arm)
+
+    def _first_answering(self, held: _HeldArms, arm: str) -> str:
+        for name in held.answering[arm]:
+            return name
+        raise RequestError(503, None, f"no arm of experiment {self.config.name!r} is loaded here", RETRY_AFTER_S)
+
     def actor(self, name: str) -> Arm:
         """Return the loaded arm of this name, which acts.
 
@@ -193,9 +202,7 @@ class Router:
     def bundle_of(self, arm: str) -> AnyBundle:
         """Return the bundle of the first arm that may answer for this arm; RequestError 503 if none is loaded."""
         held = self._held
-        for name in held.answering[arm]:
-            return held.arms[name].bundle
-        raise RequestError(503, None, f"no arm of experiment {self.config.name!r} is loaded here", RETRY_AFTER_S)
+        return held.arms[self._first_answering(held, arm)].bundle
 
     def actor_bundle_of(self, arm: str, field: str = "experiment") -> Bundle:
         """Return `bundle_of` where it holds actor-critics; RequestError 422 naming the field if it holds others."""
