@@ -32,6 +32,12 @@ class ExperimentStatus(StrEnum):
     STOPPED = "stopped"
 
 
+OPEN_STATUSES = frozenset({ExperimentStatus.DRAFT, ExperimentStatus.RUNNING, ExperimentStatus.PAUSED})
+"""Statuses of experiments that are not over."""
+FINAL_STATUSES = frozenset(ExperimentStatus) - OPEN_STATUSES
+"""Statuses of experiments that are over; only a rollback still changes one."""
+
+
 class Action(StrEnum):
     """The changes that people and gateways make to an experiment."""
 
@@ -52,7 +58,7 @@ ALLOWED_STATUSES: Mapping[Action, frozenset[ExperimentStatus]] = {
     Action.PROMOTE: frozenset({ExperimentStatus.RUNNING}),
     # Late outcomes can prove harm when all is over, and an arm's mark must then still be possible.
     Action.ROLLBACK: frozenset(ExperimentStatus),
-    Action.STOP: frozenset({ExperimentStatus.DRAFT, ExperimentStatus.RUNNING, ExperimentStatus.PAUSED}),
+    Action.STOP: OPEN_STATUSES,
 }
 """Action -> the states in which it is possible."""
 
@@ -196,8 +202,7 @@ def transition(
     """
     if state.status not in ALLOWED_STATUSES[action]:
         expected = " or ".join(sorted(ALLOWED_STATUSES[action]))
-        over = state.status in (ExperimentStatus.ROLLED_BACK, ExperimentStatus.STOPPED)
-        more = "; create another" if over else ""
+        more = "; create another" if state.status in (ExperimentStatus.ROLLED_BACK, ExperimentStatus.STOPPED) else ""
         raise MarlRayError(f"{action}: expected an experiment that is {expected}, this one is {state.status}{more}")
     if arm is not None:
         _check_treatment(action, plan, arm)

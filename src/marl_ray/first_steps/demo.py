@@ -20,6 +20,7 @@ from rich.table import Table
 
 from marl_ray.config import EnvConfig, RunConfig, load_config
 from marl_ray.errors import MarlRayError
+from marl_ray.experiments.lifecycle import FINAL_STATUSES
 from marl_ray.first_steps.steps import ENDPOINT, KEYS_FILE, deploy_endpoint, new_folder, plain_console, step
 from marl_ray.json_types import JsonObject
 from marl_ray.serving.http.keys import new_key
@@ -41,7 +42,6 @@ EPISODES_PER_LOOK = 20
 """Episodes between two looks at what the router has decided."""
 JUDGED_S = 3.0
 """Seconds after an episode's window by which it has certainly been looked at."""
-FINAL_STATUSES = ("promoted", "rolled_back", "stopped")
 JOB_S = 600.0
 
 

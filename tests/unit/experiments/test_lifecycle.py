@@ -11,6 +11,8 @@ from marl_ray.config import ExperimentConfig, GatewayConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import (
     ALLOWED_STATUSES,
+    FINAL_STATUSES,
+    OPEN_STATUSES,
     Action,
     ArmEvidence,
     Evidence,
@@ -29,6 +31,13 @@ from marl_ray.experiments.lifecycle import (
 
 PLAN = RolloutPlan("a", {"a": 1.0, "b": 1.0, "c": 3.0}, "gradual", (0.2, 0.5, 1.0), min_exposures=10, min_duration_s=60)
 RUNNING = ExperimentState(ExperimentStatus.RUNNING, stage_since=1_000.0)
+
+
+def test_a_status_is_final_exactly_where_nothing_but_a_rollback_is_possible():
+    for status in ExperimentStatus:
+        possible = {action for action in Action if status in ALLOWED_STATUSES[action]}
+        assert (status in FINAL_STATUSES) == (possible == {Action.ROLLBACK}) == (status.value in FINAL_STATUSES)
+    assert not OPEN_STATUSES & FINAL_STATUSES and set(ExperimentStatus) == OPEN_STATUSES | FINAL_STATUSES
 
 
 def test_every_action_is_possible_exactly_where_the_table_says():

@@ -12,6 +12,7 @@ from marl_ray.experiments.assignment.population import population_of
 from marl_ray.experiments.database import schema
 from marl_ray.experiments.database.connections import Database
 from marl_ray.experiments.lifecycle import (
+    OPEN_STATUSES,
     RETREATS,
     Action,
     ExperimentRecord,
@@ -24,7 +25,6 @@ from marl_ray.experiments.lifecycle import (
     transition,
 )
 from marl_ray.experiments.store.records import (
-    OPEN,
     AssignmentState,
     AuditEntry,
     Configs,
@@ -299,7 +299,8 @@ class ExperimentStore:
         experiments = schema.experiments.c
         newest = sa.select(experiments.name).where(experiments.endpoint == endpoint)
         # Some of a layer's experiments may be over before others.
-        order = sa.case((experiments.status.in_(OPEN), 0), else_=1), experiments.created.desc(), experiments.name.desc()
+        open_first = sa.case((experiments.status.in_(OPEN_STATUSES), 0), else_=1)
+        order = open_first, experiments.created.desc(), experiments.name.desc()
         with self._database.transaction() as connection:
             name = connection.execute(newest.order_by(*order).limit(1)).scalar()
             record = None if name is None else read(connection, name)

@@ -21,8 +21,6 @@ from marl_ray.experiments.lifecycle import (
     weights_of,
 )
 
-OPEN = frozenset({ExperimentStatus.DRAFT, ExperimentStatus.RUNNING, ExperimentStatus.PAUSED})
-"""Statuses of open experiments; an experiment with any other status is over."""
 Configs = dict[str, tuple[int, dict[str, Any]]]
 """Experiment -> the revision of its config, and the config."""
 

@@ -6,8 +6,8 @@ import sqlalchemy as sa
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.database import schema
-from marl_ray.experiments.lifecycle import ExperimentRecord, plan_of
-from marl_ray.experiments.store.records import OPEN, look_design
+from marl_ray.experiments.lifecycle import OPEN_STATUSES, ExperimentRecord, plan_of
+from marl_ray.experiments.store.records import look_design
 
 
 def check_design_kept(connection: sa.Connection, name: str, old: dict[str, Any], new: dict[str, Any]) -> None:
@@ -50,11 +50,11 @@ def check_arms_kept(connection: sa.Connection, name: str, old: dict[str, Any], n
 
 def check_endpoint(connection: sa.Connection, record: ExperimentRecord, endpoint: str) -> None:
     """Raise MarlRayError if another open experiment uses the endpoint and shares no layer with this one."""
-    if record.state.status not in OPEN:
+    if record.state.status not in OPEN_STATUSES:
         return
     experiments = schema.experiments.c
     others = sa.select(experiments.name, experiments.status, experiments.config).where(
-        experiments.endpoint == endpoint, experiments.status.in_(OPEN)
+        experiments.endpoint == endpoint, experiments.status.in_(OPEN_STATUSES)
     )
     layer, (low, high) = record.config.get("layer"), record.config.get("layer_share", (0.0, 1.0))
     for row in connection.execute(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import httpx
 
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.experiments.lifecycle import FINAL_STATUSES
 from marl_ray.json_types import JsonMapping, JsonObject
 
 KEY_VARIABLE = "MARL_RAY_API_KEY"
@@ -144,6 +145,6 @@ def watch(url: str, name: str) -> Iterator[JsonObject]:
     while True:
         report = ask(url, f"/v1/experiments/{name}")
         yield report
-        if report["status"] in ("promoted", "rolled_back", "stopped"):
+        if report["status"] in FINAL_STATUSES:
             return
         time.sleep(WATCH_S)

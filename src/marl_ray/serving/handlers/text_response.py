@@ -17,6 +17,7 @@ from marl_ray.serving.arms.protocol import (
     ResponseChunk,
     ResponseStart,
     TextRequest,
+    is_text,
 )
 from marl_ray.serving.http.protocol import Headers, Request, RequestError, Response, Stream, header_text
 from marl_ray.serving.http.text_settings import Settings
@@ -348,9 +349,10 @@ def log_text(
 
 def shadow_text(router: Router, request: TextRequest, response: WrittenResponse) -> None:
     """Send copies of the request to the shadows."""
+    arms = router.arms  # read once: a thread may drop a shadow, which must not fail the client's request
     for shadow in router.state.shadows:
-        if shadow in router.arms:
-            text_arm = router.writer(shadow)
+        text_arm = arms.get(shadow)
+        if text_arm is not None and is_text(text_arm.bundle):
             router.shadows.send_text(shadow, text_arm, request, response.ids, response.log_probs, response.text)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store.records import AssignmentState
+from marl_ray.serving.arms.protocol import Arm, TextArm
 from marl_ray.serving.holding.live_experiments import LiveExperiments
 from marl_ray.serving.holding.loaded_bundles import check_arms, load_arms
 from marl_ray.serving.holding.needed_arms import arms_to_hold, served_here
@@ -96,12 +97,17 @@ class ArmHolder:
         loaded, errors = load_arms(config, lacking, live_experiments.bundles, stored)
         check_arms(config, {arm: part.bundle for arm, part in router.arms.items()} | loaded)
         missing = {arm: str(error) for arm, error in errors.items()}
-        made = {}
-        for arm, bundle in loaded.items():
-            try:
-                made[arm] = live_experiments.arm(config, arm, bundle)
-            except MarlRayError as error:
-                missing[arm] = str(error)
+        made: dict[str, Arm | TextArm] = {}
+        try:
+            for arm, bundle in loaded.items():
+                try:
+                    made[arm] = live_experiments.arm(config, arm, bundle)
+                except MarlRayError as error:
+                    missing[arm] = str(error)
+        except BaseException:  # no arm answers yet, and the next round makes them all again
+            for part in made.values():
+                part.close()
+            raise
         if made:
             live_experiments.endpoints.add_arms(router, made)
         return missing

@@ -10,9 +10,8 @@ from weakref import WeakValueDictionary
 from marl_ray.config import ExperimentConfig, GatewayConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.database.connections import Database
-from marl_ray.experiments.lifecycle import ExperimentRecord
+from marl_ray.experiments.lifecycle import OPEN_STATUSES, ExperimentRecord
 from marl_ray.experiments.store.experiment_store import ExperimentStore
-from marl_ray.experiments.store.records import OPEN
 from marl_ray.json_types import JsonMapping
 from marl_ray.policies.actor_critic.spaces import space_to_json
 from marl_ray.policies.bundles.actor_critic import load_bundle
@@ -160,7 +159,7 @@ def check_configured(config: GatewayConfig, store: ExperimentStore) -> None:
     states = store.states()
     for part in load_configured(config, store, BundleCache(config.tracking_uri)):
         state = states.get(part.config.name)
-        if state is not None and state.status in OPEN and state.control not in part.bundles:
+        if state is not None and state.status in OPEN_STATUSES and state.control not in part.bundles:
             raise MarlRayError(
                 f"experiments.{part.config.name}.arms.{state.control}: the control's bundle "
                 f"{part.config.arms[state.control].reference!r} cannot be loaded, and the experiment is {state.status}"

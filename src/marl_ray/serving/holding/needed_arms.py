@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Mapping
 
-from marl_ray.experiments.lifecycle import ExperimentStatus
-from marl_ray.experiments.store.records import OPEN, AssignmentState
+from marl_ray.experiments.lifecycle import OPEN_STATUSES, ExperimentStatus
+from marl_ray.experiments.store.records import AssignmentState
 from marl_ray.serving.routing.endpoints import DRAIN_S
 
 API_ORIGIN = "api"
@@ -39,7 +39,7 @@ def arms_to_hold(
         name = state.experiment
         over = max(successors.get(name, -DRAIN_S), (ended or {}).get(name, -DRAIN_S))
         arms = set()
-        if state.status in OPEN or now - over < DRAIN_S:
+        if state.status in OPEN_STATUSES or now - over < DRAIN_S:
             arms = set(state.weights) - (state.rolled_back if state.cut else frozenset())
         elif newest.get(state.endpoint) is state:
             arms = {state.control, *(arm for arm, weight in state.weights.items() if weight > 0)}

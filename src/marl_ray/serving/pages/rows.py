@@ -4,14 +4,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marl_ray.experiments.lifecycle import ALLOWED_STATUSES, Action
+from marl_ray.experiments.lifecycle import ALLOWED_STATUSES, FINAL_STATUSES, Action
 from marl_ray.json_types import JsonMapping, JsonObject, JsonValue
 from marl_ray.serving.pages.charts import display_step, evidence_share, format_moment, round_to_step, scaled_intervals
 
 UNKNOWN_TEXT = "—"
 _COLOURS = 6
 """Number of colours for treatments. The control has its own colour; a seventh treatment has the first colour with dashes."""
-_FINAL_STATUSES = ("promoted", "rolled_back", "stopped")
 _ACTION_LABELS = {
     Action.START: "Start",
     Action.NEXT_STAGE: "Next stage",
@@ -136,11 +135,11 @@ def _stages(report: JsonMapping) -> list[str]:
 def steps_of(report: JsonMapping) -> list[tuple[str, str]]:
     """Return (label, class) of the stations: `done`, `here`, `ahead`, or `skipped` where the end came before."""
     status, stages = report["status"], _stages(report)
-    labels = ["draft", *stages, status if status in _FINAL_STATUSES else "promoted"]
+    labels = ["draft", *stages, status if status in FINAL_STATUSES else "promoted"]
     stage = min(int(finite_or_none(report.get("stage")) or 0), len(stages) - 1)
     reached = 0 if status == "draft" else 1 + stage
-    position = len(labels) - 1 if status in _FINAL_STATUSES else reached
-    later = "skipped" if status in _FINAL_STATUSES else "ahead"
+    position = len(labels) - 1 if status in FINAL_STATUSES else reached
+    later = "skipped" if status in FINAL_STATUSES else "ahead"
     marks = ["done" if k <= reached else later for k in range(len(labels))]
     marks[position] = f"here {status}"
     return list(zip(labels, marks, strict=True))

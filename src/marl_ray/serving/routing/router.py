@@ -10,7 +10,7 @@ from marl_ray.config import ExperimentConfig
 from marl_ray.experiments.assignment.population import Attributes, Population
 from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable, PastTables, draw_arm, is_in_layer
 from marl_ray.experiments.database.connections import StoreError
-from marl_ray.experiments.lifecycle import ExperimentStatus
+from marl_ray.experiments.lifecycle import FINAL_STATUSES, ExperimentStatus
 from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.experiments.store.records import AssignmentState, EpochHistory
 from marl_ray.experiments.store.unit_store import Exposure
@@ -162,6 +162,15 @@ class Router:
         """Return the loaded arms that may answer for a session of this arm, in order of preference."""
         return self._held.answering[arm]
 
+    def first_answering_arm(self, arm: str) -> str:
+        """Return the first of `answering_arms`; RequestError 503 if there is none."""
+        return self._first_answering(self._held, arm)
+
+    def _first_answering(self, held: _HeldArms, arm: str) -> str:
+        for name in held.answering[arm]:
+            return name
+        raise RequestError(503, None, f"no arm of experiment {self.config.name!r} is loaded here", RETRY_AFTER_S)
+
     def actor(self, name: str) -> Arm:
         """Return the loaded arm of this name, which acts.
 
@@ -193,9 +202,7 @@ class Router:
     def bundle_of(self, arm: str) -> AnyBundle:
         """Return the bundle of the first arm that may answer for this arm; RequestError 503 if none is loaded."""
         held = self._held
-        for name in held.answering[arm]:
-            return held.arms[name].bundle
-        raise RequestError(503, None, f"no arm of experiment {self.config.name!r} is loaded here", RETRY_AFTER_S)
+        return held.arms[self._first_answering(held, arm)].bundle
 
     def actor_bundle_of(self, arm: str, field: str = "experiment") -> Bundle:
         """Return `bundle_of` where it holds actor-critics; RequestError 422 naming the field if it holds others."""
@@ -212,7 +219,7 @@ class Router:
     @property
     def is_over(self) -> bool:
         """True if the experiment has ended: it is promoted, rolled back or stopped."""
-        return self.state.status in (ExperimentStatus.PROMOTED, ExperimentStatus.ROLLED_BACK, ExperimentStatus.STOPPED)
+        return self.state.status in FINAL_STATUSES
 
     def follow(self, state: AssignmentState, reported_at: float | None = None) -> None:
         """Assign by another state from now on; it must name only arms of the config.

@@ -7,6 +7,7 @@ from collections import UserDict
 from toy_serving.gateways import serving
 
 from marl_ray.experiments.lifecycle import Action
+from marl_ray.serving.arms.actor_critic import ArmBatcher
 from marl_ray.serving.holding import arm_holder
 
 
@@ -60,3 +61,24 @@ async def test_arms_that_are_loaded_while_the_poll_goes_through_them_are_tended_
         follower.poll()
         assert follower.arms.load_states()["exp"] == {"one": "loaded", "four": "loaded"}
         assert follower.arms.is_due(time.monotonic())
+
+
+async def test_arms_of_a_round_that_fails_are_closed(config, monkeypatch):
+    closed, close = [], ArmBatcher.close
+    async with serving(config) as (_, app):
+        app.service.follower.close()
+        live_experiments = app.service.live_experiments
+        router, make = live_experiments.endpoints.routers["exp"], live_experiments.arm
+        live_experiments.endpoints.drop_arms(router, {"one", "four"})
+
+        def make_all_but_four(experiment, arm, bundle):
+            if arm == "four":
+                raise RuntimeError("the deployment's process has died")
+            return make(experiment, arm, bundle)
+
+        monkeypatch.setattr(live_experiments, "arm", make_all_but_four)
+        monkeypatch.setattr(ArmBatcher, "close", lambda arm: closed.append(arm.bundle) or close(arm))
+        holder = arm_holder.ArmHolder(live_experiments)
+        holder.load_and_drop(app.service.stores.experiments.states(), {}, waits=True)
+        assert holder.missing["exp"].keys() == {"one", "four"} and not router.arms
+        assert len(closed) == 1

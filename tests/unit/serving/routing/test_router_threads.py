@@ -9,16 +9,19 @@ from toy_serving.gateways import SEES, bearer, serving, write_keys
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.experiments.assignment.rendezvous import AssignmentTable, PastTables
 from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
+from marl_ray.serving.arms.protocol import TextRequest
+from marl_ray.serving.handlers.text_response import WrittenResponse, shadow_text
 from marl_ray.serving.http.protocol import RequestError
+from marl_ray.serving.routing.assignment import Assigner
 
 
 @pytest.fixture
 def gateway(bundles, tmp_path):
-    def config_of(**more) -> GatewayConfig:
-        arms = {arm: {"bundle": bundle} for arm, bundle in bundles.items()}
+    def config_of(strategy="thompson", arms=None, **more) -> GatewayConfig:
+        arms = arms or {arm: {"bundle": bundle} for arm, bundle in bundles.items()}
         where = {"database": f"sqlite:///{tmp_path}/x.db", "spool": f"{tmp_path}/spool"}
         return parse_config(
-            GatewayConfig, {"experiments": [{"name": "exp", "arms": arms, "strategy": "thompson"}]} | where | more
+            GatewayConfig, {"experiments": [{"name": "exp", "arms": arms, "strategy": strategy}]} | where | more
         )
 
     return config_of
@@ -89,6 +92,76 @@ async def test_an_act_whose_arm_is_dropped_meanwhile_is_answered_and_logged(gate
         with pytest.raises(RequestError, match="not loaded here any more") as refused:
             router.actor("four")
         assert refused.value.status == 503 and refused.value.headers
+
+
+class DropsFourOnceRead(UserDict):
+    """Arms of which another thread drops `four` as soon as somebody has looked it up, once `router` is set."""
+
+    router = None
+
+    def __contains__(self, name):
+        return self.get(name) is not None
+
+    def get(self, name, default=None):
+        arm = self.data.get(name, default)
+        if self.router is not None and name == "four":
+            self.router.hold({"one": self.data["one"]})
+        return arm
+
+
+def drop_four_once_read(router):
+    arms = DropsFourOnceRead(router.arms)
+    router.hold(arms)
+    arms.router = router
+
+
+async def test_an_act_whose_shadow_is_dropped_meanwhile_is_answered(gateway):
+    async with serving(gateway("shadow")) as (client, app):
+        app.service.follower.close()
+        router = app.service.endpoints.routers["exp"]
+        assert router.state.shadows == ("four",)
+        drop_four_once_read(router)
+        response = await client.post("/v1/act", json={"session_id": "s", "observations": SEES})
+        assert (response.status_code, response.json()["arm"], list(router.arms)) == (200, "one", ["one"])
+
+
+async def test_a_text_whose_shadow_is_dropped_meanwhile_is_sent_to_it(gateway):
+    written = WrittenResponse(
+        text="a",
+        ids=[],
+        log_probs=[],
+        finish="stop",
+        prompt_tokens=1,
+        names=[],
+        tops=[],
+        start=None,
+        tokens=1,
+        cost_usd=0.0,
+    )
+    arms = {arm: {"url": "http://127.0.0.1:9/v1", "model": arm} for arm in ("one", "four")}
+    async with serving(gateway("shadow", arms)) as (_, app):
+        app.service.follower.close()
+        router = app.service.endpoints.routers["exp"]
+        drop_four_once_read(router)
+        shadow_text(router, TextRequest("agent", "a", seed=0), written)
+        assert (list(router.arms), router.shadows.under_way) == (["one"], 1)
+
+
+async def test_a_session_whose_arms_are_dropped_while_it_is_exposed_is_assigned(gateway, monkeypatch):
+    async with serving(gateway()) as (client, app):
+        app.service.follower.close()
+        router, expose = app.service.endpoints.routers["exp"], Assigner.expose
+
+        def expose_and_drop(assigner, session_arm):
+            app.service.endpoints.drop_arms(router, {"one", "four"})
+            return expose(assigner, session_arm)
+
+        monkeypatch.setattr(Assigner, "expose", expose_and_drop)
+        arm = router.table.assign("s").arm
+        response = await client.post("/v1/assign", json={"session_id": "s"})
+        assert (response.status_code, response.json().get("arm")) == (200, arm)
+        response = await client.post("/v1/assign", json={"session_id": "other"})
+        assert response.status_code == 503 and router.session("other") is None
 
 
 async def test_an_arm_of_the_other_kind_is_refused_by_name(gateway):

@@ -8,7 +8,7 @@ import numpy as np
 import orjson
 
 from marl_ray.serving.arms.errors import NotFiniteError, new_pass_number
-from marl_ray.serving.arms.protocol import Answer
+from marl_ray.serving.arms.protocol import Answer, is_text
 from marl_ray.serving.arms.response_cache import ResponseCache, cache_key
 from marl_ray.serving.handlers.text_response import Exchanges, act_by_text, shadow_text
 from marl_ray.serving.routing.assignment import SessionArm
@@ -137,9 +137,10 @@ def _send_to_shadows(router: Router, inputs: ActInputs, acted: _Acted) -> None:
     actions: dict[str, Any] = acted.actions
     if acted.cached_parts is not None:
         actions = {agent: (np.asarray(action), None) for agent, action in acted.cached_parts["actions"].items()}
+    arms = router.arms  # read once: a thread may drop a shadow, which must not fail the client's request
     for shadow in router.state.shadows:
-        if shadow in router.arms:
-            shadow_arm = router.actor(shadow)
+        shadow_arm = arms.get(shadow)
+        if shadow_arm is not None and not is_text(shadow_arm.bundle):
             router.shadows.send(shadow, shadow_arm.act, inputs.observations, inputs.masks, actions)
 
 

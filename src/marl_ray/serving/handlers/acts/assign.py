@@ -26,9 +26,11 @@ async def assign(service: Service, request: Request) -> Response:
         routers, session, cluster_id, attributes, service.admission.forced_arm(request)
     )
     router = session_arm.router
-    router.bundle_of(session_arm.assignment.arm)  # before the exposure, because it raises an error if no arm is loaded
+    # Before the exposure, because it raises an error if no arm is loaded.
+    arm = router.first_answering_arm(session_arm.assignment.arm)
     assignment = service.assigner.expose(session_arm) if exposes else session_arm.assignment
-    arm = router.answering_arms(assignment.arm)[0]
+    if assignment.arm != session_arm.assignment.arm:  # a concurrent request has exposed the session to another one
+        arm = router.first_answering_arm(assignment.arm)
     answer_fields = {
         "bundle": router.config.arms[arm].reference,
         "digest": router.digests[arm],
