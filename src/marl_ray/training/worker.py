@@ -76,8 +76,8 @@ def worker(plain: dict[Any, Any]) -> object:
     """
     import ray.train
 
+    from marl_ray.policies.agreement import run_on_all_workers
     from marl_ray.policies.engines.base import EngineRefusedError
-    from marl_ray.policies.language.sharding.agreement import run_on_all_workers
     from marl_ray.training.checkpoints.index import take_number
     from marl_ray.training.checkpoints.loading import UnreadableCheckpointError
     from marl_ray.training.checkpoints.storage import UnwritableCheckpointError
