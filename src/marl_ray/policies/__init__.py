@@ -1,1 +1,1 @@
-"""Policies: actor-critics and language models, the engines that sample from them, and the bundles they are served from."""
+"""Policies: actor-critics and language models, their engines and bundles, and how all workers decide as one."""

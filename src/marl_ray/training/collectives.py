@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from marl_ray.policies.language.sharding.agreement import all_gather_values, run_on_all_workers
+from marl_ray.policies.agreement import all_gather_values, run_on_all_workers
 
 Known = TypeVar("Known")
 

@@ -40,10 +40,10 @@ from marl_ray.training.run_folder.record import (
     pin_bundles,
     record_of,
     storage_of,
-    traceback_of,
     write_record,
 )
 from marl_ray.training.run_folder.run_log import RunLog
+from marl_ray.training.run_folder.tracebacks import traceback_of
 from marl_ray.training.run_result import (
     RunResult,
     deliver_rest,

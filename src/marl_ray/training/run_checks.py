@@ -13,8 +13,8 @@ from marl_ray.training.run_folder.record import (
     check_folder,
     filesystem_of,
     record_of,
-    write_traceback,
 )
+from marl_ray.training.run_folder.tracebacks import write_traceback
 from marl_ray.training.tracking.mlflow_run import uri_of
 from marl_ray.training.tracking.sinks import check_sinks
 

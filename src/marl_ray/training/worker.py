@@ -18,9 +18,11 @@ from marl_ray.stored_files.temporary_files import remove_temporary
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.journal.writer import Journal
 from marl_ray.training.machines.full_disk import disk_full
+from marl_ray.training.machines.working_folder import work_in
 from marl_ray.training.run_folder.bundle_link import link_bundle
 from marl_ray.training.run_folder.lease import LeaseLostError, check_owned
-from marl_ray.training.run_folder.record import filesystem_of, identity_hash, storage_of, work_in, write_traceback
+from marl_ray.training.run_folder.record import filesystem_of, identity_hash, storage_of
+from marl_ray.training.run_folder.tracebacks import write_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,8 +78,8 @@ def worker(plain: dict[Any, Any]) -> object:
     """
     import ray.train
 
+    from marl_ray.policies.agreement import run_on_all_workers
     from marl_ray.policies.engines.base import EngineRefusedError
-    from marl_ray.policies.language.sharding.agreement import run_on_all_workers
     from marl_ray.training.checkpoints.index import take_number
     from marl_ray.training.checkpoints.loading import UnreadableCheckpointError
     from marl_ray.training.checkpoints.storage import UnwritableCheckpointError

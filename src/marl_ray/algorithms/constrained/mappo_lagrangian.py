@@ -16,8 +16,14 @@ from marl_ray.config import SPECS, HyperParameters
 
 def multiplier(hyper: HyperParameters, budget: float) -> Lagrange:
     """Return a constraint's multiplier before the first batch; `budget` is the mean cost that an episode may have."""
-    start, rate, max_value = hyper.multiplier_init, hyper.multiplier_lr, hyper.multiplier_max
-    return Lagrange(budget, start, rate, max_value, "sgd", hyper.multiplier_damping)
+    return Lagrange(
+        budget,
+        value=hyper.multiplier_init,
+        lr=hyper.multiplier_lr,
+        maximum=hyper.multiplier_max,
+        optimizer="sgd",
+        damping=hyper.multiplier_damping,
+    )
 
 
 MAPPO_LAGRANGIAN = Algorithm(

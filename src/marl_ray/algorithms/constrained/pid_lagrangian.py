@@ -16,7 +16,10 @@ def multiplier(hyper: HyperParameters, budget: float) -> PID:
     """Return a constraint's multiplier before the first batch; `budget` is the mean cost that an episode may have."""
     return PID(
         budget,
-        *(hyper.pid_kp, hyper.pid_ki, hyper.pid_kd, hyper.pid_delay),
+        kp=hyper.pid_kp,
+        ki=hyper.pid_ki,
+        kd=hyper.pid_kd,
+        delay=hyper.pid_delay,
         error_decay=0.0,
         cost_decay=0.0,
         integral=hyper.multiplier_init,

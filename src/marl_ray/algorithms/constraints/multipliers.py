@@ -7,7 +7,7 @@ multiplier each. All state is in the dataclass, so `Lagrange(**vars(multiplier))
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -41,11 +41,13 @@ class Lagrange:
 
     budget: float
     """Mean cost allowed per episode."""
-    value: float = 0.001
-    lr: float = 0.035
-    maximum: float = 100.0
-    optimizer: Literal["adam", "sgd"] = "adam"
-    damping: float = 0.0
+    _: KW_ONLY
+    value: float
+    """lambda, before the damping."""
+    lr: float
+    maximum: float
+    optimizer: Literal["adam", "sgd"]
+    damping: float
     error: float = 0.0
     """e of the last update."""
     first_moment: float = 0.0
@@ -97,15 +99,17 @@ class PID:
 
     budget: float
     """Mean cost allowed per episode."""
-    kp: float = 0.1
-    ki: float = 0.01
-    kd: float = 0.01
-    delay: int = 10
-    error_decay: float = 0.95
+    _: KW_ONLY
+    kp: float
+    ki: float
+    kd: float
+    delay: int
+    error_decay: float
     """a_p."""
-    cost_decay: float = 0.95
+    cost_decay: float
     """a_d."""
-    integral: float = 0.001
+    integral: float
+    """I."""
     error: float = 0.0
     """P, smoothed."""
     costs: list[float] = field(default_factory=lambda: [0.0])
@@ -142,7 +146,7 @@ def with_settings_of(moved: Multiplier, fresh: Multiplier) -> Multiplier:
 
 
 def combine_advantages(
-    advantages: Tensor, cost_advantages: Tensor, multipliers: Sequence[float], rescale: bool = True
+    advantages: Tensor, cost_advantages: Tensor, multipliers: Sequence[float], rescale: bool
 ) -> Tensor:
     """Return (A - sum_k lambda_k C_k) / (1 + sum_k lambda_k), (B, T), from A (B, T) and C (B, T, K).
 

@@ -15,6 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError, one_line
+from marl_ray.policies.agreement import run_on_all_workers
 from marl_ray.policies.bundles.manifest import MANIFEST_FILE, TokenManifest, check_models, local_folder, read_manifest
 from marl_ray.policies.engines.models.architectures import logits_shape
 from marl_ray.policies.engines.models.llama import is_llama
@@ -22,7 +23,6 @@ from marl_ray.policies.language import packing
 from marl_ray.policies.language.lora import add_adapters, merged_weights, without_adapters
 from marl_ray.policies.language.model_files import check_same_model, empty_model, load_model
 from marl_ray.policies.language.packing import Packed
-from marl_ray.policies.language.sharding.agreement import run_on_all_workers
 from marl_ray.policies.language.sharding.joint_pass import JointRows, JointWorkers
 from marl_ray.policies.language.sharding.stored_weights import StoredWeights
 from marl_ray.policies.language.tiny_models import byte_tokenizer, tiny_model

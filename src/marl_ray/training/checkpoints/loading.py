@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.json_types import JsonMapping, JsonObject
-from marl_ray.policies.language.sharding.agreement import run_on_all_workers
+from marl_ray.policies.agreement import run_on_all_workers
 from marl_ray.training.checkpoints.index import STATE_FILE, PublishedCheckpoint, check_bundle, refuse_older
 from marl_ray.training.checkpoints.learner_tensors import allocate_states
 from marl_ray.training.checkpoints.manifest import CheckpointManifest, read_manifest, withdraw_manifest

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from marl_ray.errors import MarlRayError, describe_error
 from marl_ray.json_types import JsonMapping
-from marl_ray.policies.language.sharding.agreement import run_on_all_workers
+from marl_ray.policies.agreement import run_on_all_workers
 from marl_ray.policies.language.sharding.gather_shards import gather_to_rank0
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.index import BUNDLE_FOLDER, STATE_FILE

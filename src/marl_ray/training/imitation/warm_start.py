@@ -26,7 +26,7 @@ from marl_ray.config import RunConfig, WarmStartConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.actor_critic.policy import EncodedRows
 from marl_ray.policies.actor_critic.spaces import joint_space, row_dtype, row_size
-from marl_ray.policies.language.sharding.agreement import run_on_all_workers
+from marl_ray.policies.agreement import run_on_all_workers
 from marl_ray.rollout.rng import permutation
 from marl_ray.rollout.served.acts import LoggedUnits, read_logged
 from marl_ray.training.collectives import rank_and_world_size, sum_over_workers

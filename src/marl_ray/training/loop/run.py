@@ -10,7 +10,7 @@ import torch
 from marl_ray.config import RunConfig, engine_spec
 from marl_ray.envs.registry import make_env
 from marl_ray.json_types import JsonObject
-from marl_ray.policies.language.sharding.agreement import run_on_all_workers
+from marl_ray.policies.agreement import run_on_all_workers
 from marl_ray.rollout.actor_critic.collector import Collector
 from marl_ray.rollout.actor_critic.overlap import OverlappedCollector
 from marl_ray.training.checkpoints.origin import holds_of, play_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from marl_ray.config import RunConfig
-from marl_ray.policies.language.sharding.agreement import run_on_all_workers
+from marl_ray.policies.agreement import run_on_all_workers
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.loop.callbacks import SILENT_CALLBACKS, Metrics, RunCallbacks
 from marl_ray.training.loop.run import Run

@@ -1,1 +1,1 @@
-"""The machines of a run: their capacity, the workers on them, full disks, and signals that interrupt the driver."""
+"""The machines of a run: capacity, the workers on them, where they work, full disks, and interruptions of the driver."""

@@ -1,1 +1,1 @@
-"""A run's folder, on any storage: the record of the run, its metrics, its log, and the link to its best bundle."""
+"""A run's folder, on any storage: its record, metrics, log and tracebacks, and the link to its best bundle."""

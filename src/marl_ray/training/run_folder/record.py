@@ -8,7 +8,7 @@ NAME/run.log         what the driver prints and workers' errors, with times (run
 NAME/bundle          the best bundle so far: a link, or on remote storage a file with its URI (bundle_link.py)
 NAME/return.png      the curve of a finished run
 NAME/checkpoint_*    the checkpoints, and starts/: where each group of workers began (checkpoints/)
-NAME/errors/         the last traceback of each worker that failed, and of the driver's checks
+NAME/errors/         the last traceback of each worker that failed, and of the driver's checks (tracebacks.py)
 """
 
 import contextlib
@@ -241,40 +241,8 @@ def pin_bundles(config: RunConfig, record: RunRecord) -> JsonObject:
     return data
 
 
-def work_in(folder: str) -> None:
-    """Work in the driver's `folder` if this machine has it.
-
-    Relative paths of the config are then read from there: Ray Train and Ray Tune start their processes in folders
-    of their own.
-    """
-    if os.path.isdir(folder):
-        os.chdir(folder)
-
-
 def write_record(config: RunConfig, record: RunRecord) -> None:
     """Make the run's folder, and write this record to it."""
     filesystem, folder = filesystem_of(config)
     filesystem.create_dir(folder)
     write_json(filesystem, f"{folder}/{RECORD_FILE}", {**record, DIGEST_KEY: digest_of(record)})
-
-
-def write_traceback(config: RunConfig, whose: str, text: str) -> str:
-    """Write the traceback of the driver or of a worker to the run's folder, and return its path.
-
-    Ray Train does not bring a worker's to the driver. The path is empty if the traceback could not be written.
-    """
-    filesystem, folder = filesystem_of(config)
-    path = f"{folder}/errors/{whose}.txt"
-    with contextlib.suppress(OSError):  # a full disk must not hide the error itself
-        filesystem.create_dir(f"{folder}/errors")
-        with filesystem.open_output_stream(path) as stream:
-            stream.write(text.encode())
-        return path
-    return ""
-
-
-def traceback_of(config: RunConfig, ranks: Iterable[int]) -> str:
-    """Return the path of the traceback of the first of these workers that left one; empty if none did."""
-    filesystem, folder = filesystem_of(config)
-    paths = (f"{folder}/errors/worker-{rank}.txt" for rank in ranks)
-    return next((path for path in paths if filesystem.get_file_info(path).type == fs.FileType.File), "")

@@ -21,7 +21,7 @@ from marl_ray.config.sweep import MetricConfig
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.evaluation.statistics import iqm
 from marl_ray.json_types import JsonObject
-from marl_ray.policies.language.sharding.agreement import run_on_all_workers
+from marl_ray.policies.agreement import run_on_all_workers
 from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.loading import NONE_READABLE, UnreadableCheckpointError
 from marl_ray.training.checkpoints.storage import local_stored_folder

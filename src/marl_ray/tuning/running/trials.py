@@ -19,7 +19,7 @@ from marl_ray.config.sweep import MetricConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError, describe_error
 from marl_ray.json_types import JsonObject
-from marl_ray.training.run_folder.record import work_in
+from marl_ray.training.machines.working_folder import work_in
 from marl_ray.tuning.folder import trial_folder
 from marl_ray.tuning.running.trial_files import CHECKPOINT_PREFIX, Leg, TrialWriter, is_takeover, read_state
 from marl_ray.tuning.running.trial_seeds import load_seeds, never_reported, run_leg

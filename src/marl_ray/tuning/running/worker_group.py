@@ -31,7 +31,7 @@ from marl_ray.training.journal.tail import Tail
 from marl_ray.training.loop.pass_sizes import note_smaller_pass, pass_sizes
 from marl_ray.training.machines.torch_trainer import torch_trainer
 from marl_ray.training.machines.worker_watch import exchange_s
-from marl_ray.training.run_folder.record import work_in
+from marl_ray.training.machines.working_folder import work_in
 from marl_ray.tuning.folder import Folder, trial_folder
 from marl_ray.tuning.running.trial_files import CHECKPOINT_PREFIX, Leg, TrialWriter, is_takeover
 from marl_ray.tuning.running.trial_seeds import load_seeds, run_leg

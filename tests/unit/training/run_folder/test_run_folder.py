@@ -30,10 +30,9 @@ from marl_ray.training.run_folder.record import (
     filesystem_of,
     identity_hash,
     record_of,
-    traceback_of,
     write_record,
-    write_traceback,
 )
+from marl_ray.training.run_folder.tracebacks import traceback_of, write_traceback
 from marl_ray.training.run_result import RunResult, read_finished_result
 from marl_ray.training.single_process import process_group
 from marl_ray.training.worker import REFUSED_KEY, worker

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional
 
-from marl_ray.policies.language.sharding.agreement import all_gather_values
+from marl_ray.policies.agreement import all_gather_values
 
 MAX_GATHERED_BYTES = 1 << 26
 """Maximum number of bytes that are gathered in one exchange, unless a single tensor has more."""

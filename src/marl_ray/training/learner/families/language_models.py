@@ -10,9 +10,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from marl_ray.errors import MarlRayError
+from marl_ray.policies.agreement import run_on_all_workers
 from marl_ray.policies.language import sampling_copy
 from marl_ray.policies.language.sampling_copy import empty_copy, frozen_copy, plain_copy
-from marl_ray.policies.language.sharding.agreement import run_on_all_workers
 from marl_ray.policies.language.sharding.shard import shard
 from marl_ray.policies.language.token_policy import TokenPolicy, move_to_device
 from marl_ray.training.collectives import rank_and_world_size, sum_over_workers
