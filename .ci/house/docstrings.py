@@ -12,8 +12,8 @@ from sources import Finding, SourceFile
 
 FRAGMENT = re.compile(r"(What|Of|How|Whether|If|Where|When|Which|Who|Whose|Why|As|And|But|\.\.\.)\b")
 """First words of a docstring that is a fragment and no sentence, or that hides its subject."""
-EXPLAINED = ("marl_ray.algorithms.", "marl_ray.training.")
-"""Packages whose numbers are explained: results depend on the former's, and what survives a failure on the latter's."""
+EXPLAINED = ("marl_ray.algorithms.", "marl_ray.training.", "marl_ray.sandbox.")
+"""Packages whose numbers are explained: results depend on them, what survives a failure, and what confines a program."""
 NO_VERB = re.compile(
     r"[^A-Z]|(All|Any|Both|Each|Every|One|None|In|At|Within|For|From|With|Without)\b|[A-Z][\w-]*('s|[^\Ws]s|Error)\b"
 )
@@ -47,7 +47,7 @@ def without_verb(files: list[SourceFile]) -> Iterator[Finding]:
 
 
 def unexplained_numbers(files: list[SourceFile]) -> Iterator[Finding]:
-    """Yield the constants of `algorithms/` and `training/` that are numbers, without unit, source or reason.
+    """Yield the constants of `EXPLAINED` packages that are numbers, without unit, source or reason.
 
     A docstring below the constant says it, or a comment behind it or above it.
     """

@@ -17,6 +17,7 @@ from typing import Any
 from marl_ray.sandbox.wire import MalformedMessageError
 
 MAX_DEPTH = 100
+"""Maximum number of containers within each other; far below `_SAFE_RECURSION`."""
 _MAX_DIGITS = 4300
 """Maximum number of digits of an int in decimal; Python's own limit, which tests may have lifted."""
 _SAFE_RECURSION = 5000

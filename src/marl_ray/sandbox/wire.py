@@ -10,6 +10,7 @@ MAX_MESSAGE_LENGTH = 2000
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _LENGTH = struct.Struct("<I")
 _SMALL_BYTES = 1 << 16
+"""Number of bytes that the first read of a message takes; most messages are shorter."""
 
 
 class MalformedMessageError(Exception):

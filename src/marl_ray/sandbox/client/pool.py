@@ -27,6 +27,7 @@ WARM_MODULES = (
 WAIT_S = 600.0
 """Seconds to wait for a free worker."""
 _RESULT_BYTES = 1 << 20
+"""Number of bytes that are kept of what the official harness reports."""
 T = TypeVar("T")
 
 

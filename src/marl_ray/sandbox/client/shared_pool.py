@@ -7,6 +7,7 @@ import threading
 from marl_ray.sandbox.client.pool import Pool
 
 MAX_WORKERS = 16
+"""Maximum number of workers, each of which is a process with a server."""
 _lock = threading.Lock()
 _pools: dict[int, Pool] = {}
 

@@ -10,17 +10,16 @@ _python = ctypes.PyDLL(None)  # calls that keep the interpreter's lock
 _libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 _libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
 
-# constants of the kernel's headers
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
-CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
-CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
-MS_RDONLY = 1
-MS_NOSUID = 2
-MS_NODEV = 4
-MS_NOEXEC = 8
-MS_PRIVATE = 1 << 18
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38  # linux/prctl.h
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000  # linux/sched.h
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000  # linux/sched.h
+MS_RDONLY = 1  # linux/mount.h, as the next four
+MS_NOSUID = 2  # set-user-id bits have no effect
+MS_NODEV = 4  # device files cannot be opened
+MS_NOEXEC = 8  # no program can be started
+MS_PRIVATE = 1 << 18  # mounts and unmounts stay in this namespace
 _CLOSE_RANGE, _MOUNT_SETATTR = 436, 442  # the same number on every architecture, as all calls since 5.1
-_AT_FDCWD, _AT_RECURSIVE, _MNT_DETACH = -100, 0x8000, 2
+_AT_FDCWD, _AT_RECURSIVE, _MNT_DETACH = -100, 0x8000, 2  # linux/fcntl.h, and MNT_DETACH of sys/mount.h
 
 
 def syscall(number: int, *args: int) -> int:

@@ -7,23 +7,23 @@ from collections.abc import Iterable
 from marl_ray.sandbox.confinement.kernel import syscall
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # the same number on every architecture
-_RULE_PATH_BENEATH = 1
+_RULE_PATH_BENEATH = 1  # LANDLOCK_RULE_PATH_BENEATH of linux/landlock.h
 OLDEST_ABI = 3
 """Before ABI 3 Landlock does not govern truncation, so a confined program could empty its user's files."""
 
-WRITE_FILE = 1 << 1
-READ_FILE = 1 << 2
-READ_DIR = 1 << 3
-TRUNCATE = 1 << 14
-IOCTL_DEV = 1 << 15
+WRITE_FILE = 1 << 1  # LANDLOCK_ACCESS_FS_WRITE_FILE, as the rights below; all are of linux/landlock.h
+READ_FILE = 1 << 2  # to open a file for reading
+READ_DIR = 1 << 3  # to list a folder
+TRUNCATE = 1 << 14  # since ABI 3
+IOCTL_DEV = 1 << 15  # since ABI 5: ioctl on a device
 READ_ACCESS = READ_FILE | READ_DIR
 _ON_FILES = 1 | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
-_REMOVE = 0b110000
-_MAKE_DIR = 1 << 7
-_MAKE_REG = 1 << 8
-_MAKE_FIFO = 1 << 10
-_MAKE_SYM = 1 << 12
-_REFER = 1 << 13
+_REMOVE = 0b110000  # REMOVE_DIR | REMOVE_FILE
+_MAKE_DIR = 1 << 7  # to make a folder in a folder
+_MAKE_REG = 1 << 8  # to make a file
+_MAKE_FIFO = 1 << 10  # to make a named pipe
+_MAKE_SYM = 1 << 12  # to make a symbolic link
+_REFER = 1 << 13  # since ABI 2: to link or move a file to another folder
 FOLDER_ACCESS = READ_ACCESS | WRITE_FILE | TRUNCATE | _REMOVE | _MAKE_DIR | _MAKE_REG | _MAKE_FIFO | _MAKE_SYM | _REFER
 DEVICE_ACCESS = READ_FILE | WRITE_FILE
 

@@ -14,19 +14,20 @@ from collections.abc import Iterable
 
 from marl_ray.sandbox.confinement.kernel import prctl
 
-_PR_SET_SECCOMP, _MODE_FILTER = 22, 2
-_LOAD = 0x20
-_JUMP_EQ = 0x15
-_JUMP_GE = 0x35
-_JUMP_SET = 0x45
-_AND = 0x54
-_RETURN = 0x06
-_NUMBER, _ARCH = 0, 4
-ALLOW = 0x7FFF0000
-KILL = 0x80000000
-EPERM = 0x00050001
-ENOSYS = 0x00050026
+_PR_SET_SECCOMP, _MODE_FILTER = 22, 2  # linux/prctl.h, and SECCOMP_MODE_FILTER of linux/seccomp.h
+_LOAD = 0x20  # BPF_LD | BPF_W | BPF_ABS, as the next five of linux/bpf_common.h
+_JUMP_EQ = 0x15  # BPF_JMP | BPF_JEQ | BPF_K
+_JUMP_GE = 0x35  # BPF_JMP | BPF_JGE | BPF_K
+_JUMP_SET = 0x45  # BPF_JMP | BPF_JSET | BPF_K
+_AND = 0x54  # BPF_ALU | BPF_AND | BPF_K
+_RETURN = 0x06  # BPF_RET | BPF_K
+_NUMBER, _ARCH = 0, 4  # bytes at which `nr` and `arch` stand in struct seccomp_data of linux/seccomp.h
+ALLOW = 0x7FFF0000  # SECCOMP_RET_ALLOW, as the next of linux/seccomp.h
+KILL = 0x80000000  # SECCOMP_RET_KILL_PROCESS
+EPERM = 0x00050001  # SECCOMP_RET_ERRNO with the errno in its low 16 bits, as the next four
+ENOSYS = 0x00050026  # errno 38
 SUCCEED, ENOTTY, ENOTSUP = 0x00050000, 0x00050019, 0x0005005F
+"""Results of calls that do nothing: 0, and errno 25 and 95. The kernel does not make the call."""
 _THREAD = 0x3D0F00
 """clone flags of a thread, exactly as glibc and musl set them; any other clone is a new process or namespace."""
 

@@ -33,9 +33,13 @@ IN_PLACE_REQUEST = b"I"
 CHANNEL = 3
 """The one descriptor besides 0, 1 and 2: the official result pipe, or the socket to the judge."""
 _SIGKILL = 9
+"""The signal's number on Linux, signal(7)."""
 MAX_THREADS = 64
+"""Maximum number of threads and processes of a run that has a user of its own."""
 _ANY_SIZE = 1 << 62
+"""Size that no message reaches: what the judge sends has no limit."""
 _MAX_ARGS_LENGTH = 10_000
+"""Maximum number of items, and of bytes of their message, of an exception's arguments."""
 
 
 @dataclass(frozen=True)

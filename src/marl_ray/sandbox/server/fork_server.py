@@ -40,8 +40,11 @@ from marl_ray.sandbox.server.runs import (
 )
 
 MAX_FDS = 4
+"""Maximum number of descriptors that arrive with a request."""
 _OTHER_USERS = 100_000
+"""The sum of this and a process id is the user id of a run, above the ids that a host usually gives."""
 _ALWAYS_S, _ANY_MEMORY = 1 << 30, 1 << 62
+"""Limits in seconds and bytes that a judge never reaches."""
 _SPACES = kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 _LIBRARIES = ("/lib64", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime", "/etc/mime.types", "/usr/share/zoneinfo")
 _LOCALES = ("/usr/lib/locale", "/usr/share/locale")

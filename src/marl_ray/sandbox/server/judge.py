@@ -28,6 +28,7 @@ ORPHANED_AFTER_S = 5.0
 _WORN_BYTES = 128 << 20
 """A judge that has grown by this many bytes, garbage not counted, is replaced."""
 _MAX_CACHED = 100_000
+"""Number of characters from which on a source is compiled anew each time, because 512 such would fill the memory."""
 _RAISED_TYPES = {
     name: kind
     for name, kind in vars(builtins).items()

@@ -13,12 +13,15 @@ from marl_ray.sandbox.limits import Level
 from marl_ray.sandbox.server import child
 
 REQUEST_BYTES = 256
+"""Number of bytes that a server reads at once, more than any request has."""
 REPLY = struct.Struct("<BBidd")
 """Format of a reply: reason of the end, whether the run was confined, its wait status, wall and CPU seconds."""
 ENDED, WALL_LIMIT, CPU_LIMIT, STOPPED, FOLDER_LIMIT = range(5)
 KILL_REQUEST = b"k"
 FOLDER_BYTES, FOLDER_ENTRIES = 256 << 20, 4096
+"""Maximum size of a run's folder, and maximum number of its files and folders."""
 _LOOK_S = 0.05
+"""Seconds between looks at a watched folder, and minimum between those at a run's CPU time."""
 _CORES = os.cpu_count() or 1
 _RUN_OOM_SCORE, JUDGE_OOM_SCORE, _SERVER_OOM_SCORE = b"1000", b"900", b"0"
 """Values by which the kernel ends runs first, then judges, when the host's memory is used up; servers come last."""
