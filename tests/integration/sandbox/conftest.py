@@ -11,5 +11,5 @@ PARAMS = [pytest.param(name, marks=[pytest.mark.long] * (name != "best")) for na
 
 @pytest.fixture(scope="module", params=PARAMS)
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The report of a test file that was run as a program, in one setting: what its attacks achieved."""
-    yield from attacked(str(request.path), request.param, tmp_path_factory.mktemp("secret"))
+    """The report of the program that a test file names `ATTACKS`, in one setting: what the attacks achieved."""
+    yield from attacked(request.module.ATTACKS, request.param, tmp_path_factory.mktemp("secret"))

@@ -59,6 +59,8 @@ if __name__ == "__main__":
 
 import pytest  # noqa: E402  the process of the attacks has none
 
+ATTACKS = __file__
+
 
 def test_worker_and_host_are_as_before_after_hostile_programs(results):
     assert results == []

@@ -1,4 +1,4 @@
-"""Parts that the files of sandbox attacks share: each runs itself as another user."""
+"""Parts that the files of sandbox attacks share, each of which another user can run."""
 
 import json
 import os
@@ -26,7 +26,10 @@ SETTINGS = {
     "ordinary user": (False, "NAMESPACES"),
     "ordinary user, no namespaces": (False, "PATHS"),
 }
+WALL_S = 0.5
+"""Seconds that an attack has."""
 LATEST_S, TRIES = 0.5, 5
+"""Seconds that a run may end late, and its tries. One try in time suffices, so half a second does on a busy machine, too."""
 
 
 def timed(body: Callable[[], Any], max_s: float) -> tuple[Any, float]:
