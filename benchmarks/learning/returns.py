@@ -115,7 +115,7 @@ def learn(name: str, seed: int) -> dict[str, Any]:
         while True:
             if states is not None:
                 worths.append(states.worth(trained.team.models["shared"]))
-            if trained.is_best:
+            if trained.evaluation.is_best:
                 best = trained.iteration
             if trained.save_due:
                 trained.save(local_stored_folder(Path(folder, str(trained.iteration))))

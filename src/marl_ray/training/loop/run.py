@@ -1,7 +1,7 @@
 """A run on one worker, an iteration at a time."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -18,15 +18,15 @@ from marl_ray.training.checkpoints.saving import CheckpointContents, CheckpointS
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.collectives import rank_and_world_size, worker_mesh
 from marl_ray.training.errors import DivergedError
-from marl_ray.training.evaluation.fixed_starts import Evaluator, StartSet
+from marl_ray.training.evaluation.fixed_starts import Evaluator
 from marl_ray.training.evaluation.recent_episodes import RecentEpisodes, cost_stats
-from marl_ray.training.evaluation.schedule import first_wait_steps, next_wait_steps
 from marl_ray.training.evaluation.whole_episodes import gather_episodes
 from marl_ray.training.loop.callbacks import SILENT_CALLBACKS, Metrics, RunCallbacks
 from marl_ray.training.loop.collection import build_collector, group_metrics
 from marl_ray.training.loop.families.family import run_family
 from marl_ray.training.loop.not_finite import where_not_finite
 from marl_ray.training.loop.phase_clock import PhaseClock
+from marl_ray.training.loop.run_evaluation import RunEvaluation, is_better, read_run_benchmarks
 from marl_ray.training.loop.start import START_ANEW, RunStart, load_start
 from marl_ray.training.run_folder.record import identity_hash
 from marl_ray.training.team.assembly import build_team, bundle_writer
@@ -34,21 +34,7 @@ from marl_ray.training.team.joint_update import update_team
 from marl_ray.training.team.team import Team
 
 if TYPE_CHECKING:  # the import takes seconds, and actor-critics do not need it
-    from marl_ray.policies.language.token_policy import TokenPolicy
-    from marl_ray.training.evaluation.benchmarks import RunBenchmark
     from marl_ray.training.team.team import EngineOf
-
-UNKNOWN_SCORE = -1e12
-"""Score of weights that were not evaluated; it is below the score of all that were."""
-
-
-def is_better(score: float, best: float) -> bool:
-    """Return True if weights of this score take the place of the best so far.
-
-    Of equal scores the earlier weights stay: nothing shows that later ones are better, and a policy may have collapsed
-    since. Where nothing is scored, the newest weights count.
-    """
-    return score > best or score == best == UNKNOWN_SCORE
 
 
 class Run:
@@ -82,7 +68,7 @@ class Run:
             holds=holds_of(config, self.env, self.team.agents),
             play=play_of(config),
         )
-        """The state in the last checkpoint, but `tokens`, `seconds` and `evaluate_at` are those of now."""
+        """The state in the last checkpoint, but `tokens` and `seconds` are those of now."""
         callbacks.begin(self.state.iteration if start.continues else None)
         data = run_on_all_workers(lambda: self.family.read_data(config, self.team))
         self.collector = run_on_all_workers(
@@ -90,13 +76,14 @@ class Run:
         )
         if config.train.overlap:
             self.collector = OverlappedCollector(cast(Collector, self.collector), self._plays_last, snapshot)
-        self.evaluator = Evaluator(
-            config, self.family.starts_player(config, self.env, self.team.agents, self.collector)
-        )
+        starts = self.family.starts_player(config, self.env, self.team.agents, self.collector)
         self.recent = RecentEpisodes(config, self.state.recent)
-        self.benchmarks = run_on_all_workers(self._read_benchmarks)
-        measures = {"evaluation": config.has_evaluations, "benchmarks": bool(self.benchmarks)}
+        benchmarks = run_on_all_workers(lambda: read_run_benchmarks(config, self.team, self.state))
+        measures = {"evaluation": config.has_evaluations, "benchmarks": bool(benchmarks)}
         self.clock = PhaseClock("rollout", "update", *(name for name, happens in measures.items() if happens))
+        self.evaluation = RunEvaluation(
+            config, self.team.players, Evaluator(config, starts), benchmarks, self.recent, self.clock, self.state
+        )
         self.iteration, self.steps, self.costs = self.state.iteration, self.state.steps, dict(self.state.costs)
         self.metrics: Metrics = self.state.metrics
         """The metrics of the last iteration."""
@@ -104,10 +91,6 @@ class Run:
         """True if the run imitates before it evaluates or plays; see `imitate`."""
         self.fresh = not start.continues
         """True until the run has played its first step."""
-        self.evaluated: float | None = None
-        """Score of the current weights, if they were evaluated and are not saved yet."""
-        self.measured = False
-        """True if a benchmark of the current weights was measured that is in no checkpoint yet."""
         self.transcripts: list[JsonObject] = []
         """A few episodes of the last iteration as text, from all workers; empty for actor-critics."""
 
@@ -152,14 +135,9 @@ class Run:
         return bool(self.steps + self.config.batch_steps >= self.config.train.total_steps)
 
     @property
-    def is_best(self) -> bool:
-        """True if the current weights were evaluated, are not saved yet, and score more than all saved ones."""
-        return self.evaluated is not None and is_better(self.evaluated, self.state.best_score)
-
-    @property
     def save_due(self) -> bool:
-        """True if the current weights must be saved. A run that continues from a checkpoint measures no benchmark again."""
-        return self.done or self.iteration % self.config.checkpoint.every == 0 or self.is_best or self.measured
+        """True if the current weights must be saved."""
+        return self.done or self.iteration % self.config.checkpoint.every == 0 or self.evaluation.save_due
 
     def imitate(self, callbacks: RunCallbacks = SILENT_CALLBACKS) -> None:
         """Imitate the data of the config's `warm_start` if the run begins with new weights. It may take hours."""
@@ -173,11 +151,7 @@ class Run:
         Returns the metrics.
         """
         self.fresh = False
-        metrics: Metrics = {}
-        if self.config.has_evaluations:
-            metrics, cost = self.evaluate()
-            self.state.evaluate_at = self.steps + first_wait_steps(self.config.train.total_steps - self.steps, cost)
-        metrics |= self.measure(False)
+        metrics = self.evaluation.begin(self.steps, self.state)
         if metrics:
             self.metrics = {"iteration": self.iteration, "steps": self.steps} | metrics
             self.clock.read(0)
@@ -189,7 +163,7 @@ class Run:
         The weights are evaluated and benchmarks are measured when that is due, at the run's end, and at
         `until` environment steps.
         """
-        before, self.evaluated = self.steps, None
+        before = self.steps
         with self.clock.phase("rollout"):
             batch = self.collector.collect(self.team.players(), self.iteration)
         ended, running, played = gather_episodes(self.config, batch, self.collector)
@@ -210,10 +184,9 @@ class Run:
         self._say_why_torch(self.team)
         self.iteration += 1
         ends = self.done or (until is not None and self.steps >= until)
-        evaluated = self._evaluate_if_due(ends) if self.config.has_evaluations else {}
         self.state.tokens += responses.get("tokens", 0.0)
         self.state.seconds += self.clock.phases["rollout"] + self.clock.phases["update"]
-        evaluated |= self.measure(ends)
+        evaluated = self.evaluation.step(self.iteration, self.steps, ends, self.state)
         progress = {"iteration": self.iteration, "steps": self.steps}
         speed = self.clock.read(played)
         if responses:
@@ -224,78 +197,15 @@ class Run:
         self.metrics = progress | losses | self.recent.metrics() | groups | responses | evaluated | speed
         return self.metrics
 
-    def _evaluate_if_due(self, ends: bool) -> Metrics:
-        """Evaluate the current weights if that is due or the run `ends`, and return the metrics."""
-        every = self.config.evaluation.every
-        due = self.steps >= self.state.evaluate_at if every is None else self.iteration % every == 0
-        if not due and not ends:
-            return {}
-        metrics, cost = self.evaluate()
-        if due:  # an evaluation for another reason does not move the next one that is due
-            self.state.evaluate_at = self.steps + next_wait_steps(self.config.train.total_steps, cost)
-        return metrics
-
-    def evaluate(self) -> tuple[Metrics, int]:
-        """Evaluate the current weights and return metrics and the steps that were played for them. Every worker takes part.
-
-        If the score is the best so far, the weights are measured again on other episodes, for the metrics `best/...`.
-        An evaluation changes nothing that training reads.
-        """
-        players = self.team.players()
-        with self.clock.phase("evaluation"):
-            scored = self.evaluator.evaluate(players, StartSet.SELECTION, self.steps)
-            self.evaluated = max(scored.score, UNKNOWN_SCORE)
-            metrics, steps = {f"eval/{key}": value for key, value in scored.metrics.items()}, scored.steps
-            if self.is_best:
-                confirmed = self.evaluator.evaluate(players, StartSet.CONFIRMATION, self.steps)
-                metrics |= {f"best/{key}": value for key, value in confirmed.metrics.items()} | {
-                    "best/steps": self.steps
-                }
-                steps += confirmed.steps
-        return metrics, steps
-
-    def measure(self, ends: bool) -> Metrics:
-        """Measure the benchmarks that are due, or all where the run `ends`.
-
-        Returns their metrics, and what training has taken so far. Every worker takes part; nothing that
-        training reads changes.
-        """
-        due = [benchmark for benchmark in self.benchmarks if ends or benchmark.due(self.iteration)]
-        if not due:
-            return {}
-        from marl_ray.training.evaluation.benchmarks import measure, spent_so_far
-
-        with self.clock.phase("benchmarks"):
-            metrics = measure(due, self.config.name, self.iteration)
-        self.measured = True
-        return metrics | spent_so_far(self.config, self.state.tokens, self.state.seconds)
-
-    def _read_benchmarks(self) -> "list[RunBenchmark]":
-        if not self.config.evaluation.benchmarks:
-            return []
-        from marl_ray.training.evaluation.benchmarks import check_unchanged, read_benchmarks
-
-        models = cast("Mapping[str, TokenPolicy]", self.team.models)
-        benchmarks = read_benchmarks(self.config, self.team.agents, models, self.team.engines)
-        check_unchanged(benchmarks, self.state.benchmarks)
-        return benchmarks
-
-    def score(self) -> float:
-        """Return the number that chooses the best checkpoint.
-
-        It is the score of the evaluation of these weights or, without evaluations, of the recent episodes.
-        """
-        score = self.evaluated if self.config.has_evaluations else self.recent.score()
-        return UNKNOWN_SCORE if score is None else max(score, UNKNOWN_SCORE)
-
     def save(self, place: StoredFolder | None, published: Callable[[], None] = lambda: None) -> None:
         """Begin to write a checkpoint to `place`, with a bundle if the score is the best so far.
 
         Rank 0 calls `published` when it is complete. Without a place nothing is written. Raises as
         `CheckpointSaver.wait` does.
         """
-        score = self.score()
-        best = is_better(score, self.state.best_score)
+        score = self.evaluation.score()
+        best = is_better(score, self.evaluation.best_score)
+        self.evaluation.best_score = max(score, self.evaluation.best_score)
         self.state = replace(
             self.state,
             iteration=self.iteration,
@@ -303,7 +213,8 @@ class Run:
             costs=self.costs,
             recent=self.recent.state(),
             metrics=self.metrics,
-            best_score=max(score, self.state.best_score),
+            best_score=self.evaluation.best_score,
+            evaluate_at=self.evaluation.evaluate_at,
         )
         if place is not None:
             self.saver.wait()
@@ -315,7 +226,7 @@ class Run:
             learners = {name: learner.plain() for name, learner in self.team.learners.items()}
             contents = CheckpointContents(replace(self.state), learners, self.collector.snapshot(), score, bundle)
             self.saver.save(place, contents, published)
-        self.evaluated, self.measured = None, False
+        self.evaluation.note_saved()
 
     def close(self) -> None:
         """Wait for the checkpoint that is being written, and close all parts. Raises what one of them raised."""
@@ -335,6 +246,6 @@ class Run:
             self._close_own(parts)
 
     def _close_own(self, parts: contextlib.ExitStack) -> None:
-        for part in (self.env, self.evaluator, self.collector, self.saver):
+        for part in (self.env, self.evaluation, self.collector, self.saver):
             parts.callback(part.close)
         self.saver.wait()

@@ -57,9 +57,9 @@ def _train(run: Run, start: RunStart, callbacks: RunCallbacks, keeping: Checkpoi
     """Run all iterations that are left, and what comes before the first."""
     if run.fresh:
         _begin(run, start, callbacks, keeping)
-    elif run.done and run.state.best_score == -math.inf:  # all bundles are lost
+    elif run.done and run.evaluation.best_score == -math.inf:  # all bundles are lost
         if run.config.has_evaluations:
-            run.evaluate()
+            run.evaluation.evaluate(run.steps)
         _save(run, keeping)
     if not run.done:
         callbacks.phase(f"training from step {run.steps:,} to {run.config.train.total_steps:,}")
@@ -76,7 +76,7 @@ def _train(run: Run, start: RunStart, callbacks: RunCallbacks, keeping: Checkpoi
 def _begin(run: Run, start: RunStart, callbacks: RunCallbacks, keeping: CheckpointKeeping | None) -> None:
     """Imitate if the run is to, evaluate the weights that training starts from, and keep them where the run needs them."""
     run.imitate(callbacks)
-    if run.config.has_evaluations or run.benchmarks:
+    if run.config.has_evaluations or run.evaluation.benchmarks:
         callbacks.phase("evaluating before training")
     metrics = run.begin()
     if run.rank == 0 and metrics:

@@ -27,7 +27,8 @@ from marl_ray.training.checkpoints.loading import NONE_READABLE, UnreadableCheck
 from marl_ray.training.checkpoints.storage import local_stored_folder
 from marl_ray.training.errors import DivergedError
 from marl_ray.training.loop.callbacks import Metrics
-from marl_ray.training.loop.run import UNKNOWN_SCORE, Run
+from marl_ray.training.loop.run import Run
+from marl_ray.training.loop.run_evaluation import UNKNOWN_SCORE
 from marl_ray.training.loop.start import RunStart
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.running.trial_files import is_takeover
@@ -112,9 +113,7 @@ class TrialSeeds:
     def save_due(self) -> bool:
         """True if a checkpoint of the seeds is due."""
         return (
-            self.done
-            or self.iteration % self.every == 0
-            or any(run.is_best or run.measured for run in self.runs.values())
+            self.done or self.iteration % self.every == 0 or any(run.evaluation.save_due for run in self.runs.values())
         )
 
     def begin(self) -> Metrics:
@@ -150,7 +149,7 @@ class TrialSeeds:
             row = action()
         except DivergedError as error:
             raise DivergedError(f"seed {seed}: {error}") from error
-        score = run.score()
+        score = run.evaluation.score()
         row |= {"score": score} if row and score > UNKNOWN_SCORE else {}
         self.reported |= set(row)
         return row

@@ -21,6 +21,7 @@ from marl_ray.training.single_process import process_group
 VERSION = "counts the refreshes of this process's copy, and only numbers of one process are compared"
 DERIVED = {
     "run.clock": "measures the time since the last row",
+    "run.evaluation.clock": "is run.clock",
     "run.saver": "writes the checkpoints",
     "run.transcripts": "shows the last batch to people",
 }
@@ -28,7 +29,7 @@ DERIVED = {
 why a run that died continues as if it had not."""
 OF_PLAY = {
     "run.collector.starts": "is computed from the iteration at the start of each batch",
-    "run.evaluator.starts.evaluation_copies": "is made by the first evaluation, and every evaluation begins with resets",
+    "run.evaluation.evaluator.starts.evaluation_copies": "is made by the first evaluation, and each begins with resets",
 }
 OF_COMPILED = {
     f"run.team.learners[{name}]._compared": "says that this process has compared a compiled gradient, as each does"
@@ -36,7 +37,7 @@ OF_COMPILED = {
 }
 OF_DECAY = {"run.team.learners[shared].trust_region": "is set from the run's steps before each update"}
 OF_TEXTS = {
-    "run.evaluator.starts.collector": "is run.collector, which is compared",
+    "run.evaluation.evaluator.starts.collector": "is run.collector, which is compared",
     "run.collector.copies": "begins each batch with resets",
     "run.collector.groups": "holds the copies",
     "run.collector.group_sums": "is that of the last batch, and is in its metrics",

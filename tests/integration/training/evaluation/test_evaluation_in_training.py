@@ -25,7 +25,8 @@ from marl_ray.training.checkpoints.storage import local_stored_folder
 from marl_ray.training.evaluation.copies_player import CopiesPlayer
 from marl_ray.training.evaluation.fixed_starts import Evaluator, StartSet
 from marl_ray.training.evaluation.play_bundle import play_bundle
-from marl_ray.training.loop.run import UNKNOWN_SCORE, Run, is_better
+from marl_ray.training.loop.run import Run
+from marl_ray.training.loop.run_evaluation import UNKNOWN_SCORE, is_better
 from marl_ray.training.loop.start import RunStart
 from marl_ray.training.single_process import train_alone
 from marl_ray.training.tracking.progress_bar import iteration_line

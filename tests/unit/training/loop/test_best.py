@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl_ray.training.loop.run import UNKNOWN_SCORE, is_better
+from marl_ray.training.loop.run_evaluation import UNKNOWN_SCORE, is_better
 
 SCORES = st.lists(st.integers(-3, 3).map(float) | st.just(UNKNOWN_SCORE), min_size=1)
 
