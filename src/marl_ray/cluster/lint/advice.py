@@ -1,11 +1,11 @@
 """Advice about what KubeRay takes and what runs badly: work on the head, short drains, moving images, open secrets."""
 
-import re
 from collections.abc import Iterator, Mapping
 
 from marl_ray.cluster.lint import job_rules
 from marl_ray.cluster.lint.parts import ManifestFault, containers, environment, groups, head_is_idle, number
 from marl_ray.config.cluster import DRAIN_VARIABLE
+from marl_ray.config.serving.plain_secrets import has_password, names_secret
 from marl_ray.json_types import JsonMapping
 
 DRAIN_S = 30.0
@@ -18,11 +18,6 @@ FEATURE_GATES = {
     "tlsOptions": "RayClusterMTLS",
 }
 """Keys of a Ray cluster that KubeRay's operator (v1.7.0) refuses unless it has a feature gate -> the gate."""
-
-_SECRET_NAME = re.compile(
-    r"(PASSWORD|PASSWD|SECRET(_ACCESS)?|TOKEN|API_?KEY|PRIVATE_?KEY|CREDENTIALS?)(_KEY)?$", re.IGNORECASE
-)
-_PASSWORD_IN_URL = re.compile(r"://[^/@\s]*:[^/@\s$]+@|[?&]password=[^$]", re.IGNORECASE)
 
 
 def advice(document: JsonMapping, cluster: JsonMapping, where: str) -> Iterator[ManifestFault]:
@@ -75,9 +70,9 @@ def _secrets(part: object, where: str) -> Iterator[ManifestFault]:
         name, value = part.get("name"), part.get("value")
         # `$(NAME)` is another variable, which Kubernetes fills in.
         if isinstance(name, str) and isinstance(value, str) and value and "$(" not in value:
-            if _SECRET_NAME.search(name):
+            if names_secret(name):
                 yield f"{where}value", f"expected valueFrom.secretKeyRef for {name}, not a secret in plain sight"
-            elif _PASSWORD_IN_URL.search(value):
+            elif has_password(value):
                 yield f"{where}value", f"expected no password in the URL of {name}; take it from a Secret"
         if isinstance(part.get("redisPassword"), Mapping) and part["redisPassword"].get("value"):
             yield f"{where}redisPassword.value", "expected valueFrom.secretKeyRef, not a password in plain sight"

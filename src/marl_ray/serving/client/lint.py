@@ -3,7 +3,6 @@
 import copy
 import difflib
 import json
-import re
 import types
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from marl_ray.config import GatewayConfig, read_yaml
 from marl_ray.config.base import meant, message_of
 from marl_ray.config.load import other_kind_hint
 from marl_ray.config.serving.arms import max_replicas
+from marl_ray.config.serving.plain_secrets import has_password, names_secret
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.json_types import JsonMapping, JsonObject
 
@@ -27,10 +27,6 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ConfigFault = tuple[str, str]
 """Path of a key, and what was expected there."""
 
-_SECRET_NAME = re.compile(
-    r"(PASSWORD|PASSWD|SECRET(_ACCESS)?|TOKEN|API_?KEY|PRIVATE_?KEY|CREDENTIALS?)(_KEY)?$", re.IGNORECASE
-)
-_PASSWORD_IN_URL = re.compile(r"://[^/@\s]*:[^/@\s]+@|[?&]password=", re.IGNORECASE)
 _IMPORTING_KEYS = ("policy", "request_router_class")
 """Keys of Serve's models that import what they name as soon as they are validated."""
 
@@ -132,7 +128,7 @@ def _gateway(application: JsonObject, where: str, host: Any, pods: int | None) -
     urls |= {"cache.url": config.cache.url} if config.cache else {}
     urls |= {"webhook.url": config.webhook.url} if config.webhook else {}
     for key, url in urls.items():
-        if url and _PASSWORD_IN_URL.search(url):
+        if url and has_password(url):
             yield f"{where}args.{key}", "expected no password here; the environment has it (such as PGPASSWORD)"
 
 
@@ -185,7 +181,7 @@ def _runtime_env(value: JsonObject, where: str) -> Iterator[ConfigFault]:
         yield from _unknown(value["config"], RuntimeEnvConfig.known_fields, f"{where}config.")
     variables = value.get("env_vars")
     for name, text in variables.items() if isinstance(variables, dict) else ():
-        if text and (_SECRET_NAME.search(name) or _PASSWORD_IN_URL.search(str(text))):
+        if text and (names_secret(name) or has_password(str(text))):
             message = "expected no secret here, where the dashboard shows it; set it on the cluster's machines"
             yield f"{where}env_vars.{name}", message
 

@@ -193,6 +193,8 @@ def pods(service: dict[str, Any]) -> list[dict[str, Any]]:
             "expected valueFrom.secretKeyRef for AWS_SECRET_ACCESS_KEY",
         ),
         (variable(HEAD_POD, "DB", "postgresql://u:pw@db/x"), "value: expected no password in the URL of DB"),
+        (variable(HEAD_POD, "DB", "postgresql://u:hunter2$@db/x"), "value: expected no password in the URL of DB"),
+        (variable(HEAD_POD, "DB", "postgresql://db/x?password=$hunter2"), "expected no password in the URL of DB"),
         (variable(HEAD_POD, "DB", "postgresql://u:$(PGPASSWORD)@db/x"), None),
         (variable(HEAD_POD, "AWS_WEB_IDENTITY_TOKEN_FILE", "/var/token"), None),
         (

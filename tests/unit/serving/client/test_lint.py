@@ -144,6 +144,7 @@ def test_an_unknown_key_is_found_at_every_depth(where):
         (f"{ARGS}.experiments.0.arms.a", {}, f"{ARGS}.experiments.0.arms.a: expected either bundle or url"),
         (f"{ARGS}.experiments.0.layer_share", [0.5, 0.6], f"{ARGS}.experiments.0: layer_share: needs a layer"),
         (f"{ARGS}.database", "postgresql://u:pw@db/x", f"{ARGS}.database: expected no password here"),
+        (f"{ARGS}.database", "postgresql://u:$(PGPASSWORD)@db/x", f"{ARGS}.database: expected no password here"),
         (f"{ARGS}.cache", {"url": "redis://:pw@c:6379/0"}, f"{ARGS}.cache.url: expected no password here"),
         (
             f"{APP}.runtime_env.env_vars.PGPASSWORD",
