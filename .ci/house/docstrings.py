@@ -12,8 +12,8 @@ from sources import Finding, SourceFile
 
 FRAGMENT = re.compile(r"(What|Of|How|Whether|If|Where|When|Which|Who|Whose|Why|As|And|But|\.\.\.)\b")
 """First words of a docstring that is a fragment and no sentence, or that hides its subject."""
-EXPLAINED = ("marl_ray.algorithms.", "marl_ray.training.", "marl_ray.sandbox.")
-"""Packages whose numbers are explained: results depend on them, what survives a failure, and what confines a program."""
+EXPLAINED = ("marl_ray.algorithms.", "marl_ray.training.", "marl_ray.sandbox.", "marl_ray.serving.")
+"""Packages whose numbers are explained: results, recovery, the bounds of a program, and users' waits depend on them."""
 NO_VERB = re.compile(
     r"[^A-Z]|(All|Any|Both|Each|Every|One|None|In|At|Within|For|From|With|Without)\b|[A-Z][\w-]*('s|[^\Ws]s|Error)\b"
 )

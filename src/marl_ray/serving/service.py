@@ -40,6 +40,7 @@ from marl_ray.serving.shared_reads import SharedReads
 T = TypeVar("T")
 
 STORE_THREADS = 4
+"""Number of threads, and so of requests that wait for the database at once."""
 CIRCUIT_VALUES = {CircuitState.CLOSED: 0.0, CircuitState.HALF_OPEN: 0.5, CircuitState.OPEN: 1.0}
 """Value of the circuit metric for each state."""
 

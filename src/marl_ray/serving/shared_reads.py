@@ -17,6 +17,7 @@ from marl_ray.serving.http.protocol import RequestError
 T = TypeVar("T")
 
 THREADS = 2
+"""Number of threads, and so of reads that run at once."""
 REST_FACTOR = 10.0
 """A reading pauses for this many times the time that it took."""
 MAX_REST_S = 1.0
@@ -24,6 +25,7 @@ MAX_REST_S = 1.0
 MAX_WAITING = 64
 """Different reads that may wait for a thread; more are refused with 503."""
 RETRY_AFTER_S = 1.0
+"""Seconds after which a refused client may ask again."""
 
 
 class SharedReads:

@@ -51,7 +51,7 @@ class WorkerPayload:
     origin: str | None
     """URI of the checkpoint of another run that the run begins from."""
     lease: int
-    """Number of the owner of the run's name that the driver is."""
+    """Number of this driver's lease file in `owner/` of the run's folder."""
 
 
 @dataclass(frozen=True)

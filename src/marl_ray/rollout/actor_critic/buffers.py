@@ -49,6 +49,7 @@ class Buffer:
         self.allowed: np.ndarray | None = None
         self.rewards, self.costs = np.zeros(shape, np.float32), np.zeros((*shape, signals), np.float32)
         self.acted, self.mask, self.terminated, self.truncated = (np.zeros(shape, bool) for _ in range(4))
+        """(T, copies, agents) bool: who was alive, who had a choice, and whose episode ended or was cut."""
 
     def clear(self, copies: np.ndarray) -> None:
         """Forget the steps of these copies (bool mask or indices)."""

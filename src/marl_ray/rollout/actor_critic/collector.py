@@ -76,14 +76,16 @@ class Collector:
         self.envs = envs
         self.plan, self.seed, self.numbers, self.signals = plan, seed, copies, signals
         order = list(env.possible_agents)
+        # policy -> the numbers of its agents among the environment's
         self.columns = {name: [order.index(agent) for agent in members] for name, members in agents.items()}
         spaces = [env.action_space(members[0]) for members in agents.values()]
-        self.dtypes = [np.dtype(space.dtype) for space in spaces]
+        self.dtypes = [np.dtype(space.dtype) for space in spaces]  # of an action, by policy, as `shapes`
         self.shapes = [space.shape or () for space in spaces]
         count = len(copies)
-        self.episode = np.zeros(count, np.int64)
-        self.returns, self.costs, self.lengths = np.zeros(count), np.zeros((count, signals)), np.zeros(count, np.int64)
-        self.decisions, self.starts = np.zeros((count, len(agents)), np.int64), np.zeros(count, np.int64)
+        self.episode, self.lengths, self.starts = (np.zeros(count, np.int64) for _ in range(3))
+        """(copies,) number of each copy's running episode, its steps so far, and the step of the run at which it began."""
+        self.returns, self.costs = np.zeros(count), np.zeros((count, signals))  # (copies,), (copies, signals), so far
+        self.decisions = np.zeros((count, len(agents)), np.int64)  # (copies, policies): choices so far, of all agents
         self.group_sums: dict[str, GroupSums] = {}
         """Policy -> how its scores differed among the members of the last batch's groups."""
         self.history: list[list[np.ndarray]] = []

@@ -19,9 +19,13 @@ class WorldArrays(NamedTuple):
     """The copies of an `ArrayBatch` and what is counted of their episodes; `Collector` has the same names."""
 
     states: np.ndarray
+    """(copies, S) float64: what the environment keeps of each copy."""
     alive: np.ndarray
+    """(copies, agents) bool."""
     observed: np.ndarray
+    """(copies, agents) bool: the agents that get an observation."""
     moves: np.ndarray
+    """(copies, agents) int64: the environment's numbers of the actions."""
     masks: np.ndarray
     """(copies, agents, actions) bool; (0, 0, 0) where all actions are always possible."""
     counts: np.ndarray
@@ -31,10 +35,13 @@ class WorldArrays(NamedTuple):
     playing: np.ndarray
     """(copies,) bool: the copies that took part in the last step."""
     returns: np.ndarray
+    """(copies,) float64, as the next three of the running episode of each copy."""
     costs: np.ndarray
-    """(T, copies, agents, signals) float32: the team's costs, for each agent."""
+    """(copies, signals) float64."""
     lengths: np.ndarray
+    """(copies,) int64."""
     decisions: np.ndarray
+    """(copies, policies) int64."""
 
 
 class PolicyArrays(NamedTuple):
@@ -73,6 +80,7 @@ class PolicyArrays(NamedTuple):
     rewards: np.ndarray
     """(T, copies, agents) float32."""
     costs: np.ndarray
+    """(T, copies, agents, signals) float32: the team's costs, for each agent."""
     terminated: np.ndarray
     """(T, copies, agents) bool."""
     truncated: np.ndarray

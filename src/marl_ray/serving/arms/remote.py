@@ -33,7 +33,9 @@ from marl_ray.serving.scaling import ARM_ONGOING, TEXT_SHARE, scaling
 START_S = 300.0
 """Seconds that an arm's deployment may take to start."""
 MAX_ONGOING_REQUESTS = 2_000
+"""Maximum number of requests that a replica answers at once; callers queue more."""
 _POLL_S = 0.25
+"""Seconds between looks at an arm's deployment that starts."""
 
 ActRequest: TypeAlias = tuple[ArraysByAgent, bool, ArraysByAgent]
 """Observations, whether to take the most likely actions, and masks."""

@@ -15,7 +15,9 @@ KEY_VARIABLE = "MARL_RAY_API_KEY"
 GATEWAY_VARIABLE = "MARL_RAY_GATEWAY"
 """Environment variable with the gateway's address."""
 REQUEST_S = 30.0
+"""Seconds that one request to the gateway may take."""
 WATCH_S = 2.0
+"""Seconds between requests of a watched experiment."""
 
 
 def ask(url: str, path: str, body: JsonObject | None = None) -> JsonObject:

@@ -28,6 +28,7 @@ from marl_ray.serving.rollout_decisions.questions import (
 from marl_ray.serving.rollout_decisions.rollout_control import config_of
 
 DAY_S = 86_400.0
+"""Seconds of the last day, in which the sessions per day are counted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 REQUEST_S = 60.0
 """Seconds that one request to the dashboard may take; the first one starts Serve's controller."""
 _POLL_S = 0.25
+"""Seconds between looks at an application that starts."""
 
 
 @dataclass(frozen=True)

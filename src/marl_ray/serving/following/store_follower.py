@@ -20,7 +20,9 @@ from marl_ray.serving.routing.unit_reports import UnitReports
 POLL_S = 0.25
 """Seconds between polls; every replica sees a change of weights or state within this time and one short query."""
 DECIDE_S = 1.0
+"""Seconds between decisions on rollouts; each replica begins at a random part of it, so that they differ."""
 CLOSE_S = 5.0
+"""Seconds that closing waits for each thread."""
 
 _log = logging.getLogger(__name__)
 

@@ -24,6 +24,7 @@ from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service
 
 REASON_LENGTH = 1_000
+"""Number of characters that a reason may have."""
 CHANGE_FIELDS = frozenset({"reason", "arm", "epoch"})
 T = TypeVar("T")
 

@@ -9,6 +9,7 @@ from marl_ray.json_types import JsonMapping
 from marl_ray.serving.http.protocol import Request, RequestError
 
 SESSION_LENGTH = 256
+"""Number of characters that a session id may have."""
 
 
 def session_id(value: object, request: Request) -> str:

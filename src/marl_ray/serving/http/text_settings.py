@@ -9,10 +9,13 @@ SETTINGS = frozenset({"max_tokens", "temperature", "top_p", "stop", "seed"})
 GREEDY_BELOW = 0.01
 """Lower temperatures count as 0, because dividing logits by them would overflow."""
 MAX_TEMPERATURE = 2.0
+"""The limit of OpenAI's API."""
 MIN_TOP_P = 1e-6
+"""A smaller `top_p` counts as this one, which keeps the most likely token alone."""
 MAX_STOPS, MAX_STOP_LENGTH = 4, 200
 """Maximum number of stop strings of a request, and maximum number of characters of one."""
 MAX_TOKENS = 1_000_000
+"""Maximum of `max_tokens` and of `top_k`."""
 SEEDS = 1 << 63
 """Seeds are integers from -SEEDS to SEEDS - 1."""
 

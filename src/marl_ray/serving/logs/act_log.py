@@ -37,12 +37,15 @@ PREFIX, PARTIAL_SUFFIX, COMPLETE_SUFFIX = "decisions-", ".jsonl.partial", ".json
 CAPACITY = 10_000
 """Logged requests that may wait in memory; beyond that they are dropped and counted."""
 WRITE_INTERVAL_S = 0.25
+"""Seconds between writes of what waits in memory."""
 SEGMENT_BYTES = 16_000_000
 """Size of a segment as JSON; a complete (compressed) segment takes a fraction of it."""
 SEGMENT_S = 60.0
+"""Seconds after which a segment is completed even if it is small."""
 LIMIT_BYTES = 2_000_000_000
 """Bound of the segments that wait to be completed; beyond it requests are dropped and counted."""
 RETRY_S = 5.0
+"""Seconds of pause after a segment that could not be completed."""
 CLOSE_S = 20.0
 """Seconds that closing waits for the last segments to be completed."""
 

@@ -35,6 +35,7 @@ SCHEMA_VERSION = "1"
 COST = "cost"
 """The metric that becomes the constraint cost."""
 GROUP_ROWS = 5_000
+"""Count of rows at which a row group is written, however few numbers it has."""
 GROUP_NUMBERS = 1_000_000
 """Approximate count of numbers in a row group."""
 STEP_NUMBERS = 12

@@ -29,9 +29,11 @@ from marl_ray.experiments.store.unit_store import Exposure, UnitStore
 from marl_ray.serving.logs.spool import Spool
 
 FLUSH_INTERVAL_S = 0.1
+"""Seconds between writes to the database."""
 CAPACITY = 100_000
 """Exposures that may wait in memory; beyond that they are dropped, counted, and logged by the next request."""
 BATCH = 1_000
+"""Exposures that one write takes."""
 RETRY_S = 0.5
 """Pause after a failed write."""
 PATIENCE_S = 1.0

@@ -15,6 +15,7 @@ from ray import serve
 from ray.serve import metrics as ray_metrics
 
 PUSH_S = 2.0
+"""Seconds between updates of Ray's metrics."""
 _log = logging.getLogger(__name__)
 
 

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from marl_ray.errors import MarlRayError, one_line
 
 SEGMENT_BYTES = 8_000_000
+"""Size at which a new segment begins."""
 CHUNK_BYTES = 200_000
 """Bytes of a segment that are read at a time, about a thousand exposures; a longer line counts as damaged."""
 PREFIX, SUFFIX = "exposures-", ".jsonl"

@@ -13,6 +13,7 @@ LAST_TIME = 253_402_300_799
 MAX_POINTS = 240
 """Maximum number of points drawn per line; more would not be visible."""
 _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
+"""Seconds."""
 _TIME_STEPS = (
     *(1, 2, 5, 10, 15, 30),
     *(_MINUTE * k for k in (1, 2, 5, 10, 15, 30)),
@@ -20,6 +21,7 @@ _TIME_STEPS = (
     *(_DAY * k for k in (1, 2, 7, 14, 30, 91, 182, 365)),
 )
 _ZERO_BELOW = 1e-90
+"""Values below this have the axis of zeros, because their range could underflow."""
 _UNSCALED_PART = 1 / 3
 """Bands are very wide at first, so the scale fits the values after this part of the time."""
 

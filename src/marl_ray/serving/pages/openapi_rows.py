@@ -7,6 +7,7 @@ from marl_ray.json_types import JsonMapping, JsonObject
 
 Part = JsonMapping
 _MAX_CHARACTERS = 160
+"""Maximum number of characters of a list of values on the page; a longer one is shown as `text`."""
 
 
 def operations(document: Part) -> list[dict[str, object]]:

@@ -20,6 +20,7 @@ from marl_ray.experiments.statistics.missing_outcomes import nearer_end
 from marl_ray.experiments.statistics.sequential import OneSided, judge_harm, judge_promotion, relative_scale
 
 HARM, PROMOTION = -1, 1
+"""Sides of a test: -1 is that a treatment is worse than the control, 1 that it is fit to replace it."""
 ENDS: tuple[End, ...] = get_args(End)
 
 

@@ -28,9 +28,11 @@ SEND_S = 10.0
 CLAIM_S = 3 * SEND_S
 """Seconds for which other replicas leave an entry to the replica that sends it."""
 MAX_PAUSE_S = 300.0
+"""Maximum number of seconds between two attempts to send an entry."""
 DOUBLED_PAUSES = 9
 """Number of attempts, each after twice the pause of the one before, after which the pause is `MAX_PAUSE_S`."""
 CLOSE_S = 2.0
+"""Seconds that closing waits for the thread."""
 _log = logging.getLogger(__name__)
 
 

@@ -27,11 +27,11 @@ FINISHED_STATUS = "FINISHED"
 OPEN_S = 120.0
 """Seconds within which a sink of a run that begins must open; those of W&B are 90."""
 SAY_AFTER_S = 10.0
-"""Seconds after which the run says that it waits for that."""
+"""Seconds after which a line says that a sink has not opened yet."""
 END_S = 30.0
 """Seconds that a run waits at its end for all sinks together."""
 REGISTERED_S = 10.0
-"""Seconds of these that the other sinks wait for the name of the bundle in MLflow's registry."""
+"""Seconds, within END_S, that the other sinks wait for the name of the bundle in MLflow's registry."""
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from marl_ray.serving.arms.external.model import ExternalModel
 from marl_ray.serving.arms.protocol import Messages, NamedToken, RequestRejection, ResponseChunk, TextRequest
 
 BUSY_STATUSES = (429, 503)
+"""Statuses of a server that has no room now; the client may ask again."""
 LOST_STATUSES = (500, 502, 504)
 """Statuses that do not depend on the input."""
 SEED_MASK = (1 << 31) - 1

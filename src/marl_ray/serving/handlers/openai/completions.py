@@ -27,7 +27,9 @@ from marl_ray.serving.service import Service
 COMPLETION_NEUTRAL_VALUES: dict[str, Any] = NEUTRAL_VALUES | {"best_of": 1, "echo": False, "suffix": None}
 COMPLETION_FIELDS = COMMON_FIELDS | COMPLETION_NEUTRAL_VALUES.keys() | {"prompt", "logprobs"}
 MAX_LOGPROBS = 5
+"""The limit of OpenAI's API for text completions."""
 TOKEN_ID_LIMIT = 1 << 31
+"""Token ids are below this: they fit 32 bits."""
 
 
 async def text_completions(service: Service, request: Request) -> Response | Stream:

@@ -30,6 +30,7 @@ IGNORED_FIELDS = frozenset({
 NEUTRAL_VALUES: dict[str, object] = {"n": 1, "repetition_penalty": 1, "min_p": 0}
 """Fields that are accepted only with this value, which changes nothing."""
 MAX_BIAS, MAX_PENALTY = 100, 2
+"""The limits of OpenAI's API for a bias and for a penalty, and for their negatives."""
 MAX_TOP_LOGPROBS = 20
 """The largest number of most likely tokens to list beside each token."""
 _FIELDS = {"experiment": "model", "agent": "model", "session_id": "user"}

@@ -57,8 +57,11 @@ class Operation(NamedTuple):
 
 
 _ADMIN_STATUSES = (401, 403, 409, 429)
+"""Statuses of the errors that all operations of the scope `admin` share."""
 _CLIENT_STATUSES = (401, 403, 404, 413, 429)
+"""Statuses of the errors that requests of a session share."""
 _READER_STATUSES = (401, 403, 429, 503)
+"""Statuses of the errors that operations of the scope `read` share."""
 OPERATIONS: dict[str, Operation] = {
     "act": Operation(
         "Actions for the agents observed", ActAnswer, (*_CLIENT_STATUSES, 503), "ActRequest", "inference",

@@ -34,7 +34,7 @@ def prepare(
 ) -> tuple[PreparedBatch, UpdateState, dict[str, float]]:
     """Compute what is constant across the epochs of `minibatch_plan`.
 
-    Returns it, the state with moved normalisers and multipliers, and metrics.
+    Returns the prepared batch, the state in which normalisers and multipliers have moved, and the metrics of the batch.
 
     `factor` (copies, T) multiplies all advantages. Without `encode` the batch gets no inputs for torch's
     networks. Every worker takes part; after the passes over the batch there is one exchange. Raises DivergedError
