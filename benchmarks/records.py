@@ -11,10 +11,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 """The checkout."""
 RESULTS = ROOT / "benchmarks/results"
+PACKAGES = ("ray", "torch", "numpy", "gymnasium", "multigrid")
+"""Packages that training with actor-critics runs."""
 
 
-def machine() -> dict[str, Any]:
-    """Return the machine and the versions that are measured."""
+def machine(*packages: str) -> dict[str, Any]:
+    """Return the machine and the versions of the packages that are measured, without any those of `PACKAGES`."""
     cpu = platform.processor()
     if Path("/proc/cpuinfo").exists():
         names = [row for row in Path("/proc/cpuinfo").read_text().splitlines() if row.startswith("model name")]
@@ -23,7 +25,7 @@ def machine() -> dict[str, Any]:
         "cpu": cpu,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "python": platform.python_version(),
-        **{name: version(name) for name in ("ray", "torch", "numpy", "gymnasium", "multigrid")},
+        **{name: version(name) for name in packages or PACKAGES},
     }
 
 

@@ -7,12 +7,9 @@ Writes `benchmarks/results/experiments.{json,md,png}`.
 """
 
 import argparse
-import json
 import math
 import os
-import platform
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +34,7 @@ from benchmarks.experiments.streams import (
     gaussian,
     two_arms,
 )
-from benchmarks.records import RESULTS
+from benchmarks.records import RESULTS, machine, store
 from marl_ray.experiments.assignment.rendezvous import AssignmentTable
 from marl_ray.experiments.assignment.sample_ratio import sample_ratio
 from marl_ray.experiments.designs.fixed_size import samples_needed
@@ -237,17 +234,6 @@ def srm_errors(runs: int, seed: int) -> float:
     return alarms / runs
 
 
-def machine() -> dict[str, Any]:
-    return {
-        "cpus": os.cpu_count(),
-        "processor": platform.machine(),
-        "system": platform.system(),
-        "python": platform.python_version(),
-        "numpy": version("numpy"),
-        "scipy": version("scipy"),
-    }
-
-
 def rate(share: float, runs: int) -> str:
     """Return a share in per cent, with its exact 95 % interval (Clopper, Pearson 1934)."""
     hits = round(share * runs)
@@ -365,7 +351,7 @@ def main() -> None:
     if options.only:
         return
     result = {
-        "machine": machine(),
+        "machine": machine("numpy", "scipy"),
         "alpha": ALPHA,
         "min_outcomes": FIRST,
         "runs": runs,
@@ -377,15 +363,10 @@ def main() -> None:
         "srm": watch_assignment_tables(100 * runs) | {"runs": runs, "alarms": srm_errors(runs, 4_000)},
     }
     result["seconds"] = time.perf_counter() - started
-    text = table(result)
-    described = ", ".join(f"{key} {value}" for key, value in machine().items())
-    text += f"\nMachine: {described}. `benchmarks/experiments/error_rates.py` writes this file.\n"
-    print(text)
     if runs < 10_000:
+        print(table(result))
         return
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "experiments.json").write_text(json.dumps(result, indent=1) + "\n")
-    (RESULTS / "experiments.md").write_text(text)
+    store("experiments", result, table(result))
     plot(result, RESULTS / "experiments.png")
 
 

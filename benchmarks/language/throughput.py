@@ -13,7 +13,6 @@ environment of its own, made on the first run; the engines run in `.venv-vllm`, 
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -21,12 +20,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from benchmarks.language.tables import table
-from benchmarks.records import RESULTS, ROOT
+from benchmarks.records import RESULTS, ROOT, machine
 
 PEER = ROOT / "benchmarks/peers/trl_grpo.py"
 ENGINE = "benchmarks.language.engines"
@@ -307,7 +305,7 @@ def measure_training(options: argparse.Namespace) -> dict[str, Any]:
                 print(f"{preset}, round {number + 1}: tokens/s {speeds}", flush=True)
             models[preset] = {"settings": figures, "best": best, "rounds": rounds}
     steps = {"prompts": PROMPTS, "responses": GROUP, "tokens": TOKENS, "phases": PHASES}
-    about = machine() | {"trl": PACKAGES[0].partition("==")[2]}
+    about = machine("torch", "transformers") | {"trl": PACKAGES[0].partition("==")[2]}
     return {"machine": about, "threads": options.threads, "step": steps, "models": models}
 
 
@@ -331,7 +329,7 @@ def measure_engines(options: argparse.Namespace) -> dict[str, Any]:
                 {"preset": preset, "precision": precision, "engine": name, "rounds": rounds}
                 for name, rounds in by_engine.items()
             ]
-    about = machine() | versions
+    about = machine("torch", "transformers") | versions
     sizes = {"prompts": PROMPTS, "responses": GROUP, "tokens": TOKENS, "calls": options.steps}
     return {"machine": about, "threads": options.threads, "load": load, **sizes, "rows": rows}
 
@@ -354,18 +352,6 @@ def measure(options: argparse.Namespace) -> None:
         RESULTS.mkdir(exist_ok=True)
         path.write_text(json.dumps(result, indent=1) + "\n")
         path.with_suffix(".md").write_text(report)
-
-
-def machine() -> dict[str, Any]:
-    """Return the machine and the versions that were measured."""
-    rows = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [row.partition(":")[2].strip() for row in rows if row.startswith("model name")]
-    return {
-        "cpu": names[0] if names else platform.processor(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "transformers")},
-    }
 
 
 def main() -> None:

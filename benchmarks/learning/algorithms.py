@@ -7,19 +7,16 @@ reference of the tests (`tests/support/slow_references.py`), measured in the sam
 scaled by their number. Writes `benchmarks/results/algorithms.{json,md}`.
 """
 
-import json
 import os
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.records import RESULTS, ROOT
+from benchmarks.records import ROOT, machine, store
 from marl_ray.algorithms.advantages.gae import gae
 from marl_ray.algorithms.advantages.groups import (
     center_scores,
@@ -168,16 +165,6 @@ def milliseconds(function: Callable[[], object], runs: int) -> list[float]:
     return times
 
 
-def machine() -> dict[str, Any]:
-    """Return the machine and the versions that were measured."""
-    cpu = platform.processor()
-    if Path("/proc/cpuinfo").exists():
-        names = [row for row in Path("/proc/cpuinfo").read_text().splitlines() if row.startswith("model name")]
-        cpu = names[0].partition(":")[2].strip() if names else cpu
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"cpu": cpu, "cores": cores, "python": platform.python_version(), "torch": torch.__version__}
-
-
 def table(result: dict[str, Any]) -> str:
     """Return the result as Markdown."""
     lines = [
@@ -198,24 +185,20 @@ def table(result: dict[str, Any]) -> str:
     medians = {name: statistics.median(row["two_threads"]) for name, row in result["milliseconds"].items()}
     slow = [name for name, median in medians.items() if median >= TARGET_MS]
     verdict = f"Not below {TARGET_MS} ms: {'; '.join(slow)}." if slow else f"All are below {TARGET_MS} ms."
-    described = ", ".join(f"{key} {value}" for key, value in result["machine"].items())
     lines += ["", f"{verdict} Two threads, median. Load before: {result['load_before']:.1f}.", ""]
-    return "\n".join([*lines, f"Machine: {described}. `benchmarks/learning/algorithms.py` writes this file.", ""])
+    return "\n".join(lines)
 
 
 def main() -> None:
     """Measure, print and store."""
-    result: dict[str, Any] = {"machine": machine(), "load_before": os.getloadavg()[0], "milliseconds": {}}
+    result: dict[str, Any] = {"machine": machine("torch"), "load_before": os.getloadavg()[0], "milliseconds": {}}
     for name, formula, loop in cases():
         row = {"loop_scaled": [BATCH / LOOP_ROWS * t for t in milliseconds(loop, LOOP_RUNS)] if loop else []}
         for threads, label in ((2, "two_threads"), (1, "one_thread")):
             torch.set_num_threads(threads)
             row[label] = milliseconds(formula, RUNS)
         result["milliseconds"][name] = row
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "algorithms.json").write_text(json.dumps(result, indent=1) + "\n")
-    (RESULTS / "algorithms.md").write_text(table(result))
-    print(table(result))
+    store("algorithms", result, table(result))
 
 
 if __name__ == "__main__":

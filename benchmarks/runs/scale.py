@@ -12,15 +12,13 @@ import contextlib
 import io
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.records import RESULTS
+from benchmarks.records import RESULTS, machine
 
 TRIALS, TPE_TRIALS = (100, 400, 1600), (100, 400)
 SWEEPS = {"asha": TRIALS, "fifo": TRIALS, "fifo-tpe": TPE_TRIALS}
@@ -73,10 +71,10 @@ def measure_in_new_process(part: str, quick: bool) -> dict[str, Any]:
 
 
 def tables(result: dict[str, Any]) -> str:
-    machine = result["machine"]
+    about = result["machine"]
     lines = [
-        f"{machine['processor']}, {machine['cpus']} CPUs, load before {machine['load_before']:.1f}; "
-        f"Python {machine['python']}, Ray {machine['ray']}, torch {machine['torch']}.",
+        f"{about['cpu']}, {about['cores']} cores, load before {about['load_before']:.1f}; "
+        f"Python {about['python']}, Ray {about['ray']}, torch {about['torch']}.",
         "",
         "## Trials of one sweep, three seeds each",
         "",
@@ -163,14 +161,7 @@ def main() -> None:
         return
     file = RESULTS / "scale.json"
     result: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    result["machine"] = {
-        "processor": platform.machine(),
-        "cpus": os.cpu_count(),
-        "load_before": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "ray": version("ray"),
-        "torch": version("torch"),
-    }
+    result["machine"] = machine("ray", "torch") | {"load_before": os.getloadavg()[0]}
     for part in options.parts:
         result[part] = measure_in_new_process(part, options.quick)
     text = tables(result)

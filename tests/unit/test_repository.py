@@ -1,8 +1,10 @@
 """The repository's own pages and settings name what exists: links, paths, commands, checks."""
 
 import datetime
+import os
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -96,6 +98,22 @@ def test_commits_are_checked_as_make_check_does():
     assert all("pre-push" in hook.get("stages", ["pre-push"]) for hook in hooks)
     for hook in (ROOT / ".githooks").iterdir():
         assert hook.stat().st_mode & 0o100
+
+
+@pytest.mark.parametrize(("name", "status"), [("join", 0), ("joined", 1)])
+def test_a_push_is_refused_if_a_test_imports_what_is_not_there(name, status, tmp_path):
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    for program, line in (("pre-commit", "exit 0"), ("python", f'exec {sys.executable} "$@"')):
+        (tmp_path / ".venv/bin" / program).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / ".venv/bin" / program).chmod(0o700)
+    for folder in ("unit", "integration"):
+        (tmp_path / "tests" / folder).mkdir(parents=True)
+    (tmp_path / "tests/unit/test_own.py").write_text(f"from shlex import {name}\n\ndef test_own(): {name}([])\n")
+    alone = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # twice as fast
+    done = subprocess.run(
+        [ROOT / ".githooks/pre-push"], cwd=tmp_path, env=alone, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, f"cannot import name '{name}'" in done.stderr) == (status, bool(status)), done.stderr
 
 
 def test_the_workflow_runs_what_ci_runs():
