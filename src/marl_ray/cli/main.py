@@ -97,6 +97,8 @@ for _group, _commands in COMMANDS.items():
 
 def _usage_line(error: Any, words: Sequence[str]) -> Iterator[str]:
     """Yield one line about a wrong word of the command line; nothing where the help of a group was shown instead."""
+    if wrong := _wrong_value(error):
+        error.message = wrong
     text = error.format_message().replace("Value error, ", "").rstrip(".")
     if not text:
         return
@@ -108,6 +110,18 @@ def _usage_line(error: Any, words: Sequence[str]) -> Iterator[str]:
         meant = f"{option.lstrip('-')}=VALUE" if override is None else f"{override}, without {option}"
         yield f"; a key of the config has no dashes: {meant}"
     yield f"; {command} --help tells more\n"
+
+
+def _wrong_value(error: Any) -> str:
+    """Return what was expected instead of a value, as errors of a config say it; empty for all other errors."""
+    from pydantic import ValidationError
+
+    from marl_ray.config.base import message_of
+
+    if not isinstance(error.__cause__, ValidationError):
+        return ""
+    first = error.__cause__.errors()[0]
+    return "" if first["type"] == "value_error" else f"{message_of(first)}, got {first['input']!r}"
 
 
 def _override_after(option: str, words: Sequence[str]) -> str | None:
