@@ -95,17 +95,42 @@ for _group, _commands in COMMANDS.items():
             app.command(_name, rich_help_panel=_group)(_command)
 
 
-def _usage_line(error: Any) -> Iterator[str]:
+def _usage_line(error: Any, words: Sequence[str]) -> Iterator[str]:
     """Yield one line about a wrong word of the command line; nothing where the help of a group was shown instead."""
+    if wrong := _wrong_value(error):
+        error.message = wrong
     text = error.format_message().replace("Value error, ", "").rstrip(".")
     if not text:
         return
     command = error.ctx.command_path if error.ctx else "marl-ray"
     yield f"{command}: {text}"
-    name = getattr(error, "option_name", "").lstrip("-")
-    if name and error.ctx and any(argument.name == "overrides" for argument in error.ctx.command.params):
-        yield f"; a key of the config has no dashes: {name.partition('=')[0]}=VALUE"
+    option = getattr(error, "option_name", "").partition("=")[0]
+    if option and error.ctx and any(argument.name == "overrides" for argument in error.ctx.command.params):
+        override = _override_after(option, words)
+        meant = f"{option.lstrip('-')}=VALUE" if override is None else f"{override}, without {option}"
+        yield f"; a key of the config has no dashes: {meant}"
     yield f"; {command} --help tells more\n"
+
+
+def _wrong_value(error: Any) -> str:
+    """Return what was expected instead of a value, as errors of a config say it; empty for all other errors."""
+    from pydantic import ValidationError
+
+    from marl_ray.config.base import message_of
+
+    if not isinstance(error.__cause__, ValidationError):
+        return ""
+    first = error.__cause__.errors()[0]
+    return "" if first["type"] == "value_error" else f"{message_of(first)}, got {first['input']!r}"
+
+
+def _override_after(option: str, words: Sequence[str]) -> str | None:
+    """Return the KEY=VALUE that is given as the value of this option, as in `--set KEY=VALUE`; None if there is none."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == option or word.startswith(f"{option}="):
+            value = following if word == option else word.removeprefix(f"{option}=")
+            return value if "=" in value and not value.startswith("-") else None
+    return None
 
 
 def _leave_garbage() -> None:
@@ -134,8 +159,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     atexit.register(_leave_garbage)
     # pygame's own, at every import of a gridworld or of mpe2
     warnings.filterwarnings("ignore", "pkg_resources is deprecated", UserWarning)
+    words = sys.argv[1:] if argv is None else list(argv)
     try:
-        status = app(args=list(argv) if argv is not None else None, prog_name="marl-ray", standalone_mode=False)
+        status = app(args=words, prog_name="marl-ray", standalone_mode=False)
         raise SystemExit(status or 0)
     except MarlRayError as error:
         print(f"marl-ray: {error}", file=sys.stderr)
@@ -143,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except typer.Abort:
         raise SystemExit(1) from None
     except USAGE_ERROR as error:
-        print(*_usage_line(error), sep="", end="", file=sys.stderr)
+        print(*_usage_line(error, words), sep="", end="", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED_STATUS) from None

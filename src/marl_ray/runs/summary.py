@@ -8,7 +8,7 @@ from marl_ray.errors import MarlRayError, one_line
 from marl_ray.json_types import JsonMapping
 from marl_ray.runs.diagnosis import diagnose
 from marl_ray.runs.stored import StoredRun, StoredSweep
-from marl_ray.training.checkpoints.index import published_checkpoints
+from marl_ray.training.checkpoints.index import best, published_checkpoints
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.run_folder.bundle_link import linked_bundle
 from marl_ray.training.run_folder.record import FINISHED_KEY, RESULT_KEY
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 
 CURVE_FILE = "return.png"
-SOURCES = {"best/": "best bundle", "eval/": "last evaluation", "": "training episodes"}
-"""Prefix of a metric -> whose episodes it is of. The best bundle's are other episodes than those that chose it."""
+BEST = "best/"
+"""Prefix of the metrics of the best bundle, on other episodes than those that chose it."""
+SOURCES = {BEST: "best bundle", "eval/": "last evaluation", "": "training episodes"}
+"""Prefix of a metric -> whose episodes it is of."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def summary_of(run: StoredRun | StoredSweep) -> RunSummary:
         seed=run.config["seed"],
         steps=steps,
         total_steps=run.config["train"]["total_steps"],
-        score=score_of(rows) or _finished_score(run),
+        score=score_of(run, rows) or _finished_score(run),
         at=at,
         storage=run.storage,
     )
@@ -155,10 +157,15 @@ def algorithms_of(config: JsonMapping) -> str:
     return ",".join(dict.fromkeys(policy["algorithm"] for policy in learners))
 
 
-def score_of(rows: Sequence[Mapping[str, float]]) -> Score | None:
-    """Return the newest score of the best bundle, else that of the last evaluation, else of training episodes."""
+def score_of(run: StoredRun, rows: Sequence[Mapping[str, float]]) -> Score | None:
+    """Return the score of the run's best bundle, else that of the last evaluation, else of training episodes.
+
+    The bundle's comes from its checkpoint: a run that was killed has `rows` about weights that were never saved.
+    """
+    saved = best(published_checkpoints(StoredFolder(run.filesystem, run.folder)))
+    rows_of = dict.fromkeys(SOURCES, rows) | {BEST: [] if saved is None else [saved.manifest.metrics]}
     for prefix, episodes in SOURCES.items():
-        row = next((row for row in reversed(rows) if f"{prefix}return" in row), None)
+        row = next((row for row in reversed(rows_of[prefix]) if f"{prefix}return" in row), None)
         if row is not None:
             low, high = (row.get(f"{prefix}return_{end}") for end in ("low", "high"))
             return Score(row[f"{prefix}return"], low, high, episodes)
@@ -175,7 +182,7 @@ def checkpoints_of(run: StoredRun) -> list[CheckpointSummary]:
 
 def _finished_score(run: StoredRun) -> Score | None:
     value = run.record.get(FINISHED_KEY, {}).get(RESULT_KEY, {}).get("best_return")
-    return None if value is None else Score(value, None, None, SOURCES["best/"])
+    return None if value is None else Score(value, None, None, SOURCES[BEST])
 
 
 def _files(run: StoredRun, folder: str) -> "list[fs.FileInfo]":

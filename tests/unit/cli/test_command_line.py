@@ -115,6 +115,10 @@ def test_a_wrong_name_is_answered_with_what_was_meant(arguments, expected):
         (("train",), "marl-ray train: Missing argument 'CONFIG'; marl-ray train --help tells more"),
         (("runs", "ls", "--jsno"), "marl-ray runs ls: No such option: --jsno (Possible options: --json)"),
         (("train", RUN, "--hyper.lr=3"), "; a key of the config has no dashes: hyper.lr=VALUE; "),
+        (("train", RUN, "--set", "hyper.lr=3"), "has no dashes: hyper.lr=3, without --set; "),
+        (("sweep", SWEEP, "--set=metric.name=return", "--dry-run"), "dashes: metric.name=return, without --set; "),
+        (("evaluate", "--episodes", "five"), "Invalid value for '--episodes': expected a whole number, got 'five'; "),
+        (("evaluate", "--episodes", "0"), "'--episodes': expected a number of at least 1, got '0'; "),
         (("tasks", "nope"), "marl-ray tasks: Invalid value for 'kind': 'nope' is not one of 'python', 'arithmetic'"),
         (("train", RUN, "name="), f"marl-ray: {RUN}: name: expected text, got nothing"),
         (

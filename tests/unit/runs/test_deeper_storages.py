@@ -3,7 +3,8 @@
 import pytest
 from toy_runs.runs import config
 
-from marl_ray.cli.training.runs import list_runs
+from marl_ray.cli.training.runs import list_runs, show_run
+from marl_ray.config import resolve_tracking_uri
 from marl_ray.errors import MarlRayError
 from marl_ray.first_steps.quickstart import RUN, next_lines
 from marl_ray.runs.stored import find_run
@@ -28,3 +29,18 @@ def test_the_first_look_ends_with_commands_that_show_its_run(tmp_path, monkeypat
     lines = list(next_lines(str(tmp_path / "runs" / "try" / "now")))
     assert "  marl-ray runs ls --storage runs/try/now" in lines
     assert f"  marl-ray runs show {RUN['name']} --storage runs/try/now" in lines
+
+
+def test_a_model_is_shown_with_its_registry_where_that_is_not_the_default_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for storage, registry in (
+        ("runs", ""),
+        ("runs/try/now", f" --tracking-uri sqlite:///{tmp_path}/runs/try/now/mlflow.db"),
+    ):
+        run_config = config("name=try", f"storage={storage}")
+        result = {"model": "models:/try/1", "tracking_uri": resolve_tracking_uri(storage=storage)}
+        finished = {"total_steps": run_config.train.total_steps, "outcome": result, "score": None}
+        write_record(run_config, record_of(run_config) | {"finished": finished})
+        show_run("try", storage)
+        assert f"  model       models:/try/1{registry}\n" in capsys.readouterr().out

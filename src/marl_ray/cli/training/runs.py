@@ -1,5 +1,6 @@
 """`marl-ray runs`: list the runs of a storage, compare, resume and delete them."""
 
+import shlex
 import sys
 from collections.abc import Iterator
 from datetime import datetime
@@ -11,6 +12,7 @@ import typer
 from marl_ray.cli.completion import complete_run
 from marl_ray.cli.documents.output import Json, only_result, show, table
 from marl_ray.cli.options import ResumeOverrides, Storage, named_as_options
+from marl_ray.config import resolve_tracking_uri
 from marl_ray.errors import MarlRayError
 
 if TYPE_CHECKING:
@@ -197,6 +199,14 @@ def _score_cells(score: "Score | None") -> list[str]:
     return ["-", "-", "-"] if score is None else [f"{score.value:.3f}", _interval(score).strip() or "-", score.episodes]
 
 
+def _model(details: "RunDetails") -> str:
+    """Return the model as `marl-ray evaluate --policy` takes it: with its registry where that is not the default."""
+    uri = details.mlflow["uri"]
+    if not details.model or uri is None or uri == resolve_tracking_uri():
+        return details.model or ""
+    return f"{details.model} --tracking-uri {shlex.quote(uri)}"
+
+
 def _lines(details: "RunDetails", defaults: bool) -> Iterator[str]:
     import yaml
 
@@ -216,7 +226,7 @@ def _lines(details: "RunDetails", defaults: bool) -> Iterator[str]:
     yield "  config" if shown == details.config else "  config      as given; --all shows the defaults too"
     for line in yaml.safe_dump(shown, sort_keys=False).splitlines():
         yield f"    {line}"
-    for what, value in (("bundle", details.bundle), ("model", details.model), ("curve", details.curve)):
+    for what, value in (("bundle", details.bundle), ("model", _model(details)), ("curve", details.curve)):
         if value:
             yield f"  {what:<11} {value}"
     for checkpoint in details.checkpoints:
