@@ -33,10 +33,15 @@ def check_run(config: RunConfig) -> dict[str, list[str]]:
     also builds the models, language models without their weights. Raises MarlRayError that names the key, the file
     or the argument.
     """
+    _check_length(config, record_of(config))
+    return check_trial(config)
+
+
+def check_trial(config: RunConfig) -> dict[str, list[str]]:
+    """Check a run of a sweep as `check_run` does, but for its record, which it has none of: its name is the sweep's."""
     _check_tracking(uri_of(config))
     check_sinks(config)
     check_folder(config)
-    _check_length(config, record_of(config))
     try:
         return _check_environment(config)
     except MarlRayError:

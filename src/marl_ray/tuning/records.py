@@ -13,9 +13,10 @@ from marl_ray.config.sweep import MetricConfig, SweepConfig
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
 from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.stored_files.appended_file import AppendedFile
+from marl_ray.training.run_folder.kinds import RECORD_FILES, SWEEP_KIND
 from marl_ray.tuning.folder import Folder
 
-RECORDS_FILE, CHANGES_FILE, REPORT_FILE = "sweep.json", "sweep.jsonl", "report.html"
+RECORDS_FILE, CHANGES_FILE, REPORT_FILE = RECORD_FILES[SWEEP_KIND], "sweep.jsonl", "report.html"
 FAILED_STATUSES = ("failed", "lost", "refused")
 """Statuses of trials that failed for reasons other than their configuration's worth."""
 MIN_LOG_BYTES = 1 << 16

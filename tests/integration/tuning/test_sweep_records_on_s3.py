@@ -6,15 +6,19 @@ from itertools import pairwise
 import pytest
 from pyarrow import fs
 from servers.object_store import object_store
+from toy_runs.runs import config
 from toy_runs.sweeps import ToySweep
 
+from marl_ray.errors import MarlRayError
 from marl_ray.runs.stored import StoredSweep, list_stored
 from marl_ray.stored_files import appended_file
 from marl_ray.stored_files.appended_file import parts_of
 from marl_ray.training.journal.tail import Tail
+from marl_ray.training.run_folder.record import record_of, write_record
 from marl_ray.tuning import records
 from marl_ray.tuning.folder import ROWS_FILE, Folder, read_rows
 from marl_ray.tuning.records import CHANGES_FILE, RecordsFile, find_sweep, load_records
+from marl_ray.tuning.running.driver import check_sweep
 
 
 @pytest.mark.long
@@ -49,6 +53,19 @@ def test_records_and_rows_are_read_back_whenever_their_writer_dies(monkeypatch, 
         folder.open_lines("a/rows").keep(33)
         folder.open_lines("a/rows").append(["last"], durable=True)
         assert [line.split(" x")[0] for line in folder.lines("a/rows")[31:]] == ["row 31", "row 32", "last"]
+
+
+@pytest.mark.long
+def test_a_name_is_of_one_run_or_one_sweep_on_s3_too(tmp_path):
+    with object_store() as bucket:
+        run, sweep = config(f"storage={bucket}"), ToySweep(tmp_path)
+        RecordsFile(Folder(bucket, "toy"), sweep.records).save()
+        with pytest.raises(MarlRayError, match=r"^name: 'toy' is a sweep under 's3://bucket'; choose another name$"):
+            record_of(run)
+        other = run.model_copy(update={"name": "other"})
+        write_record(other, record_of(other))
+        with pytest.raises(MarlRayError, match=r"^name: 'other' is a run under 's3://bucket'; choose another name$"):
+            check_sweep(sweep.config.model_copy(update={"name": "other", "storage": bucket}))
 
 
 def test_a_sweep_goes_on_where_it_was_copied_to(tmp_path):

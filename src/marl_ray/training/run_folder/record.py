@@ -28,6 +28,7 @@ from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.storages import absolute_storage, open_storage
 from marl_ray.stored_files.json_files import read_json, write_json
 from marl_ray.stored_files.temporary_files import temporary_path
+from marl_ray.training.run_folder.kinds import RECORD_FILES, RUN_KIND, refuse_other_kind
 from marl_ray.training.tracking.mlflow_run import uri_of
 
 JOB_FOLDER = "working_dir_files"
@@ -36,7 +37,7 @@ MAX_NAMED_KEYS = 4
 """Maximum number of keys that an error lists of those that differ."""
 MAX_SHOWN = 40
 """Maximum number of characters that an error shows of a value."""
-RECORD_FILE = "run.json"
+RECORD_FILE = RECORD_FILES[RUN_KIND]
 """The file by which a folder is a run's."""
 DIGEST_KEY = "sha256"
 """Key of a file of plain data for the digest of its other keys, so that one that was damaged is known."""
@@ -156,8 +157,9 @@ def record_of(config: RunConfig) -> RunRecord:
     """Return the run's record: the one in its folder, or a new one that is not written yet.
 
     Ray Train would continue any run that lies under the name, so this function must catch a name that is used again
-    by accident. Raises MarlRayError if the record is another run's, or cannot be read.
+    by accident. Raises MarlRayError if the record is another run's, or cannot be read, and if the name is a sweep's.
     """
+    refuse_other_kind(config.storage, config.name, RUN_KIND)
     identity = _identity(config)
     filesystem, folder = filesystem_of(config)
     record = read_record(filesystem, folder)

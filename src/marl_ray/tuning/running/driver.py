@@ -19,7 +19,8 @@ from marl_ray.errors import MarlRayError, describe_error, one_line
 from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.storages import absolute_storage
 from marl_ray.training.machines.interruption import interrupt_handler
-from marl_ray.training.run_checks import check_run
+from marl_ray.training.run_checks import check_trial
+from marl_ray.training.run_folder.kinds import SWEEP_KIND, refuse_other_kind
 from marl_ray.training.run_folder.lease import Lease
 from marl_ray.training.tracking.printed_lines import print_line
 from marl_ray.tuning.folder import Folder, read_rows, trial_folder
@@ -83,7 +84,7 @@ def check_sweep(config: SweepConfig) -> None:
     first = SEARCHES[config.search.kind](config).ask(0)
     assert first is not None
     _claim(config, Folder(config.storage, config.name))
-    check_run(config.run_config(first, config.name, config.seeds[0]))
+    check_trial(config.run_config(first, config.name, config.seeds[0]))
 
 
 def run_sweep(
@@ -133,7 +134,11 @@ def _run(
 
 
 def _claim(config: SweepConfig, folder: Folder) -> SweepRecords:
-    """Return the sweep's records, new or read from its folder. Raises MarlRayError if they are another sweep's."""
+    """Return the sweep's records, new or read from its folder.
+
+    Raises MarlRayError if they are another sweep's, or the name is a run's.
+    """
+    refuse_other_kind(config.storage, config.name, SWEEP_KIND)
     identity = identity_of(config)
     try:
         records = load_records(folder)

@@ -1,0 +1,24 @@
+"""The kind of a folder under a storage: a run or a sweep has its name for itself, because all that it writes lies there."""
+
+from marl_ray.errors import MarlRayError, one_line
+from marl_ray.storages import open_storage
+
+RUN_KIND, SWEEP_KIND = "run", "sweep"
+RECORD_FILES = {RUN_KIND: "run.json", SWEEP_KIND: "sweep.json"}
+"""Kind -> the file by which a folder is of that kind."""
+
+
+def refuse_other_kind(storage: str, name: str, kind: str) -> None:
+    """Raise MarlRayError if the name is taken under the storage by a folder of another kind, or that cannot be told.
+
+    A name is claimed for a `kind` by this check first. The trials of a sweep claim none: they lie within its folder.
+    """
+    filesystem, root = open_storage(storage)
+    others = [other for other in RECORD_FILES if other != kind]
+    try:
+        infos = filesystem.get_file_info([f"{root}/{name}/{RECORD_FILES[other]}" for other in others])
+    except OSError as error:
+        raise MarlRayError(f"storage: {storage!r} cannot be read: {one_line(error)}") from error
+    for other, info in zip(others, infos, strict=True):
+        if info.is_file:
+            raise MarlRayError(f"name: {name!r} is a {other} under {storage!r}; choose another name")

@@ -1,0 +1,59 @@
+"""A name under a storage is of one run or of one sweep, and the other kind is refused before anything is written."""
+
+import json
+from pathlib import Path
+
+import pytest
+from toy_runs.runs import config
+from toy_runs.sweeps import RUN, ToySweep
+
+import marl_ray as api
+from marl_ray.cli import main
+from marl_ray.errors import MarlRayError
+from marl_ray.training.run_folder.record import record_of, write_record
+from marl_ray.tuning.records import RecordsFile
+from marl_ray.tuning.running.driver import check_sweep
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line with which a command refuses its arguments."""
+    with pytest.raises(SystemExit) as caught:
+        main(list(arguments))
+    assert caught.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_run_may_not_have_the_name_of_a_sweep(tmp_path, capsys):
+    sweep = ToySweep(tmp_path, "taken")
+    RecordsFile(sweep.folder, sweep.records).save()
+    run, before = config("name=taken", f"storage={tmp_path}"), files(tmp_path)
+    (path := tmp_path / "run.yaml").write_text(json.dumps(run.as_given()))
+    line = f"name: 'taken' is a sweep under '{tmp_path}'; choose another name"
+    for further in (["--dry-run"], [], ["resume_from=other"]):
+        assert refused(capsys, "train", str(path), *further) == f"marl-ray: {line}"
+    with pytest.raises(MarlRayError) as error:
+        api.train(run.as_given())
+    assert str(error.value) == line
+    path.unlink()
+    assert files(tmp_path) == before
+    check_sweep(sweep.config)  # and the sweep itself may continue
+
+
+def test_a_sweep_may_not_have_the_name_of_a_run(tmp_path, capsys):
+    run = config("name=taken", f"storage={tmp_path}")
+    write_record(run, record_of(run))
+    before, space = files(tmp_path), {"hyper.lr": {"grid": [0.1, 0.2]}}
+    sweep = {"name": "taken", "run": RUN, "space": space, "storage": str(tmp_path)}
+    (path := tmp_path / "sweep.yaml").write_text(json.dumps(sweep))
+    line = f"name: 'taken' is a run under '{tmp_path}'; choose another name"
+    for further in (["--dry-run"], []):
+        assert refused(capsys, "sweep", str(path), *further) == f"marl-ray: {line}"
+    with pytest.raises(MarlRayError) as error:
+        api.sweep(sweep)
+    assert str(error.value) == line
+    path.unlink()
+    assert files(tmp_path) == before
