@@ -125,8 +125,12 @@ def parse_config(model: type[C], data: object, overrides: Sequence[str] = (), so
         # A key that is misspelt is missing, too.
         first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
         place = list(path_in(merged, first))
-        others = sum(not _follows(each, errors) for each in errors) - 1
-        more = f" (and {others} more)" if others > 0 else ""
+        others = [
+            ".".join(path_in(merged, each)) for each in errors if each is not first and not _follows(each, errors)
+        ]
+        more = f" (and {len(others)} more)" if others else ""
+        if len(others) == 1 and others != [".".join(place)]:
+            more = f" (and 1 more: {others[0]})"
         instead = ""
         if first["type"] == "extra_forbidden":
             instead = unknown_key_hint(model, first["loc"], "".join(f"{step}." for step in place[:-1]))

@@ -60,7 +60,9 @@ HOSTILE = {
             "run: [x]": "run: expected a mapping of keys",
             "space: {}": "space: expected a length of at least 1",
             "space: {hyper.lr: [1, 2]}": "space.hyper.lr: expected a mapping of keys",
-            "space: {hyper.lr: {uniform: [a, b]}}": "space.hyper.lr.uniform.0: expected a number, got 'a' (and 1 more)",
+            "space: {hyper.lr: {uniform: [a, b]}}": (
+                "space.hyper.lr.uniform.0: expected a number, got 'a' (and 1 more: space.hyper.lr.uniform.1)"
+            ),
             "space: {hyper.lr: {uniform: [1]}}": "space.hyper.lr.uniform",
             "space: {hyper.lr: {int: [1.5, 2]}}": "space.hyper.lr.int.0: expected a whole number, got 1.5",
             "search: tpee": "search.kind: expected 'grid', 'random' or 'tpe', got 'tpee'; did you mean tpe",

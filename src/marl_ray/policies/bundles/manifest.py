@@ -25,6 +25,8 @@ FORMAT = 1
 MANIFEST_FILE = "bundle.json"
 REGISTRY_PREFIX = "models:/"
 """Prefix of references to a model registry."""
+MAX_LISTED_VERSIONS = 10
+"""Versions of a model, the newest, that an error lists."""
 
 
 class Origin(BaseModel):
@@ -223,17 +225,24 @@ def _of_registry(reference: str, uri: str) -> Iterator[None]:
 
 
 def _instead_of(reference: str, uri: str) -> str:
-    """Return the end of an error about a model that the registry does not have.
+    """Return the end of an error about a bundle that the registry does not have.
 
-    It is empty if the registry has the model, or none at all.
+    It names models, or the versions of the model that is there; it is empty if the registry has the bundle, or no
+    model at all.
     """
-    name = re.split("[/@]", reference.removeprefix(REGISTRY_PREFIX))[0]
+    name, version, *_ = [*re.split("[/@]", reference.removeprefix(REGISTRY_PREFIX)), ""]
     try:
-        models = mlflow_client(uri, reads=True).search_registered_models()
+        client = mlflow_client(uri, reads=True)
+        names = [model.name for model in client.search_registered_models()]
+        if name not in names:
+            return did_you_mean(name, names) if names else ""
+        versions = sorted(int(each.version) for each in client.search_model_versions(f"name='{name}'"))
     except Exception:  # the registry does not answer, which the error says already
         return ""
-    names = [model.name for model in models]
-    return did_you_mean(name, names) if names and name not in names else ""
+    newest = ", ".join(map(str, versions[-MAX_LISTED_VERSIONS:]))
+    earlier = f" or {len(versions) - MAX_LISTED_VERSIONS} earlier ones" if len(versions) > MAX_LISTED_VERSIONS else ""
+    is_there = version in map(str, versions) or not versions
+    return "" if is_there else f"; its version{'s are' if len(versions) > 1 else ' is'} {newest}{earlier}"
 
 
 def read_manifest(folder: Path) -> Manifest | TokenManifest:

@@ -159,6 +159,9 @@ def test_aliases_are_taken_wherever_versions_are(registry, monkeypatch):
     for wrong in ("models:/toy@none", "models:/none@best"):
         with pytest.raises(MarlRayError, match=f"bundle '{wrong}' is not in the model registry: "):
             load_bundle(wrong)
+    for wrong in ("models:/toy/9", "models:/toy@none"):
+        with pytest.raises(MarlRayError, match=r"not found.*; its versions are 1, 2, 3$"):
+            load_bundle(wrong)
     for wrong in ("models:/toy", "models:/@best"):
         with pytest.raises(MarlRayError, match=r"expected models:/name/version or models:/name@alias"):
             load_bundle(wrong)
