@@ -59,7 +59,7 @@ class Crowd(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Petting
 
 
 def crowd(count: int) -> Crowd:
-    """Make the environment of `env.id: parts.scale_team:crowd`."""
+    """Make the environment of `env.id: benchmarks.runs.scale_team:crowd`."""
     return Crowd(count)
 
 

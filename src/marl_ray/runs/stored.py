@@ -163,12 +163,14 @@ def _read_entry(filesystem: fs.FileSystem, root: str, storage: str, name: str) -
     Raises MarlRayError for a file of something else.
     """
     folder = f"{root}/{name}"
+    what = f"{folder} has no record of a run"
     try:
         record = read_record(filesystem, folder)
         if record is not None:
             return StoredRun(storage, name, filesystem, folder, record)
         if filesystem.get_file_info(f"{folder}/{RECORDS_FILE}").type != fs.FileType.File:
             return None
+        what = f"{folder}/{RECORDS_FILE} is not the record of a sweep"
         records = read_records(Folder(storage, name))
         if records is not None:
             records["trials"], records["config"]
@@ -178,5 +180,5 @@ def _read_entry(filesystem: fs.FileSystem, root: str, storage: str, name: str) -
             changed = max((file.mtime.timestamp() for file in files if file.mtime), default=0.0)
             return StoredSweep(storage, name, filesystem, folder, records, changed)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise MarlRayError(f"{folder} has no record of a run: {one_line(error)}") from error
+        raise MarlRayError(f"{what}: {one_line(error)}") from error
     return None

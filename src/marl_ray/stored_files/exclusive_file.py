@@ -50,13 +50,13 @@ def _created_locally(path: str, data: bytes) -> bool:
     except FileExistsError:
         return False
     try:
-        os.write(file, data)
-        os.fsync(file)
+        with os.fdopen(file, "wb") as stream:
+            stream.write(data)  # all of it: `os.write` takes a part where the disk is nearly full
+            stream.flush()
+            os.fsync(file)
     except OSError:  # such as a full disk: an empty file would refuse everybody
         Path(path).unlink(missing_ok=True)
         raise
-    finally:
-        os.close(file)
     return True
 
 

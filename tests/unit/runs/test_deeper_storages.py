@@ -1,6 +1,9 @@
 """Runs of `marl-ray try`, which lie in a folder of their own below the usual storage: how newcomers find them."""
 
+import re
+
 import pytest
+from processes.command_line import marl_ray
 from toy_runs.runs import config
 
 from marl_ray.cli.training.runs import list_runs, show_run
@@ -44,3 +47,12 @@ def test_a_model_is_shown_with_its_registry_where_that_is_not_the_default_one(tm
         write_record(run_config, record_of(run_config) | {"finished": finished})
         show_run("try", storage)
         assert f"  model       models:/try/1{registry}\n" in capsys.readouterr().out
+
+
+def test_a_sweep_whose_record_is_cut_is_named_with_its_file(tmp_path):
+    path = tmp_path / "many" / "sweep.json"
+    path.parent.mkdir()
+    path.write_text('{"trials": [')
+    for command in (["show", "many"], ["rm", "many", "--yes"]):
+        done = marl_ray("runs", *command, "--storage", tmp_path)
+        assert re.fullmatch(f"marl-ray: {path} is not the record of a sweep: .*\n", done.stderr), command

@@ -248,9 +248,14 @@ def test_a_trial_that_cannot_take_over_another_fails_and_the_others_go_on(monkey
     def full(recipient: TrialRecord, donor: TrialRecord, what: Exploit, at: int) -> None:
         raise OSError(28, "No space left on device")
 
-    bench = Bench(config_of(**PBT), by_lr)
+    bench, known = Bench(config_of(**PBT), by_lr), []
     monkeypatch.setattr(bench.plan, "exploit", full)
+    monkeypatch.setattr(
+        bench.plan.search, "tell", lambda number, values, scores: known.append((number, scores is None))
+    )
     bench.run(slots=3)
+    # As a plan that is made anew from the records tells it.
+    assert sorted(known) == [(record.number, record.status == "failed") for record in bench.records.trials]
     failed = [record for record in bench.records.trials if record.status == "failed"]
     assert failed and len(failed) < 8
     assert set(bench.statuses()) == {"failed", "finished"}

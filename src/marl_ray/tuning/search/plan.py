@@ -124,7 +124,6 @@ class SweepPlan:
             if record.number in self.ready:
                 self.ready.remove(record.number)
             self._end(record, "refused", str(error))
-            self._tell_search(record)
             self.undecided = True
             self.changed(record)
             return True
@@ -167,10 +166,9 @@ class SweepPlan:
             record.state = "waiting"
             self._update_standing(record)
         else:
-            self._end(record, status, (result or {}).get("error", ""))
             if result is not None and result.get("objectives") is not None:
                 record.objectives = result["objectives"]
-            self._tell_search(record)
+            self._end(record, status, (result or {}).get("error", ""))
         self.undecided = True
         self.records.seconds = self.seconds()
         self.changed(record)
@@ -231,7 +229,6 @@ class SweepPlan:
         for number in sorted(verdicts.stop):
             changed[number] = record = self.records.trials[number]
             self._end(record, "stopped", "")
-            self._tell_search(record)
         for number in sorted(verdicts.go & self.standings.waiting):
             changed[number] = record = self.records.trials[number]
             record.state = "running"
@@ -242,8 +239,10 @@ class SweepPlan:
         return bool(changed)
 
     def _end(self, record: TrialRecord, status: str, error: str) -> None:
+        """End a trial and tell the search, which so knows what a plan knows that is made anew from the records."""
         record.state, record.status, record.error = "ended", status, error
         self._update_standing(record)
+        self._tell_search(record)
 
     def _update_standing(self, record: TrialRecord) -> None:
         """Note what the scheduler sees of a trial."""
