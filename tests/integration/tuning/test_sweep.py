@@ -218,10 +218,10 @@ def test_a_retry_takes_a_failed_trial_up_again_beside_one_that_can_never_run(ray
 
 @pytest.mark.long
 def test_a_metric_that_is_never_reported_is_named_with_those_that_are(ray_cluster, tmp_path):
-    outcome = sweep(tmp_path, space={"hyper.lr": {"grid": [0.01]}}, seeds=1, metric="retrun")
+    outcome = sweep(tmp_path, space={"hyper.lr": {"grid": [0.01]}}, seeds=1, metric="env/retrun")
     (trial,) = outcome.records.trials
     assert trial.status == "failed"
-    assert trial.error.startswith("metric 'retrun' is never reported; a run reports ")
+    assert trial.error.startswith("metric 'env/retrun' is never reported; a run reports ")
     assert ", clip_fraction, " in trial.error and ", eval/return, " in trial.error
     assert outcome.records.winner is None
     assert html.unescape(Path(outcome.report).read_text()).count(trial.error) == 2

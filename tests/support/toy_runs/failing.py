@@ -213,7 +213,7 @@ def gathers(folder: str, *overrides: str) -> dict[str, str]:
 
     with short_of(0, gather_shards, torch, "empty", 3, MemoryError("no room")):
         lines["bundle"] = all_raise(save)
-    with short_of(1, gather_shards, gather_shards, "_joined", 2, FULL):
+    with short_of(1, gather_shards, gather_shards, "_join_parts", 2, FULL):
         lines["engine"] = all_raise(run.step)
     run.abandon()
 
@@ -227,10 +227,10 @@ def gathers(folder: str, *overrides: str) -> dict[str, str]:
     run = Run(torch_config, CPU)
     run.step()
     run.save(local_stored_folder(Path(folder, "whole")))
-    with short_of(1, gather_shards, gather_shards, "_joined", 2, FULL):
+    with short_of(1, gather_shards, gather_shards, "_join_parts", 2, FULL):
         lines["update"] = all_raise(run.step)
     run.abandon()
-    with short_of(1, gather_shards, gather_shards, "_joined", 2, FULL):
+    with short_of(1, gather_shards, gather_shards, "_join_parts", 2, FULL):
         start = RunStart([local_stored_folder(Path(folder, "whole"))])
         lines["checkpoint"] = all_raise(lambda: Run(torch_config, CPU, start))
     return lines
