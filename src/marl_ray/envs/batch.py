@@ -49,7 +49,7 @@ class EnvBatch(Protocol):
     def step(self, actions: Sequence[np.ndarray]) -> BatchStep:
         """Step every copy in which somebody is alive; the others are left alone.
 
-        `actions[g]` is (copies, agents of the group, *action shape), as the environment takes them.
+        `actions[g]` is `(copies, agents of the group, *action shape)`, as the environment takes them.
         """
 
     def observe(self, rows: Sequence[np.ndarray], copies: Sequence[int] | None = None) -> None:
@@ -68,7 +68,7 @@ class EnvBatch(Protocol):
     def replay(self, copy: int, seed: int, actions: Sequence[Sequence[np.ndarray]]) -> None:
         """Reset a copy and take the given steps, after which everything is as if `step` had played them.
 
-        Each step has the actions of every group, (agents of the group, *action shape).
+        Each step has the actions of every group, `(agents of the group, *action shape)`.
         """
 
     def close(self) -> None:
