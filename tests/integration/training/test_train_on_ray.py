@@ -184,7 +184,7 @@ def test_a_run_that_keeps_failing_says_why(ray_cluster, tmp_path):
         ),
         (["resources.device=cuda"], "resources.workers=1 on cuda needs 1 GPUs"),
         (["storage=/proc/nothing"], "storage: '/proc/nothing' cannot be written"),
-        (["storage=s3://bucket/x"], "tracking.uri: expected a tracking URI|storage: .*cannot be written"),
+        (["storage=s3://bucket/x"], "tracking.uri: expected a tracking URI|storage: .*cannot be (written|used)"),
         (["tracking.uri=http://127.0.0.1:9"], "tracking.uri: 'http://127.0.0.1:9' cannot be used"),
         (['team={"x": {"agents": ["z*"]}}'], "team: no policy plays agent 'a'"),
         (['team={"x": {"bundle": "/no/such"}}'], "bundle '/no/such' has no readable bundle.json"),

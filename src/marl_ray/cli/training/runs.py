@@ -12,7 +12,6 @@ import typer
 from marl_ray.cli.completion import complete_run
 from marl_ray.cli.documents.output import Json, only_result, show, table
 from marl_ray.cli.options import ResumeOverrides, Storage, named_as_options
-from marl_ray.config import resolve_tracking_uri
 from marl_ray.errors import MarlRayError
 
 if TYPE_CHECKING:
@@ -201,6 +200,8 @@ def _score_cells(score: "Score | None") -> list[str]:
 
 def _model(details: "RunDetails") -> str:
     """Return the model as `marl-ray evaluate --policy` takes it: with its registry where that is not the default."""
+    from marl_ray.config import resolve_tracking_uri
+
     uri = details.mlflow["uri"]
     if not details.model or uri is None or uri == resolve_tracking_uri():
         return details.model or ""
