@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from marl_ray.config.load import dotted_keys
 from marl_ray.errors import MarlRayError, did_you_mean
 from marl_ray.runs.stored import StoredRun
-from marl_ray.runs.summary import Score, algorithms_of, score_of
+from marl_ray.runs.summary import Score, algorithms_of, published_of, score_of
 from marl_ray.training.run_folder.metrics_file import iteration_of
 
 METRICS = ("eval/return", "return")
@@ -144,7 +144,7 @@ def _curve(run: StoredRun, rows: Sequence[Mapping[str, float]], metric: str) -> 
     points = [(int(row["steps"]), row[metric]) for row in rows if metric in row]
     ends = f"{metric}_low", f"{metric}_high"
     intervals = [(int(row["steps"]), row[ends[0]], row[ends[1]]) for row in rows if all(end in row for end in ends)]
-    score = score_of(run, rows) if metric in METRICS else None
+    score = score_of(published_of(run), rows) if metric in METRICS else None
     if score is None:
         low, high = intervals[-1][1:] if intervals and intervals[-1][0] == points[-1][0] else (None, None)
         score = Score(points[-1][1], low, high, f"last {metric}")

@@ -8,7 +8,7 @@ from marl_ray.errors import MarlRayError, one_line
 from marl_ray.json_types import JsonMapping
 from marl_ray.runs.diagnosis import diagnose
 from marl_ray.runs.stored import StoredRun, StoredSweep
-from marl_ray.training.checkpoints.index import best, published_checkpoints
+from marl_ray.training.checkpoints.index import PublishedCheckpoint, best, published_checkpoints
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.run_folder.bundle_link import linked_bundle
 from marl_ray.training.run_folder.record import FINISHED_KEY, RESULT_KEY
@@ -112,7 +112,13 @@ def summary_of(run: StoredRun | StoredSweep) -> RunSummary:
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
             path = f"{run.folder}/{RECORDS_FILE}"
             raise MarlRayError(f"{path} is not the record of a sweep: {one_line(error)}") from error
-    rows, owner = run.rows(), run.owner()
+    return _of_run(run, run.rows(), published_of(run))
+
+
+def _of_run(
+    run: StoredRun, rows: Sequence[Mapping[str, float]], checkpoints: Sequence[PublishedCheckpoint]
+) -> RunSummary:
+    owner = run.owner()
     steps = max((int(row["steps"]) for row in rows if "steps" in row), default=0)
     at = owner.at if owner is not None else max((row.get("timestamp", 0.0) for row in rows), default=None)
     return RunSummary(
@@ -124,7 +130,7 @@ def summary_of(run: StoredRun | StoredSweep) -> RunSummary:
         seed=run.config["seed"],
         steps=steps,
         total_steps=run.config["train"]["total_steps"],
-        score=score_of(run, rows) or _finished_score(run),
+        score=score_of(checkpoints, rows) or _finished_score(run),
         at=at,
         storage=run.storage,
     )
@@ -133,17 +139,20 @@ def summary_of(run: StoredRun | StoredSweep) -> RunSummary:
 def details_of(run: StoredRun) -> RunDetails:
     """Return all about a run. Raises MarlRayError as `summary_of` does."""
     result = run.record.get(FINISHED_KEY, {}).get(RESULT_KEY, {})
-    owner = run.owner()
+    owner, rows, checkpoints = run.owner(), run.rows(), published_of(run)
     errors_folder = f"{run.folder}/errors"
     return RunDetails(
-        summary=summary_of(run),
+        summary=_of_run(run, rows, checkpoints),
         error=None if owner is None else owner.error,
-        warnings=diagnose(run.config, run.rows()),
+        warnings=diagnose(run.config, rows),
         given=run.record.get("given", {}),
         config=run.config,
         bundle=linked_bundle(run.filesystem, run.folder) or result.get("bundle"),
         model=result.get("model"),
-        checkpoints=checkpoints_of(run),
+        checkpoints=[
+            {"path": f"{run.uri}/{each.name}", "iteration": each.manifest.iteration, "steps": each.manifest.steps}
+            for each in checkpoints
+        ],
         mlflow={"run_id": run.record.get("mlflow_run_id"), "uri": result.get("tracking_uri")},
         curve=f"{run.uri}/{CURVE_FILE}" if run.has(CURVE_FILE) else None,
         log=f"{run.uri}/{LOG_FILE}" if run.has(LOG_FILE) else None,
@@ -157,12 +166,17 @@ def algorithms_of(config: JsonMapping) -> str:
     return ",".join(dict.fromkeys(policy["algorithm"] for policy in learners))
 
 
-def score_of(run: StoredRun, rows: Sequence[Mapping[str, float]]) -> Score | None:
+def published_of(run: StoredRun) -> list[PublishedCheckpoint]:
+    """Return the complete checkpoints of a run, the oldest first."""
+    return published_checkpoints(StoredFolder(run.filesystem, run.folder))
+
+
+def score_of(checkpoints: Sequence[PublishedCheckpoint], rows: Sequence[Mapping[str, float]]) -> Score | None:
     """Return the score of the run's best bundle, else that of the last evaluation, else of training episodes.
 
     The bundle's comes from its checkpoint: a run that was killed has `rows` about weights that were never saved.
     """
-    saved = best(published_checkpoints(StoredFolder(run.filesystem, run.folder)))
+    saved = best(checkpoints)
     rows_of = dict.fromkeys(SOURCES, rows) | {BEST: [] if saved is None else [saved.manifest.metrics]}
     for prefix, episodes in SOURCES.items():
         row = next((row for row in reversed(rows_of[prefix]) if f"{prefix}return" in row), None)
@@ -170,14 +184,6 @@ def score_of(run: StoredRun, rows: Sequence[Mapping[str, float]]) -> Score | Non
             low, high = (row.get(f"{prefix}return_{end}") for end in ("low", "high"))
             return Score(row[f"{prefix}return"], low, high, episodes)
     return None
-
-
-def checkpoints_of(run: StoredRun) -> list[CheckpointSummary]:
-    """Return `path`, `iteration` and `steps` of the complete checkpoints, the oldest first."""
-    return [
-        {"path": f"{run.uri}/{each.name}", "iteration": each.manifest.iteration, "steps": each.manifest.steps}
-        for each in published_checkpoints(StoredFolder(run.filesystem, run.folder))
-    ]
 
 
 def _finished_score(run: StoredRun) -> Score | None:
