@@ -7,31 +7,20 @@ L decisions; the authors' code mixes a per-decision mean with a per-episode cost
 damped by default (`multiplier_damping`, see `multipliers.Lagrange`).
 """
 
+from functools import partial
+
 from marl_ray.algorithms.advantages.batch_gae import gae_advantages
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.constraints.multipliers import Lagrange
 from marl_ray.algorithms.losses.ppo_losses import ppo_loss
-from marl_ray.config import SPECS, HyperParameters
-
-
-def multiplier(hyper: HyperParameters, budget: float) -> Lagrange:
-    """Return a constraint's multiplier before the first batch; `budget` is the mean cost that an episode may have."""
-    return Lagrange(
-        budget,
-        value=hyper.multiplier_init,
-        lr=hyper.multiplier_lr,
-        maximum=hyper.multiplier_max,
-        optimizer="sgd",
-        damping=hyper.multiplier_damping,
-    )
-
+from marl_ray.config import SPECS
 
 MAPPO_LAGRANGIAN = Algorithm(
     "mappo_lagrangian",
     SPECS["mappo_lagrangian"],
     gae_advantages,
     ppo_loss,
-    multiplier=multiplier,
+    multiplier=partial(Lagrange.from_hyper, optimizer="sgd"),
     rescale=False,
     every_step=True,
 )

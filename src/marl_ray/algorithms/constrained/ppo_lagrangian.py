@@ -10,23 +10,18 @@ d, see `multipliers.Lagrange`; and `multiplier_lr` is a tenth of the paper's 0.0
 are the paper's.
 """
 
+from functools import partial
+
 from marl_ray.algorithms.advantages.batch_gae import gae_advantages
 from marl_ray.algorithms.base import Algorithm
 from marl_ray.algorithms.constraints.multipliers import Lagrange
 from marl_ray.algorithms.losses.ppo_losses import ppo_loss
-from marl_ray.config import SPECS, HyperParameters
+from marl_ray.config import SPECS
 
-
-def multiplier(hyper: HyperParameters, budget: float) -> Lagrange:
-    """Return a constraint's multiplier before the first batch; `budget` is the mean cost that an episode may have."""
-    return Lagrange(
-        budget,
-        value=hyper.multiplier_init,
-        lr=hyper.multiplier_lr,
-        maximum=hyper.multiplier_max,
-        optimizer="adam",
-        damping=hyper.multiplier_damping,
-    )
-
-
-PPO_LAGRANGIAN = Algorithm("ppo_lagrangian", SPECS["ppo_lagrangian"], gae_advantages, ppo_loss, multiplier=multiplier)
+PPO_LAGRANGIAN = Algorithm(
+    "ppo_lagrangian",
+    SPECS["ppo_lagrangian"],
+    gae_advantages,
+    ppo_loss,
+    multiplier=partial(Lagrange.from_hyper, optimizer="adam"),
+)

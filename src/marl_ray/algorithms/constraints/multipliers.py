@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from marl_ray.config import HyperParameters
 from marl_ray.errors import MarlRayError
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
@@ -53,6 +54,18 @@ class Lagrange:
     first_moment: float = 0.0
     second_moment: float = 0.0
     updates: int = 0
+
+    @classmethod
+    def from_hyper(cls, hyper: HyperParameters, budget: float, optimizer: Literal["adam", "sgd"]) -> "Lagrange":
+        """Return a multiplier before the first batch; `budget` is the mean cost that an episode may have."""
+        return cls(
+            budget,
+            value=hyper.multiplier_init,
+            lr=hyper.multiplier_lr,
+            maximum=hyper.multiplier_max,
+            optimizer=optimizer,
+            damping=hyper.multiplier_damping,
+        )
 
     @property
     def multiplier(self) -> float:
