@@ -11,11 +11,12 @@ from marl_ray.errors import MarlRayError, did_you_mean, one_line
 from marl_ray.json_types import JsonMapping
 from marl_ray.storages import open_storage
 from marl_ray.stored_files.appended_file import parts_of
+from marl_ray.stored_files.record_files import RUN_FILE, SWEEP_FILE
 from marl_ray.training.run_folder.metrics_file import read_metrics
 from marl_ray.training.run_folder.owners import Owner, read_owner
-from marl_ray.training.run_folder.record import FINISHED_KEY, RECORD_FILE, RunRecord, read_record
+from marl_ray.training.run_folder.record import FINISHED_KEY, RunRecord, read_record
 from marl_ray.tuning.folder import Folder
-from marl_ray.tuning.records import CHANGES_FILE, RECORDS_FILE, read_records
+from marl_ray.tuning.records import CHANGES_FILE, read_records
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def elsewhere(storage: str) -> str:
     """
     if "://" in storage:
         return ""
-    records = [path for depth in ("*/*", "*/*/*") for path in Path(storage).glob(f"{depth}/{RECORD_FILE}")]
+    records = [path for depth in ("*/*", "*/*/*") for path in Path(storage).glob(f"{depth}/{RUN_FILE}")]
     if not records:
         return ""
     newest = max(records, key=lambda path: path.stat().st_mtime)
@@ -168,13 +169,13 @@ def _read_entry(filesystem: fs.FileSystem, root: str, storage: str, name: str) -
         record = read_record(filesystem, folder)
         if record is not None:
             return StoredRun(storage, name, filesystem, folder, record)
-        if filesystem.get_file_info(f"{folder}/{RECORDS_FILE}").type != fs.FileType.File:
+        if filesystem.get_file_info(f"{folder}/{SWEEP_FILE}").type != fs.FileType.File:
             return None
-        what = f"{folder}/{RECORDS_FILE} is not the record of a sweep"
+        what = f"{folder}/{SWEEP_FILE} is not the record of a sweep"
         records = read_records(Folder(storage, name))
         if records is not None:
             records["trials"], records["config"]
-            files = filesystem.get_file_info([f"{folder}/{RECORDS_FILE}", f"{folder}/{CHANGES_FILE}"])
+            files = filesystem.get_file_info([f"{folder}/{SWEEP_FILE}", f"{folder}/{CHANGES_FILE}"])
             if files[1].type == fs.FileType.Directory:
                 files += parts_of(filesystem, files[1].path)
             changed = max((file.mtime.timestamp() for file in files if file.mtime), default=0.0)

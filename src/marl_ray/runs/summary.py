@@ -8,12 +8,12 @@ from marl_ray.errors import MarlRayError, one_line
 from marl_ray.json_types import JsonMapping
 from marl_ray.runs.diagnosis import diagnose
 from marl_ray.runs.stored import StoredRun, StoredSweep
+from marl_ray.stored_files.record_files import SWEEP_FILE
 from marl_ray.training.checkpoints.index import PublishedCheckpoint, best, published_checkpoints
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.run_folder.bundle_link import linked_bundle
 from marl_ray.training.run_folder.record import FINISHED_KEY, RESULT_KEY
 from marl_ray.training.run_folder.run_log import LOG_FILE
-from marl_ray.tuning.records import RECORDS_FILE
 
 if TYPE_CHECKING:
     from pyarrow import fs
@@ -110,7 +110,7 @@ def summary_of(run: StoredRun | StoredSweep) -> RunSummary:
         try:
             return _of_sweep(run)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-            path = f"{run.folder}/{RECORDS_FILE}"
+            path = f"{run.folder}/{SWEEP_FILE}"
             raise MarlRayError(f"{path} is not the record of a sweep: {one_line(error)}") from error
     return _of_run(run, run.rows(), published_of(run))
 
