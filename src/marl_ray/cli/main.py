@@ -26,14 +26,13 @@ from marl_ray.cli.training.runs import runs_app
 from marl_ray.cli.training.submit import submit_app
 from marl_ray.cli.training.sweep import report, sweep
 from marl_ray.cli.training.train import demo, train
+from marl_ray.cluster.job_wait import INTERRUPTED_STATUS
 from marl_ray.errors import MarlRayError
 
 USAGE_ERROR: Any = typer.BadParameter.__base__
 """Typer's error of a wrong word of the command line, which it does not export."""
 BUFFERED_FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 """The types of files that keep what is written to them for a while."""
-INTERRUPTED_STATUS = 130
-"""Exit status after Ctrl-C, as shells report it."""
 COMMANDS: dict[str, dict[str, Callable[..., object] | typer.Typer]] = {
     "Train": {
         "train": train,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO
 from urllib.parse import urlsplit
 
+from marl_ray.cluster.job_wait import INTERRUPTED_STATUS, JOB_TIMEOUT_S
 from marl_ray.config import RunConfig, config_hash, load_config
 from marl_ray.config.sweep import SweepConfig, load_sweep
 from marl_ray.errors import MarlRayError, one_line
@@ -24,19 +25,16 @@ if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-CONNECT_S = 5.0
-READ_S = 30.0
-"""Deadline of one HTTP request in seconds; Ray's client sets none."""
+CONNECT_S, READ_S = 5.0, 30.0
+"""Deadlines of one HTTP request, for its connection and for its answer, in seconds; Ray's client sets none."""
 LOST_S = 60.0
 """Seconds for which a cluster may be out of reach while a job is followed."""
 STOP_S = 60.0
 """Seconds that a job has to end after it was asked to."""
 GRACE_S = 30
 """Seconds between SIGTERM and SIGKILL that the job's driver has to write a checkpoint; Ray's own default is 3."""
-WEEK_S = 7 * 24 * 3600.0
-
 _POLL_S = 0.5
-_INTERRUPTED_STATUS = 130  # what a shell reports after Ctrl-C
+"""Seconds between two questions about a job: a person who follows its log notices no delay."""
 
 
 def submit(
@@ -47,7 +45,7 @@ def submit(
     address: str,
     submission_id: str | None = None,
     python: str = "python",
-    timeout_s: float = WEEK_S,
+    timeout_s: float = JOB_TIMEOUT_S,
 ) -> int:
     """Run `marl-ray KIND CONFIG key=value...` on the cluster whose dashboard is `address`; returns its status.
 
@@ -108,7 +106,7 @@ def run_job(
     *,
     submission_id: str | None = None,
     metadata: Mapping[str, str] | None = None,
-    timeout_s: float = WEEK_S,
+    timeout_s: float = JOB_TIMEOUT_S,
     out: TextIO | None = None,
 ) -> int:
     """Submit, copy the job's log to `out` (stdout) as it is, return the driver's exit status.
@@ -127,7 +125,7 @@ def run_job(
     except KeyboardInterrupt:
         print(f"stopping job {job_id}", file=sys.stderr)
         _stop(follower)
-        return _INTERRUPTED_STATUS
+        return INTERRUPTED_STATUS
     if info is None:
         _stop(follower)
         raise MarlRayError(f"job {job_id} did not end within {timeout_s:g} s and was stopped")

@@ -9,6 +9,7 @@ from marl_ray.stored_files.appended_file import content_of
 from marl_ray.training.run_folder.run_log import LOG_FILE
 
 POLL_S = 0.5
+"""Seconds between two looks at a log that grows."""
 
 
 def log_lines(run: StoredRun, follow: bool = False) -> Iterator[str]:

@@ -13,7 +13,8 @@ from marl_ray.cluster.kuberay.state.view import ResourceKind, owned_by
 FILES_KIND = ("ConfigMap", "v1")
 UNOWNED_KINDS = (("NetworkPolicy", "networking.k8s.io/v1"), ("PodDisruptionBudget", "policy/v1"), FILES_KIND)
 """Kinds that nothing owns, with the versions of their APIs. Files have no owner where Redis is cleaned up with them."""
-PAUSE_S = 0.5
+POLL_S = 0.5
+"""Seconds between two looks at what is left of a resource."""
 
 
 def delete_all(
@@ -37,7 +38,7 @@ def delete_all(
             raise WaitTimeoutError(
                 f"{kind} {name} is gone, and after {timeout_s:g} s there is left of it: {', '.join(remaining)}"
             )
-        time.sleep(PAUSE_S)
+        time.sleep(POLL_S)
     for beside in UNOWNED_KINDS if timeout_s else UNOWNED_KINDS[:-1]:
         for item in list_all(connection, *beside, f"{CLUSTER_LABEL}={name}"):
             existed = delete(connection, beside[0], item["metadata"]["name"], beside[1]) or existed

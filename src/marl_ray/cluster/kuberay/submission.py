@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from marl_ray.cluster.job_wait import INTERRUPTED_STATUS, JOB_TIMEOUT_S
 from marl_ray.cluster.jobs import read_config, refuse_relative_paths
 from marl_ray.cluster.kuberay.client.connection import Connection
 from marl_ray.cluster.kuberay.client.logs import log_lines, submitter_of
@@ -27,17 +28,16 @@ from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.json_types import JsonMapping, JsonObject
 
-WEEK_S = 7 * 24 * 3600.0
 LOG_S = 20.0
 """Maximum time for the rest of a log once its job has ended."""
 OPERATOR_S = 120.0
 """Time beyond the job's own `start_deadline_s`, by which the operator fails a job that does not start, if there is one."""
-PAUSE_S = 1.0
+POLL_S = 1.0
+"""Seconds between two looks for the pod of a job's next try."""
 MAX_NAME_LENGTH = 40
 """Characters of a cluster's name in the name of a job, which has seven more and must not be longer than 47."""
 SUBMISSION_ANNOTATION = "marl-ray/submission"
 """Annotation that tells one submission of a name from another."""
-INTERRUPTED_STATUS = 130
 
 
 def submit(
@@ -47,7 +47,7 @@ def submit(
     overrides: Sequence[str],
     cluster: ClusterConfig,
     name: str,
-    timeout_s: float = WEEK_S,
+    timeout_s: float = JOB_TIMEOUT_S,
 ) -> int:
     """Run `marl-ray KIND CONFIG key=value...` as a RayJob on a cluster made by `cluster`.
 
@@ -159,7 +159,7 @@ def _print_log(connection: Connection, name: str, ended: threading.Event) -> Non
                 _tell(name, f"its log cannot be read: {error}")
         if last:
             return
-        time.sleep(PAUSE_S)
+        time.sleep(POLL_S)
 
 
 def ask_whether_it_ends(connection: Connection, name: str) -> None:

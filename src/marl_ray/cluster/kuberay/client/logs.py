@@ -11,7 +11,8 @@ from marl_ray.json_types import JsonObject
 
 SILENT_S = 60.0
 """A log that says nothing for as long is asked for again: a connection may be dead without a word."""
-PAUSE_S = 1.0
+POLL_S = 1.0
+"""Seconds between two requests for a log whose container has not ended."""
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z")
 
 
@@ -58,7 +59,7 @@ def log_lines(connection: Connection, pod: str, container: str, follow: bool) ->
                 raise
         if ended or not follow:
             return
-        time.sleep(PAUSE_S)
+        time.sleep(POLL_S)
 
 
 def _order(stamp: str) -> tuple[str, str]:

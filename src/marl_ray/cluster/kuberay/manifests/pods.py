@@ -8,8 +8,10 @@ CLUSTER_LABEL = "marl-ray/cluster"
 """Label of all that belongs to a cluster; KubeRay's own labels are for its Services."""
 ROLE_LABEL = "marl-ray/role"
 """Label of a pod: `head`, `submitter`, or the name of its group, be it on spot machines or on others."""
-PAUSE_S, MARGIN_S = 5, 25
-"""Before Ray's drain, in which Services forget the pod; after it, until Kubernetes kills the pod."""
+PRE_STOP_S = 5
+"""Seconds before Ray's drain, in which Services forget the pod."""
+MARGIN_S = 25
+"""Seconds after Ray's drain until Kubernetes kills the pod."""
 SPOT_LABELS = (
     ("karpenter.sh/capacity-type", "spot"),
     ("eks.amazonaws.com/capacityType", "SPOT"),
@@ -41,7 +43,7 @@ def pod_of(config: ClusterConfig, node: NodeConfig, role: str, spot: bool = Fals
                 volume_mounts=[mount for mount, _ in volumes],
                 security_context=CONTAINER_SECURITY,
                 # Services forget the pod meanwhile; it still answers. Then SIGTERM makes Ray drain.
-                lifecycle={"preStop": {"exec": {"command": ["sleep", str(PAUSE_S)]}}},
+                lifecycle={"preStop": {"exec": {"command": ["sleep", str(PRE_STOP_S)]}}},
             )
         ],
         volumes=[volume for _, volume in volumes],
@@ -50,7 +52,7 @@ def pod_of(config: ClusterConfig, node: NodeConfig, role: str, spot: bool = Fals
         # The autoscaler, in the head pod, asks the API server for workers; nothing else needs it.
         automount_service_account_token=head and scales,
         image_pull_secrets=pull_secrets_of(config),
-        termination_grace_period_seconds=PAUSE_S + config.drain_s + MARGIN_S,
+        termination_grace_period_seconds=PRE_STOP_S + config.drain_s + MARGIN_S,
         restart_policy="Never" if scales else None,  # version 2 of the autoscaler wants it
         priority_class_name=config.priority_class,
         node_selector=node.node_selector or None,
