@@ -202,7 +202,7 @@ def decision_lines(played: PlayedExperiment) -> list[str]:
 
 
 def _plot(folder: Path) -> Path:
-    from marl_ray.stored_files.record_files import RUN_FILE
+    from marl_ray.stored_files.folder_kinds import RUN_FILE
     from marl_ray.training.tracking.curve_plot import plot_returns
     from marl_ray.training.tracking.mlflow_run import MlflowRun
 

@@ -13,7 +13,7 @@ from marl_ray.config.sweep import MetricConfig, SweepConfig
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
 from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.stored_files.appended_file import AppendedFile
-from marl_ray.stored_files.record_files import SWEEP_FILE
+from marl_ray.stored_files.folder_kinds import SWEEP_FILE
 from marl_ray.tuning.folder import Folder
 
 CHANGES_FILE, REPORT_FILE = "sweep.jsonl", "report.html"

@@ -15,7 +15,7 @@ from toy_runs.sweeps import finished_sweep
 from marl_ray.errors import MarlRayError
 from marl_ray.runs.stored import StoredSweep, list_stored
 from marl_ray.stored_files import appended_file as files
-from marl_ray.stored_files.record_files import SWEEP_FILE
+from marl_ray.stored_files.folder_kinds import SWEEP_FILE
 from marl_ray.tuning import records as records_module
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.records import (

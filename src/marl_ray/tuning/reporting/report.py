@@ -22,7 +22,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.statistics import BootstrapInterval
 from marl_ray.json_types import JsonObject
 from marl_ray.serving.pages.render import stylesheet
-from marl_ray.stored_files.record_files import SWEEP_FILE
+from marl_ray.stored_files.folder_kinds import SWEEP_FILE
 from marl_ray.tuning.folder import Folder, read_rows
 from marl_ray.tuning.records import (
     FAILED_STATUSES,

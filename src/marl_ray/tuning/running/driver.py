@@ -18,7 +18,7 @@ from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError, describe_error, one_line
 from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.storages import absolute_storage
-from marl_ray.stored_files.record_files import SWEEP_FILE, SWEEP_KIND, refuse_other_kind
+from marl_ray.stored_files.folder_kinds import SWEEP_FILE, SWEEP_KIND, refuse_other_kind
 from marl_ray.training.machines.interruption import interrupt_handler
 from marl_ray.training.run_checks import check_trial
 from marl_ray.training.run_folder.lease import Lease

@@ -1,4 +1,4 @@
-"""The file by which a folder under a storage is a run's or a sweep's.
+"""The kinds of folders under a storage, runs and sweeps, by the files that they hold.
 
 A run or a sweep has its name for itself, because all that it writes lies in the folder of that name.
 """
