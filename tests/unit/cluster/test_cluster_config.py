@@ -297,5 +297,5 @@ def test_whoever_does_not_answer_is_told_that_the_job_goes_on(key, monkeypatch, 
 
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("builtins.input", answered_no)
-    submission.ask_whether_it_ends(cast(Connection, None), "mine")
+    submission.offer_to_end(cast(Connection, None), "mine")
     assert "rayjob/mine: it continues; marl-ray cluster logs|wait|delete rayjob/mine" in capsys.readouterr().err

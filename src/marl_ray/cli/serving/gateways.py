@@ -55,7 +55,7 @@ def lint(
 
     It prints a line for each finding, and exits with status 2 unless all of them are advice.
     """
-    from marl_ray.cluster.lint.documents import is_manifest, read_documents, serve_config
+    from marl_ray.cluster.lint.documents import embedded_serve_config, is_manifest, read_documents
     from marl_ray.cluster.lint.linter import ADVICE_PREFIX, lint_manifest, replica_pods
     from marl_ray.serving.client.lint import lint_serve_config
 
@@ -66,7 +66,7 @@ def lint(
                 findings += lint_serve_config(document, str(path))
                 continue
             problems = lint_manifest(document, str(path))
-            embedded_config = serve_config(document)
+            embedded_config = embedded_serve_config(document)
             findings += problems
             if embedded_config is not None:
                 pods = 1 if problems else replica_pods(document)
