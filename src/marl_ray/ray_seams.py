@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from marl_ray.errors import MarlRayError, one_line
 
-POLL_S, MAX_POLL_S = 0.25, 2.0
+MIN_POLL_S, MAX_POLL_S = 0.25, 2.0
 """Minimum and maximum seconds between two looks of Ray Train after its workers; the maximum is Ray's own value. A look shows
 that workers have ended or died."""
 POLL_WORKER_S = 0.002
@@ -141,7 +141,7 @@ def poll_often(workers: int) -> None:
 
 def poll_interval(workers: int) -> float:
     """Return the seconds between two looks after this many workers."""
-    return min(max(POLL_S, POLL_WORKER_S * workers), MAX_POLL_S)
+    return min(max(MIN_POLL_S, POLL_WORKER_S * workers), MAX_POLL_S)
 
 
 def give_up_silent_workers() -> None:

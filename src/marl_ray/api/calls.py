@@ -1,4 +1,4 @@
-"""Configs as files or mappings, arguments that are checked by name, Ctrl-C and Ray: what the calls of the API share."""
+"""Parts that the calls of the API share: sources of configs, names of arguments, Ctrl-C and Ray."""
 
 import functools
 import inspect
@@ -45,14 +45,15 @@ def merge_changes(data: Mapping[str, object], changes: Mapping[str, object]) -> 
     """Return a copy of the data with the changes, section by section."""
     result = dict(data)
     for key, value in changes.items():
-        before = result.get(key)
-        both = isinstance(before, Mapping) and isinstance(value, Mapping)
-        result[key] = merge_changes(before, value) if both else value  # type: ignore[arg-type]
+        section = result.get(key)
+        if isinstance(section, Mapping) and isinstance(value, Mapping):
+            value = merge_changes(section, value)
+        result[key] = value
     return result
 
 
 def named_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap the function, which then answers a misspelt argument with a MarlRayError that says what was meant."""
+    """Return the function with a check of its arguments' names: a misspelt one is a FieldError that says what was meant."""
     parameters = [name for name in inspect.signature(function).parameters if name != "self"]
 
     @functools.wraps(function)
@@ -74,13 +75,13 @@ def short_interrupt() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        before, interrupted = sys.excepthook, interrupt
+        previous_hook, interrupted = sys.excepthook, interrupt
 
         def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
             if error is interrupted:
                 print("marl-ray: interrupted", file=sys.stderr)
             else:
-                before(kind, error, trace)
+                previous_hook(kind, error, trace)
 
         sys.excepthook = show
         raise

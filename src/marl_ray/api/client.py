@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 
 from marl_ray.api.calls import named_arguments
-from marl_ray.errors import FieldError, MarlRayError
+from marl_ray.errors import FieldError
 from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.serving.client.admin import ask_with, key_headers
 
@@ -24,6 +24,7 @@ class ActResult:
     session: str
     """The session's id, for `Client.record_outcome`."""
     experiment: str
+    """The experiment that assigned the session."""
     arm: str
     log_probs: dict[str, float]
     """Agent -> log-probability of its action."""
@@ -47,19 +48,20 @@ class Client:
         action_masks: Mapping[str, Any] | None = None,
         attributes: JsonMapping | None = None,
     ) -> ActResult:
-        """Return the actions for the agents whose observations are given (arrays or lists; texts for language models).
+        """Return the actions for the agents whose observations are given.
 
-        A session gets the same arm each time. Without one the call starts a new session, whose id is in the result.
-        `experiment` is an endpoint or an experiment, needed if the gateway has several. Raises MarlRayError with the
-        gateway's message if it refuses the request, or if it does not answer in time.
+        An observation is an array or a list, or a text for a language model. A session gets the same arm each time.
+        Without one the call starts a new session, whose id is in the result. `experiment` is an endpoint or an
+        experiment, needed if the gateway has several. Raises MarlRayError with the gateway's message if it refuses the
+        request, or if it does not answer in time.
         """
         session = session or f"session-{secrets.token_hex(8)}"
         body = {
             "session_id": session,
-            "observations": _plain(observations),
+            "observations": _to_lists("observations", observations),
             "mode": "greedy" if greedy else "sample",
             "experiment": experiment,
-            "action_masks": None if action_masks is None else _plain(action_masks),
+            "action_masks": None if action_masks is None else _to_lists("action_masks", action_masks),
             "attributes": None if attributes is None else dict(attributes),
         }
         answer = self.request("/v1/act", body)
@@ -68,13 +70,13 @@ class Client:
     def generate(
         self, prompt: str, session: str | None = None, *, experiment: str | None = None, **settings: Any
     ) -> dict[str, object]:
-        """Return the response of `/generate`: `text`, `tokens`, `log_probs`, `finish_reason`, `arm` and more.
+        """Return the response of `/generate`.
 
-        `settings` are fields such as `agent`, `max_tokens`, `temperature` or `seed`. Raises MarlRayError
-        as `act` does.
+        It has `text`, `tokens`, `log_probs`, `finish_reason`, `arm` and more. `settings` are fields such as `agent`,
+        `max_tokens`, `temperature` or `seed`. Raises MarlRayError as `act` does.
         """
-        named = {"session_id": session or f"session-{secrets.token_hex(8)}", "prompt": prompt, "experiment": experiment}
-        return self.request("/generate", named | settings)
+        session = session or f"session-{secrets.token_hex(8)}"
+        return self.request("/generate", {"session_id": session, "prompt": prompt, "experiment": experiment} | settings)
 
     @named_arguments
     def record_outcome(
@@ -103,8 +105,8 @@ class Client:
 
     def experiments(self) -> list[dict[str, object]]:
         """Return all experiments with their status and shares."""
-        listed: list[dict[str, object]] = self.request("/v1/experiments")["experiments"]
-        return listed
+        experiments: list[dict[str, object]] = self.request("/v1/experiments")["experiments"]
+        return experiments
 
     def experiment(self, name: str) -> dict[str, object]:
         """Return the report of one experiment: arms, outcomes, intervals and verdicts."""
@@ -128,8 +130,8 @@ class Client:
         self.close()
 
 
-def _plain(by_agent: Mapping[str, object]) -> dict[str, object]:
-    """Return the arrays by agent as JSON has them; texts stay as they are."""
+def _to_lists(argument: str, by_agent: Mapping[str, object]) -> dict[str, object]:
+    """Return the arrays by agent as JSON has them; texts stay as they are. Raises FieldError that names the argument."""
     if not isinstance(by_agent, Mapping):
-        raise MarlRayError(f"observations: expected agent -> observation, got {type(by_agent).__name__}")
-    return {agent: part if isinstance(part, str) else np.asarray(part).tolist() for agent, part in by_agent.items()}
+        raise FieldError(argument, f"expected a mapping of agents, got {type(by_agent).__name__}")
+    return {agent: value if isinstance(value, str) else np.asarray(value).tolist() for agent, value in by_agent.items()}

@@ -62,19 +62,19 @@ def compare(
 ) -> RunComparison:
     """Compare runs of one environment, as `marl-ray runs compare` does.
 
-    `runs` are results of `marl_ray.train`, names under `storage`, or folders; `metric` is one of `metrics.jsonl`, by default
-    `eval/return`, or else `return`. Raises MarlRayError for a run that is missing, that plays another environment, or that
-    does not have the metric.
+    `runs` are results of `marl_ray.train`, names under `storage`, or folders; `metric` is one of `metrics.jsonl`, by
+    default `eval/return`, or else `return`. Raises MarlRayError for a run that is missing, that plays another
+    environment, or that does not have the metric.
     """
     from marl_ray.runs.comparison import compare as compare_stored
     from marl_ray.runs.stored import find_run
 
     if isinstance(runs, str) or not runs:
         raise MarlRayError(f"runs: expected a list of names, got {runs!r}")
-    named = [(run, str(storage)) if isinstance(run, str) else (run.name, run.config.storage) for run in runs]
-    stored = [find_run(name, place) for name, place in named]
-    groups = compare_stored(stored, metric)
-    return RunComparison(groups[0].runs[0].metric, groups, stored[0].config["env"]["id"])
+    places = [(run, str(storage)) if isinstance(run, str) else (run.name, run.config.storage) for run in runs]
+    stored_runs = [find_run(name, run_storage) for name, run_storage in places]
+    groups = compare_stored(stored_runs, metric)
+    return RunComparison(groups[0].runs[0].metric, groups, stored_runs[0].config["env"]["id"])
 
 
 def _rows(group: "SeedGroup") -> Iterator[dict[str, object]]:

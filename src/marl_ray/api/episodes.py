@@ -3,13 +3,17 @@
 import glob
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from marl_ray.config import resolve_tracking_uri
 from marl_ray.config.random_streams import MAX_COPIES, MAX_EVALUATION_STEPS, MAX_SEED
 from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.evaluation.options import EpisodeOptions
 from marl_ray.json_types import JsonObject
+
+if TYPE_CHECKING:
+    from marl_ray.config import RunConfig
+    from marl_ray.policies.bundles.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class EpisodeScores:
 
 
 def evaluate_episodes(options: EpisodeOptions) -> EpisodeScores:
-    """Play whole episodes of the environment that the bundle was trained in.
+    """Play whole episodes of the environment that the bundle was trained in, and return their scores.
 
     An episode is a function of (weights, seed, number), so two bundles meet the same starts. Raises MarlRayError for a
     bundle of language models, and if the environment's agents or spaces are not the bundle's.
@@ -70,20 +74,20 @@ def evaluate_episodes(options: EpisodeOptions) -> EpisodeScores:
                 f"policy: {options.policy} holds language models; expected actor-critics, or a benchmark"
             )
         try:
-            run = _run_of(manifest, options.env)
-            played = play_bundle(run, folder, options.episodes, options.seed, options.max_steps, options.greedy)
+            run = _run_config(manifest, options.env)
+            episodes = play_bundle(run, folder, options.episodes, options.seed, options.max_steps, options.greedy)
         except FieldError as error:
             if not (error.field.startswith("team.") and error.field.endswith(".bundle")):
                 raise
             raise FieldError("policy", f"{options.policy}: {error.message}") from error  # the team is the bundle's own
     return EpisodeScores(
-        [episode.episode_return for episode in played],
-        [episode.length for episode in played],
-        sum(episode.cut for episode in played),
+        [episode.episode_return for episode in episodes],
+        [episode.length for episode in episodes],
+        sum(episode.cut for episode in episodes),
     )
 
 
-def _run_of(manifest: Any, options: Mapping[str, object]) -> Any:
+def _run_config(manifest: "Manifest", options: Mapping[str, object]) -> "RunConfig":
     """Return the config of a run whose team has the networks of a bundle.
 
     Its environment is the bundle's, with these options changed.

@@ -1,4 +1,4 @@
-"""`marl_ray.evaluate`: a bundle's policies, or ready samples, on a benchmark; or whole episodes of a bundle."""
+"""`marl_ray.evaluate`: the scores of a bundle or of ready samples, on a benchmark or on whole episodes."""
 
 import dataclasses
 import os
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from marl_ray.evaluation.web_agents.base import WebBenchmark
     from marl_ray.evaluation.writing.requests import SampleWriter
 
-_RECORDS: tuple[type, ...] = (EpisodeOptions, WebRequest, ScoringOptions, WritingRequest, RunningOptions)
-"""Records whose fields are the options of `evaluate`."""
+_RECORD_TYPES: tuple[type, ...] = (EpisodeOptions, WebRequest, ScoringOptions, WritingRequest, RunningOptions)
+"""Dataclasses whose fields are the options of `evaluate`."""
 ScoringMode: TypeAlias = Literal["official", "hardened", "both"]
 SandboxLevel: TypeAlias = Literal["limits", "paths", "namespaces"]
 
@@ -118,29 +118,26 @@ def evaluate(
     trained in. Each kind of evaluation has its own options and refuses those of the others; one that is None or False
     counts as not given. An interrupted evaluation is resumed from its folder `out`.
 
-    data, split, sha256: file or URI of the problems, part of them, and digest to expect.
-    k: values of pass@k; all possible ones by default.
-    mode: `official`, `hardened` or `both`; all that the benchmark has by default.
-    timeout_s: seconds for a program.
-    min_level: weakest acceptable sandbox: `limits`, `paths` (by default) or `namespaces`.
-    workers: programs at a time on a machine; in a browser, episodes at a time.
-    local: score in this process, without Ray. Benchmarks in a browser (`webarena`, `miniwob`) always run so.
-    tracking_uri: MLflow URI that knows `models:/`.
-    progress: function of what is counted, the number done and the total.
-    agent, num_samples, seed, greedy, temperature, max_tokens, answer, prompt: options of samples that a policy writes. In a
-    browser all but the last two; there `policy` may also be `expert`, `random` or `package.module:NAME`.
-    env: options of a browser's environment; with `episodes`, options that replace the run's.
-    seed, greedy, max_steps: options of `episodes`. With one seed all bundles meet the same starts.
+    data, split, sha256: file or URI of the problems, part of them, and digest to expect. k: values of pass@k; all
+    possible ones by default. mode: `official`, `hardened` or `both`; all that the benchmark has by default. timeout_s:
+    seconds for a program. min_level: weakest acceptable sandbox: `limits`, `paths` (by default) or `namespaces`.
+    workers: programs at a time on a machine; in a browser, episodes at a time. local: score in this process, without
+    Ray. Benchmarks in a browser (`webarena`, `miniwob`) always run so. tracking_uri: MLflow URI that knows `models:/`.
+    progress: function of what is counted, the number done and the total. agent, num_samples, seed, greedy, temperature,
+    max_tokens, answer, prompt: options of samples that a policy writes. In a browser all but the last two; there
+    `policy` may also be `expert`, `random` or `package.module:NAME`. env: options of a browser's environment; with
+    `episodes`, options that replace the run's. seed, greedy, max_steps: options of `episodes`. With one seed all
+    bundles meet the same starts.
 
     Raises MarlRayError (a FieldError where one argument is wrong).
     """
     from marl_ray.evaluation.web_agents.base import web_benchmark
 
-    arguments = _given_options(options | {"benchmark": benchmark, "policy": policy, "samples": samples})
+    arguments = _convert_options(options | {"benchmark": benchmark, "policy": policy, "samples": samples})
     if "episodes" in arguments:
         if policy is None:
             raise FieldError("policy", "expected a bundle's folder, models:/NAME/VERSION or models:/NAME@ALIAS")
-        return evaluate_episodes(*_records(arguments, (EpisodeOptions,), "expected none beside `episodes`"))
+        return evaluate_episodes(*_make_records(arguments, (EpisodeOptions,), "expected none beside `episodes`"))
     if benchmark is None:
         raise FieldError("benchmark", "expected a benchmark's name, or `episodes`, a number of whole ones to play")
     if (web := web_benchmark(benchmark)) is not None:
@@ -148,48 +145,49 @@ def evaluate(
             raise FieldError("policy", "expected a bundle, expert, random or package.module:NAME")
         del arguments["benchmark"]
         refusal = f"{web.name} has none: it is played in a browser, whose options are `env`"
-        return _browser_benchmark(web, *_records(arguments, (WebRequest, RunningOptions), refusal))
+        return _play_in_browser(web, *_make_records(arguments, (WebRequest, RunningOptions), refusal))
     if (samples is None) == (policy is None):
         raise FieldError("policy", "expected a bundle, which writes samples, or ready samples by --samples (samples=)")
     if samples is not None:
         refusal = "expected with a policy, not with ready samples"
-        return _ready_samples(*_records(arguments, (ScoringOptions, RunningOptions), refusal))
+        return _score_ready_samples(*_make_records(arguments, (ScoringOptions, RunningOptions), refusal))
     refusal = "expected with a benchmark in a browser, or with `episodes`"
-    return _written_samples(*_records(arguments, (ScoringOptions, WritingRequest, RunningOptions), refusal))
+    return _score_written_samples(*_make_records(arguments, (ScoringOptions, WritingRequest, RunningOptions), refusal))
 
 
-def _given_options(options: JsonMapping) -> JsonObject:
-    """Return the options that are given, without those that are None or False, as the records hold them."""
+def _convert_options(options: JsonMapping) -> JsonObject:
+    """Return the options that are neither None nor False, with values as the records hold them."""
     from marl_ray.sandbox import Level
 
     arguments = {name: value for name, value in options.items() if value is not None and value is not False}
     if arguments.get("min_level", "paths").upper() not in Level.__members__:
         raise FieldError("min_level", f"expected limits, paths or namespaces, got {arguments['min_level']!r}")
-    as_recorded: dict[str, Callable[[Any], Any]] = {
+    conversions: dict[str, Callable[[Any], Any]] = {
         "policy": str,
         "samples": str,
         "out": Path,
         "k": tuple,
         "min_level": lambda name: Level[name.upper()],
     }
-    return {name: as_recorded[name](value) if name in as_recorded else value for name, value in arguments.items()}
+    return {name: conversions[name](value) if name in conversions else value for name, value in arguments.items()}
 
 
-def _records(arguments: JsonMapping, kinds: Sequence[type], refusal: str) -> list[Any]:
-    """Make the records of one kind of evaluation from the options that are given.
+def _make_records(arguments: JsonMapping, kinds: Sequence[type], refusal: str) -> list[Any]:
+    """Return the records of one kind of evaluation, made from its options.
 
-    Raises FieldError for an option that is a field of none of them; the message is `refusal` if it is one of another kind's.
+    Raises FieldError for an option that is a field of none of them; the message is `refusal` if it is one of another
+    kind's.
     """
-    fields = {kind: {field.name for field in dataclasses.fields(kind)} for kind in _RECORDS}
+    fields = {kind: {field.name for field in dataclasses.fields(kind)} for kind in _RECORD_TYPES}
     accepted = set().union(*(fields[kind] for kind in kinds))
     for name in arguments:
         if name not in accepted:
-            known = any(name in names for names in fields.values())
-            raise FieldError(name, refusal if known else f"is unknown{did_you_mean(name, accepted)}")
+            is_option = any(name in names for names in fields.values())
+            raise FieldError(name, refusal if is_option else f"is unknown{did_you_mean(name, accepted)}")
     return [kind(**{name: value for name, value in arguments.items() if name in fields[kind]}) for kind in kinds]
 
 
-def _browser_benchmark(benchmark: "WebBenchmark", request: WebRequest, running: RunningOptions) -> BenchmarkResult:
+def _play_in_browser(benchmark: "WebBenchmark", request: WebRequest, running: RunningOptions) -> BenchmarkResult:
     """Play a benchmark in browsers that this process starts, with or without `local`."""
     from marl_ray.evaluation.web_agents.evaluate import evaluate_web
 
@@ -197,7 +195,7 @@ def _browser_benchmark(benchmark: "WebBenchmark", request: WebRequest, running: 
     return BenchmarkResult(*evaluate_web(benchmark, request, running.progress))
 
 
-def _ready_samples(options: ScoringOptions, running: RunningOptions) -> BenchmarkResult:
+def _score_ready_samples(options: ScoringOptions, running: RunningOptions) -> BenchmarkResult:
     """Score the samples of a file."""
     from marl_ray.evaluation.scoring.evaluate import prepare_evaluation
 
@@ -206,7 +204,9 @@ def _ready_samples(options: ScoringOptions, running: RunningOptions) -> Benchmar
         return _score_plan(plan, running)
 
 
-def _written_samples(options: ScoringOptions, request: WritingRequest, running: RunningOptions) -> BenchmarkResult:
+def _score_written_samples(
+    options: ScoringOptions, request: WritingRequest, running: RunningOptions
+) -> BenchmarkResult:
     """Let a bundle's policies write samples, and score these."""
     from marl_ray.evaluation.scoring.evaluate import possible_ks, prepare_evaluation, task_of
     from marl_ray.evaluation.writing.requests import SAMPLES_FILE, write_samples
@@ -233,6 +233,7 @@ def _score_plan(plan: "EvaluationPlan", running: RunningOptions) -> BenchmarkRes
 
 @contextmanager
 def _writers(request: WritingRequest, task: "ScoringTask", local: bool) -> Iterator["SampleWriter"]:
+    """Yield what writes samples, in this process or in actors of Ray, within the block."""
     if local:
         from marl_ray.evaluation.writing.writer import Writer
 
@@ -246,6 +247,7 @@ def _writers(request: WritingRequest, task: "ScoringTask", local: bool) -> Itera
 
 @contextmanager
 def _scorer(plan: "EvaluationPlan", running: RunningOptions) -> Iterator["Scorer"]:
+    """Yield what scores samples, in sandboxes of this process or of Ray's workers, within the block."""
     if not running.local:
         from marl_ray.evaluation.scoring.ray_scoring import ray_scorer
 

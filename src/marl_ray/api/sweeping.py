@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
 @short_interrupt()
 def sweep(config: ConfigSource, *, retry: bool = False, **changes: object) -> "SweepResult":
-    """Train many configurations and find the best; a sweep of this name that was interrupted continues.
+    """Train many configurations and find the best.
 
-    `config` is a YAML file or plain data; `changes` are sections or keys of it, such as `seeds=3`. `retry` restarts
-    trials that failed, were lost or were refused. The result's `records` has every trial with its values, scores and
-    bundle, `winner` and `winner_model`; `report` is a page of HTML. Raises MarlRayError if the sweep cannot run at all.
+    A sweep of this name that was interrupted continues. `config` is a YAML file or plain data; `changes` are sections
+    or keys of it, such as `seeds=3`. `retry` restarts trials that failed, were lost or were refused. The result's
+    `records` has every trial with its values, scores and bundle, `winner` and `winner_model`; `report` is a page of
+    HTML. Raises MarlRayError if the sweep cannot run at all.
     """
     from marl_ray.config import parse_config
     from marl_ray.config.sweep import SweepConfig, read_sweep, with_run_file

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def load(bundle: str | Path, tracking_uri: str | None = None) -> "LoadedTeam":
     """Load a bundle and check its digests.
 
-    `bundle` is a folder, `models:/NAME/VERSION` or `models:/NAME@ALIAS`; `tracking_uri` is the URI of the MLflow that has
-    the latter, by default that of MLFLOW_TRACKING_URI or `runs/mlflow.db`. Raises MarlRayError if the bundle is missing
-    or damaged.
+    `bundle` is a folder, `models:/NAME/VERSION` or `models:/NAME@ALIAS`; `tracking_uri` is the URI of the MLflow that
+    has the latter, by default that of MLFLOW_TRACKING_URI or `runs/mlflow.db`. Raises MarlRayError if the bundle is
+    missing or damaged.
     """
     from marl_ray.policies.bundles.actor_critic import load_bundle
 
@@ -34,7 +34,7 @@ class LoadedTeam:
     """The policies of a bundle, ready to act for its agents. Not safe to use from several threads at once."""
 
     def __init__(self, bundle: "Bundle | TokenBundle", source: str):
-        """`source` is what the bundle was read from: its folder, or its name in MLflow."""
+        """`source` names the bundle as the user did: by its folder, or its name in MLflow."""
         self.bundle = bundle
         self.source = source
         self._engines: dict[str, Engine] = {}
@@ -64,10 +64,10 @@ class LoadedTeam:
         """Return agent -> action for each agent whose observation is given.
 
         An actor-critic's observation is what its environment gives (an array of the observation space's shape), and the
-        action is one that `env.step` takes. A language model's observation is a prompt and its action is the response, both
-        texts. Actions are drawn, with `seed` the same ones each time, or are the most likely if `greedy` is true.
-        `action_masks` are for actor-critics (agent -> one flag for each Discrete action), `generation` changes keys of the
-        policies' `generation` (such as `max_tokens`) for language models. Raises MarlRayError naming the agent.
+        action is one that `env.step` takes. A language model's observation is a prompt and its action is the response,
+        both texts. Actions are drawn, with `seed` the same ones each time, or are the most likely if `greedy` is true.
+        `action_masks` are for actor-critics (agent -> one flag for each Discrete action), `generation` changes keys of
+        the policies' `generation` (such as `max_tokens`) for language models. Raises MarlRayError naming the agent.
         """
         from marl_ray.policies.bundles.actor_critic import Bundle
 
@@ -78,10 +78,10 @@ class LoadedTeam:
         if isinstance(self.bundle, Bundle):
             if generation is not None:
                 raise MarlRayError("generation: expected none, the bundle holds actor-critics")
-            return _actions(self.bundle, observations, greedy, seed, action_masks or {})
+            return _choose_actions(self.bundle, observations, greedy, seed, action_masks or {})
         if action_masks is not None:
             raise MarlRayError("action_masks: expected none, the bundle holds language models")
-        return self._texts(self.bundle, observations, greedy, seed, generation or {})
+        return self._write_texts(self.bundle, observations, greedy, seed, generation or {})
 
     def close(self) -> None:
         """Release what language models hold besides their weights, such as a process of vLLM."""
@@ -89,7 +89,7 @@ class LoadedTeam:
             engine.close()
         self._engines.clear()
 
-    def _texts(
+    def _write_texts(
         self,
         bundle: "TokenBundle",
         prompts: Mapping[str, object],
@@ -100,7 +100,7 @@ class LoadedTeam:
         from marl_ray.policies.engines.base import Prompt
         from marl_ray.policies.prompting.prompts import encode_prompt
 
-        drawn = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0])
+        sampling_seed = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> 1)  # an int64 for vLLM
         texts = {}
         for number, (agent, text) in enumerate(prompts.items()):
             if agent not in bundle.agents:
@@ -111,7 +111,7 @@ class LoadedTeam:
             policy = bundle.policies[name]
             prompt = Prompt(tuple(encode_prompt(policy.tokenizer, text, policy.config.chat)), number, greedy)
             (completion,) = self._engine(name, policy).generate(
-                [prompt], drawn >> 1, _change_generation(policy.generation, changes)
+                [prompt], sampling_seed, _change_generation(policy.generation, changes)
             )
             texts[agent] = policy.tokenizer.decode(completion.ids, skip_special_tokens=True)
         return texts
@@ -130,7 +130,7 @@ def _change_generation(generation: GenerationConfig, changes: Mapping[str, objec
     return parse_config(GenerationConfig, generation.model_dump(mode="json") | dict(changes), source="generation")
 
 
-def _actions(
+def _choose_actions(
     bundle: "Bundle", observations: Mapping[str, object], greedy: bool, seed: int | None, masks: Mapping[str, object]
 ) -> dict[str, object]:
     try:

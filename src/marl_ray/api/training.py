@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @short_interrupt()
 def train(config: ConfigSource, **changes: object) -> "TrainedRun":
-    """Train a team to its end and return the finished run; shows a progress bar if `tracking.progress` is true.
+    """Train a team to its end and return the finished run.
 
-    `config` is a YAML file or plain data. `changes` are sections or keys of it, such as `hyper={"lr": 3e-4}`
-    or `name="mine"`; a config without a name gets one. The run takes the Ray that this process is connected to, the
-    cluster of RAY_ADDRESS, or one of its own that ends with the call. A run of this name that was interrupted continues;
-    one that is finished is returned as it is. Raises MarlRayError with one line for a mistake in the config, and with the
-    cause if the run fails.
+    It shows a progress bar if `tracking.progress` is true. `config` is a YAML file or plain data. `changes` are
+    sections or keys of it, such as `hyper={"lr": 3e-4}` or `name="mine"`; a config without a name gets one. The run
+    takes the Ray that this process is connected to, the cluster of RAY_ADDRESS, or one of its own that ends with the
+    call. A run of this name that was interrupted continues; one that is finished is returned as it is. Raises
+    MarlRayError with one line for a mistake in the config, and with the cause if the run fails.
     """
     data, source = data_of(config, changes)
     run, _ = parse_named(data, (), source)
@@ -40,20 +40,19 @@ def check_and_train(run: RunConfig) -> "RunResult":
     from marl_ray.training.run_folder.run_log import RunLog
     from marl_ray.training.run_result import deliver_rest, read_finished_result
 
-    before = read_finished_result(run)
-    if before is not None:
-        return deliver_rest(run, before)
+    finished = read_finished_result(run)
+    if finished is not None:
+        return deliver_rest(run, finished)
     cluster = cluster_of_call()
     if cluster is None:
         check_cpus(run, count_local_cpus())
     console = RunLog(run)
-    with interrupt_handler(
-        lambda: say_kept(run, console)
-    ):  # checks may take long, and so does a Ray that is half started
+    # Also while the run is checked and Ray starts, which may take long.
+    with interrupt_handler(lambda: say_kept(run, console)):
         with console.held_phase("checking the run"):
             agents = check_run(run)
-        for shared in shared_weights(agents):
-            console.phase(shared)
+        for line in shared_weights_lines(agents):
+            console.phase(line)
         warning = environment_warning(run)
         if warning is not None:
             console.say(warning)
@@ -62,8 +61,11 @@ def check_and_train(run: RunConfig) -> "RunResult":
             return train_on_ray(run, console, own_ray=cluster is None)
 
 
-def shared_weights(agents: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return a line for each policy that several agents share: without `team` all agents do, also with IPPO."""
+def shared_weights_lines(agents: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return a line for each policy that several agents share; `agents` are those of each policy.
+
+    Without `team` all agents share one policy, also with IPPO.
+    """
     return [
         f"{', '.join(members)} share the weights of policy {name!r}; `team` gives agents policies of their own"
         for name, members in agents.items()
@@ -93,6 +95,7 @@ class TrainedRun:
 
     config: RunConfig
     result: "RunResult"
+    """Its scores, and where its files are."""
 
     @property
     def name(self) -> str:
@@ -106,7 +109,7 @@ class TrainedRun:
 
     @property
     def model(self) -> str:
-        """The best bundle in MLflow's registry: `models:/NAME/VERSION`; empty while MLflow has not registered it."""
+        """`models:/NAME/VERSION` of the best bundle in MLflow's registry; empty while MLflow has not registered it."""
         return self.result.model
 
     @property
@@ -118,8 +121,9 @@ class TrainedRun:
     def metrics(self) -> list[dict[str, float]]:
         """The rows of metrics in the order of training; `steps` counts environment steps.
 
-        There is one for each epoch of a warm start, with `steps` 0, `warm_start/epoch` and no `iteration`, and one for each
-        `iteration`, of which 0 is the evaluation before training. `pandas.DataFrame(run.metrics)` is a table of them.
+        There is one for each epoch of a warm start, with `steps` 0, `warm_start/epoch` and no `iteration`, and one for
+        each `iteration`, of which 0 is the evaluation before training. `pandas.DataFrame(run.metrics)` is a table of
+        them.
         """
         from marl_ray.training.run_folder.metrics_file import read_metrics
         from marl_ray.training.run_folder.record import filesystem_of
@@ -128,9 +132,9 @@ class TrainedRun:
 
     @property
     def curve(self) -> list[tuple[int, float]]:
-        """The learning curve: (environment steps, mean return of an evaluation), without the epochs of a warm start.
+        """The learning curve as (environment steps, mean return of an evaluation).
 
-        The returns are those of training episodes if the run has no evaluations.
+        It lacks the epochs of a warm start. The returns are those of training episodes if the run has no evaluations.
         """
         from marl_ray.training.run_folder.metrics_file import history_of
 
@@ -149,12 +153,12 @@ class TrainedRun:
         return load(self.bundle)
 
     def __str__(self) -> str:
-        return "\n".join([self._line(), *(f"  {line}" for line in self.result.summary)])
+        return "\n".join([self._headline(), *(f"  {line}" for line in self.result.summary)])
 
     def __repr__(self) -> str:
-        return f"<TrainedRun {self._line()}>"
+        return f"<TrainedRun {self._headline()}>"
 
-    def _line(self) -> str:
+    def _headline(self) -> str:
         score = "no score" if self.score is None else f"score {self.score:.3f}"
         return f"{self.name}: {score}, {self.model or 'not registered yet'}"
 

@@ -1,4 +1,4 @@
-"""`marl-ray cluster`: apply manifests, inspect KubeRay's resources, wait for them, read logs, delete."""
+"""`marl-ray cluster`: the commands for resources of KubeRay."""
 
 import contextlib
 import re
@@ -23,14 +23,16 @@ if TYPE_CHECKING:
     from marl_ray.cluster.kuberay.state.view import ResourceKind
 
 cluster_app = typer.Typer(help="KubeRay's clusters, jobs and services on Kubernetes.", no_args_is_help=True)
-FAILED_STATUS, LATE_STATUS = 1, 124
-"""Exit statuses: the resource failed; a deadline passed (as of `timeout`)."""
+FAILED_STATUS = 1
+"""Exit status where the resource failed or is gone."""
+LATE_STATUS = 124
+"""Exit status where a deadline passed, as of the command `timeout`."""
 cluster_app.command()(lint)
 ResourceName = Annotated[str, typer.Argument(metavar="KIND/NAME", help="Such as rayjob/train-1 or rayservice/gateway.")]
 
 
 @contextlib.contextmanager
-def _late() -> Iterator[None]:
+def _report_missed_deadline() -> Iterator[None]:
     """Report a missed deadline in one line, and exit with LATE_STATUS."""
     from marl_ray.cluster.kuberay.client.waiting import WaitTimeoutError
 
@@ -61,7 +63,7 @@ def submit_to_kuberay(
 
     settings = load_config(ClusterConfig, cluster)
     name = name or new_job_name(settings)
-    with _late():
+    with _report_missed_deadline():
         connection = connect(context=context, namespace=namespace)
         return f"rayjob/{name}", submit(connection, kind, config, overrides, settings, name)
 
@@ -97,11 +99,12 @@ def local(
     """
     from marl_ray.cluster.local_nodes import local_cluster
 
-    with local_cluster(nodes, cpus) as started:
-        print(f"{nodes} nodes of {cpus} CPUs, the dashboard at {started.head.dashboard_url}")
-        addresses = f"RAY_ADDRESS={started.head.address} RAY_API_SERVER_ADDRESS={started.head.dashboard_url}"
-        print(f"export {addresses} RAY_AUTH_MODE=token RAY_AUTH_TOKEN={started.head.token}")
-        for number, process in enumerate(started.nodes, 1):
+    with local_cluster(nodes, cpus) as cluster:
+        head = cluster.head
+        print(f"{nodes} nodes of {cpus} CPUs, the dashboard at {head.dashboard_url}")
+        addresses = f"RAY_ADDRESS={head.address} RAY_API_SERVER_ADDRESS={head.dashboard_url}"
+        print(f"export {addresses} RAY_AUTH_MODE=token RAY_AUTH_TOKEN={head.token}")
+        for number, process in enumerate(cluster.nodes, 1):
             print(f"node {number}: process {process.pid}")
         print("running until Ctrl-C", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
@@ -127,7 +130,7 @@ def apply(
     from marl_ray.cluster.kuberay.client.connection import connect
 
     connection = connect(context=context, namespace=namespace)
-    manifests = [manifest for file in files for manifest in _manifests(file)]
+    manifests = [manifest for file in files for manifest in _read_manifests(file)]
     for manifest in manifests:
         resources.apply(connection, manifest, force, dry_run=True)
     applied = []
@@ -179,8 +182,8 @@ def wait(
     if until and until not in list(Phase):
         raise MarlRayError(f"--for {until}: expected one of {', '.join(Phase)}")
     goals = (Phase(until),) if until else DEFAULT_GOALS[kind]
-    with _late(), only_result(as_json):
-        state = wait_for(connection, kind, name, goals, timeout_s, lambda state: _say(resource, state))
+    with _report_missed_deadline(), only_result(as_json):
+        state = wait_for(connection, kind, name, goals, timeout_s, lambda state: _print_state(resource, state))
     show(as_json, {"resource": resource, **state._asdict()}, ())
     raise typer.Exit(0 if state.phase in goals else _exit_status(state) or FAILED_STATUS)
 
@@ -223,8 +226,8 @@ def delete(
 
     connection, kind, name = _connect_to(resource, context, namespace)
     _check_seconds(timeout_s)
-    with _late(), only_result(as_json):
-        if not delete_all(connection, kind, name, timeout_s, lambda state: _say(resource, state)):
+    with _report_missed_deadline(), only_result(as_json):
+        if not delete_all(connection, kind, name, timeout_s, lambda state: _print_state(resource, state)):
             raise MarlRayError(f"delete {resource}: there is none in {connection.namespace}")
     show(as_json, {"resource": resource, "gone": timeout_s > 0}, ())
 
@@ -241,22 +244,22 @@ def _connect_to(resource: str, context: str | None, namespace: str | None) -> tu
 
 
 def _check_seconds(timeout_s: float) -> None:
-    if not timeout_s >= 0:  # no number is not less than 0, and is never over
+    if not timeout_s >= 0:  # so written, it also refuses NaN, which a time never reaches
         raise MarlRayError(f"--timeout-s {timeout_s:g}: expected 0 or more")
 
 
-def _say(resource: str, state: "ResourceState") -> None:
+def _print_state(resource: str, state: "ResourceState") -> None:
     print(f"{resource}: {state}", flush=True)
 
 
 def _exit_status(state: "ResourceState") -> int:
-    """Return the entrypoint's own status where it has one, else 1 for what has failed or is gone."""
+    """Return 0, or for what has failed or is gone the entrypoint's own status where it has one, else FAILED_STATUS."""
     from marl_ray.cluster.kuberay.state.phases import Phase
 
     return (state.status or FAILED_STATUS) if state.phase in (Phase.FAILED, Phase.GONE) else 0
 
 
-def _manifests(file: Path) -> list[JsonObject]:
+def _read_manifests(file: Path) -> list[JsonObject]:
     from marl_ray.cluster.lint.documents import is_manifest, read_documents
 
     documents = read_documents(file)

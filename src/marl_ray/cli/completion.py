@@ -9,14 +9,14 @@ def complete_run(incomplete: str) -> list[str]:
     from marl_ray.runs.stored import folder_names
 
     try:
-        return _beginning(folder_names("runs"), incomplete)
+        return _with_prefix(folder_names("runs"), incomplete)
     except MarlRayError:
         return []
 
 
 def complete_algorithm(incomplete: str) -> list[str]:
     """Return the names of algorithms."""
-    return _beginning(ALGORITHM.names(), incomplete)
+    return _with_prefix(ALGORITHM.names(), incomplete)
 
 
 def complete_override(incomplete: str) -> list[str]:
@@ -26,8 +26,8 @@ def complete_override(incomplete: str) -> list[str]:
     key, equals, value = incomplete.partition("=")
     if equals:
         return [f"{key}={name}" for name in complete_algorithm(value)] if key.endswith("algorithm") else []
-    return _beginning([f"{row.key}=" for row in key_rows("run") if not {"NAME", "[]"} & set(row.key.split("."))], key)
+    return _with_prefix([f"{row.key}=" for row in key_rows("run") if not {"NAME", "[]"} & set(row.key.split("."))], key)
 
 
-def _beginning(names: list[str], incomplete: str) -> list[str]:
-    return [name for name in names if name.startswith(incomplete)]
+def _with_prefix(names: list[str], prefix: str) -> list[str]:
+    return [name for name in names if name.startswith(prefix)]

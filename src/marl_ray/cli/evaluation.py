@@ -1,4 +1,4 @@
-"""The commands of evaluation: benchmarks, with ready samples or with samples that a bundle writes."""
+"""`marl-ray evaluate`, `aggregate` and `tasks`: scores, their mean, and tasks to be scored on."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from marl_ray.cli.documents.output import Json, only_result, plain, show
+from marl_ray.cli.documents.output import Json, as_plain_data, only_result, show
 from marl_ray.cli.options import named_as_options
 from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.extensions import BENCHMARK, REFERENCE
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from marl_ray.envs.text.tasks import ProgramTask
 
 PROGRESS_S = 10.0
+"""Seconds between two lines that say how far an evaluation is."""
 WRITING_PANEL, PROBLEMS_PANEL = "What a policy writes", "The problems"
 SCORING_PANEL, RUNNING_PANEL = "How answers are scored", "Where it runs and what it leaves"
 """Groups of options in the help of `evaluate`."""
@@ -182,20 +183,24 @@ def evaluate(
         raise FieldError("benchmark", "expected a benchmark's name; --episodes N plays a team of actor-critics instead")
     source = ctx.get_parameter_source("tracking_uri")
     if samples is not None and source is not None and source.name == "ENVIRONMENT":
-        tracking_uri = None  # it is there for other commands
-    read = {"k": _ks(k), "env": None if env is None else with_overrides({}, env), "tracking_uri": tracking_uri}
+        tracking_uri = None  # samples need none; the variable is set for other commands
+    parsed = {"k": _parse_ks(k), "env": None if env is None else with_overrides({}, env), "tracking_uri": tracking_uri}
     arguments = {name: value for name, value in ctx.params.items() if name != "as_json"}
     with only_result(as_json):
-        result = run(**arguments | read, progress=_progress() if episodes is None else None)
+        result = run(**arguments | parsed, progress=_make_progress() if episodes is None else None)
     if isinstance(result, EpisodeScores):
-        show(as_json, plain(result) | {"score": result.score, "interval": plain(result.interval)}, [str(result)])
+        show(
+            as_json,
+            as_plain_data(result) | {"score": result.score, "interval": as_plain_data(result.interval)},
+            [str(result)],
+        )
         return
     report = result.report
     document = report | {"problems": len(report["problems"]), "folder": result.folder}
-    show(as_json, document, _lines(report, result.folder))
+    show(as_json, document, _report_lines(report, result.folder))
 
 
-def _lines(report: JsonMapping, folder: Path) -> Iterator[str]:
+def _report_lines(report: JsonMapping, folder: Path) -> Iterator[str]:
     from marl_ray.evaluation.scoring.report import width_notes
     from marl_ray.evaluation.web_agents.reporting import web_lines
 
@@ -251,7 +256,7 @@ def tasks(
     try:
         task_levels = tuple(int(level) for level in levels.split(","))
         if kind == "python":
-            lines = [_record(task) for task in programs(count, task_levels, split, seed)]
+            lines = [_task_line(task) for task in programs(count, task_levels, split, seed)]
         else:
             lines = [asdict(task) for task in arithmetic(count, task_levels, split, seed)]
     except ValueError as error:
@@ -259,8 +264,8 @@ def tasks(
     show(as_json, lines, map(json.dumps, lines))
 
 
-def _record(task: "ProgramTask") -> dict[str, object]:
-    """Return a task of called functions as a line of a file."""
+def _task_line(task: "ProgramTask") -> dict[str, object]:
+    """Return a task of called functions as a line of a file, which `jsonl:FILE` reads."""
     from marl_ray.envs.text.code_tests import prompt_text
 
     code = task.code
@@ -286,7 +291,7 @@ def _parse_weighted_folder(text: str) -> tuple[Path, float]:
         raise MarlRayError(f"{text!r}: expected DIR or DIR=WEIGHT") from error
 
 
-def _ks(text: str | None) -> tuple[int, ...] | None:
+def _parse_ks(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
     try:
@@ -295,7 +300,7 @@ def _ks(text: str | None) -> tuple[int, ...] | None:
         raise FieldError("k", f"expected whole numbers with commas, such as 1,10, got {text!r}") from error
 
 
-def _progress() -> object:
+def _make_progress() -> object:
     last = time.monotonic()
 
     def show_progress(what: str, done: int, total: int) -> None:

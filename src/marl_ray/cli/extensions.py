@@ -1,4 +1,4 @@
-"""The commands for parts that users bring: `check plugin` checks one, `new` writes one to start from."""
+"""`marl-ray check plugin` and `marl-ray new`: parts of users' own, checked and begun."""
 
 import importlib
 import sys
@@ -39,11 +39,11 @@ def check_plugin(
     from marl_ray.config.load import with_overrides
     from marl_ray.conformance.extensions.base import print_property
 
-    module = importlib.import_module(f"marl_ray.conformance.extensions.{_point(kind).kind}")
+    module = importlib.import_module(f"marl_ray.conformance.extensions.{_extension_point(kind).kind}")
     properties = module.check(name, with_overrides({}, settings or ()))
     with only_result(as_json):
-        checked = [print_property(each) for each in properties]
-    passed = all(each.failure is None for each in checked)
+        checked = [print_property(part_property) for part_property in properties]
+    passed = all(part_property.failure is None for part_property in checked)
     show(as_json, {"kind": kind, "name": name, "passed": passed, "properties": checked}, ())
     if not passed:
         raise typer.Exit(1)
@@ -58,16 +58,16 @@ def new(
 
     It writes NAME.py and the test into this folder, and a config where one shows its use.
     """
-    point = _point(kind)
-    *files, (_, following) = _render_templates(point, name)
+    point = _extension_point(kind)
+    *files, (_, next_text) = _render_templates(point, name)
     for path, text in files:
         Path(path).write_text(text, encoding="utf-8")
     written = [path for path, _ in files]
-    commands = [line.strip() for line in following.splitlines()[1:]]
-    show(as_json, {"files": written, "next": commands}, [*(f"wrote {path}" for path in written), following.rstrip()])
+    commands = [line.strip() for line in next_text.splitlines()[1:]]
+    show(as_json, {"files": written, "next": commands}, [*(f"wrote {path}" for path in written), next_text.rstrip()])
 
 
-def _point(kind: str) -> ExtensionPoint:
+def _extension_point(kind: str) -> ExtensionPoint:
     if kind not in POINTS:
         raise MarlRayError(f"KIND {kind!r} is unknown{did_you_mean(kind, POINTS)}")
     return POINTS[kind]
@@ -85,8 +85,8 @@ def _render_templates(point: ExtensionPoint, name: str) -> list[tuple[str, str]]
             f"NAME {name!r}: expected letters in lower case, digits and underscores, such as my_{point.kind}, and no word "
             "of Python"
         )
-    words: dict[str, object] = {"name": name, "title": name.replace("_", " "), "constant": name.upper()}
-    words["class_name"] = "".join(part.capitalize() for part in name.split("_"))
+    variables: dict[str, object] = {"name": name, "title": name.replace("_", " "), "constant": name.upper()}
+    variables["class_name"] = "".join(part.capitalize() for part in name.split("_"))
     templates = jinja2.Environment(  # noqa: S701  they are Python and Markdown
         loader=jinja2.FileSystemLoader(TEMPLATES / point.kind),
         undefined=jinja2.StrictUndefined,
@@ -94,7 +94,8 @@ def _render_templates(point: ExtensionPoint, name: str) -> list[tuple[str, str]]
     )
     files = sorted(templates.list_templates(), key=lambda path: (path == f"{NEXT_COMMANDS_FILE}.j2", path))
     rendered = [
-        (path.removesuffix(".j2").replace("NAME", name), templates.get_template(path).render(words)) for path in files
+        (path.removesuffix(".j2").replace("NAME", name), templates.get_template(path).render(variables))
+        for path in files
     ]
     for path, _ in rendered:
         if path != NEXT_COMMANDS_FILE and Path(path).exists():

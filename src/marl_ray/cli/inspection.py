@@ -1,4 +1,4 @@
-"""`marl-ray algorithms` and `marl-ray config`: what can be named and set."""
+"""`marl-ray algorithms` and `marl-ray config`: names of algorithms, and keys of configs."""
 
 import json
 from collections.abc import Iterator
@@ -33,18 +33,18 @@ def algorithms(
     from marl_ray.config import SPECS, spec_of
 
     if name is None:
-        listed = [{"name": key, **_description(spec)} for key, spec in SPECS.items()]
+        listed = [{"name": key, **_describe_algorithm(spec)} for key, spec in SPECS.items()]
         show(as_json, listed, _list_lines(listed))
         return
     try:
         spec = spec_of(name)
     except MarlRayError as error:
         raise MarlRayError(f"algorithm: {error}") from error
-    document = {"name": name, **_description(spec), "hyper": _hyper_parameters(spec)}
-    show(as_json, document, _lines(document))
+    document = {"name": name, **_describe_algorithm(spec), "hyper": _hyper_parameters(spec)}
+    show(as_json, document, _algorithm_lines(document))
 
 
-def _description(spec: "AlgorithmSpec") -> dict[str, object]:
+def _describe_algorithm(spec: "AlgorithmSpec") -> dict[str, object]:
     return {
         "title": spec.title,
         "paper": spec.paper,
@@ -57,12 +57,12 @@ def _description(spec: "AlgorithmSpec") -> dict[str, object]:
 def _hyper_parameters(spec: "AlgorithmSpec") -> list[dict[str, object]]:
     """Return the hyper-parameters of an algorithm, its own ones first."""
     defaults = spec.hyper.model_validate(spec.defaults).model_dump(mode="json")
-    by_model = _language_defaults(spec) if spec.token_policies and spec.critic != "central" else {}
+    language_defaults = _language_defaults(spec) if spec.token_policies and spec.critic != "central" else {}
     return [
         {
             "key": f"hyper.{key}",
             "default": defaults[key],
-            "of_language_models": by_model.get(key),
+            "of_language_models": language_defaults.get(key),
             "own": key in spec.keys,
             "description": " ".join((spec.hyper.model_fields[key].description or "").split()),
         }
@@ -79,18 +79,18 @@ def _list_lines(listed: list[JsonObject]) -> Iterator[str]:
     yield "\nmarl-ray algorithms NAME shows the hyper-parameters of one; set one with algorithm=NAME and hyper.KEY=VALUE."
 
 
-def _lines(document: JsonObject) -> Iterator[str]:
+def _algorithm_lines(document: JsonObject) -> Iterator[str]:
     trains = "any policy" if document["language_models"] else "actor-critics alone"
     yield f"{document['name']}: {document['title']}, {document['paper']}"
     yield f"  needs   {', '.join(document['needs']) or 'nothing'}"
     yield f"  updates {document['updates']}; trains {trains}"
     for title, of_algorithm in (("its own hyper-parameters", True), ("common hyper-parameters", False)):
         yield f"  {title}"
-        for each in document["hyper"]:
-            if each["own"] == of_algorithm:
-                of_models = f" ({each['of_language_models']})" if each["of_language_models"] else ""
-                default = f"{each['key']} = {json.dumps(each['default'])}{of_models}"
-                yield f"    {default}  {each['description']}".rstrip()
+        for row in document["hyper"]:
+            if row["own"] == of_algorithm:
+                of_models = f" ({row['of_language_models']})" if row["of_language_models"] else ""
+                default = f"{row['key']} = {json.dumps(row['default'])}{of_models}"
+                yield f"    {default}  {row['description']}".rstrip()
 
 
 def _language_defaults(spec: "AlgorithmSpec") -> dict[str, str]:

@@ -26,14 +26,13 @@ from marl_ray.cli.training.runs import runs_app
 from marl_ray.cli.training.submit import submit_app
 from marl_ray.cli.training.sweep import report, sweep
 from marl_ray.cli.training.train import demo, train
+from marl_ray.cluster.job_wait import INTERRUPTED_STATUS
 from marl_ray.errors import MarlRayError
 
 USAGE_ERROR: Any = typer.BadParameter.__base__
 """Typer's error of a wrong word of the command line, which it does not export."""
 BUFFERED_FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 """The types of files that keep what is written to them for a while."""
-INTERRUPTED_STATUS = 130
-"""Exit status after Ctrl-C, as shells report it."""
 COMMANDS: dict[str, dict[str, Callable[..., object] | typer.Typer]] = {
     "Train": {
         "train": train,
@@ -95,10 +94,13 @@ for _group, _commands in COMMANDS.items():
             app.command(_name, rich_help_panel=_group)(_command)
 
 
-def _usage_line(error: Any, words: Sequence[str]) -> Iterator[str]:
-    """Yield one line about a wrong word of the command line; nothing where the help of a group was shown instead."""
-    if wrong := _wrong_value(error):
-        error.message = wrong
+def _usage_line_parts(error: Any, words: Sequence[str]) -> Iterator[str]:
+    """Yield the parts of one line about a wrong word of the command line.
+
+    It yields nothing where the help of a group was shown instead.
+    """
+    if message := _value_message(error):
+        error.message = message
     text = error.format_message().replace("Value error, ", "").rstrip(".")
     if not text:
         return
@@ -112,8 +114,11 @@ def _usage_line(error: Any, words: Sequence[str]) -> Iterator[str]:
     yield f"; {command} --help tells more\n"
 
 
-def _wrong_value(error: Any) -> str:
-    """Return what was expected instead of a value, as errors of a config say it; empty for all other errors."""
+def _value_message(error: Any) -> str:
+    """Return what was expected instead of a value, as errors of a config say it.
+
+    The text is empty for all other errors.
+    """
     from pydantic import ValidationError
 
     from marl_ray.config.base import message_of
@@ -125,7 +130,7 @@ def _wrong_value(error: Any) -> str:
 
 
 def _override_after(option: str, words: Sequence[str]) -> str | None:
-    """Return the KEY=VALUE that is given as the value of this option, as in `--set KEY=VALUE`; None if there is none."""
+    """Return the KEY=VALUE that follows this option, as in `--set KEY=VALUE`; None if there is none."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word == option or word.startswith(f"{option}="):
             value = following if word == option else word.removeprefix(f"{option}=")
@@ -134,15 +139,15 @@ def _override_after(option: str, words: Sequence[str]) -> str | None:
 
 
 def _leave_garbage() -> None:
-    """Let Python end without a search for garbage.
+    """Let Python end without a search for garbage, and write files that are still open.
 
-    Files that are still open are written, as the search would write them: a user's environment may keep a log in one.
+    The search would write them too: a user's environment may keep a log in one.
     """
-    for each in gc.get_objects():
-        if type(each) in BUFFERED_FILES:
+    for candidate in gc.get_objects():
+        if type(candidate) in BUFFERED_FILES:
             with contextlib.suppress(OSError, ValueError):  # it is closed, or has no file
-                if stat.S_ISREG(os.fstat(each.fileno()).st_mode):  # a pipe could block
-                    each.flush()
+                if stat.S_ISREG(os.fstat(candidate.fileno()).st_mode):  # a pipe could block
+                    candidate.flush()
     gc.freeze()
 
 
@@ -169,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except typer.Abort:
         raise SystemExit(1) from None
     except USAGE_ERROR as error:
-        print(*_usage_line(error, words), sep="", end="", file=sys.stderr)
+        print(*_usage_line_parts(error, words), sep="", end="", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED_STATUS) from None

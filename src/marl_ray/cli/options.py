@@ -12,7 +12,7 @@ from marl_ray.errors import FieldError, MarlRayError
 
 LOCAL_DASHBOARD = "http://127.0.0.1:8265"
 LOCAL_GATEWAY = "http://127.0.0.1:8000"
-DATABASE = "sqlite:///runs/experiments.db"
+LOCAL_DATABASE = "sqlite:///runs/experiments.db"
 KEY_NEEDED = "It needs an admin key in MARL_RAY_API_KEY."
 
 RunFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]

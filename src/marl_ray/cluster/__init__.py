@@ -1,1 +1,1 @@
-"""Ray clusters: local ones, those of KubeRay, the jobs that any of them runs, and checks of KubeRay manifests."""
+"""Ray clusters on this machine and on Kubernetes, the jobs that they run, and checks of manifests."""

@@ -1,4 +1,4 @@
-"""Runs commands of marl-ray as Ray Jobs: submits them, follows the log and returns the exit status."""
+"""Runs commands of marl-ray as Ray Jobs, and follows them to their end."""
 
 import asyncio
 import json
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO
 from urllib.parse import urlsplit
 
+from marl_ray.cluster.job_wait import INTERRUPTED_STATUS, JOB_TIMEOUT_S
 from marl_ray.config import RunConfig, config_hash, load_config
 from marl_ray.config.sweep import SweepConfig, load_sweep
 from marl_ray.errors import MarlRayError, one_line
@@ -24,19 +25,17 @@ if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-CONNECT_S = 5.0
-READ_S = 30.0
-"""Deadline of one HTTP request in seconds; Ray's client sets none."""
+"""Hosts of a dashboard's URL that are this machine."""
+CONNECT_S, READ_S = 5.0, 30.0
+"""Deadlines of one HTTP request, for its connection and for its answer, in seconds; Ray's client sets none."""
 LOST_S = 60.0
 """Seconds for which a cluster may be out of reach while a job is followed."""
 STOP_S = 60.0
 """Seconds that a job has to end after it was asked to."""
 GRACE_S = 30
 """Seconds between SIGTERM and SIGKILL that the job's driver has to write a checkpoint; Ray's own default is 3."""
-WEEK_S = 7 * 24 * 3600.0
-
 _POLL_S = 0.5
-_INTERRUPTED_STATUS = 130  # what a shell reports after Ctrl-C
+"""Seconds between two questions about a job: a person who follows its log notices no delay."""
 
 
 def submit(
@@ -47,9 +46,9 @@ def submit(
     address: str,
     submission_id: str | None = None,
     python: str = "python",
-    timeout_s: float = WEEK_S,
+    timeout_s: float = JOB_TIMEOUT_S,
 ) -> int:
-    """Run `marl-ray KIND CONFIG key=value...` on the cluster whose dashboard is `address`; returns its status.
+    """Run `marl-ray KIND CONFIG key=value...` on the cluster whose dashboard is `address`, and return its exit status.
 
     The config is validated here before anything is sent. A job fails once and for good, it is never retried. With a
     `submission_id` a second call joins the job that the first one started. `python` is the interpreter's name in the
@@ -67,7 +66,7 @@ def submit(
     refuse_relative_paths(config)
     client = connect(address)
     with temporary_folder("job") as folder:
-        # Only what the job reads, so that the upload stays small whatever lies around the config.
+        # The folder is uploaded, so it has what the job reads and nothing that lies beside the config.
         if isinstance(config, SweepConfig):  # its file may name its run's, which stays here
             Path(folder, "config.yaml").write_text(json.dumps(config.model_dump(mode="json", exclude_unset=True)))
         else:
@@ -88,7 +87,7 @@ def new_submission_id() -> str:
 
 
 def read_config(kind: str, path: str | Path, overrides: Sequence[str]) -> RunConfig | SweepConfig:
-    """Return the validated config of a run or a sweep; MarlRayError in one line."""
+    """Return the validated config of a run or a sweep. Raises MarlRayError."""
     return load_sweep(path, overrides) if kind == "sweep" else load_config(RunConfig, path, overrides)
 
 
@@ -108,30 +107,30 @@ def run_job(
     *,
     submission_id: str | None = None,
     metadata: Mapping[str, str] | None = None,
-    timeout_s: float = WEEK_S,
+    timeout_s: float = JOB_TIMEOUT_S,
     out: TextIO | None = None,
 ) -> int:
-    """Submit, copy the job's log to `out` (stdout) as it is, return the driver's exit status.
+    """Submit a command, copy the job's log to `out` (stdout) as it is, and return the driver's exit status.
 
     Ctrl-C stops the job, waits until it has ended, and returns 130. A job that outlives `timeout_s` is stopped too,
     and raises MarlRayError.
     """
     # Chosen here and not by the server: an interrupted submission can still be stopped by its name.
     job_id = submission_id or new_submission_id()
-    follower = _Follower(client, job_id, out or sys.stdout)
+    follower = _LogFollower(client, job_id, out or sys.stdout)
     try:
         _submit_or_join(
             client, entrypoint, working_dir, job_id, dict(metadata or {}), may_exist=submission_id is not None
         )
-        info = asyncio.run(follower.follow(timeout_s))
+        details = asyncio.run(follower.follow(timeout_s))
     except KeyboardInterrupt:
         print(f"stopping job {job_id}", file=sys.stderr)
         _stop(follower)
-        return _INTERRUPTED_STATUS
-    if info is None:
+        return INTERRUPTED_STATUS
+    if details is None:
         _stop(follower)
         raise MarlRayError(f"job {job_id} did not end within {timeout_s:g} s and was stopped")
-    return _exit_status(info)
+    return _exit_status(details)
 
 
 def _submit_or_join(
@@ -149,14 +148,19 @@ def _submit_or_join(
     except (OSError, RuntimeError, ValueError) as error:
         if not (may_exist and "already exists" in str(error)):
             raise MarlRayError(f"job {job_id} was not accepted: {one_line(error)}") from error
-    info = client.get_job_info(job_id)
-    if info.entrypoint != entrypoint or any((info.metadata or {}).get(key) != value for key, value in metadata.items()):
+    details = client.get_job_info(job_id)
+    if details.entrypoint != entrypoint or any(
+        (details.metadata or {}).get(key) != value for key, value in metadata.items()
+    ):
         raise MarlRayError(f"submission_id {job_id!r} already names a job with another command or config")
-    print(f"job {job_id} exists ({info.status.value}); following it", file=sys.stderr)
+    print(f"job {job_id} exists ({details.status.value}); following it", file=sys.stderr)
 
 
-class _Follower:
-    """Copies one job's log and waits for its end; remembers how much was copied, so that nothing comes twice."""
+class _LogFollower:
+    """Copies one job's log and waits for its end.
+
+    It remembers how much was copied, so that nothing comes twice.
+    """
 
     def __init__(self, client: "JobSubmissionClient", job_id: str, out: TextIO) -> None:
         self.client = client
@@ -167,33 +171,33 @@ class _Follower:
     async def follow(self, timeout_s: float) -> "JobDetails | None":
         """Return the job's last state once it has ended; None if it still runs after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
-        answered = time.monotonic()
-        copying = asyncio.create_task(self._copy_log())
+        last_answer = time.monotonic()
+        copy_task = asyncio.create_task(self._copy_log())
         try:
             while time.monotonic() < deadline:
                 try:
-                    info = await asyncio.to_thread(self.client.get_job_info, self.job_id)
-                    answered = time.monotonic()
+                    details = await asyncio.to_thread(self.client.get_job_info, self.job_id)
+                    last_answer = time.monotonic()
                 except (OSError, RuntimeError, ValueError) as error:
-                    if time.monotonic() - answered > LOST_S:
+                    if time.monotonic() - last_answer > LOST_S:
                         raise MarlRayError(
                             f"job {self.job_id}: the cluster has not answered for {LOST_S:g} s "
                             f"and the job may still run: {one_line(error)}"
                         ) from error
                 else:
-                    if info.status.is_terminal():
-                        await asyncio.wait([copying], timeout=READ_S)
-                        await asyncio.to_thread(self._copy_rest)
-                        return info
-                if copying.done():  # the connection dropped
-                    copying = asyncio.create_task(self._copy_log())
-                await asyncio.wait([copying], timeout=_POLL_S)
-                if copying.done():
+                    if details.status.is_terminal():
+                        await asyncio.wait([copy_task], timeout=READ_S)
+                        await asyncio.to_thread(self._copy_remaining_log)
+                        return details
+                if copy_task.done():  # the connection dropped
+                    copy_task = asyncio.create_task(self._copy_log())
+                await asyncio.wait([copy_task], timeout=_POLL_S)
+                if copy_task.done():
                     await asyncio.sleep(_POLL_S)
             return None
         finally:
-            copying.cancel()
-            await asyncio.gather(copying, return_exceptions=True)
+            copy_task.cancel()
+            await asyncio.gather(copy_task, return_exceptions=True)
 
     async def _copy_log(self) -> None:
         """Copy the log from one websocket; every connection sends the log from its beginning."""
@@ -205,22 +209,25 @@ class _Follower:
         except (OSError, RuntimeError):
             return  # aiohttp's errors are either; `follow` reconnects
 
-    def _copy_rest(self) -> None:
+    def _copy_remaining_log(self) -> None:
         try:
             self._write(self.client.get_job_logs(self.job_id), 0)
         except (OSError, RuntimeError, ValueError) as error:
             print(f"job {self.job_id}: the end of its log cannot be read: {one_line(error)}", file=sys.stderr)
 
     def _write(self, text: str, position: int) -> None:
-        fresh = text[max(0, self._written - position) :]
-        if fresh:
-            self._out.write(fresh)
+        new_text = text[max(0, self._written - position) :]
+        if new_text:
+            self._out.write(new_text)
             self._out.flush()
-            self._written += len(fresh)
+            self._written += len(new_text)
 
 
-def _stop(follower: _Follower) -> None:
-    """Ask until the job has ended: a job that has not started yet does not hear the first time."""
+def _stop(follower: _LogFollower) -> None:
+    """Ask the job to end until it has ended, because one that has not started yet ignores the first request.
+
+    Raises MarlRayError after STOP_S.
+    """
     deadline = time.monotonic() + STOP_S
     problem = ""
     while time.monotonic() < deadline:
@@ -236,19 +243,19 @@ def _stop(follower: _Follower) -> None:
     raise MarlRayError(f"job {follower.job_id} did not stop within {STOP_S:g} s{problem}")
 
 
-def _exit_status(info: "JobDetails") -> int:
-    if info.status.value == "SUCCEEDED":
+def _exit_status(details: "JobDetails") -> int:
+    if details.status.value == "SUCCEEDED":
         return 0
-    code = info.driver_exit_code
+    code = details.driver_exit_code
     if code is None:  # it never ran, or was stopped: Ray's message is all there is to say
-        print(f"job {info.submission_id} {info.status.value}: {(info.message or '').strip()}", file=sys.stderr)
+        print(f"job {details.submission_id} {details.status.value}: {(details.message or '').strip()}", file=sys.stderr)
         return 1
-    print(f"job {info.submission_id} {info.status.value}: exit status {code}", file=sys.stderr)
+    print(f"job {details.submission_id} {details.status.value}: exit status {code}", file=sys.stderr)
     return 128 - code if code < 0 else code or 1
 
 
 def refuse_relative_paths(config: RunConfig | SweepConfig) -> None:
-    """Refuse relative paths in the config of a job.
+    """Raise MarlRayError for a relative path in the config of a job.
 
     A job runs in a temporary folder of its own, where relative files are missing and results are lost.
     """
@@ -256,8 +263,8 @@ def refuse_relative_paths(config: RunConfig | SweepConfig) -> None:
     paths = {"storage": config.storage, "tracking.uri": run.tracking.uri}
     paths |= {f"team.{name}.bundle": policy.bundle for name, policy in run.team.items()}
     for key, path in paths.items():
-        local = (path or "/").removeprefix("sqlite:///")
-        if not local.startswith(("/", "models:/")) and "://" not in local:
+        file = (path or "/").removeprefix("sqlite:///")
+        if not file.startswith(("/", "models:/")) and "://" not in file:
             raise MarlRayError(
                 f"{key}={path!r} is relative to the job's temporary folder; give an absolute path or a URI, "
                 f"such as {key}=s3://bucket/folder"

@@ -14,6 +14,7 @@ from marl_ray.errors import MarlRayError
 START_S = 120.0
 """Maximum time for the nodes to join."""
 POLL_S = 0.2
+"""Seconds between two counts of the nodes that have joined."""
 JOIN_PROGRAM = "from marl_ray.ray_seams import join_loopback; join_loopback()"
 NODE_LABEL = "marl-ray-node"
 """Ray label of the nodes, 1 and up; the head has none."""

@@ -202,14 +202,14 @@ def decision_lines(played: PlayedExperiment) -> list[str]:
 
 
 def _plot(folder: Path) -> Path:
-    from marl_ray.training.run_folder.record import RECORD_FILE
+    from marl_ray.stored_files.folder_kinds import RUN_FILE
     from marl_ray.training.tracking.curve_plot import plot_returns
     from marl_ray.training.tracking.mlflow_run import MlflowRun
 
     curves = {}
     for arm, path in ARM_CONFIGS.items():
         config = load_config(RunConfig, path, [f"storage={folder}"])
-        record = json.loads((folder / config.name / RECORD_FILE).read_text())
+        record = json.loads((folder / config.name / RUN_FILE).read_text())
         curves[arm] = MlflowRun(config, record["mlflow_run_id"]).history("eval/return")
     return plot_returns(curves, folder / "learning_curves.png", "MultiGrid-Empty-8x8-v0, two agents")
 

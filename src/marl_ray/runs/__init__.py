@@ -1,1 +1,1 @@
-"""Runs and sweeps as they lie under a storage: found, summarised, compared, named and deleted. Nothing is unpickled."""
+"""Runs and sweeps under a storage: lists, summaries, comparisons, names and deletion, without any pickle."""

@@ -29,6 +29,7 @@ class RunCurve:
     intervals: list[tuple[int, float, float]]
     """(environment steps, low, high) of the points whose 95 % interval is known."""
     score: Score | None
+    """None if the run has none."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,14 @@ def compare(runs: Sequence[StoredRun], metric: str | None = None) -> list[SeedGr
 
     Raises MarlRayError for runs of different environments, and for runs that do not have the metric.
     """
-    named = dict.fromkeys(run.name for run in runs)
-    if len(named) < len(runs):
+    if len({run.name for run in runs}) < len(runs):
         raise MarlRayError("runs compare: expected runs of different names")
     environments = {run.config["env"]["id"]: run.name for run in runs}
     if len(environments) > 1:
-        (first, a), (other, b) = list(environments.items())[:2]
+        (first, run_of_first), (other, run_of_other) = list(environments.items())[:2]
         raise MarlRayError(
-            f"runs compare: {a} plays {first} and {b} plays {other}, whose returns are different metrics"
+            f"runs compare: {run_of_first} plays {first} and {run_of_other} plays {other}, whose returns are different "
+            "metrics"
         )
     rows = {run.name: [row for row in run.rows() if iteration_of(row) >= 0] for run in runs}
     metric = _shared_metric(rows, metric)
@@ -72,15 +73,15 @@ def compare(runs: Sequence[StoredRun], metric: str | None = None) -> list[SeedGr
         key = json.dumps([config, run.config["train"]["total_steps"]], sort_keys=True)
         repeats[seed_key := f"{key} {run.config['seed']}"] += 1
         key = f"{key} {repeats[seed_key]}"
-        groups.setdefault(key, []).append(_curve(run, rows[run.name], metric))
+        groups.setdefault(key, []).append(_curve_of(run, rows[run.name], metric))
         overrides.setdefault(key, _overrides_of(run))
-    differing = _differing(list(overrides.values()))
-    compared = [
-        _group(curves, {name: overrides[key].get(name) for name in differing}) for key, curves in groups.items()
+    differing_keys = _differing_keys(list(overrides.values()))
+    seed_groups = [
+        _group_of(curves, {name: overrides[key].get(name) for name in differing_keys}) for key, curves in groups.items()
     ]
     if metric not in METRICS:
-        return compared
-    return sorted(compared, key=lambda group: -math.inf if group.score is None else group.score.value, reverse=True)
+        return seed_groups
+    return sorted(seed_groups, key=lambda group: -math.inf if group.score is None else group.score.value, reverse=True)
 
 
 def student_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -102,15 +103,15 @@ def _overrides_of(run: StoredRun) -> dict[str, object]:
     }
 
 
-def _differing(overrides: Sequence[Mapping[str, object]]) -> list[str]:
+def _differing_keys(overrides: Sequence[Mapping[str, object]]) -> list[str]:
     """Return the keys that do not have one value in all configs."""
-    keys = dict.fromkeys(key for each in overrides for key in each)
-    return [key for key in keys if any(each.get(key) != overrides[0].get(key) for each in overrides)]
+    keys = dict.fromkeys(key for given_keys in overrides for key in given_keys)
+    return [key for key in keys if any(given_keys.get(key) != overrides[0].get(key) for given_keys in overrides)]
 
 
 def _shared_metric(rows: Mapping[str, Sequence[Mapping[str, float]]], metric: str | None) -> str:
     """Return the metric, which all runs have; the error names the run that lacks it."""
-    metrics_of = {name: set().union(*each) - {"iteration", "steps", "timestamp"} for name, each in rows.items()}
+    metrics_of = {name: set().union(*run_rows) - {"iteration", "steps", "timestamp"} for name, run_rows in rows.items()}
     for name, metrics in metrics_of.items():
         if not metrics:
             raise MarlRayError(f"runs compare: {name} has no metrics yet")
@@ -119,7 +120,7 @@ def _shared_metric(rows: Mapping[str, Sequence[Mapping[str, float]]], metric: st
         for name, metrics in metrics_of.items():
             if metric not in metrics:
                 raise MarlRayError(
-                    f"runs compare: {name} has no metric {metric!r}{did_you_mean(metric, _by_use(shared))}"
+                    f"runs compare: {name} has no metric {metric!r}{did_you_mean(metric, _sort_by_use(shared))}"
                 )
         return metric
     for candidate in METRICS:
@@ -132,15 +133,17 @@ def _shared_metric(rows: Mapping[str, Sequence[Mapping[str, float]]], metric: st
                 f"runs compare: {having} is measured by {candidate} and {lacking[0]} is not; "
                 f"name a metric of both with --metric, such as {METRICS[1]}"
             )
-    raise MarlRayError(f"runs compare: expected --metric; all have {', '.join(_by_use(shared)) or 'none in common'}")
+    raise MarlRayError(
+        f"runs compare: expected --metric; all have {', '.join(_sort_by_use(shared)) or 'none in common'}"
+    )
 
 
-def _by_use(metrics: Iterable[str]) -> list[str]:
+def _sort_by_use(metrics: Iterable[str]) -> list[str]:
     """Return the metrics with the returns first, and the shares of time last."""
     return sorted(metrics, key=lambda name: ("return" not in name, name.startswith("time/"), name))
 
 
-def _curve(run: StoredRun, rows: Sequence[Mapping[str, float]], metric: str) -> RunCurve:
+def _curve_of(run: StoredRun, rows: Sequence[Mapping[str, float]], metric: str) -> RunCurve:
     points = [(int(row["steps"]), row[metric]) for row in rows if metric in row]
     ends = f"{metric}_low", f"{metric}_high"
     intervals = [(int(row["steps"]), row[ends[0]], row[ends[1]]) for row in rows if all(end in row for end in ends)]
@@ -151,7 +154,7 @@ def _curve(run: StoredRun, rows: Sequence[Mapping[str, float]], metric: str) -> 
     return RunCurve(run.name, algorithms_of(run.config), run.config["seed"], metric, points, intervals, score)
 
 
-def _group(curves: list[RunCurve], differences: Mapping[str, object]) -> SeedGroup:
+def _group_of(curves: list[RunCurve], differences: Mapping[str, object]) -> SeedGroup:
     if len(curves) == 1:
         return SeedGroup(curves[0].name, curves, curves[0].score, differences)
     values = [curve.score.value for curve in curves if curve.score is not None]

@@ -17,7 +17,7 @@ MAX_KL = 0.5
 MIN_KL = 1e-6
 """Divergence of every update below which the policy stands still."""
 MAX_VALUE_LOSS = 50.0
-"""In units of the value normaliser, in which returns have a variance of one."""
+"""Value loss above which the critic diverged, in units of the normaliser, in which returns have a variance of one."""
 MIN_NORM = 1e-6
 """Norm of the gradient below which nothing is learned."""
 ZERO_RETURN = 1e-9
@@ -46,28 +46,28 @@ def diagnose(config: JsonMapping, rows: _Rows) -> list[str]:
     scored = [row for row in rows if metric in row]
     trained = {name: policy for name, policy in config["team"].items() if not policy["frozen"]}
     skilled = bool(config["resume_from"] or any(policy["bundle"] for policy in trained.values()))
-    course = _course(metric, scored, skilled) if len(scored) > 1 else None
-    sentences = [] if course is None else [course]
+    return_sentence = _describe_return(metric, scored, skilled) if len(scored) > 1 else None
+    sentences = [] if return_sentence is None else [return_sentence]
     for name, policy in trained.items():
         prefix, path = (f"{name}/", f"team.{name}.hyper") if len(trained) > 1 else ("", "hyper")
-        if course is not None or _broken(prefix, rows):
-            sentences += _of_policy(prefix, _Keys(path, policy["hyper"]), rows)
+        if return_sentence is not None or _is_broken(prefix, rows):
+            sentences += _describe_policy(prefix, _HyperKeys(path, policy["hyper"]), rows)
     return sentences
 
 
 def has_only_return_news(sentences: Sequence[str]) -> bool:
-    """Return whether `diagnose` says no more than how the return went, which is no news after a short run."""
+    """Return True if `diagnose` says no more than how the return went, which is no news after a short run."""
     return len(sentences) == 1 and sentences[0].startswith(("eval/return ", "return "))
 
 
-class _Keys:
+class _HyperKeys:
     """The hyper-parameters of a policy as users name them."""
 
     def __init__(self, prefix: str, hyper: JsonMapping):
         self.prefix, self.hyper = prefix, hyper
 
     def __call__(self, key: str) -> str:
-        """Return a text such as `hyper.lr=10`; without the value where the algorithm does not read the key."""
+        """Return a text such as `hyper.lr=10`, without the value where the algorithm does not read the key."""
         value = self.hyper.get(key)
         return f"{self.prefix}.{key}" + ("" if value is None else f"={value:g}")
 
@@ -77,53 +77,56 @@ class _Keys:
         return (self.hyper.get("epochs") or 1) * (self.hyper.get("minibatches") or 1)
 
 
-def _course(metric: str, scored: _Rows, skilled: bool) -> str | None:
+def _describe_return(metric: str, scored: _Rows, skilled: bool) -> str | None:
     """Describe a return that did not rise, or did not stay; None for one that did.
 
     `skilled` says that the run began with weights of another run.
     """
     first, last, best = scored[0], scored[-1], max(scored, key=lambda row: row[metric])
     value = first[metric]
-    every = [row.get(f"{metric}{end}", math.inf) for row in scored for end in ("", "_low", "_high")]
-    if max(map(abs, every)) < ZERO_RETURN:
+    returns = [row.get(f"{metric}{end}", math.inf) for row in scored for end in ("", "_low", "_high")]
+    if max(map(abs, returns)) < ZERO_RETURN:
         return (
             f"{metric} is 0 in every evaluated episode: no reward was met, or those of opponents cancel, because a return "
             "is averaged over all agents"
         )
     greedy = [row.get("eval/greedy_return", value) for row in scored]
-    if all(math.isclose(other, value, abs_tol=ZERO_RETURN) for other in (*every, *greedy)):
+    if all(math.isclose(other, value, abs_tol=ZERO_RETURN) for other in (*returns, *greedy)):
         solved = "the weights of the other run earn all there is, " if skilled else ""
         return (
             f"every episode returned {value:,.3f}: {solved}the reward does not depend on what the policies do, or no "
             "episode met another"
         )
     if last[metric] <= value:
-        return f"{metric} did not rise: {_at(first, metric)}, {_at(last, metric)}"
+        return f"{metric} did not rise: {_at_step(first, metric)}, {_at_step(last, metric)}"
     high = first.get(f"{metric}_high", first[metric])
     if last[metric] <= high:
         return (
-            f"{metric} rose no more than chance explains: {_at(first, metric)}, whose 95 % interval ends at {high:.3f}, "
-            f"{_at(last, metric)}"
+            f"{metric} rose no more than chance explains: {_at_step(first, metric)}, whose 95 % interval ends at "
+            f"{high:.3f}, {_at_step(last, metric)}"
         )
     if last.get(f"{metric}_high", last[metric]) < best.get(f"{metric}_low", last[metric]):
-        return f"{metric} fell again: {_at(best, metric)}, {_at(last, metric)}"
+        return f"{metric} fell again: {_at_step(best, metric)}, {_at_step(last, metric)}"
     return None
 
 
-def _broken(prefix: str, rows: _Rows) -> bool:
-    """Return whether a policy shows what no healthy run shows, whatever its return did.
+def _is_broken(prefix: str, rows: _Rows) -> bool:
+    """Return True if a policy shows what no healthy run shows, whatever its return did.
 
     It has not changed since the first part of the run, though its groups differ, or its critic is still diverging in
     the last part. An entropy of 0 is no such sign: a good run ends so.
     """
-    since = _since(rows, f"{prefix}grad_norm", MIN_NORM)
-    stuck = since is not None and since["steps"] <= EARLY_SHARE * rows[-1]["steps"]
-    alike = _since(rows, f"{prefix}informative_groups", MIN_GROUPS) is not None
-    return (stuck and not alike) or any(_diverging(prefix, rows))
+    since = _first_row_below(rows, f"{prefix}grad_norm", MIN_NORM)
+    is_stuck = since is not None and since["steps"] <= EARLY_SHARE * rows[-1]["steps"]
+    groups_agree = _first_row_below(rows, f"{prefix}informative_groups", MIN_GROUPS) is not None
+    return (is_stuck and not groups_agree) or any(_diverging_signs(prefix, rows))
 
 
-def _diverging(prefix: str, rows: _Rows) -> tuple[bool, bool]:
-    """Return whether value_loss, and explained_variance, are beyond all bounds in every row of the last part of a run."""
+def _diverging_signs(prefix: str, rows: _Rows) -> tuple[bool, bool]:
+    """Return the signs of a critic that diverges: of its value_loss, and of its explained_variance.
+
+    A sign is True if the metric is beyond its bound in every row of the last part of a run.
+    """
     late = [row for row in rows if row["steps"] >= LATE_SHARE * rows[-1]["steps"]]
     losses, explained = (
         [row[f"{prefix}{name}"] for row in late if f"{prefix}{name}" in row]
@@ -135,43 +138,45 @@ def _diverging(prefix: str, rows: _Rows) -> tuple[bool, bool]:
     )
 
 
-def _of_policy(prefix: str, keys: _Keys, rows: _Rows) -> Iterator[str]:
+def _describe_policy(prefix: str, keys: _HyperKeys, rows: _Rows) -> Iterator[str]:
     entropy, kl, value_loss = ([row for row in rows if f"{prefix}{n}" in row] for n in ("entropy", "kl", "value_loss"))
-    yield from _about_entropy(f"{prefix}entropy", keys, entropy, rows)
+    yield from _describe_entropy(f"{prefix}entropy", keys, entropy, rows)
     if kl:
         largest = max(kl, key=lambda row: row[f"{prefix}kl"])
         if largest[f"{prefix}kl"] > MAX_KL:
-            yield f"{prefix}kl was {_at(largest, f'{prefix}kl')}: an update changed too much, {keys('lr')} may be too high"
+            reached = _at_step(largest, f"{prefix}kl")
+            yield f"{prefix}kl was {reached}: an update changed too much, {keys('lr')} may be too high"
         elif largest[f"{prefix}kl"] < MIN_KL and keys.gradient_steps > 1:
             yield f"{prefix}kl is at most {largest[f'{prefix}kl']:.1g}: the policy stands still, {keys('lr')} may be too low"
     largest = max(value_loss, key=lambda row: row[f"{prefix}value_loss"], default={})
     rate = keys("lr" if keys.hyper.get("critic_lr") is None else "critic_lr")
     if largest.get(f"{prefix}value_loss", 0.0) > MAX_VALUE_LOSS:
-        yield f"{prefix}value_loss was {_at(largest, f'{prefix}value_loss')}: the critic diverged, {rate} may be too high"
-    elif _diverging(prefix, rows)[1]:
+        reached = _at_step(largest, f"{prefix}value_loss")
+        yield f"{prefix}value_loss was {reached}: the critic diverged, {rate} may be too high"
+    elif _diverging_signs(prefix, rows)[1]:
         last = next(row for row in reversed(rows) if f"{prefix}explained_variance" in row)
         yield (
-            f"{prefix}explained_variance is {_at(last, f'{prefix}explained_variance')}: the critic is far worse than one "
-            f"number for all states, {rate} may be too high"
+            f"{prefix}explained_variance is {_at_step(last, f'{prefix}explained_variance')}: the critic is far worse than "
+            f"one number for all states, {rate} may be too high"
         )
-    since = _since(rows, f"{prefix}informative_groups", MIN_GROUPS)
+    since = _first_row_below(rows, f"{prefix}informative_groups", MIN_GROUPS)
     if since is not None:
         yield (
             f"{prefix}informative_groups is 0 since step {since['steps']:,.0f}: all members of a group score the same, "
             "train.group_size may be too small or the tasks too hard"
         )
-    since = _since(rows, f"{prefix}grad_norm", MIN_NORM)
+    since = _first_row_below(rows, f"{prefix}grad_norm", MIN_NORM)
     if since is not None:
         yield f"{prefix}grad_norm is 0 since step {since['steps']:,.0f}: nothing is learned any more"
 
 
-def _about_entropy(name: str, keys: _Keys, entropies: _Rows, rows: _Rows) -> Iterator[str]:
+def _describe_entropy(name: str, keys: _HyperKeys, entropies: _Rows, rows: _Rows) -> Iterator[str]:
     if not entropies:
         return
     greatest, last = max(row[name] for row in entropies), entropies[-1]
     if greatest <= 0:  # of continuous actions: a density's entropy, without a natural zero
         return
-    since = _since(entropies, name, COLLAPSED_SHARE * greatest)
+    since = _first_row_below(entropies, name, COLLAPSED_SHARE * greatest)
     if since is not None:
         yield (
             f"{name} fell to {last[name]:.2f} by step {since['steps']:,.0f}: the policy no longer explores, "
@@ -189,15 +194,15 @@ def _about_entropy(name: str, keys: _Keys, entropies: _Rows, rows: _Rows) -> Ite
         )
 
 
-def _since(rows: _Rows, name: str, below: float) -> Mapping[str, float] | None:
-    """Return the first of the last rows with a metric that are all below a value; None if the last one is not."""
+def _first_row_below(rows: _Rows, name: str, bound: float) -> Mapping[str, float] | None:
+    """Return the row from which on a metric stays below a bound; None if the last row with the metric is not below."""
     first = None
     for row in reversed([row for row in rows if name in row]):
-        if row[name] >= below:
+        if row[name] >= bound:
             break
         first = row
     return first
 
 
-def _at(row: Mapping[str, float], name: str) -> str:
+def _at_step(row: Mapping[str, float], name: str) -> str:
     return f"{row[name]:z,.3f} at step {row['steps']:,.0f}"

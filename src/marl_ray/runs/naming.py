@@ -11,7 +11,7 @@ from marl_ray.errors import MarlRayError
 LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
 """Letters and digits that are not mistaken for each other."""
 MAX_NAME_LENGTH = 40
-"""Maximum number of characters of a made name before its random end."""
+"""Maximum number of characters of a made name before its random end, so that a table of runs stays narrow."""
 
 
 def load_named(path: str | Path, overrides: Sequence[str] = ()) -> tuple[RunConfig, list[str]]:
@@ -23,7 +23,7 @@ def load_named(path: str | Path, overrides: Sequence[str] = ()) -> tuple[RunConf
 
 
 def parse_named(data: object, overrides: Sequence[str], source: str) -> tuple[RunConfig, list[str]]:
-    """Return the result of `load_named` for plain data; `source` names them in errors. Raises MarlRayError."""
+    """Return the result of `load_named` for plain data, which `source` names in errors. Raises MarlRayError."""
     has_name = (isinstance(data, dict) and "name" in data) or any(
         override.startswith("name=") for override in overrides
     )
@@ -44,13 +44,13 @@ def made_name(config: RunConfig) -> str:
         re.sub(r"^MultiGrid-|^mpe2\.|^gymnasium\.|[-_]v\d+$", "", part.rpartition(":")[2]) for part in parts
     )
     stem = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")[:MAX_NAME_LENGTH].strip("-")
-    taken = _taken(config.storage)
+    taken = _taken_names(config.storage)
     while (name := f"{stem}-{''.join(secrets.choice(LETTERS) for _ in range(4))}") in taken:
         pass
     return name
 
 
-def _taken(storage: str) -> frozenset[str]:
+def _taken_names(storage: str) -> frozenset[str]:
     from marl_ray.runs.stored import folder_names
 
     try:

@@ -14,48 +14,49 @@ MAX_LINE = 90
 
 
 def plot_comparison(groups: Sequence[SeedGroup], path: Path, title: str) -> Path:
-    """Draw every run's curve into a PNG, a colour for each group, with names and scores below the axes; its path.
+    """Draw every run's curve into a PNG, and return its path.
 
-    Points have their intervals. A group of several seeds has its mean as a thick line, where all have been measured.
+    Each group has a colour; names and scores stand below the axes. Points have their intervals. A group of several
+    seeds has its mean as a thick line, where all have been measured.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    labels = [textwrap.fill(label_of(group), MAX_LINE) for group in groups]
+    labels = [textwrap.fill(legend_line(group), MAX_LINE) for group in groups]
     lines = sum(label.count("\n") + 1 for label in labels)
     figure = Figure(figsize=(8, 5 + 0.2 * lines), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     for number, (group, label) in enumerate(zip(groups, labels, strict=True)):
-        color, several = f"C{number % 10}", len(group.runs) > 1
+        color, has_mean = f"C{number % 10}", len(group.runs) > 1
         for curve in group.runs:
             steps, values = zip(*curve.points, strict=True)
             style = (
-                {"linewidth": 0.8, "alpha": 0.5} if several else {"linewidth": 1.8, "marker": "o", "markersize": 3.0}
+                {"linewidth": 0.8, "alpha": 0.5} if has_mean else {"linewidth": 1.8, "marker": "o", "markersize": 3.0}
             )
-            axes.plot(steps, values, color=color, label=None if several else label, **style)
-            if curve.intervals and not several:
-                at, low, high = zip(*curve.intervals, strict=True)
-                axes.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)
-        if several:
+            axes.plot(steps, values, color=color, label=None if has_mean else label, **style)
+            if curve.intervals and not has_mean:
+                interval_steps, low, high = zip(*curve.intervals, strict=True)
+                axes.fill_between(interval_steps, low, high, color=color, alpha=0.15, linewidth=0)
+        if has_mean:
             means = mean_curve(group.runs)
             axes.plot(*(zip(*means, strict=True) if means else ((), ())), color=color, linewidth=2.2, label=label)
     axes.set(title=title, xlabel="environment steps", ylabel=groups[0].runs[0].metric)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", frameon=False, title=textwrap.fill(legend_key(groups), MAX_LINE))
+    figure.legend(loc="outside lower center", frameon=False, title=textwrap.fill(legend_title(groups), MAX_LINE))
     figure.savefig(path, dpi=130)
     return path
 
 
-def label_of(group: SeedGroup) -> str:
+def legend_line(group: SeedGroup) -> str:
     """Return the group's line in the legend: runs and score with its interval."""
     return group.label if group.score is None else f"{group.label}: {_score_text(group.score)}"
 
 
-def legend_key(groups: Sequence[SeedGroup]) -> str:
-    """Return what the lines, the bands and the numbers of the picture are."""
+def legend_title(groups: Sequence[SeedGroup]) -> str:
+    """Return the title of the legend, which says what the lines, the bands and the numbers of the picture are."""
     parts = []
     if any(curve.intervals for group in groups if len(group.runs) == 1 for curve in group.runs):
         parts.append("band: 95 % interval of each point")
@@ -68,9 +69,9 @@ def legend_key(groups: Sequence[SeedGroup]) -> str:
 
 
 def group_line(group: SeedGroup) -> str:
-    """Return all about the group in one line.
+    """Return one line about a group.
 
-    The line has runs, algorithm, seeds, up to three keys in which the group differs, and its score with the interval.
+    It has runs, algorithm, seeds, up to MAX_KEYS keys in which the group differs, and its score with the interval.
     """
     seeds = ", ".join(str(curve.seed) for curve in group.runs)
     text = f"{group.label}: {group.runs[0].algorithm}, seed{'s' if len(group.runs) > 1 else ''} {seeds}"
@@ -85,7 +86,7 @@ def group_line(group: SeedGroup) -> str:
 
 
 def key_difference(key: str, value: object) -> str:
-    """Return a key in which runs differ, with its value."""
+    """Return a key in which runs differ, with its value; None stands for the default."""
     return f"{key} at its default" if value is None else f"{key}={value}"
 
 

@@ -13,7 +13,7 @@ from marl_ray.training.run_folder.lease import Lease
 
 @dataclass(frozen=True)
 class FolderContents:
-    """The files that the folder of a run or a sweep holds."""
+    """Counts of what the folder of a run or a sweep holds."""
 
     name: str
     folder: str
@@ -47,12 +47,12 @@ def remove_folder(entry: StoredRun | StoredSweep) -> None:
     that cannot be told, or if the folder cannot be deleted.
     """
     contents_of(entry)
-    what = f"{kind_of(entry)} {entry.name!r}"
-    with Lease(entry.filesystem, entry.folder, what):
+    label = f"{kind_of(entry)} {entry.name!r}"
+    with Lease(entry.filesystem, entry.folder, label):
         try:
             entry.filesystem.delete_dir(entry.folder)
         except OSError as error:
-            raise MarlRayError(f"{what}: {entry.uri!r} cannot be deleted: {one_line(error)}") from error
+            raise MarlRayError(f"{label}: {entry.uri!r} cannot be deleted: {one_line(error)}") from error
 
 
 def kind_of(entry: StoredRun | StoredSweep) -> str:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from pyarrow import fs
@@ -11,11 +12,28 @@ from marl_ray.errors import MarlRayError, did_you_mean, one_line
 from marl_ray.json_types import JsonMapping
 from marl_ray.storages import open_storage
 from marl_ray.stored_files.appended_file import parts_of
+from marl_ray.stored_files.folder_kinds import RUN_FILE, SWEEP_FILE
 from marl_ray.training.run_folder.metrics_file import read_metrics
 from marl_ray.training.run_folder.owners import Owner, read_owner
-from marl_ray.training.run_folder.record import FINISHED_KEY, RECORD_FILE, RunRecord, read_record
+from marl_ray.training.run_folder.record import FINISHED_KEY, RunRecord, read_record
 from marl_ray.tuning.folder import Folder
-from marl_ray.tuning.records import CHANGES_FILE, RECORDS_FILE, read_records
+from marl_ray.tuning.records import CHANGES_FILE, read_records
+
+
+class StoredRunState(StrEnum):
+    """The states of a run."""
+
+    RUNNING = "running"
+    """Its driver works."""
+    FINISHED = "finished"
+    """It has played all the steps of its config."""
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    """A person ended its driver."""
+    DIED = "died"
+    """Its driver ended without a word."""
+    UNFINISHED = "unfinished"
+    """Steps remain, and nothing says who played the others."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +53,7 @@ class StoredEntry:
         return f"{self.storage.rstrip('/')}/{self.name}"
 
     def owner(self) -> Owner | None:
-        """Return the last attempt at it; None where nothing says so."""
+        """Return the owner of the last attempt; None where no file names one."""
         return read_owner(self.filesystem, self.folder)
 
 
@@ -51,21 +69,19 @@ class StoredRun(StoredEntry):
         """The run's config as plain data with every default written out."""
         return self.record["config"]
 
-    def state(self) -> str:
-        """Return the state of the run, in one word.
-
-        It is `finished`, `running`, `failed`, `interrupted`, `died` (its driver ended without a
-        word) or `unfinished`.
-        """
+    def state(self) -> StoredRunState:
+        """Return the state of the run at this moment."""
         owner = self.owner()
         if owner is not None and owner.is_alive(time.time()):
-            return owner.state
-        ended = self.record.get(FINISHED_KEY)
-        if ended is not None and ended["total_steps"] >= self.config["train"]["total_steps"]:
-            return FINISHED_KEY
+            return StoredRunState.RUNNING
+        finished = self.record.get(FINISHED_KEY)
+        if finished is not None and finished["total_steps"] >= self.config["train"]["total_steps"]:
+            return StoredRunState.FINISHED
         if owner is None:
-            return "unfinished"
-        return owner.state if owner.state in ("failed", "interrupted") else "died"
+            return StoredRunState.UNFINISHED
+        if owner.state in (StoredRunState.FAILED, StoredRunState.INTERRUPTED):
+            return StoredRunState(owner.state)
+        return StoredRunState.DIED
 
     def rows(self) -> list[dict[str, float]]:
         """Return the metrics of its iterations. Raises MarlRayError for a file of other lines."""
@@ -92,7 +108,7 @@ def list_stored(storage: str) -> Iterator[StoredRun | StoredSweep]:
     Raises MarlRayError if it cannot be read.
     """
     filesystem, root = open_storage(storage)
-    for name in _folders(filesystem, root, storage):
+    for name in _folder_names(filesystem, root, storage):
         try:
             entry = _read_entry(filesystem, root, storage, name)
         except MarlRayError:
@@ -119,25 +135,26 @@ def find_entry(
 
     Raises MarlRayError with the names of this `kind` that are close; `what` is the kind in words.
     """
-    place, _, last = name.rstrip("/").rpartition("/")
-    storage, name = (place, last) if place else (storage, name)
+    parent, _, folder_name = name.rstrip("/").rpartition("/")
+    storage, name = (parent, folder_name) if parent else (storage, name)
     filesystem, root = open_storage(storage)
     entry = _read_entry(filesystem, root, storage, name)
     if entry is None:
-        stored_names = [each.name for each in list_stored(storage) if isinstance(each, kind)]
-        instead = did_you_mean(name, stored_names) if stored_names else elsewhere(storage) or f"; there is no {what}"
+        stored_names = [stored.name for stored in list_stored(storage) if isinstance(stored, kind)]
+        instead = did_you_mean(name, stored_names) if stored_names else storage_hint(storage) or f"; there is no {what}"
         raise MarlRayError(f"{what} {name!r} is not under {storage!r}{instead}")
     return entry
 
 
-def elsewhere(storage: str) -> str:
-    """Return the end of an error about a storage without runs; empty if no folder below it has one.
+def storage_hint(storage: str) -> str:
+    """Return the end of an error about a storage without runs: where there are some.
 
-    It names the storage of the newest run there, such as that of `marl-ray try`.
+    It names the storage of the newest run below the given one, such as that of `marl-ray try`. The text is empty if
+    there is no run below it.
     """
     if "://" in storage:
         return ""
-    records = [path for depth in ("*/*", "*/*/*") for path in Path(storage).glob(f"{depth}/{RECORD_FILE}")]
+    records = [path for depth in ("*/*", "*/*/*") for path in Path(storage).glob(f"{depth}/{RUN_FILE}")]
     if not records:
         return ""
     newest = max(records, key=lambda path: path.stat().st_mtime)
@@ -146,10 +163,10 @@ def elsewhere(storage: str) -> str:
 
 def folder_names(storage: str) -> list[str]:
     """Return the names of the folders of a storage, whatever lies in them. Raises MarlRayError if it cannot be read."""
-    return _folders(*open_storage(storage), storage)
+    return _folder_names(*open_storage(storage), storage)
 
 
-def _folders(filesystem: fs.FileSystem, root: str, storage: str) -> list[str]:
+def _folder_names(filesystem: fs.FileSystem, root: str, storage: str) -> list[str]:
     try:
         infos = filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True))
     except (OSError, ValueError) as error:
@@ -163,22 +180,22 @@ def _read_entry(filesystem: fs.FileSystem, root: str, storage: str, name: str) -
     Raises MarlRayError for a file of something else.
     """
     folder = f"{root}/{name}"
-    what = f"{folder} has no record of a run"
+    problem = f"{folder} has no record of a run"
     try:
         record = read_record(filesystem, folder)
         if record is not None:
             return StoredRun(storage, name, filesystem, folder, record)
-        if filesystem.get_file_info(f"{folder}/{RECORDS_FILE}").type != fs.FileType.File:
+        if filesystem.get_file_info(f"{folder}/{SWEEP_FILE}").type != fs.FileType.File:
             return None
-        what = f"{folder}/{RECORDS_FILE} is not the record of a sweep"
+        problem = f"{folder}/{SWEEP_FILE} is not the record of a sweep"
         records = read_records(Folder(storage, name))
         if records is not None:
-            records["trials"], records["config"]
-            files = filesystem.get_file_info([f"{folder}/{RECORDS_FILE}", f"{folder}/{CHANGES_FILE}"])
+            records["trials"], records["config"]  # a KeyError for other JSON
+            files = filesystem.get_file_info([f"{folder}/{SWEEP_FILE}", f"{folder}/{CHANGES_FILE}"])
             if files[1].type == fs.FileType.Directory:
                 files += parts_of(filesystem, files[1].path)
             changed = max((file.mtime.timestamp() for file in files if file.mtime), default=0.0)
             return StoredSweep(storage, name, filesystem, folder, records, changed)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise MarlRayError(f"{what}: {one_line(error)}") from error
+        raise MarlRayError(f"{problem}: {one_line(error)}") from error
     return None

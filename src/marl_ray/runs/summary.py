@@ -8,18 +8,19 @@ from marl_ray.errors import MarlRayError, one_line
 from marl_ray.json_types import JsonMapping
 from marl_ray.runs.diagnosis import diagnose
 from marl_ray.runs.stored import StoredRun, StoredSweep
+from marl_ray.stored_files.folder_kinds import SWEEP_FILE
 from marl_ray.training.checkpoints.index import PublishedCheckpoint, best, published_checkpoints
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.run_folder.bundle_link import linked_bundle
 from marl_ray.training.run_folder.record import FINISHED_KEY, RESULT_KEY
 from marl_ray.training.run_folder.run_log import LOG_FILE
-from marl_ray.tuning.records import RECORDS_FILE
 
 if TYPE_CHECKING:
     from pyarrow import fs
 
 
 CURVE_FILE = "return.png"
+"""Name of the picture of the learning curve in a run's folder."""
 BEST = "best/"
 """Prefix of the metrics of the best bundle, on other episodes than those that chose it."""
 SOURCES = {BEST: "best bundle", "eval/": "last evaluation", "": "training episodes"}
@@ -46,18 +47,23 @@ class RunSummary:
     kind: str
     """`run` or `sweep`."""
     state: str
+    """A `StoredRunState`; of a sweep the status in its records."""
     algorithm: str
     """Algorithms of the policies that learn, with commas; of a sweep its scheduler and search."""
     env: str
     """Id of the environment."""
     seed: int | None
+    """None for a sweep."""
     steps: int
     """Environment steps played; of a sweep by all trials and seeds."""
     total_steps: int | None
+    """Environment steps that the config asks for; None for a sweep whose budget does not bound them."""
     score: Score | None
+    """None if nothing was scored yet."""
     at: float | None
     """Time of the last sign of it, in seconds since 1970."""
     storage: str
+    """Folder or URI."""
 
 
 class CheckpointSummary(TypedDict):
@@ -77,11 +83,11 @@ class MlflowReference(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class RunDetails:
-    """All that a run's folder says."""
+    """The facts that a run's folder holds, for `marl-ray runs show`."""
 
     summary: RunSummary
     error: str | None
-    """One line that says why the last attempt failed."""
+    """One line that says why the last attempt failed; None if it did not."""
     warnings: Sequence[str]
     """Sentences about what is wrong, with the keys to change; empty for a run that learns."""
     given: JsonMapping
@@ -89,14 +95,16 @@ class RunDetails:
     config: JsonMapping
     """With every default written out."""
     bundle: str | None
-    """Folder or URI of the best bundle."""
+    """Folder or URI of the best bundle; None before there is one."""
     model: str | None
-    """`models:/name/version` of a finished run."""
+    """`models:/name/version` of a finished run; None before."""
     checkpoints: Sequence[CheckpointSummary]
     """The complete checkpoints, oldest first."""
     mlflow: MlflowReference
     curve: str | None
+    """File of the learning curve's picture; None where there is none."""
     log: str | None
+    """File of the run's log; None where there is none."""
     errors: Sequence[str]
     """Files with the tracebacks of workers and of the driver."""
 
@@ -108,14 +116,14 @@ def summary_of(run: StoredRun | StoredSweep) -> RunSummary:
     """
     if isinstance(run, StoredSweep):
         try:
-            return _of_sweep(run)
+            return _sweep_summary(run)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-            path = f"{run.folder}/{RECORDS_FILE}"
+            path = f"{run.folder}/{SWEEP_FILE}"
             raise MarlRayError(f"{path} is not the record of a sweep: {one_line(error)}") from error
-    return _of_run(run, run.rows(), published_of(run))
+    return _run_summary(run, run.rows(), published_of(run))
 
 
-def _of_run(
+def _run_summary(
     run: StoredRun, rows: Sequence[Mapping[str, float]], checkpoints: Sequence[PublishedCheckpoint]
 ) -> RunSummary:
     owner = run.owner()
@@ -137,12 +145,12 @@ def _of_run(
 
 
 def details_of(run: StoredRun) -> RunDetails:
-    """Return all about a run. Raises MarlRayError as `summary_of` does."""
+    """Return the details of a run. Raises MarlRayError as `summary_of` does."""
     result = run.record.get(FINISHED_KEY, {}).get(RESULT_KEY, {})
     owner, rows, checkpoints = run.owner(), run.rows(), published_of(run)
     errors_folder = f"{run.folder}/errors"
     return RunDetails(
-        summary=_of_run(run, rows, checkpoints),
+        summary=_run_summary(run, rows, checkpoints),
         error=None if owner is None else owner.error,
         warnings=diagnose(run.config, rows),
         given=run.record.get("given", {}),
@@ -150,18 +158,22 @@ def details_of(run: StoredRun) -> RunDetails:
         bundle=linked_bundle(run.filesystem, run.folder) or result.get("bundle"),
         model=result.get("model"),
         checkpoints=[
-            {"path": f"{run.uri}/{each.name}", "iteration": each.manifest.iteration, "steps": each.manifest.steps}
-            for each in checkpoints
+            {
+                "path": f"{run.uri}/{checkpoint.name}",
+                "iteration": checkpoint.manifest.iteration,
+                "steps": checkpoint.manifest.steps,
+            }
+            for checkpoint in checkpoints
         ],
         mlflow={"run_id": run.record.get("mlflow_run_id"), "uri": result.get("tracking_uri")},
         curve=f"{run.uri}/{CURVE_FILE}" if run.has(CURVE_FILE) else None,
         log=f"{run.uri}/{LOG_FILE}" if run.has(LOG_FILE) else None,
-        errors=[info.path for info in _files(run, errors_folder)],
+        errors=[info.path for info in _list_files(run, errors_folder)],
     )
 
 
 def algorithms_of(config: JsonMapping) -> str:
-    """Return the algorithms of the policies that learn."""
+    """Return the names of the algorithms of the policies that learn, with commas."""
     learners = [policy for policy in config["team"].values() if not policy["frozen"]]
     return ",".join(dict.fromkeys(policy["algorithm"] for policy in learners))
 
@@ -174,7 +186,8 @@ def published_of(run: StoredRun) -> list[PublishedCheckpoint]:
 def score_of(checkpoints: Sequence[PublishedCheckpoint], rows: Sequence[Mapping[str, float]]) -> Score | None:
     """Return the score of the run's best bundle, else that of the last evaluation, else of training episodes.
 
-    The bundle's comes from its checkpoint: a run that was killed has `rows` about weights that were never saved.
+    The bundle's comes from its checkpoint: a run that was killed has `rows` about weights that were never saved. None
+    if there is no return at all.
     """
     saved = best(checkpoints)
     rows_of = dict.fromkeys(SOURCES, rows) | {BEST: [] if saved is None else [saved.manifest.metrics]}
@@ -191,7 +204,7 @@ def _finished_score(run: StoredRun) -> Score | None:
     return None if value is None else Score(value, None, None, SOURCES[BEST])
 
 
-def _files(run: StoredRun, folder: str) -> "list[fs.FileInfo]":
+def _list_files(run: StoredRun, folder: str) -> "list[fs.FileInfo]":
     from pyarrow import fs
 
     try:
@@ -201,7 +214,7 @@ def _files(run: StoredRun, folder: str) -> "list[fs.FileInfo]":
     return [info for info in infos if info.type == fs.FileType.File]
 
 
-def _of_sweep(sweep: StoredSweep) -> RunSummary:
+def _sweep_summary(sweep: StoredSweep) -> RunSummary:
     config, trials = sweep.records["config"], sweep.records["trials"]
     env = config["run"].get("env", {})
     number = sweep.records.get("winner")

@@ -13,10 +13,10 @@ from marl_ray.config.sweep import MetricConfig, SweepConfig
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
 from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.stored_files.appended_file import AppendedFile
-from marl_ray.training.run_folder.kinds import RECORD_FILES, SWEEP_KIND
+from marl_ray.stored_files.folder_kinds import SWEEP_FILE
 from marl_ray.tuning.folder import Folder
 
-RECORDS_FILE, CHANGES_FILE, REPORT_FILE = RECORD_FILES[SWEEP_KIND], "sweep.jsonl", "report.html"
+CHANGES_FILE, REPORT_FILE = "sweep.jsonl", "report.html"
 FAILED_STATUSES = ("failed", "lost", "refused")
 """Statuses of trials that failed for reasons other than their configuration's worth."""
 MIN_LOG_BYTES = 1 << 16
@@ -99,13 +99,11 @@ def find_sweep(sweep: str, storage: str = "runs") -> tuple[Folder, SweepRecords]
     parent, _, name = sweep.rstrip("/").rpartition("/")
     places = [Folder(parent or ".", name)] + ([] if parent else [Folder(storage, name)])
     for folder in places:
-        if folder.exists(RECORDS_FILE):
+        if folder.exists(SWEEP_FILE):
             return folder, _load(folder)
-    tried = " or ".join(f"{place.uri}/{RECORDS_FILE}" for place in places)
+    tried = " or ".join(f"{place.uri}/{SWEEP_FILE}" for place in places)
     names = [
-        folder
-        for folder in Folder(parent or storage).folders()
-        if Folder(parent or storage, folder).exists(RECORDS_FILE)
+        folder for folder in Folder(parent or storage).folders() if Folder(parent or storage, folder).exists(SWEEP_FILE)
     ]
     instead = did_you_mean(name, names) if names else ""
     raise MarlRayError(f"sweep {sweep!r}: expected a sweep's folder or name, but there is no {tried}{instead}")
@@ -115,9 +113,9 @@ def _load(folder: Folder) -> SweepRecords:
     try:
         records = load_records(folder)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise MarlRayError(f"{folder.uri}/{RECORDS_FILE} is not the record of a sweep: {one_line(error)}") from error
+        raise MarlRayError(f"{folder.uri}/{SWEEP_FILE} is not the record of a sweep: {one_line(error)}") from error
     if records is None:
-        raise MarlRayError(f"{folder.uri}/{RECORDS_FILE} has gone")
+        raise MarlRayError(f"{folder.uri}/{SWEEP_FILE} has gone")
     return records
 
 
@@ -152,7 +150,7 @@ def read_records(folder: Folder) -> JsonObject | None:
     Raises ValueError, TypeError or KeyError, which name the line of `sweep.jsonl`, if the files are not a sweep's.
     """
     for _ in range(READ_TRIES):
-        data = folder.read_json(RECORDS_FILE)
+        data = folder.read_json(SWEEP_FILE)
         if data is None:
             return None
         if not isinstance(data, dict):
@@ -261,7 +259,7 @@ class RecordsFile:
         of_sweep = self.written[None]
         trials = (_object(self.written[record.number]) for record in self.records.trials)
         text = _object({"format": "1"} | of_sweep | {"trials": "[\n" + ",\n".join(trials) + "\n]"})
-        self.folder.write(RECORDS_FILE, text.encode())
+        self.folder.write(SWEEP_FILE, text.encode())
         lines = self.lines or self.folder.open_lines(CHANGES_FILE)
         lines.keep(0)
         self.lines = lines

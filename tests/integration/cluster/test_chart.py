@@ -27,7 +27,7 @@ from kube.charts import (
 from kubernetes import client
 from pydantic import ValidationError
 
-from marl_ray.cluster.lint.documents import serve_config
+from marl_ray.cluster.lint.documents import embedded_serve_config
 from marl_ray.cluster.lint.linter import lint_manifest, replica_pods
 from marl_ray.cluster.lint.schemas import schemas
 from marl_ray.config import RunConfig, parse_config
@@ -53,7 +53,7 @@ def test_every_ray_manifest_is_valid_and_lint_clean(name):
             job = {**document, "kind": "RayJob", "spec": document["spec"]["jobTemplate"]}
             findings += lint_manifest(job, at)
         assert findings == []
-        if (config := serve_config(document)) is not None:
+        if (config := embedded_serve_config(document)) is not None:
             assert lint_serve_config(config, at, pods=replica_pods(document)) == []
 
 

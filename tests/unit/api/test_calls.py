@@ -62,3 +62,11 @@ def test_an_outcome_that_is_no_number_is_refused_before_the_gateway_is_asked():
     with Client("http://127.0.0.1:9") as client, pytest.raises(MarlRayError) as refusal:
         client.record_outcome("session", "good")  # type: ignore[arg-type]
     assert str(refusal.value) == "value: expected a number, got 'good'"
+
+
+@pytest.mark.parametrize("argument", ["observations", "action_masks"])
+def test_a_list_instead_of_agents_is_refused_by_the_argument_that_holds_it(argument):
+    arguments = {"observations": {"alice": [0.0]}} | {argument: [0.0]}
+    with Client("http://127.0.0.1:9") as client, pytest.raises(MarlRayError) as refusal:
+        client.act(**arguments)
+    assert str(refusal.value) == f"{argument}: expected a mapping of agents, got list"

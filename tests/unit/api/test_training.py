@@ -3,7 +3,7 @@
 import pytest
 from toy_runs.runs import config
 
-from marl_ray.api.training import TrainedRun, shared_weights
+from marl_ray.api.training import TrainedRun, shared_weights_lines
 from marl_ray.errors import MarlRayError
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.run_folder.metrics_file import METRICS_FILE, line_of
@@ -14,11 +14,11 @@ def test_agents_that_share_weights_are_named(tmp_path):
     shared = check_run(config(f"storage={tmp_path}"))
     (members,) = shared.values()
     assert len(members) > 1
-    assert shared_weights(shared) == [
+    assert shared_weights_lines(shared) == [
         f"{', '.join(members)} share the weights of policy 'shared'; `team` gives agents policies of their own"
     ]
     overrides = [f"team.p{number}.agents=[{agent}]" for number, agent in enumerate(members)]
-    assert shared_weights(check_run(config(f"storage={tmp_path}", *overrides))) == []
+    assert shared_weights_lines(check_run(config(f"storage={tmp_path}", *overrides))) == []
 
 
 def test_an_address_that_mlflow_does_not_understand_is_refused(tmp_path):

@@ -13,7 +13,7 @@ from processes.command_line import ROOT, keys_of, marl_ray
 
 from marl_ray.cli import app
 from marl_ray.cli.documents.forms import FORMS
-from marl_ray.cli.documents.output import plain
+from marl_ray.cli.documents.output import as_plain_data
 from marl_ray.cli.documents.reference import command_page
 from marl_ray.cli.main import COMMANDS
 from marl_ray.config import SPECS
@@ -223,4 +223,4 @@ def test_forms_of_results_are_those_of_their_types():
 
 
 def test_numbers_that_are_not_finite_are_null():
-    assert plain({"a": (float("nan"), 1.5), 2: Path("x")}) == {"a": [None, 1.5], "2": "x"}
+    assert as_plain_data({"a": (float("nan"), 1.5), 2: Path("x")}) == {"a": [None, 1.5], "2": "x"}

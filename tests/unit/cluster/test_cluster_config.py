@@ -12,7 +12,7 @@ from ray.autoscaler._private.kuberay.autoscaling_config import _get_custom_resou
 
 from marl_ray.cluster.kuberay import submission
 from marl_ray.cluster.kuberay.client.connection import Connection
-from marl_ray.cluster.kuberay.manifests.pods import MARGIN_S, PAUSE_S, SPOT_LABELS
+from marl_ray.cluster.kuberay.manifests.pods import MARGIN_S, PRE_STOP_S, SPOT_LABELS
 from marl_ray.cluster.kuberay.manifests.rendering import render, to_yaml
 from marl_ray.cluster.lint.linter import lint_manifest
 from marl_ray.config.cluster import ClusterConfig
@@ -81,7 +81,7 @@ def test_every_pod_is_confined_drains_and_gets_what_it_asks_for(parts):
         assert mounts == {volume["name"] for volume in spec["volumes"]} >= {"tmp"}
     for template in templates[: 1 + len(cluster["workerGroupSpecs"])]:
         spec, [container] = template["spec"], template["spec"]["containers"]
-        assert spec["terminationGracePeriodSeconds"] == PAUSE_S + 45 + MARGIN_S
+        assert spec["terminationGracePeriodSeconds"] == PRE_STOP_S + 45 + MARGIN_S
         assert {"name": "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "value": "45"} in container["env"]
         assert "shared-memory" in {volume["name"] for volume in spec["volumes"]}
 
@@ -297,5 +297,5 @@ def test_whoever_does_not_answer_is_told_that_the_job_goes_on(key, monkeypatch, 
 
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("builtins.input", answered_no)
-    submission.ask_whether_it_ends(cast(Connection, None), "mine")
+    submission.offer_to_end(cast(Connection, None), "mine")
     assert "rayjob/mine: it continues; marl-ray cluster logs|wait|delete rayjob/mine" in capsys.readouterr().err

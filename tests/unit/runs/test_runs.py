@@ -24,7 +24,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.runs.comparison import compare, student_interval
 from marl_ray.runs.following import log_lines
 from marl_ray.runs.naming import load_named, parse_named
-from marl_ray.runs.plot import group_line, label_of, legend_key
+from marl_ray.runs.plot import group_line, legend_line, legend_title
 from marl_ray.runs.stored import find_run
 from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish
 from marl_ray.training.checkpoints.storage import local_stored_folder
@@ -320,9 +320,9 @@ def test_a_picture_is_not_written_into_a_folder_that_is_missing(storage):
 def test_the_legend_is_below_the_axes_and_short(storage):
     stored(storage, "fast", "seed=1", "hyper.lr=10", "train.horizon=16", "checkpoint.every=3", score=-1.0)
     groups = compare([find_run(name, str(storage)) for name in ("first", "second", "fast")])
-    assert [label_of(group) for group in groups] == ["first and 1 more: 1.5 [-4.85, 7.85]", "fast: -1 [-1.5, -0.5]"]
-    assert legend_key(groups[1:]) == "band: 95 % interval of each point; number: last evaluation [95 % interval]"
-    assert legend_key(groups[:1]) == ("thin: each seed, thick: their mean; number: mean over 2 seeds [95 % interval]")
+    assert [legend_line(group) for group in groups] == ["first and 1 more: 1.5 [-4.85, 7.85]", "fast: -1 [-1.5, -0.5]"]
+    assert legend_title(groups[1:]) == "band: 95 % interval of each point; number: last evaluation [95 % interval]"
+    assert legend_title(groups[:1]) == ("thin: each seed, thick: their mean; number: mean over 2 seeds [95 % interval]")
 
 
 def test_what_differs_is_in_the_line_of_a_group(storage):

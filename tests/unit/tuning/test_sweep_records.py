@@ -15,11 +15,11 @@ from toy_runs.sweeps import finished_sweep
 from marl_ray.errors import MarlRayError
 from marl_ray.runs.stored import StoredSweep, list_stored
 from marl_ray.stored_files import appended_file as files
+from marl_ray.stored_files.folder_kinds import SWEEP_FILE
 from marl_ray.tuning import records as records_module
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.records import (
     CHANGES_FILE,
-    RECORDS_FILE,
     RecordsFile,
     SweepRecords,
     TrialRecord,
@@ -70,9 +70,9 @@ def test_a_driver_killed_at_any_byte_has_lost_no_change_that_it_had_saved(remote
         before, content = copy.deepcopy(records), _files(folder)
         file.save(*change(records, rng))
     after = _files(folder)
-    if after[RECORDS_FILE] != content.get(RECORDS_FILE):
+    if after[SWEEP_FILE] != content.get(SWEEP_FILE):
         if data.draw(st.booleans()):  # it dies between the two files
-            for name in content.keys() - {RECORDS_FILE}:
+            for name in content.keys() - {SWEEP_FILE}:
                 Path(folder.path, name).write_bytes(content[name])
     elif not remote:  # an object store has the new object or the old one
         cut = data.draw(st.integers(len(content.get(CHANGES_FILE, b"")), len(after[CHANGES_FILE])))
@@ -143,7 +143,7 @@ def test_all_readers_see_the_changes_that_followed_sweep_json(tmp_path):
     file.save()
     sweep.records.winner_model, sweep.records.trials[0].steps = "models:/toy/2", 77
     file.save(sweep.records.trials[0])
-    assert json.loads((tmp_path / "toy" / RECORDS_FILE).read_text())["winner_model"] == "models:/toy/1"
+    assert json.loads((tmp_path / "toy" / SWEEP_FILE).read_text())["winner_model"] == "models:/toy/1"
     assert find_sweep("toy", str(tmp_path))[1].trials[0].steps == 77
     assert winner_of("toy", str(tmp_path))[0] == "models:/toy/2"
     (listed,) = list_stored(str(tmp_path))

@@ -1,4 +1,4 @@
-"""The reference of all commands, docs/command_line.md: `python -m marl_ray.cli.documents.reference` prints it."""
+"""The reference of all commands, which `python -m marl_ray.cli.documents.reference` prints for docs/command_line.md."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from marl_ray.cli.documents.output import Json, show
-from marl_ray.cli.options import DATABASE, DatabaseUrl, ExperimentName, named_as_options
+from marl_ray.cli.options import LOCAL_DATABASE, DatabaseUrl, ExperimentName, named_as_options
 from marl_ray.errors import FieldError
 
 
@@ -33,7 +33,7 @@ def plan_experiment(
         str | None,
         typer.Option(metavar="LOW,HIGH", help="Bounds of the outcome, for the exact test; NAME's by default."),
     ] = None,
-    database: DatabaseUrl = DATABASE,
+    database: DatabaseUrl = LOCAL_DATABASE,
     as_json: Json = False,
 ) -> None:
     """Compute how many units an experiment needs.
@@ -47,9 +47,9 @@ def plan_experiment(
     inputs = {"effect": effect if effect is not None else defaults.effect, "sd": sd if sd is not None else defaults.sd}
     for option, value in inputs.items():
         if value is None:
-            more = "" if name is None else f"; experiment {name!r} does not say it yet"
-            raise FieldError(option, f"expected a number{more}")
-    range_ = _bounds(bounds) if bounds is not None else defaults.bounds
+            reason = "" if name is None else f"; experiment {name!r} does not say it yet"
+            raise FieldError(option, f"expected a number{reason}")
+    outcome_bounds = _parse_bounds(bounds) if bounds is not None else defaults.bounds
     planned = sample_sizes(
         effect=float(inputs["effect"] or 0.0),
         sd=float(inputs["sd"] or 0.0),
@@ -57,21 +57,21 @@ def plan_experiment(
         power=power,
         share=share if share is not None else defaults.share,
         min_outcomes=defaults.min_outcomes,
-        bounds=range_,
+        bounds=outcome_bounds,
     )
-    every = "exact test" if range_ is not None else "sequential test"
+    test = "exact" if outcome_bounds is not None else "sequential"
     rows = (
         ("one look at the end (Welch), fixed beforehand", planned.fixed),
-        (f"{every} at every look, in half of the experiments", planned.median),
-        (f"{every} at every look, in {power:.0%} of them", planned.sure),
+        (f"{test} test at every look, in half of the experiments", planned.median),
+        (f"{test} test at every look, in {power:.0%} of them", planned.sure),
     )
     head = f"effect {inputs['effect']:g}, sd {inputs['sd']:g}: units of treatment and control together"
-    lines = [f"  {text:<58} {_units(units):>14}{_days(units, defaults.per_day)}" for text, units in rows]
-    document = {**inputs, "test": every.removesuffix(" test"), "power": power, "per_day": defaults.per_day}
+    lines = [f"  {text:<58} {_units_text(units):>14}{_days_text(units, defaults.per_day)}" for text, units in rows]
+    document = {**inputs, "test": test, "power": power, "per_day": defaults.per_day}
     show(as_json, document | {"units": planned._asdict()}, [head, *lines])
 
 
-def _bounds(text: str) -> tuple[float, float]:
+def _parse_bounds(text: str) -> tuple[float, float]:
     try:
         low, high = (float(part) for part in text.split(","))
     except ValueError:
@@ -79,11 +79,11 @@ def _bounds(text: str) -> tuple[float, float]:
     return low, high
 
 
-def _units(units: int | None) -> str:
+def _units_text(units: int | None) -> str:
     return "over a billion" if units is None else f"{units:,}"
 
 
-def _days(units: int | None, per_day: float | None) -> str:
+def _days_text(units: int | None, per_day: float | None) -> str:
     if units is None or not per_day:
         return ""
     return f"  {units / per_day:,.1f} days"
@@ -101,7 +101,7 @@ def analyse(
         typer.Option(metavar="METRIC", help="A further metric to compare; A/B is the sum of A over the sum of B."),
     ] = None,
     alpha: Annotated[float | None, typer.Option(help="Level of the tests; the experiment's own by default.")] = None,
-    database: DatabaseUrl = DATABASE,
+    database: DatabaseUrl = LOCAL_DATABASE,
     as_json: Json = False,
 ) -> None:
     """Analyse an experiment once, at its end.
@@ -111,5 +111,5 @@ def analyse(
     """
     from marl_ray.serving.client.analysis import analysis
 
-    done = analysis(database, name, covariate, tuple(metric or ()), alpha)
-    show(as_json, done, done.lines())
+    result = analysis(database, name, covariate, tuple(metric or ()), alpha)
+    show(as_json, result, result.lines())

@@ -40,9 +40,12 @@ def experiment_list(url: GatewayUrl = LOCAL_GATEWAY, as_json: Json = False) -> N
     from marl_ray.serving.client.admin import ask
 
     rows = ask(url, "/v1/experiments")["experiments"]
-    arms = [", ".join(f"{arm} {share:.1%}" for arm, share in row["arms"].items()) for row in rows]
-    named = zip(rows, arms, strict=True)
-    show(as_json, rows, [f"{row['name']}: {row['status']}, epoch {row['epoch']}, {shares}" for row, shares in named])
+    shares = [", ".join(f"{arm} {share:.1%}" for arm, share in row["arms"].items()) for row in rows]
+    lines = [
+        f"{row['name']}: {row['status']}, epoch {row['epoch']}, {row_shares}"
+        for row, row_shares in zip(rows, shares, strict=True)
+    ]
+    show(as_json, rows, lines)
 
 
 @experiment_app.command("status")
@@ -79,13 +82,13 @@ def experiment_audit(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY, as_j
 
     from marl_ray.serving.client.admin import ask
 
-    def line(entry: JsonObject) -> str:
+    def entry_line(entry: JsonObject) -> str:
         at = datetime.fromtimestamp(entry["at"], UTC).isoformat(timespec="seconds")
         arm = f" {entry['arm']}" if entry["arm"] else ""
         return f"{at}  epoch {entry['epoch']:<4} {entry['action']}{arm}  by {entry['actor']}: {entry['reason']}"
 
     entries = ask(url, f"/v1/experiments/{name}/audit")["audit"]
-    show(as_json, entries, map(line, entries))
+    show(as_json, entries, map(entry_line, entries))
 
 
 @experiment_app.command("off-policy")
@@ -129,7 +132,9 @@ def experiment_off_policy(
     raise typer.Exit(0 if estimate.gate.passed else 1)
 
 
-def _change_command(action: str, text: str) -> None:
+def _add_change_command(action: str, text: str) -> None:
+    """Add the command that asks the gateway for this action; `text` is its line in the help."""
+
     @experiment_app.command(action.replace("_", "-"), help=f"{text}\n\n{KEY_NEEDED}")
     def command(
         name: ExperimentName,
@@ -141,17 +146,17 @@ def _change_command(action: str, text: str) -> None:
         from marl_ray.serving.client.admin import ask
 
         body = {"reason": reason} | ({"arm": arm} if arm else {})
-        now = ask(url, f"/v1/experiments/{name}/{action}", body)
-        show(as_json, now, [f"{name}: {now['status']}, epoch {now['epoch']}"])
+        report = ask(url, f"/v1/experiments/{name}/{action}", body)
+        show(as_json, report, [f"{name}: {report['status']}, epoch {report['epoch']}"])
 
 
 for _action, _text in (
     ("start", "Start a draft."),
     ("next_stage", "Go to the next stage."),
     ("pause", "Send all new units to the control."),
-    ("resume", "Go on after a pause."),
+    ("resume", "Continue after a pause."),
     ("promote", "Give a treatment all traffic."),
     ("rollback", "Take a treatment's traffic away, for good."),
     ("stop", "End the experiment with the control."),
 ):
-    _change_command(_action, _text)
+    _add_change_command(_action, _text)

@@ -1,4 +1,4 @@
-"""The commands of gateways: checking and deploying them, deploying bundles, exporting what was served."""
+"""`marl-ray serve`, `lint`, `deploy` and `export`: the commands of gateways."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -7,8 +7,8 @@ import typer
 
 from marl_ray.cli.documents.output import Json, only_result, show
 from marl_ray.cli.options import (
-    DATABASE,
     LOCAL_DASHBOARD,
+    LOCAL_DATABASE,
     LOCAL_GATEWAY,
     Address,
     DatabaseUrl,
@@ -55,7 +55,7 @@ def lint(
 
     It prints a line for each finding, and exits with status 2 unless all of them are advice.
     """
-    from marl_ray.cluster.lint.documents import is_manifest, read_documents, serve_config
+    from marl_ray.cluster.lint.documents import embedded_serve_config, is_manifest, read_documents
     from marl_ray.cluster.lint.linter import ADVICE_PREFIX, lint_manifest, replica_pods
     from marl_ray.serving.client.lint import lint_serve_config
 
@@ -66,11 +66,11 @@ def lint(
                 findings += lint_serve_config(document, str(path))
                 continue
             problems = lint_manifest(document, str(path))
-            inner = serve_config(document)
+            embedded_config = embedded_serve_config(document)
             findings += problems
-            if inner is not None:
+            if embedded_config is not None:
                 pods = 1 if problems else replica_pods(document)
-                findings += lint_serve_config(inner, str(path), where="spec.serveConfigV2.", pods=pods)
+                findings += lint_serve_config(embedded_config, str(path), where="spec.serveConfigV2.", pods=pods)
     advice = [f": {ADVICE_PREFIX}" in finding for finding in findings]
     passed = all(advice) and not (strict and findings)
     rows = [{"text": text, "advice": is_advice} for text, is_advice in zip(findings, advice, strict=True)]
@@ -151,7 +151,7 @@ def export(
     name: ExperimentName,
     out: Annotated[str, typer.Option(help="Folder, or s3://bucket/prefix, for NAME.parquet.")],
     decisions: Annotated[str, typer.Option(help="The gateway's decision_log.")],
-    database: DatabaseUrl = DATABASE,
+    database: DatabaseUrl = LOCAL_DATABASE,
     as_json: Json = False,
 ) -> None:
     """Export served requests, with their outcomes, as trajectories.
@@ -163,11 +163,11 @@ def export(
 
     stores = open_stores(database)
     try:
-        done = write(stores.experiments, stores.units, name, decisions, out)
+        exported = write(stores.experiments, stores.units, name, decisions, out)
     finally:
         stores.close()
     lines = [
-        f"{done.path}: {done.units} units, {done.sequences} sequences, {done.decisions} decisions",
-        f"  left out: {done.censored} units without an outcome, {done.mixed} with acts of another bundle",
+        f"{exported.path}: {exported.units} units, {exported.sequences} sequences, {exported.decisions} decisions",
+        f"  left out: {exported.censored} units without an outcome, {exported.mixed} with acts of another bundle",
     ]
-    show(as_json, done, lines)
+    show(as_json, exported, lines)

@@ -29,7 +29,7 @@ def serve_locally(config: Path, timeout_s: float) -> None:
     shown on stderr. Raises MarlRayError as `deploy` does, and before Ray starts if the port is taken, or if a bundle,
     a database or a file of keys cannot be read.
     """
-    phase = partial(_show, time.monotonic())
+    phase = partial(_print_phase, time.monotonic())
     data = read_serve_config(config)
     http = data.get("http_options") or {}
     check_port(http.get("host", "0.0.0.0"), http.get("port", 8000))  # noqa: S104  Serve's own default
@@ -37,24 +37,29 @@ def serve_locally(config: Path, timeout_s: float) -> None:
     _check_gateways(data, str(config))
     phase("starting Ray")
     with local_ray(num_cpus=max(CPUS, os.cpu_count() or 1)) as ray:
-        path = ray.temp_dir / "keys.yaml"
-        keyless = [part for part in data["applications"] if not (part.setdefault("args", {}) or {}).get("api_keys")]
-        key = new_key(path, "local") if keyless else None
-        for part in keyless:
-            part["args"]["api_keys"] = str(path)
-        phase(f"deploying {', '.join(part.get('name', 'default') for part in data['applications'])}")
+        keys_file = ray.temp_dir / "keys.yaml"
+        applications = data["applications"]
+        keyless = [
+            application
+            for application in applications
+            if not (application.setdefault("args", {}) or {}).get("api_keys")
+        ]
+        key = new_key(keys_file, "local") if keyless else None
+        for application in keyless:
+            application["args"]["api_keys"] = str(keys_file)
+        phase(f"deploying {', '.join(application.get('name', 'default') for application in applications)}")
         urls = deploy(data, ray.dashboard_url, timeout_s).urls
         print("\n".join(address_lines(urls, key)), flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             signal.pause()
 
 
-def _show(began: float, text: str) -> None:
+def _print_phase(began: float, text: str) -> None:
     print(f"serve: {time.monotonic() - began:.1f} s  {text}", file=sys.stderr, flush=True)
 
 
 def _check_gateways(data: JsonMapping, source: str) -> None:
-    """Raise MarlRayError if a gateway of a Serve config, which has passed the linter, names what cannot be read."""
+    """Raise MarlRayError if a gateway of a Serve config names what cannot be read; the config has passed the linter."""
     from marl_ray.serving.holding.loaded_bundles import check_gateway  # imports torch
 
     for number, application in enumerate(data["applications"]):

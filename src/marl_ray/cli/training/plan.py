@@ -1,4 +1,4 @@
-"""`marl-ray plan`."""
+"""`marl-ray plan`: the GPU memory that a language run needs."""
 
 import itertools
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from marl_ray.cli.documents.output import Json, plain, show
+from marl_ray.cli.documents.output import Json, as_plain_data, show
 from marl_ray.cli.options import Overrides, RunFile
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from marl_ray.training.team.memory_plan import MemoryPlan
 
 GIB = 1 << 30
+"""Bytes of a GiB, the unit of the table."""
 DEFAULT_GPU_COUNTS = [2**power for power in range(7)]
 """Numbers of GPUs that are computed when none is given."""
 COLUMNS = ("gpus", "weights", "gradients", "optimizer", "gathered", "activations", "reference", "sampling", "total")
@@ -40,14 +41,17 @@ def plan_memory(
     counts = gpus or [count for count in DEFAULT_GPU_COUNTS if all(count % part == 0 for part in parts)]
     plans = (memory_plan(run, count) for count in counts)
     if as_json:
-        document = {"rows": passes_of_run(run), "plans": [plain(each) | {"total": each.total} for each in plans]}
+        document = {
+            "rows": rows_of_passes(run),
+            "plans": [as_plain_data(plan) | {"total": plan.total} for plan in plans],
+        }
         show(as_json, document, ())
         return
     show(as_json, None, plan_lines(run, plans))
 
 
-def passes_of_run(run: "RunConfig") -> dict[str, int]:
-    """Return policy -> sequences of a pass."""
+def rows_of_passes(run: "RunConfig") -> dict[str, int]:
+    """Return policy -> number of sequences of a pass, for the policies that learn."""
     from marl_ray.training.team.memory_plan import pass_of
 
     return {name: pass_of(run, name).rows for name, policy in run.team.items() if not policy.frozen}
@@ -55,14 +59,14 @@ def passes_of_run(run: "RunConfig") -> dict[str, int]:
 
 def plan_lines(run: "RunConfig", plans: "Iterator[MemoryPlan]") -> Iterator[str]:
     """Yield a line for each pass, and the table, row by row as it is computed."""
-    first = next(plans)  # raises an error for what cannot be computed, before there are lines
-    for name, rows in passes_of_run(run).items():
+    first = next(plans)  # if it cannot be computed, the error comes before any line
+    for name, rows in rows_of_passes(run).items():
         model, tokens = run.team[name].model, run.team[name].generation.max_tokens
         assert model is not None
         yield f"team.{name}: passes of {rows} x {model.context} tokens, {tokens} of each trained"
     yield "  ".join(f"{column:>11}" for column in COLUMNS)
-    for each in itertools.chain([first], plans):
-        cells = [f"{each.gpus:>11}", *(f"{getattr(each, column) / GIB:>11.1f}" for column in COLUMNS[1:])]
+    for plan in itertools.chain([first], plans):
+        cells = [f"{plan.gpus:>11}", *(f"{getattr(plan, column) / GIB:>11.1f}" for column in COLUMNS[1:])]
         yield "  ".join(cells)
-        if each.main_memory:
-            yield f"{'':>11}  {each.main_memory / GIB:.1f} GiB of each worker's main memory"
+        if plan.main_memory:
+            yield f"{'':>11}  {plan.main_memory / GIB:.1f} GiB of each worker's main memory"

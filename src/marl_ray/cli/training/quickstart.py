@@ -1,4 +1,4 @@
-"""`marl-ray try`."""
+"""`marl-ray try`: a first look at the product."""
 
 import contextlib
 from pathlib import Path
@@ -26,11 +26,11 @@ def try_it(
 
     with contextlib.ExitStack() as serving:
         with only_result(as_json):
-            tried = serving.enter_context(quickstart(folder))
-        show(as_json, tried, lines_of(tried))
+            result = serving.enter_context(quickstart(folder))
+        show(as_json, result, lines_of(result))
         with only_result(as_json):
             if open_page and not leave:
-                open_in_browser(f"{tried.url}/ui")
+                open_in_browser(f"{result.url}/ui")
             if not leave:
                 serve_until_interrupted()
             serving.close()

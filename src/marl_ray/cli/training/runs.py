@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from marl_ray.cli.completion import complete_run
-from marl_ray.cli.documents.output import Json, only_result, show, table
+from marl_ray.cli.documents.output import Json, only_result, show, table_lines
 from marl_ray.cli.options import ResumeOverrides, Storage, named_as_options
 from marl_ray.errors import MarlRayError
 
@@ -27,7 +27,7 @@ RunName = Annotated[
 @runs_app.command("ls")
 def list_runs(storage: Storage = "runs", as_json: Json = False) -> None:
     """List the runs and sweeps of a storage."""
-    from marl_ray.runs.stored import elsewhere, list_stored
+    from marl_ray.runs.stored import list_stored, storage_hint
     from marl_ray.runs.summary import summary_of
 
     summaries = []
@@ -37,7 +37,11 @@ def list_runs(storage: Storage = "runs", as_json: Json = False) -> None:
         except MarlRayError as error:  # one damaged folder hides no other
             print(f"marl-ray: {error}", file=sys.stderr)
     heads = ("NAME", "STATE", "ALGORITHM", "ENVIRONMENT", "STEPS", "SCORE", "WHEN", "STORAGE")
-    lines = table(heads, map(_row, summaries)) if summaries else [f"no runs under {storage!r}{elsewhere(storage)}"]
+    lines = (
+        table_lines(heads, map(_summary_cells, summaries))
+        if summaries
+        else [f"no runs under {storage!r}{storage_hint(storage)}"]
+    )
     show(as_json, summaries, lines)
 
 
@@ -53,7 +57,7 @@ def show_run(
     from marl_ray.runs.summary import details_of
 
     details = details_of(find_run(name, storage))
-    show(as_json, details, _lines(details, defaults))
+    show(as_json, details, _detail_lines(details, defaults))
 
 
 @runs_app.command("logs")
@@ -79,10 +83,10 @@ def resume(name: RunName, overrides: ResumeOverrides = None, storage: Storage = 
     from marl_ray.api.training import check_and_train
     from marl_ray.cli.training.train import result_lines, warn_of
     from marl_ray.config import RunConfig, parse_config
-    from marl_ray.runs.stored import find_run
+    from marl_ray.runs.stored import StoredRunState, find_run
 
     run = find_run(name, storage)
-    if run.state() == "running":
+    if run.state() is StoredRunState.RUNNING:
         raise MarlRayError(
             f"run {run.name!r} is alive; `marl-ray runs logs {run.name} --follow` shows how it continues"
         )
@@ -146,21 +150,29 @@ def compare_runs(
     from marl_ray.runs.comparison import METRICS
     from marl_ray.runs.plot import key_difference
 
-    compared = compare(names, storage=storage, metric=metric)
-    compared.plot(out)
-    groups, used = compared.groups, compared.metric
-    heads = ("RUN", "ALGORITHM", "SEED", "STEPS", "SCORE" if used in METRICS else "VALUE", "95 % INTERVAL", "OF")
-    rows = [row for group in groups for row in _rows_of_group(group)]
+    comparison = compare(names, storage=storage, metric=metric)
+    comparison.plot(out)
+    groups, shared_metric = comparison.groups, comparison.metric
+    heads = (
+        "RUN",
+        "ALGORITHM",
+        "SEED",
+        "STEPS",
+        "SCORE" if shared_metric in METRICS else "VALUE",
+        "95 % INTERVAL",
+        "OF",
+    )
+    rows = [row for group in groups for row in _group_rows(group)]
     differing = [
         f"{group.label}: {', '.join(key_difference(key, value) for key, value in group.differences.items())}"
         for group in groups
         if group.differences
     ]
-    lines = [*table(heads, rows), *differing, f"{used} over environment steps: {out}"]
-    show(as_json, {"metric": used, "picture": out, "groups": groups}, lines)
+    lines = [*table_lines(heads, rows), *differing, f"{shared_metric} over environment steps: {out}"]
+    show(as_json, {"metric": shared_metric, "picture": out, "groups": groups}, lines)
 
 
-def _row(run: "RunSummary") -> list[str]:
+def _summary_cells(run: "RunSummary") -> list[str]:
     total = "" if run.total_steps is None else f" of {run.total_steps:,}"
     when = "" if not run.at else datetime.fromtimestamp(run.at).astimezone().isoformat(" ", "minutes")[:16]
     return [
@@ -169,23 +181,23 @@ def _row(run: "RunSummary") -> list[str]:
         run.algorithm,
         run.env,
         f"{run.steps:,}{total}",
-        _number(run.score),
+        _score_text(run.score),
         when,
         run.storage,
     ]
 
 
-def _number(score: "Score | None") -> str:
+def _score_text(score: "Score | None") -> str:
     if score is None:
         return "-"
-    return f"{score.value:.3f}{_interval(score)}"
+    return f"{score.value:.3f}{_interval_text(score)}"
 
 
-def _interval(score: "Score") -> str:
+def _interval_text(score: "Score") -> str:
     return "" if score.low is None or score.high is None else f" [{score.low:.3f}, {score.high:.3f}]"
 
 
-def _rows_of_group(group: "SeedGroup") -> Iterator[list[str]]:
+def _group_rows(group: "SeedGroup") -> Iterator[list[str]]:
     """Yield a row for each run, and one for their mean where there are several."""
     for curve in group.runs:
         yield [curve.name, curve.algorithm, str(curve.seed), f"{curve.points[-1][0]:,}", *_score_cells(curve.score)]
@@ -195,11 +207,18 @@ def _rows_of_group(group: "SeedGroup") -> Iterator[list[str]]:
 
 
 def _score_cells(score: "Score | None") -> list[str]:
-    return ["-", "-", "-"] if score is None else [f"{score.value:.3f}", _interval(score).strip() or "-", score.episodes]
+    return (
+        ["-", "-", "-"]
+        if score is None
+        else [f"{score.value:.3f}", _interval_text(score).strip() or "-", score.episodes]
+    )
 
 
-def _model(details: "RunDetails") -> str:
-    """Return the model as `marl-ray evaluate --policy` takes it: with its registry where that is not the default."""
+def _model_option(details: "RunDetails") -> str:
+    """Return the model as `marl-ray evaluate --policy` takes it.
+
+    The option of its registry follows where that is not the default. Empty if there is no model.
+    """
     from marl_ray.config import resolve_tracking_uri
 
     uri = details.mlflow["uri"]
@@ -208,26 +227,28 @@ def _model(details: "RunDetails") -> str:
     return f"{details.model} --tracking-uri {shlex.quote(uri)}"
 
 
-def _lines(details: "RunDetails", defaults: bool) -> Iterator[str]:
+def _detail_lines(details: "RunDetails", defaults: bool) -> Iterator[str]:
     import yaml
+
+    from marl_ray.runs.stored import StoredRunState
 
     run = details.summary
     total = f"{run.steps:,} of {run.total_steps:,} steps"
     yield f"{run.name}: {run.state}, {run.algorithm} on {run.env}, seed {run.seed}, {total}"
-    if details.error and run.state == "failed":
+    if details.error and run.state == StoredRunState.FAILED:
         yield f"  error       {details.error}"
-    if run.state not in ("finished", "running"):
+    if run.state not in (StoredRunState.FINISHED, StoredRunState.RUNNING):
         begins = "from its last checkpoint" if details.checkpoints else "anew: no checkpoint has been written"
         yield f"  continues   with `marl-ray runs resume {run.name}`, {begins}"
     if run.score is not None:
-        yield f"  score       {_number(run.score)} ({run.score.episodes})"
+        yield f"  score       {_score_text(run.score)} ({run.score.episodes})"
     for sentence in details.warnings:
         yield f"  warning     {sentence}"
     shown = dict(details.config if defaults or not details.given else details.given)
     yield "  config" if shown == details.config else "  config      as given; --all shows the defaults too"
     for line in yaml.safe_dump(shown, sort_keys=False).splitlines():
         yield f"    {line}"
-    for what, value in (("bundle", details.bundle), ("model", _model(details)), ("curve", details.curve)):
+    for what, value in (("bundle", details.bundle), ("model", _model_option(details)), ("curve", details.curve)):
         if value:
             yield f"  {what:<11} {value}"
     for checkpoint in details.checkpoints:

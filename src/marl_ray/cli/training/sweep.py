@@ -1,4 +1,4 @@
-"""`marl-ray sweep` and `marl-ray report`."""
+"""`marl-ray sweep` and `marl-ray report`: many runs, and the page about them."""
 
 import itertools
 import sys
@@ -33,22 +33,22 @@ def sweep(
     from marl_ray.config.sweep import load_sweep
     from marl_ray.tuning.records import values_line
 
-    loaded = load_sweep(config, overrides or ())
+    sweep_config = load_sweep(config, overrides or ())
     if dry_run:
         from marl_ray.tuning.search.metric_names import unchecked_metrics
 
-        trials = _trials(loaded)
-        for name in unchecked_metrics(loaded):
+        trials = _planned_trials(sweep_config)
+        for name in unchecked_metrics(sweep_config):
             note = "is a number of the environment; the first trial says whether it is reported"
-            print(f"{loaded.name}: metric {name} {note}", file=sys.stderr)
-        plan = {"trials": trials, "seeds": loaded.seeds}
-        plan |= {"scheduler": loaded.scheduler.kind, "search": loaded.search.kind}
+            print(f"{sweep_config.name}: metric {name} {note}", file=sys.stderr)
+        plan = {"trials": trials, "seeds": sweep_config.seeds}
+        plan |= {"scheduler": sweep_config.scheduler.kind, "search": sweep_config.search.kind}
         lines = [f"{number:04d}  {values_line(values)}" for number, values in enumerate(trials)]
-        seeds = ", ".join(map(str, loaded.seeds))
+        seeds = ", ".join(map(str, sweep_config.seeds))
         show(as_json, plan, [*lines, f"seeds {seeds}; scheduler {plan['scheduler']}; search {plan['search']}"])
         return
     with only_result(as_json):
-        result = check_and_sweep(loaded, retry)
+        result = check_and_sweep(sweep_config, retry)
     show(as_json, result.document(), str(result).splitlines())
     if result.records.winner is None:
         raise typer.Exit(1)
@@ -67,18 +67,18 @@ def report(
     from marl_ray.tuning.reporting.report import write_report
 
     try:
-        written = write_report(*find_sweep(sweep, storage))
+        path = write_report(*find_sweep(sweep, storage))
     except OSError as error:
         raise MarlRayError(f"the report of sweep {sweep!r} cannot be written: {one_line(error)}") from error
-    show(as_json, {"report": written}, [str(written)])
+    show(as_json, {"report": path}, [str(path)])
 
 
-def _trials(loaded: "SweepConfig") -> list[dict[str, object]]:
-    """Return the configurations that would run; of an endless search the first ones."""
+def _planned_trials(sweep_config: "SweepConfig") -> list[dict[str, object]]:
+    """Return the configurations that would run, of an endless search the first ten."""
     from marl_ray.tuning.running.driver import check_sweep
     from marl_ray.tuning.search.spaces import SEARCHES
 
-    check_sweep(loaded)
-    search = SEARCHES[loaded.search.kind](loaded)
-    max_trials = loaded.budget.trials or (10**6 if loaded.search.kind == "grid" else 10)
+    check_sweep(sweep_config)
+    search = SEARCHES[sweep_config.search.kind](sweep_config)
+    max_trials = sweep_config.budget.trials or (10**6 if sweep_config.search.kind == "grid" else 10)
     return list(itertools.takewhile(lambda values: values is not None, map(search.ask, range(max_trials))))  # type: ignore[arg-type]

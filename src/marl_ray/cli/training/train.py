@@ -1,4 +1,4 @@
-"""`marl-ray train` and `marl-ray demo`."""
+"""`marl-ray train` and `marl-ray demo`: one run, and the whole product."""
 
 import contextlib
 import sys
@@ -27,8 +27,8 @@ def train(config: RunFile, overrides: Overrides = None, dry_run: DryRun = False,
 
     run, named_overrides = load_named(config, overrides or ())
     if len(named_overrides) > len(overrides or ()):
-        made = "a run gets one such as this" if dry_run else f"`marl-ray runs resume {run.name}` continues it"
-        print(f"{run.name}: the config has no name; {made}", file=sys.stderr)
+        hint = "a run gets one such as this" if dry_run else f"`marl-ray runs resume {run.name}` continues it"
+        print(f"{run.name}: the config has no name; {hint}", file=sys.stderr)
     if dry_run:
         import yaml
 
@@ -49,10 +49,10 @@ def train(config: RunFile, overrides: Overrides = None, dry_run: DryRun = False,
 def result_lines(result: "RunResult") -> Iterator[str]:
     """Yield the result of a run in lines for people."""
     if not result.trained:
-        again = "raise train.total_steps to continue it, or choose another name"
-        yield f"{result.name}: is finished, and nothing was trained; {again}"
-    reached = "" if result.best_return is None else f"best return {result.best_return:.3f}, "
-    yield f"{result.name}: {reached}{result.model or 'not registered yet'}"
+        advice = "raise train.total_steps to continue it, or choose another name"
+        yield f"{result.name}: is finished, and nothing was trained; {advice}"
+    score = "" if result.best_return is None else f"best return {result.best_return:.3f}, "
+    yield f"{result.name}: {score}{result.model or 'not registered yet'}"
     yield from (f"  {line}" for line in result.summary)
     yield f"  bundle  {result.bundle}"
     if result.curve:

@@ -1,4 +1,4 @@
-"""The end of a resource of KubeRay, with the policies that a short config renders beside it, and a run's files."""
+"""Deletes a resource of KubeRay, with the policies and files that were made beside it."""
 
 import time
 from collections.abc import Callable
@@ -10,10 +10,12 @@ from marl_ray.cluster.kuberay.manifests.pods import CLUSTER_LABEL
 from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
 from marl_ray.cluster.kuberay.state.view import ResourceKind, owned_by
 
-FILES_KIND = ("ConfigMap", "v1")
-UNOWNED_KINDS = (("NetworkPolicy", "networking.k8s.io/v1"), ("PodDisruptionBudget", "policy/v1"), FILES_KIND)
-"""Kinds that nothing owns, with the versions of their APIs. Files have no owner where Redis is cleaned up with them."""
-PAUSE_S = 0.5
+POLICY_KINDS = (("NetworkPolicy", "networking.k8s.io/v1"), ("PodDisruptionBudget", "policy/v1"))
+"""Kinds of the policies beside a resource, with the versions of their APIs."""
+UNOWNED_KINDS = (*POLICY_KINDS, ("ConfigMap", "v1"))
+"""Kinds that nothing owns. Files, a ConfigMap, have no owner where Redis is cleaned up with them."""
+POLL_S = 0.5
+"""Seconds between two looks at what is left of a resource."""
 
 
 def delete_all(
@@ -25,8 +27,8 @@ def delete_all(
 ) -> bool:
     """Delete a resource, wait until it, its clusters and their pods are gone, and delete what is beside them.
 
-    False if there is nothing of it. With `timeout_s` 0 it does not wait, and leaves files that pods may still need. Raises
-    WaitTimeoutError where clusters or pods are left; what is beside them stays with them then.
+    Returns False if there is nothing of it. With `timeout_s` 0 it does not wait, and leaves files that pods may still
+    need. Raises WaitTimeoutError where clusters or pods are left; what is beside them stays with them then.
     """
     end = time.monotonic() + timeout_s
     existed = delete(connection, kind, name)
@@ -37,10 +39,11 @@ def delete_all(
             raise WaitTimeoutError(
                 f"{kind} {name} is gone, and after {timeout_s:g} s there is left of it: {', '.join(remaining)}"
             )
-        time.sleep(PAUSE_S)
-    for beside in UNOWNED_KINDS if timeout_s else UNOWNED_KINDS[:-1]:
-        for item in list_all(connection, *beside, f"{CLUSTER_LABEL}={name}"):
-            existed = delete(connection, beside[0], item["metadata"]["name"], beside[1]) or existed
+        time.sleep(POLL_S)
+    kinds_beside = UNOWNED_KINDS if timeout_s else POLICY_KINDS
+    for other_kind, api_version in kinds_beside:
+        for item in list_all(connection, other_kind, api_version, f"{CLUSTER_LABEL}={name}"):
+            existed = delete(connection, other_kind, item["metadata"]["name"], api_version) or existed
     return existed
 
 

@@ -1,9 +1,9 @@
-"""Advice about what KubeRay takes and what runs badly: work on the head, short drains, moving images, open secrets."""
+"""Advice about manifests that KubeRay takes and that run badly, or that tell secrets."""
 
 from collections.abc import Iterator, Mapping
 
 from marl_ray.cluster.lint import job_rules
-from marl_ray.cluster.lint.parts import ManifestFault, containers, environment, groups, head_is_idle, number
+from marl_ray.cluster.lint.parts import ManifestFault, containers, environment, groups, head_is_idle, parse_number
 from marl_ray.config.cluster import DRAIN_VARIABLE
 from marl_ray.config.serving.plain_secrets import has_password, names_secret
 from marl_ray.json_types import JsonMapping
@@ -23,29 +23,29 @@ FEATURE_GATES = {
 def advice(document: JsonMapping, cluster: JsonMapping, where: str) -> Iterator[ManifestFault]:
     """Yield the findings about what KubeRay takes, and what runs badly or tells secrets."""
     if cluster:
-        yield from _operations(cluster, where)
+        yield from _operation_advice(cluster, where)
         if document["kind"] in ("RayJob", "RayCronJob"):
             spec = document["spec"] if document["kind"] == "RayJob" else document["spec"]["jobTemplate"]
             yield from job_rules.advice_for_job(spec, where.removesuffix("rayClusterSpec."))
-    yield from _secrets(document, "")
+    yield from _secret_advice(document, "")
 
 
-def _operations(cluster: JsonMapping, where: str) -> Iterator[ManifestFault]:
+def _operation_advice(cluster: JsonMapping, where: str) -> Iterator[ManifestFault]:
     """Yield the findings about settings that run, but not well."""
     if not head_is_idle(cluster["headGroupSpec"]):
         message = 'expected "0": work on the head takes the whole cluster down when it runs out of memory'
         yield f"{where}headGroupSpec.rayStartParams.num-cpus", message
     for path, group in groups(cluster, where):
         pod = group["template"]["spec"]
-        drain_s = number(environment(pod).get(DRAIN_VARIABLE, {}).get("value"), DRAIN_S)
+        drain_s = parse_number(environment(pod).get(DRAIN_VARIABLE, {}).get("value"), DRAIN_S)
         grace_s = pod.get("terminationGracePeriodSeconds", GRACE_S)
         if "workerGroupSpecs" in path and grace_s <= drain_s:
             message = f"expected more than {drain_s:g}, the seconds that Ray drains ({DRAIN_VARIABLE}), got {grace_s}"
             yield f"{path}template.spec.terminationGracePeriodSeconds", message
-        for at, container in containers(pod, path):
-            if problem := _moving_image(container.get("image", "")):
-                yield f"{at}image", problem
-    if problem := _moving_image(cluster.get("autoscalerOptions", {}).get("image", "of:operator")):
+        for container_path, container in containers(pod, path):
+            if problem := _image_problem(container.get("image", "")):
+                yield f"{container_path}image", problem
+    if problem := _image_problem(cluster.get("autoscalerOptions", {}).get("image", "of:operator")):
         yield f"{where}autoscalerOptions.image", problem
     for key in (key for key in FEATURE_GATES if key in cluster):
         yield f"{where}{key}", f"expected none, unless the operator has the feature gate {FEATURE_GATES[key]}"
@@ -54,18 +54,19 @@ def _operations(cluster: JsonMapping, where: str) -> Iterator[ManifestFault]:
         yield f"{where}gcsFaultToleranceOptions.backend", message
 
 
-def _moving_image(image: str) -> str:
+def _image_problem(image: str) -> str:
+    """Return what is expected of an image that changes under its name; empty for one that does not."""
     _, _, tag = image.rpartition("/")[2].partition(":")
     if not image or (tag in ("", "latest") and "@sha256:" not in image):
         return f"expected an image with a tag other than latest, or a digest, got {image!r}"
     return ""
 
 
-def _secrets(part: object, where: str) -> Iterator[ManifestFault]:
+def _secret_advice(part: object, where: str) -> Iterator[ManifestFault]:
     """Yield the environment variables, at any depth, whose value is a secret in plain sight."""
     if isinstance(part, list):
         for k, item in enumerate(part):
-            yield from _secrets(item, f"{where}{k}.")
+            yield from _secret_advice(item, f"{where}{k}.")
     elif isinstance(part, Mapping):
         name, value = part.get("name"), part.get("value")
         # `$(NAME)` is another variable, which Kubernetes fills in.
@@ -77,4 +78,4 @@ def _secrets(part: object, where: str) -> Iterator[ManifestFault]:
         if isinstance(part.get("redisPassword"), Mapping) and part["redisPassword"].get("value"):
             yield f"{where}redisPassword.value", "expected valueFrom.secretKeyRef, not a password in plain sight"
         for key, item in part.items():
-            yield from _secrets(item, f"{where}{key}.")
+            yield from _secret_advice(item, f"{where}{key}.")

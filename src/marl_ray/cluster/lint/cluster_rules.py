@@ -1,4 +1,4 @@
-"""Rules for metadata and Ray clusters of any kind that KubeRay's operator (v1.7.0) checks by its own code, and no schema.
+"""Rules for metadata and Ray clusters that KubeRay's operator (v1.7.0) checks by its own code, and no schema does.
 
 The operator refuses a manifest that breaks one, so its cluster never starts. Rules of alpha features that are off by
 default (RocksDB, TLS and the history server) are left out.
@@ -12,7 +12,7 @@ from marl_ray.json_types import JsonMapping
 
 LONE_CLUSTER_PATH = "spec."
 """Place of the specification of a RayCluster that belongs to no job or service."""
-NAME_LENGTH = {"RayCluster": 53, "RayService": 47, "RayJob": 47, "RayCronJob": 37}
+MAX_NAME_LENGTHS = {"RayCluster": 53, "RayService": 47, "RayJob": 47, "RayCronJob": 37}
 """Kind -> greatest length of a name. KubeRay appends to names to make names of Services, which end at 63."""
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _GROUP_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
@@ -28,33 +28,33 @@ def metadata_rules(document: JsonMapping) -> Iterator[ManifestFault]:
     """Yield the rules for the name, the annotations and `managedBy`."""
     metadata, kind = document["metadata"], document["kind"]
     # The server appends five characters to `generateName`.
-    longest = NAME_LENGTH[kind]
+    max_length = MAX_NAME_LENGTHS[kind]
     name = metadata.get("name") or (f"{metadata['generateName']}aaaaa" if metadata.get("generateName") else "")
-    if not _DNS_LABEL.fullmatch(name) or len(name) > longest:
-        yield "metadata.name", f"expected a-z, 0-9 and -, a letter first, {longest} characters at most, got {name!r}"
+    if not _DNS_LABEL.fullmatch(name) or len(name) > max_length:
+        yield "metadata.name", f"expected a-z, 0-9 and -, a letter first, {max_length} characters at most, got {name!r}"
     timeout = metadata.get("annotations", {}).get("ray.io/initializing-timeout", "")
     if kind == "RayService" and timeout and not (_DURATION.fullmatch(timeout) and re.search("[1-9]", timeout)):
         yield "metadata.annotations.ray.io/initializing-timeout", f"expected a duration such as 5m, got {timeout!r}"
-    yield from _managed_by(document["spec"], "spec.")
+    yield from _managed_by_rules(document["spec"], "spec.")
     if kind == "RayCronJob":
-        yield from _managed_by(document["spec"]["jobTemplate"], "spec.jobTemplate.")
+        yield from _managed_by_rules(document["spec"]["jobTemplate"], "spec.jobTemplate.")
 
 
 def cluster_rules(cluster: JsonMapping, annotations: Mapping[str, str], where: str) -> Iterator[ManifestFault]:
     """Yield the rules for the specification of a Ray cluster, which stands at `where` (with a dot at its end)."""
     if where != LONE_CLUSTER_PATH:
-        yield from _inside(cluster, where)
+        yield from _embedded_cluster_rules(cluster, where)
     head = cluster["headGroupSpec"]
     for path, group in groups(cluster, where):
-        yield from _group(group, path)
+        yield from _group_rules(group, path)
     variables = environment(head["template"]["spec"])
-    yield from _fault_tolerance(cluster, annotations, variables, where)
-    yield from _autoscaling(cluster, variables, where)
-    yield from _authentication(cluster, where)
-    yield from _network_policy(cluster, where)
+    yield from _fault_tolerance_rules(cluster, annotations, variables, where)
+    yield from _autoscaling_rules(cluster, variables, where)
+    yield from _authentication_rules(cluster, where)
+    yield from _network_policy_rules(cluster, where)
 
 
-def _inside(cluster: JsonMapping, where: str) -> Iterator[ManifestFault]:
+def _embedded_cluster_rules(cluster: JsonMapping, where: str) -> Iterator[ManifestFault]:
     """Yield the keys that only a RayCluster that stands alone may have.
 
     The clusters of jobs and services would be refused with them.
@@ -63,23 +63,23 @@ def _inside(cluster: JsonMapping, where: str) -> Iterator[ManifestFault]:
         yield f"{where}authOptions.enableK8sTokenAuth", "expected none: only a RayCluster may have it"
     if cluster.get("upgradeStrategy", {}).get("type"):
         yield f"{where}upgradeStrategy.type", "expected none: it is for a RayCluster that stands alone"
-    yield from _managed_by(cluster, where)
+    yield from _managed_by_rules(cluster, where)
 
 
-def _managed_by(spec: JsonMapping, where: str) -> Iterator[ManifestFault]:
+def _managed_by_rules(spec: JsonMapping, where: str) -> Iterator[ManifestFault]:
     """Check `managedBy`, which the CRD states in CEL, and which the schemas leave out."""
     managed_by = spec.get("managedBy", _MANAGED_BY[0])
     if managed_by not in _MANAGED_BY:
         yield f"{where}managedBy", f"expected one of {', '.join(_MANAGED_BY)}, got {managed_by!r}"
 
 
-def _group(group: JsonMapping, path: str) -> Iterator[ManifestFault]:
+def _group_rules(group: JsonMapping, path: str) -> Iterator[ManifestFault]:
     if not group["template"]["spec"].get("containers"):
         yield f"{path}template.spec.containers", "expected at least one"
     params = group.get("rayStartParams", {})
-    twice = [key for key in ("num-cpus", "num-gpus", "memory", "resources") if params.get(key)]
-    if twice and group.get("resources"):
-        yield f"{path}resources", f"expected none beside rayStartParams.{twice[0]}"
+    doubled_keys = [key for key in ("num-cpus", "num-gpus", "memory", "resources") if params.get(key)]
+    if doubled_keys and group.get("resources"):
+        yield f"{path}resources", f"expected none beside rayStartParams.{doubled_keys[0]}"
     if "labels" in params:
         yield f"{path}rayStartParams.labels", f"expected {path}labels instead"
     for key, value in group.get("labels", {}).items():
@@ -90,7 +90,7 @@ def _group(group: JsonMapping, path: str) -> Iterator[ManifestFault]:
         yield f"{path}minReplicas", f"expected 0 to maxReplicas ({high}), got {low}"
 
 
-def _fault_tolerance(
+def _fault_tolerance_rules(
     cluster: JsonMapping, annotations: Mapping[str, str], variables: JsonMapping, where: str
 ) -> Iterator[ManifestFault]:
     options = cluster.get("gcsFaultToleranceOptions")
@@ -115,13 +115,13 @@ def _fault_tolerance(
         yield f"{where}gcsFaultToleranceOptions.storage", "expected none with Redis; it is for the backend rocksdb"
 
 
-def _autoscaling(cluster: JsonMapping, variables: JsonMapping, where: str) -> Iterator[ManifestFault]:
+def _autoscaling_rules(cluster: JsonMapping, variables: JsonMapping, where: str) -> Iterator[ManifestFault]:
     enabled, options = cluster.get("enableInTreeAutoscaling"), cluster.get("autoscalerOptions", {})
     variable = f"{where}headGroupSpec.template.spec.containers.0.env.{_AUTOSCALER_V2}"
     by_variable = variables.get(_AUTOSCALER_V2, {}).get("value") in ("1", "true")
     version = options.get("version")
     # From 2.47 on, Ray takes version 2 when nothing is said; for these two keys the operator wants it said.
-    v2 = version == "v2" or by_variable or (version is None and _ray_version(cluster) >= (2, 47))
+    is_v2 = version == "v2" or by_variable or (version is None and _ray_version(cluster) >= (2, 47))
     if by_variable and not enabled:
         yield variable, "expected enableInTreeAutoscaling: true beside it"
     if enabled and version and _AUTOSCALER_V2 in variables:
@@ -133,35 +133,37 @@ def _autoscaling(cluster: JsonMapping, variables: JsonMapping, where: str) -> It
     for path, group in groups(cluster, where):
         if enabled and group.get("suspend"):
             yield f"{path}suspend", "expected none with enableInTreeAutoscaling"
-        if enabled and v2 and group["template"]["spec"].get("restartPolicy", "Never") != "Never":
+        if enabled and is_v2 and group["template"]["spec"].get("restartPolicy", "Never") != "Never":
             yield f"{path}template.spec.restartPolicy", "expected Never with version 2 of the autoscaler"
         if group.get("idleTimeoutSeconds", 0) < 0:
             yield f"{path}idleTimeoutSeconds", "expected 0 or more"
-        of_v2 = [
+        v2_keys = [
             key for key in ("idleTimeoutSeconds", "priority") if key in group and (group[key] or key != "priority")
         ]
-        for key in of_v2 if version != "v2" and not by_variable else ():
+        for key in v2_keys if version != "v2" and not by_variable else ():
             yield f"{path}{key}", "expected autoscalerOptions.version: v2 beside it"
         if group.get("priority") and _ray_version(cluster) < (2, 56):
             yield f"{path}priority", f"expected a rayVersion of 2.56.0 or later, got {cluster.get('rayVersion')!r}"
 
 
-def _authentication(cluster: JsonMapping, where: str) -> Iterator[ManifestFault]:
+def _authentication_rules(cluster: JsonMapping, where: str) -> Iterator[ManifestFault]:
     options = cluster.get("authOptions", {})
     by_kubernetes = options.get("enableK8sTokenAuth")
     if options.get("mode") != "token":
         if by_kubernetes:
             yield f"{where}authOptions.mode", "expected token beside enableK8sTokenAuth"
         return
-    oldest = (2, 55) if by_kubernetes else (2, 52)
-    if _ray_version(cluster) < oldest:
-        message = f"expected {oldest[0]}.{oldest[1]}.0 or later for authOptions, got {cluster.get('rayVersion')!r}"
+    min_version = (2, 55) if by_kubernetes else (2, 52)
+    if _ray_version(cluster) < min_version:
+        message = (
+            f"expected {min_version[0]}.{min_version[1]}.0 or later for authOptions, got {cluster.get('rayVersion')!r}"
+        )
         yield f"{where}rayVersion", message
     if by_kubernetes and options.get("secretName"):
         yield f"{where}authOptions.secretName", "expected none beside enableK8sTokenAuth"
 
 
-def _network_policy(cluster: JsonMapping, where: str) -> Iterator[ManifestFault]:
+def _network_policy_rules(cluster: JsonMapping, where: str) -> Iterator[ManifestFault]:
     policy = cluster.get("networkPolicy", {})
     unused = {"DenyAllEgress": "ingressRules", "DenyAllIngress": "egressRules"}.get(policy.get("mode", "DenyAll"))
     named_groups = [(f"workerGroups.{k}", rules) for k, rules in enumerate(policy.get("workerGroups", []))]

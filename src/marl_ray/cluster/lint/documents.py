@@ -23,9 +23,9 @@ def read_documents(path: str | Path) -> list[JsonValue]:
     except (OSError, UnicodeDecodeError) as error:
         raise MarlRayError(f"{str(path)!r} cannot be read: {one_line_without(error, path)}") from error
     except yaml.YAMLError as error:
-        raise MarlRayError(f"{path}: {yaml_error(error)}") from error
+        raise MarlRayError(f"{path}: {describe_yaml_error(error)}") from error
     try:
-        json.dumps(documents, allow_nan=False, default=_date)
+        json.dumps(documents, allow_nan=False, default=_date_text)
     except (TypeError, ValueError, RecursionError) as error:
         raise MarlRayError(f"{path}: expected what JSON can hold: {one_line(error)}") from None
     return documents
@@ -36,11 +36,8 @@ def is_manifest(document: object) -> bool:
     return isinstance(document, Mapping) and "kind" in document
 
 
-def serve_config(document: object) -> JsonValue:
-    """Return the Serve config inside a RayService, parsed from its `serveConfigV2`.
-
-    It is None if there is none or it is no YAML.
-    """
+def embedded_serve_config(document: object) -> JsonValue:
+    """Return the Serve config inside a RayService, parsed from its `serveConfigV2`; None if it has none that is YAML."""
     spec = document.get("spec") if isinstance(document, Mapping) and document.get("kind") == "RayService" else None
     text = spec.get("serveConfigV2") if isinstance(spec, Mapping) else None
     if not isinstance(text, str):
@@ -57,15 +54,15 @@ def parse_yaml(text: str) -> list[JsonValue]:
     return [document for document in yaml.load_all(text, YamlLoader) if document is not None]
 
 
-def _date(value: object) -> str:
-    """Return a date without quotes, which its reader takes as text."""
+def _date_text(value: object) -> str:
+    """Return a date, which YAML reads where text has no quotes, as the text. Raises TypeError for any other value."""
     if isinstance(value, date):
         return value.isoformat()
     raise TypeError(f"got {type(value).__name__} {value!r:.40}")
 
 
-def yaml_error(error: yaml.YAMLError) -> str:
-    """Return the problem in one line, with the line of the file where it is known."""
+def describe_yaml_error(error: yaml.YAMLError) -> str:
+    """Return an error of YAML in one line, with the line of the file where it is known."""
     mark = getattr(error, "problem_mark", None)
     where = f" at line {mark.line + 1}" if mark else ""
     return f"not valid YAML{where}: {getattr(error, 'problem', None) or one_line(error)}"

@@ -1,4 +1,4 @@
-"""Rules for RayJobs and RayCronJobs that KubeRay's operator checks by its own code (v1.7.0), and what would lose work."""
+"""Rules for RayJobs and RayCronJobs that KubeRay's operator (v1.7.0) checks by its own code, and advice about them."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -19,14 +19,13 @@ _SCHEDULE_WORD = re.compile(
 )
 """Words that KubeRay's parser takes in place of five fields."""
 _CLUSTER_ONLY = ("DeleteWorkers", "DeleteCluster")
+"""Policies for a cluster that the job made itself."""
 _LOCAL_VOLUMES = ("emptyDir", "hostPath")
+"""Kinds of volumes that end with a pod or stay on a machine."""
 
 
 def job_rules(spec: JsonMapping, where: str) -> Iterator[ManifestFault]:
-    """Yield the faults of a RayJob's own part, which stands at `where` (with a dot at its end).
-
-    `advice_for_job` has the rest.
-    """
+    """Yield the faults of a RayJob's own part, which stands at `where` (with a dot at its end)."""
     mode, selector = spec.get("submissionMode", "K8sJobMode"), spec.get("clusterSelector")
     modes = ("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode")
     if mode not in modes:
@@ -47,13 +46,13 @@ def job_rules(spec: JsonMapping, where: str) -> Iterator[ManifestFault]:
     if mode == "K8sJobMode" and submitter.get("restartPolicy") not in ("Never", "OnFailure"):
         yield f"{where}submitterPodTemplate.spec.restartPolicy", "expected Never or OnFailure, as a Job's pod has"
     if selector:
-        yield from _of_selector(spec, selector, mode, where)
+        yield from _selector_rules(spec, selector, mode, where)
     if spec.get("backoffLimit", 0) > 0 and mode == "InteractiveMode":
         yield f"{where}backoffLimit", "expected 0 in InteractiveMode"
     if mode == "SidecarMode":
-        yield from _of_sidecar(spec, where)
-    yield from _of_deletion(spec, where)
-    yield from _of_runtime_env(spec, where)
+        yield from _sidecar_rules(spec, where)
+    yield from _deletion_rules(spec, where)
+    yield from _runtime_env_rules(spec, where)
 
 
 def cron_job_rules(spec: JsonMapping) -> Iterator[ManifestFault]:
@@ -66,7 +65,7 @@ def cron_job_rules(spec: JsonMapping) -> Iterator[ManifestFault]:
     yield from job_rules(spec["jobTemplate"], "spec.jobTemplate.")
 
 
-def _of_selector(spec: JsonMapping, selector: Mapping[str, str], mode: str, where: str) -> Iterator[ManifestFault]:
+def _selector_rules(spec: JsonMapping, selector: Mapping[str, str], mode: str, where: str) -> Iterator[ManifestFault]:
     if not selector.get(SELECTOR_KEY):
         yield f"{where}clusterSelector", f"expected {SELECTOR_KEY} with the name of a RayCluster"
     if mode == "SidecarMode":
@@ -77,7 +76,7 @@ def _of_selector(spec: JsonMapping, selector: Mapping[str, str], mode: str, wher
         yield f"{where}backoffLimit", "expected 0 beside clusterSelector: a retry is a new cluster"
 
 
-def _of_sidecar(spec: JsonMapping, where: str) -> Iterator[ManifestFault]:
+def _sidecar_rules(spec: JsonMapping, where: str) -> Iterator[ManifestFault]:
     for key in ("submitterPodTemplate", "submitterConfig"):
         if key in spec:
             yield f"{where}{key}", "expected none in SidecarMode"
@@ -86,22 +85,22 @@ def _of_sidecar(spec: JsonMapping, where: str) -> Iterator[ManifestFault]:
         yield f"{where}rayClusterSpec.headGroupSpec.template.spec.restartPolicy", "expected Never in SidecarMode"
 
 
-def _of_deletion(spec: JsonMapping, where: str) -> Iterator[ManifestFault]:
+def _deletion_rules(spec: JsonMapping, where: str) -> Iterator[ManifestFault]:
     shuts_down, strategy = spec.get("shutdownAfterJobFinishes"), spec.get("deletionStrategy")
     if spec.get("ttlSecondsAfterFinished", 0) and not shuts_down:
         yield f"{where}ttlSecondsAfterFinished", "expected shutdownAfterJobFinishes: true beside it"
     if strategy is None:
         return
-    at, rules = f"{where}deletionStrategy.", strategy.get("deletionRules") or []
-    older = [key for key in ("onSuccess", "onFailure") if key in strategy]
+    strategy_path, rules = f"{where}deletionStrategy.", strategy.get("deletionRules") or []
+    legacy_keys = [key for key in ("onSuccess", "onFailure") if key in strategy]
     if rules and shuts_down:
         yield f"{where}shutdownAfterJobFinishes", "expected none beside deletionStrategy.deletionRules"
-    if rules and older:
-        yield f"{at}{older[0]}", "expected none beside deletionRules"
-    if not rules and len(older) < 2:
+    if rules and legacy_keys:
+        yield f"{strategy_path}{legacy_keys[0]}", "expected none beside deletionRules"
+    if not rules and len(legacy_keys) < 2:
         yield f"{where}deletionStrategy", "expected deletionRules, or onSuccess and onFailure"
-    policies = [(f"{at}deletionRules.{k}.policy", rule["policy"]) for k, rule in enumerate(rules)]
-    policies += [(f"{at}{key}.policy", strategy[key].get("policy", "")) for key in older]
+    policies = [(f"{strategy_path}deletionRules.{k}.policy", rule["policy"]) for k, rule in enumerate(rules)]
+    policies += [(f"{strategy_path}{key}.policy", strategy[key].get("policy", "")) for key in legacy_keys]
     for path, policy in policies:
         if not policy:
             yield path, "missing"
@@ -109,39 +108,39 @@ def _of_deletion(spec: JsonMapping, where: str) -> Iterator[ManifestFault]:
             yield path, f"expected another than {policy} beside clusterSelector"
         if policy == "DeleteWorkers" and spec.get("rayClusterSpec", {}).get("enableInTreeAutoscaling"):
             yield path, "expected another than DeleteWorkers with enableInTreeAutoscaling"
-        if policy == "DeleteNone" and older and shuts_down:
+        if policy == "DeleteNone" and legacy_keys and shuts_down:
             yield path, "expected another than DeleteNone beside shutdownAfterJobFinishes"
-    yield from _of_rules(rules, at)
+    yield from _deletion_order_rules(rules, strategy_path)
 
 
-def _of_rules(rules: list[JsonMapping], at: str) -> Iterator[ManifestFault]:
+def _deletion_order_rules(rules: list[JsonMapping], strategy_path: str) -> Iterator[ManifestFault]:
     """Yield the faults of a job's rules for deletion.
 
     Each end and policy must have one rule, and what is deleted first must include nothing that is deleted later.
     """
-    seen: dict[tuple[str, str], dict[str, int]] = {}
+    ttls_by_end: dict[tuple[str, str], dict[str, int]] = {}
     for k, rule in enumerate(rules):
         condition = rule["condition"]
         ends = [(key, condition[key]) for key in ("jobStatus", "jobDeploymentStatus") if key in condition]
         if len(ends) != 1:
-            yield f"{at}deletionRules.{k}.condition", "expected either jobStatus or jobDeploymentStatus"
+            yield f"{strategy_path}deletionRules.{k}.condition", "expected either jobStatus or jobDeploymentStatus"
             continue
         end = ends[0]
-        after, policies = condition.get("ttlSeconds", 0), seen.setdefault(end, {})
-        if rule["policy"] in policies:
-            yield f"{at}deletionRules.{k}", f"expected one rule for {rule['policy']} and {end[1]}"
-        for other, seconds in policies.items():
+        ttl_s, ttls_by_policy = condition.get("ttlSeconds", 0), ttls_by_end.setdefault(end, {})
+        if rule["policy"] in ttls_by_policy:
+            yield f"{strategy_path}deletionRules.{k}", f"expected one rule for {rule['policy']} and {end[1]}"
+        for other, other_ttl_s in ttls_by_policy.items():
             if {rule["policy"], other} <= set(DELETION_POLICIES):
                 first, last = sorted(
-                    [(DELETION_POLICIES.index(rule["policy"]), after), (DELETION_POLICIES.index(other), seconds)]
+                    [(DELETION_POLICIES.index(rule["policy"]), ttl_s), (DELETION_POLICIES.index(other), other_ttl_s)]
                 )
                 if first[1] > last[1]:
                     names = f"{DELETION_POLICIES[last[0]]} after {DELETION_POLICIES[first[0]]}"
-                    yield f"{at}deletionRules.{k}.condition.ttlSeconds", f"expected {names}"
-        policies[rule["policy"]] = after
+                    yield f"{strategy_path}deletionRules.{k}.condition.ttlSeconds", f"expected {names}"
+        ttls_by_policy[rule["policy"]] = ttl_s
 
 
-def _of_runtime_env(spec: JsonMapping, where: str) -> Iterator[ManifestFault]:
+def _runtime_env_rules(spec: JsonMapping, where: str) -> Iterator[ManifestFault]:
     try:
         runtime_env = yaml.load(spec.get("runtimeEnvYAML", "") or "{}", YamlLoader)  # noqa: S506  it extends the safe one
     except yaml.YAMLError as error:
@@ -152,7 +151,7 @@ def _of_runtime_env(spec: JsonMapping, where: str) -> Iterator[ManifestFault]:
 
 
 def advice_for_job(spec: JsonMapping, where: str) -> Iterator[ManifestFault]:
-    """Yield the advice about jobs that lose work.
+    """Yield the advice about a job that would lose work.
 
     A retry is a new cluster, without the files that pods wrote to their own folders.
     """

@@ -24,7 +24,7 @@ ADVICE_PREFIX = "advice: "
 
 
 def lint_manifest(document: object, source: str) -> list[str]:
-    """Return all findings in one manifest, each one line `SOURCE: key.path: what was expected`; none if it is good.
+    """Return all findings in one manifest, each a line `SOURCE: key.path: what was expected`.
 
     RayService, RayCluster, RayJob and RayCronJob are checked completely. A line with `advice: ` is about what KubeRay
     takes and what runs badly. Other kinds are checked for secrets only: Kubernetes' own tools know those kinds. The caller
@@ -67,10 +67,10 @@ def _findings(document: object) -> Iterator[ManifestFault]:
         yield from _explain(error)
     # The rules read values, so the values must have their types; a key too many does not matter to them.
     if all(error.validator == "additionalProperties" for error in errors):
-        yield from _rules(document)
+        yield from _rule_findings(document)
 
 
-def _rules(document: JsonMapping) -> Iterator[ManifestFault]:
+def _rule_findings(document: JsonMapping) -> Iterator[ManifestFault]:
     cluster, where = ray_cluster(document)
     yield from cluster_rules.metadata_rules(document)
     if document["kind"] == "RayService":
@@ -82,20 +82,23 @@ def _rules(document: JsonMapping) -> Iterator[ManifestFault]:
         yield from job_rules.cron_job_rules(document["spec"])
     if cluster:
         yield from cluster_rules.cluster_rules(cluster, document["metadata"].get("annotations", {}), where)
-        yield from _mounts(cluster, where)
+        yield from _mount_findings(cluster, where)
     for path, message in advice(document, cluster, where):
         yield path, f"{ADVICE_PREFIX}{message}"
 
 
-def _mounts(cluster: JsonMapping, where: str) -> Iterator[ManifestFault]:
+def _mount_findings(cluster: JsonMapping, where: str) -> Iterator[ManifestFault]:
     """Yield the mounts without a volume: KubeRay takes them, and Kubernetes refuses its pods."""
     for path, group in groups(cluster, where):
         pod = group["template"]["spec"]
         volumes = {volume["name"] for volume in pod.get("volumes", [])}
-        for at, container in containers(pod, path):
+        for container_path, container in containers(pod, path):
             for j, mount in enumerate(container.get("volumeMounts", [])):
                 if mount["name"] not in volumes:
-                    yield f"{at}volumeMounts.{j}.name", f"expected one of the pod's volumes, got {mount['name']!r}"
+                    yield (
+                        f"{container_path}volumeMounts.{j}.name",
+                        f"expected one of the pod's volumes, got {mount['name']!r}",
+                    )
 
 
 def _explain(error: ValidationError) -> Iterator[ManifestFault]:

@@ -1,4 +1,4 @@
-"""The parts of a manifest that rules read: its Ray cluster, the groups of pods, their containers and variables."""
+"""The parts of a manifest that rules read, from its Ray cluster to the variables of a container."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from marl_ray.json_types import JsonMapping, JsonValue
 ManifestFault = tuple[str, str]
 """Path of a key, and the value expected there."""
 
-CLUSTER_AT = {
+CLUSTER_KEYS = {
     "RayCluster": (),
     "RayCronJob": ("jobTemplate", "rayClusterSpec"),
     "RayJob": ("rayClusterSpec",),
@@ -15,13 +15,13 @@ CLUSTER_AT = {
 }
 """Kind -> the keys in `spec` that lead to the specification of its Ray cluster."""
 DEFAULT_MAX_REPLICAS = 2**31 - 1
-"""Default of `maxReplicas`."""
+"""KubeRay's default of `maxReplicas`, the greatest number of 32 bits."""
 
 
 def ray_cluster(document: JsonMapping) -> tuple[JsonMapping, str]:
     """Return the specification of the Ray cluster, and its path with a dot at its end."""
     cluster, where = document["spec"], "spec."
-    for key in CLUSTER_AT[document["kind"]]:
+    for key in CLUSTER_KEYS[document["kind"]]:
         cluster, where = cluster.get(key, {}), f"{where}{key}."
     return cluster, where
 
@@ -45,7 +45,7 @@ def environment(pod: JsonMapping) -> dict[str, JsonMapping]:
     return {entry["name"]: entry for container in pod.get("containers", [])[:1] for entry in container.get("env", [])}
 
 
-def number(text: JsonValue, default: float) -> float:
+def parse_number(text: JsonValue, default: float) -> float:
     """Return the number that a text of a manifest says; `default` if it is None or no number."""
     try:
         return default if text is None else float(text)
@@ -56,4 +56,4 @@ def number(text: JsonValue, default: float) -> float:
 def head_is_idle(head: JsonMapping) -> bool:
     """Return True if Ray schedules no work on the head, because its group says that it has 0 CPUs."""
     cpus = head.get("rayStartParams", {}).get("num-cpus", head.get("resources", {}).get("CPU"))
-    return number(cpus, 1.0) == 0
+    return parse_number(cpus, 1.0) == 0

@@ -1,10 +1,10 @@
-"""Rules for RayServices that KubeRay's operator (v1.7.0) checks by its own code, and no schema."""
+"""Rules for RayServices that KubeRay's operator (v1.7.0) checks by its own code, and no schema does."""
 
 from collections.abc import Iterator
 
 import yaml
 
-from marl_ray.cluster.lint.documents import parse_yaml, yaml_error
+from marl_ray.cluster.lint.documents import describe_yaml_error, parse_yaml
 from marl_ray.cluster.lint.parts import ManifestFault
 from marl_ray.json_types import JsonMapping
 
@@ -16,8 +16,8 @@ def service_rules(spec: JsonMapping) -> Iterator[ManifestFault]:
         yield "spec.rayClusterConfig", "missing"
     head_service = cluster.get("headGroupSpec", {}).get("headService", {})
     if head_service.get("metadata", {}).get("name"):
-        at = "spec.rayClusterConfig.headGroupSpec.headService.metadata.name"
-        yield at, "expected none: while one cluster replaces another there are two such Services"
+        path = "spec.rayClusterConfig.headGroupSpec.headService.metadata.name"
+        yield path, "expected none: while one cluster replaces another there are two such Services"
     strategy = spec.get("upgradeStrategy", {})
     kinds = ("NewCluster", "NewClusterWithIncrementalUpgrade", "None")
     if strategy.get("type", "None") not in kinds:
@@ -26,16 +26,16 @@ def service_rules(spec: JsonMapping) -> Iterator[ManifestFault]:
         return
     if not cluster.get("enableInTreeAutoscaling"):
         yield "spec.rayClusterConfig.enableInTreeAutoscaling", "expected true, which an incremental upgrade needs"
-    options, at = strategy.get("clusterUpgradeOptions", {}), "spec.upgradeStrategy.clusterUpgradeOptions."
+    options, where = strategy.get("clusterUpgradeOptions", {}), "spec.upgradeStrategy.clusterUpgradeOptions."
     surge, step = options.get("maxSurgePercent", 100), options.get("stepSizePercent")
     if not 0 <= surge <= 100:
-        yield f"{at}maxSurgePercent", f"expected 0 to 100, got {surge}"
+        yield f"{where}maxSurgePercent", f"expected 0 to 100, got {surge}"
     if step is None or not 0 <= step <= min(surge, 100):
-        yield f"{at}stepSizePercent", f"expected 0 to maxSurgePercent ({surge}), got {step}"
+        yield f"{where}stepSizePercent", f"expected 0 to maxSurgePercent ({surge}), got {step}"
     if options.get("intervalSeconds", 0) <= 0:
-        yield f"{at}intervalSeconds", "expected more than 0"
+        yield f"{where}intervalSeconds", "expected more than 0"
     if not options.get("gatewayClassName"):
-        yield f"{at}gatewayClassName", "expected a class of the Gateway API"
+        yield f"{where}gatewayClassName", "expected a class of the Gateway API"
 
 
 def serve_config_rules(spec: JsonMapping) -> Iterator[ManifestFault]:
@@ -43,7 +43,7 @@ def serve_config_rules(spec: JsonMapping) -> Iterator[ManifestFault]:
     try:
         documents = parse_yaml(spec.get("serveConfigV2", ""))
     except yaml.YAMLError as error:
-        yield "spec.serveConfigV2", yaml_error(error)
+        yield "spec.serveConfigV2", describe_yaml_error(error)
         return
     if len(documents) != 1:
         yield "spec.serveConfigV2", f"expected one Serve config, got {len(documents)}"

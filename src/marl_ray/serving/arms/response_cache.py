@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 DEADLINE_S = 0.05
 """Seconds that one get or put in Redis may take, including the connection."""
-PAUSE_S = 1.0
+AWAY_S = 1.0
 """Seconds without requests to Redis after a failure, so that few requests pay the deadline."""
+CLOSE_S = 1.0
+"""Seconds that closing the connection may take; the process ends anyway."""
 COMPLAINT_S = 60.0
 """Fewest seconds between two log lines: a full Redis answers reads and fails again with each put."""
 MAX_CONNECTIONS = 64
@@ -133,7 +135,7 @@ class RedisCache(ResponseCache):
     @override
     async def close(self) -> None:
         try:
-            async with asyncio.timeout(PAUSE_S):
+            async with asyncio.timeout(CLOSE_S):
                 await self._redis.aclose()
         except Exception as error:
             _log.warning("cache: %s was not closed: %s", self._where, one_line(error))
@@ -144,14 +146,14 @@ class RedisCache(ResponseCache):
         # Only the first request after the pause asks Redis; the others skip the cache until it answers.
         first = self._away
         if first:
-            self._ask_from = self._clock() + PAUSE_S
+            self._ask_from = self._clock() + AWAY_S
         self.under_way += 1
         try:
             async with asyncio.timeout(DEADLINE_S):
                 answer = await command()
         except Exception as error:  # no failure here may become a client's error
             now = self._clock()
-            self._ask_from = now + PAUSE_S
+            self._ask_from = now + AWAY_S
             if not self._away and now >= self._complain_from:
                 self._complain_from = now + COMPLAINT_S
                 _log.warning("cache: going on without %s: %s", self._where, one_line(error))

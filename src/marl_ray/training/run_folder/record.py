@@ -26,9 +26,9 @@ from marl_ray.config.load import dotted_keys
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.storages import absolute_storage, open_storage
+from marl_ray.stored_files.folder_kinds import RUN_FILE, RUN_KIND, refuse_other_kind
 from marl_ray.stored_files.json_files import read_json, write_json
 from marl_ray.stored_files.temporary_files import temporary_path
-from marl_ray.training.run_folder.kinds import RECORD_FILES, RUN_KIND, refuse_other_kind
 from marl_ray.training.tracking.mlflow_run import uri_of
 
 JOB_FOLDER = "working_dir_files"
@@ -37,8 +37,6 @@ MAX_NAMED_KEYS = 4
 """Maximum number of keys that an error lists of those that differ."""
 MAX_SHOWN = 40
 """Maximum number of characters that an error shows of a value."""
-RECORD_FILE = RECORD_FILES[RUN_KIND]
-"""The file by which a folder is a run's."""
 DIGEST_KEY = "sha256"
 """Key of a file of plain data for the digest of its other keys, so that one that was damaged is known."""
 FINISHED_KEY: Final = "finished"
@@ -136,7 +134,7 @@ def read_record(filesystem: fs.FileSystem, folder: str) -> RunRecord | None:
 
     Raises MarlRayError, which names the file, for one that cannot be read or is not as it was written.
     """
-    path = f"{folder}/{RECORD_FILE}"
+    path = f"{folder}/{RUN_FILE}"
     try:
         if filesystem.get_file_info(path).type == fs.FileType.NotFound:
             return None
@@ -247,4 +245,4 @@ def write_record(config: RunConfig, record: RunRecord) -> None:
     """Make the run's folder, and write this record to it."""
     filesystem, folder = filesystem_of(config)
     filesystem.create_dir(folder)
-    write_json(filesystem, f"{folder}/{RECORD_FILE}", {**record, DIGEST_KEY: digest_of(record)})
+    write_json(filesystem, f"{folder}/{RUN_FILE}", {**record, DIGEST_KEY: digest_of(record)})

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.json_types import JsonMapping, JsonObject
+from marl_ray.stored_files.folder_kinds import SWEEP_FILE
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.records import SweepRecords, TrialRecord, values_line
 from marl_ray.tuning.reporting.report import winner_comparison
@@ -35,7 +36,7 @@ def ending_document(folder: Folder, config: SweepConfig, records: SweepRecords, 
         "winner": winner,
         "ranking": ranking,
         "report": report or None,
-        "records": f"{folder.uri}/sweep.json",
+        "records": f"{folder.uri}/{SWEEP_FILE}",
     }
 
 

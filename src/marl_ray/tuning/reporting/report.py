@@ -22,10 +22,10 @@ from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.statistics import BootstrapInterval
 from marl_ray.json_types import JsonObject
 from marl_ray.serving.pages.render import stylesheet
+from marl_ray.stored_files.folder_kinds import SWEEP_FILE
 from marl_ray.tuning.folder import Folder, read_rows
 from marl_ray.tuning.records import (
     FAILED_STATUSES,
-    RECORDS_FILE,
     REPORT_FILE,
     SweepRecords,
     TrialRecord,
@@ -115,7 +115,7 @@ def _curves(config: SweepConfig, order: Sequence[TrialRecord], rows: AllRows) ->
 
 def report_page(folder: Folder, records: SweepRecords) -> bytes:
     """Return the report as HTML."""
-    config = parse_config(SweepConfig, records.config, source=f"{folder.uri}/{RECORDS_FILE}")
+    config = parse_config(SweepConfig, records.config, source=f"{folder.uri}/{SWEEP_FILE}")
     order = _order(config, records)
     rows = {record.number: _rows(folder, record) for record in records.trials}
     curves = _curves(config, order, rows)

@@ -18,9 +18,9 @@ from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError, describe_error, one_line
 from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.storages import absolute_storage
+from marl_ray.stored_files.folder_kinds import SWEEP_FILE, SWEEP_KIND, refuse_other_kind
 from marl_ray.training.machines.interruption import interrupt_handler
 from marl_ray.training.run_checks import check_trial
-from marl_ray.training.run_folder.kinds import SWEEP_KIND, refuse_other_kind
 from marl_ray.training.run_folder.lease import Lease
 from marl_ray.training.tracking.printed_lines import print_line
 from marl_ray.tuning.folder import Folder, read_rows, trial_folder
@@ -143,7 +143,8 @@ def _claim(config: SweepConfig, folder: Folder) -> SweepRecords:
     try:
         records = load_records(folder)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise MarlRayError(f"name: {folder.uri}/sweep.json is not the record of a sweep: {one_line(error)}") from error
+        path = f"{folder.uri}/{SWEEP_FILE}"
+        raise MarlRayError(f"name: {path} is not the record of a sweep: {one_line(error)}") from error
     if records is None:
         return SweepRecords(config.name, config.resolve(), identity)
     differing = sorted(key for key in identity if records.identity.get(key) != identity[key])
@@ -334,7 +335,7 @@ class _Sweep:
             self.unsaved = ""
         except OSError as error:
             if not self.unsaved:
-                self.warn(f"sweep.json is not up to date: {one_line(error)}")
+                self.warn(f"{SWEEP_FILE} is not up to date: {one_line(error)}")
             self.unsaved = one_line(error)
 
     def line(self, record: TrialRecord) -> str:
@@ -393,8 +394,7 @@ class _Sweep:
 
     def say_interrupted(self) -> None:
         """Tell the user at once which work is kept."""
-        ended = sum(record.state == "ended" for record in self.records.trials)
-        progress = (
-            f"{ended} of {len(self.records.trials)} trials have ended, the others' checkpoints are in {self.folder.uri}"
-        )
+        trials = self.records.trials
+        ended = sum(record.state == "ended" for record in trials)
+        progress = f"{ended} of {len(trials)} trials have ended, the others' checkpoints are in {self.folder.uri}"
         self.warn(f"interrupted; {progress}; the same command continues them")

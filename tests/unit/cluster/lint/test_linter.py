@@ -10,7 +10,7 @@ import yaml
 from processes.command_line import marl_ray
 
 from marl_ray.cluster.kuberay.manifests.rendering import render
-from marl_ray.cluster.lint.documents import is_manifest, read_documents, serve_config
+from marl_ray.cluster.lint.documents import embedded_serve_config, is_manifest, read_documents
 from marl_ray.cluster.lint.linter import lint_manifest, replica_pods
 from marl_ray.cluster.lint.schemas import minimise, schemas
 from marl_ray.config.cluster import ClusterConfig
@@ -326,9 +326,9 @@ def test_a_head_with_cpus_may_run_replicas():
 
 
 def test_the_serve_config_inside_is_plain_data():
-    assert serve_config(SERVICE)["applications"][0]["args"]["replicas"] == 3
-    assert serve_config(changed(("spec.serveConfigV2", "a: ["))) is None
-    assert serve_config(DOCUMENTS[1]) is None
+    assert embedded_serve_config(SERVICE)["applications"][0]["args"]["replicas"] == 3
+    assert embedded_serve_config(changed(("spec.serveConfigV2", "a: ["))) is None
+    assert embedded_serve_config(DOCUMENTS[1]) is None
 
 
 def test_files_that_are_no_yaml_are_named(tmp_path):

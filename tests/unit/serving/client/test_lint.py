@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from marl_ray.cli.serving.gateways import lint
-from marl_ray.cluster.lint.documents import read_documents, serve_config
+from marl_ray.cluster.lint.documents import embedded_serve_config, read_documents
 from marl_ray.errors import MarlRayError
 from marl_ray.serving.client.lint import lint_serve_config, read_serve_config
 
@@ -239,7 +239,7 @@ def test_the_configs_in_the_repository_are_good(path):
 
 def test_kubernetes_runs_the_same_application_as_other_clusters():
     manifest = read_documents(ROOT / "cluster" / "kuberay" / "rayservice.yaml")[0]
-    assert serve_config(manifest) == read_serve_config(ROOT / "serve" / "configs" / "production.yaml")
+    assert embedded_serve_config(manifest) == read_serve_config(ROOT / "serve" / "configs" / "production.yaml")
 
 
 def test_a_missing_file_is_named():

@@ -1,7 +1,7 @@
-"""Requests to a Kubernetes API: plain data in and out, for custom and built-in kinds alike, with deadlines and short errors.
+"""Requests to a Kubernetes API, with plain data in and out, deadlines and short errors.
 
-The `kubernetes` package brings kubeconfig, credentials of pods, TLS and proxies. Its typed models would refuse or drop what
-a newer server sends.
+They are for custom and built-in kinds alike. The `kubernetes` package brings kubeconfig, credentials of pods, TLS and
+proxies. Its typed models would refuse or drop what a newer server sends.
 """
 
 import json
@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,18 +23,22 @@ from marl_ray.errors import MarlRayError, one_line
 from marl_ray.json_types import JsonObject
 
 CONNECT_S, READ_S = 5.0, 30.0
-"""Deadlines of one request."""
+"""Deadlines of one request, for its connection and for its answer, in seconds."""
 LOST_S = 60.0
-"""Time for which the API may be out of reach before a command gives up."""
+"""Seconds for which the API may be out of reach before a command gives up."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.2, 5.0
-"""Pauses between tries."""
-UNAUTHORIZED_STATUS = 401
-"""Status for a token that is wrong or has expired."""
-PASSING_STATUSES = (429, 500, 502, 503, 504)
+"""Seconds between two tries of a request; the pause doubles from the first to the maximum."""
+TRANSIENT_STATUSES = (
+    HTTPStatus.TOO_MANY_REQUESTS,
+    HTTPStatus.INTERNAL_SERVER_ERROR,
+    HTTPStatus.BAD_GATEWAY,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    HTTPStatus.GATEWAY_TIMEOUT,
+)
 """Statuses that a later try may not meet."""
 
-_NO_KUBECONFIG = (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError)
-"""Errors of the package about a file of another kind."""
+_KUBECONFIG_ERRORS = (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError)
+"""Errors that the package raises for a file that is no kubeconfig."""
 
 Query = Mapping[str, str | int | bool]
 Result = TypeVar("Result")
@@ -53,7 +58,7 @@ class _UnreachableError(Exception):
 
 @dataclass(frozen=True)
 class Connection:
-    """A namespace of a cluster."""
+    """A client of a cluster's API, and the namespace that it works in."""
 
     api: client.ApiClient
     namespace: str
@@ -72,7 +77,7 @@ class Connection:
         content_type: str = "application/json",
         lost_s: float = LOST_S,
     ) -> JsonObject:
-        """Return the answer's JSON. Tries again for `lost_s` seconds while the server cannot answer.
+        """Return the answer's JSON, after further tries for `lost_s` seconds while the server cannot answer.
 
         Raises RequestRefusedError with the server's message, or MarlRayError where it stayed out of reach.
         """
@@ -106,23 +111,23 @@ class Connection:
     def _send(
         self, method: str, path: str, query: Query | None, body: object, content_type: str, read_s: float
     ) -> client.rest.RESTResponse:
-        pairs = [
+        query_params = [
             (name, str(value).lower() if isinstance(value, bool) else value) for name, value in (query or {}).items()
         ]
         headers = {"Accept": "application/json"} | ({"Content-Type": content_type} if body is not None else {})
         request = self.api.param_serialize(
-            method, path, query_params=pairs, header_params=headers, body=body, auth_settings=["BearerToken"]
+            method, path, query_params=query_params, header_params=headers, body=body, auth_settings=["BearerToken"]
         )
         try:
             response = self.api.call_api(*request, _request_timeout=(CONNECT_S, read_s))
-        except (ApiException, urllib3.exceptions.LocationValueError) as error:  # TLS; no URL
+        except (ApiException, urllib3.exceptions.LocationValueError) as error:  # a fault of TLS, or of the URL
             raise MarlRayError(f"{self.server}: {one_line(error)}") from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise _UnreachableError(one_line(error)) from error
-        if response.status in PASSING_STATUSES:
+        if response.status in TRANSIENT_STATUSES:
             raise _UnreachableError(f"{response.status} {_message(response)}")
         if not 200 <= response.status < 300:
-            hint = f"{self.server} takes no such credentials: " if response.status == UNAUTHORIZED_STATUS else ""
+            hint = f"{self.server} takes no such credentials: " if response.status == HTTPStatus.UNAUTHORIZED else ""
             raise RequestRefusedError(response.status, f"{hint}{_message(response)}")
         return response
 
@@ -159,10 +164,10 @@ def connect(kubeconfig: str | None = None, context: str | None = None, namespace
     The file is KUBECONFIG or ~/.kube/config where not given, and the namespace is the context's, or the pod's, where
     not given. Raises MarlRayError if there is neither file nor account.
     """
-    named = kubeconfig or os.environ.get("KUBECONFIG")  # the package reads it only once, at import
-    path = named or "~/.kube/config"
-    if not (named or context or Path(path).expanduser().exists()):
-        return _of_the_pod(namespace)
+    chosen_path = kubeconfig or os.environ.get("KUBECONFIG")  # the package reads the variable only once, at import
+    path = chosen_path or "~/.kube/config"
+    if not (chosen_path or context or Path(path).expanduser().exists()):
+        return _connect_by_pod(namespace)
     configuration = client.Configuration()
     try:
         contents = KubeConfigMerger(path).config
@@ -174,12 +179,12 @@ def connect(kubeconfig: str | None = None, context: str | None = None, namespace
         loader = KubeConfigLoader(contents, context, config_base_path=None)  # paths are relative to their file
         loader.load_and_set(configuration)
         current = loader.current_context["context"]
-    except (config.ConfigException, *_NO_KUBECONFIG) as error:
+    except (config.ConfigException, *_KUBECONFIG_ERRORS) as error:
         raise MarlRayError(f"kubeconfig {path}: expected a kubeconfig ({one_line(error)})") from None
-    return _connection(configuration, namespace or current.get("namespace") or "default")
+    return _make_connection(configuration, namespace or current.get("namespace") or "default")
 
 
-def _of_the_pod(namespace: str | None) -> Connection:
+def _connect_by_pod(namespace: str | None) -> Connection:
     configuration = client.Configuration()
     try:
         config.load_incluster_config(client_configuration=configuration)
@@ -189,9 +194,9 @@ def _of_the_pod(namespace: str | None) -> Connection:
         ) from None
     namespace_file = Path("/run/secrets/kubernetes.io/serviceaccount/namespace")
     name = namespace or (namespace_file.read_text().strip() if namespace_file.is_file() else "default")
-    return _connection(configuration, name)
+    return _make_connection(configuration, name)
 
 
-def _connection(configuration: client.Configuration, namespace: str) -> Connection:
+def _make_connection(configuration: client.Configuration, namespace: str) -> Connection:
     configuration.retries = False  # `retry_while_unreachable` tries again, and says nothing on the way
     return Connection(client.ApiClient(configuration), namespace)

@@ -1,7 +1,8 @@
-"""Read, apply and delete objects of any kind. What is applied has one owner: the field manager `marl-ray`."""
+"""Reads, applies and deletes objects of any kind; the field manager `marl-ray` owns what is applied."""
 
 from collections.abc import Mapping
 from functools import lru_cache
+from http import HTTPStatus
 from urllib.parse import quote
 
 from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefusedError
@@ -15,7 +16,7 @@ _STRICT_PARAMETERS = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"
 
 @lru_cache(maxsize=64)
 def _kinds(connection: Connection, api_version: str) -> Mapping[str, tuple[str, bool]]:
-    """Return kind -> name in paths and whether it lies in a namespace, of one version of an API."""
+    """Return kind -> its name in paths, and whether it lies in a namespace, for one version of an API."""
     answer = connection.request("GET", _root(api_version))
     if answer.get("kind") != "APIResourceList":
         raise MarlRayError(f"{connection.server}: expected a Kubernetes API, which lists its resources")
@@ -27,7 +28,7 @@ def _kinds(connection: Connection, api_version: str) -> Mapping[str, tuple[str, 
 
 
 def _root(api_version: str) -> str:
-    """Return the root of an API's paths: Kubernetes' oldest group has no name, and a path of its own."""
+    """Return the root of an API's paths; Kubernetes' oldest group, which has no name, has one of its own."""
     return f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
 
 
@@ -39,23 +40,23 @@ def path_of(connection: Connection, api_version: str, kind: str, name: str | Non
     try:
         kinds = _kinds(connection, api_version)
     except RequestRefusedError as error:
-        if error.status != 404:
+        if error.status != HTTPStatus.NOT_FOUND:
             raise
         kinds = {}
     if kind not in kinds:
         hint = "; is KubeRay's operator installed, with its CRDs?" if api_version == RAY_API_VERSION else ""
         raise MarlRayError(f"the cluster {connection.server} knows no {kind} of {api_version}{hint}")
     plural, namespaced = kinds[kind]
-    inside = f"/namespaces/{quote(connection.namespace, safe='')}" if namespaced else ""
-    return f"{_root(api_version)}{inside}/{plural}" + (f"/{quote(name, safe='')}" if name else "")
+    namespace_path = f"/namespaces/{quote(connection.namespace, safe='')}" if namespaced else ""
+    return f"{_root(api_version)}{namespace_path}/{plural}" + (f"/{quote(name, safe='')}" if name else "")
 
 
 def read(connection: Connection, kind: str, name: str, api_version: str = RAY_API_VERSION) -> JsonObject | None:
-    """Return an object, None if there is none."""
+    """Return an object of this name; None if there is none."""
     try:
         return connection.request("GET", path_of(connection, api_version, kind, name))
     except RequestRefusedError as error:
-        if error.status != 404:
+        if error.status != HTTPStatus.NOT_FOUND:
             raise
         return None
 
@@ -94,35 +95,34 @@ def apply(connection: Connection, manifest: JsonMapping, force: bool = False, dr
         return connection.request("PATCH", path, query, dict(manifest), "application/apply-patch+yaml")
     except RequestRefusedError as error:
         # The other conflict is a manifest with the `resourceVersion` of an older object.
-        hint = "; --force takes these fields over" if error.status == 409 and "resourceVersion" not in metadata else ""
+        may_force = error.status == HTTPStatus.CONFLICT and "resourceVersion" not in metadata
+        hint = "; --force takes these fields over" if may_force else ""
         raise RequestRefusedError(error.status, f"{kind} {metadata['name']}: {error}{hint}") from None
 
 
 def create(connection: Connection, manifest: JsonMapping, dry_run: bool = False) -> JsonObject | None:
-    """Make an object, with strict validation; None if there is one of its name, which stays as it is.
+    """Make an object with strict validation, and return it; None if there is one of its name, which stays as it is.
 
     Of several who ask at once, one makes it. Raises RequestRefusedError.
     """
     kind, name = manifest["kind"], manifest["metadata"]["name"]
-    path, query = (
-        path_of(connection, manifest["apiVersion"], kind),
-        _STRICT_PARAMETERS | ({"dryRun": "All"} if dry_run else {}),
-    )
+    path = path_of(connection, manifest["apiVersion"], kind)
+    query = _STRICT_PARAMETERS | ({"dryRun": "All"} if dry_run else {})
     try:
         return connection.request("POST", path, query, dict(manifest))
     except RequestRefusedError as error:
-        if error.status != 409:
+        if error.status != HTTPStatus.CONFLICT:
             raise RequestRefusedError(error.status, f"{kind} {name}: {error}") from None
         return None
 
 
 def delete(connection: Connection, kind: str, name: str, api_version: str = RAY_API_VERSION) -> bool:
-    """Ask for an object's end, and that of what it owns; False if there is none."""
+    """Delete an object and what it owns, and return True; False if there is none. It returns before they are gone."""
     path = path_of(connection, api_version, kind, name)
     try:
         connection.request("DELETE", path, {"propagationPolicy": "Background"})
     except RequestRefusedError as error:
-        if error.status != 404:
+        if error.status != HTTPStatus.NOT_FOUND:
             raise
         return False
     return True

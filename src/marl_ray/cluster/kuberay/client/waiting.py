@@ -1,4 +1,4 @@
-"""Wait for a resource: until it is in the state wanted or in another final one, or a deadline that names what held it up."""
+"""Waits until a resource is in a wanted state or in another final one, with a deadline."""
 
 import time
 from collections.abc import Callable, Collection
@@ -16,7 +16,7 @@ DEFAULT_GOALS: dict[ResourceKind, Collection[Phase]] = {
     "RayJob": (Phase.SUCCEEDED,),
     "RayService": (Phase.READY,),
 }
-"""The phases that a wait ends with, unless it is told others."""
+"""Kind -> the phases that end a wait unless the caller names others."""
 
 
 class WaitTimeoutError(MarlRayError):
@@ -32,14 +32,13 @@ def wait(
     say: Callable[[ResourceState], None],
     start_s: float | None = None,
 ) -> ResourceState:
-    """Return the first state that is one of the goals, or final.
+    """Return the first state whose phase is one of the goals, or is final.
 
-    `say` gets every state that differs from the one before.
-
-    `start_s`: how long it may be WAITING at a stretch, for what may run for days once it runs. Raises
-    WaitTimeoutError, which names what held it up, and MarlRayError if the API stays out of reach.
+    `say` gets every state that differs from the one before. `start_s` bounds the seconds of one stretch in the phase
+    WAITING, for what may run for days once it runs. Raises WaitTimeoutError, which names what held it up, and
+    MarlRayError if the API stays out of reach.
     """
-    began = waiting = time.monotonic()
+    began = waiting_since = time.monotonic()
     last: ResourceState | None = None
     for state in follow(connection, kind, name, began + timeout_s):
         if state != last:
@@ -48,8 +47,8 @@ def wait(
         if state.phase in goals or (state.phase in FINAL_PHASES and Phase.GONE not in goals):
             return state
         if state.phase is not Phase.WAITING:
-            waiting = time.monotonic()
-        elif start_s is not None and time.monotonic() - waiting > start_s:
+            waiting_since = time.monotonic()
+        elif start_s is not None and time.monotonic() - waiting_since > start_s:
             raise WaitTimeoutError(f"{kind} {name} did not start within {start_s:g} s: {state}")
     expected = " or ".join(goals)
     raise WaitTimeoutError(f"{kind} {name} is not {expected} after {timeout_s:g} s: {last}")

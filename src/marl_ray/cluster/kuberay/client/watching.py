@@ -1,8 +1,9 @@
-"""Follow one resource: its view after each change, through expired watches, lost connections and a server that restarts."""
+"""Follows one resource through expired watches, lost connections and restarts of the server."""
 
 import json
 import time
 from collections.abc import Iterator
+from http import HTTPStatus
 
 from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefusedError
 from marl_ray.cluster.kuberay.client.resources import RAY_API_VERSION, list_all, path_of, read
@@ -10,12 +11,12 @@ from marl_ray.cluster.kuberay.state.phases import ResourceState
 from marl_ray.cluster.kuberay.state.resource_state import resource_state
 from marl_ray.cluster.kuberay.state.view import Object, ResourceKind, View, owned_by, view_of
 
-TURN_S = 5
-"""A view is made anew at least as often: pods change without their resource."""
-EXPIRED_STATUS = 410
+MIN_VIEW_S, MAX_VIEW_S = 0.2, 5
+"""Minimum and maximum seconds between two views: a resource may change many times a second, and its pods without it."""
+EXPIRED_STATUS = HTTPStatus.GONE
 """Status of a version that the server has forgotten."""
-MIN_TURN_S = 0.2
-"""Between two views; a resource may change many times a second."""
+UNWATCHED_S = 1.0
+"""Maximum seconds before a server that cannot watch is asked again."""
 
 
 def view_now(connection: Connection, kind: ResourceKind, name: str) -> View:
@@ -32,9 +33,9 @@ def view_now(connection: Connection, kind: ResourceKind, name: str) -> View:
         objects += list_all(connection, "Pod", "v1", labels=f"ray.io/cluster in ({','.join(names)})")
     if kind == "RayJob":
         objects += list_all(connection, "Pod", "v1", labels=f"job-name={name}")
-    new = [cluster["metadata"]["name"] for cluster in clusters if not (cluster.get("status") or {}).get("state")]
-    for about in [(kind, name), *(("RayCluster", cluster) for cluster in new)]:
-        fields = f"involvedObject.kind={about[0]},involvedObject.name={about[1]}"
+    new_clusters = [item["metadata"]["name"] for item in clusters if not (item.get("status") or {}).get("state")]
+    for involved_kind, involved_name in [(kind, name), *(("RayCluster", cluster) for cluster in new_clusters)]:
+        fields = f"involvedObject.kind={involved_kind},involvedObject.name={involved_name}"
         objects += list_all(connection, "Event", "v1", fields=fields)
     return view_of(kind, name, [*objects, *clusters])
 
@@ -53,8 +54,8 @@ def follow(connection: Connection, kind: ResourceKind, name: str, deadline: floa
         if remaining_s <= 0:
             return
         version = view.resource["metadata"]["resourceVersion"] if view.resource is not None else "0"
-        _until_changed(connection, kind, name, version, min(TURN_S, remaining_s))
-        time.sleep(max(0.0, min(MIN_TURN_S - (time.monotonic() - began), deadline - time.monotonic())))
+        _until_changed(connection, kind, name, version, min(MAX_VIEW_S, remaining_s))
+        time.sleep(max(0.0, min(MIN_VIEW_S - (time.monotonic() - began), deadline - time.monotonic())))
 
 
 def _until_changed(connection: Connection, kind: str, name: str, version: str, seconds: float) -> None:
@@ -81,4 +82,4 @@ def _until_changed(connection: Connection, kind: str, name: str, version: str, s
             raise
     except (ValueError, LookupError, TypeError):
         pass  # half a line of a connection that broke
-    time.sleep(max(0.0, min(1.0, end - time.monotonic())))  # a server that cannot watch is not asked without pause
+    time.sleep(max(0.0, min(UNWATCHED_S, end - time.monotonic())))

@@ -8,8 +8,10 @@ CLUSTER_LABEL = "marl-ray/cluster"
 """Label of all that belongs to a cluster; KubeRay's own labels are for its Services."""
 ROLE_LABEL = "marl-ray/role"
 """Label of a pod: `head`, `submitter`, or the name of its group, be it on spot machines or on others."""
-PAUSE_S, MARGIN_S = 5, 25
-"""Before Ray's drain, in which Services forget the pod; after it, until Kubernetes kills the pod."""
+PRE_STOP_S = 5
+"""Seconds before Ray's drain, in which Services forget the pod."""
+MARGIN_S = 25
+"""Seconds after Ray's drain until Kubernetes kills the pod."""
 SPOT_LABELS = (
     ("karpenter.sh/capacity-type", "spot"),
     ("eks.amazonaws.com/capacityType", "SPOT"),
@@ -23,42 +25,55 @@ CONTAINER_SECURITY = {
     "capabilities": {"drop": ["ALL"]},
 }
 """Security context of every container. `/tmp`, which Ray and caches of libraries write, is a volume."""
+_GPU_RESOURCE = "nvidia.com/gpu"
+"""Name of NVIDIA's GPUs among a pod's resources."""
+_SCRAPE_ANNOTATIONS = {"prometheus.io/scrape": "true", "prometheus.io/port": "8080"}
+"""Annotations by which Prometheus finds Ray's metrics agent."""
+_KEEP_ANNOTATIONS = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
+"""Annotations by which autoscalers of machines leave a pod where it is."""
+_SPOT_TOLERATIONS = [
+    {"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"},
+    {"key": "kubernetes.azure.com/scalesetpriority", "operator": "Equal", "value": "spot", "effect": "NoSchedule"},
+]
+"""Tolerations of the taints by which clouds keep other pods off spot machines."""
+VolumeMount = tuple[JsonObject, JsonObject]
+"""A mount of a container, and the volume of its pod."""
 
 
 def pod_of(config: ClusterConfig, node: NodeConfig, role: str, spot: bool = False) -> PodTemplate:
     """Return the pod of the head (`role` is `head`) or of a group."""
-    head, scales = role == "head", has_scaling_groups(config)
+    is_head, scales = role == "head", has_scaling_groups(config)
     volumes = _volumes(config, node)
     spec = PodSpec(
         containers=[
             Container(
-                name="ray-head" if head else "ray-worker",
+                name="ray-head" if is_head else "ray-worker",
                 image=config.image,
                 resources=resources_of(node),
                 env=_environment(config),
                 env_from=[{"secretRef": {"name": name}} for name in config.secrets] or None,
-                ports=_ports(config, head),
+                ports=_ports(config, is_head),
                 volume_mounts=[mount for mount, _ in volumes],
                 security_context=CONTAINER_SECURITY,
-                # Services forget the pod meanwhile; it still answers. Then SIGTERM makes Ray drain.
-                lifecycle={"preStop": {"exec": {"command": ["sleep", str(PAUSE_S)]}}},
+                # Meanwhile the pod still answers, and Services forget it. Then SIGTERM makes Ray drain.
+                lifecycle={"preStop": {"exec": {"command": ["sleep", str(PRE_STOP_S)]}}},
             )
         ],
         volumes=[volume for _, volume in volumes],
         security_context=security_of(config),
         service_account_name=config.service_account,
         # The autoscaler, in the head pod, asks the API server for workers; nothing else needs it.
-        automount_service_account_token=head and scales,
+        automount_service_account_token=is_head and scales,
         image_pull_secrets=pull_secrets_of(config),
-        termination_grace_period_seconds=PAUSE_S + config.drain_s + MARGIN_S,
+        termination_grace_period_seconds=PRE_STOP_S + config.drain_s + MARGIN_S,
         restart_policy="Never" if scales else None,  # version 2 of the autoscaler wants it
         priority_class_name=config.priority_class,
         node_selector=node.node_selector or None,
         tolerations=_tolerations(config, node, spot) or None,
         affinity=_affinity(config, node, spot),
-        topology_spread_constraints=None if head else _spread(config, role),
+        topology_spread_constraints=None if is_head else _spread(config, role),
     )
-    annotations = _SCRAPE_ANNOTATIONS | (_KEEP_ANNOTATIONS if _costs_a_restart(config, node, head) else {})
+    annotations = _SCRAPE_ANNOTATIONS | (_KEEP_ANNOTATIONS if _costs_a_restart(config, node, is_head) else {})
     return PodTemplate(
         metadata=Metadata(labels={CLUSTER_LABEL: config.name, ROLE_LABEL: role}, annotations=annotations), spec=spec
     )
@@ -91,29 +106,13 @@ def security_of(config: ClusterConfig) -> JsonObject:
 
 
 def pull_secrets_of(config: ClusterConfig) -> list[dict[str, str]] | None:
-    """Return the references to the config's secrets for pulling images, as a pod's spec has them.
-
-    It is None if there are none.
-    """
+    """Return the references to the config's secrets for pulling images, as a pod's spec has them; None without secrets."""
     return [{"name": name} for name in config.pull_secrets] or None
 
 
-_GPU_RESOURCE = "nvidia.com/gpu"
-_SCRAPE_ANNOTATIONS = {"prometheus.io/scrape": "true", "prometheus.io/port": "8080"}
-"""Ray's metrics agent."""
-_KEEP_ANNOTATIONS = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
-"""Whoever tidies up machines leaves these pods alone."""
-_SPOT_TOLERATIONS = [
-    {"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"},
-    {"key": "kubernetes.azure.com/scalesetpriority", "operator": "Equal", "value": "spot", "effect": "NoSchedule"},
-]
-Mounted = tuple[JsonObject, JsonObject]
-"""A mount of a container, and the volume of its pod."""
-
-
-def _volumes(config: ClusterConfig, node: NodeConfig) -> list[Mounted]:
+def _volumes(config: ClusterConfig, node: NodeConfig) -> list[VolumeMount]:
     memory = {"medium": "Memory"} | ({"sizeLimit": node.shm} if node.shm else {})
-    # In memory, for Ray's object store would otherwise spill to disk.
+    # In memory, because Ray's object store would otherwise spill to disk.
     volumes = [_mount_of("shared-memory", "/dev/shm", {"emptyDir": memory})]
     for number, volume in enumerate(config.volumes):
         source: JsonObject = {"hostPath": {"path": volume.host, "type": "Directory"}}
@@ -132,7 +131,7 @@ def _volumes(config: ClusterConfig, node: NodeConfig) -> list[Mounted]:
     return [*volumes, _mount_of("tmp", "/tmp", {"emptyDir": {"sizeLimit": "50Gi"}})]
 
 
-def _mount_of(name: str, path: str, source: JsonObject, read_only: bool = False) -> Mounted:
+def _mount_of(name: str, path: str, source: JsonObject, read_only: bool = False) -> VolumeMount:
     return {"name": name, "mountPath": path} | ({"readOnly": True} if read_only else {}), {"name": name} | source
 
 
@@ -146,23 +145,23 @@ def _environment(config: ClusterConfig) -> list[JsonObject]:
     return [{"name": name, "value": value} for name, value in (variables | config.env).items()]
 
 
-def _ports(config: ClusterConfig, head: bool) -> list[JsonObject]:
-    ports = {"gcs-server": 6379, "dashboard": 8265, "as-metrics": 44217, "dash-metrics": 44227} if head else {}
+def _ports(config: ClusterConfig, is_head: bool) -> list[JsonObject]:
+    ports = {"gcs-server": 6379, "dashboard": 8265, "as-metrics": 44217, "dash-metrics": 44227} if is_head else {}
     ports |= ({"serve": 8000} if config.service is not None else {}) | {"metrics": 8080}
     return [{"name": name, "containerPort": port} for name, port in ports.items()]
 
 
-def _costs_a_restart(config: ClusterConfig, node: NodeConfig, head: bool) -> bool:
+def _costs_a_restart(config: ClusterConfig, node: NodeConfig, is_head: bool) -> bool:
     """Return True for a pod whose move to another machine costs a run a restart.
 
     Replicas of a gateway may move one by one.
     """
-    fixed = isinstance(node, GroupConfig) and not node.scales
-    return config.service is None and (head or fixed)
+    is_fixed = isinstance(node, GroupConfig) and not node.scales
+    return config.service is None and (is_head or is_fixed)
 
 
-def _anywhere(config: ClusterConfig, node: NodeConfig) -> bool:
-    """Return True if machines of both kinds, spot and on-demand, will do.
+def _runs_on_any_market(config: ClusterConfig, node: NodeConfig) -> bool:
+    """Return True if a pod may run on machines of both kinds, spot and on-demand.
 
     Replicas of a gateway may be lost one by one; `spot` asks for one kind first.
     """
@@ -172,7 +171,7 @@ def _anywhere(config: ClusterConfig, node: NodeConfig) -> bool:
 def _tolerations(config: ClusterConfig, node: NodeConfig, spot: bool) -> list[JsonObject]:
     gpus = isinstance(node, GroupConfig) and node.gpus
     return [
-        *(_SPOT_TOLERATIONS if spot or _anywhere(config, node) else []),
+        *(_SPOT_TOLERATIONS if spot or _runs_on_any_market(config, node) else []),
         *([{"key": _GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}] if gpus else []),
         *node.tolerations,
     ]
@@ -184,7 +183,7 @@ def _affinity(config: ClusterConfig, node: NodeConfig, spot: bool) -> JsonObject
         terms = [
             {"matchExpressions": [{"key": key, "operator": "In", "values": [value]}]} for key, value in SPOT_LABELS
         ]
-    elif _anywhere(config, node):
+    elif _runs_on_any_market(config, node):
         return None
     else:
         marks = [{"key": key, "operator": "NotIn", "values": [value]} for key, value in SPOT_LABELS]
@@ -193,11 +192,9 @@ def _affinity(config: ClusterConfig, node: NodeConfig, spot: bool) -> JsonObject
 
 
 def _spread(config: ClusterConfig, role: str) -> list[JsonObject]:
-    """Spread pods over machines where there is a choice, so that a lost one takes one pod.
+    """Return the constraints that spread a group's pods over machines, so that a lost machine takes one pod.
 
-    The pods of a gateway are spread over zones, too.
-
-    Learners talk too much with each other for several zones.
+    The pods of a gateway are spread over zones too; learners exchange too much data for several zones.
     """
     keys = ["kubernetes.io/hostname"] + (["topology.kubernetes.io/zone"] if config.service is not None else [])
     selector = {"matchLabels": {CLUSTER_LABEL: config.name, ROLE_LABEL: role}}

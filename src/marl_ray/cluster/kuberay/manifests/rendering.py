@@ -1,4 +1,4 @@
-"""From the short config to manifests: a RayCluster, or what has one inside, and what guards its pods."""
+"""Renders the short config as manifests: a resource of KubeRay, and the policies of its pods."""
 
 import json
 
@@ -32,8 +32,9 @@ from marl_ray.config.cluster import ClusterConfig, GroupConfig, JobConfig, NodeC
 from marl_ray.json_types import JsonObject
 
 SPOT_PRIORITY, FALLBACK_PRIORITY = 10, 1
-"""The autoscaler tries the group on spot machines first, then the one that it falls back to."""
+"""Priorities of the two groups of a spot group: the autoscaler tries the greater one first, and falls back to the other."""
 FALLBACK_SUFFIX = "-fallback"
+"""End of the name of the group that a spot group falls back to."""
 IDLE_S = 300
 """Seconds that a pod stays while it is not needed: longer than a restart, so that one does not lose its nodes."""
 HELPER_SIZE = NodeConfig(cpus=0.5, memory="512Mi")
@@ -41,6 +42,7 @@ HELPER_SIZE = NodeConfig(cpus=0.5, memory="512Mi")
 SUBMITTER_RETRIES = 2
 """Further tries of the pod that submits a job."""
 OPERATOR_LABELS = {"app.kubernetes.io/name": "kuberay-operator"}
+"""Labels of the operator's pod, as KubeRay's chart gives them."""
 
 
 def render(config: ClusterConfig) -> list[JsonObject]:
@@ -55,8 +57,8 @@ def to_yaml(manifests: list[JsonObject]) -> str:
 
 
 def _resource(config: ClusterConfig) -> Resource:
-    by_clock = config.job is not None and config.job.schedule is not None  # what it makes carries no labels to queue by
-    queue = {"kueue.x-k8s.io/queue-name": config.queue} if config.queue and not by_clock else {}
+    has_schedule = config.job is not None and config.job.schedule is not None  # its RayJobs carry no labels to queue by
+    queue = {"kueue.x-k8s.io/queue-name": config.queue} if config.queue and not has_schedule else {}
     # Kueue refuses what scales unless it is marked so, and a marked service could not be upgraded.
     elastic = (
         {"kueue.x-k8s.io/elastic-job": "true"} if queue and has_scaling_groups(config) and not config.service else None
@@ -77,8 +79,8 @@ def _resource(config: ClusterConfig) -> Resource:
     job = _job_spec(config, config.job, cluster)
     if config.job.schedule is None:
         return Resource(kind="RayJob", metadata=metadata, spec=job)
-    clock = RayCronJobSpec(schedule=config.job.schedule, time_zone=config.job.time_zone, job_template=job)
-    return Resource(kind="RayCronJob", metadata=metadata, spec=clock)
+    cron_job = RayCronJobSpec(schedule=config.job.schedule, time_zone=config.job.time_zone, job_template=job)
+    return Resource(kind="RayCronJob", metadata=metadata, spec=cron_job)
 
 
 def cluster_spec(config: ClusterConfig) -> RayClusterSpec:
@@ -119,17 +121,17 @@ def _autoscaler() -> JsonObject:
 
 
 def _groups(config: ClusterConfig, name: str, group: GroupConfig) -> list[WorkerGroup]:
-    """Return one group, or of a spot group two that offer Ray the same: the one on spot machines is taken first."""
-    least, most = group.bounds
+    """Return one group, or for a spot group two that offer Ray the same resources, the one on spot machines first."""
+    min_pods, max_pods = group.bounds
     parameters = {"resources": f"'{json.dumps(group.resources)}'"} if group.resources else {}
     market = {} if config.service is not None and not group.spot else {"ray.io/market-type": "on-demand"}
 
-    def made(group_name: str, least: int, spot: bool, priority: int | None) -> WorkerGroup:
+    def worker_group(group_name: str, min_replicas: int, spot: bool, priority: int | None) -> WorkerGroup:
         return WorkerGroup(
             group_name=group_name,
-            replicas=least if least == most else None,
-            min_replicas=least,
-            max_replicas=most,
+            replicas=min_replicas if min_replicas == max_pods else None,
+            min_replicas=min_replicas,
+            max_replicas=max_pods,
             ray_start_params=parameters,
             labels={ROLE_LABEL: name} | ({"ray.io/market-type": "spot"} if spot else market),
             template=pod_of(config, group, name, spot),
@@ -138,12 +140,15 @@ def _groups(config: ClusterConfig, name: str, group: GroupConfig) -> list[Worker
         )
 
     if not group.spot:
-        return [made(name, least, False, None)]
-    return [made(name, least, True, SPOT_PRIORITY), made(f"{name}{FALLBACK_SUFFIX}", 0, False, FALLBACK_PRIORITY)]
+        return [worker_group(name, min_pods, False, None)]
+    return [
+        worker_group(name, min_pods, True, SPOT_PRIORITY),
+        worker_group(f"{name}{FALLBACK_SUFFIX}", 0, False, FALLBACK_PRIORITY),
+    ]
 
 
 def _job_spec(config: ClusterConfig, job: JobConfig, cluster: RayClusterSpec) -> RayJobSpec:
-    queued = config.queue is not None and job.schedule is None  # KubeRay gives what a clock makes no labels
+    queued = config.queue is not None and job.schedule is None  # the RayJobs of a schedule get no labels
     return RayJobSpec(
         entrypoint=job.entrypoint,
         ray_cluster_spec=cluster,
@@ -155,35 +160,33 @@ def _job_spec(config: ClusterConfig, job: JobConfig, cluster: RayClusterSpec) ->
         # A queue suspends jobs, which KubeRay allows only for those that shut their cluster down themselves.
         shutdown_after_job_finishes=True if queued else None,
         ttl_seconds_after_finished=job.keep_s if queued else None,
-        deletion_strategy=None if queued else {"deletionRules": _rules(job, has_scaling_groups(config))},
+        deletion_strategy=None if queued else {"deletionRules": _deletion_rules(job, has_scaling_groups(config))},
         runtime_env_yaml=yaml.safe_dump(job.runtime_env) if job.runtime_env else None,
     )
 
 
-def _rules(job: JobConfig, scales: bool) -> list[JsonObject]:
+def _deletion_rules(job: JobConfig, scales: bool) -> list[JsonObject]:
     """Return the rules by which a job's parts are deleted.
 
-    `Failed` stands for every failure, also for a deadline. Workers hold the machines that cost, the head
-    has the logs.
-
-    What a clock makes is taken away at last; any other RayJob stays and says what came of it.
+    `Failed` stands for every failure, also for a deadline. After one the workers, whose machines cost most, go at once,
+    and the head, which has the logs, later. A RayJob of a schedule is itself deleted at last; any other stays.
     """
     succeeded, failed = {"jobStatus": "SUCCEEDED"}, {"jobDeploymentStatus": "Failed"}
-    rules = [_rule("DeleteCluster", succeeded, job.keep_s)]
+    rules = [_deletion_rule("DeleteCluster", succeeded, job.keep_s)]
     if not scales:  # an autoscaler would make them again
-        rules.append(_rule("DeleteWorkers", failed, 0))
-    rules.append(_rule("DeleteCluster", failed, job.keep_failed_s))
+        rules.append(_deletion_rule("DeleteWorkers", failed, 0))
+    rules.append(_deletion_rule("DeleteCluster", failed, job.keep_failed_s))
     if job.schedule is not None:
-        rules += [_rule("DeleteSelf", condition, job.keep_record_s) for condition in (succeeded, failed)]
+        rules += [_deletion_rule("DeleteSelf", condition, job.keep_record_s) for condition in (succeeded, failed)]
     return rules
 
 
-def _rule(policy: str, condition: dict[str, str], seconds: int) -> JsonObject:
+def _deletion_rule(policy: str, condition: dict[str, str], seconds: int) -> JsonObject:
     return {"policy": policy, "condition": {**condition, "ttlSeconds": seconds}}
 
 
 def _submitter(config: ClusterConfig) -> PodTemplate:
-    """Return KubeRay's submitter, confined like the others. It only talks to the head, so it gets nothing of theirs."""
+    """Return the pod in which KubeRay submits the job: confined like the others, without their secrets and volumes."""
     container = Container(
         name="ray-job-submitter",  # without a command: KubeRay gives it
         image=config.image,
@@ -204,12 +207,11 @@ def _submitter(config: ClusterConfig) -> PodTemplate:
 
 
 def _budgets(config: ClusterConfig) -> list[JsonObject]:
-    """Return a PodDisruptionBudget for each group of a gateway that has several pods.
+    """Return a PodDisruptionBudget for each group of a gateway that has several pods; KubeRay makes none.
 
-    Drained machines thus take one of its pods at a time.
-
-    KubeRay makes none. `maxUnavailable` would not work: Kubernetes knows the size of a Deployment, not of a
-    RayCluster. Learners have none: a run that loses two of them at once starts again once, not twice.
+    With it the drain of machines takes one pod of the group at a time. `maxUnavailable` would not work: Kubernetes knows
+    the size of a Deployment, not of a RayCluster. Learners have no budget: a run that loses two of them at once starts
+    again once, not twice.
     """
     return [
         {
@@ -217,18 +219,18 @@ def _budgets(config: ClusterConfig) -> list[JsonObject]:
             "kind": "PodDisruptionBudget",
             "metadata": {"name": f"{config.name}-{name}", "labels": {CLUSTER_LABEL: config.name}},
             "spec": {
-                "minAvailable": least - 1,
+                "minAvailable": min_pods - 1,
                 "unhealthyPodEvictionPolicy": "AlwaysAllow",
                 "selector": {"matchLabels": {CLUSTER_LABEL: config.name, ROLE_LABEL: name}},
             },
         }
         for name, group in config.groups.items()
-        if config.service is not None and (least := group.bounds[0]) > 1
+        if config.service is not None and (min_pods := group.bounds[0]) > 1
     ]
 
 
 def _network_policy(config: ClusterConfig) -> JsonObject:
-    """Let the pods be reached by each other, KubeRay's operator, clients that carry a label, and Prometheus."""
+    """Return the policy by which each other, KubeRay's operator, labelled clients and Prometheus reach the pods."""
     pods = {"podSelector": {"matchLabels": {CLUSTER_LABEL: config.name}}}
     operator = {"namespaceSelector": {}, "podSelector": {"matchLabels": OPERATOR_LABELS}}
     clients = {"namespaceSelector": {}, "podSelector": {"matchLabels": {"marl-ray/client": "true"}}}

@@ -5,7 +5,7 @@ from marl_ray.cluster.kuberay.state.pod_troubles import trouble_of
 from marl_ray.cluster.kuberay.state.view import Object, View, event_text, subject
 
 REFUSAL_REASONS = ("InvalidRayClusterSpec", "InvalidRayClusterMetadata", "InvalidRayClusterStatus")
-"""Reasons of events."""
+"""Reasons of the events by which the operator refuses a RayCluster."""
 
 
 def cluster_state(view: View, now: float) -> ResourceState:
@@ -29,19 +29,19 @@ def cluster_state(view: View, now: float) -> ResourceState:
 
 
 def held_up_state(view: View, now: float) -> ResourceState | None:
-    """Return a state that names the pod that does not come up, or why there is none of it.
+    """Return a state that names the pod that does not come up, or why the operator cannot make it.
 
-    The reason is a quota, or a value that is refused.
+    Such a reason is a quota, or a value that is refused. None if nothing holds the resource up.
     """
-    reasons = (*map(_without_pod, view.ray_clusters), _refused_cluster(view))
+    reasons = (*map(_pod_failure, view.ray_clusters), _cluster_refusal(view))
     trouble = trouble_of(view.pods, now) or next(filter(None, reasons), None)
     return None if trouble is None else ResourceState(Phase.WAITING, *trouble)
 
 
-def _without_pod(cluster: Object) -> tuple[str, str] | None:
-    """Return the reason and message of the condition that the operator sets while it fails at pods.
+def _pod_failure(cluster: Object) -> tuple[str, str] | None:
+    """Return the reason and message with which the operator fails to make or delete a cluster's pods.
 
-    It fails to make or delete a cluster's pods.
+    They are those of the condition `ReplicaFailure`; None without it.
     """
     conditions = (cluster.get("status") or {}).get("conditions") or ()
     failure = next(
@@ -58,24 +58,22 @@ def _without_pod(cluster: Object) -> tuple[str, str] | None:
     return failure["reason"], " ".join(failure["message"].removeprefix(failure["reason"]).split())
 
 
-def _refused_cluster(view: View) -> tuple[str, str] | None:
-    """Return the reason and message by which the operator refuses a cluster.
+def _cluster_refusal(view: View) -> tuple[str, str] | None:
+    """Return the reason and message with which the operator refuses a cluster that it made for a job or a service.
 
-    It is the cluster that the operator has made for a job or a service.
+    None if it refuses none.
     """
-    new = {
+    new_clusters = {
         ("RayCluster", cluster["metadata"]["name"])
         for cluster in view.clusters
         if not (cluster.get("status") or {}).get("state")
     }
-    warnings = (
-        event for event in reversed(view.warnings) if event.get("reason") in REFUSAL_REASONS and subject(event) in new
-    )
-    last = next(warnings, None)
+    refusals = (event for event in reversed(view.warnings) if event.get("reason") in REFUSAL_REASONS)
+    last = next((event for event in refusals if subject(event) in new_clusters), None)
     return None if last is None else (str(last["reason"]), event_text(last))
 
 
 def refused_state(view: View, reasons: tuple[str, ...]) -> ResourceState | None:
-    """Return a state made of the last event by which the operator refuses the specification."""
+    """Return a state made of the last event by which the operator refuses the specification; None without one."""
     last = next((warning for warning in reversed(view.warnings) if warning.get("reason") in reasons), None)
     return None if last is None else ResourceState(Phase.FAILED, str(last["reason"]), event_text(last))

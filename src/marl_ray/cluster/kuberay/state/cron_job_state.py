@@ -1,15 +1,15 @@
-"""The state of a RayCronJob. Its status only tells when it made a RayJob last."""
+"""The state of a RayCronJob, whose status only tells when it made a RayJob last."""
 
 from marl_ray.cluster.kuberay.state.cluster_state import refused_state
 from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
 from marl_ray.cluster.kuberay.state.view import View
 
 REFUSAL_REASONS = ("InvalidRayCronJobSpec", "InvalidSchedule")
-"""Reasons of events."""
+"""Reasons of the events by which the operator refuses a RayCronJob."""
 
 
 def cron_job_state(view: View, now: float) -> ResourceState:
-    """Return the state of a RayCronJob that is there; `now` is not needed."""
+    """Return the state of a RayCronJob that is there; no state depends on `now`."""
     assert view.resource is not None
     if view.resource["spec"].get("suspend"):
         return ResourceState(Phase.SUSPENDED, "Suspended", "it makes no RayJob until it is resumed")

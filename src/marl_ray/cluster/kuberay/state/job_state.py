@@ -7,10 +7,10 @@ from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
 from marl_ray.cluster.kuberay.state.view import SUBMITTER_CONTAINER, Object, View, seconds_of
 
 REFUSAL_REASONS = ("InvalidRayJobSpec", "InvalidRayJobMetadata", "InvalidRayJobStatus")
-"""Reasons of events."""
+"""Reasons of the events by which the operator refuses a RayJob."""
 SETTLED_S = 30.0
-"""A submitter that ended so long ago, while its job is `Initializing`, has ended too early: the operator waits for ever."""
-_STATUS = re.compile(r"failed with exit code (\d+)")
+"""Seconds after a submitter's end by which its job, if it is still `Initializing`, stays so for ever."""
+_EXIT_STATUS = re.compile(r"failed with exit code (\d+)")
 
 
 def job_state(view: View, now: float) -> ResourceState:
@@ -18,17 +18,17 @@ def job_state(view: View, now: float) -> ResourceState:
     status, deployment = view.status, view.status.get("jobDeploymentStatus") or "New"
     message = first_line(status.get("message"))
     match deployment:
-        case "Complete" if status.get("jobStatus") == "STOPPED":  # the operator takes any end but FAILED for a success
+        case "Complete" if status.get("jobStatus") == "STOPPED":  # which the operator counts as a success
             message = message or "somebody stopped its entrypoint"
-            # No rule of deletion may name this end.
-            stays = "; its cluster stays until it is deleted" if _has_rules(view) else ""
+            # No deletion rule is for this end.
+            stays = "; its cluster stays until it is deleted" if _has_deletion_rules(view) else ""
             return ResourceState(Phase.FAILED, "Stopped", message + stays)
         case "Complete":
             return ResourceState(Phase.SUCCEEDED, "Complete", message, 0)
         case "Failed" | "ValidationFailed":
             # A late job still says that its entrypoint runs, so its last words are about that.
-            ended = _STATUS.search(str(status.get("message"))) if status.get("jobStatus") == "FAILED" else None
-            code = int(ended[1]) if ended else None
+            match = _EXIT_STATUS.search(str(status.get("message"))) if status.get("jobStatus") == "FAILED" else None
+            code = int(match[1]) if match else None
             return ResourceState(Phase.FAILED, status.get("reason") or deployment, message, code)
         case "Suspended":
             return ResourceState(Phase.SUSPENDED, "Suspended", "it has no cluster until it is resumed")
@@ -42,20 +42,20 @@ def job_state(view: View, now: float) -> ResourceState:
         case "Suspending":
             return ResourceState(Phase.WAITING, "Suspending", "its cluster ends")
         case "Initializing":
-            return _ended_early(view, now) or held_up_state(view, now) or _provisioning(view)
+            return _early_end_state(view, now) or held_up_state(view, now) or _provisioning_state(view)
     refused = refused_state(view, REFUSAL_REASONS) if deployment == "New" else None
     return refused or ResourceState(Phase.WAITING, deployment, message)
 
 
-def _provisioning(view: View) -> ResourceState:
+def _provisioning_state(view: View) -> ResourceState:
     conditions = (view.status.get("rayClusterStatus") or {}).get("conditions") or ()
     head: Object = next((condition for condition in conditions if condition["type"] == "HeadPodReady"), {})
-    ready = "its workers come up" if head.get("status") == "True" else "its head comes up"
-    return ResourceState(Phase.WAITING, "Initializing", ready)
+    message = "its workers come up" if head.get("status") == "True" else "its head comes up"
+    return ResourceState(Phase.WAITING, "Initializing", message)
 
 
-def _ended_early(view: View, now: float) -> ResourceState | None:
-    """Return the state of a job in SidecarMode whose submitter has ended.
+def _early_end_state(view: View, now: float) -> ResourceState | None:
+    """Return the state of a job in SidecarMode whose submitter has ended before all workers were ready; else None.
 
     The submitter is a container of the head pod, and nobody starts it again.
     """
@@ -64,9 +64,9 @@ def _ended_early(view: View, now: float) -> ResourceState | None:
         return None
     for pod in view.pods:
         for container in (pod.get("status") or {}).get("containerStatuses") or ():
-            ended = (container.get("state") or {}).get("terminated") or {}
-            if container["name"] == SUBMITTER_CONTAINER and ended.get("finishedAt"):
-                if now - seconds_of(ended["finishedAt"]) < SETTLED_S:
+            termination = (container.get("state") or {}).get("terminated") or {}
+            if container["name"] == SUBMITTER_CONTAINER and termination.get("finishedAt"):
+                if now - seconds_of(termination["finishedAt"]) < SETTLED_S:
                     return None
                 text = "its submitter has ended before all workers were ready, and the operator waits for ever"
                 trouble = held_up_state(view, now)
@@ -76,7 +76,7 @@ def _ended_early(view: View, now: float) -> ResourceState | None:
     return None
 
 
-def _has_rules(view: View) -> bool:
+def _has_deletion_rules(view: View) -> bool:
     assert view.resource is not None
     return bool((view.resource["spec"].get("deletionStrategy") or {}).get("deletionRules"))
 

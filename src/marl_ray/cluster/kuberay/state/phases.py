@@ -1,4 +1,4 @@
-"""The state of a resource of KubeRay: one of few phases, a reason and a message."""
+"""The phases of a resource of KubeRay, and its state: a phase, a reason and a message."""
 
 from enum import StrEnum
 from typing import NamedTuple
@@ -16,7 +16,7 @@ class Phase(StrEnum):
     SUSPENDED = "suspended"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
-    """For good, as long as nobody changes the resource."""
+    """It stays so as long as nobody changes the resource."""
     GONE = "gone"
 
 

@@ -1,4 +1,4 @@
-"""The reason that keeps a pod from running, read from its status. KubeRay's resources just stay `Initializing`."""
+"""The reason that keeps a pod from running, which KubeRay's resources do not tell: they stay `Initializing`."""
 
 from collections.abc import Iterable
 
@@ -10,21 +10,22 @@ LOOP_REASONS = frozenset({
 })  # fmt: skip
 """Reasons of a waiting container that do not pass by themselves, or seldom."""
 SCHEDULED_S = 10.0
-"""A pod that has no node for as long waits for one."""
+"""Seconds without a node after which a pod counts as one that no node takes."""
 
 
 def trouble_of(pods: Iterable[Object], now: float) -> tuple[str, str] | None:
     """Return the reason and message of the first pod that does not come up.
 
-    It is None where all run or are on their way at `now`.
+    None where all run or are on their way at `now`, seconds since 1970.
     """
-    staying = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
-    late = [pod for pod in staying if now - seconds_of(pod["metadata"]["creationTimestamp"]) >= SCHEDULED_S]
-    troubles = (*map(_looping, staying), *map(_without_node, late))
+    staying_pods = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+    late_pods = [pod for pod in staying_pods if now - seconds_of(pod["metadata"]["creationTimestamp"]) >= SCHEDULED_S]
+    troubles = (*map(_crash_trouble, staying_pods), *map(_node_trouble, late_pods))
     return next((trouble for trouble in troubles if trouble), None)
 
 
-def _looping(pod: Object) -> tuple[str, str] | None:
+def _crash_trouble(pod: Object) -> tuple[str, str] | None:
+    """Return the reason and message of a pod whose container does not start or keeps crashing; else None."""
     status = pod.get("status") or {}
     for container in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
         waiting = (container.get("state") or {}).get("waiting") or {}
@@ -39,10 +40,10 @@ def _looping(pod: Object) -> tuple[str, str] | None:
     return None
 
 
-def _without_node(pod: Object) -> tuple[str, str] | None:
-    """Return the reason and message of a pod that no node takes.
+def _node_trouble(pod: Object) -> tuple[str, str] | None:
+    """Return the reason and message of a pod that no node takes; else None.
 
-    Clusters that add nodes leave pods so for minutes, too.
+    A cluster that adds nodes leaves pods so for minutes, too.
     """
     if pod["spec"].get("nodeName") or (pod.get("status") or {}).get("phase", "Pending") != "Pending":
         return None

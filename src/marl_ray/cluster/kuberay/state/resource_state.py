@@ -15,14 +15,14 @@ STATE_FUNCTIONS: Mapping[ResourceKind, Callable[[View, float], ResourceState]] =
     "RayJob": job_state,
     "RayService": service_state,
 }
-
-
+"""Kind -> the function of a view and of the seconds since 1970 that tells the state."""
 END_TEXTS = {
     "RayCluster": "its pods end",
     "RayCronJob": "it makes no further RayJob",
     "RayJob": "its cluster ends",
     "RayService": "its clusters end",
 }
+"""Kind -> the message while a resource is being deleted."""
 
 
 def resource_state(view: View, now: float) -> ResourceState:

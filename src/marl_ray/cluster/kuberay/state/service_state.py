@@ -1,13 +1,13 @@
-"""The state of a RayService. Its applications count first: `serviceStatus` stays `Running` while one is broken."""
+"""The state of a RayService, by its applications first: `serviceStatus` stays `Running` while one is broken."""
 
 from marl_ray.cluster.kuberay.state.cluster_state import held_up_state, refused_state
 from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
 from marl_ray.cluster.kuberay.state.view import Object, View
 
 REFUSAL_REASONS = ("InvalidRayServiceSpec", "InvalidRayServiceMetadata")
-"""Reasons of events."""
+"""Reasons of the events by which the operator refuses a RayService."""
 BROKEN_STATUSES = ("DEPLOY_FAILED",)
-"""Serve does not try such an application again."""
+"""Statuses of an application that Serve does not try again."""
 
 
 def service_state(view: View, now: float) -> ResourceState:
@@ -45,8 +45,8 @@ def service_state(view: View, now: float) -> ResourceState:
     )
 
 
-def _applications(status: Object, which: str) -> dict[str, Object]:
-    return dict((status.get(which) or {}).get("applicationStatuses") or {})
+def _applications(status: Object, key: str) -> dict[str, Object]:
+    return dict((status.get(key) or {}).get("applicationStatuses") or {})
 
 
 def last_line(message: object) -> str:

@@ -1,4 +1,4 @@
-"""A client's view of one resource of KubeRay: itself, the clusters that it owns, their pods, and warnings about it."""
+"""A client's view of one resource of KubeRay, its clusters, their pods and the warnings about it."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ Object = JsonMapping
 """An object of the Kubernetes API as plain data."""
 ResourceKind = Literal["RayJob", "RayCluster", "RayService", "RayCronJob"]
 SUBMITTER_CONTAINER = "ray-job-submitter"
-"""Container that submits a RayJob's entrypoint: of its own pod, in `SidecarMode` of the head pod."""
+"""Name of the container that submits a RayJob's entrypoint, in a pod of its own or, in `SidecarMode`, in the head pod."""
 
 
 @dataclass(frozen=True)
 class View:
-    """One moment of a resource."""
+    """A resource and what belongs to it, at one moment."""
 
     kind: ResourceKind
     name: str
@@ -41,7 +41,7 @@ class View:
 
     @property
     def is_outdated(self) -> bool:
-        """The operator has not looked at the newest specification, as far as it tells which one it looked at."""
+        """True if the operator says that it has looked at an older specification than the newest."""
         observed = self.status.get("observedGeneration")
         return self.resource is not None and observed is not None and observed < self.resource["metadata"]["generation"]
 
@@ -49,13 +49,13 @@ class View:
 def view_of(kind: ResourceKind, name: str, objects: Iterable[Object]) -> View:
     """Choose from a namespace's objects those that belong to the resource."""
     objects = list(objects)
-    named = (item for item in objects if item["kind"] == kind and item["metadata"]["name"] == name)
-    owned = [item for item in objects if item["kind"] == "RayCluster" and is_owned(item, kind, name)]
-    names = {item["metadata"]["name"] for item in owned} | ({name} if kind == "RayCluster" else set())
+    resources = (item for item in objects if item["kind"] == kind and item["metadata"]["name"] == name)
+    clusters = [item for item in objects if item["kind"] == "RayCluster" and is_owned(item, kind, name)]
+    names = {item["metadata"]["name"] for item in clusters} | ({name} if kind == "RayCluster" else set())
     pods = [item for item in objects if item["kind"] == "Pod" and is_pod_of(item, kind, name, names)]
-    about = {(kind, name), *(("RayCluster", cluster_name) for cluster_name in names)}
-    events = [item for item in objects if item["kind"] == "Event" and is_warning_about(item, about)]
-    return View(kind, name, next(named, None), tuple(owned), tuple(pods), tuple(sorted(events, key=event_time)))
+    subjects = {(kind, name), *(("RayCluster", cluster_name) for cluster_name in names)}
+    events = [item for item in objects if item["kind"] == "Event" and is_warning_about(item, subjects)]
+    return View(kind, name, next(resources, None), tuple(clusters), tuple(pods), tuple(sorted(events, key=event_time)))
 
 
 def owned_by(kind: str, name: str) -> str:
@@ -83,8 +83,8 @@ def is_warning_about(event: Object, resources: Collection[tuple[str, str]]) -> b
 
 def subject(event: Object) -> tuple[str, str]:
     """Return the kind and name of what an event, of `v1` or `events.k8s.io/v1`, is about."""
-    about = event.get("regarding") or event.get("involvedObject") or {}
-    return str(about.get("kind")), str(about.get("name"))
+    involved = event.get("regarding") or event.get("involvedObject") or {}
+    return str(involved.get("kind")), str(involved.get("name"))
 
 
 def event_time(event: Object) -> str:
@@ -96,10 +96,10 @@ def event_time(event: Object) -> str:
 
 def event_text(event: Object) -> str:
     """Return the note of an event without the name of the resource, which the operator puts into it."""
-    about = event.get("regarding") or event.get("involvedObject") or {}
+    involved = event.get("regarding") or event.get("involvedObject") or {}
     text = " ".join(str(event.get("note") or event.get("message") or "").split())
-    full = f"{about.get('namespace')}/{about.get('name')}"
-    return text.removeprefix(f"{full}: ").replace(f" {full}: ", ": ")
+    full_name = f"{involved.get('namespace')}/{involved.get('name')}"
+    return text.removeprefix(f"{full_name}: ").replace(f" {full_name}: ", ": ")
 
 
 def seconds_of(time: str) -> float:

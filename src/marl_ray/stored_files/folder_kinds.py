@@ -1,10 +1,15 @@
-"""The kind of a folder under a storage: a run or a sweep has its name for itself, because all that it writes lies there."""
+"""The kinds of folders under a storage, runs and sweeps, by the files that they hold.
+
+A run or a sweep has its name for itself, because all that it writes lies in the folder of that name.
+"""
 
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.storages import open_storage
 
 RUN_KIND, SWEEP_KIND = "run", "sweep"
-RECORD_FILES = {RUN_KIND: "run.json", SWEEP_KIND: "sweep.json"}
+RUN_FILE, SWEEP_FILE = "run.json", "sweep.json"
+"""The record of a run, and the records of a sweep."""
+RECORD_FILES = {RUN_KIND: RUN_FILE, SWEEP_KIND: SWEEP_FILE}
 """Kind -> the file by which a folder is of that kind."""
 
 
