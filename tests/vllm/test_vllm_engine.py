@@ -19,9 +19,9 @@ from marl_ray.config.run.model import GenerationConfig, LoraConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Completion, EngineLostError, EngineRefusedError, Prompt
 from marl_ray.policies.engines.torch_engine import TorchEngine
-from marl_ray.policies.engines.vllm.process import process
+from marl_ray.policies.engines.vllm.process import child
+from marl_ray.policies.engines.vllm.process.child import VllmProcess
 from marl_ray.policies.engines.vllm.process.messages import VllmRequest
-from marl_ray.policies.engines.vllm.process.process import VllmProcess
 
 PROMPTS = [Prompt(tuple(range(40 + i, 60 + 2 * i)), stream=i) for i in range(8)]
 EXACT = 1e-5
@@ -212,7 +212,7 @@ def test_a_process_that_dies_or_falls_silent_is_replaced_and_its_responses_are_w
     assert [*tmp_path.rglob("vllm*")]
     held = sampled.engine.process
     with monkeypatch.context() as soon:
-        soon.setattr(process, "ANSWER_S", 0.5)
+        soon.setattr(child, "ANSWER_S", 0.5)
         os.kill(held.pid, signal.SIGSTOP)
         with pytest.raises(EngineLostError, match=r"generation.engine=vllm: no answer to `step` in 0\.5 s"):
             held.ask("step")

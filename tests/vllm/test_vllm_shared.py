@@ -18,8 +18,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.manifest import MANIFEST_FILE, file_hash, read_manifest
 from marl_ray.policies.engines.base import EngineRefusedError, Prompt
-from marl_ray.policies.engines.vllm.process import shared_vllm
-from marl_ray.policies.engines.vllm.process.shared_vllm import WARM_UP
+from marl_ray.policies.engines.vllm.serving import WARM_UP, join_base
 from marl_ray.policies.language.base_model import BASE_SHA256
 from marl_ray.policies.prompting.prompts import encode_prompt
 from marl_ray.serving.arms.errors import ArmError
@@ -180,9 +179,8 @@ def test_a_greater_rank_than_the_process_has_room_for_is_refused_by_name(arms, t
 
 def test_an_adapter_of_another_base_has_no_place_in_the_process(arms, bundles, tmp_path):
     other = lora_bundle(tmp_path, 1, base=1)
-    base, _ = shared_vllm.join_base(
-        load_bundle(other).policies.load_unmerged("lm")
-    )  # whose process would start with its first token
+    # The process of this base would start with its first token.
+    base, _ = join_base(load_bundle(other).policies.load_unmerged("lm"))
     assert base is not arms["one"].batch("writer").engine.base is arms["two"].batch("writer").engine.base
     with pytest.raises(MarlRayError, match=r"engine=vllm: the adapter of .* is not of the base model that it names"):
         arm_of(posing(other, bundles["one"], tmp_path / "posing"))

@@ -60,38 +60,41 @@ _ARGUMENT_KEYS = ("arguments", "parameters", "args", "input", "action_input")
 
 @dataclass(frozen=True)
 class ParsedCall:
-    """The call that a response makes.
-
-    text: the response up to the end of its call; what follows was never read, and no later prompt repeats it.
-    arguments: None if the input is no JSON object; `problem` and `why` then say what is wrong.
-    code: the text of a fenced block that stands where JSON was expected; a tool with one argument may take it.
-    """
+    """The call that a response makes."""
 
     text: str
+    """The response up to the end of its call; what follows was never read, and no later prompt repeats it."""
     thought: str
     tool: str
+    """Name of the tool; empty if the response has none."""
     arguments: JsonObject | None
+    """None if the input is no JSON object; `problem` and `why` then say what is wrong."""
     problem: CallProblem = ""
+    """Empty if the call can be made."""
     why: str = ""
+    """The reason of the problem, in a few words."""
     code: str | None = None
+    """The text of a fenced block that stands where JSON was expected; a tool with one argument may take it."""
 
 
 def parse_call(text: str) -> ParsedCall:
-    """Read a response. Case of the words does not matter; never raises, and takes time linear in the text.
+    """Return the call that a response makes. Never raises, and takes time linear in the text.
 
-    A line `Observation:` ends the response: what an agent makes up after it counts for nothing.
+    The case of words such as `Action:` does not matter. A line `Observation:` ends the response: what an agent makes up
+    after it counts for nothing.
     """
     text = replace_surrogates(text)
-    spoken = _without_thinking(text)
-    made_up = _OBSERVATION.search(spoken)
-    spoken = spoken[: made_up.start()] if made_up else spoken
-    tag, line = _TAG.search(spoken), _ACTION.search(spoken) or _INPUT.search(spoken)
-    positions = [(line.start(), _react(spoken))] if line else []
-    positions += [(tag.start(), _parse_marked_call(spoken, tag))] if tag else []
+    visible = _blank_thoughts(text)
+    observation = _OBSERVATION.search(visible)
+    visible = visible[: observation.start()] if observation else visible
+    tag, line = _TAG.search(visible), _ACTION.search(visible) or _INPUT.search(visible)
+    positions = [(line.start(), _parse_react_call(visible))] if line else []
+    positions += [(tag.start(), _parse_marked_call(visible, tag))] if tag else []
     calls = [call for _, call in sorted(positions, key=lambda position: position[0])]
     if not calls:
         calls = [
-            _bare(spoken) or ParsedCall(spoken.rstrip(), _thought(spoken), "", None, "no_call", "no line `Action:`")
+            _parse_bare_call(visible)
+            or ParsedCall(visible.rstrip(), _read_thought(visible), "", None, "no_call", "no line `Action:`")
         ]
     call = next((call for call in calls if not call.problem), calls[0])
     return ParsedCall(
@@ -99,7 +102,7 @@ def parse_call(text: str) -> ParsedCall:
     )
 
 
-def _without_thinking(text: str) -> str:
+def _blank_thoughts(text: str) -> str:
     """Return the text with its thoughts blanked out.
 
     They are the think blocks before the first call, and all before a lone `</think>`.
@@ -126,29 +129,29 @@ def _closes(tag: re.Match[str]) -> bool:
     return bool(tag["end"] or tag["off"])
 
 
-def _react(text: str) -> ParsedCall:
+def _parse_react_call(text: str) -> ParsedCall:
     """Parse a call of lines `Action:` and `Input:`."""
     action = _ACTION.search(text)
     input_line = _INPUT.search(text, action.end() if action else 0)
     begin = action or input_line
     assert begin is not None
-    thought = _thought(text[: begin.start()])
+    thought = _read_thought(text[: begin.start()])
     if action and (complete_call := _named_object(text, action.end(), thought)):
         return complete_call
     if action and (called := parse_python_call(text, action.end())):
         return ParsedCall(text[: called[2]], thought, called[0], called[1])
-    tool = _name(text[action.end() :].split("\n", 1)[0]) if action else ""
+    tool = _first_name(text[action.end() :].split("\n", 1)[0]) if action else ""
     second = _ACTION.search(text, action.end()) if action else None
     if input_line is None or (second is not None and second.start() < input_line.start()):
         head = text[: second.start()] if second else text
         return ParsedCall(head.rstrip(), thought, tool, None, "bad_json", "no line `Input:` after `Action:`")
-    value, end, why = _object(text, input_line.end())
+    value, end, why = _read_object(text, input_line.end())
     if value is None:
         code, end = _read_fence(text, input_line.end()) if end is None else (None, end)
         return ParsedCall(text[:end].rstrip(), thought, tool, None, "bad_json", why, code)
-    inside = value.get("arguments", value.get("parameters"))
-    if len(value) == 2 and "name" in value and isinstance(inside, dict):
-        tool, value = tool or _name(str(value["name"])), inside
+    inner = value.get("arguments", value.get("parameters"))
+    if len(value) == 2 and "name" in value and isinstance(inner, dict):
+        tool, value = tool or _first_name(str(value["name"])), inner
     elif not tool and (name_and_arguments := _name_and_arguments(value)):
         tool, value = name_and_arguments
     if not tool:
@@ -161,7 +164,7 @@ def _named_object(text: str, start: int, thought: str) -> ParsedCall | None:
 
     Such an object follows `Action:` in LangChain's format, for example.
     """
-    value, end, _ = _object(text, start)
+    value, end, _ = _read_object(text, start)
     name_and_arguments = _name_and_arguments(value) if value is not None else None
     if name_and_arguments is None or end is None:
         return None
@@ -171,7 +174,7 @@ def _named_object(text: str, start: int, thought: str) -> ParsedCall | None:
 
 def _parse_marked_call(text: str, tag: re.Match[str]) -> ParsedCall:
     """Parse a call behind one of the marks of Hermes, Llama and Mistral."""
-    thought, start, tool = _thought(text[: tag.start()]), tag.end(), ""
+    thought, start, tool = _read_thought(text[: tag.start()]), tag.end(), ""
     marked = parse_marked_call(text, tag.start() if tag[0].startswith("<function=") else start)
     if marked is None and tag[0].lower() == "<|python_tag|>":
         marked = parse_python_call(text, start)
@@ -181,7 +184,7 @@ def _parse_marked_call(text: str, tag: re.Match[str]) -> ParsedCall:
         tool = tag[0][len("<function=") : -1]
     elif tag[0].upper() == "[TOOL_CALLS]" and (name := _NAME_BEFORE_OBJECT.match(text, start)):
         tool, start = name[1], name.end()
-    value, end, why = _object(text, start)
+    value, end, why = _read_object(text, start)
     if value is None or end is None:
         return ParsedCall(text[:end].rstrip(), thought, tool, None, "bad_json", why)
     if not tool:
@@ -193,20 +196,20 @@ def _parse_marked_call(text: str, tag: re.Match[str]) -> ParsedCall:
     return ParsedCall(text[: closing.end() if closing else end], thought, tool, value)
 
 
-def _bare(text: str) -> ParsedCall | None:
+def _parse_bare_call(text: str) -> ParsedCall | None:
     """Return a call of JSON alone; None if there is none.
 
     Llama's and Mistral's are such calls, without the special tokens before them.
     """
     name = _BARE_NAME.match(text)
     if name is not None:
-        value, end, _ = _object(text, name.end())
+        value, end, _ = _read_object(text, name.end())
         if value is not None:
             return ParsedCall(text[:end], "", name[1], value)
     for number, match in enumerate(_BARE_OBJECT.finditer(text)):
         if number == MAX_TRIED_CALLS:
             break
-        if call := _named_object(text, match.end(), _thought(text[: match.start()])):
+        if call := _named_object(text, match.end(), _read_thought(text[: match.start()])):
             return call
     for number, match in enumerate(_PYTHON_CALL.finditer(text)):
         if number == MAX_TRIED_CALLS:
@@ -214,11 +217,11 @@ def _bare(text: str) -> ParsedCall | None:
         if called := parse_python_call(text, match.end()):
             closing = _CLOSING_MARK.match(text, called[2])
             end = closing.end() if closing else called[2]
-            return ParsedCall(text[:end], _thought(text[: match.start()]), called[0], called[1])
+            return ParsedCall(text[:end], _read_thought(text[: match.start()]), called[0], called[1])
     return None
 
 
-def _object(text: str, start: int) -> tuple[dict[str, object] | None, int | None, str]:
+def _read_object(text: str, start: int) -> tuple[dict[str, object] | None, int | None, str]:
     """Return the object that begins here, the place of its end, and the reason if there is none.
 
     The object may be in a fence, or first in a list.
@@ -251,7 +254,7 @@ def _name_and_arguments(value: JsonObject, optional: bool = False) -> tuple[str,
             return None
     if name is None or not isinstance(arguments, dict):
         return None
-    return _name(name), arguments
+    return _first_name(name), arguments
 
 
 def _read_fence(text: str, start: int) -> tuple[str | None, int | None]:
@@ -267,12 +270,13 @@ def _read_fence(text: str, start: int) -> tuple[str | None, int | None]:
     return (None, None) if close < 0 else (text[begin : close + 1], close + 1 + len(opening[1]))
 
 
-def _thought(text: str) -> str:
+def _read_thought(text: str) -> str:
+    """Return the text behind the line `Thought:`; all of it if there is no such line."""
     match = _THOUGHT.search(text)
     return text[match.end() if match else 0 :].strip()
 
 
-def _name(text: str) -> str:
+def _first_name(text: str) -> str:
     """Return the first word that may be a tool's name; the text itself if there is none."""
     match = _NAME.search(text)
     return match[0] if match else text.strip()

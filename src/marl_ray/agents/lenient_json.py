@@ -1,6 +1,7 @@
-"""A parser for JSON as language models write it: also with single quotes, trailing commas, line breaks, True and None.
+"""A parser for JSON as language models write it.
 
-Time is linear in the text, whatever it is; nothing is evaluated.
+It also reads single quotes, trailing commas, line breaks in texts, True and None. Time is linear in the text, whatever
+it is; nothing is evaluated.
 """
 
 import json
@@ -8,6 +9,7 @@ import re
 from typing import Any
 
 MAX_DEPTH = 100
+"""Maximum number of lists and objects in each other: no call needs more, and Python's stack ends at about a thousand."""
 _DECODER = json.JSONDecoder(strict=False)  # programs are often written with real line breaks
 _SPACE = re.compile(r"[ \t\r\n]*")
 _STRING = re.compile(r""""((?:[^"\\]|\\.)*+)"|'((?:[^'\\]|\\.)*+)'""", re.DOTALL)
@@ -24,11 +26,15 @@ def decode(text: str, start: int = 0) -> tuple[object, int]:
     """
     try:
         value, end = _DECODER.raw_decode(text, start)
-    except (ValueError, RecursionError) as strict:
+    except (ValueError, RecursionError) as strict_error:
         try:
-            value, end = _value(text, start, 0)
+            value, end = _read_value(text, start, 0)
         except (ValueError, IndexError):
-            why = strict.msg if isinstance(strict, json.JSONDecodeError) else "too deep, too large or not Unicode"
+            why = (
+                strict_error.msg
+                if isinstance(strict_error, json.JSONDecodeError)
+                else "too deep, too large or not Unicode"
+            )
             raise ValueError(why) from None
     try:
         json.dumps(value, ensure_ascii=False).encode()  # an escape may hide half a character
@@ -37,14 +43,15 @@ def decode(text: str, start: int = 0) -> tuple[object, int]:
     return value, end
 
 
-def _value(text: str, at: int, depth: int) -> tuple[object, int]:
+def _read_value(text: str, at: int, depth: int) -> tuple[object, int]:
+    """Return the value from `at` on, and the place of its end. Raises ValueError or IndexError if there is none."""
     if depth > MAX_DEPTH:
         raise ValueError
-    at = _skip(text, at)
+    at = _skip_blanks(text, at)
     if text[at] in "[{":
-        return _items(text, at, depth)
+        return _read_items(text, at, depth)
     if text[at] in "\"'":
-        return _string(text, at)
+        return _read_string(text, at)
     atom = _ATOM.match(text, at)
     if atom is None:
         raise ValueError
@@ -56,31 +63,31 @@ def _value(text: str, at: int, depth: int) -> tuple[object, int]:
     return json.loads(word), atom.end()
 
 
-def _items(text: str, at: int, depth: int) -> tuple[object, int]:
+def _read_items(text: str, at: int, depth: int) -> tuple[object, int]:
     """Parse a list or an object; every item may be followed by a comma, the last one too."""
     closing = "]" if text[at] == "[" else "}"
     items: list[Any] = []
-    at = _skip(text, at + 1)
+    at = _skip_blanks(text, at + 1)
     while text[at] != closing:
         if closing == "}":
-            key, at = _string(text, at)
-            at = _skip(text, at)
+            key, at = _read_string(text, at)
+            at = _skip_blanks(text, at)
             if text[at] != ":":
                 raise ValueError
-            value, at = _value(text, at + 1, depth + 1)
+            value, at = _read_value(text, at + 1, depth + 1)
             items.append((key, value))
         else:
-            value, at = _value(text, at, depth + 1)
+            value, at = _read_value(text, at, depth + 1)
             items.append(value)
-        at = _skip(text, at)
+        at = _skip_blanks(text, at)
         if text[at] == ",":
-            at = _skip(text, at + 1)
+            at = _skip_blanks(text, at + 1)
         elif text[at] != closing:
             raise ValueError
     return (items if closing == "]" else dict(items)), at + 1
 
 
-def _string(text: str, at: int) -> tuple[str, int]:
+def _read_string(text: str, at: int) -> tuple[str, int]:
     match = _STRING.match(text, at)
     if match is None:
         raise ValueError
@@ -91,6 +98,6 @@ def _string(text: str, at: int) -> tuple[str, int]:
     return plain.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass"), match.end()
 
 
-def _skip(text: str, at: int) -> int:
+def _skip_blanks(text: str, at: int) -> int:
     match = _SPACE.match(text, at)
     return match.end() if match else at

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 TOWN_COUNT, PERSON_COUNT, SUM_COUNT = 60, 200, 400
+"""Numbers of towns, of people with five questions each, and of sums: enough for both splits, searched in a millisecond."""
 HELD_OUT_EVERY = 5
 """Every fifth person, and every fifth sum, is kept for the test split."""
 QUESTION_KINDS = ("arithmetic", "fact", "two_step", "difference")
@@ -62,7 +63,7 @@ class CountryQuestion:
 
     @property
     def level(self) -> float:
-        """The place of the question's kind in KINDS, of which later ones need more steps."""
+        """The place of the question's kind in QUESTION_KINDS, of which later ones need more steps."""
         return float(QUESTION_KINDS.index(self.kind))
 
 
@@ -97,15 +98,17 @@ def questions() -> tuple[CountryQuestion, ...]:
     """Return every question, in a fixed order."""
     _, people = _country()
     draw = random.Random(1921)
-    drafts = [("arithmetic", *_sum(draw), i % HELD_OUT_EVERY == 0) for i in range(SUM_COUNT)]
-    drafts += [(*about, i % HELD_OUT_EVERY == 0) for i, person in enumerate(people) for about in _about(person)]
+    drafts = [("arithmetic", *_draw_sum(draw), i % HELD_OUT_EVERY == 0) for i in range(SUM_COUNT)]
+    drafts += [
+        (*question, i % HELD_OUT_EVERY == 0) for i, person in enumerate(people) for question in _ask_about(person)
+    ]
     return tuple(
         CountryQuestion(f"towns/{number}", kind, text, answer, (*steps, _answer(answer)), test)
         for number, (kind, text, answer, steps, test) in enumerate(drafts)
     )
 
 
-def _sum(draw: random.Random) -> tuple[str, str, list[QuestionStep]]:
+def _draw_sum(draw: random.Random) -> tuple[str, str, list[QuestionStep]]:
     a = draw.randint(12, 99)
     b = draw.randint(12, 99)
     c = draw.randint(100, 999)
@@ -114,7 +117,7 @@ def _sum(draw: random.Random) -> tuple[str, str, list[QuestionStep]]:
     return f"What is {text}?", str(a * b + sign * c), [_compute(text)]
 
 
-def _about(person: Person) -> list[tuple[str, str, str, list[QuestionStep]]]:
+def _ask_about(person: Person) -> list[tuple[str, str, str, list[QuestionStep]]]:
     """Return the kind, question, answer and the steps before the answer."""
     name, town = person.name, person.town
     first, second = _search(name), _search(town.name)

@@ -21,7 +21,9 @@ from marl_ray.errors import one_line
 from marl_ray.json_types import JsonObject
 
 _MAX_NAME_LENGTH = 60
+"""Characters of an unknown tool's name that an observation quotes."""
 _MAX_CHARACTERS = 1 << 16
+"""Characters of a final answer that are kept, as many as `rewards.math_reward` reads."""
 _LEFT_OUT = "(earlier turns are left out)\n"
 
 
@@ -65,8 +67,8 @@ def make_call(call: ParsedCall, tools: Mapping[str, Tool], timeout_s: float, lim
         return CallResult(
             cut_middle(f"No tool {cut_middle(call.tool, _MAX_NAME_LENGTH)!r}. Tools: {names}.", limit), "unknown_tool"
         )
-    expected = f"Expected {signature(tool)}."
-    arguments = _only_text(tool, call.code) if call.arguments is None else call.arguments
+    expected = f"Expected {write_signature(tool)}."
+    arguments = _as_only_argument(tool, call.code) if call.arguments is None else call.arguments
     if arguments is None:
         return CallResult(cut_middle(f"Input is not a JSON object: {call.why}. {expected}", limit), "bad_json")
     tool.prepare()
@@ -95,9 +97,9 @@ def find_tool(tools: Mapping[str, Tool], name: str) -> Tool | None:
     )
 
 
-def instructions(tools: Mapping[str, Tool]) -> str:
+def write_instructions(tools: Mapping[str, Tool]) -> str:
     """Return the text that precedes a question: the format and the tools."""
-    listed = "\n".join(f"{signature(tool)}: {tool.description}" for tool in tools.values())
+    listed = "\n".join(f"{write_signature(tool)}: {tool.description}" for tool in tools.values())
     return (
         "Answer the question with the help of tools. Write one call per turn, as\n"
         "Thought: what to do and why\n"
@@ -107,7 +109,7 @@ def instructions(tools: Mapping[str, Tool]) -> str:
     )
 
 
-def signature(tool: Tool) -> str:
+def write_signature(tool: Tool) -> str:
     """Return a tool's name and arguments in one line, such as `answer {"answer": string}`.
 
     Optional arguments have a `?`.
@@ -120,14 +122,14 @@ def signature(tool: Tool) -> str:
     return f"{tool.name} {{{', '.join(arguments)}}}"
 
 
-def _only_text(tool: Tool, code: str | None) -> JsonObject | None:
-    """Return a fenced block as the one argument of a tool whose one argument is a text; None for other tools."""
+def _as_only_argument(tool: Tool, code: str | None) -> JsonObject | None:
+    """Return a fenced block as the argument of a tool whose only argument is a text; None for other tools."""
     properties = tool.parameters.get("properties", {})
     names = [name for name, schema in properties.items() if schema.get("type") == "string"]
     return {names[0]: code} if code is not None and len(names) == len(properties) == 1 else None
 
 
-def transcript(head: str, question: str, turns: Sequence[ReactTurn], limit: int, foot: str = "") -> str:
+def write_transcript(head: str, question: str, turns: Sequence[ReactTurn], limit: int, foot: str = "") -> str:
     """Return the next prompt: head, question, turns, foot.
 
     The earliest turns are left out to keep to `limit` characters. The latest turn always stands, cut in its middle if

@@ -56,22 +56,22 @@ class Tool:
         continues in its thread, because Python cannot end it; with 64 such calls of a tool, further calls time out at once.
         """
         try:
-            fitting = dict(self.arguments.validate_python(dict(arguments)))
+            accepted = dict(self.arguments.validate_python(dict(arguments)))
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"])) or "input"
             raise ToolArgumentsError(f"{where}: {first['msg']}") from None
         if self.wants_deadline:
-            fitting["deadline"] = deadline
+            accepted["deadline"] = deadline
         if self.bounded:
-            return str(self.function(**fitting))
+            return str(self.function(**accepted))
         if not self._room.acquire(timeout=0):
             raise ToolTimeoutError
         results: queue.SimpleQueue[tuple[str, BaseException | None]] = queue.SimpleQueue()
 
         def work() -> None:
             try:
-                results.put((str(self.function(**fitting)), None))
+                results.put((str(self.function(**accepted)), None))
             except BaseException as raised:
                 results.put(("", raised))
             finally:
@@ -93,12 +93,12 @@ def tool_of(
     name: str | None = None,
     description: str | None = None,
     fixed: Mapping[str, Any] | None = None,
-    **how: Any,
+    **attributes: Any,
 ) -> Tool:
-    """Make a tool from a function: name and description are its own, the arguments' schema comes from its type hints.
+    """Make a tool from a function: its name, its docstring as description, and a schema of arguments from its type hints.
 
     `fixed` are keyword arguments that the agent neither sees nor gives. The caller gives a parameter `deadline` (float, of
-    `time.monotonic`). `how` are further fields of `Tool`. Raises MarlRayError naming the function and what it lacks.
+    `time.monotonic`). `attributes` are further fields of `Tool`. Raises MarlRayError naming the function and what it lacks.
     """
     fixed = fixed or {}
     name = str(name or getattr(function, "__name__", type(function).__name__))
@@ -136,14 +136,14 @@ def tool_of(
         functools.partial(function, **fixed),
         arguments,
         wants_deadline="deadline" in parameters and "deadline" not in fixed,
-        **how,
+        **attributes,
     )
 
 
 def make_tools(selection: Iterable[str] | Mapping[str, Mapping[str, object] | None]) -> dict[str, Tool]:
     """Return the tools by name, from names or from names with options; `answer` is always among them.
 
-    MarlRayError naming a tool that is unknown or whose options are wrong.
+    Raises MarlRayError naming a tool that is unknown or whose options are wrong.
     """
     options_of = selection if isinstance(selection, Mapping) else dict.fromkeys(map(str, selection))
     if isinstance(selection, str) or not all(isinstance(options or {}, Mapping) for options in options_of.values()):
@@ -176,8 +176,10 @@ def make_tool(name: str, options: Mapping[str, object]) -> Tool:
     if instance is None:
         return tool_of(target, fixed=options)
     tool_name = getattr(instance, "name", None) or target.__name__.lower()
-    how = {attribute: getattr(instance, attribute) for attribute in _CLASS_ATTRIBUTES if hasattr(instance, attribute)}
-    return tool_of(instance, name=tool_name, description=inspect.getdoc(target), **how)
+    attributes = {
+        attribute: getattr(instance, attribute) for attribute in _CLASS_ATTRIBUTES if hasattr(instance, attribute)
+    }
+    return tool_of(instance, name=tool_name, description=inspect.getdoc(target), **attributes)
 
 
 def cut_middle(text: str, limit: int) -> str:

@@ -13,7 +13,7 @@ Sent = TypeVar("Sent")
 
 
 class WorkerFailure(NamedTuple):
-    """The thing that a worker sends in place of its value."""
+    """The message that a worker sends in place of its value."""
 
     rank: int
     error: MarlRayError

@@ -58,7 +58,7 @@ class ExactMatch:
         self.ignore_case = ignore_case
 
     def __call__(self, prompt: str, answer: str, task: Any) -> float:
-        """Return 1 if the answer is `task.answer` to the letter, but for spaces around it and, if so asked, case; else 0."""
+        """Return 1 if the answer is `task.answer`, but for spaces around it and, with `ignore_case`, for case; else 0."""
         pair = answer.strip(), str(task.answer).strip()
         return float(pair[0] == pair[1] or (self.ignore_case and pair[0].casefold() == pair[1].casefold()))
 
@@ -73,9 +73,10 @@ def same_answer(answer: str, expected: str) -> bool:
         return True
     if number(expected) is not None or _FORMULA.search(answer) or _FORMULA.search(expected):
         return False
-    return bool(_bare(expected)) and _bare(answer) == _bare(expected)
+    return bool(_bare_words(expected)) and _bare_words(answer) == _bare_words(expected)
 
 
-def _bare(text: str) -> str:
+def _bare_words(text: str) -> str:
+    """Return the words of a text without case, punctuation and articles."""
     words = _INSIDE_A_NUMBER.sub(" ", text.casefold()).translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", words).split())

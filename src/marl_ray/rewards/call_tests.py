@@ -47,37 +47,37 @@ def run_calls(
     cpu_s = 0.0
 
     def judge(source: str, setup: str, times: int = 1, in_place: Literal["alone", False] | None = None) -> Judgement:
-        wide = replace(limits, cpu_s=times * limits.cpu_s, wall_s=times * limits.max_wall_s)
-        return pool.judge(code, source, entry_point=entry_point, setup=setup, limits=wide, in_place=in_place)
+        shared_limits = replace(limits, cpu_s=times * limits.cpu_s, wall_s=times * limits.max_wall_s)
+        return pool.judge(code, source, entry_point=entry_point, setup=setup, limits=shared_limits, in_place=in_place)
 
-    def alone(sources: Sequence[str]) -> None:
+    def judge_alone(sources: Sequence[str]) -> None:
         nonlocal cpu_s
         for source in sources:
-            judged = judge(source, setup)
-            verdicts.append(judged.verdict)
-            cpu_s += judged.cpu_s
+            judgement = judge(source, setup)
+            verdicts.append(judgement.verdict)
+            cpu_s += judgement.cpu_s
 
     while len(verdicts) < len(tests):
         pending = tuple(tests[len(verdicts) : len(verdicts) + MAX_TESTS])
         if len(pending) == 1:
-            alone(pending)
+            judge_alone(pending)
             break
-        looks = any(looks_at_arguments(test, entry_point) for test in pending)
+        reads_arguments = any(looks_at_arguments(test, entry_point) for test in pending)
         program = _program(pending, entry_point, setup, limits.cpu_s)
-        judged = judge(program, "", min(MAX_SHARED_LIMITS, len(pending)), "alone" if looks else False)
-        if judged.verdict in _LOADING_VERDICTS:
-            cpu_s += judged.cpu_s
-            if not judged.message.startswith(_REPORT_MARK):
-                return [judged.verdict] * len(tests), cpu_s
-            report: str = json.loads(judged.message.removeprefix(_REPORT_MARK))
+        judgement = judge(program, "", min(MAX_SHARED_LIMITS, len(pending)), "alone" if reads_arguments else False)
+        if judgement.verdict in _LOADING_VERDICTS:
+            cpu_s += judgement.cpu_s
+            if not judgement.message.startswith(_REPORT_MARK):
+                return [judgement.verdict] * len(tests), cpu_s
+            report: str = json.loads(judgement.message.removeprefix(_REPORT_MARK))
             verdicts += [_VERDICTS[letter] for letter in report if letter != _AGAIN_LETTER]
             if report.endswith(_AGAIN_LETTER):
-                alone([tests[len(verdicts)]])
+                judge_alone([tests[len(verdicts)]])
             continue
         loaded = judge("", setup)
         if not loaded.passed:
             return [loaded.verdict] * len(tests), loaded.cpu_s
-        alone(tests[len(verdicts) :])
+        judge_alone(tests[len(verdicts) :])
     return verdicts, cpu_s
 
 

@@ -20,8 +20,10 @@ from marl_ray.sandbox.client.shared_pool import shared_pool
 
 CPU_NOISE_S = 0.01
 """Seconds added to both CPU times: a smaller difference comes from the machine and not from the program."""
-MIN_MEMORY = 1 << 26
-_OUTPUT_BYTES = 1 << 20
+MIN_MEMORY_BYTES = 1 << 26
+"""Minimum memory of a program: the interpreter itself takes about 40 MB of it (see `marl_ray.sandbox.limits`)."""
+_MIN_OUTPUT_BYTES = 1 << 20
+"""Room for a program's output, in bytes, whatever is expected: a program may print more than it should."""
 
 
 @dataclass(frozen=True)
@@ -131,18 +133,18 @@ def code_reward(
     limits = Limits(cpu_s=config.timeout_s, memory_bytes=config.memory_bytes)
     if code is None:
         return CodeReward(0.0, -config.shaping * public_before, 0.0, 0.0, 0.0, 0.0, None, ("no code",))
-    tested = run_tests(pool, code, (*task.public, *task.hidden), task, limits)
-    public, hidden = tested.part(0, len(task.public)).fraction, tested.part(len(task.public), tested.total)
-    clean = fast = 0.0
+    results = run_tests(pool, code, (*task.public, *task.hidden), task, limits)
+    public, hidden = results.part(0, len(task.public)).fraction, results.part(len(task.public), results.total)
+    style_score = efficiency = 0.0
     if hidden.passed == hidden.total > 0:
-        clean = style(code) if config.style else 0.0
+        style_score = style(code) if config.style else 0.0
         if config.efficiency:
             reference = reference_cpu(pool, task, config) if reference_cpu_s is None else reference_cpu_s
             if reference is not None:
-                fast = min(1.0, (reference + CPU_NOISE_S) / (hidden.cpu_s + CPU_NOISE_S))
-    score = config.correctness * hidden.fraction + config.style * clean + config.efficiency * fast
+                efficiency = min(1.0, (reference + CPU_NOISE_S) / (hidden.cpu_s + CPU_NOISE_S))
+    score = config.correctness * hidden.fraction + config.style * style_score + config.efficiency * efficiency
     shaping = config.shaping * (public - public_before)
-    return CodeReward(score, shaping, hidden.fraction, clean, fast, public, code, hidden.verdicts)
+    return CodeReward(score, shaping, hidden.fraction, style_score, efficiency, public, code, hidden.verdicts)
 
 
 def reference_cpu(pool: Pool, task: CodeTask, config: CodeRewardConfig) -> float | None:
@@ -153,23 +155,23 @@ def reference_cpu(pool: Pool, task: CodeTask, config: CodeRewardConfig) -> float
     if not task.reference:
         return None
     limits = Limits(cpu_s=config.timeout_s, memory_bytes=config.memory_bytes)
-    measured = run_tests(pool, task.reference, (*task.public, *task.hidden), task, limits)
-    return measured.cpu_s if measured.passed == measured.total else None
+    results = run_tests(pool, task.reference, (*task.public, *task.hidden), task, limits)
+    return results.cpu_s if results.passed == results.total else None
 
 
 def limits_of_tests(timeout_s: float, memory_bytes: int) -> Limits:
     """Return the limits of tests; ValueError for too small ones."""
-    if not (timeout_s > 0 and memory_bytes >= MIN_MEMORY):
+    if not (timeout_s > 0 and memory_bytes >= MIN_MEMORY_BYTES):
         raise ValueError(
-            f"timeout_s={timeout_s}, memory_bytes={memory_bytes}: expected more than 0 and at least {MIN_MEMORY}"
+            f"timeout_s={timeout_s}, memory_bytes={memory_bytes}: expected more than 0 and at least {MIN_MEMORY_BYTES}"
         )
     return Limits(cpu_s=timeout_s, memory_bytes=memory_bytes)
 
 
 class CodeTests:
-    """Pays for a program as `code_reward` scores one; the environment's metric `hidden` is taken where there is one.
+    """Pays for a program as `code_reward` scores one.
 
-    Otherwise the hidden tests of `task.code` run here.
+    The environment's metric `hidden` is taken where there is one; otherwise the hidden tests of `task.code` run here.
 
     correctness: weight of the fraction of hidden tests that pass, 1.
     style: weight of the style, which counts where all tests pass, 0.
@@ -195,7 +197,7 @@ class CodeTests:
         self.limits = limits_of_tests(timeout_s, memory_bytes)
 
     def __call__(self, prompt: str, answer: str, task: Any, metrics: Mapping[str, float]) -> float:
-        """Return the score of the program for `task.code`: parts for style and efficiency only if all hidden tests pass."""
+        """Return the score of the program for `task.code`; style and efficiency count only if all hidden tests pass."""
         code: CodeTask = task.code
         hidden = metrics.get("hidden")
         if hidden is None:
@@ -212,8 +214,8 @@ class CodeTests:
         reference = _reference_cpu(code, self.limits)
         if reference is None:
             return 0.0
-        measured = run_tests(shared_pool(), program, (*code.public, *code.hidden), code, self.limits)
-        return min(1.0, (reference + CPU_NOISE_S) / (measured.cpu_s + CPU_NOISE_S))
+        results = run_tests(shared_pool(), program, (*code.public, *code.hidden), code, self.limits)
+        return min(1.0, (reference + CPU_NOISE_S) / (results.cpu_s + CPU_NOISE_S))
 
 
 @lru_cache(maxsize=4096)
@@ -224,8 +226,8 @@ def _reference_cpu(code: CodeTask, limits: Limits) -> float | None:
 
 
 def _run_stdio(pool: Pool, code: str, test: StdioTest, limits: Limits) -> tuple[str, float]:
-    room = max(limits.output_bytes, _OUTPUT_BYTES, 2 * len(test.stdout))
-    done = pool.run(code, stdin=test.stdin, limits=replace(limits, output_bytes=room))
-    if done.status is not Status.OK:
-        return str(done.status), done.cpu_s
-    return "passed" if outputs_match(done.stdout, test.stdout) else "wrong", done.cpu_s
+    room = max(limits.output_bytes, _MIN_OUTPUT_BYTES, 2 * len(test.stdout))
+    result = pool.run(code, stdin=test.stdin, limits=replace(limits, output_bytes=room))
+    if result.status is not Status.OK:
+        return str(result.status), result.cpu_s
+    return "passed" if outputs_match(result.stdout, test.stdout) else "wrong", result.cpu_s

@@ -15,13 +15,13 @@ PYTHON_LANGUAGES = {"", "py", "py3", "python", "python3"}
 _FENCE = re.compile(
     r"(?P<indent>[ \t]*+(?:(?:[-*+]|\d{1,9}[.)])[ \t]++)*+)(?P<fence>`{3,}|~{3,})[ \t]*(?P<info>[^\n]*)"
 )
-_CLOSED_AT_MOST = 3
+_MAX_CLOSING_INDENT = 3
 """Spaces by which the closing fence may be further in than the opening one, as in Markdown."""
 _LANGUAGE = re.compile(r"\{?\.?([\w+#-]*)(?:\.\d+)?(?=[\s:,{}]|$)")
 
 
 def python_blocks(text: str) -> Iterator[str]:
-    """Yield the complete fenced blocks of Python, in order, without the indent of their fence, as a list may have them.
+    """Yield the complete fenced blocks of Python, in order, without the indent of their fence in a list.
 
     The rules are Markdown's: a block ends with a line of at least as many of the same characters and nothing else. So a
     program that contains three backticks on a line of their own needs a longer fence. The language is the first word
@@ -43,7 +43,7 @@ def python_blocks(text: str) -> Iterator[str]:
             fence_match
             and not fence_match["info"].strip()
             and not fence_match["indent"].strip()
-            and len(fence_match["indent"]) <= len(indent) + _CLOSED_AT_MOST
+            and len(fence_match["indent"]) <= len(indent) + _MAX_CLOSING_INDENT
             and fence_match["fence"][0] == fence[0]
             and len(fence_match["fence"]) >= len(fence)
         ):
@@ -51,15 +51,15 @@ def python_blocks(text: str) -> Iterator[str]:
                 yield "".join(f"{inner}\n" for inner in lines)
             fence = ""
         else:
-            lines.append(_without(line, indent))
+            lines.append(_remove_indent(line, indent))
 
 
-def _without(line: str, indent: str) -> str:
+def _remove_indent(line: str, indent: str) -> str:
     """Return the line without the part of the indent that it has."""
     if line.startswith(indent):
         return line[len(indent) :]
-    have = next((n for n, (left, right) in enumerate(zip(line, indent, strict=False)) if left != right), None)
-    return line[min(len(line), len(indent)) if have is None else have :]
+    common = next((n for n, (left, right) in enumerate(zip(line, indent, strict=False)) if left != right), None)
+    return line[min(len(line), len(indent)) if common is None else common :]
 
 
 def defines(code: str, entry_point: str) -> bool:

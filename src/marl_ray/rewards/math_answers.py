@@ -11,9 +11,11 @@ import re
 from fractions import Fraction
 
 TOLERANCE = 1e-6
+"""Relative difference below which numbers that are not whole are equal: it allows the rounding of six digits."""
 MAX_ANSWER_LENGTH = 2000
-"""Longer answers are compared as text alone."""
+"""Characters of the longest answer that is read as mathematics; longer ones are compared as text alone."""
 MAX_ITEMS, MAX_DEPTH = 64, 8
+"""Maximum number of items of a set or tuple, and of such collections in each other: comparing sets takes quadratic time."""
 
 _DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?![,\d])|\d{1,400})(?:\.\d{1,400})?|\.\d{1,400}"
 _PLAIN_NUMBER = rf"(?:{_DECIMAL})(?:e[-+]?\d{{1,3}})?"
@@ -91,11 +93,11 @@ def normalize(answer: str) -> str:
 
 
 def number(answer: str) -> Fraction | None:
-    """Return the exact value of an answer that is nothing but a number, perhaps with a unit; None for any other.
+    """Return the exact value of an answer that is a number, perhaps with a unit; None for any other answer.
 
     Such answers are `-1,234.5`, `\\frac{3}{4}` and `5 cm`. A percentage is a hundredth of its number.
     """
-    quantity = _quantity(_clean(answer)) if len(answer) <= MAX_ANSWER_LENGTH else None
+    quantity = _read_quantity(_unify_spelling(answer)) if len(answer) <= MAX_ANSWER_LENGTH else None
     return quantity[0] if quantity else None
 
 
@@ -106,41 +108,41 @@ def answers_match(answer: str, expected: str, tolerance: float = TOLERANCE) -> b
     """
     if max(len(answer), len(expected)) > MAX_ANSWER_LENGTH:
         return bool(normalize(answer)) and normalize(answer) == normalize(expected)
-    answer, expected = _clean(answer), _clean(expected)
+    answer, expected = _unify_spelling(answer), _unify_spelling(expected)
     choice = _CHOICE.fullmatch(expected)
     if choice and (letter := choice[1] or choice[2]):
-        return _choice_of(answer) == letter.upper()
-    return _same(answer, expected, tolerance, 0)
+        return _read_choice(answer) == letter.upper()
+    return _are_same(answer, expected, tolerance, 0)
 
 
-def _clean(answer: str) -> str:
-    """Return the spelling of an answer that this file works on; single spaces stay, since `2 1/2` is not `21/2`."""
+def _unify_spelling(answer: str) -> str:
+    """Return an answer in the one spelling that this file reads; single spaces stay, since `2 1/2` is not `21/2`."""
     answer = _EMPTY_COMMANDS.sub("", with_plain_signs(answer))
     answer = _DEGREES.sub(" degree ", answer)
     answer = _BLANK.sub(" ", _TEXT.sub(r" \1 ", answer))
-    for sign, instead in _SIGNS:
-        answer = sign.sub(instead, answer)
+    for sign, replacement in _SIGNS:
+        answer = sign.sub(replacement, answer)
     return re.sub(r"(?<=\d) (?=\d{3}(?: \d{3})*(?!\d|/| ?/))", "", answer).strip().rstrip(".").strip()
 
 
-def _same(answer: str, expected: str, tolerance: float, depth: int) -> bool:
+def _are_same(answer: str, expected: str, tolerance: float, depth: int) -> bool:
     if not answer or not expected or depth > MAX_DEPTH:
         return False
     if _squeeze_spaces(answer) == _squeeze_spaces(expected):
         return True
-    left, right = _quantity(answer), _quantity(expected)
+    left, right = _read_quantity(answer), _read_quantity(expected)
     if left and right:
-        return _near(left[0], right[0], tolerance) and (not left[1] or not right[1] or left[1] == right[1])
-    answer_items, expected_group = _items(answer), _items(expected)
+        return _is_near(left[0], right[0], tolerance) and (not left[1] or not right[1] or left[1] == right[1])
+    answer_items, expected_group = _read_items(answer), _read_items(expected)
     name, value = _name_and_value(answer) if answer_items is None else ("", answer)
     expected_name, expected_value = _name_and_value(expected) if expected_group is None else ("", expected)
     if name or expected_name:
-        return name in ("", expected_name or name) and _same(value, expected_value, tolerance, depth + 1)
+        return name in ("", expected_name or name) and _are_same(value, expected_value, tolerance, depth + 1)
     if answer_items is None or expected_group is None or answer_items[0] != expected_group[0]:
         return False
 
     def same(left: str, right: str) -> bool:
-        return _same(left, right, tolerance, depth + 1)
+        return _are_same(left, right, tolerance, depth + 1)
 
     items_of_answer, expected_items = answer_items[1], expected_group[1]
     if answer_items[0] in ("(", "[", "()", "[]", "(]", "[)"):
@@ -158,34 +160,35 @@ def _squeeze_spaces(text: str) -> str:
     return re.sub(r"(?<!\d) | (?!\d)", "", text).casefold()
 
 
-def _near(value: Fraction, right: Fraction, tolerance: float) -> bool:
+def _is_near(value: Fraction, right: Fraction, tolerance: float) -> bool:
     if right.denominator == 1:
         return value == right
     return abs(value - right) <= Fraction(tolerance) * abs(right)
 
 
-def _quantity(text: str) -> tuple[Fraction, str] | None:
+def _read_quantity(text: str) -> tuple[Fraction, str] | None:
     """Return the value and unit of a text that is one number; None for any other text.
 
     The unit is empty if there is none.
     """
     match = NUMBER.match(text)
-    value = None if match is None else _value(match)
+    value = None if match is None else _compute_value(match)
     if match is None or value is None:
         return None
     suffix = text[match.end() :].strip()
-    unit = _unit(suffix) if suffix else ""
+    unit = _read_unit(suffix) if suffix else ""
     return None if unit is None else (value, unit)
 
 
-def _value(match: re.Match[str]) -> Fraction | None:
+def _compute_value(match: re.Match[str]) -> Fraction | None:
+    """Return the value of a number; None if it divides by zero, or if a mixed number's part is no fraction below 1."""
     integer = match["whole"] or match["ones"]
     over = match["over"] or match["one"] or match["part"] or match["plain"]
     under = match["under"] or match["other"] or match["parts"] or match["divisor"] or "1"
-    divisor = _fraction(under)
+    divisor = _read_fraction(under)
     if not divisor:
         return None
-    value = _fraction(over) / divisor
+    value = _read_fraction(over) / divisor
     if integer:
         if not 0 < value < 1:
             return None
@@ -195,11 +198,11 @@ def _value(match: re.Match[str]) -> Fraction | None:
     return (-value if (match["sign"] or "").startswith("-") else value) / (100 if match["percent"] else 1)
 
 
-def _fraction(digits: str) -> Fraction:
+def _read_fraction(digits: str) -> Fraction:
     return Fraction(digits.replace(",", ""))
 
 
-def _unit(text: str) -> str | None:
+def _read_unit(text: str) -> str | None:
     """Return the canonical name of a unit; None if the text is no unit.
 
     Single letters are units only if they are known ones.
@@ -228,13 +231,13 @@ def _name_and_value(text: str) -> tuple[str, str]:
     return match[1].replace(" ", "").casefold(), text[match.end() :].rpartition("=")[2].strip()
 
 
-def _items(text: str) -> tuple[str, list[str]] | None:
+def _read_items(text: str) -> tuple[str, list[str]] | None:
     """Return the kind and items of a collection; None for any other text.
 
     The kind is `{` for a set or list, the brackets for a tuple or interval, and `\u222a` for a union.
     """
     for mark in ("\u222a", ","):
-        parts = _split(text, mark)
+        parts = _split_outside_brackets(text, mark)
         if parts is None:
             return None
         if len(parts) > 1:
@@ -246,13 +249,13 @@ def _items(text: str) -> tuple[str, list[str]] | None:
         return "{", [text[1:].strip(), f"-{text[1:].strip()}"]
     if len(text) < 3 or text[0] not in "([{" or text[-1] not in ")]}":
         return None
-    inside = _split(text[1:-1].strip(), ",")
+    inside = _split_outside_brackets(text[1:-1].strip(), ",")
     if inside is None or (text[0] == "{") != (text[-1] == "}") or (len(inside) < 2 and text[0] != "{"):
         return None
     return ("{" if text[0] == "{" else text[0] + text[-1]), inside
 
 
-def _split(text: str, mark: str) -> list[str] | None:
+def _split_outside_brackets(text: str, mark: str) -> list[str] | None:
     """Return the parts between marks that are in no bracket.
 
     Returns None if there are too many, or if brackets do not close.
@@ -269,8 +272,8 @@ def _split(text: str, mark: str) -> list[str] | None:
     return [*parts, text[begin:].removeprefix(" and ").removeprefix(" or ").strip()] if depth == 0 else None
 
 
-def _choice_of(answer: str) -> str:
-    """Return the letter of the choice that an answer begins with, if it names no second one."""
+def _read_choice(answer: str) -> str:
+    """Return the letter of the choice that an answer begins with; empty if there is none, or a second one."""
     alone = _CHOICE.fullmatch(answer) or re.fullmatch(r"(?:(?:option|choice) )?\(?([A-J])\)?()", answer, re.IGNORECASE)
     if alone:
         return (alone[1] or alone[2]).upper()

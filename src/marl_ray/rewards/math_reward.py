@@ -1,4 +1,4 @@
-"""Rewards for mathematics: extraction of the final answer from a model's text, and comparison with the right answer.
+"""Rewards for mathematics: extract the final answer from a model's text, and compare it with the right one.
 
 The rule of extraction: the last complete `\\boxed{...}`; else the line after the last "answer is", "answer:" or "####";
 else the last number, if the right answer is one; else the last line. Lines are read without Markdown's emphasis.
@@ -10,7 +10,7 @@ import re
 from marl_ray.rewards.math_answers import NUMBER, TOLERANCE, answers_match, normalize, number, with_plain_signs
 
 MAX_TEXT_LENGTH = 1 << 16
-"""Number of characters, counted from its end, that are read of a text."""
+"""Characters of a text that are read, the last ones: the time to read an answer is bounded."""
 _MARKER = re.compile(r"(?:answer is|answer *[:=]|####)[ :=]*", re.IGNORECASE)
 _BOX = re.compile(r"\\(?:boxed|fbox) ?\{")
 _EMPHASIS = re.compile(r"(?<![\w)\]}*])(?:\*{1,3}|`)(?=[^\s*`])|(?<=[^\s*`])(?:\*{1,3}|`)(?=[\s.,:;!?)]|$)")
@@ -59,7 +59,7 @@ def _strip_markdown(line: str) -> str:
 
 
 def _last_boxed(text: str) -> str | None:
-    """Return the contents of the complete `\\boxed{}` or `\\fbox{}` that begins last; braces nest."""
+    """Return the contents of the complete `\\boxed{}` or `\\fbox{}` that begins last; None without one. Braces nest."""
     inside = {match.end() for match in _BOX.finditer(text)}
     open_at: list[int] = []
     best = -1, 0

@@ -6,7 +6,9 @@
 import re
 
 PRECISION = 1e-5
-_MAX_DIGITS = 4096  # reading millions of digits as one number takes minutes; no expected output has such a token
+"""Absolute difference below which two numbers are equal: `kDoublePrecision` of CodeContests' tester."""
+_MAX_DIGITS = 4096
+"""Characters of a token that may be a number: reading millions of digits takes minutes, and no expected output has them."""
 _NUMBER = re.compile(rb"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|[+-]?inf(?:inity)?")
 _NAN = re.compile(rb"[+-]?nan(?:\([a-z0-9_]*\))?")
 
@@ -18,24 +20,24 @@ def outputs_match(output: bytes, expected: bytes) -> bool:
     feed, tab, carriage return and vertical tab. Numbers are compared as doubles, so whole numbers beyond 2**53 may be
     equal to their neighbours. `inf` and `nan` are numbers, and equal to none.
     """
-    tokens, expected_tokens = _tokens(output), _tokens(expected)
+    tokens, expected_tokens = _split_tokens(output), _split_tokens(expected)
     return tokens == expected_tokens or (
         len(tokens) == len(expected_tokens) and all(map(_values_match, tokens, expected_tokens))
     )
 
 
-def _tokens(text: bytes) -> list[bytes]:
+def _split_tokens(text: bytes) -> list[bytes]:
     return [token for token in re.split(rb"[ \n\t\r\v]+", text.lower()) if token]
 
 
 def _values_match(a: bytes, b: bytes) -> bool:
-    first, second = _number(a), _number(b)
+    first, second = _read_number(a), _read_number(b)
     if first is None or second is None:
         return a == b
     return abs(first - second) < PRECISION
 
 
-def _number(token: bytes) -> float | None:
+def _read_number(token: bytes) -> float | None:
     """Return the number that absl::SimpleAtod reads, or None for other tokens.
 
     Python's own float() reads more, such as `1_0`.

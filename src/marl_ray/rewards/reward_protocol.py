@@ -20,6 +20,7 @@ METRICS_PARAMETER = "metrics"
 FAILED_METRIC = "reward_failed"
 """The metric that counts answers which a user's reward could not pay."""
 _MAX_SHOWN_CHARACTERS = 60
+"""Characters of an answer that a line of the log quotes."""
 _FIXED_PARAMETERS = ("prompt", "answer", "task")
 ChosenReward = str | Mapping[str, JsonMapping | None]
 """`NAME`, or `{NAME: options}` with one name; a name of `extensions.REWARD` or `package.module:NAME`."""
@@ -81,7 +82,7 @@ class NamedReward:
         except MarlRayError:
             raise
         except Exception as error:  # whatever the user's function raises
-            place = f"the answer {_short(answer)} to task {task.task_id}"
+            place = f"the answer {_shorten(answer)} to task {task.task_id}"
             problem = f"reward: {self.name} fails on {place}: {describe_error(error)}"
             if strict:
                 raise MarlRayError(problem) from error
@@ -101,7 +102,9 @@ class NamedReward:
         value, more = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
         if not isinstance(more, Mapping):
             raise ValueError(f"returned metrics {more!r}, expected a mapping of names to numbers")
-        return _number(value, "returned"), {str(name): _number(part, f"metric {name}:") for name, part in more.items()}
+        return _finite_number(value, "returned"), {
+            str(name): _finite_number(part, f"metric {name}:") for name, part in more.items()
+        }
 
 
 def make_reward(reward: ChosenReward) -> NamedReward:
@@ -161,11 +164,11 @@ def _takes_metrics(name: str, function: Callable[..., object]) -> bool:
     return takes_metrics
 
 
-def _number(value: object, what: str) -> float:
+def _finite_number(value: object, what: str) -> float:
     if not isinstance(value, Real) or not math.isfinite(value):
         raise ValueError(f"{what} {value!r}, expected a finite number")
     return float(value)
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return repr(text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}...")

@@ -19,14 +19,16 @@ from marl_ray.errors import MarlRayError, install_hint, one_line
 RULES = ("E4", "E7", "E9", "F", "B", "C4", "SIM", "UP", "C901", "PLR0911", "PLR0912")
 """The pinned rule set: part of the reward's definition. No naming rules: the task names the function."""
 TIMEOUT_S = 10.0
+"""Seconds that ruff may take for one text; it usually takes a few hundredths."""
 MAX_BYTES = 1 << 17
-"""Longer programs are not checked: a parser may need thousands of times as much memory."""
+"""Size of the largest program that is checked: a parser may need thousands of times as much memory."""
 TEXT_RUNNERS = {"exec", "eval", "compile"}
 UNREADABLE_NAMES = {
     "builtins", "__builtins__", "__import__", "importlib", "runpy", "codeop", "timeit", "cProfile", "pdb", "bdb", "doctest",
 }  # fmt: skip
 """Names by which a program can run text unseen."""
 MAX_TEXTS, MAX_DEPTH = 16, 3
+"""Maximum number of texts that a program runs, and of such texts in each other; each takes a run of ruff."""
 _HIDING_STRING = re.compile(
     rf"builtins|^[rR]?[fF].*\b(?:{'|'.join(sorted(TEXT_RUNNERS | UNREADABLE_NAMES))})\b", re.DOTALL
 )
@@ -34,19 +36,19 @@ _HIDING_STRING = re.compile(
 
 
 def count_violations(code: str) -> int | None:
-    """Return the number of rule violations of a program and the texts that it runs; None if it cannot be checked.
+    """Return the number of rule violations of a program and the texts that it runs.
 
-    It cannot if it is no Python, too large or too slow, or runs text that is not written in it. No configuration
-    file is read and `noqa` is ignored, so nothing but the code itself changes the result. Raises MarlRayError if
-    ruff is not installed.
+    Returns None if it cannot be checked: it is no Python, too large or too slow, or runs text that is not written in
+    it. No configuration file is read and `noqa` is ignored, so nothing but the code itself changes the result. Raises
+    MarlRayError if ruff is not installed.
     """
     total, waiting = 0, [(code, 0)]
     checked = 0
     while waiting:
         text, depth = waiting.pop()
         checked += 1
-        count = _violations(text)
-        texts = None if count is None else texts_run(text)
+        count = _count_in_text(text)
+        texts = None if count is None else texts_to_run(text)
         if count is None or texts is None or checked > MAX_TEXTS or (texts and depth == MAX_DEPTH):
             return None
         total += count + len(texts)
@@ -54,7 +56,7 @@ def count_violations(code: str) -> int | None:
     return total
 
 
-def texts_run(code: str) -> list[str] | None:
+def texts_to_run(code: str) -> list[str] | None:
     """Return the texts that a program hands to `exec`, `eval` and `compile`.
 
     Returns None if one of them cannot be read there.
@@ -77,15 +79,15 @@ def texts_run(code: str) -> list[str] | None:
             continue
         if token.string not in TEXT_RUNNERS or (place and tokens[place - 1].string == "."):
             continue  # a method of that name, such as `re.compile`
-        text = _text(tokens[place + 1 :])
+        text = _first_argument(tokens[place + 1 :])
         if text is None or len(texts) == MAX_TEXTS:
             return None
         texts.append(text)
     return texts
 
 
-def _text(tokens: Sequence[tokenize.TokenInfo]) -> str | None:
-    """Return the text that is the first argument of a call whose `(` comes first here."""
+def _first_argument(tokens: Sequence[tokenize.TokenInfo]) -> str | None:
+    """Return the text that is the first argument of a call, from its `(` on; None if the argument is no plain string."""
     if not tokens or tokens[0].string != "(":
         return None
     parts = []
@@ -103,21 +105,21 @@ def _text(tokens: Sequence[tokenize.TokenInfo]) -> str | None:
     return "".join(values) if all(isinstance(value, str) for value in values) else None
 
 
-def _violations(code: str) -> int | None:
+def _count_in_text(code: str) -> int | None:
     """Return the number of rule violations of one text; None if it cannot be checked."""
     data = code.encode("utf-8", "surrogatepass")
     if len(data) > MAX_BYTES:
         return None
-    command = [_ruff(), "check", "--isolated", "--no-cache", "--ignore-noqa", "--exit-zero", "--quiet"]
+    command = [_find_ruff(), "check", "--isolated", "--no-cache", "--ignore-noqa", "--exit-zero", "--quiet"]
     command += ["--target-version", "py311", "--select", ",".join(RULES), "--output-format", "json", "--statistics"]
     try:
         command += ["--stdin-filename", "solution.py", "-"]
-        done = subprocess.run(command, input=data, capture_output=True, timeout=TIMEOUT_S, check=False)
+        result = subprocess.run(command, input=data, capture_output=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         return None
-    if done.returncode != 0:
+    if result.returncode != 0:
         return None
-    statistics = json.loads(done.stdout or b"[]")  # a clean program has no statistics
+    statistics = json.loads(result.stdout or b"[]")  # a clean program has no statistics
     broken = any(item["code"] in (None, "invalid-syntax") for item in statistics)
     return None if broken else sum(item["count"] for item in statistics)
 
@@ -131,7 +133,7 @@ def style(code: str) -> float:
     return 0.0 if count is None else 1 / (1 + count)
 
 
-def _ruff() -> str:
+def _find_ruff() -> str:
     try:
         import ruff
     except ImportError as error:

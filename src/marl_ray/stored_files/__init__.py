@@ -1,1 +1,1 @@
-"""Files that processes keep on any storage: complete or appended to, and each written by one process at a time."""
+"""Files that processes keep: complete or appended to on any storage, or a local database of texts that they share."""

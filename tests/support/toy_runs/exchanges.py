@@ -37,7 +37,7 @@ def counted(replicate: int, gathered_once: int, *overrides: str) -> dict[str, in
 
     Models of at most `gathered_once` bytes stay gathered.
     """
-    shard.GATHERED_ONCE = gathered_once
+    shard.MAX_GATHERED_ONCE_BYTES = gathered_once
     rank, workers = dist.get_rank(), dist.get_world_size()
     run = config(f"resources.workers={workers}", "train.group_size=2", *overrides)
     env = make_env(run.env, run.constraints)

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from marl_ray.agents.calls import parse_call
 from marl_ray.agents.errors import ToolError, ToolTimeoutError
-from marl_ray.agents.react_format import ReactTurn, instructions, make_call, signature, transcript
+from marl_ray.agents.react_format import ReactTurn, make_call, write_instructions, write_signature, write_transcript
 from marl_ray.agents.tools import MAX_ABANDONED_CALLS, Tool, cut_middle, make_tool, make_tools, tool_of
 from marl_ray.errors import MarlRayError
 
@@ -211,17 +211,17 @@ def test_what_is_written_by_the_format_is_read_back(thought, tool, arguments):
 
 
 def test_instructions_name_tools_and_arguments():
-    text = instructions(TOOLS)
+    text = write_instructions(TOOLS)
     assert 'add {"a": integer, "b"?: integer}: Adds two numbers.\n' in text
-    assert signature(TOOLS["answer"]) == 'answer {"answer": string}'
+    assert write_signature(TOOLS["answer"]) == 'answer {"answer": string}'
 
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.text("ab", max_size=40), st.text("ab", max_size=40)), max_size=6), st.integers(0, 500))
 def test_a_prompt_keeps_its_limit_and_the_latest_turns(pairs, extra):
     turns = [ReactTurn(*pair) for pair in pairs]
-    fixed = len(transcript("head\n", "what?", [], 0, "foot\n"))
-    text = transcript("head\n", "what?", turns, fixed + 40 + extra, "foot\n")
+    fixed = len(write_transcript("head\n", "what?", [], 0, "foot\n"))
+    text = write_transcript("head\n", "what?", turns, fixed + 40 + extra, "foot\n")
     assert len(text) <= fixed + 40 + extra
     assert text.startswith("head\nQuestion: what?\n")
     assert text.endswith("foot\n")
@@ -234,7 +234,7 @@ def test_a_prompt_keeps_its_limit_and_the_latest_turns(pairs, extra):
 
 def test_the_oldest_turns_go_first():
     turns = [ReactTurn(f"said {i}", f"saw {i}") for i in range(9)]
-    text = transcript("", "q", turns, 110)
+    text = write_transcript("", "q", turns, 110)
     numbers = [i for i in range(9) if f"said {i}" in text]
     assert numbers == list(range(numbers[0], 9))
     assert 0 < numbers[0] < 8
@@ -361,4 +361,4 @@ def test_a_class_says_its_name_that_it_ends_the_episode_and_how_it_prepares(monk
     tools = make_tools({"surrendering:Surrender": {"words": "No."}})
     result = make_call(parse_call("Action: give_up\nInput: {}"), tools, 5.0)
     assert (result.observation, result.ends, Surrender.prepared) == ("No.", True, 1)
-    assert signature(tools["give_up"]) == "give_up {}"
+    assert write_signature(tools["give_up"]) == "give_up {}"

@@ -14,7 +14,6 @@ import pytest
 from servers.http_server import serving_http
 
 from marl_ray.agents.builtin.search import KEY_VARIABLE, REQUESTED_RESULTS, Corpus, Document, GoogleSearchSerper
-from marl_ray.agents.builtin.search_cache import SearchCache
 from marl_ray.agents.errors import ToolError
 from marl_ray.agents.made_up_country import documents, questions
 from marl_ray.agents.tools import make_tools
@@ -151,20 +150,6 @@ def test_a_question_is_asked_once(tmp_path):
         # Another process would open the file anew; other options make another client of it.
         assert ask(GoogleSearchSerper(base_url=service.url, cache=path, cache_entries=7), "b") == "two"
         assert len(service.requests) == 3
-
-
-def test_the_cache_is_bounded_and_survives(tmp_path):
-    path = str(tmp_path / "c.db")
-    cache = SearchCache(path, 3)
-    for i in range(10):
-        cache.put(str(i), f"text {i}")
-    cache.put("8", "newer")
-    assert (len(cache), cache.get("7"), cache.get("8"), cache.get("6")) == (3, "text 7", "newer", None)
-    cache.put("10", "x")
-    assert (SearchCache(path, 3).get("7"), SearchCache(path, 3).get("8")) == (None, "newer")
-    (tmp_path / "junk").write_bytes(b"this is no database, whatever its name says" * 100)
-    with pytest.raises(MarlRayError, match=r"cache: .*junk cannot be opened as SQLite"):
-        SearchCache(str(tmp_path / "junk"))
 
 
 def test_many_threads_may_search(tmp_path):

@@ -4,7 +4,8 @@ from marl_ray.agents.tools import cut_middle
 from marl_ray.sandbox import Limits, Status
 from marl_ray.sandbox.client.shared_pool import shared_pool
 
-MIN_MEMORY = 1 << 26
+MIN_MEMORY_BYTES = 1 << 26
+"""Minimum memory of a program: the interpreter itself takes about 40 MB of it (see `marl_ray.sandbox.limits`)."""
 
 
 class CodeInterpreter:
@@ -20,8 +21,8 @@ class CodeInterpreter:
         memory_bytes: memory of a program, 256 MiB.
         output_characters: characters of its output that an agent reads, 1000.
         """
-        if not (timeout_s > 0 and memory_bytes >= MIN_MEMORY and output_characters > 0):
-            raise ValueError(f"expected positive numbers, and at least {MIN_MEMORY} memory_bytes")
+        if not (timeout_s > 0 and memory_bytes >= MIN_MEMORY_BYTES and output_characters > 0):
+            raise ValueError(f"expected positive numbers, and at least {MIN_MEMORY_BYTES} memory_bytes")
         self.timeout_s, self.memory_bytes, self.output_characters = timeout_s, memory_bytes, output_characters
 
     def prepare(self) -> None:
@@ -30,10 +31,10 @@ class CodeInterpreter:
 
     def __call__(self, code: str) -> str:
         """Return the output and error of the program. Each program runs by itself and keeps nothing."""
-        ran = shared_pool().run(code, limits=Limits(cpu_s=self.timeout_s, memory_bytes=self.memory_bytes))
-        printed = cut_middle((ran.stdout + ran.stderr).decode("utf-8", "replace").strip(), self.output_characters)
-        if ran.status is Status.TIMEOUT:
+        result = shared_pool().run(code, limits=Limits(cpu_s=self.timeout_s, memory_bytes=self.memory_bytes))
+        printed = cut_middle((result.stdout + result.stderr).decode("utf-8", "replace").strip(), self.output_characters)
+        if result.status is Status.TIMEOUT:
             return f"{printed}\nTimed out after {self.timeout_s:g} s.".strip()
-        if ran.status not in (Status.OK, Status.EXIT):
-            return f"{printed}\nEnded by the limits of the sandbox: {ran.status}.".strip()
+        if result.status not in (Status.OK, Status.EXIT):
+            return f"{printed}\nEnded by the limits of the sandbox: {result.status}.".strip()
         return printed or "(no output)"

@@ -1,6 +1,7 @@
-"""The search tool: Serper's Google search over HTTP, or BM25 over a file of documents, with the same kind of answer.
+"""The search tool: Serper's Google search over HTTP, or BM25 over a file of documents.
 
-Serper: POST https://google.serper.dev/search, header X-API-KEY, body {"q": ..., "num": 10}.
+Both answer with the same kind of response. Serper's API: POST https://google.serper.dev/search, header X-API-KEY, body
+{"q": ..., "num": 10}.
 """
 
 import functools
@@ -18,11 +19,11 @@ import httpx
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from marl_ray.agents.builtin.search_cache import SearchCache
 from marl_ray.agents.errors import ToolError
 from marl_ray.agents.made_up_country import documents
 from marl_ray.config.base import first_problem
 from marl_ray.errors import MarlRayError
+from marl_ray.stored_files.stored_texts import StoredTexts
 
 log = logging.getLogger(__name__)
 
@@ -30,15 +31,20 @@ SERPER_URL = "https://google.serper.dev"
 KEY_VARIABLE = "SERPER_API_KEY"
 REQUESTED_RESULTS = 10
 """Number of results that a query asks for, however many of them are shown."""
-_MAX_BYTES = 1 << 20
+_MAX_RESPONSE_BYTES = 1 << 20
+"""Maximum size of a response; one of ten results has a few kilobytes."""
 _MAX_QUERY_LENGTH = 2000
+"""Characters of a query that are sent, the first ones: an agent's query may have any length."""
 _RETRIED_STATUSES = {408, 425, 429, 500, 502, 503, 504}
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.2, 5.0
+"""Seconds before the first repeated request, and at most; each pause is twice as long as the one before."""
+_CACHE_WAIT_S = 5.0
+"""Seconds to wait, at most, for another process that writes to the cache: less than an agent's call may take."""
 _KEY_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 _LOCAL_HOSTS = {"127.0.0.1", "::1", "localhost"}
 
 
-class Organic(BaseModel):
+class OrganicResult(BaseModel):
     """One result of a search."""
 
     title: str = ""
@@ -59,7 +65,7 @@ class SearchResponse(BaseModel):
     """The part of a response that is read; a response holds much more."""
 
     answer_box: AnswerBox | None = Field(None, alias="answerBox")
-    organic: list[Organic] = []
+    organic: list[OrganicResult] = []
 
     def text(self, results: int) -> str:
         """Return the answer, else its snippet, else the first results, numbered."""
@@ -77,7 +83,7 @@ Backend = Callable[[str, float], SearchResponse]
 class Serper:
     """Client of Serper's API or one like it; safe to use from several threads."""
 
-    def __init__(self, key: str, base_url: str = SERPER_URL, cache: SearchCache | None = None):
+    def __init__(self, key: str, base_url: str = SERPER_URL, cache: StoredTexts | None = None):
         self._key, self._cache = key, cache
         self._url = f"{base_url.rstrip('/')}/search"
         self._client = httpx.Client(headers={"X-API-KEY": key})
@@ -89,10 +95,10 @@ class Serper:
         """
         question = f"{self._url} {REQUESTED_RESULTS} {query}"
         stored = None if self._cache is None else self._cache.get(question)
-        response = None if stored is None else _parsed_response(stored.encode())
+        response = None if stored is None else _parse_response(stored.encode())
         if response is not None:
             return response
-        response = _parsed_response(self._fetch(query, deadline))
+        response = _parse_response(self._fetch(query, deadline))
         if response is None:
             raise ToolError("Search failed: the service's response is malformed.")
         # A service that echoes the key must not put it into a prompt or the cache.
@@ -132,7 +138,7 @@ class Serper:
             body = bytearray()
             for chunk in response.iter_bytes():
                 body += chunk
-                if len(body) > _MAX_BYTES:
+                if len(body) > _MAX_RESPONSE_BYTES:
                     raise ToolError("Search failed: the service's response is too large.")
                 _seconds_until(deadline)
             wait = response.headers.get("retry-after", "")
@@ -158,7 +164,7 @@ class Corpus:
         postings: dict[str, list[tuple[int, int]]] = {}
         lengths = np.zeros(len(documents))
         for index, document in enumerate(documents):
-            words = _words(f"{document.title} {document.text}")
+            words = _split_words(f"{document.title} {document.text}")
             lengths[index] = len(words)
             for word, count in Counter(words).items():
                 postings.setdefault(word, []).append((index, count))
@@ -191,9 +197,9 @@ class Corpus:
         return cls(parsed)
 
     def scores(self, query: str) -> np.ndarray:
-        """Return (N,) float64 scores of the documents for the query; 0 for a document without any of its words."""
+        """Return the scores (N,) float64 of the documents for the query, 0 for one without any of its words."""
         scores = np.zeros(len(self._documents))
-        for word in _words(query):
+        for word in _split_words(query):
             if word in self._weights:
                 where, weights = self._weights[word]
                 scores[where] += weights
@@ -204,7 +210,9 @@ class Corpus:
         scores = self.scores(query)
         best = [i for i in np.argsort(-scores, kind="stable")[:REQUESTED_RESULTS].tolist() if scores[i] > 0]
         best_documents = (self._documents[i] for i in best)
-        return SearchResponse(organic=[Organic(title=d.title, snippet=d.text, link=d.link) for d in best_documents])
+        return SearchResponse(
+            organic=[OrganicResult(title=d.title, snippet=d.text, link=d.link) for d in best_documents]
+        )
 
 
 class GoogleSearchSerper:
@@ -233,25 +241,29 @@ class GoogleSearchSerper:
         if results < 1 or cache_entries < 1:
             raise MarlRayError("google_search_serper: expected results and cache_entries of at least 1")
         self.results = results
-        self._ask = _corpus(corpus) if corpus is not None else _serper(base_url, _key(key_file), cache, cache_entries)
+        self._ask = (
+            _open_corpus(corpus)
+            if corpus is not None
+            else _open_serper(base_url, _read_key(key_file), cache, cache_entries)
+        )
 
     def __call__(self, query: str, deadline: float) -> str:
         """Return the first results as text. Raises ToolError."""
         if not query.strip():
             raise ToolError("The query is empty.")
         # A little earlier than the caller, so that it learns what went wrong.
-        soon = deadline - 0.1 * max(0.0, deadline - time.monotonic())
-        return self._ask(query[:_MAX_QUERY_LENGTH], soon).text(self.results)
+        earlier_deadline = deadline - 0.1 * max(0.0, deadline - time.monotonic())
+        return self._ask(query[:_MAX_QUERY_LENGTH], earlier_deadline).text(self.results)
 
 
 @functools.lru_cache(maxsize=8)
-def _corpus(path: str) -> Backend:
+def _open_corpus(path: str) -> Backend:
     """Return the corpus at `path`, shared by the environments of a process."""
     return Corpus([Document(title=t, text=s) for t, s in documents()]) if path == "towns" else Corpus.read(path)
 
 
 @functools.lru_cache(maxsize=8)
-def _serper(base_url: str, key: str, cache: str | None, entries: int) -> Backend:
+def _open_serper(base_url: str, key: str, cache: str | None, entries: int) -> Backend:
     """Return a client of Serper, shared by the environments of a process, with its connections and its cache."""
     try:
         url = httpx.URL(base_url)
@@ -259,10 +271,10 @@ def _serper(base_url: str, key: str, cache: str | None, entries: int) -> Backend
         raise MarlRayError(f"base_url: {base_url!r} is no URL") from error
     if url.scheme != "https" and not (url.scheme == "http" and url.host in _LOCAL_HOSTS):
         raise MarlRayError(f"base_url: {base_url!r}; expected https, for the key travels with every request")
-    return Serper(key, base_url, SearchCache(cache, entries))
+    return Serper(key, base_url, StoredTexts(cache, entries, _CACHE_WAIT_S))
 
 
-def _key(path: str | None) -> str:
+def _read_key(path: str | None) -> str:
     """Return the API key, from a file or the environment. Errors never show it."""
     if path is None:
         key, source = os.environ.get(KEY_VARIABLE, ""), f"the environment variable {KEY_VARIABLE}"
@@ -279,7 +291,7 @@ def _key(path: str | None) -> str:
     return key
 
 
-def _parsed_response(body: bytes) -> SearchResponse | None:
+def _parse_response(body: bytes) -> SearchResponse | None:
     """Parse a response; return None if it has another schema.
 
     The library's own error could quote a key that stands in the body.
@@ -298,5 +310,5 @@ def _seconds_until(deadline: float) -> float:
     return remaining
 
 
-def _words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())

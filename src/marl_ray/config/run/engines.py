@@ -56,7 +56,7 @@ ENGINES = {
         start_s=600.0,
         max_rank=VLLM_MAX_RANK,
         host="marl_ray.policies.engines.vllm.host:VllmHost",
-        server="marl_ray.policies.engines.vllm.process.shared_vllm:SharedVllm",
+        server="marl_ray.policies.engines.vllm.serving:SharedVllm",
     ),
 }
 """Every built-in engine; `extensions.ENGINE` says where its class is."""

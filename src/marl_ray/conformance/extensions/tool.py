@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from marl_ray.agents.errors import ToolArgumentsError, ToolError, ToolTimeoutError
-from marl_ray.agents.react_format import signature
+from marl_ray.agents.react_format import write_signature
 from marl_ray.agents.tools import Tool, make_tool
 from marl_ray.conformance.extensions.base import CheckedProperty, check_property
 from marl_ray.errors import one_line
@@ -35,7 +35,7 @@ def check(name: str, settings: Mapping[str, object]) -> Iterator[CheckedProperty
         return None
 
     yield check_property(
-        "description", f"agents read {signature(tool)}: {tool.description}", lambda: _description(tool)
+        "description", f"agents read {write_signature(tool)}: {tool.description}", lambda: _description(tool)
     )
     called = check_property("calls", "a call that fits returns a text or raises ToolError, in time", answers)
     yield called

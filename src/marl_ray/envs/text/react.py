@@ -9,7 +9,7 @@ from typing_extensions import override
 from marl_ray.agents import react_format
 from marl_ray.agents.calls import parse_call
 from marl_ray.agents.made_up_country import QUESTION_KINDS, CountryQuestion, QuestionStep, questions
-from marl_ray.agents.react_format import CallResult, ReactTurn, find_tool, transcript
+from marl_ray.agents.react_format import CallResult, ReactTurn, find_tool, write_transcript
 from marl_ray.agents.tools import make_tools
 from marl_ray.envs.text.base import Demonstration, Task, TextEnv, find_tasks, task_index
 from marl_ray.envs.text.tasks import MathTask, read_math
@@ -81,7 +81,7 @@ class React(TextEnv):
         self.tools = make_tools(tools)
         self.max_turns, self.max_calls, self.timeout_s = max_turns, max_calls, timeout_s
         self.observation_limit, self.prompt_limit = observation_limit, prompt_limit
-        self.head = react_format.instructions(self.tools) if instructions is None else instructions
+        self.head = react_format.write_instructions(self.tools) if instructions is None else instructions
         if data is not None and kinds is not None:
             raise ValueError("kinds: expected without `data`, for the questions about a made-up country")
         tool_kinds = self._kinds(tools, kinds) if data is None else ()
@@ -150,7 +150,7 @@ class React(TextEnv):
         remaining = f"{self.max_turns - len(past)} turns"
         if self.max_calls is not None:
             remaining += f" and {self.max_calls - calls} tool calls"
-        return transcript(self.head, task.prompt, past, self.prompt_limit, f"({remaining} left)\n")
+        return write_transcript(self.head, task.prompt, past, self.prompt_limit, f"({remaining} left)\n")
 
     def _kinds(self, tools: object, kinds: Sequence[str] | None) -> tuple[str, ...]:
         """Return the kinds of made-up questions that are asked.

@@ -143,8 +143,8 @@ class Stack:
     """Bundles that act in one pass."""
 
     def __init__(self, bundles: Sequence[Bundle]):
-        """Raise ValueError unless the bundles are `stackable`."""
-        if not stackable(bundles):
+        """Raise ValueError unless `can_stack` of the bundles."""
+        if not can_stack(bundles):
             raise ValueError("expected bundles whose policies are built alike")
         self._bundle = bundles[0]
         self._policies = {
@@ -169,15 +169,15 @@ class Stack:
             return self._bundle.act(requests, noise, masks, act)
 
 
-def stackable(bundles: Sequence[Bundle]) -> bool:
+def can_stack(bundles: Sequence[Bundle]) -> bool:
     """Return True if the bundles have the same policies for the same agents, small ones whose layers can be stacked."""
     first = bundles[0]
     if any(bundle.agents != first.agents or bundle.policies.keys() != first.policies.keys() for bundle in bundles):
         return False
-    return all(_alike([bundle.policies[name] for bundle in bundles]) for name in first.policies)
+    return all(_can_stack_policies([bundle.policies[name] for bundle in bundles]) for name in first.policies)
 
 
-def _alike(policies: Sequence[ServedPolicy]) -> bool:
+def _can_stack_policies(policies: Sequence[ServedPolicy]) -> bool:
     first = policies[0]
     states = [policy.actor.state_dict() for policy in policies]
     shapes = [{name: value.shape for name, value in state.items()} for state in states]

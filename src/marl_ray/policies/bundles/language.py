@@ -42,11 +42,11 @@ class Models(Mapping[str, TokenPolicy]):
     def __init__(self, folder: Path, manifest: TokenManifest):
         self._folder, self._manifest = folder, manifest
         self._merged: dict[str, TokenPolicy] = {}
-        self._apart: dict[str, TokenPolicy] = {}
+        self._unmerged: dict[str, TokenPolicy] = {}
 
     def __getitem__(self, name: str) -> TokenPolicy:
         if name not in self._merged:
-            self._merged[name] = self._load(name, apart=False)
+            self._merged[name] = self._load(name, unmerged=False)
         return self._merged[name]
 
     def load_unmerged(self, name: str) -> TokenPolicy:
@@ -56,27 +56,27 @@ class Models(Mapping[str, TokenPolicy]):
         """
         if known_base(self._folder / name / ADAPTER_FOLDER) is None:
             return self[name]
-        if name not in self._apart:
-            self._apart[name] = self._load(name, apart=True)
-        return self._apart[name]
+        if name not in self._unmerged:
+            self._unmerged[name] = self._load(name, unmerged=True)
+        return self._unmerged[name]
 
     def open_weights(self, name: str) -> StoredWeights:
         """Return the files of a policy's weights, opened and unread; an adapter is merged in them."""
         return open_weights(sorted(str(path) for path in (self._folder / name).glob("*.safetensors")))
 
-    def _load(self, name: str, apart: bool) -> TokenPolicy:
+    def _load(self, name: str, unmerged: bool) -> TokenPolicy:
         part, folder = self._manifest.policies[name], self._folder / name
         config = ModelConfig(path=str(folder), context=part.context, chat=part.chat)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         model = load_model(str(folder), sampling_dtype(config, device), part.context)
-        if apart:
+        if unmerged:
             try:
                 lora = unmerge_adapter(model.to(device), folder / ADAPTER_FOLDER)
             except MarlRayError as error:
                 raise MarlRayError(f"{str(folder)!r}: its adapter is of another base model: {error}") from error
             config = config.model_copy(update={"lora": lora})
         policy = TokenPolicy(model, load_tokenizer(str(folder)), config, part.generation)
-        policy.base_sha256 = known_base(folder / ADAPTER_FOLDER) if apart else None
+        policy.base_sha256 = known_base(folder / ADAPTER_FOLDER) if unmerged else None
         return policy.requires_grad_(False).to(device)
 
     def __iter__(self) -> Iterator[str]:
@@ -121,9 +121,9 @@ def save_token_bundle(
 
 
 def _write_policy(folder: Path, policy: TokenPolicy | StreamedPolicy) -> TokenPolicyManifest:
-    still = policy.snapshot if isinstance(policy, StreamedPolicy) else None
+    snapshot = policy.snapshot if isinstance(policy, StreamedPolicy) else None
     token_policy = policy.snapshot.policy if isinstance(policy, StreamedPolicy) else policy
-    shown = logging.is_progress_bar_enabled()
+    bars_were_shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # else a progress bar for each file would stand among the lines of a run
     try:
         if isinstance(policy, StreamedPolicy):
@@ -131,13 +131,13 @@ def _write_policy(folder: Path, policy: TokenPolicy | StreamedPolicy) -> TokenPo
         else:
             save_merged(token_policy, folder)
     finally:
-        if shown:
+        if bars_were_shown:
             logging.enable_progress_bar()
     token_policy.tokenizer.save_pretrained(folder)
     if token_policy.config.lora is not None:
         save_adapters(token_policy.lm, token_policy.config.lora, token_policy.base, folder / ADAPTER_FOLDER)
         (folder / ADAPTER_FOLDER / BASE_SHA256).write_text(
-            base_sha256(token_policy.lm, None if still is None else still.read_base())
+            base_sha256(token_policy.lm, None if snapshot is None else snapshot.read_base())
         )
     return TokenPolicyManifest(
         generation=token_policy.generation,

@@ -22,9 +22,12 @@ from marl_ray.policies.bundles.mlflow_client import mlflow_client
 from marl_ray.temporary_folders import temporary_folder
 
 FORMAT = 1
+"""Version of the keys of `bundle.json`; a bundle of another version is refused."""
 MANIFEST_FILE = "bundle.json"
 REGISTRY_PREFIX = "models:/"
 """Prefix of references to a model registry."""
+MAX_COMPARED_MODELS = 1000
+"""Models of a registry whose names a misspelt one is compared with: what MLflow returns at most in one page."""
 MAX_LISTED_VERSIONS = 10
 """Versions of a model, the newest, that an error lists."""
 
@@ -80,7 +83,9 @@ class TokenPolicyManifest(BaseModel):
     """File name -> sha256; the folder holds these and no others."""
 
 
-class _Common(BaseModel):
+class _BaseManifest(BaseModel):
+    """The keys of `bundle.json` that all families have."""
+
     model_config = ConfigDict(extra="forbid")
     format: int = FORMAT
     agents: dict[str, str]
@@ -107,7 +112,7 @@ class _Common(BaseModel):
         raise NotImplementedError
 
 
-class Manifest(_Common):
+class Manifest(_BaseManifest):
     """`bundle.json` of actor-critics."""
 
     family: Literal["actor_critic"] = "actor_critic"
@@ -117,7 +122,7 @@ class Manifest(_Common):
         return [self.policies[policy].sha256]
 
 
-class TokenManifest(_Common):
+class TokenManifest(_BaseManifest):
     """`bundle.json` of language models."""
 
     family: Literal["token"] = "token"
@@ -132,7 +137,7 @@ class TokenManifest(_Common):
 class BaseBundle:
     """An object with a manifest: a bundle, or an arm's model that takes the place of one."""
 
-    manifest: _Common
+    manifest: _BaseManifest
 
     @property
     def digest(self) -> str:
@@ -148,7 +153,9 @@ class BaseBundle:
 MANIFEST_TYPES: Mapping[str, type[Manifest] | type[TokenManifest]] = {"actor_critic": Manifest, "token": TokenManifest}
 
 
-class _Kind(BaseModel):
+class _FormatAndFamily(BaseModel):
+    """The keys of `bundle.json` that say how to read the others."""
+
     format: int = FORMAT
     family: str = "actor_critic"
 
@@ -189,7 +196,7 @@ def local_folder(reference: str, uri: str | None) -> Iterator[Path]:
     uri = resolve_tracking_uri(uri)
     name, _, version = pin_reference(reference, uri).removeprefix(REGISTRY_PREFIX).rpartition("/")
     with temporary_folder("bundle") as temporary:
-        with _of_registry(reference, uri):
+        with _naming_reference(reference, uri):
             client = mlflow_client(uri, reads=True)
             # The client of this registry resolves the version: `download_artifacts` would ask the registry of the whole
             # process.
@@ -210,21 +217,21 @@ def pin_reference(reference: str, uri: str | None) -> str:
     if not name or not alias:
         raise MarlRayError(f"bundle {reference!r}: expected models:/name/version or models:/name@alias")
     uri = resolve_tracking_uri(uri)
-    with _of_registry(reference, uri):
+    with _naming_reference(reference, uri):
         version = mlflow_client(uri, reads=True).get_model_version_by_alias(name, alias).version
     return f"{REGISTRY_PREFIX}{name}/{version}"
 
 
 @contextmanager
-def _of_registry(reference: str, uri: str) -> Iterator[None]:
+def _naming_reference(reference: str, uri: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # MLflow raises errors of many types; each means that this registry has no such version
-        reason = f"{one_line(error)}{_instead_of(reference, uri)}"
+        reason = f"{one_line(error)}{_suggest_reference(reference, uri)}"
         raise MarlRayError(f"bundle {reference!r} is not in the model registry: {reason}") from error
 
 
-def _instead_of(reference: str, uri: str) -> str:
+def _suggest_reference(reference: str, uri: str) -> str:
     """Return the end of an error about a bundle that the registry does not have.
 
     It names models, or the versions of the model that is there; it is empty if the registry has the bundle, or no
@@ -233,14 +240,16 @@ def _instead_of(reference: str, uri: str) -> str:
     name, version, *_ = [*re.split("[/@]", reference.removeprefix(REGISTRY_PREFIX)), ""]
     try:
         client = mlflow_client(uri, reads=True)
-        names = [model.name for model in client.search_registered_models()]
-        if name not in names:
+        # The model is asked for by its name, because a search without a filter returns one page of the registry.
+        if not client.search_registered_models(f"name='{name}'"):
+            names = [model.name for model in client.search_registered_models(max_results=MAX_COMPARED_MODELS)]
             return did_you_mean(name, names) if names else ""
         versions = sorted(int(each.version) for each in client.search_model_versions(f"name='{name}'"))
     except Exception:  # the registry does not answer, which the error says already
         return ""
     newest = ", ".join(map(str, versions[-MAX_LISTED_VERSIONS:]))
-    earlier = f" or {len(versions) - MAX_LISTED_VERSIONS} earlier ones" if len(versions) > MAX_LISTED_VERSIONS else ""
+    count = len(versions) - MAX_LISTED_VERSIONS
+    earlier = f" or {count} earlier one{'s' if count > 1 else ''}" if count > 0 else ""
     is_there = version in map(str, versions) or not versions
     return "" if is_there else f"; its version{'s are' if len(versions) > 1 else ' is'} {newest}{earlier}"
 
@@ -252,7 +261,7 @@ def read_manifest(folder: Path) -> Manifest | TokenManifest:
     """
     try:
         raw = (folder / MANIFEST_FILE).read_bytes()
-        kind = _Kind.model_validate_json(raw)
+        kind = _FormatAndFamily.model_validate_json(raw)
         if kind.format != FORMAT or kind.family not in MANIFEST_TYPES:
             raise MarlRayError(f"bundle {str(folder)!r}: format {kind.format} of {kind.family!r} is not supported")
         manifest = MANIFEST_TYPES[kind.family].model_validate_json(raw)

@@ -17,10 +17,15 @@ from marl_ray.policies.language.lora import adapted_layers, add_adapters, bare_w
 
 BASE_SHA256 = "base_sha256"
 """File with the digest, beside an adapter's. peft does not read it."""
-_NOT_COMPUTED_WITH = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"} | {
-    f"{kind}_token_id" for kind in ("bos", "eos", "pad")
-}
-ULPS = 16
+_KEYS_WITHOUT_EFFECT = {
+    "_name_or_path",
+    "architectures",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+} | {f"{kind}_token_id" for kind in ("bos", "eos", "pad")}
+MAX_ULPS = 16
 """Two recoveries of one base model differ by fewer units in the last place of a tensor's greatest weight."""
 
 
@@ -29,7 +34,7 @@ def base_sha256(lm: PreTrainedModel, weights: Iterable[tuple[str, Tensor]] | Non
 
     `weights` are given, sorted by their names, where the model does not have them.
     """
-    config = {name: value for name, value in lm.config.to_diff_dict().items() if name not in _NOT_COMPUTED_WITH}
+    config = {name: value for name, value in lm.config.to_diff_dict().items() if name not in _KEYS_WITHOUT_EFFECT}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, tensor in sorted(bare_weights(lm).items()) if weights is None else weights:
         digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
@@ -91,8 +96,10 @@ def share_base(lm: nn.Module, other: nn.Module) -> None:
 def _check_same(name: str, tensor: Tensor, other: Tensor) -> None:
     if tensor.shape != other.shape:
         raise MarlRayError(f"{name} is {list(tensor.shape)}, expected {list(other.shape)}")
-    apart = float((tensor.float() - other.float()).abs().amax())
-    coarse = torch.equal(other.bfloat16().float(), other.float())  # written in bfloat16, in whatever type they are here
-    bound = ULPS * torch.finfo(torch.bfloat16 if coarse else torch.float32).eps * float(other.abs().amax())
-    if apart > bound:
-        raise MarlRayError(f"{name} differs by {apart:.2g}, expected at most {bound:.2g}")
+    difference = float((tensor.float() - other.float()).abs().amax())
+    is_bfloat16 = torch.equal(
+        other.bfloat16().float(), other.float()
+    )  # written in bfloat16, in whatever type they are here
+    bound = MAX_ULPS * torch.finfo(torch.bfloat16 if is_bfloat16 else torch.float32).eps * float(other.abs().amax())
+    if difference > bound:
+        raise MarlRayError(f"{name} differs by {difference:.2g}, expected at most {bound:.2g}")

@@ -36,9 +36,9 @@ def add_adapters(lm: PreTrainedModel, config: LoraConfig) -> None:
     unnamed = _expert_layer_names(lm, linear)
     if isinstance(config.targets, str):
         head = lm.get_output_embeddings()
-        names = [name for name, module in linear.items() if module is not head and _last(name) not in unnamed]
+        names = [name for name, module in linear.items() if module is not head and _last_part(name) not in unnamed]
     else:
-        names = [name for target in config.targets for name in _matching(lm, linear, target, unnamed)]
+        names = [name for target in config.targets for name in _layers_of_target(lm, linear, target, unnamed)]
     if not names:
         raise MarlRayError("model.lora.targets: this model has no linear layers that take an adapter")
     transposed = any(isinstance(module, Conv1D) for module in linear.values())
@@ -55,7 +55,7 @@ def add_adapters(lm: PreTrainedModel, config: LoraConfig) -> None:
             layer.__class__ = Adapted
 
 
-def _matching(
+def _layers_of_target(
     lm: PreTrainedModel, linear: Mapping[str, nn.Linear | Conv1D], target: str, unnamed: set[str]
 ) -> list[str]:
     """Return the names of the linear layers that a target names."""
@@ -64,7 +64,7 @@ def _matching(
         raise MarlRayError(f"model.lora.targets: no linear layer is named {target!r}")
     if any(linear[name].weight is lm.get_input_embeddings().weight for name in matching):
         raise MarlRayError(f"model.lora.targets: {target!r} shares its weights with the embedding")
-    if unnamed & set(map(_last, matching)):
+    if unnamed & set(map(_last_part, matching)):
         kind = lm.config.model_type
         raise MarlRayError(
             f"model.lora.targets: peft takes {target!r} of architecture {kind} for its experts, which are no linear layers"
@@ -79,7 +79,7 @@ def _expert_layer_names(lm: PreTrainedModel, linear: Iterable[str]) -> set[str]:
     that they once had, such as `gate_proj`, as that tensor. A shared expert's layers still have these names.
     """
 
-    def taken(name: str) -> bool:
+    def is_mistaken(name: str) -> bool:
         peft_config = PeftLoraConfig(target_modules=[name])
         try:
             convert_peft_config_for_transformers(peft_config, lm, None)
@@ -87,7 +87,7 @@ def _expert_layer_names(lm: PreTrainedModel, linear: Iterable[str]) -> set[str]:
             return True
         return name not in (peft_config.target_modules or ())
 
-    return {name for name in set(map(_last, linear)) if taken(name)}
+    return {name for name in set(map(_last_part, linear)) if is_mistaken(name)}
 
 
 def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear | Conv1D]:
@@ -107,7 +107,7 @@ def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear | Conv1D]:
     return isinstance(output, Tensor) and output.shape == (1, module.out_features)
 
 
-def _last(name: str) -> str:
+def _last_part(name: str) -> str:
     return name.rpartition(".")[2]
 
 
@@ -259,7 +259,7 @@ class LowRankSum(torch.autograd.Function):
         inner = functional.linear(x, down) * scale
         ctx.save_for_backward(x, inner, base, down, up)
         ctx.scale = scale
-        return functional.linear(torch.cat([x, inner], -1), _beside(base, up), bias)
+        return functional.linear(torch.cat([x, inner], -1), _lay_side_by_side(base, up), bias)
 
     @staticmethod
     @override
@@ -272,7 +272,7 @@ class LowRankSum(torch.autograd.Function):
         return of_x, None, None, inner_rows.T @ x.flatten(0, -2), rows.T @ inner.flatten(0, -2), None
 
 
-def _beside(base: Tensor, up: Tensor) -> Tensor:
+def _lay_side_by_side(base: Tensor, up: Tensor) -> Tensor:
     """Lay the two side by side, (outputs, inputs + rank); without a copy where they lie so."""
     step = base.shape[1] * base.stride(1)
     if (

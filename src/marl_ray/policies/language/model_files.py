@@ -73,18 +73,18 @@ def _further_blocks(lm: Any, names: Collection[str]) -> list[str]:
         return []
     parameter_names = {name for name, _ in lm.named_parameters(remove_duplicate=False)}
     forms = {re.sub(r"\.\d+\.", ".*.", name) for name in parameter_names}
-    left_out = lm._keys_to_ignore_on_load_unexpected or ()  # noqa: SLF001  transformers'
+    ignored = lm._keys_to_ignore_on_load_unexpected or ()  # noqa: SLF001  transformers'
     return sorted(
         name
         for name in set(names) - parameter_names
-        if re.sub(r"\.\d+\.", ".*.", name) in forms and not any(re.search(pattern, name) for pattern in left_out)
+        if re.sub(r"\.\d+\.", ".*.", name) in forms and not any(re.search(pattern, name) for pattern in ignored)
     )
 
 
 def empty_model(path: str, context: int) -> tuple[Any, StoredWeights] | None:
     """Return a causal language model with float32 weights on the meta device, and the files that contain them.
 
-    None if only `load_model` can read it, or say what is wrong with it: transformers converts the weights of some
+    Returns None if only `load_model` can read it, or say what is wrong with it: transformers converts the weights of some
     architectures, a weight is missing or has another shape, or a file is broken. Draws no random numbers. Raises
     MarlRayError for an index that tells nothing, for a weight that two files have, and for one whose numbers
     need a scale.
@@ -123,8 +123,8 @@ def check_same_model(lm: nn.Module, stored: StoredWeights) -> None:
     The model may have adapters, whose weights the files do not have.
     """
     shapes = {bare_name(name): list(value.shape) for name, value in lm.named_parameters(remove_duplicate=False)}
-    alike = [[bare_name(name) for name in names] for names in tied_names(lm) if not is_adapter(names[0])]
-    for names in alike:
+    tied = [[bare_name(name) for name in names] for names in tied_names(lm) if not is_adapter(names[0])]
+    for names in tied:
         held = [name for name in names if name in stored.tensors]
         if not held:
             raise MarlRayError(f"holds a language model of another shape: it lacks {names[0]}")
@@ -132,7 +132,7 @@ def check_same_model(lm: nn.Module, stored: StoredWeights) -> None:
             shape, kind = list(stored.tensors[name].shape), stored.tensors[name].kind
             if len(held) > 1 or shape != shapes[name] or kind not in FLOAT_TYPES:
                 raise MarlRayError(f"holds a language model of another shape: {name} is {shape}")
-    for name in sorted(stored.tensors.keys() - {name for names in alike for name in names}):
+    for name in sorted(stored.tensors.keys() - {name for names in tied for name in names}):
         shape = list(stored.tensors[name].shape)
         raise MarlRayError(f"holds a language model of another shape: {name} is {shape}")
 

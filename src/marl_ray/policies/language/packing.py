@@ -66,8 +66,8 @@ def pack(prompts: Tensor, responses: Tensor, mask: Tensor, parts: int = 1) -> tu
     # The model reads all tokens of a response but the last.
     width = mask.shape[1]
     written = (mask * torch.arange(width, device=device)).amax(1)
-    first, seen = _there(read, 0)
-    begun, answered = _there(written, int(read.sum()))
+    first, seen = _place_tokens(read, 0)
+    begun, answered = _place_tokens(written, int(read.sum()))
     ids = torch.cat([distinct[distinct >= 0], responses[:, : answered.shape[1]][answered]])
     ahead = torch.arange(seen.shape[1], device=device).expand_as(seen)[seen]
     behind = (read[prompt_numbers][:, None] + torch.arange(answered.shape[1], device=device))[answered]
@@ -89,7 +89,7 @@ def pack(prompts: Tensor, responses: Tensor, mask: Tensor, parts: int = 1) -> tu
     return Packed(ids[None], positions[None], layout), places, rows, steps
 
 
-def _there(lengths: Tensor, start: int) -> tuple[Tensor, Tensor]:
+def _place_tokens(lengths: Tensor, start: int) -> tuple[Tensor, Tensor]:
     """Return the places (N, L) of the tokens of N sequences that stand one after another from `start`, padded.
 
     Returns also a bool (N, L) that is True where there is a token.
@@ -113,11 +113,11 @@ def last_hidden_states(lm: Any, packed: Packed, workers: DeviceMesh | None = Non
         ids, positions = (x.chunk(workers.size(), 1)[workers.get_local_rank()] for x in packed[:2])
         packed = Packed(ids, positions, packed.layout._replace(heads=Heads(workers)))
     # The layout's mask is passed on, because without one transformers would build a mask of S x S.
-    there = packed.ids.new_zeros(1, 1, 1, 1)
+    no_mask = packed.ids.new_zeros(1, 1, 1, 1)
     outputs = lm.get_decoder()(
         input_ids=packed.ids,
         position_ids=packed.positions,
-        attention_mask=there,
+        attention_mask=no_mask,
         use_cache=False,
         layout=packed.layout,
     )
@@ -143,17 +143,17 @@ def _attend(
     # In bfloat16 the backward pass of torch's kernel for CPUs takes several times as long as in float32.
     dtype = query.dtype if query.is_cuda else torch.float32
     q, k, v = (part[0].transpose(0, 1).to(dtype) for part in (query, key, value))
-    queries, keys, values = (_laid(part, layout.prompts) for part in (q, k, v))
+    queries, keys, values = (_arrange_by_sequence(part, layout.prompts) for part in (q, k, v))
     # Padding stands on the right, which causal attention does not read.
     mixed = functional.scaled_dot_product_attention(
         queries, keys, values, is_causal=True, scale=scaling, enable_gqa=True
     )
     parts = [mixed.transpose(1, 2).flatten(0, 1)]
     if layout.responses.shape[1]:
-        queries, new_keys, new_values = (_laid(part, layout.responses) for part in (q, k, v))
+        queries, new_keys, new_values = (_arrange_by_sequence(part, layout.responses) for part in (q, k, v))
         keys = torch.cat([keys[layout.prompt_numbers], new_keys], 2)
         values = torch.cat([values[layout.prompt_numbers], new_values], 2)
-        if q.is_cuda:  # on devices whose kernels take a mask or shared keys, but not both
+        if q.is_cuda:  # its kernels take a mask or shared keys, but not both
             keys, values = (part.repeat_interleave(queries.shape[1] // part.shape[1], 1) for part in (keys, values))
         mixed = functional.scaled_dot_product_attention(
             queries,
@@ -168,10 +168,10 @@ def _attend(
     return attended if layout.heads is None else layout.heads.of_own_tokens(attended), None
 
 
-def _laid(tokens: Tensor, places: Tensor) -> Tensor:
-    """Arrange (S, heads, width) as (N, heads, L, width)."""
-    laid: Tensor = tokens.index_select(0, places.flatten()).unflatten(0, places.shape)
-    return laid.transpose(1, 2)
+def _arrange_by_sequence(tokens: Tensor, places: Tensor) -> Tensor:
+    """Return the tokens (S, heads, width) as (N, heads, L, width), by their places (N, L) in S."""
+    arranged: Tensor = tokens.index_select(0, places.flatten()).unflatten(0, places.shape)
+    return arranged.transpose(1, 2)
 
 
 AttentionInterface.register(ATTENTION_NAME, _attend)

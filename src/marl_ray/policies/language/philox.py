@@ -9,12 +9,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+# Constants of the paper: ten rounds, which it found to pass all tests of randomness, and those of its table 2.
 _ROUNDS = 10
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _KEY_STEPS = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 _LOW_WORD = np.uint64(0xFFFFFFFF)
 _WORD_BITS = np.uint64(32)
-_MASK = (1 << 64) - 1
+_UINT64_MASK = (1 << 64) - 1
+"""The lowest 64 bits: seeds and streams of Python may have more, or a sign."""
 
 
 def token_uniforms(seed: int, streams: Sequence[int], tokens: int) -> np.ndarray:
@@ -23,11 +25,11 @@ def token_uniforms(seed: int, streams: Sequence[int], tokens: int) -> np.ndarray
     `seed` and `streams` count modulo 2^64. The uniforms have 52 bits, not 53, so that a uniform times a sum of
     probabilities is always rounded to below that sum.
     """
-    stream = np.array([number & _MASK for number in streams], np.uint64)[:, None]
+    stream = np.array([number & _UINT64_MASK for number in streams], np.uint64)[:, None]
     block = np.arange((tokens + 1) // 2, dtype=np.uint64)[None, :]
     shape = np.broadcast_shapes(stream.shape, block.shape)
     counter = [np.broadcast_to(word, shape) for word in (block, block * 0, stream & _LOW_WORD, stream >> _WORD_BITS)]
-    key = np.uint64(seed & _MASK)
+    key = np.uint64(seed & _UINT64_MASK)
     words = philox(counter, (key & _LOW_WORD, key >> _WORD_BITS))
     pairs = np.stack([words[1] << _WORD_BITS | words[0], words[3] << _WORD_BITS | words[2]], axis=-1)
     return (pairs.reshape(len(streams), -1)[:, :tokens] >> np.uint64(12)) * 2.0**-52

@@ -1,4 +1,4 @@
-"""Copies of a token policy: a whole one that samples, or an empty one, for an engine that has the weights itself."""
+"""Copies of a token policy: a complete one that samples, and an empty one for an engine that has the weights itself."""
 
 import copy
 from collections.abc import Callable, Collection, Iterator
@@ -71,10 +71,10 @@ def _copy_policy(policy: TokenPolicy, dtype: torch.dtype | None) -> TokenPolicy:
 def detach_copy(empty: TokenPolicy) -> TokenPolicy:
     """Copy an empty copy for another process, which gets the weights in another way. What it holds is on CPU."""
     memo: dict[int, object] = {id(empty.tokenizer): empty.tokenizer, id(empty.source): None}
-    apart = copy.deepcopy(empty, memo)
-    apart.home = None
-    move_to_device(apart, torch.device("cpu"))
-    return apart
+    detached = copy.deepcopy(empty, memo)
+    detached.home = None
+    move_to_device(detached, torch.device("cpu"))
+    return detached
 
 
 def fill_with_zeros(policy: TokenPolicy) -> None:
@@ -164,7 +164,7 @@ def sampling_weights(plain: TokenPolicy, frozen: bool = True) -> Iterator[tuple[
 
 
 def group_into_parts(weights: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
-    """Put weights together to parts of at most AT_ONCE bytes, or of one weight that is larger."""
+    """Yield the weights in parts of at most MAX_GATHERED_BYTES bytes, or of one weight that is larger."""
     part: dict[str, Tensor] = {}
     for name, tensor in weights:
         if part and sum(other.nbytes for other in part.values()) + tensor.nbytes > MAX_GATHERED_BYTES:

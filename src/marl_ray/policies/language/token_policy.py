@@ -114,8 +114,8 @@ class TokenPolicy(nn.Module):
         """Tokens that end a response."""
         write_end_tokens(lm, self.end_tokens)
         width = self.lm.get_output_embeddings().weight.shape[-1]
-        self.value_head = _head(width, 1) if critic else None
-        self.cost_head = _head(width, signals) if signals else None
+        self.value_head = _make_head(width, 1) if critic else None
+        self.cost_head = _make_head(width, signals) if signals else None
         self.packs = is_llama(lm, config.context)
         """True if the responses of a pass share the reading of equal prompts."""
         if self.packs:
@@ -200,18 +200,20 @@ class TokenPolicy(nn.Module):
         A call without rows still takes part in the workers' collectives.
         """
         joint = self.joint
-        every = JointRows(prompts, responses, mask) if joint is None else joint.rows_of_all(prompts, responses, mask)
-        parted = self.packs and bool(every.mask.any())
+        joint_rows = (
+            JointRows(prompts, responses, mask) if joint is None else joint.rows_of_all(prompts, responses, mask)
+        )
+        parted = self.packs and bool(joint_rows.mask.any())
         parts = 1 if joint is None else joint.context.size()
         lay: LayOut = functools.partial(packing.pack, parts=parts) if parted else lay_out
-        sequences, places, rows, steps = lay(*every[:3])
-        targets = every.responses[rows, steps]
+        sequences, places, rows, steps = lay(*joint_rows[:3])
+        targets = joint_rows.responses[rows, steps]
         if joint is None:
             log_probs, entropy, values, costs = self(sequences, places, targets, need_entropy, learn_entropy)
         else:
             numbers, own_places = joint.choose_decisions(places, sequences[0].numel(), parted)
             scored = self(sequences, own_places, targets[numbers], need_entropy, learn_entropy)
-            (log_probs, entropy, values, costs), rows, of_worker = every.of_worker(
+            (log_probs, entropy, values, costs), rows, of_worker = joint_rows.of_worker(
                 joint.join_outputs(scored, numbers, len(targets)), rows
             )
             steps = steps[of_worker]
@@ -240,7 +242,7 @@ class TokenPolicy(nn.Module):
             return self.evaluate(prompts, responses, mask, need_entropy=False).log_probs
 
 
-def _head(width: int, out: int) -> nn.Linear:
+def _make_head(width: int, out: int) -> nn.Linear:
     # The critics' first outputs are near zero. Noise of the size of the returns would enter the first targets through
     # bootstrapping.
     head = nn.Linear(width, out)

@@ -40,28 +40,28 @@ class PromptTooLongError(FieldError):
 
 
 @dataclass(frozen=True)
-class _Facts:
+class _TokenizerFacts:
     """Properties of a tokenizer, which are computed once."""
 
-    spelled: re.Pattern[str]
-    """A pattern that matches the text of every special token, and of every added token that the template writes."""
+    special_pattern: re.Pattern[str]
+    """Matches the text of every special token, and of every added token that the template writes."""
     normalizer: Any
     """The normaliser that the tokenizer applies to texts before it looks for special tokens; None if it has none."""
-    start: list[int]
+    start_ids: list[int]
     """Tokens that stand before a text without a template."""
-    newline: list[int]
-    longest: float
+    newline_ids: list[int]
+    max_token_length: float
     """Maximum number of characters that one token may stand for; infinite where one stands for any number of unknown
     characters."""
-    parts: bool | None
+    takes_parts: bool | None
     """True if the template reads contents as lists of parts; None if it shows them neither way, or there is no template."""
-    left_out: frozenset[str]
+    dropped_roles: frozenset[str]
     """The roles, of `system` and `developer`, whose messages the template drops without an error."""
-    refused: frozenset[str]
+    refused_roles: frozenset[str]
     """The roles, of the same two, whose messages the template refuses."""
 
 
-_TOKENIZER_FACTS: WeakKeyDictionary[Tokenizer, _Facts] = WeakKeyDictionary()
+_FACTS_OF: WeakKeyDictionary[Tokenizer, _TokenizerFacts] = WeakKeyDictionary()
 
 
 def uses_template(tokenizer: Tokenizer, chat: bool | None) -> bool:
@@ -92,7 +92,7 @@ def encode_prompt(tokenizer: Tokenizer, text: str, chat: bool | None) -> list[in
 def _prompt_ids(tokenizer: Tokenizer, text: str, chat: bool | None) -> list[int]:
     if uses_template(tokenizer, chat):
         return encode_chat(tokenizer, [{"role": "user", "content": text}])
-    return [*_facts(tokenizer).start, *encode_text(tokenizer, text)]
+    return [*_facts(tokenizer).start_ids, *encode_text(tokenizer, text)]
 
 
 def encode_reply(tokenizer: Tokenizer, prompt: str, reply: str, chat: bool | None) -> tuple[list[int], list[int]]:
@@ -105,7 +105,7 @@ def encode_reply(tokenizer: Tokenizer, prompt: str, reply: str, chat: bool | Non
     if uses_template(tokenizer, chat):
         before, start = _frame_messages(tokenizer, [{"role": "user", "content": prompt}]), []
     else:
-        before, start = _break_special_tokens(facts, prompt), facts.start
+        before, start = _break_special_tokens(facts, prompt), facts.start_ids
     marked = _break_special_tokens(facts, reply)
     both = [*start, *_encode_marked(tokenizer, facts, before + marked)]
     if both[: len(ids)] == ids:
@@ -122,7 +122,7 @@ def fit_prompt(tokenizer: Tokenizer, text: str, chat: bool | None, room: int) ->
     begin. Raises PromptTooLongError where less than MIN_SHARE_LEFT of the text would be left.
     """
     begin = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    most = room * _facts(tokenizer).longest
+    most = room * _facts(tokenizer).max_token_length
     if len(text) <= most:
         ids = _prompt_ids(tokenizer, text, chat) or [begin]
         if len(ids) <= room:
@@ -147,10 +147,10 @@ def encode_chat(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequen
     `system`. Raises MarlRayError if the template refuses these messages, or would leave one out.
     """
     facts = _facts(tokenizer)
-    if "developer" in facts.left_out | facts.refused:
+    if "developer" in facts.dropped_roles | facts.refused_roles:
         messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
     for message in messages:
-        if message["role"] in facts.left_out:
+        if message["role"] in facts.dropped_roles:
             raise FieldError("prompt", f"the chat template leaves out what the role {message['role']} says")
     return _encode_marked(tokenizer, facts, _frame_messages(tokenizer, messages, tools))
 
@@ -164,19 +164,19 @@ def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
 def _frame_messages(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[JsonMapping] = ()) -> str:
     """Mark the messages and render them in the chat template, up to where the reply begins."""
     facts = _facts(tokenizer)
-    if facts.parts is None:
+    if facts.takes_parts is None:
         raise MarlRayError(
             f"model.chat: the chat template of {tokenizer.name_or_path!r} does not show what a user says; expected one that "
             "does, or chat: false"
         )
-    marked = _all_marked(facts, list(messages))
-    more = {"tools": _all_marked(facts, list(tools))} if tools else {}
-    return _render(tokenizer, marked, facts.parts, add_generation_prompt=True, **more)
+    marked = _mark_texts(facts, list(messages))
+    more = {"tools": _mark_texts(facts, list(tools))} if tools else {}
+    return _render(tokenizer, marked, facts.takes_parts, add_generation_prompt=True, **more)
 
 
-def _render(tokenizer: Tokenizer, messages: Sequence[Message], parts: bool = False, **settings: Any) -> str:
+def _render(tokenizer: Tokenizer, messages: Sequence[Message], takes_parts: bool = False, **settings: Any) -> str:
     """Return the messages in the chat template, as text."""
-    if parts:
+    if takes_parts:
         template_messages: Sequence[Any] = [
             {**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages
         ]
@@ -191,7 +191,7 @@ def _render(tokenizer: Tokenizer, messages: Sequence[Message], parts: bool = Fal
 
 def render_messages(tokenizer: Tokenizer, messages: Sequence[Message], **settings: Any) -> str:
     """Return the messages in the chat template, as text; empty if the template refuses them."""
-    return _render_or_empty(tokenizer, messages, bool(_facts(tokenizer).parts), **settings)
+    return _render_or_empty(tokenizer, messages, bool(_facts(tokenizer).takes_parts), **settings)
 
 
 def check_fits(ids: Sequence[int], max_tokens: int, context: int, whose: str = "prompt") -> None:
@@ -209,51 +209,51 @@ def _cut(text: str, length: int) -> str:
     return f"{text[:head]}{ELLIPSIS}{text[len(text) - (length - head) :]}"
 
 
-def _break_special_tokens(facts: _Facts, text: str) -> str:
+def _break_special_tokens(facts: _TokenizerFacts, text: str) -> str:
     """Return the text with a break in everything that a tokenizer would take for a special token."""
     # The halves of surrogate pairs are joined; a single half cannot be encoded.
     text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace(_BREAK, _UNKNOWN)
-    if facts.normalizer is not None and facts.spelled.search(normal := facts.normalizer.normalize_str(text)):
+    if facts.normalizer is not None and facts.special_pattern.search(normal := facts.normalizer.normalize_str(text)):
         text = normal
-    while facts.spelled.search(text):  # the text after a break may spell another special token
-        text = facts.spelled.sub(lambda match: f"{match[0][0]}{_BREAK}{match[0][1:]}", text)
+    while facts.special_pattern.search(text):  # the text after a break may spell another special token
+        text = facts.special_pattern.sub(lambda match: f"{match[0][0]}{_BREAK}{match[0][1:]}", text)
     return text
 
 
-def _all_marked(facts: _Facts, value: Any) -> Any:
+def _mark_texts(facts: _TokenizerFacts, value: Any) -> Any:
     """Mark every text in lists and objects."""
     if isinstance(value, str):
         return _break_special_tokens(facts, value)
     if isinstance(value, Mapping):
-        return {_break_special_tokens(facts, key): _all_marked(facts, part) for key, part in value.items()}
-    return [_all_marked(facts, part) for part in value] if isinstance(value, list | tuple) else value
+        return {_break_special_tokens(facts, key): _mark_texts(facts, part) for key, part in value.items()}
+    return [_mark_texts(facts, part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def _encode_marked(tokenizer: Tokenizer, facts: _Facts, text: str) -> list[int]:
+def _encode_marked(tokenizer: Tokenizer, facts: _TokenizerFacts, text: str) -> list[int]:
     first, *rest = text.split(_BREAK)
     ids: list[int] = tokenizer.encode(first, add_special_tokens=False, verbose=False)
     if rest:
         # The token is encoded after a line break, because some tokenizers put a space before the first word of a text.
         behind = tokenizer([f"\n{piece}" for piece in rest], add_special_tokens=False, verbose=False)["input_ids"]
         for piece, piece_ids in zip(rest, behind, strict=True):
-            if piece_ids[: len(facts.newline)] == facts.newline:
-                ids += piece_ids[len(facts.newline) :]
+            if piece_ids[: len(facts.newline_ids)] == facts.newline_ids:
+                ids += piece_ids[len(facts.newline_ids) :]
             else:
                 ids += tokenizer.encode(piece, add_special_tokens=False, verbose=False)
     return ids
 
 
-def _facts(tokenizer: Tokenizer) -> _Facts:
-    if tokenizer not in _TOKENIZER_FACTS:
-        _TOKENIZER_FACTS[tokenizer] = _inspect_tokenizer(tokenizer)
-    return _TOKENIZER_FACTS[tokenizer]
+def _facts(tokenizer: Tokenizer) -> _TokenizerFacts:
+    if tokenizer not in _FACTS_OF:
+        _FACTS_OF[tokenizer] = _inspect_tokenizer(tokenizer)
+    return _FACTS_OF[tokenizer]
 
 
-def _inspect_tokenizer(tokenizer: Tokenizer) -> _Facts:
+def _inspect_tokenizer(tokenizer: Tokenizer) -> _TokenizerFacts:
     plain = tokenizer.encode("a", add_special_tokens=False, verbose=False)
     encoded = tokenizer.encode("a", add_special_tokens=True)
     before = next((at for at in range(len(encoded)) if encoded[at : at + len(plain)] == plain), 0)
-    parts, written = _frame(tokenizer) if tokenizer.chat_template is not None else (None, set())
+    takes_parts, written = _inspect_template(tokenizer) if tokenizer.chat_template is not None else (None, set())
     added = tokenizer.added_tokens_decoder
     special = {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special), *written}
     names = {added[number].content for number in special & added.keys()} | set(tokenizer.all_special_tokens)
@@ -263,38 +263,52 @@ def _inspect_tokenizer(tokenizer: Tokenizer) -> _Facts:
     if normalizer is not None:
         names |= {normalizer.normalize_str(name) for name in names}
     # A break cannot part a single character, and blanks are a part of ordinary texts.
-    longest = sorted((re.escape(name) for name in names if len(name) > 1 and not name.isspace()), key=len, reverse=True)
-    shown = {role: _shows(tokenizer, role, parts) for role in ("system", "developer")} if parts is not None else {}
-    return _Facts(
-        re.compile("|".join(longest) or "(?!)"),
+    longest_first = sorted(
+        (re.escape(name) for name in names if len(name) > 1 and not name.isspace()), key=len, reverse=True
+    )
+    shown = (
+        {role: _shows_role(tokenizer, role, takes_parts) for role in ("system", "developer")}
+        if takes_parts is not None
+        else {}
+    )
+    return _TokenizerFacts(
+        re.compile("|".join(longest_first) or "(?!)"),
         normalizer,
         encoded[:before],
         tokenizer.encode("\n", add_special_tokens=False, verbose=False),
-        _longest(tokenizer),
-        parts,
+        _max_token_length(tokenizer),
+        takes_parts,
         frozenset(role for role, there in shown.items() if there is False),
         frozenset(role for role, there in shown.items() if there is None),
     )
 
 
-def _longest(tokenizer: Tokenizer) -> float:
-    longest = max(map(len, tokenizer.get_vocab()))
+def _max_token_length(tokenizer: Tokenizer) -> float:
+    """Return the maximum number of characters that one token may stand for; infinity if there is none."""
+    max_token_length = max(map(len, tokenizer.get_vocab()))
     # Of private use, so that no vocabulary has them.
     unknown = "".join(map(chr, range(0xE000, 0xE100)))
     tokens = len(tokenizer.encode(unknown, add_special_tokens=False, verbose=False))
-    return longest if tokens * longest >= len(unknown) else math.inf
+    return max_token_length if tokens * max_token_length >= len(unknown) else math.inf
 
 
-def _shows(tokenizer: Tokenizer, role: str, parts: bool) -> bool | None:
-    """Return True if the template shows a role's message before the user's; None if it refuses one."""
-    text = _render_or_empty(tokenizer, [{"role": role, "content": PROBE_TEXT}, {"role": "user", "content": "a"}], parts)
+def _shows_role(tokenizer: Tokenizer, role: str, takes_parts: bool) -> bool | None:
+    """Return True if the template shows a role's message before the user's; None if it refuses such a message."""
+    text = _render_or_empty(
+        tokenizer, [{"role": role, "content": PROBE_TEXT}, {"role": "user", "content": "a"}], takes_parts
+    )
     return PROBE_TEXT in text if text else None
 
 
-def _frame(tokenizer: Tokenizer) -> tuple[bool | None, set[int]]:
-    """Return True if contents are lists of parts, and the added tokens that the template writes around contents."""
+def _inspect_template(tokenizer: Tokenizer) -> tuple[bool | None, set[int]]:
+    """Return True if contents are lists of parts, and the added tokens that the template writes around contents.
+
+    The first is None if the template shows contents neither way.
+    """
     user = [{"role": "user", "content": PROBE_TEXT}]
-    ways = [parts for parts in (False, True) if PROBE_TEXT in _render_or_empty(tokenizer, user, parts)]
+    ways = [
+        takes_parts for takes_parts in (False, True) if PROBE_TEXT in _render_or_empty(tokenizer, user, takes_parts)
+    ]
     if not ways:
         return None, set()
     system = [{"role": "system", "content": PROBE_TEXT}]
@@ -304,9 +318,9 @@ def _frame(tokenizer: Tokenizer) -> tuple[bool | None, set[int]]:
     return ways[0], numbers & tokenizer.added_tokens_decoder.keys()
 
 
-def _render_or_empty(tokenizer: Tokenizer, messages: Sequence[Message], parts: bool, **settings: Any) -> str:
+def _render_or_empty(tokenizer: Tokenizer, messages: Sequence[Message], takes_parts: bool, **settings: Any) -> str:
     """Render as `_render` does, or return an empty text if the template refuses."""
     try:
-        return _render(tokenizer, messages, parts, **settings)
+        return _render(tokenizer, messages, takes_parts, **settings)
     except MarlRayError:  # many templates do not know the role `system`
         return ""

@@ -33,10 +33,10 @@ class TokenBytes:
             return None
         if (added := self._added.get(token)) is not None:
             return None if added.special else list(added.content.encode())
-        written = self._tokenizer.convert_ids_to_tokens(token)
-        if written is None or any(character not in BYTE_ALPHABET for character in written):
+        spelling = self._tokenizer.convert_ids_to_tokens(token)
+        if spelling is None or any(character not in BYTE_ALPHABET for character in spelling):
             return None
-        return [BYTE_ALPHABET[character] for character in written]
+        return [BYTE_ALPHABET[character] for character in spelling]
 
 
 def _is_byte_level(tokenizer: Tokenizer) -> bool:

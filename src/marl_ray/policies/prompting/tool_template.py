@@ -28,6 +28,7 @@ _TOOL = {
     "function": {"name": f"{PROBE_TEXT}tool", "description": "d", "parameters": {"type": "object", "properties": {}}},
 }
 OPEN_TAG, CLOSE_TAG = "<tool_call>", "</tool_call>"
+"""The marks of `HERMES` around a call."""
 LIST_MARK = "[TOOL_CALLS]"
 """The text that Mistral's models write before a list of calls."""
 
@@ -52,17 +53,17 @@ HERMES = CallFormat('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_ca
 """The format of the models of NousResearch and Qwen; also used if a template shows no other."""
 
 
-class _Facts(NamedTuple):
+class _TemplateFacts(NamedTuple):
     tools: bool
     """True if the template shows the tools."""
     calls: bool
     """True if the template shows an assistant's calls."""
     results: bool
     """True if the template shows a tool's answers."""
-    form: CallFormat
+    call_format: CallFormat
 
 
-_TEMPLATE_FACTS: WeakKeyDictionary[Tokenizer, _Facts] = WeakKeyDictionary()
+_FACTS_OF: WeakKeyDictionary[Tokenizer, _TemplateFacts] = WeakKeyDictionary()
 
 
 def encode_tool_chat(
@@ -88,25 +89,25 @@ def encode_tool_chat(
 
 def call_guide(tokenizer: Tokenizer, names: Sequence[str]) -> GuideState:
     """Return a guide to a response that is one call of one of these tools, in the template's own form."""
-    form = _facts(tokenizer).form
-    return frame_guide(tuple(f"{form.before}{name}{form.between}" for name in names), form.behind)
+    call_format = _facts(tokenizer).call_format
+    return frame_guide(tuple(f"{call_format.before}{name}{call_format.between}" for name in names), call_format.behind)
 
 
-def _facts(tokenizer: Tokenizer) -> _Facts:
-    if tokenizer not in _TEMPLATE_FACTS:
+def _facts(tokenizer: Tokenizer) -> _TemplateFacts:
+    if tokenizer not in _FACTS_OF:
         called = render_messages(tokenizer, [_USER, _CALL])
         answered = render_messages(tokenizer, [_USER, _CALL, _RESULT], add_generation_prompt=True)
-        _TEMPLATE_FACTS[tokenizer] = _Facts(
+        _FACTS_OF[tokenizer] = _TemplateFacts(
             f"{PROBE_TEXT}tool" in render_messages(tokenizer, [_USER], tools=[_TOOL], add_generation_prompt=True),
             f"{PROBE_TEXT}call" in called or f"{PROBE_TEXT}call" in answered,
             f"{PROBE_TEXT}result" in answered,
-            _form(tokenizer, called),
+            _call_format(tokenizer, called),
         )
-    return _TEMPLATE_FACTS[tokenizer]
+    return _FACTS_OF[tokenizer]
 
 
-def _form(tokenizer: Tokenizer, called: str) -> CallFormat:
-    """Return the template's form of a call, found in a conversation that ends with one."""
+def _call_format(tokenizer: Tokenizer, called: str) -> CallFormat:
+    """Return the template's form of a call, as a conversation that ends with one shows it; else `HERMES`."""
     start = render_messages(tokenizer, [_USER], add_generation_prompt=True)
     before, name, rest = called.removeprefix(start).partition(f"{PROBE_TEXT}call")
     between, arguments, behind = rest.partition(json.dumps(_ARGUMENTS))
@@ -115,11 +116,11 @@ def _form(tokenizer: Tokenizer, called: str) -> CallFormat:
     end = render_messages(tokenizer, [_USER, {"role": "assistant", "content": f"{PROBE_TEXT}end"}]).rpartition(
         f"{PROBE_TEXT}end"
     )[2]
-    form = CallFormat(before, between, behind.removesuffix(end))
+    call_format = CallFormat(before, between, behind.removesuffix(end))
     for token in special_tokens(tokenizer).values():  # texts show no call at all
-        form = CallFormat(*(part.replace(token, "") for part in form))
-    written = f"{form.before}x{form.between}{{}}{form.behind}".strip()
-    return form if calls_in(written.removeprefix(OPEN_TAG).removesuffix(CLOSE_TAG)) else HERMES
+        call_format = CallFormat(*(part.replace(token, "") for part in call_format))
+    written = f"{call_format.before}x{call_format.between}{{}}{call_format.behind}".strip()
+    return call_format if calls_in(written.removeprefix(OPEN_TAG).removesuffix(CLOSE_TAG)) else HERMES
 
 
 def calls_in(text: str) -> list[WrittenCall]:
@@ -130,17 +131,18 @@ def calls_in(text: str) -> list[WrittenCall]:
     """
     text = text.strip().removeprefix(LIST_MARK).strip()
     try:
-        data, end = decode(text)
+        value, end = decode(text)
     except ValueError:
         marked = parse_marked_call(text, 0)
         return [] if marked is None else [WrittenCall(marked[0], json.dumps(marked[1], ensure_ascii=False))]
     if end < len(text):
         return []
-    calls = [_call(part) for part in (data if isinstance(data, list) else [data])]
+    calls = [_call(part) for part in (value if isinstance(value, list) else [value])]
     return [call for call in calls if call is not None] if all(calls) else []
 
 
 def _call(part: object) -> WrittenCall | None:
+    """Return the call that a value of JSON stands for; None if it is none."""
     if not isinstance(part, dict) or not isinstance(part.get("name"), str) or not part["name"]:
         return None
     arguments = part.get("arguments", part.get("parameters", {}))

@@ -78,15 +78,15 @@ def _turn_end(tokenizer: Tokenizer, stated: frozenset[int]) -> tuple[str, int]:
     longest = sorted((re.escape(name) for name in added if not name.isspace()), key=len, reverse=True)
     token = re.compile("|".join(longest))
 
-    def behind(text: str, count: int) -> re.Match[str] | None:
-        """Return the first token after the content of the message with this number."""
+    def token_after(text: str, count: int) -> re.Match[str] | None:
+        """Return the first token after the content of message `count`, from 1; None if no token follows it."""
         parts = text.split(PROBE_TEXT)
         return token.search(parts[count]) if len(parts) > count else None
 
-    if match := behind(render_messages(tokenizer, [USER_MESSAGE, ASSISTANT_MESSAGE]), 2):
+    if match := token_after(render_messages(tokenizer, [USER_MESSAGE, ASSISTANT_MESSAGE]), 2):
         return match.string[: match.start()], added[match[0]]
-    match = behind(render_messages(tokenizer, [USER_MESSAGE, ASSISTANT_MESSAGE, USER_MESSAGE]), 2)
-    closed = behind(render_messages(tokenizer, [USER_MESSAGE]), 1)
+    match = token_after(render_messages(tokenizer, [USER_MESSAGE, ASSISTANT_MESSAGE, USER_MESSAGE]), 2)
+    closed = token_after(render_messages(tokenizer, [USER_MESSAGE]), 1)
     # The token closes turns if it also follows the user's content; otherwise it may be the one that begins the user's
     # turn.
     if match and (added[match[0]] in stated or (closed and closed[0] == match[0])):

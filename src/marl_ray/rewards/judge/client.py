@@ -28,13 +28,15 @@ log = logging.getLogger(__name__)
 
 BYTES_PER_TOKEN = 3
 """Tokens are counted by this where a server does not report them; most texts have more bytes a token."""
-_MAX_BYTES = 1 << 20
+_MAX_RESPONSE_BYTES = 1 << 20
+"""Maximum size of a response; one of 512 tokens has a few kilobytes."""
 _SLACK_S = 30.0
 """Seconds that the cache's file may take in addition to a request's deadline."""
 _RETRIED_STATUSES = {408, 409, 425, 429, 500, 502, 503, 504}
 _TEXT_STATUSES = {400, 413, 422}
 """Statuses that refuse one request for what it says or for its length, which agents may cause."""
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.2, 10.0
+"""Seconds before the first repeated request, and at most; each pause is twice as long as the one before."""
 _LOCAL_HOSTS = {"127.0.0.1", "::1", "localhost"}
 _VARIABLE_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEY_PATTERN = re.compile(r"[\x21-\x7e]{1,1000}")
@@ -140,7 +142,7 @@ class JudgeClient:
             if running is None:
                 answer = self._running[key] = Future()
         if running is not None:
-            return _of_another(running, self.settings.deadline_s + _SLACK_S)
+            return _await_other(running, self.settings.deadline_s + _SLACK_S)
         try:
             stored = self._ledger.get(key)
             if stored is not None:
@@ -181,7 +183,7 @@ class JudgeClient:
             except httpx.RequestError as error:
                 problem = type(error).__name__  # its text may name hosts and proxies
                 if not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-                    cost += self._paid(size / BYTES_PER_TOKEN, 0)  # the server may have read it
+                    cost += self._spend(size / BYTES_PER_TOKEN, 0)  # the server may have read it
             else:
                 if status == 200:
                     return self._read(body, size, cost)
@@ -203,7 +205,7 @@ class JudgeClient:
             for chunk in response.iter_bytes():
                 body += chunk
                 _seconds_until(deadline)
-                if len(body) > _MAX_BYTES:
+                if len(body) > _MAX_RESPONSE_BYTES:
                     break
             wait = response.headers.get("retry-after", "")
             return response.status_code, bytes(body), float(wait) if re.fullmatch(r"\d{1,4}", wait) else 0.0
@@ -213,7 +215,7 @@ class JudgeClient:
         try:
             reply = ChatReply.model_validate_json(body)
         except ValidationError:  # its text could quote a key that stands in the body
-            cost += self._paid(size / BYTES_PER_TOKEN, len(body) / BYTES_PER_TOKEN)
+            cost += self._spend(size / BYTES_PER_TOKEN, len(body) / BYTES_PER_TOKEN)
             return self._count_failure("the response is no chat completion", cost)
         with self._lock:
             self._failures = 0
@@ -222,11 +224,12 @@ class JudgeClient:
             prompt_tokens=size // BYTES_PER_TOKEN,
             completion_tokens=len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN,
         )
-        cost += self._paid(usage.prompt_tokens, usage.completion_tokens)
+        cost += self._spend(usage.prompt_tokens, usage.completion_tokens)
         # A service that echoes the key must not put it into the cache.
         return JudgeReply(text.replace(self._key, "[key]") if self._key else text, cost)
 
-    def _paid(self, read: float, written: float) -> float:
+    def _spend(self, read: float, written: float) -> float:
+        """Add the cost of tokens read and written to the ledger, and return it."""
         cost = self.settings.cost(read, written)
         self._ledger.spend(cost)
         return cost
@@ -245,8 +248,8 @@ class JudgeClient:
         return JudgeReply("", cost, problem=problem)
 
 
-def _of_another(running: Future[JudgeReply], timeout: float) -> JudgeReply:
-    """Return the reply that another thread is asking for."""
+def _await_other(running: Future[JudgeReply], timeout: float) -> JudgeReply:
+    """Return the reply that another thread is asking for; one with a `problem` if it does not come in time."""
     try:
         return replace(running.result(timeout), cost=0.0, cached=True)
     except TimeoutError:
@@ -254,16 +257,16 @@ def _of_another(running: Future[JudgeReply], timeout: float) -> JudgeReply:
 
 
 @functools.lru_cache(maxsize=32)
-def _client(settings: JudgeSettings, key: str) -> JudgeClient:
+def _client_of(settings: JudgeSettings, key: str) -> JudgeClient:
     return JudgeClient(settings, key)
 
 
 def judge_client(settings: JudgeSettings) -> JudgeClient:
     """Return the client of a process for these settings. Raises MarlRayError naming the option."""
-    return _client(settings, _key(settings.key_variable))
+    return _client_of(settings, _read_key(settings.key_variable))
 
 
-def _key(variable: str) -> str:
+def _read_key(variable: str) -> str:
     """Return the key that an environment variable holds; empty if no variable is named.
 
     Errors show neither the key nor what may be one.

@@ -9,8 +9,9 @@ from marl_ray.rewards.judge.client import JudgeSettings, judge_client
 from marl_ray.rewards.judge.prompt import RUBRIC, TEMPLATE, TEMPLATE_FIELDS, grade_of, judge_prompt, offline_reply
 
 REQUEST = {"temperature": 0, "max_tokens": 512}
+"""Fields of a request unless others are given: the most likely reply, with room for an explanation."""
 MAX_DEADLINE_S = 300.0
-"""A step of an environment may take ten minutes."""
+"""Maximum seconds of a judgement: a step of an environment, which may need one, may take ten minutes."""
 
 
 class LLMJudge:

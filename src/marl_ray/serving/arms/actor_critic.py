@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marl_ray.policies.actor_critic.stacked import Stack, stackable
+from marl_ray.policies.actor_critic.stacked import Stack, can_stack
 from marl_ray.policies.bundles.actor_critic import Bundle
 from marl_ray.serving.arms.errors import ArmError, NotFiniteError, new_pass_number
 from marl_ray.serving.arms.protocol import Answer, ArraysByAgent
@@ -62,7 +62,7 @@ class PassBatcher:
 
     A pass runs on the loop itself, because it takes a fraction of a millisecond, less than a hand-over to a thread and
     back. Requests that arrive meanwhile form the next batch. Requests of several arms share a pass if the arms'
-    policies have the same architecture (`stackable`), and each request is answered by its own arm's weights.
+    policies have the same architecture (see `can_stack`), and each request is answered by its own arm's weights.
     Other arms have passes of their own.
     """
 
@@ -166,7 +166,7 @@ class PassBatcher:
 
 def _stack(bundles: Mapping[str, Bundle]) -> _StackedBundles:
     places = {digest: place for place, digest in enumerate(bundles)}
-    alike = bool(bundles) and stackable(list(bundles.values()))
+    alike = bool(bundles) and can_stack(list(bundles.values()))
     return _StackedBundles(places, Stack(list(bundles.values())) if alike else None)
 
 

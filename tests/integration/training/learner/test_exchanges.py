@@ -3,7 +3,7 @@
 from processes.two_workers import workers
 from toy_runs.exchanges import counted
 
-from marl_ray.policies.language.sharding.shard import GATHERED_ONCE
+from marl_ray.policies.language.sharding.shard import MAX_GATHERED_ONCE_BYTES
 
 GATHERS, SCATTERS, REDUCTIONS = "_allgather_base_", "_reduce_scatter_base_", "allreduce_"
 
@@ -19,7 +19,7 @@ def of_passes(count: int, replicate: int = 1, gathered_once: int = 0) -> tuple[d
 def test_the_weights_of_a_small_model_stay_gathered_over_the_passes_of_a_step():
     two, four = of_passes(2)
     assert four[GATHERS] > two[GATHERS]
-    kept_two, kept_four = of_passes(2, 1, GATHERED_ONCE)
+    kept_two, kept_four = of_passes(2, 1, MAX_GATHERED_ONCE_BYTES)
     assert kept_four[GATHERS] == kept_two[GATHERS] < two[GATHERS]
     assert kept_four[SCATTERS] == four[SCATTERS] == 2 * two[SCATTERS]  # gradients stay sharded
 

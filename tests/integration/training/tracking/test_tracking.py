@@ -1,6 +1,7 @@
 """MLflow: where it is, what runs and versions say of themselves, and the aliases of the registry."""
 
 import json
+import sqlite3
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,23 @@ def test_aliases_are_taken_wherever_versions_are(registry, monkeypatch):
     for wrong in ("models:/toy", "models:/@best"):
         with pytest.raises(MarlRayError, match=r"expected models:/name/version or models:/name@alias"):
             load_bundle(wrong)
+
+
+def test_a_missing_version_is_answered_with_the_others_in_a_registry_of_several_pages(registry):
+    run_config, _ = registry
+    uri = uri_of(run_config)
+    with sqlite3.connect(uri.removeprefix("sqlite:///")) as database:
+        database.executemany(
+            "INSERT INTO registered_models (name, creation_time) VALUES (?, 0)", [(f"a{k}",) for k in range(150)]
+        )
+    try:
+        with pytest.raises(MarlRayError, match=r"; its versions are 1, 2, 3$"):
+            load_bundle("models:/toy/9", uri)
+        with pytest.raises(MarlRayError, match=r"; did you mean toy"):
+            load_bundle("models:/tyo/9", uri)
+    finally:
+        with sqlite3.connect(uri.removeprefix("sqlite:///")) as database:
+            database.execute("DELETE FROM registered_models WHERE name LIKE 'a%'")
 
 
 def test_an_experiment_keeps_the_version_that_an_alias_named(registry):

@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from marl_ray.config import NetworkConfig
 from marl_ray.policies.actor_critic.policy import ActorCritic
-from marl_ray.policies.actor_critic.stacked import Stack, stackable
+from marl_ray.policies.actor_critic.stacked import Stack, can_stack
 from marl_ray.policies.bundles.actor_critic import Bundle, PolicyParts, load_bundle, save_bundle
 from marl_ray.policies.bundles.manifest import Lineage
 from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
@@ -109,14 +109,14 @@ def test_sampling_in_a_stack_draws_from_each_bundles_own_distribution(tmp_path):
 
 def test_what_is_built_otherwise_is_not_stacked(tmp_path):
     one_bundle = bundle(tmp_path, SPACES["categories"], 0)
-    assert stackable([one_bundle, bundle(tmp_path, SPACES["categories"], 1)])
-    assert not stackable([one_bundle, bundle(tmp_path, SPACES["categories"], 1, NetworkConfig(hidden=(16, 16)))])
-    assert not stackable(
+    assert can_stack([one_bundle, bundle(tmp_path, SPACES["categories"], 1)])
+    assert not can_stack([one_bundle, bundle(tmp_path, SPACES["categories"], 1, NetworkConfig(hidden=(16, 16)))])
+    assert not can_stack(
         [one_bundle, bundle(tmp_path, SPACES["categories"], 1, NetworkConfig(hidden=(16, 8), activation="relu"))]
     )
-    assert not stackable([bundle(tmp_path, SPACES["image"], seed) for seed in range(2)])
+    assert not can_stack([bundle(tmp_path, SPACES["image"], seed) for seed in range(2)])
     large = NetworkConfig(hidden=(256, 256))
-    assert not stackable([bundle(tmp_path, SPACES["vector"], seed, large) for seed in range(2)])
+    assert not can_stack([bundle(tmp_path, SPACES["vector"], seed, large) for seed in range(2)])
     with pytest.raises(ValueError, match="built alike"):
         Stack([one_bundle, bundle(tmp_path, SPACES["vector"], 1)])
 

@@ -26,7 +26,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import Lineage, load_bundle
 from marl_ray.policies.bundles.language import save_token_bundle
 from marl_ray.policies.engines.models.cached_model import ForwardModel
-from marl_ray.policies.engines.models.joint_products import product
+from marl_ray.policies.engines.models.joint_products import join_layers
 from marl_ray.policies.engines.models.llama import LlamaModel
 from marl_ray.policies.language.lora import LowRankSum, adapted_layers, add_adapters, merged_weights
 from marl_ray.policies.language.sampling_copy import plain_copy
@@ -131,9 +131,9 @@ def test_a_product_is_its_layers_and_is_written_through():
     policy = plain_copy(stirred(tiny(lora=LORA | {"targets": ("q_proj", "v_proj")})))
     attention = policy.lm.model.layers[0].self_attn
     layers = (attention.q_proj, attention.k_proj, attention.v_proj)
-    x, made = torch.randn(3, 96), product(*layers)
+    x, made = torch.randn(3, 96), join_layers(*layers)
     torch.testing.assert_close(made(x), torch.cat([layer(x) for layer in layers], -1))
-    assert product(*layers).weight.data_ptr() == made.weight.data_ptr()  # not moved again
+    assert join_layers(*layers).weight.data_ptr() == made.weight.data_ptr()  # not moved again
     for parameter in attention.parameters():
         parameter.normal_()
     torch.testing.assert_close(made(x), torch.cat([layer(x) for layer in layers], -1))

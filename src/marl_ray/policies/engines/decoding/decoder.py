@@ -86,7 +86,7 @@ class Decoder:
         # Sorted by length, so that prompts of one forward pass need little padding.
         rows.sort(key=lambda row: (len(row.prompt.ids), row.prompt.ids))
         distinct = list(dict.fromkeys(row.prompt.ids for row in rows))
-        for part in _parts(distinct):
+        for part in _cut_into_parts(distinct):
             number = {ids: index for index, ids in enumerate(part)}
             members = [row for row in rows if row.prompt.ids in number]
             lengths = [len(ids) - 1 for ids in part]
@@ -112,7 +112,7 @@ class Decoder:
         drawn = self._draw(logits)
         for row, (token, log_prob, _) in zip(self._rows, drawn, strict=True):
             if row.prompt.bias is not None and row.added is not None:
-                row.prompt.bias.count(row.added, token, token not in row.ids)
+                row.prompt.bias.penalize(row.added, token, token not in row.ids)
             row.ids.append(token)
             if row.state is not None and not math.isnan(log_prob):
                 row.state = guides_of(self._tokenizer).next_state(row.state, token)
@@ -206,7 +206,7 @@ class Decoder:
         stopped: set[int] = set()
         for stops, numbers in groups.items():
             if stops not in self._stops:
-                # limited, because clients of a long-running server keep sending new stop strings
+                # They are limited, because clients of a long-running server keep sending new stop strings.
                 if len(self._stops) >= MAX_STOPS:
                     self._stops.clear()
                 self._stops[stops] = StopStrings(self._tokenizer, stops)
@@ -230,7 +230,7 @@ def _bias_rows(rows: list[_Row], logits: Tensor) -> Tensor | None:
     for bias, row in zip(added, rows, strict=True):
         if row.prompt.bias is not None:
             if row.added is None:
-                row.added = row.prompt.bias.first(logits.shape[-1], logits.device)
+                row.added = row.prompt.bias.initial(logits.shape[-1], logits.device)
             bias += row.added
     return added
 
@@ -248,8 +248,8 @@ def _most_likely(rows: list[_Row], logits: Tensor, temperature: float) -> list[t
     return [tuple(zip(ids, values, strict=True))[: row.prompt.top] for ids, values, row in pairs]
 
 
-def _parts(prompts: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
-    """Cut prompts, which are sorted by length, into parts of at most PREFILL_TOKENS tokens, padding included."""
+def _cut_into_parts(prompts: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
+    """Cut prompts, which are sorted by length, into parts of at most MAX_PREFILL_TOKENS tokens, padding included."""
     parts: list[list[tuple[int, ...]]] = []
     for ids in prompts:
         if not parts or len(ids) * (len(parts[-1]) + 1) > MAX_PREFILL_TOKENS:

@@ -17,6 +17,7 @@ from marl_ray.policies.engines.decoding.stop_strings import special_tokens
 from marl_ray.policies.prompting.protocol import Tokenizer
 
 MAX_DEPTH, MAX_SPACES = 32, 64
+"""Maximum depth of objects and arrays, and number of blanks in a row: a model that repeats itself comes to an end."""
 MAX_MASKS = 256
 """Maximum number of states of a tokenizer whose allowed tokens are kept; each takes a byte per token of the vocabulary."""
 NEEDED_CHARACTERS = frozenset(map(chr, range(0x20, 0x7F)))
@@ -70,7 +71,7 @@ def advance(state: GuideState, character: str) -> GuideState | None:
     """Return the state after one more character, or None if the character is not allowed."""
     mode = state.mode
     if mode in ("before", "word", "after"):
-        return _exactly(state, character)
+        return _read_text(state, character)
     if mode in ("text", "key_text"):
         if character == "\\":
             return state._replace(mode="escape" if mode == "text" else "key_escape")
@@ -87,10 +88,11 @@ def advance(state: GuideState, character: str) -> GuideState | None:
         return advance(state._replace(mode="next"), character) if mode in _COMPLETE_PARTS else None
     if character in _BLANKS:
         return state._replace(spaces=state.spaces + 1) if mode != "done" and state.spaces < MAX_SPACES else None
-    return _structure(state._replace(spaces=0), character)
+    return _read_structure(state._replace(spaces=0), character)
 
 
-def _exactly(state: GuideState, character: str) -> GuideState | None:
+def _read_text(state: GuideState, character: str) -> GuideState | None:
+    """Return the state after one more character of one of the state's `texts`; None if it is in none of them."""
     endings = tuple(text[1:] for text in state.texts if text[0] == character)
     if not endings:
         return None
@@ -100,7 +102,8 @@ def _exactly(state: GuideState, character: str) -> GuideState | None:
     return state._replace(mode=ended, texts=())
 
 
-def _structure(state: GuideState, character: str) -> GuideState | None:
+def _read_structure(state: GuideState, character: str) -> GuideState | None:
+    """Return the state after a brace, bracket, colon, comma or quote; None if it is not allowed here."""
     mode, stack = state.mode, state.stack
     if mode == "start":
         return state._replace(mode="first_key", stack="{") if character == "{" else None
@@ -118,10 +121,11 @@ def _structure(state: GuideState, character: str) -> GuideState | None:
         if state.behind:
             return state._replace(mode="after", stack="", texts=(state.behind,))
         return state._replace(mode="done", stack="")
-    return _value(state, character) if mode in ("value", "first_value") else None
+    return _begin_value(state, character) if mode in ("value", "first_value") else None
 
 
-def _value(state: GuideState, character: str) -> GuideState | None:
+def _begin_value(state: GuideState, character: str) -> GuideState | None:
+    """Return the state after the first character of a value; None if no value begins with it."""
     if character in "{[":
         mode = "first_key" if character == "{" else "first_value"
         return state._replace(mode=mode, stack=state.stack + character) if len(state.stack) < MAX_DEPTH else None
@@ -159,8 +163,8 @@ class Guides:
                     self._marked.append(token)
                 else:
                     self._plain[token] = True
-        if lacking := sorted(NEEDED_CHARACTERS - {text for text in self._texts if len(text) == 1}):
-            raise MarlRayError(f"the tokenizer has no token for {lacking[0]!r} alone, which JSON may need")
+        if missing := sorted(NEEDED_CHARACTERS - {text for text in self._texts if len(text) == 1}):
+            raise MarlRayError(f"the tokenizer has no token for {missing[0]!r} alone, which JSON may need")
         self._masks: dict[GuideState, np.ndarray] = {}
         self._lock = Lock()
 
@@ -196,6 +200,7 @@ class Guides:
         return mask
 
     def _read(self, state: GuideState | None, token: int) -> GuideState | None:
+        """Return the state after a token's text; None if the token is not allowed."""
         for character in self._texts[token]:
             if state is None:
                 break

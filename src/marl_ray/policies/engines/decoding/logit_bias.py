@@ -19,7 +19,7 @@ class LogitBias:
     presence: float = 0.0
     frequency: float = 0.0
 
-    def first(self, vocabulary: int, device: torch.device) -> Tensor:
+    def initial(self, vocabulary: int, device: torch.device) -> Tensor:
         """Return the numbers (V,) float32 to add before the first token is drawn.
 
         Raises IndexError for a token outside of the vocabulary.
@@ -30,6 +30,6 @@ class LogitBias:
             added[list(ids)] = torch.tensor(values, device=device)
         return added
 
-    def count(self, added: Tensor, token: int, is_new: bool) -> None:
+    def penalize(self, added: Tensor, token: int, is_new: bool) -> None:
         """Subtract the penalty for one more `token` from the added numbers, in place."""
         added[token] -= self.frequency + (self.presence if is_new else 0.0)

@@ -27,29 +27,29 @@ class StopStrings:
 
         Before that token no response may contain one.
         """
-        ends = [self._end(ids, frozenset()) for ids in responses]
-        complete = self._hold(ends)
+        ends = [self._newest_tokens(ids, frozenset()) for ids in responses]
+        complete = self._contain_stop(ends)
         mixed = [row for row, ids in enumerate(ends) if self._special.intersection(ids)]
         if mixed:
-            plain = [self._end(responses[row], self._special) for row in mixed]
-            for row, holds in zip(mixed, self._hold(plain), strict=True):
+            plain = [self._newest_tokens(responses[row], self._special) for row in mixed]
+            for row, holds in zip(mixed, self._contain_stop(plain), strict=True):
                 complete[row] |= holds
         return complete
 
-    def _hold(self, ends: list[list[int]]) -> list[bool]:
+    def _contain_stop(self, ends: list[list[int]]) -> list[bool]:
         texts = decode_visibly(self._tokenizer, ends)
         return [any(stop in text for stop in self._stops) for text in texts]
 
-    def _end(self, ids: Sequence[int], left_out: AbstractSet[int]) -> list[int]:
+    def _newest_tokens(self, ids: Sequence[int], excluded: AbstractSet[int]) -> list[int]:
         """Return the newest tokens that have text and are not in the set that is left out."""
         end = list(ids[-self._window :])
-        if max(end) < self._vocabulary and not left_out:
+        if max(end) < self._vocabulary and not excluded:
             return end
         end = []
         for token in reversed(ids):
             if len(end) == self._window:
                 break
-            if token < self._vocabulary and token not in left_out:
+            if token < self._vocabulary and token not in excluded:
                 end.append(token)
         return end[::-1]
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from marl_ray.policies.language.token_policy import TokenPolicy
 
 RESPONSES_PER_PASS = 16
+"""Responses that one pass scores: it bounds the memory that a pass over a large batch would need."""
 
 
 def with_trained_log_probs(
@@ -30,13 +31,17 @@ def with_trained_log_probs(
     exact: list[Completion] = []
     for start in range(0, len(prompts), RESPONSES_PER_PASS):
         part = completions[start : start + RESPONSES_PER_PASS]
-        scores = _scores(policy, prompts[start : start + RESPONSES_PER_PASS], [completion.ids for completion in part])
+        scores = _evaluate_responses(
+            policy, prompts[start : start + RESPONSES_PER_PASS], [completion.ids for completion in part]
+        )
         exact += [replace(completion, log_probs=score) for completion, score in zip(part, scores, strict=True)]
     return exact
 
 
 @torch.no_grad()
-def _scores(policy: "TokenPolicy", prompts: Sequence[Prompt], responses: Sequence[list[int]]) -> list[list[float]]:
+def _evaluate_responses(
+    policy: "TokenPolicy", prompts: Sequence[Prompt], responses: Sequence[list[int]]
+) -> list[list[float]]:
     rows = pad_sequences([prompt.ids for prompt in prompts], responses)
     ids, answers, mask = (x.to(policy.device) for x in rows)
     scores: Tensor = policy.evaluate(ids, answers, mask, need_entropy=False).log_probs

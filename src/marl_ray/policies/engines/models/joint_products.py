@@ -32,7 +32,7 @@ class Product:
         return functional.linear(self.widen_input(x), self.weight, self.bias)
 
 
-def product(*layers: Any) -> Product:
+def join_layers(*layers: Any) -> Product:
     """Make one product of linear layers with the same input; it returns their outputs one after another.
 
     The layers' parameters become views of the product's weight, so that a write to a parameter changes the product.

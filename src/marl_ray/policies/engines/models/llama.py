@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from marl_ray.policies.engines.decoding.key_values import CacheShape
 from marl_ray.policies.engines.models.cached_model import CachedModel
-from marl_ray.policies.engines.models.joint_products import Product, product
+from marl_ray.policies.engines.models.joint_products import Product, join_layers
 
 LLAMA_CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROTARY_KINDS = ("default", "linear", "llama3", "yarn")
@@ -61,13 +61,13 @@ class LlamaModel(CachedModel):
 
     def __init__(self, lm: Any, context: int) -> None:
         config, model = lm.config, lm.model
-        self._model, self._head = model, product(lm.lm_head)
+        self._model, self._head = model, join_layers(lm.lm_head)
         self._heads: int = config.num_attention_heads
         self._groups: int = config.num_key_value_heads
         self._width: int = model.layers[0].self_attn.head_dim
         self._eps: float = config.rms_norm_eps
         self._activation = model.layers[0].mlp.act_fn
-        self._layers = [_layer(layer) for layer in model.layers]
+        self._layers = [_read_layer(layer) for layer in model.layers]
         weight = model.embed_tokens.weight
         self.shape = CacheShape(len(self._layers), self._groups, self._width, weight.dtype, weight.device)
         with torch.no_grad():
@@ -132,15 +132,15 @@ class LlamaModel(CachedModel):
         return functional.rms_norm(x, hidden, self._model.norm.weight, self._eps)
 
 
-def _layer(layer: Any) -> _Layer:
+def _read_layer(layer: Any) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     return _Layer(
         layer.input_layernorm.weight,
-        product(attention.q_proj, attention.k_proj, attention.v_proj),
+        join_layers(attention.q_proj, attention.k_proj, attention.v_proj),
         attention.q_norm.weight if hasattr(attention, "q_norm") else None,
         attention.k_norm.weight if hasattr(attention, "k_norm") else None,
-        product(attention.o_proj),
+        join_layers(attention.o_proj),
         layer.post_attention_layernorm.weight,
-        product(mlp.gate_proj, mlp.up_proj),
-        product(mlp.down_proj),
+        join_layers(mlp.gate_proj, mlp.up_proj),
+        join_layers(mlp.down_proj),
     )

@@ -1,1 +1,1 @@
-"""The engine vLLM: the engine of a worker, the host in an actor, and the process that both start."""
+"""The engine vLLM in a worker, in an actor and in serving, and the process that all of them start."""

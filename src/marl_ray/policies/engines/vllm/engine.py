@@ -24,10 +24,10 @@ from marl_ray.policies.engines.base import (
 )
 from marl_ray.policies.engines.decoding.trained_log_probs import with_trained_log_probs
 from marl_ray.policies.engines.models.architectures import check_architecture
+from marl_ray.policies.engines.vllm.process.child import VllmProcess
 from marl_ray.policies.engines.vllm.process.decoder import VllmDecoder
 from marl_ray.policies.engines.vllm.process.gpu_transfer import ipc_update
 from marl_ray.policies.engines.vllm.process.messages import IPC, NCCL, SHARED_MEMORY, AdapterRoom, VllmSettings
-from marl_ray.policies.engines.vllm.process.process import VllmProcess
 from marl_ray.policies.engines.vllm.process.weight_memory import SharedWeights
 from marl_ray.policies.language.lora import bare_weights, save_adapters
 from marl_ray.policies.language.sampling_copy import group_into_parts, sampled_weights, sampling_weights

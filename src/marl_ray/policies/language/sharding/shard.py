@@ -12,7 +12,7 @@ from marl_ray.policies.language.sharding.joint_pass import JointWorkers
 from marl_ray.policies.language.sharding.tensor_parallel import decoder_layers, divide_layers
 from marl_ray.policies.language.token_policy import Sharding, TokenPolicy, read_weights
 
-GATHERED_ONCE = 2 << 30
+MAX_GATHERED_ONCE_BYTES = 2 << 30
 """Maximum size of a model that stays gathered over the passes of a gradient step wherever it trains.
 
 It is in bytes of the type that passes compute with. Larger models are gathered block by block, twice in each pass,
@@ -30,7 +30,7 @@ def shard(policy: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool) -> None:
     """
     mixed = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed_precision else MixedPrecisionPolicy()
     offload = policy.config.cpu_offload
-    rest: dict[str, Any] = {
+    options: dict[str, Any] = {
         "mp_policy": mixed,
         "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if offload else OffloadPolicy(),
         # The root module's weights are released too. If a pass without gradients left them gathered, they would be
@@ -54,14 +54,14 @@ def shard(policy: TokenPolicy, mesh: DeviceMesh, mixed_precision: bool) -> None:
         )
         if mesh["tensor"].size() > 1:
             divide_layers(policy.lm, mesh["tensor"])
-    policy.sharded = Sharding(joint, gathered_bytes, gathers_once=gathered_bytes <= GATHERED_ONCE)
+    policy.sharded = Sharding(joint, gathered_bytes, gathers_once=gathered_bytes <= MAX_GATHERED_ONCE_BYTES)
     for layer in decoder_layers(policy.lm):
         if policy.config.activation_checkpointing:
             # transformers' own checkpointing works in training mode only. No random numbers are drawn here.
             layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
-        fully_shard(layer, mesh=for_layers, **rest)
+        fully_shard(layer, mesh=for_layers, **options)
     # Embeddings and heads are not divided, so all workers that compute together hold a share of them.
-    fully_shard(policy, mesh=for_all, **rest)
+    fully_shard(policy, mesh=for_all, **options)
     read_weights(policy, torch.device("cpu" if offload else mesh.device_type))
 
 

@@ -11,7 +11,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.engines.models.architectures import check_architecture
 from marl_ray.policies.engines.vllm.process.server import EXCLUDED_LOG_PROB, KERNEL_RANKS, most_likely
-from marl_ray.policies.engines.vllm.process.shared_vllm import SharedVllm
+from marl_ray.policies.engines.vllm.serving import SharedVllm
 
 
 class Place(NamedTuple):

@@ -8,9 +8,9 @@ from typing import Literal
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.policies.engines.base import EngineLostError, Prompt, Token
 from marl_ray.policies.engines.decoding.stop_strings import StopStrings
+from marl_ray.policies.engines.vllm.process.child import VllmProcess
+from marl_ray.policies.engines.vllm.process.decoder_ports import DecoderPort
 from marl_ray.policies.engines.vllm.process.messages import Sampled, VllmRequest
-from marl_ray.policies.engines.vllm.process.process import VllmProcess
-from marl_ray.policies.engines.vllm.process.shared_process import DecoderPort
 from marl_ray.policies.language.philox import token_uniforms
 from marl_ray.policies.prompting.protocol import Tokenizer
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from marl_ray.policies.engines.base import EngineLostError
-from marl_ray.policies.engines.vllm.process.shared_process import FairLock
+from marl_ray.policies.engines.vllm.process.decoder_ports import FairLock
 
 PATIENCE_S = 60.0
 

@@ -17,10 +17,10 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import EngineLostError, Prompt
 from marl_ray.policies.engines.served_engine import ServedEngine
 from marl_ray.policies.engines.vllm.engine import VllmEngine
+from marl_ray.policies.engines.vllm.process.child import CLOSE_S, VllmProcess
 from marl_ray.policies.engines.vllm.process.decoder import VllmDecoder
+from marl_ray.policies.engines.vllm.process.decoder_ports import DecoderPort, FairLock, SharedProcess
 from marl_ray.policies.engines.vllm.process.messages import AdapterRoom
-from marl_ray.policies.engines.vllm.process.process import CLOSE_S, VllmProcess
-from marl_ray.policies.engines.vllm.process.shared_process import DecoderPort, FairLock, SharedProcess
 from marl_ray.policies.language.base_model import share_base
 from marl_ray.policies.language.lora import save_adapters
 from marl_ray.temporary_folders import object_folder

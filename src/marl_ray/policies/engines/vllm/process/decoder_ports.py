@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from marl_ray.policies.engines.base import EngineLostError, EngineRefusedError
+from marl_ray.policies.engines.vllm.process.child import VllmProcess
 from marl_ray.policies.engines.vllm.process.messages import Sampled, VllmRequest
-from marl_ray.policies.engines.vllm.process.process import VllmProcess
 
 TURN_S = 1200.0
 """Seconds that a thread waits for its turn, in which another thread may have to start a process."""
