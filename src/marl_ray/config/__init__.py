@@ -22,13 +22,8 @@ from marl_ray.config.run.sections import (
     WarmStartConfig,
 )
 from marl_ray.config.serving.arms import ArmConfig
-from marl_ray.config.serving.gateway import (
-    BreakerConfig,
-    CacheConfig,
-    ExperimentConfig,
-    GatewayConfig,
-    RateLimitConfig,
-)
+from marl_ray.config.serving.experiment import BreakerConfig, ExperimentConfig
+from marl_ray.config.serving.gateway import CacheConfig, GatewayConfig, RateLimitConfig
 from marl_ray.config.tracking import resolve_tracking_uri
 
 __all__ = [

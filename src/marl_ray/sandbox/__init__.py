@@ -14,8 +14,11 @@ __all__ = ["Execution", "Judgement", "Level", "Limits", "Pool", "Status", "probe
 
 
 def __getattr__(name: str) -> object:
-    """Return the names above, loaded when asked for: the fork servers import this package too and should stay small."""
+    """Return a name of `__all__`, imported when it is first used.
+
+    The fork servers import this package too and should stay small.
+    """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "client.pool" if name in ("Pool", "probe") else "limits"
-    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    module = "client.pool" if name in ("Pool", "probe") else "limits"
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)

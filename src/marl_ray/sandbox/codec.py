@@ -1,4 +1,6 @@
-"""Values that may cross between candidate and judge: exactly of a known type, by value, of bounded depth and size.
+"""Values that may cross between candidate and judge.
+
+Each is exactly of a known type, crosses by value, and is of bounded depth and size.
 
 JSON with tags: None, bool, int, float, str and list stand for themselves; an object of one key is any other type.
 Decoding trusts nothing: it can only make values of the types listed here or raise `MalformedMessageError`.
@@ -36,7 +38,7 @@ _NAMED_TYPES = {
     "object": object,
 }
 """Types that cross as values, and factories of a defaultdict. Any other factory is replaced by none."""
-_VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
+_VIEW_TAGS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
 _MUTABLE_TYPES = (list, dict, set, bytearray, deque, Counter, OrderedDict, defaultdict)
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 _scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
@@ -59,15 +61,15 @@ class Packer:
     """Makes the JSON form of one message.
 
     Raises `ForeignTypeError` for other types, `MalformedMessageError` if the value is nested too deep or too large.
-
-    stream: function that returns a handle for an iterator of the standard library (a generator, `map`, ...).
-    max_items: limit on the number of items; a frame of twice as many bytes cannot hold more.
-
-    Without `stream` iterators are foreign. A list that occurs twice counts twice against `max_items`.
     """
 
     def __init__(self, stream: StreamCodec | None = None, max_items: int = 1 << 62):
-        self._stream, self._room = stream, max_items
+        """`stream` returns a handle for an iterator of the standard library (a generator, `map`, ...).
+
+        Without it iterators are foreign. A value has at most `max_items` items; a list that occurs twice counts twice.
+        A frame of twice as many bytes cannot hold more.
+        """
+        self._stream, self._items_allowed = stream, max_items
 
     def __call__(self, value: Any, depth: int = 0) -> Any:
         """Return the JSON form of a value that lies `depth` containers deep. Raises the errors of the class."""
@@ -80,15 +82,15 @@ class Packer:
             raise MalformedMessageError(f"nested deeper than {MAX_DEPTH}")
         depth += 1
         if kind is list:
-            return self._items(value, depth)
+            return self._pack_items(value, depth)
         if kind is tuple:
-            return {"t": self._items(value, depth)}
+            return {"t": self._pack_items(value, depth)}
         if kind is dict:
-            return {"d": self._pairs(value, depth)}
+            return {"d": self._pack_pairs(value, depth)}
         if kind is set:
-            return {"s": self._items(value, depth)}
+            return {"s": self._pack_items(value, depth)}
         if kind is frozenset:
-            return {"f": self._items(value, depth)}
+            return {"f": self._pack_items(value, depth)}
         if kind is bytes:
             return {"b": value.hex()}
         if kind is bytearray:
@@ -97,11 +99,11 @@ class Packer:
             return {"c": [value.real, value.imag]}
         if kind is range:
             return {"r": [self(end) for end in (value.start, value.stop, value.step)]}
-        return self._rare(value, kind, depth)
+        return self._pack_rare(value, kind, depth)
 
-    def _items(self, items: Any, depth: int) -> list[Any]:
-        self._room -= len(items)
-        if self._room < 0:
+    def _pack_items(self, items: Any, depth: int) -> list[Any]:
+        self._items_allowed -= len(items)
+        if self._items_allowed < 0:
             raise MalformedMessageError("too many items")
         if len(items) < _FEW_ITEMS:
             return [self(item, depth) for item in items]
@@ -110,29 +112,29 @@ class Packer:
             return list(items)
         return [self(item, depth) for item in items]
 
-    def _pairs(self, items: dict[Any, Any], depth: int) -> list[Any]:
-        self._room -= len(items)
-        if self._room < 0:
+    def _pack_pairs(self, items: dict[Any, Any], depth: int) -> list[Any]:
+        self._items_allowed -= len(items)
+        if self._items_allowed < 0:
             raise MalformedMessageError("too many items")
         return [[self(key, depth), self(item, depth)] for key, item in items.items()]
 
-    def _rare(self, value: Any, kind: type, depth: int) -> Any:
+    def _pack_rare(self, value: Any, kind: type, depth: int) -> Any:
         """Pack a type of the standard library that few programs pass."""
         if kind is deque:
-            return {"deque": [self._items(value, depth), value.maxlen]}
+            return {"deque": [self._pack_items(value, depth), value.maxlen]}
         if kind is Counter or kind is OrderedDict:
-            return {kind.__name__: self._pairs(value, depth)}
+            return {kind.__name__: self._pack_pairs(value, depth)}
         if kind is defaultdict:
             factory = value.default_factory
             factory_name = factory.__name__ if any(factory is item for item in _NAMED_TYPES.values()) else None
-            return {"defaultdict": [factory_name, self._pairs(value, depth)]}
-        if kind in _VIEWS:
-            return {_VIEWS[kind]: self._items(value, depth)}
+            return {"defaultdict": [factory_name, self._pack_pairs(value, depth)]}
+        if kind in _VIEW_TAGS:
+            return {_VIEW_TAGS[kind]: self._pack_items(value, depth)}
         if _is_named_tuple(kind):
-            return {"named": [kind.__name__, list(kind._fields), self._items(value, depth)]}  # type: ignore[attr-defined]
+            return {"named": [kind.__name__, list(kind._fields), self._pack_items(value, depth)]}  # type: ignore[attr-defined]
         if kind is type and value in _NAMED_TYPES.values():
             return {"type": value.__name__}
-        if kind in _TEXTS.values():
+        if kind in _ISO_TYPES.values():
             return {kind.__name__: value.isoformat()}
         if kind is datetime.timedelta:
             return {"timedelta": [value.days, value.seconds, value.microseconds]}
@@ -158,28 +160,28 @@ def _loaded_class(module: str, name: str) -> Any:
     return getattr(sys.modules.get(module), name, ...)
 
 
-def _floats(items: list[Any]) -> list[Any]:
+def _check_floats(items: list[Any]) -> list[Any]:
     if len(items) != 2 or any(type(item) is not float for item in items):
         raise MalformedMessageError("a complex number of something else than two floats")
     return items
 
 
-def _ints(items: list[Any]) -> list[Any]:
+def _check_ints(items: list[Any]) -> list[Any]:
     if any(type(item) is not int for item in items):
         raise MalformedMessageError("something else than ints")
     return items
 
 
-def _defaultdict(items: list[Any]) -> Any:
+def _make_defaultdict(items: list[Any]) -> Any:
     factory, pairs = items
     return defaultdict(None if factory is None else _NAMED_TYPES[factory], pairs)
 
 
-def _deque(items: list[Any]) -> Any:
-    content, longest = items
+def _make_deque(items: list[Any]) -> Any:
+    content, max_length = items
     if type(content) is not list:
         raise MalformedMessageError("a deque of something else than a list")
-    return deque(content, longest)
+    return deque(content, max_length)
 
 
 @lru_cache(maxsize=64)
@@ -187,31 +189,31 @@ def _named_tuple_type(name: str, fields: tuple[str, ...]) -> type:
     return collections.namedtuple(name, fields)  # noqa: PYI024  the fields come with the value
 
 
-def _named_tuple(items: list[Any]) -> Any:
+def _make_named_tuple(items: list[Any]) -> Any:
     name, fields, content = items
     if type(name) is not str or type(fields) is not list or any(type(field) is not str for field in fields):
         raise MalformedMessageError("a named tuple without names")
     return _named_tuple_type(name, tuple(fields))(*content)
 
 
-_TEXTS: dict[str, Any] = {kind.__name__: kind for kind in (datetime.date, datetime.datetime, datetime.time)}
+_ISO_TYPES: dict[str, Any] = {kind.__name__: kind for kind in (datetime.date, datetime.datetime, datetime.time)}
 VALUE_MAKERS: dict[str, Callable[[list[Any]], Any]] = {
     "t": tuple,
     "d": dict,
     "s": set,
     "f": frozenset,
-    "c": lambda items: complex(*_floats(items)),
-    "r": lambda items: range(*_ints(items)),
-    "deque": _deque,
+    "c": lambda items: complex(*_check_floats(items)),
+    "r": lambda items: range(*_check_ints(items)),
+    "deque": _make_deque,
     "Counter": lambda items: Counter(dict(items)),
     "OrderedDict": OrderedDict,
-    "defaultdict": _defaultdict,
+    "defaultdict": _make_defaultdict,
     "keys": lambda items: dict.fromkeys(items).keys(),
     "values": lambda items: dict(enumerate(items)).values(),
     "items": lambda items: dict(items).items(),
-    "named": _named_tuple,
-    "timedelta": lambda items: datetime.timedelta(*_ints(items)),
-    "Fraction": lambda items: importlib.import_module("fractions").Fraction(*_ints(items)),
+    "named": _make_named_tuple,
+    "timedelta": lambda items: datetime.timedelta(*_check_ints(items)),
+    "Fraction": lambda items: importlib.import_module("fractions").Fraction(*_check_ints(items)),
 }
 """Tag -> the function that makes a value of its decoded list."""
 VALUE_PARSERS: dict[str, Callable[[str], Any]] = {
@@ -219,19 +221,18 @@ VALUE_PARSERS: dict[str, Callable[[str], Any]] = {
     "b": bytes.fromhex,
     "a": bytearray.fromhex,
     "type": _NAMED_TYPES.__getitem__,
-    **{name: kind.fromisoformat for name, kind in _TEXTS.items()},
+    **{name: kind.fromisoformat for name, kind in _ISO_TYPES.items()},
     "Decimal": lambda text: importlib.import_module("decimal").Decimal(text),
     "UUID": lambda text: importlib.import_module("uuid").UUID(text),
 }
+"""Tag -> the function that makes a value of its text."""
 
 
 def unpack(value: Any, max_bytes: int, stream: StreamCodec | None = None, depth: int = 0) -> Any:
     """Return the value of a JSON form, which may come from an attacker.
 
-    Raises `MalformedMessageError` for anything but a value of a known type.
-
-    max_bytes: limit on ranges, as the least number of bytes that their items would need in a frame.
-    stream: the inverse of the function given to `pack`.
+    `max_bytes` limits ranges: the least number of bytes that their items would need in a frame. `stream` is the inverse
+    of the function of `pack`. Raises `MalformedMessageError` for anything but a value of a known type.
     """
     kind = type(value)
     if kind in _PLAIN_OR_INT_TYPES:
@@ -303,8 +304,11 @@ def _bounded_scan(text: str) -> tuple[Any, int]:
         sys.set_int_max_str_digits(digits)
 
 
-def restore(old: Any, new: Any) -> None:
-    """Give a mutable value the contents of another of its type, in place, and keep nested values the same way."""
+def replace_content(old: Any, new: Any) -> None:
+    """Give a mutable value the content of another one of its type, in place.
+
+    Mutable values within it stay the same objects where the types agree.
+    """
     if type(old) is list:
         old[:] = [*map(_merge_into, old, new), *new[len(old) :]]
     elif isinstance(old, dict):
@@ -318,13 +322,13 @@ def restore(old: Any, new: Any) -> None:
         (old.extend if type(old) is deque else old.update)(new)
 
 
-def mutable(value: Any) -> bool:
-    """Return True if the value is of a type whose content can change, so that `restore` can write into it."""
+def is_mutable(value: Any) -> bool:
+    """Return True if the value is of a type whose content can change, so that `replace_content` can write into it."""
     return type(value) in _MUTABLE_TYPES
 
 
 def _merge_into(old: Any, new: Any) -> Any:
-    if mutable(old) and type(old) is type(new):
-        restore(old, new)
+    if is_mutable(old) and type(old) is type(new):
+        replace_content(old, new)
         return old
     return new

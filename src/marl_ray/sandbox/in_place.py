@@ -20,7 +20,7 @@ def looks_at_arguments(tests: str, entry_point: str) -> bool:
             tree = ast.parse(tests)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-    alone = (
+    called_functions = (
         node.value.func for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
     )
-    return any(isinstance(function, ast.Name) and function.id in names for function in alone)
+    return any(isinstance(function, ast.Name) and function.id in names for function in called_functions)

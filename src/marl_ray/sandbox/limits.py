@@ -17,9 +17,10 @@ class Level(IntEnum):
 
 
 class Status(StrEnum):
-    """The end of a run: the first that applies, in the order TIMEOUT, OUTPUT_LIMIT, OOM, CRASH, EXIT, OK."""
+    """The end of a run, the first that applies of TIMEOUT, OUTPUT_LIMIT, OOM, CRASH, EXIT and OK."""
 
     OK = "ok"
+    """The run ended with exit status 0."""
     EXIT = "exit"
     """The run ended with an exit status other than 0."""
     CRASH = "crash"
@@ -27,7 +28,7 @@ class Status(StrEnum):
     TIMEOUT = "timeout"
     """The run passed the CPU limit or the wall-clock limit."""
     OOM = "oom"
-    """The run died of a MemoryError."""
+    """A MemoryError ended the run."""
     OUTPUT_LIMIT = "output_limit"
     """The run wrote more to stdout or stderr, or into its folder, than it may."""
 
@@ -38,25 +39,24 @@ WALL_FACTOR = 4.0
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one run. Times are in seconds, sizes in bytes.
-
-    cpu_s: CPU time of all threads together. It decides; of judged programs the tests have as much again for themselves.
-    wall_s: wall-clock time, for programs that wait instead of computing; `WALL_FACTOR` times `cpu_s` if None.
-    memory_bytes: address space, including the interpreter's own (about 40 MB). Judged tests may use as much again.
-    output_bytes: size of stdout and of stderr, each.
-    file_bytes: size of the largest file.
-    stack_bytes: stack of the main thread, and of new threads; the host's default if None.
-    frame_bytes: size of one call's arguments or of its answer between candidate and tests, and of all items of an iterator.
-    """
+    """Limits of one run."""
 
     cpu_s: float = 3.0
+    """Seconds of CPU time, all threads together. A judged program's tests have as many again for themselves."""
     wall_s: float | None = None
+    """Seconds of wall-clock time, for programs that wait instead of computing; `WALL_FACTOR` times `cpu_s` if None."""
     memory_bytes: int = 1 << 30
+    """Address space, about 40 MB of which the interpreter takes. A judged program's tests may use as much again."""
     output_bytes: int = 1 << 16
+    """Size of what is written to stdout, and of what is written to stderr."""
     file_bytes: int = 64 << 20
+    """Size of the largest file."""
     open_files: int = 64
+    """Number of descriptors that are open at once, stdin, stdout and stderr among them."""
     stack_bytes: int | None = None
+    """Stack of the main thread, and of each new one; the host's default if None."""
     frame_bytes: int = 32 << 20
+    """Size of one call's arguments, of its answer, and of all items of an iterator, between candidate and tests."""
 
     _FORMAT = struct.Struct("<ddQQQQQ")
 
@@ -79,29 +79,39 @@ class Limits:
 
 @dataclass(frozen=True)
 class Execution:
-    """Result of a program. `returncode` is None if a signal ended it; stdout and stderr are cut at `output_bytes`."""
+    """Result of a program."""
 
     status: Status
+    """The way in which the run ended."""
     returncode: int | None
+    """Its exit status; None if a signal ended it."""
     stdout: bytes
+    """The bytes that it wrote to stdout, cut at `output_bytes` of its limits."""
     stderr: bytes
+    """The bytes that it wrote to stderr, cut in the same way."""
     wall_s: float
+    """Its duration in seconds."""
     cpu_s: float
+    """The CPU seconds of all its threads."""
     level: Level
+    """The level at which it was confined."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """Verdict of the tests on a candidate.
-
-    verdict: passed; fail:wrong (an assertion), fail:error (an exception), fail:exit, fail:crash, fail:nonbuiltin (a value
-    that may not cross had to), fail:encode (too deep, too big or malformed), timeout, oom.
-    message: further details, at most 2,000 bytes of UTF-8.
-    """
+    """Verdict of the tests on a candidate."""
 
     passed: bool
+    """True if the verdict is `passed`."""
     verdict: str
+    """`passed`, `fail:wrong` (an assertion), `fail:error` (an exception), `fail:exit`, `fail:crash`, `fail:nonbuiltin` (a
+    value would have had to cross that may not), `fail:encode` (a value is too deep, too large or malformed), `timeout` or
+    `oom`."""
     message: str
+    """Further details, at most 2,000 bytes of UTF-8."""
     wall_s: float
+    """The candidate's duration in seconds."""
     cpu_s: float
+    """The candidate's CPU seconds."""
     level: Level
+    """The level at which the candidate was confined."""

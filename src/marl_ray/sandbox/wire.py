@@ -1,4 +1,7 @@
-"""Messages between client, servers and judges: payloads in sealed memory files, frames on streams."""
+"""Messages between client, servers and judges.
+
+Programs and tests are payloads in sealed memory files; calls and answers are frames on a stream.
+"""
 
 import fcntl
 import os
@@ -17,7 +20,7 @@ class MalformedMessageError(Exception):
     """The other side broke the protocol."""
 
 
-def memory_file(name: str, parts: Sequence[bytes]) -> int:
+def create_memory_file(name: str, parts: Sequence[bytes]) -> int:
     """Create a read-only file in memory and return its descriptor, at offset 0."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     for part in parts:
@@ -29,32 +32,32 @@ def memory_file(name: str, parts: Sequence[bytes]) -> int:
     return fd
 
 
-def payload(*blobs: bytes) -> int:
+def create_payload(*blobs: bytes) -> int:
     """Return a memory file that holds blobs behind their sizes. The fork servers pass it on and never read it."""
     sizes = (len(blobs), *map(len, blobs))
-    return memory_file("payload", [struct.pack(f"<{len(sizes)}Q", *sizes), *blobs])
+    return create_memory_file("payload", [struct.pack(f"<{len(sizes)}Q", *sizes), *blobs])
 
 
 def read_payload(fd: int) -> list[bytes]:
-    """Undo `payload`."""
+    """Undo `create_payload`."""
     (count,) = struct.unpack("<Q", os.pread(fd, 8, 0))
-    at = 8 + 8 * count
+    offset = 8 + 8 * count
     blobs = []
     for size in struct.unpack(f"<{count}Q", os.pread(fd, 8 * count, 8)):
-        piece = os.pread(fd, size, at)
+        piece = os.pread(fd, size, offset)
         while len(piece) < size:
-            piece += os.pread(fd, size - len(piece), at + len(piece))
+            piece += os.pread(fd, size - len(piece), offset + len(piece))
         blobs.append(piece)
-        at += size
+        offset += size
     return blobs
 
 
-def text(blob: bytes) -> str:
+def decode_text(blob: bytes) -> str:
     """Decode UTF-8 in which lone surrogates may stand."""
     return blob.decode("utf-8", "surrogatepass")
 
 
-def blob(string: str) -> bytes:
+def encode_text(string: str) -> bytes:
     """Encode a text as UTF-8 in which lone surrogates may stand."""
     return string.encode("utf-8", "surrogatepass")
 
@@ -67,20 +70,21 @@ def cut_to_bytes(string: str, max_bytes: int) -> str:
     return string[:max_bytes].encode("utf-8", "backslashreplace")[:max_bytes].decode("utf-8", "ignore")
 
 
-def verdict(name: str, message: str) -> bytes:
+def encode_verdict(name: str, message: str) -> bytes:
     """Encode a judge's verdict as one packet."""
     return f"{name}\0{cut_to_bytes(message, MAX_MESSAGE_LENGTH)}".encode()
 
 
-def read_verdict(data: bytes) -> tuple[str, str]:
-    """Undo `verdict`. Raises `MalformedMessageError` for anything else."""
+def decode_verdict(data: bytes) -> tuple[str, str]:
+    """Undo `encode_verdict`. Raises `MalformedMessageError` for anything else."""
     name, separator, message = data.partition(b"\0")
     if not separator or not name.isascii() or len(message) > MAX_MESSAGE_LENGTH:
         raise MalformedMessageError("no verdict")
     return name.decode(), message.decode("utf-8", "replace")
 
 
-def _exactly(channel: int, count: int) -> bytes | bytearray:
+def _read_exactly(channel: int, count: int) -> bytes | bytearray:
+    """Read `count` bytes. Raises EOFError if the other side is gone before."""
     first = os.read(channel, min(count, _SMALL_BYTES))
     if len(first) == count:
         return first
@@ -98,7 +102,7 @@ def _exactly(channel: int, count: int) -> bytes | bytearray:
 
 
 def send_frame(channel: int, data: bytes) -> None:
-    """Write `data` with its length before it; waits until the other side has taken all."""
+    """Write `data` with its length before it, and wait until the other side has taken all of it."""
     frame = _LENGTH.pack(len(data)) + data
     sent = os.write(channel, frame)
     if sent < len(frame):
@@ -112,7 +116,7 @@ def receive_frame(channel: int, max_bytes: int) -> bytes | bytearray:
 
     Raises EOFError if the other side is gone, `MalformedMessageError` if the frame is larger than `max_bytes` bytes.
     """
-    (length,) = _LENGTH.unpack(_exactly(channel, _LENGTH.size))
+    (length,) = _LENGTH.unpack(_read_exactly(channel, _LENGTH.size))
     if length > max_bytes:
         raise MalformedMessageError(f"a frame of {length} bytes, more than {max_bytes}")
-    return _exactly(channel, length)
+    return _read_exactly(channel, length)

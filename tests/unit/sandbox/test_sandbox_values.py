@@ -219,7 +219,7 @@ def test_whatever_bytes_arrive_become_a_value_or_are_malformed(data):
 @given(st.binary(max_size=100) | st.text(max_size=50).map(lambda text: f"passed\0{text}".encode()))
 def test_whatever_a_judge_says_is_a_verdict_or_malformed(data):
     try:
-        name, message = wire.read_verdict(data)
+        name, message = wire.decode_verdict(data)
     except wire.MalformedMessageError:
         return
     assert name.encode() == data.partition(b"\0")[0]
@@ -243,11 +243,11 @@ def test_whatever_the_official_pipe_holds_is_a_text(data):
 def test_changes_happen_in_place_and_keep_what_is_nested():
     inner = [1]
     outer = [inner, {"a": inner}]
-    codec.restore(outer, [[1, 2], {"b": 3}, 4])
+    codec.replace_content(outer, [[1, 2], {"b": 3}, 4])
     assert outer == [[1, 2], {"b": 3}, 4]
     assert outer[0] is inner
     seen = {1, 2}
-    codec.restore(seen, {3})
+    codec.replace_content(seen, {3})
     assert seen == {3}
 
 
@@ -259,7 +259,7 @@ def test_limits_reach_the_server_as_they_are():
 
 @given(st.lists(st.binary(max_size=50), min_size=1, max_size=5))
 def test_payloads_come_back(blobs):
-    fd = wire.payload(*blobs)
+    fd = wire.create_payload(*blobs)
     try:
         assert wire.read_payload(fd) == blobs
         with pytest.raises(PermissionError):

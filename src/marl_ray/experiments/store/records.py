@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from marl_ray.config.serving.gateway import counts_as
+from marl_ray.config.serving.guardrails import counts_as
 from marl_ray.experiments.assignment.population import EVERYONE, Population, population_of
 from marl_ray.experiments.database import schema
 from marl_ray.experiments.database.windows import WINDOW_S

@@ -12,7 +12,10 @@ from typing import Literal, Self, TypeVar
 
 from marl_ray.errors import MarlRayError
 from marl_ray.sandbox import wire
-from marl_ray.sandbox.client.worker import ProcessDiedError, RunEnd, Worker, remove_forgotten_folders
+from marl_ray.sandbox.client.locked_folders import remove_forgotten_folders
+from marl_ray.sandbox.client.process import ProcessDiedError
+from marl_ray.sandbox.client.run_end import execution_of
+from marl_ray.sandbox.client.worker import Worker
 from marl_ray.sandbox.confinement.seccomp import is_supported
 from marl_ray.sandbox.in_place import looks_at_arguments
 from marl_ray.sandbox.limits import Execution, Judgement, Level, Limits, Status
@@ -28,18 +31,11 @@ WAIT_S = 600.0
 """Seconds to wait for a free worker."""
 _RESULT_BYTES = 1 << 20
 """Number of bytes that are kept of what the official harness reports."""
-T = TypeVar("T")
+JobResult = TypeVar("JobResult")
 
 
 class Pool:
-    """Runs untrusted programs, one per worker at a time; safe to use from several threads.
-
-    workers: number of fork servers; by default one for each available core.
-    warm: modules that each server imports before it forks; of the installed packages, programs can read only those that
-    these imports load.
-    min_level: raise MarlRayError if the host allows less.
-    max_level: confine no better than this (for tests).
-    """
+    """Runs untrusted programs, one per worker at a time; safe to use from several threads."""
 
     def __init__(
         self,
@@ -48,6 +44,12 @@ class Pool:
         min_level: Level = Level.PATHS,
         max_level: Level | None = None,
     ):
+        """Start `workers` fork servers, by default one for each available core.
+
+        Each imports the modules `warm` before it forks. Of the installed packages, programs can read only those that
+        these imports load. Programs are confined no better than `max_level`, which is for tests. Raises MarlRayError if
+        the host allows less than `min_level`.
+        """
         if not is_supported(platform.machine()):
             system = f"{sys.platform} on {platform.machine()}"
             raise MarlRayError(
@@ -72,7 +74,7 @@ class Pool:
         if self.level < min_level:
             self.close()
             raise MarlRayError(
-                f"min_level {min_level.name}: this host allows only {self.level.name} ({worst['why'] or 'max_level'})"
+                f"min_level {min_level.name}: this host allows only {self.level.name} ({worst['reason'] or 'max_level'})"
             )
         for worker in self.workers:
             self._free.put(worker)
@@ -90,7 +92,8 @@ class Pool:
             worker.close()
 
     @contextlib.contextmanager
-    def _worker(self) -> Iterator[Worker]:
+    def _borrow_worker(self) -> Iterator[Worker]:
+        """Wait for a free worker, which is this thread's within the block."""
         try:
             worker = self._free.get(timeout=WAIT_S)
         except queue.Empty:
@@ -102,12 +105,15 @@ class Pool:
         finally:
             self._free.put(worker)
 
-    def _with_worker(self, job: Callable[[Worker], T], blamed: Callable[[], T]) -> T:
+    def _call_with_worker(
+        self, job: Callable[[Worker], JobResult], result_if_guilty: Callable[[], JobResult]
+    ) -> JobResult:
         """Return the job's result. A worker that died or hangs is replaced, and the job is tried once more.
 
-        If the second worker dies too and a third one works, the program is the cause, and `blamed` gives the result.
+        If the second worker dies too and a third one works, the program is the cause, and the result is that of
+        `result_if_guilty`.
         """
-        with self._worker() as worker:
+        with self._borrow_worker() as worker:
             try:
                 for _ in range(2):
                     try:
@@ -115,7 +121,7 @@ class Pool:
                     except ProcessDiedError:
                         worker.restart()
                 if worker.is_healthy():
-                    return blamed()
+                    return result_if_guilty()
             except BaseException:
                 worker.abandon()
                 raise
@@ -130,11 +136,12 @@ class Pool:
         files: Mapping[str, bytes] | None = None,
         limits: Limits = Limits(),  # noqa: B008  frozen
     ) -> Execution:
-        """Run a script as `python -c` does, in an empty folder that holds only `files` (relative path: content).
+        """Run a script as `python -c` does, in a folder that holds only `files`.
 
-        stdin is a regular file in memory. MarlRayError for a path that leaves the folder.
+        `files` maps relative paths to contents. stdin is a regular file in memory. Raises MarlRayError for a path that
+        leaves the folder.
         """
-        encoded = {wire.blob(name): content for name, content in (files or {}).items()}
+        encoded = {wire.encode_text(name): content for name, content in (files or {}).items()}
         for name in files or {}:
             path = PurePosixPath(name)
             if not name or path.is_absolute() or ".." in path.parts or "\0" in name:
@@ -142,13 +149,13 @@ class Pool:
 
         def job(worker: Worker) -> Execution:
             with contextlib.ExitStack() as stack:
-                program_fd = wire.payload(wire.blob(program), *itertools.chain(*encoded.items()))
+                program_fd = wire.create_payload(wire.encode_text(program), *itertools.chain(*encoded.items()))
                 stack.callback(os.close, program_fd)
-                stdin_fd = wire.memory_file("stdin", [stdin])
+                stdin_fd = wire.create_memory_file("stdin", [stdin])
                 stack.callback(os.close, stdin_fd)
                 pipes = [os.pipe(), os.pipe()]
                 for reader, writer in pipes:
-                    os.fchmod(writer, 0o622)  # a program may open /dev/stdout, as another user
+                    os.fchmod(writer, 0o622)  # so that a program, another user, may open /dev/stdout
                     stack.callback(os.close, reader)
                 try:
                     worker.request(child.RUN_REQUEST, limits, [program_fd, stdin_fd, pipes[0][1], pipes[1][1]])
@@ -160,10 +167,12 @@ class Pool:
                 out, err = (bytes(received[reader]) for reader, _ in pipes)
             return execution_of(end, out, err, flooded, limits, self.level)
 
-        return self._with_worker(job, lambda: Execution(Status.CRASH, None, b"", b"", 0.0, 0.0, self.level))
+        return self._call_with_worker(job, lambda: Execution(Status.CRASH, None, b"", b"", 0.0, 0.0, self.level))
 
     def official(self, program: str, limits: Limits = Limits()) -> str:  # noqa: B008  frozen
-        """Return the result of openai/human-eval's harness: "passed", "timed out" or "failed: " and the error.
+        """Run a program in openai/human-eval's harness, and return its result.
+
+        That is "passed", "timed out" or "failed: " with the error.
 
         The harness' timeout is `cpu_s`, on a clock that stops while the program waits for a core; the run ends after
         `wall_s` in any case. A program can forge the result, as it can in the official harness.
@@ -171,19 +180,19 @@ class Pool:
 
         def job(worker: Worker) -> str:
             reader, writer = os.pipe()
-            program_fd = wire.payload(wire.blob(program))
+            program_fd = wire.create_payload(wire.encode_text(program))
             try:
                 try:
                     worker.request(child.OFFICIAL_REQUEST, limits, [program_fd, writer])
                 finally:
                     os.close(writer)
-                _, got, _ = worker.drain({reader: _RESULT_BYTES}, limits)
-                return official.first_result(bytes(got[reader]))
+                _, received, _ = worker.drain({reader: _RESULT_BYTES}, limits)
+                return official.first_result(bytes(received[reader]))
             finally:
                 os.close(reader)
                 os.close(program_fd)
 
-        return self._with_worker(job, lambda: official.first_result(b""))
+        return self._call_with_worker(job, lambda: official.first_result(b""))
 
     def judge(
         self,
@@ -197,12 +206,11 @@ class Pool:
     ) -> Judgement:
         """Run trusted tests against a candidate in another process, which offers only the function `entry_point`.
 
-        setup: trusted code that runs before the tests, in their process; `entry_point` names the candidate's function
-            afterwards.
-        in_place: True if the tests' own mutable arguments shall change as the candidate changes its copies; "alone" if they
-            shall only change in calls that are statements of their own, whose only result is that change; None for "alone"
-            if the tests have such calls. In other calls a candidate could empty the value that the tests compare its
-            answer with.
+        `setup` is trusted code that runs before the tests, in their process; `entry_point` names the candidate's
+        function afterwards. With `in_place` True the tests' own mutable arguments change as the candidate changes its
+        copies; with "alone" they change only in calls that are statements of their own, whose only result is that
+        change; None means "alone" if the tests have such calls. In other calls a candidate could empty the value that
+        the tests compare its answer with.
         """
         if in_place is None:
             in_place = "alone" if looks_at_arguments(tests, entry_point) else False
@@ -211,8 +219,10 @@ class Pool:
             kind = judge.ALONE_KIND
 
         def job(worker: Worker) -> Judgement:
-            program_fd = wire.payload(wire.blob(candidate), wire.blob(entry_point))
-            tests_fd = wire.payload(wire.blob(tests), wire.blob(setup), wire.blob(entry_point))
+            program_fd = wire.create_payload(wire.encode_text(candidate), wire.encode_text(entry_point))
+            tests_fd = wire.create_payload(
+                wire.encode_text(tests), wire.encode_text(setup), wire.encode_text(entry_point)
+            )
             try:
                 end, verdict, message = worker.judge(program_fd, tests_fd, limits, kind)
             finally:
@@ -220,12 +230,12 @@ class Pool:
                 os.close(tests_fd)
             if end.timed_out(limits):
                 verdict, message = "timeout", f"{end.wall_s:.2f} s, {end.cpu_s:.2f} s of CPU"
-            elif verdict == "fail:crash" and end.why == runs.ENDED:
+            elif verdict == "fail:crash" and end.reason == runs.EndReason.ENDED:
                 message = f"signal {end.signal}" if end.signal else f"exit status {os.WEXITSTATUS(end.status)}"
             return Judgement(verdict == "passed", verdict, message, end.wall_s, end.cpu_s, self.level)
 
-        died = "the sandbox's own processes died of it"
-        return self._with_worker(job, lambda: Judgement(False, "fail:crash", died, 0.0, 0.0, self.level))
+        message = "the sandbox's own processes died of it"
+        return self._call_with_worker(job, lambda: Judgement(False, "fail:crash", message, 0.0, 0.0, self.level))
 
 
 def probe() -> Level:
@@ -235,19 +245,3 @@ def probe() -> Level:
     """
     with Pool(workers=1, warm=(), min_level=Level.LIMITS) as pool:
         return pool.level
-
-
-def execution_of(end: RunEnd, out: bytes, err: bytes, flooded: bool, limits: Limits, level: Level) -> Execution:
-    """Return the result of a run that has ended, with what it wrote; `flooded` if it wrote more than it may."""
-    returncode = None if end.signal else os.WEXITSTATUS(end.status)
-    if end.timed_out(limits):
-        status = Status.TIMEOUT
-    elif flooded or end.why == runs.FOLDER_LIMIT:
-        status = Status.OUTPUT_LIMIT
-    elif err.rpartition(b"\n")[0].rpartition(b"\n")[2].startswith(b"MemoryError") and returncode != 0:
-        status = Status.OOM
-    elif end.signal:
-        status = Status.CRASH
-    else:
-        status = Status.EXIT if returncode else Status.OK
-    return Execution(status, returncode, out, err, end.wall_s, end.cpu_s, level)

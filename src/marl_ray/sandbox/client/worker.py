@@ -1,200 +1,27 @@
 """The client's side of one worker: a fork server and, from the first judgement on, a judge."""
 
 import contextlib
-import fcntl
-import json
 import os
-import select
 import signal
 import socket
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypedDict, cast
 
 from marl_ray.errors import MarlRayError
 from marl_ray.sandbox import wire
+from marl_ray.sandbox.client.locked_folders import create_locked_folder
+from marl_ray.sandbox.client.process import CLOSE_S, Greeting, ProcessDiedError, SandboxProcess, wait_readable
+from marl_ray.sandbox.client.run_end import RunEnd
 from marl_ray.sandbox.confinement import run_folder
 from marl_ray.sandbox.limits import Level, Limits
 from marl_ray.sandbox.server import child, judge, runs
 
-START_S, ANSWER_S, CLOSE_S = 60.0, 10.0, 5.0
-"""Deadlines in seconds: a server's start, its answer beyond a run's own limits, and its end."""
+ANSWER_S = 10.0
+"""Seconds beyond a run's own limits in which a server must report its end."""
 _JUDGE_GRACE_S = 5.0
 """Seconds in which a judge says its verdict once its candidate has ended: a judge that gets no core is not late."""
-_FOLDERS = "marl-ray-sandbox."
-_ENVIRONMENT = {
-    "PATH": "/usr/bin:/bin",
-    "LANG": "C.UTF-8",
-    "PYTHONHASHSEED": "0",  # the same order of sets in every run
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MALLOC_ARENA_MAX": "1",  # arenas of threads would use up the address space
-    "TZ": "UTC",
-}
-_SOURCE = str(Path(__file__).resolve().parents[3])
-_BOOT = """
-import sys
-sys.path.insert(0, sys.argv.pop())  # this very package, whatever else is installed under its name
-import marl_ray
-del sys.path[0]
-from marl_ray.sandbox.server.fork_server import main
-main()
-"""
-
-
-class Greeting(TypedDict):
-    """The first message of a sandbox's process."""
-
-    level: int
-    """The `Level` of its confinement."""
-    why: str
-    """The reason that it is no higher."""
-
-
-class ProcessDiedError(Exception):
-    """A server or a judge ended or did not answer in time."""
-
-
-class Process:
-    """A server or a judge: a process with a socket to it."""
-
-    def __init__(self, role: str, folder: str, max_level: Level, warm: Sequence[str]):
-        self.socket, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        options = {"fd": remote.fileno(), "folder": folder, "max_level": max_level, "warm": list(warm), "role": role}
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the process
-        with remote:
-            self.process = subprocess.Popen(
-                [sys.executable, "-s", "-P", "-B", "-c", _BOOT, json.dumps(options), _SOURCE],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=self._errors,
-                env=_ENVIRONMENT,
-                cwd="/",
-                pass_fds=[remote.fileno()],
-                start_new_session=True,
-            )
-
-    def hello(self) -> Greeting:
-        """Return the process's first message. Raises MarlRayError if it cannot start."""
-        try:
-            return cast(Greeting, dict(json.loads(self.receive(time.monotonic() + START_S))))
-        except ProcessDiedError:
-            text = os.pread(self._errors.fileno(), 1 << 16, 0).decode("utf-8", "replace").strip()
-            last = text.splitlines()[-1] if text else f"no answer in {START_S:.0f} s"
-            raise MarlRayError(f"the sandbox cannot start: {last}") from None
-
-    def receive(self, deadline: float) -> bytes:
-        """Return the process's next message, 4,096 bytes of it at most.
-
-        Raises ProcessDiedError if the process has ended, or says nothing until `deadline`, a time of
-        `time.monotonic`.
-        """
-        if not readable([self.socket], deadline):
-            raise ProcessDiedError
-        try:
-            data = self.socket.recv(4096)
-        except OSError:
-            raise ProcessDiedError from None
-        if not data:
-            raise ProcessDiedError
-        return data
-
-    def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
-        """Send one message, and descriptors with it, which stay open here. Raises ProcessDiedError if nobody receives."""
-        try:
-            if fds:
-                socket.send_fds(self.socket, [data], list(fds))
-            else:
-                self.socket.send(data)
-        except OSError:
-            raise ProcessDiedError from None
-
-    def close(self, wait_s: float) -> None:
-        """Close the socket, by which the process ends, and kill it if it has not ended after `wait_s` seconds.
-
-        The process is gone afterwards. Raises subprocess.TimeoutExpired if it is still there CLOSE_S seconds after it was
-        killed.
-        """
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)  # a fork of our process may hold a copy
-        self.socket.close()
-        self._errors.close()
-        try:
-            self.process.wait(wait_s)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
-            self.process.wait(CLOSE_S)
-
-
-def readable(items: Sequence[Any], deadline: float) -> list[object]:
-    """Return the sockets and descriptors that can be read, as soon as one can; empty at the deadline."""
-    poll = select.poll()
-    numbers = {item if isinstance(item, int) else item.fileno(): item for item in items}
-    for number in numbers:
-        poll.register(number, select.POLLIN)
-    remaining = deadline - time.monotonic()
-    return [numbers[number] for number, _ in poll.poll(max(0, int(remaining * 1000) + 1))]
-
-
-def _own_folder() -> tuple[str, int]:
-    """Create a folder and a descriptor that locks it.
-
-    While the descriptor is open, no process removes the folder as forgotten.
-    """
-    while True:
-        path = tempfile.mkdtemp(prefix=_FOLDERS)
-        try:
-            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            continue
-        with contextlib.suppress(OSError):  # without locks in this file system no other process gets one either
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        with contextlib.suppress(FileNotFoundError):  # another process removed the folder before this one locked it
-            os.chmod(path, 0o711)  # runs execute as another user, who must pass through
-            return path, lock
-        os.close(lock)
-
-
-def remove_forgotten_folders() -> None:
-    """Remove folders of this user whose owner was killed, and so could not remove them."""
-    for entry in os.scandir(tempfile.gettempdir()):
-        if not entry.name.startswith(_FOLDERS):
-            continue
-        with contextlib.suppress(OSError):  # another user's folder, one in use, or one just removed
-            lock = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(lock).st_uid == os.geteuid():
-                    run_folder.remove(entry.path)
-            finally:
-                os.close(lock)
-
-
-@dataclass(frozen=True)
-class RunEnd:
-    """The end of a run, as the server saw it."""
-
-    why: int
-    status: int
-    wall_s: float
-    cpu_s: float
-
-    @property
-    def signal(self) -> int:
-        """The number of the signal that killed the run; 0 if it ended by itself."""
-        return os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else 0
-
-    def timed_out(self, limits: Limits) -> bool:
-        """Return True if the run used up its wall time or CPU time, whether the server or the kernel killed it for that."""
-        killed = self.signal in (signal.SIGXCPU, signal.SIGKILL) and self.why == runs.ENDED
-        by_rlimit = killed and self.cpu_s >= limits.cpu_s - 0.1
-        return self.why in (runs.WALL_LIMIT, runs.CPU_LIMIT) or self.cpu_s > limits.cpu_s or by_rlimit
+_READ_BYTES = 1 << 16
+"""Number of bytes that are read of a pipe at once: what a pipe holds on Linux, pipe(7)."""
 
 
 class Worker:
@@ -202,14 +29,14 @@ class Worker:
 
     def __init__(self, max_level: Level, warm: Sequence[str]):
         self._max_level, self._warm = max_level, warm
-        self._judge: Process | None = None
+        self._judge: SandboxProcess | None = None
         self._lock: int | None = None
         self.start()
 
     def start(self) -> None:
-        """Make the folder of the runs, and begin a fork server in it, without waiting until it is ready: `hello` does."""
-        self.folder, self._lock = _own_folder()
-        self._server = Process("server", self.folder, self._max_level, self._warm)
+        """Make the folder of the runs, and begin a fork server in it. `hello` waits until it is ready."""
+        self.folder, self._lock = create_locked_folder()
+        self._server = SandboxProcess("server", self.folder, self._max_level, self._warm)
 
     def hello(self) -> Greeting:
         """Wait until the fork server is ready, and return its first message. Raises MarlRayError if it cannot start."""
@@ -221,7 +48,10 @@ class Worker:
         return [each.process.pid for each in (self._server, self._judge) if each]
 
     def close(self, wait_s: float = CLOSE_S) -> None:
-        """End the fork server, after `wait_s` seconds by force, and the judge; remove the folder with all that is in it."""
+        """End the fork server and the judge, and remove the folder with all that is in it.
+
+        The server has `wait_s` seconds to end by itself before it is killed.
+        """
         self._server.close(wait_s)
         run_folder.remove(self.folder)
         if self._lock is not None:
@@ -237,7 +67,10 @@ class Worker:
             self._judge = None
 
     def abandon(self) -> None:
-        """End the processes, because their next answers belong to a run that was given up; the next use replaces them."""
+        """Kill the processes, because their next answers belong to a run that was given up.
+
+        The next use replaces them.
+        """
         for process in (self._server, self._judge):
             if process:
                 process.process.kill()
@@ -260,52 +93,60 @@ class Worker:
         self._server.send(kind + limits.pack(), fds)
 
     def kill_run(self) -> None:
-        """Ask the fork server to kill the run; it reports this end as any other. Raises ProcessDiedError if it has ended."""
+        """Ask the fork server to kill the run; it reports this end as any other.
+
+        Raises ProcessDiedError if the server has ended.
+        """
         self._server.send(runs.KILL_REQUEST)
 
-    def _end(self, deadline: float) -> RunEnd:
+    def _receive_end(self, deadline: float) -> RunEnd:
+        """Return the end of the run. Raises MarlRayError if the run could not be confined, and so was not started."""
         data = self._server.receive(deadline)
         if len(data) != runs.REPLY.size:
             raise ProcessDiedError
-        why, confined, status, wall, cpu = runs.REPLY.unpack(data)
-        if not confined and why == runs.ENDED:
+        reason, was_confined, status, wall_s, cpu_s = runs.REPLY.unpack(data)
+        if not was_confined and reason == runs.EndReason.ENDED:
             raise MarlRayError("the sandbox could not confine a run on this host, and did not start it")
-        return RunEnd(why, status, wall, cpu)
+        return RunEnd(runs.EndReason(reason), status, wall_s, cpu_s)
 
     def drain(self, pipes: dict[int, int], limits: Limits) -> tuple[RunEnd, dict[int, bytearray], bool]:
-        """Read pipes (descriptor: most bytes) until the run ends.
+        """Read pipes until the run ends, and return its end, the bytes of each pipe, and whether it wrote too much.
 
-        A run that writes more is killed, which the third result says.
+        `pipes` maps each descriptor to the most bytes that the run may write there; a run that writes more is killed.
+        Raises ProcessDiedError if the server does not report the end in time.
         """
         received: dict[int, bytearray] = {fd: bytearray() for fd in pipes}
         deadline = time.monotonic() + limits.max_wall_s + ANSWER_S
-        todo, flooded = set(pipes), False
+        open_fds, flooded = set(pipes), False
         while True:
-            ready = readable([*todo, self._server.socket], deadline)
+            ready = wait_readable([*open_fds, self._server.socket], deadline)
             if not ready:
                 raise ProcessDiedError
-            for fd in todo.intersection(item for item in ready if isinstance(item, int)):
-                flooded |= not self._read(fd, received[fd], pipes[fd], todo)
-            if flooded and todo:
-                todo.clear()
+            for fd in open_fds.intersection(item for item in ready if isinstance(item, int)):
+                flooded |= not self._read(fd, received[fd], pipes[fd], open_fds)
+            if flooded and open_fds:
+                open_fds.clear()
                 self.kill_run()
             if self._server.socket in ready:
-                end = self._end(deadline)
-                for fd in list(todo):  # read what the run wrote before its end
-                    while fd in todo and readable([fd], 0):
-                        flooded |= not self._read(fd, received[fd], pipes[fd], todo)
+                end = self._receive_end(deadline)
+                for fd in list(open_fds):  # read what the run wrote before its end
+                    while fd in open_fds and wait_readable([fd], 0):
+                        flooded |= not self._read(fd, received[fd], pipes[fd], open_fds)
                 return end, received, flooded
 
     @staticmethod
-    def _read(fd: int, buffer: bytearray, max_bytes: int, todo: set[int]) -> bool:
-        """Read once and return True; return False, and read no more from this pipe, if it holds more than it may."""
-        chunk = os.read(fd, 1 << 16)
+    def _read(fd: int, buffer: bytearray, max_bytes: int, open_fds: set[int]) -> bool:
+        """Read once from a pipe into its buffer; return False if that then held more than `max_bytes`.
+
+        A pipe that is at its end, or held too much, is taken from `open_fds`.
+        """
+        chunk = os.read(fd, _READ_BYTES)
         if not chunk:
-            todo.discard(fd)
+            open_fds.discard(fd)
         buffer += chunk
         if len(buffer) > max_bytes:
             del buffer[max_bytes:]
-            todo.discard(fd)
+            open_fds.discard(fd)
             return False
         return True
 
@@ -313,7 +154,7 @@ class Worker:
         """Return True if a program that does nothing runs to its end in this worker."""
         limits = Limits()
         with contextlib.ExitStack() as stack:
-            fds = [wire.payload(b""), *(os.open(os.devnull, os.O_RDWR) for _ in range(3))]
+            fds = [wire.create_payload(b""), *(os.open(os.devnull, os.O_RDWR) for _ in range(3))]
             for fd in fds:
                 stack.callback(os.close, fd)
             try:
@@ -326,13 +167,14 @@ class Worker:
     def judge(self, program: int, tests: int, limits: Limits, kind: bytes) -> tuple[RunEnd, str, str]:
         """Judge a candidate, and return its end with the judge's verdict and message.
 
-        `kind` is the request to the judge.
+        `program` and `tests` are descriptors of payloads, `kind` is one of the kinds of `server.judge`. Raises
+        ProcessDiedError if the server or the judge does not answer in time.
         """
         local, remote = socket.socketpair()
         with local:
             with remote:
                 if self._judge is None:
-                    self._judge = Process("judge", self.folder, self._max_level, self._warm)
+                    self._judge = SandboxProcess("judge", self.folder, self._max_level, self._warm)
                     self._judge.hello()
                 self._judge.send(kind + limits.pack(), [tests, local.fileno()])
                 self.request(
@@ -341,24 +183,24 @@ class Worker:
                     [program, remote.fileno()],
                 )
             deadline = time.monotonic() + limits.max_wall_s + ANSWER_S
-            ready = readable([self._judge.socket, self._server.socket], deadline)
+            ready = wait_readable([self._judge.socket, self._server.socket], deadline)
             if not ready:
                 raise ProcessDiedError
             if self._judge.socket in ready:
-                verdict, message = self._verdict(self._judge, deadline)
+                verdict, message = self._receive_verdict(self._judge, deadline)
                 self.kill_run()
-                return self._end(deadline), verdict, message
-            end = self._end(deadline)
-            # the judge sees the end, even if another process holds the candidate's side
+                return self._receive_end(deadline), verdict, message
+            end = self._receive_end(deadline)
+            # The judge sees the end, even if another process holds the candidate's side.
             local.shutdown(socket.SHUT_RDWR)
-            return end, *self._verdict(self._judge, time.monotonic() + _JUDGE_GRACE_S)
+            return end, *self._receive_verdict(self._judge, time.monotonic() + _JUDGE_GRACE_S)
 
-    def _verdict(self, process: Process, deadline: float) -> tuple[str, str]:
+    def _receive_verdict(self, process: SandboxProcess, deadline: float) -> tuple[str, str]:
         """Return the judge's verdict and message.
 
         Raises ProcessDiedError if it ended for another reason than its limits, or gave no verdict.
         """
-        late = not readable([process.socket], deadline)
+        late = not wait_readable([process.socket], deadline)
         try:
             data = b"" if late else process.receive(deadline)
         except ProcessDiedError:
@@ -370,6 +212,6 @@ class Worker:
         if not data and process.process.returncode in (-signal.SIGPROF, -signal.SIGALRM):
             return "timeout", "the tests took too long"
         try:
-            return wire.read_verdict(data[1:])
+            return wire.decode_verdict(data[1:])
         except wire.MalformedMessageError:
             raise ProcessDiedError from None

@@ -13,10 +13,12 @@ _libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctype
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38  # linux/prctl.h
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000  # linux/sched.h
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000  # linux/sched.h
-MS_RDONLY = 1  # linux/mount.h, as the next four
+MS_RDONLY = 1  # linux/mount.h, as those below
 MS_NOSUID = 2  # set-user-id bits have no effect
 MS_NODEV = 4  # device files cannot be opened
 MS_NOEXEC = 8  # no program can be started
+_MS_BIND = 4096  # show a folder at a second path
+_MS_REC = 16384  # with what is mounted below it
 MS_PRIVATE = 1 << 18  # mounts and unmounts stay in this namespace
 _CLOSE_RANGE, _MOUNT_SETATTR = 436, 442  # the same number on every architecture, as all calls since 5.1
 _AT_FDCWD, _AT_RECURSIVE, _MNT_DETACH = -100, 0x8000, 2  # linux/fcntl.h, and MNT_DETACH of sys/mount.h
@@ -32,9 +34,10 @@ def syscall(number: int, *args: int) -> int:
 
 
 def fork() -> int:
-    """Fork a process of one thread: `os.fork` without its hooks, which cost a child a tenth of a short run.
+    """Fork a process of one thread by the C library alone, and return as `os.fork` does.
 
-    The hooks renew locks that other threads might hold, and reseed `random`: the caller does that.
+    The hooks of `os.fork` cost a child a tenth of a short run. They renew locks that other threads might hold, which
+    a process of one thread does not need, and reseed `random`, which the caller does.
     """
     pid = int(_python.fork())
     if pid < 0:
@@ -42,10 +45,10 @@ def fork() -> int:
     return pid
 
 
-def _check_result(result: int, what: str) -> None:
+def _check_result(result: int, call: str) -> None:
     if result:
         code = ctypes.get_errno()
-        raise OSError(code, f"{what}: {os.strerror(code)}")
+        raise OSError(code, f"{call}: {os.strerror(code)}")
 
 
 def prctl(option: int, value: int = 0, pointer: int = 0) -> None:
@@ -59,10 +62,10 @@ def close_from(first: int) -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up every capability (version 3 header, two words of effective, permitted and inheritable)."""
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    data = (ctypes.c_uint32 * 6)()
-    _check_result(_libc.capset(header, data), "capset")
+    """Give up every capability."""
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
+    words = (ctypes.c_uint32 * 6)()  # two each of effective, permitted and inheritable
+    _check_result(_libc.capset(header, words), "capset")
 
 
 def unshare(flags: int) -> None:
@@ -70,7 +73,7 @@ def unshare(flags: int) -> None:
     _check_result(_libc.unshare(flags), "unshare")
 
 
-def read_only_everywhere() -> None:
+def make_mounts_read_only() -> None:
     """Make every mount of this mount namespace private, read-only and without set-uid."""
     attributes = (ctypes.c_uint64 * 4)(MS_RDONLY | MS_NOSUID, 0, MS_PRIVATE, 0)
     path = ctypes.create_string_buffer(b"/")
@@ -89,8 +92,8 @@ def unmount(path: str) -> None:
     _check_result(_libc.umount2(path.encode(), _MNT_DETACH), f"unmount {path}")
 
 
-def bind(fd: int, target: str) -> None:
+def bind_mount(fd: int, target: str) -> None:
     """Show the directory behind a descriptor at a path too."""
     _check_result(
-        _libc.mount(f"/proc/self/fd/{fd}".encode(), target.encode(), None, 4096 | 16384, None), f"bind {target}"
+        _libc.mount(f"/proc/self/fd/{fd}".encode(), target.encode(), None, _MS_BIND | _MS_REC, None), f"bind {target}"
     )

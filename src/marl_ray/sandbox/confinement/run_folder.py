@@ -1,4 +1,4 @@
-"""Folders for runs: each run has an untouched one, which is watched if the file system does not limit its size."""
+"""Folders for runs: each run has one that no earlier run has touched."""
 
 import contextlib
 import itertools
@@ -8,45 +8,48 @@ import time
 from collections.abc import Callable
 
 REMOVE_S = 2.0
-"""Seconds that removing a run's files may take before the next run; the rest is removed before the run after it."""
+"""Seconds that removing a run's files may take before the next run; what is left is removed before the run after it."""
+MAX_FOLDER_BYTES = 256 << 20
+"""Maximum size of a run's folder: four files of the largest size that `Limits` allows by default."""
+MAX_FOLDER_ENTRIES = 4096
+"""Maximum number of files and folders in a run's folder."""
 
 
 class MountedFolder:
     """A file system of its own, which a run may own.
 
     It is replaced once a run has touched it, so that its inodes are counted anew.
-
-    replace: mounts an empty one over the same path.
     """
 
     def __init__(self, path: str, replace: Callable[[], None]):
+        """`replace` mounts an empty file system at the same path."""
         self.path, self._replace = path, replace
-        self._seen = _seen(path)
+        self._attributes = _read_attributes(path)
 
     def renew(self) -> bool:
         """Replace the file system if a run has touched it. Return True if it was replaced."""
-        if _is_untouched(self.path, self._seen):
+        if _is_untouched(self.path, self._attributes):
             return False
         self._replace()
-        self._seen = _seen(self.path)
+        self._attributes = _read_attributes(self.path)
         return True
 
 
 class NumberedFolders:
     """Folders below a parent that runs may only pass through.
 
-    A folder that a run has touched is moved aside and removed.
-
-    base: a folder that runs may only pass through, too.
-    owner: user who owns the runs' folders, None for this process's own.
-
-    Runs of the same user must not be able to change modes, or they could open the parent.
+    A folder that a run has touched is moved aside and removed. Runs of this process's own user must not be able to
+    change modes, or they could open the parent.
     """
 
     def __init__(self, base: str, owner: int | None):
+        """Make the first folder, below `base`, through which runs may only pass too.
+
+        `owner` is the user id to whom the runs' folders belong; None for that of this process.
+        """
         self.parent, self._aside = os.path.join(base, "runs"), os.path.join(base, "aside")
         self._owner, self._numbers = owner, itertools.count()
-        self._closed = 0o100 if owner is None else 0o711
+        self._closed_mode = 0o100 if owner is None else 0o711
         os.mkdir(self.parent, 0o700)
         os.mkdir(self._aside, 0o700)
         self._make()
@@ -57,14 +60,15 @@ class NumberedFolders:
         os.mkdir(self.path, 0o700)
         if self._owner is not None:
             os.chown(self.path, self._owner, self._owner)
-        os.chmod(self.parent, self._closed)
-        self._seen = _seen(self.path)
+        os.chmod(self.parent, self._closed_mode)
+        self._attributes = _read_attributes(self.path)
 
     def renew(self) -> bool:
         """Switch to another folder unless the present one is untouched.
 
-        Return False: the rules name the parent, which stays."""
-        if _is_untouched(self.path, self._seen):
+        Return False, because nothing is mounted anew: the rules name the parent, which stays.
+        """
+        if _is_untouched(self.path, self._attributes):
             return False
         with contextlib.suppress(OSError):  # a folder that cannot be moved stays, and no later run uses its name
             os.chmod(self.path, 0o700)  # moving a folder rewrites its `..`
@@ -76,15 +80,24 @@ class NumberedFolders:
         return False
 
 
-def _seen(path: str) -> tuple[int, ...]:
-    at = os.stat(path)
-    return at.st_ino, at.st_mode, at.st_uid, at.st_gid, at.st_nlink, at.st_mtime_ns, at.st_ctime_ns
+def _read_attributes(path: str) -> tuple[int, ...]:
+    """Return the attributes by which one sees that a run has changed or replaced a folder."""
+    stat_ = os.stat(path)
+    return (
+        stat_.st_ino,
+        stat_.st_mode,
+        stat_.st_uid,
+        stat_.st_gid,
+        stat_.st_nlink,
+        stat_.st_mtime_ns,
+        stat_.st_ctime_ns,
+    )
 
 
-def _is_untouched(path: str, seen: tuple[int, ...]) -> bool:
+def _is_untouched(path: str, attributes: tuple[int, ...]) -> bool:
     """Return True if a folder is empty and its attributes are unchanged."""
     try:
-        return _seen(path) == seen and not os.listdir(path)
+        return _read_attributes(path) == attributes and not os.listdir(path)
     except OSError:
         return False
 

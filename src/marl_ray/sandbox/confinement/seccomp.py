@@ -99,35 +99,40 @@ _SOCKET_PAIRS = (1, 0x801, 0x80001, 0x80801)  # SOCK_STREAM: a datagram socket c
 Instruction = tuple[int, int, int, int]
 
 
-def _numbers(table: str, column: int) -> dict[str, int]:
+def _call_numbers(table: str, column: int) -> dict[str, int]:
+    """Return name -> number of the calls of a table that exist in the column's architecture."""
     words = table.split()
     numbers = {words[i]: int(words[i + 1 + column]) for i in range(0, len(words), 3)}
     return {name: number for name, number in numbers.items() if number >= 0}
 
 
 def _load(offset: int) -> Instruction:
+    """Return the instruction that loads the word at this byte of struct seccomp_data."""
     return (_LOAD, 0, 0, offset)
 
 
-def _argument(index: int, high: bool = False) -> Instruction:
+def _load_argument(index: int, high: bool = False) -> Instruction:
     return _load(16 + 8 * index + 4 * high)  # both architectures are little-endian
 
 
-def _one_of(
+def _allow_one_of(
     index: int, values: Iterable[int], otherwise: int = EPERM, answered: Iterable[int] = ()
 ) -> list[Instruction]:
-    """Allow a call if the low word of an argument is one of `values`; do nothing if it is one of `answered`."""
-    code = [_argument(index)]
-    for action, some in ((ALLOW, values), (SUCCEED, answered)):
-        for value in some:
+    """Allow a call if the low word of an argument is one of `values`.
+
+    One of `answered` makes the call succeed without effect, any other word gives `otherwise`.
+    """
+    code = [_load_argument(index)]
+    for action, matches in ((ALLOW, values), (SUCCEED, answered)):
+        for value in matches:
             code += [(_JUMP_EQ, 0, 1, value & 0xFFFFFFFF), (_RETURN, 0, 0, action)]
     return [*code, (_RETURN, 0, 0, otherwise)]
 
 
-def _not_both(index: int, bits: int) -> list[Instruction]:
+def _allow_unless_all(index: int, bits: int) -> list[Instruction]:
     """Allow a call unless all of the bits are set."""
     return [
-        _argument(index),
+        _load_argument(index),
         (_AND, 0, 0, bits),
         (_JUMP_EQ, 0, 1, bits),
         (_RETURN, 0, 0, EPERM),
@@ -136,31 +141,36 @@ def _not_both(index: int, bits: int) -> list[Instruction]:
 
 
 _CHECKS = {
-    "mmap": _not_both(2, 0b110),  # never writable and executable at once
-    "mprotect": _not_both(2, 0b110),
+    "mmap": _allow_unless_all(2, 0b110),  # never writable and executable at once
+    "mprotect": _allow_unless_all(2, 0b110),
     "clone3": [(_RETURN, 0, 0, ENOSYS)],  # its flags lie in memory; libraries fall back to clone
-    "socketpair": [_argument(0), (_JUMP_EQ, 1, 0, 1), (_RETURN, 0, 0, EPERM), *_one_of(1, _SOCKET_PAIRS)],
-    "ioctl": _one_of(1, _IOCTLS, otherwise=ENOTTY),
-    "fcntl": _one_of(1, _FCNTLS, answered=_LOCKS),
+    "socketpair": [_load_argument(0), (_JUMP_EQ, 1, 0, 1), (_RETURN, 0, 0, EPERM), *_allow_one_of(1, _SOCKET_PAIRS)],
+    "ioctl": _allow_one_of(1, _IOCTLS, otherwise=ENOTTY),
+    "fcntl": _allow_one_of(1, _FCNTLS, answered=_LOCKS),
 }
 
 
-def _own_checks(pid: int) -> dict[str, list[Instruction]]:
+def _self_checks(pid: int) -> dict[str, list[Instruction]]:
     return {
-        "clone": [_argument(0, high=True), (_JUMP_EQ, 1, 0, 0), (_RETURN, 0, 0, EPERM), *_one_of(0, [_THREAD])],
-        "kill": _one_of(0, [pid]),
-        "tgkill": _one_of(0, [pid]),
-        "prlimit64": _one_of(0, [0, pid]),
-        "prctl": _one_of(0, _PRCTLS),
+        "clone": [
+            _load_argument(0, high=True),
+            (_JUMP_EQ, 1, 0, 0),
+            (_RETURN, 0, 0, EPERM),
+            *_allow_one_of(0, [_THREAD]),
+        ],
+        "kill": _allow_one_of(0, [pid]),
+        "tgkill": _allow_one_of(0, [pid]),
+        "prlimit64": _allow_one_of(0, [0, pid]),
+        "prctl": _allow_one_of(0, _PRCTLS),
     }
 
 
-def _search(segments: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
+def _binary_search(segments: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
     """Return a binary search: segment i runs from its first number up to the first of segment i + 1."""
     if len(segments) == 1:
         return segments[0][1]
     middle = len(segments) // 2
-    lower, upper = _search(segments[:middle]), _search(segments[middle:])
+    lower, upper = _binary_search(segments[:middle]), _binary_search(segments[middle:])
     if len(lower) > 255:
         raise ValueError(f"{len(lower)} instructions are too far to jump")
     return [(_JUMP_GE, len(lower), 0, segments[middle][0]), *lower, *upper]
@@ -185,7 +195,7 @@ class Filter:
         code = [_load(_ARCH), (_JUMP_EQ, 1, 0, arch), (_RETURN, 0, 0, KILL), _load(_NUMBER)]
         if arch == ARCHES["x86_64"][0]:
             code += [(_JUMP_SET, 0, 1, 0x40000000), (_RETURN, 0, 0, KILL)]  # x32
-        code += _search(segments)
+        code += _binary_search(segments)
         assembled = b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
         hole = self._HOLE.to_bytes(4, "little")
         self._holes = [at for at in range(4, len(assembled), 8) if assembled[at : at + 4] == hole]
@@ -198,35 +208,40 @@ class Filter:
         return len(self._code) // 8
 
     @classmethod
-    def of_server(cls, machine: str, spaces: bool) -> "Filter":
+    def of_server(cls, machine: str, allocates: bool) -> "Filter":
         """Return the server's filter, which allows the calls listed here and no other.
 
-        With `spaces`, runs can write to no file system but their own.
+        With `allocates` runs may call fallocate, because they can write to no file system but their own.
         """
         arch, column = ARCHES[machine]
-        plain = _numbers(
+        plain = _call_numbers(
             _ALLOWED_CALLS + _MODE_CALLS + _STAMP_CALLS + _SERVER_CALLS + _RECEIVE_CALL + _SELF_CALLS, column
         )
         actions = {number: [(_RETURN, 0, 0, ALLOW)] for number in plain.values()}
-        actions |= {number: [(_RETURN, 0, 0, SUCCEED)] for number in _numbers(_ANSWERED_CALLS, column).values()}
-        allocates = ALLOW if spaces else ENOTSUP
-        actions |= {number: [(_RETURN, 0, 0, allocates)] for number in _numbers(_FALLOCATE_CALL, column).values()}
-        actions |= {number: _CHECKS[name] for name, number in _numbers(_CHECKED_CALLS, column).items()}
+        actions |= {number: [(_RETURN, 0, 0, SUCCEED)] for number in _call_numbers(_ANSWERED_CALLS, column).values()}
+        fallocate = ALLOW if allocates else ENOTSUP
+        actions |= {number: [(_RETURN, 0, 0, fallocate)] for number in _call_numbers(_FALLOCATE_CALL, column).values()}
+        actions |= {number: _CHECKS[name] for name, number in _call_numbers(_CHECKED_CALLS, column).items()}
         return cls(arch, actions, EPERM)
 
     @classmethod
-    def of_run(cls, machine: str, owners: bool, spaces: bool, receives: bool = False) -> "Filter":
-        """Return the filter of a run or a judge, which takes some calls away.
+    def of_run(cls, machine: str, changes_modes: bool, changes_times: bool, receives: bool = False) -> "Filter":
+        """Return the filter of a run or a judge, which takes results calls away.
 
-        With `owners`, the run may change modes of files.
+        It may change the modes of files with `changes_modes`, their times and owners with `changes_times`, and take
+        descriptors from a socket with `receives`.
         """
         arch, column = ARCHES[machine]
         removed = _SERVER_CALLS
-        for table, is_allowed in ((_RECEIVE_CALL, receives), (_MODE_CALLS, owners), (_STAMP_CALLS, spaces)):
+        for table, is_allowed in (
+            (_RECEIVE_CALL, receives),
+            (_MODE_CALLS, changes_modes),
+            (_STAMP_CALLS, changes_times),
+        ):
             removed += "" if is_allowed else table
-        actions = {number: [(_RETURN, 0, 0, EPERM)] for number in _numbers(removed, column).values()}
-        checks = _own_checks(cls._HOLE)
-        actions |= {number: checks[name] for name, number in _numbers(_SELF_CALLS, column).items()}
+        actions = {number: [(_RETURN, 0, 0, EPERM)] for number in _call_numbers(removed, column).values()}
+        checks = _self_checks(cls._HOLE)
+        actions |= {number: checks[name] for name, number in _call_numbers(_SELF_CALLS, column).items()}
         return cls(arch, actions, ALLOW)
 
     def install(self) -> None:

@@ -1,7 +1,7 @@
 """Replacement for the semaphores of `multiprocessing`, for a process that cannot have the real ones.
 
-The standard library keeps them in /dev/shm, which no run may write. Its `ThreadPool`, queues and locks need them even where
-only threads use them, so a run gets these, which live in its own memory.
+The standard library keeps them in /dev/shm, which no run may write. Its `ThreadPool`, queues and locks need
+them even where only threads use them, so a run gets these, which live in its own memory.
 """
 
 import contextlib
@@ -13,8 +13,8 @@ from typing import Any
 class SemLock:
     """The class of the C module `_multiprocessing`, as far as `multiprocessing.synchronize` uses it."""
 
-    SEM_VALUE_MAX = 2**31 - 1
-    _RECURSIVE = 0
+    SEM_VALUE_MAX = 2**31 - 1  # of the C library on Linux
+    _RECURSIVE = 0  # `kind` of a lock that its thread may take again; 1 is a semaphore
 
     def __init__(self, kind: int, value: int, maxvalue: int, name: str, unlink: bool):
         self.kind = kind
@@ -22,36 +22,39 @@ class SemLock:
         self.name = None
         self.handle = 0
         self._value, self._changed = value, threading.Condition()
-        self._owner: int | None = None
-        self._taken = 0
+        self._owner_thread: int | None = None
+        self._depth = 0
 
     def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
-        """Take the semaphore; True if it was taken in time."""
-        me = threading.get_ident()
+        """Take the semaphore. Return True if it was taken within `timeout` seconds."""
+        thread = threading.get_ident()
         with self._changed:
-            if self.kind == self._RECURSIVE and self._owner == me:
-                self._taken += 1
+            if self.kind == self._RECURSIVE and self._owner_thread == thread:
+                self._depth += 1
                 return True
             if not self._changed.wait_for(lambda: self._value > 0, timeout if block else 0):
                 return False
             self._value -= 1
-            self._owner, self._taken = me, self._taken + 1
+            self._owner_thread, self._depth = thread, self._depth + 1
             return True
 
     def release(self) -> None:
-        """Give it back. Raises AssertionError for a recursive lock of another thread, ValueError above the most."""
+        """Give the semaphore back.
+
+        Raises AssertionError for a recursive lock of another thread, ValueError if it was given back too often.
+        """
         with self._changed:
             if self.kind == self._RECURSIVE:
-                if self._owner != threading.get_ident():
+                if self._owner_thread != threading.get_ident():
                     raise AssertionError("attempt to release recursive lock not owned by thread")
-                self._taken -= 1
-                if self._taken:
+                self._depth -= 1
+                if self._depth:
                     return
             else:
                 if self._value >= self.maxvalue:
                     raise ValueError("semaphore or lock released too many times")
-                self._taken -= 1
-            self._owner = None if self._taken <= 0 else self._owner
+                self._depth -= 1
+            self._owner_thread = None if self._depth <= 0 else self._owner_thread
             self._value += 1
             self._changed.notify()
 
@@ -62,10 +65,10 @@ class SemLock:
         self.release()
 
     def _count(self) -> int:
-        return self._taken
+        return self._depth
 
     def _is_mine(self) -> bool:
-        return self._taken > 0 and self._owner == threading.get_ident()
+        return self._depth > 0 and self._owner_thread == threading.get_ident()
 
     def _get_value(self) -> int:
         return self._value
@@ -74,7 +77,7 @@ class SemLock:
         return self._value == 0
 
     def _after_fork(self) -> None:
-        self._taken = 0
+        self._depth = 0
 
 
 def install() -> None:

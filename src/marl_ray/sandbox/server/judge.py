@@ -1,4 +1,7 @@
-"""The trusted side: it runs the tests with a proxy in place of the candidate, and decides the verdict alone."""
+"""The trusted side of a judgement.
+
+It runs the tests with a proxy in place of the candidate, and decides the verdict alone.
+"""
 
 import builtins
 import contextlib
@@ -23,8 +26,11 @@ PLAIN_KIND, IN_PLACE_KIND, ALONE_KIND = b"C", b"I", b"A"
 """Kinds of requests; limits follow. `IN_PLACE_KIND`: the candidate's changes of its mutable arguments are applied to the
 tests' own in all calls; `ALONE_KIND`: only in calls that are statements of their own."""
 _DISCARD, _CACHE = dis.opmap["POP_TOP"], 0
+"""Opcodes: the one that drops a call's value, and the one of inline caches, which follow a call."""
 ORPHANED_AFTER_S = 5.0
 """Seconds after a run's wall-clock limit at which this process ends itself, because its client must be gone."""
+_REQUEST_BYTES = 256
+"""Number of bytes that are read of a request, more than any has."""
 _WORN_BYTES = 128 << 20
 """A judge that has grown by this many bytes, garbage not counted, is replaced."""
 _MAX_CACHED = 100_000
@@ -38,85 +44,82 @@ _RAISED_TYPES = {
 }
 """Exceptions that a candidate may raise into the tests. A `StopIteration` would end their loops, so it is a
 RuntimeError, as in a generator (PEP 479). Exception stands for all others."""
-
-
 _UNREADABLE_ERRORS = (wire.MalformedMessageError, codec.ForeignTypeError, RecursionError, MemoryError)
 
 
-class _Final(BaseException):
+class _VerdictDecided(BaseException):
     """Raised when the verdict is decided, whatever the tests catch."""
 
 
 class Candidate:
-    """Proxy of the candidate that sends calls to it.
-
-    `verdict` is set once an event has decided the verdict, whatever the tests do then.
-    """
+    """Proxy of the candidate that sends calls to it."""
 
     def __init__(self, channel: int, frame_bytes: int):
         self._channel, self._frame_bytes = channel, frame_bytes
         self.verdict: tuple[str, str] | None = None
+        """Verdict and message, once an event has decided them whatever the tests do then."""
 
-    def _fail(self, verdict: str, message: str) -> _Final:
+    def _decide(self, verdict: str, message: str) -> _VerdictDecided:
+        """Set the verdict unless one is set, and return the exception that ends the tests."""
         self.verdict = self.verdict or (verdict, message)
-        return _Final()
+        return _VerdictDecided()
 
-    def _final(self, error: BaseException, what: str = "") -> _Final:
+    def _decide_unreadable(self, error: BaseException, prefix: str = "") -> _VerdictDecided:
         """Decide the verdict for a value that cannot be sent, received or read."""
         if isinstance(error, codec.ForeignTypeError):
-            return self._fail("fail:nonbuiltin", f"{what}of type {error}" if what else str(error))
+            return self._decide("fail:nonbuiltin", f"{prefix}of type {error}" if prefix else str(error))
         if isinstance(error, RecursionError):
-            return self._fail("fail:encode", f"{what}nested too deep")
+            return self._decide("fail:encode", f"{prefix}nested too deep")
         if isinstance(error, MemoryError):
-            return self._fail("oom", f"{what}MemoryError")
+            return self._decide("oom", f"{prefix}MemoryError")
         if isinstance(error, wire.MalformedMessageError):
-            return self._fail("fail:encode", f"{what}{error}")
-        return self._fail("fail:crash", "the candidate's process ended")
+            return self._decide("fail:encode", f"{prefix}{error}")
+        return self._decide("fail:crash", "the candidate's process ended")
 
-    def _ask(self, message: dict[str, Any]) -> tuple[dict[str, object], int]:
+    def _send_request(self, message: dict[str, Any]) -> tuple[dict[str, object], int]:
         """Send a request and return the answer and its size."""
         if self.verdict:
-            raise _Final
+            raise _VerdictDecided
         try:
             data = codec.dumps(message, self._frame_bytes)
         except _UNREADABLE_ERRORS as error:
-            raise self._final(error, "argument ") from None
+            raise self._decide_unreadable(error, "argument ") from None
         try:
             wire.send_frame(self._channel, data)
         except OSError as error:
-            raise self._final(error) from None
-        return self._answer()
+            raise self._decide_unreadable(error) from None
+        return self._receive_answer()
 
-    def _answer(self) -> tuple[dict[str, object], int]:
+    def _receive_answer(self) -> tuple[dict[str, object], int]:
         try:
             frame = wire.receive_frame(self._channel, self._frame_bytes)
             answer = codec.loads(frame)
             if type(answer) is not dict:
                 raise wire.MalformedMessageError("an answer that is no object")
         except (*_UNREADABLE_ERRORS, EOFError, OSError) as error:
-            raise self._final(error) from None
+            raise self._decide_unreadable(error) from None
         return answer, len(frame)
 
     def _unpack(self, value: object) -> Any:
         try:
             return codec.unpack(value, self._frame_bytes, self._iterator)
         except _UNREADABLE_ERRORS as error:
-            raise self._final(error) from None
+            raise self._decide_unreadable(error) from None
 
-    def _check(self, answer: dict[str, Any]) -> None:
+    def _raise_failure(self, answer: dict[str, Any]) -> None:
         """Raise the candidate's exception, or the final verdict if the answer is one."""
         for key, verdict in (("foreign", "fail:nonbuiltin"), ("exit", "fail:exit"), ("encode", "fail:encode")):
             if key in answer:
-                raise self._fail(verdict, answer[key] if type(answer[key]) is str else "?")
+                raise self._decide(verdict, answer[key] if type(answer[key]) is str else "?")
         if "error" in answer:
-            raise self._error_of(answer["error"])
+            raise self._candidate_error(answer["error"])
 
-    def _error_of(self, described: object) -> BaseException:
+    def _candidate_error(self, described: object) -> BaseException:
         if type(described) is not list or len(described) != 3 or [type(item) for item in described[:2]] != [str, str]:
-            return self._fail("fail:encode", "an exception that is none")
+            return self._decide("fail:encode", "an exception that is none")
         name, text, args = described
         if name in ("SystemExit", "KeyboardInterrupt", "GeneratorExit", "BaseException", "BaseExceptionGroup"):
-            return self._fail("fail:exit", name)
+            return self._decide("fail:exit", name)
         if name in ("StopIteration", "StopAsyncIteration"):
             return RuntimeError(f"the candidate raised {name}")
         kind = _RAISED_TYPES.get(name, Exception)
@@ -130,37 +133,40 @@ class Candidate:
     def _iterator(self, number: object) -> Iterator[object]:
         if type(number) is not int:
             raise wire.MalformedMessageError("an iterator without a number")
-        return self._items(number)
+        return self._iterate(number)
 
-    def _items(self, number: int) -> Iterator[object]:
-        """Yield the items of an iterator, fetched when they are needed; all together no larger than a frame."""
+    def _iterate(self, number: int) -> Iterator[object]:
+        """Yield the items of an iterator, which are fetched when they are needed.
+
+        All together are no larger than a frame.
+        """
         count = received = 0
         while True:
-            answer, size = self._ask({"next": [number, 1 + count // 8]})
+            answer, size = self._send_request({"next": [number, 1 + count // 8]})
             items, done = answer.get("items"), answer.get("done") is True
             received += size
             if type(items) is not list or received > self._frame_bytes:
-                raise self._fail("fail:encode", f"an iterator of more than {self._frame_bytes} bytes")
+                raise self._decide("fail:encode", f"an iterator of more than {self._frame_bytes} bytes")
             for item in items:
                 yield self._unpack(item)
             if done:
                 return
-            self._check(answer)
+            self._raise_failure(answer)
             if not items:
-                raise self._fail("fail:encode", "an iterator that neither continues nor ends")
+                raise self._decide("fail:encode", "an iterator that neither continues nor ends")
             count += len(items)
 
     def _drain_iterator(self, iterator: Any) -> list[object]:
         """Return the remaining items of one of the tests' own iterators, packed."""
-        most = self._frame_bytes // 2
-        items = [codec.pack(item, self._drain_iterator) for item in islice(iterator, most + 1)]
-        if len(items) > most:
+        max_items = self._frame_bytes // 2
+        items = [codec.pack(item, self._drain_iterator) for item in islice(iterator, max_items + 1)]
+        if len(items) > max_items:
             raise wire.MalformedMessageError("an iterator that does not end")
         return items
 
     def wait_until_loaded(self) -> None:
         """Wait until the candidate's program has been executed, and raise the error by which that ended, if it did."""
-        self._check(self._answer()[0])
+        self._raise_failure(self._receive_answer()[0])
 
     def call(self, args: tuple[object, ...], kwargs: dict[str, object], in_place: bool) -> object:
         """Call the candidate's function and return what it returned.
@@ -174,26 +180,26 @@ class Candidate:
             packed = [codec.pack(item, self._drain_iterator) for item in args]
             named = {key: codec.pack(item, self._drain_iterator) for key, item in kwargs.items()}
         except _UNREADABLE_ERRORS as error:
-            raise self._final(error, "argument ") from None
-        answer, _ = self._ask({"call": [packed, named]})
+            raise self._decide_unreadable(error, "argument ") from None
+        answer, _ = self._send_request({"call": [packed, named]})
         if in_place:
             try:
-                self._echo(args, kwargs, answer.get("changed", {}))
+                self._apply_changes(args, kwargs, answer.get("changed", {}))
             except _UNREADABLE_ERRORS as error:
-                raise self._final(error) from None
-        self._check(answer)
+                raise self._decide_unreadable(error) from None
+        self._raise_failure(answer)
         return self._unpack(answer.get("value"))
 
-    def _echo(self, args: tuple[object, ...], kwargs: dict[str, object], changed: object) -> None:
+    def _apply_changes(self, args: tuple[object, ...], kwargs: dict[str, object], changed: object) -> None:
         """Apply the candidate's changes of its mutable arguments to the tests' own."""
         if type(changed) is not dict:
             raise wire.MalformedMessageError("changes that are no object")
         arguments = {str(key): item for key, item in [*enumerate(args), *kwargs.items()]}
         for key, packed in changed.items():
             value = codec.unpack(packed, self._frame_bytes)
-            if key not in arguments or not codec.mutable(arguments[key]) or type(arguments[key]) is not type(value):
+            if key not in arguments or not codec.is_mutable(arguments[key]) or type(arguments[key]) is not type(value):
                 raise wire.MalformedMessageError("a change of something that is no mutable argument")
-            codec.restore(arguments[key], value)
+            codec.replace_content(arguments[key], value)
 
 
 @lru_cache(maxsize=512)
@@ -201,7 +207,8 @@ def _compile(source: str, name: str) -> CodeType:
     return compile(source, name, "exec", dont_inherit=True)
 
 
-def _code(source: str, name: str) -> CodeType:
+def _compile_cached(source: str, name: str) -> CodeType:
+    """Compile a source, or return the code of an equal one if it is small."""
     return (_compile if len(source) < _MAX_CACHED else _compile.__wrapped__)(source, name)
 
 
@@ -218,7 +225,7 @@ def decide(
 ) -> tuple[str, str]:
     """Judge one candidate at the other end of the channel and return verdict and message."""
     candidate = Candidate(channel, frame_bytes)
-    random.seed(wire.blob(tests))  # so that every judgement of a program has the same verdict
+    random.seed(wire.encode_text(tests))  # so that every judgement of a program has the same verdict
     namespace: dict[str, object] = {"__name__": "tests"}
 
     def proxy(*args: object, **kwargs: object) -> object:
@@ -227,46 +234,58 @@ def decide(
 
     proxy.__name__ = proxy.__qualname__ = entry_point
 
-    def body() -> None:
-        exec(_code(setup, "<setup>"), namespace)
+    def run_tests() -> None:
+        exec(_compile_cached(setup, "<setup>"), namespace)
         namespace[entry_point] = proxy
         candidate.wait_until_loaded()
-        exec(_code(tests, "<tests>"), namespace)
+        exec(_compile_cached(tests, "<tests>"), namespace)
 
-    outcome = _outcome(body)
-    return candidate.verdict or outcome
+    test_verdict = _verdict_of(run_tests)
+    return candidate.verdict or test_verdict
 
 
-def _outcome(body: Callable[[], None]) -> tuple[str, str]:
+def _verdict_of(body: Callable[[], None]) -> tuple[str, str]:
+    """Return verdict and message of the tests, which `body` runs.
+
+    They do not count if an event has decided the candidate's verdict.
+    """
     try:
         body()
-    except _Final:
-        return "fail:error", ""  # a verdict on the candidate takes precedence
+    except _VerdictDecided:
+        return "fail:error", ""
     except AssertionError as error:
-        return "fail:wrong", _text(error)
+        return "fail:wrong", _text_of(error)
     except MemoryError:
         return "oom", "MemoryError"
     except BaseException as error:
-        text = _text(error)
+        text = _text_of(error)
         return "fail:error", f"{type(error).__name__}: {text}"
     return "passed", ""
 
 
-def _text(error: BaseException) -> str:
-    """Return the text of an exception; it may hold a value of the candidate that has no text, such as a huge int."""
+def _text_of(error: BaseException) -> str:
+    """Return the text of an exception, or a note that it has none.
+
+    An exception may hold a value of the candidate that has no text, such as a huge int.
+    """
     try:
         return str(error)
-    except Exception as unsaid:
-        return f"(no text: {type(unsaid).__name__})"
+    except Exception as text_error:
+        return f"(no text: {type(text_error).__name__})"
 
 
 @contextlib.contextmanager
 def _limit_tests(limits: Limits, used_bytes: int) -> Iterator[None]:
-    """Set the tests' own limits, memory beyond what is used already; afterwards restore the interpreter's settings."""
+    """Set the tests' own limits within the block, and restore the interpreter's settings afterwards.
+
+    The limit of memory counts beyond `used_bytes`, which this process already takes.
+    """
     recursion, digits = sys.getrecursionlimit(), sys.get_int_max_str_digits()
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    most = used_bytes + limits.memory_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    max_bytes = used_bytes + limits.memory_bytes
+    resource.setrlimit(
+        resource.RLIMIT_AS, (max_bytes if hard == resource.RLIM_INFINITY else min(max_bytes, hard), hard)
+    )
     signal.setitimer(signal.ITIMER_REAL, limits.max_wall_s + ORPHANED_AFTER_S)  # both timers end this process
     signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)
     try:
@@ -285,33 +304,35 @@ def _limit_tests(limits: Limits, used_bytes: int) -> Iterator[None]:
 
 
 def _decide_safely(payload: int, channel: int, limits: Limits, kind: bytes) -> tuple[str, str]:
+    """Return `decide`'s verdict and message, also if a value of the candidate breaks the judgement itself."""
     try:
-        tests, setup, entry_point = map(wire.text, wire.read_payload(payload))
+        tests, setup, entry_point = map(wire.decode_text, wire.read_payload(payload))
         return decide(tests, setup, entry_point, channel, limits.frame_bytes, kind)
     except MemoryError:
         return "oom", "MemoryError"
-    except BaseException as error:  # whatever a value of the candidate causes decides its verdict
+    except BaseException as error:
         return "fail:error", f"{type(error).__name__} while judging"
 
 
 def serve(control: socket.socket, size: Callable[[], int]) -> None:
-    """Judge one candidate after another; each message brings the payload (tests, setup) and the channel.
+    """Judge one candidate after another, until the client is gone or this process has grown too much.
 
-    size: function that returns the size of this process' address space, in bytes.
+    Each message brings the payload (tests, setup) and the channel. `size` returns the number of bytes of this process's
+    address space.
     """
-    initial = size()
-    worn = False
-    while not worn:
-        message, fds, _, _ = socket.recv_fds(control, 256, 2)
+    initial_bytes = size()
+    is_worn = False
+    while not is_worn:
+        message, fds, _, _ = socket.recv_fds(control, _REQUEST_BYTES, 2)
         if not message:
             return
         limits = Limits.unpack(message[1:])
         with _limit_tests(limits, size()):
             payload, channel = fds
-            verdict, text = _decide_safely(payload, channel, limits, message[:1])
+            verdict, verdict_message = _decide_safely(payload, channel, limits, message[:1])
         for fd in fds:
             os.close(fd)
-        if size() > initial + _WORN_BYTES:
+        if size() > initial_bytes + _WORN_BYTES:
             gc.collect()  # functions that tests define are cyclic garbage, and keep the candidate's values alive
-            worn = size() > initial + _WORN_BYTES
-        control.send((b"-" if worn else b"+") + wire.verdict(verdict, text))
+            is_worn = size() > initial_bytes + _WORN_BYTES
+        control.send((b"-" if is_worn else b"+") + wire.encode_verdict(verdict, verdict_message))

@@ -18,10 +18,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-_OS = """kill system putenv remove removedirs rmdir fchdir setuid fork forkpty killpg rename renames truncate replace unlink
-fchmod fchown chmod chown chroot fchdir lchflags lchmod lchown getcwd chdir"""
-
-
+_REMOVED_OS_FUNCTIONS = """kill system putenv remove removedirs rmdir fchdir setuid fork forkpty killpg rename renames
+truncate replace unlink fchmod fchown chmod chown chroot fchdir lchflags lchmod lchown getcwd chdir"""
+"""Functions of `os` that the harness sets to None, in its order, `fchdir` twice as there."""
 STATISTICS_FD = 4
 """Descriptor of the process' `/proc/self/schedstat`, if there is one."""
 
@@ -96,7 +95,7 @@ def reliability_guard() -> None:
     builtins.exit = None  # type: ignore[assignment]
     builtins.quit = None  # type: ignore[assignment]
     os.environ["OMP_NUM_THREADS"] = "1"
-    for name in _OS.split():
+    for name in _REMOVED_OS_FUNCTIONS.split():
         setattr(os, name, None)
     for name in ("rmtree", "move", "chown"):
         setattr(shutil, name, None)
@@ -107,7 +106,10 @@ def reliability_guard() -> None:
 
 
 class OfficialResult:
-    """Replaces the official list: the first text appended counts, even if the program dies afterwards."""
+    """Replaces the official list of results.
+
+    The first text that is appended counts, even if the program dies afterwards.
+    """
 
     def __init__(self, write: Callable[[bytes], object]):
         self._write = write

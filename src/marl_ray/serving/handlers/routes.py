@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from marl_ray.experiments.lifecycle import Action
-from marl_ray.serving.handlers import experiments, generate, operations, outcomes, ui
+from marl_ray.serving.handlers import experiments, operations, outcomes, ui
 from marl_ray.serving.handlers.acts import act, assign
 from marl_ray.serving.handlers.open_inference import infer
 from marl_ray.serving.handlers.open_inference import models as v2
@@ -13,6 +13,7 @@ from marl_ray.serving.handlers.openai import completions as texts
 from marl_ray.serving.handlers.openai import models as openai_models
 from marl_ray.serving.handlers.openai.fields import problem
 from marl_ray.serving.handlers.openapi.document import openapi
+from marl_ray.serving.handlers.texts import generate
 from marl_ray.serving.http.protocol import Request, RequestError, Response
 from marl_ray.serving.http.route import Route
 from marl_ray.serving.service import Service

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from marl_ray.config.serving.gateway import MAX_ATTRIBUTE_LENGTH, MAX_ATTRIBUTE_NAME, MAX_ATTRIBUTES
+from marl_ray.config.serving.population import MAX_ATTRIBUTE_LENGTH, MAX_ATTRIBUTE_NAME, MAX_ATTRIBUTES
 from marl_ray.experiments.assignment.population import Attributes
 from marl_ray.json_types import JsonMapping
 from marl_ray.serving.http.protocol import Request, RequestError

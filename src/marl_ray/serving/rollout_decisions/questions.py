@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TypedDict, get_args
 
 from marl_ray.config import ExperimentConfig
-from marl_ray.config.serving.gateway import GuardrailConfig
+from marl_ray.config.serving.guardrails import GuardrailConfig
 from marl_ray.config.serving.measures import RelativeMargin
 from marl_ray.experiments.evidence.judged_units import BetQuestion
 from marl_ray.experiments.evidence.looks import Look

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 
 from marl_ray.config import ArmConfig, ExperimentConfig, parse_config
-from marl_ray.config.serving.gateway import GuardrailConfig
+from marl_ray.config.serving.guardrails import GuardrailConfig
 from marl_ray.experiments.assignment.sample_ratio import Mismatch, sample_ratio_of_epochs
 from marl_ray.experiments.designs.thompson import thompson_weights
 from marl_ray.experiments.evidence.looks import Look

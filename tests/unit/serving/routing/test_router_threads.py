@@ -10,7 +10,8 @@ from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.experiments.assignment.rendezvous import AssignmentTable, PastTables
 from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 from marl_ray.serving.arms.protocol import TextRequest
-from marl_ray.serving.handlers.text_response import WrittenResponse, shadow_text
+from marl_ray.serving.handlers.texts.records import shadow_text
+from marl_ray.serving.handlers.texts.written_response import WrittenResponse
 from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.routing.assignment import Assigner
 

@@ -11,7 +11,9 @@ from marl_ray.errors import FieldError
 from marl_ray.experiments.assignment.population import Attributes
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.serving.handlers.acts.arm_answers import ActInputs, ArmActions, answer_by_actor_critic, answer_by_text
-from marl_ray.serving.handlers.text_response import log_text, text_observations, total_cost
+from marl_ray.serving.handlers.acts.text_acts import check_texts
+from marl_ray.serving.handlers.texts.records import log_text
+from marl_ray.serving.handlers.texts.written_response import total_cost
 from marl_ray.serving.http.fields import attributes_of, cluster_of, session_id
 from marl_ray.serving.http.protocol import Request, RequestError, Response, known_fields, parse_object
 from marl_ray.serving.logs.act_log import ActLog, LoggedAct
@@ -104,7 +106,7 @@ def _check_inputs(session_arm: SessionArm, act_request: _ActRequest) -> ActInput
     """Return what the session's arm is given; RequestError if it does not fit the arm's bundle."""
     router = session_arm.router
     if router.is_text:
-        return ActInputs(text_observations(router, act_request.observations, act_request.masks), {}, act_request.greedy)
+        return ActInputs(check_texts(router, act_request.observations, act_request.masks), {}, act_request.greedy)
     bundle = router.actor_bundle_of(session_arm.assignment.arm)
     try:
         observations = {agent: bundle.check(agent, value) for agent, value in act_request.observations.items()}

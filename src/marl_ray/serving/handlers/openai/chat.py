@@ -21,7 +21,9 @@ from marl_ray.serving.handlers.openai.fields import (
 )
 from marl_ray.serving.handlers.openai.messages import Tools, messages_of, tools_of
 from marl_ray.serving.handlers.openai.tool_calls import ToolCallReader
-from marl_ray.serving.handlers.text_response import TextResponseWriter, WrittenResponse, respond_with_text, text_request
+from marl_ray.serving.handlers.texts.arm_request import make_text_request
+from marl_ray.serving.handlers.texts.response_writer import TextResponseWriter, respond_with_text
+from marl_ray.serving.handlers.texts.written_response import WrittenResponse
 from marl_ray.serving.http.fields import boolean_field
 from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream, server_sent_event
 from marl_ray.serving.service import Service
@@ -62,7 +64,7 @@ async def completions(service: Service, request: Request) -> Response | Stream:
     options = read_options(data, CHAT_NEUTRAL_VALUES)
     number = f"chatcmpl-{secrets.token_hex(12)}"
     session_arm, agent = await assign_request(service, request, data, options.model, number)
-    arm_request = text_request(
+    arm_request = make_text_request(
         service,
         agent,
         messages,

@@ -20,7 +20,9 @@ from marl_ray.serving.handlers.openai.fields import (
     top_of,
     usage_of,
 )
-from marl_ray.serving.handlers.text_response import TextResponseWriter, WrittenResponse, collect_response, text_request
+from marl_ray.serving.handlers.texts.arm_request import make_text_request
+from marl_ray.serving.handlers.texts.response_writer import TextResponseWriter
+from marl_ray.serving.handlers.texts.written_response import WrittenResponse, collect_response
 from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream, server_sent_event
 from marl_ray.serving.service import Service
 
@@ -48,7 +50,7 @@ async def text_completions(service: Service, request: Request) -> Response | Str
         TextResponseWriter(
             service,
             session_arm,
-            text_request(service, agent, prompt, options.settings, streamed=options.streamed, **more),
+            make_text_request(service, agent, prompt, options.settings, streamed=options.streamed, **more),
         )
         for prompt in prompts
     ]

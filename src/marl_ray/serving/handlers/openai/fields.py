@@ -12,7 +12,8 @@ import orjson
 
 from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.policies.engines.decoding.logit_bias import LogitBias
-from marl_ray.serving.handlers.text_response import TextResponseWriter, agent_of, text_only
+from marl_ray.serving.handlers.texts.arm_request import agent_of, check_writes_text
+from marl_ray.serving.handlers.texts.response_writer import TextResponseWriter
 from marl_ray.serving.http.fields import attributes_of, boolean_field, session_id
 from marl_ray.serving.http.protocol import Request, RequestError
 from marl_ray.serving.http.text_settings import SETTINGS, Settings, settings_of
@@ -137,13 +138,13 @@ async def assign_request(
     """
     endpoint, _, agent = model.partition("/")
     routers = service.endpoints.acting_routers(endpoint)
-    text_only(routers[0])
+    check_writes_text(routers[0])
     has_unit = data.get("user") is not None or request.header(b"x-session-id") is not None
     session = session_id(data.get("user"), request) if has_unit else number
     session_arm = await service.assigner.assign(
         routers, session, None, attributes_of(data), service.admission.forced_arm(request)
     )
-    text_only(session_arm.router)
+    check_writes_text(session_arm.router)
     return session_arm, agent_of(session_arm.router, agent or None)
 
 

@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from marl_ray.config.serving.gateway import MAX_ATTRIBUTE_LENGTH, MAX_ATTRIBUTE_NAME, MAX_ATTRIBUTES
+from marl_ray.config.serving.population import MAX_ATTRIBUTE_LENGTH, MAX_ATTRIBUTE_NAME, MAX_ATTRIBUTES
 from marl_ray.serving.handlers.acts.act import ACT_FIELDS
 from marl_ray.serving.handlers.acts.assign import ASSIGN_FIELDS
 from marl_ray.serving.handlers.experiments import CHANGE_FIELDS, REASON_LENGTH
-from marl_ray.serving.handlers.generate import GENERATE_FIELDS
 from marl_ray.serving.handlers.openai.schemas import OPENAI_REQUESTS
 from marl_ray.serving.handlers.openapi.json_schema import JsonSchema
 from marl_ray.serving.handlers.outcomes import MAX_OUTCOME, OUTCOME_FIELDS
+from marl_ray.serving.handlers.texts.generate import GENERATE_FIELDS
 from marl_ray.serving.http.fields import SESSION_LENGTH
 from marl_ray.serving.http.text_settings import MAX_STOP_LENGTH, MAX_STOPS, MAX_TEMPERATURE, MAX_TOKENS, SEEDS
 

@@ -2,14 +2,9 @@
 
 from collections.abc import AsyncIterator
 
-from marl_ray.serving.handlers.text_response import (
-    TextResponseWriter,
-    WrittenResponse,
-    agent_of,
-    respond_with_text,
-    text_only,
-    text_request,
-)
+from marl_ray.serving.handlers.texts.arm_request import agent_of, check_writes_text, make_text_request
+from marl_ray.serving.handlers.texts.response_writer import TextResponseWriter, respond_with_text
+from marl_ray.serving.handlers.texts.written_response import WrittenResponse
 from marl_ray.serving.http.fields import attributes_of, boolean_field, cluster_of, session_id
 from marl_ray.serving.http.protocol import Request, RequestError, Response, Stream, server_sent_event
 from marl_ray.serving.http.text_settings import SETTINGS, settings_of
@@ -25,7 +20,7 @@ async def generate(service: Service, request: Request) -> Response | Stream:
     service.admission.admit(request, "inference")
     data = await request.object(GENERATE_FIELDS)
     routers = service.endpoints.acting_routers(data.get("experiment"))
-    text_only(routers[0])
+    check_writes_text(routers[0])
     session = session_id(data.get("session_id"), request)
     prompt, streamed = data.get("prompt"), boolean_field(data, "stream")
     if not isinstance(prompt, str):
@@ -34,9 +29,11 @@ async def generate(service: Service, request: Request) -> Response | Stream:
     session_arm = await service.assigner.assign(
         routers, session, cluster_of(data), attributes_of(data), service.admission.forced_arm(request)
     )
-    text_only(session_arm.router)
+    check_writes_text(session_arm.router)
     agent = agent_of(session_arm.router, data.get("agent"))
-    writer = TextResponseWriter(service, session_arm, text_request(service, agent, prompt, settings, streamed=streamed))
+    writer = TextResponseWriter(
+        service, session_arm, make_text_request(service, agent, prompt, settings, streamed=streamed)
+    )
     return await respond_with_text(request, writer, streamed, _answer, _events)
 
 
