@@ -23,9 +23,11 @@ OTHER = re.compile(
 )
 """Inline code, targets of links, comments, versions, papers, years: no figures."""
 NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?!\d)")
-CLAIM = re.compile(r"\(measured: |\b[Mm]easured once\b|\bIn (?:one|a) measurement\b")
+CLAIM = re.compile(r"\(measured: |\b(?:[Mm]easured|[Ss]imulated|[Tt]ried) once\b|\bIn one measurement\b")
 """Words with which a sentence says that its figures were measured."""
-NOT_STORED = re.compile(r"\b[Mm]easured once, on 20\d\d-\d\d-\d\d,(?: on [\w\s]+,)? and not stored\b")
+NOT_STORED = re.compile(
+    r"\b(?:[Mm]easured|[Ss]imulated|[Tt]ried) once, on 20\d\d-\d\d-\d\d,(?: on [\w\s]+,)? and not stored\b"
+)
 UNMEASURED: dict[tuple[str, str], list[float]] = {
     # the optimum of budget_dag, which is computed and not measured
     ("docs/algorithms.md", "Which one to choose"): [best_expected_reward(30)],
