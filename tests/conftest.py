@@ -174,6 +174,10 @@ def mlflow_tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     import sqlalchemy as sa
     from mlflow.store.db import utils
 
+    assert hasattr(utils, "_initialize_tables"), (
+        "MLflow has renamed its private function that makes the tables of a database, which the fixture mlflow_tables "
+        "replaces: look for its new name in mlflow/store/db/utils.py"
+    )
     template, make = tmp_path_factory.mktemp("mlflow") / "empty.db", utils._initialize_tables  # noqa: SLF001  MLflow's
 
     def initialize(engine: "sa.Engine") -> None:

@@ -156,6 +156,16 @@ def test_the_shards_of_the_night_run_every_test_once():
     assert commands("nightly.yml", "docs-test")[-1] == "make docs-test"
 
 
+def test_the_night_asks_that_nine_tenths_of_the_lines_are_run():
+    """By the command that the page shows, over all folders of tests; `--fail-under` of coverage has the number."""
+    folders = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["testpaths"]
+    command = f'make coverage TESTS="{" ".join(folders)}" FLOOR=90'
+    assert commands("nightly.yml", "coverage") == ["sudo make servers", command]
+    assert f"\n{command} " in (ROOT / "docs/development.md").read_text()
+    dry = subprocess.run(["make", "-n", "coverage", "FLOOR=90"], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert "coverage report --sort=cover --fail-under=90 " in dry.stdout
+
+
 @pytest.mark.parametrize(("runs", "status"), [("https://github.com/o/r/actions/runs/7", 0), ("", 1)])
 def test_a_release_is_of_a_commit_that_passed_ci_and_its_unit_tests(runs, status, tmp_path):
     """The first command asks GitHub; here a program answers in place of GitHub's own."""

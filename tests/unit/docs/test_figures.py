@@ -1,6 +1,7 @@
 """A section that links results of benchmarks has their figures.
 
 A number of four digits or more, or with a decimal point, occurs in a linked result, or is one of its numbers rounded.
+What was measured and is not stored has a date.
 """
 
 import re
@@ -22,6 +23,11 @@ OTHER = re.compile(
 )
 """Inline code, targets of links, comments, versions, papers, years: no figures."""
 NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?!\d)")
+CLAIM = re.compile(r"\(measured: |\b(?:[Mm]easured|[Ss]imulated|[Tt]ried) once\b|\bIn one measurement\b")
+"""Words with which a sentence says that its figures were measured."""
+NOT_STORED = re.compile(
+    r"\b(?:[Mm]easured|[Ss]imulated|[Tt]ried) once, on 20\d\d-\d\d-\d\d,(?: on [\w\s]+,)? and not stored\b"
+)
 UNMEASURED: dict[tuple[str, str], list[float]] = {
     # the optimum of budget_dag, which is computed and not measured
     ("docs/algorithms.md", "Which one to choose"): [best_expected_reward(30)],
@@ -89,6 +95,35 @@ def test_figures_are_those_of_the_linked_results(page, heading, text):
 def test_many_sections_link_their_results():
     named = {(str(param.values[0].relative_to(ROOT)), param.values[1]) for param in LINKING}
     assert len(named) > 25 and named >= UNMEASURED.keys()
+
+
+def sourceless(heading: str, text: str) -> bool:
+    """Return True if a section says that something was measured, and neither links a result nor says that none is stored."""
+    claims = len(CLAIM.findall(text))
+    dated = len(NOT_STORED.findall(" ".join(text.split())))
+    if heading == "Measured":
+        return not (LINK.search(text) or dated or re.search(r"^Nothing\b", text, re.MULTILINE))
+    return claims > dated and not LINK.search(text)
+
+
+def test_what_was_measured_is_a_stored_result_or_has_a_date():
+    pages = [(page, heading, text) for page in PAGES for heading, text in sections(page).items()]
+    assert [f"{page.relative_to(ROOT)}: {heading}" for page, heading, text in pages if sourceless(heading, text)] == []
+    assert sum(bool(NOT_STORED.search(" ".join(text.split()))) for _, _, text in pages) > 5
+
+
+@pytest.mark.parametrize(
+    ("heading", "text"),
+    [
+        ("Limits", "It ends within a second (measured: 0.1 s)."),
+        ("Limits", "Measured once, on 2026-11-21: 0.1 s."),
+        ("Limits", "In one measurement it took 0.1 s."),
+        ("Measured", "Two workers make 37,000 steps/s."),
+    ],
+)
+def test_figures_without_a_source_are_refused(heading, text):
+    assert sourceless(heading, text)
+    assert not sourceless(heading, f"{text} See [results](../benchmarks/results/gridworld.md).")
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,17 @@ from docs.pages import ROOT
 HOLE = "\0"
 """It stands in a template where a formatted text has a value."""
 MIN_LETTERS = 8
-"""Least number of letters that a quoted message shares with its template."""
-ENTRY = re.compile(r"^### (`+)(.+?)\1\n\n\S[^#]+\n\n\*\*What to do\.\*\* [A-Z`[]", re.MULTILINE)
+"""Minimum number of letters that a quoted message shares with its template."""
+ENTRY = re.compile(r"^#### (`+)(.+?)\1\n\n\S[^#]+\n\n\*\*What to do\.\*\* [A-Z`[]", re.MULTILINE)
 """A heading, the cause of the message, and its remedy."""
 
 
 def quoted() -> list[str]:
-    """The headings of the third level below the heading Messages."""
+    """The headings of the fourth level below the heading Messages, whose parts are of the third."""
     page = (ROOT / "docs/troubleshooting.md").read_text().partition("\n## Messages\n")[2]
     messages = [match[2] for match in ENTRY.finditer(page)]
-    headings = re.findall("^### ", page, re.MULTILINE)
+    headings = re.findall("^#### ", page, re.MULTILINE)
+    assert not re.search("^##? ", page, re.MULTILINE), "expected no heading beside Messages after it"
     assert len(messages) == len(headings), "expected headings of a message in backticks, its cause, and what to do"
     return messages
 
@@ -31,7 +32,7 @@ def template(node: ast.expr) -> str | None:
         case ast.Constant(value=str() as text):
             return text
         case ast.JoinedStr(values=parts):
-            return "".join(part.value if isinstance(part, ast.Constant) else HOLE for part in parts)  # type: ignore[misc]
+            return "".join(part.value if isinstance(part, ast.Constant) else HOLE for part in parts)
     return None
 
 
