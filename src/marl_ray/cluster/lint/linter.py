@@ -28,7 +28,7 @@ def lint_manifest(document: object, source: str) -> list[str]:
 
     RayService, RayCluster, RayJob and RayCronJob are checked completely. A line with `advice: ` is about what KubeRay
     takes and what runs badly. Other kinds are checked for secrets only: Kubernetes' own tools know those kinds. The caller
-    must check the result of `serve_config`.
+    must check the result of `embedded_serve_config`.
     """
     return [": ".join(filter(None, (source, path, message))) for path, message in _findings(document)]
 

@@ -110,7 +110,7 @@ class ProgramJob:
     """A request, prepared before the fork, because work in a fork costs it page faults."""
 
     kind: bytes
-    """One of the `_REQUEST`s."""
+    """One of the constants of this module whose names end in REQUEST."""
     limits: Limits
     cpu_s: float
     """The seconds of CPU time after which the server ends the run."""
