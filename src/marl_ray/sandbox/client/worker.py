@@ -167,7 +167,7 @@ class Worker:
     def judge(self, program: int, tests: int, limits: Limits, kind: bytes) -> tuple[RunEnd, str, str]:
         """Judge a candidate, and return its end with the judge's verdict and message.
 
-        `program` and `tests` are descriptors of payloads, `kind` is `CALLS_REQUEST` or `IN_PLACE_REQUEST`. Raises
+        `program` and `tests` are descriptors of payloads, `kind` is `PLAIN_KIND` or `IN_PLACE_KIND`. Raises
         ProcessDiedError if the server or the judge does not answer in time.
         """
         local, remote = socket.socketpair()
