@@ -16,7 +16,8 @@ from stores.units import NOW, over
 
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable, draw_arm
-from marl_ray.experiments.lifecycle import Action, ExperimentStatus, RolloutStep
+from marl_ray.experiments.lifecycle import Action, ExperimentStatus
+from marl_ray.experiments.rollout_steps import RolloutStep
 from marl_ray.experiments.store.reports import Report
 from marl_ray.experiments.store.stores import Stores, open_stores
 from marl_ray.experiments.store.unit_store import Exposure
