@@ -198,7 +198,7 @@ def test_a_secret_that_is_missing_is_named(bundles, tmp_path, monkeypatch):
 
 
 def test_entries_of_other_gateways_on_the_same_database_hold_up_none_of_ours(receiver, stores, monkeypatch):
-    monkeypatch.setattr(queue, "AT_ONCE", 2)
+    monkeypatch.setattr(queue, "MAX_DUE_CHANGES", 2)
     for number in range(2):
         arms = {arm: {"digest": f"{arm}{number}", "weight": 1} for arm in "ab"}
         stores.experiments.open(f"theirs{number}", {"salt": "s", "arms": arms, "endpoint": f"their{number}"})
