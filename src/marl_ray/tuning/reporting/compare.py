@@ -1,4 +1,4 @@
-"""Statistics in a sweep's report: curves over seeds, probabilities of improvement, importance of keys.
+"""Statistics in a sweep's report: curves over seeds, chances of improvement, importance of keys.
 
 Nothing here needs Ray. Interquartile means, bootstrap intervals and the probability of improvement follow Agarwal et
 al. 2021 (arXiv 2108.13264).

@@ -1,4 +1,4 @@
-"""The driver of a sweep: it checks the config, claims the sweep's folder, and runs or continues the sweep.
+"""The driver of a sweep: it checks the config, claims the folder, and runs or continues the sweep.
 
 Tune runs, retries and shows the trials. `SweepPlan`, as Tune's searcher, decides what runs next: a Tune trial is one
 leg of one trial of the sweep, from its checkpoint to the next decision point. Tune's own schedulers are not used: with

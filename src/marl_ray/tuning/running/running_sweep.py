@@ -1,4 +1,4 @@
-"""A sweep while its driver runs: legs begin and end, records are kept, and people, MLflow and TensorBoard hear of it."""
+"""A sweep while its driver runs: it begins and ends legs, keeps the records, and tells people and trackers."""
 
 import os
 import sys

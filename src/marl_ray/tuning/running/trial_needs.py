@@ -1,4 +1,4 @@
-"""The needs of a sweep's trials: the run config of each configuration, and the resources that its trial occupies."""
+"""The needs of a sweep's trials: the run config of a configuration, and the resources of its trial."""
 
 import itertools
 from collections.abc import Iterable, Mapping
