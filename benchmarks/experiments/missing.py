@@ -169,7 +169,7 @@ def check(case: Missing, arms: Sequence[Seen], sign: int, margin: float, log_e: 
 
 
 def alarms_of(reports: Looks, evidence: Evidence) -> np.ndarray:
-    """Return True at every look (runs, looks) where `missing_outcomes.unequal_reporting` raises an alarm."""
+    """Return True at every look (runs, looks) where `missing_outcomes.judge_reporting` raises an alarm."""
     n_t, n_c, mean_t, mean_c, var_t, var_c = reports
     other = Looks(n_c, n_t, mean_c, mean_t, var_c, var_t)
     limit = -math.log(ALARM_LEVEL / 2)

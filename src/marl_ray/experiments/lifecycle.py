@@ -1,4 +1,4 @@
-"""The life of an experiment as pure functions: the actions that a state allows, and the traffic of its arms.
+"""The life of an experiment as pure functions: the actions that states allow, and the arms' traffic.
 
     draft --start--> running --promote--> promoted
                        |  ^                   |
@@ -288,10 +288,10 @@ def _eligible_treatments(plan: RolloutPlan, barred: frozenset[str]) -> list[str]
 
 
 def state_under_config(state: ExperimentState, before: RolloutPlan, after: RolloutPlan, now: float) -> ExperimentState:
-    """Return the state under a config that assigns differently: the next epoch, in which the stage begins anew.
+    """Return the state under a config that assigns differently.
 
-    Other stages or another strategy begin at the first stage. Raises MarlRayError if the new plan has no place
-    for the state.
+    It is of the next epoch, in which the stage begins anew. Other stages or another strategy begin at the first stage.
+    Raises MarlRayError if the new plan has no place for the state.
     """
     if after.control in state.rolled_back:
         raise MarlRayError(f"arms: the control {after.control!r} has been rolled back; expected another first arm")

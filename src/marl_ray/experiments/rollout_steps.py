@@ -1,4 +1,4 @@
-"""The decision about a rollout: the next step that a look at the evidence calls for, as a pure function."""
+"""The decision about a rollout: the step that evidence calls for, as a pure function."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -142,7 +142,7 @@ class EvalPlusProblem(Problem):
         return SampleVerdict(result == "passed", result, wall_s, cpu_s, pool.level.name.lower(), scores={"base": base})
 
     def _arguments(self, part: str, inputs: str, expected: ReferenceOutputs, factor: float) -> str:
-        """Return the arguments of `check` behind the function, as Python; time limits are multiplied by `factor`."""
+        """Return the arguments of `check` behind the function as Python, with time limits multiplied by `factor`."""
         seconds = [factor * limit for limit in expected.seconds]
         return f"{self.entry_point!r}, {part!r}, {inputs!r}, {expected.outputs!r}, {self.atol!r}, {seconds!r}"
 

@@ -1,4 +1,4 @@
-"""The product's own format: a JSON object a line, with a function and assertions or a program and its outputs.
+"""The product's own format: functions with assertions, or programs with outputs, in a JSON object a line.
 
     {"task_id": "add", "prompt": "...", "entry_point": "add", "tests": ["assert add(1, 2) == 3"],
      "public_tests": [], "setup": "import math", "reference": "def add(a, b): return a + b"}

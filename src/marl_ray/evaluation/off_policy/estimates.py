@@ -1,4 +1,4 @@
-"""Parts that the off-policy estimates of acts and of texts share: the result with its gate, and the model of outcomes."""
+"""Parts that the off-policy estimates of acts and of texts share: the result, its gate, and a model."""
 
 import math
 from dataclasses import dataclass

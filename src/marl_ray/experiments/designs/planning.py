@@ -1,4 +1,4 @@
-"""Number of units an experiment needs, for one look at a size fixed beforehand and for the tests that decide at every look.
+"""Numbers of units that an experiment needs, for one look at the end and for tests at every look.
 
 The deciding test (promotion; harm is found a little sooner) is simulated in its limit for many units: the gain's sum S
 of intrinsic time V is a Brownian motion with drift. The normal mixture's evidence is a function of (S, V), and so is,

@@ -1,4 +1,4 @@
-"""Judged units one by one, in the order in which they were stored, and the bets on them, continued from look to look.
+"""Judged units in the order in which they were stored, and the bets on them from look to look.
 
 The order is the database's: `stored_at`, then the unit. Once a moment is settled (`windows`), no unit stored before it
 can still appear. So every replica bets on the same units in the same order, whenever it looks.
@@ -86,9 +86,9 @@ class Bets:
 
     design: Design
     tests: dict[BetQuestion, BettingTest] = field(default_factory=dict)
-    upto: dict[BetQuestion, float] = field(default_factory=dict)
+    bet_until: dict[BetQuestion, float] = field(default_factory=dict)
     """Question -> the latest `stored_at` that it has bet on."""
-    lacking: set[str] = field(default_factory=set)
+    incomplete_metrics: set[str] = field(default_factory=set)
     """Metrics that some unit has not reported and that then does not count."""
 
     def read(
@@ -110,12 +110,12 @@ class Bets:
         plain = [question for question in unique if question.claim.missing is None]
         self._continue(connection, name, plain, shares, until)
         # While all report, both ends are what those who report say: most experiments never need them.
-        complete = {question.metric for question in plain} - self.lacking
+        complete = {question.metric for question in plain} - self.incomplete_metrics
         self._continue(
             connection, name, [q for q in unique if q not in plain and q.metric not in complete], shares, until
         )
-        self.upto = {question: at for question, at in self.upto.items() if question in unique}
-        return {question: self.tests[question].evidence() for question in unique if question in self.upto}
+        self.bet_until = {question: at for question, at in self.bet_until.items() if question in unique}
+        return {question: self.tests[question].evidence() for question in unique if question in self.bet_until}
 
     def _continue(
         self,
@@ -127,16 +127,16 @@ class Bets:
     ) -> None:
         groups: dict[tuple[str, float], list[BetQuestion]] = {}
         for question in questions:
-            groups.setdefault((question.metric, self.upto.get(question, -math.inf)), []).append(question)
+            groups.setdefault((question.metric, self.bet_until.get(question, -math.inf)), []).append(question)
         for (metric, after), group in groups.items():
             # A clock that is put back takes nothing back.
             if until > after:
                 for page in judged_units(connection, name, self.design, metric, after, until):
                     if any(unit.value is None for unit in page):
-                        self.lacking.add(metric)
+                        self.incomplete_metrics.add(metric)
                     for question in group:
                         _bet(self.tests[question], question, page, shares)
-            self.upto |= dict.fromkeys(group, max(until, after))
+            self.bet_until |= dict.fromkeys(group, max(until, after))
 
 
 def _bet(
@@ -152,8 +152,8 @@ def _bet(
         if treatment > 0 and control > 0:
             chances[epoch] = treatment / (treatment + control)
     arms = question.treatment, question.control
-    everybody = question.claim.missing is not None
-    units = [u for u in page if (everybody or u.value is not None) and u.arm in arms and u.epoch in chances]
+    counts_missing = question.claim.missing is not None
+    units = [u for u in page if (counts_missing or u.value is not None) and u.arm in arms and u.epoch in chances]
     test.add(
         np.array([math.nan if unit.value is None else unit.value for unit in units], float),
         np.array([unit.arm == question.treatment for unit in units], bool),

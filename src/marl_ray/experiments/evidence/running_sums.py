@@ -1,4 +1,4 @@
-"""Sums over an experiment's units, continued from look to look: each process reads a stored row once.
+"""Sums over an experiment's units, continued from look to look, so that a process reads each row once.
 
 A unit enters the sums of values when its window is over; nothing about it changes after that (`windows`). Two things
 decide whether a row is final and due: its position and the moment it was stored. SQLite numbers rows as they are
@@ -89,7 +89,7 @@ class Sums:
         sqlite = connection.dialect.name == "sqlite"
         # A clock that is put back takes nothing back.
         stored = max(self.stored, moment - self.design.window_s - grace_s(self.design.window_s))
-        row = _end(connection, sqlite)
+        row = _end_position(connection, sqlite)
         if sqlite and (row, stored) == (self.row, self.stored):
             return self.totals, False
         if not sqlite:
@@ -124,7 +124,7 @@ class Sums:
         return [units.epoch, units.arm, cluster.label("cluster"), settled.label("settled")]
 
     def _exposures(self, name: str, row: int, sqlite: bool) -> Any:
-        """Return the query of the units since the last look; those before position `row` are counted apart."""
+        """Return the query of the units since the last look, in which those before position `row` are apart."""
         since_last = sa.and_(schema.exposures.c.experiment == name, _position(sqlite) >= self.row)
         keys = sa.select(*self._keys(row, sqlite)).where(since_last).cte("units").c
         return sa.select(*keys, sa.func.count().label("rows")).group_by(*keys)
@@ -135,14 +135,14 @@ class Sums:
         They are new ones, and older ones that were not due then.
         """
         units = schema.exposures.c
-        columns = [units.experiment, units.unit, *self._keys(row, sqlite), counts_of(self.design).label("counts")]
+        columns = [units.experiment, units.unit, *self._keys(row, sqlite), counts_sql(self.design).label("counts")]
         last = (units.stored_at + self.design.window_s).label("closes_at")
         query = sa.select(*columns, last).where(units.experiment == name)
         # Sums are no columns of an index: each half has the index that it needs and no other.
-        since = query.where(_position(sqlite) >= self.row, units.stored_at + 0 <= stored)
-        before = query.where(_position(sqlite) + 0 < self.row)
-        waited = before.where(units.stored_at > self.stored, units.stored_at <= stored)
-        return sa.union_all(since, waited).cte("due")
+        new = query.where(_position(sqlite) >= self.row, units.stored_at + 0 <= stored)
+        older = query.where(_position(sqlite) + 0 < self.row)
+        newly_due = older.where(units.stored_at > self.stored, units.stored_at <= stored)
+        return sa.union_all(new, newly_due).cte("due")
 
     def _values(self, table: sa.Table, due: sa.CTE) -> Any:
         """Return the query of the moments of the values that the units reported in time, and of the number of units."""
@@ -159,7 +159,7 @@ def _position(sqlite: bool) -> Any:
     return sa.literal_column("exposures.rowid" if sqlite else "exposures.tx", sa.BigInteger)
 
 
-def _end(connection: sa.Connection, sqlite: bool) -> int:
+def _end_position(connection: sa.Connection, sqlite: bool) -> int:
     """Return the position below which every row is final."""
     if sqlite:
         last = sa.select(sa.func.max(_position(sqlite))).select_from(schema.exposures)
@@ -177,7 +177,7 @@ def rescaled_value_sql(table: sa.Table, design: Design) -> Any:
     return sa.case(*of_metric, else_=value) if of_metric else value
 
 
-def counts_of(design: Design) -> Any:
+def counts_sql(design: Design) -> Any:
     """Return the SQL that is 1 for an exposure whose values count, 0 for one in its block's washout."""
     if design.randomize != "switchback":
         return sa.literal(1)

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from marl_ray.experiments.database import schema
 from marl_ray.experiments.database.windows import grace_s
-from marl_ray.experiments.evidence.running_sums import Design, counts_of, moments_of, rescaled_value_sql
+from marl_ray.experiments.evidence.running_sums import Design, counts_sql, moments_of, rescaled_value_sql
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.moments import NO_MOMENTS, Moments, merge_moments
 
@@ -60,7 +60,7 @@ def _units(name: str, design: Design, now: float) -> Any:
     value = sa.case(
         (judged, sa.func.coalesce(rescaled_value_sql(outcomes, design), dict(design.missing).get("outcome")))
     )
-    columns = units.cluster, units.epoch, units.arm, counts_of(design).label("counts")
+    columns = units.cluster, units.epoch, units.arm, counts_sql(design).label("counts")
     query = sa.select(*columns, sa.case((judged, 1), else_=0).label("judged"), value.label("value"))
     query = query.add_columns(sa.func.coalesce(outcomes.c.at, closes_at).label("at"))
     return query.join_from(schema.exposures, outcomes, in_time, isouter=True).where(units.experiment == name)

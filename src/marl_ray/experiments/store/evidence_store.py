@@ -15,7 +15,7 @@ from marl_ray.experiments.evidence.running_sums import Design, Sums
 from marl_ray.experiments.evidence.series import Series, series
 from marl_ray.experiments.lifecycle import ExperimentRecord, plan_of
 from marl_ray.experiments.statistics.bets import BetEvidence
-from marl_ray.experiments.store.records import look_design, read
+from marl_ray.experiments.store.records import look_design, read_experiment
 
 
 class EvidenceStore:
@@ -25,7 +25,7 @@ class EvidenceStore:
         self._database = database
         self._sums: dict[str, tuple[Sums, Look | None]] = {}
         self._bets: dict[str, Bets] = {}
-        self._looking: dict[str, threading.Lock] = {}
+        self._locks: dict[str, threading.Lock] = {}
 
     def look(self, record: ExperimentRecord, now: float | None = None, questions: Collection[BetQuestion] = ()) -> Look:
         """Return the sums over the experiment's units at a moment, and what the questions' tests prove.
@@ -35,7 +35,7 @@ class EvidenceStore:
         """
         name, moment = record.name, self._database.settled_at() if now is None else now
         design = look_design(record.config)
-        with self._looking.setdefault(name, threading.Lock()):
+        with self._locks.setdefault(name, threading.Lock()):
             sums, last = self._sums.get(name, (Sums(design), None))
             if sums.design != design:
                 sums, last = Sums(design), None
@@ -99,7 +99,10 @@ class EvidenceStore:
     def _shares(
         self, connection: sa.Connection, record: ExperimentRecord, since: int | None = None
     ) -> dict[int, Mapping[str, float]]:
-        """Return epoch -> weights, which the audit tells, from an epoch on; of the record's stage if none is given."""
+        """Return epoch -> its weights, which the audit holds, from the epoch `since` on.
+
+        Without `since` they are those of the record's stage.
+        """
         audit, first = schema.audit.c, record.state.stage_epoch if since is None else since
         query = sa.select(audit.epoch, audit.after).where(audit.experiment == record.name).order_by(audit.id)
         rows = connection.execute(query.where(audit.epoch >= first))
@@ -109,7 +112,7 @@ class EvidenceStore:
     def summary(self, name: str) -> dict[str, ArmSummary]:
         """Return arm -> exposures and outcomes, of the arms that have any."""
         with self._database.transaction() as connection:
-            record = read(connection, name)
+            record = read_experiment(connection, name)
         return {} if record is None else dict(self.look(record).units)
 
     def series(self, name: str, points: int = 60, now: float | None = None) -> Series:
@@ -118,7 +121,7 @@ class EvidenceStore:
         Reads every outcome: for drawing, not for polling.
         """
         with self._database.transaction() as connection:
-            record = read(connection, name)
+            record = read_experiment(connection, name)
         if record is None:
             return {}
         moment = self._database.settled_at() if now is None else now

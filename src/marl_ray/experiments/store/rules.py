@@ -88,9 +88,9 @@ def allowed_arms(
     own_arms, other_arms = schema.arms.alias().c, schema.arms.alias().c
     same = sa.or_(other_arms.digest == own_arms.digest, other_arms.weights_sha256 == own_arms.weights_sha256)
     marked = sa.and_(same, other_arms.experiment != name, other_arms.rolled_back_at.is_not(None))
-    query = sa.select(own_arms.arm, own_arms.digest, sa.func.min(other_arms.experiment).label("elsewhere")).where(
-        marked
-    )
+    query = sa.select(
+        own_arms.arm, own_arms.digest, sa.func.min(other_arms.experiment).label("other_experiment")
+    ).where(marked)
     query = query.where(own_arms.experiment == name, own_arms.rolled_back_at.is_(None)).group_by(
         own_arms.arm, own_arms.digest
     )
@@ -104,9 +104,9 @@ def allowed_arms(
         if not part.get("allow_rolled_back", False):
             raise MarlRayError(
                 f"experiment {name!r}: arms.{row.arm}: the weights of bundle {row.digest[:16]} have been rolled back in "
-                f"experiment {row.elsewhere!r}; expected another bundle, weight 0, or allow_rolled_back: true "
+                f"experiment {row.other_experiment!r}; expected another bundle, weight 0, or allow_rolled_back: true "
                 "(marl-ray deploy --allow-rolled-back)"
             )
         if not (same_bundle and earlier.get("allow_rolled_back", False)):
-            allowed[row.arm] = row.elsewhere
+            allowed[row.arm] = row.other_experiment
     return allowed

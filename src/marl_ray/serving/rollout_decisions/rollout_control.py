@@ -18,7 +18,7 @@ from marl_ray.experiments.designs.thompson import thompson_weights
 from marl_ray.experiments.evidence.looks import Look
 from marl_ray.experiments.lifecycle import Action, ExperimentRecord, ExperimentStatus, StaleEpochError
 from marl_ray.experiments.rollout_steps import ArmEvidence, RolloutDecision, RolloutEvidence, RolloutStep, decide_step
-from marl_ray.experiments.statistics.missing_outcomes import ALARM_LEVEL, ReportingTest, unequal_reporting
+from marl_ray.experiments.statistics.missing_outcomes import ALARM_LEVEL, ReportingTest, judge_reporting
 from marl_ray.experiments.store.evidence_store import EvidenceStore
 from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.serving.rollout_decisions.questions import (
@@ -180,8 +180,8 @@ def _reporting(look: Look, record: ExperimentRecord, config: ExperimentConfig, m
     reports = []
     for arm in plan.treatments:
         pair = look.reporting.pair(metric, arm, plan.control, len(plan.weights))
-        level, units = ALARM_LEVEL / len(plan.treatments), config.randomize == "session"
-        test = unequal_reporting(*pair, min_outcomes=config.min_outcomes, units=units, alpha=level)
+        level, binary = ALARM_LEVEL / len(plan.treatments), config.randomize == "session"
+        test = judge_reporting(*pair, min_outcomes=config.min_outcomes, binary=binary, alpha=level)
         reports.append(Reporting(metric, arm, *counts_of(arm), *counts_of(plan.control), test))
     return reports
 
