@@ -19,7 +19,7 @@ from marl_ray.experiments.evidence.looks import Look, look_at
 from marl_ray.experiments.evidence.running_sums import Totals
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.moments import Moments
-from marl_ray.experiments.store.records import look_design
+from marl_ray.experiments.store.records import look_settings
 from marl_ray.experiments.store.reports import OutcomeConflictError, Report, UnknownUnitError
 from marl_ray.experiments.store.stores import open_stores
 from marl_ray.experiments.store.unit_store import Exposure
@@ -65,7 +65,7 @@ class History:
             self.reported[unit, metric] = value, now
 
     def look(self, now: float) -> Look:
-        design, totals = look_design(self.config), Totals()
+        design, totals = look_settings(self.config), Totals()
         counted: dict[tuple, list[float]] = {}
         for exposed, stored_at in self.units:
             session = design.randomize == "session"

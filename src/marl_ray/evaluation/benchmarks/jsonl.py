@@ -1,4 +1,4 @@
-"""The product's own format: functions with assertions, or programs with outputs, in a JSON object a line.
+"""The product's own format, in which a line is a function with assertions or a program with outputs.
 
     {"task_id": "add", "prompt": "...", "entry_point": "add", "tests": ["assert add(1, 2) == 3"],
      "public_tests": [], "setup": "import math", "reference": "def add(a, b): return a + b"}

@@ -136,6 +136,6 @@ def _start(workers: int | None, packages: frozenset[str], min_level: Level) -> N
 
 
 def _last_line(error: BaseException) -> str:
-    """Return the cause of a remote error, which is the last line of its text; a traceback comes before it."""
+    """Return the cause of a remote error, which is the last line of its text, below the traceback."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

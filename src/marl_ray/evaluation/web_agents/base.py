@@ -30,7 +30,7 @@ MINIWOB = WebBenchmark("miniwob", "MiniWoB++", "miniwob", {"variants": 1, "held_
 
 
 def web_benchmark(name: str) -> WebBenchmark | None:
-    """Return the benchmark of a name or `package.module:NAME`; None unless it is played in a browser."""
+    """Return the benchmark of a name or `package.module:NAME`, or None unless it is played in a browser."""
     try:
         loaded = BENCHMARK.load(name)
     except MarlRayError:

@@ -212,7 +212,7 @@ def _place(kind: bytes, name: str, unit: str) -> float:
 
 def arm_prefix(salt: str, arm: str) -> "hashlib.blake2b":
     """Return the hash of an experiment's salt and an arm, which `uniform_of_key` continues from with a unit."""
-    # JSON ends where it ends, so no two (salt, arm, unit) run together to the same bytes.
+    # JSON marks its own end, so no two (salt, arm, unit) become the same bytes.
     return hashlib.blake2b(json.dumps([salt, arm]).encode(), digest_size=8)
 
 
@@ -224,5 +224,5 @@ def uniform_of_key(prefix: "hashlib.blake2b", key: bytes) -> float:
     """Return a number in (0, 1), uniform over keys, that depends on the prefix and the key alone."""
     state = prefix.copy()
     state.update(key)
-    # The half keeps zero out: its logarithm does not exist.
+    # The half keeps out zero, which has no logarithm.
     return (int.from_bytes(state.digest(), "big") + 0.5) * 2.0**-64

@@ -1,4 +1,4 @@
-"""Connections to the database of experiments: its transactions, its clock, and its failures as one error."""
+"""Connections to the database of experiments: transactions, a clock, and one error for all failures."""
 
 import time
 from collections.abc import Callable, Iterator

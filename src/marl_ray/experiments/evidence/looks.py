@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from marl_ray.experiments.assignment.rendezvous import block_group, block_span
 from marl_ray.experiments.evidence.judged_units import BetQuestion
-from marl_ray.experiments.evidence.running_sums import Design, Exposed, Judged, MetricCell, Totals
+from marl_ray.experiments.evidence.running_sums import Exposed, Judged, LookSettings, MetricCell, Totals
 from marl_ray.experiments.statistics.bets import BetEvidence, End
 from marl_ray.experiments.statistics.intervals import NO_OUTCOME, Summary
 from marl_ray.experiments.statistics.missing_outcomes import mean_excess_beyond
@@ -111,7 +111,7 @@ class Sources:
     """Numbers of units whose windows are over."""
     homes: Homes
     """Clusters and blocks that count."""
-    design: Design
+    settings: LookSettings
     pooled_moments: dict[tuple[str, str, str], Moments] = field(default_factory=dict)
     """Results of `Look.pooled_moments`, for which later looks without news ask again."""
     filled_summaries: dict[FillArguments, tuple[Summary, Summary]] = field(default_factory=dict)
@@ -171,7 +171,7 @@ class Look(Observations):
             return self.sources.filled_summaries[fill]
         values, judged = self._of_pair(metric, {treatment: (1.0, shift), control: (scale, 0.0)})
         observations = _group_observations(
-            _fill_missing(values, judged, {metric: value}), self.sources.homes, self.sources.design
+            _fill_missing(values, judged, {metric: value}), self.sources.homes, self.sources.settings
         )
         return self.sources.filled_summaries.setdefault(fill, observations.pair(metric, treatment, control, arms))
 
@@ -202,7 +202,7 @@ class Look(Observations):
             key: observations.n * mean_excess_beyond(observations, value, end) for key, observations in values.items()
         }
         values = {(metric, *key): Moments(n, parts.get((metric, *key), 0.0) / n, 0.0) for key, n in judged.items()}
-        observations = _group_observations(values, self.sources.homes, self.sources.design)
+        observations = _group_observations(values, self.sources.homes, self.sources.settings)
         treated, other = observations.pair(metric, treatment, control, arms)
         return self.sources.mean_excess.setdefault(request, (treated.mean, other.mean))
 
@@ -223,7 +223,7 @@ class Look(Observations):
         return values, {key: n for key, n in self.sources.judged.items() if key[1] in changes}
 
 
-def look_at(totals: Totals, design: Design, now: float) -> Look:
+def look_at(totals: Totals, settings: LookSettings, now: float) -> Look:
     """Compute a look from the sums; `now` (seconds since 1970) decides which blocks are over.
 
     A cluster counts in the arm it had first, by its units in that arm. A block counts once it and the windows of its
@@ -249,13 +249,13 @@ def look_at(totals: Totals, design: Design, now: float) -> Look:
     assigned: Counts = {}
     for home in homes.values():
         _add_count(assigned, home.epoch, home.arm, 1)
-    if design.randomize == "switchback":
+    if settings.randomize == "switchback":
         done = {name for name, home in homes.items() if not home.changed and sum(block_span(name)) <= now}
         homes = {name: homes[name] for name in done - _clusters_under_way(exposures, judged)}
-    values = _group_observations(_fill_missing(totals.values, judged, dict(design.missing)), homes, design)
-    reporting = _group_observations(_reporting_indicators(totals.values, judged, reported), homes, design)
-    assigned = exposed if design.randomize == "session" else assigned
-    sources = Sources(totals.values, judged, homes, design)
+    values = _group_observations(_fill_missing(totals.values, judged, dict(settings.missing)), homes, settings)
+    reporting = _group_observations(_reporting_indicators(totals.values, judged, reported), homes, settings)
+    assigned = exposed if settings.randomize == "session" else assigned
+    sources = Sources(totals.values, judged, homes, settings)
     return Look(
         values.values,
         values.strata,
@@ -294,12 +294,12 @@ def _reporting_indicators(values: MetricMoments, judged: Mapping[Judged, int], m
     return indicators
 
 
-def _group_observations(values: MetricMoments, homes: Homes, design: Design) -> Observations:
+def _group_observations(values: MetricMoments, homes: Homes, settings: LookSettings) -> Observations:
     """Group values by what was assigned: units, clusters or blocks.
 
     `homes` has the clusters and blocks that count.
     """
-    if design.randomize == "session":
+    if settings.randomize == "session":
         pooled: dict[str, dict[str, Moments]] = {}
         strata: dict[str, dict[int, dict[str, Summary]]] = {}
         for (metric, epoch, arm, _, _), moments in values.items():
@@ -325,7 +325,7 @@ def _group_observations(values: MetricMoments, homes: Homes, design: Design) -> 
         }
         for metric, moments in means.items()
     }
-    return Observations(_pool_epochs(means), strata, means if design.randomize == "switchback" else {})
+    return Observations(_pool_epochs(means), strata, means if settings.randomize == "switchback" else {})
 
 
 def _pool_epochs(means: dict[str, dict[int, dict[str, dict[str, float]]]]) -> dict[str, dict[str, Summary]]:
@@ -348,7 +348,10 @@ def _clusters_under_way(exposures: Mapping[Exposed, int], judged: Mapping[Judged
 
 
 def _find_homes(exposures: Mapping[Exposed, int]) -> dict[str, Home]:
-    """Return the home of each cluster or block; of two arms in its first epoch it is the one with more units."""
+    """Return the home of each cluster or block.
+
+    Of two arms in its first epoch it is the one with more units.
+    """
     homes: dict[str, Home] = {}
     for epoch, arm, cluster in sorted(exposures, key=lambda key: (key[0], -exposures[key], key[1])):
         if cluster:

@@ -32,7 +32,7 @@ def moments_of(row: Any) -> Moments:
 
 
 @dataclass(frozen=True, slots=True)
-class Design:
+class LookSettings:
     """The part of an experiment's config that looks depend on."""
 
     randomize: str = "session"
@@ -73,7 +73,7 @@ class Totals:
 class Sums:
     """One experiment's running sums over the rows that are final."""
 
-    design: Design
+    settings: LookSettings
     totals: Totals = field(default_factory=Totals)
     row: int = 0
     """Position of the first exposure that is not in the sums."""
@@ -87,8 +87,8 @@ class Sums:
         to be changed.
         """
         sqlite = connection.dialect.name == "sqlite"
-        # A clock that is put back takes nothing back.
-        stored = max(self.stored, moment - self.design.window_s - grace_s(self.design.window_s))
+        # A clock that is put back takes no unit out again.
+        stored = max(self.stored, moment - self.settings.window_s - grace_s(self.settings.window_s))
         row = _end_position(connection, sqlite)
         if sqlite and (row, stored) == (self.row, self.stored):
             return self.totals, False
@@ -119,7 +119,7 @@ class Sums:
 
     def _keys(self, row: int, sqlite: bool) -> list[Any]:
         units = schema.exposures.c
-        cluster = sa.literal("") if self.design.randomize == "session" else sa.func.coalesce(units.cluster, "")
+        cluster = sa.literal("") if self.settings.randomize == "session" else sa.func.coalesce(units.cluster, "")
         settled = sa.case((_position(sqlite) < row, 1), else_=0)
         return [units.epoch, units.arm, cluster.label("cluster"), settled.label("settled")]
 
@@ -135,8 +135,8 @@ class Sums:
         They are new ones, and older ones that were not due then.
         """
         units = schema.exposures.c
-        columns = [units.experiment, units.unit, *self._keys(row, sqlite), counts_sql(self.design).label("counts")]
-        last = (units.stored_at + self.design.window_s).label("closes_at")
+        columns = [units.experiment, units.unit, *self._keys(row, sqlite), counts_sql(self.settings).label("counts")]
+        last = (units.stored_at + self.settings.window_s).label("closes_at")
         query = sa.select(*columns, last).where(units.experiment == name)
         # Sums are no columns of an index: each half has the index that it needs and no other.
         new = query.where(_position(sqlite) >= self.row, units.stored_at + 0 <= stored)
@@ -149,7 +149,7 @@ class Sums:
         same_unit = [table.c[key] == due.c[key] for key in ("experiment", "unit")]
         metric = table.c.metric if "metric" in table.c else sa.literal("outcome")
         keys = [due.c[key] for key in ("epoch", "arm", "cluster", "settled", "counts")]
-        query = sa.select(*keys, metric.label("metric"), rescaled_value_sql(table, self.design).label("value"))
+        query = sa.select(*keys, metric.label("metric"), rescaled_value_sql(table, self.settings).label("value"))
         # All of the units, and only these: a join from the right would read every value of the experiment.
         joined = query.join_from(due, table, sa.and_(*same_unit, table.c.arrived_at <= due.c.closes_at), isouter=True)
         return schema.moments(joined.cte("units"), "epoch", "arm", "cluster", "settled", "counts", "metric")
@@ -168,18 +168,18 @@ def _end_position(connection: sa.Connection, sqlite: bool) -> int:
     return int(connection.execute(oldest).scalar_one())
 
 
-def rescaled_value_sql(table: sa.Table, design: Design) -> Any:
+def rescaled_value_sql(table: sa.Table, settings: LookSettings) -> Any:
     """Return the SQL for the value of a row of outcomes or metrics, moved into its metric's range."""
     value, of_metric = table.c.value, []
-    for metric, low, high in design.ranges:
+    for metric, low, high in settings.ranges:
         is_metric = sa.literal(metric == "outcome") if table is schema.outcomes else table.c.metric == metric
         of_metric += [(sa.and_(is_metric, value < low), low), (sa.and_(is_metric, value > high), high)]
     return sa.case(*of_metric, else_=value) if of_metric else value
 
 
-def counts_sql(design: Design) -> Any:
+def counts_sql(settings: LookSettings) -> Any:
     """Return the SQL that is 1 for an exposure whose values count, 0 for one in its block's washout."""
-    if design.randomize != "switchback":
+    if settings.randomize != "switchback":
         return sa.literal(1)
     units = schema.exposures.c
-    return sa.case((units.first_at - schema.block_begin(units.cluster) >= design.washout_s, 1), else_=0)
+    return sa.case((units.first_at - schema.block_begin(units.cluster) >= settings.washout_s, 1), else_=0)

@@ -97,7 +97,7 @@ class Capital:
         low, high = (centers, 1 - centers) if self.side > 0 else (1 - centers, centers)
         worst = np.maximum(low / share, high / control_share)[:, None]
         nulls = self.side * self.nulls
-        # No more than the loss that the bounds allow, which a null beyond them all makes none.
+        # The worst loss is worst + null. Half of worst bounds the stake where a null makes that small or negative.
         caps = MAX_STAKE / np.maximum(worst + nulls, worst / 2)
         stakes = (share * control_share / deviations)[:, None] * EFFECTS
         for at in range(0, len(y), CHUNK):
@@ -226,7 +226,7 @@ class BetEvidence:
             return -math.inf * self.side
         bound = nulls[refuted - 1]
         if refuted < len(nulls):
-            # About a square of the distance: its root is nearly straight.
+            # Evidence grows about as the square of the distance, so its root is interpolated.
             lower, at, upper = (math.copysign(math.sqrt(abs(x)), x) for x in (logs[refuted - 1], limit, logs[refuted]))
             bound += (lower - at) / (lower - upper) * (nulls[refuted] - bound)
         return float(self.side * bound)

@@ -79,13 +79,13 @@ def _mixed_variance(part: Summary, larger: float) -> float:
 def _combine_strata(shares: list[float], parts: list[Summary], variances: list[float]) -> Summary:
     effective = 1 / math.fsum(share**2 / part.n for share, part in zip(shares, parts, strict=True))
     means = [part.mean for part in parts]
-    # Between its strata's, whatever the sum rounds to: of sessions that all failed no more than all have.
+    # However the sum rounds, the mean lies between those of the strata: a share of failures is never above 1.
     mean = math.fsum(share * mean for share, mean in zip(shares, means, strict=True))
     mean = min(max(mean, min(means)), max(means))
     squared = math.fsum(
         share**2 / part.n * variance for share, part, variance in zip(shares, parts, variances, strict=True)
     )
-    # The sum behind it rounds: one stratum's count must not become one less.
+    # Rounding of the sum must not make the count of a single stratum one less.
     return Summary(int(effective * (1 + 1e-12)), mean, squared * effective)
 
 

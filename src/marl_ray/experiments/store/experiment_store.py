@@ -42,8 +42,8 @@ from marl_ray.experiments.store.records import (
 from marl_ray.experiments.store.rules import (
     allowed_arms,
     check_arms_kept,
-    check_design_kept,
     check_endpoint,
+    check_settings_kept,
     marked_arms,
 )
 
@@ -100,7 +100,7 @@ class ExperimentStore:
             if stored.config == config and not fresh:
                 return stored
             if not fresh:
-                check_design_kept(connection, name, stored.config, config)
+                check_settings_kept(connection, name, stored.config, config)
                 check_arms_kept(connection, name, stored.config["arms"], config["arms"])
             self._register_arms(connection, name, config["arms"], now)
             plan = plan_of(config)
@@ -278,14 +278,14 @@ class ExperimentStore:
                 self._states = version, {record.name: assignment_state(record) for record in records}
             return self._states[1]
 
-    def table(self, name: str) -> AssignmentState:
+    def assignment_state(self, name: str) -> AssignmentState:
         """Return the assignment state of one experiment. Raises MarlRayError if the experiment is unknown."""
         record = self.read(name)
         if record is None:
             raise MarlRayError(f"experiment: unknown experiment {name!r}")
         return assignment_state(record)
 
-    def past(self, name: str) -> EpochHistory | None:
+    def epoch_history(self, name: str) -> EpochHistory | None:
         """Return the weights and populations of all epochs so far, read from the audit.
 
         None if the audit is incomplete or the salt has changed.

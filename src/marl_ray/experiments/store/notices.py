@@ -28,7 +28,7 @@ class Notices:
     def __init__(self, database: Database):
         self._database = database
 
-    def due(self, experiments: Collection[str], since: float, now: float) -> list[tuple[AuditEntry, int]]:
+    def due_changes(self, experiments: Collection[str], since: float, now: float) -> list[tuple[AuditEntry, int]]:
         """Return the due changes that nobody has claimed, the oldest first, each with its number of attempts.
 
         They are changes of these experiments after `since` (seconds since 1970), at most `MAX_DUE_CHANGES` of them.
@@ -60,7 +60,7 @@ class Notices:
             claims = insert.on_conflict_do_update(index_elements=["audit_id"], set_=again, where=free)
             return connection.execute(claims.returning(notices.audit_id)).first() is not None
 
-    def note(self, entry: int, *, delivered_at: float | None, next_at: float) -> None:
+    def note_delivery(self, entry: int, *, delivered_at: float | None, next_at: float) -> None:
         """Record a delivery (`delivered_at`), or that the entry is due again at `next_at`.
 
         Both are in seconds since 1970.

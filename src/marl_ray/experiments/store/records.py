@@ -10,7 +10,7 @@ from marl_ray.config.serving.guardrails import counts_as
 from marl_ray.experiments.assignment.population import EVERYONE, Population, population_of
 from marl_ray.experiments.database import schema
 from marl_ray.experiments.database.windows import WINDOW_S
-from marl_ray.experiments.evidence.running_sums import Design
+from marl_ray.experiments.evidence.running_sums import LookSettings
 from marl_ray.experiments.lifecycle import (
     Allocation,
     ExperimentRecord,
@@ -216,7 +216,7 @@ def randomization_of(config: dict[str, Any]) -> str:
     return str(config.get("randomize", "session"))
 
 
-def look_design(config: dict[str, Any]) -> Design:
+def look_settings(config: dict[str, Any]) -> LookSettings:
     """Return the part of a config that looks depend on.
 
     A unit without a reported failure (`error`) counts as one without failure, because the gateway itself reports failures,
@@ -230,7 +230,7 @@ def look_design(config: dict[str, Any]) -> Design:
     for metric, (low, high) in ranges.items():
         value = missing.get(metric)
         missing[metric] = None if value is None else min(max(value, low), high)
-    return Design(
+    return LookSettings(
         randomization_of(config),
         config.get("washout_s", 0.0),
         config.get("block_s", 600.0),
@@ -263,9 +263,9 @@ def assignment_part(config: dict[str, Any]) -> Any:
 
     A change of it is a new epoch.
     """
-    plan, design = plan_of(config), randomization_of(config)
+    plan, randomize = plan_of(config), randomization_of(config)
     digests = {arm: (part["digest"], part.get("allow_rolled_back", False)) for arm, part in config["arms"].items()}
     layer = config.get("layer"), list(config.get("layer_share", (0.0, 1.0)))
-    blocks = config.get("block_s") if design == "switchback" else None
-    units = layer, population_of(config), design, blocks
+    blocks = config.get("block_s") if randomize == "switchback" else None
+    units = layer, population_of(config), randomize, blocks
     return config["salt"], digests, plan.weights, plan.control, plan.strategy, plan.stages, units

@@ -7,13 +7,13 @@ import sqlalchemy as sa
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.database import schema
 from marl_ray.experiments.lifecycle import OPEN_STATUSES, ExperimentRecord, plan_of
-from marl_ray.experiments.store.records import look_design
+from marl_ray.experiments.store.records import look_settings
 
 
-def check_design_kept(connection: sa.Connection, name: str, old: dict[str, Any], new: dict[str, Any]) -> None:
+def check_settings_kept(connection: sa.Connection, name: str, old: dict[str, Any], new: dict[str, Any]) -> None:
     """Raise MarlRayError if a change of `randomize` or of the window would concern units that are already there."""
-    before, after = look_design(old), look_design(new)
-    # From before there were windows: all that had come counts under any, and nobody could choose one.
+    before, after = look_settings(old), look_settings(new)
+    # In a config older than windows nobody could choose one, and everything that came before counts under any.
     has_window = "outcome_window_s" in old
     changed = [
         (key, expected, value, what)

@@ -1,4 +1,4 @@
-"""Geometry of the charts in a sweep's report: it turns numbers into coordinates and labels for the templates."""
+"""Geometry of the charts in a sweep's report: numbers become coordinates and labels."""
 
 import itertools
 import math

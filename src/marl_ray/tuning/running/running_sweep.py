@@ -1,4 +1,4 @@
-"""A sweep while its driver runs: it begins and ends legs, keeps the records, and tells people and trackers."""
+"""A sweep while its driver runs: its legs, its records, and what people and trackers are told."""
 
 import os
 import sys

@@ -226,10 +226,10 @@ def test_weights_of_another_salt_are_no_past(bundles, tmp_path):
     for weights in ((1.0, 1.0), (3.0, 1.0)):
         with_gateway(gateway_config(bundles, database, weights=weights), lambda client: act(client, "one"))
     stores = open_stores(f"sqlite:///{database}")
-    assert stores.experiments.past("exp").weights == [{"one": 1, "four": 1}, {"one": 3, "four": 1}]
+    assert stores.experiments.epoch_history("exp").weights == [{"one": 1, "four": 1}, {"one": 3, "four": 1}]
     config = stores.experiments.read("exp").config
     stores.experiments.open("exp", config | {"salt": "another"})
-    assert stores.experiments.past("exp") is None and stores.experiments.past("nobody") is None
+    assert stores.experiments.epoch_history("exp") is None and stores.experiments.epoch_history("nobody") is None
     stores.close()
 
 

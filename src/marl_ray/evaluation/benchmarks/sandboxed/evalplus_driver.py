@@ -104,7 +104,7 @@ def same(name: str, arguments: Sequence[Any], output: Any, expected: Any, atol: 
     exact = output == expected
     if name == "are_equivalent":  # Mbpp/164: the task has no agreed answer
         return True
-    if name == "sum_div":  # Mbpp/295
+    if name == "sum_div":  # Mbpp/295: 0 is right too
         return bool(exact or output == 0)
     if name == "surface_Area":  # Mbpp/581: the height may be that of the pyramid
         return bool(exact or abs(output - _surface_area(*arguments)) <= atol)
