@@ -38,7 +38,7 @@ from marl_ray.sandbox import Limits, Pool, Status
 MEMORY_BYTES = min(30 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
 """Limit of the address space: officially 30 GiB; here at most half of the machine's memory, which it might use."""
 STACK_BYTES = 10 << 20
-"""Limit of the stack: the 10 MiB of BigCodeBench's `evaluate.py` (`max_stack_limit`)."""
+"""Limit of the stack: the 10 MiB that evaluate.py of bigcodebench 0.2.5 takes by default."""
 OFFLINE_FAILURES = frozenset({176, 314, 812, 832, 1005, 1040, 1104})
 """Task numbers, among the 300 that use the standard library alone, whose references cannot pass here.
 

@@ -37,13 +37,12 @@ from marl_ray.sandbox.limits import WALL_FACTOR
 MIN_S, REFERENCE_FACTOR, TASK_S = 1.0, 4.0, 60.0
 """Minimum seconds of an input, multiple of the reference's seconds, and maximum seconds of all base or all plus inputs.
 
-They are `DEFAULT_MIN_TIME_LIMIT` and `DEFAULT_GT_TIME_LIMIT_FACTOR` of evalplus 0.3.1 (config.py), and the default of
-its `EVALPLUS_TIMEOUT_PER_TASK` (eval/__init__.py).
+They are those of evalplus 0.3.1: the first two of its config.py, the last of its eval/__init__.py.
 """
 REFERENCE_S = 60.0
 """CPU seconds of the reference on all base or all plus inputs. It is ours: evalplus runs its references without a limit."""
 MEMORY_BYTES = 4 << 30
-"""Limit of the address space: the 4 GiB of evalplus 0.3.1 (`query_maximum_memory_bytes` of eval/__init__.py)."""
+"""Limit of the address space: the 4 GiB that eval/__init__.py of evalplus 0.3.1 takes by default."""
 OUTPUT_BYTES = 256 << 20
 """Maximum size of the encoded outputs of a reference. It is ours: evalplus keeps them in its own process."""
 TEST_PARTS = ("base", "plus")
