@@ -12,8 +12,16 @@ from sources import Finding, SourceFile
 
 FRAGMENT = re.compile(r"(What|Of|How|Whether|If|Where|When|Which|Who|Whose|Why|As|And|But|\.\.\.)\b")
 """First words of a docstring that is a fragment and no sentence, or that hides its subject."""
-EXPLAINED = ("marl_ray.algorithms.", "marl_ray.training.", "marl_ray.sandbox.", "marl_ray.serving.")
-"""Packages whose numbers are explained: results, recovery, the bounds of a program, and users' waits depend on them."""
+EXPLAINED = (
+    "marl_ray.algorithms.",
+    "marl_ray.evaluation.",
+    "marl_ray.experiments.",
+    "marl_ray.sandbox.",
+    "marl_ray.serving.",
+    "marl_ray.training.",
+    "marl_ray.tuning.",
+)
+"""Packages whose numbers are explained: results, decisions, the bounds of a program, and users' waits depend on them."""
 NO_VERB = re.compile(
     r"[^A-Z]|(All|Any|Both|Each|Every|One|None|In|At|Within|For|From|With|Without)\b|[A-Z][\w-]*('s|[^\Ws]s|Error)\b"
 )

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.code.judge_agreement import mutants
 from benchmarks.records import RESULTS
 from marl_ray.evaluation.benchmarks import Mode, ModelAnswer, Problem, benchmark
-from marl_ray.evaluation.data_files import load
+from marl_ray.evaluation.data_files import load_problems
 from marl_ray.evaluation.scoring.local_scoring import make_pool
 from marl_ray.sandbox import Level, Pool
 
@@ -48,7 +48,7 @@ def score_programs(
 
 def measure_benchmark(name: str, path: Path, workers: int) -> dict[str, Any]:
     """Score the references and mutants of one benchmark."""
-    data = load(benchmark(name), str(path))
+    data = load_problems(benchmark(name), str(path))
     references = [(problem, problem.references[0]) for problem in data.problems]
     changed = [(problem, text) for problem, code in references for text in mutants(code, MUTANTS, problem.task_id)]
     row: dict[str, Any] = {"variant": data.variant}

@@ -28,7 +28,7 @@ from benchmarks.records import RESULTS, ROOT
 from marl_ray.evaluation.benchmarks import benchmark
 from marl_ray.evaluation.benchmarks.humaneval import HumanEvalProblem
 from marl_ray.evaluation.benchmarks.mbpp import MbppProblem
-from marl_ray.evaluation.data_files import load
+from marl_ray.evaluation.data_files import load_problems
 from marl_ray.evaluation.scoring.local_scoring import make_pool
 from marl_ray.sandbox import Level, Limits, Pool
 
@@ -120,7 +120,7 @@ def mutants(code: str, count: int, seed: str) -> Iterator[str]:
 def programs(data: Path) -> Iterator[Program]:
     """Yield the references and mutants of all benchmarks."""
     for name, file in FILES.items():
-        for problem in load(benchmark(name), str(data / file)).problems:
+        for problem in load_problems(benchmark(name), str(data / file)).problems:
             (reference,) = problem.references
             timeout = benchmark(name).timeout_s
             if isinstance(problem, HumanEvalProblem):

@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.experiments.streams import CHUNK, Looks
 from marl_ray.experiments.evidence.looks import look_at
-from marl_ray.experiments.evidence.running_sums import Design, Totals
+from marl_ray.experiments.evidence.running_sums import LookSettings, Totals
 from marl_ray.experiments.lifecycle import RolloutPlan
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.missing_outcomes import ALARM_LEVEL
@@ -154,7 +154,7 @@ def check(case: Missing, arms: Sequence[Seen], sign: int, margin: float, log_e: 
         if ones + zeros:
             values["outcome", 1, name, "", True] = moments
     exposed = {key[:3]: n for key, n in judged.items()}
-    look = look_at(Totals(exposed, judged, values), Design(), 0.0)
+    look = look_at(Totals(exposed, judged, values), LookSettings(), 0.0)
     plan = RolloutPlan("c", {"c": 1.0, "t": 1.0})
     measure = Measure("outcome", "higher", margin, False, None, None)
     answer = ask(sign, look, measure, "t", plan, alpha=0.05, min_outcomes=MIN_OUTCOMES, excludes_missing=True)
@@ -169,7 +169,7 @@ def check(case: Missing, arms: Sequence[Seen], sign: int, margin: float, log_e: 
 
 
 def alarms_of(reports: Looks, evidence: Evidence) -> np.ndarray:
-    """Return True at every look (runs, looks) where `missing_outcomes.unequal_reporting` raises an alarm."""
+    """Return True at every look (runs, looks) where `missing_outcomes.judge_reporting` raises an alarm."""
     n_t, n_c, mean_t, mean_c, var_t, var_c = reports
     other = Looks(n_c, n_t, mean_c, mean_t, var_c, var_t)
     limit = -math.log(ALARM_LEVEL / 2)

@@ -24,7 +24,7 @@ from benchmarks.learning.budget_exact import States, Worth, score
 from benchmarks.records import RESULTS, ROOT, machine
 from marl_ray.config import RunConfig, load_config
 from marl_ray.envs.budget.dag import best_capped_reward
-from marl_ray.evaluation.statistics import marl_eval, stratified_bootstrap
+from marl_ray.evaluation.statistics import marl_eval_document, stratified_bootstrap
 from marl_ray.training.checkpoints.storage import local_stored_folder
 
 EVALUATION_SEED = 1_000_000
@@ -238,7 +238,7 @@ def main() -> None:
     for name in options.tasks:
         task_runs = [run for run in runs if run["task"] == name]
         shaped = [[(run["steps"], {"return": run["returns"], "cost": run["costs"]})] for run in task_runs]
-        files |= {name: _round_numbers(marl_eval("marl-ray", TASKS[name].config, name, shaped))}
+        files |= {name: _round_numbers(marl_eval_document("marl-ray", TASKS[name].config, name, shaped))}
     described, path = machine(), RESULTS / "learning.json"
     before = json.loads(path.read_text()) if path.exists() else {"rows": [], "curves": {}, "marl_eval": {}}
     by_task = {row["task"]: row for row in before["rows"]} | rows  # a part of the tasks replaces its own rows

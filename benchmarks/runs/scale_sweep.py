@@ -14,8 +14,8 @@ from marl_ray.config.sweep import SweepConfig
 from marl_ray.training.run_folder.lease import Lease
 from marl_ray.tuning.folder import ROWS_FILE, Folder, trial_folder
 from marl_ray.tuning.records import SweepRecords, identity_of
-from marl_ray.tuning.running.driver import _Sweep
 from marl_ray.tuning.running.ray_tune import LegCalls, Searcher
+from marl_ray.tuning.running.running_sweep import RunningSweep
 from marl_ray.tuning.running.trial_files import Leg
 
 SEEDS, SLOTS, TOTAL = 3, 64, 40_960
@@ -95,16 +95,17 @@ def simulate_sweep(storage: Path, trials: int, scheduler: str, search: str = "ra
     records = SweepRecords(config.name, config.resolve(), identity_of(config))
     folder = Folder(config.storage, config.name)
     lease = Lease(folder.filesystem, folder.path, f"sweep {config.name!r}")  # it is not taken: nobody else is there
-    sweep = _Sweep(config, folder, records, lease)
+    sweep = RunningSweep(config, folder, records, lease)
     clock = Stopwatch()
     sweep.mlflow_runs.close("finished")
     sweep.mlflow_runs = NoTracker(sweep.mlflow_runs.parent.uri)  # type: ignore[assignment]
     clock.watch(sweep.plan.search, "search", "ask", "tell")
     clock.watch(sweep.plan.scheduler, "scheduler", "decide")
-    clock.watch(sweep, "legs", "leg", "check")
+    clock.watch(sweep, "legs", "next_leg")
+    clock.watch(sweep.needs, "legs", "check")
     clock.watch(sweep, "save", "save")
-    sweep.plan.check, sweep.plan.changed = sweep.check, sweep.save_and_show
-    searcher = Searcher(sweep.plan, LegCalls(sweep.begin, sweep.leg_ended, sweep.note_rows, sweep.is_over))
+    sweep.plan.check, sweep.plan.on_change = sweep.needs.check, sweep.save_and_show
+    searcher = Searcher(sweep.plan, LegCalls(sweep.begin_leg, sweep.note_leg_end, sweep.note_rows, sweep.is_over))
     running: list[tuple[str, Leg]] = []
     rng, started = np.random.default_rng(0), 0
     clock.watch(searcher, "loop", "suggest", "on_trial_complete")

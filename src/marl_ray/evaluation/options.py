@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from marl_ray.evaluation.benchmarks import Kind
+from marl_ray.evaluation.benchmarks import AnswerKind
 from marl_ray.json_types import JsonMapping
 from marl_ray.sandbox import Level
 
 EPISODE_SEED = 1000
 """Seed of starts and actions: another than that of most runs, whose evaluations have chosen their bundles on its starts."""
 EPISODE_MAX_STEPS = 2000
+"""Environment steps after which an episode is truncated if nobody says otherwise, so that each one ends."""
 
 Progress = Callable[[str, int, int], None]
 """Function that is called with what is counted, the number done and the total."""
@@ -70,8 +71,8 @@ class WritingRequest:
     temperature: float | None = None
     """Sampling temperature. None takes the value of the bundle's generation config, here and for `max_tokens`."""
     max_tokens: int | None = None
-    answer: Kind | None = None
-    """Kind of the answer; None takes the kind that the policy was trained to write (see `Writer`)."""
+    answer: AnswerKind | None = None
+    """The kind of answer; None takes the kind that the policy was trained to write (see `Writer`)."""
     prompt: str | None = None
     """Template of the prompt, with {prompt} in it; None takes the default."""
 

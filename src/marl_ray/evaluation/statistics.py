@@ -1,4 +1,4 @@
-"""Statistics of runs and benchmarks: interquartile mean, bootstrap intervals, certified rates, the marl-eval file shape.
+"""Statistics of runs and benchmarks: interquartile means, bootstrap intervals, the JSON of marl-eval.
 
 The interquartile mean and its intervals follow Agarwal et al. 2021 (arXiv 2108.13264); the protocol and the file follow
 Gorsane et al. 2022 (arXiv 2209.10485).
@@ -15,6 +15,7 @@ from marl_ray.errors import MarlRayError
 RESAMPLES = 10_000
 """Number of samples that a bootstrap interval is made of."""
 _CHUNK = 500
+"""Number of resamples drawn at a time, to save memory."""
 
 
 class BootstrapInterval(NamedTuple):
@@ -70,7 +71,7 @@ def problem_bootstrap(
     return BootstrapInterval(value, float(low), float(high))
 
 
-def marl_eval(
+def marl_eval_document(
     environment: str, task: str, algorithm: str, runs: Sequence[Sequence[tuple[int, Mapping[str, Sequence[float]]]]]
 ) -> dict[str, object]:
     """Convert runs to the JSON of marl-eval.

@@ -1,1 +1,1 @@
-"""Experiments: assign units to arms, store their outcomes, and test what the outcomes prove. No torch, no Ray."""
+"""Experiments assign units to arms, store their outcomes, and test what these prove."""

@@ -1,1 +1,1 @@
-"""Sweeps: a sweep trains many runs that differ in some keys, stops bad ones early, and compares them over seeds."""
+"""A sweep trains runs that differ in some keys, stops bad ones early, and compares the others over seeds."""

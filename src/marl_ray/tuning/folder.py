@@ -93,7 +93,10 @@ class Folder:
         return path
 
     def upload(self, local: Path, name: str) -> None:
-        """Copy a local folder with all in it to a folder of this name; files that are there stay, or are replaced."""
+        """Copy a local folder with all in it to a folder of this name.
+
+        Files that are there already stay, unless they have the name of a copied one.
+        """
         self.filesystem.create_dir(f"{self.path}/{name}")
         fs.copy_files(str(local), f"{self.path}/{name}", fs.LocalFileSystem(), self.filesystem, use_threads=False)
 

@@ -17,11 +17,12 @@ from marl_ray.stored_files.folder_kinds import SWEEP_FILE
 from marl_ray.tuning.folder import Folder
 
 CHANGES_FILE, REPORT_FILE = "sweep.jsonl", "report.html"
+"""Files of a sweep beside its records: the later changes of these, and the page for people."""
 FAILED_STATUSES = ("failed", "lost", "refused")
 """Statuses of trials that failed for reasons other than their configuration's worth."""
 MIN_LOG_BYTES = 1 << 16
 """Bytes of changes that are never worth writing all records anew."""
-READ_TRIES = 5
+READ_ATTEMPTS = 5
 """Attempts to read records while their writer replaces `sweep.json` and empties `sweep.jsonl`."""
 
 
@@ -35,11 +36,15 @@ class TrialRecord:
     state: str = "running"
     """`running` (until the next decision point), `waiting` (at a decision point) or `ended`."""
     status: str = ""
-    """Status of an ended trial: `finished`, `stopped` (by the scheduler), `failed`, `lost` (its process died too
-    often), `refused` (before it started) or `cut` (by the budget; it continues when the budget is raised)."""
+    """Status of an ended trial: `finished`, `stopped`, `failed`, `lost`, `refused` or `cut`.
+
+    The scheduler has stopped it; its process died too often (`lost`); the cluster cannot run it (`refused`); or the budget
+    ended it (`cut`), and it continues when the budget is raised.
+    """
     error: str = ""
     """One line that says why the trial failed, was lost or was refused."""
     legs: int = 0
+    """Number of legs that have begun."""
     scores: dict[int, float] = field(default_factory=dict)
     """Decision point -> score, greater is better."""
     history: dict[int, JsonObject] = field(default_factory=dict)
@@ -57,6 +62,7 @@ class TrialRecord:
     cpus: float = 0.0
     """CPUs that the trial occupies; `seconds * cpus` is its cost."""
     gpus: float = 0.0
+    """GPUs that the trial occupies."""
     configs: list[JsonObject] = field(default_factory=list)
     """The run config of each seed, as a user would write it; `marl-ray train` takes one as a file."""
     unread: list[str] = field(default_factory=list)
@@ -80,6 +86,7 @@ class SweepRecords:
     """Wall time in seconds, over all times that the sweep ran."""
     mlflow_run_id: str = ""
     winner: int | None = None
+    """Number of the winner's trial; None while there is none."""
     winner_seed: int | None = None
     """Seed of the winner's registered bundle: the seed with the median score, so never just the lucky one."""
     winner_model: str = ""
@@ -100,16 +107,16 @@ def find_sweep(sweep: str, storage: str = "runs") -> tuple[Folder, SweepRecords]
     places = [Folder(parent or ".", name)] + ([] if parent else [Folder(storage, name)])
     for folder in places:
         if folder.exists(SWEEP_FILE):
-            return folder, _load(folder)
+            return folder, _load_existing(folder)
     tried = " or ".join(f"{place.uri}/{SWEEP_FILE}" for place in places)
     names = [
         folder for folder in Folder(parent or storage).folders() if Folder(parent or storage, folder).exists(SWEEP_FILE)
     ]
-    instead = did_you_mean(name, names) if names else ""
-    raise MarlRayError(f"sweep {sweep!r}: expected a sweep's folder or name, but there is no {tried}{instead}")
+    suggestion = did_you_mean(name, names) if names else ""
+    raise MarlRayError(f"sweep {sweep!r}: expected a sweep's folder or name, but there is no {tried}{suggestion}")
 
 
-def _load(folder: Folder) -> SweepRecords:
+def _load_existing(folder: Folder) -> SweepRecords:
     try:
         records = load_records(folder)
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -145,29 +152,34 @@ def identity_of(config: SweepConfig) -> JsonObject:
 
 
 def read_records(folder: Folder) -> JsonObject | None:
-    """Return the records of a sweep as plain data, whoever writes them meanwhile; None if there is no file.
+    """Return the records of a sweep as plain data, whoever writes them meanwhile.
 
-    Raises ValueError, TypeError or KeyError, which name the line of `sweep.jsonl`, if the files are not a sweep's.
+    Returns None if there is no file. Raises ValueError, TypeError or KeyError, which name the line of `sweep.jsonl`, if
+    the files are not a sweep's.
     """
-    for _ in range(READ_TRIES):
+    for _ in range(READ_ATTEMPTS):
         data = folder.read_json(SWEEP_FILE)
         if data is None:
             return None
         if not isinstance(data, dict):
             raise TypeError(f"expected an object, got {type(data).__name__}")
-        if _apply(data, folder.lines(CHANGES_FILE)):
+        if _apply_changes(data, folder.lines(CHANGES_FILE)):
             return data
     raise ValueError(f"{CHANGES_FILE} lacks the changes that follow number {data.get('changes', 0)}")
 
 
-def _apply(data: JsonObject, lines: Sequence[str]) -> bool:
-    """Put later changes into `data`; False if the first of them is missing, because all records were written anew."""
+def _apply_changes(data: JsonObject, lines: Sequence[str]) -> bool:
+    """Put the later changes, a line each, into the records `data`.
+
+    Returns False if the first of them is missing, because all records were written anew meanwhile.
+    """
     number = data.get("changes", 0)
     for at, line in enumerate(lines, 1):
         try:
             change = json.loads(line)
             if change["changes"] <= number:
-                continue  # sweep.json is newer
+                # sweep.json is newer.
+                continue
             if change["changes"] != number + 1:
                 return False
             number, trials = number + 1, data["trials"]
@@ -184,19 +196,19 @@ def _apply(data: JsonObject, lines: Sequence[str]) -> bool:
 
 
 def load_records(folder: Folder) -> SweepRecords | None:
-    """Read a sweep's records; None if there is no file.
+    """Read a sweep's records.
 
-    Raises ValueError, TypeError or KeyError if the files are not a sweep's.
+    Returns None if there is no file. Raises ValueError, TypeError or KeyError if the files are not a sweep's.
     """
     data = read_records(folder)
     if data is None:
         return None
     data.pop("format", None)
-    data["trials"] = [_record(trial) for trial in data["trials"]]
+    data["trials"] = [_trial_record(trial) for trial in data["trials"]]
     return SweepRecords(**data)
 
 
-def _record(data: JsonObject) -> TrialRecord:
+def _trial_record(data: JsonObject) -> TrialRecord:
     for key in ("rows", "bundles"):
         data.pop(key, None)
     for key in ("scores", "history"):
@@ -237,9 +249,9 @@ class RecordsFile:
             return
         self.records.changes += 1
         fields = self._fields()
-        parts = {number: _differing(texts, self.written.get(number, {})) for number, texts in fields.items()}
-        trials = [_object({"number": str(number)} | part) for number, part in parts.items() if number is not None]
-        line = _object(parts[None] | {"trials": f"[{', '.join(trials)}]"})
+        parts = {number: _changed_fields(texts, self.written.get(number, {})) for number, texts in fields.items()}
+        trials = [_json_line({"number": str(number)} | part) for number, part in parts.items() if number is not None]
+        line = _json_line(parts[None] | {"trials": f"[{', '.join(trials)}]"})
         try:
             # Lines of an object store that are not uploaded die with this process.
             self.lines.append([line], durable or not self.folder.is_local)
@@ -257,8 +269,8 @@ class RecordsFile:
         self.written |= self._fields()
         self.marked.clear()
         of_sweep = self.written[None]
-        trials = (_object(self.written[record.number]) for record in self.records.trials)
-        text = _object({"format": "1"} | of_sweep | {"trials": "[\n" + ",\n".join(trials) + "\n]"})
+        trials = (_json_line(self.written[record.number]) for record in self.records.trials)
+        text = _json_line({"format": "1"} | of_sweep | {"trials": "[\n" + ",\n".join(trials) + "\n]"})
         self.folder.write(SWEEP_FILE, text.encode())
         lines = self.lines or self.folder.open_lines(CHANGES_FILE)
         lines.keep(0)
@@ -268,10 +280,10 @@ class RecordsFile:
     def _fields(self) -> dict[int | None, dict[str, str]]:
         """Return the sweep's own fields, and those of the marked trials, as JSON."""
         of_sweep = {key: json.dumps(value) for key, value in vars(self.records).items() if key != "trials"}
-        return {None: of_sweep} | {number: _texts(self.records.trials[number]) for number in sorted(self.marked)}
+        return {None: of_sweep} | {number: _field_texts(self.records.trials[number]) for number in sorted(self.marked)}
 
 
-def _texts(record: TrialRecord) -> dict[str, str]:
+def _field_texts(record: TrialRecord) -> dict[str, str]:
     """Return the fields of a trial as JSON, with the place of its rows and bundles relative to the sweep's folder."""
     home = f"trials/{record.number:04d}"
     bundles = {str(config["seed"]): f"{home}/bundles/seed-{config['seed']}" for config in record.configs}
@@ -279,11 +291,11 @@ def _texts(record: TrialRecord) -> dict[str, str]:
     return {key: json.dumps(value) for key, value in (vars(record) | places).items()}
 
 
-def _differing(texts: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
+def _changed_fields(texts: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
     return {key: text for key, text in texts.items() if before.get(key) != text}
 
 
-def _object(texts: Mapping[str, str]) -> str:
+def _json_line(texts: Mapping[str, str]) -> str:
     """Return one line of JSON from the JSON of its values."""
     return "{" + ", ".join(f'"{key}": {text}' for key, text in texts.items()) + "}"
 

@@ -10,7 +10,7 @@ import pytest
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import FileRow, ModelAnswer, Problem, benchmark
 from marl_ray.evaluation.benchmarks.codecontests import ContestProblem
-from marl_ray.evaluation.data_files import ANY_DIGEST, load
+from marl_ray.evaluation.data_files import ANY_DIGEST, load_problems
 from marl_ray.evaluation.scoring.local_scoring import MAX_SOURCE_BYTES, ScoringJob, make_pool, score
 from marl_ray.evaluation.writing.samples import Sample
 from marl_ray.sandbox import Level, Pool
@@ -32,7 +32,7 @@ FILES = {
 
 
 def problems(name: str, split: str | None = None, file: str | None = None) -> dict[str, Problem]:
-    data = load(benchmark(name), str(FIXTURES / (file or FILES[name])), split, ANY_DIGEST)
+    data = load_problems(benchmark(name), str(FIXTURES / (file or FILES[name])), split, ANY_DIGEST)
     return {problem.task_id: problem for problem in data.problems}
 
 
@@ -151,7 +151,7 @@ def test_an_mbpp_completion_ends_at_the_stop_word(pool):
 
 
 def test_mbpp_tests_that_hand_over_objects_are_left_to_the_official_mode(pool):
-    data = load(benchmark("mbpp"), str(FIXTURES / "mbpp.jsonl"), sha256=ANY_DIGEST)
+    data = load_problems(benchmark("mbpp"), str(FIXTURES / "mbpp.jsonl"), sha256=ANY_DIGEST)
     problem = problems("mbpp")["Mbpp/12"]
     passed, row = judged(pool, problem, problem.references[0])
     assert passed == {"official": True, "hardened": False}
@@ -360,6 +360,6 @@ def shared(name: str) -> str:
 def test_the_real_files_are_known_and_have_their_sizes(name, file, sizes):
     path = shared(file)
     assert hashlib.sha256(Path(path).read_bytes()).hexdigest() in benchmark(name).known_digests
-    assert {split: len(load(benchmark(name), path, split).problems) for split in sizes} == sizes
+    assert {split: len(load_problems(benchmark(name), path, split).problems) for split in sizes} == sizes
     for split in sizes:
-        assert benchmark(name).title in load(benchmark(name), path, split).variant
+        assert benchmark(name).title in load_problems(benchmark(name), path, split).variant

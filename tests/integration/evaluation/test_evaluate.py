@@ -14,7 +14,7 @@ from processes.command_line import PROGRAM, ROOT, keys_of, marl_ray
 
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import ModelAnswer, benchmark
-from marl_ray.evaluation.data_files import ANY_DIGEST, load
+from marl_ray.evaluation.data_files import ANY_DIGEST, load_problems
 from marl_ray.evaluation.scoring.evaluate import ScoringOptions, evaluate, prepare_evaluation
 from marl_ray.evaluation.scoring.local_scoring import ScoringJob
 from marl_ray.evaluation.scoring.ray_scoring import ScoringNode, ray_scorer, score_batches
@@ -211,7 +211,7 @@ def test_on_ray_the_results_are_those_of_one_process(ray_cluster, scored, tmp_pa
 def test_a_node_that_dies_leaves_its_samples_to_the_others(ray_cluster):
     import ray
 
-    problems = load(benchmark("humaneval"), str(FIXTURES / "humaneval.jsonl"), sha256=ANY_DIGEST).problems
+    problems = load_problems(benchmark("humaneval"), str(FIXTURES / "humaneval.jsonl"), sha256=ANY_DIGEST).problems
     source = ModelAnswer(
         "completion", "    import time\n    time.sleep(0.1)\n    return sum(n for n in numbers if n % 2 == 0)"
     )
@@ -252,7 +252,7 @@ def test_the_official_example_file_has_the_official_score(tmp_path):
 )
 def test_all_official_references_pass(tmp_path, name, file, not_built_in, not_judged):
     path = shared(file)
-    problems = load(benchmark(name), str(path)).problems
+    problems = load_problems(benchmark(name), str(path)).problems
     with gzip.open(tmp_path / "s.jsonl.gz", "wt") as samples:
         for problem in problems:
             samples.write(json.dumps({"task_id": problem.task_id, "solution": problem.references[0]}) + "\n")

@@ -10,7 +10,7 @@ from marl_ray.cli import main
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import benchmark
-from marl_ray.evaluation.data_files import load
+from marl_ray.evaluation.data_files import load_problems
 from marl_ray.evaluation.options import WritingRequest
 from marl_ray.evaluation.writing.ray_writing import ray_writers
 from marl_ray.evaluation.writing.writer import Writer
@@ -94,7 +94,7 @@ def test_the_environments_tracking_server_is_nothing_to_ready_samples(tmp_path, 
 
 @pytest.mark.long
 def test_on_ray_the_samples_are_those_of_one_process(ray_cluster, team):
-    problems = load(benchmark("jsonl"), str(DATA)).problems
+    problems = load_problems(benchmark("jsonl"), str(DATA)).problems
     request, jobs = (
         WritingRequest(policy=team, num_samples=2),
         [(problem, sample) for problem in problems for sample in range(2)],

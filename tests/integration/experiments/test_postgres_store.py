@@ -1,12 +1,11 @@
 """The experiment store on PostgreSQL, whose transactions may end in another order than they began."""
 
-import time
-
 import pytest
 import sqlalchemy as sa
 from clocks import Clock
 from stores.single_reports import record_outcome
 from stores.units import NOW, config, exposure, look, over
+from waiting import until
 
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.store.stores import open_stores
@@ -40,16 +39,18 @@ def test_a_look_misses_nothing_of_transactions_that_end_in_another_order(url):
 
 def test_nobody_is_judged_while_a_report_that_came_in_time_is_under_way(url):
     stores = open_stores(url)
-    stores.experiments.open("exp", config(a=1, b=1) | {"outcome_window_s": 0.5})
-    stores.units.record_exposures([exposure("u", "a")])
-    slow = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
-    now = "extract(epoch FROM clock_timestamp())"
-    with slow.connect() as connection:
-        begun = connection.begin()
-        connection.execute(sa.text(f"INSERT INTO outcomes VALUES ('exp', 'u', 2.5, 0, {now})"))
-        time.sleep(1.2)
+    stores.experiments.open("exp", config(a=1, b=1) | {"outcome_window_s": 0.1})
+    engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.connect() as slow, engine.connect() as watching:
+        # The transaction is as old as the unit, however busy the machine is.
+        slow.execute(sa.text("SELECT 1"))
+        stores.units.record_exposures([exposure("u", "a")])
+        slow.execute(sa.text("INSERT INTO outcomes SELECT experiment, unit, 2.5, 0, stored_at FROM exposures"))
+        # The unit would be judged twice its window after it was stored.
+        over = sa.text("SELECT extract(epoch FROM clock_timestamp()) > stored_at + 0.2 FROM exposures")
+        until(lambda: watching.execute(over).scalar_one(), "the unit's window to end")
         assert (look(stores).units["a"].exposures, look(stores).units["a"].judged) == (1, 0)
-        begun.commit()
-    slow.dispose()
+        slow.commit()
+    engine.dispose()
     assert look(stores).values["outcome"]["a"] == Summary(1, 2.5, 0.0)
     stores.close()

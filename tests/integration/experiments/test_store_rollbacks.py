@@ -27,7 +27,7 @@ def test_a_rolled_back_arm_stays_at_zero_in_its_experiment(url):
     renamed = config(a=1, b=1, c=2, d=5)
     renamed["arms"]["d"] |= {"digest": "digest-b", "allow_rolled_back": True}
     assert stores.experiments.open("exp", renamed).weights == {"a": 7, "b": 0, "c": 2, "d": 0}
-    assert stores.experiments.table("exp").rolled_back == {"b", "d"}
+    assert stores.experiments.assignment_state("exp").rolled_back == {"b", "d"}
     changed = config(a=1, b=1, c=2, d=5)
     changed["arms"]["b"]["digest"] = "digest-new"
     with pytest.raises(
@@ -39,7 +39,7 @@ def test_a_rolled_back_arm_stays_at_zero_in_its_experiment(url):
     with pytest.raises(MarlRayError, match="rolled back and cannot be promoted"):
         act(stores, Action.PROMOTE, arm="b")
     assert act(stores, Action.ROLLBACK).state.status is ExperimentStatus.ROLLED_BACK
-    assert stores.experiments.table("exp").weights == {"a": 1, "b": 0, "c": 0, "d": 0}
+    assert stores.experiments.assignment_state("exp").weights == {"a": 1, "b": 0, "c": 0, "d": 0}
 
 
 def test_an_audit_entry_names_the_only_treatment_also_where_the_action_does_not(url):

@@ -36,7 +36,7 @@ def test_a_gradual_rollout_from_draft_to_promotion(url):
     assert seen == [0.1, 0.5, 0.0, 0.5, 1.0]
     act(stores, Action.PROMOTE)
     again = open_stores(url)  # another process
-    table = again.experiments.table("exp")
+    table = again.experiments.assignment_state("exp")
     assert (table.status, table.weights, table.epoch, table.stage) == (
         ExperimentStatus.PROMOTED,
         {"a": 0, "b": 1},
@@ -75,7 +75,7 @@ def test_states_of_all_experiments_are_told_at_once_and_stay_true(url):
             == [other.experiments.read(name) for name in stores.experiments.names()]
         )
         assert stores.experiments.states() == {
-            name: other.experiments.table(name) for name in other.experiments.names()
+            name: other.experiments.assignment_state(name) for name in other.experiments.names()
         }
         return True
 
@@ -132,12 +132,12 @@ def test_each_population_is_an_epoch_and_remembered(url):
         kept_config = config(a=1, b=1) | ({"population": population} if population else {})
         for _ in range(2):
             assert stores.experiments.open("exp", kept_config).epoch == epoch
-        assert stores.experiments.table("exp").population == population_of(kept_config)
-        assert stores.experiments.past("exp").populations == {
+        assert stores.experiments.assignment_state("exp").population == population_of(kept_config)
+        assert stores.experiments.epoch_history("exp").populations == {
             population_of({"population": earlier}) for earlier in populations[:epoch]
         }
     stores.experiments.open("exp", config(a=1, b=1) | {"salt": "another"})
-    assert stores.experiments.past("exp") is None and stores.experiments.past("nobody") is None
+    assert stores.experiments.epoch_history("exp") is None and stores.experiments.epoch_history("nobody") is None
 
 
 def _open(url: str, name: str, results: Any) -> None:
@@ -215,7 +215,7 @@ def test_a_change_names_the_epoch_it_was_decided_on(stores):
     with pytest.raises(MarlRayError, match="unknown experiment 'none'"):
         stores.experiments.change("none", Action.STOP, epoch=None, actor="", reason="")
     with pytest.raises(MarlRayError, match="unknown experiment 'none'"):
-        stores.experiments.table("none")
+        stores.experiments.assignment_state("none")
 
 
 def test_of_two_processes_that_advance_one_wins_every_time(url):
@@ -231,7 +231,10 @@ def test_of_two_processes_that_advance_one_wins_every_time(url):
     for process in both:
         process.join(60)
     assert numbers == sorted((turn, result) for turn in range(9) for result in ("won", "stale"))
-    assert (stores.experiments.table("exp").stage, stores.experiments.table("exp").epoch) == (9, 10)
+    assert (stores.experiments.assignment_state("exp").stage, stores.experiments.assignment_state("exp").epoch) == (
+        9,
+        10,
+    )
     assert [entry.epoch for entry in stores.experiments.audit("exp")] == list(range(1, 11))
     stores.close()
 
@@ -272,7 +275,7 @@ def test_nothing_that_is_done_gives_a_rolled_back_arm_traffic(make_url, steps):
                     barred |= {choice} if choice else set(before.plan.treatments)
         except MarlRayError:
             assert stores.experiments.read("exp") == before
-        table, after = stores.experiments.table("exp"), stores.experiments.read("exp")
+        table, after = stores.experiments.assignment_state("exp"), stores.experiments.read("exp")
         assert table.rolled_back == barred
         assert not any(table.weights.get(arm) for arm in barred)
         assert not barred & set(table.shadows)

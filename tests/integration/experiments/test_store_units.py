@@ -271,15 +271,15 @@ def test_a_series_ends_with_everything_and_has_the_moments_asked_for(stores):
 def test_a_change_is_due_until_it_is_delivered_and_one_replica_claims_it(stores):
     notices = Notices(stores.database)
     stores.experiments.change("exp", Action.ROLLBACK, epoch=None, actor="ops", reason="r", arm="b")
-    ((entry, attempts),) = notices.due(["exp"], 0.0, 1e10)
+    ((entry, attempts),) = notices.due_changes(["exp"], 0.0, 1e10)
     assert (entry.action, entry.arm, attempts) == ("rollback", "b", 0)
-    assert notices.due(["other"], 0.0, 1e10) == []
+    assert notices.due_changes(["other"], 0.0, 1e10) == []
     assert [notices.claim(entry.id, 100.0, 200.0) for _ in range(2)] == [True, False]
-    assert notices.due(["exp"], 0.0, 150.0) == []
-    assert [(due.id, n) for due, n in notices.due(["exp"], 0.0, 201.0)] == [(entry.id, 1)]
+    assert notices.due_changes(["exp"], 0.0, 150.0) == []
+    assert [(due.id, n) for due, n in notices.due_changes(["exp"], 0.0, 201.0)] == [(entry.id, 1)]
     assert notices.claim(entry.id, 201.0, 300.0)
-    notices.note(entry.id, delivered_at=202.0, next_at=0.0)
-    assert notices.due(["exp"], 0.0, 1e10) == []
+    notices.note_delivery(entry.id, delivered_at=202.0, next_at=0.0)
+    assert notices.due_changes(["exp"], 0.0, 1e10) == []
     assert not notices.claim(entry.id, 1e10, 2e10)
 
 

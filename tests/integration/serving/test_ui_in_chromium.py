@@ -64,7 +64,7 @@ def config_in(folder: Path, bundles: dict[str, str]) -> GatewayConfig:
 def fill(stores: Stores, name: str) -> None:
     """Hours of sessions behind an experiment, which is in its second stage then."""
     stores.experiments.change(name, Action.NEXT_STAGE, epoch=1, actor="gateway", reason="no harm at 0.05 of the units")
-    table, noise = AssignmentTable(stores.experiments.table(name).weights, name, 2), np.random.default_rng(0)
+    table, noise = AssignmentTable(stores.experiments.assignment_state(name).weights, name, 2), np.random.default_rng(0)
     begun, step = time.time() - HOURS * 3600, HOURS * 3600 / UNITS
     stores.units.record_exposures(
         [Exposure(name, f"s{k}", table.assign(f"s{k}"), begun + step * k) for k in range(UNITS)],

@@ -1,26 +1,28 @@
 """TensorBoard's files of a sweep, which can be read while its trials run."""
 
-import time
 from pathlib import Path
 
 import pytest
 from pyarrow import fs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from waiting import until
 
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.reporting import event_files
 from marl_ray.tuning.reporting.event_files import EventFiles
 
 
-def shows(folder: Path, key: str, expected: list[tuple[int, float]]) -> None:
-    """Wait until TensorBoard finds these points: (step, value)."""
-    deadline, seen = time.monotonic() + 20, set[tuple[int, float]]()
-    while not seen >= set(expected):
-        assert time.monotonic() < deadline, f"{folder.name} has {seen}"
-        time.sleep(0.05)
-        events = EventAccumulator(str(folder)).Reload()
-        points = events.Scalars(key) if key in events.Tags()["scalars"] else []
-        seen = {(event.step, round(event.value, 6)) for event in points}
+def points_of(folder: Path, key: str) -> set[tuple[int, float]]:
+    """The points that TensorBoard finds: (step, value)."""
+    if not folder.exists():
+        return set()
+    events = EventAccumulator(str(folder)).Reload()
+    points = events.Scalars(key) if key in events.Tags()["scalars"] else []
+    return {(event.step, round(event.value, 6)) for event in points}
+
+
+def wait_for_points(folder: Path, key: str, expected: set[tuple[int, float]]) -> None:
+    until(lambda: points_of(folder, key) >= expected, f"{folder.name} to have {expected}")
 
 
 @pytest.mark.parametrize("remote", [False, True])
@@ -33,18 +35,22 @@ def test_rows_can_be_read_before_the_sweep_has_ended(tmp_path, monkeypatch, remo
     events.log("0000-1", [{"steps": 8, "return": 0.5}, {"steps": 16, "return": 0.75}])
     events.log("0001-1", [{"steps": 8, "return": 0.25, "loss": float("nan")}])
     home = tmp_path / "s" / "tensorboard"
-    if remote:  # what was queued for the disk is uploaded with the next rows
-        time.sleep(1.5)
-        events.log("0000-1", [{"steps": 20, "return": 0.8}])
-        shows(home / "0000-1", "return", [(8, 0.5), (16, 0.75)])
+    if remote:
+
+        def uploaded() -> bool:
+            """Log one more row, with which the rows that the writer has flushed until then are uploaded."""
+            events.log("0000-1", [{"steps": 20, "return": 0.8}])
+            return points_of(home / "0000-1", "return") >= {(8, 0.5), (16, 0.75)}
+
+        until(uploaded, "the first rows to be uploaded")
     else:
-        shows(home / "0000-1", "return", [(8, 0.5), (16, 0.75)])
-        shows(home / "0001-1", "return", [(8, 0.25)])
+        wait_for_points(home / "0000-1", "return", {(8, 0.5), (16, 0.75)})
+        wait_for_points(home / "0001-1", "return", {(8, 0.25)})
     events.end("0000-1")
     events.log("0000-1", [{"steps": 24, "return": 1.0}])  # a leg whose process was lost is taken up again
     events.close()
-    shows(home / "0000-1", "return", [(24, 1.0)])
-    shows(home / "0001-1", "return", [(8, 0.25)])
+    wait_for_points(home / "0000-1", "return", {(24, 1.0)})
+    wait_for_points(home / "0001-1", "return", {(8, 0.25)})
     assert lines == []
 
 

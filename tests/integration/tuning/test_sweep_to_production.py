@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -114,41 +115,62 @@ def registered(storage: Path) -> ToySweep:
     return sweep
 
 
-def test_a_winner_meets_what_is_in_production(tmp_path, monkeypatch, capsys):
+def deployed(served: Served, storage: Path, *more: str) -> int:
+    """The exit status of the command that deploys the winner of the storage's sweep."""
+    return command("deploy", "--from-sweep", f"{storage}/toy", "--url", served.url, *more)
+
+
+@pytest.fixture
+def production(tmp_path, monkeypatch) -> Iterator[tuple[Served, Path]]:
+    """A gateway with one model in production, and the storage of a sweep whose winner is registered."""
     monkeypatch.setenv("MARL_RAY_API_KEY", "ada")
-    sweep = registered(tmp_path)
-    assert sweep.records.winner_model == "models:/toy/1"
-    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
-    assert [f.path for f in client.list_artifacts(sweep.records.mlflow_run_id)] == ["bundles", "report.html"]
+    registered(tmp_path)
     alone = {"name": "grid", "arms": {"production": {"bundle": make_bundle(tmp_path / "old", 1)}}}
     with Served(gateway_of(tmp_path, [alone])) as served:
-        assert command("deploy", "--from-sweep", f"{tmp_path}/toy", "--url", served.url, "--endpoint", "other") == 2
-        message = capsys.readouterr().err
-        assert "endpoint 'other' has no model in production to compare with; deploy one first: " in message
-        assert "marl-ray deploy models:/toy/1 --endpoint other" in message and message.count("\n") == 1
+        yield served, tmp_path
 
-        assert command("deploy", "--from-sweep", f"{tmp_path}/toy", "--url", served.url) == 0
-        assert capsys.readouterr().out.startswith("grid-2: running, gradual stage 1")
-        report = ask(served.url, "/v1/experiments/grid-2")
-        assert report["arms"]["candidate"]["bundle"] == "models:/toy/1"
-        assert (
-            report["arms"]["candidate"]["digest"]
-            == load_bundle("models:/toy/1", f"sqlite:///{tmp_path}/mlflow.db").digest
-        )
-        assert report["control"] == "production"
-        audit = ask(served.url, "/v1/experiments/grid-2/audit")["audit"]
-        assert "winner of sweep toy: trial 0000 (algorithm=ippo lr=0.001 entropy_coef=0.01)" in str(audit)
 
-        for words in ("status grid-2", "ls", "audit grid-2"):
-            assert command("experiment", *words.split(), "--json", "--url", served.url) == 0
-            document = json.loads(capsys.readouterr().out)
-            for part in document if isinstance(document, list) else [document]:
-                assert keys_of(f"experiment {words.split()[0]}") <= set(part)
-        assert command("experiment", "status", "gird-2", "--url", served.url) == 2
-        assert "unknown experiment 'gird-2'; did you mean grid-2" in capsys.readouterr().err
+def test_a_winner_is_registered_beside_the_report(tmp_path):
+    records = registered(tmp_path).records
+    assert records.winner_model == "models:/toy/1"
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+    assert [file.path for file in client.list_artifacts(records.mlflow_run_id)] == ["bundles", "report.html"]
 
-        assert command("deploy", "--from-sweep", f"{tmp_path}/toy", "--url", served.url) == 2
-        assert "experiment 'grid-2' is running; promote, roll back or stop it first" in capsys.readouterr().err
+
+def test_an_endpoint_without_a_model_in_production_is_told_how_to_get_one(production, capsys):
+    assert deployed(*production, "--endpoint", "other") == 2
+    message = capsys.readouterr().err
+    assert "endpoint 'other' has no model in production to compare with; deploy one first: " in message
+    assert "marl-ray deploy models:/toy/1 --endpoint other" in message and message.count("\n") == 1
+
+
+def test_a_deployed_winner_is_the_candidate_against_what_is_in_production(production, capsys):
+    served, storage = production
+    assert deployed(served, storage) == 0
+    assert capsys.readouterr().out.startswith("grid-2: running, gradual stage 1")
+    report = ask(served.url, "/v1/experiments/grid-2")
+    candidate = report["arms"]["candidate"]
+    assert report["control"] == "production"
+    assert candidate["bundle"] == "models:/toy/1"
+    assert candidate["digest"] == load_bundle("models:/toy/1", f"sqlite:///{storage}/mlflow.db").digest
+    audit = ask(served.url, "/v1/experiments/grid-2/audit")["audit"]
+    assert "winner of sweep toy: trial 0000 (algorithm=ippo lr=0.001 entropy_coef=0.01)" in str(audit)
+    # While it runs, no other takes its place.
+    assert deployed(served, storage) == 2
+    assert "experiment 'grid-2' is running; promote, roll back or stop it first" in capsys.readouterr().err
+
+
+def test_commands_about_a_deployed_experiment_print_their_documents(production, capsys):
+    served, storage = production
+    assert deployed(served, storage) == 0
+    capsys.readouterr()
+    for words in ("status grid-2", "ls", "audit grid-2"):
+        assert command("experiment", *words.split(), "--json", "--url", served.url) == 0
+        document = json.loads(capsys.readouterr().out)
+        for part in document if isinstance(document, list) else [document]:
+            assert keys_of(f"experiment {words.split()[0]}") <= set(part)
+    assert command("experiment", "status", "gird-2", "--url", served.url) == 2
+    assert "unknown experiment 'gird-2'; did you mean grid-2" in capsys.readouterr().err
 
 
 def test_what_cannot_be_deployed_is_one_line(tmp_path, monkeypatch, capsys):

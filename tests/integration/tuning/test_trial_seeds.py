@@ -26,7 +26,7 @@ from marl_ray.tuning.folder import Folder, read_rows, trial_folder
 from marl_ray.tuning.running import worker_group
 from marl_ray.tuning.running.trial_files import Leg, TrialState, TrialWriter, read_state, write_state
 from marl_ray.tuning.running.trial_seeds import TrialSeeds, run_leg
-from marl_ray.tuning.running.trials import run
+from marl_ray.tuning.running.trials import run_trial_leg
 
 RETURN = [MetricConfig(name="return", window=2)]
 
@@ -125,7 +125,7 @@ def test_a_trial_goes_on_from_the_checkpoint_before_a_damaged_one(tmp_path, name
         metrics = [metric.model_dump() for metric in RETURN]
         facts = {"storage": str(tmp_path), "nested": False, "use_gpu": False, "cpus": 1.0, "folder": str(tmp_path)}
         leg = Leg(sweep=sweep, number=0, leg=1, configs=configs, metrics=metrics, until=until, tracking_uri="", **facts)
-        return run(leg, lambda row: None)
+        return run_trial_leg(leg, lambda row: None)
 
     calm, trial = trial_folder(str(tmp_path), "calm", 0), trial_folder(str(tmp_path), "damaged", 0)
     play("calm", None)

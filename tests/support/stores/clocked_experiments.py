@@ -53,7 +53,7 @@ def opened(stores: Stores, **more: Any) -> ExperimentConfig:
 
 def sessions(stores: Stores, n: int, value: Any, prefix: str = "u", clusters: int = 0) -> list[Exposure]:
     """Units of the weights in force; `value(arm, k)` is the outcome, or None for no report."""
-    state = stores.experiments.table("exp")
+    state = stores.experiments.assignment_state("exp")
     table = AssignmentTable(state.weights, state.salt, state.epoch)
     names = [f"{prefix}{k}" for k in range(n)]
     clusters_of = [f"{prefix}-match{k % clusters}" if clusters else None for k in range(n)]

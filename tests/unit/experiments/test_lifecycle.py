@@ -1,4 +1,4 @@
-"""The states of an experiment, what the evidence leads to, and the config of both."""
+"""The states of an experiment, and the config of its plan."""
 
 from dataclasses import replace
 from itertools import product
@@ -14,14 +14,9 @@ from marl_ray.experiments.lifecycle import (
     FINAL_STATUSES,
     OPEN_STATUSES,
     Action,
-    ArmEvidence,
-    Evidence,
-    ExperimentRecord,
     ExperimentState,
     ExperimentStatus,
     RolloutPlan,
-    RolloutStep,
-    advance,
     plan_of,
     shadows_of,
     state_under_config,
@@ -143,57 +138,6 @@ def test_no_sequence_of_actions_gives_a_rolled_back_arm_traffic(strategy, weight
         assert sum(in_force.values()) > 0
         assert not any(in_force.get(arm) for arm in barred)
         assert not barred & set(shadows_of(plan, state))
-
-
-def decide(
-    state: ExperimentState = RUNNING,
-    now: float = 1_060.0,
-    plan: RolloutPlan = PLAN,
-    srm: bool = False,
-    **arms: ArmEvidence,
-):
-    enough = {arm: ArmEvidence(10) for arm in plan.weights}
-    record = ExperimentRecord("exp", {}, 0.0, state, plan)
-    decision = advance(record, Evidence(enough | arms, srm), now)
-    assert decision.epoch == state.epoch
-    return decision.step, decision.arm, decision.reason
-
-
-def test_harm_rolls_back_at_once_and_in_any_state():
-    harmed = ArmEvidence(0, harm="cost", promotable=True)
-    for status in ExperimentStatus:
-        state = replace(RUNNING, status=status)
-        assert decide(state, 1_000.0, srm=True, c=harmed) == (RolloutStep.ROLLBACK, "c", "harm proven by cost")
-    assert decide(replace(RUNNING, rolled_back=frozenset("c")), c=harmed)[0] is RolloutStep.NEXT_STAGE
-    assert (
-        decide(a=replace(harmed, exposures=10))[0] is RolloutStep.NEXT_STAGE
-    )  # the control is what harm is measured against
-
-
-def test_a_stage_needs_a_clean_split_exposures_and_time():
-    assert decide() == (RolloutStep.NEXT_STAGE, None, "no harm at 0.2 of the units")
-    assert decide(srm=True)[0] is RolloutStep.HOLD_SRM
-    assert decide(b=ArmEvidence(9)) == (RolloutStep.HOLD, None, "9 of 10 exposures in this stage")
-    assert decide(now=1_059.0) == (RolloutStep.HOLD, None, "59 of 60 s in this stage")
-    assert decide(replace(RUNNING, status=ExperimentStatus.PAUSED), srm=True) == (
-        RolloutStep.HOLD,
-        None,
-        "the experiment is paused",
-    )
-    assert decide(replace(RUNNING, status=ExperimentStatus.ROLLED_BACK))[2] == "the experiment is rolled back"
-    # An arm without traffic has no exposures to wait for.
-    assert decide(replace(RUNNING, rolled_back=frozenset("c")), c=ArmEvidence(0))[0] is RolloutStep.NEXT_STAGE
-    assert decide(replace(RUNNING, stage=2), a=ArmEvidence(0))[2] == "the promotion bound does not hold yet"
-
-
-def test_the_best_promotable_arm_is_promoted_after_the_last_stage():
-    good, better = ArmEvidence(10, promotable=True, estimate=0.1), ArmEvidence(10, promotable=True, estimate=0.2)
-    last = replace(RUNNING, stage=2)
-    assert decide(b=good)[0] is RolloutStep.NEXT_STAGE
-    assert decide(last, b=good)[:2] == (RolloutStep.PROMOTE, "b")
-    assert decide(last, b=good, c=better)[:2] == (RolloutStep.PROMOTE, "c")
-    assert decide(last, srm=True, b=good)[0] is RolloutStep.HOLD_SRM
-    assert decide(last)[0] is RolloutStep.HOLD
 
 
 def experiment(**more) -> ExperimentConfig:

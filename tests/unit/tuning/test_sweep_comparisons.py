@@ -23,7 +23,7 @@ from marl_ray.tuning.reporting.compare import (
     probability_of_improvement,
     winner_certainty,
 )
-from marl_ray.tuning.reporting.figures import curve_chart, number, parallel, strokes, ticks
+from marl_ray.tuning.reporting.figures import curve_chart, draw_parallel_axes, format_number, strokes, ticks
 
 RETURN = MetricConfig(name="return", window=2)
 
@@ -169,7 +169,7 @@ def test_ticks_are_few_and_inside(low, size, most):
     ],
 )
 def test_numbers_are_short(value, text):
-    assert number(value) == text
+    assert format_number(value) == text
 
 
 def test_drawings_stay_in_their_frames(tmp_path):
@@ -184,7 +184,7 @@ def test_drawings_stay_in_their_frames(tmp_path):
     assert curve_chart({}, 800, 300) is None
     space = ToySweep(tmp_path).config.space
     trials = [("a", {"algorithm": "grpo", "train.group_size": 8, "hyper.lr": 0.01}, 1.0), ("b", {}, None)]
-    drawing = parallel(space, trials, "return", "max", "a")
+    drawing = draw_parallel_axes(space, trials, "return", "max", "a")
     assert drawing is not None
     assert [thread.style for thread in drawing.threads] == ["none", "best"]
     assert [tick.label for tick in drawing.axes[1].ticks] == ["4", "8", "not set"]

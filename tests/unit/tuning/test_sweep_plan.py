@@ -62,7 +62,7 @@ class Bench:
                 if isinstance(record, Pause):
                     break
                 self.changed(record)
-                running.append((record, self.plan.leg_end(record)))
+                running.append((record, self.plan.next_leg_end(record)))
             if not running:
                 return self
             record, until = running.pop(0)
@@ -76,7 +76,7 @@ class Bench:
             }
             if record.number in self.failing:
                 result = {"status": "failed", "error": self.failing[record.number]}
-            self.plan.leg_ended(record.number, result, False, until)
+            self.plan.note_leg_end(record.number, result, False, until)
         return self
 
     def statuses(self) -> list[str]:
@@ -184,9 +184,9 @@ def test_the_scheduler_is_asked_no_more_than_once_for_a_leg_that_ends():
         running += [record for record in suggested if isinstance(record, TrialRecord)]
         if not running:
             break
-        record, until = running[0], bench.plan.leg_end(running[0])
+        record, until = running[0], bench.plan.next_leg_end(running[0])
         score = {"status": "waiting" if until else "finished", "objectives": [by_lr(running.pop(0).values, 1)]}
-        bench.plan.leg_ended(record.number, score, False, until)
+        bench.plan.note_leg_end(record.number, score, False, until)
     assert bench.statuses().count("finished") == 5
     legs = sum(record.legs for record in bench.records.trials)
     assert len(calls) <= legs + 2
@@ -302,7 +302,7 @@ def test_a_trial_cut_by_the_budget_is_taken_up_again_under_a_bigger_one():
     bench = Bench(config_of(budget={"steps": 500}), by_lr)
     record = bench.plan.next_trial()
     bench.plan.note_progress(record.number, {"steps": 600, "played": 600})
-    bench.plan.leg_ended(record.number, None, False, None)
+    bench.plan.note_leg_end(record.number, None, False, None)
     assert record.status == "cut"
     assert bench.plan.next_trial() is Pause.END
     again = Bench(config_of(), by_lr, bench.records)

@@ -81,26 +81,51 @@ def page_of(folder: Folder) -> Tags:
     return tags
 
 
-def test_a_whole_sweep_is_told_with_every_trial_that_did_not_finish_and_why(tmp_path):
-    sweep = finished_sweep(tmp_path)
-    page = page_of(sweep.end())
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> tuple[ToySweep, Tags]:
+    """A sweep in which trials ended in every way, and its report."""
+    sweep = finished_sweep(tmp_path_factory.mktemp("finished"))
+    return sweep, page_of(sweep.end())
+
+
+def test_the_report_counts_the_trials_by_their_ends(finished):
+    _, page = finished
     assert page.text.count("eval/return (max, window 1)") == 1
     assert "18: 9 stopped, 5 finished, 2 failed, 1 lost, 1 refused" in page.text
     assert "4 of 18 trials have no result" in page.text
-    for reason in (NAN, "ValueError: <b>agent_0</b> took action 7 of 5", LOST, REFUSED):
-        assert page.text.count(reason) == 2  # above all, and in the table
-    assert "asha: place 6 of 14 at 10,000 steps" in page.text
-    assert page.styled("tr", "won") == 1
+    assert "250,000" in page.text  # steps that five seeds have paid for
+
+
+@pytest.mark.parametrize("reason", [NAN, "ValueError: <b>agent_0</b> took action 7 of 5", LOST, REFUSED])
+def test_the_reason_why_a_trial_failed_is_above_all_and_in_the_table(finished, reason):
+    assert finished[1].text.count(reason) == 2
+
+
+def test_a_stopped_trial_has_its_place_at_the_rung(finished):
+    assert "asha: place 6 of 14 at 10,000 steps" in finished[1].text
+
+
+def test_the_report_marks_the_winner(finished):
+    sweep, page = finished
     winner = ranked_trials(sweep.records, sweep.config.metric)[0]
     assert f"Winner: trial {winner.number:04d}" in page.text
-    assert page.styled("svg", "chart") == 2
-    assert page.styled("path", "band") == 2 * 6
-    assert page.styled("path", "line") == 2 * 14
-    assert page.styled("table", "matrix") == 1
-    assert page.styled("path", "thread") == 18
-    assert page.styled("path", "none") == 4
-    assert page.styled("div", "bar") == 4
-    assert "250,000" in page.text  # paid for by five seeds
+    assert page.styled("tr", "won") == 1
+
+
+@pytest.mark.parametrize(
+    ("tag", "style", "count"),
+    [
+        ("svg", "chart", 2),
+        ("path", "band", 2 * 6),
+        ("path", "line", 2 * 14),
+        ("table", "matrix", 1),
+        ("path", "thread", 18),
+        ("path", "none", 4),
+        ("div", "bar", 4),
+    ],
+)
+def test_the_report_draws_the_trials_that_have_a_result(finished, tag, style, count):
+    assert finished[1].styled(tag, style) == count
 
 
 def test_the_winners_config_and_command_are_exact(tmp_path):

@@ -35,7 +35,7 @@ def train(writer: TrialWriter, every: int, dies_after: int | None) -> None:
     writer.note_begin(start)
     remaining = LAST * 4 if dies_after is None else dies_after
     for iteration in range(start + 1, LAST + 1):
-        writer.row({"iteration": iteration, "played": iteration, "value": iteration / 2})
+        writer.add_row({"iteration": iteration, "played": iteration, "value": iteration / 2})
         if iteration % every == 0 or iteration == LAST:
             with pytest.MonkeyPatch.context() as patch:
                 if remaining == 1:  # after the rows and before the state
@@ -46,7 +46,7 @@ def train(writer: TrialWriter, every: int, dies_after: int | None) -> None:
                     patch.setattr(trial_files, "write_state", killed)
                 name = f"{writer.place}/checkpoint-{iteration}"
                 writer.folder.write(f"{name}/seed-0/state.json", b"{}")
-                writer.note_kept(name, iteration, iteration)
+                writer.note_checkpoint(name, iteration, iteration)
             remaining -= 1
         remaining -= 1
         if remaining <= 0:
@@ -94,10 +94,10 @@ def test_a_process_that_was_cut_off_does_not_write_over_its_successor(tmp_path):
     second = TrialWriter(folder, KEEP, [0], lambda row: None)
     for writer in (second, first):
         writer.note_begin(0)
-        writer.row({"iteration": 1, "played": 8})
-    second.note_kept("attempt-2/checkpoint-1", 8, 8)
+        writer.add_row({"iteration": 1, "played": 8})
+    second.note_checkpoint("attempt-2/checkpoint-1", 8, 8)
     with pytest.raises(MarlRayError, match="another process has taken this trial over"):
-        first.note_kept("attempt-1/checkpoint-1", 8, 8)
+        first.note_checkpoint("attempt-1/checkpoint-1", 8, 8)
     assert len(read_rows(folder)) == 1 and read_state(folder).checkpoints == ["attempt-2/checkpoint-1"]
 
 

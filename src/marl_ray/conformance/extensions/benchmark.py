@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from marl_ray.conformance.extensions.base import CheckedProperty, check_property, load_part, refuse
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import Benchmark, ModelAnswer, Problem, benchmark
-from marl_ray.evaluation.data_files import ANY_DIGEST, load
+from marl_ray.evaluation.data_files import ANY_DIGEST, load_problems
 from marl_ray.evaluation.scoring.local_scoring import ScoringJob, make_pool, score_locally
 from marl_ray.evaluation.writing.samples import Sample
 from marl_ray.extensions import BENCHMARK
@@ -25,7 +25,7 @@ def check(name: str, settings: JsonMapping) -> Iterator[CheckedProperty]:
     tested, problems = benchmark(name), list[Problem]()
 
     def read() -> str | None:
-        problems.extend(load(tested, settings.get("data"), settings.get("split"), ANY_DIGEST).problems)
+        problems.extend(load_problems(tested, settings.get("data"), settings.get("split"), ANY_DIGEST).problems)
         return None
 
     readable = check_property("problems", "its file is read, and has problems", read)

@@ -136,7 +136,7 @@ def _play(plan: SweepPlan, slots: int, legs: int = MAX_LEGS) -> bool:
             record = plan.next_trial()
             if isinstance(record, Pause):
                 break
-            running.append((record, plan.leg_end(record)))
+            running.append((record, plan.next_leg_end(record)))
         if not running:
             return True
         record, until = running.pop(0)
@@ -144,5 +144,5 @@ def _play(plan: SweepPlan, slots: int, legs: int = MAX_LEGS) -> bool:
         status, score = "finished" if until is None else "waiting", record.values["hyper.lr"] * at
         played = record.played + at - record.steps
         result = {"status": status, "objectives": [score], "error": "", "steps": at, "played": played}
-        plan.leg_ended(record.number, copy.deepcopy(result), False, until)
+        plan.note_leg_end(record.number, copy.deepcopy(result), False, until)
     return False

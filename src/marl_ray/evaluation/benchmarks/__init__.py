@@ -1,4 +1,4 @@
-"""Benchmarks of code and mathematics behind one interface; `marl_ray.extensions.BENCHMARK` has those that come with it."""
+"""Benchmarks of code and mathematics, behind one interface."""
 
 import re
 
@@ -7,9 +7,9 @@ from marl_ray.envs.text.record_files import FileRow, read_record
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks.base import (
     ANSWER_KINDS,
+    AnswerKind,
     Benchmark,
     BenchmarkRecord,
-    Kind,
     Mode,
     ModelAnswer,
     Problem,
@@ -36,10 +36,10 @@ def benchmark(name: str) -> Benchmark:
 
 __all__ = [
     "ANSWER_KINDS",
+    "AnswerKind",
     "Benchmark",
     "BenchmarkRecord",
     "FileRow",
-    "Kind",
     "Mode",
     "ModelAnswer",
     "Problem",

@@ -1,4 +1,4 @@
-"""The interface of benchmarks: problems that score samples, and the facts that name a benchmark's variant."""
+"""The interface of benchmarks: problems that score samples, and the facts that define a number."""
 
 import ast
 import warnings
@@ -16,17 +16,18 @@ from marl_ray.rewards.extraction import extract
 from marl_ray.sandbox import Pool
 
 Mode = Literal["official", "hardened"]
-Kind = Literal["completion", "solution", "output"]
-ANSWER_KINDS: tuple[Kind, ...] = ("completion", "solution", "output")
+AnswerKind = Literal["completion", "solution", "output"]
+ANSWER_KINDS: tuple[AnswerKind, ...] = ("completion", "solution", "output")
 NO_TESTS = (CallTest("pass"),)
 """Placeholder for the hidden tests of a task that is shown to policies and must have some."""
 
 
 @dataclass(frozen=True)
 class ModelAnswer:
-    """A model's answer to a problem: a continuation of its prompt, a complete program, or a text with code in it."""
+    """A model's answer to a problem."""
 
-    kind: Kind
+    kind: AnswerKind
+    """`completion`: it continues the prompt; `solution`: a complete program; `output`: a text with code in it."""
     text: str
 
 
@@ -79,14 +80,18 @@ class Problem(ABC):
 
     @property
     def visible_task(self) -> CodeTask:
-        """The tests that a policy may know, as public ones: tests that the prompt shows or that the file calls public.
+        """The tests that a policy may know, as public ones.
 
-        The task's hidden tests are placeholders and no tests of this problem.
+        They are those that the prompt shows or that the file calls public. The task's hidden tests are placeholders and
+        no tests of this problem.
         """
         return CodeTask(NO_TESTS if self.entry_point else (), entry_point=self.entry_point)
 
     def scored_part(self, text: str) -> str | None:
-        """Return the part of a model's `output` that is scored: its code. None if it has no complete block."""
+        """Return the part of a model's `output` that is scored, which is its code.
+
+        Returns None if the text has no complete block.
+        """
         return extract(text, self.entry_point)
 
     @abstractmethod
@@ -119,7 +124,7 @@ class Benchmark:
     """Source of the problems when no `--data` is given."""
     hub: tuple[str, str | None, tuple[str, ...]] | None = None
     """Data set on the Hugging Face hub, its configuration and its splits."""
-    writes: Kind = "solution"
+    writes: AnswerKind = "solution"
     """Answer of a policy without a chat template: the `completion` of a prompt, or a complete `solution`; `output` where
     every answer is a text and no program."""
     stop: tuple[str, ...] = ()
@@ -129,7 +134,10 @@ class Benchmark:
 
 
 def program_of(problem: Problem, source: ModelAnswer) -> ModelAnswer | None:
-    """Return the source to score: of an `output` the part that counts. None if it has none."""
+    """Return the program to score: the answer itself, or the part of an `output` that counts.
+
+    Returns None if an `output` has no such part.
+    """
     if source.kind != "output":
         return source
     part = problem.scored_part(source.text)
@@ -137,30 +145,35 @@ def program_of(problem: Problem, source: ModelAnswer) -> ModelAnswer | None:
 
 
 class BenchmarkRecord(BaseModel):
-    """Base of the records of official files. A field that is not listed is refused: it may hold tests that would not run.
+    """The base of the records of official files.
 
-    A field that is listed and not used has the type `Unused`.
+    A field that is not listed is refused, because it may hold tests that would not run. A field that is listed and not
+    used has the type `Unused`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 Unused = Any
+"""Type of a field that files of the benchmark have and that is not read."""
 
 
-def syntax(code: str) -> ast.Module:
-    """Return the syntax tree of trusted code; quiet about the invalid escapes in the data. Raises SyntaxError."""
+def parse_python(code: str) -> ast.Module:
+    """Return the syntax tree of trusted code, without warnings of the invalid escapes in the data.
+
+    Raises SyntaxError.
+    """
     with warnings.catch_warnings(action="ignore"):
         return ast.parse(code)
 
 
 def unique_problems(problems: Iterable[tuple[FileRow, Problem]]) -> tuple[Problem, ...]:
     """Return the problems as a tuple. Raises MarlRayError if a task id occurs twice or there is no problem."""
-    seen: dict[str, str] = {}
+    places: dict[str, str] = {}
     problems_of_rows = []
     for row, problem in problems:
-        if problem.task_id in seen:
-            raise MarlRayError(f"{row.where}: task_id {problem.task_id!r} is already that of {seen[problem.task_id]}")
-        seen[problem.task_id] = row.where
+        if problem.task_id in places:
+            raise MarlRayError(f"{row.where}: task_id {problem.task_id!r} is already that of {places[problem.task_id]}")
+        places[problem.task_id] = row.where
         problems_of_rows.append(problem)
     return tuple(problems_of_rows)

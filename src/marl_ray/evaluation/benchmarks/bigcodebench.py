@@ -1,6 +1,7 @@
-"""BigCodeBench (Zhuo et al. 2024, arXiv 2406.15877): 1,140 functions that use libraries, tested by unittest.
+"""BigCodeBench (Zhuo et al. 2024, arXiv 2406.15877): functions that use libraries.
 
-Executed locally and calibrated: `code_prompt + "\\n    pass\\n" + solution`. The tests patch modules of the program under
+It has 1,140 problems, each with tests of unittest. They are run here, and calibrated as
+`code_prompt + "\\n    pass\\n" + solution`. The tests patch modules of the program under
 test, so they cannot run in another process. The verdict is therefore of lower trust: good for evaluation, never a reward.
 """
 
@@ -29,7 +30,7 @@ from marl_ray.evaluation.benchmarks.base import (
     SampleVerdict,
     Unused,
     Verdicts,
-    syntax,
+    parse_python,
     unique_problems,
 )
 from marl_ray.sandbox import Limits, Pool, Status
@@ -37,9 +38,13 @@ from marl_ray.sandbox import Limits, Pool, Status
 MEMORY_BYTES = min(30 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
 """Limit of the address space: officially 30 GiB; here at most half of the machine's memory, which it might use."""
 STACK_BYTES = 10 << 20
+"""Limit of the stack: the 10 MiB that evaluate.py of bigcodebench 0.2.5 takes by default."""
 OFFLINE_FAILURES = frozenset({176, 314, 812, 832, 1005, 1040, 1104})
-"""Task numbers, among the 300 that use the standard library alone, whose references need a network or another machine,
-or take longer than a minute anywhere. Running the references finds those that the sandbox itself forbids."""
+"""Task numbers, among the 300 that use the standard library alone, whose references cannot pass here.
+
+They need a network or another machine, or take longer than a minute anywhere. Running the references finds those that
+the sandbox itself forbids.
+"""
 SUSPICIOUS_NAMES = (
     "_getframe",
     "f_back",
@@ -136,8 +141,8 @@ def parse(prompt: str, rows: Iterable[FileRow]) -> tuple[Problem, ...]:
 def _problem(record: BigCodeBenchRecord, prompt: str, where: str) -> Problem:
     reference = record.complete_prompt + record.canonical_solution
     try:
-        tests = syntax(record.test)
-        libraries = _imports(syntax(reference)) | _imports(tests)
+        tests = parse_python(record.test)
+        libraries = _imported_modules(parse_python(reference)) | _imported_modules(tests)
     except SyntaxError as error:
         raise MarlRayError(f"{where}: test or canonical_solution: not Python: {error.msg}") from error
     return BigCodeBenchProblem(
@@ -148,12 +153,12 @@ def _problem(record: BigCodeBenchRecord, prompt: str, where: str) -> Problem:
         record.complete_prompt,
         record.code_prompt,
         record.test,
-        _count(tests, where),
+        _count_tests(tests, where),
         libraries,
     )
 
 
-def _imports(tree: ast.AST) -> frozenset[str]:
+def _imported_modules(tree: ast.AST) -> frozenset[str]:
     modules = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -163,7 +168,7 @@ def _imports(tree: ast.AST) -> frozenset[str]:
     return frozenset(modules)
 
 
-def _count(tests: ast.Module, where: str) -> int:
+def _count_tests(tests: ast.Module, where: str) -> int:
     """Return the number of test methods of TestCases."""
     for node in tests.body:
         if isinstance(node, ast.ClassDef) and node.name == "TestCases":

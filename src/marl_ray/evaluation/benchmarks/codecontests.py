@@ -1,6 +1,7 @@
 """CodeContests (Li et al. 2022, arXiv 2203.07814): programs that read stdin and print.
 
-All public, private and generated tests, the official compare of tokens, stdin as a regular file. One run of a test serves
+A program meets all public, private and generated tests. Its tokens are compared as officially, and stdin is a regular
+file. One run of a test serves
 both modes: official looks at the output alone, as the C++ does; hardened also wants the program to have ended well.
 """
 
@@ -33,11 +34,14 @@ PYTHON3_NUMBER = 3
 """Number of Python 3 among the languages of the data; 1 is Python 2."""
 MAX_REFERENCES = 3
 """Number of a problem's Python 3 solutions that are tried before the problem is left out."""
-MEMORY_FLOOR = 1 << 30
-EXTRA_MEMORY = 32 << 20
+MIN_MEMORY_BYTES = 1 << 30
+"""Least address space of a program. It is ours: Python with numpy needs more than some problems allow."""
+EXTRA_MEMORY_BYTES = 32 << 20
+"""Address space beyond a problem's limit, for the interpreter: as `CreateSandboxWithFds` of tester_sandboxer.cc has it."""
 WALL_FACTOR = 3.0
-"""Wall time over CPU time. The official 30 ends only programs that sleep, and made ten CPU seconds five minutes."""
-OUTPUT_BYTES = 1 << 20
+"""Ratio of the wall-clock limit to the CPU limit. The official 30 turns ten CPU seconds into five minutes of sleep."""
+MIN_OUTPUT_BYTES = 1 << 20
+"""Least size of stdout that a program may write, if twice the expected output is not more. It is ours."""
 
 
 class Tests(BaseModel):
@@ -113,7 +117,7 @@ class ContestProblem(Problem):
 
 
 def run_stdio(
-    pool: Pool, program: str, tests: Sequence[StdioTest], timeout_s: float, memory_bytes: int = MEMORY_FLOOR
+    pool: Pool, program: str, tests: Sequence[StdioTest], timeout_s: float, memory_bytes: int = MIN_MEMORY_BYTES
 ) -> dict[Mode, SampleVerdict]:
     """Return the verdicts of both modes. `timeout_s` is the CPU time of one test."""
     limits = Limits(cpu_s=timeout_s, wall_s=WALL_FACTOR * timeout_s, memory_bytes=memory_bytes)
@@ -121,15 +125,15 @@ def run_stdio(
     wall_s = cpu_s = 0.0
     level = ""
     for number, test in enumerate(tests, 1):
-        room = max(OUTPUT_BYTES, 2 * len(test.stdout))
-        done = pool.run(program, stdin=test.stdin, limits=replace(limits, output_bytes=room))
+        output_bytes = max(MIN_OUTPUT_BYTES, 2 * len(test.stdout))
+        done = pool.run(program, stdin=test.stdin, limits=replace(limits, output_bytes=output_bytes))
         wall_s, cpu_s, level = wall_s + done.wall_s, cpu_s + done.cpu_s, done.level.name.lower()
         ended, matches = done.status is Status.OK, outputs_match(done.stdout, test.stdout)
-        what = "wrong output" if ended else str(done.status)
+        outcome = "wrong output" if ended else str(done.status)
         if not matches:
-            failed.setdefault("official", f"test {number} of {len(tests)}: {what}")
+            failed.setdefault("official", f"test {number} of {len(tests)}: {outcome}")
         if not matches or not ended:
-            failed.setdefault("hardened", f"test {number} of {len(tests)}: {what}")
+            failed.setdefault("hardened", f"test {number} of {len(tests)}: {outcome}")
         if "official" in failed:
             break
     modes: tuple[Mode, Mode] = ("official", "hardened")
@@ -160,8 +164,8 @@ def _problem(row: FileRow) -> Problem:
         record.description,
         "",
         tuple(references),
-        _some(tests, row),
-        max(MEMORY_FLOOR, record.memory_limit_bytes + EXTRA_MEMORY),
+        _require_tests(tests, row),
+        max(MIN_MEMORY_BYTES, record.memory_limit_bytes + EXTRA_MEMORY_BYTES),
     )
 
 
@@ -172,14 +176,14 @@ def _fusion_problem(row: FileRow) -> Problem:
         tests = [_fusion_test(test) for test in json.loads(record.test)]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise MarlRayError(f"{row.where}: labels or test: expected SandboxFusion's JSON in a string") from error
-    return ContestProblem(name, record.content, "", (), _some(tests, row), MEMORY_FLOOR)
+    return ContestProblem(name, record.content, "", (), _require_tests(tests, row), MIN_MEMORY_BYTES)
 
 
 def _fusion_test(test: Any) -> StdioTest:
     return StdioTest(test["input"]["stdin"].encode(), test["output"]["stdout"].encode())
 
 
-def _some(tests: Sequence[StdioTest], row: FileRow) -> tuple[StdioTest, ...]:
+def _require_tests(tests: Sequence[StdioTest], row: FileRow) -> tuple[StdioTest, ...]:
     if not tests:
         raise MarlRayError(f"{row.where}: expected at least one test")
     return tuple(tests)

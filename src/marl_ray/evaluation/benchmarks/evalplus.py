@@ -1,9 +1,9 @@
-"""EvalPlus (Liu et al. 2023, arXiv 2305.01210): HumanEval+ and MBPP+, functions compared with a reference on many inputs.
+"""EvalPlus (Liu et al. 2023, arXiv 2305.01210): HumanEval+ and MBPP+.
 
-A sample has two scores: `base`, the inputs of the original benchmark, and the sample's own, base and plus inputs together,
-which the field reports as HumanEval+ and MBPP+. Expected outputs are the reference's in a sandboxed run of its own, once per
-process and problem. An input may take 1 s, or four times as long as the reference took; base and plus
-inputs may each take 60 s in all. CPU time decides.
+Functions are compared with a reference on many inputs. A sample has two scores: `base`, the inputs of the original
+benchmark, and the sample's own, base and plus inputs together, which the field reports as HumanEval+ and MBPP+.
+Expected outputs are the reference's in a sandboxed run of its own, once per process and problem. An input may take 1 s,
+or four times as long as the reference took; base and plus inputs may each take 60 s in all. CPU time decides.
 """
 
 import json
@@ -26,7 +26,7 @@ from marl_ray.evaluation.benchmarks.base import (
     Problem,
     SampleVerdict,
     Verdicts,
-    syntax,
+    parse_python,
     unique_problems,
 )
 from marl_ray.evaluation.benchmarks.sandboxed.evalplus_driver import COMPARED_WITH_NONE, dumps
@@ -35,20 +35,26 @@ from marl_ray.sandbox import Limits, Pool, Status
 from marl_ray.sandbox.limits import WALL_FACTOR
 
 MIN_S, REFERENCE_FACTOR, TASK_S = 1.0, 4.0, 60.0
-"""Minimum seconds of an input, multiple of the reference's seconds, and most seconds of all base or all plus inputs."""
+"""Minimum seconds of an input, multiple of the reference's seconds, and maximum seconds of all base or all plus inputs.
+
+They are those of evalplus 0.3.1: the first two of its config.py, the last of its eval/__init__.py.
+"""
 REFERENCE_S = 60.0
+"""CPU seconds of the reference on all base or all plus inputs. It is ours: evalplus runs its references without a limit."""
 MEMORY_BYTES = 4 << 30
+"""Limit of the address space: the 4 GiB that eval/__init__.py of evalplus 0.3.1 takes by default."""
 OUTPUT_BYTES = 256 << 20
+"""Maximum size of the encoded outputs of a reference. It is ours: evalplus keeps them in its own process."""
 TEST_PARTS = ("base", "plus")
-_ONLY_WHETHER = """
+_EXISTENCE_WRAPPER = """
 
 
 _{0} = {0}
 
 
-def {0}(*given):
-    found = _{0}(*given)
-    return found if isinstance(found, bool) else found is not None
+def {0}(*arguments):
+    output = _{0}(*arguments)
+    return output if isinstance(output, bool) else output is not None
 """
 """Code behind a program whose outputs, matches of patterns, cannot cross: the judge compares their existence alone."""
 
@@ -124,7 +130,7 @@ class EvalPlusProblem(Problem):
                 call = f"check(_function, {self._arguments(part, inputs, expected, WALL_FACTOR)})"
                 tests = f"_function = {self.entry_point}\n{driver_source()}\n{call}\n"
                 candidate = program + (
-                    _ONLY_WHETHER.format(self.entry_point) if self.entry_point in COMPARED_WITH_NONE else ""
+                    _EXISTENCE_WRAPPER.format(self.entry_point) if self.entry_point in COMPARED_WITH_NONE else ""
                 )
                 done = pool.judge(candidate, tests, entry_point=self.entry_point, limits=limits, in_place=False)
                 wall_s, cpu_s = wall_s + done.wall_s, cpu_s + done.cpu_s
@@ -134,9 +140,9 @@ class EvalPlusProblem(Problem):
             base = True
         return SampleVerdict(result == "passed", result, wall_s, cpu_s, pool.level.name.lower(), scores={"base": base})
 
-    def _arguments(self, part: str, inputs: str, expected: ReferenceOutputs, slower: float) -> str:
-        """Return the arguments of `check` behind the function, as Python."""
-        seconds = [slower * limit for limit in expected.seconds]
+    def _arguments(self, part: str, inputs: str, expected: ReferenceOutputs, factor: float) -> str:
+        """Return the arguments of `check` behind the function as Python, with time limits multiplied by `factor`."""
+        seconds = [factor * limit for limit in expected.seconds]
         return f"{self.entry_point!r}, {part!r}, {inputs!r}, {expected.outputs!r}, {self.atol!r}, {seconds!r}"
 
 
@@ -147,7 +153,7 @@ def _reference_outputs(pool: Pool, task_id: str, part: str, reference: str, name
     Raises MarlRayError if the reference fails here, because then nothing can be compared with it.
     """
     call = f"outputs({reference!r}, {name!r}, {inputs!r}, {name in COMPARED_WITH_NONE})"
-    program = f"{driver_source()}\nfound, seconds = {call}\nprint(json.dumps([found, seconds]))\n"
+    program = f"{driver_source()}\nresults, seconds = {call}\nprint(json.dumps([results, seconds]))\n"
     limits = Limits(cpu_s=REFERENCE_S, memory_bytes=MEMORY_BYTES, output_bytes=OUTPUT_BYTES)
     done = pool.run(program, limits=limits)
     if done.status is not Status.OK:
@@ -170,34 +176,34 @@ def driver_source() -> str:
 Inputs = list[Any]
 
 
-def _tuples(items: Sequence[Any]) -> list[Any]:
+def _as_tuples(items: Sequence[Any]) -> list[Any]:
     return [tuple(item) for item in items]
 
 
-def _deep(value: object) -> Any:
-    return tuple(map(_deep, value)) if isinstance(value, list) else value
+def _as_nested_tuples(value: object) -> Any:
+    return tuple(map(_as_nested_tuples, value)) if isinstance(value, list) else value
 
 
 _CONVERTED_TASKS: tuple[tuple[Callable[[Inputs], Sequence[Any]], tuple[int, ...]], ...] = (
     (  # every argument is a tuple
-        _tuples,
+        _as_tuples,
         (2, 116, 132, 143, 222, 261, 273, 394, 399, 421, 424, 429, 470, 560, 579, 596, 616, 630, 726, 740, 744, 809),
     ),
     (  # every argument is a list of tuples
-        lambda arguments: [_tuples(argument) for argument in arguments],
+        lambda arguments: [_as_tuples(argument) for argument in arguments],
         (63, 64, 70, 94, 120, 237, 272, 299, 400, 409, 417, 438, 473, 614, 780),
     ),
-    (lambda arguments: [_tuples(arguments[0]), arguments[1]], (75, 413, 444, 753)),
+    (lambda arguments: [_as_tuples(arguments[0]), arguments[1]], (75, 413, 444, 753)),
     (lambda arguments: [arguments[0], tuple(arguments[1])], (106, 750)),
     (lambda arguments: [[set(item) if isinstance(item, list) and item else {} for item in arguments[0]]], (115,)),
     (lambda arguments: (float(arguments[0]), complex(arguments[1])), (124,)),
     (lambda arguments: [tuple(arguments[0]), arguments[1]], (250, 405, 446, 617, 720, 763, 808)),
     (lambda arguments: [complex(arguments[0])], (252,)),
     # Every argument a tuple of tuples.
-    (lambda arguments: [tuple(_tuples(argument)) for argument in arguments], (259, 401, 445)),
+    (lambda arguments: [tuple(_as_tuples(argument)) for argument in arguments], (259, 401, 445)),
     (lambda arguments: [tuple(tuple(item) if isinstance(item, list) else item for item in arguments[0])], (278,)),
     (lambda arguments: [tuple(arguments[0]), arguments[1], arguments[2]], (307,)),
-    (_deep, (580, 615, 791)),
+    (_as_nested_tuples, (580, 615, 791)),
     (lambda arguments: [{key: tuple(value) for key, value in arguments[0].items()}, *arguments[1:]], (722,)),
 )
 _CONVERSIONS = {number: change for change, numbers in _CONVERTED_TASKS for number in numbers}
@@ -243,7 +249,7 @@ def _problem(prefix: str, record: EvalPlusRecord, where: str) -> Problem:
 
 def _is_python(line: str) -> bool:
     try:
-        return bool(syntax(line).body)
+        return bool(parse_python(line).body)
     except (SyntaxError, ValueError):
         return False
 

@@ -1,4 +1,7 @@
-"""HumanEval (Chen et al. 2021, arXiv 2107.03374): 164 functions, the file and the semantics of openai/human-eval."""
+"""HumanEval (Chen et al. 2021, arXiv 2107.03374): 164 functions to complete.
+
+File and semantics are those of openai/human-eval.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The product's own format: one JSON object a line, functions tested by assertions or programs tested by their output.
+"""The product's own format, in which a line is a function with assertions or a program with outputs.
 
     {"task_id": "add", "prompt": "...", "entry_point": "add", "tests": ["assert add(1, 2) == 3"],
      "public_tests": [], "setup": "import math", "reference": "def add(a, b): return a + b"}

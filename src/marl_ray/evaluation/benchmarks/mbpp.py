@@ -1,4 +1,4 @@
-"""MBPP (Austin et al. 2021, arXiv 2108.07732): short functions from a sentence and three assertions.
+"""MBPP (Austin et al. 2021, arXiv 2108.07732): functions from a sentence and three assertions.
 
 There is no official executor. The product runs the code, the set-up of its tests and all of its tests in one
 interpreter, as HumanEval's harness does, within 10 s; the prompt is the paper's, with the problems 2, 3 and 4 as
@@ -23,7 +23,7 @@ from marl_ray.evaluation.benchmarks.base import (
     Problem,
     Unused,
     Verdicts,
-    syntax,
+    parse_python,
     unique_problems,
 )
 from marl_ray.evaluation.benchmarks.functions import score_function
@@ -31,9 +31,11 @@ from marl_ray.rewards.code import CallTest, CodeTask
 from marl_ray.sandbox import Pool
 
 SHOT_NUMBERS = (2, 3, 4)
+"""Problems that the prompt shows with their solutions, as in the paper (README of google-research/mbpp)."""
 UNSPLIT_TASKS = frozenset({367, 601, 927})
 """Problems whose tests pass objects of the candidate's own classes to the function: no split judge can serve them."""
 BEGIN_MARK, DONE_MARK = "[BEGIN]", "[DONE]"
+"""Marks in the paper's prompt before and after a solution."""
 
 
 class MbppRecord(BenchmarkRecord):
@@ -115,12 +117,14 @@ def parse(model: type[MbppRecord] | type[SanitizedRecord], rows: Iterable[FileRo
     """Return the problems of an MBPP file. Raises MarlRayError if one of the prompt's shots is missing."""
     records = [(row, read_record(model, row)) for row in rows]
     by_number = {record.task_id: record for _, record in records}
-    absent = [number for number in SHOT_NUMBERS if number not in by_number]
-    if records and absent:
+    missing = [number for number in SHOT_NUMBERS if number not in by_number]
+    if records and missing:
         where = records[0][0].where
-        raise MarlRayError(f"{where}: problem {absent[0]} is missing; the prompt's examples are 2, 3 and 4")
+        raise MarlRayError(f"{where}: problem {missing[0]} is missing; the prompt's examples are 2, 3 and 4")
     shots = "".join(
-        f"{_question(by_number[n])}\n{_lines(by_number[n].code)}\n{DONE_MARK}\n" for n in SHOT_NUMBERS if by_number
+        f"{_question(by_number[n])}\n{_with_line_feeds(by_number[n].code)}\n{DONE_MARK}\n"
+        for n in SHOT_NUMBERS
+        if by_number
     )
     return unique_problems(
         (row, _problem(record, f"{shots}{_question(record)}\n", row.where)) for row, record in records
@@ -147,15 +151,15 @@ def _question(record: MbppRecord | SanitizedRecord) -> str:
     )
 
 
-def _lines(code: str) -> str:
+def _with_line_feeds(code: str) -> str:
     return code.replace("\r\n", "\n")
 
 
 def _entry_point(code: str, tests: Sequence[str], where: str) -> str:
     """Return the name of the function of the reference that the tests call."""
     try:
-        functions = {node.name for node in syntax(code).body if isinstance(node, ast.FunctionDef)}
-        names = [node.id for test in tests for node in ast.walk(syntax(test)) if isinstance(node, ast.Name)]
+        functions = {node.name for node in parse_python(code).body if isinstance(node, ast.FunctionDef)}
+        names = [node.id for test in tests for node in ast.walk(parse_python(test)) if isinstance(node, ast.Name)]
     except SyntaxError as error:
         raise MarlRayError(f"{where}: code or test_list: not Python: {error.msg}") from error
     called = [name for name in names if name in functions]
@@ -169,22 +173,20 @@ def _same_id(task_id: str) -> str:
     return f"Mbpp/{number}" if prefix.lower() in ("", "mbpp") else task_id
 
 
-def _between(low: int, high: int) -> Callable[[Problem], bool]:
-    return partial(_in, low, high)
-
-
-def _in(low: int, high: int, problem: Problem) -> bool:
+def _has_number(low: int, high: int, problem: Problem) -> bool:
+    """Return True if the number of an MBPP problem lies between `low` and `high`, both included."""
     assert isinstance(problem, MbppProblem)
     return low <= problem.number <= high
 
 
-SPLITS = {
-    "all": _between(0, 10**9),
-    "test": _between(11, 510),
-    "validation": _between(511, 600),
-    "train": _between(601, 974),
-    "prompt": _between(1, 10),
+SPLITS: dict[str, Callable[[Problem], bool]] = {
+    "all": lambda _: True,
+    "test": partial(_has_number, 11, 510),
+    "validation": partial(_has_number, 511, 600),
+    "train": partial(_has_number, 601, 974),
+    "prompt": partial(_has_number, 1, 10),
 }
+"""The splits of the paper, by the numbers of their problems."""
 NOTES = "all tests, in HumanEval's harness"
 
 MBPP = Benchmark(

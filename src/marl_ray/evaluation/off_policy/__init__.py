@@ -1,1 +1,1 @@
-"""Off-policy evaluation: the outcome that a bundle would have on logged units, estimated before any user meets it."""
+"""Off-policy evaluation: the outcome of a bundle on logged units, estimated before any user meets it."""

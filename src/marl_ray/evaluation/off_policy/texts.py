@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from marl_ray.errors import MarlRayError
-from marl_ray.evaluation.off_policy.acts import MAX_FEATURES, OffPolicyEstimate, combined_estimate, cross_fitted
+from marl_ray.evaluation.off_policy.estimates import MAX_FEATURES, OffPolicyEstimate, combine_estimates, cross_fit
 from marl_ray.experiments.statistics.off_policy import doubly_robust, snips
 from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.policies.language.padding import pad_sequences
@@ -50,9 +50,9 @@ def estimate_text_outcome(
     for text, weight in zip(drawn, log_ratios(bundle, drawn), strict=True):
         sums[place[text.unit]] += weight
     weights, rewards = sums[used], outcomes[used]
-    predicted = cross_fitted(_features(drawn, place, len(units))[used], rewards, weights)
+    predicted = cross_fit(_features(drawn, place, len(units))[used], rewards, weights)
     value, robust = snips(weights, rewards, alpha), doubly_robust(weights, rewards, predicted, predicted, alpha)
-    return combined_estimate(value, robust, outcomes, used, floor, min_effective)
+    return combine_estimates(value, robust, outcomes, used, floor, min_effective)
 
 
 def log_ratios(bundle: TokenBundle, served: Sequence[ServedText]) -> np.ndarray:
@@ -76,7 +76,7 @@ def log_ratios(bundle: TokenBundle, served: Sequence[ServedText]) -> np.ndarray:
         for text in sorted(texts, key=lambda text: -len(text.prompt_ids) - len(text.ids)):
             parts.setdefault(_temperature(text, policy), []).append(text)
         for temperature, part in parts.items():
-            with _at(policy, temperature):
+            with _set_temperature(policy, temperature):
                 ratios |= _log_ratios(policy, part)
     return np.array([ratios[text.where] for text in served])
 
@@ -88,7 +88,7 @@ def _temperature(text: ServedText, policy: TokenPolicy) -> float:
 
 
 @contextmanager
-def _at(policy: TokenPolicy, temperature: float) -> Iterator[None]:
+def _set_temperature(policy: TokenPolicy, temperature: float) -> Iterator[None]:
     before = policy.generation
     policy.generation = before.model_copy(update={"temperature": temperature})
     try:
@@ -114,11 +114,14 @@ def _log_ratios(policy: TokenPolicy, served: Sequence[ServedText]) -> dict[str, 
 
 
 def _features(served: Sequence[ServedText], place: dict[str, int], units: int) -> np.ndarray:
-    """Return the share of each token in each unit's first prompts, (units, MAX_FEATURES); tokens share columns."""
+    """Return the share of each token in each unit's first prompts, (units, MAX_FEATURES).
+
+    Tokens whose ids are equal modulo MAX_FEATURES share a column.
+    """
     features: Any = np.zeros((units, MAX_FEATURES))
-    seen = set()
+    counted = set()
     for text in served:
-        if (text.unit, text.agent) not in seen:
-            seen.add((text.unit, text.agent))
+        if (text.unit, text.agent) not in counted:
+            counted.add((text.unit, text.agent))
             np.add.at(features[place[text.unit]], text.prompt_ids % MAX_FEATURES, 1 / len(text.prompt_ids))
     return np.asarray(features)

@@ -1,1 +1,1 @@
-"""Scoring: runs the samples of a benchmark and reports the results, on this machine or on a Ray cluster."""
+"""Scoring runs the samples of a benchmark, here or on a Ray cluster, and reports the results."""

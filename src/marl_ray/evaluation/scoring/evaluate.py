@@ -9,11 +9,11 @@ from pathlib import Path
 from marl_ray.errors import FieldError
 from marl_ray.evaluation.benchmarks import Benchmark, Mode, ModelAnswer, Problem, benchmark
 from marl_ray.evaluation.benchmarks.jsonl import JSONL
-from marl_ray.evaluation.data_files import BenchmarkData, load
+from marl_ray.evaluation.data_files import BenchmarkData, load_problems
 from marl_ray.evaluation.options import Progress, ScoringOptions, no_progress
-from marl_ray.evaluation.scoring.local_scoring import ResultRow, Scorer, ScoringJob, What
+from marl_ray.evaluation.scoring.local_scoring import JobKind, ResultRow, Scorer, ScoringJob
 from marl_ray.evaluation.scoring.report import MARKDOWN_FILE, REPORT_FILE, make_report, markdown
-from marl_ray.evaluation.scoring.results import ResultsFile, open_results, write_whole
+from marl_ray.evaluation.scoring.results import ResultsFile, open_results, write_atomically
 from marl_ray.evaluation.writing.samples import Sample, Samples, read_samples
 from marl_ray.json_types import JsonObject
 from marl_ray.sandbox import Level
@@ -51,7 +51,7 @@ class EvaluationPlan:
         return frozenset().union(*(problem.packages for problem in self.data.problems))
 
 
-def possible_ks(counts: Mapping[str, int], ks: Sequence[int] | None, default: Sequence[int]) -> tuple[int, ...]:
+def choose_ks(counts: Mapping[str, int], ks: Sequence[int] | None, default: Sequence[int]) -> tuple[int, ...]:
     """Choose the values of k to report; `counts` are the numbers of samples by problem.
 
     Without `ks`, they are those of `default` for which every problem has enough samples, as in the official
@@ -81,12 +81,12 @@ def task_of(options: ScoringOptions) -> ScoringTask:
             "benchmark", f"expected {JSONL.name} and data, or {JSONL.name}:FILE, got {options.benchmark} and data"
         )
     scored = benchmark(name)
-    modes = _modes(scored, options.mode)
+    modes = _choose_modes(scored, options.mode)
     timeout_s = scored.timeout_s if options.timeout_s is None else options.timeout_s
     if not 0 < timeout_s < 86_400:
         raise FieldError("timeout_s", f"expected seconds, more than 0 and less than a day, got {timeout_s}")
     return ScoringTask(
-        name, scored, load(scored, file or options.data, options.split, options.sha256), modes, timeout_s
+        name, scored, load_problems(scored, file or options.data, options.split, options.sha256), modes, timeout_s
     )
 
 
@@ -104,7 +104,7 @@ def prepare_evaluation(
     modes = task.modes
     timeout_s = task.timeout_s
     samples = read_samples(options.samples, scored, data.problems)
-    ks = possible_ks(samples.counts, options.k, scored.ks)
+    ks = choose_ks(samples.counts, options.k, scored.ks)
     kinds = " and ".join(sorted({f"{sample.source.kind}s" for sample in samples.samples}))
     limit = f"{timeout_s:g} s" + ("" if timeout_s == scored.timeout_s else f" instead of {scored.timeout_s:g} s")
     manifest = {
@@ -132,7 +132,7 @@ def prepare_evaluation(
     )
 
 
-def _modes(scored: Benchmark, requested: str | None) -> tuple[Mode, ...]:
+def _choose_modes(scored: Benchmark, requested: str | None) -> tuple[Mode, ...]:
     if requested in (None, "both") and (requested is None or len(scored.modes) == 2):
         return scored.modes
     modes = tuple(mode for mode in scored.modes if mode == requested)
@@ -143,75 +143,75 @@ def _modes(scored: Benchmark, requested: str | None) -> tuple[Mode, ...]:
 
 
 def evaluate(
-    planned: EvaluationPlan, scorer: AbstractContextManager[Scorer], progress: Progress = no_progress
+    plan: EvaluationPlan, scorer: AbstractContextManager[Scorer], progress: Progress = no_progress
 ) -> dict[str, object]:
     """Score what is not scored yet, then write and return the report.
 
     However this ends, all finished scores stay in the folder, and the same call continues from there.
     """
-    with open_results(planned.folder, planned.manifest) as results, scorer as run:
+    with open_results(plan.folder, plan.manifest) as results, scorer as run:
         filtered, unchecked = [], 0
-        if planned.benchmark.filters_references:
-            filtered = _failing_references(planned, results, run, progress)
-            unchecked = sum(not problem.references for problem in planned.data.problems)
+        if plan.benchmark.filters_references:
+            filtered = _failing_references(plan, results, run, progress)
+            unchecked = sum(not problem.references for problem in plan.data.problems)
         left_out = set(filtered)
-        selected = [sample for sample in planned.samples.samples if sample.problem.task_id not in left_out]
-        _score(planned, results, run, "sample", selected, progress)
+        selected = [sample for sample in plan.samples.samples if sample.problem.task_id not in left_out]
+        _score(plan, results, run, "sample", selected, progress)
         report = make_report(
-            planned.manifest,
-            [problem.task_id for problem in planned.data.problems],
-            [row for (what, *_), row in results.rows.items() if what == "sample"],
-            planned.modes,
-            planned.ks,
+            plan.manifest,
+            [problem.task_id for problem in plan.data.problems],
+            [row for (kind, *_), row in results.rows.items() if kind == "sample"],
+            plan.modes,
+            plan.ks,
             filtered,
             unchecked,
         )
-    write_whole(planned.folder / REPORT_FILE, json.dumps(report, indent=2) + "\n")
-    write_whole(planned.folder / MARKDOWN_FILE, markdown(report))
+    write_atomically(plan.folder / REPORT_FILE, json.dumps(report, indent=2) + "\n")
+    write_atomically(plan.folder / MARKDOWN_FILE, markdown(report))
     return report
 
 
-def _failing_references(planned: EvaluationPlan, results: ResultsFile, run: Scorer, progress: Progress) -> list[str]:
+def _failing_references(plan: EvaluationPlan, results: ResultsFile, run: Scorer, progress: Progress) -> list[str]:
     """Return the problems whose references all fail.
 
     A problem's next reference runs only if the one before has failed.
     """
-    open_problems = [problem for problem in planned.data.problems if problem.references]
+    open_problems = [problem for problem in plan.data.problems if problem.references]
     failing: list[Problem] = []
     number = 0
     while open_problems:
         tried = [
             Sample(problem, number, ModelAnswer("solution", problem.references[number])) for problem in open_problems
         ]
-        _score(planned, results, run, "reference", tried, progress)
-        failed = [p for p in open_problems if not _passes(planned, results.rows["reference", p.task_id, number])]
+        _score(plan, results, run, "reference", tried, progress)
+        failed = [p for p in open_problems if not _passes(plan, results.rows["reference", p.task_id, number])]
         number += 1
         open_problems = [problem for problem in failed if len(problem.references) > number]
         failing += [problem for problem in failed if len(problem.references) <= number]
     names = {problem.task_id for problem in failing}
-    return [problem.task_id for problem in planned.data.problems if problem.task_id in names]
+    return [problem.task_id for problem in plan.data.problems if problem.task_id in names]
 
 
-def _passes(planned: EvaluationPlan, row: ResultRow) -> bool:
-    return all(row[mode]["passed"] for mode in planned.modes if row[mode])
+def _passes(plan: EvaluationPlan, row: ResultRow) -> bool:
+    return all(row[mode]["passed"] for mode in plan.modes if row[mode])
 
 
 def _score(
-    planned: EvaluationPlan,
+    plan: EvaluationPlan,
     results: ResultsFile,
     run: Scorer,
-    what: What,
+    kind: JobKind,
     samples: Sequence[Sample],
     progress: Progress,
 ) -> None:
     jobs = [
-        ScoringJob(what, sample, planned.modes, planned.timeout_s)
+        ScoringJob(kind, sample, plan.modes, plan.timeout_s)
         for sample in samples
-        if (what, sample.problem.task_id, sample.number) not in results.rows
+        if (kind, sample.problem.task_id, sample.number) not in results.rows
     ]
     done = len(samples) - len(jobs)
-    progress(what, done, len(samples))
+    progress(kind, done, len(samples))
     for rows in run(jobs):
         results.add(rows)
         done += len(rows)
-        progress(what, done, len(samples))
+        progress(kind, done, len(samples))

@@ -1,4 +1,4 @@
-"""Score samples one at a time, or many at once on this machine; `ray_scoring` does it on a cluster."""
+"""Score samples one at a time, or many at once on this machine."""
 
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,15 +22,17 @@ SLACK_S = 60.0
 START_S = 5.0
 """Seconds that starting and ending one run may take on a busy machine."""
 
-What = Literal["sample", "reference"]
+JobKind = Literal["sample", "reference"]
+"""A sample, or a reference of the benchmark that must pass before samples are scored."""
 ResultRow = JsonObject
+"""Result of a job, as a line of results.jsonl."""
 
 
 @dataclass(frozen=True)
 class ScoringJob:
     """One sample, or one reference solution, to score."""
 
-    what: What
+    kind: JobKind
     sample: Sample
     modes: tuple[Mode, ...]
     timeout_s: float
@@ -63,7 +65,7 @@ def score(pool: Pool, job: ScoringJob) -> ResultRow:
     else:
         verdicts = problem.score(pool, source, modes, job.timeout_s)
     row: ResultRow = {
-        "what": job.what,
+        "what": job.kind,
         "task_id": problem.task_id,
         "sample": sample.number,
         "kind": sample.source.kind,

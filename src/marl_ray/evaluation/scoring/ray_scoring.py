@@ -1,4 +1,4 @@
-"""Score on a Ray cluster: every node has an actor with a sandbox pool, which gets small batches of samples."""
+"""Score on a Ray cluster, where every node has an actor with a sandbox pool for small batches of samples."""
 
 import math
 import time
@@ -15,9 +15,11 @@ from marl_ray.sandbox import Level
 IN_FLIGHT = 2
 """Number of batches that a node holds, so that it has work while a result travels."""
 BATCH_PER_WORKER = 4
+"""Number of samples of a batch per run at a time: enough to hide the way there, few enough to lose with a node."""
 MAX_ATTEMPTS = 3
 """Number of nodes that may die while they score one batch; then the batch ends the evaluation."""
 START_S = 120.0
+"""Seconds that the nodes may take to have free CPUs and to start their pools."""
 
 
 class ScoringNode:
@@ -129,11 +131,11 @@ def _start(workers: int | None, packages: frozenset[str], min_level: Level) -> N
     except GetTimeoutError as error:
         raise MarlRayError(f"evaluate: not all nodes had free CPUs for a pool within {START_S:.0f} s") from error
     except RayActorError as error:
-        raise MarlRayError(f"evaluate: a node cannot start its pool: {_reason(error)}") from error
+        raise MarlRayError(f"evaluate: a node cannot start its pool: {_last_line(error)}") from error
     return nodes
 
 
-def _reason(error: BaseException) -> str:
-    """Return the cause of a remote error: the last line of its text. The lines before it are the traceback."""
+def _last_line(error: BaseException) -> str:
+    """Return the cause of a remote error, which is the last line of its text, below the traceback."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""The report of an evaluation, as JSON and as Markdown: its numbers, their variant, and every problem."""
+"""The report of an evaluation: its numbers, their variant and every problem, as JSON and as Markdown."""
 
 import json
 import platform
@@ -42,14 +42,14 @@ def make_report(
         raise MarlRayError("evaluate: the references of all problems fail here, so there is nothing to score")
     for results in by_task.values():
         results.sort(key=lambda row: row["sample"])
-    everything = [row for task_id in reported for row in by_task[task_id]]
-    verdicts = [(row, mode, row[mode]) for row in everything for mode in modes if row[mode]]
-    further = {
+    reported_rows = [row for task_id in reported for row in by_task[task_id]]
+    verdicts = [(row, mode, row[mode]) for row in reported_rows for mode in modes if row[mode]]
+    extra_scores = {
         mode: sorted({name for _, judged_mode, v in verdicts if judged_mode == mode for name in v.get("scores", ())})
         for mode in modes
     }
-    problems = {task_id: _problem(by_task[task_id], further, ks) for task_id in reported}
-    names = [name for mode in modes for name in (mode, *(f"{mode} {score}" for score in further[mode]))]
+    problems = {task_id: _problem(by_task[task_id], extra_scores, ks) for task_id in reported}
+    names = [name for mode in modes for name in (mode, *(f"{mode} {score}" for score in extra_scores[mode]))]
     return {
         "evaluation": dict(manifest),
         "scores": {name: _scores(problems, name, ks) for name in names},
@@ -57,20 +57,22 @@ def make_report(
         "filtered": list(filtered),
         "not_judged": {mode: [t for t in reported if not by_task[t][0][mode]] for mode in modes},
         "without_reference": unchecked,
-        "suspected_hacks": [_name(row) for row in everything if row["suspected_hack"]],
+        "suspected_hacks": [_sample_name(row) for row in reported_rows if row["suspected_hack"]],
         "flagged": {
-            _name(row): verdict["flags"] for row, _, verdict in verdicts if verdict["flags"] and verdict["passed"]
+            _sample_name(row): verdict["flags"]
+            for row, _, verdict in verdicts
+            if verdict["flags"] and verdict["passed"]
         },
         "verdicts": {
             mode: dict(
                 Counter(
-                    _kind(verdict["result"]) for _, judged_mode, verdict in verdicts if judged_mode == mode
+                    _verdict_kind(verdict["result"]) for _, judged_mode, verdict in verdicts if judged_mode == mode
                 ).most_common()
             )
             for mode in modes
         },
         "levels": sorted({verdict["level"] for _, _, verdict in verdicts} - {""}),
-        "samples": len(everything),
+        "samples": len(reported_rows),
         "marl_ray": __version__,
         "python": platform.python_version(),
     }
@@ -85,13 +87,13 @@ def _scores(problems: Mapping[str, JsonMapping], name: str, ks: Sequence[int]) -
     }
 
 
-def _problem(rows: Sequence[JsonMapping], further: Mapping[Mode, Sequence[str]], ks: Sequence[int]) -> JsonObject:
+def _problem(rows: Sequence[JsonMapping], extra_scores: Mapping[Mode, Sequence[str]], ks: Sequence[int]) -> JsonObject:
     """Compute the number of samples that passed, and pass@k, for each mode.
 
-    Both are computed too for each mode with each further score (`official base`).
+    Both are computed too for each mode with each extra_scores score (`official base`).
     """
     correct: dict[str, int] = {}
-    for mode, names in further.items():
+    for mode, names in extra_scores.items():
         if not rows[0][mode]:
             continue
         correct[mode] = sum(row[mode]["passed"] for row in rows)
@@ -101,11 +103,11 @@ def _problem(rows: Sequence[JsonMapping], further: Mapping[Mode, Sequence[str]],
     return {"samples": len(rows), "passed": correct} | scores
 
 
-def _name(row: JsonMapping) -> str:
+def _sample_name(row: JsonMapping) -> str:
     return f"{row['task_id']}#{row['sample']}"
 
 
-def _kind(result: str) -> str:
+def _verdict_kind(result: str) -> str:
     """Return the kind of a verdict, such as `fail:wrong` for `fail:wrong: 1 is not 2`."""
     first, _, details = result.partition(":")
     return f"fail:{details.partition(':')[0]}" if first == "fail" else first
@@ -131,17 +133,19 @@ def markdown(report: JsonMapping) -> str:
     for mode, verdicts in report["verdicts"].items():
         lines.append(f"- verdicts, {mode}: " + ", ".join(f"{name} {count}" for name, count in verdicts.items()))
     if report["filtered"]:
-        lines.append(f"- left out, their own references fail: {len(report['filtered'])}: {_some(report['filtered'])}")
+        lines.append(
+            f"- left out, their own references fail: {len(report['filtered'])}: {_list_some(report['filtered'])}"
+        )
     if report["without_reference"]:
         lines.append(f"- without a reference to check them by: {report['without_reference']}")
     for mode, task_ids in report["not_judged"].items():
         if task_ids:
-            lines.append(f"- cannot be judged in {mode} mode and do not count there: {_some(task_ids)}")
+            lines.append(f"- cannot be judged in {mode} mode and do not count there: {_list_some(task_ids)}")
     hacks = report["suspected_hacks"]
-    lines.append(f"- suspected hacks, the modes disagree: {len(hacks)}{': ' + _some(hacks) if hacks else ''}")
+    lines.append(f"- suspected hacks, the modes disagree: {len(hacks)}{': ' + _list_some(hacks) if hacks else ''}")
     if report["flagged"]:
         flagged = [f"{name} ({', '.join(flags)})" for name, flags in report["flagged"].items()]
-        lines.append(f"- passed with suspicious words: {len(flagged)}: {_some(flagged)}")
+        lines.append(f"- passed with suspicious words: {len(flagged)}: {_list_some(flagged)}")
     return "\n".join(lines) + "\n"
 
 
@@ -164,7 +168,7 @@ def width_notes(report: JsonMapping) -> list[str]:
     return notes
 
 
-def _some(names: Sequence[str]) -> str:
+def _list_some(names: Sequence[str]) -> str:
     more = f" and {len(names) - MAX_LISTED_TASKS} more" if len(names) > MAX_LISTED_TASKS else ""
     return ", ".join(names[:MAX_LISTED_TASKS]) + more
 

@@ -1,4 +1,4 @@
-"""The folder of an evaluation: its manifest, every result as soon as it is known, and the report.
+"""The folder of an evaluation: its manifest, its report, and every result as soon as it is known.
 
 evaluation.json   benchmark, data, samples, limits: they may not change when the evaluation is continued
 results.jsonl     one line a sample, appended and synced; a line that a kill cut short is dropped
@@ -20,7 +20,7 @@ MANIFEST_FILE, RESULTS_FILE = "evaluation.json", "results.jsonl"
 PATH_KEYS = ("data", "samples")
 """Keys of the manifest that hold paths. If an evaluation continues with moved files, their digests must be equal."""
 ResultKey = tuple[str, str, int]
-"""Kind (`sample` or `reference`), task id and number of a result."""
+"""AnswerKind (`sample` or `reference`), task id and number of a result."""
 
 
 class ResultsFile:
@@ -62,18 +62,18 @@ def open_results(folder: Path, manifest: JsonMapping) -> Iterator[ResultsFile]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise FieldError("out", f"{folder}: another evaluation is writing there") from error
-        _same(folder, manifest, empty=os.fstat(file).st_size == 0)
+        _check_manifest(folder, manifest, empty=os.fstat(file).st_size == 0)
         yield ResultsFile(file, _read_results(folder / RESULTS_FILE, file))
     finally:
         os.close(file)
 
 
-def _same(folder: Path, manifest: JsonMapping, empty: bool) -> None:
+def _check_manifest(folder: Path, manifest: JsonMapping, empty: bool) -> None:
     path = folder / MANIFEST_FILE
     if not path.exists():
         if not empty:
             raise FieldError("out", f"{folder} has {RESULTS_FILE} but no {MANIFEST_FILE}; choose another folder")
-        write_whole(path, json.dumps(manifest, indent=2) + "\n")
+        write_atomically(path, json.dumps(manifest, indent=2) + "\n")
         return
     try:
         before = json.loads(path.read_bytes())
@@ -104,7 +104,7 @@ def _read_results(path: Path, file: int) -> dict[ResultKey, ResultRow]:
     return results
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
     """Write a file atomically."""
     partial = path.with_name(path.name + ".partial")
     with open(partial, "w", encoding="utf-8") as file:

@@ -30,7 +30,7 @@ MINIWOB = WebBenchmark("miniwob", "MiniWoB++", "miniwob", {"variants": 1, "held_
 
 
 def web_benchmark(name: str) -> WebBenchmark | None:
-    """Return the benchmark of a name or `package.module:NAME`, if it is played in a browser."""
+    """Return the benchmark of a name or `package.module:NAME`, or None unless it is played in a browser."""
     try:
         loaded = BENCHMARK.load(name)
     except MarlRayError:
@@ -40,7 +40,7 @@ def web_benchmark(name: str) -> WebBenchmark | None:
 
 @dataclass(frozen=True)
 class WebTurn:
-    """The turn of an agent in an episode that it plays."""
+    """An agent's turn in an episode."""
 
     env: BrowserEnv
     agent: str
@@ -48,7 +48,7 @@ class WebTurn:
     sample: int
     """Number of the episode among those of its task."""
     number: int
-    """Turns of this episode before this one."""
+    """Number of turns of this episode before this one."""
 
     @property
     def prompt(self) -> str:

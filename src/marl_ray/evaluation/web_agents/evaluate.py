@@ -15,9 +15,9 @@ from marl_ray.envs.web.browser.chromium import close_shared_chromium
 from marl_ray.envs.web.environment import BrowserEnv
 from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.evaluation.options import Progress, WebRequest, no_progress
-from marl_ray.evaluation.scoring.evaluate import possible_ks
+from marl_ray.evaluation.scoring.evaluate import choose_ks
 from marl_ray.evaluation.scoring.report import MARKDOWN_FILE, REPORT_FILE
-from marl_ray.evaluation.scoring.results import open_results, write_whole
+from marl_ray.evaluation.scoring.results import open_results, write_atomically
 from marl_ray.evaluation.web_agents.base import WebAgent, WebBenchmark
 from marl_ray.evaluation.web_agents.playing import WebJob, play_jobs
 from marl_ray.evaluation.web_agents.reporting import web_markdown, web_report
@@ -30,6 +30,7 @@ from marl_ray.policies.bundles.actor_critic import Bundle, load_bundle
 
 EXPERT, RANDOM = "expert", "random"
 SPLITS = {"test": ("test",), "train": ("train",), "all": ("train", "test")}
+"""Split of a request -> the splits of the environment whose tasks it has."""
 NEUTRAL_OPTIONS = ("record", "traces")
 """Options of the environment that change no result."""
 RESERVED_OPTIONS = ("cost", "reward", "keep_pages")
@@ -58,7 +59,7 @@ def evaluate_web(
             for _ in range(request.workers or len(os.sched_getaffinity(0)))
         ]
         jobs = _jobs(envs[0], request)
-        ks = possible_ks({job.task_id: request.num_samples for job in jobs}, request.k, benchmark.ks)
+        ks = choose_ks({job.task_id: request.num_samples for job in jobs}, request.k, benchmark.ks)
         manifest = _manifest(benchmark, request, kwargs, agent, len(jobs))
         digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
         folder = request.out or Path("runs/evaluations", f"{benchmark.name}-{digest[:12]}")
@@ -71,8 +72,8 @@ def evaluate_web(
                 done += len(rows)
                 progress("episode", done, len(jobs))
             report = web_report(manifest, [job.task_id for job in jobs], list(results.rows.values()), ks)
-    write_whole(folder / REPORT_FILE, json.dumps(report, indent=2) + "\n")
-    write_whole(folder / MARKDOWN_FILE, web_markdown(report))
+    write_atomically(folder / REPORT_FILE, json.dumps(report, indent=2) + "\n")
+    write_atomically(folder / MARKDOWN_FILE, web_markdown(report))
     return report, folder
 
 
@@ -92,7 +93,7 @@ def make_agent(request: WebRequest) -> WebAgent:
     if request.policy == RANDOM:
         return RandomAgent(request.seed)
     if scripted:
-        return _own_agent(request.policy)
+        return _agent_by_reference(request.policy)
     bundle = load_bundle(request.policy, request.tracking_uri)
     names = list(bundle.agents)
     agent = request.agent or names[0]
@@ -105,7 +106,7 @@ def make_agent(request: WebRequest) -> WebAgent:
     return ElementAgent(bundle, agent, request.seed, request.greedy)
 
 
-def _own_agent(reference: str) -> WebAgent:
+def _agent_by_reference(reference: str) -> WebAgent:
     try:
         agent: WebAgent = make_from_options(reference, import_reference(reference), {})
     except MarlRayError as error:
@@ -146,17 +147,17 @@ def _jobs(env: BrowserEnv, request: WebRequest) -> list[WebJob]:
 def _manifest(
     benchmark: WebBenchmark, request: WebRequest, kwargs: JsonMapping, agent: WebAgent, episodes: int
 ) -> JsonObject:
-    about = dict(agent.manifest())
+    agent_facts = dict(agent.manifest())
     options = {name: value for name, value in kwargs.items() if name not in NEUTRAL_OPTIONS}
     files = [kwargs[name] for name in ("data", "test_data") if kwargs.get(name)]
     digests = [hashlib.sha256(read_bytes(path)).hexdigest() for path in files]
     tasks = f"file of sha256 {digests[0][:12]}" if digests else "its own tasks"
     return {
         "benchmark": benchmark.name,
-        "variant": f"{benchmark.title}, {tasks}, split {request.split}, {episodes} episodes; {about['agent']}",
+        "variant": f"{benchmark.title}, {tasks}, split {request.split}, {episodes} episodes; {agent_facts['agent']}",
         "env": {"id": benchmark.env_id, "kwargs": options},
         "data_sha256": digests,
         "split": request.split,
         "num_samples": request.num_samples,
-        **about,
+        **agent_facts,
     }

@@ -19,6 +19,7 @@ SLACK_S = 60.0
 VERDICT_MODE: Mode = "official"
 """The mode of the verdicts: the semantics of the benchmark's authors."""
 WebRow = JsonObject
+"""Result of an episode, as a line of results.jsonl."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class WebJob:
 
 
 @dataclass
-class _Played:
+class _Episode:
     """An episode as it is played."""
 
     env: BrowserEnv
@@ -91,31 +92,35 @@ def play_jobs(envs: Sequence[BrowserEnv], agent: WebAgent, jobs: Sequence[WebJob
 
     Raises MarlRayError naming the task where a turn does not end.
     """
-    waiting, idle, running = deque(jobs), list(envs), list[_Played]()
+    waiting, idle, running = deque(jobs), list(envs), list[_Episode]()
     while waiting or running:
-        begun = [_Played(idle.pop(), waiting.popleft()) for _ in range(min(len(idle), len(waiting)))]
-        _all(begun, [played.begin for played in begun])
+        begun = [_Episode(idle.pop(), waiting.popleft()) for _ in range(min(len(idle), len(waiting)))]
+        _call_side_by_side(begun, [episode.begin for episode in begun])
         running += begun
         turns = [
-            WebTurn(played.env, played.agent, played.job.task_id, played.job.sample, played.turns) for played in running
+            WebTurn(episode.env, episode.agent, episode.job.task_id, episode.job.sample, episode.turns)
+            for episode in running
         ]
         answers = agent.act(turns)
-        _all(
+        _call_side_by_side(
             running,
-            [partial(played.step, reply.text, reply.tokens) for played, reply in zip(running, answers, strict=True)],
+            [
+                partial(episode.step, answer.text, answer.tokens)
+                for episode, answer in zip(running, answers, strict=True)
+            ],
         )
-        ended = [played for played in running if played.over]
-        running = [played for played in running if not played.over]
-        idle += [played.env for played in ended]
+        ended = [episode for episode in running if episode.over]
+        running = [episode for episode in running if not episode.over]
+        idle += [episode.env for episode in ended]
         if ended:
-            yield [played.row() for played in ended]
+            yield [episode.row() for episode in ended]
 
 
-def _all(played: Sequence[_Played], calls: Sequence[Any]) -> None:
+def _call_side_by_side(episodes: Sequence[_Episode], calls: Sequence[Any]) -> None:
     if not calls:
         return
-    deadline = (2 * MAX_PAGES) * max(each.env.options.step_s for each in played) + SLACK_S
+    deadline = (2 * MAX_PAGES) * max(episode.env.options.step_s for episode in episodes) + SLACK_S
     try:
         side_by_side(calls, len(calls), deadline)
     except CallTimeoutError as late:
-        raise MarlRayError(f"{played[late.index].job.task_id}: a turn took over {deadline:g} s") from late
+        raise MarlRayError(f"{episodes[late.index].job.task_id}: a turn took over {deadline:g} s") from late

@@ -1,4 +1,4 @@
-"""The report of a benchmark in a browser: success with its interval, how episodes ended, and what they cost."""
+"""The report of a benchmark in a browser: success with its interval, the episodes' ends and costs."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,10 @@ from marl_ray.json_types import JsonMapping, JsonObject
 
 
 def web_report(manifest: JsonMapping, task_ids: Sequence[str], rows: Sequence[WebRow], ks: Sequence[int]) -> JsonObject:
-    """Compute the report: that of `make_report`, with counts and means of `endings` and of `groups` (pages, or sites).
+    """Compute the report of `make_report`, with counts and means by ending and by group.
 
-    An episode that a fault ended counts as failed, with what it had cost until then.
+    `endings` has them by how episodes ended, `groups` by the page or the sites of a task. An episode that a fault ended
+    counts as failed, with what it had cost until then.
     """
     report = make_report(manifest, list(dict.fromkeys(task_ids)), rows, (VERDICT_MODE,), ks)
     return report | {
@@ -32,7 +33,7 @@ def _group_rows(rows: Sequence[WebRow], key: str) -> dict[str, list[WebRow]]:
 
 
 def _means(rows: Sequence[WebRow]) -> dict[str, float]:
-    """Return the numbers of episodes and of those solved; means over these episodes of actions and costs."""
+    """Return the numbers of episodes and of those solved, and the means of their actions and costs."""
     costs = {name: fmean(row["cost"][name] for row in rows) for name in COSTS}
     solved = sum(row[VERDICT_MODE]["passed"] for row in rows)
     return {"episodes": len(rows), "solved": solved, "actions": fmean(row["actions"] for row in rows), **costs}
@@ -44,10 +45,8 @@ def web_lines(report: JsonMapping) -> list[str]:
     for number, score in report["scores"][VERDICT_MODE].items():
         lines.append(f"  {number:<9} {score['value']:.4f} ({score['low']:.4f} to {score['high']:.4f})")
     lines += [f"  {note}" for note in width_notes(report)]
-    everything = report["all"]
-    lines.append(
-        f"  {everything['solved']} of {everything['episodes']} episodes solved; each took {_costs(everything)}"
-    )
+    all_means = report["all"]
+    lines.append(f"  {all_means['solved']} of {all_means['episodes']} episodes solved; each took {_costs(all_means)}")
     for name, part in report["endings"].items():
         lines.append(f"  {name:<17} {part['episodes']}, {part['solved']} solved; {_costs(part)}")
     return lines

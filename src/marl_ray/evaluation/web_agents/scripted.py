@@ -1,4 +1,4 @@
-"""Agents that learn nothing: who acts by chance, and who knows the synthetic tasks."""
+"""Agents that learn nothing: one acts by chance, and one knows the plans of the synthetic tasks."""
 
 import re
 from collections.abc import Sequence
@@ -14,7 +14,8 @@ from marl_ray.evaluation.web_agents.base import WebAgent, WebAnswer, WebTurn
 from marl_ray.json_types import JsonMapping
 from marl_ray.rollout.rng import task_number
 
-_ACTED_ON = ("button", "link", "textbox", "checkbox", "radio", "tab", "option", "combobox", "searchbox")
+ACTIONABLE_ROLES = ("button", "link", "textbox", "checkbox", "radio", "tab", "option", "combobox", "searchbox")
+"""Roles of the elements that the random agent clicks or types into."""
 
 
 class RandomAgent(WebAgent):
@@ -35,9 +36,9 @@ class RandomAgent(WebAgent):
         return [WebAnswer(self._action(turn)) for turn in turns]
 
     def _action(self, turn: WebTurn) -> str:
-        rng = turn_random(self.seed, turn)
+        rng = turn_generator(self.seed, turn)
         elements = turn.env.view.elements
-        ids = [number for number, element in elements.items() if element.role in _ACTED_ON] or list(elements)
+        ids = [number for number, element in elements.items() if element.role in ACTIONABLE_ROLES] or list(elements)
         words = re.findall(r"\w+", turn.env.intent()) or ["a"]
         if not ids or rng.random() < 0.1:
             return str(rng.choice(["go_back", f"stop [{rng.choice(words)}]"]))
@@ -72,6 +73,6 @@ class ExpertAgent(WebAgent):
             return "stop"
 
 
-def turn_random(seed: int, turn: WebTurn) -> np.random.Generator:
+def turn_generator(seed: int, turn: WebTurn) -> np.random.Generator:
     """Return the random numbers of a turn, which do not depend on what else is played."""
     return np.random.default_rng([seed, task_number(turn.task_id), turn.sample, turn.number])

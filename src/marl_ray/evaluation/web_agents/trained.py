@@ -1,4 +1,4 @@
-"""Agents of a bundle: a language model that reads the page, or an actor-critic that chooses an element of it."""
+"""Agents of a bundle: a language model reads the page, or an actor-critic chooses an element of it."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from marl_ray.envs.web.elements import action_count, row_size
 from marl_ray.envs.web.miniwob_elements import DEFAULT_ELEMENTS, ElementReader
 from marl_ray.errors import FieldError
 from marl_ray.evaluation.web_agents.base import WebAgent, WebAnswer, WebTurn
-from marl_ray.evaluation.web_agents.scripted import turn_random
+from marl_ray.evaluation.web_agents.scripted import turn_generator
 from marl_ray.evaluation.writing.authors import SamplingOverrides, WriterPolicies, generation_of
 from marl_ray.json_types import JsonMapping
 from marl_ray.policies.bundles.actor_critic import Bundle
@@ -72,8 +72,8 @@ class ElementAgent(WebAgent):
         self.policy, self.digest = bundle.policies[bundle.agents[agent]], bundle.digest
         self.seed, self.greedy = seed, greedy
         self.elements = int(bundle.manifest.lineage.env.get("kwargs", {}).get("elements", DEFAULT_ELEMENTS))
-        seen, actions = self.policy.observation_space.shape, getattr(self.policy.action_space, "n", 0)
-        if seen != (row_size(self.elements),) or actions != action_count(self.elements):
+        shape, actions = self.policy.observation_space.shape, getattr(self.policy.action_space, "n", 0)
+        if shape != (row_size(self.elements),) or actions != action_count(self.elements):
             env = bundle.manifest.lineage.env.get("id")
             raise FieldError(
                 "policy", f"expected language models, or actor-critics of miniwob_elements, not those of {env}"
@@ -83,8 +83,8 @@ class ElementAgent(WebAgent):
     @override
     def manifest(self) -> JsonMapping:
         drawn = "greedy" if self.greedy else f"seed {self.seed}"
-        about = {"bundle": self.digest, "seed": self.seed, "greedy": self.greedy}
-        return {"agent": f"an actor-critic of bundle {self.digest[:12]}, {drawn}", **about}
+        facts = {"bundle": self.digest, "seed": self.seed, "greedy": self.greedy}
+        return {"agent": f"an actor-critic of bundle {self.digest[:12]}, {drawn}", **facts}
 
     @override
     def act(self, turns: Sequence[WebTurn]) -> list[WebAnswer]:
@@ -96,7 +96,7 @@ class ElementAgent(WebAgent):
         noise = None
         if not self.greedy:
             size = self.policy.distribution.noise
-            noise = np.stack([turn_random(self.seed, turn).random(size) for turn in turns])
+            noise = np.stack([turn_generator(self.seed, turn).random(size) for turn in turns])
         values, allowed = np.stack([row.values for row in rows]), np.stack([row.allowed for row in rows])
         actions, _ = self.policy.act(values, noise, allowed)
         return [WebAnswer(reader.action(int(action))) for reader, action in zip(readers, actions, strict=True)]

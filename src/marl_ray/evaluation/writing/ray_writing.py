@@ -52,7 +52,7 @@ def ray_writers(request: WritingRequest, name: str) -> Iterator[SampleWriter]:
     """Make the writers for a benchmark, given its name, on the Ray that this process is connected to."""
     import ray
 
-    source = _OnRay(request, name)
+    source = _RayWriters(request, name)
     try:
         yield source
     finally:
@@ -60,7 +60,7 @@ def ray_writers(request: WritingRequest, name: str) -> Iterator[SampleWriter]:
             ray.kill(actor)
 
 
-class _OnRay:
+class _RayWriters:
     def __init__(self, request: WritingRequest, name: str) -> None:
         import ray
 
@@ -88,7 +88,7 @@ class _OnRay:
             raise MarlRayError(f"evaluate: no actor had a place and read the bundle within {START_S:.0f} s")
         done, _ = ray.wait(list(calls), num_returns=len(calls), timeout=PATIENCE_S)
         self._ready = [calls[reference] for reference in done]
-        manifest: JsonObject = _got(done[0])
+        manifest: JsonObject = _get_result(done[0])
         return manifest
 
     def write(self, jobs: Sequence[Job]) -> Iterator[list[Row]]:
@@ -113,7 +113,7 @@ class _OnRay:
             for reference in done:
                 actor, batch, attempts, _ = running.pop(reference)
                 try:
-                    rows: list[Row] = _got(reference)
+                    rows: list[Row] = _get_result(reference)
                 except RayActorError as error:
                     if attempts + 1 == MAX_ATTEMPTS:
                         raise MarlRayError(
@@ -126,7 +126,7 @@ class _OnRay:
                 yield rows
 
 
-def _got(reference: Any) -> Any:
+def _get_result(reference: Any) -> Any:
     """Return the value of a finished remote call. Raises the MarlRayError that the call raised."""
     import ray
     from ray.exceptions import RayTaskError

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from marl_ray.evaluation.benchmarks import Problem
 from marl_ray.evaluation.options import Progress, WritingRequest, no_progress
-from marl_ray.evaluation.scoring.results import open_results, write_whole
+from marl_ray.evaluation.scoring.results import open_results, write_atomically
 from marl_ray.json_types import JsonObject
 
 PROMPT_FIELD = "{prompt}"
@@ -56,11 +56,11 @@ def write_samples(
             done += len(rows)
             progress("answer", done, len(jobs))
         lines = [{key: value for key, value in written.rows[key].items() if key != "what"} for key in keys]
-    write_whole(folder / SAMPLES_FILE, "".join(json.dumps(line) + "\n" for line in lines))
-    return folder, _name(manifest)
+    write_atomically(folder / SAMPLES_FILE, "".join(json.dumps(line) + "\n" for line in lines))
+    return folder, _describe_samples(manifest)
 
 
-def _name(manifest: JsonObject) -> str:
+def _describe_samples(manifest: JsonObject) -> str:
     """Return the description of the samples, for the variant of a number."""
     sampling = []
     for name, generation in manifest["generation"].items():

@@ -1,4 +1,9 @@
-"""Read files of samples: `{"task_id": ..., "completion" | "solution" | "output": ...}`, one JSON object a line."""
+"""Read files of samples, which have one JSON object a line.
+
+    {"task_id": "HumanEval/0", "completion": "    return 1"}
+
+An object has one of the keys `completion`, `solution` and `output`.
+"""
 
 import hashlib
 from collections import Counter
@@ -44,7 +49,7 @@ def read_samples(path: str, benchmark: Benchmark, problems: tuple[Problem, ...])
     counts: Counter[str] = Counter()
     samples = []
     for row in read_records(path, data):
-        task_id, source = _sample(row)
+        task_id, source = _read_sample(row)
         task_id = benchmark.same_id(task_id)
         if task_id not in by_id:
             raise MarlRayError(f"{row.where}: task_id {task_id!r} is not among the {len(problems)} problems")
@@ -58,7 +63,7 @@ def read_samples(path: str, benchmark: Benchmark, problems: tuple[Problem, ...])
     return Samples(tuple(samples), path, hashlib.sha256(data).hexdigest())
 
 
-def _sample(row: FileRow) -> tuple[str, ModelAnswer]:
+def _read_sample(row: FileRow) -> tuple[str, ModelAnswer]:
     if not isinstance(row.values, dict):
         raise MarlRayError(f"{row.where}: expected a JSON object")
     task_id = row.values.get("task_id")

@@ -15,7 +15,7 @@ from marl_ray.config.run.model import GenerationConfig
 from marl_ray.envs.text.code_team import GENERATOR, CodeTeam
 from marl_ray.envs.text.tasks import StaticProgramTask
 from marl_ray.errors import FieldError, MarlRayError
-from marl_ray.evaluation.benchmarks import Benchmark, Kind, Problem
+from marl_ray.evaluation.benchmarks import AnswerKind, Benchmark, Problem
 from marl_ray.evaluation.options import WritingRequest
 from marl_ray.evaluation.writing.authors import Author, WriterPolicies, authors_of_bundle, generation_of
 from marl_ray.evaluation.writing.requests import PROMPT_FIELD, Job, Row
@@ -29,6 +29,7 @@ from marl_ray.rollout.text.deadline_threads import CallTimeoutError, side_by_sid
 CPU_BATCH, GPU_BATCH = 64, 512
 """Number of samples that are written at once; samples of an unfinished batch are lost with the process."""
 THREADS = 32
+"""Number of conversations whose environments take their turns at once; most of a turn is waiting for the sandbox."""
 TURN_S = 600.0
 """Seconds that a turn of an environment may take."""
 Turns = Generator[tuple[str, str], str | None, None]
@@ -87,11 +88,11 @@ class Writer:
             raise FieldError("prompt", f"expected {PROMPT_FIELD} in it, got {request.prompt!r}")
         self.authors = authors or authors_of_bundle(request.policy, request.tracking_uri)
         self.agents = list(self.authors.agents)
-        self.author, self.team = self._cast()
+        self.author, self.team = self._choose_author()
         alone = self.authors.policies[self.authors.agents[self.author]]
         if self.team is not None:
-            self.kind: Kind = request.answer or ("output" if self.team.answer == "block" else "solution")
-        elif _chats(alone):
+            self.kind: AnswerKind = request.answer or ("output" if self.team.answer == "block" else "solution")
+        elif _uses_chat_template(alone):
             self.kind = request.answer or "output"
         else:
             self.kind = request.answer or benchmark.writes
@@ -123,22 +124,25 @@ class Writer:
 
     def rows(self, jobs: Sequence[Job]) -> list[Row]:
         """Write the samples of some jobs in waves of one turn each and return them in the order of the jobs."""
-        talks = [Conversation(problem, sample, self.turns(problem)) for problem, sample in jobs]
-        _go_on(talks)
-        while waiting := [talk for talk in talks if talk.agent is not None]:
+        conversations = [Conversation(problem, sample, self.turns(problem)) for problem, sample in jobs]
+        _take_next_turns(conversations)
+        while waiting := [conversation for conversation in conversations if conversation.agent is not None]:
             for name in self.playing:
-                self._answer(name, [talk for talk in waiting if self.authors.agents[talk.agent or ""] == name])
-            _go_on(waiting)
-        return [self._row(talk) for talk in talks]
+                self._answer(
+                    name,
+                    [conversation for conversation in waiting if self.authors.agents[conversation.agent or ""] == name],
+                )
+            _take_next_turns(waiting)
+        return [self._row(conversation) for conversation in conversations]
 
-    def _cast(self) -> tuple[str, CodeTeam | None]:
+    def _choose_author(self) -> tuple[str, CodeTeam | None]:
         """Return the agent whose response is the sample, and the environment that a code team plays."""
         agent, table = self.request.agent, self.authors.agents
         if agent is not None and agent not in table:
             raise FieldError("agent", f"expected one of {', '.join(table)}, got {agent!r}")
         programs = self.benchmark.writes != "output"
         if programs and _is_code_team(self.authors) and agent in (None, GENERATOR) and self.request.prompt is None:
-            return GENERATOR, _team(self.authors.env["kwargs"], alone=agent is not None)
+            return GENERATOR, _make_team_env(self.authors.env["kwargs"], alone=agent is not None)
         if agent is None and len(set(table.values())) > 1:
             raise FieldError(
                 "agent", f"expected one of {', '.join(table)}; only a code team without a prompt plays together"
@@ -146,7 +150,7 @@ class Writer:
         return agent or self.agents[0], None
 
     def _generation(self, policy: Author) -> GenerationConfig:
-        """Return the sampling options of the policy; a completion also ends at the benchmark's stop strings."""
+        """Return the sampling options of the policy, whose completions also end at the benchmark's stop strings."""
         overrides = {"temperature": self.request.temperature, "max_tokens": self.request.max_tokens}
         return generation_of(policy, overrides, self.benchmark.stop if self.kind == "completion" else ())
 
@@ -193,44 +197,56 @@ class Writer:
             raise MarlRayError(str(error)) from error
         return tuple(ids), shortened
 
-    def _answer(self, name: str, talks: Sequence[Conversation]) -> None:
+    def _answer(self, name: str, conversations: Sequence[Conversation]) -> None:
         """Take one turn of each conversation by one policy, in one call of its engine."""
         policy = self.authors.policies[name]
         encoded = {}
         prompts = []
         answered = []
-        for talk in talks:
-            if talk.prompt not in encoded:
-                encoded[talk.prompt] = self._fit_prompt(name, talk.prompt)
-            if (fitted := encoded[talk.prompt]) is None:
-                talk.cut = True  # the first prompt fits, but a team's later responses may make the next too long
+        for conversation in conversations:
+            if conversation.prompt not in encoded:
+                encoded[conversation.prompt] = self._fit_prompt(name, conversation.prompt)
+            if (fitted := encoded[conversation.prompt]) is None:
+                conversation.cut = (
+                    True  # the first prompt fits, but a team's later responses may make the next too long
+                )
                 continue
-            talk.shortened |= fitted[1]
-            number = sum(agent == talk.agent for agent, _ in talk.responses)
-            place = self.agents.index(talk.agent or "")
+            conversation.shortened |= fitted[1]
+            number = sum(agent == conversation.agent for agent, _ in conversation.responses)
+            place = self.agents.index(conversation.agent or "")
             stream = response_stream(
-                EVALUATION_STREAMS, task_number(talk.problem.task_id), talk.sample, 0, place, number
+                EVALUATION_STREAMS, task_number(conversation.problem.task_id), conversation.sample, 0, place, number
             )
             prompts.append(Prompt(fitted[0], stream, self.request.greedy))
-            answered.append(talk)
+            answered.append(conversation)
         if not prompts:
             return
         if name not in self._engines:
             self._engines[name] = self.authors.engine(name)
         completions = self._engines[name].generate(prompts, self.request.seed, self.generations[name])
-        for talk, completion in zip(answered, completions, strict=True):
+        for conversation, completion in zip(answered, completions, strict=True):
             text = policy.tokenizer.decode(completion.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-            talk.responses.append((talk.agent or "", text))
-            talk.tokens += len(completion.ids)
-            talk.ended = completion.ended
+            conversation.responses.append((conversation.agent or "", text))
+            conversation.tokens += len(completion.ids)
+            conversation.ended = completion.ended
 
-    def _row(self, talk: Conversation) -> Row:
-        raw = next(text for agent, text in reversed(talk.responses) if agent == self.author)
-        text = _before(raw, self.benchmark.stop) if self.kind == "completion" else raw
-        row: Row = {"what": "sample", "task_id": talk.problem.task_id, "sample": talk.sample, self.kind: text}
-        if len(talk.responses) > 1 or text != raw:
-            row["turns"] = talk.responses
-        return row | {"tokens": talk.tokens, "ended": talk.ended, "shortened": talk.shortened, "cut": talk.cut}
+    def _row(self, conversation: Conversation) -> Row:
+        raw = next(text for agent, text in reversed(conversation.responses) if agent == self.author)
+        text = _cut_at_stop(raw, self.benchmark.stop) if self.kind == "completion" else raw
+        row: Row = {
+            "what": "sample",
+            "task_id": conversation.problem.task_id,
+            "sample": conversation.sample,
+            self.kind: text,
+        }
+        if len(conversation.responses) > 1 or text != raw:
+            row["turns"] = conversation.responses
+        return row | {
+            "tokens": conversation.tokens,
+            "ended": conversation.ended,
+            "shortened": conversation.shortened,
+            "cut": conversation.cut,
+        }
 
 
 def _one_turn(agent: str, prompt: str) -> Turns:
@@ -251,7 +267,7 @@ def _team_turns(env: CodeTeam, problem: Problem) -> Turns:
         env.step(response)
 
 
-def _team(kwargs: JsonObject, alone: bool) -> CodeTeam:
+def _make_team_env(kwargs: JsonObject, alone: bool) -> CodeTeam:
     """Return the environment that the team was trained on, without its tasks."""
     options = {key: value for key, value in kwargs.items() if key not in ("data", "test_data", "held_out", "levels")}
     env = CodeTeam(**options | {"count": 1} | ({"turns": 1} if alone else {}))
@@ -263,17 +279,17 @@ def _is_code_team(authors: WriterPolicies) -> bool:
     return authors.env.get("id") == "code_team" and GENERATOR in authors.agents
 
 
-def _chats(policy: Author) -> bool:
+def _uses_chat_template(policy: Author) -> bool:
     return policy.tokenizer.chat_template is not None if policy.config.chat is None else policy.config.chat
 
 
-def _go_on(talks: Sequence[Conversation]) -> None:
+def _take_next_turns(conversations: Sequence[Conversation]) -> None:
     try:
-        side_by_side([talk.take_next_turn for talk in talks], THREADS, TURN_S)
+        side_by_side([conversation.take_next_turn for conversation in conversations], THREADS, TURN_S)
     except CallTimeoutError as late:
-        raise MarlRayError(f"{talks[late.index].problem.task_id}: a turn took over {TURN_S:g} s") from late
+        raise MarlRayError(f"{conversations[late.index].problem.task_id}: a turn took over {TURN_S:g} s") from late
 
 
-def _before(text: str, stops: Sequence[str]) -> str:
+def _cut_at_stop(text: str, stops: Sequence[str]) -> str:
     """Return the text before the first stop string."""
     return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]

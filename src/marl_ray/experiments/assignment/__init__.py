@@ -1,1 +1,1 @@
-"""Assignment: the arm of each unit, the units that take part, and a check that arms get the shares they were promised."""
+"""Assignment: the units that take part, the arm of each, and a test of the arms' shares."""

@@ -1,4 +1,4 @@
-"""The population of an experiment: a share of all units, drawn by a hash, among those with certain attributes."""
+"""The population of an experiment: a share of the units that have certain attributes, drawn by a hash."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,9 +13,13 @@ Attributes = Mapping[str, Attribute]
 
 @dataclass(frozen=True, slots=True)
 class Population:
-    """Equal populations take the same units, in whatever order their config lists the values."""
+    """The units that take part in an experiment.
+
+    Equal populations take the same units, in whatever order their config lists the values.
+    """
 
     share: float = 1.0
+    """Part of all units, from 0 to 1."""
     required_attributes: frozenset[tuple[str, frozenset[tuple[bool, Attribute]]]] = frozenset()
     """Names of attributes, each with the values that a unit of the population may have, and whether they are booleans."""
 
@@ -38,6 +42,7 @@ class Population:
 
 
 EVERYONE = Population()
+"""The population of an experiment whose config names none."""
 
 
 def population_of(config: JsonMapping) -> Population:

@@ -22,17 +22,19 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-BLOCK_START = 17
+BLOCK_START_LENGTH = 17
 """Number of leading characters of a block's name that hold its start time; SQL reads them too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The arm of one unit, the epoch whose weights chose it, and the probability with which they chose it."""
+    """The arm of one unit."""
 
     arm: str
     epoch: int
+    """The epoch whose weights chose the arm."""
     propensity: float
+    """The probability with which they chose it."""
 
 
 class AssignmentTable:
@@ -41,7 +43,7 @@ class AssignmentTable:
     A holder swaps tables by assigning one reference, which readers see whole: before or after, never in between.
     """
 
-    __slots__ = ("_draws", "_outcomes", "_salt", "epoch", "propensities", "weights")
+    __slots__ = ("_assignments", "_draws", "_salt", "epoch", "propensities", "weights")
 
     def __init__(self, weights: Mapping[str, float], salt: str, epoch: int):
         """`weights` (arm -> relative weight) must be finite and not negative, one of them positive, or ValueError."""
@@ -55,31 +57,34 @@ class AssignmentTable:
         live = [arm for arm, weight in weights.items() if weight > 0]
         # Hash state after the prefix, so that a unit costs one copy and one update per arm.
         self._draws = [(arm, arm_prefix(salt, arm), self.weights[arm]) for arm in live]
-        self._outcomes = {arm: Assignment(arm, epoch, self.propensities[arm]) for arm in live}
+        self._assignments = {arm: Assignment(arm, epoch, self.propensities[arm]) for arm in live}
 
     def assign(self, unit: str) -> Assignment:
-        """Return the unit's arm; the same for the same salt, weights and unit in every process and on every machine."""
+        """Return the unit's arm.
+
+        It is the same for the same salt, weights and unit in every process and on every machine.
+        """
         key = unit.encode()
         best, winner = math.inf, ""
         for arm, prefix, weight in self._draws:
             score = -math.log(uniform_of_key(prefix, key)) / weight
             if score < best or not winner:
                 best, winner = score, arm
-        return self._outcomes[winner]
+        return self._assignments[winner]
 
     def assign_block(self, block: str) -> Assignment:
-        """Return the arm of a block of `block_of`; as `assign`, but balanced within groups of consecutive blocks."""
+        """Return the arm of a block that `block_of` named, balanced within groups of consecutive blocks."""
         group, place = block_group(block, len(self.weights))
         order = _block_prefix(self._salt, f"order {group}")
         draws = [uniform_of_key(order, str(k).encode()) for k in range(len(self.weights))]
         rank = sum(other < draws[place] for other in draws)
         u = (rank + uniform_of_key(_block_prefix(self._salt, "place"), block.encode())) / len(draws)
-        live = sorted(self._outcomes)
+        live = sorted(self._assignments)
         for arm in live[:-1]:
             u -= self.propensities[arm]
             if u <= 0:
-                return self._outcomes[arm]
-        return self._outcomes[live[-1]]
+                return self._assignments[arm]
+        return self._assignments[live[-1]]
 
 
 class PastTables:
@@ -139,12 +144,12 @@ def block_of(at: float, block_s: float) -> str:
 
     `at` is in seconds since 1970; a block lasts `block_s` seconds.
     """
-    return f"{math.floor(at / block_s) * block_s:0{BLOCK_START}.6f}+{float(block_s)!r}"
+    return f"{math.floor(at / block_s) * block_s:0{BLOCK_START_LENGTH}.6f}+{float(block_s)!r}"
 
 
 def block_span(block: str) -> tuple[float, float]:
-    """Start (seconds since 1970) and length (seconds) of a block that `block_of` named."""
-    return float(block[:BLOCK_START]), float(block[BLOCK_START:])
+    """Return the start (seconds since 1970) and the length (seconds) of a block that `block_of` named."""
+    return float(block[:BLOCK_START_LENGTH]), float(block[BLOCK_START_LENGTH:])
 
 
 def block_group(block: str, size: int) -> tuple[int, int]:
@@ -207,7 +212,7 @@ def _place(kind: bytes, name: str, unit: str) -> float:
 
 def arm_prefix(salt: str, arm: str) -> "hashlib.blake2b":
     """Return the hash of an experiment's salt and an arm, which `uniform_of_key` continues from with a unit."""
-    # JSON ends where it ends, so no two (salt, arm, unit) run together to the same bytes.
+    # JSON marks its own end, so no two (salt, arm, unit) become the same bytes.
     return hashlib.blake2b(json.dumps([salt, arm]).encode(), digest_size=8)
 
 
@@ -219,5 +224,5 @@ def uniform_of_key(prefix: "hashlib.blake2b", key: bytes) -> float:
     """Return a number in (0, 1), uniform over keys, that depends on the prefix and the key alone."""
     state = prefix.copy()
     state.update(key)
-    # The half keeps zero out: its logarithm does not exist.
+    # The half keeps out zero, which has no logarithm.
     return (int.from_bytes(state.digest(), "big") + 0.5) * 2.0**-64

@@ -1,4 +1,4 @@
-"""Sample ratio mismatch: a test, valid at any time, that the arms get the shares of units that the weights promise.
+"""Sample ratio mismatch: a test, valid at any time, that arms get the shares that weights promise.
 
 Lindon and Malek, arXiv 2011.03567: under shares p each unit is a draw from a multinomial; the alternative is a
 Dirichlet mixture around p. The ratio of both likelihoods,
@@ -18,7 +18,7 @@ from marl_ray.errors import MarlRayError
 CONCENTRATION = 1000.0
 """The alternative's shares lie around sqrt(p (1 - p) / 1000) from p: mismatches of a few per cent are found soonest."""
 ALARM_LEVEL = 0.001
-"""The usual alarm level."""
+"""Probability of a false alarm, over all looks at an experiment; a false one holds it until a person looks."""
 
 
 class Mismatch(NamedTuple):
@@ -39,7 +39,10 @@ def sample_ratio(counts: Mapping[str, int], shares: Mapping[str, float], alpha: 
 def sample_ratio_of_epochs(
     epochs: Iterable[tuple[Mapping[str, int], Mapping[str, float]]], alpha: float = ALARM_LEVEL
 ) -> Mismatch:
-    """Test (counts, shares) of several epochs together: evidence multiplies, each epoch having its own alternative."""
+    """Test (counts, shares) of several epochs together.
+
+    Each epoch has its own alternative, and their evidence multiplies.
+    """
     log_e = math.fsum(_log_evidence(counts, shares) for counts, shares in epochs)
     p_value = math.exp(-max(log_e, 0.0))
     return Mismatch(log_e, p_value, p_value <= alpha)
@@ -52,7 +55,8 @@ def _log_evidence(counts: Mapping[str, int], shares: Mapping[str, float]) -> flo
     if any(count < 0 for count in counts.values()):
         raise MarlRayError(f"counts: expected no negative number, got {dict(counts)}")
     if any(count and not shares.get(arm) for arm, count in counts.items()):
-        return math.inf  # a unit in an arm that gets none
+        # A unit is in an arm that gets none.
+        return math.inf
     n = sum(counts.values())
     terms = [math.lgamma(CONCENTRATION), -math.lgamma(CONCENTRATION + n)]
     for arm, count in counts.items():

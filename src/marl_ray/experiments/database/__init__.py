@@ -1,1 +1,1 @@
-"""Database of experiments: its tables, the migrations that make them, and the clock that its windows run by."""
+"""The database of experiments: its tables, their migrations, and the clock of its windows."""

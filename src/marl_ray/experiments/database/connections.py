@@ -1,4 +1,4 @@
-"""The database of experiments: opening it, its transactions, its clock, and its failures as one error."""
+"""Connections to the database of experiments: transactions, a clock, and one error for all failures."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from marl_ray.json_types import JsonObject
 
 BUSY_S = 10.0
 """Seconds that a write waits for another process's write."""
-LEFT_S = 60.0
+IDLE_TRANSACTION_S = 60.0
 """Seconds after which PostgreSQL ends a transaction whose client asks nothing."""
 _OPEN_ATTEMPTS = 5
 """Attempts to open a database that others open at the same time."""
@@ -113,7 +113,7 @@ def _open_engine(url: str) -> sa.Engine:
         arguments: JsonObject = {"timeout": BUSY_S}
     elif kind == "postgresql":
         # A transaction that its client has left must end, for no unit is judged meanwhile.
-        waits = {"lock_timeout": BUSY_S, "idle_in_transaction_session_timeout": LEFT_S}
+        waits = {"lock_timeout": BUSY_S, "idle_in_transaction_session_timeout": IDLE_TRANSACTION_S}
         options = " ".join(f"-c {name}={int(1000 * seconds)}" for name, seconds in waits.items())
         arguments = {"connect_timeout": int(BUSY_S), "options": options}
         if parsed.drivername == "postgresql":

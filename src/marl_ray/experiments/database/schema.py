@@ -4,7 +4,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from marl_ray.experiments.assignment.rendezvous import BLOCK_START
+from marl_ray.experiments.assignment.rendezvous import BLOCK_START_LENGTH
 
 metadata = sa.MetaData()
 experiments = sa.Table(
@@ -90,7 +90,9 @@ audit = sa.Table(
     sa.Column("after", sa.JSON),
 )
 SHADOW_COUNTS = ("acts", "errors", "dropped", "decisions", "agreed", "tokens")
+"""Columns of `shadow_totals` with counts (see `UnitStore.record_shadows`)."""
 SHADOW_SUMS = ("seconds", "log_prob", "served_log_prob")
+"""Columns of `shadow_totals` with sums of real numbers."""
 shadow_totals = sa.Table(
     "shadow_totals",
     metadata,
@@ -125,7 +127,7 @@ def same_unit(table: sa.Table) -> Any:
 
 def block_begin(block: object) -> Any:
     """Return the SQL for the start of a block (`rendezvous.block_of`), in seconds since 1970."""
-    return sa.cast(sa.func.substr(block, 1, BLOCK_START), sa.Float(53))
+    return sa.cast(sa.func.substr(block, 1, BLOCK_START_LENGTH), sa.Float(53))
 
 
 def moments(units: sa.CTE, *keys: str) -> Any:

@@ -1,4 +1,4 @@
-"""Windows of outcomes, and the clock they run by: the database's, which is the same for all hosts.
+"""Windows of outcomes, which run by the database's clock, because all hosts share it.
 
 A unit's window begins when its exposure is stored: a tenth of a second after its act, or hours after it if the database
 was away. A client's outcomes are refused as long as it is away, so the time to send them begins then. A report counts

@@ -1,1 +1,1 @@
-"""Designs that an analyst chooses: sample sizes, one test at the end, sharper estimates, Thompson sampling."""
+"""Designs that an analyst chooses: sizes, one test at the end, sharper estimates, Thompson sampling."""

@@ -44,6 +44,7 @@ class Adjustment:
     """The same comparison after CUPED."""
 
     test: WelchTest
+    """The test of the adjusted outcomes."""
     removed: float
     """Part of the variance that the covariate explains, and that CUPED removes."""
 
@@ -75,7 +76,7 @@ def compare(
     comparisons = []
     for metric in metrics:
         if "/" in metric:
-            comparisons += [_ratio(units, metric, arm, control, alpha) for arm in treatments]
+            comparisons += [_compare_ratio(units, metric, arm, control, alpha) for arm in treatments]
             continue
         values = _values(units, metric)
         by_arm = {arm: units.summaries(values, arm) for arm in (*treatments, control)}
@@ -91,10 +92,10 @@ def compare(
             comparisons.append(
                 Comparison(metric, arm, treated, controls, welch(treated, controls, alpha), adjusted=adjusted)
             )
-    return with_holm(comparisons)
+    return adjust_for_number(comparisons)
 
 
-def with_holm(rows: Sequence[Comparison]) -> list[Comparison]:
+def adjust_for_number(rows: Sequence[Comparison]) -> list[Comparison]:
     """Return the comparisons of one analysis, with their p-values adjusted (Holm) for all of them."""
     adjusted = adjust_holm({str(k): row.test.p_value for k, row in enumerate(rows)})
     return [replace(row, holm=adjusted[str(k)]) for k, row in enumerate(rows)]
@@ -135,14 +136,15 @@ def _residuals(units: Units, values: np.ndarray, covariate: np.ndarray) -> np.nd
     return values - cuped(outcomes, covariates).theta * gaps
 
 
-def _ratio(units: Units, metric: str, arm: str, control: str, alpha: float) -> Comparison:
+def _compare_ratio(units: Units, metric: str, arm: str, control: str, alpha: float) -> Comparison:
     above, _, below = metric.partition("/")
     top, bottom = _values(units, above), _values(units, below)
     both = ~np.isnan(top) & ~np.isnan(bottom)
 
     def ratio_of(name: str, epoch: int) -> Summary:
         members = both & (units.arms == name) & (units.epochs == epoch)
-        if not bottom[members].any():  # nothing to be a part of: an epoch without a ratio
+        if not bottom[members].any():
+            # An epoch whose denominators are all 0 has no ratio.
             members[:] = False
         return ratio_summary(top[members], bottom[members])
 

@@ -20,6 +20,7 @@ class WelchTest(NamedTuple):
     p_value: float
     """Two-sided."""
     dof: float
+    """Degrees of freedom; NaN where nothing is known."""
 
 
 def welch(treatment: Summary, control: Summary, alpha: float) -> WelchTest:
@@ -89,9 +90,6 @@ def samples_needed(
     control = max(2, math.floor((z * sd / effect) ** 2 * (1 + 1 / ratio)) - 2)
     while True:
         treatment = max(2, math.ceil(ratio * control))
-        if _power(treatment, control, effect=effect, sd=sd, alpha=alpha) >= power:
+        if power_of_test(treatment, control, effect=effect, sd=sd, alpha=alpha) >= power:
             return treatment, control
         control += 1
-
-
-_power = power_of_test

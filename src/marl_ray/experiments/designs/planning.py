@@ -1,4 +1,4 @@
-"""Number of units an experiment needs, for one look at a size fixed beforehand and for the tests that decide at every look.
+"""Numbers of units that an experiment needs, for one look at the end and for tests at every look.
 
 The deciding test (promotion; harm is found a little sooner) is simulated in its limit for many units: the gain's sum S
 of intrinsic time V is a Brownian motion with drift. The normal mixture's evidence is a function of (S, V), and so is,
@@ -68,7 +68,7 @@ def sample_sizes(
     if bounds is not None and not (bounds[0] < bounds[1] < math.inf and sd <= (bounds[1] - bounds[0]) / 2 < math.inf):
         raise FieldError("bounds", f"expected low < high at least two sd apart, got {bounds} with sd {sd:g}")
     ratio = share / (1 - share)
-    # Two units an arm show ten deviations, and far beyond the noncentral t is no number.
+    # Two units an arm show an effect of ten deviations; the noncentral t overflows for much larger ones.
     fixed = sum(samples_needed(effect=min(abs(effect), 10 * sd), sd=sd, alpha=alpha, power=power, ratio=ratio))
     units = np.exp(
         np.arange(math.log(min_outcomes / min(share, 1 - share)), math.log(MAX_UNITS), math.log(LOOK_GROWTH))
@@ -110,9 +110,8 @@ def _proven_by_look(
         before = now
         if bounds is None:
             v, arms = 4 * now, (n * share, n * (1 - share))
-            careful = (
-                sum(1 / arm + PROMOTION_CAUTION / arm**2 for arm in arms) * now
-            )  # variances as promotion takes them
+            # Variances are those that promotion takes.
+            careful = sum(1 / arm + PROMOTION_CAUTION / arm**2 for arm in arms) * now
             x = path / math.sqrt(now * careful) * math.sqrt(v / (v + rho))
             evidence = math.log(2) + 0.5 * math.log(rho / (v + rho)) + x**2 / 2 + log_ndtr(x)
         else:

@@ -1,4 +1,4 @@
-"""Thompson sampling as traffic weights: arms that earn more get more of the traffic while the evidence grows.
+"""Thompson sampling as traffic weights: arms that earn more get more traffic as the evidence grows.
 
 It optimises and proves nothing. Under such weights an arm's plain mean of outcomes is biased (an unlucky start is never
 corrected, because traffic leaves). So arms are compared within epochs, in which weights are constant
@@ -64,10 +64,11 @@ def _chances_of_largest(means: np.ndarray, deviations: np.ndarray) -> np.ndarray
 
 
 def thompson_weights(arms: Mapping[str, Summary], floor: float, higher_is_better: bool = True) -> dict[str, float]:
-    """Return arm -> share of the next epoch's traffic: the chance that the arm is best, and no arm below `floor`.
+    """Return arm -> share of the next epoch's traffic, which follows the chance that the arm is best.
 
-    The shares are those that Thompson sampling (Russo et al., arXiv 1707.02038) draws on average under the current
-    posteriors. The floor bounds inverse propensities by 1 / floor and lets every arm come back. Shares sum to 1.
+    No share is below `floor`. The shares are those that Thompson sampling (Russo et al., arXiv 1707.02038) draws on
+    average under the current posteriors. The floor bounds inverse propensities by 1 / floor and lets every arm come
+    back. Shares sum to 1.
     """
     if not 0 <= floor * len(arms) <= 1:
         raise MarlRayError(f"floor: expected 0 to 1/{len(arms)}, the number of arms, got {floor}")

@@ -1,1 +1,1 @@
-"""Evidence: sums over the store's units, looks at them and series for charts, continued from one look to the next."""
+"""Evidence: sums over the store's units, looks at them, and series for charts."""

@@ -1,4 +1,4 @@
-"""One look at an experiment: sums over its units become the observations that tests take.
+"""One look at an experiment, which makes the observations that tests take from sums over its units.
 
 An observation is of a unit, a cluster or a block.
 """
@@ -6,10 +6,11 @@ An observation is of a unit, a cluster or a block.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from typing import NamedTuple
 
 from marl_ray.experiments.assignment.rendezvous import block_group, block_span
 from marl_ray.experiments.evidence.judged_units import BetQuestion
-from marl_ray.experiments.evidence.running_sums import Design, Exposed, Judged, MetricCell, Totals
+from marl_ray.experiments.evidence.running_sums import Exposed, Judged, LookSettings, MetricCell, Totals
 from marl_ray.experiments.statistics.bets import BetEvidence, End
 from marl_ray.experiments.statistics.intervals import NO_OUTCOME, Summary
 from marl_ray.experiments.statistics.missing_outcomes import mean_excess_beyond
@@ -23,8 +24,21 @@ MetricMoments = Mapping[MetricCell, Moments]
 """The moments of each metric by epoch, arm and cluster."""
 FillArguments = tuple[str, str, str, int, float, float, float]
 """The arguments of `Look.filled_summaries`."""
-BlocksOfClusters = Mapping[str, tuple[int, str, bool]]
-"""Cluster or block -> its first epoch, its arm in that epoch, and whether it has had other epochs or arms."""
+
+
+class Home(NamedTuple):
+    """The arm that a cluster or block has had first."""
+
+    epoch: int
+    """Its first epoch."""
+    arm: str
+    """Its arm in that epoch."""
+    changed: bool
+    """True if it has had other epochs or arms."""
+
+
+Homes = Mapping[str, Home]
+"""Cluster or block -> its home."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +108,16 @@ class Sources:
     values: MetricMoments
     """Values that judged units have reported."""
     judged: Mapping[Judged, int]
-    homes: BlocksOfClusters
+    """Numbers of units whose windows are over."""
+    homes: Homes
     """Clusters and blocks that count."""
-    design: Design
+    settings: LookSettings
     pooled_moments: dict[tuple[str, str, str], Moments] = field(default_factory=dict)
-    """Results of the methods of `Look` with these names, for which later looks without news ask again."""
+    """Results of `Look.pooled_moments`, for which later looks without news ask again."""
     filled_summaries: dict[FillArguments, tuple[Summary, Summary]] = field(default_factory=dict)
+    """Results of `Look.filled_summaries`."""
     mean_excess: dict[tuple[FillArguments, End], tuple[float, float]] = field(default_factory=dict)
+    """Results of `Look.mean_excess`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +170,8 @@ class Look(Observations):
         if fill in self.sources.filled_summaries:
             return self.sources.filled_summaries[fill]
         values, judged = self._of_pair(metric, {treatment: (1.0, shift), control: (scale, 0.0)})
-        observations = _observations(
-            _fill_missing(values, judged, {metric: value}), self.sources.homes, self.sources.design
+        observations = _group_observations(
+            _fill_missing(values, judged, {metric: value}), self.sources.homes, self.sources.settings
         )
         return self.sources.filled_summaries.setdefault(fill, observations.pair(metric, treatment, control, arms))
 
@@ -185,7 +202,7 @@ class Look(Observations):
             key: observations.n * mean_excess_beyond(observations, value, end) for key, observations in values.items()
         }
         values = {(metric, *key): Moments(n, parts.get((metric, *key), 0.0) / n, 0.0) for key, n in judged.items()}
-        observations = _observations(values, self.sources.homes, self.sources.design)
+        observations = _group_observations(values, self.sources.homes, self.sources.settings)
         treated, other = observations.pair(metric, treatment, control, arms)
         return self.sources.mean_excess.setdefault(request, (treated.mean, other.mean))
 
@@ -206,7 +223,7 @@ class Look(Observations):
         return values, {key: n for key, n in self.sources.judged.items() if key[1] in changes}
 
 
-def look_at(totals: Totals, design: Design, now: float) -> Look:
+def look_at(totals: Totals, settings: LookSettings, now: float) -> Look:
     """Compute a look from the sums; `now` (seconds since 1970) decides which blocks are over.
 
     A cluster counts in the arm it had first, by its units in that arm. A block counts once it and the windows of its
@@ -215,7 +232,7 @@ def look_at(totals: Totals, design: Design, now: float) -> Look:
     exposures, judged = totals.exposures, totals.judged
     exposed: Counts = {}
     for (epoch, arm, _), n in exposures.items():
-        _count(exposed, epoch, arm, n)
+        _add_count(exposed, epoch, arm, n)
     reported: dict[str, dict[str, int]] = {"outcome": {}}
     outcomes: dict[str, Moments] = {}
     for (metric, _, arm, _, _), moments in totals.values.items():
@@ -228,17 +245,17 @@ def look_at(totals: Totals, design: Design, now: float) -> Look:
         exposed_units = sum(of_arms.get(arm, 0) for of_arms in exposed.values())
         judged_units = sum(n for key, n in judged.items() if key[1] == arm)
         units[arm] = ArmSummary(exposed_units, judged_units, outcomes.get(arm, NO_MOMENTS).summary())
-    homes = _homes(exposures)
+    homes = _find_homes(exposures)
     assigned: Counts = {}
-    for epoch, arm, _ in homes.values():
-        _count(assigned, epoch, arm, 1)
-    if design.randomize == "switchback":
-        done = {name for name, home in homes.items() if not home[2] and sum(block_span(name)) <= now}
-        homes = {name: homes[name] for name in done - _under_way(exposures, judged)}
-    values = _observations(_fill_missing(totals.values, judged, dict(design.missing)), homes, design)
-    reporting = _observations(_reporting(totals.values, judged, reported), homes, design)
-    assigned = exposed if design.randomize == "session" else assigned
-    sources = Sources(totals.values, judged, homes, design)
+    for home in homes.values():
+        _add_count(assigned, home.epoch, home.arm, 1)
+    if settings.randomize == "switchback":
+        done = {name for name, home in homes.items() if not home.changed and sum(block_span(name)) <= now}
+        homes = {name: homes[name] for name in done - _clusters_under_way(exposures, judged)}
+    values = _group_observations(_fill_missing(totals.values, judged, dict(settings.missing)), homes, settings)
+    reporting = _group_observations(_reporting_indicators(totals.values, judged, reported), homes, settings)
+    assigned = exposed if settings.randomize == "session" else assigned
+    sources = Sources(totals.values, judged, homes, settings)
     return Look(
         values.values,
         values.strata,
@@ -252,7 +269,7 @@ def look_at(totals: Totals, design: Design, now: float) -> Look:
     )
 
 
-def _count(counts: Counts, epoch: int, arm: str, n: int) -> None:
+def _add_count(counts: Counts, epoch: int, arm: str, n: int) -> None:
     arm_counts = counts.setdefault(epoch, {})
     arm_counts[arm] = arm_counts.get(arm, 0) + n
 
@@ -267,7 +284,7 @@ def _fill_missing(values: MetricMoments, judged: Mapping[Judged, int], missing: 
     return filled
 
 
-def _reporting(values: MetricMoments, judged: Mapping[Judged, int], metrics: Iterable[str]) -> MetricMoments:
+def _reporting_indicators(values: MetricMoments, judged: Mapping[Judged, int], metrics: Iterable[str]) -> MetricMoments:
     """Return the moments of 1 for each unit that has reported the metric and 0 for each that has not."""
     indicators: dict[MetricCell, Moments] = {}
     for metric in metrics:
@@ -277,9 +294,12 @@ def _reporting(values: MetricMoments, judged: Mapping[Judged, int], metrics: Ite
     return indicators
 
 
-def _observations(values: MetricMoments, homes: BlocksOfClusters, design: Design) -> Observations:
-    """Group values by what was assigned (units, clusters or blocks); `homes` has the clusters and blocks that count."""
-    if design.randomize == "session":
+def _group_observations(values: MetricMoments, homes: Homes, settings: LookSettings) -> Observations:
+    """Group values by what was assigned: units, clusters or blocks.
+
+    `homes` has the clusters and blocks that count.
+    """
+    if settings.randomize == "session":
         pooled: dict[str, dict[str, Moments]] = {}
         strata: dict[str, dict[int, dict[str, Summary]]] = {}
         for (metric, epoch, arm, _, _), moments in values.items():
@@ -290,7 +310,7 @@ def _observations(values: MetricMoments, homes: BlocksOfClusters, design: Design
         return Observations(plain, strata)
     of_clusters: dict[str, dict[str, Moments]] = {}
     for (metric, _, arm, cluster, counts), moments in values.items():
-        if counts and moments.n and cluster in homes and homes[cluster][1] == arm:
+        if counts and moments.n and cluster in homes and homes[cluster].arm == arm:
             by_cluster = of_clusters.setdefault(metric, {})
             by_cluster[cluster] = merge_moments(by_cluster.get(cluster, NO_MOMENTS), moments)
     means: dict[str, dict[int, dict[str, dict[str, float]]]] = {}
@@ -305,7 +325,7 @@ def _observations(values: MetricMoments, homes: BlocksOfClusters, design: Design
         }
         for metric, moments in means.items()
     }
-    return Observations(_pool_epochs(means), strata, means if design.randomize == "switchback" else {})
+    return Observations(_pool_epochs(means), strata, means if settings.randomize == "switchback" else {})
 
 
 def _pool_epochs(means: dict[str, dict[int, dict[str, dict[str, float]]]]) -> dict[str, dict[str, Summary]]:
@@ -319,7 +339,7 @@ def _pool_epochs(means: dict[str, dict[int, dict[str, dict[str, float]]]]) -> di
     }
 
 
-def _under_way(exposures: Mapping[Exposed, int], judged: Mapping[Judged, int]) -> set[str]:
+def _clusters_under_way(exposures: Mapping[Exposed, int], judged: Mapping[Judged, int]) -> set[str]:
     """Return the clusters that have units whose windows are not over."""
     pending = dict(exposures)
     for (epoch, arm, cluster, _), n in judged.items():
@@ -327,10 +347,14 @@ def _under_way(exposures: Mapping[Exposed, int], judged: Mapping[Judged, int]) -
     return {cluster for (_, _, cluster), n in pending.items() if n}
 
 
-def _homes(exposures: Mapping[Exposed, int]) -> dict[str, tuple[int, str, bool]]:
-    homes: dict[str, tuple[int, str, bool]] = {}
+def _find_homes(exposures: Mapping[Exposed, int]) -> dict[str, Home]:
+    """Return the home of each cluster or block.
+
+    Of two arms in its first epoch it is the one with more units.
+    """
+    homes: dict[str, Home] = {}
     for epoch, arm, cluster in sorted(exposures, key=lambda key: (key[0], -exposures[key], key[1])):
         if cluster:
             home = homes.get(cluster)
-            homes[cluster] = (epoch, arm, False) if home is None else (home[0], home[1], True)
+            homes[cluster] = Home(epoch, arm, False) if home is None else home._replace(changed=True)
     return homes

@@ -1,4 +1,4 @@
-"""Sums over an experiment's units, continued from look to look: each process reads a stored row once.
+"""Sums over an experiment's units, continued from look to look, so that a process reads each row once.
 
 A unit enters the sums of values when its window is over; nothing about it changes after that (`windows`). Two things
 decide whether a row is final and due: its position and the moment it was stored. SQLite numbers rows as they are
@@ -32,7 +32,7 @@ def moments_of(row: Any) -> Moments:
 
 
 @dataclass(frozen=True, slots=True)
-class Design:
+class LookSettings:
     """The part of an experiment's config that looks depend on."""
 
     randomize: str = "session"
@@ -73,7 +73,7 @@ class Totals:
 class Sums:
     """One experiment's running sums over the rows that are final."""
 
-    design: Design
+    settings: LookSettings
     totals: Totals = field(default_factory=Totals)
     row: int = 0
     """Position of the first exposure that is not in the sums."""
@@ -87,9 +87,9 @@ class Sums:
         to be changed.
         """
         sqlite = connection.dialect.name == "sqlite"
-        # A clock that is put back takes nothing back.
-        stored = max(self.stored, moment - self.design.window_s - grace_s(self.design.window_s))
-        row = _end(connection, sqlite)
+        # A clock that is put back takes no unit out again.
+        stored = max(self.stored, moment - self.settings.window_s - grace_s(self.settings.window_s))
+        row = _end_position(connection, sqlite)
         if sqlite and (row, stored) == (self.row, self.stored):
             return self.totals, False
         if not sqlite:
@@ -119,12 +119,12 @@ class Sums:
 
     def _keys(self, row: int, sqlite: bool) -> list[Any]:
         units = schema.exposures.c
-        cluster = sa.literal("") if self.design.randomize == "session" else sa.func.coalesce(units.cluster, "")
+        cluster = sa.literal("") if self.settings.randomize == "session" else sa.func.coalesce(units.cluster, "")
         settled = sa.case((_position(sqlite) < row, 1), else_=0)
         return [units.epoch, units.arm, cluster.label("cluster"), settled.label("settled")]
 
     def _exposures(self, name: str, row: int, sqlite: bool) -> Any:
-        """Return the query of the units since the last look; those before position `row` are counted apart."""
+        """Return the query of the units since the last look, in which those before position `row` are apart."""
         since_last = sa.and_(schema.exposures.c.experiment == name, _position(sqlite) >= self.row)
         keys = sa.select(*self._keys(row, sqlite)).where(since_last).cte("units").c
         return sa.select(*keys, sa.func.count().label("rows")).group_by(*keys)
@@ -135,21 +135,21 @@ class Sums:
         They are new ones, and older ones that were not due then.
         """
         units = schema.exposures.c
-        columns = [units.experiment, units.unit, *self._keys(row, sqlite), counts_of(self.design).label("counts")]
-        last = (units.stored_at + self.design.window_s).label("closes_at")
+        columns = [units.experiment, units.unit, *self._keys(row, sqlite), counts_sql(self.settings).label("counts")]
+        last = (units.stored_at + self.settings.window_s).label("closes_at")
         query = sa.select(*columns, last).where(units.experiment == name)
         # Sums are no columns of an index: each half has the index that it needs and no other.
-        since = query.where(_position(sqlite) >= self.row, units.stored_at + 0 <= stored)
-        before = query.where(_position(sqlite) + 0 < self.row)
-        waited = before.where(units.stored_at > self.stored, units.stored_at <= stored)
-        return sa.union_all(since, waited).cte("due")
+        new = query.where(_position(sqlite) >= self.row, units.stored_at + 0 <= stored)
+        older = query.where(_position(sqlite) + 0 < self.row)
+        newly_due = older.where(units.stored_at > self.stored, units.stored_at <= stored)
+        return sa.union_all(new, newly_due).cte("due")
 
     def _values(self, table: sa.Table, due: sa.CTE) -> Any:
         """Return the query of the moments of the values that the units reported in time, and of the number of units."""
         same_unit = [table.c[key] == due.c[key] for key in ("experiment", "unit")]
         metric = table.c.metric if "metric" in table.c else sa.literal("outcome")
         keys = [due.c[key] for key in ("epoch", "arm", "cluster", "settled", "counts")]
-        query = sa.select(*keys, metric.label("metric"), rescaled_value_sql(table, self.design).label("value"))
+        query = sa.select(*keys, metric.label("metric"), rescaled_value_sql(table, self.settings).label("value"))
         # All of the units, and only these: a join from the right would read every value of the experiment.
         joined = query.join_from(due, table, sa.and_(*same_unit, table.c.arrived_at <= due.c.closes_at), isouter=True)
         return schema.moments(joined.cte("units"), "epoch", "arm", "cluster", "settled", "counts", "metric")
@@ -159,7 +159,7 @@ def _position(sqlite: bool) -> Any:
     return sa.literal_column("exposures.rowid" if sqlite else "exposures.tx", sa.BigInteger)
 
 
-def _end(connection: sa.Connection, sqlite: bool) -> int:
+def _end_position(connection: sa.Connection, sqlite: bool) -> int:
     """Return the position below which every row is final."""
     if sqlite:
         last = sa.select(sa.func.max(_position(sqlite))).select_from(schema.exposures)
@@ -168,18 +168,18 @@ def _end(connection: sa.Connection, sqlite: bool) -> int:
     return int(connection.execute(oldest).scalar_one())
 
 
-def rescaled_value_sql(table: sa.Table, design: Design) -> Any:
+def rescaled_value_sql(table: sa.Table, settings: LookSettings) -> Any:
     """Return the SQL for the value of a row of outcomes or metrics, moved into its metric's range."""
     value, of_metric = table.c.value, []
-    for metric, low, high in design.ranges:
+    for metric, low, high in settings.ranges:
         is_metric = sa.literal(metric == "outcome") if table is schema.outcomes else table.c.metric == metric
         of_metric += [(sa.and_(is_metric, value < low), low), (sa.and_(is_metric, value > high), high)]
     return sa.case(*of_metric, else_=value) if of_metric else value
 
 
-def counts_of(design: Design) -> Any:
+def counts_sql(settings: LookSettings) -> Any:
     """Return the SQL that is 1 for an exposure whose values count, 0 for one in its block's washout."""
-    if design.randomize != "switchback":
+    if settings.randomize != "switchback":
         return sa.literal(1)
     units = schema.exposures.c
-    return sa.case((units.first_at - schema.block_begin(units.cluster) >= design.washout_s, 1), else_=0)
+    return sa.case((units.first_at - schema.block_begin(units.cluster) >= settings.washout_s, 1), else_=0)

@@ -1,1 +1,1 @@
-"""Statistics of outcomes: sequential tests, exact bets, intervals, clusters of units and missing outcomes."""
+"""Statistics of outcomes: tests at every look, intervals, clusters of units and missing outcomes."""

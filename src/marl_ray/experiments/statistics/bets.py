@@ -1,7 +1,8 @@
-"""An exact test of two arms whose outcomes have known bounds: a bet on every unit, by the coin that gave it its arm.
+"""An exact test of two arms whose outcomes have known bounds, as bets on the units.
 
-Let a unit's outcome, moved to [0, 1], be y, and let it be in the treatment with the chance q that the router drew it
-with, else in the control. Let m be a centre that only earlier units determine. Then
+Each unit is bet on by the coin that gave it its arm. Let a unit's outcome, moved to [0, 1], be y, and let it be in the
+treatment with the chance q that the router drew it with, else in the control. Let m be a centre that only earlier units
+determine. Then
     Z = (y - m) (1[treatment] / q - 1[control] / (1 - q))
 
 has the unit's own effect as its mean over that coin, y(treatment) - y(control), whatever season it is and whatever the
@@ -40,8 +41,9 @@ PRIOR_WEIGHT = 0.1
 EFFECT_GRID = 1e-4 * 1.25 ** np.arange(42)
 """Effects, as parts of the range, at which evidence is kept; bounds are interpolated between them."""
 CHUNK = 32
-"""Number of units handled at a time."""
+"""Number of units handled at a time: a float holds the product of their factors."""
 End = Literal["low", "high"]
+"""An end of the range of a metric's values."""
 
 
 @dataclass(slots=True)
@@ -95,7 +97,7 @@ class Capital:
         low, high = (centers, 1 - centers) if self.side > 0 else (1 - centers, centers)
         worst = np.maximum(low / share, high / control_share)[:, None]
         nulls = self.side * self.nulls
-        # No more than the loss that the bounds allow, which a null beyond them all makes none.
+        # The worst loss is worst + null. Half of worst bounds the stake where a null makes that small or negative.
         caps = MAX_STAKE / np.maximum(worst + nulls, worst / 2)
         stakes = (share * control_share / deviations)[:, None] * EFFECTS
         for at in range(0, len(y), CHUNK):
@@ -113,12 +115,13 @@ class Capital:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A treatment's gain over `scale` x control exceeds -`margin` (`side` 1, promotion), or falls below it (-1, harm).
+    """A statement about a treatment and the control that a bet tries to prove.
 
+    The treatment's gain over `scale` x control exceeds -`margin` (`side` 1, promotion), or falls below it (-1, harm).
     `low` and `high` are the outcome's bounds; `margin` is in its units. A `scale` other than 1 is for relative margins
-    (`sequential.relative_scale`), whose `margin` is 0. `missing` counts units without an outcome as that end of the range
-    in which both arms' numbers lie (see `missing_outcomes`); then the margin is added to the outcomes that the treatment's
-    units report, and the gain over all units is tested against 0.
+    (`sequential.relative_scale`), whose `margin` is 0. `missing` counts units without an outcome as that end of the
+    range in which both arms' numbers lie (see `missing_outcomes`); then the margin is added to the outcomes that the
+    treatment's units report, and the gain over all units is tested against 0.
     """
 
     side: int
@@ -223,7 +226,7 @@ class BetEvidence:
             return -math.inf * self.side
         bound = nulls[refuted - 1]
         if refuted < len(nulls):
-            # About a square of the distance: its root is nearly straight.
+            # Evidence grows about as the square of the distance, so its root is interpolated.
             lower, at, upper = (math.copysign(math.sqrt(abs(x)), x) for x in (logs[refuted - 1], limit, logs[refuted]))
             bound += (lower - at) / (lower - upper) * (nulls[refuted] - bound)
         return float(self.side * bound)

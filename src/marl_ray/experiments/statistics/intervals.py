@@ -1,4 +1,4 @@
-"""Parts that all statistics of outcomes share: summaries, intervals, verdicts, and the tuning of normal mixtures.
+"""Parts that all statistics of outcomes share: summaries, intervals, verdicts, and normal mixtures.
 
 The normal-mixture confidence sequence (Howard, Ramdas, McAuliffe, Sekhon, arXiv 1810.08240, proposition 5) bounds a
 sum S with intrinsic time V by
@@ -18,11 +18,14 @@ TIGHTEST_AT = 10
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Outcomes of one arm: how many, their mean and their sample variance (n - 1 below)."""
+    """Summary of the outcomes of one arm."""
 
     n: int
+    """Number of outcomes."""
     mean: float
+    """NaN without outcomes."""
     variance: float
+    """Sample variance, with n - 1 in the denominator; 0 below two outcomes."""
 
 
 NO_OUTCOME = Summary(0, math.nan, 0.0)

@@ -1,10 +1,10 @@
-"""Missing outcomes of units whose windows are over: an alarm for unequal reporting, and bounds on their effect.
+"""Missing outcomes of units whose windows are over: an alarm, and bounds on their effect.
 
 If units without an outcome do not count (`missing: exclude`), the means are those of the units that reported. If an arm
 loses its clients before they report, or if its outcomes come too late, other kinds of units are compared with the
 control's: 41 happy sessions of 410 are no evidence. Two things follow.
 
-**The alarm** (`unequal_reporting`). Each unit is 1 if it has reported and 0 if not (of a cluster or block, its units'
+**The alarm** (`judge_reporting`). Each unit is 1 if it has reported and 0 if not (of a cluster or block, its units'
 mean). Both one-sided tests of `sequential.judge_harm` with margin 0 and half of alpha each ask whether one arm does so
 less often than the other, within epochs, with the exact variance of shares where units are assigned by themselves. That is
 more powerful than comparing the counts of reports with the shares of units (`sample_ratio`) where nearly all units report:
@@ -56,8 +56,6 @@ from marl_ray.experiments.statistics.sequential import judge_harm
 ALARM_LEVEL = 0.01
 """Level of the alarm. A false one holds an experiment until a person looks at it; a missed one lets missing outcomes decide,
 so it is above that of the sample ratio."""
-
-
 PROOF_ERRORS = 3.0
 """Number of standard errors that a proof takes, roughly; `nearer_end` weighs costs with it."""
 CANDIDATE_ENDS = 24
@@ -72,15 +70,15 @@ class ReportingTest(NamedTuple):
     alarm: bool
 
 
-def unequal_reporting(
-    treatment: Summary, control: Summary, *, min_outcomes: int, units: bool, alpha: float = ALARM_LEVEL
+def judge_reporting(
+    treatment: Summary, control: Summary, *, min_outcomes: int, binary: bool, alpha: float = ALARM_LEVEL
 ) -> ReportingTest:
     """Test that neither arm reports less than the other.
 
-    `units` says that observations are 0 or 1, of units assigned by themselves; else they are means of clusters or blocks.
+    `binary` says that observations are 0 or 1, of units assigned by themselves; else they are means of clusters or blocks.
     """
     tests = [
-        judge_harm(left, right, alpha=alpha / 2, margin=0.0, min_outcomes=min_outcomes, binary=units)
+        judge_harm(left, right, alpha=alpha / 2, margin=0.0, min_outcomes=min_outcomes, binary=binary)
         for left, right in ((treatment, control), (control, treatment))
     ]
     return ReportingTest(min(1.0, 2 * min(test.p_value for test in tests)), any(test.proven for test in tests))

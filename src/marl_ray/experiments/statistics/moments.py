@@ -1,4 +1,4 @@
-"""Moments of values: number, mean, squared deviations, smallest and largest; those of two sets merge into one."""
+"""Moments of values, of which those of two sets merge into one."""
 
 import math
 from typing import NamedTuple
@@ -7,13 +7,17 @@ from marl_ray.experiments.statistics.intervals import NO_OUTCOME, Summary
 
 
 class Moments(NamedTuple):
-    """Moments of values: their number, mean, sum of squared deviations from the mean, smallest and largest."""
+    """Moments of values."""
 
     n: int
+    """Number of values."""
     mean: float
     squares: float
+    """Sum of the squared deviations from the mean."""
     low: float = math.inf
+    """The smallest value."""
     high: float = -math.inf
+    """The largest value."""
 
     def summary(self) -> Summary:
         """Return number, mean and unbiased variance (0 for a single value); NO_OUTCOME for no values."""
@@ -23,6 +27,7 @@ class Moments(NamedTuple):
 
 
 NO_MOMENTS = Moments(0, 0.0, 0.0)
+"""The moments of no values."""
 
 
 def merge_moments(left: Moments, right: Moments) -> Moments:

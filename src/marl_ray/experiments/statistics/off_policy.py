@@ -1,4 +1,4 @@
-"""Off-policy estimates: the reward that a new policy would earn, estimated from exposures of the old ones.
+"""Off-policy estimates of the reward that a new policy would earn, from exposures of the old ones.
 
 The log holds the chances with which the behaviour policy took its actions; the target policy gives the chances with
 which it would take them. An episode's importance weight is w = prod_t pi(a_t | s_t) / b(a_t | s_t). The weights
@@ -42,29 +42,29 @@ def snips(log_weights: np.ndarray, rewards: np.ndarray, alpha: float) -> PolicyV
     method, sum w^2 (r - v)^2 / (sum w)^2. Moves with the rewards (adding 1 to all adds 1), bias of order 1 / effective.
     """
     weights, scale = _weights(log_weights, rewards)
-    total, effective = float(weights.sum()), _effective(weights)
+    total, effective = float(weights.sum()), _effective_size(weights)
     if not total > 0:
         return PolicyValue(math.nan, math.inf, -math.inf, 0.0, 0.0)
     estimate = float(weights @ rewards) / total
     error = math.sqrt(float(weights**2 @ (rewards - estimate) ** 2)) / total
-    return _value(estimate, error, effective, _mean_weight(total / len(weights), scale), alpha)
+    return _policy_value(estimate, error, effective, _mean_weight(total / len(weights), scale), alpha)
 
 
 def doubly_robust(
     log_weights: np.ndarray, rewards: np.ndarray, logged_model: np.ndarray, target_model: np.ndarray, alpha: float
 ) -> PolicyValue:
-    """Return the doubly robust estimate over n episodes: mean of target_model + w (r - logged_model).
+    """Return the doubly robust estimate over n episodes.
 
-    Source: Dudik, Langford, Li, arXiv 1103.4601. All arrays are (n,), per episode. `logged_model` is a model's prediction
-    of the reward given the start and the logged actions, `target_model` its mean over the target's actions. The estimate is
-    right if the weights are or if the model is; the better the model, the smaller the error. The model must not be fitted
-    on these episodes.
+    It is the mean of target_model + w (r - logged_model). Source: Dudik, Langford, Li, arXiv 1103.4601. All arrays are
+    (n,), per episode. `logged_model` is a model's prediction of the reward given the start and the logged actions,
+    `target_model` its mean over the target's actions. The estimate is right if the weights are or if the model is; the
+    better the model, the smaller the error. The model must not be fitted on these episodes.
     """
     weights, scale = _weights(log_weights, rewards)
     for name, values in {"logged_model": logged_model, "target_model": target_model}.items():
         if values.shape != rewards.shape or not np.isfinite(values).all():
             raise MarlRayError(f"{name}: expected finite numbers of shape {rewards.shape}, got shape {values.shape}")
-    n, effective = len(weights), _effective(weights)
+    n, effective = len(weights), _effective_size(weights)
     if not effective or n < 2:
         return PolicyValue(math.nan, math.inf, -math.inf, effective, 0.0)
     # Unlike a ratio of sums this needs weights on their true scale.
@@ -73,7 +73,7 @@ def doubly_robust(
     if not np.isfinite(scores).all():
         return PolicyValue(math.nan, math.inf, -math.inf, effective, math.inf)
     error = math.sqrt(float(scores.var(ddof=1)) / n)
-    return _value(float(scores.mean()), error, effective, _mean_weight(float(weights.mean()), scale), alpha)
+    return _policy_value(float(scores.mean()), error, effective, _mean_weight(float(weights.mean()), scale), alpha)
 
 
 def exposure_gate(value: PolicyValue, *, floor: float, min_effective: float) -> ExposureGate:
@@ -88,7 +88,10 @@ def exposure_gate(value: PolicyValue, *, floor: float, min_effective: float) -> 
 
 
 def _weights(log_weights: np.ndarray, rewards: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return the weights over their largest, whose logarithm comes with them: a product of many ratios overflows."""
+    """Return the weights divided by the largest one, and its logarithm.
+
+    A product of many ratios would overflow.
+    """
     if log_weights.ndim != 1 or log_weights.shape != rewards.shape:
         raise MarlRayError(f"rewards: expected shape {log_weights.shape}, one per episode, got {rewards.shape}")
     if not np.isfinite(rewards).all():
@@ -99,7 +102,7 @@ def _weights(log_weights: np.ndarray, rewards: np.ndarray) -> tuple[np.ndarray, 
     return np.exp(log_weights - scale), scale
 
 
-def _effective(weights: np.ndarray) -> float:
+def _effective_size(weights: np.ndarray) -> float:
     squares = float((weights**2).sum())
     return float(weights.sum()) ** 2 / squares if squares > 0 else 0.0
 
@@ -108,7 +111,7 @@ def _mean_weight(scaled: float, scale: float) -> float:
     return math.exp(min(math.log(scaled) + scale, 700.0))
 
 
-def _value(estimate: float, error: float, effective: float, mean_weight: float, alpha: float) -> PolicyValue:
+def _policy_value(estimate: float, error: float, effective: float, mean_weight: float, alpha: float) -> PolicyValue:
     if effective <= 2 or not error > 0:
         # Few episodes, or rewards that never differed, say nothing about the error.
         return PolicyValue(estimate, math.inf, -math.inf, effective, mean_weight)

@@ -1,4 +1,4 @@
-"""Sequential tests of harm (roll back) and of no harm (promote): one-sided, and valid after every outcome.
+"""Sequential tests of harm (to roll back) and of no harm (to promote), valid after every outcome.
 
 Gain is mean(treatment) - mean(control), its sign turned where smaller outcomes are better. The two questions have a
 test each, with its own error:
@@ -215,12 +215,18 @@ def _event_variance(mean: float, event: float) -> float:
 
 
 def log_e_value(s: float, v: float, rho: float) -> float:
-    """Return ln E of a sum s at intrinsic time v: the supermartingale exp(l s - l^2 v / 2) mixed over half-normal l."""
+    """Return ln E of a sum s at intrinsic time v.
+
+    E is the supermartingale exp(l s - l^2 v / 2), mixed over half-normal l.
+    """
     return math.log(2) + 0.5 * math.log(rho / (v + rho)) + _evidence(s / math.sqrt(v + rho))
 
 
 def one_sided_boundary(v: float, rho: float, alpha: float) -> float:
-    """Return the sum at which E reaches 1 / alpha at intrinsic time v, by Newton steps; alpha below 0.5."""
+    """Return the sum at which E reaches 1 / alpha at intrinsic time v, by Newton steps.
+
+    `alpha` must be below 0.5.
+    """
     target = 0.5 * math.log((v + rho) / rho) - math.log(2 * alpha)
     x = math.sqrt(2 * target)
     for _ in range(50):

@@ -1,7 +1,8 @@
-"""Statistics of clusters of units and of blocks: one observation is the mean of a cluster's units, whatever their number.
+"""Statistics of clusters of units and of blocks of time.
 
-Units of one cluster share a match, a server, an hour. Counted one by one they look like far more evidence than they
-are, and one bad evening would roll back an arm that is no worse. Clusters are independent: chance assigns them.
+One observation is the mean of a cluster's units, whatever their number. Units of one cluster share a match, a server,
+an hour. Counted one by one they look like far more evidence than they are, and one bad evening would roll back an arm
+that is no worse. Clusters are independent: chance assigns them.
 
 Blocks of time (a switchback) are correlated among themselves, but the coin that gave them their arms is not: what
 matters is how the difference varies over draws of the assignment (Bojinov, Simchi-Levi, Zhao, arXiv 2009.00148). A
@@ -39,16 +40,16 @@ def summary_of(means: list[float]) -> Summary:
 
 
 def pool_strata(strata: Iterable[tuple[Summary, Summary]]) -> tuple[Summary, Summary]:
-    """Return one pair of summaries, treatment and control, whose difference is the one within strata; every test takes it.
+    """Return one pair of summaries, treatment and control, whose difference is the one within strata.
 
-    Outcomes drift, and when the treatments' share is raised, more of the treatment's units than of the control's are late:
-    means over all units then differ although no stratum's do. Strata (epochs) weigh w = n_t n_c / (n_t + n_c), which is best
-    where variances are equal and depends on no outcome; one without both arms weighs nothing. The means are weighted
-    ones, counts the effective ones, and variances such that s_t^2 / n_t + s_c^2 / n_c is the variance of the difference, to
-    which each stratum adds its own: outcomes may vary more in one epoch than in another, and one with equal shares adds more
-    per unit. An arm's variance in a stratum carries `BORROWED_WEIGHT` outcomes' worth of the largest of both arms' there and
-    of both over all strata: the few outcomes of a short epoch may be alike by luck. Of one stratum the summaries are the
-    plain ones.
+    Every test takes it. Outcomes drift, and when the treatments' share is raised, more of the treatment's units than of
+    the control's are late: means over all units then differ although no stratum's do. Strata (epochs) weigh w = n_t n_c
+    / (n_t + n_c), which is best where variances are equal and depends on no outcome; one without both arms weighs
+    nothing. The means are weighted ones, counts the effective ones, and variances such that s_t^2 / n_t + s_c^2 / n_c
+    is the variance of the difference, to which each stratum adds its own: outcomes may vary more in one epoch than in
+    another, and one with equal shares adds more per unit. An arm's variance in a stratum carries `BORROWED_WEIGHT`
+    outcomes' worth of the largest of both arms' there and of both over all strata: the few outcomes of a short epoch
+    may be alike by luck. Of one stratum the summaries are the plain ones.
     """
     usable = [(left, right) for left, right in strata if left.n and right.n]
     if len(usable) < 2:
@@ -56,7 +57,7 @@ def pool_strata(strata: Iterable[tuple[Summary, Summary]]) -> tuple[Summary, Sum
     weights = [left.n * right.n / (left.n + right.n) for left, right in usable]
     shares = [weight / math.fsum(weights) for weight in weights]
     arms = [left for left, _ in usable], [right for _, right in usable]
-    overall = max(_within(parts) for parts in arms)
+    overall = max(_variance_within(parts) for parts in arms)
     larger = [max(left.variance, right.variance, overall) for left, right in usable]
     first, second = (
         _combine_strata(shares, parts, [_mixed_variance(part, most) for part, most in zip(parts, larger, strict=True)])
@@ -65,7 +66,7 @@ def pool_strata(strata: Iterable[tuple[Summary, Summary]]) -> tuple[Summary, Sum
     return first, second
 
 
-def _within(parts: list[Summary]) -> float:
+def _variance_within(parts: list[Summary]) -> float:
     """Return the variance of an arm within its strata."""
     freedom = sum(part.n - 1 for part in parts)
     return math.fsum((part.n - 1) * part.variance for part in parts) / freedom if freedom else 0.0
@@ -78,13 +79,13 @@ def _mixed_variance(part: Summary, larger: float) -> float:
 def _combine_strata(shares: list[float], parts: list[Summary], variances: list[float]) -> Summary:
     effective = 1 / math.fsum(share**2 / part.n for share, part in zip(shares, parts, strict=True))
     means = [part.mean for part in parts]
-    # Between its strata's, whatever the sum rounds to: of sessions that all failed no more than all have.
+    # However the sum rounds, the mean lies between those of the strata: a share of failures is never above 1.
     mean = math.fsum(share * mean for share, mean in zip(shares, means, strict=True))
     mean = min(max(mean, min(means)), max(means))
     squared = math.fsum(
         share**2 / part.n * variance for share, part, variance in zip(shares, parts, variances, strict=True)
     )
-    # The sum behind it rounds: one stratum's count must not become one less.
+    # Rounding of the sum must not make the count of a single stratum one less.
     return Summary(int(effective * (1 + 1e-12)), mean, squared * effective)
 
 
@@ -98,7 +99,7 @@ def block_summaries(strata: Sequence[tuple[Blocks, Blocks]]) -> tuple[Summary, S
     usable = [(left, right) for left, right in strata if left and right]
     summaries = [(summary_of(list(left.values())), summary_of(list(right.values()))) for left, right in usable]
     first, second = pool_strata(summaries)
-    apart = first.variance / first.n + second.variance / second.n if first.n and second.n else 0.0
+    two_sample = first.variance / first.n + second.variance / second.n if first.n and second.n else 0.0
     total = math.fsum(left.n * right.n / (left.n + right.n) for left, right in summaries)
     groups: dict[int, float] = {}
     for blocks, (left, right) in zip(usable, summaries, strict=True):
@@ -107,9 +108,9 @@ def block_summaries(strata: Sequence[tuple[Blocks, Blocks]]) -> tuple[Summary, S
             for (group, _), value in values.items():
                 groups[group] = groups.get(group, 0.0) + sign * (value - arm.mean) / arm.n
     k = len(groups)
-    if not apart > 0 or k < 2:
+    if not two_sample > 0 or k < 2:
         return first, second
     within_groups = k / (k - 1) * math.fsum(total**2 for total in groups.values())
-    scale = within_groups / apart * (1 + math.sqrt(2 / (k - 1)))
+    scale = within_groups / two_sample * (1 + math.sqrt(2 / (k - 1)))
     scale = max(scale, 1.0) if k < MIN_GROUPS else scale
     return replace(first, variance=first.variance * scale), replace(second, variance=second.variance * scale)

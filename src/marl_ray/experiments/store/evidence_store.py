@@ -11,21 +11,24 @@ from marl_ray.experiments.database.connections import Database
 from marl_ray.experiments.designs.analysis import Units
 from marl_ray.experiments.evidence.judged_units import BetQuestion, Bets, all_judged, judged_until
 from marl_ray.experiments.evidence.looks import ArmSummary, Look, look_at
-from marl_ray.experiments.evidence.running_sums import Design, Sums
+from marl_ray.experiments.evidence.running_sums import LookSettings, Sums
 from marl_ray.experiments.evidence.series import Series, series
 from marl_ray.experiments.lifecycle import ExperimentRecord, plan_of
 from marl_ray.experiments.statistics.bets import BetEvidence
-from marl_ray.experiments.store.records import look_design, read
+from marl_ray.experiments.store.records import look_settings, read_experiment
 
 
 class EvidenceStore:
-    """Sums over the units of experiments. One object keeps sums and bets between looks, so looks read news alone."""
+    """Sums over the units of experiments.
+
+    One object keeps sums and bets between looks, so that a look reads new rows alone.
+    """
 
     def __init__(self, database: Database):
         self._database = database
         self._sums: dict[str, tuple[Sums, Look | None]] = {}
         self._bets: dict[str, Bets] = {}
-        self._looking: dict[str, threading.Lock] = {}
+        self._locks: dict[str, threading.Lock] = {}
 
     def look(self, record: ExperimentRecord, now: float | None = None, questions: Collection[BetQuestion] = ()) -> Look:
         """Return the sums over the experiment's units at a moment, and what the questions' tests prove.
@@ -34,18 +37,18 @@ class EvidenceStore:
         look of a process reads every row, a later one those written since, and the units whose windows have ended since.
         """
         name, moment = record.name, self._database.settled_at() if now is None else now
-        design = look_design(record.config)
-        with self._looking.setdefault(name, threading.Lock()):
-            sums, last = self._sums.get(name, (Sums(design), None))
-            if sums.design != design:
-                sums, last = Sums(design), None
+        settings = look_settings(record.config)
+        with self._locks.setdefault(name, threading.Lock()):
+            sums, last = self._sums.get(name, (Sums(settings), None))
+            if sums.settings != settings:
+                sums, last = Sums(settings), None
             with self._database.snapshot() as connection:
                 totals, news = sums.read(connection, name, moment)
                 shares = self._shares(connection, record)
-                proven = self._bet(connection, record, design, questions, moment) if questions else {}
-            # Blocks end without any news.
-            if news or last is None or design.randomize == "switchback":
-                last = look_at(totals, design, moment)
+                proven = self._bet(connection, record, settings, questions, moment) if questions else {}
+            # Blocks end although no row is new.
+            if news or last is None or settings.randomize == "switchback":
+                last = look_at(totals, settings, moment)
             self._sums[name] = sums, last
         return replace(last, shares=shares, bets=proven)
 
@@ -53,14 +56,14 @@ class EvidenceStore:
         self,
         connection: sa.Connection,
         record: ExperimentRecord,
-        design: Design,
+        settings: LookSettings,
         questions: Collection[BetQuestion],
         moment: float,
     ) -> dict[BetQuestion, BetEvidence]:
         """Continue the bets of the last look. After an error they begin anew."""
         bets = self._bets.pop(record.name, None)
-        if bets is None or bets.design != design:
-            bets = Bets(design)
+        if bets is None or bets.settings != settings:
+            bets = Bets(settings)
         proven = bets.read(connection, record.name, questions, self._shares(connection, record, 0), moment)
         self._bets[record.name] = bets
         return proven
@@ -70,8 +73,8 @@ class EvidenceStore:
 
         It is in seconds since 1970, by the database's clock; None if no stored unit is within its window.
         """
-        design, moment, units = look_design(record.config), self._database.settled_at(), schema.exposures.c
-        after = judged_until(design, moment)
+        settings, moment, units = look_settings(record.config), self._database.settled_at(), schema.exposures.c
+        after = judged_until(settings, moment)
         first = sa.select(sa.func.min(units.stored_at)).where(units.experiment == record.name, units.stored_at > after)
         with self._database.transaction() as connection:
             stored_at = connection.execute(first).scalar()
@@ -82,9 +85,9 @@ class EvidenceStore:
 
         A metric may be `outcome`. Reads all rows.
         """
-        design, moment = look_design(record.config), self._database.settled_at()
+        settings, moment = look_settings(record.config), self._database.settled_at()
         with self._database.snapshot() as connection:
-            return all_judged(connection, record.name, design, metrics, moment)
+            return all_judged(connection, record.name, settings, metrics, moment)
 
     def arrivals(self, name: str, since: float) -> dict[str, int]:
         """Return arm -> units that have met it since a moment (seconds since 1970)."""
@@ -99,7 +102,10 @@ class EvidenceStore:
     def _shares(
         self, connection: sa.Connection, record: ExperimentRecord, since: int | None = None
     ) -> dict[int, Mapping[str, float]]:
-        """Return epoch -> weights, which the audit tells, from an epoch on; of the record's stage if none is given."""
+        """Return epoch -> its weights, which the audit holds, from the epoch `since` on.
+
+        Without `since` they are those of the record's stage.
+        """
         audit, first = schema.audit.c, record.state.stage_epoch if since is None else since
         query = sa.select(audit.epoch, audit.after).where(audit.experiment == record.name).order_by(audit.id)
         rows = connection.execute(query.where(audit.epoch >= first))
@@ -109,7 +115,7 @@ class EvidenceStore:
     def summary(self, name: str) -> dict[str, ArmSummary]:
         """Return arm -> exposures and outcomes, of the arms that have any."""
         with self._database.transaction() as connection:
-            record = read(connection, name)
+            record = read_experiment(connection, name)
         return {} if record is None else dict(self.look(record).units)
 
     def series(self, name: str, points: int = 60, now: float | None = None) -> Series:
@@ -118,9 +124,9 @@ class EvidenceStore:
         Reads every outcome: for drawing, not for polling.
         """
         with self._database.transaction() as connection:
-            record = read(connection, name)
+            record = read_experiment(connection, name)
         if record is None:
             return {}
         moment = self._database.settled_at() if now is None else now
         with self._database.transaction() as connection:
-            return series(connection, name, look_design(record.config), points, moment)
+            return series(connection, name, look_settings(record.config), points, moment)

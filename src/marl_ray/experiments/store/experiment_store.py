@@ -32,18 +32,18 @@ from marl_ray.experiments.store.records import (
     Production,
     assignment_part,
     assignment_state,
+    audited_state,
     columns_of,
     endpoint_of,
-    plain,
-    read,
-    read_all,
+    read_experiment,
+    read_experiments,
     version_of,
 )
 from marl_ray.experiments.store.rules import (
     allowed_arms,
     check_arms_kept,
-    check_design_kept,
     check_endpoint,
+    check_settings_kept,
     marked_arms,
 )
 
@@ -62,7 +62,7 @@ class ExperimentStore:
     def open(
         self, name: str, config: dict[str, Any], *, actor: str = "config", reason: str = "opened"
     ) -> ExperimentRecord:
-        """Create the experiment, or continue it under this config; the config is a later epoch if assignment changed.
+        """Create the experiment, or continue it under this config, which is a later epoch if assignment changed.
 
         `config` is plain data with `salt` and `arms` (name -> {"digest", "weights_sha256", "weight", ...}; without the
         second an arm is known by its bundle's digest alone), and the other keys of `ExperimentConfig` as far as they are
@@ -95,12 +95,12 @@ class ExperimentStore:
             # Its row count does not tell: SQLAlchemy does not know that of PostgreSQL's inserts (it says -1).
             insert = self._database.insert(schema.experiments).values(row).on_conflict_do_nothing()
             fresh = connection.execute(insert.returning(sa.literal(1))).first() is not None
-            stored = read(connection, name, lock=True)
+            stored = read_experiment(connection, name, lock=True)
             assert stored is not None
             if stored.config == config and not fresh:
                 return stored
             if not fresh:
-                check_design_kept(connection, name, stored.config, config)
+                check_settings_kept(connection, name, stored.config, config)
                 check_arms_kept(connection, name, stored.config["arms"], config["arms"])
             self._register_arms(connection, name, config["arms"], now)
             plan = plan_of(config)
@@ -116,15 +116,20 @@ class ExperimentStore:
             experiments = schema.experiments.c
             values = {"config": config, "endpoint": endpoint, "revision": experiments.revision + 1, **columns_of(state)}
             connection.execute(sa.update(schema.experiments).where(experiments.name == name).values(values))
-            old = None if fresh else {**plain(stored), "config": stored.config}
-            self._audit(connection, record, "open", actor, reason, now, old, {**plain(record), "config": config})
-            for arm, elsewhere in allowed.items():
-                note = f"allow_rolled_back: bundle rolled back in experiment {elsewhere!r}"
-                self._audit(connection, record, "allow_rolled_back", actor, note, now, None, plain(record), arm)
+            old = None if fresh else {**audited_state(stored), "config": stored.config}
+            self._audit(
+                connection, record, "open", actor, reason, now, old, {**audited_state(record), "config": config}
+            )
+            for arm, other_experiment in allowed.items():
+                note = f"allow_rolled_back: bundle rolled back in experiment {other_experiment!r}"
+                self._audit(connection, record, "allow_rolled_back", actor, note, now, None, audited_state(record), arm)
             return record
 
     def _register_arms(self, connection: sa.Connection, name: str, arm_configs: dict[str, Any], now: float) -> None:
-        """Note the arms that are new or have a new digest; one that this experiment has rolled back is marked again."""
+        """Note the arms that are new or have a new digest.
+
+        One whose bundle this experiment has rolled back is marked again.
+        """
         arms = schema.arms.c
         rows = {row.arm: row for row in connection.execute(sa.select(schema.arms).where(arms.experiment == name))}
         marked = [row for row in rows.values() if row.rolled_back_at is not None]
@@ -132,7 +137,8 @@ class ExperimentStore:
         for arm, part in arm_configs.items():
             digest, weights, row = part["digest"], part.get("weights_sha256"), rows.get(arm)
             if row is not None and row.digest == digest:
-                if row.weights_sha256 is None and weights is not None:  # registered before weights were
+                # The arm was registered before weights were.
+                if row.weights_sha256 is None and weights is not None:
                     of_arm = sa.update(schema.arms).where(arms.experiment == name, arms.arm == arm)
                     connection.execute(of_arm.values(weights_sha256=weights))
                 continue
@@ -166,7 +172,7 @@ class ExperimentStore:
         if epoch is None and action not in RETREATS:
             raise MarlRayError(f"epoch: expected the epoch that {action} was decided on")
         with self._database.write_transaction() as connection:
-            stored = read(connection, name, lock=True)
+            stored = read_experiment(connection, name, lock=True)
             if stored is None:
                 raise MarlRayError(f"experiment: unknown experiment {name!r}")
             if epoch is not None and epoch != stored.epoch:
@@ -185,10 +191,13 @@ class ExperimentStore:
                 connection.execute(mark.values(rolled_back_at=now, reason=reason))
             update = sa.update(schema.experiments).where(schema.experiments.c.name == name)
             connection.execute(update.values(columns_of(state)))
-            met = {state.winner} if action is Action.PROMOTE else marked
-            if arm is None and len(met) == 1:  # the only treatment needs no name, and the entry has it all the same
-                arm = next(iter(met))
-            self._audit(connection, record, action.value, actor, reason, now, plain(stored), plain(record), arm)
+            concerned = {state.winner} if action is Action.PROMOTE else marked
+            if arm is None and len(concerned) == 1:
+                # The only treatment needs no name, and the entry has it all the same.
+                arm = next(iter(concerned))
+            self._audit(
+                connection, record, action.value, actor, reason, now, audited_state(stored), audited_state(record), arm
+            )
             return record
 
     def reallocate(
@@ -199,7 +208,7 @@ class ExperimentStore:
         See `lifecycle.state_under_weights`. Raises as `change` does.
         """
         with self._database.write_transaction() as connection:
-            stored = read(connection, name, lock=True)
+            stored = read_experiment(connection, name, lock=True)
             if stored is None:
                 raise MarlRayError(f"experiment: unknown experiment {name!r}")
             if epoch != stored.epoch:
@@ -209,7 +218,9 @@ class ExperimentStore:
             record = replace(stored, state=state_under_weights(stored.state, stored.plan, weights, now))
             update = sa.update(schema.experiments).where(schema.experiments.c.name == name)
             connection.execute(update.values(columns_of(record.state)))
-            self._audit(connection, record, "reallocate", actor, reason, now, plain(stored), plain(record))
+            self._audit(
+                connection, record, "reallocate", actor, reason, now, audited_state(stored), audited_state(record)
+            )
             return record
 
     def _audit(
@@ -237,7 +248,7 @@ class ExperimentStore:
     def read(self, name: str) -> ExperimentRecord | None:
         """Return the stored experiment, or None."""
         with self._database.transaction() as connection:
-            return read(connection, name)
+            return read_experiment(connection, name)
 
     def names(self) -> list[str]:
         """Return all experiments, the oldest first."""
@@ -252,7 +263,7 @@ class ExperimentStore:
         To be polled: a config is read again only when it has changed, and must therefore not be changed in place.
         """
         with self._database.transaction() as connection:
-            return read_all(connection, self._configs)
+            return read_experiments(connection, self._configs)
 
     def states(self) -> dict[str, AssignmentState]:
         """Return experiment -> its assignment state, the oldest first.
@@ -260,20 +271,21 @@ class ExperimentStore:
         Made for polling: while nothing changes it costs one row and returns the same object, which must not be changed.
         """
         with self._database.transaction() as connection:
-            version = version_of(connection)  # read first: what changes meanwhile is found by the next call
+            # Read first: what changes meanwhile is found by the next call.
+            version = version_of(connection)
             if version != self._states[0]:
-                records = read_all(connection, self._configs)
+                records = read_experiments(connection, self._configs)
                 self._states = version, {record.name: assignment_state(record) for record in records}
             return self._states[1]
 
-    def table(self, name: str) -> AssignmentState:
+    def assignment_state(self, name: str) -> AssignmentState:
         """Return the assignment state of one experiment. Raises MarlRayError if the experiment is unknown."""
         record = self.read(name)
         if record is None:
             raise MarlRayError(f"experiment: unknown experiment {name!r}")
         return assignment_state(record)
 
-    def past(self, name: str) -> EpochHistory | None:
+    def epoch_history(self, name: str) -> EpochHistory | None:
         """Return the weights and populations of all epochs so far, read from the audit.
 
         None if the audit is incomplete or the salt has changed.
@@ -282,7 +294,7 @@ class ExperimentStore:
         query = sa.select(audit.epoch, audit.after).where(audit.experiment == name).order_by(audit.id)
         with self._database.transaction() as connection:
             rows = connection.execute(query).all()
-            record = read(connection, name)
+            record = read_experiment(connection, name)
         salts = {row.after["config"]["salt"] for row in rows if "config" in row.after}
         if record is None or not rows or rows[0].epoch > 1 or salts != {record.config["salt"]}:
             return None
@@ -303,7 +315,7 @@ class ExperimentStore:
         order = open_first, experiments.created.desc(), experiments.name.desc()
         with self._database.transaction() as connection:
             name = connection.execute(newest.order_by(*order).limit(1)).scalar()
-            record = None if name is None else read(connection, name)
+            record = None if name is None else read_experiment(connection, name)
         if record is None:
             return None
         promoted = record.state.status is ExperimentStatus.PROMOTED

@@ -1,4 +1,4 @@
-"""Messages between replicas through the database: changes that a webhook is to hear of, and bundles that all load ahead.
+"""Messages between replicas through the database: changes for a webhook, and bundles to load ahead.
 
 The audit log is the webhook's queue: an entry is due until it has been delivered. A replica claims an entry for a while
 before it sends it, so one replica sends at a time; if that replica dies, its claim runs out and another takes over.
@@ -15,7 +15,8 @@ from marl_ray.experiments.store.records import AuditEntry
 
 NOTIFIED_ACTIONS = (Action.ROLLBACK, Action.PROMOTE, Action.NEXT_STAGE)
 """Changes that a webhook hears of: those that a gateway makes by itself, whoever made this one."""
-AT_ONCE = 100
+MAX_DUE_CHANGES = 100
+"""Maximum number of changes that one question returns, so that a long outage of the webhook fills no memory."""
 
 
 class Notices:
@@ -27,10 +28,10 @@ class Notices:
     def __init__(self, database: Database):
         self._database = database
 
-    def due(self, experiments: Collection[str], since: float, now: float) -> list[tuple[AuditEntry, int]]:
+    def due_changes(self, experiments: Collection[str], since: float, now: float) -> list[tuple[AuditEntry, int]]:
         """Return the due changes that nobody has claimed, the oldest first, each with its number of attempts.
 
-        They are changes of these experiments after `since` (seconds since 1970), at most `AT_ONCE` of them.
+        They are changes of these experiments after `since` (seconds since 1970), at most `MAX_DUE_CHANGES` of them.
         """
         audit, notices = schema.audit, schema.notices.c
         query = (
@@ -40,7 +41,7 @@ class Notices:
             .where(audit.c.experiment.in_(list(experiments)))
             .where(sa.or_(notices.audit_id.is_(None), sa.and_(notices.delivered_at.is_(None), notices.next_at <= now)))
             .order_by(audit.c.id)
-            .limit(AT_ONCE)
+            .limit(MAX_DUE_CHANGES)
         )
         with self._database.transaction() as connection:
             rows = connection.execute(query).all()
@@ -59,7 +60,7 @@ class Notices:
             claims = insert.on_conflict_do_update(index_elements=["audit_id"], set_=again, where=free)
             return connection.execute(claims.returning(notices.audit_id)).first() is not None
 
-    def note(self, entry: int, *, delivered_at: float | None, next_at: float) -> None:
+    def note_delivery(self, entry: int, *, delivered_at: float | None, next_at: float) -> None:
         """Record a delivery (`delivered_at`), or that the entry is due again at `next_at`.
 
         Both are in seconds since 1970.

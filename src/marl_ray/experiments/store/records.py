@@ -10,7 +10,7 @@ from marl_ray.config.serving.guardrails import counts_as
 from marl_ray.experiments.assignment.population import EVERYONE, Population, population_of
 from marl_ray.experiments.database import schema
 from marl_ray.experiments.database.windows import WINDOW_S
-from marl_ray.experiments.evidence.running_sums import Design
+from marl_ray.experiments.evidence.running_sums import LookSettings
 from marl_ray.experiments.lifecycle import (
     Allocation,
     ExperimentRecord,
@@ -95,8 +95,11 @@ class AuditEntry:
     after: dict[str, Any]
 
 
-def read(connection: sa.Connection, name: str, lock: bool = False) -> ExperimentRecord | None:
-    """Read one experiment, or None; with `lock`, nobody else changes it until the transaction is over."""
+def read_experiment(connection: sa.Connection, name: str, lock: bool = False) -> ExperimentRecord | None:
+    """Return one experiment, or None if there is no such experiment.
+
+    With `lock`, nobody else changes it until the transaction is over.
+    """
     experiments = schema.experiments.c
     if lock:
         # A statement of its own: the next one then sees the marks of the change that it waited for.
@@ -106,7 +109,7 @@ def read(connection: sa.Connection, name: str, lock: bool = False) -> Experiment
     return _record(rows[name], rows[name][0].config) if rows else None
 
 
-def read_all(connection: sa.Connection, configs: Configs) -> list[ExperimentRecord]:
+def read_experiments(connection: sa.Connection, configs: Configs) -> list[ExperimentRecord]:
     """Read all experiments, the oldest first.
 
     Only configs newer than in `configs` are read, and `configs` is brought up to date.
@@ -195,7 +198,7 @@ def assignment_state(record: ExperimentRecord) -> AssignmentState:
         layer=config.get("layer"),
         layer_share=(low, high),
         endpoint=endpoint_of(record.name, config),
-        randomize=design_of(config),
+        randomize=randomization_of(config),
         block_s=config.get("block_s", 600.0),
         created=record.created,
         population=population_of(config),
@@ -208,12 +211,12 @@ def endpoint_of(name: str, config: dict[str, Any]) -> str:
     return config.get("endpoint") or name
 
 
-def design_of(config: dict[str, Any]) -> str:
+def randomization_of(config: dict[str, Any]) -> str:
     """Return the kind of thing that is assigned to an arm: `session`, `cluster` or `switchback`."""
     return str(config.get("randomize", "session"))
 
 
-def look_design(config: dict[str, Any]) -> Design:
+def look_settings(config: dict[str, Any]) -> LookSettings:
     """Return the part of a config that looks depend on.
 
     A unit without a reported failure (`error`) counts as one without failure, because the gateway itself reports failures,
@@ -227,8 +230,8 @@ def look_design(config: dict[str, Any]) -> Design:
     for metric, (low, high) in ranges.items():
         value = missing.get(metric)
         missing[metric] = None if value is None else min(max(value, low), high)
-    return Design(
-        design_of(config),
+    return LookSettings(
+        randomization_of(config),
         config.get("washout_s", 0.0),
         config.get("block_s", 600.0),
         config.get("outcome_window_s", WINDOW_S),
@@ -250,16 +253,19 @@ def columns_of(state: ExperimentState) -> dict[str, Any]:
     }
 
 
-def plain(record: ExperimentRecord) -> dict[str, Any]:
-    """Return the state as plain data for the audit."""
+def audited_state(record: ExperimentRecord) -> dict[str, Any]:
+    """Return the state as plain data for the audit, with the weights in force."""
     return {**columns_of(record.state), "weights": record.weights, "rolled_back": sorted(record.state.rolled_back)}
 
 
 def assignment_part(config: dict[str, Any]) -> Any:
-    """Return the part of a config that decides which unit gets which arm; a change of it is a new epoch."""
-    plan, design = plan_of(config), design_of(config)
+    """Return the part of a config that decides which unit gets which arm.
+
+    A change of it is a new epoch.
+    """
+    plan, randomize = plan_of(config), randomization_of(config)
     digests = {arm: (part["digest"], part.get("allow_rolled_back", False)) for arm, part in config["arms"].items()}
     layer = config.get("layer"), list(config.get("layer_share", (0.0, 1.0)))
-    blocks = config.get("block_s") if design == "switchback" else None
-    units = layer, population_of(config), design, blocks
+    blocks = config.get("block_s") if randomize == "switchback" else None
+    units = layer, population_of(config), randomize, blocks
     return config["salt"], digests, plan.weights, plan.control, plan.strategy, plan.stages, units

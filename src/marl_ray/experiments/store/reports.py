@@ -1,4 +1,4 @@
-"""Reports of units, and what they change of the values that are stored: pure, without the database."""
+"""Reports of units, and the changes that they make to stored values, as pure functions."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -13,7 +13,8 @@ from marl_ray.experiments.database import schema, windows
 
 MAX_VALUE = 1e100
 """Larger numbers would overflow the database's sums of squares."""
-METRIC_LENGTH = 100
+MAX_METRIC_LENGTH = 100
+"""Maximum number of characters in the name of a metric, which a column of `schema.metrics` holds."""
 NEVER = math.inf
 """Arrival of a value that is incomplete: it lies after every window, so the value does not count."""
 StoredValues = dict[tuple[str, str], tuple[float, float]]
@@ -139,8 +140,8 @@ class Changes:
 def _check_values(values: Mapping[str, float], bounds: Mapping[str, tuple[float, float]]) -> None:
     for metric, value in values.items():
         what = "value" if metric == "outcome" else f"metrics.{metric}"
-        if not 0 < len(metric) <= METRIC_LENGTH:
-            raise MarlRayError(f"metrics: expected names of 1 to {METRIC_LENGTH} characters, got {metric!r}")
+        if not 0 < len(metric) <= MAX_METRIC_LENGTH:
+            raise MarlRayError(f"metrics: expected names of 1 to {MAX_METRIC_LENGTH} characters, got {metric!r}")
         if not abs(value) <= MAX_VALUE:
             raise MarlRayError(f"{what}: expected a number of size {MAX_VALUE:g} at most, got {value!r}")
         low, high = bounds.get(metric, (-math.inf, math.inf))

@@ -7,13 +7,13 @@ import sqlalchemy as sa
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.database import schema
 from marl_ray.experiments.lifecycle import OPEN_STATUSES, ExperimentRecord, plan_of
-from marl_ray.experiments.store.records import look_design
+from marl_ray.experiments.store.records import look_settings
 
 
-def check_design_kept(connection: sa.Connection, name: str, old: dict[str, Any], new: dict[str, Any]) -> None:
+def check_settings_kept(connection: sa.Connection, name: str, old: dict[str, Any], new: dict[str, Any]) -> None:
     """Raise MarlRayError if a change of `randomize` or of the window would concern units that are already there."""
-    before, after = look_design(old), look_design(new)
-    # From before there were windows: all that had come counts under any, and nobody could choose one.
+    before, after = look_settings(old), look_settings(new)
+    # In a config older than windows nobody could choose one, and everything that came before counts under any.
     has_window = "outcome_window_s" in old
     changed = [
         (key, expected, value, what)
@@ -88,9 +88,9 @@ def allowed_arms(
     own_arms, other_arms = schema.arms.alias().c, schema.arms.alias().c
     same = sa.or_(other_arms.digest == own_arms.digest, other_arms.weights_sha256 == own_arms.weights_sha256)
     marked = sa.and_(same, other_arms.experiment != name, other_arms.rolled_back_at.is_not(None))
-    query = sa.select(own_arms.arm, own_arms.digest, sa.func.min(other_arms.experiment).label("elsewhere")).where(
-        marked
-    )
+    query = sa.select(
+        own_arms.arm, own_arms.digest, sa.func.min(other_arms.experiment).label("other_experiment")
+    ).where(marked)
     query = query.where(own_arms.experiment == name, own_arms.rolled_back_at.is_(None)).group_by(
         own_arms.arm, own_arms.digest
     )
@@ -104,9 +104,9 @@ def allowed_arms(
         if not part.get("allow_rolled_back", False):
             raise MarlRayError(
                 f"experiment {name!r}: arms.{row.arm}: the weights of bundle {row.digest[:16]} have been rolled back in "
-                f"experiment {row.elsewhere!r}; expected another bundle, weight 0, or allow_rolled_back: true "
+                f"experiment {row.other_experiment!r}; expected another bundle, weight 0, or allow_rolled_back: true "
                 "(marl-ray deploy --allow-rolled-back)"
             )
         if not (same_bundle and earlier.get("allow_rolled_back", False)):
-            allowed[row.arm] = row.elsewhere
+            allowed[row.arm] = row.other_experiment
     return allowed

@@ -1,4 +1,4 @@
-"""The three stores of one database: experiments, what happened to their units, and the evidence that this gives.
+"""The three stores of one database: experiments, their units, and the evidence of these.
 
 Rules that the database itself keeps, whatever processes do: a unit has one exposure per experiment, the first, for
 good; one outcome at most, and one value of each metric; a rolled-back arm keeps its mark; the audit only grows, in the

@@ -9,7 +9,13 @@ import numpy as np
 
 from marl_ray.config import ExperimentConfig
 from marl_ray.errors import FieldError, MarlRayError, did_you_mean
-from marl_ray.experiments.designs.analysis import IMBALANCE_LEVEL, Comparison, compare, covariate_imbalance, with_holm
+from marl_ray.experiments.designs.analysis import (
+    IMBALANCE_LEVEL,
+    Comparison,
+    adjust_for_number,
+    compare,
+    covariate_imbalance,
+)
 from marl_ray.experiments.designs.fixed_size import WelchTest, welch
 from marl_ray.experiments.evidence.looks import Look
 from marl_ray.experiments.lifecycle import ExperimentRecord
@@ -180,7 +186,7 @@ def _of_observations(look: Look, record: ExperimentRecord, metrics: Sequence[str
         for arm in plan.treatments:
             pair = look.pair(metric, arm, plan.control, len(plan.weights))
             rows.append(Comparison(metric, arm, *pair, welch(*pair, alpha)))
-    return with_holm(rows)
+    return adjust_for_number(rows)
 
 
 def _with_bounds(

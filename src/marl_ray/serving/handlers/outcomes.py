@@ -13,7 +13,7 @@ import orjson
 from marl_ray.config.serving.arms import max_replicas
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.store.reports import (
-    METRIC_LENGTH,
+    MAX_METRIC_LENGTH,
     OutcomeConflictError,
     RecordedReport,
     Report,
@@ -101,8 +101,8 @@ def _read_report(service: Service, request: Request, data: JsonMapping) -> _Read
     metrics = data.get("metrics", {})
     if not isinstance(metrics, dict) or not all(_is_number(number) for number in metrics.values()):
         raise RequestError(400, "metrics", "expected an object of numbers by name")
-    if not all(is_identifier(name, METRIC_LENGTH) and name != "outcome" for name in metrics):
-        names = f"names of 1 to {METRIC_LENGTH} printable characters other than 'outcome'"
+    if not all(is_identifier(name, MAX_METRIC_LENGTH) and name != "outcome" for name in metrics):
+        names = f"names of 1 to {MAX_METRIC_LENGTH} printable characters other than 'outcome'"
         raise RequestError(400, "metrics", f"expected {names}")
     values = {name: float(number) for name, number in metrics.items()}
     if "value" in data or not metrics:

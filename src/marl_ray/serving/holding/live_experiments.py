@@ -68,7 +68,7 @@ class LiveExperiments:
             for arm, bundle in part.bundles.items():
                 arms[arm] = self.arm(part.config, arm, bundle)
             self.store.open(part.config.name, part.stored_config() | more, actor=actor, reason=reason)
-            state = self.store.table(part.config.name)
+            state = self.store.assignment_state(part.config.name)
         except BaseException:
             for made in arms.values():
                 made.close()

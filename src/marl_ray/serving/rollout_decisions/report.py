@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from marl_ray.config import ExperimentConfig
 from marl_ray.experiments.evidence.looks import ArmSummary, Look
 from marl_ray.experiments.evidence.series import Series
-from marl_ray.experiments.lifecycle import ExperimentRecord, RolloutPlan, advance
+from marl_ray.experiments.lifecycle import ExperimentRecord, RolloutPlan
+from marl_ray.experiments.rollout_steps import decide_step
 from marl_ray.experiments.statistics.intervals import NO_OUTCOME, Interval, verdict
 from marl_ray.experiments.statistics.sequential import mean_interval
 from marl_ray.json_types import JsonMapping, JsonObject
@@ -43,7 +44,7 @@ def describe(
     total = math.fsum(record.weights.values())
     outcomes = {arm: look.summary("outcome", arm) for arm in plan.weights}
     largest = max(outcome.variance for outcome in outcomes.values())
-    decision = advance(record, results.evidence, time.time() if now is None else now)
+    decision = decide_step(record, results.evidence, time.time() if now is None else now)
     rows: JsonObject = {}
     for arm, outcome in outcomes.items():
         units, stored, arm_facts = look.units.get(arm, _NO_UNITS), record.config["arms"][arm], arms.get(arm, {})

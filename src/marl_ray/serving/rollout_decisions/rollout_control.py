@@ -16,18 +16,9 @@ from marl_ray.config.serving.guardrails import GuardrailConfig
 from marl_ray.experiments.assignment.sample_ratio import Mismatch, sample_ratio_of_epochs
 from marl_ray.experiments.designs.thompson import thompson_weights
 from marl_ray.experiments.evidence.looks import Look
-from marl_ray.experiments.lifecycle import (
-    Action,
-    ArmEvidence,
-    Evidence,
-    ExperimentRecord,
-    ExperimentStatus,
-    RolloutDecision,
-    RolloutStep,
-    StaleEpochError,
-    advance,
-)
-from marl_ray.experiments.statistics.missing_outcomes import ALARM_LEVEL, ReportingTest, unequal_reporting
+from marl_ray.experiments.lifecycle import Action, ExperimentRecord, ExperimentStatus, StaleEpochError
+from marl_ray.experiments.rollout_steps import ArmEvidence, RolloutDecision, RolloutEvidence, RolloutStep, decide_step
+from marl_ray.experiments.statistics.missing_outcomes import ALARM_LEVEL, ReportingTest, judge_reporting
 from marl_ray.experiments.store.evidence_store import EvidenceStore
 from marl_ray.experiments.store.experiment_store import ExperimentStore
 from marl_ray.serving.rollout_decisions.questions import (
@@ -100,13 +91,15 @@ class LookResults:
     srm: Mismatch
     reporting: tuple[Reporting, ...]
     """The reporting of each metric whose missing values do not count, by metric, then treatment."""
-    evidence: Evidence
+    evidence: RolloutEvidence
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences that say why nothing is promoted although the outcomes may prove a gain."""
         arms = self.evidence.arms.values()
-        return tuple(warning for arm in arms for warning in (arm.unequal, arm.unguarded) if warning is not None)
+        return tuple(
+            warning for arm in arms for warning in (arm.unequal_reports, arm.guardrail_gap) if warning is not None
+        )
 
 
 def config_of(record: ExperimentRecord) -> ExperimentConfig:
@@ -167,11 +160,11 @@ def test_look(look: Look, record: ExperimentRecord, config: ExperimentConfig) ->
             tested=enough and has_reports,
             promotable=bound.test.proven and has_reports,
             estimate=bound.test.gain,
-            unequal=next((result.sentence(plan.control) for result in alarms.values()), None),
-            unguarded=next((lack for lack in lacks if lack), None) if enough else None,
+            unequal_reports=next((result.sentence(plan.control) for result in alarms.values()), None),
+            guardrail_gap=next((lack for lack in lacks if lack), None) if enough else None,
         )
     srm = sample_ratio_of_epochs((look.assigned.get(epoch, {}), shares) for epoch, shares in look.shares.items())
-    return LookResults(look, harms, guardrails, promotions, srm, reports, Evidence(arms, srm.alarm))
+    return LookResults(look, harms, guardrails, promotions, srm, reports, RolloutEvidence(arms, srm.alarm))
 
 
 def _reporting(look: Look, record: ExperimentRecord, config: ExperimentConfig, metric: str) -> list[Reporting]:
@@ -187,8 +180,8 @@ def _reporting(look: Look, record: ExperimentRecord, config: ExperimentConfig, m
     reports = []
     for arm in plan.treatments:
         pair = look.reporting.pair(metric, arm, plan.control, len(plan.weights))
-        level, units = ALARM_LEVEL / len(plan.treatments), config.randomize == "session"
-        test = unequal_reporting(*pair, min_outcomes=config.min_outcomes, units=units, alpha=level)
+        level, binary = ALARM_LEVEL / len(plan.treatments), config.randomize == "session"
+        test = judge_reporting(*pair, min_outcomes=config.min_outcomes, binary=binary, alpha=level)
         reports.append(Reporting(metric, arm, *counts_of(arm), *counts_of(plan.control), test))
     return reports
 
@@ -231,7 +224,7 @@ def decide(experiments: ExperimentStore, evidence: EvidenceStore, config: Experi
     ):
         return None
     results, now = read_results(evidence, record, config), time.time()
-    decision = advance(record, results.evidence, now)
+    decision = decide_step(record, results.evidence, now)
     action = ACTIONS.get(decision.step)
     if action is None or (action is Action.PROMOTE and not config.promotes):
         if config.strategy == "thompson":

@@ -74,14 +74,14 @@ class Webhook:
         """Send the due notices and return the seconds until the next one may be due. Raises StoreError."""
         now, endpoints = time.time(), self._endpoints()
         pause = CHECK_S
-        for entry, attempts in self._notices.due(endpoints.keys(), now - self._config.deadline_s, now):
+        for entry, attempts in self._notices.due_changes(endpoints.keys(), now - self._config.deadline_s, now):
             now = time.time()
             if self._closing.is_set() or not self._notices.claim(entry.id, now, now + CLAIM_S):
                 continue
             problem = self._send(entry, endpoints[entry.experiment])
             wait = MAX_PAUSE_S if attempts >= DOUBLED_PAUSES else 2.0**attempts
             sent = time.time() if problem is None else None
-            self._notices.note(entry.id, delivered_at=sent, next_at=time.time() + wait)
+            self._notices.note_delivery(entry.id, delivered_at=sent, next_at=time.time() + wait)
             if problem is not None:
                 pause = min(pause, wait)
                 _log.error("webhook: %s of %s is not delivered yet: %s", entry.action, entry.experiment, problem)

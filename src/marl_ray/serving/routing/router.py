@@ -243,7 +243,7 @@ class Router:
         past: EpochHistory | None = EpochHistory([], frozenset())
         if state.epoch > 1:
             try:
-                past = self._store.past(self.config.name)
+                past = self._store.epoch_history(self.config.name)
             except StoreError:
                 past = None
         # If the population now includes every unit, no past population needs a lookup.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from marl_ray.config import BenchmarkConfig, RunConfig
 from marl_ray.errors import FieldError, MarlRayError, one_line
 from marl_ray.evaluation.benchmarks import Benchmark, ModelAnswer, Problem, benchmark
-from marl_ray.evaluation.data_files import load
+from marl_ray.evaluation.data_files import load_problems
 from marl_ray.evaluation.options import WritingRequest
 from marl_ray.evaluation.scoring.local_scoring import ResultRow, ScoringJob, make_pool, score_locally
 from marl_ray.evaluation.scoring.report import make_report
@@ -81,7 +81,7 @@ def _read_benchmark(config: RunConfig, settings: BenchmarkConfig, authors: Write
         prompt=settings.prompt,
     )
     try:
-        data = load(loaded, settings.data, settings.split, settings.sha256)
+        data = load_problems(loaded, settings.data, settings.split, settings.sha256)
         if settings.problems is not None and settings.problems > len(data.problems):
             raise FieldError("problems", f"{data.source} has {len(data.problems)}, not {settings.problems}")
         problems = data.problems[: settings.problems]

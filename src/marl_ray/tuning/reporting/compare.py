@@ -1,4 +1,4 @@
-"""Statistics in a sweep's report: curves over seeds, probabilities of improvement, importance of keys.
+"""Statistics in a sweep's report: curves over seeds, chances of improvement, importance of keys.
 
 Nothing here needs Ray. Interquartile means, bootstrap intervals and the probability of improvement follow Agarwal et
 al. 2021 (arXiv 2108.13264).
@@ -19,7 +19,9 @@ from marl_ray.evaluation.statistics import BootstrapInterval, iqm
 from marl_ray.json_types import JsonMapping
 
 RESAMPLES = 2000
+"""Number of resamples of a bootstrap interval; a page has an interval at each of hundreds of points."""
 CONFIDENCE = 0.95
+"""Confidence of all intervals, and 1 less the level of the rank-sum test: the convention of the field."""
 MIN_SEEDS = 4
 """Fewest seeds of each trial with which the rank-sum test can reach the level 1 - CONFIDENCE."""
 MIN_TRIALS = 4
@@ -187,7 +189,7 @@ def importances(space: Mapping[str, DimensionConfig], trials: Sequence[tuple[Jso
     try:
         study = optuna.create_study(direction="maximize")
         for values, score in trials:
-            places = {key: _place(space[key], value) for key, value in values.items()}
+            places = {key: _optuna_value(space[key], value) for key, value in values.items()}
             kinds = {key: _distribution(space[key]) for key in values}
             study.add_trial(optuna.trial.create_trial(params=places, distributions=kinds, value=score))
         with warnings.catch_warnings():
@@ -195,14 +197,14 @@ def importances(space: Mapping[str, DimensionConfig], trials: Sequence[tuple[Jso
             shares = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator(target_quantile=BEST_SHARE))
     finally:
         optuna.logging.set_verbosity(before)
-    return {key: float(share) for key, share in shares.items() if len(_kinds(trials, key)) > 1}
+    return {key: float(share) for key, share in shares.items() if len(_distinct_values(trials, key)) > 1}
 
 
-def _kinds(trials: Sequence[tuple[JsonMapping, float]], key: str) -> set[str]:
+def _distinct_values(trials: Sequence[tuple[JsonMapping, float]], key: str) -> set[str]:
     return {str(values.get(key)) for values, _ in trials}
 
 
-def _place(dimension: DimensionConfig, value: Any) -> Any:
+def _optuna_value(dimension: DimensionConfig, value: Any) -> Any:
     """Return the value in the form that Optuna takes.
 
     For a list of values that is its index, because the entries may be mappings.

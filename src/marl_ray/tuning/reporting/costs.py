@@ -33,7 +33,10 @@ def budgets_of(configs: Sequence[JsonMapping]) -> list[float]:
 
 
 def cost_cells(rows: MetricRows, seeds: Sequence[int], budgets: Sequence[float]) -> list[JsonObject]:
-    """Return, for each budget, the least and the greatest mean cost among the seeds; empty while a seed has none."""
+    """Return, for each budget, the least and the greatest mean cost among the seeds.
+
+    The list is empty while a seed has no cost.
+    """
     last = [seed_metrics(rows, seed, "eval/") for seed in seeds]
     cells = []
     for k, budget in enumerate(budgets):
@@ -59,7 +62,10 @@ def share_cells(rows: MetricRows, seeds: Sequence[int]) -> list[dict[str, float]
 
 
 def seed_summary(rows: MetricRows, config: JsonMapping) -> list[str]:
-    """Return the lines about the best bundle of a seed and its last policy; empty if nothing was evaluated."""
+    """Return the lines about the best bundle of a seed and its last policy.
+
+    The list is empty if nothing was evaluated.
+    """
     seed = int(config["seed"])
     best, last = seed_metrics(rows, seed, "best/"), seed_metrics(rows, seed, "eval/")
     if not best:

@@ -1,6 +1,7 @@
-"""TensorBoard event files of a sweep: `tensorboard/TRIAL-LEG/` in its folder, written while the trials run.
+"""TensorBoard event files of a sweep, which are written while its trials run.
 
-A separate thread writes them, because the files of a leg take ten milliseconds, and a slow disk any time.
+Those of a leg are in `tensorboard/TRIAL-LEG/` of the sweep's folder. A separate thread writes them, because the files
+of a leg take ten milliseconds, and a slow disk any time.
 """
 
 import queue
@@ -51,7 +52,10 @@ class EventFiles:
         self.waiting.put(lambda: self._end(leg))
 
     def close(self) -> None:
-        """Write what waits and close all files; a warning says so if that takes longer than CLOSE_S seconds."""
+        """Write the waiting rows and close all files.
+
+        A warning says that they are not complete if that takes longer than CLOSE_S seconds.
+        """
         self.waiting.put(None)
         self.thread.join(CLOSE_S)
         if self.thread.is_alive():

@@ -1,4 +1,4 @@
-"""Geometry of the charts in a sweep's report: numbers in, coordinates and labels out; the templates draw them."""
+"""Geometry of the charts in a sweep's report: numbers become coordinates and labels."""
 
 import itertools
 import math
@@ -68,7 +68,7 @@ class Thread:
 
 
 @dataclass(frozen=True)
-class Parallel:
+class ParallelAxes:
     """A figure of parallel axes, in pixels: an axis per key and for the objective, a line per trial."""
 
     width: float
@@ -86,7 +86,7 @@ def ticks(low: float, high: float, max_ticks: int) -> list[float]:
     return multiples(round_step(high - low, max_ticks), low, high)
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """Return a number in four digits, or in thousands and millions where it is a large whole one."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= 10 * size or (abs(value) >= size and value % (size / 10) == 0):
@@ -138,7 +138,7 @@ def curve_chart(
     )
     first, last = 0.0, max(float(curve.steps[-1]) for curve in curves.values())
     values = ticks(low, high, int(height // 56))
-    labels = [number(value) for value in values]
+    labels = [format_number(value) for value in values]
     left_edge = 14 + 7.4 * max((len(label) for label in labels), default=0)
     right, top, bottom = width - 16, 10.0, height - 44
 
@@ -161,10 +161,10 @@ def curve_chart(
 
     return CurveChart(
         *(width, height, round(left_edge, 1), right, top, bottom),
-        steps=tuple(Tick(x(at), number(at)) for at in ticks(first, last, int((right - left_edge) // 90))),
+        steps=tuple(Tick(x(at), format_number(at)) for at in ticks(first, last, int((right - left_edge) // 90))),
         values=tuple(Tick(y(value), label) for value, label in zip(values, labels, strict=True)),
         lines=tuple(line(name, curve) for name, curve in reversed(list(curves.items()))),
-        levels=tuple(Tick(y(level), number(level)) for level in levels),
+        levels=tuple(Tick(y(level), format_number(level)) for level in levels),
     )
 
 
@@ -186,18 +186,18 @@ def scaled_intervals(intervals: Mapping[int, BootstrapInterval]) -> dict[int, Bo
     return {trial: BootstrapInterval(*map(on, interval)) for trial, interval in intervals.items()}
 
 
-def parallel(
+def draw_parallel_axes(
     space: Mapping[str, DimensionConfig],
     trials: Sequence[tuple[str, Mapping[str, object], float | None]],
     metric: str,
     mode: str,
     best: str | None,
     height: float = 360,
-) -> Parallel | None:
-    """Draw trials as lines through one axis for each key, and the metric's axis last; up is better.
+) -> ParallelAxes | None:
+    """Draw trials as lines through one axis for each key and a last one for the metric, whose better end is up.
 
-    `trials` are (name, values, result or None). A key that a trial does not have is at the foot of its axis, and so
-    is the missing result of a failed trial.
+    Returns None if there are no trials. `trials` are (name, values, result or None). A key that a trial does not have
+    is at the foot of its axis, and so is the missing result of a failed trial.
     """
     results = [result for _, _, result in trials if result is not None]
     if not trials:
@@ -220,7 +220,7 @@ def parallel(
     def at_end(result: float | None) -> float:
         return foot if result is None else round(up + (down - up) * (result - low) / (high - low), 1)
 
-    marks = [Tick(at_end(value), number(value)) for value in ticks(low, high, 5)] if results else []
+    marks = [Tick(at_end(value), format_number(value)) for value in ticks(low, high, 5)] if results else []
     if len(results) < len(trials):
         marks.append(Tick(foot, "no result"))
     end = round(left_edge + spacing * len(space), 1)
@@ -247,7 +247,7 @@ def parallel(
     worst_first = sorted(
         trials, key=lambda t: (t[0] == best, t[2] is not None, ranked.index(t[2]) if t[2] in ranked else 0)
     )
-    return Parallel(width, height, top, bottom, tuple(axes), tuple(thread(*trial) for trial in worst_first))
+    return ParallelAxes(width, height, top, bottom, tuple(axes), tuple(thread(*trial) for trial in worst_first))
 
 
 def _scale(dimension: DimensionConfig, top: float, bottom: float) -> tuple[Callable[[object], float], list[Tick]]:
@@ -256,7 +256,7 @@ def _scale(dimension: DimensionConfig, top: float, bottom: float) -> tuple[Calla
     if listed is not None:
         step = (bottom - top) / max(1, len(listed) - 1)
         heights = [bottom - step * k if len(listed) > 1 else (top + bottom) / 2 for k in range(len(listed))]
-        labels = [number(value) if isinstance(value, float) else str(value) for value in listed]
+        labels = [format_number(value) if isinstance(value, float) else str(value) for value in listed]
         short = [label if len(label) < 19 else f"{label[:17]}…" for label in labels]
         marks = [Tick(round(y, 1), label) for y, label in zip(heights, short, strict=True)]
         return lambda value: round(heights[list(listed).index(value)], 1), marks
@@ -273,4 +273,4 @@ def _scale(dimension: DimensionConfig, top: float, bottom: float) -> tuple[Calla
         marked = powers if len(powers) > 1 else list(dimension.bounds)
     else:
         marked = ticks(low, high, 5)
-    return place, [Tick(place(value), number(value)) for value in marked]
+    return place, [Tick(place(value), format_number(value)) for value in marked]

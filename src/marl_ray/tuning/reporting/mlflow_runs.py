@@ -31,12 +31,15 @@ from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.records import SweepRecords, TrialRecord
 
 OUTBOX_FILE = "mlflow.jsonl"
+"""File in the sweep's folder with all that MLflow is to get."""
 END_S = 30.0
-"""Seconds that a sweep waits for its winner to be registered, and at its end for the rest."""
+"""Seconds that a sweep waits for its winner to be registered, and at its end for all other deliveries."""
 ENDINGS = {"finished": "FINISHED", "stopped": "FINISHED", "cut": "KILLED"}
-STATUSES = ("FINISHED", "FAILED", "KILLED")
-"""Those of a trial's run in MLflow when it ends."""
+"""Status of an ended trial -> the status of its run in MLflow; FAILED for all others."""
+MLFLOW_STATUSES = ("FINISHED", "FAILED", "KILLED")
+"""Statuses that a trial's run in MLflow can end with."""
 PARENT_ENDINGS = {"finished": "FINISHED", "failed": "FAILED"}
+"""Status of an ended sweep -> the status of its run in MLflow; KILLED for all others."""
 
 
 class SweepMlflowRuns:
@@ -88,10 +91,11 @@ class SweepMlflowRuns:
         self._append([{"trial": record.number, "end": ENDINGS.get(record.status, "FAILED"), "tags": tags}])
 
     def register(self, record: TrialRecord, bundle: Path) -> str:
-        """Register the winner's bundle as a version of the sweep's name; empty if that failed, or takes too long.
+        """Register the winner's bundle as a version of the sweep's name, and return the version.
 
-        The version's `best_score` is the score of this bundle alone, as for a single run: the sweep's metric is a mean
-        over seeds, or another number altogether, and the versions of one name must be comparable.
+        The text is empty if that failed or takes too long. The version's `best_score` is the score of this bundle
+        alone, as for a single run: the sweep's metric is a mean over seeds, or another number altogether, and the
+        versions of one name must be comparable.
         """
         from marl_ray.policies.bundles.actor_critic import load_bundle
 
@@ -119,7 +123,7 @@ class SweepMlflowRuns:
         self.page = page
 
     def close(self, status: str) -> None:
-        """Deliver what MLflow has not got, and close the runs; print what could not be delivered in END_S seconds."""
+        """Deliver what MLflow has not got, close the runs, and print what could not be delivered in END_S seconds."""
         unended = [record.number for record in self.runs.records.trials if record.state != "ended"]
         logged = [number for number in unended if number in self.logged]
         # The same command resumes the sweep.
@@ -159,11 +163,11 @@ def _is_entry(entry: JsonMapping) -> bool:
 
     The sink would wait for ever at a line that was damaged.
     """
-    right = type(entry.get("trial")) is int and entry["trial"] >= 0
+    has_trial = type(entry.get("trial")) is int and entry["trial"] >= 0
     if "row" in entry:
-        return right and isinstance(entry["row"], dict) and is_metrics(entry["row"])
+        return has_trial and isinstance(entry["row"], dict) and is_metrics(entry["row"])
     tags = entry.get("tags")
-    return right and isinstance(tags, dict) and entry.get("end") in STATUSES
+    return has_trial and isinstance(tags, dict) and entry.get("end") in MLFLOW_STATUSES
 
 
 class _SweepRuns:

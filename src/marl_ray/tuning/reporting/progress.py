@@ -24,11 +24,13 @@ from marl_ray.tuning.records import (
 )
 
 TABLE_EVERY_S = 0.5
+"""Seconds between two refreshes of the table on a terminal."""
 LINE_EVERY_S = 10.0
-"""Seconds between lines if there is no terminal (in a job's log)."""
+"""Seconds between two lines where there is no terminal, as in a job's log."""
 _OTHER_LINES = 8
 """Number of the terminal's lines that the table's rows cannot use."""
 _COLOURS = {"finished": "green", "stopped": "yellow", "cut": "yellow", "running": "cyan", "waiting": "blue"}
+"""Colours of a trial's status, or of its state while it has none; all others are red."""
 
 
 class SweepProgress:
@@ -123,10 +125,10 @@ class SweepProgress:
             Text(f"{status}, best" if best else status, _COLOURS.get(status, "red")),
             f"{record.steps:,} ({min(record.steps / self.total, 1):.0%})",
             score,
-            Text(end_reason(record, self.records) or _taken(record)),
+            Text(end_reason(record, self.records) or _last_takeover(record)),
         ]
 
 
-def _taken(record: TrialRecord) -> str:
+def _last_takeover(record: TrialRecord) -> str:
     """Return the last takeover of the trial, in words; empty if there was none."""
     return f"took over {record.exploits[-1]['donor']:04d} at {record.exploits[-1]['at']:,}" if record.exploits else ""

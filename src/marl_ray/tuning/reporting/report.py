@@ -45,14 +45,23 @@ from marl_ray.tuning.reporting.compare import (
     winner_certainty,
 )
 from marl_ray.tuning.reporting.costs import budgets_of, cost_cells, seed_summary, share_cells
-from marl_ray.tuning.reporting.figures import COLOURED_CURVES, curve_chart, number, parallel, scaled_intervals, strokes
+from marl_ray.tuning.reporting.figures import (
+    COLOURED_CURVES,
+    curve_chart,
+    draw_parallel_axes,
+    format_number,
+    scaled_intervals,
+    strokes,
+)
 
 WINNER_FILE = "winner.yaml"
+"""File in a sweep's folder with the run config of the winner's registered seed."""
 COMPARED_TRIALS = 10
 """Number of the best trials that are compared with each other."""
 AllRows = Mapping[int, Sequence[Mapping[str, float]]]
 """Trial -> its rows."""
 PAGES = Path(__file__).with_name("pages")
+"""Folder of the page's template and its style sheet."""
 _SIZES = (("wide", 1180.0, 420.0), ("narrow", 360.0, 300.0))
 """Two sizes of each chart; the window's width decides which one shows, because text must not shrink with the chart."""
 
@@ -84,12 +93,12 @@ def winner_config(records: SweepRecords) -> dict[str, object] | None:
 def winner_comparison(
     folder: Folder, config: SweepConfig, records: SweepRecords
 ) -> tuple[str, dict[int, BootstrapInterval]]:
-    """Return the line of `winner_certainty`, and of each trial with a curve the interval of its end, the winner's first.
+    """Return the line of `winner_certainty`, and trial -> the interval of its curve's end, the winner's first.
 
-    Without a winner the line is empty.
+    Trials without a curve are left out. Without a winner the line is empty.
     """
     order = _order(config, records)
-    curves = _curves(config, order, {record.number: _rows(folder, record) for record in order})
+    curves = _curves(config, order, {record.number: _read_trial_rows(folder, record) for record in order})
     return _certainty(config, records, order, curves), {trial: end_of(curve) for trial, curve in curves.items()}
 
 
@@ -117,7 +126,7 @@ def report_page(folder: Folder, records: SweepRecords) -> bytes:
     """Return the report as HTML."""
     config = parse_config(SweepConfig, records.config, source=f"{folder.uri}/{SWEEP_FILE}")
     order = _order(config, records)
-    rows = {record.number: _rows(folder, record) for record in records.trials}
+    rows = {record.number: _read_trial_rows(folder, record) for record in records.trials}
     curves = _curves(config, order, rows)
     best = [record for record in order if record.number in curves]
     colours = {record.number: f"c{place + 1}" for place, record in enumerate(best[:COLOURED_CURVES])}
@@ -128,7 +137,7 @@ def report_page(folder: Folder, records: SweepRecords) -> bytes:
     ]
     scored = [(r.values, s[0]) for r in order if (s := signed_objectives(config.metric, r.objectives)) is not None]
     winner = None if records.winner is None else records.trials[records.winner]
-    page = _pages().get_template("report.html")
+    page = _page_templates().get_template("report.html")
     return page.render(
         style=stylesheet().decode() + (PAGES / "report.css").read_text(),
         records=records,
@@ -145,9 +154,9 @@ def report_page(folder: Folder, records: SweepRecords) -> bytes:
         others=len(best) - len(colours),
         trials=_trials(config, records, order, curves, colours, rows),
         metrics=[metric.name for metric in config.metric],
-        matrix=_matrix(config, best[:COMPARED_TRIALS], curves, colours),
+        matrix=_improvement_matrix(config, best[:COMPARED_TRIALS], curves, colours),
         compared=COMPARED_TRIALS,
-        parallel=parallel(
+        parallel=draw_parallel_axes(
             config.space,
             results,
             config.metric[0].name,
@@ -165,7 +174,7 @@ def report_page(folder: Folder, records: SweepRecords) -> bytes:
 
 
 @cache
-def _pages() -> Environment:
+def _page_templates() -> Environment:
     pages = Environment(
         loader=FileSystemLoader(PAGES),
         autoescape=True,
@@ -173,7 +182,7 @@ def _pages() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    pages.filters |= {"number": number, "clock": _clock}
+    pages.filters |= {"number": format_number, "clock": _format_seconds}
     return pages
 
 
@@ -181,7 +190,7 @@ def _name(record: TrialRecord) -> str:
     return f"{record.number:04d}"
 
 
-def _rows(folder: Folder, record: TrialRecord) -> list[dict[str, float]]:
+def _read_trial_rows(folder: Folder, record: TrialRecord) -> list[dict[str, float]]:
     """Return a trial's rows; empty if they cannot be read.
 
     A trial that failed before its first checkpoint, for example, has none.
@@ -192,7 +201,7 @@ def _rows(folder: Folder, record: TrialRecord) -> list[dict[str, float]]:
         return []
 
 
-def _clock(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     """Return a number of seconds, written for people."""
     if seconds < 120:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
@@ -216,8 +225,8 @@ def _facts(config: SweepConfig, records: SweepRecords) -> list[tuple[str, str]]:
         ("Scheduler", config.scheduler.kind),
         ("Budget", budget or "none"),
         ("Steps played", f"{records.played:,}"),
-        ("Wall time", _clock(records.seconds)),
-        ("Worker time", _clock(sum(r.seconds * _workers(r) for r in records.trials))),
+        ("Wall time", _format_seconds(records.seconds)),
+        ("Worker time", _format_seconds(sum(r.seconds * _workers(r) for r in records.trials))),
         ("MLflow run", records.mlflow_run_id or "none"),
     ]
 
@@ -275,7 +284,7 @@ def _trials(
     """Return the rows of the table of trials: trials with a result, the best first, then the others."""
     ends = {trial: end_of(curve) for trial, curve in curves.items()}
     places = scaled_intervals(ends)
-    front = _front(config, order)
+    front = _pareto_front(config, order)
     ordered = {record.number for record in order}
     unranked = [record for record in records.trials if record.number not in ordered]
     return [
@@ -305,8 +314,11 @@ def _trials(
     ]
 
 
-def _front(config: SweepConfig, order: Sequence[TrialRecord]) -> set[int]:
-    """Return the numbers of the trials that no other trial beats in all metrics; empty if there is one metric."""
+def _pareto_front(config: SweepConfig, order: Sequence[TrialRecord]) -> set[int]:
+    """Return the numbers of the trials that no other trial beats in all metrics.
+
+    The set is empty if there is one metric.
+    """
     if len(config.metric) == 1 or not order:
         return set()
     scores = np.array([signed_objectives(config.metric, record.objectives) for record in order]).reshape(len(order), -1)
@@ -318,7 +330,7 @@ def _front(config: SweepConfig, order: Sequence[TrialRecord]) -> set[int]:
     return front
 
 
-def _matrix(
+def _improvement_matrix(
     config: SweepConfig, best: Sequence[TrialRecord], curves: Mapping[int, Curve], colours: Mapping[int, str]
 ) -> list[dict[str, object]]:
     """Return the rows of the matrix of probabilities of improvement, with a cell for each column.

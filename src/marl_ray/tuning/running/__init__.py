@@ -1,1 +1,1 @@
-"""Running a sweep: its driver, its trials on Ray Tune, seeds trained side by side, and the cluster's capacity."""
+"""Running a sweep: its driver, its trials on Ray Tune, their seeds, and the cluster's capacity."""

@@ -1,4 +1,4 @@
-"""Capacity of the cluster: the number of trials it can hold at a time, and trials that it can never hold."""
+"""Capacity of the cluster: the trials that it can hold at a time, and those that it can never hold."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +23,10 @@ class TrialResources:
 
     @property
     def nested(self) -> bool:
-        """True if the trial has a worker group of its own; a single worker on a CPU trains in the trial's process."""
+        """True if the trial has a worker group of its own.
+
+        A single worker on a CPU trains in the trial's process.
+        """
         return self.workers > 1 or self.use_gpu
 
     @property

@@ -1,4 +1,4 @@
-"""The legs of a sweep on Ray Tune, behind adapters to its interfaces: a searcher, a callback for rows and a stopper."""
+"""The legs of a sweep on Ray Tune, behind a searcher, a callback for rows and a stopper."""
 
 import json
 import logging
@@ -19,20 +19,21 @@ from marl_ray.temporary_folders import new_temporary_folder
 from marl_ray.tuning.records import TrialRecord
 from marl_ray.tuning.running.capacity import resources_of
 from marl_ray.tuning.running.trial_files import Leg
-from marl_ray.tuning.running.trials import named_trial
+from marl_ray.tuning.running.trials import trial_function
 from marl_ray.tuning.search.plan import Pause, SweepPlan
 
 QUIET_LOGGERS = ("ray.tune.analysis.experiment_analysis", "ray.tune.execution.experiment_state", "ray.tune.utils.util")
 """Tune's loggers that warn about files which nobody reads, and about every operation that takes half a second."""
-
-
 LOST_RETRIES = 3
 """Number of times that a leg is restarted after its process was lost."""
 TUNE_VARIABLES = {
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # ours writes into the sweep's folder
-    # Ctrl-C ends the sweep at once; running the same command again continues it
+    # The product writes these files itself, into the sweep's folder.
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    # Ctrl-C ends the sweep at once; running the same command again continues it.
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
-    "TUNE_GLOBAL_CHECKPOINT_S": "1e9",  # Tune's own pickled state is never read
+    # Tune's own pickled state is never read.
+    "TUNE_GLOBAL_CHECKPOINT_S": "1e9",
+    # The product prints its own table.
     "RAY_AIR_NEW_OUTPUT": "0",
 }
 """Environment variables of Tune while a sweep runs."""
@@ -44,11 +45,11 @@ class LegCalls:
 
     begin: Callable[[TrialRecord], Leg]
     """Makes a record's next leg."""
-    ended: Callable[[Leg, JsonMapping | None, bool], None]
+    note_end: Callable[[Leg, JsonMapping | None, bool], None]
     """Gets a leg, its result (None if there is none) and True if it failed."""
-    rows: Callable[[Leg, list[dict[str, float]]], None]
+    note_rows: Callable[[Leg, list[dict[str, float]]], None]
     """Gets the rows that a leg has just sent."""
-    over: Callable[[], bool]
+    is_over: Callable[[], bool]
     """Returns True once all legs are to end."""
 
 
@@ -59,7 +60,7 @@ def run_legs(sweep: str, concurrent: int, plan: SweepPlan, calls: LegCalls) -> N
     try:
         with _environment(TUNE_VARIABLES):
             tuner = ray.tune.Tuner(
-                ray.tune.with_resources(named_trial(sweep), resources_of),
+                ray.tune.with_resources(trial_function(sweep), resources_of),
                 tune_config=ray.tune.TuneConfig(
                     search_alg=Searcher(plan, calls),
                     num_samples=-1,
@@ -72,8 +73,8 @@ def run_legs(sweep: str, concurrent: int, plan: SweepPlan, calls: LegCalls) -> N
                     name=sweep,
                     storage_path=str(scratch),
                     failure_config=ray.tune.FailureConfig(max_failures=LOST_RETRIES),
-                    callbacks=[RowsCallback(calls.rows)],
-                    stop=stopper(calls.over),
+                    callbacks=[RowsCallback(calls.note_rows)],
+                    stop=make_stopper(calls.is_over),
                     verbose=0,
                 ),
             )
@@ -127,7 +128,7 @@ class Searcher(TuneSearcher):
     @override
     def on_trial_complete(self, trial_id: str, result: JsonObject | None = None, error: bool = False) -> None:
         text = (result or {}).get("leg_result")
-        self.calls.ended(self.legs.pop(trial_id), json.loads(text) if text else None, error)
+        self.calls.note_end(self.legs.pop(trial_id), json.loads(text) if text else None, error)
 
     @override
     def save(self, checkpoint_path: str) -> None:
@@ -156,7 +157,7 @@ class RowsCallback(ray.tune.Callback):
         return None
 
 
-def stopper(over: Callable[[], bool]) -> Stopper:
+def make_stopper(over: Callable[[], bool]) -> Stopper:
     """Return a stopper that ends all trials once `over` returns True."""
 
     class Over(Stopper):

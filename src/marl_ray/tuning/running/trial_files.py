@@ -1,4 +1,4 @@
-"""The files of a trial: its state and rows, written by the one process that works on it; and the leg that it is to run."""
+"""The files of a trial, which the one process that works on it writes, and the leg that it is to run."""
 
 import contextlib
 import json
@@ -11,6 +11,7 @@ from marl_ray.json_types import JsonObject
 from marl_ray.tuning.folder import ROWS_FILE, Folder, read_rows
 
 STATE_FILE = "trial.json"
+"""File in a trial's folder with its state."""
 TAKEOVER_PREFIX = "exploit-"
 """Beginning of the name of a checkpoint that was taken over from another trial."""
 ATTEMPT_PREFIX, CHECKPOINT_PREFIX = "attempt-", "checkpoint-"
@@ -135,7 +136,7 @@ class TrialWriter:
         self.file, self.written = folder.open_lines(ROWS_FILE), len(self.rows)
         self.played_before: int | None = None
         """Environment steps of the checkpoint that this trial has not played itself: they are a donor's."""
-        self.before, self.since = self.state.seconds, time.monotonic()
+        self._seconds_before, self._began_at = self.state.seconds, time.monotonic()
         self.notes: list[str] = []
         """Lines for the user about damaged checkpoints."""
 
@@ -149,12 +150,15 @@ class TrialWriter:
 
     @property
     def starts(self) -> list[str]:
-        """Checkpoints from which the trial may continue, the newest first. Those before a takeover are of other weights."""
+        """Checkpoints from which the trial may continue, the newest first.
+
+        Those before a takeover are left out, because they are of other weights.
+        """
         names = self.state.checkpoints
         taken = [place for place, name in enumerate(names) if is_takeover(name)]
         return names[taken[-1] if taken else 0 :][::-1]
 
-    def go_back(self, name: str, iteration: int, steps: int, damages: Sequence[str]) -> None:
+    def return_to(self, name: str, iteration: int, steps: int, damages: Sequence[str]) -> None:
         """Continue from checkpoint `name` of this iteration and so many steps.
 
         Those after it are damaged, as the lines of `damages` say, and are removed.
@@ -170,11 +174,14 @@ class TrialWriter:
             self.folder.remove(damaged)
 
     def note_begin(self, played: int) -> None:
-        """Note the environment steps that all seeds had played when this process began; only the first call counts."""
+        """Note the environment steps that all seeds had played when this process began.
+
+        Only the first call counts.
+        """
         if self.played_before is None:
             self.played_before = played - self.state.played
 
-    def row(self, row: dict[str, float]) -> None:
+    def add_row(self, row: dict[str, float]) -> None:
         """Add a row; it replaces rows from its iteration on, which a restart has played again."""
         exploits = len(self.state.exploits)
         row = row | {"played": row["played"] - (self.played_before or 0), "exploits": exploits}
@@ -186,20 +193,21 @@ class TrialWriter:
         self.rows.append(row)
         self.emit(row)
 
-    def note_kept(self, name: str, steps: int, played: int) -> None:
+    def note_checkpoint(self, name: str, steps: int, played: int) -> None:
         """Record a checkpoint that lies in the folder under `name`, after the rows up to it.
 
         Raises MarlRayError if another process has taken the trial over.
         """
         if read_state(self.folder).attempts != self.state.attempts:
             raise MarlRayError(f"{self.folder.uri}: another process has taken this trial over")
-        for seed in self.seeds:  # the newest bundle of a seed is its best; keep it beyond its checkpoint
+        # The newest bundle of a seed is its best, and is kept beyond its checkpoint.
+        for seed in self.seeds:
             if self.folder.exists(f"{name}/seed-{seed}/bundle"):
                 self.folder.copy_from(self.folder, f"{name}/seed-{seed}/bundle", f"bundles/seed-{seed}")
         checkpoints = [*self.state.checkpoints, name]
         self.state.checkpoints = checkpoints[-self.keep :]
         self.state.steps, self.state.played = steps, played - (self.played_before or 0)
-        self.state.seconds = self.before + time.monotonic() - self.since
+        self.state.seconds = self._seconds_before + time.monotonic() - self._began_at
         self.file.append((json.dumps(row) for row in self.rows[self.written :]), durable=True)
         self.written = len(self.rows)
         write_state(self.folder, self.state)

@@ -1,7 +1,7 @@
 """Several seeds of one configuration, trained side by side in one process (or worker group) and judged as one.
 
 The seeds take turns, an iteration each, in the same order on every worker. So a scheduler sees their interquartile mean
-at equal progress, and never just the lucky seed. No Ray in here.
+at equal progress, and never just the lucky seed. Nothing here needs Ray.
 """
 
 import json
@@ -60,7 +60,9 @@ class TrialSeeds:
         """
         self.metrics = metrics
         self.runs: dict[int, Run] = {}
-        state = {} if resume_from is None else run_on_all_workers(lambda: _objectives(resume_from / OBJECTIVES_FILE))
+        state = (
+            {} if resume_from is None else run_on_all_workers(lambda: _read_objectives(resume_from / OBJECTIVES_FILE))
+        )
         try:
             for config in configs:
                 places = [] if resume_from is None else [local_stored_folder(resume_from / f"seed-{config.seed}")]
@@ -78,7 +80,7 @@ class TrialSeeds:
             ]
             for seed in self.runs
         }
-        self.every = configs[0].checkpoint.every
+        self.checkpoint_every = configs[0].checkpoint.every
         self.fresh = resume_from is None
         """True while no seed has played."""
         self.reported: set[str] = set()
@@ -113,7 +115,9 @@ class TrialSeeds:
     def save_due(self) -> bool:
         """True if a checkpoint of the seeds is due."""
         return (
-            self.done or self.iteration % self.every == 0 or any(run.evaluation.save_due for run in self.runs.values())
+            self.done
+            or self.iteration % self.checkpoint_every == 0
+            or any(run.evaluation.save_due for run in self.runs.values())
         )
 
     def begin(self) -> Metrics:
@@ -124,7 +128,7 @@ class TrialSeeds:
         self.fresh = False
         for run in self.runs.values():
             run.imitate()
-        if not all(self._seed(seed, run.begin) for seed, run in self.runs.items()):
+        if not all(self._run_seed(seed, run.begin) for seed, run in self.runs.items()):
             return {}
         return self._row()
 
@@ -137,12 +141,12 @@ class TrialSeeds:
         for seed, run in self.runs.items():
             if run.done:
                 continue
-            row = self._seed(seed, partial(run.step, until))
-            self._note(seed, row)
+            row = self._run_seed(seed, partial(run.step, until))
+            self._note_values(seed, row)
         self.iteration += 1
         return self._row()
 
-    def _seed(self, seed: int, action: Callable[[], Metrics]) -> Metrics:
+    def _run_seed(self, seed: int, action: Callable[[], Metrics]) -> Metrics:
         """Run an action of one seed and return its row, with its score."""
         run = self.runs[seed]
         try:
@@ -168,12 +172,12 @@ class TrialSeeds:
             combined |= {f"objective/{m.name}": value for m, value in zip(self.metrics, objectives, strict=True)}
         return combined
 
-    def _note(self, seed: int, row: Metrics) -> None:
+    def _note_values(self, seed: int, row: Metrics) -> None:
         for metric, values in zip(self.metrics, self.recent[seed], strict=True):
             value = row.get(metric.name)
             if value is None:
                 if not metric.name.startswith(LATER_METRICS):
-                    raise never_reported(metric.name, self.reported)
+                    raise never_reported_error(metric.name, self.reported)
             elif not math.isfinite(value):
                 raise DivergedError(f"seed {seed}: metric {metric.name!r} is {value} at step {row['steps']:,}")
             else:
@@ -206,7 +210,7 @@ class TrialSeeds:
         self.close()
 
 
-def _objectives(path: Path) -> JsonObject:
+def _read_objectives(path: Path) -> JsonObject:
     try:
         state: JsonObject = json.loads(path.read_text())
         return {"iteration": state["iteration"], "recent": state["recent"]}
@@ -277,7 +281,7 @@ def run_leg(
             checkpoint()
 
 
-def never_reported(name: str, reported: Iterable[str]) -> MarlRayError:
+def never_reported_error(name: str, reported: Iterable[str]) -> MarlRayError:
     """Return the error for a metric that no row contains; all workers raise it."""
     error = MarlRayError(f"metric {name!r} is never reported; a run reports {', '.join(sorted(reported))}")
     error.shared = True

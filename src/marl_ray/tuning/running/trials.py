@@ -22,15 +22,16 @@ from marl_ray.json_types import JsonObject
 from marl_ray.training.machines.working_folder import work_in
 from marl_ray.tuning.folder import trial_folder
 from marl_ray.tuning.running.trial_files import CHECKPOINT_PREFIX, Leg, TrialWriter, is_takeover, read_state
-from marl_ray.tuning.running.trial_seeds import load_seeds, never_reported, run_leg
+from marl_ray.tuning.running.trial_seeds import load_seeds, never_reported_error, run_leg
 from marl_ray.tuning.running.worker_group import run_in_workers
 
 MIN_REPORT_INTERVAL_S = 0.5
 """Minimum number of seconds between two reports to Tune: each is a round trip to the sweep's driver."""
 ERROR_FILE = "error.txt"
+"""File in a trial's folder with the traceback of the error that ended it."""
 
 
-def trial(config: JsonObject) -> None:
+def run_trial(config: JsonObject) -> None:
     """Train a trial as far as its leg goes; this is the function that Tune runs.
 
     Errors become results; Tune retries only crashed processes.
@@ -38,64 +39,64 @@ def trial(config: JsonObject) -> None:
     import ray.tune
 
     leg = Leg(**config["leg"])
-    sender = _Sender(ray.tune.report)
+    sender = _RowSender(ray.tune.report)
     try:
-        result = run(leg, sender.add)
+        result = run_trial_leg(leg, sender.add)
     except Exception as error:  # whatever a part of the trial raises, the other trials continue
-        result = {"status": "failed", "error": describe_error(error) + _traceback_file(leg, error)}
-    sender.flush({"leg_result": result | _counts(leg)})
+        result = {"status": "failed", "error": describe_error(error) + _write_traceback(leg, error)}
+    sender.flush({"leg_result": result | _progress_of(leg)})
 
 
-def named_trial(sweep: str) -> Callable[[JsonObject], None]:
-    """Return `trial` under the sweep's name, which the Ray dashboard shows.
+def trial_function(sweep: str) -> Callable[[JsonObject], None]:
+    """Return `run_trial` under the sweep's name, which the Ray dashboard shows.
 
     A process serves one trial after another, so a trial's own name would soon be wrong.
     """
 
     def train_trial(config: JsonObject) -> None:
-        trial(config)
+        run_trial(config)
 
     train_trial.__name__ = f"{sweep}-trial"
     return train_trial
 
 
-def run(leg: Leg, emit: Callable[[dict[str, float]], None]) -> JsonObject:
+def run_trial_leg(leg: Leg, emit: Callable[[dict[str, float]], None]) -> JsonObject:
     """Run a leg and return its result."""
     os.environ[TRACKING_URI] = leg.tracking_uri
     work_in(leg.folder)
     folder = trial_folder(leg.storage, leg.sweep, leg.number)
     configs = [RunConfig.model_validate(data) for data in leg.configs]
     writer = TrialWriter(folder, configs[0].checkpoint.newest, [config.seed for config in configs], emit)
-    ended = (run_in_workers if leg.nested else _in_process)(leg, configs, writer)
+    ended = (run_in_workers if leg.nested else _run_in_process)(leg, configs, writer)
     objectives, done = ended["objectives"], ended["done"]
     if objectives is None and done:
         metric = next(m["name"] for m in leg.metrics if not any(m["name"] in row for row in writer.rows))
-        raise never_reported(metric, {key for row in writer.rows for key in row})
+        raise never_reported_error(metric, {key for row in writer.rows for key in row})
     status = "finished" if done else "waiting"
     return {"status": status, "error": "", "objectives": objectives, "notes": writer.notes}
 
 
-def _in_process(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> JsonObject:
+def _run_in_process(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> JsonObject:
     """Run the leg in this process."""
     from marl_ray.training.single_process import process_group
 
     def keep(local: Path) -> None:
         name = f"{writer.place}/{CHECKPOINT_PREFIX}{seeds.iteration:06d}"
         writer.folder.upload(local, name)
-        writer.note_kept(name, seeds.steps, seeds.played)
+        writer.note_checkpoint(name, seeds.steps, seeds.played)
 
     metrics = [MetricConfig.model_validate(metric) for metric in leg.metrics]
     with process_group():
         seeds, start, damages = load_seeds(writer.folder, writer.starts, configs, metrics, torch.device("cpu"))
         with seeds.close_after():  # this process may serve another trial
             if start is not None and damages:
-                writer.go_back(start, seeds.iteration, seeds.steps, damages)
+                writer.return_to(start, seeds.iteration, seeds.steps, damages)
             writer.note_begin(seeds.played)
-            run_leg(seeds, leg.until, writer.row, keep, start is not None and is_takeover(start))
+            run_leg(seeds, leg.until, writer.add_row, keep, start is not None and is_takeover(start))
         return {"objectives": seeds.objectives(), "done": seeds.done}
 
 
-def _traceback_file(leg: Leg, error: Exception) -> str:
+def _write_traceback(leg: Leg, error: Exception) -> str:
     """Write the traceback to the trial's folder, and return where it is, in words.
 
     The text is empty for the product's own errors, which say all there is to say.
@@ -111,7 +112,7 @@ def _traceback_file(leg: Leg, error: Exception) -> str:
     return f" (traceback in trials/{leg.number:04d}/{ERROR_FILE})"
 
 
-class _Sender:
+class _RowSender:
     """Collects rows and reports several at once to Tune."""
 
     def __init__(self, report: Callable[[JsonObject], None]):
@@ -132,7 +133,7 @@ class _Sender:
             self.rows, self.sent = [], time.monotonic()
 
 
-def _counts(leg: Leg) -> JsonObject:
+def _progress_of(leg: Leg) -> JsonObject:
     """Return the progress of the trial as its folder records it; empty if it cannot be read."""
     try:
         state = read_state(trial_folder(leg.storage, leg.sweep, leg.number))

@@ -57,7 +57,7 @@ def run_in_workers(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> J
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(GROUP_START_S))
     controllers: list[Any] = []
     trainer = torch_trainer(
-        worker,
+        train_in_worker,
         asdict(leg) | {"place": writer.place, "starts": writer.starts},
         configs[0],
         label=f"{leg.sweep}-{leg.number:04d}",
@@ -80,7 +80,7 @@ def run_in_workers(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> J
     thread = threading.Thread(target=fit, name="train", daemon=True)
     thread.start()
     try:
-        _follow(writer, thread)
+        _follow_messages(writer, thread)
     finally:
         if thread.is_alive():  # the workers end with their controller
             for controller in controllers:
@@ -95,8 +95,11 @@ def run_in_workers(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> J
     return dict(result)
 
 
-def _follow(writer: TrialWriter, thread: threading.Thread) -> None:
-    """Take in the messages of rank 0 until the thread has ended. Raises OSError if the storage cannot be read or written."""
+def _follow_messages(writer: TrialWriter, thread: threading.Thread) -> None:
+    """Take in the messages of rank 0 until the thread has ended.
+
+    Raises OSError if the storage cannot be read or written.
+    """
     with closing(Tail(writer.folder.filesystem, f"{writer.folder.path}/{writer.place}/{MESSAGES_FILE}")) as messages:
         taken, read_at = 0, time.monotonic()
         while True:
@@ -121,15 +124,18 @@ def _take_message(writer: TrialWriter, message: JsonObject) -> None:
     if "begun" in message:
         writer.note_begin(message["begun"])
     elif "back" in message:
-        writer.go_back(*message["back"])
+        writer.return_to(*message["back"])
     elif "kept" in message:
-        writer.note_kept(message["kept"], message["steps"], message["played"])
+        writer.note_checkpoint(message["kept"], message["steps"], message["played"])
     else:
-        writer.row(message)
+        writer.add_row(message)
 
 
-def worker(payload: dict[Any, Any]) -> Any:
-    """Train a leg on the device of this worker, and return its result; Ray Train starts it in every worker."""
+def train_in_worker(payload: dict[Any, Any]) -> Any:
+    """Train a leg on the device of this worker, and return its result.
+
+    Ray Train calls this function in every worker.
+    """
     import ray.train.torch
 
     return train_leg(payload, ray.train.torch.get_device())

@@ -1,4 +1,7 @@
-"""The metrics that a run reports, as far as its config says: a sweep that compares another one would fail late."""
+"""The names of the metrics that a run reports, as far as its config says.
+
+A sweep that compares another metric would fail late.
+"""
 
 from collections.abc import Iterator
 
@@ -6,7 +9,7 @@ from marl_ray.config import RunConfig
 from marl_ray.config.sweep import SweepConfig
 from marl_ray.errors import MarlRayError, did_you_mean
 
-LOSSES = (
+UPDATE_METRICS = (
     "policy_loss",
     "value_loss",
     "cost_value_loss",
@@ -25,11 +28,15 @@ LOSSES = (
     "engine/log_prob_gap",
 )
 """Metrics of a policy's update, whatever its algorithm, besides its multipliers."""
-CLOCK = ("steps", "iteration", "steps_per_second", "time/rollout", "time/update", "time/other")
-RETURNS = ("return", "return_low", "return_high", "greedy_return", "episode_length", "cut")
-SHARES = ("within_budget", "within_budget_105")
-TEXTS = ("tokens", "prompt_tokens", "tokens_per_second")
-ROLES = ("reward", "response_tokens", "ended", "prompt_shortened", "prompt_too_long", "refused")
+CLOCK_METRICS = ("steps", "iteration", "steps_per_second", "time/rollout", "time/update", "time/other")
+"""Metrics of every row: progress, speed, and the seconds of an iteration's parts."""
+EVALUATION_METRICS = ("return", "return_low", "return_high", "greedy_return", "episode_length", "cut")
+"""Metrics of every evaluation."""
+BUDGET_METRICS = ("within_budget", "within_budget_105")
+"""Metrics of a run with constraints: shares of episodes within 1.00 and 1.05 of all budgets."""
+TEXT_METRICS = ("tokens", "prompt_tokens", "tokens_per_second")
+"""Metrics of a run with language models."""
+AGENT_METRICS = ("reward", "response_tokens", "ended", "prompt_shortened", "prompt_too_long", "refused")
 """Metrics of an agent that writes texts, behind its name."""
 ENVIRONMENT_PREFIXES = ("env/", "eval/env/", "best/env/")
 """Prefixes of the metrics whose names the environment chooses."""
@@ -57,11 +64,14 @@ def check_metrics(sweep: SweepConfig, run: RunConfig) -> None:
 
 def _is_of_texts(run: RunConfig, name: str) -> bool:
     """Return True for a metric of one agent, whose name the environment has, and for one of the run's `data`."""
-    return name.rpartition("/")[2] in ROLES or (run.data is not None and name.startswith("data/"))
+    return name.rpartition("/")[2] in AGENT_METRICS or (run.data is not None and name.startswith("data/"))
 
 
 def unchecked_metrics(sweep: SweepConfig) -> list[str]:
-    """Return the metrics whose names only the environment knows; the first trial says if it reports them."""
+    """Return the metrics whose names only the environment knows.
+
+    The first trial shows whether it reports them.
+    """
     return [metric.name for metric in sweep.metric if metric.name.startswith(ENVIRONMENT_PREFIXES)]
 
 
@@ -69,25 +79,30 @@ def metric_names(run: RunConfig) -> Iterator[str]:
     """Yield the names of a run's metrics, but for those that an environment chooses."""
     trained = [name for name, policy in run.team.items() if not policy.frozen]
     costs = ["episode_cost"] if run.cost_signals == 1 else [f"episode_cost_{k}" for k in range(run.cost_signals)]
-    shares = SHARES if run.budgets else ()
+    shares = BUDGET_METRICS if run.budgets else ()
     yield from ("return", "episode_length", *costs, *shares, "score")
     for prefix in ("eval/", "best/"):
         yield from (f"{prefix}{name}" for name in _evaluation_names(run))
     yield "best/steps"
     for name in trained:
         prefix = "" if len(trained) == 1 else f"{name}/"
-        yield from (f"{prefix}{loss}" for loss in LOSSES)
+        yield from (f"{prefix}{metric}" for metric in UPDATE_METRICS)
         yield from (f"{prefix}multiplier_{k}" for k in range(len(run.budgets)))
-    yield from (*CLOCK, "time/evaluation", "time/benchmarks", *(TEXTS if run.has_language_models else ()))
+    yield from (
+        *CLOCK_METRICS,
+        "time/evaluation",
+        "time/benchmarks",
+        *(TEXT_METRICS if run.has_language_models else ()),
+    )
 
 
 def _evaluation_names(run: RunConfig) -> Iterator[str]:
     """Yield the names of an evaluation's metrics."""
-    yield from RETURNS
+    yield from EVALUATION_METRICS
     if len(run.team) > 1:
         yield from (f"return/{name}" for name in run.team)
     if run.budgets:
         yield from (f"episode_cost_{k}" for k in range(len(run.budgets)))
-        yield from (f"{share}{end}" for share in SHARES for end in ("", "_certified"))
+        yield from (f"{share}{end}" for share in BUDGET_METRICS for end in ("", "_certified"))
     if run.has_language_models:
         yield from ("greedy", *(f"pass_at_{k}" for k in range(1, run.evaluation.samples + 1)))

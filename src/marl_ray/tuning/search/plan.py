@@ -1,12 +1,14 @@
-"""The plan of a sweep: search, scheduler and budget decide, from the records, what runs next. No Ray in here.
+"""The plan of a sweep: search, scheduler and budget decide from the records what runs next.
 
-The plan has no state besides the records, so a sweep whose driver was killed is continued from its records.
+Nothing here needs Ray. The plan has no state besides the records, so a sweep whose driver was killed is continued
+from them.
 """
 
+import itertools
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any
 
@@ -15,7 +17,7 @@ from marl_ray.errors import MarlRayError, one_line
 from marl_ray.json_types import JsonMapping
 from marl_ray.tuning.records import FAILED_STATUSES, SweepRecords, TrialRecord, signed_objectives
 from marl_ray.tuning.search.schedulers import Exploit, TrialStanding, TrialStandings, make_scheduler
-from marl_ray.tuning.search.spaces import SEARCHES, GridSearch
+from marl_ray.tuning.search.spaces import SEARCHES, GridSearch, Values
 
 WORST_SCORE = -1e300
 """Score of a trial that has not reported its metric yet; JSON has no infinity."""
@@ -31,9 +33,9 @@ class Pause(Enum):
 
 
 def retry_failed(records: SweepRecords) -> list[TrialRecord]:
-    """Let the trials that failed, were lost or were refused run again, from the last checkpoints of those that have one.
+    """Let the trials that failed, were lost or were refused run again, and return them.
 
-    Return them. The plan refuses again those that the cluster still can never run.
+    Those that have a checkpoint continue from it. The plan refuses again those that the cluster still can never run.
     """
     failed = [record for record in records.trials if record.status in FAILED_STATUSES]
     for record in failed:
@@ -44,7 +46,8 @@ def retry_failed(records: SweepRecords) -> list[TrialRecord]:
 class SweepPlan:
     """Decides which trial a sweep runs next, and for how long, from its records, its search and its scheduler.
 
-    While a sweep runs, it alone changes the records of the trials, but for the ids of their runs in MLflow."""
+    While a sweep runs, it alone changes the records of the trials, but for the ids of their runs in MLflow.
+    """
 
     def __init__(
         self,
@@ -52,29 +55,33 @@ class SweepPlan:
         records: SweepRecords,
         exploit: Callable[[TrialRecord, TrialRecord, Exploit, int], None],
         check: Callable[[Mapping[str, object]], None],
-        changed: Callable[..., None],
+        on_change: Callable[..., None],
     ):
         """Plan a sweep from its config and the records that it has so far.
 
-        `exploit(recipient, donor, what, at)` copies weights; `check(values)` raises MarlRayError if the cluster can
-        never run this configuration; `changed(*records)` gets the trials that a change of the records is about. A
+        `exploit(recipient, donor, exploit, at)` copies weights; `check(values)` raises MarlRayError if the cluster can
+        never run this configuration; `on_change(*records)` gets the trials that a change of the records is about. A
         trial that `next_trial` returns has changed too.
         """
-        self.config, self.records, self.changed = config, records, changed
+        self.config, self.records, self.on_change = config, records, on_change
         self.exploit, self.check = exploit, check
         self.search = SEARCHES[config.search.kind](config)
         steps = config.example().train.total_steps
         self.scheduler = make_scheduler(config, steps)
-        self.before = records.seconds
-        self.since: float | None = time.monotonic()
+        self._earlier_seconds = records.seconds
+        """Wall time of the earlier times that the sweep ran."""
+        self._began_at: float | None = time.monotonic()
+        """Moment at which this time began, by the monotonic clock; None once nothing is left to train."""
         self.played = records.played
         """Environment steps of all trials: their sum, kept up to date."""
         self.active: set[int] = set()
+        """Numbers of the trials of which a leg runs."""
         self.standings = TrialStandings()
         """Trials that have not failed, as the scheduler sees them."""
         self.undecided = True
         """True if the scheduler may decide otherwise than it did last."""
         self.exhausted = False
+        """True once the search has no more configurations, or the budget has no more trials."""
         for record in records.trials:
             if record.status == "cut" and not self.used_up():
                 record.state, record.status = "running", ""
@@ -85,11 +92,11 @@ class SweepPlan:
 
     def seconds(self) -> float:
         """Return the wall time in seconds, over all times that the sweep ran."""
-        return self.before + (0.0 if self.since is None else time.monotonic() - self.since)
+        return self._earlier_seconds + (0.0 if self._began_at is None else time.monotonic() - self._began_at)
 
     def stop_clock(self) -> None:
         """Count no wall time of a sweep that has nothing left to train."""
-        self.since = None
+        self._began_at = None
 
     def used_up(self) -> str:
         """Return the budget that is used up, such as `budget.hours=2`; empty while none is."""
@@ -125,7 +132,7 @@ class SweepPlan:
                 self.ready.remove(record.number)
             self._end(record, "refused", str(error))
             self.undecided = True
-            self.changed(record)
+            self.on_change(record)
             return True
         return False
 
@@ -146,12 +153,33 @@ class SweepPlan:
             max_trials = min(len(self.search.listed), sys.maxsize if max_trials is None else max_trials)
         return None if max_trials is None else max(0, max_trials - number)
 
-    def leg_end(self, record: TrialRecord) -> int | None:
-        """Return the environment steps at which the record's next leg ends; None for the end of training."""
+    def values_left(self) -> Iterator[Values]:
+        """Yield the configurations of trials that have not ended, and then of those that have not started.
+
+        For a search that learns the latter are only the run's own, because asking would change what it suggests.
+        """
+        yield from (record.values for record in self.records.trials if record.state != "ended")
+        if self.search.learns:
+            yield {}
+            return
+        for number in itertools.count(len(self.records.trials)):
+            values = self.search.ask(number)
+            if values is None:
+                return
+            yield values
+
+    def next_leg_end(self, record: TrialRecord) -> int | None:
+        """Return the environment steps at which the record's next leg ends.
+
+        None stands for the end of training.
+        """
         return self.scheduler.next_stop(max(record.scores, default=0))
 
-    def leg_ended(self, number: int, result: JsonMapping | None, died: bool, until: int | None) -> None:
-        """Note that a leg has ended: with a result, or `died` with its process, or cut short by the budget."""
+    def note_leg_end(self, number: int, result: JsonMapping | None, died: bool, until: int | None) -> None:
+        """Note that a leg has ended, either with a result, or with its process (`died`), or cut by the budget.
+
+        `until` is the decision point up to which the leg was to run; None for the end of training.
+        """
         record = self.records.trials[number]
         self.active.discard(number)
         self.note_progress(number, result or {})
@@ -171,7 +199,7 @@ class SweepPlan:
             self._end(record, status, (result or {}).get("error", ""))
         self.undecided = True
         self.records.seconds = self.seconds()
-        self.changed(record)
+        self.on_change(record)
 
     def note_leg(self, record: TrialRecord, configs: list[dict[str, object]], cpus: float, gpus: float) -> None:
         """Note the run config of each seed in the leg that begins, and the CPUs and GPUs that it occupies."""
@@ -213,19 +241,19 @@ class SweepPlan:
             return False
         verdicts = self.scheduler.decide(self.standings, self.trials_left())
         changed: dict[int, TrialRecord] = {}
-        for number, what in verdicts.exploits.items():
-            record, donor = self.records.trials[number], self.records.trials[what.donor]
+        for number, exploit in verdicts.exploits.items():
+            record, donor = self.records.trials[number], self.records.trials[exploit.donor]
             at = max(record.scores)
             changed[number] = record
             try:
-                self.exploit(record, donor, what, at)
+                self.exploit(record, donor, exploit, at)
             except OSError as error:
                 # Such as a full disk; the recipient's folder may hold a part of the donor's bundles.
-                self._end(record, "failed", f"exploit of trial {what.donor:04d}: {one_line(error)}")
+                self._end(record, "failed", f"exploit of trial {exploit.donor:04d}: {one_line(error)}")
                 continue
             record.history[at] = dict(record.values)
-            record.exploits.append({"at": at, "donor": what.donor, "values": dict(what.values)})
-            record.values = dict(what.values)
+            record.exploits.append({"at": at, "donor": exploit.donor, "values": dict(exploit.values)})
+            record.values = dict(exploit.values)
         for number in sorted(verdicts.stop):
             changed[number] = record = self.records.trials[number]
             self._end(record, "stopped", "")
@@ -235,7 +263,7 @@ class SweepPlan:
             self._update_standing(record)
             self.ready.append(number)
         if changed:
-            self.changed(*changed.values())
+            self.on_change(*changed.values())
         return bool(changed)
 
     def _end(self, record: TrialRecord, status: str, error: str) -> None:

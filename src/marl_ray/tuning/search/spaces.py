@@ -1,4 +1,4 @@
-"""Search spaces: configurations are listed, drawn at random, or suggested by Optuna. No Ray in here."""
+"""Search spaces, whose configurations are listed, drawn at random, or suggested by Optuna."""
 
 import math
 from collections.abc import Sequence
@@ -191,9 +191,9 @@ class TpeSearch(Search):
         if trial is not None:
             self.study.tell(trial, None if scores is None else list(scores), state=state)
         elif scores is not None:
-            self.study.add_trial(self._past(values, scores))
+            self.study.add_trial(self._earlier_trial(values, scores))
 
-    def _past(self, values: JsonMapping, scores: Sequence[float]) -> Any:
+    def _earlier_trial(self, values: JsonMapping, scores: Sequence[float]) -> Any:
         """Return a trial of an earlier run of the sweep."""
         import optuna
 
@@ -210,3 +210,4 @@ SEARCHES: dict[str, type[GridSearch] | type[RandomSearch] | type[TpeSearch]] = {
     "random": RandomSearch,
     "tpe": TpeSearch,
 }
+"""Value of `search.kind` -> the class that searches."""

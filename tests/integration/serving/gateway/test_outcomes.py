@@ -27,20 +27,25 @@ async def test_outcomes_may_be_corrected_while_their_window_lasts_and_are_final_
         async def post(value: float):
             return await client.post("/v1/outcomes", json={"session_id": "s", "value": value})
 
+        async def report():
+            return (await client.get("/v1/experiments/exp")).json()["arms"][arm]
+
         arm = (await act(client, "s"))["arm"]
-        posts = [await post(value) for value in (0.5, 0.5, 0.6)]
-        early = (await client.get("/v1/experiments/exp")).json()["arms"][arm]
+        first, repeated, corrected = [await post(value) for value in (0.5, 0.5, 0.6)]
+        in_window = await report()
         windows_end(app)
-        posts += [await post(0.6), await post(0.7)]
-        report = (await client.get("/v1/experiments/exp")).json()["arms"][arm]
+        final, late_change = await post(0.6), await post(0.7)
+        judged = await report()
         corrections = app.service.stores.units.corrections("exp")
-    assert [post.status_code for post in posts] == [200, 200, 200, 200, 409]
-    assert posts[2].json() == {"experiment": "exp", "arm": arm, "value": 0.6, "counts": True}
+    assert {answer.status_code for answer in (first, repeated, corrected, final)} == {200}
+    assert corrected.json() == {"experiment": "exp", "arm": arm, "value": 0.6, "counts": True}
     message = "session 's' already has outcome 0.6, got 0.7; its window of 600 s for corrections is over"
-    assert posts[4].json()["error"] == {"field": "value", "message": message}
+    assert late_change.status_code == 409
+    assert late_change.json()["error"] == {"field": "value", "message": message}
     assert [(change.old, change.new, change.actor) for change in corrections] == [(0.5, 0.6, "anyone")]
-    assert [early[key] for key in ("exposures", "judged", "in_window", "outcomes", "mean")] == [1, 0, 1, 0, None]
-    assert [report[key] for key in ("exposures", "judged", "in_window", "outcomes", "mean")] == [1, 1, 0, 1, 0.6]
+    counts = ("exposures", "judged", "in_window", "outcomes", "mean")
+    assert [in_window[key] for key in counts] == [1, 0, 1, 0, None]
+    assert [judged[key] for key in counts] == [1, 1, 0, 1, 0.6]
 
 
 async def test_what_comes_after_the_window_is_kept_and_does_not_count(config):
@@ -57,46 +62,42 @@ async def test_what_comes_after_the_window_is_kept_and_does_not_count(config):
 
 
 async def test_outcomes_in_a_batch_are_answered_one_by_one(config):
-    parts = [
-        {"session_id": "s", "value": 1, "at": 1_700_000_000},
-        {"session_id": "s", "metrics": {"cost": 2}, "at": "2026-01-31T12:00:00+01:00"},
-        {"session_id": "stranger", "value": 1},
-        {"session_id": "s", "value": "1"},
-        {"session_id": "s"},
-        {"session_id": "s", "value": 1, "at": 1e11},
-        {"session_id": "s", "value": 1, "at": "2026-01-31T12:00:00"},
-        {"session_id": "t", "value": 1, "at": None, "experiment": "none"},
-        {"session_id": "t", "value": 0, "more": 1},
-        {"session_id": "t", "value": 0, "experiment": "exp"},
+    refused = [
+        ({"session_id": "stranger", "value": 1}, (404, "session_id")),
+        ({"session_id": "s", "value": "1"}, (400, "value")),
+        ({"session_id": "s"}, (400, "value")),
+        ({"session_id": "s", "value": 1, "at": 1e11}, (400, "at")),
+        ({"session_id": "s", "value": 1, "at": "2026-01-31T12:00:00"}, (400, "at")),
+        ({"session_id": "t", "value": 1, "at": None, "experiment": "none"}, (404, "experiment")),
+        ({"session_id": "t", "value": 0, "more": 1}, (400, "more")),
     ]
+    outcome = {"session_id": "s", "value": 1, "at": 1_700_000_000}
+    cost = {"session_id": "s", "metrics": {"cost": 2}, "at": "2026-01-31T12:00:00+01:00"}
+    named = {"session_id": "t", "value": 0, "experiment": "exp"}
+    batch = [outcome, cost, *(part for part, _ in refused), named]
 
     async with serving(config) as (client, app):
-        arms = [(await act(client, session))["arm"] for session in "st"]
-        answers = (await client.post("/v1/outcomes/batch", json={"outcomes": parts})).json()["answers"]
-        lists = [], 257 * parts[:1]
-        wrong = [await client.post("/v1/outcomes/batch", json={"outcomes": batch}) for batch in lists]
-        (s, t) = arms
+        s, t = [(await act(client, session))["arm"] for session in "st"]
+        answers = (await client.post("/v1/outcomes/batch", json={"outcomes": batch})).json()["answers"]
+        to_outcome, to_cost, *refusals, to_named = answers
         stored = list(app.service.stores.units.outcomes("exp"))
         costs = list(app.service.stores.units.metric_values("exp", "cost"))
-    assert answers[0] == {"experiment": "exp", "arm": s, "value": 1.0, "counts": True}
-    assert answers[1] == {"experiment": "exp", "arm": s, "counts": True}
-    assert answers[9] == {"experiment": "exp", "arm": t, "value": 0.0, "counts": True}
-    refused = [(answer["status"], answer["error"]["field"]) for answer in answers[2:9]]
-    assert refused == [
-        *(
-            (404, "session_id"),
-            (400, "value"),
-            (400, "value"),
-            (400, "at"),
-            (400, "at"),
-            (404, "experiment"),
-            (400, "more"),
-        )
-    ]
-    assert [answer.status_code for answer in wrong] == [400, 413]
+    assert to_outcome == {"experiment": "exp", "arm": s, "value": 1.0, "counts": True}
+    assert to_cost == {"experiment": "exp", "arm": s, "counts": True}
+    assert to_named == {"experiment": "exp", "arm": t, "value": 0.0, "counts": True}
+    expected = [status_and_field for _, status_and_field in refused]
+    assert [(answer["status"], answer["error"]["field"]) for answer in refusals] == expected
     assert {(row.unit, row.value) for row in stored} == {("s", 1.0), ("t", 0.0)}
     assert next(row.at for row in stored if row.unit == "s") == 1_700_000_000
     assert costs == [("s", 2.0)]
+
+
+async def test_a_batch_without_outcomes_or_with_too_many_is_refused_as_one(config):
+    outcomes = 257 * [{"session_id": "s", "value": 1}]
+    async with serving(config) as (client, _):
+        empty = await client.post("/v1/outcomes/batch", json={"outcomes": []})
+        too_long = await client.post("/v1/outcomes/batch", json={"outcomes": outcomes})
+    assert (empty.status_code, too_long.status_code) == (400, 413)
 
 
 async def test_outcomes_outside_their_bounds_are_refused_and_the_exact_test_decides(config):
@@ -225,10 +226,10 @@ def test_weights_of_another_salt_are_no_past(bundles, tmp_path):
     for weights in ((1.0, 1.0), (3.0, 1.0)):
         with_gateway(gateway_config(bundles, database, weights=weights), lambda client: act(client, "one"))
     stores = open_stores(f"sqlite:///{database}")
-    assert stores.experiments.past("exp").weights == [{"one": 1, "four": 1}, {"one": 3, "four": 1}]
+    assert stores.experiments.epoch_history("exp").weights == [{"one": 1, "four": 1}, {"one": 3, "four": 1}]
     config = stores.experiments.read("exp").config
     stores.experiments.open("exp", config | {"salt": "another"})
-    assert stores.experiments.past("exp") is None and stores.experiments.past("nobody") is None
+    assert stores.experiments.epoch_history("exp") is None and stores.experiments.epoch_history("nobody") is None
     stores.close()
 
 

@@ -43,7 +43,7 @@ def experiment(folder: Path, name: str = "exp", arms: tuple[str, ...] = ("zero",
 
 def end(folder: Path, name: str, action: Action, arm: str | None = None) -> None:
     stores = open_stores(f"sqlite:///{folder}/experiments.db")
-    epoch = stores.experiments.table(name).epoch
+    epoch = stores.experiments.assignment_state(name).epoch
     stores.experiments.change(name, action, epoch=epoch, actor="ops", reason="done", arm=arm)
     stores.close()
 

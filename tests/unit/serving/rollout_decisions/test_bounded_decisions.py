@@ -12,7 +12,8 @@ from stores.single_reports import record_metrics, record_outcome
 
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.lifecycle import Action, RolloutStep
+from marl_ray.experiments.lifecycle import Action
+from marl_ray.experiments.rollout_steps import RolloutStep
 from marl_ray.experiments.statistics import sequential
 from marl_ray.experiments.statistics.bets import BettingTest, Claim, shifted_ends
 from marl_ray.experiments.store.reports import Report

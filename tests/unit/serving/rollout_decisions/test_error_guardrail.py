@@ -7,7 +7,7 @@ from toy_serving.gateways import serving
 
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.experiments.assignment.rendezvous import Assignment
-from marl_ray.experiments.lifecycle import RolloutStep
+from marl_ray.experiments.rollout_steps import RolloutStep
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.sequential import judge_harm
 from marl_ray.experiments.store.reports import Report

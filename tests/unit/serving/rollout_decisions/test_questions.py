@@ -9,7 +9,7 @@ import pytest
 
 from marl_ray.config.serving.measures import RelativeMargin
 from marl_ray.experiments.evidence.looks import Look, look_at
-from marl_ray.experiments.evidence.running_sums import Design, Totals
+from marl_ray.experiments.evidence.running_sums import LookSettings, Totals
 from marl_ray.experiments.lifecycle import RolloutPlan
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.missing_outcomes import mean_excess_beyond
@@ -81,7 +81,7 @@ def seen(units: dict[str, int], reported: dict[str, Moments]) -> Look:
     """By arm, how many units are judged, and what these have reported."""
     judged = {(1, arm, "", True): n for arm, n in units.items()}
     values = {("outcome", 1, arm, "", True): moments for arm, moments in reported.items()}
-    return look_at(Totals({key[:3]: n for key, n in judged.items()}, judged, values), Design(), 0.0)
+    return look_at(Totals({key[:3]: n for key, n in judged.items()}, judged, values), LookSettings(), 0.0)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from stores.units import NOW, over
 
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable, draw_arm
-from marl_ray.experiments.lifecycle import Action, ExperimentStatus, RolloutStep
+from marl_ray.experiments.lifecycle import Action, ExperimentStatus
+from marl_ray.experiments.rollout_steps import RolloutStep
 from marl_ray.experiments.store.reports import Report
 from marl_ray.experiments.store.stores import Stores, open_stores
 from marl_ray.experiments.store.unit_store import Exposure
@@ -44,7 +45,7 @@ def opened(stores: Stores, arms: str = "ab", **more: Any) -> ExperimentConfig:
 
 def sessions(stores: Stores, n: int, value, cluster=lambda k: None, prefix: str = "u", at=lambda k: 0.0) -> None:
     """Units that meet an arm as the store says and have an outcome `value(arm, k)` (none if that is None)."""
-    state = stores.experiments.table("exp")
+    state = stores.experiments.assignment_state("exp")
     table = AssignmentTable(state.weights, state.salt, state.epoch)
     rows = []
     for k in range(n):
@@ -185,7 +186,7 @@ def test_harm_by_what_is_reported_unequally_is_no_rollback_and_by_another_metric
 def test_equal_arms_whose_successes_come_later_are_not_judged_before_their_window_is_over(stores):
     """Failures are told at once, the treatment's successes after nine minutes."""
     config = opened(stores, promotion="automatic", min_exposures=10**9)
-    state = stores.experiments.table("exp")
+    state = stores.experiments.assignment_state("exp")
     table = AssignmentTable(state.weights, state.salt, state.epoch)
     late = []
     for minute in range(40):
@@ -247,7 +248,7 @@ def test_rare_errors_have_the_exact_test_and_counts_of_errors_do_not(stores):
     )
     assert results.evidence.arms["b"].harm == "error"
     # One client counts: the values are not 0 or 1 any more, and the looks continue.
-    state = stores.experiments.table("exp")
+    state = stores.experiments.assignment_state("exp")
     stores.units.record_exposures([Exposure("exp", "x", Assignment("a", state.epoch, 0.5), 0.0)])
     record_metrics(stores.units, "exp", "x", {"error": 5_000.0})
     over(stores)

@@ -16,13 +16,13 @@ from marl_ray.experiments.lifecycle import (
     ExperimentState,
     ExperimentStatus,
     RolloutPlan,
-    RolloutStep,
     StaleEpochError,
     state_under_config,
     state_under_weights,
     transition,
     weights_of,
 )
+from marl_ray.experiments.rollout_steps import RolloutStep
 from marl_ray.experiments.statistics.bets import BettingTest, Claim
 from marl_ray.serving.rollout_decisions.rollout_control import decide
 

@@ -101,7 +101,7 @@ def hook(receiver: Receiver, stores: Stores, **more: Any) -> Webhook:
 
 def change(stores: Stores, action: Action, arm: str | None = None) -> None:
     stores.experiments.change(
-        "exp", action, epoch=stores.experiments.table("exp").epoch, actor="ops", reason="r", arm=arm
+        "exp", action, epoch=stores.experiments.assignment_state("exp").epoch, actor="ops", reason="r", arm=arm
     )
 
 
@@ -134,8 +134,8 @@ def test_what_is_refused_is_sent_again_until_it_is_taken(receiver, stores, caplo
     waits = []
     for _ in range(5):
         waits.append(sender.deliver())
-        for entry, _ in notices.due(["exp"], 0.0, time.time() + 60):  # the pause is over
-            notices.note(entry.id, delivered_at=None, next_at=0.0)
+        for entry, _ in notices.due_changes(["exp"], 0.0, time.time() + 60):  # the pause is over
+            notices.note_delivery(entry.id, delivered_at=None, next_at=0.0)
     assert len(receiver.got) == 3
     assert len({body for _, body in receiver.got}) == 1
     assert waits[0] < waits[1] < waits[2]  # longer and longer pauses, then none is due
@@ -161,14 +161,14 @@ def test_of_several_replicas_one_sends_and_another_goes_on_for_one_that_died(rec
 
     notices = Notices(stores.database)
     ((entry, _),) = [(entry, 0) for entry in stores.experiments.audit("exp") if entry.action == "rollback"]
-    notices.note(entry.id, delivered_at=None, next_at=0.0)
+    notices.note_delivery(entry.id, delivered_at=None, next_at=0.0)
     now = time.time()
     assert notices.claim(entry.id, now, now + 30)  # and then it dies
     assert not notices.claim(entry.id, now + 1, now + 31)
-    assert notices.due(["exp"], 0.0, now + 1) == []
-    assert [notice.id for notice, _ in notices.due(["exp"], 0.0, now + 31)] == [entry.id]
+    assert notices.due_changes(["exp"], 0.0, now + 1) == []
+    assert [notice.id for notice, _ in notices.due_changes(["exp"], 0.0, now + 31)] == [entry.id]
     assert notices.claim(entry.id, now + 31, now + 61)
-    notices.note(entry.id, delivered_at=now, next_at=now)
+    notices.note_delivery(entry.id, delivered_at=now, next_at=now)
     assert not notices.claim(entry.id, now + 100, now + 130)
 
 
@@ -198,7 +198,7 @@ def test_a_secret_that_is_missing_is_named(bundles, tmp_path, monkeypatch):
 
 
 def test_entries_of_other_gateways_on_the_same_database_hold_up_none_of_ours(receiver, stores, monkeypatch):
-    monkeypatch.setattr(queue, "AT_ONCE", 2)
+    monkeypatch.setattr(queue, "MAX_DUE_CHANGES", 2)
     for number in range(2):
         arms = {arm: {"digest": f"{arm}{number}", "weight": 1} for arm in "ab"}
         stores.experiments.open(f"theirs{number}", {"salt": "s", "arms": arms, "endpoint": f"their{number}"})
@@ -217,8 +217,8 @@ def test_pauses_stay_at_their_longest_however_often_it_was_tried(receiver, store
         connection.execute(sa.update(schema.notices).values(attempts=2_000, next_at=0.0))
     sender.deliver()
     notices = Notices(stores.database)
-    assert notices.due(["exp"], 0.0, time.time() + MAX_PAUSE_S - 10) == []
-    assert len(notices.due(["exp"], 0.0, time.time() + MAX_PAUSE_S + 10)) == 1
+    assert notices.due_changes(["exp"], 0.0, time.time() + MAX_PAUSE_S - 10) == []
+    assert len(notices.due_changes(["exp"], 0.0, time.time() + MAX_PAUSE_S + 10)) == 1
 
 
 def test_an_answer_that_does_not_end_holds_up_nothing(receiver, stores):
@@ -229,4 +229,4 @@ def test_an_answer_that_does_not_end_holds_up_nothing(receiver, stores):
     while not receiver.client_left:
         assert time.monotonic() < until_left, "the answer was read to its end"
         time.sleep(0.01)
-    assert Notices(stores.database).due(["exp"], 0.0, time.time() + 1_000) == []
+    assert Notices(stores.database).due_changes(["exp"], 0.0, time.time() + 1_000) == []

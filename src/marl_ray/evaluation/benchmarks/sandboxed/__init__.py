@@ -1,1 +1,1 @@
-"""Programs of benchmarks that run inside the sandbox; the product never imports them to run them itself."""
+"""Programs of benchmarks that run inside the sandbox, and never in the product's own process."""

@@ -1,7 +1,8 @@
-"""Compares a program's outputs with its reference's, as EvalPlus does; this text also runs inside the sandbox.
+"""Compares a program's outputs with its reference's, as EvalPlus does.
 
-`outputs` runs beside the reference, `check` beside the judge (hardened mode) or the program itself (official mode).
-Standard library only. The rules of comparison are those of evalplus 0.3.1, eval/__init__.py and eval/_special_oracle.py.
+This text also runs inside the sandbox. `outputs` runs beside the reference, `check` beside the judge (hardened mode) or
+the program itself (official mode). Standard library only. The rules of comparison are those of evalplus 0.3.1,
+eval/__init__.py and eval/_special_oracle.py.
 """
 
 import contextlib
@@ -23,6 +24,7 @@ COMPARED_AS_SETS = {
 COMPARED_WITH_NONE = {"check_str", "text_match_three", "text_starta_endb"}
 """Functions of MBPP+ for which only the existence of an output counts."""
 RTOL, FLOAT_ATOL = 1e-7, 1e-6
+"""Relative tolerance of all numbers, and the absolute one of floats where the file has none, as in evalplus 0.3.1."""
 _PLAIN_TYPES = {bool, str, float, type(None)}
 
 
@@ -47,10 +49,11 @@ def outputs(program: str, name: str, inputs: str, not_none: bool) -> tuple[str, 
 
 
 def load(program: str, name: str) -> Any:
-    """Return the function of a program, in the interpreter that also checks it; for the official mode alone."""
+    """Return the function of a program in the interpreter that also checks it, for the official mode alone."""
     import builtins
 
-    builtins.open = None  # type: ignore[assignment]  # beyond what HumanEval's guard takes away
+    # EvalPlus takes this away beside what HumanEval's guard does.
+    builtins.open = None  # type: ignore[assignment]
     names: dict[str, Any] = {}
     exec(program, names)
     return names[name]
@@ -66,11 +69,12 @@ def check(
     seconds: Sequence[float],
     clock: int = signal.ITIMER_REAL,
 ) -> None:
-    """Call the function with every input, each within its seconds; AssertionError names the first output that is wrong.
+    """Call the function with every input, each within its seconds.
 
-    Inputs and expected outputs are lists encoded by `dumps`. `clock` is the timer that measures the seconds. An output
-    that is not exactly the expected one may be near: `atol` bounds the difference; it is 1e-6 where `atol` is 0 and
-    floats are expected, and then for all later inputs too, as in evalplus.
+    Raises AssertionError naming the first output that is wrong. Inputs and expected outputs are lists encoded by
+    `dumps`. `clock` is the timer that measures the seconds. An output that is not exactly the expected one may be near:
+    `atol` bounds the difference; it is 1e-6 where `atol` is 0 and floats are expected, and then for all later inputs
+    too, as in evalplus.
     """
     for number, (arguments, expected_output, limit) in enumerate(
         zip(loads(inputs), loads(expected), seconds, strict=True), 1
@@ -87,7 +91,7 @@ def check(
         except TimeLimitError:
             raise AssertionError(f"{where}: took over {limit:g} s") from None
         if name != "find_zero":
-            if atol == 0 and _floats(expected_output):
+            if atol == 0 and _is_of_floats(expected_output):
                 atol = FLOAT_ATOL
             if not right and atol != 0:
                 right = type(output) is type(expected_output) and is_near(output, expected_output, atol)
@@ -100,10 +104,10 @@ def same(name: str, arguments: Sequence[Any], output: Any, expected: Any, atol: 
     exact = output == expected
     if name == "are_equivalent":  # Mbpp/164: the task has no agreed answer
         return True
-    if name == "sum_div":  # Mbpp/295
+    if name == "sum_div":  # Mbpp/295: 0 is right too
         return bool(exact or output == 0)
     if name == "surface_Area":  # Mbpp/581: the height may be that of the pyramid
-        return bool(exact or abs(output - _surface(*arguments)) <= atol)
+        return bool(exact or abs(output - _surface_area(*arguments)) <= atol)
     if name == "digit_distance_nums":  # Mbpp/558: numbers may be filled up with zeros
         return bool(exact or output == _digit_distance(*arguments))
     if name in COMPARED_AS_SETS:
@@ -168,7 +172,10 @@ def dumps(value: Any) -> str:
 
 
 def loads(text: str) -> Any:
-    """Undo `dumps`; Counter, OrderedDict and defaultdict become plain dictionaries, which are equal to them."""
+    """Return the value that `dumps` has encoded.
+
+    A Counter, OrderedDict or defaultdict becomes a plain dictionary, which is equal to it.
+    """
     return json.loads(
         text, object_hook=lambda tagged: next(_VALUE_MAKERS[tag](inside) for tag, inside in tagged.items())
     )
@@ -203,7 +210,7 @@ def _tag_types(value: Any) -> Any:
     raise TypeError(f"an output of type {kind.__name__}")
 
 
-def _floats(value: Any) -> bool:
+def _is_of_floats(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return bool(value) and all(isinstance(item, float) for item in value)
     return isinstance(value, float)
@@ -213,7 +220,7 @@ def _polynomial(coefficients: Sequence[float], x: float) -> float:
     return sum(coefficient * math.pow(x, power) for power, coefficient in enumerate(coefficients))
 
 
-def _surface(edge: float, height: float) -> int:
+def _surface_area(edge: float, height: float) -> int:
     return round(edge**2 + 2 * edge * math.sqrt((edge / 2) ** 2 + height**2))
 
 

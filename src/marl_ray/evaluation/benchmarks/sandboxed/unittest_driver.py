@@ -1,4 +1,4 @@
-"""Runs a BigCodeBench problem inside the sandbox; this file is the program that is run there, not a module to import.
+"""Runs a BigCodeBench problem inside the sandbox, as a program and not as a module to import.
 
 stdin: one line of JSON {"code", "test", "tests", "hardened"}, then a nonce. The last line of stdout that begins with the
 nonce is the verdict. Tests and candidate share this interpreter, as mocks in the tests demand, so a candidate that
@@ -57,7 +57,7 @@ class ClosedStream(io.StringIO):
 
 def make_result(check: Callable[[], bool]) -> tuple[unittest.TestResult, dict[str, int], list[str]]:
     """Return a result whose counts live in a closure; `check` runs before and after every test."""
-    counts = {"ran": 0, "passed": 0, "bad": 0}
+    counts = {"ran": 0, "passed": 0, "failed": 0}
     notes: list[str] = []
 
     class Result(unittest.TestResult):
@@ -67,23 +67,23 @@ def make_result(check: Callable[[], bool]) -> tuple[unittest.TestResult, dict[st
 
         def stopTest(self, test: unittest.TestCase) -> None:
             if check():
-                counts["bad"] += 1
+                counts["failed"] += 1
                 notes.append("the test framework was changed")
 
         def addSuccess(self, test: unittest.TestCase) -> None:
             counts["passed"] += 1
 
-        def _bad(self, test: object, *details: object) -> None:
-            counts["bad"] += 1
+        def _count_failure(self, test: object, *details: object) -> None:
+            counts["failed"] += 1
             error = details[0] if details else None
             what = f"{error[0].__name__}: {error[1]}" if isinstance(error, tuple) else "skipped, or unexpected"
             notes.append(f"{getattr(test, '_testMethodName', 'set-up')}: {what}"[:300])
 
-        addError = addFailure = addSkip = addExpectedFailure = addUnexpectedSuccess = _bad  # type: ignore[assignment]
+        addError = addFailure = addSkip = addExpectedFailure = addUnexpectedSuccess = _count_failure  # type: ignore[assignment]
 
         def addSubTest(self, test: object, subtest: object, error: object) -> None:
             if error is not None:
-                self._bad(test, error)
+                self._count_failure(test, error)
 
     return Result(), counts, notes
 
@@ -161,7 +161,7 @@ def main() -> None:
                 changed = restore()
                 exec(compile("\n" + job["test"], "__test__.py", "exec"), module.__dict__)
                 if changed or restore():
-                    counts["bad"] += 1
+                    counts["failed"] += 1
                     notes.append("the test framework was changed")
             else:
                 exec(compile(job["code"] + "\n" + job["test"], "__test__.py", "exec"), module.__dict__)
@@ -169,7 +169,7 @@ def main() -> None:
             suite = load(find(module, "TestCases"))
             if hardened:
                 suite.run(result)
-                ok = counts["ran"] == counts["passed"] == job["tests"] and counts["bad"] == 0
+                ok = counts["ran"] == counts["passed"] == job["tests"] and counts["failed"] == 0
                 message = "; ".join(notes) or f"{counts['passed']} of {job['tests']} tests passed"
             else:
                 plain = unittest.TestResult()

@@ -1,4 +1,4 @@
-"""Alembic's entry point: it runs the migrations on the connection and in the transaction of `upgrade`."""
+"""Alembic's entry point, which runs the migrations in the transaction of `upgrade`."""
 
 from alembic import context
 

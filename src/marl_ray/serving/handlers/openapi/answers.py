@@ -7,7 +7,8 @@ from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
 from marl_ray.config import ExperimentConfig
-from marl_ray.experiments.lifecycle import ExperimentStatus, RolloutStep
+from marl_ray.experiments.lifecycle import ExperimentStatus
+from marl_ray.experiments.rollout_steps import RolloutStep
 from marl_ray.experiments.statistics.intervals import Verdict
 from marl_ray.experiments.store.records import AuditEntry, Production
 from marl_ray.json_types import JsonObject

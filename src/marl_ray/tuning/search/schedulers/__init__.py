@@ -1,4 +1,4 @@
-"""Schedulers: each decides which trials continue, which stop, and which take over another trial's weights."""
+"""Schedulers decide which trials continue, which stop, and which take over another trial's weights."""
 
 from marl_ray.config.schedulers import SchedulerSettings
 from marl_ray.config.sweep import SweepConfig

@@ -35,8 +35,8 @@ class AshaScheduler(Scheduler):
     def decide(self, trials: TrialStandings, more: int | None) -> TrialVerdicts:
         """Let the best floor(n / reduction) waiting trials of each rung continue.
 
-        They are counted as the module's text says. Once nothing runs and nothing can continue, those that
-        wait are stopped.
+        `reduction` and n are those of the module's docstring. Once nothing runs and nothing can continue, those that wait
+        are stopped.
         """
         go: set[int] = set()
         size = len(trials) + (0 if more is None else more)

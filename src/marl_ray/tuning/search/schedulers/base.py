@@ -37,13 +37,15 @@ class TrialStanding:
 _Place = tuple[float, int]
 """A trial's score with its sign changed, and its number: the first place is the best."""
 _Order = list[_Place]
+"""Places of trials, the best first."""
 
 
 class TrialStandings(Mapping[int, TrialStanding]):
     """The trials that have not failed, by number.
 
     Their order at every decision point is kept as they arrive, so that a decision about thousands of trials costs what one
-    about a few does."""
+    about a few does.
+    """
 
     def __init__(self, standings: Iterable[TrialStanding] = ()):
         self.running: set[int] = set()
@@ -129,13 +131,16 @@ class Scheduler(Protocol):
     """The scheduler of one sweep."""
 
     def next_stop(self, steps: int) -> int | None:
-        """Return the first decision point after `steps` environment steps; None if there is none before the end."""
+        """Return the first decision point after `steps` environment steps.
+
+        Returns None if there is none before the end.
+        """
         ...
 
     def decide(self, trials: TrialStandings, more: int | None) -> TrialVerdicts:
         """Decide about all trials that have not failed.
 
-        So many `more` configurations may still be started (None: number unknown).
+        `more` is the number of configurations that may still be started; None if it is unknown.
         """
         ...
 
@@ -147,7 +152,7 @@ class SchedulerType(Protocol):
     """The class of its keys under `scheduler`: it extends `marl_ray.config.schedulers.SchedulerSettings`."""
 
     def __call__(self, settings: Any, sweep: SweepConfig, total_steps: int) -> Scheduler:
-        """Make the scheduler of a sweep whose runs have `total_steps` environment steps; `settings` are its `Settings`.
+        """Make the scheduler of a sweep whose runs have `total_steps` environment steps.
 
-        Raises ValueError with the reason if it cannot schedule this sweep.
+        `settings` are of its class `Settings`. Raises ValueError with the reason if it cannot schedule this sweep.
         """

@@ -20,7 +20,7 @@ from marl_ray.tuning.search.spaces import clip_value, draw_value
 
 
 class PopulationScheduler(Scheduler):
-    """The part that PBT and PB2 share: the times of exploits, and the choice of recipients and donors."""
+    """The base of PBT and PB2: it chooses the times of exploits, their recipients and their donors."""
 
     def __init__(self, settings: PbtSettings | Pb2Settings, sweep: SweepConfig, total_steps: int):
         self.interval, self.quantile = settings.interval, settings.quantile
@@ -55,7 +55,7 @@ class PopulationScheduler(Scheduler):
 
 
 class PbtScheduler(PopulationScheduler):
-    """Population based training: the worst trials continue with the weights of the best and perturbed hyper-parameters."""
+    """Lets the worst trials continue with the weights of the best and perturbed hyper-parameters."""
 
     Settings = PbtSettings
 
@@ -71,7 +71,8 @@ class PbtScheduler(PopulationScheduler):
         dimension = self.space[key]
         if rng.random() < self.config.resample:
             return draw_value(dimension, rng)
-        if dimension.values is not None:  # a neighbour in the list
+        if dimension.values is not None:
+            # A neighbour in the list.
             place = dimension.values.index(value) + (1 if rng.random() < 0.5 else -1)
             return dimension.values[min(max(place, 0), len(dimension.values) - 1)]
         changed = value * self.config.factors[int(rng.integers(2))]

@@ -1,1 +1,1 @@
-"""One file per revision. A published revision is never edited; a change of the schema is a new file."""
+"""Revisions of the schema: a published file is never edited, and a change of the schema is a new file."""

@@ -14,7 +14,7 @@ from scipy import stats
 from marl_ray.experiments.assignment.rendezvous import AssignmentTable, block_group, block_of, block_span, draw_arm
 from marl_ray.experiments.designs.adjustment import summarise
 from marl_ray.experiments.statistics.intervals import Summary
-from marl_ray.experiments.statistics.missing_outcomes import unequal_reporting
+from marl_ray.experiments.statistics.missing_outcomes import judge_reporting
 from marl_ray.experiments.statistics.sequential import judge_harm, judge_promotion
 from marl_ray.experiments.statistics.unit_clusters import block_summaries, pool_strata, summary_of
 
@@ -268,4 +268,4 @@ def test_strata_that_all_agree_have_their_mean_exactly():
     counts = [(1870, 370), (1243, 1334), (238, 495), (153, 1587)]
     pair = pool_strata([(Summary(n, 1.0, 0.0), Summary(other, 1.0, 0.0)) for n, other in counts])
     assert [arm.mean for arm in pair] == [1.0, 1.0]
-    assert not unequal_reporting(*pair, min_outcomes=50, units=True).alarm
+    assert not judge_reporting(*pair, min_outcomes=50, binary=True).alarm

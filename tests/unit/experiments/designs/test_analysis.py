@@ -171,7 +171,7 @@ class Stored:
         stores = open_stores(self.url, self.clock)
         stores.experiments.open("grid", stored)
         table, rng, rows = (
-            AssignmentTable(stores.experiments.table("grid").weights, "s", 1),
+            AssignmentTable(stores.experiments.assignment_state("grid").weights, "s", 1),
             np.random.default_rng(0),
             [],
         )

@@ -10,7 +10,6 @@ from toy_serving.logged_acts import sequence, toy_bundle, write
 
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.off_policy.acts import (
-    cross_fitted,
     estimate_outcome,
     evaluate_bundle,
     evaluate_doubly_robust,
@@ -18,6 +17,7 @@ from marl_ray.evaluation.off_policy.acts import (
     logged_for,
     start_features,
 )
+from marl_ray.evaluation.off_policy.estimates import cross_fit
 from marl_ray.policies.bundles.actor_critic import MAX_ROWS, Bundle
 
 STEPS, STATES, CHANCE = 3, 3, 0.8
@@ -208,7 +208,7 @@ def test_wide_starts_are_projected(tmp_path):
 def test_predictions_are_of_units_that_were_not_seen():
     random = np.random.default_rng(0)
     features, noise = random.normal(size=(60, 80)), random.normal(size=60)
-    predicted = cross_fitted(features, noise, np.zeros(60))
+    predicted = cross_fit(features, noise, np.zeros(60))
     assert np.corrcoef(predicted, noise)[0, 1] < 0.5, "a model that saw them would fit all noise"
     line = features[:, 0] * 2 + 1
-    assert np.abs(cross_fitted(features[:, :3], line, np.zeros(60)) - line).max() < 0.5
+    assert np.abs(cross_fit(features[:, :3], line, np.zeros(60)) - line).max() < 0.5
