@@ -60,9 +60,7 @@ def test_every_field_of_a_spec_is_documented():
     body = ast.parse(inspect.getsource(AlgorithmSpec)).body[0].body  # type: ignore[attr-defined]
     following = pairwise(body)
     documented = [
-        node.target.id  # type: ignore[union-attr]
-        for node, after in following
-        if isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr)
+        node.target.id for node, after in following if isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr)
     ]
     assert documented == [field.name for field in fields(AlgorithmSpec)]
 
