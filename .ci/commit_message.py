@@ -14,6 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 MAX_SUBJECT = 100
+"""Characters of the first line."""
 MAX_EARLIER = 500
 """Maximum number of earlier commits whose subjects new ones are compared with."""
 MAX_LINE = 130

@@ -142,7 +142,9 @@ def shares(mean_t: float, mean_c: float) -> Any:
 
 RAMP = np.repeat([0.05, 0.25, 0.5], UNITS // 3)
 LOSSES = (-110.0, 10.0)
+"""Bounds of an outcome whose rare loss is 100."""
 LATE, TENTH = ((0.5, 0.632), (0.5, 0.865)), ((0.1, 0.1), (0.1, 0.1))
+"""For treatment and control, the chances that a failure and a success report: successes come late, or a tenth of all."""
 AT_MARGIN: dict[str, Case] = {
     "Gaussian, treatment loses 100 with p = 0.001, bounds [-110, 10]": Case(rare_losses, 0.1, *LOSSES),
     "the same with a shift of -0.1, winsorized to [-5, 5]": Case(

@@ -21,7 +21,9 @@ from marl_ray.experiments.statistics.sequential import judge_harm
 from marl_ray.serving.rollout_decisions.questions import Measure, ask
 
 LOOKS = 200
+"""Looks at an experiment."""
 MIN_OUTCOMES = 50
+"""Outcomes of each arm before anything is decided, as by default."""
 Evidence = Callable[..., np.ndarray]
 """`log_evidence` of `benchmarks/experiments/error_rates.py`."""
 

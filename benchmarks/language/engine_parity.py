@@ -28,6 +28,7 @@ from benchmarks.records import RESULTS, machine
 KIND, ALGORITHM = "program", "grpo"
 ENGINES = {"torch": "built-in (`torch`)", "vllm": "vLLM (`vllm`)"}
 ITERATIONS = 40
+"""Iterations of each run: fewer than in `pass_rates.py`, because each seed trains twice."""
 SHARE = 0.5
 """The share of the built-in engine's gain that the width of the difference's interval must stay under. An interval that
 contains 0 and is narrower excludes that training with vLLM loses as much as half of what training gives."""

@@ -28,9 +28,11 @@ from marl_ray.evaluation.statistics import BootstrapInterval
 MIN_GAIN, MAX_SECONDS = 20.0, 600.0
 """Points of pass@1 that each seed must gain, and seconds that its warm start and run may take together."""
 ITERATIONS = 60
+"""Iterations of each run of an algorithm."""
 TEAM_TOKENS = 400_000
 """Sampled tokens of training, on both sides of the comparison."""
 RESAMPLES = 10_000
+"""Resamples of the bootstrap."""
 SETTINGS = {"kinds": KINDS, "hyper": HYPER, "own": OWN, "every": EVERY, "samples": SAMPLES}
 
 

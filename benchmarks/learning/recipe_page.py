@@ -14,6 +14,7 @@ from marl_ray.evaluation.statistics import stratified_bootstrap
 
 PAGE, IMAGES = ROOT / "docs/recipes.md", ROOT / "docs/images"
 GIB = 2**30
+"""Bytes."""
 Curves = Sequence[Sequence[Sequence[float]]]
 """For each seed the points (steps, value) of its evaluations."""
 

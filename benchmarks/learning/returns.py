@@ -28,6 +28,7 @@ from marl_ray.evaluation.statistics import marl_eval, stratified_bootstrap
 from marl_ray.training.checkpoints.storage import local_stored_folder
 
 EVALUATION_SEED = 1_000_000
+"""Seed of the first start, far from the seeds of the runs."""
 BUDGET, TOLERATED = 30.0, 1.02
 """The budget of budget_dag's mean cost, and the multiple of it that a final policy may cost."""
 

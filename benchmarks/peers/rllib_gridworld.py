@@ -20,6 +20,7 @@ import numpy as np
 SIZES = (11, 6, 4)
 """Values of a cell's type, colour and state (or direction of an agent)."""
 CELLS = 7 * 7
+"""Cells of an agent's view."""
 WIDTH = CELLS * sum(SIZES) + 4
 # Column of a cell's first type, colour and state, in the order of the flattened view; last the direction's.
 OFFSETS = np.array(

@@ -17,7 +17,9 @@ from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGro
 from marl_ray.ray_seams import naming_callback, poll_interval
 
 ANSWERING, LOOKS, WARM_UP = 2, 20, 3
+"""Actors that answer for all workers, looks that are counted, and first looks that are not."""
 ANSWER_S = 60.0
+"""Deadline of a worker's answer, in seconds."""
 
 
 @ray.remote(num_cpus=0)

@@ -34,6 +34,7 @@ OBSERVATIONS = 256
 """Distinct requests but for their sessions."""
 ARMS = ("control", "treatment")
 DEPLOY_S = 600.0
+"""Deadline of a deployment, in seconds."""
 SETTLE_S = 5.0
 """HAProxy is reloaded when replicas come, a little later than they are said to run; that closes connections."""
 

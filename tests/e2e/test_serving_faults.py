@@ -28,12 +28,15 @@ from marl_ray.experiments.database.connections import Database
 SECRET = "admin's secret"
 CONTROL, TREATMENT = "one", "four"
 REPLICAS = 2
+"""Replicas of the gateway."""
 CUT_S = 1.0
 """Seconds after the acknowledgement of a rollback within which every replica stops exposing the arm."""
 QUIET_S = 2.0
-"""Load before a fault and after all is whole again."""
+"""Seconds of load before a fault, and after everything answers again."""
 WRITTEN_S = 10.0
+"""Deadline of the last exposures in the database, in seconds."""
 AWAY_S = 10.0
+"""Seconds that the database is away."""
 KILLS = {"replica": REPLICA, "controller": CONTROLLER, "proxy": PROXY}
 NOTICED_S = 2.0
 """Seconds after a replica's death within which no request is sent to it any more."""

@@ -22,6 +22,7 @@ from pathlib import Path
 import psutil
 
 PR_SET_CHILD_SUBREAPER = 36
+"""The option of Linux's prctl by which orphans become children of this process."""
 GRACE_S = 1.0
 """Seconds that processes have to exit by themselves, and again after SIGTERM."""
 STOP_S = 60.0

@@ -24,6 +24,7 @@ from kube.charts import chart, helm_python
 from kube.kubox import URL, kubox
 
 READY_S = 240.0
+"""Deadline of the services and of the chart's test, in seconds."""
 NOBODY = pwd.getpwnam("nobody").pw_uid
 
 # What the chart leaves to the image of PostgreSQL, by its documentation: a first start makes the database with the

@@ -26,6 +26,7 @@ from marl_ray.cluster.kuberay.client.resources import delete, path_of
 
 URL = "http://10.244.0.1:18080"
 START_S, STOP_S, OTHERS_S = 60.0, 30.0, 280.0
+"""Deadlines of the start, of the end, and of the wait for another test's cluster, in seconds."""
 PACKED = Path(__file__).parents[1] / "kubox" / "kubox.xz"
 PLAYED = ("RayCluster", "RayCronJob", "RayJob", "RayService", "Pod", "Event")
 RAY = {"RayCluster", "RayCronJob", "RayJob", "RayService"}

@@ -32,6 +32,7 @@ from processes.plain_processes import KILL, STOP, Fault
 from processes.plain_train import Ended, Start
 
 ITERATIONS = 6
+"""Iterations of a run, each with a checkpoint."""
 EVERY = list(range(ITERATIONS + 1))
 NAMES = re.compile(
     r"run\.json|starts|metrics\.jsonl|events\.jsonl|failures\.jsonl|run\.log|return\.png|bundle|owner|sinks|tensorboard|errors"

@@ -16,6 +16,7 @@ PRELOADED = [
     "mlflow.store.db.utils",
 ]
 WAIT_S = 120.0
+"""Deadline of a worker's answer and of its end, in seconds."""
 
 FORKS = multiprocessing.get_context("forkserver")
 """Its processes are forked from one that has no thread of Python. A fork of pytest's own process, which has threads of

@@ -19,6 +19,7 @@ from marl_ray.policies.language.token_policy import TokenPolicy
 
 ARCHITECTURES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 WIDTH, HEADS = 32, 4
+"""Width of all layers, and heads of the attention."""
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers")
 SIZES: dict[str, int] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "tgt_vocab_size", "src_vocab_size"), 300),
@@ -118,6 +119,7 @@ def tiny_lm(architecture: str) -> Any:
 
 
 CONTEXT = 64
+"""Tokens."""
 PROMPTS = [Prompt(tuple(range(40, 41 + length)), stream) for stream, length in enumerate((0, 3, 7, 7, 12))]
 """The prompts have several lengths, so that some rows of a batch are padded."""
 

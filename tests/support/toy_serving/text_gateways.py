@@ -15,6 +15,7 @@ from marl_ray.serving.asgi import Gateway
 from toy_serving.gateways import LINEAGE
 
 CONTEXT = 2048
+"""Tokens."""
 ASK = {"session_id": "s", "prompt": "hello", "seed": 5}
 CHAT = {"model": "exp", "messages": [{"role": "user", "content": "hello"}], "user": "s", "seed": 5}
 
