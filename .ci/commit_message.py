@@ -29,7 +29,10 @@ SCISSORS = "# ------------------------ >8 ------------------------"
 
 
 def problem(message: str) -> str | None:
-    """Return the mistake of a message, in one line; None if there is none. Comments of git's template do not count."""
+    """Return the mistake of a message, in one line; None if there is none.
+
+    Comments of git's template do not count.
+    """
     lines = [line.rstrip() for line in message.split(SCISSORS, maxsplit=1)[0].splitlines() if not line.startswith("#")]
     subject, *rest = "\n".join(lines).strip().splitlines() or [""]
     if not subject or len(subject) > MAX_SUBJECT:
@@ -67,7 +70,10 @@ def subject_of(message: str) -> str:
 
 
 def repeated(subject: str, subjects: Counter[str]) -> str | None:
-    """Return the mistake of a subject that several commits have, as those of a branch that was merged and then rebased."""
+    """Return the mistake of a subject that several commits have; None if one alone has it.
+
+    A branch that was merged and then rebased has such commits.
+    """
     return f"subject: expected one commit of this subject, got {subjects[subject]}" if subjects[subject] > 1 else None
 
 

@@ -74,7 +74,10 @@ def repeated_folders(files: list[SourceFile]) -> Iterator[Finding]:
 
 
 def misplaced_tests(files: list[SourceFile]) -> Iterator[Finding]:
-    """Yield the first unit test of each folder that has no counterpart in the sources; `docs` tests the documentation."""
+    """Yield the first unit test of each folder that has no counterpart in the sources.
+
+    The folder `docs` tests the documentation.
+    """
     folders = {PurePosixPath(file.name).parent.relative_to(f"src/{PACKAGE}") for file in files if file.module}
     folders.add(PurePosixPath("docs"))
     for file in files:

@@ -1,4 +1,6 @@
-"""A slow environment whose next batch is played while the team learns, against the same run without overlap, in turn.
+"""A slow environment whose next batch is played while the team learns.
+
+It is measured against the same run without overlap, in turn.
 
     .venv/bin/python -m benchmarks.environments.overlap
 

@@ -190,7 +190,10 @@ HARMED: dict[str, Case] = {
 def decision_times(
     case: Case, side: int, margin: float, runs: int, seed: int, alpha: float, evidence: Evidence
 ) -> list[Any]:
-    """Return the units at which exact test and normal mixture decide, (runs,) each; infinite where they do not."""
+    """Return the units at which exact test and normal mixture decide, (runs,) each.
+
+    They are infinite where the test does not decide.
+    """
     limit, exact, normal = -math.log(alpha), [], []
     for k in range(max(1, runs // CHUNK)):
         drawn = stream(case, np.random.default_rng([seed, k]), min(runs, CHUNK))

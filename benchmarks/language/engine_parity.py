@@ -38,7 +38,10 @@ SETTINGS = {"kind": KINDS[KIND], "hyper": HYPER | OWN[ALGORITHM], "samples": SAM
 
 
 def compare_engines(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Subtract the built-in engine from vLLM over the seeds that both have trained; values in points of pass@1."""
+    """Subtract the built-in engine from vLLM over the seeds that both have trained.
+
+    Values are in points of pass@1.
+    """
     by_engine = {name: {run["seed"]: run for run in runs if run["engine"] == name} for name in ENGINES}
     seeds = sorted(set.intersection(*(set(torch_runs) for torch_runs in by_engine.values())))
     torch_runs, vllm_runs = ([by_engine[name][seed] for seed in seeds] for name in ENGINES)

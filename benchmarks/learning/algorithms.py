@@ -49,7 +49,10 @@ Case = tuple[str, Callable[[], object], Callable[[], object] | None]
 
 
 def batch(rows: int) -> dict[str, Any]:
-    """Return the first rows of one batch: ragged responses, some with gaps (tool output), and actor-critic rows beside."""
+    """Return the first rows of one batch.
+
+    They are ragged responses, some with gaps (tool output), and actor-critic rows beside.
+    """
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(5, BATCH, STEPS, generator=generator)
     chance = torch.rand(3, BATCH, STEPS, generator=generator)

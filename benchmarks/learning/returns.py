@@ -1,4 +1,6 @@
-"""Returns that the algorithms reach over several seeds: interquartile means, stratified bootstrap intervals, exact values.
+"""Returns that the algorithms reach over several seeds.
+
+They are interquartile means with stratified bootstrap intervals, beside exact values.
 
     .venv/bin/python -m benchmarks.learning.returns                     every task, five seeds
     .venv/bin/python -m benchmarks.learning.returns --tasks cartpole    some of them

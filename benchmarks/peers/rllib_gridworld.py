@@ -106,7 +106,10 @@ def make_environment(kind: str, name: str, agents: int) -> Any:
 
 
 def build(options: argparse.Namespace) -> Any:
-    """Build PPO on RLlib's current API stack, with the hyper-parameters of marl-ray's run, learning in the main process."""
+    """Build PPO on RLlib's current API stack, which learns in the main process.
+
+    The hyper-parameters are those of marl-ray's run.
+    """
     import torch
     from ray.rllib.algorithms.ppo import PPOConfig
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig

@@ -82,7 +82,10 @@ def team_config(policies: int) -> RunConfig:
 
 
 def team_times(policies: int) -> dict[str, float]:
-    """Return the milliseconds of CPU for each policy: of an iteration and its parts, and of a checkpoint with its bundle."""
+    """Return the milliseconds of CPU for each policy.
+
+    They are of an iteration and its parts, and of a checkpoint with its bundle.
+    """
     with process_group():
         began = time.process_time()
         run = Run(team_config(policies), torch.device("cpu"))

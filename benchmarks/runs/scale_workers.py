@@ -1,8 +1,9 @@
-"""Cost of the driver of a run for each worker while it waits: Ray Train's look after its workers, with simulated workers.
+"""Cost of the driver of a run for each worker while it waits.
 
-Ray Train's own code asks every worker by a call of its actor and gathers the answers, with the callbacks that a run adds.
-The calls are real and cross process borders. Behind them are ANSWERING processes instead of one for each worker, so that the
-look's cost for the driver's process is measured, and not that of a machine with a thousand processes.
+Ray Train looks after its workers, which are simulated. Ray Train's own code asks every worker by a call of its actor
+and gathers the answers, with the callbacks that a run adds. The calls are real and cross process borders. Behind them
+are ANSWERING processes instead of one for each worker, so that the look's cost for the driver's process is measured,
+and not that of a machine with a thousand processes.
 """
 
 import statistics

@@ -63,7 +63,10 @@ def taken_file(run: RunConfig) -> Path:
 
 
 class Well:
-    """A tracker that notes what it takes; those of a class that is derived fail in some way while they are ill."""
+    """A tracker that notes what it takes.
+
+    Classes that are derived from it fail in some way while they are ill.
+    """
 
     def __init__(self, config: RunConfig, run_id: str):
         self.ill, self.taken = Path(config.storage, ILL), taken_file(config)

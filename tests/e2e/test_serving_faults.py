@@ -166,7 +166,10 @@ def loaded(gateway: Deployed, fault: str, recovery_s: float = 0.0) -> Iterator[l
 
 
 def has_its_arms_again(gateway: Deployed, experiment: str, before: Mapping[str, str], recovery_s: float) -> None:
-    """Every session gets the arm that it had, from one replica and from the other, `recovery_s` from now at the latest."""
+    """Wait until every session gets the arm that it had, from both replicas.
+
+    An AssertionError says if that takes longer than `recovery_s`.
+    """
     deadline = time.monotonic() + recovery_s
     while True:
         late = time.monotonic() >= deadline

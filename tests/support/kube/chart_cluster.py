@@ -1,4 +1,7 @@
-"""The chart on kubox (tests/support/kubox), a small Kubernetes whose pods are processes of this machine, without images."""
+"""The chart on kubox, a small Kubernetes whose pods are processes of this machine.
+
+The source of kubox is in tests/support/kubox.
+"""
 
 import base64
 import contextlib

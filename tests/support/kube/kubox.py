@@ -34,9 +34,10 @@ RAY = {"RayCluster", "RayCronJob", "RayJob", "RayService"}
 
 @contextlib.contextmanager
 def kubox(folder: Path, *options: str | Path, crds: bool = True) -> Iterator[Connection]:
-    """A cluster for as long as the block lasts, with KubeRay's CRDs and further options of the program; one at a time.
+    """Start a cluster for as long as the block lasts, with KubeRay's CRDs.
 
-    `folder` holds its files and a log. Skips where this machine cannot run it.
+    `options` are further ones of the program. A machine has one such cluster at a time. `folder` holds its files and a
+    log. Skips where this machine cannot run it.
     """
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
         pytest.skip("kubox makes network namespaces: it needs Linux and root")

@@ -235,7 +235,10 @@ def harm(run: RunConfig, damage: Damage, harmed: set[str]) -> None:
 
 
 def survives(bench: Bench, plan: list[Event]) -> None:
-    """Let a run meet the plan; what it has in the end must be what the calm run has. Faults before a call must be met."""
+    """Let a run meet the plan, and compare what it has in the end with what the calm run has.
+
+    Faults before a call must be met.
+    """
     run, harmed = bench.run("run"), set[str]()
     mood = bench.root / "tracked" / f"{run.name}.mood"
     for event in plan:

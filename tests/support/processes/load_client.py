@@ -1,4 +1,7 @@
-"""A load of sessions on a gateway, for tests of faults: each request is written down, and repeated until it succeeds."""
+"""A load of sessions on a gateway, for tests of faults.
+
+Each request is written down, and repeated until it succeeds.
+"""
 
 import asyncio
 import itertools

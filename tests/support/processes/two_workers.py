@@ -1,4 +1,7 @@
-"""Two or more processes that work together, forked from one which has loaded the libraries: a start is milliseconds."""
+"""Two or more processes that work together.
+
+They are forked from one which has loaded the libraries, so that a start takes milliseconds.
+"""
 
 import multiprocessing
 import os

@@ -1,4 +1,7 @@
-"""A worker that reads a model's weights from files; it has a module of its own, which other processes import."""
+"""A worker that reads a model's weights from files.
+
+It has a module of its own, which other processes import.
+"""
 
 import threading
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""Small language models and made-up responses; a module of its own so that other processes can import it."""
+"""Small language models and made-up responses.
+
+They have a module of their own so that other processes can import it.
+"""
 
 from typing import Any
 
