@@ -93,7 +93,7 @@ def _ready() -> bool:
         return False
 
 
-def trouble(query: str) -> None:
+def make_trouble(query: str) -> None:
     """Have the server forget (`compact`) or fail (`fail?status=503&times=3&path=rayjobs`; status 0 drops connections)."""
     urllib.request.urlopen(urllib.request.Request(f"{URL}/kubox/{query}", method="POST"), timeout=5).read()
 

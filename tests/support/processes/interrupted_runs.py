@@ -42,7 +42,7 @@ NAMES = re.compile(
 OWNED = re.compile(
     r"error: name: run '.*' is owned by (process \d+ of .*|another process), whose last beat is \d+ s old; "
 )
-UNSAID = "is owned by another process"
+UNNAMED_OWNER = "is owned by another process"
 """A driver was killed between the creation of its file and its first word in it; it counts as lost after LOST_S."""
 
 
@@ -93,7 +93,7 @@ class Bench:
         """Start the command, again and again while a driver that sleeps does not count as lost yet."""
         deadline = time.monotonic() + 30
         while (ended := self.start(run.as_given(), how)).status == 1 and OWNED.search(ended.output):
-            assert (self.sleeps or UNSAID in ended.output) and time.monotonic() < deadline, ended.output
+            assert (self.sleeps or UNNAMED_OWNER in ended.output) and time.monotonic() < deadline, ended.output
             time.sleep(0.3)
         self.sleeps = ended.status is None
         return ended

@@ -130,7 +130,7 @@ def sampled(lm: Any, engine: str) -> float:
     policy = TokenPolicy(lm, byte_tokenizer(CONTEXT), ModelConfig(preset="tiny-0.2m", context=CONTEXT), generation)
     completions = make_engine(policy).generate(PROMPTS, 0)
     return max(
-        _off(lm, prompt, completion.ids, torch.tensor(completion.log_probs))
+        log_prob_gap(lm, prompt, completion.ids, torch.tensor(completion.log_probs))
         for prompt, completion in zip(PROMPTS, completions, strict=True)
     )
 
@@ -145,11 +145,11 @@ def scored(lm: Any) -> float:
         ids = [(7 * place + 13 * prompt.stream) % 250 for place in range(11)]
         with torch.no_grad():
             rows = torch.tensor([prompt.ids]), torch.tensor([ids]), torch.ones(1, 11, dtype=torch.bool)
-            worst = max(worst, _off(lm, prompt, ids, policy.evaluate(*rows).log_probs[0]))
+            worst = max(worst, log_prob_gap(lm, prompt, ids, policy.evaluate(*rows).log_probs[0]))
     return worst
 
 
-def _off(lm: Any, prompt: Prompt, ids: list[int], log_probs: torch.Tensor) -> float:
+def log_prob_gap(lm: Any, prompt: Prompt, ids: list[int], log_probs: torch.Tensor) -> float:
     with torch.no_grad():
         all_log_probs = lm(input_ids=torch.tensor([[*prompt.ids, *ids]])).logits[0].float().log_softmax(-1)
     response_log_probs = all_log_probs[len(prompt.ids) - 1 : -1].gather(-1, torch.tensor(ids)[:, None])[:, 0]

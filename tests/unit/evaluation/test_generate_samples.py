@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_models.tokens import stirred
+from toy_models.tokens import add_noise
 from toy_serving.gateways import make_bundle
 
 from marl_ray.cli.evaluation import tasks
@@ -40,7 +40,7 @@ def save(folder: Path, agents: dict[str, str], env: dict[str, Any], context: int
     made = {}
     for seed, name in enumerate(sorted(set(agents.values()))):
         policy = build_token_policy(config, GenerationConfig(max_tokens=8, temperature=1.2), seed)
-        made[name] = plain_copy(stirred(policy))
+        made[name] = plain_copy(add_noise(policy))
     lineage = Lineage(run="r", algorithm={}, config_hash="c", code_version="0", seed=0, env=env, steps=1, metrics={})
     return str(save_token_bundle(folder, agents, made, lineage))
 
