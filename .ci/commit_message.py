@@ -14,6 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 MAX_SUBJECT = 100
+"""Characters of the first line."""
 MAX_EARLIER = 500
 """Maximum number of earlier commits whose subjects new ones are compared with."""
 MAX_LINE = 130
@@ -27,8 +28,11 @@ TRAILER = re.compile(r"[A-Z][a-z]+(-[a-z]+)*-by: ")
 SCISSORS = "# ------------------------ >8 ------------------------"
 
 
-def problem(message: str) -> str | None:
-    """Return the mistake of a message, in one line; None if there is none. Comments of git's template do not count."""
+def find_mistake(message: str) -> str | None:
+    """Return the mistake of a message, in one line; None if there is none.
+
+    Comments of git's template do not count.
+    """
     lines = [line.rstrip() for line in message.split(SCISSORS, maxsplit=1)[0].splitlines() if not line.startswith("#")]
     subject, *rest = "\n".join(lines).strip().splitlines() or [""]
     if not subject or len(subject) > MAX_SUBJECT:
@@ -48,7 +52,7 @@ def problem(message: str) -> str | None:
     return None
 
 
-def problems(base: str) -> list[str]:
+def find_mistakes(base: str) -> list[str]:
     """Return the mistakes of the commits from `base` to HEAD, merges among them, each with its commit.
 
     Raises subprocess.CalledProcessError if git knows no such commit, which it then says itself.
@@ -56,7 +60,9 @@ def problems(base: str) -> list[str]:
     pairs = _messages(f"{base}..HEAD")
     subjects = Counter(subject_of(message) for _, message in pairs)
     subjects.update({subject_of(message) for _, message in _messages(base, f"--max-count={MAX_EARLIER}")})
-    mistakes = [(commit, problem(message) or repeated(subject_of(message), subjects)) for commit, message in pairs]
+    mistakes = [
+        (commit, find_mistake(message) or find_repetition(subject_of(message), subjects)) for commit, message in pairs
+    ]
     return [f"{commit}: {mistake}" for commit, mistake in mistakes if mistake]
 
 
@@ -65,8 +71,11 @@ def subject_of(message: str) -> str:
     return message.strip().partition("\n")[0]
 
 
-def repeated(subject: str, subjects: Counter[str]) -> str | None:
-    """Return the mistake of a subject that several commits have, as those of a branch that was merged and then rebased."""
+def find_repetition(subject: str, subjects: Counter[str]) -> str | None:
+    """Return the mistake of a subject that several commits have; None if one alone has it.
+
+    A branch that was merged and then rebased has such commits.
+    """
     return f"subject: expected one commit of this subject, got {subjects[subject]}" if subjects[subject] > 1 else None
 
 
@@ -81,10 +90,10 @@ def main(arguments: list[str]) -> str | None:
     """Return the mistakes, one a line; None if there are none."""
     match arguments:
         case ["--commits", base]:
-            return "\n".join(problems(base)) or None
+            return "\n".join(find_mistakes(base)) or None
         case [file]:
             message = Path(file).read_text(encoding="utf-8")
-            mistake = None if TO_SQUASH.match(message) else problem(message)
+            mistake = None if TO_SQUASH.match(message) else find_mistake(message)
             return f"commit message: {mistake}" if mistake else None
     return __doc__
 

@@ -37,7 +37,10 @@ def notes(tag: str, sources: str, changelog: str) -> str:
 
 
 def section_of(changelog: str, heading: str) -> str | None:
-    """Return the text below the heading of level 2 that fits the pattern; None if there is no such heading."""
+    """Return the text below the heading that fits the pattern; None if there is none.
+
+    Headings of level 2 alone count.
+    """
     match = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL)
     return None if match is None else match[1].strip()
 

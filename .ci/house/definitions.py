@@ -1,4 +1,7 @@
-"""Checks of what modules define: types of one meaning, few of them Any, names that are read, tests without annotations."""
+"""Checks of what modules define.
+
+Types have one meaning, few of them are Any, names are read, and tests have no annotations.
+"""
 
 import ast
 import re
@@ -27,7 +30,7 @@ def types_of_one_name(files: list[SourceFile]) -> Iterator[Finding]:
 
 
 def type_names(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
-    """Yield the public names of a module's classes and type aliases, also of those in an `if`; `T` is no name."""
+    """Yield the public names of a module's classes and type aliases, also of those in an `if`."""
     for node in (part for top in tree.body for part in (top.body if isinstance(top, ast.If) else [top])):
         match node:
             case ast.ClassDef(name=name):
@@ -53,7 +56,10 @@ def any_types(files: list[SourceFile]) -> Iterator[Finding]:
 
 
 def unread_names(files: list[SourceFile], pages: list[Path]) -> Iterator[Finding]:
-    """Yield what a module defines at its top and nothing reads: neither the product nor an import in the documentation."""
+    """Yield what a module defines at its top and nothing reads.
+
+    Readers are the product, and imports in the documentation.
+    """
     modules = product(files).values()
     readers = [*modules, *(file for file in files if file.name.startswith(READERS))]
     words: set[str] = set().union(*map(words_read, readers))
@@ -67,7 +73,7 @@ def unread_names(files: list[SourceFile], pages: list[Path]) -> Iterator[Finding
 
 
 def words_read(file: SourceFile) -> set[str]:
-    """Return the names that a file reads, or has in a text, by which a part may be found; in whatever module."""
+    """Return the names that a file reads, of whatever module, and the words of its short texts, which may name a part."""
     words: set[str] = set()
     for node in file.nodes:
         match node:

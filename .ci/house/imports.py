@@ -11,7 +11,10 @@ RAY_SEAMS = f"{PACKAGE}.ray_seams"
 
 
 def cycles(files: list[SourceFile]) -> Iterator[Finding]:
-    """Yield a circle of files that import each other, if there is one; imports for types alone and in functions count."""
+    """Yield a circle of files that import each other, if there is one.
+
+    Imports for types alone and in functions count.
+    """
     modules = product(files)
     lines = {module: imported(file, modules) for module, file in modules.items()}
     try:
@@ -87,7 +90,10 @@ def is_private(name: str) -> bool:
 
 
 def replaced_privates(files: list[SourceFile]) -> Iterator[Finding]:
-    """Yield the private names of the product that tests replace by `setattr`; ruff's SLF001 sees those that are read."""
+    """Yield the private names of the product that tests replace by `setattr`.
+
+    Ruff's SLF001 sees those that are read.
+    """
     private = {
         name
         for file in product(files).values()

@@ -26,7 +26,10 @@ def shadowing(files: list[SourceFile]) -> Iterator[Finding]:
 
 
 def scopes(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
-    """Yield the symbol tables of all functions and comprehensions in a scope; the names of a class are attributes."""
+    """Yield the symbol tables of all functions and comprehensions in a scope.
+
+    Those of classes are left out, because their names are attributes.
+    """
     for child in table.get_children():
         if child.get_type() != "class":
             yield child

@@ -45,7 +45,10 @@ def vague_names(files: list[SourceFile]) -> Iterator[Finding]:
 
 
 def bare_participles(files: list[SourceFile]) -> Iterator[Finding]:
-    """Yield the functions and methods of the product whose name is one participle; a property may have such a name."""
+    """Yield the functions and methods of the product whose name is one participle.
+
+    A property may have such a name.
+    """
     for file in product(files).values():
         for node in file.nodes:
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or not PARTICIPLE.fullmatch(node.name):

@@ -1,4 +1,6 @@
-"""Verdicts of official mode against those of the official harness: on all references and on thousands of mutants of them.
+"""Verdicts of official mode against those of the official harness.
+
+They are of all references and of thousands of mutants of them.
 
     .venv/bin/python -m benchmarks.code.judge_agreement --data FOLDER  # HumanEval.jsonl.gz, mbpp.jsonl, sanitized-mbpp.json
 

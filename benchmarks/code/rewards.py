@@ -22,6 +22,7 @@ PROGRAMS = {
     "ends in one": "import os\ndef f(x):\n    if x == 2:\n        os._exit(0)\n    return sum(range(x + 1))\n",
 }
 TESTS, ROUNDS = (3, 10, 50), 7
+"""Numbers of tests of a program, and measurements of each, of which the median is reported."""
 LIMITS = Limits(cpu_s=3.0)
 
 

@@ -32,7 +32,9 @@ from benchmarks.records import RESULTS
 from marl_ray.sandbox import Pool, Status
 
 TARGET_PER_S, TARGET_TIMES = 200, 4
+"""The goal: verdicts of `judge` per second, and how many times the official harness' that is."""
 TIMEOUT_S = 3.0
+"""CPU seconds of a program: the limit of the official harness."""
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 Problem = dict[str, str]
 

@@ -105,7 +105,10 @@ def run_own(
 
 
 def speed(python: Path, tasks: Sequence[str], rounds: int) -> list[dict[str, Any]]:
-    """Measure steps per second of both sides at every setting, learning included; the peers' without their compilation."""
+    """Measure steps per second of both sides at every setting, learning included.
+
+    The peers' are without their compilation.
+    """
     measured, peaks = [], measure_peaks()
     for task in tasks:
         for setting in SETTINGS[task]:
@@ -177,7 +180,10 @@ def learning(python: Path, tasks: Sequence[str], seeds: int) -> list[dict[str, A
 def count_batches_to_target(
     returns: Sequence[float | None], setting: tuple[int, int, int], target: float
 ) -> int | None:
-    """Count batches until the mean of the last WINDOW steps' `returns`, one of each batch, is the target; None if never."""
+    """Count batches until the mean of the last WINDOW steps' `returns` is the target; None if it never is.
+
+    `returns` has one of each batch.
+    """
     copies, steps, _ = setting
     window = math.ceil(WINDOW / (copies * steps))
     for batches in range(window, len(returns) + 1):

@@ -136,7 +136,10 @@ def measure_rllib(python: Path, setting: str, iterations: int, *more: str) -> di
 
 
 def raw_steps_per_second(package: bool, seconds: float) -> float:
-    """Return steps per second under random actions in this process, of MultiGrid's own environment or marl-ray's version."""
+    """Return steps per second under random actions in this process.
+
+    The environment is MultiGrid's own or marl-ray's version.
+    """
     import gymnasium
     import multigrid.envs  # noqa: F401  registers the environments
     import numpy as np

@@ -1,4 +1,6 @@
-"""A slow environment whose next batch is played while the team learns, against the same run without overlap, in turn.
+"""A slow environment whose next batch is played while the team learns.
+
+It is measured against the same run without overlap, in turn.
 
     .venv/bin/python -m benchmarks.environments.overlap
 
@@ -23,7 +25,9 @@ from marl_ray.training.loop.run import Run
 from marl_ray.training.single_process import process_group
 
 STEP_S = 0.005
+"""Seconds that a step of the environment waits."""
 COPIES, HORIZON, WARM_UP = 8, 32, 2
+"""Environment copies, steps of each in a batch, and first iterations that are not counted."""
 KEYS = {"in turn": "train.overlap=false", "overlapped": "train.overlap=true"}
 NETWORK = "team={all: {network: {hidden: [256, 256], normalize: false}}}"
 

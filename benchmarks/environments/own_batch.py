@@ -1,4 +1,6 @@
-"""Steps per second of one's own environment as a batch of compiled functions, and of the same one in the loop, in turn.
+"""Steps per second of one's own environment as a batch of compiled functions.
+
+The same one in the loop is measured in turn.
 
     .venv/bin/python -m benchmarks.environments.own_batch
 

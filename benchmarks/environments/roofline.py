@@ -80,7 +80,10 @@ def work_of(config: RunConfig) -> tuple[Work, Work]:
 def roofline_lines(
     config: RunConfig, peaks: Work, steps_per_second: float, shares: dict[str, float], workers: int
 ) -> list[str]:
-    """Say how much of each part's time a machine at its peaks would take; `shares` are those of an iteration."""
+    """Say how much of each part's time a machine at its peaks would take.
+
+    `shares` are those of an iteration.
+    """
     lines = []
     for part, work in zip(("rollout", "update"), work_of(config), strict=True):
         seconds = workers * shares[part] / steps_per_second

@@ -34,10 +34,13 @@ from marl_ray.envs.web.webarena.environment import WebArena
 
 AGENT = "agent"
 ROUNDS = 30
+"""Measurements of each action and opening; a result of fewer is not stored."""
 SPLITS = {"expert": "all", "random": "test"}
 """The agents that play the synthetic tasks, and the tasks of each."""
 GOAL_MS, GOAL_S = 60.0, 300.0
+"""The goals: milliseconds that an action costs beyond the page's own, and seconds of all synthetic tasks."""
 WAIT_S = 60.0
+"""Deadline of a call of the browser, in seconds."""
 ACTIONS = ("follow a link", "click into a text box", "type ten letters")
 Milliseconds = dict[str, dict[str, list[float]]]
 

@@ -142,7 +142,9 @@ def shares(mean_t: float, mean_c: float) -> Any:
 
 RAMP = np.repeat([0.05, 0.25, 0.5], UNITS // 3)
 LOSSES = (-110.0, 10.0)
+"""Bounds of an outcome whose rare loss is 100."""
 LATE, TENTH = ((0.5, 0.632), (0.5, 0.865)), ((0.1, 0.1), (0.1, 0.1))
+"""For treatment and control, the chances that a failure and a success report: successes come late, or a tenth of all."""
 AT_MARGIN: dict[str, Case] = {
     "Gaussian, treatment loses 100 with p = 0.001, bounds [-110, 10]": Case(rare_losses, 0.1, *LOSSES),
     "the same with a shift of -0.1, winsorized to [-5, 5]": Case(
@@ -188,7 +190,10 @@ HARMED: dict[str, Case] = {
 def decision_times(
     case: Case, side: int, margin: float, runs: int, seed: int, alpha: float, evidence: Evidence
 ) -> list[Any]:
-    """Return the units at which exact test and normal mixture decide, (runs,) each; infinite where they do not."""
+    """Return the units at which exact test and normal mixture decide, (runs,) each.
+
+    They are infinite where the test does not decide.
+    """
     limit, exact, normal = -math.log(alpha), [], []
     for k in range(max(1, runs // CHUNK)):
         drawn = stream(case, np.random.default_rng([seed, k]), min(runs, CHUNK))

@@ -21,7 +21,9 @@ from marl_ray.experiments.statistics.sequential import judge_harm
 from marl_ray.serving.rollout_decisions.questions import Measure, ask
 
 LOOKS = 200
+"""Looks at an experiment."""
 MIN_OUTCOMES = 50
+"""Outcomes of each arm before anything is decided, as by default."""
 Evidence = Callable[..., np.ndarray]
 """`log_evidence` of `benchmarks/experiments/error_rates.py`."""
 
@@ -87,7 +89,10 @@ class Seen(NamedTuple):
     zeros: np.ndarray
 
     def moments(self, shift: float = 0.0, fill: np.ndarray | float | None = None) -> tuple[np.ndarray, ...]:
-        """Return number, mean and variance of the reports, moved by `shift`; and of all others as `fill`, if it is given."""
+        """Return number, mean and variance of the reports, moved by `shift`.
+
+        If `fill` is given, all other units count as this value.
+        """
         others = 0.0 if fill is None else self.judged - self.ones - self.zeros
         value = 0.0 if fill is None else fill
         n = np.maximum(self.ones + self.zeros + others, 1e-9)

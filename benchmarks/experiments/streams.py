@@ -137,7 +137,10 @@ def _summary(sums: ArmSums, at: tuple[int, int]) -> Summary:
 
 
 def _pool_at_looks(strata: Sequence[Sequence[ArmSums]]) -> Looks:
-    """Apply `unit_clusters.pool_strata` at every look; strata have both arms' counts, means and squared deviations."""
+    """Apply `unit_clusters.pool_strata` at every look.
+
+    Strata have both arms' counts, means and squared deviations.
+    """
     both = np.stack([(first[0] > 0) & (other[0] > 0) for first, other in strata])
     n, mean, squares = (np.stack([[arm[k] for arm in arms] for arms in strata]) for k in range(3))
     n, several = np.where(both[:, None], n, 0.0), both.sum(0) > 1

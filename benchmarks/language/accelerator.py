@@ -37,6 +37,7 @@ from benchmarks.records import RESULTS
 from marl_ray.temporary_folders import temporary_folder
 
 GIB = 1 << 30
+"""Bytes."""
 CASES = {
     "0.5b": ((False, False), (True, False), (True, True)),
     "3b": ((True, False), (True, True)),

@@ -76,7 +76,10 @@ class StepSettings(NamedTuple):
 
 
 class TrainedRow(NamedTuple):
-    """A training step; None where the device had no room for it, or, of the peak, where it does not count memory."""
+    """A training step, as it was measured.
+
+    A field is None where the device had no room for the step, and the peak also where the device counts no memory.
+    """
 
     size: str
     settings: StepSettings

@@ -28,6 +28,7 @@ from benchmarks.records import RESULTS, machine
 KIND, ALGORITHM = "program", "grpo"
 ENGINES = {"torch": "built-in (`torch`)", "vllm": "vLLM (`vllm`)"}
 ITERATIONS = 40
+"""Iterations of each run: fewer than in `pass_rates.py`, because each seed trains twice."""
 SHARE = 0.5
 """The share of the built-in engine's gain that the width of the difference's interval must stay under. An interval that
 contains 0 and is narrower excludes that training with vLLM loses as much as half of what training gives."""
@@ -37,7 +38,10 @@ SETTINGS = {"kind": KINDS[KIND], "hyper": HYPER | OWN[ALGORITHM], "samples": SAM
 
 
 def compare_engines(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Subtract the built-in engine from vLLM over the seeds that both have trained; values in points of pass@1."""
+    """Subtract the built-in engine from vLLM over the seeds that both have trained.
+
+    Values are in points of pass@1.
+    """
     by_engine = {name: {run["seed"]: run for run in runs if run["engine"] == name} for name in ENGINES}
     seeds = sorted(set.intersection(*(set(torch_runs) for torch_runs in by_engine.values())))
     torch_runs, vllm_runs = ([by_engine[name][seed] for seed in seeds] for name in ENGINES)

@@ -1,7 +1,7 @@
-"""One engine's speed, hand-over of weights and log-probabilities: a process that `throughput.py` starts in `.venv-vllm`.
+"""One engine's speed, hand-over of weights and log-probabilities.
 
-A call samples a response to each of `throughput.py`'s prompts. Before each call the weights are written anew, as after an
-update. Prints a JSON object.
+`throughput.py` starts this process in `.venv-vllm`. A call samples a response to each of `throughput.py`'s prompts.
+Before each call the weights are written anew, as after an update. Prints a JSON object.
 """
 
 import argparse

@@ -17,7 +17,9 @@ from marl_ray.training.team.memory_plan import MemoryPlan, memory_plan
 
 SIZES = ("3B", "7B", "32B", "72B")
 GPUS = (1, 2, 4, 8, 16, 32, 64)
+"""Numbers of GPUs that share the step."""
 GIB = 1 << 30
+"""Bytes."""
 
 
 def run_of(size: str) -> RunConfig:

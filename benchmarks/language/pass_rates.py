@@ -1,4 +1,6 @@
-"""Skills that language models learn: pass@1 of held-out tasks before and after, and a team against its generator alone.
+"""Skills that language models learn, as pass@1 of held-out tasks before and after.
+
+A team is compared with its generator alone.
 
     .venv/bin/python -m benchmarks.language.pass_rates              four algorithms and the team, three seeds each
     .venv/bin/python -m benchmarks.language.pass_rates --quick      GRPO with one seed; nothing is stored
@@ -28,14 +30,19 @@ from marl_ray.evaluation.statistics import BootstrapInterval
 MIN_GAIN, MAX_SECONDS = 20.0, 600.0
 """Points of pass@1 that each seed must gain, and seconds that its warm start and run may take together."""
 ITERATIONS = 60
+"""Iterations of each run of an algorithm."""
 TEAM_TOKENS = 400_000
 """Sampled tokens of training, on both sides of the comparison."""
 RESAMPLES = 10_000
+"""Resamples of the bootstrap."""
 SETTINGS = {"kinds": KINDS, "hyper": HYPER, "own": OWN, "every": EVERY, "samples": SAMPLES}
 
 
 def crossed_bootstrap(values: NDArray[np.float64], seed: int = 0) -> BootstrapInterval:
-    """Return the mean of (runs, tasks) with its 95 % percentile interval; runs and tasks are both drawn anew (Owen 2007)."""
+    """Return the mean of (runs, tasks) with its 95 % percentile interval.
+
+    Runs and tasks are both drawn anew (Owen 2007).
+    """
     runs, tasks = values.shape
     random = np.random.default_rng(seed)
     rows = random.multinomial(runs, np.full(runs, 1 / runs), RESAMPLES) / runs

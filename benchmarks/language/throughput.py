@@ -31,6 +31,7 @@ ENGINE = "benchmarks.language.engines"
 PACKAGES = ("trl==1.16.0", "torch==2.13.0", "datasets")
 PRESETS = ("tiny-1m", "tiny-6m")
 PROMPTS, GROUP, TOKENS, LR = 8, 8, 64, 1e-5
+"""Prompts of a batch, responses to each, tokens of a response, and the learning rate of both libraries."""
 MICRO_BATCH = 32
 """Responses that share a pass of our update: few enough for the processor's caches; never changes results."""
 WARM_UP = 2

@@ -38,9 +38,11 @@ KINDS = {
 """One program and no second try; a generator that repairs its program; a generator and its reviewer."""
 TOKENS = {"generator": 40, "reviewer": 24}
 DEMONSTRATIONS, BATCH = 640, 32
+"""Demonstrations of the warm start, and how many make a gradient step."""
 STAGES = ((10, 1.5e-3), *[(1, 1e-3)] * 8)
 """Epochs and learning rate of the warm start's parts; it ends with the first part that reaches `likely`."""
 COPIES, GROUP = 256, 8
+"""Episodes of a batch, and how many of them begin alike and are compared."""
 HYPER: dict[str, Any] = {"lr": 2e-4, "epochs": 1, "minibatches": 4, "max_grad_norm": 1.0, "entropy_coef": 0.0}
 """Settings of every algorithm: four gradient steps per batch."""
 OWN: dict[str, dict[str, Any]] = {

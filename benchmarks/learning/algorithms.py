@@ -40,14 +40,19 @@ sys.path.insert(0, str(ROOT / "tests/support"))
 import slow_references as references
 
 BATCH, STEPS, GROUP, SIGNALS = 4096, 512, 8, 2
+"""Sequences of the batch, steps of each, sequences of a group, and costs of a step."""
 LOOP_ROWS, LOOP_RUNS = 16, 3
 """Sequences that the references get; a multiple of the group size."""
 RUNS, TARGET_MS = 15, 50
+"""Measurements of each formula, and the goal of their median, in milliseconds."""
 Case = tuple[str, Callable[[], object], Callable[[], object] | None]
 
 
 def batch(rows: int) -> dict[str, Any]:
-    """Return the first rows of one batch: ragged responses, some with gaps (tool output), and actor-critic rows beside."""
+    """Return the first rows of one batch.
+
+    They are ragged responses, some with gaps (tool output), and actor-critic rows beside.
+    """
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(5, BATCH, STEPS, generator=generator)
     chance = torch.rand(3, BATCH, STEPS, generator=generator)

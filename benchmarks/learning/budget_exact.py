@@ -1,7 +1,8 @@
-"""The exact value of a policy of `budget_dag`: by enumeration of every state that an episode can reach, not by play.
+"""The exact value of a policy of `budget_dag`.
 
-A sub-task's chance is known, so a policy's mean return, mean cost and chance to keep a limit are sums over states. The
-episodes of a play would blur the differences between good policies (0.02 of return with 4,096 episodes).
+Every state that an episode can reach is enumerated, and none is played. A sub-task's chance is known, so a policy's
+mean return, mean cost and chance to keep a limit are sums over states. The episodes of a play would blur the
+differences between good policies (0.02 of return with 4,096 episodes).
 """
 
 from typing import Any, NamedTuple

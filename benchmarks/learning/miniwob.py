@@ -37,6 +37,7 @@ PAGES = {
 }
 """Pages, and the steps of their runs."""
 VARIANTS = 100
+"""Held-out variants of a page."""
 GOAL, LIMIT_S = 0.9, 1200.0
 """The goal of every page: the share of variants that are solved, in the mean of its seeds, and the seconds of a run."""
 

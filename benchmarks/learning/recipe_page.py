@@ -1,4 +1,7 @@
-"""The tables of docs/recipes.md and their pictures, from stored results; the sentences of the page are its own."""
+"""The tables of docs/recipes.md and their pictures, from stored results.
+
+The sentences of the page are its own.
+"""
 
 import json
 import re
@@ -14,6 +17,7 @@ from marl_ray.evaluation.statistics import stratified_bootstrap
 
 PAGE, IMAGES = ROOT / "docs/recipes.md", ROOT / "docs/images"
 GIB = 2**30
+"""Bytes."""
 Curves = Sequence[Sequence[Sequence[float]]]
 """For each seed the points (steps, value) of its evaluations."""
 
@@ -167,7 +171,10 @@ def language_recipes(stored: dict[str, Any]) -> list[Recipe]:
 
 
 def learning_table(recipes: Sequence[Recipe], percent: bool = False) -> Iterator[str]:
-    """Return a table of learning; of fewer than three seeds it shows each score, because an interval of two says nothing."""
+    """Return a table of learning.
+
+    Of fewer than three seeds it shows each score, because an interval of two says nothing.
+    """
     yield from ("| config | what it learns | score | seeds | seconds |", "|---|---|---|---|---|")
     for recipe in recipes:
         config = ", ".join(f"`{part}`" for part in (recipe.config, *recipe.changes))

@@ -1,4 +1,6 @@
-"""Returns that the algorithms reach over several seeds: interquartile means, stratified bootstrap intervals, exact values.
+"""Returns that the algorithms reach over several seeds.
+
+They are interquartile means with stratified bootstrap intervals, beside exact values.
 
     .venv/bin/python -m benchmarks.learning.returns                     every task, five seeds
     .venv/bin/python -m benchmarks.learning.returns --tasks cartpole    some of them
@@ -28,6 +30,7 @@ from marl_ray.evaluation.statistics import marl_eval_document, stratified_bootst
 from marl_ray.training.checkpoints.storage import local_stored_folder
 
 EVALUATION_SEED = 1_000_000
+"""Seed of the first start, far from the seeds of the runs."""
 BUDGET, TOLERATED = 30.0, 1.02
 """The budget of budget_dag's mean cost, and the multiple of it that a final policy may cost."""
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import optax
 
 WIDTH, GAMMA, LAMBDA, CLIP, VALUE, NORM = 64, 0.99, 0.95, 0.2, 0.5, 0.5
+"""Units of a layer, discount, GAE's lambda, PPO's clip, weight of the value loss, greatest norm of a gradient."""
 
 
 class World(NamedTuple):

@@ -20,6 +20,7 @@ import numpy as np
 SIZES = (11, 6, 4)
 """Values of a cell's type, colour and state (or direction of an agent)."""
 CELLS = 7 * 7
+"""Cells of an agent's view."""
 WIDTH = CELLS * sum(SIZES) + 4
 # Column of a cell's first type, colour and state, in the order of the flattened view; last the direction's.
 OFFSETS = np.array(
@@ -105,7 +106,10 @@ def make_environment(kind: str, name: str, agents: int) -> Any:
 
 
 def build(options: argparse.Namespace) -> Any:
-    """Build PPO on RLlib's current API stack, with the hyper-parameters of marl-ray's run, learning in the main process."""
+    """Build PPO on RLlib's current API stack, which learns in the main process.
+
+    The hyper-parameters are those of marl-ray's run.
+    """
     import torch
     from ray.rllib.algorithms.ppo import PPOConfig
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig

@@ -31,6 +31,7 @@ from benchmarks.tables import median_range
 SHAPE: dict[str, Any] = {"hidden_size": 640, "intermediate_size": 1920, "num_hidden_layers": 12}
 """The shape of the language model: 64 million parameters."""
 GOAL = 0.10
+"""The share of a `torch.save` for which a checkpoint may hold the training up."""
 REPEATS = 5
 """Least number of a large state's checkpoints whose result is stored."""
 SMALL_REPEATS = 10

@@ -17,6 +17,7 @@ from pathlib import Path
 from benchmarks.records import RESULTS
 
 RUNS = 11
+"""Measurements of each command, of which the median is reported."""
 COMMANDS = {
     "marl-ray --help": [str(Path(sys.executable).parent / "marl-ray"), "--help"],
     "marl-ray config schema": [str(Path(sys.executable).parent / "marl-ray"), "config", "schema"],

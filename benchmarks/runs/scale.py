@@ -21,12 +21,15 @@ from typing import Any
 from benchmarks.records import RESULTS, machine
 
 TRIALS, TPE_TRIALS = (100, 400, 1600), (100, 400)
+"""Numbers of trials of a sweep; TPE takes longer with each of them."""
 SWEEPS = {"asha": TRIALS, "fifo": TRIALS, "fifo-tpe": TPE_TRIALS}
 """Scheduler, and search if it is not random -> numbers of trials."""
 POLICIES, WORKERS = (1, 4, 16, 64), (10, 100, 1000)
+"""Numbers of policies of a team, and of workers of a run."""
 QUICK = 2
 """Sizes of each kind that a quick look measures, the least ones."""
 GOAL_MS = 5.0
+"""The goal: milliseconds of the driver for each trial, whatever their number."""
 
 
 def measure_sweeps(sizes_of_each: int | None) -> dict[str, Any]:

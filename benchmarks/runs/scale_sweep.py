@@ -19,6 +19,7 @@ from marl_ray.tuning.running.running_sweep import RunningSweep
 from marl_ray.tuning.running.trial_files import Leg
 
 SEEDS, SLOTS, TOTAL = 3, 64, 40_960
+"""Seeds of a trial, trials at a time, and environment steps of a trial."""
 REPORTS, METRICS = 4, 40
 """Reports of a leg, a row each, and metrics of a row."""
 SPACE = {

@@ -17,7 +17,9 @@ from marl_ray.training.loop.run import Run
 from marl_ray.training.single_process import process_group
 
 COPIES, HORIZON, LENGTH = 8, 32, 16
+"""Environment copies, steps of each in a batch, and steps of an episode."""
 WARM_UP, ITERATIONS, CHECKPOINTS = 2, 3, 3
+"""First iterations that are not counted, and iterations and checkpoints that are."""
 
 
 class Crowd(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # PettingZoo has no types
@@ -80,7 +82,10 @@ def team_config(policies: int) -> RunConfig:
 
 
 def team_times(policies: int) -> dict[str, float]:
-    """Return the milliseconds of CPU for each policy: of an iteration and its parts, and of a checkpoint with its bundle."""
+    """Return the milliseconds of CPU for each policy.
+
+    They are of an iteration and its parts, and of a checkpoint with its bundle.
+    """
     with process_group():
         began = time.process_time()
         run = Run(team_config(policies), torch.device("cpu"))

@@ -1,8 +1,9 @@
-"""Cost of the driver of a run for each worker while it waits: Ray Train's look after its workers, with simulated workers.
+"""Cost of the driver of a run for each worker while it waits.
 
-Ray Train's own code asks every worker by a call of its actor and gathers the answers, with the callbacks that a run adds.
-The calls are real and cross process borders. Behind them are ANSWERING processes instead of one for each worker, so that the
-look's cost for the driver's process is measured, and not that of a machine with a thousand processes.
+Ray Train looks after its workers, which are simulated. Ray Train's own code asks every worker by a call of its actor
+and gathers the answers, with the callbacks that a run adds. The calls are real and cross process borders. Behind them
+are ANSWERING processes instead of one for each worker, so that the look's cost for the driver's process is measured,
+and not that of a machine with a thousand processes.
 """
 
 import statistics
@@ -17,7 +18,9 @@ from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGro
 from marl_ray.ray_seams import naming_callback, poll_interval
 
 ANSWERING, LOOKS, WARM_UP = 2, 20, 3
+"""Actors that answer for all workers, looks that are counted, and first looks that are not."""
 ANSWER_S = 60.0
+"""Deadline of a worker's answer, in seconds."""
 
 
 @ray.remote(num_cpus=0)

@@ -26,7 +26,9 @@ from marl_ray.tuning.running.driver import check_sweep, run_sweep
 
 FILE = ROOT / "jobs/configs/sweep_algorithms.yaml"
 CPUS = 2
+"""Logical CPUs of the sweep's Ray."""
 SECONDS_GOAL, STEPS_GOAL = 1.25, 0.5
+"""The goals: the sweep's time over that of the runs one by one, and halving's steps over all steps."""
 
 
 def load_shipped_sweep(storage: str, steps: int, fifo: bool = False) -> SweepConfig:

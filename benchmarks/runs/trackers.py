@@ -46,7 +46,9 @@ KINDS = {
 WARM_UP = 2
 """Rows that are not counted."""
 GOAL = 0.98
+"""The goal: steps per second beside a tracker that fails, over those without one."""
 PORT = 5987
+"""Port of the MLflow server on this machine."""
 ROUNDS = 3
 """Least number of rounds whose result is stored."""
 LEAVE_S = 3.0
@@ -61,7 +63,10 @@ def taken_file(run: RunConfig) -> Path:
 
 
 class Well:
-    """A tracker that notes what it takes; those of a class that is derived fail in some way while they are ill."""
+    """A tracker that notes what it takes.
+
+    Classes that are derived from it fail in some way while they are ill.
+    """
 
     def __init__(self, config: RunConfig, run_id: str):
         self.ill, self.taken = Path(config.storage, ILL), taken_file(config)

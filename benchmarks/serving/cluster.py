@@ -34,6 +34,7 @@ OBSERVATIONS = 256
 """Distinct requests but for their sessions."""
 ARMS = ("control", "treatment")
 DEPLOY_S = 600.0
+"""Deadline of a deployment, in seconds."""
 SETTLE_S = 5.0
 """HAProxy is reloaded when replicas come, a little later than they are said to run; that closes connections."""
 
@@ -112,10 +113,10 @@ def admin_key(folder: Path) -> tuple[str, str]:
 
 @contextmanager
 def serve_applications(applications: Mapping[str, Mapping[str, Any]], optimized: bool) -> Iterator[dict[str, Running]]:
-    """Start Ray and these applications on it, on loopback only; all of it is gone afterwards, whatever happens.
+    """Start Ray and these applications on it, on loopback only.
 
-    `optimized`: HAProxy and Serve's throughput mode, else Serve's defaults. Both are environment variables of the
-    cluster, so every mode is a new Ray.
+    All of it is gone afterwards, whatever happens. `optimized`: HAProxy and Serve's throughput mode, else Serve's
+    defaults. Both are environment variables of the cluster, so every mode is a new Ray.
     """
     path = os.pathsep.join(filter(None, [str(ROOT / "benchmarks/peers"), os.environ.get("PYTHONPATH")]))
     with (

@@ -27,6 +27,7 @@ SESSIONS = (1, 5, 20)
 """Acts of a session."""
 NAME = "exp"
 FOLLOW_S = 10.0
+"""Deadline of an answer, and of the gateway's notice of a new epoch, in seconds."""
 
 
 def epochs(options: argparse.Namespace, connections: int) -> dict[str, Any]:

@@ -53,16 +53,20 @@ FEW_CONNECTIONS = 5
 """Requests that Serve's default of `max_ongoing_requests` takes at once: beyond it the default router backs off, so
 `default` may show its best rate here."""
 WARM_UP_S = 1
+"""Seconds of requests before those that are counted."""
 SAMPLE_S = 2.0
+"""Seconds between two readings of a replica's memory."""
 CHUNK_S = 20
 """wrk counts seconds, not requests: the soak is made of pieces this long."""
 QUIET_S = 1.0
 """A rollback is over when the arm has not answered any request sent within this."""
 WAIT_S = 20.0
+"""Deadline of an answer and of a change of the experiment, in seconds."""
 SEEN = 50
 """Answers of each arm before it is rolled back."""
 WEIGHTS = ({"a": 1, "b": 1}, {"a": 9, "b": 1}, {"a": 99, "b": 1}, {"a": 3, "b": 2, "c": 1})
 SRM_LOOKS = 100
+"""Looks at the sample ratio, at equal distances."""
 
 
 def application(name: str, folder: Path, bundles: dict[str, str]) -> dict[str, Any]:

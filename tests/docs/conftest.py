@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from docs.pages import ROOT, WALKED, first_of
+from docs.pages import ROOT, WALKED, first_page_of
 from docs.walks import Walk, skipped_blocks, walk_in
 
 
@@ -29,7 +29,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             page = ROOT / nodeid.partition("[")[2].removesuffix("]")
-            return str(first_of(page)) if page in WALKED else nodeid
+            return str(first_page_of(page)) if page in WALKED else nodeid
 
     return Scheduling(config, log)
 

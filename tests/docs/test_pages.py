@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from docs.pages import ROOT, WALKED, Block, blocks, first_of, pages_before
+from docs.pages import ROOT, WALKED, Block, blocks, first_page_of, pages_before
 
 
 def commands_of(page: Path) -> list[Block]:
@@ -13,7 +13,11 @@ def commands_of(page: Path) -> list[Block]:
 
 STEPS = sorted(
     (page for page in WALKED if commands_of(page)),
-    key=lambda page: (-len(commands_of(first_of(page))), WALKED.index(first_of(page)), len(pages_before(page))),
+    key=lambda page: (
+        -len(commands_of(first_page_of(page))),
+        WALKED.index(first_page_of(page)),
+        len(pages_before(page)),
+    ),
 )
 """The longest walks begin first, so that none is left alone at the end; the pages of a walk are in order."""
 
@@ -21,7 +25,7 @@ STEPS = sorted(
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("walk", "page"),
-    [pytest.param(first_of(page), page, id=str(page.relative_to(ROOT))) for page in STEPS],
+    [pytest.param(first_page_of(page), page, id=str(page.relative_to(ROOT))) for page in STEPS],
     indirect=["walk"],
     scope="module",  # else pytest ends a walk after each of its pages, and the next page begins it anew
 )

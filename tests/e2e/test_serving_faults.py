@@ -28,12 +28,15 @@ from marl_ray.experiments.database.connections import Database
 SECRET = "admin's secret"
 CONTROL, TREATMENT = "one", "four"
 REPLICAS = 2
+"""Replicas of the gateway."""
 CUT_S = 1.0
 """Seconds after the acknowledgement of a rollback within which every replica stops exposing the arm."""
 QUIET_S = 2.0
-"""Load before a fault and after all is whole again."""
+"""Seconds of load before a fault, and after everything answers again."""
 WRITTEN_S = 10.0
+"""Deadline of the last exposures in the database, in seconds."""
 AWAY_S = 10.0
+"""Seconds that the database is away."""
 KILLS = {"replica": REPLICA, "controller": CONTROLLER, "proxy": PROXY}
 NOTICED_S = 2.0
 """Seconds after a replica's death within which no request is sent to it any more."""
@@ -163,7 +166,10 @@ def loaded(gateway: Deployed, fault: str, recovery_s: float = 0.0) -> Iterator[l
 
 
 def has_its_arms_again(gateway: Deployed, experiment: str, before: Mapping[str, str], recovery_s: float) -> None:
-    """Every session gets the arm that it had, from one replica and from the other, `recovery_s` from now at the latest."""
+    """Wait until every session gets the arm that it had, from both replicas.
+
+    An AssertionError says if that takes longer than `recovery_s`.
+    """
     deadline = time.monotonic() + recovery_s
     while True:
         late = time.monotonic() >= deadline

@@ -64,10 +64,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` folder of a fresh environment that holds the wheel; it borrows this environment's dependencies.
+    """The `bin` folder of a fresh environment that holds the wheel.
 
-    A `.pth` file adds a folder behind the fresh environment's own. The `.pth` file of this checkout in that folder is not
-    read, so `marl_ray` is the wheel's.
+    It borrows this environment's dependencies. A `.pth` file adds a folder behind the fresh environment's own. The
+    `.pth` file of this checkout in that folder is not read, so `marl_ray` is the wheel's.
     """
     fresh = tmp_path_factory.mktemp("fresh")
     venv.create(fresh, symlinks=True)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from marl_ray.cli import app
 from marl_ray.config import SPECS
-from marl_ray.conformance.algorithm import properties, truth
+from marl_ray.conformance.algorithm import constraints, learning, truth
 from marl_ray.conformance.algorithm.check import check_algorithm
 from marl_ray.conformance.algorithm.comparing import first_update
 from marl_ray.conformance.algorithm.game_run import GridPoint
@@ -35,13 +35,13 @@ def test_every_algorithm_does_what_its_formulas_say(algorithm):
 @pytest.mark.parametrize(
     ("name", "check", "case"),
     [
-        ("HOPEFUL", properties.no_drift, GridPoint(below=True)),
-        ("HOPEFUL", properties.no_drift_of_texts, GridPoint()),
-        ("BY_LENGTH", properties.uneven_lengths, GridPoint()),
-        ("CLIPPED_AROUND_ZERO", properties.value_clip, GridPoint()),
-        ("BACKWARDS", properties.reward_gradient, GridPoint(2, 3)),
-        ("BACKWARDS", properties.cost_gradient, GridPoint(1, 3)),
-        ("SHORT_SIGHTED", properties.reward_gradient, GridPoint(2, 1, below=True)),
+        ("HOPEFUL", learning.no_drift, GridPoint(below=True)),
+        ("HOPEFUL", learning.no_drift_of_texts, GridPoint()),
+        ("BY_LENGTH", learning.uneven_lengths, GridPoint()),
+        ("CLIPPED_AROUND_ZERO", learning.value_clip, GridPoint()),
+        ("BACKWARDS", learning.reward_gradient, GridPoint(2, 3)),
+        ("BACKWARDS", constraints.cost_gradient, GridPoint(1, 3)),
+        ("SHORT_SIGHTED", learning.reward_gradient, GridPoint(2, 1, below=True)),
     ],
 )
 def test_a_mistake_is_found(name, check, case):

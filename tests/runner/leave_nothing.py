@@ -22,6 +22,7 @@ from pathlib import Path
 import psutil
 
 PR_SET_CHILD_SUBREAPER = 36
+"""The option of Linux's prctl by which orphans become children of this process."""
 GRACE_S = 1.0
 """Seconds that processes have to exit by themselves, and again after SIGTERM."""
 STOP_S = 60.0
@@ -84,7 +85,10 @@ def _look(unwaited: dict[int, float]) -> None:
 
 
 def _processes() -> tuple[dict[int, int], dict[int, float]]:
-    """Parent, and CPU seconds with those of the children it waited for, of every process; psutil reads far more."""
+    """Return the parent and the CPU seconds of every process, with those of children it waited for.
+
+    psutil would read far more.
+    """
     parents, used_s = {}, {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it has just exited

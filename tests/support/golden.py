@@ -1,7 +1,7 @@
-"""Short training runs whose metrics are stored bit for bit: `.venv/bin/python tests/support/golden.py` records them anew.
+"""Short training runs whose metrics are stored bit for bit.
 
-A change of the code that is meant to leave all numbers as they are leaves these files as they are. A change of the numbers
-records them anew, and its commit says why they moved.
+`.venv/bin/python tests/support/golden.py` records them anew. A change of the code that is meant to leave all numbers as
+they are leaves these files as they are. A change of the numbers records them anew, and its commit says why they moved.
 """
 
 import json

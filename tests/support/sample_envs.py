@@ -154,6 +154,7 @@ def hello() -> str:
 
 
 NOT_CALLABLE = 3
+"""A number where an environment is expected."""
 
 
 class Greedy(Countdown):

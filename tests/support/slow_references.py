@@ -1,4 +1,7 @@
-"""The shared maths of the algorithms once more: loops over Python floats (float64), as slow and obvious as possible."""
+"""The shared maths of the algorithms once more, as slow and obvious as possible.
+
+It is loops over Python floats (float64).
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence

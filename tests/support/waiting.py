@@ -10,7 +10,10 @@ LOOK_S = 0.02
 
 
 def until(condition: Callable[[], Any], what: str = "a condition", deadline_s: float = 60.0) -> Any:
-    """Wait until the condition holds, and return what it returned. An AssertionError names `what` when the time is over."""
+    """Wait until the condition holds, and return what it returned.
+
+    An AssertionError names `what` when the time is over.
+    """
     end = time.monotonic() + deadline_s
     while not (result := condition()):
         assert time.monotonic() < end, f"waited {deadline_s:g} s for {what}"

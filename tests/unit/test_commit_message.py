@@ -12,7 +12,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / ".ci" / "commit_message.py"
-problem = runpy.run_path(str(SCRIPT))["problem"]
+find_mistake = runpy.run_path(str(SCRIPT))["find_mistake"]
 WHY = "\n\nThe old one was slow.\n"
 
 
@@ -31,7 +31,7 @@ WHY = "\n\nThe old one was slow.\n"
     ],
 )
 def test_messages_that_pass(message):
-    assert problem(message) is None
+    assert find_mistake(message) is None
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_messages_that_pass(message):
     ],
 )
 def test_messages_that_are_refused(message, start):
-    assert problem(message).startswith(start)
+    assert find_mistake(message).startswith(start)
 
 
 def ask(*arguments: str | Path) -> subprocess.CompletedProcess:

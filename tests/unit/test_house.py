@@ -8,8 +8,8 @@ HOUSE = Path(__file__).parents[2] / ".ci" / "house"
 PURPOSE = '"""The folder\'s purpose."""\n'
 CLEAN = {
     "src/marl_ray/__init__.py": PURPOSE,
-    "src/marl_ray/versions/__init__.py": PURPOSE,
-    **{f"src/marl_ray/versions/r{number}.py": "def upgrade(): ...\n" for number in range(12)},
+    "src/marl_ray/rewards/__init__.py": PURPOSE,
+    **{f"src/marl_ray/rewards/r{number}.py": "print('paid')\n" for number in range(12)},
     "src/marl_ray/ray_seams.py": "from ray._private import _Thing\n\nTHING = _Thing\n",
     "src/marl_ray/sides.py": 'def sides(pair):\n    """Return both."""\n    left, right = pair\n    return left, right\n',
     "serve/app.py": "from marl_ray.ray_seams import THING\nfrom marl_ray.sides import sides\n\nprint(sides(THING))\n",

@@ -57,9 +57,9 @@ def gap(sampled: Sampled, prompts: Sequence[Prompt], completions: Sequence[Compl
     """Greatest difference from the policy's own log-probabilities, from a full pass for each response."""
     differences = []
     for prompt, completion in zip(prompts, completions, strict=True):
-        rows = [torch.tensor([ids]) for ids in (prompt.ids, completion.ids)]
+        context, response = (torch.tensor([ids]) for ids in (prompt.ids, completion.ids))
         with torch.no_grad():
-            scores = sampled.plain.evaluate(*rows, torch.ones_like(rows[1], dtype=torch.bool)).log_probs[0]
+            scores = sampled.plain.evaluate(context, response, torch.ones_like(response, dtype=torch.bool)).log_probs[0]
         differences += (scores - torch.tensor(completion.log_probs)).abs().tolist()
     return max(differences)
 

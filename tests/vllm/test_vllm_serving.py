@@ -79,7 +79,7 @@ def test_responses_fail_with_their_engine_and_the_next_ones_are_written_by_anoth
 
     async def body() -> None:
         expected = await ids()
-        os.kill(arm.batch("writer").engine.process.pid, signal.SIGKILL)
+        os.kill(arm.batch("writer").engine.process.pid, signal.SIGKILL)  # type: ignore[attr-defined]  # vLLM's engine
         with pytest.raises(ArmError, match=r"generation\.engine=vllm: its process died"):
             await ids()
         assert await ids() == expected

@@ -49,7 +49,7 @@ def arm_of(bundle: str) -> TextBatcher:
 
 
 def process_of(arm: TextBatcher):
-    return arm.batch("writer").engine.process
+    return arm.batch("writer").engine.process  # type: ignore[attr-defined]  # vLLM's engine
 
 
 def requests(count: int = 4, tokens: int = 12) -> list[TextRequest]:

@@ -119,7 +119,10 @@ class Site:
         return f"{name}-files"
 
     def submit(self, tmp_path: Path, config: dict[str, Any]) -> tuple[int, str]:
-        """Submit a run as a user does, on as many pods as it has workers; its exit status and what was printed."""
+        """Submit a run as a user does, on as many pods as it has workers.
+
+        The result is its exit status and what was printed.
+        """
         name, path, printed = config["name"], tmp_path / "run.yaml", io.StringIO()
         path.write_text(json.dumps(config))
         learners = {**WORKER, "replicas": config["resources"]["workers"]}

@@ -1,4 +1,7 @@
-"""RayJobs on a real cluster: success, failure, a retry that continues from its checkpoint, and a learner that is lost."""
+"""RayJobs on a real cluster.
+
+They succeed, fail, continue from a checkpoint in a retry, and lose a learner.
+"""
 
 import json
 import re

@@ -1,4 +1,7 @@
-"""A gateway as a RayService on a real cluster: it comes up, acts, survives its head, is upgraded under load, and goes."""
+"""A gateway as a RayService on a real cluster.
+
+It comes up, acts, survives its head, is upgraded under load, and goes.
+"""
 
 import json
 import time

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from kube.kubox import URL, kubeconfig, kubox, play, trouble
+from kube.kubox import URL, kubeconfig, kubox, make_trouble, play
 from kube.stories import STORIES, kind_of
 from processes.command_line import keys_of, marl_ray
 
@@ -93,7 +93,7 @@ def test_a_wait_outlives_what_happens_to_the_api(cluster, bad_day):
     story = "rayjob-retries-once"
     marl_ray("cluster", "delete", resource_of(story))
     player = threading.Thread(target=play, args=(cluster, story, 0.03))
-    worse = threading.Thread(target=lambda: [trouble(bad_day) or time.sleep(0.5) for _ in range(4)])
+    worse = threading.Thread(target=lambda: [make_trouble(bad_day) or time.sleep(0.5) for _ in range(4)])
     player.start()
     while marl_ray("cluster", "status", resource_of(story)).returncode:
         time.sleep(0.1)
@@ -322,7 +322,7 @@ def test_a_run_whose_storage_is_on_no_volume_is_not_submitted(cluster, storage):
 
 
 def test_a_run_whose_files_are_refused_leaves_no_job(cluster):
-    trouble("fail?status=403&times=1&path=configmaps")
+    make_trouble("fail?status=403&times=1&path=configmaps")
     submitted = marl_ray(
         "submit", "train", "jobs/configs/multigrid_mappo.yaml", "storage=/runs", "--kuberay", CLUSTER,
         "--submission-id", "refused",

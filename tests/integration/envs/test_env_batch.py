@@ -236,7 +236,7 @@ class Pointing(Scripted):
 
     def __init__(self) -> None:
         super().__init__({"b": {"action_mask": [1]}})
-        self.spaces = spaces.Box(-1, 1, (2, 2)), spaces.Box(-1, 1, (2,))  # type: ignore[assignment]
+        self.spaces = spaces.Box(-1, 1, (2, 2)), spaces.Box(-1, 1, (2,))
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self.time, self.agents = 0, ["a"]

@@ -64,7 +64,7 @@ def test_references_pass_in_every_mode_they_can_be_judged_in(pool, name):
 
 def test_a_humaneval_program_is_the_prompt_the_sample_the_test_and_the_check(pool):
     problem = problems("humaneval")["own/0"]
-    assert problem.program(ModelAnswer("completion", "    return 1")).startswith("from typing import List")
+    assert problem.program(ModelAnswer("completion", "    return 1")).startswith("from typing import List")  # type: ignore[attr-defined]  # of its benchmark's problems
     for kind, text in (
         ("completion", "    return sum(n for n in numbers if n % 2 == 0)"),
         ("solution", "def total(numbers: List[int]):\n    return sum(n for n in numbers if n % 2 == 0)"),

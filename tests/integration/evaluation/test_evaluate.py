@@ -15,7 +15,8 @@ from processes.command_line import PROGRAM, ROOT, keys_of, marl_ray
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import ModelAnswer, benchmark
 from marl_ray.evaluation.data_files import ANY_DIGEST, load_problems
-from marl_ray.evaluation.scoring.evaluate import ScoringOptions, evaluate, prepare_evaluation
+from marl_ray.evaluation.options import ScoringOptions
+from marl_ray.evaluation.scoring.evaluate import evaluate, prepare_evaluation
 from marl_ray.evaluation.scoring.local_scoring import ScoringJob
 from marl_ray.evaluation.scoring.ray_scoring import ScoringNode, ray_scorer, score_batches
 from marl_ray.evaluation.writing.samples import Sample

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from toy_models.tokens import stirred
+from toy_models.tokens import add_noise
 
 from marl_ray.cli import main
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
@@ -37,7 +37,7 @@ def command(*arguments: str | Path) -> int:
 def team(tmp_path_factory: pytest.TempPathFactory) -> str:
     """An untrained code team."""
     config = ModelConfig(preset="tiny-0.2m", context=512)
-    policy = plain_copy(stirred(build_token_policy(config, GenerationConfig(max_tokens=8), 0)))
+    policy = plain_copy(add_noise(build_token_policy(config, GenerationConfig(max_tokens=8), 0)))
     env = {"id": "code_team", "kwargs": {"turns": 2}, "cost": {}}
     lineage = Lineage(run="r", algorithm={}, config_hash="c", code_version="0", seed=0, env=env, steps=1, metrics={})
     agents = {"generator": "shared", "reviewer": "shared"}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from processes.two_workers import two_workers, workers
-from toy_models.stored import elsewhere_peaks, peaks, read_alike, refused_together
+from toy_models.stored import loading_peaks, peaks, read_alike, refused_together
 from toy_models.tokens import LORA, responses, tiny
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -83,7 +83,7 @@ def test_where_an_engine_has_the_weights_no_worker_ever_holds_more_than_its_shar
     stored, count, tmp_path
 ):
     folder, model, layer = stored
-    peaks = {name: max(each) for name, each in workers(count, elsewhere_peaks, folder, str(tmp_path)).items()}
+    peaks = {name: max(each) for name, each in workers(count, loading_peaks, folder, str(tmp_path)).items()}
     largest = 4 * SHAPE["vocab_size"] * SHAPE["hidden_size"]
     print(f"{count} workers: {', '.join(f'{name} {peak / model:.2f}' for name, peak in peaks.items())} times the model")
     assert peaks["load"] <= 1.2 / count * model + layer

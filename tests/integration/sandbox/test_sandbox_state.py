@@ -32,7 +32,7 @@ def ready(pool: Any) -> bytes:
         pool.official("assert True")
         world = pool.run(PROBE)
     assert world.returncode == 0, world.stderr
-    return world.stdout  # type: ignore[no-any-return]
+    return world.stdout
 
 
 def attack(max_level: str, shared: str) -> list[list[str]]:

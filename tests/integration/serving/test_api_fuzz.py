@@ -16,7 +16,8 @@ from toy_serving.sites import KEYS, SESSIONS, TEXTS, act, client, site, text_sit
 from waiting import until
 
 from marl_ray.serving.handlers.openapi.document import openapi
-from marl_ray.serving.handlers.routes import ROUTES, Route
+from marl_ray.serving.handlers.routes import ROUTES
+from marl_ray.serving.http.route import Route
 
 __all__ = ["client", "site", "text_site"]
 THOROUGH = "THOROUGH" in os.environ

@@ -119,7 +119,7 @@ def prose(page: Path) -> list[tuple[int, str]]:
     return lines
 
 
-def goes_on_after(page: Path) -> Path | None:
+def page_before(page: Path) -> Path | None:
     """The page in whose folder this page's commands run."""
     names = re.findall(r"^<!-- run: after (\S+) -->$", page.read_text(), re.MULTILINE)
     return (page.parent / names[0]).resolve() if names else None
@@ -127,10 +127,10 @@ def goes_on_after(page: Path) -> Path | None:
 
 def pages_before(page: Path) -> list[Path]:
     """The pages that a page continues after, the first one first."""
-    before = goes_on_after(page)
+    before = page_before(page)
     return [*pages_before(before), before] if before else []
 
 
-def first_of(page: Path) -> Path:
+def first_page_of(page: Path) -> Path:
     """The page with which the walk of a page begins."""
     return [*pages_before(page), page][0]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 SOURCE = Path(__file__).resolve().parents[3] / "src"
 MB = 1 << 20
+"""Bytes."""
 TESTS = "assert add(1, 2) == 3\nassert add(5, 7) == 12\nassert add(-1, 1) == 0\n"
 RIGHT = "def add(a, b):\n    return a + b\n"
 PROBE = "import json, math, os, sys\nprint(json.dumps([1]), os.listdir(), math.pi)"

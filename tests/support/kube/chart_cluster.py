@@ -1,4 +1,7 @@
-"""The chart on kubox (tests/support/kubox), a small Kubernetes whose pods are processes of this machine, without images."""
+"""The chart on kubox, a small Kubernetes whose pods are processes of this machine.
+
+The source of kubox is in tests/support/kubox.
+"""
 
 import base64
 import contextlib
@@ -24,6 +27,7 @@ from kube.charts import chart, helm_python
 from kube.kubox import URL, kubox
 
 READY_S = 240.0
+"""Deadline of the services and of the chart's test, in seconds."""
 NOBODY = pwd.getpwnam("nobody").pw_uid
 
 # What the chart leaves to the image of PostgreSQL, by its documentation: a first start makes the database with the

@@ -26,6 +26,7 @@ from marl_ray.cluster.kuberay.client.resources import delete, path_of
 
 URL = "http://10.244.0.1:18080"
 START_S, STOP_S, OTHERS_S = 60.0, 30.0, 280.0
+"""Deadlines of the start, of the end, and of the wait for another test's cluster, in seconds."""
 PACKED = Path(__file__).parents[1] / "kubox" / "kubox.xz"
 PLAYED = ("RayCluster", "RayCronJob", "RayJob", "RayService", "Pod", "Event")
 RAY = {"RayCluster", "RayCronJob", "RayJob", "RayService"}
@@ -33,9 +34,10 @@ RAY = {"RayCluster", "RayCronJob", "RayJob", "RayService"}
 
 @contextlib.contextmanager
 def kubox(folder: Path, *options: str | Path, crds: bool = True) -> Iterator[Connection]:
-    """A cluster for as long as the block lasts, with KubeRay's CRDs and further options of the program; one at a time.
+    """Start a cluster for as long as the block lasts, with KubeRay's CRDs.
 
-    `folder` holds its files and a log. Skips where this machine cannot run it.
+    `options` are further ones of the program. A machine has one such cluster at a time. `folder` holds its files and a
+    log. Skips where this machine cannot run it.
     """
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
         pytest.skip("kubox makes network namespaces: it needs Linux and root")
@@ -91,7 +93,7 @@ def _ready() -> bool:
         return False
 
 
-def trouble(query: str) -> None:
+def make_trouble(query: str) -> None:
     """Have the server forget (`compact`) or fail (`fail?status=503&times=3&path=rayjobs`; status 0 drops connections)."""
     urllib.request.urlopen(urllib.request.Request(f"{URL}/kubox/{query}", method="POST"), timeout=5).read()
 

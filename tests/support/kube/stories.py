@@ -37,7 +37,10 @@ def kind_of(story: str) -> ResourceKind:
 
 
 def states(story: str, later_s: float = 0.0) -> list[ResourceState]:
-    """States of the story's resource after each event, without repetitions; and once more `later_s` after the last one."""
+    """States of the story's resource after each event, without repetitions.
+
+    The last one is its state `later_s` after the last event.
+    """
     kind, start, now = kind_of(story), 0.0, 0.0
     objects: dict[tuple[str, str], Any] = {}
     reached: list[ResourceState] = []

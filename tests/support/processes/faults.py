@@ -77,7 +77,10 @@ class OwnRay:
             time.sleep(0.1)
 
     def _state(self) -> tuple[list[str], list[str], int]:
-        """States of replicas and proxies, and with what status the proxy answers; none and 0 while nobody can tell."""
+        """States of replicas and proxies, and the status with which the proxy answers.
+
+        They are empty and 0 while nobody can tell.
+        """
         headers = {"authorization": f"Bearer {self.token}"}
         try:
             answer = httpx.get(f"{self.dashboard}/api/serve/applications/", headers=headers, timeout=10)
@@ -171,7 +174,10 @@ class Postgres:
 
 @contextmanager
 def postgres() -> Iterator[Postgres]:
-    """A PostgreSQL of the test's own, on a socket in a temporary folder; a skipped test where none is installed."""
+    """A PostgreSQL of the test's own, on a socket in a temporary folder.
+
+    Where none is installed, the test is skipped.
+    """
     need("PostgreSQL")
     binaries, user = Path(str(find("initdb"))).parent, _user()
     # Not pytest's own folder, which other users cannot enter.

@@ -32,6 +32,7 @@ from processes.plain_processes import KILL, STOP, Fault
 from processes.plain_train import Ended, Start
 
 ITERATIONS = 6
+"""Iterations of a run, each with a checkpoint."""
 EVERY = list(range(ITERATIONS + 1))
 NAMES = re.compile(
     r"run\.json|starts|metrics\.jsonl|events\.jsonl|failures\.jsonl|run\.log|return\.png|bundle|owner|sinks|tensorboard|errors"
@@ -41,7 +42,7 @@ NAMES = re.compile(
 OWNED = re.compile(
     r"error: name: run '.*' is owned by (process \d+ of .*|another process), whose last beat is \d+ s old; "
 )
-UNSAID = "is owned by another process"
+UNNAMED_OWNER = "is owned by another process"
 """A driver was killed between the creation of its file and its first word in it; it counts as lost after LOST_S."""
 
 
@@ -92,7 +93,7 @@ class Bench:
         """Start the command, again and again while a driver that sleeps does not count as lost yet."""
         deadline = time.monotonic() + 30
         while (ended := self.start(run.as_given(), how)).status == 1 and OWNED.search(ended.output):
-            assert (self.sleeps or UNSAID in ended.output) and time.monotonic() < deadline, ended.output
+            assert (self.sleeps or UNNAMED_OWNER in ended.output) and time.monotonic() < deadline, ended.output
             time.sleep(0.3)
         self.sleeps = ended.status is None
         return ended
@@ -234,7 +235,10 @@ def harm(run: RunConfig, damage: Damage, harmed: set[str]) -> None:
 
 
 def survives(bench: Bench, plan: list[Event]) -> None:
-    """Let a run meet the plan; what it has in the end must be what the calm run has. Faults before a call must be met."""
+    """Let a run meet the plan, and compare what it has in the end with what the calm run has.
+
+    Faults before a call must be met.
+    """
     run, harmed = bench.run("run"), set[str]()
     mood = bench.root / "tracked" / f"{run.name}.mood"
     for event in plan:

@@ -1,4 +1,7 @@
-"""A load of sessions on a gateway, for tests of faults: each request is written down, and repeated until it succeeds."""
+"""A load of sessions on a gateway, for tests of faults.
+
+Each request is written down, and repeated until it succeeds.
+"""
 
 import asyncio
 import itertools
@@ -15,9 +18,11 @@ ACT, OUTCOME = "/v1/act", "/v1/outcomes"
 REQUEST_S = 10.0
 """A request without an answer within this has failed."""
 RETRY_S = 0.05
+"""Seconds before a request is repeated."""
 GIVE_UP_S = 90.0
 """A request that has not succeeded after this, with all its repetitions, fails the load."""
 LATENESS_S = 30.0
+"""Seconds that the load's thread may take to end beyond `GIVE_UP_S`, on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""Two or more processes that work together, forked from one which has loaded the libraries: a start is milliseconds."""
+"""Two or more processes that work together.
+
+They are forked from one which has loaded the libraries, so that a start takes milliseconds.
+"""
 
 import multiprocessing
 import os
@@ -16,6 +19,7 @@ PRELOADED = [
     "mlflow.store.db.utils",
 ]
 WAIT_S = 120.0
+"""Deadline of a worker's answer and of its end, in seconds."""
 
 FORKS = multiprocessing.get_context("forkserver")
 """Its processes are forked from one that has no thread of Python. A fork of pytest's own process, which has threads of

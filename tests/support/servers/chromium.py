@@ -12,6 +12,7 @@ from servers.installed import find, need
 
 ARTEFACTS = Path(__file__).parents[2] / "artefacts"
 WAIT_S = 30
+"""Deadline of a page, in seconds."""
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Server(ThreadingHTTPServer):
-    """A server that many clients may connect to at once, and whose end waits for no answer that is still being written."""
+    """A server that many clients may connect to at once.
+
+    Its end waits for no answer that is still being written.
+    """
 
     daemon_threads = True
     block_on_close = False

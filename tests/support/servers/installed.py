@@ -34,6 +34,9 @@ def need(*servers: str) -> None:
 
 
 def missing_servers(reasons: Iterable[str]) -> list[str]:
-    """Return lines that say which servers were missing for how many tests, of the reasons for which tests were skipped."""
+    """Return lines that say which servers were missing for how many tests.
+
+    `reasons` are those for which tests were skipped.
+    """
     counts = Counter(reason.removeprefix("Skipped: ") for reason in reasons if reason.endswith(HINT))
     return [f"{count} skipped, because {reason}" for reason, count in counts.items()]

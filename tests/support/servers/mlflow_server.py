@@ -12,6 +12,7 @@ from pathlib import Path
 from marl_ray.cluster.local_ray import free_port
 
 START_S = 90.0
+"""Deadline of the server's first answer, in seconds."""
 
 
 class MlflowServer:

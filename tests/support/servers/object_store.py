@@ -10,7 +10,10 @@ from moto.server import ThreadedMotoServer
 
 @contextmanager
 def object_store(name: str = "bucket") -> Iterator[str]:
-    """The URI of an empty bucket; this process's environment, and that of its children, names its endpoint."""
+    """The URI of an empty bucket.
+
+    The environment of this process, and of its children, names its endpoint.
+    """
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

@@ -19,6 +19,7 @@ from stores.migrated import migrated
 from stores.units import stored
 
 WINDOW = 10.0
+"""Seconds of a unit's window, by the clock that a test moves."""
 ARMS = {"a": {"bundle": "bundle-a"}, "b": {"bundle": "bundle-b"}}
 KEYS: dict[str, Any] = {
     "name": "exp",

@@ -19,7 +19,10 @@ def _template() -> tuple[Path, tempfile.TemporaryDirectory[str]]:
 
 
 def migrated(url: str) -> str:
-    """The URL of an SQLite database; if its file is not there, it is now, with all tables and nothing in them."""
+    """The URL of an SQLite database, whose file is made if it is not there.
+
+    A new file has all tables and nothing in them.
+    """
     path = Path(str(sa.make_url(url).database))
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,10 @@ from stores.units import stored
 
 
 def advance(url: str, rounds: int, together: Any, results: Any, number: int) -> None:
-    """Begin the next stage in `rounds` turns, each at the same moment as the others; `results` gets who won."""
+    """Begin the next stage in `rounds` turns, each at the same moment as the others.
+
+    `results` gets who won.
+    """
     stores = open_stores(url)
     for turn in range(rounds):
         together.wait(60)

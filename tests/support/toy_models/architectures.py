@@ -19,6 +19,7 @@ from marl_ray.policies.language.token_policy import TokenPolicy
 
 ARCHITECTURES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 WIDTH, HEADS = 32, 4
+"""Width of all layers, and heads of the attention."""
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers")
 SIZES: dict[str, int] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "tgt_vocab_size", "src_vocab_size"), 300),
@@ -118,6 +119,7 @@ def tiny_lm(architecture: str) -> Any:
 
 
 CONTEXT = 64
+"""Tokens."""
 PROMPTS = [Prompt(tuple(range(40, 41 + length)), stream) for stream, length in enumerate((0, 3, 7, 7, 12))]
 """The prompts have several lengths, so that some rows of a batch are padded."""
 
@@ -128,7 +130,7 @@ def sampled(lm: Any, engine: str) -> float:
     policy = TokenPolicy(lm, byte_tokenizer(CONTEXT), ModelConfig(preset="tiny-0.2m", context=CONTEXT), generation)
     completions = make_engine(policy).generate(PROMPTS, 0)
     return max(
-        _off(lm, prompt, completion.ids, torch.tensor(completion.log_probs))
+        log_prob_gap(lm, prompt, completion.ids, torch.tensor(completion.log_probs))
         for prompt, completion in zip(PROMPTS, completions, strict=True)
     )
 
@@ -143,11 +145,11 @@ def scored(lm: Any) -> float:
         ids = [(7 * place + 13 * prompt.stream) % 250 for place in range(11)]
         with torch.no_grad():
             rows = torch.tensor([prompt.ids]), torch.tensor([ids]), torch.ones(1, 11, dtype=torch.bool)
-            worst = max(worst, _off(lm, prompt, ids, policy.evaluate(*rows).log_probs[0]))
+            worst = max(worst, log_prob_gap(lm, prompt, ids, policy.evaluate(*rows).log_probs[0]))
     return worst
 
 
-def _off(lm: Any, prompt: Prompt, ids: list[int], log_probs: torch.Tensor) -> float:
+def log_prob_gap(lm: Any, prompt: Prompt, ids: list[int], log_probs: torch.Tensor) -> float:
     with torch.no_grad():
         all_log_probs = lm(input_ids=torch.tensor([[*prompt.ids, *ids]])).logits[0].float().log_softmax(-1)
     response_log_probs = all_log_probs[len(prompt.ids) - 1 : -1].gather(-1, torch.tensor(ids)[:, None])[:, 0]

@@ -12,6 +12,7 @@ from marl_ray.policies.language.sampling_copy import plain_copy, refresh
 from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy
 
 CONTEXT = 128
+"""Tokens."""
 
 
 class Sampled:

@@ -1,4 +1,7 @@
-"""A worker that reads a model's weights from files; it has a module of its own, which other processes import."""
+"""A worker that reads a model's weights from files.
+
+It has a module of its own, which other processes import.
+"""
 
 import threading
 from collections.abc import Callable
@@ -97,7 +100,7 @@ def peaks(folder: str, unread: bool, samples: bool) -> list[int]:
     return every
 
 
-def elsewhere_peaks(folder: str, out: str) -> dict[str, list[int]]:
+def loading_peaks(folder: str, out: str) -> dict[str, list[int]]:
     """Return each worker's peaks of own memory (bytes) where an engine has the weights.
 
     They are: to load, its shards included; to hand all weights to the engine; and to write them to `out`, from

@@ -67,7 +67,10 @@ def bytes_with(
 
 
 def spaced(template: str, scheme: str = "first") -> PreTrainedTokenizerFast:
-    """A tokenizer like Llama 2's: a space before a text's first word, characters as tokens; also `always` and `never`."""
+    """A tokenizer like Llama 2's, whose tokens are characters.
+
+    `scheme` says where a space comes before a word: at the first one of a text, `always` or `never`.
+    """
     words = {character: number for number, character in enumerate(["▁", *string.printable.replace(" ", "")])}
     core = Tokenizer(models.BPE(vocab=words, merges=[]))
     core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
@@ -105,7 +108,10 @@ MISTRAL = (
 
 
 def word_tokenizer(*words: str) -> PreTrainedTokenizerFast:
-    """Tokens are given pieces of text; encoding takes whole words only, so decoding and encoding again changes ids."""
+    """A tokenizer whose tokens are these pieces of text.
+
+    Encoding takes whole words only, so decoding and encoding again changes ids.
+    """
     core = Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[]))
     core.decoder = decoders.Fuse()
     core.add_special_tokens([AddedToken("</s>", special=True)])

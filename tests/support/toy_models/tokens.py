@@ -1,4 +1,7 @@
-"""Small language models and made-up responses; a module of its own so that other processes can import it."""
+"""Small language models and made-up responses.
+
+They have a module of their own so that other processes can import it.
+"""
 
 from typing import Any
 
@@ -27,11 +30,11 @@ def tiny(critic: bool = True, signals: int = 2, temperature: float = 0.7, **mode
     """The smallest preset, with weights large enough that its distributions are far from uniform."""
     config = ModelConfig.model_validate({"preset": "tiny-0.2m", "context": 64} | model)
     policy = build_token_policy(config, GenerationConfig(temperature=temperature), 0, critic, signals)
-    return stirred(policy)
+    return add_noise(policy)
 
 
-def stirred(policy: TokenPolicy) -> TokenPolicy:
-    """The policy with noise on all its weights, adapters and heads included."""
+def add_noise(policy: TokenPolicy) -> TokenPolicy:
+    """Add noise to all weights of a policy, adapters and heads included, and return it."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in policy.parameters():
@@ -146,7 +149,7 @@ def _of_four_heads(model: dict[str, Any], biased: bool) -> TokenPolicy:
     config = ModelConfig.model_validate({"preset": "tiny-0.2m", "context": 64} | model)
     if config.lora is not None:
         add_adapters(lm, config.lora)
-    return stirred(TokenPolicy(lm, tokenizer, config, GenerationConfig(temperature=0.7), True, 2))
+    return add_noise(TokenPolicy(lm, tokenizer, config, GenerationConfig(temperature=0.7), True, 2))
 
 
 def _loss(outputs: TokenOutputs) -> Tensor:

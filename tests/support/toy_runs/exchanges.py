@@ -1,4 +1,7 @@
-"""The exchanges between workers in an update; a module of its own so that other processes can import it."""
+"""The exchanges between workers in an update.
+
+They have a module of their own so that other processes can import it.
+"""
 
 from collections import Counter
 from typing import Any

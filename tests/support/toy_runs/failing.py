@@ -86,7 +86,10 @@ def of_first() -> str:
 
 
 def loads(folders: list[str], parallel: dict[str, int]) -> list[str]:
-    """The last worker's file ends early, after all have opened theirs; then its device has no room for what it reads."""
+    """Let the last worker's file end early, and then its device have no room for what it reads.
+
+    All workers have opened their files by then.
+    """
     rank = dist.get_rank()
     mesh = worker_mesh("cpu", 1, parallel.get("context", 1), parallel.get("tensor", 1))
     policies = [

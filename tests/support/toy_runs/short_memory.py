@@ -1,4 +1,7 @@
-"""A worker of several whose device has no room for a pass; a module of its own so that other processes can import it."""
+"""A worker of several whose device has no room for a pass.
+
+It has a module of its own so that other processes can import it.
+"""
 
 import itertools
 import os

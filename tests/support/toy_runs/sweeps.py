@@ -16,6 +16,7 @@ from marl_ray.tuning.folder import ROWS_FILE, Folder, trial_folder
 from marl_ray.tuning.records import RecordsFile, SweepRecords, TrialRecord, identity_of, ranked_trials
 
 TOTAL = 50_000
+"""Environment steps of a trial."""
 RUN = {"env": {"id": "toys.envs:countdown"}, "train": {"total_steps": TOTAL}}
 SPACE = {
     "algorithm": {"choice": ["ippo", "mappo", "grpo", "rloo"]},

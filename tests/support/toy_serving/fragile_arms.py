@@ -16,7 +16,8 @@ from marl_ray.serving.routing.breaker import CircuitState
 from toy_serving.gateways import LINEAGE, last_layer
 
 SPACE = spaces.Box(-np.inf, np.inf, (3,), np.float32)
-GOOD, STRANGE = [0.5, 0.5, 0.5], [1.0, -1.0, 0.0]
+GOOD, FAILING = [0.5, 0.5, 0.5], [1.0, -1.0, 0.0]
+"""Observations: a fragile policy acts on the first, and makes NaN of the second."""
 CLOSED, OPEN, _ = CircuitState
 
 

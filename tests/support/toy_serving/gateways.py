@@ -50,7 +50,10 @@ def make_bundle(
     actions: spaces.Space[Any] = ACTIONS,
     bias: float = 30.0,
 ) -> str:
-    """A small random policy that all but certainly takes one action; with a NaN for `bias` every pass fails."""
+    """A small random policy that all but certainly takes one action.
+
+    With a NaN for `bias` every pass fails.
+    """
     torch.manual_seed(action)
     policy = ActorCritic(observation, actions, NetworkConfig(hidden=(8,)))
     with torch.no_grad():

@@ -109,7 +109,10 @@ LENGTH, AGENTS = 6, ("x", "y")
 
 
 def log_countdown(path: Path, skill: float, units: int, seed: int = 0) -> str:
-    """Episodes of toys.envs.Countdown by a policy that plays its bit with chance `skill`; the outcome is the mean return."""
+    """Episodes of toys.envs.Countdown by a policy that plays its bit with chance `skill`.
+
+    The outcome is the mean return.
+    """
     random = np.random.default_rng(seed)
     rows = []
     for unit in range(units):

@@ -20,6 +20,7 @@ from toy_serving.text_gateways import make_text_bundle, text_config
 torch.set_num_threads(1)
 SESSIONS = [f"known-{k}" for k in range(4)]
 WAIT_S = 30.0
+"""Deadline of an answer and of a server's end, in seconds."""
 # Schemathesis probes without the key where it finds a header of exactly this spelling.
 KEYS = {"ops": {"Authorization": "Bearer ops"}, "game": {"Authorization": "Bearer game"}, "none": {}}
 TEXTS = ("/generate", "/v1/chat/completions", "/v1/completions")

@@ -15,6 +15,7 @@ from marl_ray.serving.asgi import Gateway
 from toy_serving.gateways import LINEAGE
 
 CONTEXT = 2048
+"""Tokens."""
 ASK = {"session_id": "s", "prompt": "hello", "seed": 5}
 CHAT = {"model": "exp", "messages": [{"role": "user", "content": "hello"}], "user": "s", "seed": 5}
 
@@ -29,9 +30,9 @@ def make_text_bundle(
     context: int = CONTEXT,
     template: str | None = None,
 ) -> str:
-    """Small random models, one per policy of `agents` (agent -> policy); with `broken` their logits are not finite.
+    """Small random models, one per policy of `agents` (agent -> policy).
 
-    Greedy, and mostly otherwise, their responses end by length only.
+    With `broken` their logits are not finite. Greedy, and mostly otherwise, their responses end by length only.
     """
     agents = agents or {"writer": "lm"}
     generation = GenerationConfig(max_tokens=12, temperature=0.8)

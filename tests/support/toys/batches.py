@@ -8,7 +8,10 @@ from marl_ray.trajectories import Trajectories
 def batch(
     seed: int, groups: int = 3, members: int = 4, steps: int = 6, signals: int = 1, greedy: bool = False
 ) -> Trajectories:
-    """`groups * members` ragged sequences, one episode each: some empty, some of one step, all ended or cut at the last."""
+    """`groups * members` ragged sequences, one episode each.
+
+    Some are empty, some have one step, and all are ended or cut at the last.
+    """
     generator = torch.Generator().manual_seed(seed)
     rows = groups * members
 

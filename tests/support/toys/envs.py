@@ -224,7 +224,10 @@ def faulty(arrays: bool = False, **kwargs: Any) -> Faulty:
 
 
 class QuickAgent(ParallelEnv[str, Any, int]):  # type: ignore[misc]  # PettingZoo has no types
-    """`quick` acts once and is done; if it played 1 the team pays 1 at the next step, at which `slow` acts alone."""
+    """An environment in which `quick` acts once and is done, and `slow` acts alone at the next step.
+
+    If `quick` played 1, the team is paid 1 at that step.
+    """
 
     metadata = {"name": "quick_agent"}
     possible_agents = ["quick", "slow"]

@@ -1,4 +1,7 @@
-"""Small PettingZoo AEC text environments with known behaviour, reachable from configs as `toys.text_envs:Echo` and so on."""
+"""Small PettingZoo AEC text environments with known behaviour.
+
+Configs reach them as `toys.text_envs:Echo` and so on.
+"""
 
 import threading
 import time
@@ -72,7 +75,10 @@ class Toy(AECEnv[str, str, str]):  # type: ignore[misc]  # PettingZoo has no typ
 
 
 class Echo(Toy):
-    """One agent sees a word and earns 1 for repeating it; the word is the task's, the number behind it the seed's."""
+    """One agent sees a word and earns 1 for repeating it.
+
+    The word is the task's, the number behind it the seed's.
+    """
 
     metadata = {"name": "echo", "render_modes": []}
     tasks = 20

@@ -96,7 +96,10 @@ def of_two(runs: dict[str, list[str]]) -> dict[str, list[Metrics]]:
 
 
 def trained(folder: str, *overrides: str) -> list[Metrics]:
-    """Rows of metrics of a run, as one or as one of several workers without Ray; every checkpoint is under `folder`."""
+    """Rows of metrics of a run, as one or as one of several workers without Ray.
+
+    Every checkpoint is under `folder`.
+    """
     return train_alone(config(*overrides), Path(folder))
 
 

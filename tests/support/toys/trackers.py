@@ -12,7 +12,10 @@ from marl_ray.config import RunConfig
 
 
 class Lines:
-    """Appends rows to `NAME.jsonl` beside the run's folder; those of a class that is derived fail in some way."""
+    """A tracker that appends rows to `NAME.jsonl` beside the run's folder.
+
+    Classes that are derived from it fail in some way.
+    """
 
     def __init__(self, config: RunConfig, run_id: str):
         self.path = Path(config.storage, f"{type(self).__name__}.jsonl")

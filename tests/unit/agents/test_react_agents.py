@@ -255,7 +255,7 @@ def test_types_become_a_schema():
     assert tool.call({"place": "here", "near": [1, "2"]}, time.monotonic() + 5) == "here [1, 2] True"
 
 
-def untyped(a) -> str:  # type: ignore[no-untyped-def]
+def untyped(a) -> str:
     """Has no types."""
     return ""
 
@@ -292,7 +292,7 @@ def lost(a: "Nowhere") -> str:  # type: ignore[name-defined]  # noqa: F821
 )
 def test_a_function_that_is_no_tool_is_one_line(function, words):
     with pytest.raises(MarlRayError, match=ONE_LINE) as error:
-        tool_of(function)  # type: ignore[arg-type]
+        tool_of(function)
     assert words in str(error.value)
 
 
@@ -324,7 +324,7 @@ def test_a_function_that_is_no_tool_is_one_line(function, words):
 )
 def test_a_wrong_choice_of_tools_is_one_line(chosen, words):
     with pytest.raises(MarlRayError, match=ONE_LINE) as error:
-        make_tools(chosen)  # type: ignore[arg-type]
+        make_tools(chosen)
     assert words in str(error.value)
 
 

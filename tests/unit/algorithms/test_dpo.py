@@ -44,7 +44,7 @@ def test_the_loss_is_that_of_the_formula_whatever_the_padding(pairs, beta, doubt
     mask = torch.tensor([[t < len(row) for t in range(steps)] for row in rows])
     padded = [torch.tensor([row + [-99.0] * (steps - len(row)) for row in table]) for table in (rows, reference)]
     hyper = HYPER.model_copy(update={"beta": beta, "label_smoothing": doubt})
-    terms = policy_loss(evaluated(*padded, mask), hyper).loss
+    terms = policy_loss(evaluated(*padded, mask=mask), hyper).loss
     # The aggregation: every sequence counts as one, and so does each of its decisions.
     mean = ((terms * mask).sum(1) / mask.sum(1)).mean()
     assert float(mean) == pytest.approx(slow(rows, reference, beta, doubt), rel=1e-3, abs=1e-4)

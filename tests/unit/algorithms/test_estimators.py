@@ -205,11 +205,9 @@ def test_weights_do_not_depend_on_how_the_minibatch_is_cut_or_padded(batch, part
         full = loss_weights(mask, mode, tokens, sequences, 17, torch.float64)
         cut = [loss_weights(piece, mode, tokens, sequences, 17, torch.float64) for piece in pieces]
         close(torch.cat(cut), full, mode)
-        close(
-            loss_weights(wide, mode, *count_tokens_and_sequences(wide), 17, torch.float64)[:, : mask.shape[1]],
-            full,
-            mode,
-        )
+        counts = count_tokens_and_sequences(wide)
+        padded = loss_weights(wide, mode, *counts, fixed_length=17, dtype=torch.float64)
+        close(padded[:, : mask.shape[1]], full, mode)
 
 
 def test_aggregation_errors_name_the_key():

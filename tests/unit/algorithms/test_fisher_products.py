@@ -22,7 +22,7 @@ from marl_ray.policies.actor_critic.distributions import Categorical, Gaussian
 from marl_ray.policies.actor_critic.policy import ActorCritic, EncodedRows
 
 BOX = np.ones(2, dtype=np.float32)
-HEADS = {
+HEADS: dict[str, tuple[Categorical | Gaussian, tuple[int, ...] | None]] = {
     "categorical": (Categorical((4,), ()), (4,)),
     "parts": (Categorical((2, 3, 2), (3,)), (2, 3, 2)),
     "gaussian": (Gaussian((2,), -BOX, BOX), None),

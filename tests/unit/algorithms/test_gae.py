@@ -64,9 +64,9 @@ def close(actual, expected):
 def test_gae_equals_the_double_sum_and_the_loop(batch, gamma, lam):
     advantages, returns = gae(*batch, gamma, lam)
     values, mask = batch[1], batch[3]
-    close(advantages, torch.where(mask, reference(*batch, gamma, lam), 0.0))
+    close(advantages, torch.where(mask, reference(*batch, gamma=gamma, lam=lam), 0.0))
     close(returns, torch.where(mask, advantages + values, 0.0))
-    for result, expected in zip((advantages, returns), references.gae(*batch, gamma, lam), strict=True):
+    for result, expected in zip((advantages, returns), references.gae(*batch, gamma=gamma, lam=lam), strict=True):
         close(result, expected)
 
 

@@ -200,7 +200,7 @@ def test_combine_without_a_multiplier_is_the_advantage_and_refuses_other_shapes(
 @given(ratio=st.floats(0, 3), cost=st.floats(-3, 3), clip=st.floats(0.05, 0.5))
 def test_pessimistic_cost_surrogate_equals_its_formula(ratio, cost, clip):
     bounded = min(max(ratio, 1 - clip), 1 + clip)
-    result = pessimistic_cost_surrogate(*(torch.tensor([x], dtype=torch.float64) for x in (ratio, cost)), clip)
+    result = pessimistic_cost_surrogate(*(torch.tensor([x], dtype=torch.float64) for x in (ratio, cost)), clip=clip)
     assert result.item() == pytest.approx(max(ratio * cost, bounded * cost), abs=1e-12)
 
 

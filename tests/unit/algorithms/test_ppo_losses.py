@@ -33,7 +33,7 @@ def test_clipped_surrogate_equals_its_formula(new, old, advantage, low, high, du
     if dual is not None and advantage < 0:
         expected = min(expected, -dual * advantage)
     tensors = [torch.tensor([x], dtype=torch.float64) for x in (ratio, advantage)]
-    loss, clipped = clipped_surrogate(*tensors, 1 - low, 1 + high, dual)
+    loss, clipped = clipped_surrogate(*tensors, low=1 - low, high=1 + high, dual_clip=dual)
     assert loss.item() == pytest.approx(expected, abs=1e-9)
     assert bool(clipped) == (-expected < ratio * advantage or -expected > ratio * advantage)
 
@@ -49,8 +49,8 @@ def test_no_gradient_where_the_clip_holds():
 
 
 def test_ratio_of_distant_policies_stays_finite():
-    numbers = [torch.tensor([[x]]) for x in (0.0, -1000.0, -1.0)]
-    batch = PolicyLossInputs(*numbers, torch.ones(1, 1, dtype=torch.bool), numbers[1], torch.zeros(1, 1))
+    new, old, advantage = (torch.tensor([[x]]) for x in (0.0, -1000.0, -1.0))
+    batch = PolicyLossInputs(new, old, advantage, torch.ones(1, 1, dtype=torch.bool), old, torch.zeros(1, 1))
     assert torch.isfinite(ppo_loss(batch, HyperParameters()).loss).all()
 
 
@@ -63,7 +63,8 @@ def test_clipped_value_loss_is_the_larger_of_two_hubers(value, old, target):
     arguments = [torch.tensor([x], dtype=torch.float64) for x in (value, old, target)]
     expected = max(huber(value - target), huber(held - target))
     assert clipped_value_loss(*arguments, clip=0.2, huber_delta=1.0).item() == pytest.approx(expected, abs=1e-9)
-    assert clipped_value_loss(*arguments, None, 1.0).item() == pytest.approx(huber(value - target), abs=1e-9)
+    unclipped = clipped_value_loss(*arguments, clip=None, huber_delta=1.0)
+    assert unclipped.item() == pytest.approx(huber(value - target), abs=1e-9)
 
 
 def test_value_norm_is_unbiased_from_the_first_batch_and_inverts():

@@ -45,7 +45,7 @@ def test_a_misspelt_argument_is_named_with_what_was_meant():
 
     assert act(1, greedy=True)
     with pytest.raises(MarlRayError, match=r"^gredy: is unknown; did you mean greedy\?$"):
-        act(1, gredy=True)
+        act(1, gredy=True)  # type: ignore[call-arg]
 
 
 def test_ctrl_c_ends_a_script_with_one_line_and_may_be_caught(monkeypatch, capsys):
@@ -60,7 +60,7 @@ def test_ctrl_c_ends_a_script_with_one_line_and_may_be_caught(monkeypatch, capsy
 
 def test_an_outcome_that_is_no_number_is_refused_before_the_gateway_is_asked():
     with Client("http://127.0.0.1:9") as client, pytest.raises(MarlRayError) as refusal:
-        client.record_outcome("session", "good")  # type: ignore[arg-type]
+        client.record_outcome("session", "good")
     assert str(refusal.value) == "value: expected a number, got 'good'"
 
 

@@ -71,7 +71,7 @@ def test_the_last_override_wins():
 
 def test_configs_do_not_change():
     with pytest.raises(ValueError, match="frozen"):
-        run().seed = 1  # type: ignore[misc]
+        run().seed = 1
 
 
 def test_policy_hyper_lies_over_the_runs():

@@ -51,6 +51,10 @@ def test_every_algorithm_is_in_the_table_of_tests_whose_files_exist():
     assert all(list(ROOT.glob(f"tests/*/**/{file}.py")) for files in tests.values() for file in files)
 
 
+def test_the_readme_counts_the_algorithms():
+    assert re.findall(r"\b(\d+) of them\b", (ROOT / "README.md").read_text()) == [str(len(SPECS))]
+
+
 def test_every_field_of_a_spec_is_in_the_table():
     section = PAGE.partition("\n## The spec\n")[2].partition("\n## ")[0]
     assert FIELD.findall(section) == [(field.name, default(field)) for field in fields(AlgorithmSpec)]
@@ -60,9 +64,7 @@ def test_every_field_of_a_spec_is_documented():
     body = ast.parse(inspect.getsource(AlgorithmSpec)).body[0].body  # type: ignore[attr-defined]
     following = pairwise(body)
     documented = [
-        node.target.id  # type: ignore[union-attr]
-        for node, after in following
-        if isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr)
+        node.target.id for node, after in following if isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr)
     ]
     assert documented == [field.name for field in fields(AlgorithmSpec)]
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import yaml
-from docs.pages import LANGUAGES, PAGES, REASONS, ROOT, blocks, goes_on_after, prose
+from docs.pages import LANGUAGES, PAGES, REASONS, ROOT, blocks, page_before, prose
 from pydantic import ValidationError
 
 from marl_ray.config import ExperimentConfig, GatewayConfig, RunConfig, read_yaml
@@ -36,7 +36,7 @@ def test_code_is_fenced_and_has_a_language(page):
 def test_a_skipped_block_says_why(page):
     for block in blocks(page):
         assert block.skipped is None or block.skipped in REASONS, f"{block}: {block.skipped}"
-    before = goes_on_after(page)
+    before = page_before(page)
     assert before is None or before in PAGES
 
 

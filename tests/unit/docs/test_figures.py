@@ -98,7 +98,10 @@ def test_many_sections_link_their_results():
 
 
 def sourceless(heading: str, text: str) -> bool:
-    """Return True if a section says that something was measured, and neither links a result nor says that none is stored."""
+    """Return True if a section says that something was measured, without a source.
+
+    A source is a link to a result, or a date and the words that none is stored.
+    """
     claims = len(CLAIM.findall(text))
     dated = len(NOT_STORED.findall(" ".join(text.split())))
     if heading == "Measured":

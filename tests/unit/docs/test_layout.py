@@ -25,7 +25,7 @@ def is_prose(line: str) -> bool:
 
 def is_one_word(line: str) -> bool:
     """Return True if a line has no place to break it: inline code is a word, whatever it contains."""
-    return " " not in CODE.sub("code", line[MARKER.match(line).end() :])  # type: ignore[union-attr]
+    return " " not in CODE.sub("code", line[MARKER.match(line).end() :])
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))

@@ -21,7 +21,7 @@ def quoted() -> list[str]:
     page = (ROOT / "docs/troubleshooting.md").read_text().partition("\n## Messages\n")[2]
     messages = [match[2] for match in ENTRY.finditer(page)]
     headings = re.findall("^#### ", page, re.MULTILINE)
-    assert not re.search("^##? ", page, re.MULTILINE), "expected no heading beside Messages after it"
+    assert not re.search("^(##? |### .*`)", page, re.MULTILINE), "expected groups of level 3 and messages of level 4"
     assert len(messages) == len(headings), "expected headings of a message in backticks, its cause, and what to do"
     return messages
 

@@ -78,7 +78,10 @@ def test_the_keys_that_a_comparison_names_are_there():
 
 
 def test_the_tree_of_the_sources_names_what_is_there():
-    """The page about development draws the packages; each line has its folder or files first, indented below its package."""
+    """The page about development draws the packages.
+
+    Each line has its folder or files first, indented below its package.
+    """
     tree = (ROOT / "docs/development.md").read_text().partition("\nsrc/marl_ray/\n")[2].partition("\njobs/")[0]
     package, named = "", []
     for indent, names in re.findall(r"^( +)((?:[a-z_]+(?:/|\.py)  +)+)", tree, re.MULTILINE):

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from servers.http_server import serving_http
 
+from marl_ray.envs.text.record_files import read_records
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import benchmark
-from marl_ray.evaluation.data_files import ANY_DIGEST, load_problems, read_records
-from marl_ray.evaluation.scoring.evaluate import ScoringOptions, prepare_evaluation
+from marl_ray.evaluation.data_files import ANY_DIGEST, load_problems
+from marl_ray.evaluation.options import ScoringOptions
+from marl_ray.evaluation.scoring.evaluate import prepare_evaluation
 from marl_ray.evaluation.scoring.report import make_report, width_notes
 from marl_ray.evaluation.scoring.results import MANIFEST_FILE, RESULTS_FILE, open_results
 from marl_ray.evaluation.statistics import problem_bootstrap

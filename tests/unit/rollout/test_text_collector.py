@@ -306,7 +306,7 @@ def test_nothing_that_an_agent_says_ends_a_run(answer):
     assert all(episode.length == 4 and not episode.cut for episode in batch.episodes)
     # What was said reaches the next one's prompt as text: the only special token is the template's.
     ids = engine.calls[-1][0].ids
-    assert [number for number in ids if number > 255] == [POLICY.tokenizer.convert_tokens_to_ids("<|reply|>")]
+    assert [number for number in ids if number > 255] == [POLICY.tokenizer.convert_tokens_to_ids("<|reply|>")]  # type: ignore[attr-defined]  # transformers'
 
 
 def test_a_text_that_the_environment_refuses_ends_its_episode_and_is_counted():

@@ -59,7 +59,7 @@ def test_durable_lines_that_are_refused_are_never_written(tmp_path, monkeypatch,
     monkeypatch.setattr(files, "PART_BYTES", 20)
     place = place_at(tmp_path, remote)
     storage = Store(place[0])
-    file = appended_file(storage if remote else LOCAL, place[1])  # type: ignore[arg-type]
+    file = appended_file(storage if remote else LOCAL, place[1])
     file.append(["first line"], durable=True)
     with monkeypatch.context() as patch:
         storage.refuses = True

@@ -177,7 +177,7 @@ def test_asha_promotes_the_same_trials_in_whatever_order_they_arrive():
 def test_the_scheduler_is_asked_no_more_than_once_for_a_leg_that_ends():
     bench = Bench(config_of(40, **ASHA), by_lr)
     calls, decide = [], bench.plan.scheduler.decide
-    bench.plan.scheduler.decide = lambda trials, more: calls.append(more) or decide(trials, more)  # type: ignore[method-assign]
+    bench.plan.scheduler.decide = lambda trials, more: calls.append(more) or decide(trials, more)
     running: list[TrialRecord] = []
     while True:
         suggested = [bench.plan.next_trial() for _ in range(5)]  # Ray Tune asks again and again while it has room

@@ -236,7 +236,7 @@ def test_the_end_of_a_sweep_is_a_document(tmp_path):
     assert set(document) == keys_of("sweep") and document["trials"]["lost"] == 1
     assert document["winner"]["trial"] == sweep.records.winner and document["report"] is None
     assert "distinguishable from trial 0001: difference" in document["winner"]["certainty"]
-    ranking = {trial["trial"]: trial for trial in document["ranking"]}
+    ranking = {trial["trial"]: trial for trial in document["ranking"]}  # type: ignore[attr-defined]
     assert next(iter(ranking)) == sweep.records.winner and len(ranking) > 1
     for number, trial in ranking.items():
         assert trial["values"] == sweep.records.trials[number].values
@@ -303,13 +303,19 @@ def screen(height: int = 40) -> Console:
     return Console(file=io.StringIO(), force_terminal=True, width=140, height=height, color_system=None)
 
 
+def printed(console: Console) -> str:
+    """The text that a console has written to its file."""
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
 def test_the_live_table_shows_each_trial_where_it_is_and_marks_the_best(tmp_path):
     sweep = finished_sweep(tmp_path, trials=4)
     sweep.add(PLAIN, "running", steps=25_000)
     console = screen()
     with SweepProgress(sweep.config, sweep.records, console):
         pass
-    shown = console.file.getvalue()
+    shown = printed(console)
     best = max(sweep.records.trials[:4], key=lambda record: record.objectives[0])
     line = next(line for line in shown.splitlines() if ", best" in line)
     assert line.split()[0] == f"{best.number:04d}"
@@ -324,7 +330,7 @@ def test_a_table_of_many_trials_fits_the_terminal(tmp_path):
         sweep.add(PLAIN | {"hyper.lr": 0.001 + k * 1e-5}, "running" if k == 7 else "finished", objectives=[float(-k)])
     console = screen(height=20)
     console.print(SweepProgress(sweep.config, sweep.records, console).table())
-    lines = console.file.getvalue().splitlines()
+    lines = printed(console).splitlines()
     assert len(lines) <= 20
     assert any("and 48 more" in line for line in lines)
     assert any(line.split()[:1] == ["0007"] for line in lines)
@@ -345,7 +351,7 @@ def test_where_there_is_no_terminal_a_line_comes_now_and_then(tmp_path, monkeypa
     quiet = ToySweep(tmp_path, "quiet", run={"env": {"id": "toys.envs:countdown"}, "tracking": {"progress": False}})
     with SweepProgress(quiet.config, quiet.records, screen()) as silent:
         silent.show()
-    assert capsys.readouterr().out == silent.console.file.getvalue() == ""
+    assert capsys.readouterr().out == printed(silent.console) == ""
 
 
 def test_a_constrained_sweep_shows_every_trials_cost_against_its_budget(tmp_path):

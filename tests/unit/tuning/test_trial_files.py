@@ -63,7 +63,7 @@ def test_each_row_is_there_once_however_often_the_process_is_killed(tmp_path_fac
             emitted: list[float] = []
             writer = TrialWriter(
                 folder_at(path, remote), KEEP, [0], lambda row, emitted=emitted: emitted.append(row["iteration"])
-            )  # type: ignore[misc]
+            )
             try:
                 train(writer, every, dies_after)
             except Killed:

@@ -53,7 +53,7 @@ def test_asha_decides_from_orders_that_are_kept_as_from_trials_that_are_ranked_a
         if state == "failed":
             standings.remove(number)
         else:
-            trial = TrialStanding(number, state, dict(zip(RUNGS, scores, strict=False)))  # type: ignore[arg-type]
+            trial = TrialStanding(number, state, dict(zip(RUNGS, scores, strict=False)))
             plain[number] = trial
             standings.put(trial)
         assert dict(standings) == plain

@@ -329,4 +329,4 @@ def test_arms_must_understand_the_same_requests(bundles, tmp_path):
 
 
 def test_constants_fit_the_database():
-    assert exposures.c.unit.type.length >= fields.SESSION_LENGTH
+    assert exposures.c.unit.type.length >= fields.SESSION_LENGTH  # type: ignore[attr-defined]  # of SQLAlchemy's String

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from marl_ray.training.checkpoints.index import (
     remove_unneeded,
 )
 from marl_ray.training.checkpoints.loading import UnreadableCheckpointError
-from marl_ray.training.checkpoints.storage import StoredFolder, local_stored_folder
+from marl_ray.training.checkpoints.storage import StoredFolder, local_stored_folder, read_known
 from marl_ray.training.loop.callbacks import Metrics, RunCallbacks
 from marl_ray.training.loop.start import RunStart
 from marl_ray.training.loop.worker_loop import CheckpointKeeping, run_worker
@@ -132,15 +132,14 @@ def noted(folder: str) -> dict[str, list[str]]:
     from marl_ray.training.collectives import gather_from_workers
 
     read: list[str] = []
-    real: Callable[..., bytes] = tensor_files.read_known
 
     def note(place: StoredFolder, known: Any) -> bytes:
         read.append(place.path.removeprefix(f"{folder}/"))
-        return real(place, known)
+        return read_known(place, known)
 
     run = config("resources.workers=2")
     train_alone(run, Path(folder))
-    tensor_files.read_known = note
+    tensor_files.read_known = note  # type: ignore[attr-defined]
     train_alone(run, resume=Path(folder, "4"))
     return {str(rank): names for rank, names in enumerate(gather_from_workers(read))}
 

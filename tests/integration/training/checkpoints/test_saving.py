@@ -51,7 +51,7 @@ def test_a_checkpoint_holds_the_state_of_its_moment(run, tmp_path, copied_after_
         return lambda: (time.sleep(copied_after_s), copy())[1]
 
     run.saver.copy.take = slow  # a thread that gets no core for a while: the next update waits for it
-    before = {name: value.full_tensor().clone() for name, value in tensors_of(run.team.learners).items() if value.ndim}
+    before = {name: value.full_tensor().clone() for name, value in tensors_of(run.team.learners).items() if value.ndim}  # type: ignore[attr-defined]  # DTensor's
     run.save(local_stored_folder(tmp_path / "now"))
     for _ in range(3):
         run.step()
@@ -60,7 +60,7 @@ def test_a_checkpoint_holds_the_state_of_its_moment(run, tmp_path, copied_after_
     assert again.iteration == 1
     for name, value in tensors_of(again.team.learners).items():
         if value.ndim:
-            assert torch.equal(value.full_tensor(), before[name]), name
+            assert torch.equal(value.full_tensor(), before[name]), name  # type: ignore[attr-defined]  # DTensor's
     again.close()
 
 
@@ -181,7 +181,7 @@ def dies(folder: str, iteration: int, published: bool) -> None:
         if ends:
             os._exit(9)
 
-    saving.publish = publish_and_die
+    saving.publish = publish_and_die  # type: ignore[attr-defined]
     keep = local_stored_folder(Path(folder))
     with process_group():
         keeping = CheckpointKeeping(lambda number: keep / f"checkpoint_{number}_1")

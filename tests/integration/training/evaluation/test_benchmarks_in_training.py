@@ -106,7 +106,7 @@ def test_a_policy_that_samples_by_transformers_is_measured_by_it(letters):
 
 
 def test_a_judge_that_fails_is_a_line_and_a_metric_and_training_goes_on(letters, monkeypatch, capfd):
-    make_pool, calls = benchmarks.make_pool, iter([True, False, True, True])
+    make_pool, calls = benchmarks.make_pool, iter([True, False, True, True])  # type: ignore[attr-defined]  # the test replaces it
 
     def sometimes(*arguments: object) -> object:
         if next(calls):

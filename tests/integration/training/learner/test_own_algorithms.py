@@ -30,7 +30,7 @@ def played(run: RunConfig) -> tuple[Learner, Trajectories]:
 
 def test_an_algorithm_of_ones_own_trains_with_a_key_of_its_own():
     run = config(f"algorithm={OWN}", "hyper.behaviour_cap=1.5", "train.total_steps=64")
-    assert run.hyper_of("shared").behaviour_cap == 1.5
+    assert run.hyper_of("shared").behaviour_cap == 1.5  # type: ignore[attr-defined]  # of the algorithm
     assert RunConfig.model_validate(run.as_given()) == run
     assert run.resolve()["team"]["shared"]["hyper"]["behaviour_cap"] == 1.5
     rows = train_alone(run)

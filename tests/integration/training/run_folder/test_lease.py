@@ -56,7 +56,7 @@ def test_of_many_that_take_a_name_at_once_one_owns_it(place):
     def take() -> None:
         together.wait(10)
         try:
-            with Lease(*place, RUN) as lease:
+            with Lease(*place, whose=RUN) as lease:
                 owners.append(lease.number)
                 over.wait(20)
         except MarlRayError as error:
@@ -145,9 +145,9 @@ def test_an_owner_on_another_machine_counts_as_lost_after_a_minute_without_a_bea
     file = left_by_another_machine(local)
     os.utime(file, (time.time() - 40, time.time() - 40))
     with pytest.raises(MarlRayError, match=r"of far \(10.0.0.7\), whose last beat is 4\d s old; .*wait (20|19|18) s"):
-        Lease(*local, RUN).__enter__()
+        Lease(*local, whose=RUN).__enter__()
     os.utime(file, (time.time() - 61, time.time() - 61))
-    with Lease(*local, RUN) as lease:
+    with Lease(*local, whose=RUN) as lease:
         assert lease.number == 2 and not file.exists()
 
 
@@ -157,16 +157,16 @@ def test_the_clock_of_the_storage_counts_where_the_owners_differs(local):
     for wrong in (-3600, 3600):
         file.write_text(json.dumps(data | {"at": time.time() + wrong}))
         with pytest.raises(MarlRayError, match="last beat is 0 s old"):
-            Lease(*local, RUN).__enter__()
+            Lease(*local, whose=RUN).__enter__()
 
 
 def test_a_file_of_an_owner_that_cannot_be_read_refuses_until_it_is_old(local):
     file = left_by_another_machine(local)
     file.write_text("")  # as it is between its creation and its first word
     with pytest.raises(MarlRayError, match="is owned by another process, whose last beat is"):
-        Lease(*local, RUN).__enter__()
+        Lease(*local, whose=RUN).__enter__()
     os.utime(file, (time.time() - 61, time.time() - 61))
-    with Lease(*local, RUN) as lease:
+    with Lease(*local, whose=RUN) as lease:
         assert lease.number == 2
 
 
@@ -193,10 +193,10 @@ def test_a_process_that_slept_is_replaced_and_stops_when_it_wakes(local, monkeyp
             assert other.stdout.readline() == "owned\n"
             time.sleep(1.5)
             with pytest.raises(MarlRayError, match=f"is owned by process {other.pid}"):
-                Lease(*local, RUN).__enter__()
+                Lease(*local, whose=RUN).__enter__()
             other.send_signal(signal.SIGSTOP)
             time.sleep(1.2)
-            with Lease(*local, RUN) as lease:
+            with Lease(*local, whose=RUN) as lease:
                 assert lease.number == 2
                 other.send_signal(signal.SIGCONT)
                 printed, error = other.communicate(timeout=30)
@@ -213,10 +213,10 @@ def test_a_process_that_slept_is_replaced_and_stops_when_it_wakes(local, monkeyp
 def test_a_clock_that_was_set_leaves_a_living_owner_its_name(local, monkeypatch):
     """The kernel then says that the machine, and with it every process, began at another time."""
     began = psutil._pslinux.boot_time()  # noqa: SLF001  psutil's
-    with Lease(*local, RUN):
+    with Lease(*local, whose=RUN):
         monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: began + 3600)  # noqa: SLF001  psutil's
         with pytest.raises(MarlRayError, match=f"is owned by process {os.getpid()} of "):
-            Lease(*local, RUN).__enter__()
+            Lease(*local, whose=RUN).__enter__()
 
 
 def test_a_process_that_was_killed_is_replaced_at_once(local):
@@ -226,7 +226,7 @@ def test_a_process_that_was_killed_is_replaced_at_once(local):
         deadline = time.monotonic() + 10
         while psutil.Process(other.pid).status() != psutil.STATUS_ZOMBIE:  # in a container, often nobody waits for it
             assert time.monotonic() < deadline
-        with Lease(*local, RUN) as lease:
+        with Lease(*local, whose=RUN) as lease:
             assert lease.number == 2
 
 
@@ -237,13 +237,13 @@ def test_an_owner_removes_what_killed_processes_left_and_no_probe_in_use(local):
         (folder / name).touch()
     os.utime(folder / OWNER_FOLDER / "now-old", (time.time() - 100, time.time() - 100))
     (folder / ".hidden").touch()
-    with Lease(*local, RUN):
+    with Lease(*local, whose=RUN):
         assert {path.name for path in folder.iterdir()} == {OWNER_FOLDER, "run.json", ".hidden"}
         assert {path.name for path in (folder / OWNER_FOLDER).iterdir()} == {"1.json", "now-new"}
 
 
 def test_an_owner_that_slept_asks_whether_it_owns_the_folder(local):
-    with pytest.raises(LeaseLostError), Lease(*local, RUN) as lease:  # noqa: PT012  all that an owner does
+    with pytest.raises(LeaseLostError), Lease(*local, whose=RUN) as lease:  # noqa: PT012  all that an owner does
         assert lease.owns()
         Path(owner_file(local[1], 2)).write_text("{}")
         assert lease.owns()  # nobody else can be the owner a moment after that was proved
@@ -257,7 +257,7 @@ def test_an_owner_that_slept_asks_whether_it_owns_the_folder(local):
 @pytest.mark.parametrize("ends", [False, True])
 def test_an_owner_that_slept_while_it_wrote_its_file_leaves_none(place, ends, monkeypatch):
     filesystem, folder = place
-    with Lease(*place, RUN) as lease:
+    with Lease(*place, whose=RUN) as lease:
 
         def asleep(*arguments: Any) -> None:
             """Write the file after another process has taken the folder and removed the file that was there."""
@@ -294,7 +294,7 @@ def test_the_link_of_a_copied_run_leads_to_its_own_bundle(tmp_path):
 
 
 def test_what_is_refused_leaves_nothing(place):
-    with pytest.raises(ValueError, match="no"), Lease(*place, RUN):
+    with pytest.raises(ValueError, match="no"), Lease(*place, whose=RUN):
         raise ValueError("no")
     filesystem, folder = place
     assert filesystem.get_file_info(folder).type == fs.FileType.NotFound
@@ -322,7 +322,7 @@ def test_a_check_of_the_folder_leaves_what_another_began_there(tmp_path):
 
 
 def test_storage_that_does_not_answer_ends_no_run(local):
-    with Lease(*local, RUN) as lease:
+    with Lease(*local, whose=RUN) as lease:
         os.rename(local[1], f"{local[1]}-away")
         lease.check()
         os.rename(f"{local[1]}-away", local[1])

@@ -275,7 +275,7 @@ def test_a_request_to_mlflow_has_a_limit_of_its_own(monkeypatch, tmp_path):
     client = MlflowRun(config(f"storage={tmp_path}")).client
     settings = (MLFLOW_HTTP_REQUEST_TIMEOUT, MLFLOW_HTTP_REQUEST_MAX_RETRIES)
     seen: list[list[int]] = []
-    monkeypatch.setattr(client._client, "get_run", lambda run_id: seen.append([each.get() for each in settings]))  # noqa: SLF001  MLflow's
+    monkeypatch.setattr(client._client, "get_run", lambda run_id: seen.append([each.get() for each in settings]))  # type: ignore[attr-defined]  # noqa: SLF001  MLflow's
     client.get_run("")
     assert seen == [[15, 1]] and [each.get() for each in settings] == [120, 7]
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")  # the user's word counts

@@ -158,7 +158,7 @@ def test_the_expert_is_right_and_its_prompts_are_the_environments():
     for episode in episodes:
         task = by_prompt[episode[0].prompt.split("Question: ")[1].split("\n")[0]]
         env.reset(options={"index": next(i for i in range(env.tasks) if env.task_at(i, "train") is task)})
-        played.add(task.kind)
+        played.add(task.kind)  # type: ignore[attr-defined]  # of its environment's tasks
         for demonstration in episode:
             assert env.observe(demonstration.agent) == demonstration.prompt
             env.step(demonstration.response)

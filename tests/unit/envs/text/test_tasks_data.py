@@ -51,7 +51,7 @@ def test_code(tmp_path):
 def test_one_file_serves_training_and_evaluation(tmp_path):
     path = written(tmp_path, [ADD, DOUBLE])
     problems = benchmark("jsonl").parse(read_records(path, Path(path).read_bytes()))
-    assert [problem.task for problem in problems] == [task.code for task in read_code(path)]
+    assert [problem.task for problem in problems] == [task.code for task in read_code(path)]  # type: ignore[attr-defined]  # of its benchmark's problems
     assert [problem.task_id for problem in problems] == [task.task_id for task in read_code(path)]
 
 

@@ -55,7 +55,7 @@ def test_what_a_canary_shows_is_wrong_at_any_look_with_probability_alpha_at_most
             {
                 "normal": rng.standard_normal,
                 "lognormal": lambda n: np.exp(rng.standard_normal(n)),
-                "rare": lambda n: (rng.random(n) < 0.05).astype(float),
+                "rare": lambda n: np.where(rng.random(n) < 0.05, 1.0, 0.0),
             }[draw](n)
             for n in (600, 5_400)
         )

@@ -142,9 +142,9 @@ def test_sessions_of_clusters_roll_back_a_harmless_arm_and_clusters_do_not():
         means, fired = sessions.mean(1), [False, False]
         for k in range(40, 301, 10):
             arms = [treated[:k], ~treated[:k]]
-            fired[0] |= fires(*(summarise(sessions[:k][arm].ravel()) for arm in arms), 50)
+            fired[0] |= fires(*(summarise(sessions[:k][arm].ravel()) for arm in arms), first=50)
             if min(arm.sum() for arm in arms) >= 20:
-                fired[1] |= fires(*(summarise(means[:k][arm]) for arm in arms), 20)
+                fired[1] |= fires(*(summarise(means[:k][arm]) for arm in arms), first=20)
         naive, honest = naive + fired[0], honest + fired[1]
     assert honest <= ALPHA * RUNS
     assert naive > 0.3 * RUNS
@@ -180,7 +180,7 @@ def test_switchbacks_whose_blocks_are_alike_or_not_err_at_most_alpha(series, sha
             fired[1] |= judge_promotion(worse, second, alpha=ALPHA, margin=0.3, min_outcomes=10).proven
             # Thirty sessions in each block, as if each were its own observation.
             totals = (summarise(np.array(list(arm.values()))) for arm in arms)
-            fired[2] |= fires(*(Summary(30 * total.n, total.mean, total.variance + 1) for total in totals), 50)
+            fired[2] |= fires(*(Summary(30 * total.n, total.mean, total.variance + 1) for total in totals), first=50)
         wrong, promoted, naive = wrong + fired[0], promoted + fired[1], naive + fired[2]
     assert wrong <= ALPHA * RUNS
     assert promoted <= ALPHA * RUNS
@@ -197,7 +197,7 @@ def test_groups_find_a_harm_that_the_time_of_day_hides():
         values = 0.3 * rng.normal(size=240) + 2 * np.sin(np.arange(240) * 2 * math.pi / 144) - 0.3 * treated
         arms = [{groups[j]: values[j] for j in range(240) if treated[j] == arm} for arm in (True, False)]
         paired += fires(*block_summaries([tuple(arms)]), 20)
-        unpaired += fires(*(summary_of(list(arm.values())) for arm in arms), 20)
+        unpaired += fires(*(summary_of(list(arm.values())) for arm in arms), first=20)
     assert paired >= 18
     assert unpaired <= 2
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
-from toy_models.tokens import LORA, responses, stirred, tiny
+from toy_models.tokens import LORA, add_noise, responses, tiny
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -128,7 +128,7 @@ def test_gradients_in_bfloat16_are_those_in_float32(checkpointing):
 
 @torch.no_grad()
 def test_a_product_is_its_layers_and_is_written_through():
-    policy = plain_copy(stirred(tiny(lora=LORA | {"targets": ("q_proj", "v_proj")})))
+    policy = plain_copy(add_noise(tiny(lora=LORA | {"targets": ("q_proj", "v_proj")})))
     attention = policy.lm.model.layers[0].self_attn
     layers = (attention.q_proj, attention.k_proj, attention.v_proj)
     x, made = torch.randn(3, 96), join_layers(*layers)
@@ -186,7 +186,7 @@ def test_peft_reads_adapters_of_transposed_weights(tmp_path):
     lm.save_pretrained(tmp_path / "base")
     model = ModelConfig.model_validate({"preset": "tiny-1m", "lora": LORA})
     add_adapters(lm, model.lora)
-    policy = stirred(TokenPolicy(lm, tiny().tokenizer, model, GenerationConfig()))
+    policy = add_noise(TokenPolicy(lm, tiny().tokenizer, model, GenerationConfig()))
     stored = {name.replace(".base_layer", ""): value for name, value in lm.state_dict().items() if "lora" not in name}
     base = GPT2LMHeadModel(config)
     base.load_state_dict(stored)
@@ -238,7 +238,7 @@ def test_a_mixture_has_adapters_beside_its_experts(tmp_path, name):
     bare, lm = mixture(name), mixture(name)
     model = ModelConfig.model_validate({"preset": "tiny-1m", "context": 64, "lora": LORA})
     add_adapters(lm, model.lora)
-    policy = stirred(TokenPolicy(lm, tiny().tokenizer, model, GenerationConfig()))
+    policy = add_noise(TokenPolicy(lm, tiny().tokenizer, model, GenerationConfig()))
     base = {name.replace(".base_layer", ""): value for name, value in lm.state_dict().items() if "lora" not in name}
     bare.load_state_dict(base)
     trained = {name for name, value in lm.named_parameters() if value.requires_grad}

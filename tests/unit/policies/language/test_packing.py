@@ -34,8 +34,9 @@ def rows(groups, seed=0):
             prompts.append(torch.cat([torch.full((longest - length,), -1), ids]))
             mask.append(torch.arange(steps) < steps_of_row)
     shuffled = torch.randperm(len(prompts), generator=generator)
-    mask = torch.stack(mask)[shuffled]
-    return torch.stack(prompts)[shuffled], torch.randint(0, 259, mask.shape, generator=generator), mask
+    shuffled_mask = torch.stack(mask)[shuffled]
+    responses = torch.randint(0, 259, shuffled_mask.shape, generator=generator)
+    return torch.stack(prompts)[shuffled], responses, shuffled_mask
 
 
 @settings(max_examples=25)

@@ -10,7 +10,7 @@ from toy_models.tokens import LORA, responses, tiny
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.language import token_policy
-from marl_ray.policies.language.lora import merged_weights
+from marl_ray.policies.language.lora import add_adapters, merged_weights
 from marl_ray.policies.language.sampling_copy import frozen_copy, plain_copy, refresh
 from marl_ray.policies.language.sharding.gather_shards import full_tensors
 from marl_ray.policies.language.sharding.shard import shard
@@ -204,7 +204,7 @@ def test_gpt2_keeps_its_weights_transposed_and_merges_all_the_same(dtype, tolera
     config = transformers.GPT2Config(vocab_size=40, n_embd=32, n_layer=1, n_head=2, initializer_range=0.3)
     model = ModelConfig(preset="tiny-1m", lora=LORA, dtype=dtype)
     policy = TokenPolicy(transformers.GPT2LMHeadModel(config), byte_tokenizer(), model, GenerationConfig())
-    token_policy.add_adapters(policy.lm, model.lora)
+    add_adapters(policy.lm, model.lora)
     for parameter in policy.actor_parameters():
         parameter.data.normal_(0, 0.3)
     rows, plain = responses(vocabulary=40), plain_copy(policy)
@@ -284,7 +284,7 @@ def test_a_folder_is_read_as_it_is_and_what_is_none_is_named(tmp_path):
     byte_tokenizer().save_pretrained(tmp_path)
     again = build_token_policy(ModelConfig(path=str(tmp_path), context=64), policy.generation, 9)
     assert torch.equal(again.evaluate(*responses()).log_probs, policy.evaluate(*responses()).log_probs)
-    again.tokenizer.add_tokens(["<|more|>"])
+    again.tokenizer.add_tokens(["<|more|>"])  # type: ignore[attr-defined]  # transformers'
     again.tokenizer.save_pretrained(tmp_path)
     with pytest.raises(MarlRayError, match="its tokenizer has 260 tokens, it has 259"):
         build_token_policy(ModelConfig(path=str(tmp_path), context=64), GenerationConfig(), 0)

@@ -1,5 +1,7 @@
 """Texts become ids of text alone, in the frame of a template, and as many as fit."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +13,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.language.tiny_models import byte_tokenizer
 from marl_ray.policies.prompting.prompts import PromptTooLongError, encode_chat, encode_prompt, encode_text, fit_prompt
 
-TOKENIZERS = {
+TOKENIZERS: dict[str, Any] = {  # transformers' tokenizers
     "tiny": byte_tokenizer(),
     "chatml": bytes_with(CHATML, "<|im_start|>", "<|im_end|>"),
     "llama 2": spaced(LLAMA2),
@@ -153,7 +155,7 @@ def test_a_text_without_measure_is_refused_at_once(text):
 
 
 def test_normalised_tokens_are_no_way_in():
-    core = Tokenizer.from_str(byte_tokenizer()._tokenizer.to_str())  # noqa: SLF001  transformers'
+    core = Tokenizer.from_str(byte_tokenizer()._tokenizer.to_str())  # type: ignore[attr-defined]  # noqa: SLF001  transformers'
     core.normalizer = normalizers.Lowercase()
     core.add_special_tokens([AddedToken("<stop>", special=True, normalized=True)])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|end|>", pad_token="<|pad|>")

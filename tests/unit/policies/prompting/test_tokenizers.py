@@ -30,7 +30,7 @@ def test_bytes_that_are_no_text_decode_to_something():
 
 
 def test_a_prompt_is_wrapped_where_there_is_a_template_unless_told_not_to():
-    reply = TOKENIZER.convert_tokens_to_ids("<|reply|>")
+    reply = TOKENIZER.convert_tokens_to_ids("<|reply|>")  # type: ignore[attr-defined]  # transformers'
     assert encode_prompt(TOKENIZER, "ab", None) == encode_prompt(TOKENIZER, "ab", True) == [97, 98, reply]
     assert encode_prompt(TOKENIZER, "ab", False) == [97, 98]
     assert encode_prompt(TOKENIZER, "", None) == [reply]
@@ -58,7 +58,7 @@ def test_what_a_tokenizer_lacks_is_named(tmp_path):
     path = _bare(tmp_path / "a", eos_token=None)
     with pytest.raises(MarlRayError, match=rf"model.path '{path}': its tokenizer has no eos_token"):
         load_tokenizer(path)
-    assert load_tokenizer(_bare(tmp_path / "b", pad_token=None)).pad_token == "<|end|>"
+    assert load_tokenizer(_bare(tmp_path / "b", pad_token=None)).pad_token == "<|end|>"  # type: ignore[attr-defined]  # transformers'
     plain = load_tokenizer(_bare(tmp_path / "c", chat_template=None))
     assert encode_prompt(plain, "ab", None) == [97, 98]
     with pytest.raises(MarlRayError, match=r"model.chat: tokenizer '.*c' has no chat template"):

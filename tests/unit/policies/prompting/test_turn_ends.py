@@ -26,11 +26,12 @@ from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config, Qw
 
 from marl_ray.config.run.model import GenerationConfig as Sampling
 from marl_ray.config.run.model import ModelConfig
-from marl_ray.policies.bundles.language import load_tokenizer, save_token_bundle
+from marl_ray.policies.bundles.language import save_token_bundle
 from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.sampler import make_engine
 from marl_ray.policies.language.model_files import load_model
 from marl_ray.policies.language.token_policy import TokenPolicy
+from marl_ray.policies.prompting.tokenizers import load_tokenizer
 from marl_ray.policies.prompting.turn_ends import end_tokens, turn_end
 from marl_ray.training.texts.demonstrations import GivenResponse, encode
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from toy_serving.fragile_arms import CLOSED, GOOD, OPEN, STRANGE, ask, bundle, circuits, config_of_arms, errors_of
+from toy_serving.fragile_arms import CLOSED, FAILING, GOOD, OPEN, ask, bundle, circuits, config_of_arms, errors_of
 from toy_serving.gateways import serving
 from waiting import until_async
 
@@ -25,7 +25,7 @@ async def test_inputs_that_no_arm_can_take_end_nothing(tmp_path):
     breaker = {"failures": 3, "on_open": "rollback", "rounds": 1}
 
     async with serving(config_of_arms(tmp_path, arms, breaker=breaker)) as (client, app):
-        bad = [await ask(client, f"bad{k}", STRANGE) for k in range(40)]
+        bad = [await ask(client, f"bad{k}", FAILING) for k in range(40)]
         good = [await ask(client, f"s{k}") for k in range(40)]
         states = circuits(app)
         errors = errors_of(app)
@@ -41,10 +41,10 @@ async def test_an_input_that_one_arm_alone_cannot_take_is_that_arms_failure(tmp_
     arms = {"one": bundle(tmp_path, 1, False), "four": bundle(tmp_path, 4, True)}
 
     async with serving(config_of_arms(tmp_path, arms, breaker={"failures": 3, "open_s": 60})) as (client, app):
-        answers = {f"s{k}": (await ask(client, f"s{k}", STRANGE)).json() for k in range(40)}
+        answers = {f"s{k}": (await ask(client, f"s{k}", FAILING)).json() for k in range(40)}
         early, states = errors_of(app), circuits(app)
         app.service.endpoints.routers["exp"].circuits["four"].until = 0.0  # time for a probe
-        later = {f"t{k}": (await ask(client, f"t{k}", STRANGE)).json() for k in range(40)}
+        later = {f"t{k}": (await ask(client, f"t{k}", FAILING)).json() for k in range(40)}
         errors = errors_of(app)
         rolled_back = app.service.stores.experiments.read("exp").state.rolled_back
     assert {answer["arm"] for answer in (answers | later).values()} == {"one"}
@@ -63,8 +63,8 @@ async def test_one_session_opens_no_circuit_and_fails_for_nobody_else(tmp_path):
     async with serving(config_of_arms(tmp_path, arms, breaker={"failures": 3})) as (client, app):
         table = app.service.endpoints.routers["exp"].table
         session = next(f"s{k}" for k in range(99) if table.assign(f"s{k}").arm == "four")
-        answers = [(await ask(client, session, STRANGE)).json() for _ in range(40)]
-        await asyncio.gather(*(ask(client, session, STRANGE) for _ in range(40)))
+        answers = [(await ask(client, session, FAILING)).json() for _ in range(40)]
+        await asyncio.gather(*(ask(client, session, FAILING) for _ in range(40)))
         states = circuits(app)
         errors = errors_of(app)
     assert all(answer["fallback_for"] == "four" for answer in answers)
@@ -75,7 +75,7 @@ async def test_inputs_that_the_control_alone_cannot_take_do_not_close_it_to_othe
     arms = {"one": bundle(tmp_path, 1, True), "four": bundle(tmp_path, 4, False)}
 
     async with serving(config_of_arms(tmp_path, arms, breaker={"failures": 3, "open_s": 60})) as (client, app):
-        bad = {f"bad{k}": await ask(client, f"bad{k}", STRANGE) for k in range(40)}
+        bad = {f"bad{k}": await ask(client, f"bad{k}", FAILING) for k in range(40)}
         good = [await ask(client, f"s{k}") for k in range(20)]
         states = circuits(app)
         errors = errors_of(app)
@@ -101,7 +101,7 @@ async def test_kept_answers_are_no_successes_of_an_arm(tmp_path):
         assert await arm_of(sessions[0], GOOD) == "four"  # now it is kept
         for session in sessions[1:4]:
             assert circuits(app)["four"] is CLOSED
-            assert await arm_of(session, STRANGE) == "one"
+            assert await arm_of(session, FAILING) == "one"
             if session != sessions[3]:
                 assert await arm_of(session, GOOD) == "four"
         assert circuits(app)["four"] is OPEN  # three failures in a row, whatever was kept in between
@@ -124,7 +124,7 @@ async def test_a_strange_input_takes_none_of_its_pass_with_it(tmp_path, monkeypa
     served = load_actor_critics(bundle(tmp_path, 1, False))
 
     batcher = ArmBatcher(served, PassBatcher(64, np.random.default_rng(0)))
-    seen = [np.array(STRANGE if k == 7 else GOOD, np.float32) for k in range(20)]
+    seen = [np.array(FAILING if k == 7 else GOOD, np.float32) for k in range(20)]
     results = await asyncio.gather(*(batcher.act({"agent": row}, False) for row in seen), return_exceptions=True)
     assert [k for k, result in enumerate(results) if isinstance(result, ArmError)] == [7]
     assert {int(result["agent"][0]) for k, result in enumerate(results) if k != 7} == {1}

@@ -76,7 +76,7 @@ async def test_an_arm_that_leaves_keeps_the_bundle_that_another_arm_has_too(of_a
 
 
 async def test_an_arm_that_joins_while_the_stack_is_made_shares_the_next_pass(of_actions, passes, shared, monkeypatch):
-    first, late, made = ArmBatcher(of_actions["one"], passes), [], actor_critic.Stack
+    first, late, made = ArmBatcher(of_actions["one"], passes), [], actor_critic.Stack  # type: ignore[attr-defined]  # the test replaces it
 
     def join_meanwhile(bundles):
         monkeypatch.setattr(actor_critic, "Stack", made)

@@ -32,7 +32,7 @@ async def test_an_arm_that_is_dropped_while_another_one_is_added_stays_dropped(c
 
 
 async def test_arms_that_are_loaded_while_the_poll_goes_through_them_are_tended_again_at_once(config, monkeypatch):
-    may_load, needed = threading.Event(), arm_holder.arms_to_hold
+    may_load, needed = threading.Event(), arm_holder.arms_to_hold  # type: ignore[attr-defined]  # the test replaces it
 
     def needed_while_a_thread_ends(*arguments):
         may_load.set()

@@ -299,9 +299,10 @@ def bucket(monkeypatch) -> Iterator[tuple[str, dict[str, bytes]]]:
         ("AWS_EC2_METADATA_DISABLED", "true"),
     ):
         monkeypatch.setenv(name, value)
-    handler = type("Handler", (Bucket,), {"objects": {}, "parts": {}})
+    objects: dict[str, bytes] = {}
+    handler = type("Handler", (Bucket,), {"objects": objects, "parts": {}})
     with serving_http(handler) as url:
-        yield f"?scheme=http&region=us-east-1&endpoint_override={url.removeprefix('http://')}", handler.objects
+        yield f"?scheme=http&region=us-east-1&endpoint_override={url.removeprefix('http://')}", objects
 
 
 def test_log_and_out_may_be_buckets(stores, tmp_path, bucket, monkeypatch):

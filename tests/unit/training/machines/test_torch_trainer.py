@@ -28,4 +28,4 @@ def test_a_worker_group_has_what_the_run_asks_for_and_waits_no_longer_than_it_is
     assert trainer.scaling_config.num_workers == 3
     assert trainer.scaling_config.resources_per_worker == {"CPU": 0.5}
     assert trainer.run_config.failure_config.max_failures == 2
-    assert trainer.backend_config.timeout_s == 300 and trainer.backend_config.backend == "gloo"
+    assert trainer.backend_config.timeout_s == 300 and trainer.backend_config.backend == "gloo"  # type: ignore[attr-defined]  # Ray's

@@ -100,7 +100,7 @@ def test_a_blank_before_a_word_counts_where_a_tokenizer_hides_it():
 
 def test_a_tokenizer_that_cannot_write_json_is_refused():
     tokenizer = byte_tokenizer()
-    tokenizer.add_tokens(["none"])
+    tokenizer.add_tokens(["none"])  # type: ignore[attr-defined]  # transformers'
     vocabulary = tokenizer.get_vocab()
 
     class Lacking:

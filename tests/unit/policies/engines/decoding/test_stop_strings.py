@@ -57,7 +57,7 @@ def test_a_stop_string_may_span_tokens():
 
 def test_special_tokens_do_not_hide_a_stop_string():
     tokenizer = byte_tokenizer()
-    reply = tokenizer.convert_tokens_to_ids("<|reply|>")
+    reply = tokenizer.convert_tokens_to_ids("<|reply|>")  # type: ignore[attr-defined]  # transformers'
     assert written(tokenizer, [[97, 98, reply, reply, reply, reply, 99, 100]], "abc") == [[97, 98, *[reply] * 4, 99]]
 
 
@@ -67,7 +67,7 @@ def test_special_tokens_do_not_hide_a_stop_string():
 def test_stop_strings_see_special_tokens(stop):
     """One in the text as it is written with them or without them ends a response, as soon as it is there."""
     tokenizer = byte_tokenizer()
-    reply = tokenizer.convert_tokens_to_ids("<|reply|>")
+    reply = tokenizer.convert_tokens_to_ids("<|reply|>")  # type: ignore[attr-defined]  # transformers'
     saying = [97, 98, reply, reply, 99, 100, reply, 10, 101]
     [ids] = written(tokenizer, [saying], stop)
     shown = [tokenizer.decode(ids, skip_special_tokens=skip) for skip in (False, True)]

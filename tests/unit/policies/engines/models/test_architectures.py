@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from toy_models.architectures import CONFIG_MAPPING
 from toy_models.tokenizers import bytes_with
 from toys.texts import TWO_AGENTS, TWO_POLICIES, config
 from transformers import AutoConfig, AutoModelForCausalLM, Phi3Config
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.models.architectures import DECODED_TYPES, PAGED_TYPES, SCORED_TYPES, check_architecture

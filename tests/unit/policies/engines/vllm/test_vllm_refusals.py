@@ -4,8 +4,8 @@ import math
 from typing import NamedTuple
 
 import pytest
-from toy_models.architectures import CONFIG_MAPPING
 from toy_models.sampled_by_vllm import lora_bundle
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import load_bundle
