@@ -120,7 +120,7 @@ def experiment_off_policy(
         from marl_ray.evaluation.off_policy.texts import estimate_text_outcome  # transformers takes seconds to import
 
         estimate = estimate_text_outcome(loaded, data, floor=floor)
-    report_lines = [
+    lines = [
         f"{estimate.units} units, logged mean {estimate.logged:.4g}, {estimate.greedy_units} greedy units left out",
         *(
             f"  {name:<14} {value.estimate:.4g}, at least {value.low:.4g} ({value.effective:.0f} effective units)"
@@ -128,7 +128,7 @@ def experiment_off_policy(
         ),
         f"{'may' if estimate.gate.passed else 'must not'} be exposed: {estimate.gate.reason}",
     ]
-    show(as_json, estimate, report_lines)
+    show(as_json, estimate, lines)
     raise typer.Exit(0 if estimate.gate.passed else 1)
 
 
