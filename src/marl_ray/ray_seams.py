@@ -13,11 +13,10 @@ from typing import Any, Protocol, TypeVar
 from marl_ray.errors import MarlRayError, one_line
 
 MIN_POLL_S, MAX_POLL_S = 0.25, 2.0
-"""Minimum and maximum seconds between two looks of Ray Train after its workers; the maximum is Ray's own value. A look shows
-that workers have ended or died."""
+"""Minimum and maximum seconds between two looks of Ray Train after its workers, by which it sees that they ended or died.
+The maximum is Ray's own value."""
 POLL_WORKER_S = 0.002
 """Seconds for each worker between two looks. A look calls each worker's actor, so looks take a bounded share of a CPU."""
-
 SILENCE_VARIABLE = "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"
 """Ray Train's variable for the time after which a worker that does not answer counts as lost."""
 LOST_S = 60.0
@@ -25,16 +24,14 @@ LOST_S = 60.0
 
 DashboardClient = TypeVar("DashboardClient")
 
-poll_set: str | None = None
-"""The interval that this process has set, and may change for its next group."""
+interval_set_here: str | None = None
+"""The interval between looks that this process has set, and may change for its next group; None before."""
 
 
 def autoscaled_resources() -> dict[str, float]:
-    """Return the most of each resource that an autoscaler could bring the cluster to.
+    """Return the most of each resource that an autoscaler could bring the cluster to; empty without an autoscaler.
 
-    There is none without an autoscaler.
-
-    Ray's public API tells only what is there now, and a cluster that scales from zero must not refuse a run.
+    Ray's public API reports only what is there now, and a cluster that scales from zero must not refuse a run.
     """
     from ray._private.state import state
 
@@ -42,7 +39,10 @@ def autoscaled_resources() -> dict[str, float]:
 
 
 def autoscaled_nodes() -> list[dict[str, float]]:
-    """Return the resources of one node of each group that an autoscaler could add; empty without an autoscaler."""
+    """Return the resources of one node of each group that an autoscaler could add; none without an autoscaler.
+
+    Ray's public API does not report the groups.
+    """
     from ray._private.state import state
 
     scaled = state.get_cluster_config()
@@ -54,7 +54,7 @@ def autoscaled_nodes() -> list[dict[str, float]]:
 def count_local_cpus() -> float:
     """Return the logical CPUs that a Ray of this machine has when it is started without a number.
 
-    A container's limit counts.
+    Ray has no public call for it, and heeds a container's limit in a way of its own.
     """
     from ray._private.utils import get_num_cpus
 
@@ -82,10 +82,11 @@ def is_cluster_answering(address: str, seconds: float) -> bool:
 def dashboard_client(
     client_class: type[DashboardClient], url: str, timeout: float | tuple[float, float], argument: str = ""
 ) -> DashboardClient:
-    """Return a client of Ray's dashboard at `url`, of one of Ray's classes of clients, whose requests have deadlines.
+    """Return a client of Ray's dashboard at `url`, whose requests have deadlines.
 
-    `timeout` is in seconds, of a request or of its connection and its answer. MarlRayError, which begins with `argument`
-    and `url`, if the URL is none, nothing answers there, or the cluster wants another token than RAY_AUTH_TOKEN's.
+    `timeout` is in seconds, of a request or of its connection and its answer. Raises MarlRayError, which begins with
+    `argument` and `url`, if the URL is none, nothing answers there, or the cluster wants another token than that of
+    RAY_AUTH_TOKEN.
     """
     if not url.startswith(("http://", "https://")):
         raise MarlRayError(f"{argument}{url!r}: expected the dashboard's URL, such as http://127.0.0.1:8265")
@@ -96,10 +97,10 @@ def dashboard_client(
     token = os.environ.get("RAY_AUTH_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else None
     # Ray's client of jobs would let these two override an explicit address.
-    hidden = {name: os.environ.pop(name, None) for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")}
-    made: Any = with_deadline(client_class, timeout)
+    hidden_variables = {name: os.environ.pop(name, None) for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")}
+    client_with_deadline: Any = with_deadline(client_class, timeout)
     try:
-        client: DashboardClient = made(url, headers=headers)
+        client: DashboardClient = client_with_deadline(url, headers=headers)
         return client
     except AuthenticationError as error:
         if "Authentication required" in str(error):
@@ -111,7 +112,7 @@ def dashboard_client(
         reason = f"no answer within {answer_s:g} s" if slow else one_line(error)
         raise MarlRayError(f"{argument}{url}: no Ray dashboard answers: {reason}") from error
     finally:
-        os.environ.update({name: value for name, value in hidden.items() if value is not None})
+        os.environ.update({name: value for name, value in hidden_variables.items() if value is not None})
 
 
 def with_deadline(client_class: type[DashboardClient], timeout: float | tuple[float, float]) -> type[DashboardClient]:
@@ -129,14 +130,14 @@ def with_deadline(client_class: type[DashboardClient], timeout: float | tuple[fl
 
 
 def poll_often(workers: int) -> None:
-    """Let the next TorchTrainer of this process look after its workers every `poll_interval`, unless the user sets another.
+    """Let the next TorchTrainer of this process look after its workers every `poll_interval`.
 
-    No argument of Ray Train sets the interval; it reads this variable.
+    An interval that the user has set stays. No argument of Ray Train sets the interval; it reads this variable.
     """
-    global poll_set  # noqa: PLW0603  a process has one environment
+    global interval_set_here  # noqa: PLW0603  a process has one environment
     variable = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"
-    if os.environ.get(variable) in (None, poll_set):
-        os.environ[variable] = poll_set = str(poll_interval(workers))
+    if os.environ.get(variable) in (None, interval_set_here):
+        os.environ[variable] = interval_set_here = str(poll_interval(workers))
 
 
 def poll_interval(workers: int) -> float:
@@ -161,43 +162,8 @@ def lost_after_s() -> float:
     return float(os.environ.get(SILENCE_VARIABLE, LOST_S))
 
 
-def _connected_ray() -> Any:
-    """Return the Ray of which this process is a part.
-
-    Raises RuntimeError where it is part of none: Ray's own calls would start a cluster.
-    """
-    import ray
-
-    if not ray.is_initialized():
-        raise RuntimeError("this process is not connected to Ray")
-    return ray
-
-
-def alive_nodes() -> set[str]:
-    """Return the addresses of the cluster's nodes. Raises RuntimeError in a process without Ray."""
-    return {node["NodeManagerAddress"] for node in _connected_ray().nodes() if node["Alive"]}
-
-
-def free_resources() -> dict[str, float]:
-    """Return the resources of the cluster that nobody has booked. Raises RuntimeError in a process without Ray."""
-    return dict(_connected_ray().available_resources())
-
-
-def has_all_placement_groups() -> bool:
-    """Return True if the cluster has booked all resources that this job has asked for in placement groups.
-
-    What the job still waits for then are processes. Ray has no call for the groups of one job, but their ids end with
-    the job's. Raises RuntimeError in a process without Ray.
-    """
-    job = _connected_ray().get_runtime_context().get_job_id()
-    from ray.util import placement_group_table
-
-    states = [group["state"] for id_, group in placement_group_table().items() if id_.endswith(job)]
-    return "CREATED" in states and not {"PENDING", "RESCHEDULING", "PREPARED"} & set(states)
-
-
 class WorkerObserver(Protocol):
-    """Is called by Ray Train's controller, in its process."""
+    """The events of a worker group, which Ray Train's controller reports in its process."""
 
     def on_start_requested(self, workers: int, each: Mapping[str, float]) -> None:
         """Note that workers are about to be started, with these resources each; an error ends the run."""
@@ -248,18 +214,21 @@ def observing_callback(observer: WorkerObserver) -> Any:
     return WatchedWorkers()
 
 
-def without_datasets(trainer: Any) -> None:
-    """Spare each worker group the process that Ray Train starts for its shards of Ray datasets, as there are none."""
+def skip_dataset_processes(trainer: Any) -> None:
+    """Keep Ray Train from starting a process for each worker group's shards of Ray datasets, as there are none.
+
+    No argument of Ray Train turns it off.
+    """
     from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
 
-    made = trainer._create_default_callbacks
+    create_default_callbacks = trainer._create_default_callbacks
     trainer._create_default_callbacks = lambda: [
-        callback for callback in made() if not isinstance(callback, DatasetsCallback)
+        callback for callback in create_default_callbacks() if not isinstance(callback, DatasetsCallback)
     ]
 
 
-def for_ray_of_one_run(trainer: Any) -> None:
-    """Spare a run two processes that it does not need on a Ray that ends with it.
+def skip_cleanup_processes(trainer: Any) -> None:
+    """Keep Ray Train from starting two processes that a run does not need on a Ray that ends with it.
 
     One frees the workers' resources after a controller that has died, the other asks an autoscaler for them. Ray Train
     starts both for every run, and their imports take three seconds of CPU time.
@@ -273,39 +242,42 @@ def for_ray_of_one_run(trainer: Any) -> None:
 
         _maybe_send_resource_request = _cancel_resource_request = _send_resource_request
 
-    run = trainer._initialize_and_run_controller
+    run_controller = trainer._initialize_and_run_controller
 
-    def run_lean(**options: Any) -> Any:
+    def run_without_processes(**options: Any) -> Any:
         callbacks = [each for each in options["callbacks"] if not isinstance(each, PlacementGroupCleanerCallback)]
-        return run(**options | {"callbacks": callbacks, "scaling_policy": WithoutAutoscaler(trainer.scaling_config)})
+        return run_controller(
+            **options | {"callbacks": callbacks, "scaling_policy": WithoutAutoscaler(trainer.scaling_config)}
+        )
 
-    trainer._initialize_and_run_controller = run_lean
+    trainer._initialize_and_run_controller = run_without_processes
 
 
-def without_own_interrupts(trainer: Any, started: Callable[[Any], object]) -> None:
+def replace_interrupt_handler(trainer: Any, started: Callable[[Any], object]) -> None:
     """Keep Ray Train from installing its handler of Ctrl-C, and hand its controller actor to `started` instead.
 
-    Ray Train's own handler waits for its workers, exits with status 0, and leaves no word of what is kept.
+    Ray Train's own handler waits for its workers, exits with status 0, and does not say what is kept.
     """
     trainer._register_sigint_handler = started
 
 
 def worker_failures(error: BaseException) -> Mapping[int, BaseException]:
-    """Return rank -> what a worker of Ray Train has raised, without Ray's wrapper; empty for other errors.
+    """Return rank -> the error that a worker of Ray Train has raised, without Ray's wrapper.
 
-    Those with a line for users come first. The message of the public TrainingFailedError is a traceback of wrappers.
+    The mapping is empty for other errors. Errors with a line for users come first. The message of the public
+    TrainingFailedError is a traceback of wrappers.
     """
     return unwrap_failures(getattr(error, "worker_failures", None) or {})
 
 
 def unwrap_failures(failures: Mapping[int, BaseException]) -> Mapping[int, BaseException]:
     """Return the result of `worker_failures`, made from the errors by rank that Ray Train hands to a callback."""
-    plain = {
+    unwrapped = {
         rank: getattr(failure, "_base_exc", getattr(failure, "health_check_failure", failure))
         for rank, failure in failures.items()
     }
     # Workers that lose another one fail too, in whatever they were doing together.
-    return dict(sorted(plain.items(), key=lambda failed: not isinstance(failed[1], MarlRayError)))
+    return dict(sorted(unwrapped.items(), key=lambda failed: not isinstance(failed[1], MarlRayError)))
 
 
 def naming_callback(owner: str) -> Any:
@@ -321,14 +293,14 @@ def naming_callback(owner: str) -> Any:
             from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
 
             name = f"{owner} worker"
-            named: Any = type(name, (RayTrainWorker,), {"__repr__": lambda worker: name})
-            WorkerGroup._worker_cls = named
+            worker_class: Any = type(name, (RayTrainWorker,), {"__repr__": lambda worker: name})
+            WorkerGroup._worker_cls = worker_class
 
     return NamedWorkers()
 
 
 def reload_ray_settings() -> None:
-    """Make Ray read its environment variables again: it reads them once, when it is imported."""
+    """Make Ray read its environment variables again, which it reads once, when it is imported."""
     from ray import _raylet  # compiled, so without types
 
     raylet: Any = _raylet

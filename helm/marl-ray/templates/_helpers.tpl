@@ -14,7 +14,9 @@
 {{- $name -}}
 {{- end }}
 
-{{/* (list $ COMPONENT): labels of what is no Ray pod. KubeRay's Services select by app.kubernetes.io/name. */}}
+{{/*
+(list $ COMPONENT): labels of all objects but Ray pods, which KubeRay's Services would select by app.kubernetes.io/name.
+*/}}
 {{- define "marl-ray.labels" -}}
 helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Version | replace "+" "_" }}
 app.kubernetes.io/managed-by: {{ (index . 0).Release.Service }}
@@ -22,7 +24,7 @@ app.kubernetes.io/version: {{ (index . 0).Chart.AppVersion | quote }}
 {{ include "marl-ray.selector" . }}
 {{- end }}
 
-{{/* (list $ COMPONENT): what never changes, as the selectors of a StatefulSet cannot. */}}
+{{/* (list $ COMPONENT): labels that never change, because the selectors of a StatefulSet cannot. */}}
 {{- define "marl-ray.selector" -}}
 app.kubernetes.io/name: {{ (index . 0).Chart.Name }}
 app.kubernetes.io/instance: {{ (index . 0).Release.Name | quote }}
@@ -48,12 +50,12 @@ imagePullSecrets:
 {{- default (include "marl-ray.fullname" .) .Values.serviceAccount.name -}}
 {{- end }}
 
-{{/* A mapping of cpu, memory, gpu: requests equal limits, so nothing else is promised the memory. */}}
+{{/* A mapping of cpu, memory, gpu: requests equal limits, so Kubernetes promises the memory to no other pod. */}}
 {{- define "marl-ray.resources" -}}
-{{- $all := dict "cpu" (toString .cpu) "memory" (toString .memory) -}}
-{{- if .gpu }}{{ $_ := set $all (default "nvidia.com/gpu" .gpuResource) (toString .gpu) }}{{ end -}}
-requests: {{ toJson $all }}
-limits: {{ toJson $all }}
+{{- $quantities := dict "cpu" (toString .cpu) "memory" (toString .memory) -}}
+{{- if .gpu }}{{ $_ := set $quantities (default "nvidia.com/gpu" .gpuResource) (toString .gpu) }}{{ end -}}
+requests: {{ toJson $quantities }}
+limits: {{ toJson $quantities }}
 {{- end }}
 
 {{- define "marl-ray.containerSecurity" -}}
@@ -72,18 +74,18 @@ fsGroupChangePolicy: OnRootMismatch
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
-{{/* (dict root name key length): base64 of what a Secret has under a key; made up if there is none yet. */}}
-{{- define "marl-ray.kept" -}}
-{{- $there := (lookup "v1" "Secret" .root.Release.Namespace .name).data | default dict -}}
-{{- get $there .key | default (randAlphaNum 32 | b64enc) -}}
+{{/* (dict root name key): base64 of the value that a Secret has under a key; 32 random characters if it has none yet. */}}
+{{- define "marl-ray.secretValue" -}}
+{{- $data := (lookup "v1" "Secret" .root.Release.Namespace .name).data | default dict -}}
+{{- get $data .key | default (randAlphaNum 32 | b64enc) -}}
 {{- end }}
 
-{{/* Secrets that are generated at the first install outlive the release, as the data do that they open. */}}
-{{- define "marl-ray.keep" -}}
+{{/* Lets generated Secrets and claims outlive the release: the data need their passwords. */}}
+{{- define "marl-ray.keepAnnotation" -}}
 helm.sh/resource-policy: keep
 {{- end }}
 
-{{/* (dict root name claim component modes) */}}
+{{/* (dict root name claim component modes): a claim, unless one that exists is named. */}}
 {{- define "marl-ray.claim" -}}
 {{- if not .claim.existing }}
 apiVersion: v1
@@ -91,7 +93,7 @@ kind: PersistentVolumeClaim
 metadata:
   name: {{ .name }}
   labels: {{- include "marl-ray.labels" (list .root .component) | nindent 4 }}
-  annotations: {{- include "marl-ray.keep" . | nindent 4 }}
+  annotations: {{- include "marl-ray.keepAnnotation" . | nindent 4 }}
 spec:
   accessModes: {{ default (list "ReadWriteOnce") .modes | toJson }}
   {{- with .claim.storageClassName }}
@@ -111,12 +113,12 @@ spec:
 {{- default (printf "%s-mlflow-database" (include "marl-ray.fullname" .)) .Values.mlflow.existingDatabaseSecret -}}
 {{- end }}
 
-{{/* Where runs report to; empty if nowhere. */}}
+{{/* URI of the MLflow server that runs report to; empty if there is none. */}}
 {{- define "marl-ray.trackingUri" -}}
 {{- if .Values.mlflow.enabled }}http://{{ include "marl-ray.fullname" . }}-mlflow:5000{{ else }}{{ .Values.mlflow.externalUri }}{{ end -}}
 {{- end }}
 
-{{/* Where runs keep what they make; empty if nowhere is given. */}}
+{{/* URI or path under which runs keep checkpoints and bundles; empty if the values name none. */}}
 {{- define "marl-ray.storageUri" -}}
 {{- if .Values.storage.uri }}{{ .Values.storage.uri }}{{ else if .Values.storage.claim.enabled }}{{ .Values.storage.claim.mountPath }}{{ end -}}
 {{- end }}
@@ -164,7 +166,7 @@ spec:
 {{- end }}
 {{- end }}
 
-{{/* (dict root name component key ingress service port) */}}
+{{/* (dict root name component key ingress service port): an Ingress; `key` is the value that errors name. */}}
 {{- define "marl-ray.ingress" -}}
 {{- if not (and .ingress.host .ingress.tlsSecret) }}{{ fail (printf "%s: expected host and tlsSecret, because keys and passwords travel in the requests" .key) }}{{ end -}}
 apiVersion: networking.k8s.io/v1

@@ -27,7 +27,7 @@ class GatewayReplica:
     async def __init__(self, config: JsonObject):  # type: ignore[misc]  # Serve awaits it
         import torch
 
-        from marl_ray.serving.logs.ray_metrics import RayMetrics, replica
+        from marl_ray.serving.logs.ray_metrics import RayMetrics, replica_name
 
         listen_on_node_address()
         # Replicas are the unit of parallelism; threads of one small forward pass would only get in each other's way.
@@ -41,8 +41,8 @@ class GatewayReplica:
             deadline_s=gateway_config.request_timeout_s / 2,
         )
         # In a thread, because bundles may be large and the replica must keep answering Serve's health checks.
-        self._gateway = await asyncio.to_thread(Gateway, gateway_config, host=make_arm, replica=replica())
-        RayMetrics(self._gateway.service.samples).start()
+        self._gateway = await asyncio.to_thread(Gateway, gateway_config, host=make_arm, replica=replica_name())
+        RayMetrics(self._gateway.service.read_metrics).start()
         # Exclude all objects loaded so far from garbage collection: walking through them would delay requests by 0.1 s.
         gc.collect()
         gc.freeze()
@@ -52,7 +52,9 @@ class GatewayReplica:
 
 
 def build(args: dict[str, object]) -> serve.Application:
-    """Return the application of a Serve config: `import_path: marl_ray.serving.app:build`, `args`: a `GatewayConfig`.
+    """Return the gateway as an application of Ray Serve; `args` are those of a `GatewayConfig`.
+
+    A Serve config names it by `import_path: marl_ray.serving.app:build`.
 
     Config, keys, bundles and database are checked here, so that a mistake fails the deployment once, with one line, instead
     of every replica's start. Raises MarlRayError.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from marl_ray.config import GatewayConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.database.connections import StoreError
-from marl_ray.serving.handlers.routes import find
+from marl_ray.serving.handlers.routes import find_route
 from marl_ray.serving.holding.live_experiments import Host
 from marl_ray.serving.http.cors import allow_origin_headers, preflight
 from marl_ray.serving.http.deadlines import Deadlines
@@ -28,15 +28,15 @@ from marl_ray.serving.http.protocol import (
     Scope,
     Send,
     Stream,
-    respond,
-    stream,
+    send_response,
+    send_stream,
 )
 from marl_ray.serving.http.route import Route
 from marl_ray.serving.logs.lines import log_line
 from marl_ray.serving.service import Service
 
 LOADING_S = 600.0
-"""Deadline of requests that fetch bundles."""
+"""Seconds that a request may take which fetches bundles, some of which have gigabytes."""
 
 _log = logging.getLogger(__name__)
 
@@ -89,14 +89,16 @@ class Gateway:
         response: Response | Stream
         seconds = math.inf
         try:
-            early = preflight(self.config.cors, request, scope["method"]) if scope["method"] == "OPTIONS" else None
-            if early is None:
-                route, request.path_params = find(request.path, scope["method"])
+            preflight_answer = (
+                preflight(self.config.cors, request, scope["method"]) if scope["method"] == "OPTIONS" else None
+            )
+            if preflight_answer is None:
+                route, request.path_params = find_route(request.path, scope["method"])
                 endpoint, problem = route.template, route.problem
                 seconds = self._deadline(route, request)
                 response = await self._deadlines.run(route.handler(self.service, request), seconds)
             else:
-                response = early
+                response = preflight_answer
         except ClientDisconnectedError:
             return
         except TimeoutError:
@@ -106,14 +108,15 @@ class Gateway:
         except StoreError as error:
             _log.error("%s", error)
             response = Response(problem(RequestError(503, None, str(error))), 503)
-        except Exception:  # a defect of ours: the log has the details, the client gets none
+        # A defect of ours: the log has the details, the client gets none.
+        except Exception:
             _log.exception("request %s to %s failed", request.id, endpoint)
             response = Response(problem(RequestError(500, None, "internal error")), 500)
-        named: Headers = ((b"x-request-id", request.id.encode()),)
+        headers: Headers = ((b"x-request-id", request.id.encode()),)
         if self.config.cors:
-            named += allow_origin_headers(self.config.cors, request)
+            headers += allow_origin_headers(self.config.cors, request)
         if isinstance(response, Stream):
-            await self._send_stream(send, request, response, named)
+            await self._send_stream(send, request, response, headers)
         self.service.metrics.count(endpoint, response.status)
         if response.status >= 400 or self.config.access_log == "all":
             log_line(
@@ -125,7 +128,7 @@ class Gateway:
                 ms=round(1000 * (time.perf_counter() - start), 3),
             )
         if isinstance(response, Response):
-            await respond(send, response, named)
+            await send_response(send, response, headers)
 
     async def _send_stream(self, send: Send, request: Request, response: Stream, headers: Headers) -> None:
         """Send a stream for as long as the client reads it. Arms have deadlines of their own for every token."""
@@ -134,24 +137,28 @@ class Gateway:
             await self._deadlines.run(send(message), self.config.request_timeout_s)
 
         try:
-            await request.until_disconnect(stream(send_within_deadline, response, headers))
+            await request.until_disconnect(send_stream(send_within_deadline, response, headers))
         except (ClientDisconnectedError, TimeoutError):
             pass
-        except Exception:  # a defect of ours after the status was sent: the client sees the connection break
+        # A defect of ours after the status was sent: the client sees the connection break.
+        except Exception:
             _log.exception("request %s failed in mid-response", request.id)
         finally:
             response.close()
 
     def _deadline(self, route: Route, request: Request) -> float:
-        """Return the seconds that a request may take; RequestError if its header names no valid number."""
+        """Return the seconds that a request may take.
+
+        Raises RequestError 400 if its header names no number above 0.
+        """
         seconds = LOADING_S if route.loads else self.config.request_timeout_s
-        wish = request.header(b"x-request-timeout-seconds")
-        if wish is not None:
+        requested = request.header(b"x-request-timeout-seconds")
+        if requested is not None:
             try:
-                wished = float(wish)
+                requested_s = float(requested)
             except ValueError:
-                wished = 0.0
-            if not wished > 0:  # not a number is not above 0 either
+                requested_s = 0.0
+            if not requested_s > 0:  # not a number is not above 0 either
                 raise RequestError(400, "x-request-timeout-seconds", "expected a number of seconds above 0")
-            seconds = min(seconds, wished)
+            seconds = min(seconds, requested_s)
         return seconds

@@ -43,6 +43,8 @@ STORE_THREADS = 4
 """Number of threads, and so of requests that wait for the database at once."""
 CIRCUIT_VALUES = {CircuitState.CLOSED: 0.0, CircuitState.HALF_OPEN: 0.5, CircuitState.OPEN: 1.0}
 """Value of the circuit metric for each state."""
+SHADOW_COUNTS = ("acts", "errors", "dropped", "decisions", "agreed", "tokens", "log_prob", "served_log_prob")
+"""Fields of `ShadowTotals` that are metrics."""
 
 _log = logging.getLogger(__name__)
 
@@ -57,35 +59,50 @@ class Service:
         bundle cannot be loaded.
         """
         self.config = config
-        self.metrics = GatewayMetrics(replica)
+        self._noise = np.random.default_rng(seed)
+
+        # What requests are admitted and counted by.
         self.admission = Admission(config)
-        self.cache = make_cache(config.cache)
-        self.acts = ActLog(config.decision_log, f"{config.spool}/decisions") if config.decision_log else None
+        self.metrics = GatewayMetrics(replica)
+
+        # What outlives this process.
         self.stores = open_stores(config.database)
         self.notices = Notices(self.stores.database)
-        self.bundles = BundleCache(config.tracking_uri)
-        loaded = load_configured(config, self.stores.experiments, self.bundles)
+        """Changes that other replicas, and the webhook's receiver, are told of."""
         self.exposures = ExposureLog(
             self.stores.units, Spool(spool_folder(config.spool, config.database), config.spool_bytes)
         )
-        self._noise = np.random.default_rng(seed)
+        self.acts = ActLog(config.decision_log, f"{config.spool}/decisions") if config.decision_log else None
+        """The log of acts and texts; None if the config keeps none."""
+        self.unit_reports = UnitReports(self.stores.units, self.exposures)
+
+        # What answers requests.
+        self.bundles = BundleCache(config.tracking_uri)
+        loaded_experiments = load_configured(config, self.stores.experiments, self.bundles)
         self.live_experiments = LiveExperiments(
             config, self.stores.experiments, self.exposures, self.bundles, self._noise, host
         )
         self.endpoints = self.live_experiments.endpoints
-        self.webhook = Webhook(config.webhook, self.notices, self.endpoints.by_experiment) if config.webhook else None
-        self.unit_reports = UnitReports(self.stores.units, self.exposures)
-        self.failures = Failures(self.unit_reports, self.metrics, self.roll_back)
         self.assigner = Assigner(self.stores.units.assignments, config.holdouts, self.metrics)
+        self.failures = Failures(self.unit_reports, self.metrics, self.roll_back)
+        self.cache = make_cache(config.cache)
+        """Answers to greedy acts; None if the config keeps none."""
+
+        # What people read.
         self.curves = CurveCache()
         self.shared_reads = SharedReads()
-        self.started: float | None = None
-        """Moment at which this replica began to serve, in seconds since 1970."""
+
+        # What runs in threads.
+        self.webhook = Webhook(config.webhook, self.notices, self.endpoints.by_experiment) if config.webhook else None
+        """None if nobody is to be told of decisions."""
         self._threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="experiment-store")
-        for part in loaded:
-            self.live_experiments.open(part)
+        for experiment in loaded_experiments:
+            self.live_experiments.open(experiment)
         self.follower = StoreFollower(self.stores, self.live_experiments, self.notices, self.unit_reports, self.webhook)
         self.follower.poll(waits=True)
+
+        self.started: float | None = None
+        """Moment at which this replica began to serve, in seconds since 1970; None before."""
         for name in config.holdouts.keys() - set(self.endpoints.by_experiment().values()):
             _log.warning("holdouts.%s: no experiment serves this endpoint yet", name)
 
@@ -125,34 +142,25 @@ class Service:
         if self.cache is not None:
             await self.cache.close()
 
-    def measure(self) -> None:
+    def update_gauges(self) -> None:
         """Update the metrics that are read from counters instead of being written as events happen."""
-        shown = self.metrics
-        shown.dropped.set(self.exposures.dropped)
-        shown.waiting.set(self.exposures.waiting)
-        shown.acts_dropped.set(self.acts.dropped if self.acts is not None else 0)
+        metrics = self.metrics
+        metrics.dropped.set(self.exposures.dropped)
+        metrics.waiting.set(self.exposures.waiting)
+        metrics.acts_dropped.set(self.acts.dropped if self.acts is not None else 0)
         for name, router in self.endpoints.routers.items():
             for arm in router.arms:
-                shown.circuit.labels(name, arm).set(CIRCUIT_VALUES[router.circuits[arm].state])
+                metrics.circuit.labels(name, arm).set(CIRCUIT_VALUES[router.circuits[arm].state])
             for arm, totals in list(router.shadows.totals.items()):
-                for count in (
-                    "acts",
-                    "errors",
-                    "dropped",
-                    "decisions",
-                    "agreed",
-                    "tokens",
-                    "log_prob",
-                    "served_log_prob",
-                ):
-                    shown.shadows.labels(name, arm, count).set(getattr(totals, count))
+                for count in SHADOW_COUNTS:
+                    metrics.shadows.labels(name, arm, count).set(getattr(totals, count))
 
-    def samples(self) -> list[Metric]:
+    def read_metrics(self) -> list[Metric]:
         """Read the current value of all metrics; from any thread."""
-        self.measure()
+        self.update_gauges()
         return list(self.metrics.registry.collect())
 
-    def seed(self) -> int:
+    def draw_seed(self) -> int:
         """Draw a seed for a request for text that names none."""
         return int(self._noise.integers(1 << 63))
 

@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 THREADS = 2
 """Number of threads, and so of reads that run at once."""
-REST_FACTOR = 10.0
-"""A reading pauses for this many times the time that it took."""
-MAX_REST_S = 1.0
-"""Upper limit of a reading's pause."""
+PAUSE_FACTOR = 10.0
+"""A read pauses for this many times the time that it took, and so occupies an eleventh of a processor at most."""
+MAX_PAUSE_S = 1.0
+"""Maximum seconds that a read pauses."""
 MAX_WAITING = 64
-"""Different reads that may wait for a thread; more are refused with 503."""
+"""Maximum number of different reads that wait for a thread; more are refused with 503."""
 RETRY_AFTER_S = 1.0
 """Seconds after which a refused client may ask again."""
 
@@ -41,51 +41,53 @@ class SharedReads:
         """`clock` gives seconds, and `sleep` lets so many of them pass."""
         self._clock, self._sleep = clock, sleep
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="reading")
-        self._free = asyncio.Semaphore(threads)
+        self._free_threads = asyncio.Semaphore(threads)
         self._waiting = waiting
         self._next: dict[Hashable, asyncio.Task[Any]] = {}
         """Reads that have not begun, by what is read; a new request for one of them shares it."""
         self._under_way: dict[Hashable, asyncio.Task[Any]] = {}
-        self._rests: dict[Hashable, float] = {}
-        """Moment at which a reading's pause ends, by `clock`."""
+        self._pause_ends: dict[Hashable, float] = {}
+        """Key of a read -> moment at which its pause ends, by `clock`."""
 
-    async def read(self, what: Hashable, make: Callable[[], T]) -> T:
+    async def read(self, key: Hashable, make: Callable[[], T]) -> T:
         """Call `make` in a thread, after this request, and return its result.
 
-        Raises whatever `make` raises, and RequestError 503 if too many different reads wait.
+        Requests with an equal `key` share one call. Raises whatever `make` raises, and RequestError 503 if too many
+        different reads wait.
         """
-        shared = self._next.get(what)
+        shared = self._next.get(key)
         if shared is None:
             if len(self._next) >= self._waiting:
                 raise RequestError(503, None, f"{self._waiting} readings wait already", retry_after_s=RETRY_AFTER_S)
-            shared = self._next[what] = asyncio.create_task(self._read(what, make, self._under_way.get(what)))
-            shared.add_done_callback(_seen)
+            shared = self._next[key] = asyncio.create_task(self._read(key, make, self._under_way.get(key)))
+            shared.add_done_callback(_retrieve_error)
         # A cancelled reader must not cancel the task that other readers share.
-        reading: T = await asyncio.shield(shared)
-        return reading
+        result: T = await asyncio.shield(shared)
+        return result
 
-    async def _read(self, what: Hashable, make: Callable[[], T], earlier: "asyncio.Task[Any] | None") -> T:
+    async def _read(self, key: Hashable, make: Callable[[], T], earlier: "asyncio.Task[Any] | None") -> T:
         if earlier is not None:
             await asyncio.wait((earlier,))
-        rest = self._rests.pop(what, 0.0) - self._clock()
-        if rest > 0:
-            await self._sleep(rest)
-        async with self._free:
-            self._under_way[what] = self._next.pop(what)
+        pause_s = self._pause_ends.pop(key, 0.0) - self._clock()
+        if pause_s > 0:
+            await self._sleep(pause_s)
+        async with self._free_threads:
+            self._under_way[key] = self._next.pop(key)
             began = self._clock()
             try:
                 return await asyncio.get_running_loop().run_in_executor(self._threads, make)
             finally:
                 now = self._clock()
-                self._rests = {other: until for other, until in self._rests.items() if until > now}
-                self._rests[what] = now + min(MAX_REST_S, REST_FACTOR * (now - began))
-                del self._under_way[what]
+                self._pause_ends = {other: until for other, until in self._pause_ends.items() if until > now}
+                self._pause_ends[key] = now + min(MAX_PAUSE_S, PAUSE_FACTOR * (now - began))
+                del self._under_way[key]
 
     def close(self) -> None:
         """End the threads, and drop the reads that have not begun."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _seen(task: "asyncio.Task[Any]") -> None:
+def _retrieve_error(task: "asyncio.Task[Any]") -> None:
+    """Retrieve the error of a read, because asyncio would log it if all its readers have left."""
     if not task.cancelled():
-        task.exception()  # retrieved, so that asyncio logs no error of a reading whose readers have all left
+        task.exception()

@@ -21,7 +21,7 @@ from toy_serving.undeploying import undeploy
 
 from marl_ray.cluster.local_ray import LocalRay, free_port
 from marl_ray.serving.asgi import Gateway
-from marl_ray.serving.client.admin import deploy_bundle, lines
+from marl_ray.serving.client.admin import deploy_bundle, report_lines
 from marl_ray.serving.client.deploy import deploy
 
 pytestmark = pytest.mark.shared_ray("two")
@@ -189,7 +189,9 @@ def test_a_deployed_bundle_is_a_model(site, client, tmp_path, monkeypatch):
     bundles = [make_text_bundle(tmp_path, seed) for seed in (7, 8)]
     for bundle in bundles:
         report = deploy_bundle(site.url, bundle, "ab", "solver", {}, "a test")
-    assert [line.split()[0] for line in lines(report)][3:5] == list(report["arms"]) == ["production", "candidate"]
+    assert (
+        [line.split()[0] for line in report_lines(report)][3:5] == list(report["arms"]) == ["production", "candidate"]
+    )
     assert {model.id for model in client.models.list()} == {"exp", "solver"}
     client.chat.completions.create(**HELLO | {"model": "solver"})
 

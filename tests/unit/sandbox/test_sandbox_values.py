@@ -158,12 +158,14 @@ def test_the_parser_is_bounded_also_where_tests_have_lifted_the_limits_of_the_in
 
 
 @given(json_values)
+@example({"values": [1]})
 def test_decoding_makes_builtin_values_or_says_malformed(value):
     try:
         crossed = codec.unpack(codec.loads(json.dumps(value).encode()), FRAME)
     except wire.MalformedMessageError:
         return
-    assert codec.unpack(codec.loads(json.dumps(codec.pack(crossed)).encode()), FRAME) == crossed
+    again = codec.unpack(codec.loads(json.dumps(codec.pack(crossed)).encode()), FRAME)
+    assert again == crossed or repr(again) == repr(crossed)  # a view of values equals no other one
 
 
 def pieces(draw: st.DrawFn) -> bytes:

@@ -1,22 +1,25 @@
-{{/* Where pods may call out to: rules of NetworkPolicies. */}}
+{{/* Egress rules of the NetworkPolicies. */}}
 
 {{- define "marl-ray.dnsEgress" -}}
-# Without names nothing else works. The port alone: clusters run their DNS in different places, some on the node.
+# DNS. The rule names the port alone, because clusters run their DNS in different places, some on the node.
 - ports:
     - {port: 53, protocol: UDP}
     - {port: 53, protocol: TCP}
 {{- end }}
 
-{{/* (list $ COMPONENTS): those of mlflow, postgresql and redis that pods need, here or elsewhere; storage; what is added. */}}
+{{/*
+(list $ COMPONENTS): to those of mlflow, postgresql and redis that the pods need, inside or outside of the release; to
+storage; and the rules of networkPolicy.extraEgress.
+*/}}
 {{- define "marl-ray.serviceEgress" -}}
 {{- $root := index . 0 -}}
 {{- $values := $root.Values -}}
 {{- $ports := list }}
 {{- if $values.networkPolicy.egressToInternet }}{{ $ports = list 443 6443 }}{{ end }}
-{{- $elsewhere := dict "mlflow" $values.mlflow.externalUri "redis" $values.redis.externalAddress "postgresql" "postgresql://any:5432" }}
+{{- $externalAddresses := dict "mlflow" $values.mlflow.externalUri "redis" $values.redis.externalAddress "postgresql" "postgresql://any:5432" }}
 {{- $addresses := list $values.s3.endpoint }}
 {{- range $component := index . 1 }}
-{{- if not (index $values $component).enabled }}{{ $addresses = append $addresses (get $elsewhere $component) }}{{ end }}
+{{- if not (index $values $component).enabled }}{{ $addresses = append $addresses (get $externalAddresses $component) }}{{ end }}
 {{- end }}
 {{- range compact $addresses }}
 {{- $port := regexFind ":[0-9]+$" (urlParse .).host | trimPrefix ":" }}

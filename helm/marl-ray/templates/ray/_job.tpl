@@ -2,7 +2,7 @@
 {{- define "marl-ray.rayJob" -}}
 {{- $job := .job -}}
 {{- $root := .root -}}
-{{- $auto := mergeOverwrite (deepCopy $root.Values.ray.autoscaling) ($job.autoscaling | default dict) -}}
+{{- $autoscaling := mergeOverwrite (deepCopy $root.Values.ray.autoscaling) ($job.autoscaling | default dict) -}}
 {{- $storage := include "marl-ray.storageUri" $root -}}
 {{- if ne 1 (len (compact (list $job.entrypoint $job.configFile (empty $job.config | ternary "" "config")))) }}{{ fail (printf "%s: expected one of config, configFile and entrypoint" .key) }}{{ end -}}
 {{- if and (not $storage) (not $job.entrypoint) }}{{ fail (printf "storage: expected uri or claim.enabled, because a retry of %s is a new cluster that continues from there" .key) }}{{ end -}}
@@ -20,7 +20,7 @@ activeDeadlineSeconds: {{ $job.activeDeadlineSeconds }}
 preRunningDeadlineSeconds: {{ $job.preRunningDeadlineSeconds }}
 {{- if $job.onCluster }}
 {{- else if and (not .keepRecordSeconds) (or $root.Values.kueue.queue $job.suspend) }}
-# What may be suspended, as Kueue does until there is room, must end its cluster this way.
+# KubeRay lets a job that may be suspended, as Kueue does until there is room, end its cluster only in this way.
 {{- if $job.suspend }}
 suspend: true
 {{- end }}
@@ -31,7 +31,7 @@ deletionStrategy:
   deletionRules:
     - {policy: DeleteCluster, condition: {jobStatus: SUCCEEDED, ttlSeconds: {{ $job.keepSucceededSeconds }}}}
     # `Failed` stands for every failure, also for a deadline. Workers hold the machines that cost, the head has the logs.
-    {{- if not $auto.enabled }}
+    {{- if not $autoscaling.enabled }}
     - {policy: DeleteWorkers, condition: {jobDeploymentStatus: Failed, ttlSeconds: 0}}
     {{- end }}
     - {policy: DeleteCluster, condition: {jobDeploymentStatus: Failed, ttlSeconds: {{ $job.keepFailedSeconds }}}}
@@ -78,9 +78,9 @@ rayClusterSpec:
 {{- end }}
 
 {{/*
-What runs on the head: the command with its config, and where its results are kept. KubeRay's submitter hands these words
-to a shell first, where the submission's id is the RayJob's name and five letters. So what a cron job makes is named after
-its RayJob: another one each time, and the same for a retry, which continues it.
+The command line that runs on the head: the command, its config, and the storage of its results. KubeRay's submitter hands
+it to a shell first, in which the submission's id is the RayJob's name and five letters. So a run of a cron job is named
+after its RayJob: each time has another name, and a retry has the same one, so that it continues.
 */}}
 {{- define "marl-ray.entrypoint" -}}
 {{- $job := .job -}}

@@ -6,7 +6,7 @@
 */}}
 {{- define "marl-ray.rayCluster" -}}
 {{- $ray := .root.Values.ray -}}
-{{- $auto := mergeOverwrite (deepCopy $ray.autoscaling) (.spec.autoscaling | default dict) -}}
+{{- $autoscaling := mergeOverwrite (deepCopy $ray.autoscaling) (.spec.autoscaling | default dict) -}}
 {{- $head := mergeOverwrite (deepCopy $ray.head) (.spec.head | default dict) (dict "role" "head" "spot" "never") -}}
 {{- $groups := mergeOverwrite (deepCopy .groups) (.spec.groups | default dict) -}}
 {{- $redis := include "marl-ray.redisAddress" .root -}}
@@ -26,12 +26,12 @@ gcsFaultToleranceOptions:
       secretKeyRef: {name: {{ . | quote }}, key: password}
   {{- end }}
 {{- end }}
-{{- if $auto.enabled }}
+{{- if $autoscaling.enabled }}
 enableInTreeAutoscaling: true
 autoscalerOptions:
   version: v2
-  idleTimeoutSeconds: {{ $auto.idleTimeoutSeconds }}
-  resources: {{- include "marl-ray.resources" $auto.resources | nindent 4 }}
+  idleTimeoutSeconds: {{ $autoscaling.idleTimeoutSeconds }}
+  resources: {{- include "marl-ray.resources" $autoscaling.resources | nindent 4 }}
   securityContext: {{- include "marl-ray.containerSecurity" . | nindent 4 }}
   env:
     - {name: HOME, value: /tmp}
@@ -40,21 +40,21 @@ autoscalerOptions:
 {{- end }}
 headGroupSpec:
   rayStartParams:
-    num-cpus: "0"   # no work on the head: nothing there may crowd out Ray's control plane
-  template: {{- include "marl-ray.rayPod" (dict "root" .root "name" .name "kind" .kind "group" $head "autoscaling" $auto.enabled "mounts" .mounts "volumes" .volumes) | nindent 4 }}
+    num-cpus: "0"   # no tasks on the head, where they could starve Ray's control plane
+  template: {{- include "marl-ray.rayPod" (dict "root" .root "name" .name "kind" .kind "group" $head "autoscaling" $autoscaling.enabled "mounts" .mounts "volumes" .volumes) | nindent 4 }}
 workerGroupSpecs:
-{{- $c := . }}
+{{- $cluster := . }}
 {{- range $name, $group := $groups }}
-{{- if and (dig "enabled" true $group) (or $auto.enabled (ne $group.role "rollout") (gt (int $group.replicas) 0)) }}
-{{- $least := dig "minReplicas" $group.replicas $group }}
-{{- $most := dig "maxReplicas" $group.replicas $group }}
+{{- if and (dig "enabled" true $group) (or $autoscaling.enabled (ne $group.role "rollout") (gt (int $group.replicas) 0)) }}
+{{- $minReplicas := dig "minReplicas" $group.replicas $group }}
+{{- $maxReplicas := dig "maxReplicas" $group.replicas $group }}
   - groupName: {{ kebabcase $name | quote }}
-    {{- if eq (int $least) (int $most) }}
+    {{- if eq (int $minReplicas) (int $maxReplicas) }}
     replicas: {{ $group.replicas }}
     {{- end }}
-    minReplicas: {{ $least }}
-    maxReplicas: {{ $most }}
-    {{- if and $auto.enabled $group.priority }}
+    minReplicas: {{ $minReplicas }}
+    maxReplicas: {{ $maxReplicas }}
+    {{- if and $autoscaling.enabled $group.priority }}
     priority: {{ $group.priority }}
     {{- end }}
     {{- with $group.numOfHosts }}
@@ -67,7 +67,7 @@ workerGroupSpecs:
       ray.io/market-type: {{ eq $group.spot "only" | ternary "spot" "on-demand" }}
       {{- end }}
       {{- with $group.labels }}{{ toYaml . | nindent 6 }}{{ end }}
-    template: {{- include "marl-ray.rayPod" (dict "root" $c.root "name" $c.name "kind" $c.kind "group" $group "autoscaling" $auto.enabled "mounts" $c.mounts "volumes" $c.volumes) | nindent 6 }}
+    template: {{- include "marl-ray.rayPod" (dict "root" $cluster.root "name" $cluster.name "kind" $cluster.kind "group" $group "autoscaling" $autoscaling.enabled "mounts" $cluster.mounts "volumes" $cluster.volumes) | nindent 6 }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -90,7 +90,7 @@ spec:
   automountServiceAccountToken: {{ and $isHead .autoscaling }}
 {{- with include "marl-ray.pullSecrets" .root }}{{ . | trim | nindent 2 }}{{ end }}
   {{- if .autoscaling }}
-  restartPolicy: Never   # version 2 of the autoscaler replaces pods, it does not restart them
+  restartPolicy: Never   # version 2 of the autoscaler replaces pods instead of restarting them
   {{- end }}
   terminationGracePeriodSeconds: {{ add $ray.preStopSeconds $ray.drainSeconds $ray.marginSeconds }}
   {{- $class := $isHead | ternary (eq .kind "service" | ternary "serving" "head") $group.role }}
@@ -103,7 +103,7 @@ spec:
 {{- with include "marl-ray.placement" . }}{{ . | trim | nindent 2 }}{{ end }}
   securityContext: {{- include "marl-ray.podSecurity" (dict "runAsUser" 1000 "runAsGroup" 1000 "fsGroup" 1000) | nindent 4 }}
   containers:
-    # No probes: KubeRay adds them, and a serving worker's also asks Serve's proxy. Own ones would replace those.
+    # No probes: KubeRay adds some, which for serving workers ask Serve's proxy too, and the chart's would replace them.
     - name: {{ $isHead | ternary "ray-head" "ray-worker" }}
       image: {{ include "marl-ray.image" .root }}
       imagePullPolicy: {{ $values.image.pullPolicy }}
@@ -140,7 +140,7 @@ spec:
         - {name: storage, mountPath: {{ $values.storage.claim.mountPath }}}
         {{- end }}
         {{- with .mounts }}{{ . | nindent 8 }}{{ end }}
-        - {name: tmp, mountPath: /tmp}   # Ray's own folder, /tmp/ray, and everything's caches
+        - {name: tmp, mountPath: /tmp}   # Ray's folder /tmp/ray, and caches of libraries
   volumes:
     # In memory, so it counts as the container's, whose limit bounds it: Ray's object store would otherwise spill to disk.
     - name: shared-memory
@@ -161,7 +161,7 @@ prometheus.io/scrape: "true"
 prometheus.io/port: "8080"
 {{- end }}
 {{- if and (ne .kind "service") (has .group.role (list "head" "learner")) }}
-# One that is moved to save a machine costs the run a restart.
+# A pod that is moved to save a machine costs the run a restart.
 cluster-autoscaler.kubernetes.io/safe-to-evict: "false"
 karpenter.sh/do-not-disrupt: "true"
 {{- end }}
@@ -174,7 +174,10 @@ marl-ray/release: {{ .root.Release.Name | quote }}
 marl-ray/name: {{ .name | quote }}
 {{- end }}
 
-{{/* Spot or not, whatever the cloud calls it; then spread, so that a machine or a zone that is lost takes one pod. */}}
+{{/*
+The market of machines, in the words of several clouds, and the spread over machines and zones, so that the loss of one
+takes one pod.
+*/}}
 {{- define "marl-ray.placement" -}}
 {{- $group := .group -}}
 {{- $markets := list (list "karpenter.sh/capacity-type" "spot") (list "eks.amazonaws.com/capacityType" "SPOT") (list "cloud.google.com/gke-spot" "true") (list "kubernetes.azure.com/scalesetpriority" "spot") -}}
@@ -219,11 +222,11 @@ topologySpreadConstraints:
 {{- end }}
 {{- end }}
 
-{{/* On the head too: drivers run there, and Serve builds an application in a task that takes no CPU. */}}
+{{/* Variables of all Ray pods. The head has them too: drivers run there, and Serve builds applications there. */}}
 {{- define "marl-ray.rayEnv" -}}
 {{- $ray := .root.Values.ray -}}
 - {name: HOME, value: /tmp}
-# On SIGTERM Ray drains for so long; the grace period is longer, or requests and checkpoints would be cut.
+# Seconds that Ray drains on SIGTERM; the grace period is longer, or requests and checkpoints would be cut off.
 - {name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, value: {{ $ray.drainSeconds | quote }}}
 - {name: RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S, value: {{ $ray.preemptionPollSeconds | quote }}}
 {{- with include "marl-ray.trackingUri" .root }}
@@ -251,8 +254,8 @@ kueue.x-k8s.io/priority-class: {{ . | quote }}
 {{/* (list $ SPEC): Kueue refuses a job or a cluster that scales unless it is marked so. A marked service could not be upgraded. */}}
 {{- define "marl-ray.elastic" -}}
 {{- $root := index . 0 -}}
-{{- $auto := mergeOverwrite (deepCopy $root.Values.ray.autoscaling) ((index . 1).autoscaling | default dict) -}}
-{{- if and $root.Values.kueue.queue $auto.enabled }}
+{{- $autoscaling := mergeOverwrite (deepCopy $root.Values.ray.autoscaling) ((index . 1).autoscaling | default dict) -}}
+{{- if and $root.Values.kueue.queue $autoscaling.enabled }}
 annotations:
   kueue.x-k8s.io/elastic-job: "true"
 {{- end }}

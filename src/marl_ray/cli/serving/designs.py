@@ -41,9 +41,9 @@ def plan_experiment(
     One look at the end and the test that decides at every look need different numbers; with NAME it also says days.
     """
     from marl_ray.experiments.designs.planning import sample_sizes
-    from marl_ray.serving.client.analysis import PlanningNumbers, known_of
+    from marl_ray.serving.client.analysis import PlanningNumbers, read_planning_numbers
 
-    defaults = PlanningNumbers() if name is None else known_of(database, name)
+    defaults = PlanningNumbers() if name is None else read_planning_numbers(database, name)
     inputs = {"effect": effect if effect is not None else defaults.effect, "sd": sd if sd is not None else defaults.sd}
     for option, value in inputs.items():
         if value is None:
@@ -109,7 +109,7 @@ def analyse(
     It makes Welch's tests with Holm's correction, CUPED, and exact bounds, of the outcome and of the guardrails, over
     the sessions whose windows are over.
     """
-    from marl_ray.serving.client.analysis import analysis
+    from marl_ray.serving.client.analysis import analyse
 
-    result = analysis(database, name, covariate, tuple(metric or ()), alpha)
+    result = analyse(database, name, covariate, tuple(metric or ()), alpha)
     show(as_json, result, result.lines())

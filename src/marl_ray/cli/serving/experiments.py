@@ -27,11 +27,11 @@ def experiment_create(
     It needs an admin key in MARL_RAY_API_KEY.
     """
     from marl_ray.config import ExperimentConfig, load_config
-    from marl_ray.serving.client.admin import ask, lines
+    from marl_ray.serving.client.admin import ask, report_lines
 
     body = load_config(ExperimentConfig, config).model_dump(mode="json") | {"reason": reason}
     report = ask(url, "/v1/experiments", body)
-    show(as_json, report, lines(report))
+    show(as_json, report, report_lines(report))
 
 
 @experiment_app.command("ls")
@@ -51,10 +51,10 @@ def experiment_list(url: GatewayUrl = LOCAL_GATEWAY, as_json: Json = False) -> N
 @experiment_app.command("status")
 def experiment_status(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY, as_json: Json = False) -> None:
     """Show an experiment's state, traffic, outcomes and decisions."""
-    from marl_ray.serving.client.admin import ask, lines
+    from marl_ray.serving.client.admin import ask, report_lines
 
     report = ask(url, f"/v1/experiments/{name}")
-    show(as_json, report, lines(report))
+    show(as_json, report, report_lines(report))
 
 
 @experiment_app.command("watch")
@@ -66,11 +66,11 @@ def experiment_watch(name: ExperimentName, url: GatewayUrl = LOCAL_GATEWAY, as_j
     from rich.console import Console
     from rich.live import Live
 
-    from marl_ray.serving.client.admin import lines, watch
+    from marl_ray.serving.client.admin import report_lines, watch
 
     with Live(auto_refresh=False, console=Console(stderr=as_json)) as live:
         for report in watch(url, name):
-            live.update("\n".join(lines(report)), refresh=True)
+            live.update("\n".join(report_lines(report)), refresh=True)
     if as_json:
         show(as_json, report, ())
 

@@ -124,7 +124,7 @@ def deploy(
     It needs an admin key in MARL_RAY_API_KEY.
     """
     from marl_ray.config.load import with_overrides
-    from marl_ray.serving.client.admin import ask, deploy_bundle, lines
+    from marl_ray.serving.client.admin import ask, deploy_bundle, report_lines
 
     if (bundle is None) == (from_sweep is None):
         raise MarlRayError("deploy: expected either BUNDLE or --from-sweep SWEEP")
@@ -144,7 +144,7 @@ def deploy(
     assert bundle is not None
     reason = reason or "deployed by marl-ray deploy"
     report = deploy_bundle(url, bundle, strategy, endpoint, options, reason, allow_rolled_back)
-    show(as_json, report, lines(report))
+    show(as_json, report, report_lines(report))
 
 
 def export(

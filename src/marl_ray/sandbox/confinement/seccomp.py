@@ -226,7 +226,7 @@ class Filter:
 
     @classmethod
     def of_run(cls, machine: str, changes_modes: bool, changes_times: bool, receives: bool = False) -> "Filter":
-        """Return the filter of a run or a judge, which takes results calls away.
+        """Return the filter of a run or a judge, which takes some calls away.
 
         It may change the modes of files with `changes_modes`, their times and owners with `changes_times`, and take
         descriptors from a socket with `receives`.

@@ -1,4 +1,7 @@
-"""Arms of actor-critics in this process. Requests that arrive together share a forward pass; none waits for more."""
+"""Arms of actor-critics in this process.
+
+Requests that arrive together share a forward pass, and none waits for more.
+"""
 
 import asyncio
 import math
@@ -18,7 +21,9 @@ from marl_ray.serving.arms.protocol import Answer, ArraysByAgent
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _WaitingRequest:
+    """A request until its pass has answered it."""
+
     bundle: Bundle
     observations: ArraysByAgent
     masks: ArraysByAgent
@@ -26,23 +31,26 @@ class _Waiting:
     answer: "asyncio.Future[Answer]"
 
 
-SharedPass = Callable[[Sequence[_Waiting], np.random.Generator | None], list[Answer]]
+SharedPass = Callable[[Sequence[_WaitingRequest], np.random.Generator | None], list[Answer]]
+"""Computes the answers of requests; the generator samples their actions, which are greedy without one."""
 
 
-def _alone(batch: Sequence[_Waiting], noise: np.random.Generator | None) -> list[Answer]:
+def _act_alone(batch: Sequence[_WaitingRequest], noise: np.random.Generator | None) -> list[Answer]:
     """Compute the requests of one bundle that share a pass."""
-    return batch[0].bundle.act([w.observations for w in batch], noise, [w.masks for w in batch])
+    return batch[0].bundle.act([request.observations for request in batch], noise, [request.masks for request in batch])
 
 
-def _together(
-    stack: Stack, places: Mapping[str, int], batch: Sequence[_Waiting], noise: np.random.Generator | None
+def _act_stacked(
+    stack: Stack, places: Mapping[str, int], batch: Sequence[_WaitingRequest], noise: np.random.Generator | None
 ) -> list[Answer]:
     """Compute the requests of several bundles that share a pass.
 
     `places` maps a bundle's digest to its place in the stack.
     """
-    which = [places[w.bundle.digest] for w in batch]
-    return stack.act([w.observations for w in batch], which, noise, [w.masks for w in batch])
+    stack_places = [places[request.bundle.digest] for request in batch]
+    return stack.act(
+        [request.observations for request in batch], stack_places, noise, [request.masks for request in batch]
+    )
 
 
 class _StackedBundles(NamedTuple):
@@ -73,13 +81,13 @@ class PassBatcher:
         """
         self._max_batch = max_batch
         self._noise = noise
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_WaitingRequest] = []
         self._changing = threading.Lock()
         self._bundles: dict[str, Bundle] = {}
         """Digest -> bundle. Read and changed with the lock held, as is `_arms`."""
         self._arms: Counter[str] = Counter()
         """Digest -> number of arms with this bundle."""
-        self._stacked = _stack({})
+        self._stacked = _stack_bundles({})
 
     def join(self, bundle: Bundle) -> None:
         """Add another arm's bundle. From any thread; it blocks while the weights are stacked."""
@@ -87,7 +95,7 @@ class PassBatcher:
             self._arms[bundle.digest] += 1
             if self._arms[bundle.digest] == 1:
                 self._bundles[bundle.digest] = bundle
-                self._stacked = _stack(self._bundles)
+                self._stacked = _stack_bundles(self._bundles)
 
     def leave(self, bundle: Bundle) -> None:
         """Remove an arm's bundle, unless another arm has the same one. From any thread, once for each `join`."""
@@ -95,7 +103,7 @@ class PassBatcher:
             self._arms[bundle.digest] -= 1
             if self._arms[bundle.digest] == 0:
                 del self._arms[bundle.digest], self._bundles[bundle.digest]
-                self._stacked = _stack(self._bundles)
+                self._stacked = _stack_bundles(self._bundles)
 
     def act(
         self, bundle: Bundle, observations: ArraysByAgent, greedy: bool, masks: ArraysByAgent
@@ -105,7 +113,7 @@ class PassBatcher:
         Raises ArmError if its pass fails, NotFiniteError if one of its numbers is not finite.
         """
         loop = asyncio.get_running_loop()
-        waiting = _Waiting(bundle, observations, masks, greedy, loop.create_future())
+        waiting = _WaitingRequest(bundle, observations, masks, greedy, loop.create_future())
         if not self._waiting:
             # Runs after all callbacks that are ready now, so the pass includes all requests that have just arrived.
             loop.call_soon(self._run)
@@ -113,29 +121,34 @@ class PassBatcher:
         return waiting.answer
 
     def _run(self) -> None:
+        """Compute all waiting requests."""
         waiting, self._waiting = self._waiting, []
         for greedy in (True, False):
-            requests = [w for w in waiting if w.greedy is greedy and not w.answer.done()]
-            for part, act in self._by_pass(requests):
-                for batch in self._cut(part):
-                    for w, answer in zip(batch, self._answers(batch, act, greedy, new_pass_number()), strict=True):
+            requests = [request for request in waiting if request.greedy is greedy and not request.answer.done()]
+            for part, act in self._group_by_pass(requests):
+                for batch in self._split_into_batches(part):
+                    for request, answer in zip(
+                        batch, self._compute_answers(batch, act, greedy, new_pass_number()), strict=True
+                    ):
                         if isinstance(answer, ArmError):
-                            w.answer.set_exception(answer)
+                            request.answer.set_exception(answer)
                         else:
-                            w.answer.set_result(answer)
+                            request.answer.set_result(answer)
 
-    def _by_pass(self, requests: list[_Waiting]) -> list[tuple[list[_Waiting], SharedPass]]:
+    def _group_by_pass(self, requests: list[_WaitingRequest]) -> list[tuple[list[_WaitingRequest], SharedPass]]:
         """Return the groups of requests that may share a pass, each with the function that computes it."""
         if not requests:
             return []
-        digests = {w.bundle.digest for w in requests}
+        digests = {request.bundle.digest for request in requests}
         places, stack = self._stacked
         if stack is not None and digests <= places.keys():
-            return [(requests, partial(_together, stack, places))]
-        return [([w for w in requests if w.bundle.digest == digest], _alone) for digest in digests]
+            return [(requests, partial(_act_stacked, stack, places))]
+        return [
+            ([request for request in requests if request.bundle.digest == digest], _act_alone) for digest in digests
+        ]
 
-    def _answers(
-        self, batch: Sequence[_Waiting], act: SharedPass, greedy: bool, number: int
+    def _compute_answers(
+        self, batch: Sequence[_WaitingRequest], act: SharedPass, greedy: bool, number: int
     ) -> list[Answer | ArmError]:
         """Return one answer per request of one pass, or the error in its place."""
         try:
@@ -144,7 +157,7 @@ class PassBatcher:
             if len(batch) == 1:
                 return [ArmError(f"its pass failed: {error!r}", number)]
             # Each request is checked by itself, so that a bad input fails only its own request.
-            return [self._answers([w], _alone, greedy, number)[0] for w in batch]
+            return [self._compute_answers([request], _act_alone, greedy, number)[0] for request in batch]
         return [
             answer
             if all(math.isfinite(log_prob) for _, log_prob in answer.values())
@@ -152,22 +165,23 @@ class PassBatcher:
             for answer in answers
         ]
 
-    def _cut(self, waiting: list[_Waiting]) -> list[list[_Waiting]]:
-        batches: list[list[_Waiting]] = []
+    def _split_into_batches(self, waiting: list[_WaitingRequest]) -> list[list[_WaitingRequest]]:
+        batches: list[list[_WaitingRequest]] = []
         size = self._max_batch
-        for w in waiting:
-            if size + len(w.observations) > self._max_batch:
+        for request in waiting:
+            if size + len(request.observations) > self._max_batch:
                 batches.append([])
                 size = 0
-            batches[-1].append(w)
-            size += len(w.observations)
+            batches[-1].append(request)
+            size += len(request.observations)
         return batches
 
 
-def _stack(bundles: Mapping[str, Bundle]) -> _StackedBundles:
+def _stack_bundles(bundles: Mapping[str, Bundle]) -> _StackedBundles:
+    """Stack the weights of these bundles, by digest, if their policies have the same architecture."""
     places = {digest: place for place, digest in enumerate(bundles)}
-    alike = bool(bundles) and can_stack(list(bundles.values()))
-    return _StackedBundles(places, Stack(list(bundles.values())) if alike else None)
+    is_stackable = bool(bundles) and can_stack(list(bundles.values()))
+    return _StackedBundles(places, Stack(list(bundles.values())) if is_stackable else None)
 
 
 class ArmBatcher:

@@ -15,8 +15,8 @@ from marl_ray.serving.arms.errors import ArmError, LostError, busy_error, new_pa
 from marl_ray.serving.http.deadlines import Deadlines
 from marl_ray.serving.http.protocol import RequestError
 
-Given = TypeVar("Given")
-Returned = TypeVar("Returned")
+Argument = TypeVar("Argument")
+CallAnswer = TypeVar("CallAnswer")
 
 CALLS_PER_REPLICA = 2
 """Calls under way per replica: one that it computes, and one that waits for it."""
@@ -24,21 +24,23 @@ MAX_CALL_SIZE = 256
 """Maximum number of requests in one call."""
 
 
-class _CallRequest(Generic[Given, Returned]):
+class _CallRequest(Generic[Argument, CallAnswer]):
+    """A request until its call has answered it."""
+
     __slots__ = ("answer", "answered_before", "argument", "call", "sent_at")
 
-    def __init__(self, argument: Given, answer: "asyncio.Future[Returned]", answered_before: int):
+    def __init__(self, argument: Argument, answer: "asyncio.Future[CallAnswer]", answered_before: int):
         self.argument, self.answer, self.answered_before = argument, answer, answered_before
         self.call: int | None = None  # the number of its call; None while the request waits
         self.sent_at = math.inf
 
 
-class CallBatcher(Generic[Given, Returned]):
+class CallBatcher(Generic[Argument, CallAnswer]):
     """Batches requests to one callee, on one event loop."""
 
     def __init__(
         self,
-        call: Callable[[Sequence[Given]], Awaitable[Sequence[Returned | Exception]]],
+        call: Callable[[Sequence[Argument]], Awaitable[Sequence[CallAnswer | Exception]]],
         replicas: int,
         deadline_s: float,
     ):
@@ -47,40 +49,40 @@ class CallBatcher(Generic[Given, Returned]):
         One of `replicas` computes a call. `deadline_s` limits a request and a call, in seconds.
         """
         self._call, self._replicas, self._deadline_s = call, replicas, deadline_s
-        self._most = CALLS_PER_REPLICA * replicas
+        self._max_calls = CALLS_PER_REPLICA * replicas
         self._deadlines = Deadlines()
-        self._waiting: list[_CallRequest[Given, Returned]] = []
+        self._waiting: list[_CallRequest[Argument, CallAnswer]] = []
         self._under_way: dict[asyncio.Task[None], int] = {}
         """Calls under way -> their numbers, the oldest first."""
         self._answered_calls = 0
         self._sends_soon = False
 
-    async def ask(self, argument: Given) -> Returned:
+    async def ask(self, argument: Argument) -> CallAnswer:
         """Return the answer, or raise the error that the call raised for this request.
 
         Raises LostError after the deadline, with the number of the call. Raises RequestError 503 if the request waited
         most of that time for room in a call while other calls were answered.
         """
         loop = asyncio.get_running_loop()
-        request = _CallRequest[Given, Returned](argument, loop.create_future(), self._answered_calls)
+        request = _CallRequest[Argument, CallAnswer](argument, loop.create_future(), self._answered_calls)
         self._waiting.append(request)
-        if not self._sends_soon and len(self._under_way) < self._most:
+        if not self._sends_soon and len(self._under_way) < self._max_calls:
             # Runs after all callbacks that are ready now, so the call includes all requests that have just arrived.
             self._sends_soon = True
             loop.call_soon(self._send)
         try:
             return await self._deadlines.run(request.answer, self._deadline_s)
         except TimeoutError:
-            waited = loop.time() - request.sent_at < self._deadline_s / 2
-            if waited and self._answered_calls > request.answered_before:
+            waited_for_room = loop.time() - request.sent_at < self._deadline_s / 2
+            if waited_for_room and self._answered_calls > request.answered_before:
                 raise busy_error(f"no room in a call for most of {self._deadline_s:g} s") from None
-            # the oldest call, which hangs, if the request was never sent
+            # If the request was never sent, the oldest call hangs.
             number = request.call or next(iter(self._under_way.values()), new_pass_number())
             raise LostError(f"no answer within {self._deadline_s:g} s", number) from None
 
     def _send(self) -> None:
         self._sends_soon = False
-        while self._waiting and len(self._under_way) < self._most:
+        while self._waiting and len(self._under_way) < self._max_calls:
             idle = max(1, self._replicas - len(self._under_way))
             size = min(MAX_CALL_SIZE, -(-len(self._waiting) // idle))
             batch, self._waiting = self._waiting[:size], self._waiting[size:]
@@ -103,8 +105,8 @@ class CallBatcher(Generic[Given, Returned]):
         self._under_way.pop(task, None)
         self._send()
 
-    async def _answer(self, requests: Sequence[_CallRequest[Given, Returned]], number: int) -> None:
-        answers: Sequence[Returned | Exception]
+    async def _answer(self, requests: Sequence[_CallRequest[Argument, CallAnswer]], number: int) -> None:
+        answers: Sequence[CallAnswer | Exception]
         try:
             async with asyncio.timeout(self._deadline_s):
                 answers = await self._call([request.argument for request in requests])
@@ -130,9 +132,9 @@ class CallBatcher(Generic[Given, Returned]):
                 request.answer.set_result(answer)
 
 
-def on_loop(handle: Any, **options: Any) -> Callable[[], Any]:
-    """Return a function that returns the handle with these options, and makes it once, at the first call.
+def cached_handle(handle: Any, **options: Any) -> Callable[[], Any]:
+    """Return a function that returns the handle with these options, which it makes at its first call.
 
-    To make one costs as much as a request. Serve's throughput mode binds a handle to the event loop, but threads make arms.
+    Making one costs as much as a request. Serve's throughput mode binds a handle to the event loop, but threads make arms.
     """
     return cache(lambda: handle.options(**options))

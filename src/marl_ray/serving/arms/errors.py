@@ -31,7 +31,10 @@ class ArmError(Exception):
 
 
 class NotFiniteError(ArmError):
-    """The arm computed log-probabilities that are not finite, because of this input or because its weights are broken."""
+    """The arm computed log-probabilities that are not finite.
+
+    The cause is this input, or the weights are broken.
+    """
 
 
 class LostError(ArmError):

@@ -1,4 +1,7 @@
-"""The protocols of arms: the requests they take and the answers they give, in this process or another one."""
+"""The protocols of arms: the requests that they take and the answers that they give.
+
+An arm is in this process or in another one.
+"""
 
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +34,7 @@ class TextRequest:
     """A request for one response."""
 
     agent: str
+    """The agent that writes."""
     prompt: str | Messages | tuple[int, ...]
     """A string is encoded as in training, messages by the tokenizer's chat template, and token ids are taken unchanged."""
     seed: int
@@ -39,25 +43,25 @@ class TextRequest:
     changes: JsonMapping = field(default_factory=dict)
     """Fields of the bundle's GenerationConfig that the request overrides."""
     hide_stop: bool = False
-    """Leave the stop string, and the text that its last token has behind it, out of the response."""
+    """True to leave the stop string, and the text that its last token has behind it, out of the response."""
     names: bool = False
-    """Give every token's own text."""
+    """True to give every token's own text."""
     top: int = 0
     """Number of the most likely tokens to list beside each token."""
     raw: bool = False
-    """Encode a string without the chat template."""
+    """True to encode a string without the chat template."""
     tools: tuple[Mapping[str, object], ...] = ()
     """Tools that the model may call, as OpenAI's API describes them; the chat template shows them."""
     must_call: tuple[str, ...] = ()
-    """The response must be one call of one of these tools; if empty, the model decides."""
+    """Tools one of which the response must call once; if empty, the model decides."""
     json_object: bool = False
-    """The response must be a JSON object, unless `max_tokens` or `stop` cuts it off."""
+    """True if the response must be a JSON object, unless `max_tokens` or `stop` cuts it off."""
     bias: LogitBias | None = None
     """Amounts added to the logits before a token is drawn."""
     streamed: bool = False
-    """Send a chunk for every token. Otherwise only a few chunks are sent, because each hand-over costs a part of a step."""
+    """True to send a chunk for every token. Otherwise only a few are sent: each hand-over costs a part of a step."""
     logged: bool = False
-    """The first chunk names what the response began with (`ResponseStart`), for the log."""
+    """True if the first chunk shall name what the response began with (`ResponseStart`), for the log."""
 
 
 class NamedToken(NamedTuple):
@@ -86,11 +90,17 @@ class ResponseChunk:
     """Whole characters only. Text that may become a hidden stop string is held back for a later chunk; the last chunk
     has the rest."""
     ids: list[int]
+    """The tokens of this part; empty if the arm reports none."""
     log_probs: list[float]
-    """At the temperature of the request, or of the bundle's if the request is greedy; biases are not included."""
+    """The log-probability of each token, without biases.
+
+    It is at the temperature of the request, or at the bundle's if the request is greedy."""
     finish: Literal["stop", "length"] | None
+    """The reason why the response ends with this chunk; None if it goes on."""
     prompt_tokens: int
+    """Number of tokens of the prompt; external arms report it in the last chunk alone."""
     names: list[NamedToken]
+    """Each token's own text, if the request sets `names`."""
     tops: list[list[tuple[NamedToken, float]]] = field(default_factory=list)
     """Per token the most likely tokens and their log-probabilities, if the request sets `top`."""
     start: ResponseStart | None = None
@@ -111,9 +121,12 @@ class RequestRejection:
     """A refusal instead of a chunk: the arm is not at fault, and no other arm is to be tried."""
 
     status: int
+    """The HTTP status of the refusal."""
     field: str | None
+    """The field that is refused; None for the request as a whole."""
     message: str
     retry_after_s: float | None = None
+    """Seconds after which the client may ask again; None if that would not help."""
     code: str | None = None
     """The reason by its name in OpenAI's API, where the status alone does not say it."""
 
@@ -128,7 +141,10 @@ class Reply(Protocol):
         """
 
     def leave(self) -> None:
-        """End the response, whether or not it is complete; whoever holds a reply must call this once it is done."""
+        """End the response, whether or not it is complete.
+
+        Whoever holds a reply must call this once it is done.
+        """
 
 
 class TextArm(Protocol):
@@ -142,10 +158,13 @@ class TextArm(Protocol):
         """The bundle whose policies write, or the external model."""
 
     def write(self, request: TextRequest) -> Reply:
-        """Begin a response on the event loop, and return it at once; waiting and errors come with its first chunk."""
+        """Begin a response on the event loop, and return it at once.
+
+        Waiting and errors come with its first chunk.
+        """
 
     def close(self) -> None:
-        """Release what the arm holds in this process; responses under way fail. From any thread."""
+        """Release what the arm holds in this process, from any thread. Responses under way fail."""
 
 
 @runtime_checkable
@@ -164,7 +183,10 @@ class ScoringArm(TextArm, Protocol):
 
 
 class Arm(Protocol):
-    """An arm of actor-critics: in this process (`ArmBatcher`) or in its own deployment (`RemoteArm`)."""
+    """An arm of actor-critics.
+
+    It is in this process (`ArmBatcher`) or in its own deployment (`RemoteArm`).
+    """
 
     bundle: Bundle
 
@@ -175,7 +197,10 @@ class Arm(Protocol):
         """
 
     def close(self) -> None:
-        """Release what the arm holds in this process; requests under way are still answered. From any thread."""
+        """Release what the arm holds in this process, from any thread.
+
+        Requests under way are still answered.
+        """
 
 
 def is_text(bundle: AnyBundle) -> "TypeIs[TokenBundle | ExternalModel]":

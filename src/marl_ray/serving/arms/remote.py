@@ -1,4 +1,4 @@
-"""Arms of large policies: each runs in its own Serve application, which requests reach through a handle.
+"""Arms of large policies, each in its own Serve application, which requests reach through a handle.
 
 Each bundle has an application, rather than a deployment inside the gateway's application, so that a changed gateway
 config restarts no policy, experiments with the same bundle share its replicas, and experiments created over HTTP can
@@ -24,7 +24,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import Bundle, load_bundle
 from marl_ray.ray_seams import listen_on_node_address
 from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
-from marl_ray.serving.arms.call_batching import CallBatcher, on_loop
+from marl_ray.serving.arms.call_batching import CallBatcher, cached_handle
 from marl_ray.serving.arms.errors import ArmError, LostError, busy_error, new_pass_number
 from marl_ray.serving.arms.external.model import ExternalModel
 from marl_ray.serving.arms.protocol import Answer, AnyBundle, ArraysByAgent, TextArm, is_text
@@ -100,7 +100,9 @@ class RemoteArm:
         self.bundle = bundle
         # Calls carry arrays and numbers, which plain pickle packs in a fraction of cloudpickle's time; it works between
         # processes of one application.
-        options = on_loop(handle, method_name="act", request_serialization="pickle", response_serialization="pickle")
+        options = cached_handle(
+            handle, method_name="act", request_serialization="pickle", response_serialization="pickle"
+        )
 
         async def call(requests: Sequence[ActRequest]) -> list[Answer | Exception]:
             act = options()
@@ -126,27 +128,33 @@ def start_host(
     max_batch: int,
     deadline_s: float,
 ) -> RemoteArm | TextArm:
-    """Start the arm's application if it does not run yet, wait until it runs, and return the arm. Raises MarlRayError."""
-    engine = "" if size.engine == DEFAULT_ENGINE else "-" + re.sub(r"\W", "-", size.engine)
-    name = f"arm-{bundle.digest[:16]}{engine}"
+    """Start the arm's application if it does not run yet, wait until it runs, and return the arm.
+
+    `reference` names the bundle; `size` has its replicas and resources. Raises MarlRayError if the application fails to
+    deploy, or does not run within START_S seconds.
+    """
+    engine_suffix = "" if size.engine == DEFAULT_ENGINE else "-" + re.sub(r"\W", "-", size.engine)
+    name = f"arm-{bundle.digest[:16]}{engine_suffix}"
     states = serve.status().applications
     if name not in states or states[name].status in ("DEPLOY_FAILED", "DELETING", "NOT_STARTED"):
-        kind: type = ArmHost
+        host_class: type = ArmHost
         ongoing = ARM_ONGOING
         if is_text(bundle):
             from marl_ray.serving.arms.text.remote import TextHost  # transformers takes seconds to import
 
-            kind = TextHost
+            host_class = TextHost
             ongoing = max(1.0, TEXT_SHARE * max_batch)
-        make: Any = serve.deployment(
-            name=kind.__name__,
+        make_deployment: Any = serve.deployment(
+            name=host_class.__name__,
             **scaling(size.replicas, ongoing),
             max_ongoing_requests=MAX_ONGOING_REQUESTS,
             ray_actor_options={"num_cpus": size.cpus, "num_gpus": size.gpus},
-        )(kind)
+        )(host_class)
         # Two gateway replicas may start the same application at once; Serve treats both requests as one.
-        more = (size.engine,) if is_text(bundle) else ()
-        application = make.bind(reference, bundle.digest, tracking_uri, max_batch, deadline_s, *more)
+        engine_argument = (size.engine,) if is_text(bundle) else ()
+        application = make_deployment.bind(
+            reference, bundle.digest, tracking_uri, max_batch, deadline_s, *engine_argument
+        )
         serve.run_many([serve.RunTarget(application, name, None)], wait_for_applications_running=False)
     deadline = time.monotonic() + START_S
     while (status := serve.status().applications[name]).status != "RUNNING":
@@ -159,8 +167,8 @@ def start_host(
         raise MarlRayError(f"bundle {reference!r}: {error}") from error
     if isinstance(bundle, Bundle):
         # The limits of the running application, which another experiment may have started with other settings.
-        counts = [part.replica_states for part in status.deployments.values()]
-        running = sum(count for by_state in counts for state, count in by_state.items() if state == "RUNNING")
+        replica_states = [part.replica_states for part in status.deployments.values()]
+        running = sum(count for by_state in replica_states for state, count in by_state.items() if state == "RUNNING")
         return RemoteArm(bundle, handle, deadline_s, max(1, running, max_replicas(size.replicas)))
     from marl_ray.serving.arms.text.remote import RemoteTextArm
 

@@ -24,7 +24,7 @@ AWAY_S = 1.0
 CLOSE_S = 1.0
 """Seconds that closing the connection may take; the process ends anyway."""
 COMPLAINT_S = 60.0
-"""Fewest seconds between two log lines: a full Redis answers reads and fails again with each put."""
+"""Minimum seconds between two log lines: a full Redis answers reads and fails again with each put."""
 MAX_CONNECTIONS = 64
 """Maximum number of connections to Redis; further requests at the same moment skip the cache."""
 KEY_PREFIX = b"marl-ray:"
@@ -74,7 +74,10 @@ def _sort_agents(arrays: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray
 
 
 class MemoryCache(ResponseCache):
-    """The replica's own cache: it drops the least recently used answer first, and each answer after its time to live."""
+    """The replica's own cache.
+
+    It drops the least recently used answer first, and each answer after its time to live.
+    """
 
     def __init__(self, config: CacheConfig, clock: Callable[[], float] = time.monotonic):
         """`clock` gives seconds."""
@@ -114,10 +117,10 @@ class RedisCache(ResponseCache):
 
     def __init__(self, config: CacheConfig, clock: Callable[[], float] = time.monotonic):
         """Connect at the first use. `clock` gives seconds. Raises MarlRayError if the URL or the package is wrong."""
-        self._redis, self._where = _connect(config.url)
+        self._redis, self._address = _connect(config.url)
         self._ttl_ms = max(1, round(config.ttl_s * 1000))
         self._clock = clock
-        self._away = False
+        self._is_away = False
         self._ask_from = 0.0
         self._complain_from = 0.0
         self.under_way = 0
@@ -138,14 +141,15 @@ class RedisCache(ResponseCache):
             async with asyncio.timeout(CLOSE_S):
                 await self._redis.aclose()
         except Exception as error:
-            _log.warning("cache: %s was not closed: %s", self._where, one_line(error))
+            _log.warning("cache: %s was not closed: %s", self._address, one_line(error))
 
     async def _ask(self, command: Callable[[], Awaitable[Any]]) -> Any:
+        """Return Redis' answer, or None if it fails, is late, or is not asked because it failed lately."""
         if self._clock() < self._ask_from or self.under_way >= MAX_CONNECTIONS:
             return None
         # Only the first request after the pause asks Redis; the others skip the cache until it answers.
-        first = self._away
-        if first:
+        is_probe = self._is_away
+        if is_probe:
             self._ask_from = self._clock() + AWAY_S
         self.under_way += 1
         try:
@@ -154,15 +158,15 @@ class RedisCache(ResponseCache):
         except Exception as error:  # no failure here may become a client's error
             now = self._clock()
             self._ask_from = now + AWAY_S
-            if not self._away and now >= self._complain_from:
+            if not self._is_away and now >= self._complain_from:
                 self._complain_from = now + COMPLAINT_S
-                _log.warning("cache: going on without %s: %s", self._where, one_line(error))
-            self._away = True
+                _log.warning("cache: going on without %s: %s", self._address, one_line(error))
+            self._is_away = True
             return None
         finally:
             self.under_way -= 1
-        if first:
-            self._away, self._ask_from = False, 0.0
+        if is_probe:
+            self._is_away, self._ask_from = False, 0.0
         return answer
 
 

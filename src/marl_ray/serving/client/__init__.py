@@ -1,1 +1,1 @@
-"""Programs outside of the gateway: clients, deployment, the analysis of experiments, and the linter of Serve configs."""
+"""Programs outside of the gateway: clients, deployment, analysis of experiments, and a linter."""

@@ -57,8 +57,8 @@ def ask_with(client: httpx.Client, path: str, body: JsonMapping | None = None, r
         key_source = (
             f"the key comes from {KEY_VARIABLE}" if "authorization" in client.headers else f"{KEY_VARIABLE} is not set"
         )
-        more = f" ({key_source})" if answer.status_code in (401, 403) else ""
-        raise MarlRayError(f"gateway refused {path} with {answer.status_code}: {text}{more}")
+        hint = f" ({key_source})" if answer.status_code in (401, 403) else ""
+        raise MarlRayError(f"gateway refused {path} with {answer.status_code}: {text}{hint}")
     data: JsonObject = answer.json()
     return data
 
@@ -89,15 +89,16 @@ def deploy_bundle(
         return ask(
             url, "/v1/experiments", {"name": endpoint, "arms": {"production": arm}} | options | {"reason": reason}
         )
-    now = ask(url, f"/v1/experiments/{earlier['experiments'][0]}")
-    open_now = now["status"] in ("draft", "running", "paused")
-    if open_now and len(now["arms"]) > 1:
+    current = ask(url, f"/v1/experiments/{earlier['experiments'][0]}")
+    open_now = current["status"] in ("draft", "running", "paused")
+    if open_now and len(current["arms"]) > 1:
         raise MarlRayError(
-            f"endpoint {endpoint!r}: experiment {now['name']!r} is {now['status']}; promote, roll back or stop it first"
+            f"endpoint {endpoint!r}: experiment {current['name']!r} is {current['status']}; "
+            "promote, roll back or stop it first"
         )
     if open_now:  # an experiment of one arm compares nothing, so replacing it disturbs nothing
-        ask(url, f"/v1/experiments/{now['name']}/stop", {"reason": f"succeeded by {bundle}"})
-    production = _part(url, earlier["production"])
+        ask(url, f"/v1/experiments/{current['name']}/stop", {"reason": f"succeeded by {bundle}"})
+    production = _production_arm(url, earlier["production"])
     if allow_rolled_back and "bundle" in production:  # it serves now, whatever became of its weights elsewhere
         production["allow_rolled_back"] = True
     arms = {"production": production, "candidate": arm}
@@ -106,7 +107,7 @@ def deploy_bundle(
     return ask(url, "/v1/experiments", config | options | {"reason": reason})
 
 
-def _part(url: str, production: JsonObject) -> JsonObject:
+def _production_arm(url: str, production: JsonObject) -> JsonObject:
     """Return the bundle that serves an endpoint, as an arm of the next experiment."""
     config = ask(url, f"/v1/experiments/{production['experiment']}")["config"]["arms"][production["arm"]]
     if config["url"] is None:
@@ -114,7 +115,7 @@ def _part(url: str, production: JsonObject) -> JsonObject:
     return {name: config[name] for name in ("url", "model", "api_key_env", "deadline_s", "price")}
 
 
-def lines(report: JsonObject) -> list[str]:
+def report_lines(report: JsonObject) -> list[str]:
     """Format an experiment as a few lines of text."""
     where = f"{report['strategy']} stage {report['stage'] + 1}, epoch {report['epoch']}"
     rows = [f"{report['name']}: {report['status']}, {where}"]

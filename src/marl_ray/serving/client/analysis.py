@@ -39,14 +39,20 @@ DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class PlanningNumbers:
-    """The numbers that an experiment gives for planning the next one like it; None where it gives none."""
+    """The numbers that an experiment gives for planning the next one like it."""
 
     effect: float | None = None
+    """The accepted loss, in units of the outcome; None if it is relative to a mean that is not known."""
     sd: float | None = None
+    """Standard deviation of the control's outcomes; None of fewer than two."""
     alpha: float = 0.05
+    """Error probability of each treatment's interval."""
     share: float = 0.5
+    """The treatment's share of the units of both arms."""
     min_outcomes: int = 50
+    """Outcomes that each arm needs before a verdict."""
     bounds: tuple[float, float] | None = None
+    """[low, high] of the outcome; None if nothing bounds it."""
     per_day: float | None = None
     """Units of treatment and control together that have come in the last day."""
 
@@ -65,7 +71,7 @@ def _open_experiment(database: str, name: str) -> Iterator[tuple[Stores, Experim
         stores.close()
 
 
-def known_of(database: str, name: str) -> PlanningNumbers:
+def read_planning_numbers(database: str, name: str) -> PlanningNumbers:
     """Read the planning numbers of a stored experiment.
 
     They are the control's, and those of the treatment with the least traffic. Raises MarlRayError if the experiment is
@@ -86,8 +92,8 @@ def known_of(database: str, name: str) -> PlanningNumbers:
             relative = margin.relative * control.mean
         moment = stores.database.settled_at()
         since = max(moment - DAY_S, record.created)
-        came = stores.evidence.arrivals(name, since)
-        pair = came.get(plan.control, 0) + (came.get(least, 0) if least else 0)
+        arrivals_by_arm = stores.evidence.arrivals(name, since)
+        arrivals = arrivals_by_arm.get(plan.control, 0) + (arrivals_by_arm.get(least, 0) if least else 0)
         return PlanningNumbers(
             effect=margin if isinstance(margin, float) else relative,
             sd=math.sqrt(control.variance) if control.n > 1 and control.variance > 0 else None,
@@ -95,7 +101,7 @@ def known_of(database: str, name: str) -> PlanningNumbers:
             share=share,
             min_outcomes=config.min_outcomes,
             bounds=config.range_of("outcome"),
-            per_day=pair * DAY_S / (moment - since) if moment > since else None,
+            per_day=arrivals * DAY_S / (moment - since) if moment > since else None,
         )
 
 
@@ -120,11 +126,15 @@ class ExperimentAnalysis:
         """Return the analysis for people."""
         where = f"{self.experiment}: {self.status}, epoch {self.epoch}"
         head = f"{where}, two-sided at level {self.level:g}, of {self.units} whose windows are over"
-        rows = [line for row in self.comparisons for line in _lines_of(row, self.control, self.level, self.covariate)]
+        rows = [
+            line
+            for row in self.comparisons
+            for line in _comparison_lines(row, self.control, self.level, self.covariate)
+        ]
         return [head, *(f"  {note}" for note in self.notes), *rows]
 
 
-def analysis(
+def analyse(
     database: str, name: str, covariate: str | None, more: Sequence[str], alpha: float | None
 ) -> ExperimentAnalysis:
     """Analyse a stored experiment. Raises MarlRayError for one that has nothing to compare."""
@@ -141,11 +151,11 @@ def analysis(
             if covariate is not None or any("/" in metric for metric in more):
                 _check_sessions(config, "covariate and ratios")
             look = stores.evidence.look(record)
-            rows = _of_observations(look, record, metrics, level)
+            rows = _compare_observations(look, record, metrics, level)
             judged = sum(units.judged for units in look.units.values())
             for metric in measures_without_missing(config):
-                notes += _silent(metric, judged - sum(look.reported.get(metric, {}).values()), judged, config)
-            what = {"cluster": "clusters", "switchback": "blocks"}[config.randomize]
+                notes += _missing_notes(metric, judged - sum(look.reported.get(metric, {}).values()), judged, config)
+            observation_kind = {"cluster": "clusters", "switchback": "blocks"}[config.randomize]
         else:
             parts = [part for metric in metrics for part in metric.split("/")]
             measured = dict.fromkeys([*parts, *([covariate] if covariate else [])])
@@ -159,28 +169,32 @@ def analysis(
             for metric in reported:
                 # A ratio's parts have lines of their own if they are asked for.
                 values = units.values.get(metric, np.empty(0))
-                notes += _silent(metric, int(np.isnan(values).sum()), len(values), config)
+                notes += _missing_notes(metric, int(np.isnan(values).sum()), len(values), config)
             rows = compare(units, reported, plan.treatments, plan.control, level, covariate)
-            rows = _with_bounds(stores.evidence, record, config, rows, level)
+            rows = _add_exact_bounds(stores.evidence, record, config, rows, level)
             if covariate is not None:
                 for arm, p in covariate_imbalance(units, covariate, plan.treatments, plan.control).items():
                     if p < IMBALANCE_LEVEL:
                         notes.append(
                             f"warning: {arm} differs from the control in {covariate} (p {p:.2g}): it is not from before"
                         )
-            what = "sessions"
+            observation_kind = "sessions"
         at = record.state
-        return ExperimentAnalysis(name, at.status, record.epoch, level, what, plan.control, covariate, notes, rows)
-
-
-def _check_sessions(config: ExperimentConfig, what: str) -> None:
-    if config.randomize != "session":
-        raise MarlRayError(
-            f"{what}: expected an experiment that assigns sessions, this one assigns by {config.randomize}"
+        return ExperimentAnalysis(
+            name, at.status, record.epoch, level, observation_kind, plan.control, covariate, notes, rows
         )
 
 
-def _of_observations(look: Look, record: ExperimentRecord, metrics: Sequence[str], alpha: float) -> list[Comparison]:
+def _check_sessions(config: ExperimentConfig, observation_kind: str) -> None:
+    if config.randomize != "session":
+        raise MarlRayError(
+            f"{observation_kind}: expected an experiment that assigns sessions, this one assigns by {config.randomize}"
+        )
+
+
+def _compare_observations(
+    look: Look, record: ExperimentRecord, metrics: Sequence[str], alpha: float
+) -> list[Comparison]:
     plan, rows = record.plan, []
     for metric in metrics:
         for arm in plan.treatments:
@@ -189,7 +203,7 @@ def _of_observations(look: Look, record: ExperimentRecord, metrics: Sequence[str
     return adjust_for_number(rows)
 
 
-def _with_bounds(
+def _add_exact_bounds(
     evidence: EvidenceStore, record: ExperimentRecord, config: ExperimentConfig, rows: list[Comparison], alpha: float
 ) -> list[Comparison]:
     """Return the lines with the exact bounds of the metrics that have a range."""
@@ -223,7 +237,7 @@ def _with_bounds(
     return [bound(row) for row in rows]
 
 
-def _silent(metric: str, lacking: int, judged: int, config: ExperimentConfig) -> list[str]:
+def _missing_notes(metric: str, lacking: int, judged: int, config: ExperimentConfig) -> list[str]:
     """Return a line if some sessions lack the metric, which then do not count."""
     if not 0 < lacking < judged:
         return []
@@ -236,15 +250,15 @@ def _silent(metric: str, lacking: int, judged: int, config: ExperimentConfig) ->
     return [f"{metric}: {lacking:,} of {judged:,} sessions report none and do not count; {sentence}"]
 
 
-def _lines_of(row: Comparison, control: str, alpha: float, covariate: str | None) -> list[str]:
+def _comparison_lines(row: Comparison, control: str, alpha: float, covariate: str | None) -> list[str]:
     means = f"{row.treatment.mean:.4g} of {row.treatment.n:,} against {row.control.mean:.4g} of {row.control.n:,}"
     lines = [
         f"  {row.metric}: {row.arm} {means} ({control})",
-        f"    Welch    {_test(row.test)}, {row.holm:.3g} by Holm",
+        f"    Welch    {_test_text(row.test)}, {row.holm:.3g} by Holm",
     ]
     if row.adjusted is not None:
         lines.append(
-            f"    CUPED    {_test(row.adjusted.test)}, {covariate} explains {row.adjusted.removed:.0%} of the variance"
+            f"    CUPED    {_test_text(row.adjusted.test)}, {covariate} explains {row.adjusted.removed:.0%} of the variance"
         )
     if row.always is not None:
         low, high = (f"{end:+.4g}" if math.isfinite(end) else "-" for end in (row.always.low, row.always.high))
@@ -252,7 +266,7 @@ def _lines_of(row: Comparison, control: str, alpha: float, covariate: str | None
     return lines
 
 
-def _test(test: WelchTest) -> str:
+def _test_text(test: WelchTest) -> str:
     gap, percent = test.difference, test.percent
     if not math.isfinite(gap.high):
         return "too few observations that differ"

@@ -15,20 +15,23 @@ if TYPE_CHECKING:
 
 REQUEST_S = 60.0
 """Seconds that one request to the dashboard may take; the first one starts Serve's controller."""
+RESUBMIT_S = 1.0
+"""Seconds between two attempts to submit a config to a dashboard that is busy."""
 _POLL_S = 0.25
 """Seconds between looks at an application that starts."""
 
 
 @dataclass(frozen=True)
-class Deployed:
-    """Running applications: name -> URL, as reached from the machine whose address the Serve config names."""
+class RunningApplications:
+    """The applications that a deployment has left running."""
 
     urls: dict[str, str]
+    """Name -> URL, as reached from the machine whose address the Serve config names."""
 
 
 def deploy(
     config: str | Path | JsonMapping, dashboard_url: str = "http://127.0.0.1:8265", timeout_s: float = 300.0
-) -> Deployed:
+) -> RunningApplications:
     """Deploy a Serve config and wait until every application runs.
 
     The config lists all applications: Serve deletes those of an earlier config that it does not name. Raises
@@ -39,7 +42,7 @@ def deploy(
     data = read_serve_config(config)
     client = _connect(dashboard_url)
     _check_http_options(data, _details(client))
-    _put(client, data, dashboard_url, deadline)
+    _submit(client, data, dashboard_url, deadline)
     names = [application.get("name", "default") for application in data["applications"]]
     while True:
         details = _details(client)
@@ -52,7 +55,9 @@ def deploy(
         proxies_ready = proxies == {"HEALTHY"} or data.get("proxy_location") == "Disabled"
         if proxies_ready and all(state["status"] == "RUNNING" for state in states.values()):
             prefixes = {name: (state.get("route_prefix") or "/").rstrip("/") for name, state in states.items()}
-            return Deployed({name: f"http://{http['host']}:{http['port']}{prefixes[name]}" for name in names})
+            return RunningApplications(
+                {name: f"http://{http['host']}:{http['port']}{prefixes[name]}" for name in names}
+            )
         if time.monotonic() > deadline:
             waiting = [f"{name!r} is {state['status']}{_progress(state)}" for name, state in states.items()]
             if not proxies_ready:  # Serve tries again for ever, and its reason is in the node's log alone
@@ -61,7 +66,7 @@ def deploy(
         time.sleep(_POLL_S)
 
 
-def _put(client: "ServeSubmissionClient", data: JsonObject, dashboard_url: str, deadline: float) -> None:
+def _submit(client: "ServeSubmissionClient", data: JsonObject, dashboard_url: str, deadline: float) -> None:
     """Send the config, again and again until Serve takes it or the deadline passes.
 
     The first request starts Serve's controller, and on a busy machine the dashboard may time out on it (5xx). Sending
@@ -72,15 +77,18 @@ def _put(client: "ServeSubmissionClient", data: JsonObject, dashboard_url: str, 
             client.deploy_applications(data)
             return
         except (OSError, RuntimeError) as error:  # requests' errors are OSErrors
-            busy = isinstance(error, OSError) or "status code 5" in str(error)
-            if not busy or time.monotonic() > deadline:
+            may_retry = isinstance(error, OSError) or "status code 5" in str(error)
+            if not may_retry or time.monotonic() > deadline:
                 reason = _reason(str(error)) or type(error).__name__
                 raise MarlRayError(f"{dashboard_url}: Serve refuses the config: {reason}") from error
-        time.sleep(1.0)
+        time.sleep(RESUBMIT_S)
 
 
 def _check_http_options(data: JsonMapping, details: JsonMapping) -> None:
-    """Refuse other HTTP options than Serve was started with: Serve would keep the old ones and only log a warning."""
+    """Refuse other HTTP options than Serve was started with.
+
+    Serve would keep the old ones and only log a warning.
+    """
     running = details.get("http_options") if details.get("controller_info", {}).get("actor_id") else None
     for key, value in (data.get("http_options") or {}).items():
         if running and running.get(key, value) != value:
@@ -123,9 +131,9 @@ def _progress(state: JsonMapping) -> str:
 
 
 def _reason(text: str) -> str:
-    """Return the line of a traceback that names the cause: our own error's if there is one, else the last line.
+    """Return the line of a traceback that names the cause.
 
-    In a chain of errors the outermost error stands last.
+    It is our own error's if there is one, else the last line. In a chain of errors the outermost error stands last.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for line in reversed(lines):

@@ -1,4 +1,7 @@
-"""Read Serve configs strictly: every unknown key at every depth, every wrong value, and what would fail in production."""
+"""The linter of Serve configs.
+
+It names every unknown key at every depth, every wrong value, and what would fail in production.
+"""
 
 import copy
 import difflib
@@ -23,7 +26,7 @@ IMPORT_PATHS = ("marl_ray.serving.app:build", "serve.app:build")
 INGRESS = "Gateway"
 """Name of the deployment that takes the requests."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
+"""Hosts that only the machine itself reaches."""
 ConfigFault = tuple[str, str]
 """Path of a key, and what was expected there."""
 
@@ -39,38 +42,38 @@ def read_serve_config(config: str | Path | JsonMapping) -> JsonObject:
     """
     source = "serve config" if isinstance(config, Mapping) else str(config)
     data: Any = dict(config) if isinstance(config, Mapping) else read_yaml(config)
-    findings = lint_serve_config(data, source)
-    if findings:
-        more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
-        raise MarlRayError(findings[0] + more)
+    faults = lint_serve_config(data, source)
+    if faults:
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        raise MarlRayError(faults[0] + more)
     return dict(data)
 
 
 def lint_serve_config(data: Any, source: str, *, where: str = "", pods: int | None = None) -> list[str]:
-    """Return all findings in a Serve config, each one line `SOURCE: key.path: what was expected`; none if it is good.
+    """Return one line `SOURCE: key.path: what was expected` for each fault of a Serve config.
 
     `where` precedes every path (such as `spec.serveConfigV2.`). `pods` is the number of pods that may run replicas; it
     is given for a config inside a Kubernetes manifest.
     """
     if not isinstance(data, Mapping):
-        findings: list[ConfigFault] = [("", f"expected a mapping of keys at the top, got {type(data).__name__}")]
-    elif wrong := other_kind_hint(("applications",), data, source):
-        findings = [("", wrong)]
+        faults: list[ConfigFault] = [("", f"expected a mapping of keys at the top, got {type(data).__name__}")]
+    elif value_faults := other_kind_hint(("applications",), data, source):
+        faults = [("", value_faults)]
     else:
         try:
             plain = json.loads(json.dumps(data))
         except (TypeError, ValueError, RecursionError) as error:
-            findings = [("", f"expected plain data: {one_line(error)}")]
+            faults = [("", f"expected plain data: {one_line(error)}")]
         else:
-            findings = list(_findings(plain, pods))
-    return [": ".join(filter(None, (source, (where + path).rstrip("."), message))) for path, message in findings]
+            faults = list(_find_faults(plain, pods))
+    return [": ".join(filter(None, (source, (where + path).rstrip("."), message))) for path, message in faults]
 
 
-def _findings(data: JsonObject, pods: int | None) -> Iterator[ConfigFault]:
+def _find_faults(data: JsonObject, pods: int | None) -> Iterator[ConfigFault]:
     from ray.serve.schema import ServeDeploySchema
 
-    yield from _unknown_keys(data, ServeDeploySchema, "")
-    yield from _wrong_values(_without_unknown_keys(data, ServeDeploySchema), ServeDeploySchema, "")
+    yield from _unknown_keys_at_every_depth(data, ServeDeploySchema, "")
+    yield from _wrong_value_faults(_without_unknown_keys(data, ServeDeploySchema), ServeDeploySchema, "")
     options = data.get("http_options")
     # Without a host Serve's REST API, unlike its Python API, binds to all interfaces.
     host = options.get("host", "0.0.0.0") if isinstance(options, dict) else "0.0.0.0"  # noqa: S104
@@ -80,22 +83,22 @@ def _findings(data: JsonObject, pods: int | None) -> Iterator[ConfigFault]:
     if pods is not None and proxies != "EveryNode":
         message = f"expected EveryNode, got {proxies!r}: KubeRay calls a worker ready when the proxy on it answers"
         yield "proxy_location", message
-    for k, application in _items(data, "applications"):
+    for k, application in _mappings_of_list(data, "applications"):
         if application.get("import_path") in IMPORT_PATHS:
-            yield from _gateway(application, f"applications.{k}.", host, pods)
+            yield from _gateway_faults(application, f"applications.{k}.", host, pods)
 
 
-def _gateway(application: JsonObject, where: str, host: Any, pods: int | None) -> Iterator[ConfigFault]:
+def _gateway_faults(application: JsonObject, where: str, host: Any, pods: int | None) -> Iterator[ConfigFault]:
     args = application.get("args", {})
     if not isinstance(args, dict):
         return  # Serve's own schema has reported it
-    yield from _unknown_keys(args, GatewayConfig, f"{where}args.")
+    yield from _unknown_keys_at_every_depth(args, GatewayConfig, f"{where}args.")
     known_args = _without_unknown_keys(args, GatewayConfig)
-    wrong = list(_wrong_values(known_args, GatewayConfig, f"{where}args."))
-    yield from wrong
-    config = None if wrong else GatewayConfig.model_validate(known_args)
+    value_faults = list(_wrong_value_faults(known_args, GatewayConfig, f"{where}args."))
+    yield from value_faults
+    config = None if value_faults else GatewayConfig.model_validate(known_args)
     scaled = False
-    for j, deployment in _items(application, "deployments"):
+    for j, deployment in _mappings_of_list(application, "deployments"):
         path = f"{where}deployments.{j}."
         if "num_replicas" in deployment:
             yield f"{path}num_replicas", "expected the replicas in `args`, which this key overrides"
@@ -132,7 +135,9 @@ def _gateway(application: JsonObject, where: str, host: Any, pods: int | None) -
             yield f"{where}args.{key}", "expected no password here; the environment has it (such as PGPASSWORD)"
 
 
-def _models(value: Any, annotation: Any, where: str) -> Iterator[tuple[type[BaseModel], JsonObject, str, bool]]:
+def _mappings_of_models(
+    value: Any, annotation: Any, where: str
+) -> Iterator[tuple[type[BaseModel], JsonObject, str, bool]]:
     """Yield all mappings of plain data that a model describes, at every depth.
 
     Each comes as (model, mapping, path with a dot at its end, whether the type accepts any other mapping too).
@@ -144,15 +149,15 @@ def _models(value: Any, annotation: Any, where: str) -> Iterator[tuple[type[Base
         yield model, value, where, any(dict in (a, get_origin(a)) for a in alternatives)
         for key, part in value.items():
             if key in model.model_fields:
-                yield from _models(part, model.model_fields[key].annotation, f"{where}{key}.")
+                yield from _mappings_of_models(part, model.model_fields[key].annotation, f"{where}{key}.")
     elif isinstance(value, dict):
         for values in (get_args(a)[1] for a in alternatives if get_origin(a) is dict and get_args(a)):
             for key, part in value.items():
-                yield from _models(part, values, f"{where}{key}.")
+                yield from _mappings_of_models(part, values, f"{where}{key}.")
     elif isinstance(value, list):
         for items in (get_args(a)[0] for a in alternatives if get_origin(a) in (list, tuple) and get_args(a)):
             for k, item in enumerate(value):
-                yield from _models(item, items, f"{where}{k}.")
+                yield from _mappings_of_models(item, items, f"{where}{k}.")
 
 
 def _alternatives(annotation: Any) -> Iterator[Any]:
@@ -166,19 +171,19 @@ def _alternatives(annotation: Any) -> Iterator[Any]:
         yield annotation
 
 
-def _unknown_keys(data: JsonObject, model: type[BaseModel], where: str) -> Iterator[ConfigFault]:
-    for part_model, part, path, _ in _models(data, model, where):
-        yield from _unknown(part, part_model.model_fields, path)
+def _unknown_keys_at_every_depth(data: JsonObject, model: type[BaseModel], where: str) -> Iterator[ConfigFault]:
+    for part_model, part, path, _ in _mappings_of_models(data, model, where):
+        yield from _unknown_key_faults(part, part_model.model_fields, path)
         if "runtime_env" in part_model.model_fields and isinstance(part.get("runtime_env"), dict):
-            yield from _runtime_env(part["runtime_env"], f"{path}runtime_env.")
+            yield from _runtime_env_faults(part["runtime_env"], f"{path}runtime_env.")
 
 
-def _runtime_env(value: JsonObject, where: str) -> Iterator[ConfigFault]:
+def _runtime_env_faults(value: JsonObject, where: str) -> Iterator[ConfigFault]:
     from ray.runtime_env import RuntimeEnv, RuntimeEnvConfig
 
-    yield from _unknown(value, RuntimeEnv.known_fields, where)
+    yield from _unknown_key_faults(value, RuntimeEnv.known_fields, where)
     if isinstance(value.get("config"), dict):
-        yield from _unknown(value["config"], RuntimeEnvConfig.known_fields, f"{where}config.")
+        yield from _unknown_key_faults(value["config"], RuntimeEnvConfig.known_fields, f"{where}config.")
     variables = value.get("env_vars")
     for name, text in variables.items() if isinstance(variables, dict) else ():
         if text and (names_secret(name) or has_password(str(text))):
@@ -186,7 +191,7 @@ def _runtime_env(value: JsonObject, where: str) -> Iterator[ConfigFault]:
             yield f"{where}env_vars.{name}", message
 
 
-def _unknown(part: JsonObject, keys: Collection[str], where: str) -> Iterator[ConfigFault]:
+def _unknown_key_faults(part: JsonObject, keys: Collection[str], where: str) -> Iterator[ConfigFault]:
     for key in (key for key in part if key not in keys):
         close = difflib.get_close_matches(key, keys, 1)
         yield where + key, "unknown key" + (f", did you mean {close[0]!r}?" if close else "")
@@ -194,29 +199,29 @@ def _unknown(part: JsonObject, keys: Collection[str], where: str) -> Iterator[Co
 
 def _without_unknown_keys(data: JsonObject, model: type[BaseModel]) -> JsonObject:
     copied = copy.deepcopy(data)
-    for part_model, part, _, _ in _models(copied, model, ""):
+    for part_model, part, _, _ in _mappings_of_models(copied, model, ""):
         for key in part.keys() - part_model.model_fields.keys():
             del part[key]
     return copied
 
 
-def _wrong_values(data: JsonObject, model: type[BaseModel], where: str) -> Iterator[ConfigFault]:
+def _wrong_value_faults(data: JsonObject, model: type[BaseModel], where: str) -> Iterator[ConfigFault]:
     """Yield one finding for each key whose value pydantic refuses. The keys are known ones."""
-    yield from _validate(data, model, where)
+    yield from _validation_faults(data, model, where)
     # Serve types some parts as "any mapping, or this model", and checks their values only when it deploys them.
-    for part_model, part, path, any_mapping in _models(data, model, where):
+    for part_model, part, path, any_mapping in _mappings_of_models(data, model, where):
         if any_mapping:
             safe = {key: value for key, value in part.items() if key not in _IMPORTING_KEYS}
-            yield from _validate(safe, part_model, path)
+            yield from _validation_faults(safe, part_model, path)
 
 
-def _validate(data: JsonObject, model: type[BaseModel], where: str) -> Iterator[ConfigFault]:
+def _validation_faults(data: JsonObject, model: type[BaseModel], where: str) -> Iterator[ConfigFault]:
     seen = set()
     try:
         model.model_validate(copy.deepcopy(data))  # Serve's validators change their input
     except ValidationError as error:
         for part in error.errors():
-            path = ".".join(_within(data, part["loc"], missing=part["type"] == "missing"))
+            path = ".".join(_existing_path(data, part["loc"], missing=part["type"] == "missing"))
             if path not in seen:
                 message = "missing" if part["type"] == "missing" else message_of(part) + meant(part)
                 yield (where + path).rstrip("."), " ".join(message.split())
@@ -225,7 +230,7 @@ def _validate(data: JsonObject, model: type[BaseModel], where: str) -> Iterator[
         yield where.rstrip("."), one_line(error)
 
 
-def _within(data: Any, location: tuple[int | str, ...], missing: bool) -> Iterator[str]:
+def _existing_path(data: Any, location: tuple[int | str, ...], missing: bool) -> Iterator[str]:
     """Yield the part of pydantic's location that exists in the data.
 
     The rest of the location names members of a union.
@@ -240,6 +245,6 @@ def _within(data: Any, location: tuple[int | str, ...], missing: bool) -> Iterat
         yield str(part)
 
 
-def _items(data: JsonObject, key: str) -> Iterator[tuple[int, JsonObject]]:
+def _mappings_of_list(data: JsonObject, key: str) -> Iterator[tuple[int, JsonObject]]:
     part = data.get(key)
     return ((k, item) for k, item in enumerate(part if isinstance(part, list) else []) if isinstance(item, dict))

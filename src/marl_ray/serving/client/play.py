@@ -1,4 +1,7 @@
-"""A client that plays episodes against a gateway: each episode is a session, its return is the outcome."""
+"""A client that plays episodes against a gateway.
+
+Each episode is a session, and its return is the session's outcome.
+"""
 
 import asyncio
 import secrets
@@ -15,7 +18,7 @@ from marl_ray.errors import MarlRayError, one_line
 from marl_ray.json_types import JsonObject
 
 REQUEST_S = 30.0
-"""Deadline of one request."""
+"""Seconds that one request to the gateway may take."""
 Act = Callable[[Mapping[str, Any], Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 """Observations and action masks by agent -> actions by agent."""
 
@@ -26,6 +29,7 @@ class PlayedEpisode:
 
     session_id: str
     arm: str
+    """The arm that acted last."""
     episode_return: float
     """Sum of rewards, averaged over the agents."""
     latencies: list[float]

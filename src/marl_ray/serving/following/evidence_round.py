@@ -1,4 +1,4 @@
-"""A replica's round over the evidence: it stores its own counts, and decides on experiments that may have news."""
+"""A replica's round over the evidence, in which it decides on the experiments that may have news."""
 
 import logging
 import secrets
@@ -59,14 +59,14 @@ class EvidenceRound:
             self._unit_reports.write()
         except StoreError as error:  # such as a full disk, which must not prevent rollbacks
             problem = error
-        for router in self._to_judge(time.monotonic()):
+        for router in self._experiments_to_judge(time.monotonic()):
             self._judge(router)
         for name in self._ended.names():
             self._record_shadows(name)
         if problem is not None:
             raise problem
 
-    def _to_judge(self, now: float) -> list[Router]:
+    def _experiments_to_judge(self, now: float) -> list[Router]:
         routers = self._live_experiments.endpoints.routers
         names = {name for name, router in routers.items() if not router.is_over}
         if due := self._ended.due_looks():

@@ -1,4 +1,4 @@
-"""The poll of the store: a replica's experiments take over the states that the store has of them."""
+"""The poll of the store, by which a replica's experiments take over the states that the store has."""
 
 import logging
 import math
@@ -37,7 +37,7 @@ class StatePoll:
         """All below is read and written with it held."""
         self._states: Mapping[str, AssignmentState] = {}
         self._reported_at = -math.inf
-        """Moment at which the store last told its state, in monotonic seconds."""
+        """Moment at which the store last reported its state, in monotonic seconds."""
         self._refused: set[str] = set()
         """Experiments that this version cannot serve."""
 
@@ -52,22 +52,22 @@ class StatePoll:
             states = self._live_experiments.store.states()
             has_news = states is not self._states
             if has_news or self._arms.is_due(requested_at):
-                self._take_over(states, reported_at)
+                self._apply_states(states, reported_at)
                 self._arms.load_and_drop(states, self._ended.draining_experiments(time.time()), waits)
             if has_news and self._webhook is not None:
                 self._webhook.wake()
             self._states, self._reported_at = states, requested_at
 
-    def _take_over(self, states: Mapping[str, AssignmentState], reported_at: float) -> None:
+    def _apply_states(self, states: Mapping[str, AssignmentState], reported_at: float) -> None:
         routers = self._live_experiments.endpoints.routers
         for name, state in states.items():
             router = routers.get(name)
             if router is None:
-                self._take_in(name, state)
+                self._route_new(name, state)
             elif state != router.state:
                 self._follow(router, state, reported_at)
 
-    def _take_in(self, name: str, state: AssignmentState) -> None:
+    def _route_new(self, name: str, state: AssignmentState) -> None:
         """Route to an experiment that was created over HTTP; its arms are loaded later."""
         if state.origin != API_ORIGIN or name in self._refused:
             return  # it belongs to another gateway's config, or this version cannot read its config

@@ -1,4 +1,7 @@
-"""The two threads of a replica that follow the store: one polls states, the other one decides on the evidence."""
+"""The two threads of a replica that follow the store.
+
+One polls states, the other one decides on the evidence.
+"""
 
 import logging
 import random
@@ -61,7 +64,10 @@ class StoreFollower:
                 thread.start()
 
     def close(self) -> None:
-        """End the threads; one that waits for the database is left after CLOSE_S seconds, and ends with the process."""
+        """End the threads.
+
+        One that waits for the database is left after CLOSE_S seconds, and ends with the process.
+        """
         self._closing.set()
         for thread in self._threads:
             thread.join(CLOSE_S)
@@ -72,7 +78,10 @@ class StoreFollower:
         self._states.poll(waits)
 
     def decide(self) -> None:
-        """Decide on the evidence once, and begin to load the bundles that are wanted ahead. From one thread at a time."""
+        """Decide on the evidence once, and begin to load the bundles that clients asked for ahead.
+
+        One thread at a time may call it.
+        """
         self.evidence.decide()
         self._preloader.preload()
 

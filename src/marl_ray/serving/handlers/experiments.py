@@ -1,4 +1,4 @@
-"""Handle requests about experiments: list, open, read, change, chart and audit them."""
+"""Requests about experiments: to list, open, read, change, chart and audit them."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -14,7 +14,7 @@ from marl_ray.errors import MAX_COMPARED, MarlRayError, did_you_mean
 from marl_ray.experiments.database.connections import StoreError
 from marl_ray.experiments.lifecycle import RETREATS, Action, StaleEpochError
 from marl_ray.json_types import JsonObject
-from marl_ray.serving.holding.loaded_bundles import load_whole, pin_aliases
+from marl_ray.serving.holding.loaded_bundles import load_all_arms, pin_aliases
 from marl_ray.serving.holding.needed_arms import API_ORIGIN
 from marl_ray.serving.http.protocol import Request, RequestError, Response
 from marl_ray.serving.rollout_decisions.curve_cache import CurveRows
@@ -23,13 +23,13 @@ from marl_ray.serving.rollout_decisions.rollout_control import read_results
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service
 
-REASON_LENGTH = 1_000
-"""Number of characters that a reason may have."""
+MAX_REASON_LENGTH = 1_000
+"""Maximum number of characters of a reason."""
 CHANGE_FIELDS = frozenset({"reason", "arm", "epoch"})
 T = TypeVar("T")
 
 
-def rows(service: Service) -> list[JsonObject]:
+def experiment_rows(service: Service) -> list[JsonObject]:
     """Return one row for each experiment of this replica."""
     return [
         {
@@ -51,7 +51,7 @@ def rows(service: Service) -> list[JsonObject]:
 async def experiments(service: Service, request: Request) -> Response:
     """Answer `GET /v1/experiments`."""
     await service.admission.admit_reader(request)
-    return Response(orjson.dumps({"experiments": rows(service)}))
+    return Response(orjson.dumps({"experiments": experiment_rows(service)}))
 
 
 async def create(service: Service, request: Request) -> Response:
@@ -60,22 +60,25 @@ async def create(service: Service, request: Request) -> Response:
     Every replica takes it up by itself.
     """
     actor = service.admission.admit(request, "admin")
-    data = await request.object(frozenset({*ExperimentConfig.model_fields, "reason"}))
-    reason = _reason(data.pop("reason", None))
-    config = _config(data)
+    data = await request.read_object(frozenset({*ExperimentConfig.model_fields, "reason"}))
+    reason = _check_reason(data.pop("reason", None))
+    config = _read_config(data)
 
-    def open_it() -> bytes:
+    def open_experiment() -> bytes:
         if service.stores.experiments.read(config.name) is not None:
             raise RequestError(409, "name", f"experiment {config.name!r} exists already; expected a new name")
-        fixed = pin_aliases(config, service.config.tracking_uri)
-        router = service.live_experiments.open(load_whole(fixed, service.bundles), actor, reason, origin=API_ORIGIN)
+        pinned = pin_aliases(config, service.config.tracking_uri)
+        router = service.live_experiments.open(load_all_arms(pinned, service.bundles), actor, reason, origin=API_ORIGIN)
         return report(service, router)
 
-    return Response(await run_change(service, "experiment", open_it), 201)
+    return Response(await run_change(service, "experiment", open_experiment), 201)
 
 
-def _config(data: dict[str, object]) -> ExperimentConfig:
-    """Return the config in a request, or RequestError 400. Strict, because "Infinity" is a number otherwise."""
+def _read_config(data: dict[str, object]) -> ExperimentConfig:
+    """Return the config in a request. Raises RequestError 400 naming the key.
+
+    It is validated strictly, because "Infinity" is a number otherwise.
+    """
     try:
         text = orjson.dumps(data)
         config = ExperimentConfig.model_validate_json(text, strict=True)
@@ -120,7 +123,7 @@ def describe_experiment(service: Service, router: Router) -> dict[str, object]:
 
 
 async def series(service: Service, request: Request) -> Response:
-    """Answer `GET /v1/experiments/{name}/curves`: outcomes over time, with their confidence sequences."""
+    """Answer `GET /v1/experiments/{name}/curves`: outcomes over time with confidence sequences."""
     await service.admission.admit_reader(request)
     router = service.endpoints.experiment(request.path_params["name"])
 
@@ -153,7 +156,7 @@ async def change(action: Action, service: Service, request: Request) -> Response
     """Answer `POST /v1/experiments/{name}/{action}`."""
     actor = service.admission.admit(request, "admin")
     router = service.endpoints.experiment(request.path_params["name"])
-    data = await request.object(CHANGE_FIELDS)
+    data = await request.read_object(CHANGE_FIELDS)
     state = await apply_change(service, router, actor, action, data)
     return Response(orjson.dumps({"experiment": router.config.name} | state))
 
@@ -161,8 +164,11 @@ async def change(action: Action, service: Service, request: Request) -> Response
 async def apply_change(
     service: Service, router: Router, actor: str, action: Action, data: dict[str, object]
 ) -> dict[str, object]:
-    """Take a person's action on an experiment and return the new state; RequestError if it is not possible."""
-    reason = _reason(data.get("reason"))
+    """Take a person's action on an experiment and return the new state.
+
+    `data` has the fields of the request. Raises RequestError if the action is not possible.
+    """
+    reason = _check_reason(data.get("reason"))
     # An action that only takes traffic away is right on any epoch, and must not fail because another change came first.
     arm, epoch = data.get("arm"), data.get("epoch", None if action in RETREATS else router.state.epoch)
     arms = list(router.config.arms)  # a list, because JSON has values that are not hashable
@@ -181,7 +187,10 @@ async def apply_change(
 
 
 async def run_change(service: Service, field: str, function: Callable[[], T]) -> T:
-    """Run a change of an experiment in a thread. Raises RequestError 409 with the field if the state forbids the change."""
+    """Run a change of an experiment in a thread.
+
+    Raises RequestError 409 with the field if the state forbids the change.
+    """
     try:
         return await service.in_thread(function)
     except StaleEpochError as error:
@@ -192,12 +201,12 @@ async def run_change(service: Service, field: str, function: Callable[[], T]) ->
         raise RequestError(409, field, str(error).removeprefix(f"{field}: ")) from None
 
 
-def _reason(reason: object) -> str:
-    if not isinstance(reason, str) or not 0 < len(reason.strip()) <= REASON_LENGTH or not _is_text(reason):
-        raise RequestError(400, "reason", f"expected why, for the audit log, in 1 to {REASON_LENGTH} characters")
+def _check_reason(reason: object) -> str:
+    if not isinstance(reason, str) or not 0 < len(reason.strip()) <= MAX_REASON_LENGTH or not _is_storable(reason):
+        raise RequestError(400, "reason", f"expected why, for the audit log, in 1 to {MAX_REASON_LENGTH} characters")
     return reason
 
 
-def _is_text(value: str) -> bool:
+def _is_storable(value: str) -> bool:
     """Return True if every database can keep the text: it has neither NUL nor half a surrogate pair."""
     return not any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value)

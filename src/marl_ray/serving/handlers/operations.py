@@ -47,10 +47,10 @@ async def models(service: Service, request: Request) -> Response:
     await service.admission.admit_reader(request, "inference")
     rows: dict[str, JsonObject] = {}
     for reference, bundle in list(service.live_experiments.models.items()):
-        rows[bundle.digest] = _model(bundle, reference)
+        rows[bundle.digest] = _model_row(bundle, reference)
     for router in service.endpoints.routers.values():
         for arm, part in router.arms.items():
-            row = rows.setdefault(part.bundle.digest, _model(part.bundle, router.config.arms[arm].reference))
+            row = rows.setdefault(part.bundle.digest, _model_row(part.bundle, router.config.arms[arm].reference))
             row["arms"].append(f"{router.config.name}/{arm}")
     names = dict.fromkeys(router.config.served_as for router in service.endpoints.routers.values())
     data = [model for name in names for model in models_of(service.endpoints.routers_of(name))]
@@ -68,16 +68,16 @@ async def load(service: Service, request: Request) -> Response:
         raise RequestError(400, "version", "expected NAME:VERSION of the model registry")
     reference = f"models:/{name}/{version}"
 
-    def load_it() -> AnyBundle:
+    def load_bundle() -> AnyBundle:
         bundle = service.bundles.load(reference)
         service.notices.preload(reference, time.time())  # so that the other replicas load it too
         service.live_experiments.hold_model(reference, bundle)
         return bundle
 
-    return Response(orjson.dumps(_model(await run_change(service, "version", load_it), reference)))
+    return Response(orjson.dumps(_model_row(await run_change(service, "version", load_bundle), reference)))
 
 
-def _model(bundle: AnyBundle, reference: str) -> dict[str, object]:
+def _model_row(bundle: AnyBundle, reference: str) -> dict[str, object]:
     manifest = bundle.manifest
     return {
         "version": bundle.digest,
@@ -102,7 +102,9 @@ async def readiness(service: Service, request: Request) -> Response:
     unready at once.
     """
     arms, routers = service.follower.arms.load_states(), service.endpoints.routers
-    lacking = [f"{name}/{arm}" for name, states in arms.items() for arm, state in states.items() if state != "loaded"]
+    not_loaded = [
+        f"{name}/{arm}" for name, states in arms.items() for arm, state in states.items() if state != "loaded"
+    ]
     loaded = [
         routers[name] for name, states in arms.items() if set(states.values()) != {"loading"} or routers[name].arms
     ]
@@ -113,7 +115,7 @@ async def readiness(service: Service, request: Request) -> Response:
     body = {
         "ready": is_ready,
         "arms": arms,
-        "missing": lacking,
+        "missing": not_loaded,
         "device": device(),
         "version": __version__,
         "since": service.started,
@@ -129,5 +131,5 @@ def device() -> str:
 
 async def metrics(service: Service, request: Request) -> Response:
     """Answer `GET /metrics`: the numbers of this replica alone."""
-    service.measure()
-    return Response(service.metrics.text(), content_type=CONTENT_TYPE)
+    service.update_gauges()
+    return Response(service.metrics.prometheus_text(), content_type=CONTENT_TYPE)

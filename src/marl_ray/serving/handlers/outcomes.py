@@ -1,4 +1,4 @@
-"""Requests that report how sessions went: `/v1/outcomes`, and `/v1/outcomes/batch`, which holds many of them."""
+"""Requests that report how sessions went: `/v1/outcomes`, and `/v1/outcomes/batch` for many of them."""
 
 import asyncio
 import math
@@ -28,9 +28,9 @@ from marl_ray.serving.service import Service
 
 MAX_OUTCOME = 1e100
 """Larger numbers would overflow the database's sums of squares."""
-OTHER_REPLICAS_S = (0.1, 0.2, 0.4)
-"""Pauses before an outcome is refused, in which another replica's queued exposure can reach the store."""
-CLOCKS_S = 5.0
+RETRY_PAUSES_S = (0.1, 0.2, 0.4)
+"""Seconds of the pauses before an outcome is refused, in which another replica's queued exposure can reach the store."""
+MAX_CLOCK_LEAD_S = 5.0
 """Seconds by which a client's clock may be ahead of this one."""
 OUTCOME_FIELDS = frozenset({"experiment", "session_id", "value", "metrics", "at"})
 
@@ -45,7 +45,9 @@ class _ReadReport:
     """Experiments that may know the session, the newest first."""
     session: str
     values: Mapping[str, float]
+    """`outcome` or name of a metric -> its value."""
     at: float | None
+    """Moment at which it came about, in seconds since 1970; None if the client names none."""
 
 
 OutcomeResult = JsonObject | RequestError
@@ -54,7 +56,7 @@ OutcomeResult = JsonObject | RequestError
 async def outcome(service: Service, request: Request) -> Response:
     """Answer `POST /v1/outcomes`."""
     key = service.admission.admit(request, "outcomes")
-    report = _read_report(service, request, await request.object(OUTCOME_FIELDS))
+    report = _read_report(service, request, await request.read_object(OUTCOME_FIELDS))
     answer = (await _record(service, key, [report]))[0]
     if isinstance(answer, RequestError):
         raise answer
@@ -67,7 +69,10 @@ async def outcomes(service: Service, request: Request) -> Response:
     A part that fails is answered with its own status and error.
     """
     key = service.admission.keys.check(request, "outcomes")
-    parts, limit = (await request.object(frozenset({"outcomes"}))).get("outcomes"), service.config.max_batch_requests
+    parts, limit = (
+        (await request.read_object(frozenset({"outcomes"}))).get("outcomes"),
+        service.config.max_batch_requests,
+    )
     if not isinstance(parts, list) or not parts:
         raise RequestError(400, "outcomes", "expected a list with at least one outcome")
     if len(parts) > limit:
@@ -85,17 +90,17 @@ async def outcomes(service: Service, request: Request) -> Response:
         await _record(service, key, [read_part for read_part in read_parts if isinstance(read_part, _ReadReport)])
     )
     answers = [next(recorded) if isinstance(read_part, _ReadReport) else read_part for read_part in read_parts]
-    return Response(orjson.dumps({"answers": [_part(answer) for answer in answers]}))
+    return Response(orjson.dumps({"answers": [_part_answer(answer) for answer in answers]}))
 
 
-def _part(answer: OutcomeResult) -> dict[str, object]:
+def _part_answer(answer: OutcomeResult) -> dict[str, object]:
     if isinstance(answer, RequestError):
         return {"status": answer.status, **orjson.loads(answer.body())}
     return answer
 
 
 def _read_report(service: Service, request: Request, data: JsonMapping) -> _ReadReport:
-    """Read and check the fields of one report; RequestError if one is wrong."""
+    """Read and check the fields of one report. Raises RequestError 400 naming the wrong one."""
     routers = service.endpoints.routers_of(data.get("experiment"))
     session = session_id(data.get("session_id"), request)
     metrics = data.get("metrics", {})
@@ -111,11 +116,11 @@ def _read_report(service: Service, request: Request, data: JsonMapping) -> _Read
             raise RequestError(400, "value", f"expected a number of size {MAX_OUTCOME:g} at most")
         values["outcome"] = float(value)
     return _ReadReport(
-        data.get("experiment") or routers[0].config.served_as, routers, session, values, _moment(data.get("at"))
+        data.get("experiment") or routers[0].config.served_as, routers, session, values, _read_moment(data.get("at"))
     )
 
 
-def _moment(moment: Any) -> float | None:
+def _read_moment(moment: Any) -> float | None:
     """Return the seconds since 1970 of a request's `at`, or RequestError."""
     if moment is None:
         return None
@@ -132,27 +137,27 @@ def _moment(moment: Any) -> float | None:
     if not seconds >= 0:
         raise RequestError(400, "at", expected)
     now = time.time()
-    if seconds > now + CLOCKS_S:
+    if seconds > now + MAX_CLOCK_LEAD_S:
         raise RequestError(400, "at", f"{expected}, that is not in the future")
     return min(seconds, now)
 
 
 async def _record(service: Service, actor: str, reports: Sequence[_ReadReport]) -> list[OutcomeResult]:
     """Write outcomes, each to the newest of its experiments that knows the session."""
-    results = await service.in_thread(_write, service, actor, reports)
+    results = await service.in_thread(_store_reports, service, actor, reports)
     # Another replica's queue may hold a session's exposure for some moments.
-    for pause in OTHER_REPLICAS_S if max_replicas(service.config.replicas) > 1 else ():
+    for pause in RETRY_PAUSES_S if max_replicas(service.config.replicas) > 1 else ():
         unknown = [k for k, result in enumerate(results) if isinstance(result, UnknownUnitError)]
         if not unknown:
             break
         await asyncio.sleep(pause)
-        again = await service.in_thread(_write, service, actor, [reports[k] for k in unknown])
-        for k, result in zip(unknown, again, strict=True):
+        repeated_results = await service.in_thread(_store_reports, service, actor, [reports[k] for k in unknown])
+        for k, result in zip(unknown, repeated_results, strict=True):
             results[k] = result
-    return [_answer(report, result) for report, result in zip(reports, results, strict=True)]
+    return [_answer_of(report, result) for report, result in zip(reports, results, strict=True)]
 
 
-def _write(
+def _store_reports(
     service: Service, actor: str, reported: Sequence[_ReadReport]
 ) -> list[tuple[Router, RecordedReport] | MarlRayError]:
     """Store the reports, in one transaction for each experiment."""
@@ -196,7 +201,7 @@ def _report(router: Router, reported: _ReadReport) -> Report:
     return Report(reported.session, reported.values, reported.at, measured)
 
 
-def _answer(reported: _ReadReport, result: tuple[Router, RecordedReport] | MarlRayError) -> OutcomeResult:
+def _answer_of(reported: _ReadReport, result: tuple[Router, RecordedReport] | MarlRayError) -> OutcomeResult:
     if isinstance(result, UnknownUnitError):
         return RequestError(
             404, "session_id", f"no session {reported.session!r} has acted in experiment {reported.name!r}"

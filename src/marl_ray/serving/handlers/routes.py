@@ -1,4 +1,7 @@
-"""The table of routes: which function answers which request. The OpenAPI document is made of the same table."""
+"""The table of routes, which says which function answers which request.
+
+The OpenAPI document is made of the same table.
+"""
 
 from collections.abc import Mapping
 from functools import partial
@@ -7,9 +10,9 @@ from marl_ray.experiments.lifecycle import Action
 from marl_ray.serving.handlers import experiments, operations, outcomes, ui
 from marl_ray.serving.handlers.acts import act, assign
 from marl_ray.serving.handlers.open_inference import infer
-from marl_ray.serving.handlers.open_inference import models as v2
+from marl_ray.serving.handlers.open_inference import models as open_inference_models
 from marl_ray.serving.handlers.openai import chat
-from marl_ray.serving.handlers.openai import completions as texts
+from marl_ray.serving.handlers.openai import completions as openai_completions
 from marl_ray.serving.handlers.openai import models as openai_models
 from marl_ray.serving.handlers.openai.fields import problem
 from marl_ray.serving.handlers.openapi.document import openapi
@@ -39,7 +42,7 @@ ROUTES = (
     Route("POST", "/v1/assign", assign.assign, "assign"),
     Route("POST", "/generate", generate.generate, "generate"),
     Route("POST", "/v1/chat/completions", chat.completions, "completions", problem=chat.chat_problem),
-    Route("POST", "/v1/completions", texts.text_completions, "text_completions", problem=problem),
+    Route("POST", "/v1/completions", openai_completions.text_completions, "text_completions", problem=problem),
     Route("POST", "/v1/outcomes", outcomes.outcome, "outcome"),
     Route("POST", "/v1/outcomes/batch", outcomes.outcomes, "outcomes"),
     Route("GET", "/v1/endpoints", operations.endpoints, "endpoints"),
@@ -56,12 +59,36 @@ ROUTES = (
     Route("GET", "/v1/models/{name}", openai_models.model, "model", problem=problem),
     Route("GET", "/v1/models/{name}/{agent}", openai_models.model, "agent_model", problem=problem),
     Route("POST", "/models/{version}/load", operations.load, "load", loads=True),
-    Route("GET", "/v2", v2.server, "server", problem=v2.problem),
-    Route("GET", "/v2/health/live", v2.server_live, "server_live", problem=v2.problem),
-    Route("GET", "/v2/health/ready", v2.server_ready, "server_ready", problem=v2.problem),
-    Route("GET", "/v2/models/{name}", v2.model_metadata, "model_metadata", problem=v2.problem),
-    Route("GET", "/v2/models/{name}/ready", v2.model_ready, "model_ready", problem=v2.problem),
-    Route("POST", "/v2/models/{name}/infer", infer.infer, "infer", problem=v2.problem),
+    Route("GET", "/v2", open_inference_models.server, "server", problem=open_inference_models.problem),
+    Route(
+        "GET",
+        "/v2/health/live",
+        open_inference_models.server_live,
+        "server_live",
+        problem=open_inference_models.problem,
+    ),
+    Route(
+        "GET",
+        "/v2/health/ready",
+        open_inference_models.server_ready,
+        "server_ready",
+        problem=open_inference_models.problem,
+    ),
+    Route(
+        "GET",
+        "/v2/models/{name}",
+        open_inference_models.model_metadata,
+        "model_metadata",
+        problem=open_inference_models.problem,
+    ),
+    Route(
+        "GET",
+        "/v2/models/{name}/ready",
+        open_inference_models.model_ready,
+        "model_ready",
+        problem=open_inference_models.problem,
+    ),
+    Route("POST", "/v2/models/{name}/infer", infer.infer, "infer", problem=open_inference_models.problem),
     Route("GET", "/health", operations.health, "health"),
     Route("GET", "/ready", operations.readiness, "ready"),
     Route("GET", "/metrics", operations.metrics, "metrics"),
@@ -84,7 +111,7 @@ for _route in ROUTES:
         _FIXED_PATHS.setdefault(_route.template, {})[_route.method] = _route
 
 
-def find(path: str, method: str) -> tuple[Route, Mapping[str, str]]:
+def find_route(path: str, method: str) -> tuple[Route, Mapping[str, str]]:
     """Return the route of a request, and name in the route's template -> part of the path.
 
     Raises RequestError 404 or 405 if there is none.

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from functools import partial
 
 from marl_ray.experiments.lifecycle import RETREATS, Action
-from marl_ray.serving.handlers.experiments import apply_change, describe_experiment, read_curves, rows
+from marl_ray.serving.handlers.experiments import apply_change, describe_experiment, experiment_rows, read_curves
 from marl_ray.serving.http.protocol import HTML, Request, RequestError, Response
 from marl_ray.serving.pages import render
 from marl_ray.serving.routing.router import Router
@@ -15,7 +15,7 @@ ASK_FOR_KEY = ((b"www-authenticate", b'Basic realm="marl-ray: any name, and as p
 """Makes a browser ask for a key, which allows reading but no action."""
 
 
-def _page(body: bytes, status: int = 200) -> Response:
+def _page_response(body: bytes, status: int = 200) -> Response:
     return Response(body, status, HTML, render.HEADERS)
 
 
@@ -43,13 +43,13 @@ async def _may_read(service: Service, request: Request, form: dict[str, str]) ->
 async def docs(service: Service, request: Request, document: bytes) -> Response:
     """Answer `GET /docs`: the OpenAPI document as a page."""
     base = request.root_path
-    return _page(await service.shared_reads.read(("docs", base), lambda: render.docs_page(document, base)))
+    return _page_response(await service.shared_reads.read(("docs", base), lambda: render.docs_page(document, base)))
 
 
 async def index(service: Service, request: Request) -> Response:
     """Answer `GET /ui`."""
     await _admit(service, request)
-    return _page(render.index_page(rows(service), request.root_path))
+    return _page_response(render.index_page(experiment_rows(service), request.root_path))
 
 
 async def stylesheet(service: Service, request: Request) -> Response:
@@ -62,7 +62,7 @@ async def experiment(service: Service, request: Request, live: bool = False) -> 
     await _admit(service, request)
     router = service.endpoints.experiment(request.path_params["name"])
     make = partial(_experiment_page, service, router, request.root_path, None, {}, live)
-    return _page(await service.shared_reads.read(("page", router.config.name, request.root_path, live), make))
+    return _page_response(await service.shared_reads.read(("page", router.config.name, request.root_path, live), make))
 
 
 def _experiment_page(
@@ -101,7 +101,7 @@ async def change(action: Action, service: Service, request: Request) -> Response
             error.headers = ASK_FOR_KEY if error.status == 401 else error.headers
             raise  # a caller who may not read gets no more than the refusal
         make = partial(_experiment_page, service, router, base, message, form)
-        return _page(await service.shared_reads.read(object(), make), error.status)
+        return _page_response(await service.shared_reads.read(object(), make), error.status)
     # A redirect to a fresh page, because reloading an answer to a form would send the form again.
     headers = ((b"location", f"{base}/ui/experiments/{router.config.name}".encode()),)
     return Response(b"", 303, HTML, headers)

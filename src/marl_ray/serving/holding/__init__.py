@@ -1,1 +1,1 @@
-"""The arms that a replica holds: which ones its experiments need, their bundles, and how they are loaded and dropped."""
+"""The arms that a replica holds: which its experiments need, and how they are loaded and dropped."""

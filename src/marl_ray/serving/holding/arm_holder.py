@@ -13,7 +13,7 @@ from marl_ray.serving.holding.loaded_bundles import check_arms, load_arms
 from marl_ray.serving.holding.needed_arms import arms_to_hold, served_here
 from marl_ray.serving.routing.router import Router
 
-TEND_S = 15.0
+ROUND_S = 15.0
 """Seconds between rounds that drop unneeded arms and retry missing ones when no state changes."""
 
 _log = logging.getLogger(__name__)
@@ -35,11 +35,14 @@ class ArmHolder:
         """Experiment -> arm -> the reason why its bundle could not be loaded."""
         self._loading: set[str] = set()
         """Experiments whose arms a thread loads. `load_and_drop` adds, and the thread removes."""
-        self._tend_at = 0.0
+        self._next_round_at = 0.0
 
     def is_due(self, now: float) -> bool:
-        """Return True if `load_and_drop` should be called although no state has changed; `now` is in monotonic seconds."""
-        return now >= self._tend_at
+        """Return True if `load_and_drop` should be called although no state has changed.
+
+        `now` is in monotonic seconds.
+        """
+        return now >= self._next_round_at
 
     def load_and_drop(self, states: Mapping[str, AssignmentState], ended: Mapping[str, float], waits: bool) -> None:
         """Load the arms that are needed in these states, in threads unless `waits`, and drop all others.
@@ -47,7 +50,7 @@ class ArmHolder:
         `ended` is the end of experiments that this process has seen end, in seconds since 1970.
         """
         # Before the arms are looked through: a thread that ends meanwhile asks for another round, which must not be lost.
-        self._tend_at = time.monotonic() + TEND_S
+        self._next_round_at = time.monotonic() + ROUND_S
         routers = self._live_experiments.endpoints.routers
         followed = [state for state in served_here(states, routers) if state.experiment in routers]
         self.needed = arms_to_hold(followed, time.time(), ended)
@@ -72,29 +75,29 @@ class ArmHolder:
         A failure is logged once and tried again later; until then other arms answer.
         """
         name = router.config.name
-        lacking = [arm for arm in router.config.arms if arm in arms and arm not in router.arms]
+        arms_to_load = [arm for arm in router.config.arms if arm in arms and arm not in router.arms]
         try:
-            missing = self._load_lacking(router, lacking)
+            missing = self._load_arms(router, arms_to_load)
         except MarlRayError as error:
-            missing = dict.fromkeys(lacking, str(error))
+            missing = dict.fromkeys(arms_to_load, str(error))
         except Exception as error:
-            _log.exception("experiment %s: arms %s are not loaded", name, ", ".join(lacking))
-            missing = dict.fromkeys(lacking, repr(error))
+            _log.exception("experiment %s: arms %s are not loaded", name, ", ".join(arms_to_load))
+            missing = dict.fromkeys(arms_to_load, repr(error))
         known_errors = self.missing.get(name, {})
-        for arm, why in missing.items():
-            if known_errors.get(arm) != why:
-                _log.error("arm %s is not loaded, another one answers for it: %s", arm, why)
+        for arm, reason in missing.items():
+            if known_errors.get(arm) != reason:
+                _log.error("arm %s is not loaded, another one answers for it: %s", arm, reason)
         self.missing[name] = missing
         self._loading.discard(name)
         if not missing:
-            self._tend_at = 0.0  # tend again at once, because other arms may be needed by now
+            self._next_round_at = 0.0  # tend again at once, because other arms may be needed by now
 
-    def _load_lacking(self, router: Router, lacking: Collection[str]) -> dict[str, str]:
+    def _load_arms(self, router: Router, arms_to_load: Collection[str]) -> dict[str, str]:
         """Load these arms and answer with them. Returns the reason for each arm that could not be loaded."""
         live_experiments, config = self._live_experiments, router.config
         record = live_experiments.store.read(config.name)
         stored = record.config["arms"] if record is not None else {}
-        loaded, errors = load_arms(config, lacking, live_experiments.bundles, stored)
+        loaded, errors = load_arms(config, arms_to_load, live_experiments.bundles, stored)
         check_arms(config, {arm: part.bundle for arm, part in router.arms.items()} | loaded)
         missing = {arm: str(error) for arm, error in errors.items()}
         made: dict[str, Arm | TextArm] = {}

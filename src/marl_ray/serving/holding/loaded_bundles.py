@@ -1,4 +1,4 @@
-"""Loading of bundles: a replica holds the bundles of arms that serve, each content once, and drops all others."""
+"""Loading of bundles, of which a replica holds those of arms that serve, each content once."""
 
 import logging
 import threading
@@ -56,12 +56,13 @@ class BundleCache:
 
 @dataclass(frozen=True)
 class LoadedExperiment:
-    """A config, the loaded bundles of the needed arms, and the digests that the store has of the other arms' bundles."""
+    """An experiment whose needed bundles are loaded."""
 
     config: ExperimentConfig
     bundles: Mapping[str, AnyBundle]
+    """Arm -> its bundle, for the needed arms."""
     stored_digests: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Arm -> `digest` and, where it is known, `weights_sha256`."""
+    """Arm -> `digest` and, where it is known, `weights_sha256` that the store has of its bundle."""
 
     def stored_config(self) -> dict[str, object]:
         """Return the config as the store keeps it.
@@ -85,7 +86,7 @@ class LoadedExperiment:
 def load_arms(
     config: ExperimentConfig, arms: Iterable[str], bundles: BundleCache, stored: Mapping[str, JsonMapping]
 ) -> tuple[dict[str, AnyBundle], dict[str, MarlRayError]]:
-    """Load the bundles of these arms, and tell which cannot be loaded.
+    """Load the bundles of these arms.
 
     Returns the bundles, and the reason for each arm whose bundle cannot be loaded. `stored` has the store's digests
     that the bundles must match. External models play the agents of the other arms.
@@ -105,7 +106,7 @@ def load_arms(
     return loaded, missing
 
 
-def load_whole(config: ExperimentConfig, bundles: BundleCache) -> LoadedExperiment:
+def load_all_arms(config: ExperimentConfig, bundles: BundleCache) -> LoadedExperiment:
     """Load a new experiment with all of its arms.
 
     Raises MarlRayError naming the arm if one cannot be loaded or used.
@@ -138,14 +139,14 @@ def load_configured(config: GatewayConfig, store: ExperimentStore, bundles: Bund
     Raises MarlRayError naming the arm if a bundle of a new experiment cannot be loaded. If the store knows the
     experiment, the arm is left out and another one answers for it.
     """
-    fixed = [pin_aliases(part, config.tracking_uri) for part in config.experiments]
+    pinned = [pin_aliases(part, config.tracking_uri) for part in config.experiments]
     states = store.states()
-    arms_of = arms_to_hold(served_here(states, [part.name for part in fixed]), time.time())
+    arms_of = arms_to_hold(served_here(states, [part.name for part in pinned]), time.time())
     loaded = []
-    for part in fixed:
+    for part in pinned:
         record = store.read(part.name) if part.name in states else None
         experiment = (
-            load_whole(part, bundles) if record is None else _load_known(part, record, arms_of[part.name], bundles)
+            load_all_arms(part, bundles) if record is None else _load_stored(part, record, arms_of[part.name], bundles)
         )
         loaded.append(experiment)
     return loaded
@@ -179,7 +180,7 @@ def check_gateway(config: GatewayConfig) -> None:
         database.close()
 
 
-def _load_known(
+def _load_stored(
     config: ExperimentConfig, record: ExperimentRecord, held_arms: Collection[str], bundles: BundleCache
 ) -> LoadedExperiment:
     arms = record.config["arms"]
@@ -210,13 +211,13 @@ def check_arms(config: ExperimentConfig, bundles: Mapping[str, AnyBundle]) -> No
     if not bundles:
         return
     control = next((arm for arm in config.arms if arm in bundles), "")
-    expected = _interface(bundles[control])
+    expected = _interface_of(bundles[control])
     for arm, bundle in bundles.items():
         if is_text(bundle) != is_text(bundles[control]):
             kinds = ("language models", "actor-critics")
             has, needs = kinds if is_text(bundle) else kinds[::-1]
             raise MarlRayError(f"experiments.{config.name}.arms.{arm}: holds {has}, arm {control!r} holds {needs}")
-        interface = _interface(bundle)
+        interface = _interface_of(bundle)
         for agent in sorted({*expected, *interface}):
             if expected.get(agent) != interface.get(agent):
                 raise MarlRayError(
@@ -227,7 +228,7 @@ def check_arms(config: ExperimentConfig, bundles: Mapping[str, AnyBundle]) -> No
                 )
 
 
-def _interface(bundle: AnyBundle) -> dict[str, tuple[object, object]]:
+def _interface_of(bundle: AnyBundle) -> dict[str, tuple[object, object]]:
     if is_text(bundle):
         return dict.fromkeys(bundle.agents, ("text", "text"))
     parts = bundle.manifest.policies

@@ -11,7 +11,7 @@ API_ORIGIN = "api"
 
 
 def served_here(states: Mapping[str, AssignmentState], configured: Collection[str]) -> list[AssignmentState]:
-    """Return the experiments that a gateway serves: those of its config, and those that were created over HTTP."""
+    """Return the experiments that a gateway serves, of its config or created over HTTP."""
     return [state for name, state in states.items() if state.origin == API_ORIGIN or name in configured]
 
 

@@ -21,7 +21,10 @@ class Admission:
         self._read_limiter = RateLimiter(config.read_limit) if config.read_limit else None
 
     def admit(self, request: Request, permission: Permission) -> str:
-        """Return the name of the request's key; RequestError 401 or 403, or 429 if the key is above its rate."""
+        """Return the name of the request's key.
+
+        Raises RequestError 401 or 403 without a key that may do this, 429 if the key is above its rate.
+        """
         key = self.keys.check(request, permission)
         self.limit(key, 1)
         return key

@@ -8,18 +8,18 @@ from marl_ray.experiments.assignment.population import Attributes
 from marl_ray.json_types import JsonMapping
 from marl_ray.serving.http.protocol import Request, RequestError
 
-SESSION_LENGTH = 256
-"""Number of characters that a session id may have."""
+MAX_SESSION_LENGTH = 256
+"""Maximum number of characters of a session's or a cluster's id."""
 
 
 def session_id(value: object, request: Request) -> str:
-    """Return the session id, from the body or else from the header `x-session-id`."""
+    """Return the session id, from the body or else from the header `x-session-id`. Raises RequestError 400."""
     session = request.header(b"x-session-id") if value is None else value
     if not is_identifier(session):
         raise RequestError(
             400,
             "session_id",
-            f"expected 1 to {SESSION_LENGTH} printable characters, here or in the header x-session-id",
+            f"expected 1 to {MAX_SESSION_LENGTH} printable characters, here or in the header x-session-id",
         )
     return str(session)
 
@@ -28,7 +28,7 @@ def cluster_of(data: JsonMapping) -> str | None:
     """Return the request's `cluster_id`, if it names one."""
     cluster_id = data.get("cluster_id")
     if cluster_id is not None and not is_identifier(cluster_id):
-        raise RequestError(400, "cluster_id", f"expected 1 to {SESSION_LENGTH} printable characters")
+        raise RequestError(400, "cluster_id", f"expected 1 to {MAX_SESSION_LENGTH} printable characters")
     return cluster_id
 
 
@@ -57,8 +57,8 @@ def attributes_of(data: Mapping[str, object]) -> Attributes:
     return attributes
 
 
-def is_identifier(value: object, length: int = SESSION_LENGTH) -> bool:
-    """Return True if the value is 1 to `length` printable characters; NUL and lone surrogates are not."""
+def is_identifier(value: object, length: int = MAX_SESSION_LENGTH) -> bool:
+    """Return True if the value is 1 to `length` printable characters, which NUL and lone surrogates are not."""
     return isinstance(value, str) and 0 < len(value) <= length and value.isprintable()
 
 

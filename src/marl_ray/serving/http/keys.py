@@ -18,14 +18,18 @@ from marl_ray.serving.http.protocol import Request, RequestError
 
 Permission = Literal["inference", "outcomes", "read", "admin"]
 ANYONE = "anyone"
+"""Name of the key of every request where there is no file of keys."""
 
 
 class Key(Config):
-    """One key in the file of keys: its name, its scopes, and the sha256 (hex) of its secret."""
+    """One key in the file of keys."""
 
     name: str = Field(min_length=1, max_length=100)
+    """Name by which the audit log and the limits of rates know the key."""
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """Hexadecimal SHA-256 of the secret, which the file does not hold."""
     scopes: tuple[Permission, ...] = Field(min_length=1)
+    """Permissions of the key."""
 
 
 class KeyFile(Config):
@@ -35,7 +39,10 @@ class KeyFile(Config):
 
 
 class Keys:
-    """The keys of a gateway. Without a file anybody may act, post outcomes and read, and nobody may change an experiment."""
+    """The keys of a gateway.
+
+    Without a file anybody may act, post outcomes and read, and nobody may change an experiment.
+    """
 
     def __init__(self, path: str | None):
         """Read the file of keys; MarlRayError naming `api_keys` if it is not one."""
@@ -55,15 +62,18 @@ class Keys:
         """
         if not self.keys:
             return self.check_secret("", *permissions) if permissions == ("admin",) else ANYONE
-        shown = request.header(b"authorization") or ""
-        kind, _, secret = shown.partition(" ")
+        authorization = request.header(b"authorization") or ""
+        kind, _, secret = authorization.partition(" ")
         if kind.lower() == "basic" and "read" in permissions:
             # Browsers send these credentials by themselves, also for pages of other sites, so they allow only reading.
             return self.check_secret(_password(secret), "read")
         return self.check_secret(secret if kind.lower() == "bearer" else "", *permissions)
 
     def check_secret(self, secret: str, *permissions: Permission) -> str:
-        """Return the name of the key with this secret; RequestError 401 or 403. The scope `admin` includes `read`."""
+        """Return the name of the key with this secret, which must have one of these scopes.
+
+        The scope `admin` includes `read`. Raises RequestError 401 or 403.
+        """
         digest = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
         # All keys are compared, each in constant time, so that the duration reveals nothing.
         matching = [key for key in self.keys if hmac.compare_digest(key.sha256, digest)]

@@ -21,16 +21,18 @@ JSON = b"application/json"
 HTML = b"text/html; charset=utf-8"
 EVENTS = b"text/event-stream; charset=utf-8"
 Headers = tuple[tuple[bytes, bytes], ...]
+"""Names in lower case, and values."""
 
 T = TypeVar("T")
 _REQUEST_IDS = (secrets.token_hex(6), itertools.count(1))
 
 
 class RequestError(MarlRayError):
-    """A refusal of a request: the HTTP status, the invalid field (None for the request as a whole) and one line.
+    """A refusal of a request, in one line.
 
-    `retry_after_s` is the number of seconds after which the client may try again. `code` is the reason by its name in
-    OpenAI's API, where the status alone does not say it.
+    `status` is the HTTP status, `field` the invalid field, None for the request as a whole. `retry_after_s` is the number
+    of seconds after which the client may try again. `code` is the reason by its name in OpenAI's API, where the status
+    alone does not say it.
     """
 
     def __init__(
@@ -67,11 +69,11 @@ def route_path(scope: Scope) -> str:
 class Request:
     """One HTTP request, whose body is read when asked for."""
 
-    __slots__ = ("_hang_up", "_limit", "_receive", "headers", "id", "path", "path_params", "root_path")
+    __slots__ = ("_hang_up_watcher", "_limit", "_receive", "headers", "id", "path", "path_params", "root_path")
 
     def __init__(self, scope: Scope, receive: Receive, max_body_bytes: int):
         self._receive, self._limit = receive, max_body_bytes
-        self._hang_up: asyncio.Task[None] | None = None
+        self._hang_up_watcher: asyncio.Task[None] | None = None
         self.path = route_path(scope)
         self.path_params: Mapping[str, str] = {}
         """Name in the route's template -> the part of the path that stands there."""
@@ -79,15 +81,15 @@ class Request:
         """The prefix that the application is mounted at."""
         # Read several times per request; of a repeated header the first one counts.
         self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
-        self.id = self._given_id() or f"{_REQUEST_IDS[0]}-{next(_REQUEST_IDS[1])}"
+        self.id = self._caller_id() or f"{_REQUEST_IDS[0]}-{next(_REQUEST_IDS[1])}"
         """The caller's `x-request-id` if it is valid, else a new one."""
 
-    def _given_id(self) -> str | None:
+    def _caller_id(self) -> str | None:
         request_id = self.header(b"x-request-id")
-        sane = (
+        is_valid = (
             request_id is not None and 0 < len(request_id) <= 100 and request_id.isascii() and request_id.isprintable()
         )
-        return request_id if sane else None
+        return request_id if is_valid else None
 
     def header(self, name: bytes) -> str | None:
         """Return a header's value by its lower-case name."""
@@ -121,10 +123,10 @@ class Request:
         costs two tasks, so it is for long work.
         """
         task = asyncio.create_task(work)
-        if self._hang_up is None:  # all work of this request shares one watcher
-            self._hang_up = asyncio.create_task(self._until_hang_up())
+        if self._hang_up_watcher is None:  # all work of this request shares one watcher
+            self._hang_up_watcher = asyncio.create_task(self._until_hang_up())
         try:
-            await asyncio.wait((task, self._hang_up), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, self._hang_up_watcher), return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
             raise ClientDisconnectedError
@@ -140,13 +142,13 @@ class Request:
 
     def close(self) -> None:
         """Stop watching for the client to hang up."""
-        if self._hang_up is not None:
-            self._hang_up.cancel()
+        if self._hang_up_watcher is not None:
+            self._hang_up_watcher.cancel()
 
     def _too_large(self) -> RequestError:
         return RequestError(413, "body", f"expected at most {self._limit} bytes")
 
-    async def object(self, fields: frozenset[str]) -> JsonObject:
+    async def read_object(self, fields: frozenset[str]) -> JsonObject:
         """Return the body as a JSON object with known keys only, or RequestError 400 or 413."""
         return parse_object(await self.body(), fields)
 
@@ -190,23 +192,23 @@ def known_fields(data: object, fields: frozenset[str]) -> dict[str, object]:
     return data
 
 
-async def respond(send: Send, response: Response, headers: Headers = ()) -> None:
+async def send_response(send: Send, response: Response, headers: Headers = ()) -> None:
     """Send a complete response."""
     length = (b"content-length", str(len(response.body)).encode())
-    await send(_start(response, (length, *response.headers, *headers)))
+    await send(_start_message(response, (length, *response.headers, *headers)))
     await send({"type": "http.response.body", "body": response.body})
 
 
-async def stream(send: Send, response: Stream, headers: Headers = ()) -> None:
+async def send_stream(send: Send, response: Stream, headers: Headers = ()) -> None:
     """Send a response part by part. `x-accel-buffering` tells proxies not to buffer it."""
     stream_headers = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
-    await send(_start(response, (*stream_headers, *response.headers, *headers)))
+    await send(_start_message(response, (*stream_headers, *response.headers, *headers)))
     async for part in response.parts:
         await send({"type": "http.response.body", "body": part, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
 
 
-def _start(response: Response | Stream, headers: Headers) -> dict[str, object]:
+def _start_message(response: Response | Stream, headers: Headers) -> dict[str, object]:
     kind = (b"content-type", response.content_type)
     return {"type": "http.response.start", "status": response.status, "headers": [kind, *headers]}
 
@@ -217,5 +219,5 @@ def server_sent_event(data: object) -> bytes:
 
 
 def header_text(value: str) -> bytes:
-    """Return the value of a header for any printable text: characters outside of ASCII become escapes."""
+    """Return the value of a header for any printable text; characters outside of ASCII become escapes."""
     return value.encode("ascii", "backslashreplace")

@@ -24,20 +24,23 @@ class Settings(NamedTuple):
     """A request's settings for its text; see `TextRequest`."""
 
     seed: int | None
+    """None if the request names none."""
     greedy: bool
+    """True if the request's temperature is below GREEDY_BELOW."""
     changes: JsonObject
+    """Fields of the bundle's GenerationConfig that the request overrides."""
 
 
 def settings_of(data: JsonMapping) -> Settings:
-    """Read the settings; a missing or null one is as in training. RequestError 400 naming the field."""
+    """Read the settings; a missing or null one is as in training. Raises RequestError 400 naming the field."""
     changes: JsonObject = {}
     tokens, top_k, seed = (data.get(name) for name in ("max_tokens", "top_k", "seed"))
     if tokens is not None:
-        changes["max_tokens"] = _integer("max_tokens", tokens, 1, MAX_TOKENS)
+        changes["max_tokens"] = _check_integer("max_tokens", tokens, 1, MAX_TOKENS)
     if top_k is not None:
-        changes["top_k"] = _integer("top_k", top_k, 0, MAX_TOKENS)
+        changes["top_k"] = _check_integer("top_k", top_k, 0, MAX_TOKENS)
     if seed is not None:
-        _integer("seed", seed, -SEEDS, SEEDS - 1)
+        _check_integer("seed", seed, -SEEDS, SEEDS - 1)
     temperature, top_p = data.get("temperature"), data.get("top_p")
     if temperature is not None and not (_is_number(temperature) and 0 <= temperature <= MAX_TEMPERATURE):
         raise RequestError(400, "temperature", f"expected a number from 0 (greedy) to {MAX_TEMPERATURE:g}")
@@ -65,7 +68,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _integer(name: str, value: Any, low: int, high: int) -> int:
+def _check_integer(name: str, value: Any, low: int, high: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise RequestError(400, name, f"expected an integer from {low} to {high}")
     return value

@@ -53,21 +53,26 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _OfUnit:
-    """The fields of every record: one unit, and the arm's bundle (`digest`). `at` is in seconds since 1970."""
+class _UnitRecord:
+    """The fields of every record, which is of one unit."""
 
     experiment: str
     unit: str
     arm: str
     digest: str
+    """Digest of the arm's bundle."""
     epoch: int
+    """Epoch of the weights by which the arm was assigned."""
     propensity: float
+    """Probability with which the unit got its arm."""
     at: float
+    """Moment of the answer, in seconds since 1970."""
     greedy: bool
+    """True if nothing was drawn at random."""
 
 
 @dataclass(frozen=True, slots=True)
-class LoggedAct(_OfUnit):
+class LoggedAct(_UnitRecord):
     """One act of all agents whose observations were given."""
 
     observations: dict[str, Any]
@@ -81,7 +86,7 @@ class LoggedAct(_OfUnit):
 
 
 @dataclass(frozen=True, slots=True)
-class LoggedText(_OfUnit):
+class LoggedText(_UnitRecord):
     """One response of one agent; `at` is when it ended."""
 
     agent: str
@@ -113,9 +118,12 @@ LoggedRequest = LoggedAct | LoggedText
 
 
 @dataclass(frozen=True)
-class _Writing:
+class _OpenSegment:
+    """A segment that is being written."""
+
     segment: Segment
     since: float
+    """Moment at which it began, in monotonic seconds."""
 
 
 class ActLog:
@@ -152,7 +160,7 @@ class ActLog:
         self._queue: deque[LoggedRequest] = deque()
         self._capacity = capacity
         self._refused = self._lost = 0
-        self._open: dict[str, _Writing] = {}
+        self._open: dict[str, _OpenSegment] = {}
         self._sealed: deque[Segment] = deque()
         self._closing, self._written, self._wake = threading.Event(), threading.Event(), threading.Event()
         self._threads: list[threading.Thread] = []
@@ -170,7 +178,7 @@ class ActLog:
     def start(self) -> None:
         """Start the threads; a second call does nothing."""
         if not self._threads:
-            loops = (self._write_on, self._complete_on)
+            loops = (self._run_writer, self._run_completer)
             self._threads = [threading.Thread(target=loop, name="act-log", daemon=True) for loop in loops]
             for thread in self._threads:
                 thread.start()
@@ -193,7 +201,7 @@ class ActLog:
         if self._sealed:
             _log.error("%d segments of logged requests are left in %s", len(self._sealed), self._local)
 
-    def _write_on(self) -> None:
+    def _run_writer(self) -> None:
         failing, last = False, False
         while not last:
             last = self._closing.wait(WRITE_INTERVAL_S)
@@ -237,10 +245,10 @@ class ActLog:
                 raise OSError(f"experiment {experiment!r} has no usable name")
             folder = self._local / experiment
             folder.mkdir(exist_ok=True)
-            self._open[experiment] = _Writing(Segment.create(folder, PREFIX, PARTIAL_SUFFIX), time.monotonic())
+            self._open[experiment] = _OpenSegment(Segment.create(folder, PREFIX, PARTIAL_SUFFIX), time.monotonic())
         self._open[experiment].segment.append(data)
 
-    def _complete_on(self) -> None:
+    def _run_completer(self) -> None:
         failing, last = False, False
         try:
             segments = (Segment.adopt(path) for path in self._local.glob(f"*/{PREFIX}*{PARTIAL_SUFFIX}"))

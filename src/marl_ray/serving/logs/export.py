@@ -32,14 +32,15 @@ from marl_ray.storages import open_storage
 from marl_ray.temporary_folders import temporary_folder
 
 SCHEMA_VERSION = "1"
+"""Version of the columns, in the file's metadata."""
 COST = "cost"
 """The metric that becomes the constraint cost."""
 GROUP_ROWS = 5_000
-"""Count of rows at which a row group is written, however few numbers it has."""
+"""Number of rows at which a row group is written, however few numbers it has."""
 GROUP_NUMBERS = 1_000_000
-"""Approximate count of numbers in a row group."""
+"""Approximate number of numbers in a row group, 8 MB of them."""
 STEP_NUMBERS = 12
-"""Count of numbers in a step besides its observation."""
+"""Number of numbers in a step besides its observation."""
 
 _STEPS = pa.list_(pa.float64())
 _ROWS = pa.list_(_STEPS)
@@ -80,6 +81,7 @@ class ExportSummary:
     """Units left out because some requests were answered by another bundle than that of the arm for which the outcome
     counts: several policies made such a sequence, or an earlier experiment of this name."""
     path: str
+    """Path or URI of the file."""
 
 
 def export(experiments: ExperimentStore, units: UnitStore, experiment: str, decisions: str, out: str) -> ExportSummary:
@@ -128,11 +130,11 @@ def _write(store: UnitStore, experiment: str, digests: Mapping[str, str], decisi
     numbers = 0
     logged = read_logged(decisions, experiment)
     first = next(logged, None)
-    everything = itertools.chain(() if first is None else (first,), logged)
+    all_logged = itertools.chain(() if first is None else (first,), logged)
 
     def of_units() -> Iterator[tuple[list[LoggedRequest], list[dict[str, object]]]]:
         """Yield the log and the rows of each unit that is kept."""
-        for unit, of_unit in itertools.groupby(everything, key=lambda logged: logged.unit):
+        for unit, of_unit in itertools.groupby(all_logged, key=lambda logged: logged.unit):
             acts, outcome, cost = list(of_unit), outcome_of(unit), cost_of(unit)
             if outcome is None:
                 counts["censored"] += 1
@@ -144,16 +146,16 @@ def _write(store: UnitStore, experiment: str, digests: Mapping[str, str], decisi
     units = of_units()
     # All arms of an experiment are of one kind, but the log may hold another kind of an earlier experiment of this
     # name.
-    begun = next(units, None)
-    kind = first if begun is None else begun[0][0]
+    first_unit = next(units, None)
+    kind = first if first_unit is None else first_unit[0][0]
     schema = text_rows.SCHEMA if isinstance(kind, LoggedText) else SCHEMA
     with pq.ParquetWriter(str(file), schema.with_metadata(metadata), compression="zstd") as writer:
-        for acts, made in itertools.chain(() if begun is None else (begun,), units):
+        for acts, unit_rows in itertools.chain(() if first_unit is None else (first_unit,), units):
             counts["units"] += 1
             counts["decisions"] += len(acts)
-            counts["sequences"] += len(made)
-            rows += made
-            numbers += sum(map(_numbers, made))
+            counts["sequences"] += len(unit_rows)
+            rows += unit_rows
+            numbers += sum(map(_count_numbers, unit_rows))
             if len(rows) >= GROUP_ROWS or numbers >= GROUP_NUMBERS:
                 writer.write_table(pa.Table.from_pylist(rows, schema))
                 rows, numbers = [], 0
@@ -174,7 +176,7 @@ def _rows(logged: list[LoggedRequest], outcome: Outcome, cost: float | None, epi
     return _sequences([row for row in logged if isinstance(row, LoggedAct)], outcome, cost, episode)
 
 
-def _numbers(row: JsonObject) -> int:
+def _count_numbers(row: JsonObject) -> int:
     """Return the approximate count of numbers in a row."""
     if "observations" in row:
         return sum(len(step) + STEP_NUMBERS for step in row["observations"])
@@ -182,7 +184,10 @@ def _numbers(row: JsonObject) -> int:
 
 
 def _sequences(acts: list[LoggedAct], outcome: Outcome, cost: float | None, episode: int) -> list[dict[str, object]]:
-    """Return a unit's rows, one per agent, by name; each agent's steps are the acts that it took part in."""
+    """Return a unit's rows, one per agent, by name.
+
+    Each agent's steps are the acts that it took part in.
+    """
     rows = []
     for agent in sorted({agent for act in acts for agent in act.actions}):
         steps = [act for act in acts if agent in act.actions]
@@ -237,13 +242,13 @@ def _in_rising_order(rows: Iterator[tuple[str, T]]) -> Callable[[str], T | None]
     """Return a lookup in rows that are sorted by key. The caller must ask for keys in rising order."""
     head = next(rows, None)
 
-    def find(key: str) -> T | None:
+    def find_value(key: str) -> T | None:
         nonlocal head
         while head is not None and head[0] < key:
             head = next(rows, None)
         return head[1] if head is not None and head[0] == key else None
 
-    return find
+    return find_value
 
 
 def _line(row: object) -> bytes:

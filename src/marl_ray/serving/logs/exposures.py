@@ -66,7 +66,7 @@ class ExposureLog:
         capacity: int = CAPACITY,
         interval_s: float = FLUSH_INTERVAL_S,
     ):
-        """Own the spool from now on; the log closes it."""
+        """Own the spool from now on, which the log closes; keep at most `capacity` exposures in memory."""
         self._store = store
         self.dropped = 0
         """Exposures that `put` refused."""
@@ -77,10 +77,10 @@ class ExposureLog:
         self.interval_s = interval_s
         self._queue: deque[Exposure] = deque()
         self._writing = threading.Lock()
-        # Guards the spool, and moves of exposures from the queue to it.
         self._moving = threading.Lock()
-        # Moment at which only the queue was left to write, by the monotonic clock; -inf while writes fail.
-        self._kept_up = math.inf
+        """Guards the spool, and moves of exposures from the queue to it."""
+        self._caught_up_at = math.inf
+        """Moment at which only the queue was left to write, in monotonic seconds; -inf while writes fail."""
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -88,7 +88,7 @@ class ExposureLog:
         """Start the threads; a second call does nothing."""
         if self._threads:
             return
-        loops = [self._write_on] if self.spool is None else [self._write_on, self._spill_on]
+        loops = [self._run_writer] if self.spool is None else [self._run_writer, self._run_spiller]
         self._threads = [threading.Thread(target=loop, name="exposure-log", daemon=True) for loop in loops]
         for thread in self._threads:
             thread.start()
@@ -117,7 +117,7 @@ class ExposureLog:
         try:
             self._write()
         except Exception as error:
-            self._kept_up = -math.inf
+            self._caught_up_at = -math.inf
             if isinstance(error, OSError):
                 raise StoreError(f"spool: {one_line(error)}") from error
             raise
@@ -128,7 +128,7 @@ class ExposureLog:
         while True:
             while self._deliver(adopted=False):
                 pass
-            self._kept_up = time.monotonic()
+            self._caught_up_at = time.monotonic()
             remaining = len(self._queue)  # exposures put from now on belong to the next flush
             while remaining > 0:
                 with self._moving:
@@ -197,7 +197,7 @@ class ExposureLog:
     def close(self) -> None:
         """Write the queue to the database, or else to disk, and stop the threads."""
         self._closing.set()
-        if self.spool is not None and self._late():
+        if self.spool is not None and self._is_late():
             self._try_to_spill(quiet=False)  # before waiting for what hangs, which a deadline of others may cut short
         for thread in self._threads:
             thread.join(CLOSE_S)
@@ -213,7 +213,7 @@ class ExposureLog:
             with self._moving:
                 self.spool.close()
 
-    def _write_on(self) -> None:
+    def _run_writer(self) -> None:
         failing, pause, adopted_at = False, 0.0, -math.inf
         while not self._closing.wait(pause):
             try:
@@ -229,15 +229,15 @@ class ExposureLog:
                     _log.error("exposures wait %s: %s", "in memory" if self.spool is None else "on disk", error)
                 failing, pause = True, RETRY_S
 
-    def _spill_on(self) -> None:
+    def _run_spiller(self) -> None:
         failing = False
         while not self._closing.wait(FLUSH_INTERVAL_S):
-            if self._late():
+            if self._is_late():
                 failing = not self._try_to_spill(quiet=failing)
 
-    def _late(self) -> bool:
+    def _is_late(self) -> bool:
         """Return True if the queue must go to disk, because the database fails or hangs."""
-        return time.monotonic() - self._kept_up >= PATIENCE_S
+        return time.monotonic() - self._caught_up_at >= PATIENCE_S
 
     def _try_to_spill(self, quiet: bool) -> bool:
         try:

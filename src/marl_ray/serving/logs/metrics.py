@@ -72,7 +72,7 @@ class ArmCounters:
         self.first_token.observe(first_token_s)
 
 
-class _Hot(Collector):
+class _CounterCollector(Collector):
     """Exports the plain numbers to Prometheus."""
 
     def __init__(
@@ -87,7 +87,7 @@ class _Hot(Collector):
             "Time from the request's fields to its answer, successful acts.",
             labels=ARM_LABELS,
         )
-        first = HistogramMetricFamily(
+        first_tokens = HistogramMetricFamily(
             "marl_ray_gateway_first_token_seconds", "Time to a text's first token, complete texts.", labels=ARM_LABELS
         )
         tokens = CounterMetricFamily(
@@ -102,7 +102,7 @@ class _Hot(Collector):
                 exposures.add_metric([experiment, arm], counters.exposures)
                 counters.seconds.add_to(seconds, [experiment, arm])
                 if counters.tokens:
-                    counters.first_token.add_to(first, [experiment, arm])
+                    counters.first_token.add_to(first_tokens, [experiment, arm])
                     tokens.add_metric([experiment, arm, "prompt"], counters.prompt_tokens)
                     tokens.add_metric([experiment, arm, "generated"], counters.tokens)
                 if counters.cost_usd:
@@ -120,7 +120,7 @@ class _Hot(Collector):
         )
         for endpoint, acts in list(self._holdouts.items()):
             holdouts.add_metric([endpoint], acts)
-        yield from (exposures, seconds, first, tokens, cost, unpriced, requests, errors, holdouts)
+        yield from (exposures, seconds, first_tokens, tokens, cost, unpriced, requests, errors, holdouts)
 
 
 class GatewayMetrics:
@@ -137,7 +137,7 @@ class GatewayMetrics:
         self._arms: dict[str, dict[str, ArmCounters]] = {}
         self._answers: dict[tuple[str, int], int] = {}
         self._holdouts: dict[str, int] = {}
-        self.registry.register(_Hot(self._arms, self._answers, self._holdouts))
+        self.registry.register(_CounterCollector(self._arms, self._answers, self._holdouts))
         self.failures = Counter(
             "marl_ray_gateway_arm_failures", "Passes of an arm that failed.", ARM_LABELS, registry=self.registry
         )
@@ -172,12 +172,14 @@ class GatewayMetrics:
         """Count an act of a unit that is held out."""
         self._holdouts[endpoint] = self._holdouts.get(endpoint, 0) + 1
 
-    def text(self) -> bytes:
+    def prometheus_text(self) -> bytes:
         """Return the metrics in Prometheus' text format."""
-        return generate_latest(self.registry if self._replica is None else _Labelled(self.registry, self._replica))
+        return generate_latest(
+            self.registry if self._replica is None else _ReplicaRegistry(self.registry, self._replica)
+        )
 
 
-class _Labelled(CollectorRegistry):
+class _ReplicaRegistry(CollectorRegistry):
     """The numbers of another registry, each labelled with the replica."""
 
     def __init__(self, registry: CollectorRegistry, replica: str):

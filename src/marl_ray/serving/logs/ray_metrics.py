@@ -25,7 +25,7 @@ class RayMetrics:
     def __init__(self, read: Callable[[], Iterable[Metric]]):
         """Make it in a replica. `read` returns the current numbers; a thread calls it."""
         self._read = read
-        self._made: dict[str, Any] = {}
+        self._metrics: dict[str, Any] = {}
         self._pushed: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
 
     def start(self) -> None:
@@ -43,18 +43,18 @@ class RayMetrics:
                 if sample.value == pushed:
                     continue
                 self._pushed[sample.name, labels] = sample.value
-                metric = self._metric(family, sample.name, tuple(sorted(sample.labels)))
+                metric = self._metric_of(family, sample.name, tuple(sorted(sample.labels)))
                 if family.type == "gauge":
                     metric.set(sample.value, tags=dict(labels))
                 elif sample.value > (pushed or 0.0):
                     metric.inc(sample.value - (pushed or 0.0), tags=dict(labels))
 
-    def _metric(self, family: Metric, name: str, labels: Any) -> Any:
+    def _metric_of(self, family: Metric, name: str, labels: Any) -> Any:
         name = name.removesuffix("_total")  # Ray's agents add the suffix to counters
-        if name not in self._made:
+        if name not in self._metrics:
             kind = ray_metrics.Gauge if family.type == "gauge" else ray_metrics.Counter
-            self._made[name] = kind(name, description=family.documentation, tag_keys=labels)
-        return self._made[name]
+            self._metrics[name] = kind(name, description=family.documentation, tag_keys=labels)
+        return self._metrics[name]
 
     def _run(self) -> None:
         while True:
@@ -65,6 +65,6 @@ class RayMetrics:
                 _log.exception("the metrics of this replica are not told to Ray")
 
 
-def replica() -> str:
+def replica_name() -> str:
     """Return the name of the replica in this process."""
     return str(serve.get_replica_context().replica_id.unique_id)

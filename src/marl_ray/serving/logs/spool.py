@@ -1,4 +1,4 @@
-"""Lines on disk that outlive their process: append-only files, each locked by the process that owns it.
+"""Lines on disk that outlive their process, in append-only files that their owner has locked.
 
 The kernel releases the lock (flock) when its process ends in any way. A process that locks the file of a dead one owns
 it from then on, so a file has at most one owner. A process that is killed while it writes leaves an incomplete last
@@ -63,10 +63,10 @@ class Segment:
 
     def append(self, data: bytes) -> None:
         """Write all of the data; on OSError, none of it is written."""
-        rest = memoryview(data)
+        remaining = memoryview(data)
         try:
-            while rest:
-                rest = rest[os.write(self.fd, rest) :]
+            while remaining:
+                remaining = remaining[os.write(self.fd, remaining) :]
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(self.fd, self.size)
@@ -80,7 +80,7 @@ class Segment:
 
 
 def _try_lock(fd: int) -> bool:
-    """Lock an open file; False if another process has locked it, or has deleted it before this one locked it."""
+    """Lock an open file. Return False if another process has locked it, or deleted it before this one did."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -90,11 +90,13 @@ def _try_lock(fd: int) -> bool:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Complete lines of a segment, and the position after the last."""
+    """Complete lines of a segment."""
 
     segment: Segment
     lines: list[bytes]
+    """The lines, without line breaks."""
     end: int
+    """Position in the segment after the last line, in bytes."""
 
 
 def spool_folder(folder: str, database: str) -> str:

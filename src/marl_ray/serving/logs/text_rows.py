@@ -1,4 +1,7 @@
-"""Logged texts as rows of Parquet: one row is one response, a sequence of `marl_ray.trajectories` whose steps are tokens."""
+"""Logged texts as rows of Parquet.
+
+One row is one response, a sequence of `marl_ray.trajectories` whose steps are tokens.
+"""
 
 from collections.abc import Sequence
 
@@ -96,6 +99,7 @@ def text_rows(
 
 
 def _is_sampled(text: LoggedText) -> bool:
+    """Return True if the log-probabilities are of the very distribution that the tokens were drawn from."""
     is_untruncated = text.settings.get("top_p", 0.0) == 1 and text.settings.get("top_k", 1) == 0
     return is_untruncated and not text.greedy and bool(text.prompt_ids) and FREE_SETTINGS.issuperset(text.asked)
 

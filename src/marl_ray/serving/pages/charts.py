@@ -1,4 +1,4 @@
-"""Geometry of the drawings on the page for people: numbers in, coordinates and labels out; the templates draw them."""
+"""Geometry of the drawings on the page for people: numbers in, coordinates and labels out."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,8 +32,11 @@ class TimeLine:
 
     arm: str
     path: str
+    """The means."""
     band: str
+    """The intervals around them."""
     end: tuple[float, float]
+    """Coordinates of the last point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +44,13 @@ class TimeChart(Frame):
     """Curves over time."""
 
     times: tuple[Tick, ...]
+    """Ticks of the axis of time."""
     values: tuple[Tick, ...]
+    """Ticks of the axis of the outcome."""
     first_day: str
+    """Date of the first time; empty if it has none."""
     lines: tuple[TimeLine, ...]
+    """One line per arm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +60,11 @@ class ScaledInterval:
     low: float
     high: float
     middle: float
+    """The estimate."""
     zero: float
+    """No difference from the control."""
     margin: float
+    """The accepted loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +98,10 @@ def format_moment(seconds: float | None) -> datetime | None:
 
 
 def evidence_share(e_value: float, alpha: float) -> float:
-    """Return the evidence on a scale from none (0) to proof (1): ln e / ln(1 / alpha), because evidence multiplies."""
+    """Return the evidence on a scale from none (0) to proof (1).
+
+    It is ln e / ln(1 / alpha), because evidence multiplies.
+    """
     if not e_value > 1:
         return 0.0
     return min(1.0, math.log(e_value) / math.log(1 / alpha))
@@ -122,7 +135,7 @@ def curve_chart(
     first, last = min(p[0].at for p in arms.values()), max(p[-1].at for p in arms.values())
     if first == last:
         first, last = first - _MINUTE, last + _MINUTE
-    low, high = _range(arms.values(), first + _UNSCALED_PART * (last - first))
+    low, high = _value_range(arms.values(), first + _UNSCALED_PART * (last - first))
     step = round_step(high - low, int(height // 48))
     ticks = multiples(step, low, high)
     labels = [round_to_step(value, step) for value in ticks]
@@ -144,7 +157,7 @@ def curve_chart(
     begin = format_moment(max(first, 0.0))
     return TimeChart(
         *(width, height, round(left, 1), right, top, bottom),
-        times=tuple(Tick(x(at), label) for at, label in _times(first, last, (right - left) / (character * 9))),
+        times=tuple(Tick(x(at), label) for at, label in _time_ticks(first, last, (right - left) / (character * 9))),
         values=tuple(Tick(y(value), label) for value, label in zip(ticks, labels, strict=True)),
         first_day=f"{begin:%Y-%m-%d}" if begin else "",
         lines=tuple(draw(arm, points) for arm, points in arms.items()),
@@ -164,12 +177,12 @@ def _points(rows: Sequence[Sequence[float | None]]) -> list[_Point]:
     return [points[round(k * (len(points) - 1) / (MAX_POINTS - 1))] for k in range(MAX_POINTS)]
 
 
-def _range(arms: Iterable[list[_Point]], since: float) -> tuple[float, float]:
-    seen: list[float] = []
+def _value_range(arms: Iterable[list[_Point]], since: float) -> tuple[float, float]:
+    shown_values: list[float] = []
     for points in arms:
         for point in [p for p in points if p.at >= since] or points[-1:]:
-            seen += [point.mean, *(point.band or ())]
-    low, high = min(seen), max(seen)
+            shown_values += [point.mean, *(point.band or ())]
+    low, high = min(shown_values), max(shown_values)
     largest = max(abs(low), abs(high))
     if largest < _ZERO_BELOW:
         pad = 1.0
@@ -189,7 +202,7 @@ def _bands(points: list[_Point], x: Callable[[float], float], y: Callable[[float
     return "".join(paths)
 
 
-def _times(first: float, last: float, max_ticks: float) -> list[tuple[float, str]]:
+def _time_ticks(first: float, last: float, max_ticks: float) -> list[tuple[float, str]]:
     """Return (seconds, label) of the ticks, on round times in UTC; midnights show the day."""
     year = _TIME_STEPS[-1]
     longer = year * max(1, math.ceil((last - first) / year / max_ticks))

@@ -1,4 +1,7 @@
-"""Rows for the templates: plain data in, texts, classes and coordinates out. A missing value shows as a dash."""
+"""Rows for the templates: plain data in, texts, classes and coordinates out.
+
+A missing value shows as a dash.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -46,23 +49,23 @@ def text_of(value: object) -> str:
     return UNKNOWN_TEXT if value is None or value == "" else str(value)
 
 
-def _count(value: object) -> str:
+def _count_text(value: object) -> str:
     number = finite_or_none(value)
     return UNKNOWN_TEXT if number is None else f"{number:,.0f}"
 
 
-def _percent(value: object) -> str:
+def _percent_text(value: object) -> str:
     number = finite_or_none(value)
     return UNKNOWN_TEXT if number is None else f"{100 * number:.1f}\N{NARROW NO-BREAK SPACE}%"
 
 
-def _share(value: object) -> str:
+def _share_text(value: object) -> str:
     """Return a percentage in a label, with as few digits as it has."""
     number = finite_or_none(value)
     return UNKNOWN_TEXT if number is None else f"{100 * number:.3g}\N{NARROW NO-BREAK SPACE}%"
 
 
-def _size(value: object, step: float | None = None, sign: bool = False) -> str:
+def _number_text(value: object, step: float | None = None, sign: bool = False) -> str:
     number = finite_or_none(value)
     return (
         UNKNOWN_TEXT
@@ -71,7 +74,7 @@ def _size(value: object, step: float | None = None, sign: bool = False) -> str:
     )
 
 
-def _bounds(interval: tuple[float, float] | None, step: float, sign: bool = False) -> str:
+def _interval_text(interval: tuple[float, float] | None, step: float, sign: bool = False) -> str:
     return (
         ""
         if interval is None
@@ -86,7 +89,10 @@ def time_of(value: object) -> str:
 
 
 def control_of(report: JsonMapping) -> str | None:
-    """Return the arm that the others are compared with: the one that the report names, or else its first."""
+    """Return the arm that the others are compared with.
+
+    It is the one that the report names, or else its first; None if it has no arm.
+    """
     arms = part_of(report, "arms")
     named = report.get("control")
     return named if named in arms else next(iter(arms), None)
@@ -100,22 +106,24 @@ def colours_of(arms: Sequence[str], control: str | None) -> dict[str, str]:
 
 
 def index_row(row: JsonMapping) -> JsonObject:
-    """Return the row of one experiment in the list of all: its stage, and the share of traffic of each arm."""
+    """Return the row of one experiment in the list of all, with the share of traffic of each arm."""
     arms = part_of(row, "arms")
     colours = colours_of(list(arms), control_of(row))
     stages, stage = row.get("stages"), finite_or_none(row.get("stage"))
-    many = len(stages) if isinstance(stages, list | tuple) else None
+    stage_count = len(stages) if isinstance(stages, list | tuple) else None
     return {
         "name": row["name"],
         "endpoint": text_of(row.get("endpoint")),
         "status": row.get("status"),
-        "stage": UNKNOWN_TEXT if stage is None or many == 1 else f"{stage + 1:.0f}{f' of {many}' if many else ''}",
-        "epoch": _count(row.get("epoch")),
+        "stage": UNKNOWN_TEXT
+        if stage is None or stage_count == 1
+        else f"{stage + 1:.0f}{f' of {stage_count}' if stage_count else ''}",
+        "epoch": _count_text(row.get("epoch")),
         "shares": [
             {
                 "arm": arm,
                 "colour": colours[arm],
-                "share": _share(share),
+                "share": _share_text(share),
                 "width": round(100 * (finite_or_none(share) or 0), 2),
             }
             for arm, share in arms.items()
@@ -129,11 +137,14 @@ def _stages(report: JsonMapping) -> list[str]:
     strategy = report.get("strategy")
     if strategy not in (None, "gradual") or not isinstance(stages, list | tuple) or len(stages) < 2:
         return ["shadowing" if strategy == "shadow" else "running"]
-    return [_share(share) for share in stages]
+    return [_share_text(share) for share in stages]
 
 
 def steps_of(report: JsonMapping) -> list[tuple[str, str]]:
-    """Return (label, class) of the stations: `done`, `here`, `ahead`, or `skipped` where the end came before."""
+    """Return (label, class) of the stations.
+
+    A class is `done`, `here`, `ahead`, or `skipped` where the end came before.
+    """
     status, stages = report["status"], _stages(report)
     labels = ["draft", *stages, status if status in FINAL_STATUSES else "promoted"]
     stage = min(int(finite_or_none(report.get("stage")) or 0), len(stages) - 1)
@@ -156,7 +167,7 @@ def decision_of(report: JsonMapping) -> JsonObject | None:
 
 
 def arm_rows(report: JsonMapping, colours: Mapping[str, str]) -> list[JsonObject]:
-    """Return the row of each arm: its units, its mean, and its difference from the control, with intervals."""
+    """Return the row of each arm, with its units, its mean, and its difference from the control."""
     arms = {name: arm if isinstance(arm, Mapping) else {} for name, arm in part_of(report, "arms").items()}
     of_means, of_gaps, gaps = [], [], {}
     for name, arm in arms.items():
@@ -179,15 +190,15 @@ def arm_rows(report: JsonMapping, colours: Mapping[str, str]) -> list[JsonObject
             "control": name == control_of(report),
             "rolled_back": bool(arm.get("rolled_back")),
             "winner": name == report.get("winner"),
-            "traffic": _percent(arm.get("propensity")),
-            "exposures": _count(arm.get("exposures")),
-            "in_window": _count(arm.get("in_window")),
-            "judged": _count(arm.get("judged")),
-            "outcomes": _count(arm.get("outcomes")),
-            "mean": _size(arm.get("mean"), step),
-            "interval": _bounds(_interval(arm.get("interval")), step),
-            "difference": _size(arm.get("difference"), gap_step, sign=True),
-            "difference_interval": _bounds(_interval(arm.get("difference_interval")), gap_step, sign=True),
+            "traffic": _percent_text(arm.get("propensity")),
+            "exposures": _count_text(arm.get("exposures")),
+            "in_window": _count_text(arm.get("in_window")),
+            "judged": _count_text(arm.get("judged")),
+            "outcomes": _count_text(arm.get("outcomes")),
+            "mean": _number_text(arm.get("mean"), step),
+            "interval": _interval_text(_interval(arm.get("interval")), step),
+            "difference": _number_text(arm.get("difference"), gap_step, sign=True),
+            "difference_interval": _interval_text(_interval(arm.get("difference_interval")), gap_step, sign=True),
             "span": scale.get(name),
             "verdict": arm.get("verdict"),
             "bundle": text_of(arm.get("bundle")),
@@ -199,7 +210,10 @@ def arm_rows(report: JsonMapping, colours: Mapping[str, str]) -> list[JsonObject
 
 
 def margin_of(report: JsonMapping) -> float | None:
-    """Return the accepted loss in units of the outcome; for a relative margin, the value that the tests use."""
+    """Return the accepted loss in units of the outcome; None if the report has none.
+
+    For a relative margin it is the value that the tests use.
+    """
     tests = (part_of(part_of(part_of(report, "arms"), arm), "harm") for arm in part_of(report, "arms"))
     margins = (finite_or_none(test.get("margin")) for test in tests)
     first_margin = next((margin for margin in margins if margin is not None), None)
@@ -212,9 +226,12 @@ def warnings_of(report: JsonMapping) -> list[str]:
 
 
 def harm_rows(report: JsonMapping, colours: Mapping[str, str]) -> list[JsonObject]:
-    """Return the tests that can roll an arm back, arm by arm: the outcome's first, then the guardrails'."""
+    """Return the tests that can roll an arm back, arm by arm.
+
+    The outcome's comes first, then those of the guardrails.
+    """
     rails = [rail for rail in report.get("guardrails") or () if isinstance(rail, Mapping)]
-    tests = _of_outcome(report, "harm", "alpha_rollback") + rails
+    tests = _outcome_tests(report, "harm", "alpha_rollback") + rails
     order = list(part_of(report, "arms"))
     tests.sort(key=lambda test: order.index(test["arm"]) if test.get("arm") in order else len(order))
     return [_test_row(test, "<", colours) for test in tests]
@@ -222,10 +239,10 @@ def harm_rows(report: JsonMapping, colours: Mapping[str, str]) -> list[JsonObjec
 
 def promotion_rows(report: JsonMapping, colours: Mapping[str, str]) -> list[JsonObject]:
     """Return the tests that can promote an arm."""
-    return [_test_row(test, ">", colours) for test in _of_outcome(report, "promotion", "alpha")]
+    return [_test_row(test, ">", colours) for test in _outcome_tests(report, "promotion", "alpha")]
 
 
-def _of_outcome(report: JsonMapping, key: str, level: str) -> list[JsonMapping]:
+def _outcome_tests(report: JsonMapping, key: str, level: str) -> list[JsonMapping]:
     """Return the outcome's tests, one per treatment, in the form of a guardrail."""
     arms, config = part_of(report, "arms"), part_of(report, "config")
     control = part_of(arms, str(control_of(report)))
@@ -242,7 +259,7 @@ def _of_outcome(report: JsonMapping, key: str, level: str) -> list[JsonMapping]:
 
 
 def _observation_count(arm: JsonMapping) -> Any:
-    """Return the count that the tests use: of clusters or blocks where these are assigned, else of outcomes."""
+    """Return the count that the tests use, of clusters or blocks where these are assigned, else of outcomes."""
     return arm.get("observations", arm.get("outcomes"))
 
 
@@ -257,21 +274,21 @@ def _test_row(test: JsonMapping, wants: str, colours: Mapping[str, str]) -> Json
         "better": _BETTER_TEXTS.get(str(test.get("better")), ""),
         "arm": text_of(test.get("arm")),
         "colour": colours.get(str(test.get("arm")), "c0"),
-        "mean": _size(test.get("mean"), step),
-        "control_mean": _size(test.get("control_mean"), step),
-        "n": _count(test.get("n")),
-        "control_n": _count(test.get("control_n")),
-        "gain": _size(test.get("gain"), step, sign=True),
-        "bound": _size(test.get("bound"), step, sign=True),
+        "mean": _number_text(test.get("mean"), step),
+        "control_mean": _number_text(test.get("control_mean"), step),
+        "n": _count_text(test.get("n")),
+        "control_n": _count_text(test.get("control_n")),
+        "gain": _number_text(test.get("gain"), step, sign=True),
+        "bound": _number_text(test.get("bound"), step, sign=True),
         "needs": "" if margin is None else f"{wants} {0 - margin:g}".replace("-", "\N{MINUS SIGN}"),
-        "e_value": _e_value(e_value),
+        "e_value": _e_value_text(e_value),
         "needed": UNKNOWN_TEXT if level is None else f"{1 / level:.3g}",
         "width": 0 if level is None or e_value is None else round(100 * evidence_share(e_value, level), 1),
         "proven": bool(test.get("proven")),
     }
 
 
-def _e_value(value: float | None) -> str:
+def _e_value_text(value: float | None) -> str:
     if value is None:
         return UNKNOWN_TEXT
     return f"{value:.2f}" if value < 1000 else "> 1,000"
@@ -298,8 +315,8 @@ def shadow_rows(report: JsonMapping, colours: Mapping[str, str]) -> list[JsonObj
             {
                 "arm": arm,
                 "colour": colours.get(arm, "c0"),
-                **{key: _count(totals.get(key)) for key in ("acts", "errors", "dropped", "decisions")},
-                "agreed": _percent(agreed / decisions) if decisions and agreed is not None else UNKNOWN_TEXT,
+                **{key: _count_text(totals.get(key)) for key in ("acts", "errors", "dropped", "decisions")},
+                "agreed": _percent_text(agreed / decisions) if decisions and agreed is not None else UNKNOWN_TEXT,
                 "likely": _per_token(totals),
                 "pass": f"{1000 * seconds / acts:,.1f} ms" if acts and seconds is not None else UNKNOWN_TEXT,
             }
@@ -331,7 +348,7 @@ def change_row(entry: JsonMapping) -> JsonObject:
         "after": after if before != after else None,
         "actor": text_of(entry.get("actor")),
         "reason": text_of(entry.get("reason")),
-        "epoch": _count(entry.get("epoch")),
+        "epoch": _count_text(entry.get("epoch")),
     }
 
 
@@ -346,5 +363,5 @@ def actions_of(report: JsonMapping) -> JsonObject:
     remaining = [arm for arm in arms if arm != control_of(report) and not part_of(arms, arm).get("rolled_back")]
     return {
         "arms": [{"name": arm, "promote": Action.PROMOTE in allowed, "rollback": True} for arm in remaining],
-        "whole": [(action.value, label) for action, label in labels.items() if action in allowed],
+        "experiment": [(action.value, label) for action, label in labels.items() if action in allowed],
     }

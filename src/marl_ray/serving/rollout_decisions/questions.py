@@ -181,11 +181,13 @@ def ask(
         # A relative margin of a mean that is not above 0 is meaningless.
         evidence = OneSided(gain, -side * math.inf, 1.0, False)
     elif missing:
-        evidence = min((question.at_end(end, margin * reports[0]) for end in ENDS), key=lambda test: test.e_value)
+        evidence = min(
+            (question.test_with_missing_at(end, margin * reports[0]) for end in ENDS), key=lambda test: test.e_value
+        )
         # The test is of the gain per judged unit, including units that do not report, against 0.
         evidence = evidence._replace(gain=gain, bound=evidence.bound / reports[0] - margin)
     else:
-        evidence = question.plainly()
+        evidence = question.test_reported_units()
         # The test is of "treatment - 0.98 control" if the margin is a part of the control's mean.
         evidence = evidence._replace(gain=gain, bound=evidence.bound - (0.0 if relative is None else margin))
     return ArmTest(measure.name, arm, measure.better, max(margin, 0.0), alpha, treated, other, evidence, missing)
@@ -214,7 +216,7 @@ class ArmQuestion:
         """The arguments with which a look finds the numbers of the treatment and of the control."""
         return self.measure.name, *self.arms, len(self.plan.weights)
 
-    def plainly(self) -> OneSided:
+    def test_reported_units(self) -> OneSided:
         """Test only the units that count."""
         measure = self.measure
         if measure.range is not None:
@@ -231,7 +233,7 @@ class ArmQuestion:
             )
         return evidence
 
-    def at_end(self, end: End, margin: float) -> OneSided:
+    def test_with_missing_at(self, end: End, margin: float) -> OneSided:
         """Test all judged units with the missing ones at this end of the range, for a gain above or below 0.
 
         `margin` is roughly the value of that gain per unit of the treatment, reported or not.

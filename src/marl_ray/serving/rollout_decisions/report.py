@@ -1,4 +1,4 @@
-"""The report of an experiment as the API shows it: its arms, their outcomes, and what these prove."""
+"""The report of an experiment as the API shows it, with what the outcomes of its arms prove."""
 
 import math
 import time
@@ -60,15 +60,15 @@ def describe(
             "in_window": units.exposures - units.judged,
             "outcomes": units.outcomes.n,
             "observations": outcome.n,
-            "mean": _number(outcome.mean),
-            "variance": _number(outcome.variance) if outcome.n > 1 else None,
+            "mean": _finite_or_none(outcome.mean),
+            "variance": _finite_or_none(outcome.variance) if outcome.n > 1 else None,
             "interval": _bounds(around),
         }
     for harm, promotion in zip(results.harm, results.promotion, strict=True):
         alpha = config.alpha / len(plan.treatments)
         between = _difference(harm.arm, results.look, config, plan, alpha)
         rows[harm.arm] |= {
-            "difference": _number(between.estimate),
+            "difference": _finite_or_none(between.estimate),
             "difference_interval": _bounds(between),
             "verdict": verdict(between, harm.margin).value,
             "harm": _test(harm),
@@ -89,7 +89,12 @@ def describe(
         "decision": {"step": decision.step.value, "arm": decision.arm, "reason": decision.reason},
         "srm": {"p_value": results.srm.p_value, "alarm": results.srm.alarm},
         "reporting": [_reporting(reports) for reports in results.reporting],
-        "warnings": [*results.warnings, *_warnings(config), *_same_weights(record), *_missing(results)],
+        "warnings": [
+            *results.warnings,
+            *_setting_warnings(config),
+            *_same_weights_warnings(record),
+            *_missing_warnings(results),
+        ],
         "guardrails": [_guardrail(rail) for rail in results.guardrails],
         "shadow": {arm: dict(totals) for arm, totals in shadow.items()},
         "config": config.model_dump(mode="json"),
@@ -105,20 +110,24 @@ def curves(series: Series, config: ExperimentConfig) -> CurveRows:
     points_by_arm: CurveRows = {}
     for arm, moments in series.items():
         rows = points_by_arm.setdefault(arm, [])
-        for at, seen in moments:
-            around = mean_interval(seen, seen.variance, alpha=config.alpha, min_outcomes=config.min_outcomes)
-            rows.append([at, seen.n, _number(seen.mean), *(_bounds(around) or (None, None))])
+        for at, moment_summary in moments:
+            around = mean_interval(
+                moment_summary, moment_summary.variance, alpha=config.alpha, min_outcomes=config.min_outcomes
+            )
+            rows.append(
+                [at, moment_summary.n, _finite_or_none(moment_summary.mean), *(_bounds(around) or (None, None))]
+            )
     return points_by_arm
 
 
-def _warnings(config: ExperimentConfig) -> list[str]:
+def _setting_warnings(config: ExperimentConfig) -> list[str]:
     """Return one sentence for each setting that may mislead the tests."""
     if len(config.arms) < 2 or not config.unbounded:
         return []
     return [f"A rare large value can mislead the tests of {', '.join(config.unbounded)}: declare bounds or winsorize."]
 
 
-def _same_weights(record: ExperimentRecord) -> list[str]:
+def _same_weights_warnings(record: ExperimentRecord) -> list[str]:
     """Return one sentence for each group of arms that have the same weights, whatever their bundles are called."""
     groups: dict[str, list[str]] = {}
     for arm, part in record.config["arms"].items():
@@ -132,7 +141,7 @@ def _same_weights(record: ExperimentRecord) -> list[str]:
     ]
 
 
-def _missing(results: LookResults) -> list[str]:
+def _missing_warnings(results: LookResults) -> list[str]:
     """Return one sentence for each metric that some judged sessions lack and for which these sessions do not count."""
     lines: dict[str, str] = {}
     for row in results.reporting:
@@ -148,13 +157,13 @@ def _missing(results: LookResults) -> list[str]:
 
 
 def _difference(arm: str, look: Look, config: ExperimentConfig, plan: RolloutPlan, alpha: float) -> Interval:
-    """Return the bounds of treatment - control by the tests that decide; each bound gets half of alpha."""
+    """Return the bounds of treatment - control by the tests that decide, each at half of alpha."""
     measure, missing = shown_outcome_of(config), "outcome" in measures_without_missing(config)
     rules: TestRules = {"alpha": alpha / 2, "min_outcomes": config.min_outcomes, "excludes_missing": missing}
     below, above = (ask(side, look, measure, arm, plan, **rules) for side in (PROMOTION, HARM))
     is_bounded = measure.range is not None and min(below.treatment.n, below.control.n) >= config.min_outcomes
-    most = measure.range[1] - measure.range[0] if is_bounded and measure.range is not None else math.inf
-    return Interval(below.test.gain, max(below.test.bound, -most), min(above.test.bound, most))
+    max_difference = measure.range[1] - measure.range[0] if is_bounded and measure.range is not None else math.inf
+    return Interval(below.test.gain, max(below.test.bound, -max_difference), min(above.test.bound, max_difference))
 
 
 def _test(result: ArmTest) -> dict[str, object]:
@@ -162,8 +171,8 @@ def _test(result: ArmTest) -> dict[str, object]:
     return {
         "margin": result.margin,
         "alpha": result.alpha,
-        "gain": _number(gain),
-        "bound": _number(bound),
+        "gain": _finite_or_none(gain),
+        "bound": _finite_or_none(bound),
         "e_value": e_value,
         "proven": proven,
     }
@@ -189,13 +198,13 @@ def _guardrail(result: ArmTest) -> dict[str, object]:
         "better": result.better,
         "n": result.treatment.n,
         "control_n": result.control.n,
-        "mean": _number(result.treatment.mean),
-        "control_mean": _number(result.control.mean),
+        "mean": _finite_or_none(result.treatment.mean),
+        "control_mean": _finite_or_none(result.control.mean),
         **_test(result),
     }
 
 
-def _number(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 

@@ -46,7 +46,6 @@ ERROR_GUARDRAIL = GuardrailConfig(name="error", better="lower", margin=0.01, alp
 `error` in the experiment's config replaces it."""
 
 SILENCE_REASON = "no client has sent an outcome of any session"
-
 MIN_CHANGE = 0.01
 """Minimum change of a share that is worth a new epoch."""
 
@@ -141,7 +140,7 @@ def test_look(look: Look, record: ExperimentRecord, config: ExperimentConfig) ->
     guardrails = tuple(result for of_arm in zip(*rails, strict=True) for result in of_arm)
     reporting = tuple(_reporting(look, record, config, metric) for metric in excluded)
     reports = tuple(result for of_metric in reporting for result in of_metric)
-    exposures = _of_stage(look, record)
+    exposures = _stage_exposures(look, record)
     arms = {plan.control: ArmEvidence(exposures.get(plan.control, 0))}
     # If no report has a numeric value, reports and silence are the same and prove nothing about an arm.
     has_reports = any(look.reported.get("outcome", {}).values())
@@ -153,7 +152,11 @@ def test_look(look: Look, record: ExperimentRecord, config: ExperimentConfig) ->
             None,
         )
         enough = min(harmed.treatment.n, harmed.control.n) >= config.min_outcomes
-        lacks = (_lack(look, plan.control, config, rail) for rail in rails_of_arm) if has_reports else [SILENCE_REASON]
+        reasons = (
+            (_missing_evidence(look, plan.control, config, rail) for rail in rails_of_arm)
+            if has_reports
+            else [SILENCE_REASON]
+        )
         arms[harmed.arm] = ArmEvidence(
             exposures.get(harmed.arm, 0),
             harm=proof,
@@ -161,7 +164,7 @@ def test_look(look: Look, record: ExperimentRecord, config: ExperimentConfig) ->
             promotable=bound.test.proven and has_reports,
             estimate=bound.test.gain,
             unequal_reports=next((result.sentence(plan.control) for result in alarms.values()), None),
-            guardrail_gap=next((lack for lack in lacks if lack), None) if enough else None,
+            guardrail_gap=next((reason for reason in reasons if reason), None) if enough else None,
         )
     srm = sample_ratio_of_epochs((look.assigned.get(epoch, {}), shares) for epoch, shares in look.shares.items())
     return LookResults(look, harms, guardrails, promotions, srm, reports, RolloutEvidence(arms, srm.alarm))
@@ -186,7 +189,7 @@ def _reporting(look: Look, record: ExperimentRecord, config: ExperimentConfig, m
     return reports
 
 
-def _lack(look: Look, control: str, config: ExperimentConfig, rail: ArmTest) -> str | None:
+def _missing_evidence(look: Look, control: str, config: ExperimentConfig, rail: ArmTest) -> str | None:
     """Return a sentence that says why a guardrail cannot judge the arm; None if it can."""
     if rail.name != "error" and rail.name not in look.reported:  # the gateway itself records errors
         return f"no client has sent {rail.name!r} of a session, which a guardrail asks for"
@@ -196,7 +199,7 @@ def _lack(look: Look, control: str, config: ExperimentConfig, rail: ArmTest) -> 
     return None
 
 
-def _of_stage(look: Look, record: ExperimentRecord) -> dict[str, int]:
+def _stage_exposures(look: Look, record: ExperimentRecord) -> dict[str, int]:
     """Return arm -> units exposed to it in the stage's epochs, whenever their exposures were written."""
     counts: dict[str, int] = {}
     for epoch, by_arm in look.exposed.items():

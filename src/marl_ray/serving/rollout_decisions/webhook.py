@@ -1,4 +1,4 @@
-"""Notifies another service of every rollback, promotion and stage: `webhook` of the gateway's config.
+"""The webhook, which notifies another service of every rollback, promotion and stage.
 
 Each notice is delivered at least once: a thread sends an entry of the audit log until the other service answers 2xx, or
 until the deadline. No decision waits for it. `experiments.store.notices` lets one of several replicas send an entry.

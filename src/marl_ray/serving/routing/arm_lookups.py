@@ -9,7 +9,7 @@ from marl_ray.experiments.assignment.rendezvous import Assignment
 
 MAX_UNITS = 500
 """Maximum number of units in one statement."""
-APART_S = 0.005
+MIN_INTERVAL_S = 0.005
 """Minimum seconds between two statements."""
 UnitKey = tuple[str, str]
 """Experiment and unit."""
@@ -27,7 +27,7 @@ class ArmLookups:
         """`read` blocks on the database; at most `threads` of its calls are under way."""
         self.read = read
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="experiment-lookup")
-        self._most, self._statements = threads, set[asyncio.Task[None]]()
+        self._max_statements, self._statements = threads, set[asyncio.Task[None]]()
         self._waiting: dict[UnitKey, asyncio.Future[Assignment | None]] = {}
         self._under_way: dict[UnitKey, asyncio.Future[Assignment | None]] = {}
         self._sends_soon, self._next_at = False, 0.0
@@ -44,31 +44,31 @@ class ArmLookups:
         return await asyncio.shield(answer)  # a cancelled caller must not cancel the shared future
 
     def _send_soon(self) -> None:
-        if not self._sends_soon and len(self._statements) < self._most:
+        if not self._sends_soon and len(self._statements) < self._max_statements:
             self._sends_soon = True
             asyncio.get_running_loop().call_at(self._next_at, self._send)
 
     def _send(self) -> None:
         loop = asyncio.get_running_loop()
-        self._sends_soon, self._next_at = False, loop.time() + APART_S
-        taken = dict(list(self._waiting.items())[:MAX_UNITS])
-        for key in taken:
+        self._sends_soon, self._next_at = False, loop.time() + MIN_INTERVAL_S
+        batch = dict(list(self._waiting.items())[:MAX_UNITS])
+        for key in batch:
             del self._waiting[key]
-        self._under_way |= taken
+        self._under_way |= batch
         # An empty context, because the task serves several requests.
-        task = loop.create_task(self._answer(taken), context=contextvars.Context())
+        task = loop.create_task(self._answer(batch), context=contextvars.Context())
         self._statements.add(task)
         task.add_done_callback(self._note_end)
         if self._waiting:
             self._send_soon()
 
-    async def _answer(self, taken: Mapping[UnitKey, "asyncio.Future[Assignment | None]"]) -> None:
+    async def _answer(self, batch: Mapping[UnitKey, "asyncio.Future[Assignment | None]"]) -> None:
         try:
-            answers = await asyncio.get_running_loop().run_in_executor(self._threads, self.read, list(taken))
+            answers = await asyncio.get_running_loop().run_in_executor(self._threads, self.read, list(batch))
         except Exception as error:
-            self._settle(taken, error=error)
+            self._settle(batch, error=error)
         else:
-            self._settle(taken, answers)
+            self._settle(batch, answers)
 
     def _note_end(self, task: "asyncio.Task[None]") -> None:
         self._statements.discard(task)
@@ -77,11 +77,11 @@ class ArmLookups:
 
     def _settle(
         self,
-        taken: Mapping[UnitKey, "asyncio.Future[Assignment | None]"],
+        batch: Mapping[UnitKey, "asyncio.Future[Assignment | None]"],
         answers: Answers | None = None,
         error: Exception | None = None,
     ) -> None:
-        for key, answer in taken.items():
+        for key, answer in batch.items():
             self._under_way.pop(key, None)
             if error is None:
                 answer.set_result((answers or {}).get(key))

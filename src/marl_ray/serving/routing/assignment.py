@@ -161,12 +161,14 @@ class Assigner:
 
         This replica or the database knows that. A "no" is cached for as long as replicas may differ.
         """
-        unknown = [router for router in routers if router.session(session) is None and not router.is_absent(session)]
+        unknown = [
+            router for router in routers if router.session(session) is None and not router.remembered.is_absent(session)
+        ]
         assignments = await self._look_up(unknown, session) if unknown else None
         stored = set[str]()
         for router, assignment in zip(unknown, assignments or (), strict=False):
             if assignment is None:
-                router.note_absent(session)
+                router.remembered.note_absent(session)
             else:
                 stored.add(router.config.name)
         return [router.session(session) is not None or router.config.name in stored for router in routers]

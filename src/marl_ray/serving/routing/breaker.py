@@ -1,4 +1,7 @@
-"""The circuit breaker of an arm: a replica stops asking an arm that fails, and tries it again after a while."""
+"""The circuit breaker of an arm.
+
+It lets a replica stop asking an arm that fails, and try it again after a while.
+"""
 
 import time
 from collections import deque

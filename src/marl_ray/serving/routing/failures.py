@@ -1,4 +1,4 @@
-"""The consequences of an arm's failure on a request: for the arm's circuit, for the session, and for the experiment.
+"""The consequences of an arm's failure for its circuit, for the session, and for the experiment.
 
 A failure is judged once the request is over, by one rule: it counts against an arm only if another arm has answered the
 same request. If a treatment fails, the control answers in its place anyway. If the control fails, a treatment is asked
@@ -92,13 +92,13 @@ class Attempts:
             await self._compare(compare)
             raise self._refusal(field)
         finally:
-            # skipped if the session's arm answered at once, as it mostly does
+            # This is skipped if the session's arm answered at once, as it mostly does.
             if self._failed or self._answered_by != self._arm:
-                self._judge()
+                self._count_failures()
 
     async def _compare(self, ask: Ask[object]) -> None:
         """Ask a treatment the same request if only the control was tried and it failed, and drop the answer."""
-        arm = self._comparison()
+        arm = self._comparison_arm()
         if arm is None:
             return
         try:
@@ -109,7 +109,7 @@ class Attempts:
         except Exception as error:
             self._errors += (error,)
 
-    def _comparison(self) -> str | None:
+    def _comparison_arm(self) -> str | None:
         """Return the first treatment that gets traffic and whose circuit is closed."""
         router = self._router
         if [arm for arm, _, _ in self._failed] != [router.control]:
@@ -128,27 +128,27 @@ class Attempts:
         wait = router.circuits[router.control].retry_after_s or RETRY_AFTER_S
         return RequestError(503, None, f"no arm of experiment {router.config.name!r} answers", retry_after_s=wait)
 
-    def _judge(self) -> None:
+    def _count_failures(self) -> None:
         """Count the failures; called when it is known whether an arm has answered."""
         another_answered = self._answered_by is not None
         for arm, ticket, error in self._failed:
-            self._count(arm, ticket, error, another_answered)
+            self._count_failure(arm, ticket, error, another_answered)
         # An arm that is not loaded here (its bundle is gone, or the experiment has ended) has not failed.
         if another_answered and self._answered_by != self._arm and self._arm in self._router.arms:
             was_tried = any(arm == self._arm for arm, _, _ in self._failed)
             if was_tried or self._router.circuits[self._arm].failed_rounds:
-                self._note()
+                self._note_session_failed()
 
     def count_break_off(self, arm: str, ticket: int, error: Exception) -> None:
         """Count a failure after the answer had begun.
 
         It counts without comparison, because the arm had accepted the input.
         """
-        self._count(arm, ticket, error, True)
+        self._count_failure(arm, ticket, error, True)
         if arm == self._arm:
-            self._note()
+            self._note_session_failed()
 
-    def _count(self, arm: str, ticket: int, error: Exception, another_answered: bool) -> None:
+    def _count_failure(self, arm: str, ticket: int, error: Exception, another_answered: bool) -> None:
         router, failures = self._router, self._failures
         circuit, is_treatment = router.circuits[arm], arm != router.control
         is_arms_fault = another_answered and is_treatment
@@ -167,7 +167,7 @@ class Attempts:
             rounds = "a round" if circuit.failed_rounds == 1 else f"{circuit.failed_rounds} rounds"
             failures.roll_back(router, arm, f"circuit open through {rounds} of probes: {error!r}")
 
-    def _note(self) -> None:
+    def _note_session_failed(self) -> None:
         remembered = self._router.session(self._session)
         if remembered is not None and remembered.assignment.arm == self._arm and not remembered.failed:
             remembered.failed = True

@@ -1,9 +1,8 @@
-"""One experiment inside a replica: its assignment table, the sessions it remembers, and its arms."""
+"""One experiment inside a replica: the table that assigns its units, and the arms that answer them."""
 
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from marl_ray.config import ExperimentConfig
@@ -20,16 +19,11 @@ from marl_ray.serving.arms.protocol import AnyBundle, Arm, TextArm, is_text
 from marl_ray.serving.http.protocol import RequestError
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.routing.breaker import Breaker
+from marl_ray.serving.routing.remembered_units import RememberedUnits, Session
 from marl_ray.serving.routing.shadow import Shadows
-
-MAX_REMEMBERED = 100_000
-"""Sessions per experiment that a replica remembers; a forgotten one costs one ignored insert, or one lookup."""
 
 MAX_TABLES = 32
 """Maximum number of past weight tables that are asked for an arm; beyond that a lookup costs less."""
-
-OVERLAP_S = 2.0
-"""Seconds in which two replicas may assign by different tables, with some reserve."""
 
 
 class UnitArm(NamedTuple):
@@ -40,22 +34,6 @@ class UnitArm(NamedTuple):
     """The cluster of units or the block of time with which the unit was assigned; stored with its exposure."""
     sure: bool = True
     """True if no other replica can have assigned the unit to another arm."""
-
-
-@dataclass(slots=True)
-class Session:
-    """One unit, as a replica remembers it."""
-
-    assignment: Assignment
-    at: float
-    """Moment of its first exposure by this replica, monotonic seconds."""
-    sure: bool
-    """False if the store must be asked again at the session's next act."""
-    acts: int = 0
-    seconds: float = 0.0
-    """Time that the session's acts took in this replica, in seconds."""
-    failed: bool = False
-    """True if the session's arm has failed at least once."""
 
 
 class _Tables(NamedTuple):
@@ -103,24 +81,21 @@ class Router:
         self.circuits = {arm: Breaker(config.breaker) for arm in config.arms}
         self.shadows = Shadows(config.shadow_concurrency)
         self._store, self._log = store, log
-        self.remembered: dict[str, Session] = {}
-        """Unit -> its session, for the last MAX_REMEMBERED units."""
-        self._absent: dict[str, float] = {}
-        """Unit -> moment until which the store is not asked for it again, in monotonic seconds."""
+        self.remembered = RememberedUnits()
         self.digests: dict[str, str] = {}
         """Arm -> digest of its bundle, also of an arm that was dropped while requests to it were under way."""
-        self._changing = threading.Lock()
-        self._tables = self._tables_of(state)
+        self._swapping = threading.Lock()
+        self._tables = self._read_tables(state)
         self._held = _HeldArms({}, False, {})
         self.hold(arms)
 
     def hold(self, arms: Mapping[str, Arm | TextArm]) -> None:
         """Answer with these arms from now on."""
-        with self._changing:
+        with self._swapping:
             self.digests |= {name: arm.bundle.digest for name, arm in arms.items()}
-            self._held = self._held_arms(arms)
+            self._held = self._hold_arms(arms)
 
-    def _held_arms(self, arms: Mapping[str, Arm | TextArm]) -> _HeldArms:
+    def _hold_arms(self, arms: Mapping[str, Arm | TextArm]) -> _HeldArms:
         orders = {arm: dict.fromkeys((arm, self.production, self.control)) for arm in self.config.arms}
         answering = {arm: [name for name in order if name in arms] for arm, order in orders.items()}
         return _HeldArms(arms, any(is_text(arm.bundle) for arm in arms.values()), answering)
@@ -176,39 +151,45 @@ class Router:
 
         Raises RequestError 422 if it writes text, and 503 if it was dropped since the request was assigned.
         """
-        arm = self._arm(name)
+        arm = self._loaded_arm(name)
         if is_text(arm.bundle):
-            raise self._wrong_kind("token", "actor_critic", "experiment")
+            raise self._wrong_kind_error("token", "actor_critic", "experiment")
         return arm
 
     def writer(self, name: str) -> TextArm:
         """Return the loaded arm of this name, which writes text. Raises as `actor` does, if it acts."""
-        arm = self._arm(name)
+        arm = self._loaded_arm(name)
         if not is_text(arm.bundle):
-            raise self._wrong_kind("actor_critic", "token", "experiment")
+            raise self._wrong_kind_error("actor_critic", "token", "experiment")
         return arm
 
-    def _arm(self, name: str) -> Arm | TextArm:
+    def _loaded_arm(self, name: str) -> Arm | TextArm:
         arm = self._held.arms.get(name)
         if arm is None:
             message = f"arm {name!r} of experiment {self.config.name!r} is not loaded here any more"
             raise RequestError(503, None, message, RETRY_AFTER_S)
         return arm
 
-    def _wrong_kind(self, kind: str, expected: str, field: str) -> RequestError:
+    def _wrong_kind_error(self, kind: str, expected: str, field: str) -> RequestError:
         message = f"{self.config.served_as!r} serves {kind} policies, expected {expected} policies"
         return RequestError(422, field, message)
 
     def bundle_of(self, arm: str) -> AnyBundle:
-        """Return the bundle of the first arm that may answer for this arm; RequestError 503 if none is loaded."""
+        """Return the bundle of the first arm that may answer for this arm.
+
+        Raises RequestError 503 if none is loaded.
+        """
         held = self._held
         return held.arms[self._first_answering(held, arm)].bundle
 
     def actor_bundle_of(self, arm: str, field: str = "experiment") -> Bundle:
-        """Return `bundle_of` where it holds actor-critics; RequestError 422 naming the field if it holds others."""
+        """Return the bundle of `bundle_of`, which must hold actor-critics.
+
+        Raises RequestError 422 naming the field if it holds language models, and as `bundle_of` does.
+        """
         bundle = self.bundle_of(arm)
         if is_text(bundle):
-            raise self._wrong_kind("token", "actor_critic", field)
+            raise self._wrong_kind_error("token", "actor_critic", field)
         return bundle
 
     def close(self) -> None:
@@ -227,17 +208,14 @@ class Router:
         A request that has read the older table still assigns correctly by it. `reported_at` is the moment at which the
         store last reported the previous state (monotonic seconds; now if not given).
         """
-        tables = self._tables_of(state)  # before the lock, because it may read the store
-        with self._changing:
+        tables = self._read_tables(state)  # before the lock, because it may read the store
+        with self._swapping:
             self._tables = tables
-            self._held = self._held_arms(self._held.arms)
+            self._held = self._hold_arms(self._held.arms)
         # Meanwhile another replica may have exposed the same unit by the other table, and been the first to store it.
-        since = (time.monotonic() if reported_at is None else reported_at) - OVERLAP_S
-        for session in list(self.remembered.values()):
-            if session.at > since:
-                session.sure = False
+        self.remembered.doubt_since(time.monotonic() if reported_at is None else reported_at)
 
-    def _tables_of(self, state: AssignmentState) -> _Tables:
+    def _read_tables(self, state: AssignmentState) -> _Tables:
         if not state.weights.keys() <= self.config.arms.keys():
             raise ValueError(f"the table has arms {sorted(state.weights)}, configured are {sorted(self.config.arms)}")
         past: EpochHistory | None = EpochHistory([], frozenset())
@@ -275,7 +253,7 @@ class Router:
         return self.state.layer is not None and self.config.randomize == "cluster"
 
     def includes(self, unit: str, cluster_id: str | None, attributes: Attributes) -> bool:
-        """Return True if the experiment's population includes the unit now, even if the unit has met an arm before."""
+        """Return True if the experiment's population includes the unit now, whether or not it has met an arm before."""
         state = self.state
         return state.population.is_everyone or state.population.includes(
             state.salt, self.draw_key(unit, cluster_id), attributes
@@ -292,20 +270,6 @@ class Router:
         key = self.draw_key(unit, cluster_id)
         return any(population.may_include(state.salt, key) for population in populations)
 
-    def is_absent(self, unit: str) -> bool:
-        """Return True if the store has lately had no exposure of the unit."""
-        return self._absent.get(unit, 0.0) > time.monotonic()
-
-    def note_absent(self, unit: str) -> None:
-        """Note that the store has no exposure of the unit.
-
-        So the store is not asked again for as long as replicas may differ.
-        """
-        self._absent.pop(unit, None)
-        if len(self._absent) >= MAX_REMEMBERED:
-            del self._absent[next(iter(self._absent))]  # the oldest
-        self._absent[unit] = time.monotonic() + OVERLAP_S
-
     def with_production(self) -> Assignment:
         """Return the assignment of units outside of the experiment, to the production arm without a draw."""
         return Assignment(self.production, self.state.epoch, 1.0)
@@ -316,13 +280,13 @@ class Router:
 
     def session(self, unit: str) -> Session | None:
         """Return the unit as this replica remembers it, or None."""
-        return self.remembered.get(unit)
+        return self.remembered.sessions.get(unit)
 
     def known_arm(self, unit: str, cluster_id: str | None) -> UnitArm | None:
-        """Return the unit's arm if it is known without the database."""
-        session = self.remembered.get(unit)
+        """Return the unit's arm, or None if only the database can tell it."""
+        session = self.session(unit)
         if session is not None:
-            return UnitArm(self._standing(session.assignment)) if session.sure else None
+            return UnitArm(self._present_assignment(session.assignment)) if session.sure else None
         tables = self._tables
         past, randomize = tables.past, self.config.randomize
         # With clusters and blocks the session may have begun in another one.
@@ -332,20 +296,20 @@ class Router:
 
     def stored_arm(self, unit: str, cluster_id: str | None, stored: Assignment | None) -> UnitArm:
         """Return the unit's arm, given the store's answer."""
-        session = self.remembered.get(unit)
+        session = self.session(unit)
         if stored is not None:
             if session is not None:
                 session.assignment, session.sure = stored, True
-            return UnitArm(self._standing(stored))
+            return UnitArm(self._present_assignment(stored))
         if session is not None:  # the replica's own exposure is still on its way to the store
             return self.provisional_arm(unit, cluster_id)
         return UnitArm(*self._draw(self.table, unit, cluster_id))
 
     def provisional_arm(self, unit: str, cluster_id: str | None) -> UnitArm:
         """Return the unit's arm while the store cannot be asked."""
-        session = self.remembered.get(unit)
+        session = self.session(unit)
         if session is not None:
-            return UnitArm(self._standing(session.assignment), sure=False)
+            return UnitArm(self._present_assignment(session.assignment), sure=False)
         return UnitArm(*self._draw(self.table, unit, cluster_id), sure=False)
 
     def _draw(self, table: AssignmentTable, unit: str, cluster_id: str | None) -> tuple[Assignment, str | None]:
@@ -355,7 +319,7 @@ class Router:
             table, config.randomize, unit, cluster=cluster_id or unit, at=time.time(), block_s=config.block_s
         )
 
-    def _standing(self, assignment: Assignment) -> Assignment:
+    def _present_assignment(self, assignment: Assignment) -> Assignment:
         """Return the unit's present assignment.
 
         With `on_rollback: cut`, units of a rolled-back arm continue with the control.
@@ -369,12 +333,10 @@ class Router:
         Returns whether that is new to this replica, and the unit's arm; if a concurrent request was faster, that is the
         arm which the other request noted.
         """
-        session = self.remembered.get(unit)
+        session = self.session(unit)
         if session is not None:
-            return False, self._standing(session.assignment)
+            return False, self._present_assignment(session.assignment)
         assignment = unit_arm.assignment
         if self._log.put(Exposure(self.config.name, unit, assignment, time.time(), unit_arm.cluster)):
-            if len(self.remembered) >= MAX_REMEMBERED:
-                del self.remembered[next(iter(self.remembered))]  # the oldest
-            self.remembered[unit] = Session(assignment, time.monotonic(), unit_arm.sure)
+            self.remembered.add(unit, Session(assignment, time.monotonic(), unit_arm.sure))
         return True, assignment

@@ -67,7 +67,7 @@ class Shadows:
         self._limit = limit
         self._deadline_s = deadline_s
         self._clock = clock
-        self._complained: dict[str, float] = {}
+        self._logged_at: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -106,7 +106,7 @@ class Shadows:
         """
 
         async def compare() -> Compared:
-            chunks = await _write(writer, replace(request, logged=True, streamed=False, names=False))
+            chunks = await _await_response(writer, replace(request, logged=True, streamed=False, names=False))
             agreed, began = "".join(chunk.text for chunk in chunks) == text, chunks[0].start
             if began is None or not ids or not isinstance(writer, ScoringArm):  # one of the two arms reports no tokens
                 return Compared(1, int(agreed))
@@ -143,22 +143,22 @@ class Shadows:
         except (Exception, asyncio.CancelledError) as error:
             if not self._closed:
                 totals.errors += 1
-                self._complain(arm, totals, error)
+                self._log_failure(arm, totals, error)
             return
         totals.acts += 1
         for name, value in compared._asdict().items():
             setattr(totals, name, getattr(totals, name) + value)
         totals.seconds += self._clock() - begun
 
-    def _complain(self, arm: str, totals: ShadowTotals, error: BaseException) -> None:
+    def _log_failure(self, arm: str, totals: ShadowTotals, error: BaseException) -> None:
         now = self._clock()
-        if now - self._complained.get(arm, -math.inf) < COMPLAINT_S:
+        if now - self._logged_at.get(arm, -math.inf) < COMPLAINT_S:
             return
-        self._complained[arm] = now
+        self._logged_at[arm] = now
         _log.warning("shadow %s: %d copies failed so far, this one of %s", arm, totals.errors, _reason(error))
 
 
-async def _write(writer: TextArm, request: TextRequest) -> list[ResponseChunk]:
+async def _await_response(writer: TextArm, request: TextRequest) -> list[ResponseChunk]:
     """Wait for a whole response; ArmError if it is refused."""
     reply = writer.write(request)
     try:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from marl_ray.config import RunConfig, engine_spec
 from marl_ray.errors import MarlRayError, describe_error
-from marl_ray.ray_seams import alive_nodes, free_resources, has_all_placement_groups, lost_after_s
+from marl_ray.ray_seams import lost_after_s
 from marl_ray.temporary_folders import temporary_folder
+from marl_ray.training.machines.cluster_state import alive_nodes, free_resources, has_all_placement_groups
 from marl_ray.training.machines.full_disk import DiskFullError
 
 SAY_S = (10.0, 60.0, 300.0)

@@ -15,7 +15,7 @@ from toy_serving.text_gateways import ASK, CHAT, TEXT, events, make_text_bundle,
 from marl_ray.config import ArmConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.serving.asgi import Gateway
-from marl_ray.serving.client.admin import deploy_bundle, lines
+from marl_ray.serving.client.admin import deploy_bundle, report_lines
 
 
 @pytest.fixture(autouse=True)
@@ -292,7 +292,7 @@ def test_theirs_is_deployed_and_succeeded_as_any_other(other_gateway, text_bundl
         assert produced["production"]["bundle"] == other_gateway
         report = deploy_bundle(site.url, text_bundles["one"], "shadow", "solver", {}, "a test")
         assert report["config"]["arms"]["production"]["price"] == PRICE
-        assert lines(report)
+        assert report_lines(report)
     with running(Gateway(config, seed=0)) as site:
         question = ASK | {"experiment": "solver", "max_tokens": 1}
         response = httpx.post(f"{site.url}/generate", json=question, headers=bearer("ops"), timeout=60)

@@ -234,12 +234,12 @@ def test_weights_of_another_salt_are_no_past(bundles, tmp_path):
 
 
 async def test_exposures_survive_forgetting_and_a_full_queue(config, monkeypatch):
-    monkeypatch.setattr("marl_ray.serving.routing.router.MAX_REMEMBERED", 3)
+    monkeypatch.setattr("marl_ray.serving.routing.remembered_units.MAX_REMEMBERED", 3)
 
     async with serving(config) as (client, app):
         for i in range(20):
             await act(client, f"s{i % 10}")
-        assert len(app.service.endpoints.routers["exp"].remembered) == 3
+        assert len(app.service.endpoints.routers["exp"].remembered.sessions) == 3
         app.service.exposures.capacity = 0
         await act(client, "late")
         app.service.exposures.capacity = 10
@@ -329,4 +329,4 @@ def test_arms_must_understand_the_same_requests(bundles, tmp_path):
 
 
 def test_constants_fit_the_database():
-    assert exposures.c.unit.type.length >= fields.SESSION_LENGTH  # type: ignore[attr-defined]  # of SQLAlchemy's String
+    assert exposures.c.unit.type.length >= fields.MAX_SESSION_LENGTH  # type: ignore[attr-defined]  # of SQLAlchemy's String

@@ -136,7 +136,7 @@ async def test_metrics_of_one_of_several_replicas_say_which_it_is(config):
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://g") as client:
         await act(client, "s")
         text = (await client.get("/metrics")).text
-    samples = [sample for family in app.service.samples() for sample in family.samples]
+    samples = [sample for family in app.service.read_metrics() for sample in family.samples]
     app.service.close()
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert lines and all('replica="r7"' in line for line in lines)

@@ -145,7 +145,7 @@ def old_ones(folder: Path, count: int) -> list[dict[str, Any]]:
     made = [experiment(folder, f"old{k}", endpoint="game") for k in range(count)]
     stores = open_stores(f"sqlite:///{folder}/experiments.db")
     for part in made:
-        loaded = loaded_bundles.load_whole(
+        loaded = loaded_bundles.load_all_arms(
             parse_config(GatewayConfig, {"experiments": [part]}).experiments[0], loaded_bundles.BundleCache()
         )
         stores.experiments.open(part["name"], loaded.stored_config())

@@ -154,7 +154,7 @@ def test_events_end_with_the_last_one_and_are_bounded(monkeypatch):
     for events_read in asyncio.run(cut_everywhere()):
         assert [event.strip() for event in events_read] == ["1", "\u00e9"]
     assert events_in(b"data:1\n\ndata:2") == ["1", "2"]
-    monkeypatch.setattr(events_module, "MAX_LINE", 10)
+    monkeypatch.setattr(events_module, "MAX_LINE_BYTES", 10)
     with pytest.raises(ArmError, match="longer"):
         events_in(b"data: 123", b"4567890")
     monkeypatch.setattr(events_module, "MAX_RESPONSE_BYTES", 20)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from marl_ray.serving.handlers.routes import find
+from marl_ray.serving.handlers.routes import find_route
 from marl_ray.serving.http.protocol import RequestError
 
 
@@ -18,7 +18,7 @@ from marl_ray.serving.http.protocol import RequestError
     ],
 )
 def test_a_path_is_found_with_what_it_names(method, path, template, params):
-    route, named = find(path, method)
+    route, named = find_route(path, method)
     assert (route.template, route.method, named) == (template, method, params)
 
 
@@ -34,5 +34,5 @@ def test_a_path_is_found_with_what_it_names(method, path, template, params):
 )
 def test_a_path_or_method_that_is_none_is_refused(method, path, status):
     with pytest.raises(RequestError) as refused:
-        find(path, method)
+        find_route(path, method)
     assert refused.value.status == status

@@ -18,7 +18,7 @@ from marl_ray.experiments.statistics import sequential
 from marl_ray.experiments.statistics.bets import BettingTest, Claim, shifted_ends
 from marl_ray.experiments.store.reports import Report
 from marl_ray.experiments.store.stores import open_stores
-from marl_ray.serving.client.admin import lines
+from marl_ray.serving.client.admin import report_lines
 from marl_ray.serving.pages.render import experiment_page
 from marl_ray.serving.rollout_decisions.questions import HARM, PROMOTION, questions_of
 from marl_ray.serving.rollout_decisions.rollout_control import decide
@@ -223,11 +223,11 @@ def test_an_outcome_without_bounds_is_warned_of(stores):
     report = described(stores, config)
     (warning,) = report["warnings"]
     assert warning == "A rare large value can mislead the tests of outcome, cost: declare bounds or winsorize."
-    assert f"  warning: {warning}" in lines(report)
+    assert f"  warning: {warning}" in report_lines(report)
     assert warning in experiment_page(report, {}, [], "").decode()
     bounded = opened(stores, bounds=[0, 1], margin="2%", guardrails=[{"name": "cost", "winsorize": [0, 9]}])
     report = described(stores, bounded)
-    assert report["warnings"] == [] and not any("warning" in line for line in lines(report))
+    assert report["warnings"] == [] and not any("warning" in line for line in report_lines(report))
     assert "rare large value" not in experiment_page(report, {}, [], "").decode()
 
 

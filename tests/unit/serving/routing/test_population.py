@@ -16,7 +16,7 @@ from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.experiments.assignment.rendezvous import is_held_out_unit, is_in_layer, is_in_share
 from marl_ray.experiments.lifecycle import Action
 from marl_ray.serving.asgi import Gateway
-from marl_ray.serving.routing import router
+from marl_ray.serving.routing import remembered_units
 
 
 def gateway(bundles, tmp_path, population: dict[str, Any] | None = None, **more: Any) -> GatewayConfig:
@@ -266,7 +266,7 @@ def test_over_all_histories_and_replicas_a_unit_is_in_from_its_first_right_reque
 
 @pytest.fixture
 def histories(bundles, tmp_path, monkeypatch):
-    monkeypatch.setattr(router, "OVERLAP_S", 0.0)
+    monkeypatch.setattr(remembered_units, "OVERLAP_S", 0.0)
     where = {"share": 0.7, "attributes": {"country": ["de"]}}
     apps = [Gateway(gateway(bundles, tmp_path, where, weights=(1e-6, 1e6)), seed=0) for _ in range(2)]
     clients = [httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") for app in apps]

@@ -6,7 +6,7 @@ import pytest
 from toy_serving.gateways import act, bearer, serving, write_keys
 
 from marl_ray.config import GatewayConfig, parse_config
-from marl_ray.serving.routing import router
+from marl_ray.serving.routing import remembered_units
 
 UNITS = [f"u{number}" for number in range(30)]
 
@@ -36,7 +36,7 @@ def test_a_session_that_comes_with_another_cluster_after_a_restart_keeps_its_arm
 async def test_a_replica_that_was_cut_off_from_the_database_takes_up_what_others_assigned_meanwhile(
     gateway, monkeypatch
 ):
-    monkeypatch.setattr(router, "OVERLAP_S", 0.0)
+    monkeypatch.setattr(remembered_units, "OVERLAP_S", 0.0)
     config = gateway(strategy="thompson")
 
     async with serving(config) as (client, app), serving(config) as (other, there):
@@ -74,6 +74,6 @@ async def test_a_new_session_asks_all_that_drain_at_its_endpoint_in_one_statemen
         read = app.service.assigner.lookups.read
         app.service.assigner.lookups.read = lambda sessions: statements.append(len(sessions)) or read(sessions)
         fresh = (await act(client, "new"))["experiment"]
-        app.service.endpoints.routers["e2"].remembered.clear()  # as after a restart
+        app.service.endpoints.routers["e2"].remembered.sessions.clear()  # as after a restart
         assert (fresh, (await act(client, "s2"))["experiment"]) == ("e5", "e2")
     assert statements == [5, 3]  # that s2 was not in e0 and e1 has just been told

@@ -131,7 +131,7 @@ def test_an_exchange_has_a_deadline_that_leaves_time_for_engines(monkeypatch):
 def test_a_watch_that_outlives_its_cluster_starts_none():
     script = """
 import ray
-from marl_ray.ray_seams import alive_nodes, free_resources, has_all_placement_groups
+from marl_ray.training.machines.cluster_state import alive_nodes, free_resources, has_all_placement_groups
 for ask in (alive_nodes, free_resources, has_all_placement_groups):
     try:
         ask()

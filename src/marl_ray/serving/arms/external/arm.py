@@ -1,4 +1,4 @@
-"""An arm that is a model behind an OpenAI-compatible URL: every response is one streamed chat completion there.
+"""An arm that is a model behind an OpenAI-compatible URL, where each response is a streamed chat completion.
 
 The arm passes on every option of a request that such an API knows. The API reports only the number of tokens, at the
 end of a response, so `ResponseChunk.ids` is empty and a response that is given up has no price.
@@ -17,20 +17,22 @@ import orjson
 
 from marl_ray.config import ArmConfig
 from marl_ray.errors import MarlRayError
-from marl_ray.json_types import JsonMapping
-from marl_ray.policies.prompting.prompts import Message
-from marl_ray.policies.prompting.tool_template import CLOSE_TAG, OPEN_TAG
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, new_pass_number
+from marl_ray.serving.arms.external.chat_completions import (
+    chat_request,
+    note_calls,
+    response_chunk,
+    token_count,
+    write_call,
+)
 from marl_ray.serving.arms.external.events import events_of
 from marl_ray.serving.arms.external.model import ExternalModel
-from marl_ray.serving.arms.protocol import Messages, NamedToken, RequestRejection, ResponseChunk, TextRequest
+from marl_ray.serving.arms.protocol import RequestRejection, ResponseChunk, TextRequest
 
 BUSY_STATUSES = (429, 503)
 """Statuses of a server that has no room now; the client may ask again."""
 LOST_STATUSES = (500, 502, 504)
-"""Statuses that do not depend on the input."""
-SEED_MASK = (1 << 31) - 1
-"""The largest seed that every server accepts."""
+"""Statuses of failures that do not depend on the input."""
 MAX_SHOWN_CHARACTERS = 200
 """Maximum number of characters of the server's error that our errors and logs show."""
 MAX_READ_BYTES = 10_000
@@ -67,7 +69,7 @@ class ExternalArm:
         """The way to the server, if it is not HTTP; read when the client is made."""
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._background_tasks: set[asyncio.Task[None]] = set()
         self._is_uncounted = False
         """True once a response has come without `usage`."""
 
@@ -98,15 +100,15 @@ class ExternalArm:
     def _close_client(self) -> None:
         client, self._client = self._client, None
         if client is not None:
-            self.later(client.aclose())
+            self.run_in_background(client.aclose())
 
-    def later(self, work: Any) -> None:
+    def run_in_background(self, work: Any) -> None:
         """Run `work` to its end in the background."""
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        self._background_tasks.add(task)
+        task.add_done_callback(self._background_tasks.discard)
 
-    def cost(self, prompt: int | None, completion: int | None) -> float | None:
+    def cost_of(self, prompt: int | None, completion: int | None) -> float | None:
         """Return the cost in USD of a response of this many tokens.
 
         It is 0 without a `price`, and None where the server names no `usage`. The first such response writes one line
@@ -137,7 +139,7 @@ class _ExternalReply:
     def __init__(self, arm: ExternalArm, request: TextRequest):
         self._arm = arm
         self._refusal = _refuse_unsupported(request)
-        self._chunks = _chunks(arm, request)
+        self._stream_chunks = _stream_chunks(arm, request)
 
     async def next(self) -> ResponseChunk | RequestRejection:
         """See `Reply.next`; LostError after the deadline."""
@@ -146,7 +148,7 @@ class _ExternalReply:
         deadline_s = self._arm.deadline_s
         try:
             async with asyncio.timeout(deadline_s):
-                return await anext(self._chunks)
+                return await anext(self._stream_chunks)
         except TimeoutError:
             raise LostError(f"no token within {deadline_s:g} s", new_pass_number()) from None
         except httpx.HTTPError as error:
@@ -156,7 +158,7 @@ class _ExternalReply:
 
     def leave(self) -> None:
         with contextlib.suppress(RuntimeError):  # no event loop runs any more
-            self._arm.later(self._chunks.aclose())
+            self._arm.run_in_background(self._stream_chunks.aclose())
 
 
 def _refuse_unsupported(request: TextRequest) -> RequestRejection | None:
@@ -168,10 +170,13 @@ def _refuse_unsupported(request: TextRequest) -> RequestRejection | None:
     return None
 
 
-async def _chunks(arm: ExternalArm, request: TextRequest) -> AsyncGenerator[ResponseChunk | RequestRejection, None]:
-    async with arm.client.stream("POST", "chat/completions", json=_body(arm.bundle.model, request)) as answer:
+async def _stream_chunks(
+    arm: ExternalArm, request: TextRequest
+) -> AsyncGenerator[ResponseChunk | RequestRejection, None]:
+    """Yield the parts of a response as they come, or a refusal. Raises ArmError for what is no chat completion."""
+    async with arm.client.stream("POST", "chat/completions", json=chat_request(arm.bundle.model, request)) as answer:
         if answer.status_code != 200:
-            yield _refuse_or_raise(arm, answer, await _beginning(answer))
+            yield _refuse_or_raise(arm, answer, await _read_beginning(answer))
             return
         finish: object = None
         usage: Mapping[str, object] = {}
@@ -185,15 +190,15 @@ async def _chunks(arm: ExternalArm, request: TextRequest) -> AsyncGenerator[Resp
                 usage = part.get("usage") or usage
                 for choice in part.get("choices") or ():
                     delta = choice.get("delta") or {}
-                    _note_calls(calls, delta.get("tool_calls") or ())
+                    note_calls(calls, delta.get("tool_calls") or ())
                     finish = choice.get("finish_reason") or finish
-                    chunk = _response_chunk(
+                    chunk = response_chunk(
                         delta.get("content") or "", (choice.get("logprobs") or {}).get("content") or ()
                     )
                     if chunk.text or chunk.names:
                         yield chunk
-            counts = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
-            text = "\n".join(_write_call(*call) for _, call in sorted(calls.items()))
+            counts = token_count(usage.get("prompt_tokens")), token_count(usage.get("completion_tokens"))
+            text = "\n".join(write_call(*call) for _, call in sorted(calls.items()))
         except (ValueError, TypeError, AttributeError, LookupError) as error:
             raise ArmError(
                 f"it sent what no chat completion is: {arm.without_key(repr(error))}", new_pass_number()
@@ -211,11 +216,11 @@ async def _chunks(arm: ExternalArm, request: TextRequest) -> AsyncGenerator[Resp
             prompt or 0,
             [],
             tokens_without_ids=completion or 0,
-            cost_usd=arm.cost(prompt, completion),
+            cost_usd=arm.cost_of(prompt, completion),
         )
 
 
-async def _beginning(answer: httpx.Response) -> str:
+async def _read_beginning(answer: httpx.Response) -> str:
     """Read the first bytes of an error, which may be of any length."""
     body = b""
     async for part in answer.aiter_bytes():
@@ -226,7 +231,10 @@ async def _beginning(answer: httpx.Response) -> str:
 
 
 def _refuse_or_raise(arm: ExternalArm, answer: httpx.Response, body: str) -> RequestRejection:
-    """Return a refusal if the arm is busy; else the arm has failed, and ArmError or LostError is raised."""
+    """Return a refusal if the arm is busy.
+
+    Otherwise the arm has failed: raises LostError for a status that does not depend on the input, ArmError for others.
+    """
     reason = f"{answer.status_code} {arm.without_key(body)}"
     if answer.status_code in BUSY_STATUSES:
         wait = answer.headers.get("retry-after", "")
@@ -234,102 +242,3 @@ def _refuse_or_raise(arm: ExternalArm, answer: httpx.Response, body: str) -> Req
             503, None, f"the arm is busy: {reason}", float(wait) if wait.isdecimal() else RETRY_AFTER_S
         )
     raise (LostError if answer.status_code in LOST_STATUSES else ArmError)(f"it answered {reason}", new_pass_number())
-
-
-def _body(model: str, request: TextRequest) -> dict[str, object]:
-    """Return the request in OpenAI's words."""
-    prompt, changes = request.prompt, request.changes
-    messages: Messages = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else prompt  # type: ignore[assignment]
-    body: dict[str, object] = {
-        "model": model,
-        "messages": [_message(message) for message in messages],
-        "seed": request.seed & SEED_MASK,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    if request.greedy:
-        body["temperature"] = 0
-    body |= {name: changes[name] for name in ("temperature", "top_p") if name in changes}
-    if "max_tokens" in changes:
-        body["max_completion_tokens"] = changes["max_tokens"]
-    if changes.get("stop"):
-        body["stop"] = list(changes["stop"])
-    if request.names:
-        body |= {"logprobs": True, "top_logprobs": request.top}
-    if request.tools:
-        body["tools"] = list(request.tools)
-    if len(request.must_call) == 1:
-        body["tool_choice"] = {"type": "function", "function": {"name": request.must_call[0]}}
-    elif request.must_call:
-        body["tool_choice"] = "required"
-    if request.bias is not None:
-        body["logit_bias"] = {str(number): value for number, value in request.bias.tokens}
-        body |= {"presence_penalty": request.bias.presence, "frequency_penalty": request.bias.frequency}
-    if request.json_object:
-        body["response_format"] = {"type": "json_object"}
-    return body
-
-
-def _message(message: Message) -> dict[str, object]:
-    """Return the message with the arguments of its calls as texts.
-
-    Chat templates want them as objects, OpenAI's API as texts.
-    """
-    sent = dict(message)
-    if "tool_calls" in message:
-        sent["tool_calls"] = [
-            {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
-            for call in message["tool_calls"]
-        ]
-    return sent
-
-
-def _response_chunk(text: object, tokens: Any) -> ResponseChunk:
-    """Return the chunk for a part of the text and the tokens that the server reports with it."""
-    if not isinstance(text, str):
-        raise TypeError("expected a text as content")
-    tops = [[(_named_token(top), float(top["logprob"])) for top in token.get("top_logprobs") or ()] for token in tokens]
-    return ResponseChunk(
-        text,
-        [],
-        [float(token["logprob"]) for token in tokens],
-        None,
-        0,
-        [_named_token(token) for token in tokens],
-        tops if any(tops) else [],
-    )
-
-
-def _named_token(token: JsonMapping) -> NamedToken:
-    """Return a token in the form that clients read, with its bytes if the server names them."""
-    utf8 = token.get("bytes")
-    is_bytes = isinstance(utf8, list) and all(type(byte) is int and 0 <= byte < 256 for byte in utf8)
-    return NamedToken(str(token["token"]), utf8 if is_bytes else None)
-
-
-def _note_calls(calls: dict[int, list[str]], parts: Any) -> None:
-    """Add the parts of calls to the calls so far.
-
-    The name of a call comes first, then its arguments piece by piece. Where a server leaves the index out, a name
-    begins a call.
-    """
-    for part in parts:
-        function = part.get("function") or {}
-        index = part.get("index")
-        if index is None:
-            index = len(calls) if function.get("name") or not calls else max(calls)
-        call = calls.setdefault(int(index), ["", ""])
-        call[0] += function.get("name") or ""
-        call[1] += function.get("arguments") or ""
-
-
-def _write_call(name: str, arguments: str) -> str:
-    """Write a call as text, in the form in which our own models write calls."""
-    # The closing mark must occur only once, and arguments may contain it.
-    content = json.dumps({"name": name, "arguments": arguments or "{}"}).replace("<", "\\u003c")
-    return f"{OPEN_TAG}\n{content}\n{CLOSE_TAG}"
-
-
-def _count(value: object) -> int | None:
-    """Return a number of tokens, or None if the server names none."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -13,9 +13,10 @@ import httpx
 from marl_ray.serving.arms.errors import ArmError, new_pass_number
 
 END_DATA = b"[DONE]"
+"""Data of the event that ends a stream of OpenAI's API."""
 MAX_RESPONSE_BYTES = 64_000_000
 """Maximum number of bytes of a response; one that never ends would fill the memory."""
-MAX_LINE = 4_000_000
+MAX_LINE_BYTES = 4_000_000
 """Maximum number of bytes of a line."""
 CLOSING_S = 0.05
 """Seconds to wait for the end of the body after the last event, so that the connection can be used again."""
@@ -23,28 +24,34 @@ _BOM = b"\xef\xbb\xbf"
 
 
 async def events_of(parts: AsyncIterator[bytes]) -> AsyncGenerator[str, None]:
-    """Yield the data of each event up to the one that marks the end. Raises ArmError if the stream ends without it."""
-    held, read, first = b"", 0, True
+    """Yield the data of each event up to the one that marks the end, or up to the end of the stream.
+
+    Raises ArmError if the response, or a line of it, is too long.
+    """
+    incomplete_line, bytes_read, is_first_line = b"", 0, True
     async for part in parts:
-        read += len(part)
-        *lines, held = (held + part).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        if len(held) > MAX_LINE or read > MAX_RESPONSE_BYTES:
+        bytes_read += len(part)
+        *lines, incomplete_line = (incomplete_line + part).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        if len(incomplete_line) > MAX_LINE_BYTES or bytes_read > MAX_RESPONSE_BYTES:
             raise ArmError(
-                f"its response is longer than {MAX_RESPONSE_BYTES} bytes, or a line of it than {MAX_LINE}",
+                f"its response is longer than {MAX_RESPONSE_BYTES} bytes, or a line of it than {MAX_LINE_BYTES}",
                 new_pass_number(),
             )
         for line in lines:
-            line, first = line.removeprefix(_BOM) if first else line, False
+            line, is_first_line = line.removeprefix(_BOM) if is_first_line else line, False
             if line.startswith(b"data:"):
                 if line[5:].strip() == END_DATA:
                     await _drain(parts)
                     return
                 yield line[5:].decode("utf-8", "replace")
-    if held.startswith(b"data:") and held[5:].strip() != END_DATA:  # the last line lacks its line break
-        yield held[5:].decode("utf-8", "replace")
+    if (
+        incomplete_line.startswith(b"data:") and incomplete_line[5:].strip() != END_DATA
+    ):  # the last line lacks its line break
+        yield incomplete_line[5:].decode("utf-8", "replace")
 
 
 async def _drain(parts: AsyncIterator[bytes]) -> None:
+    """Read the body to its end, for CLOSING_S seconds at most."""
     with contextlib.suppress(TimeoutError, httpx.HTTPError):
         async with asyncio.timeout(CLOSING_S):
             async for _ in parts:

@@ -1,1 +1,1 @@
-"""Arms of language models: one that writes in this process, and one that writes in its own deployment."""
+"""Arms of language models, which write in this process or in a deployment of their own."""

@@ -59,8 +59,8 @@ class TextBatcher:
             raise
         device = next(iter(self._batches.values())).model.policy.device
         memory = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else CACHE_BYTES
-        largest = sum(batch.bytes_per_row for batch in self._batches.values())
-        self._room = max(1, min(max_batch, memory // max(1, largest)))
+        bytes_per_response = sum(batch.bytes_per_row for batch in self._batches.values())
+        self._max_rows = max(1, min(max_batch, memory // max(1, bytes_per_response)))
         self._wake = threading.Condition()
         # The lock guards these, which the arm's thread shares:
         self._waiting: deque[BatchedReply] = deque()
@@ -74,10 +74,13 @@ class TextBatcher:
     @property
     def rows(self) -> int:
         """The number of responses in the batch or in the queue."""
-        return self._busy() + len(self._waiting)
+        return self._count_rows() + len(self._waiting)
 
     def write(self, request: TextRequest) -> BatchedReply:
-        """Begin a response on the event loop, and return it at once: it is queued when its first chunk is asked for."""
+        """Begin a response on the event loop, and return it at once.
+
+        It is queued when its first chunk is asked for.
+        """
         return BatchedReply(self, self.model(request.agent), request, self.patience_s)
 
     async def score(self, agent: str, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
@@ -125,9 +128,10 @@ class TextBatcher:
             self._wake.notify()
 
     def _run(self) -> None:
+        """Compute step after step until the arm is closed; the arm's thread."""
         while True:
             with self._wake:
-                while not (self._waiting or self._abandoned or self._closing or self._busy()):
+                while not (self._waiting or self._abandoned or self._closing or self._count_rows()):
                     self._wake.wait()
                 for reply in self._abandoned:
                     for batch in self._batches.values():
@@ -135,10 +139,10 @@ class TextBatcher:
                 abandoned = set(self._abandoned)
                 self._abandoned = []
                 self._waiting = deque(reply for reply in self._waiting if reply not in abandoned)
-                room = self._room - self._busy()
+                room = self._max_rows - self._count_rows()
                 new = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
                 if self._closing:
-                    self._end([*new, *self._waiting])
+                    self._reject_all([*new, *self._waiting])
                     return
             for batch in self._batches.values():
                 self._step(batch, [reply for reply in new if reply.model is batch.model])
@@ -157,9 +161,9 @@ class TextBatcher:
         else:
             deliver(tokens)
 
-    def _busy(self) -> int:
+    def _count_rows(self) -> int:
         return sum(len(batch.rows) for batch in self._batches.values())
 
-    def _end(self, waiting: Sequence[BatchedReply]) -> None:
+    def _reject_all(self, waiting: Sequence[BatchedReply]) -> None:
         rows = [reply for batch in self._batches.values() for reply in batch.rows.values()]
         deliver([(reply, CLOSED) for reply in (*rows, *waiting)])

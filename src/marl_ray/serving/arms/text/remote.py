@@ -9,7 +9,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from marl_ray.policies.bundles.actor_critic import load_bundle
 from marl_ray.policies.bundles.language import TokenBundle
-from marl_ray.serving.arms.call_batching import on_loop
+from marl_ray.serving.arms.call_batching import cached_handle
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, LostError, new_pass_number
 from marl_ray.serving.arms.protocol import RequestRejection, ResponseChunk, TextRequest
 from marl_ray.serving.arms.text.batcher import TextBatcher
@@ -33,7 +33,7 @@ class TextHost:
         self._batcher = TextBatcher(bundle, max_batch, deadline_s, engine)
 
     async def write(self, request: TextRequest) -> AsyncIterator[ResponseChunk | RequestRejection | ArmError]:
-        """Yield all chunks, or the arm's failure as the last one; cancelling the call gives the response up."""
+        """Yield all chunks, or the arm's failure as the last one. Cancelling the call gives the response up."""
         reply = self._batcher.write(request)
         try:
             while True:
@@ -55,12 +55,12 @@ class RemoteTextArm:
     """An arm behind a handle."""
 
     def __init__(self, bundle: TokenBundle, handle: DeploymentHandle[Any], deadline_s: float):
-        """`deadline_s` is the host's own for a token; a host that says nothing at all gets half of it more."""
+        """`deadline_s` limits a token in the host; a host that says nothing gets half of it more."""
         self.bundle = bundle
-        self._writing = on_loop(
+        self._writing = cached_handle(
             handle, method_name="write", stream=True, request_serialization="pickle", response_serialization="pickle"
         )
-        self._scoring = on_loop(handle, method_name="score")
+        self._scoring = cached_handle(handle, method_name="score")
         self._deadlines, self._deadline_s = Deadlines(), 1.5 * deadline_s
 
     async def score(self, agent: str, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
@@ -77,7 +77,10 @@ class RemoteTextArm:
 
 
 class _RemoteReply:
-    """A response that another process writes, a `Reply`. A call that is lost before the first chunk is sent once more."""
+    """A response that another process writes, a `Reply`.
+
+    A call that is lost before its first chunk is sent once more.
+    """
 
     def __init__(self, send: Callable[[], DeploymentResponseGenerator[Any]], deadlines: Deadlines, deadline_s: float):
         self._send, self._deadlines, self._deadline_s = send, deadlines, deadline_s
@@ -96,7 +99,8 @@ class _RemoteReply:
             return RequestRejection(503, None, f"the arm is busy: {error}", RETRY_AFTER_S)
         except RayTaskError as error:
             raise ArmError(repr(error), new_pass_number()) from None
-        except Exception as error:  # of an actor that died, of a connection, of Serve: many kinds, each means that
+        # An actor that died, a connection and Serve raise errors of many kinds, and each means that the call is lost.
+        except Exception as error:
             if not self._may_repeat:
                 raise LostError(f"the call was lost: {error!r}", new_pass_number()) from None
             self._may_repeat = False

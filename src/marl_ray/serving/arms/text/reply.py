@@ -17,7 +17,7 @@ from marl_ray.serving.arms.protocol import Reply, RequestRejection, ResponseChun
 from marl_ray.serving.arms.text.detokenizer import Detokenizer
 from marl_ray.serving.arms.text.served_model import ServedModel
 
-Arrived = Token | ArmError | RequestRejection
+ReplyEvent = Token | ArmError | RequestRejection
 """The next token of a response, or its end without one."""
 
 
@@ -46,14 +46,14 @@ class BatchedReply(Reply):
     def __init__(self, arm: ReplyQueue, model: ServedModel, request: TextRequest, patience_s: float):
         self.model = model
         self.joined = False
-        """It is in the batch."""
+        """True once it is in the batch."""
         self.loop = asyncio.get_running_loop()
         self._arm, self._request, self._patience_s = arm, request, patience_s
-        self._new: list[Token] = []
+        self._new_tokens: list[Token] = []
         self._end: ArmError | RequestRejection | None = None
         self._arrived = asyncio.Event()
         self._queued = self._begun = self._finished = False
-        self._text = Detokenizer(self.model.tokenizer)
+        self._detokenizer = Detokenizer(self.model.tokenizer)
 
     @override
     async def next(self) -> ResponseChunk | RequestRejection:
@@ -66,21 +66,21 @@ class BatchedReply(Reply):
         except TimeoutError:
             if not self.joined and self._arm.step_number != step_before:
                 return busy_rejection(f"no room in the batch within {self._patience_s:g} s")
-            if not self._new:
+            if not self._new_tokens:
                 raise LostError(f"no token within {self._patience_s:g} s", self._arm.step_number) from None
         if isinstance(self._end, RequestRejection):
             return self._end
         if self._end is not None:
             raise self._end
-        tokens, self._new = self._new, []
+        tokens, self._new_tokens = self._new_tokens, []
         self._arrived.clear()
-        began = self._beginning() if self._request.logged and not self._begun else None
+        began = self._make_start() if self._request.logged and not self._begun else None
         self._begun = True
         finish = tokens[-1].finish
         self._finished = finish is not None
         ids = [token.id for token in tokens]
         return ResponseChunk(
-            self._text.add(ids, self._finished),
+            self._detokenizer.add(ids, self._finished),
             ids,
             [token.log_prob for token in tokens],
             finish,
@@ -90,7 +90,7 @@ class BatchedReply(Reply):
             began,
         )
 
-    def _beginning(self) -> ResponseStart:
+    def _make_start(self) -> ResponseStart:
         generation = self.generation
         settings = {name: getattr(generation, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
         return ResponseStart(list(self.prompt.ids), settings)
@@ -122,18 +122,18 @@ class BatchedReply(Reply):
             return RequestRejection(400, "prompt", str(error))
         self.prompt = Prompt(tuple(ids), request.seed, request.greedy, guide, request.top, request.bias)
         if request.hide_stop:
-            self._text = Detokenizer(model.tokenizer, self.generation.stop)
+            self._detokenizer = Detokenizer(model.tokenizer, self.generation.stop)
         refusal = self._arm.join(self)
         self._queued = refusal is None
         return refusal
 
-    def take(self, arrived: Arrived) -> None:
+    def take(self, event: ReplyEvent) -> None:
         """Receive a token or an error from the arm's thread; runs on the event loop."""
-        if not isinstance(arrived, Token):
-            self._end = arrived
+        if not isinstance(event, Token):
+            self._end = event
         else:
-            self._new.append(arrived)
-            if self._begun and arrived.finish is None and not self._request.streamed:
+            self._new_tokens.append(event)
+            if self._begun and event.finish is None and not self._request.streamed:
                 return
         self._arrived.set()
 
@@ -143,13 +143,13 @@ def busy_rejection(message: str) -> RequestRejection:
     return RequestRejection(503, None, f"the arm is busy: {message}", RETRY_AFTER_S)
 
 
-def deliver(arrived: Sequence[tuple[BatchedReply, Arrived]]) -> None:
-    """Hand tokens over to the event loop, all of them at once."""
+def deliver(events: Sequence[tuple[BatchedReply, ReplyEvent]]) -> None:
+    """Hand tokens and ends of responses over to their event loops, all of a loop at once."""
 
-    def take(part: Sequence[tuple[BatchedReply, Arrived]]) -> None:
-        for reply, token in part:
-            reply.take(token)
+    def take_all(loop_events: Sequence[tuple[BatchedReply, ReplyEvent]]) -> None:
+        for reply, event in loop_events:
+            reply.take(event)
 
-    for loop, part in itertools.groupby(arrived, key=lambda pair: pair[0].loop):
+    for loop, loop_events in itertools.groupby(events, key=lambda pair: pair[0].loop):
         with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
-            loop.call_soon_threadsafe(take, list(part))
+            loop.call_soon_threadsafe(take_all, list(loop_events))

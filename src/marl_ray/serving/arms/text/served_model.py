@@ -1,4 +1,4 @@
-"""One language model of an arm: it reads prompts, checks settings, names tokens and scores responses of other arms."""
+"""One language model of an arm, as its requests see it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,17 +17,26 @@ from marl_ray.serving.arms.protocol import Messages, NamedToken, TextRequest
 
 
 class ServedModel:
-    """A policy as requests see it; any thread may ask it, and nothing of it changes."""
+    """Reads prompts, checks settings, names tokens and scores responses of other arms.
+
+    Any thread may ask it, and nothing of it changes.
+    """
 
     def __init__(self, policy: Any, engine: str):
-        """`policy` is a TokenPolicy; `engine` writes its responses. Raises MarlRayError if the engine does not serve."""
+        """`policy` is a TokenPolicy, whose responses `engine` writes.
+
+        Raises MarlRayError if the engine does not serve.
+        """
         self.policy, self.engine = policy, engine
         self.server = served_engine(engine)
         self.tokenizer, self.generation = policy.tokenizer, policy.generation
         self._token_bytes = TokenBytes(policy.tokenizer)
 
     def encode(self, request: TextRequest) -> list[int]:
-        """Return the token ids of a prompt; FieldError if it has none, or one that no model of these knows."""
+        """Return the token ids of the request's prompt.
+
+        Raises FieldError for a token id that the model does not know.
+        """
         chat, tokenizer, prompt = self.policy.config.chat, self.tokenizer, request.prompt
         if isinstance(prompt, str):
             return encode_prompt(tokenizer, prompt, False if request.raw else chat)
@@ -78,10 +87,10 @@ class ServedModel:
     def score(self, prompt_ids: Sequence[int], ids: Sequence[int], text: str) -> tuple[int, float]:
         """See `ScoringArm.score`; on the arm's scoring thread."""
         in_vocabulary = max(ids, default=0) < self.policy.lm.get_input_embeddings().weight.shape[0]
-        read = ""
+        decoded = ""
         if in_vocabulary:
-            read = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        text_ids = list(ids) if in_vocabulary and read.startswith(text) else encode_text(self.tokenizer, text)
+            decoded = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text_ids = list(ids) if in_vocabulary and decoded.startswith(text) else encode_text(self.tokenizer, text)
         if not text_ids or len(prompt_ids) + len(text_ids) > self.policy.config.context:
             raise ArmError(f"a text of {len(text_ids)} tokens cannot be read here", new_pass_number())
         rows = [torch.tensor([sequence], device=self.policy.device) for sequence in (list(prompt_ids), text_ids)]
@@ -90,14 +99,17 @@ class ServedModel:
         return len(text_ids), float(evaluated.log_probs.sum())
 
     def settings(self, request: TextRequest, prompt_tokens: int) -> GenerationConfig:
-        """Return the settings for the request; PromptTooLongError if prompt and response do not fit the context."""
+        """Return the settings for the request.
+
+        Raises PromptTooLongError if prompt and response do not fit the context.
+        """
         context = self.policy.config.context
         # A default may be shortened by a long prompt, what was asked for may not.
-        room = max(1, min(self.generation.max_tokens, context - prompt_tokens))
+        default_tokens = max(1, min(self.generation.max_tokens, context - prompt_tokens))
         # The policy's own stop strings could end what a guide asks for too early.
         guided = {"stop": ()} if request.json_object or request.must_call else {}
         settings: GenerationConfig = self.generation.model_copy(
-            update={"max_tokens": room, **guided, **request.changes}
+            update={"max_tokens": default_tokens, **guided, **request.changes}
         )
         if prompt_tokens + settings.max_tokens > context:
             raise PromptTooLongError(

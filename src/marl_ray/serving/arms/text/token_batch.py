@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.policies.engines.base import EngineLostError
 from marl_ray.serving.arms.errors import NotFiniteError
-from marl_ray.serving.arms.text.reply import Arrived, BatchedReply
+from marl_ray.serving.arms.text.reply import BatchedReply, ReplyEvent
 from marl_ray.serving.arms.text.served_model import ServedModel
 
 
@@ -42,9 +42,12 @@ class TokenBatch:
             for reply in group:
                 reply.joined = True
 
-    def step(self, number: int) -> list[tuple[BatchedReply, Arrived]]:
-        """Draw the next token of every row; a row with logits that are not finite gets its failure instead."""
-        arrived: list[tuple[BatchedReply, Arrived]] = []
+    def step(self, number: int) -> list[tuple[BatchedReply, ReplyEvent]]:
+        """Draw the next token of every row; `number` is that of the step.
+
+        A row with logits that are not finite gets its failure instead.
+        """
+        arrived: list[tuple[BatchedReply, ReplyEvent]] = []
         not_finite: list[int] = []
         for token in self.engine.decoder().step(not_finite):
             arrived.append((self.rows[token.handle], token))

@@ -1,4 +1,4 @@
-"""Requests for actions: `/v1/act` asks for the actions of one session, and `/batch` holds many such requests."""
+"""Requests for the actions of sessions: `/v1/act` asks for one session, and `/batch` for many."""
 
 import asyncio
 import time
@@ -27,13 +27,13 @@ async def act(service: Service, request: Request) -> Response:
     """Answer `POST /v1/act`."""
     service.admission.admit(request, "inference")
     data = parse_object(await request.body(), ACT_FIELDS)
-    return Response(orjson.dumps(await answer(service, request, data)))
+    return Response(orjson.dumps(await answer_act(service, request, data)))
 
 
 async def batch(service: Service, request: Request) -> Response:
     """Answer `POST /batch`: each part is answered as by `/v1/act`, or with its own status and error."""
     key = service.admission.keys.check(request, "inference")
-    data = await request.object(frozenset({"requests"}))
+    data = await request.read_object(frozenset({"requests"}))
     parts, limit = data.get("requests"), service.config.max_batch_requests
     if not isinstance(parts, list) or not parts:
         raise RequestError(400, "requests", "expected a list with at least one request")
@@ -43,15 +43,15 @@ async def batch(service: Service, request: Request) -> Response:
 
     async def answer_or_error(part: Any) -> dict[str, Any]:
         try:
-            return await answer(service, request, known_fields(part, ACT_FIELDS))
+            return await answer_act(service, request, known_fields(part, ACT_FIELDS))
         except RequestError as error:
             return {"status": error.status, **orjson.loads(error.body())}
 
     return Response(orjson.dumps({"answers": await asyncio.gather(*(answer_or_error(part) for part in parts))}))
 
 
-async def answer(service: Service, request: Request, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Answer one request for actions; RequestError if it is refused."""
+async def answer_act(service: Service, request: Request, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer one request for actions. Raises RequestError if it is refused or no arm answers."""
     start = time.perf_counter()
     routers = service.endpoints.acting_routers(data.get("experiment"))
     act_request = _parse(request, data)
@@ -68,14 +68,17 @@ async def answer(service: Service, request: Request, data: Mapping[str, Any]) ->
         arm_actions = await request.until_disconnect(answer_by_text(service, session_arm, assignment.arm, inputs))
     else:
         arm_actions = await answer_by_actor_critic(service, session_arm, assignment.arm, inputs)
-    _count(service, session_arm, arm_actions, time.perf_counter() - start)
+    _count_answer(service, session_arm, arm_actions, time.perf_counter() - start)
     if session_arm.takes_part and service.acts is not None:
-        _log(service, service.acts, session_arm, assignment, act_request, arm_actions)
+        _log_answer(service, service.acts, session_arm, assignment, act_request, arm_actions)
     return session_arm.head(assignment, arm_actions.arm) | arm_actions.parts
 
 
 class _ActRequest(NamedTuple):
-    """A request for actions whose form is right; whether the observations fit is not known before its arm is."""
+    """A request for actions whose form is right.
+
+    Whether the observations fit is not known before its arm is.
+    """
 
     session: str
     cluster_id: str | None
@@ -116,7 +119,7 @@ def _check_inputs(session_arm: SessionArm, act_request: _ActRequest) -> ActInput
     return ActInputs(observations, masks, act_request.greedy)
 
 
-def _count(service: Service, session_arm: SessionArm, arm_actions: ArmActions, seconds: float) -> None:
+def _count_answer(service: Service, session_arm: SessionArm, arm_actions: ArmActions, seconds: float) -> None:
     """Count the answer, its seconds and its cost, for the session and in the metrics."""
     router = session_arm.router
     session_arm.count_answer(seconds)
@@ -126,7 +129,7 @@ def _count(service: Service, session_arm: SessionArm, arm_actions: ArmActions, s
     service.metrics.counters_of(router.config)[arm_actions.arm].observe(seconds)
 
 
-def _log(
+def _log_answer(
     service: Service,
     acts: ActLog,
     session_arm: SessionArm,
@@ -134,7 +137,10 @@ def _log(
     act_request: _ActRequest,
     arm_actions: ArmActions,
 ) -> None:
-    """Put the answer into the act log: one entry per text of language models, one for all agents of an actor-critic."""
+    """Put the answer into the act log.
+
+    It is one entry per text of language models, and one for all agents of an actor-critic.
+    """
     router = session_arm.router
     digest = router.digests[arm_actions.arm]
     if router.is_text:

@@ -1,4 +1,4 @@
-"""An answer to a request for actions: from the cache or the session's arm, or from the control if that arm fails."""
+"""The answer to a request for actions, by the cache, the session's arm, or the control in its place."""
 
 import math
 from collections.abc import Awaitable, Mapping
@@ -38,7 +38,7 @@ class ArmActions(NamedTuple):
     """Requests to language models and the texts that they wrote; empty for actor-critics."""
 
 
-class _Acted(NamedTuple):
+class _ActorResult(NamedTuple):
     """The actions of an arm, or an answer of it that the cache has kept."""
 
     actions: Answer
@@ -94,36 +94,39 @@ async def answer_by_actor_critic(service: Service, session_arm: SessionArm, arm:
     def ask_arm(name: str) -> Awaitable[Answer]:
         return router.actor(name).act(inputs.observations, inputs.greedy, inputs.masks)
 
-    async def ask_cache_and_arm(name: str) -> _Acted:
+    async def ask_cache_and_arm(name: str) -> _ActorResult:
         if cache is None:
-            return _Acted(await ask_arm(name))
+            return _ActorResult(await ask_arm(name))
         key, cached_parts = await _look_up(cache, router.digests[name], inputs)
-        return _Acted({} if cached_parts else await ask_arm(name), key, cached_parts)
+        return _ActorResult({} if cached_parts else await ask_arm(name), key, cached_parts)
 
     attempts = service.failures.attempts(router, session_arm.session, arm)
-    acted, name, ticket = await attempts.first_answer(ask_cache_and_arm, ask_arm, "observations")
-    if acted.cached_parts is None:
+    result, name, ticket = await attempts.first_answer(ask_cache_and_arm, ask_arm, "observations")
+    if result.cached_parts is None:
         router.circuits[name].success(ticket)
     else:
         router.circuits[name].forget(ticket)  # the arm was not asked
     if session_arm.takes_part and router.state.shadows:
-        _send_to_shadows(router, inputs, acted)
-    if acted.cached_parts is not None:
-        return ArmActions(acted.cached_parts, name, [])
-    parts = _action_parts(acted.actions)
-    if cache is not None and acted.key is not None:
-        await cache.put(acted.key, orjson.dumps(parts))
+        _send_to_shadows(router, inputs, result)
+    if result.cached_parts is not None:
+        return ArmActions(result.cached_parts, name, [])
+    parts = _action_parts(result.actions)
+    if cache is not None and result.key is not None:
+        await cache.put(result.key, orjson.dumps(parts))
     return ArmActions(parts, name, [])
 
 
 async def _look_up(cache: ResponseCache, digest: str, inputs: ActInputs) -> tuple[bytes, dict[str, Any] | None]:
-    """Return the key of the bundle's answer in the cache, and the parts of that answer; None if it has none."""
+    """Return the key of the bundle's answer in the cache, and the parts of that answer or None."""
     key = cache_key(digest, inputs.observations, inputs.masks)
     return key, _parse_cached(await cache.get(key))
 
 
 def _parse_cached(value: bytes | None) -> dict[str, Any] | None:
-    """Return an answer from the cache; None if the bytes are no answer, because others may write to a shared cache."""
+    """Return the parts of an answer from the cache.
+
+    Returns None if the bytes are no answer, because others may write to a shared cache.
+    """
     try:
         parts = orjson.loads(value) if value else None
     except orjson.JSONDecodeError:
@@ -133,11 +136,11 @@ def _parse_cached(value: bytes | None) -> dict[str, Any] | None:
     return parts if isinstance(parts["actions"], dict) else None
 
 
-def _send_to_shadows(router: Router, inputs: ActInputs, acted: _Acted) -> None:
-    """Send copies of the request to the shadows, also if its answer was kept: their counts are of all traffic."""
-    actions: dict[str, Any] = acted.actions
-    if acted.cached_parts is not None:
-        actions = {agent: (np.asarray(action), None) for agent, action in acted.cached_parts["actions"].items()}
+def _send_to_shadows(router: Router, inputs: ActInputs, result: _ActorResult) -> None:
+    """Send copies of the request to the shadows, also if the cache has answered: their counts are of all traffic."""
+    actions: dict[str, Any] = result.actions
+    if result.cached_parts is not None:
+        actions = {agent: (np.asarray(action), None) for agent, action in result.cached_parts["actions"].items()}
     arms = router.arms  # read once: a thread may drop a shadow, which must not fail the client's request
     for shadow in router.state.shadows:
         shadow_arm = arms.get(shadow)

@@ -1,4 +1,4 @@
-"""Requests for an arm without actions: `/v1/assign` is for clients that compute actions themselves."""
+"""Requests for an arm without actions, by clients that compute actions themselves: `/v1/assign`."""
 
 import orjson
 
@@ -15,7 +15,7 @@ async def assign(service: Service, request: Request) -> Response:
     Unless `expose` is false, this exposes the session to the arm, so that its outcome counts.
     """
     service.admission.admit(request, "inference")
-    data = await request.object(ASSIGN_FIELDS)
+    data = await request.read_object(ASSIGN_FIELDS)
     routers = service.endpoints.acting_routers(data.get("experiment"))
     session, cluster_id = session_id(data.get("session_id"), request), cluster_of(data)
     attributes = attributes_of(data)

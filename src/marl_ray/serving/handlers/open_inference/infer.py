@@ -8,7 +8,7 @@ import orjson
 
 from marl_ray.json_types import JsonMapping
 from marl_ray.policies.actor_critic.spaces import consists_of
-from marl_ray.serving.handlers.acts.act import answer
+from marl_ray.serving.handlers.acts.act import answer_act
 from marl_ray.serving.handlers.open_inference.models import (
     ACTION_SUFFIX,
     DATATYPES,
@@ -40,7 +40,7 @@ async def infer(service: Service, request: Request) -> Response:
     service.admission.admit(request, "inference")
     if request.header(b"inference-header-content-length") is not None:
         raise RequestError(400, "inference-header-content-length", BINARY_REFUSAL)
-    data = await request.object(INFER_FIELDS)
+    data = await request.read_object(INFER_FIELDS)
     router = newest(service, request)
     bundle = actor_critics(router)
     number, parameters = data.get("id"), _parameters("parameters", data)
@@ -49,10 +49,10 @@ async def infer(service: Service, request: Request) -> Response:
     act_fields = {name: parameters[name] for name in READ_PARAMETERS if name in parameters}
     if "session_id" not in act_fields and request.header(b"x-session-id") is None:
         act_fields["session_id"] = number
-    inputs = _by_name("inputs", data.get("inputs"))
+    inputs = _parts_by_name("inputs", data.get("inputs"))
     all_outputs = outputs_of(bundle)
-    named = _by_name("outputs", data["outputs"]) if data.get("outputs") is not None else all_outputs
-    for name in named:
+    requested_outputs = _parts_by_name("outputs", data["outputs"]) if data.get("outputs") is not None else all_outputs
+    for name in requested_outputs:
         if name not in all_outputs:
             raise RequestError(400, "outputs", f"unknown output {name!r}, expected some of {', '.join(all_outputs)}")
     tensors = inputs_of(bundle)
@@ -62,18 +62,18 @@ async def infer(service: Service, request: Request) -> Response:
     act_fields["action_masks"] = {
         agent: _mask(inputs[agent + MASK_SUFFIX]) for agent in _agents(inputs, tensors, MASK_SUFFIX)
     }
-    acted = await answer(service, request, act_fields | {"experiment": request.path_params["name"]})
+    act_answer = await answer_act(service, request, act_fields | {"experiment": request.path_params["name"]})
     outputs = []
-    for agent, action in acted["actions"].items():
-        for name, value in ((agent + ACTION_SUFFIX, action), (agent + LOG_PROB_SUFFIX, acted["log_probs"][agent])):
-            if name in named:
+    for agent, action in act_answer["actions"].items():
+        for name, value in ((agent + ACTION_SUFFIX, action), (agent + LOG_PROB_SUFFIX, act_answer["log_probs"][agent])):
+            if name in requested_outputs:
                 flat = np.asarray(value).reshape(-1).tolist()
                 outputs.append(all_outputs[name].describe(name) | {"data": flat})
-    arms = service.endpoints.routers[acted["experiment"]].arms
+    arms = service.endpoints.routers[act_answer["experiment"]].arms
     body = {
         "model_name": router.config.served_as,
-        "model_version": arms[acted["arm"]].bundle.digest[:16],
-        "parameters": {name: value for name, value in acted.items() if name not in ("actions", "log_probs")},
+        "model_version": arms[act_answer["arm"]].bundle.digest[:16],
+        "parameters": {name: value for name, value in act_answer.items() if name not in ("actions", "log_probs")},
         "outputs": outputs,
     }
     return Response(orjson.dumps(body | ({"id": number} if number is not None else {})))
@@ -88,7 +88,7 @@ def _parameters(where: str, part: Mapping[str, object]) -> dict[str, object]:
     return parameters
 
 
-def _by_name(where: str, parts: object) -> dict[str, Mapping[str, object]]:
+def _parts_by_name(where: str, parts: object) -> dict[str, Mapping[str, object]]:
     """Return the inputs or outputs by name."""
     if not isinstance(parts, list) or not parts:
         raise RequestError(400, where, "expected a list of objects with a name")

@@ -61,7 +61,7 @@ async def server_ready(service: Service, request: Request) -> Response:
 
 
 async def model_ready(service: Service, request: Request) -> Response:
-    """Answer `GET /v2/models/{name}/ready`: 200 if an answer is available for every arm that gets traffic, else 503."""
+    """Answer `GET /v2/models/{name}/ready`: 200 if every arm that gets traffic is answered for, else 503."""
     await service.admission.admit_reader(request, "inference")
     router = newest(service, request)
     is_ready = all(router.answering_arms(arm) for arm, weight in router.state.weights.items() if weight > 0)
@@ -86,7 +86,10 @@ def newest(service: Service, request: Request) -> Router:
 
 
 def actor_critics(router: Router) -> Bundle:
-    """Return the control's bundle; RequestError 422 if the model writes text, which other routes serve."""
+    """Return the control's bundle.
+
+    Raises RequestError 422 if the model writes text, which other routes serve.
+    """
     return router.actor_bundle_of(router.control, "model")
 
 

@@ -1,4 +1,7 @@
-"""The protocol's paths in our OpenAPI document: answers as pydantic models, requests as JSON schema."""
+"""The protocol's paths in our OpenAPI document.
+
+Answers are pydantic models, requests are JSON schemas.
+"""
 # ruff: noqa: UP013, UP035 (as the other answers; pydantic wants this TypedDict)
 
 from typing import Literal

@@ -12,8 +12,8 @@ from marl_ray.serving.handlers.openai.fields import (
     MAX_TOP_LOGPROBS,
     NEUTRAL_VALUES,
     CompletionOptions,
+    answer_fields,
     assign_request,
-    part,
     problem,
     read_options,
     top_of,
@@ -49,7 +49,7 @@ FORMATS = ("text", "json_object")
 async def completions(service: Service, request: Request) -> Response | Stream:
     """Answer `POST /v1/chat/completions`."""
     service.admission.admit(request, "inference")
-    data = await request.object(CHAT_FIELDS)
+    data = await request.read_object(CHAT_FIELDS)
     messages, tools, log_probs = messages_of(data.get("messages")), tools_of(data), boolean_field(data, "logprobs")
     top = top_of(data, "top_logprobs", MAX_TOP_LOGPROBS)
     if top and not log_probs:
@@ -62,8 +62,8 @@ async def completions(service: Service, request: Request) -> Response | Stream:
             raise RequestError(400, "max_tokens", "expected either this or max_completion_tokens")
         data["max_tokens"] = data["max_completion_tokens"]
     options = read_options(data, CHAT_NEUTRAL_VALUES)
-    number = f"chatcmpl-{secrets.token_hex(12)}"
-    session_arm, agent = await assign_request(service, request, data, options.model, number)
+    completion_id = f"chatcmpl-{secrets.token_hex(12)}"
+    session_arm, agent = await assign_request(service, request, data, options.model, completion_id)
     arm_request = make_text_request(
         service,
         agent,
@@ -78,7 +78,7 @@ async def completions(service: Service, request: Request) -> Response | Stream:
         json_object=json_object,
         bias=options.bias,
     )
-    completion = _Completion(number, options, log_probs, tools)
+    completion = _Completion(completion_id, options, log_probs, tools)
     return await respond_with_text(
         request,
         TextResponseWriter(service, session_arm, arm_request),
@@ -103,8 +103,8 @@ def _wants_json(response_format: object) -> bool:
 class _Completion:
     """One completion in OpenAI's words."""
 
-    def __init__(self, number: str, options: CompletionOptions, log_probs: bool, tools: Tools):
-        self._head = {"id": number, "created": int(time.time()), "model": options.model}
+    def __init__(self, completion_id: str, options: CompletionOptions, log_probs: bool, tools: Tools):
+        self._head = {"id": completion_id, "created": int(time.time()), "model": options.model}
         self._log_probs, self._usage, self._tools = log_probs, options.usage, tools
 
     def _reader(self) -> ToolCallReader | None:
@@ -126,7 +126,7 @@ class _Completion:
             "logprobs": self._logprobs_field(response.names, response.log_probs, response.tops),
         }
         usage = usage_of(response.prompt_tokens, response.tokens)
-        return part(writer, self._head, "chat.completion", [choice]) | {"usage": usage}
+        return answer_fields(writer, self._head, "chat.completion", [choice]) | {"usage": usage}
 
     async def chunks(self, writer: TextResponseWriter) -> AsyncIterator[bytes]:
         tokens, reader = 0, self._reader()
@@ -158,7 +158,7 @@ class _Completion:
     def _chunk(
         self, writer: TextResponseWriter, choices: list[object], usage: Mapping[str, int] | None
     ) -> dict[str, object]:
-        chunk = part(writer, self._head, "chat.completion.chunk", choices)
+        chunk = answer_fields(writer, self._head, "chat.completion.chunk", choices)
         return chunk | {"usage": usage} if self._usage else chunk
 
     def _logprobs_field(

@@ -1,4 +1,4 @@
-"""The OpenAI-compatible path `/v1/completions`: texts that continue a prompt unchanged, without a chat template."""
+"""The OpenAI-compatible path `/v1/completions`: texts that continue a prompt without a chat template."""
 
 import asyncio
 import secrets
@@ -13,8 +13,8 @@ from marl_ray.serving.handlers.openai.fields import (
     COMMON_FIELDS,
     NEUTRAL_VALUES,
     CompletionOptions,
+    answer_fields,
     assign_request,
-    part,
     problem,
     read_options,
     top_of,
@@ -37,34 +37,34 @@ TOKEN_ID_LIMIT = 1 << 31
 async def text_completions(service: Service, request: Request) -> Response | Stream:
     """Answer `POST /v1/completions`: one choice for each prompt, all by the session's arm."""
     key = service.admission.keys.check(request, "inference")
-    data = await request.object(COMPLETION_FIELDS)
-    prompts = _prompts(data.get("prompt"), service.config.max_batch_requests)
+    data = await request.read_object(COMPLETION_FIELDS)
+    prompts = _read_prompts(data.get("prompt"), service.config.max_batch_requests)
     service.admission.limit(key, len(prompts))
     log_probs, top = data.get("logprobs") is not None, top_of(data, "logprobs", MAX_LOGPROBS)
     options = read_options(data, COMPLETION_NEUTRAL_VALUES)
-    number = f"cmpl-{secrets.token_hex(12)}"
-    session_arm, agent = await assign_request(service, request, data, options.model, number)
-    more: JsonObject = {"names": log_probs, "top": top, "raw": True, "bias": options.bias}
-    more["hide_stop"] = "stop" in options.settings.changes
+    completion_id = f"cmpl-{secrets.token_hex(12)}"
+    session_arm, agent = await assign_request(service, request, data, options.model, completion_id)
+    extra_settings: JsonObject = {"names": log_probs, "top": top, "raw": True, "bias": options.bias}
+    extra_settings["hide_stop"] = "stop" in options.settings.changes
     writers = [
         TextResponseWriter(
             service,
             session_arm,
-            make_text_request(service, agent, prompt, options.settings, streamed=options.streamed, **more),
+            make_text_request(service, agent, prompt, options.settings, streamed=options.streamed, **extra_settings),
         )
         for prompt in prompts
     ]
-    completions = _Completions(number, options, log_probs)
+    completions = _Completions(completion_id, options, log_probs)
 
     def close() -> None:
         for writer in writers:
             writer.close()
 
     try:
-        await request.until_disconnect(_all([writer.begin() for writer in writers]))
+        await request.until_disconnect(_gather([writer.begin() for writer in writers]))
         if options.streamed:
             return Stream(completions.chunks(writers), close, writers[0].headers)
-        responses = await request.until_disconnect(_all([collect_response(writer.next) for writer in writers]))
+        responses = await request.until_disconnect(_gather([collect_response(writer.next) for writer in writers]))
     except BaseException:
         close()
         raise
@@ -72,7 +72,7 @@ async def text_completions(service: Service, request: Request) -> Response | Str
     return Response(orjson.dumps(completions.answer(writers[0], responses)), headers=writers[0].headers)
 
 
-async def _all(parts: Sequence[Any]) -> list[Any]:
+async def _gather(parts: Sequence[Any]) -> list[Any]:
     """Wait for all and return their results; the first failure cancels the others."""
     try:
         async with asyncio.TaskGroup() as group:
@@ -82,7 +82,7 @@ async def _all(parts: Sequence[Any]) -> list[Any]:
     return [task.result() for task in tasks]
 
 
-def _prompts(prompt: Any, max_prompts: int) -> list[str | tuple[int, ...]]:
+def _read_prompts(prompt: Any, max_prompts: int) -> list[str | tuple[int, ...]]:
     """Return the texts and lists of token ids; RequestError 400 or 413."""
     if isinstance(prompt, str):
         return [prompt]
@@ -107,8 +107,8 @@ def _is_ids(value: Any) -> bool:
 class _Completions:
     """The texts in OpenAI's words."""
 
-    def __init__(self, number: str, options: CompletionOptions, log_probs: bool):
-        self._head = {"id": number, "created": int(time.time()), "model": options.model}
+    def __init__(self, completion_id: str, options: CompletionOptions, log_probs: bool):
+        self._head = {"id": completion_id, "created": int(time.time()), "model": options.model}
         self._log_probs, self._usage = log_probs, options.usage
 
     def answer(self, writer: TextResponseWriter, responses: Sequence[WrittenResponse]) -> JsonObject:
@@ -125,7 +125,7 @@ class _Completions:
             sum(response.prompt_tokens for response in responses),
             sum(response.tokens for response in responses),
         )
-        return part(writer, self._head, "text_completion", choices) | {"usage": usage_of(prompt, completion)}
+        return answer_fields(writer, self._head, "text_completion", choices) | {"usage": usage_of(prompt, completion)}
 
     async def chunks(self, writers: Sequence[TextResponseWriter]) -> AsyncIterator[bytes]:
         """Yield all texts, which are written at the same time, one after another."""
@@ -149,7 +149,7 @@ class _Completions:
         yield b"data: [DONE]\n\n"
 
     def _chunk(self, writer: TextResponseWriter, choices: list[Any], usage: dict[str, int] | None) -> JsonObject:
-        chunk = part(writer, self._head, "text_completion", choices)
+        chunk = answer_fields(writer, self._head, "text_completion", choices)
         return chunk | {"usage": usage} if self._usage else chunk
 
     def _logprobs_field(self, text: Any, offset: int) -> JsonObject | None:

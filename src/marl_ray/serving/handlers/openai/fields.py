@@ -56,15 +56,22 @@ class CompletionOptions(NamedTuple):
     """The options for a text that all of OpenAI's paths share."""
 
     model: str
+    """Name of the endpoint, or ENDPOINT/AGENT."""
     settings: Settings
     streamed: bool
+    """True if the answer is sent as events."""
     usage: bool
     """True if the last event of a stream has the numbers of tokens."""
     bias: LogitBias | None
+    """None if the request changes no logits."""
 
 
 def read_options(data: dict[str, object], neutral: Mapping[str, object]) -> CompletionOptions:
-    """Read the fields that all of OpenAI's paths share; RequestError 400 naming the invalid field."""
+    """Read the fields that all of OpenAI's paths share.
+
+    `neutral` maps fields that are not supported to the value that they may have. Raises RequestError 400 naming the
+    invalid field.
+    """
     streamed, options = boolean_field(data, "stream"), data.get("stream_options")
     usage = False
     if options is not None:
@@ -72,19 +79,18 @@ def read_options(data: dict[str, object], neutral: Mapping[str, object]) -> Comp
             raise RequestError(400, "stream_options", "expected none without stream")
         if not isinstance(options, dict):
             raise RequestError(400, "stream_options", "expected an object")
-        usage = boolean_field(
-            options, "include_usage"
-        )  # other options, such as include_obfuscation, concern only the transport
-    for name, nothing in neutral.items():
-        if not _is_neutral(data.get(name), nothing):
-            raise RequestError(400, name, f"unsupported, expected {orjson.dumps(nothing).decode()} or nothing")
+        # Other options, such as include_obfuscation, concern only the transport.
+        usage = boolean_field(options, "include_usage")
+    for name, neutral_value in neutral.items():
+        if not _is_neutral(data.get(name), neutral_value):
+            raise RequestError(400, name, f"unsupported, expected {orjson.dumps(neutral_value).decode()} or nothing")
     model = data.get("model")
     if not isinstance(model, str):
         raise RequestError(400, "model", "expected the name of an endpoint, as /v1/models lists them")
-    return CompletionOptions(model, settings_of(data), streamed, usage, _bias_of(data))
+    return CompletionOptions(model, settings_of(data), streamed, usage, _read_bias(data))
 
 
-def _bias_of(data: Mapping[str, object]) -> LogitBias | None:
+def _read_bias(data: Mapping[str, object]) -> LogitBias | None:
     """Return the amounts to add to the logits; None if there are none."""
     biases = data.get("logit_bias")
     if biases is not None and not isinstance(biases, dict):
@@ -98,13 +104,13 @@ def _bias_of(data: Mapping[str, object]) -> LogitBias | None:
         tokens.append((int(name), float(value)))
     bias = LogitBias(
         tuple(pair for pair in tokens if pair[1]),
-        _penalty(data, "presence_penalty"),
-        _penalty(data, "frequency_penalty"),
+        _read_penalty(data, "presence_penalty"),
+        _read_penalty(data, "frequency_penalty"),
     )
     return None if bias == LogitBias() else bias
 
 
-def _penalty(data: JsonMapping, name: str) -> float:
+def _read_penalty(data: JsonMapping, name: str) -> float:
     value = data.get(name)
     if value is not None and not _is_between(value, MAX_PENALTY):
         raise RequestError(400, name, f"expected a number from -{MAX_PENALTY} to {MAX_PENALTY}")
@@ -148,7 +154,7 @@ async def assign_request(
     return session_arm, agent_of(session_arm.router, agent or None)
 
 
-def part(writer: TextResponseWriter, head: JsonMapping, kind: str, choices: list[Any]) -> JsonObject:
+def answer_fields(writer: TextResponseWriter, head: JsonMapping, kind: str, choices: list[Any]) -> JsonObject:
     """Return the fields that a complete answer and the parts of a stream share."""
     return {**head, "object": kind, "system_fingerprint": writer.digest[:16], "choices": choices}
 

@@ -38,10 +38,10 @@ def messages_of(messages: object) -> Messages:
     """
     if not isinstance(messages, list) or not messages:
         raise RequestError(400, "messages", "expected a list with at least one message")
-    return tuple(_message(f"messages.{k}", message) for k, message in enumerate(messages))
+    return tuple(_read_message(f"messages.{k}", message) for k, message in enumerate(messages))
 
 
-def _message(where: str, message: object) -> Message:
+def _read_message(where: str, message: object) -> Message:
     if not isinstance(message, dict):
         raise RequestError(400, where, "expected an object with role and content")
     role = message.get("role")
@@ -61,7 +61,7 @@ def _message(where: str, message: object) -> Message:
         raise RequestError(400, f"{where}.content", "expected a text, or a list of parts of the type text")
     read: dict[str, object] = {"role": role, "content": "".join(part["text"] for part in parts)}
     if calls:
-        read["tool_calls"] = [_call(f"{where}.tool_calls.{k}", call) for k, call in enumerate(calls)]
+        read["tool_calls"] = [_read_call(f"{where}.tool_calls.{k}", call) for k, call in enumerate(calls)]
     if role == "tool":
         if not isinstance(message.get("tool_call_id"), str):
             raise RequestError(400, f"{where}.tool_call_id", "expected a text")
@@ -75,7 +75,7 @@ def _is_text_part(part: object) -> bool:
     return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
-def _call(where: str, call: object) -> Message:
+def _read_call(where: str, call: object) -> Message:
     if not isinstance(call, dict) or call.get("type", "function") != "function":
         raise RequestError(400, where, "expected an object of the type function")
     if call.get("id") is not None and not isinstance(call["id"], str):
@@ -88,7 +88,7 @@ def _call(where: str, call: object) -> Message:
         arguments = json.loads(arguments or "{}", strict=False) if isinstance(arguments, str) else None
     except (ValueError, RecursionError):
         arguments = None
-    if not _is_plain(arguments):
+    if not _is_writable_json(arguments):
         arguments = None
     if not isinstance(arguments, dict):  # chat templates need objects
         raise RequestError(400, f"{where}.function.arguments", "expected a JSON object as a text")
@@ -96,7 +96,7 @@ def _call(where: str, call: object) -> Message:
     return {"id": call["id"], **read} if call.get("id") is not None else read
 
 
-def _is_plain(value: object) -> bool:
+def _is_writable_json(value: object) -> bool:
     """Return True if the value can be written as JSON again.
 
     orjson refuses what is deeper than 254 levels, halves of characters, and integers of more than 64 bits.
@@ -114,7 +114,7 @@ def tools_of(data: Mapping[str, object]) -> Tools:
     parallel = data.get("parallel_tool_calls") is None or boolean_field(data, "parallel_tool_calls")
     if definitions is not None and (not isinstance(definitions, list) or len(definitions) > MAX_TOOLS):
         raise RequestError(400, "tools", f"expected a list of {MAX_TOOLS} tools at most")
-    if not _is_plain(definitions):
+    if not _is_writable_json(definitions):
         raise RequestError(400, "tools", "expected JSON that is less deep")
     names = [_tool_name(f"tools.{k}", tool) for k, tool in enumerate(definitions or [])]
     if len(set(names)) < len(names):

@@ -20,7 +20,7 @@ class ToolCallReader:
     def __init__(self, names: Collection[str], parallel: bool):
         """`names` are the tools' names; without `parallel` all calls but the first are dropped."""
         self._names, self._parallel = names, parallel
-        self._held = self._blank = ""
+        self._held_back = self._held_blanks = ""
         self._is_json: bool | None = None
         self.calls = 0
         """The number of calls so far."""
@@ -30,45 +30,48 @@ class ToolCallReader:
 
         The calls are in the form of OpenAI's API.
         """
-        self._held += text
-        if self._is_json is None and (self._held.strip() or last):
-            self._is_json = self._held.lstrip()[:1] in ("{", "[")
+        self._held_back += text
+        if self._is_json is None and (self._held_back.strip() or last):
+            self._is_json = self._held_back.lstrip()[:1] in ("{", "[")
         if not last and self._is_json is not False:
             return "", []
-        if self._is_json and (calls := calls_in(self._held)) and all(call.name in self._names for call in calls):
+        if self._is_json and (calls := calls_in(self._held_back)) and all(call.name in self._names for call in calls):
             return "", self._call_fields(calls)
         self._is_json = False
-        return self._blocks(last)
+        return self._read_blocks(last)
 
-    def _blocks(self, last: bool) -> tuple[str, list[dict[str, object]]]:
+    def _read_blocks(self, last: bool) -> tuple[str, list[dict[str, object]]]:
         text, calls = "", list[JsonObject]()
-        while (at := self._held.find(OPEN_TAG)) >= 0:
-            end, certain = _close(self._held, at + len(OPEN_TAG))
+        while (at := self._held_back.find(OPEN_TAG)) >= 0:
+            end, certain = _closing_index(self._held_back, at + len(OPEN_TAG))
             if not certain and not last:
                 break
-            block = self._held[at + len(OPEN_TAG) : end if end >= 0 else None]
-            behind = len(self._held) if end < 0 else end + len(CLOSE_TAG)
+            block = self._held_back[at + len(OPEN_TAG) : end if end >= 0 else None]
+            behind = len(self._held_back) if end < 0 else end + len(CLOSE_TAG)
             in_block = calls_in(block)
             if in_block:
-                text += self._held[:at].rstrip()
+                text += self._held_back[:at].rstrip()
                 if not text:
-                    self._blank = ""
+                    self._held_blanks = ""
                 calls += self._call_fields(in_block)
             else:
-                text += self._held[:behind]
-            self._held = self._held[behind:]
-        keep = 0 if last else _overlap(self._held, OPEN_TAG)
+                text += self._held_back[:behind]
+            self._held_back = self._held_back[behind:]
+        kept_length = 0 if last else _overlap(self._held_back, OPEN_TAG)
         if at >= 0:
-            keep = len(self._held) - at
-        text += self._held[: len(self._held) - keep]
-        self._held = self._held[len(self._held) - keep :]
+            kept_length = len(self._held_back) - at
+        text += self._held_back[: len(self._held_back) - kept_length]
+        self._held_back = self._held_back[len(self._held_back) - kept_length :]
         return self._strip_blanks(text, last), calls
 
     def _strip_blanks(self, text: str, last: bool) -> str:
-        """Return the text without blanks around calls; blanks at its end are held back until the next part."""
-        unblanked = self._blank + text
+        """Return the text without blanks around calls.
+
+        Blanks at its end are held back until the next part.
+        """
+        unblanked = self._held_blanks + text
         shown = unblanked if last and not self.calls else unblanked.rstrip()
-        self._blank = unblanked[len(shown) :]
+        self._held_blanks = unblanked[len(shown) :]
         return shown
 
     def _call_fields(self, calls: list[WrittenCall]) -> list[dict[str, object]]:
@@ -87,7 +90,7 @@ class ToolCallReader:
         return answered
 
 
-def _close(text: str, begin: int) -> tuple[int, bool]:
+def _closing_index(text: str, begin: int) -> tuple[int, bool]:
     """Return the index at which the block that begins here is closed, or -1.
 
     Also returns whether later text cannot change that index, because a JSON string in the arguments may contain

@@ -77,7 +77,7 @@ def openapi(routes: tuple[Route, ...], base: str, keyed: bool) -> bytes:
                     for where, schemas in _PARAMETERS.items()
                     for name, schema in schemas.items()
                 },
-                "responses": {str(status): _problem(status, Error) for status in _PROBLEMS},
+                "responses": {str(status): _problem_response(status, Error) for status in _PROBLEMS},
                 "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
             },
         }
@@ -95,9 +95,12 @@ def _models() -> dict[str, JsonSchema]:
     made = TypeAdapter.json_schemas(inputs, ref_template="#/components/schemas/{model}")[1]
     schemas: dict[str, JsonSchema] = made["$defs"]
     schemas["GuardrailConfig"]["required"].remove("better")  # some metrics have a default for it
-    new = schemas["ExperimentConfig"]
-    parts = {"properties": new["properties"] | {"reason": REASON}, "required": [*new["required"], "reason"]}
-    return schemas | {"ExperimentRequest": new | parts | {"title": "ExperimentRequest"}}
+    experiment = schemas["ExperimentConfig"]
+    parts = {
+        "properties": experiment["properties"] | {"reason": REASON},
+        "required": [*experiment["required"], "reason"],
+    }
+    return schemas | {"ExperimentRequest": experiment | parts | {"title": "ExperimentRequest"}}
 
 
 def _operation(operation_id: str, template: str, keyed: bool) -> JsonObject:
@@ -128,18 +131,18 @@ def _responses(described: Operation) -> JsonSchema:
     content: JsonSchema = {described.media: {"schema": answer if isinstance(answer, dict) else _reference(answer)}}
     if described.streams:
         content |= {"text/event-stream": {"schema": _EVENT}}
-    good = {"description": "Done.", "headers": _HEADERS, "content": content}
-    responses = {str(status): _error(described, status) for status in sorted({400, 504, *described.problems})}
-    responses[str(described.status)] = good
+    success = {"description": "Done.", "headers": _HEADERS, "content": content}
+    responses = {str(status): _error_response(described, status) for status in sorted({400, 504, *described.problems})}
+    responses[str(described.status)] = success
     if described.not_ready is not None:
-        responses["503"] = good | {"description": described.not_ready}
+        responses["503"] = success | {"description": described.not_ready}
     return responses
 
 
-def _error(described: Operation, status: int) -> JsonSchema:
+def _error_response(described: Operation, status: int) -> JsonSchema:
     if described.error is Error:
         return {"$ref": f"#/components/responses/{status}"}
-    return _problem(status, described.error)
+    return _problem_response(status, described.error)
 
 
 def _parameter(name: str, where: str, schema: JsonSchema) -> JsonSchema:
@@ -150,7 +153,7 @@ def _reference(model: Any) -> JsonSchema:
     return {"$ref": f"#/components/schemas/{model.__name__}"}
 
 
-def _problem(status: int, error: Any) -> JsonSchema:
+def _problem_response(status: int, error: Any) -> JsonSchema:
     retry = {"retry-after": {"schema": {"type": "integer"}, "description": "Seconds."}} if status in (429, 503) else {}
     content = {"application/json": {"schema": _reference(error)}}
     return {"description": _PROBLEMS[status], "headers": _HEADERS | retry, "content": content}

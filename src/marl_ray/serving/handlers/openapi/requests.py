@@ -6,20 +6,20 @@ from types import MappingProxyType
 from marl_ray.config.serving.population import MAX_ATTRIBUTE_LENGTH, MAX_ATTRIBUTE_NAME, MAX_ATTRIBUTES
 from marl_ray.serving.handlers.acts.act import ACT_FIELDS
 from marl_ray.serving.handlers.acts.assign import ASSIGN_FIELDS
-from marl_ray.serving.handlers.experiments import CHANGE_FIELDS, REASON_LENGTH
+from marl_ray.serving.handlers.experiments import CHANGE_FIELDS, MAX_REASON_LENGTH
 from marl_ray.serving.handlers.openai.schemas import OPENAI_REQUESTS
 from marl_ray.serving.handlers.openapi.json_schema import JsonSchema
 from marl_ray.serving.handlers.outcomes import MAX_OUTCOME, OUTCOME_FIELDS
 from marl_ray.serving.handlers.texts.generate import GENERATE_FIELDS
-from marl_ray.serving.http.fields import SESSION_LENGTH
+from marl_ray.serving.http.fields import MAX_SESSION_LENGTH
 from marl_ray.serving.http.text_settings import MAX_STOP_LENGTH, MAX_STOPS, MAX_TEMPERATURE, MAX_TOKENS, SEEDS
 
-_IDENTIFIER: JsonSchema = {"type": ["string", "null"], "minLength": 1, "maxLength": SESSION_LENGTH}
+_IDENTIFIER: JsonSchema = {"type": ["string", "null"], "minLength": 1, "maxLength": MAX_SESSION_LENGTH}
 _NUMBER: JsonSchema = {"type": "number", "minimum": -MAX_OUTCOME, "maximum": MAX_OUTCOME}
 REASON: JsonSchema = {
     "type": "string",
     "minLength": 1,
-    "maxLength": REASON_LENGTH,
+    "maxLength": MAX_REASON_LENGTH,
     "description": "For the audit log.",
 }
 _TOKENS: JsonSchema = {"type": ["integer", "null"], "minimum": 1, "maximum": MAX_TOKENS}
@@ -74,24 +74,27 @@ _FIELDS: dict[str, JsonSchema] = {
 }  # fmt: skip
 
 
-def _object(
+def _object_schema(
     fields: Iterable[str],
     *required: str,
     example: JsonSchema | None = None,
     special: Mapping[str, JsonSchema] = MappingProxyType({}),
 ) -> JsonSchema:
-    """Return a schema of an object; fields in `special` mean something else here than on other paths."""
+    """Return the schema of an object with these fields.
+
+    Fields in `special` mean something else here than on other paths.
+    """
     schemas = {**_FIELDS, **special}
     properties = {field: schemas[field] for field in sorted(fields)}
-    made = {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
-    return made | ({"examples": [example]} if example is not None else {})
+    schema = {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+    return schema | ({"examples": [example]} if example is not None else {})
 
 
 REQUESTS: dict[str, JsonSchema] = {
     "Array": {
         "anyOf": [{"type": ["number", "boolean"]}, {"type": "array", "items": {"$ref": "#/components/schemas/Array"}}]
     },
-    "ActRequest": _object(ACT_FIELDS, "observations", example={
+    "ActRequest": _object_schema(ACT_FIELDS, "observations", example={
         "session_id": "episode-17",
         "observations": {"agent_0": [0, 1, 2], "agent_1": [2, 3, 4]},
         "mode": "sample",
@@ -102,9 +105,9 @@ REQUESTS: dict[str, JsonSchema] = {
         "required": ["requests"],
         "additionalProperties": False,
     },
-    "AssignRequest": _object(ASSIGN_FIELDS, example={"session_id": "episode-18"}),
-    "GenerateRequest": _object(GENERATE_FIELDS, "prompt"),
-    "OutcomeRequest": _object(OUTCOME_FIELDS, example={
+    "AssignRequest": _object_schema(ASSIGN_FIELDS, example={"session_id": "episode-18"}),
+    "GenerateRequest": _object_schema(GENERATE_FIELDS, "prompt"),
+    "OutcomeRequest": _object_schema(OUTCOME_FIELDS, example={
         "session_id": "episode-17", "value": 0.83, "metrics": {"cost": 3},
     }),
     "OutcomesRequest": {
@@ -115,9 +118,9 @@ REQUESTS: dict[str, JsonSchema] = {
         "required": ["outcomes"],
         "additionalProperties": False,
     },
-    "ChangeRequest": _object(CHANGE_FIELDS, "reason", example={"reason": "players complain", "epoch": 1}),
+    "ChangeRequest": _object_schema(CHANGE_FIELDS, "reason", example={"reason": "players complain", "epoch": 1}),
     **{
-        name: _object(fields, *required, special=special)
+        name: _object_schema(fields, *required, special=special)
         for name, (special, fields, required) in OPENAI_REQUESTS.items()
     },
 }  # fmt: skip

@@ -21,7 +21,7 @@ def check_writes_text(router: Router) -> None:
 
 def make_text_request(service: Service, agent: str, prompt: Any, settings: Settings, **more: Any) -> TextRequest:
     """Make the request to an arm, with a random seed if the client gave none."""
-    seed = service.seed() if settings.seed is None else settings.seed
+    seed = service.draw_seed() if settings.seed is None else settings.seed
     logged = service.acts is not None
     return TextRequest(agent, prompt, seed, settings.greedy, settings.changes, logged=logged, **more)
 

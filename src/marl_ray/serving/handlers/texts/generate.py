@@ -18,7 +18,7 @@ GENERATE_FIELDS = SETTINGS | {
 async def generate(service: Service, request: Request) -> Response | Stream:
     """Answer `POST /generate`."""
     service.admission.admit(request, "inference")
-    data = await request.object(GENERATE_FIELDS)
+    data = await request.read_object(GENERATE_FIELDS)
     routers = service.endpoints.acting_routers(data.get("experiment"))
     check_writes_text(routers[0])
     session = session_id(data.get("session_id"), request)

@@ -21,9 +21,12 @@ def log_text(
     request: TextRequest,
     response: WrittenResponse,
 ) -> None:
-    """Add a response to the act log, which must be configured; `digest` is that of the bundle that wrote it."""
+    """Add a response to the act log, which must be configured.
+
+    `digest` is that of the bundle that wrote it.
+    """
     assert service.acts is not None
-    began, prompt = response.start or ResponseStart([], {}), request.prompt if isinstance(request.prompt, str) else None
+    start, prompt = response.start or ResponseStart([], {}), request.prompt if isinstance(request.prompt, str) else None
     messages = [] if prompt is not None else [part for part in request.prompt if isinstance(part, Mapping)]
     guided = ["guide"] if request.json_object or request.must_call else []
     biased = ["bias"] if request.bias is not None else []
@@ -41,13 +44,13 @@ def log_text(
             prompt=prompt,
             messages=messages,
             tools=request.tools,
-            prompt_ids=began.prompt_ids,
+            prompt_ids=start.prompt_ids,
             text=response.text,
             ids=response.ids,
             log_probs=response.log_probs,
             finish=response.finish,
             seed=request.seed,
-            settings=began.settings,
+            settings=start.settings,
             asked=[*sorted(request.changes), *guided, *biased],
         )
     )

@@ -1,4 +1,4 @@
-"""A response while it is written by the session's arm, or by the control if the arm fails before its first token."""
+"""A response while it is written to a session."""
 
 import time
 from collections.abc import AsyncIterator, Callable
@@ -29,7 +29,10 @@ async def respond_with_text(
     answer: "Callable[[TextResponseWriter, WrittenResponse], Any]",
     events: "Callable[[TextResponseWriter], AsyncIterator[bytes]]",
 ) -> Response | Stream:
-    """Answer a request with the writer's response: as one JSON answer, or as events from its first token on."""
+    """Answer a request with the writer's response.
+
+    It is one JSON answer, made by `answer`, or with `streamed` the `events` from the first token on.
+    """
     try:
         await request.until_disconnect(writer.begin())
         if streamed:
@@ -43,7 +46,10 @@ async def respond_with_text(
 
 
 class TextResponseWriter:
-    """Writes one response to a session: by its arm, or by the control if that arm fails before its first token."""
+    """Writes one response to a session.
+
+    The session's arm writes it, or the control if that arm fails before its first token.
+    """
 
     def __init__(self, service: Service, session_arm: SessionArm, request: TextRequest):
         """Begin a response; this exposes the session to its arm."""
@@ -52,7 +58,7 @@ class TextResponseWriter:
         self._assignment = service.assigner.expose(session_arm)
         self._arm = self._assignment.arm
         self._reply: Reply | None = None
-        self._first: ResponseChunk | None = None
+        self._first_chunk: ResponseChunk | None = None
         self._digest = ""
         self._ticket = 0
         self._is_under_way = False
@@ -88,17 +94,17 @@ class TextResponseWriter:
 
     async def begin(self) -> None:
         """Wait for the first token. RequestError if the request is refused, or if no arm answers."""
-        _, _, self._ticket = await self._attempts().first_answer(self._begin_by, self._compare_with, None)
+        _, _, self._ticket = await self._attempts().first_answer(self._begin_with_arm, self._try_arm, None)
         self._is_under_way = True
         self._first_s = time.perf_counter() - self._start
 
-    async def _begin_by(self, arm: str) -> None:
+    async def _begin_with_arm(self, arm: str) -> None:
         """Let this arm begin the response."""
         text_arm = self._session_arm.router.writer(arm)
         self._arm, self._digest = arm, text_arm.bundle.digest
         self._reply = text_arm.write(self._request)
         try:
-            self._first = await next_chunk(self._reply)
+            self._first_chunk = await next_chunk(self._reply)
         except Exception:
             self._reply.leave()
             raise
@@ -108,7 +114,7 @@ class TextResponseWriter:
             self._session_arm.router, self._session_arm.session, self._assignment.arm
         )
 
-    async def _compare_with(self, arm: str) -> None:
+    async def _try_arm(self, arm: str) -> None:
         """Let this arm begin a response, and drop it."""
         reply = self._session_arm.router.writer(arm).write(self._request)
         try:
@@ -118,7 +124,7 @@ class TextResponseWriter:
 
     async def next(self) -> ResponseChunk:
         """Wait for the next chunk, until one has a `finish`. Raises RequestError if the arm fails. Call `begin` first."""
-        chunk, self._first = self._first, None
+        chunk, self._first_chunk = self._first_chunk, None
         if chunk is None:
             assert self._reply is not None
             try:

@@ -16,13 +16,21 @@ class WrittenResponse:
 
     text: str
     ids: list[int]
+    """Its tokens; empty if the arm reports none."""
     log_probs: list[float]
+    """The log-probability of each token."""
     finish: str
+    """`stop`, `length` or CUT_FINISH."""
     prompt_tokens: int
+    """Number of tokens of the prompt."""
     names: list[NamedToken]
+    """Each token's own text, if the request asks for it."""
     tops: list[list[tuple[NamedToken, float]]]
+    """Per token the most likely ones and their log-probabilities, if the request asks for them."""
     start: ResponseStart | None
+    """The prompt and the settings that it began with; None if the arm does not know them."""
     tokens: int
+    """Number of its tokens, with or without ids."""
     cost_usd: float | None
     """Cost in USD; None if it is unknown."""
 
@@ -33,7 +41,7 @@ class WrittenResponse:
 
 
 async def next_chunk(reply: Reply) -> ResponseChunk:
-    """Wait for the next chunk; RequestError where the arm refuses."""
+    """Wait for the next chunk. Raises RequestError if the arm refuses the request, and its error if it fails."""
     chunk = await reply.next()
     if isinstance(chunk, RequestRejection):
         raise RequestError(chunk.status, chunk.field, chunk.message, chunk.retry_after_s, chunk.code)
