@@ -25,14 +25,12 @@ LOST_S = 60.0
 
 DashboardClient = TypeVar("DashboardClient")
 
-poll_set: str | None = None
-"""The interval that this process has set, and may change for its next group."""
+poll_setting: str | None = None
+"""The interval that this process has put into the environment, and may change for its next group."""
 
 
 def autoscaled_resources() -> dict[str, float]:
-    """Return the most of each resource that an autoscaler could bring the cluster to.
-
-    There is none without an autoscaler.
+    """Return the most of each resource that an autoscaler could bring the cluster to; empty without an autoscaler.
 
     Ray's public API tells only what is there now, and a cluster that scales from zero must not refuse a run.
     """
@@ -52,9 +50,9 @@ def autoscaled_nodes() -> list[dict[str, float]]:
 
 
 def count_local_cpus() -> float:
-    """Return the logical CPUs that a Ray of this machine has when it is started without a number.
+    """Return the logical CPUs that a Ray of this machine has if it is started without a number of them.
 
-    A container's limit counts.
+    They are those of the machine, or fewer where a container has a limit.
     """
     from ray._private.utils import get_num_cpus
 
@@ -97,9 +95,9 @@ def dashboard_client(
     headers = {"Authorization": f"Bearer {token}"} if token else None
     # Ray's client of jobs would let these two override an explicit address.
     hidden = {name: os.environ.pop(name, None) for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")}
-    made: Any = with_deadline(client_class, timeout)
+    client_with_deadline: Any = with_deadline(client_class, timeout)
     try:
-        client: DashboardClient = made(url, headers=headers)
+        client: DashboardClient = client_with_deadline(url, headers=headers)
         return client
     except AuthenticationError as error:
         if "Authentication required" in str(error):
@@ -107,8 +105,8 @@ def dashboard_client(
         raise MarlRayError(f"{argument}{url}: the cluster refuses the token in RAY_AUTH_TOKEN") from error
     except (OSError, RuntimeError, ValueError, KeyError) as error:  # requests' errors are OSErrors
         answer_s = timeout[1] if isinstance(timeout, tuple) else timeout
-        slow = isinstance(error, requests.exceptions.Timeout)
-        reason = f"no answer within {answer_s:g} s" if slow else one_line(error)
+        is_late = isinstance(error, requests.exceptions.Timeout)
+        reason = f"no answer within {answer_s:g} s" if is_late else one_line(error)
         raise MarlRayError(f"{argument}{url}: no Ray dashboard answers: {reason}") from error
     finally:
         os.environ.update({name: value for name, value in hidden.items() if value is not None})
@@ -129,14 +127,14 @@ def with_deadline(client_class: type[DashboardClient], timeout: float | tuple[fl
 
 
 def poll_often(workers: int) -> None:
-    """Let the next TorchTrainer of this process look after its workers every `poll_interval`, unless the user sets another.
+    """Set the interval at which the next TorchTrainer of this process looks after its workers to `poll_interval`.
 
-    No argument of Ray Train sets the interval; it reads this variable.
+    An interval that the user has set stays. No argument of Ray Train sets the interval; it reads this variable.
     """
-    global poll_set  # noqa: PLW0603  a process has one environment
+    global poll_setting  # noqa: PLW0603  a process has one environment
     variable = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"
-    if os.environ.get(variable) in (None, poll_set):
-        os.environ[variable] = poll_set = str(poll_interval(workers))
+    if os.environ.get(variable) in (None, poll_setting):
+        os.environ[variable] = poll_setting = str(poll_interval(workers))
 
 
 def poll_interval(workers: int) -> float:
@@ -154,10 +152,7 @@ def give_up_silent_workers() -> None:
 
 
 def lost_after_s() -> float:
-    """Return the seconds without an answer after which a worker counts as lost.
-
-    They are those of this process and of the processes that it starts.
-    """
+    """Return the seconds without an answer after which a worker of this process's trainers counts as lost."""
     return float(os.environ.get(SILENCE_VARIABLE, LOST_S))
 
 
@@ -248,17 +243,17 @@ def observing_callback(observer: WorkerObserver) -> Any:
     return WatchedWorkers()
 
 
-def without_datasets(trainer: Any) -> None:
+def spare_dataset_process(trainer: Any) -> None:
     """Spare each worker group the process that Ray Train starts for its shards of Ray datasets, as there are none."""
     from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
 
-    made = trainer._create_default_callbacks
+    create_callbacks = trainer._create_default_callbacks
     trainer._create_default_callbacks = lambda: [
-        callback for callback in made() if not isinstance(callback, DatasetsCallback)
+        callback for callback in create_callbacks() if not isinstance(callback, DatasetsCallback)
     ]
 
 
-def for_ray_of_one_run(trainer: Any) -> None:
+def spare_cluster_processes(trainer: Any) -> None:
     """Spare a run two processes that it does not need on a Ray that ends with it.
 
     One frees the workers' resources after a controller that has died, the other asks an autoscaler for them. Ray Train
@@ -276,13 +271,15 @@ def for_ray_of_one_run(trainer: Any) -> None:
     run = trainer._initialize_and_run_controller
 
     def run_lean(**options: Any) -> Any:
-        callbacks = [each for each in options["callbacks"] if not isinstance(each, PlacementGroupCleanerCallback)]
+        callbacks = [
+            callback for callback in options["callbacks"] if not isinstance(callback, PlacementGroupCleanerCallback)
+        ]
         return run(**options | {"callbacks": callbacks, "scaling_policy": WithoutAutoscaler(trainer.scaling_config)})
 
     trainer._initialize_and_run_controller = run_lean
 
 
-def without_own_interrupts(trainer: Any, started: Callable[[Any], object]) -> None:
+def replace_interrupt_handler(trainer: Any, started: Callable[[Any], object]) -> None:
     """Keep Ray Train from installing its handler of Ctrl-C, and hand its controller actor to `started` instead.
 
     Ray Train's own handler waits for its workers, exits with status 0, and leaves no word of what is kept.
@@ -291,7 +288,7 @@ def without_own_interrupts(trainer: Any, started: Callable[[Any], object]) -> No
 
 
 def worker_failures(error: BaseException) -> Mapping[int, BaseException]:
-    """Return rank -> what a worker of Ray Train has raised, without Ray's wrapper; empty for other errors.
+    """Return rank -> the error that a worker of Ray Train has raised, without Ray's wrapper; empty for other errors.
 
     Those with a line for users come first. The message of the public TrainingFailedError is a traceback of wrappers.
     """
@@ -321,8 +318,8 @@ def naming_callback(owner: str) -> Any:
             from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
 
             name = f"{owner} worker"
-            named: Any = type(name, (RayTrainWorker,), {"__repr__": lambda worker: name})
-            WorkerGroup._worker_cls = named
+            worker_class: Any = type(name, (RayTrainWorker,), {"__repr__": lambda worker: name})
+            WorkerGroup._worker_cls = worker_class
 
     return NamedWorkers()
 
@@ -359,12 +356,12 @@ def loopback_only(log_monitor: bool) -> Iterator[None]:
 @contextmanager
 def _replace_attribute(module: Any, name: str, value: object) -> Iterator[None]:
     """Give an attribute of a module another value within the block."""
-    before = getattr(module, name)
+    original = getattr(module, name)
     setattr(module, name, value)
     try:
         yield
     finally:
-        setattr(module, name, before)
+        setattr(module, name, original)
 
 
 def listen_on_node_address() -> None:

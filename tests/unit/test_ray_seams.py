@@ -10,7 +10,7 @@ INTERVAL = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"
 
 
 def test_looks_after_workers_are_rarer_the_more_there_are(monkeypatch):
-    monkeypatch.setattr(ray_seams, "poll_set", None)
+    monkeypatch.setattr(ray_seams, "poll_setting", None)
     monkeypatch.setenv(INTERVAL, "x")
     monkeypatch.delenv(INTERVAL)
     intervals = []
@@ -43,7 +43,7 @@ def test_a_run_on_a_ray_of_its_own_starts_no_process_that_frees_resources_or_ask
     started: dict[str, Any] = {}
     trainer._initialize_and_run_controller = started.update  # Ray Train's own would start the run
     callbacks = trainer._create_default_callbacks()
-    ray_seams.for_ray_of_one_run(trainer)
+    ray_seams.spare_cluster_processes(trainer)
     trainer._initialize_and_run_controller(callbacks=callbacks, scaling_policy=None, validation_config=None)
     left_out = [each for each in callbacks if each not in started["callbacks"]]
     assert [type(each) for each in left_out] == [PlacementGroupCleanerCallback]

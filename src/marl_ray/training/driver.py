@@ -15,7 +15,7 @@ from pyarrow import fs
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, describe_error, one_line
 from marl_ray.json_types import JsonObject
-from marl_ray.ray_seams import for_ray_of_one_run, observing_callback, unwrap_failures, worker_failures
+from marl_ray.ray_seams import observing_callback, spare_cluster_processes, unwrap_failures, worker_failures
 from marl_ray.training.checkpoints.index import checkpoints_in, kept_line, published_checkpoints, resume_line
 from marl_ray.training.checkpoints.origin import source_of
 from marl_ray.training.checkpoints.storage import StoredFolder
@@ -143,7 +143,7 @@ def _train(attempt: _Attempt, use_gpu: bool, notes: Path, own_ray: bool) -> RunR
                 announced.deliveries.check_open(OPEN_S)
             trainer = _trainer(attempt, announced, use_gpu, notes)
             if own_ray:
-                for_ray_of_one_run(trainer)
+                spare_cluster_processes(trainer)
             attempt.lease.when_lost = lambda: _end_workers(attempt)
             follower = Follower(attempt.config, *attempt.folder, attempt.console, announced.deliveries.watch)
             last = _fit(attempt, trainer, follower)

@@ -10,8 +10,8 @@ from marl_ray.ray_seams import (
     give_up_silent_workers,
     naming_callback,
     poll_often,
-    without_datasets,
-    without_own_interrupts,
+    replace_interrupt_handler,
+    spare_dataset_process,
 )
 
 if TYPE_CHECKING:
@@ -61,6 +61,6 @@ def torch_trainer(
             callbacks=[naming_callback(label), *callbacks],
         ),
     )
-    without_own_interrupts(trainer, begun)
-    without_datasets(trainer)
+    replace_interrupt_handler(trainer, begun)
+    spare_dataset_process(trainer)
     return trainer
