@@ -38,10 +38,10 @@ def __getattr__(name: str) -> Any:
     if name == "MarlRayError":
         return importlib.import_module("marl_ray.errors").MarlRayError
     if name not in _API:
-        # With these two, Python says which name is meant.
+        # With `name` and `obj`, Python suggests the name that is close.
         raise AttributeError(f"module 'marl_ray' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     value = getattr(importlib.import_module(f"marl_ray.api.{_API[name]}"), name)
-    globals()[name] = value
+    globals()[name] = value  # so that this function is called once for each name
     return value
 
 

@@ -1,10 +1,14 @@
-"""Parts that the charts of the gateway's page and of a sweep's report share: frames, round ticks, and SVG paths."""
+"""Frames, round ticks and SVG paths, which the charts of the gateway's page and of a sweep's report share."""
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 MINUS = "\N{MINUS SIGN}"
+"""The minus of numbers in charts, as wide as a digit."""
+
+ROUNDING = 1e-9
+"""Share of a step by which floating-point numbers may miss a multiple of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +34,14 @@ class Frame:
 
 def round_step(size: float, max_steps: int) -> float:
     """Return the smallest of 1, 2, 5 times a power of ten that divides `size` into `max_steps` steps at most."""
-    rough = size / max(max_steps, 1)
-    power = 10.0 ** math.floor(math.log10(rough))
-    return next(power * k for k in (1, 2, 5, 10) if power * k >= rough * (1 - 1e-9))
+    min_step = size / max(max_steps, 1)
+    power = 10.0 ** math.floor(math.log10(min_step))
+    return next(power * k for k in (1, 2, 5, 10) if power * k >= min_step * (1 - ROUNDING))
 
 
 def multiples(step: float, low: float, high: float) -> list[float]:
-    """Return the multiples of the step from low to high."""
-    return [k * step for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    """Return the multiples of the step from low to high, both included."""
+    return [k * step for k in range(math.ceil(low / step - ROUNDING), math.floor(high / step + ROUNDING) + 1)]
 
 
 def line_path(points: Iterable[tuple[float, float]]) -> str:
@@ -47,6 +51,6 @@ def line_path(points: Iterable[tuple[float, float]]) -> str:
 
 def band_path(edges: Sequence[tuple[float, float, float]]) -> str:
     """Return the SVG path around the area of a curve's band; `edges` are (x, low, high)."""
-    there = [f"{x} {high}" for x, _, high in edges]
-    back = [f"{x} {low}" for x, low, _ in reversed(edges)]
-    return "M" + "L".join(there + back) + "Z"
+    upper_edge = [f"{x} {high}" for x, _, high in edges]
+    lower_edge = [f"{x} {low}" for x, low, _ in reversed(edges)]
+    return "M" + "L".join(upper_edge + lower_edge) + "Z"

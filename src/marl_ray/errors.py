@@ -36,17 +36,14 @@ def one_line(error: BaseException) -> str:
 
 
 def one_line_without(error: BaseException, path: object) -> str:
-    """Return `one_line` for a message that names the path itself.
-
-    It lacks the path and the error's number.
-    """
+    """Return `one_line` without the path and the error's number, for a message that names the path itself."""
     return re.sub(r"^\[Errno \d+\] ", "", one_line(error).removesuffix(f": {str(path)!r}"))
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error in one line: a MarlRayError by its text, any other with its kind."""
-    text, kind = one_line(error), type(error).__name__
-    return text if isinstance(error, MarlRayError) or text.startswith(kind) else f"{kind}: {text}"
+    """Return an error in one line: a MarlRayError by its text, any other with the name of its class."""
+    text, class_name = one_line(error), type(error).__name__
+    return text if isinstance(error, MarlRayError) or text.startswith(class_name) else f"{class_name}: {text}"
 
 
 def install_hint(extra: str) -> str:
@@ -55,7 +52,7 @@ def install_hint(extra: str) -> str:
     It names the checkout where the package is installed as editable; everywhere else pip finds the extra by the
     package's name.
     """
-    from importlib.metadata import PackageNotFoundError, distribution  # takes as long as all the rest of this file
+    from importlib.metadata import PackageNotFoundError, distribution  # its import takes as long as all the others
 
     try:
         installed = json.loads(distribution("marl-ray").read_text("direct_url.json") or "{}")
@@ -67,8 +64,12 @@ def install_hint(extra: str) -> str:
 
 
 MAX_COMPARED = 100
-"""Maximum number of characters of a name that are compared with the known ones: of a million, which a request may have, that
-would take a third of a second."""
+"""Maximum number of characters of a name that are compared with the known ones: the million that a request may have would
+take a third of a second."""
+MAX_LISTED = 20
+"""Maximum number of known names that an error lists."""
+MIN_SIMILARITY = 0.5
+"""Ratio of difflib, of 1, from which a known name counts as close."""
 
 SYNONYMS = {"gpu": "cuda"}
 """Word that people use -> the known name, which is not the one that is closest to it."""
@@ -84,7 +85,11 @@ def suggestion(name: str, known: Collection[str], before: str = "") -> str:
     initials = "".join(word[:1] for word in name.split("_")) if "_" in name else ""
     lowered = {other.lower(): other for other in known}
     initials = SYNONYMS.get(name.lower(), initials)
-    close = [initials] if initials in known else difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.5)
+    close = (
+        [initials]
+        if initials in known
+        else difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=MIN_SIMILARITY)
+    )
     if not close and len(name) > 2:
         close = [other for other in lowered if other.startswith(name.lower())][:3]
     close = [lowered.get(other, other) for other in close]
@@ -95,11 +100,11 @@ def did_you_mean(name: str, known: Iterable[str], *further: str, before: str = "
     """Return the end of an error about an unknown name.
 
     It is '; did you mean ...?' if some known names are close to it, or one is its initials (lr of learning_rate).
-    Otherwise it is '; expected one of ...', with up to 20 known names and the count of the others. `further` describes
-    in words what else is valid. `before` is put before each suggested name, such as the path of a key.
+    Otherwise it is '; expected one of ...', with up to MAX_LISTED known names and the count of the others. `further`
+    describes in words what else is valid. `before` is put before each suggested name, such as the path of a key.
     """
     names = [other for other in known if not other.startswith("_")]
-    if meant := suggestion(name, names, before):
-        return meant
-    listed = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+    if guess := suggestion(name, names, before):
+        return guess
+    listed = ", ".join(names[:MAX_LISTED]) + (f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else "")
     return f"; expected {'one of ' if names else ''}{' or '.join([listed] * bool(names) + list(further))}"

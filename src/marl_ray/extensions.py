@@ -29,7 +29,7 @@ class ExtensionPoint:
     """One kind of part that users bring, with the built-in ones by name. Built-ins are imported as users' own are."""
 
     kind: str
-    """A noun: algorithm, environment, ..."""
+    """Kind of the part, a noun such as `algorithm` or `environment`."""
     builtins: Mapping[str, str]
     """Name -> `package.module:NAME`. A built-in's name wins over an entry point of the same name."""
     classes: tuple[str, ...] = ()
@@ -55,8 +55,8 @@ class ExtensionPoint:
             return self.builtins[name]
         installed = installed_points(self.group)
         if name not in installed:
-            meant = with_colon(name, self.classes) or did_you_mean(name, self.names(), REFERENCE)
-            raise MarlRayError(f"{name!r} is unknown{meant}")
+            hint = with_colon(name, self.classes) or did_you_mean(name, self.names(), REFERENCE)
+            raise MarlRayError(f"{name!r} is unknown{hint}")
         claims = installed[name]
         if len({claim.value for claim in claims}) > 1:
             packages = " and ".join(sorted(claim.dist.name for claim in claims if claim.dist is not None))
@@ -64,7 +64,7 @@ class ExtensionPoint:
         return claims[0].value
 
     def load(self, name: str) -> Any:
-        """Return the object. Raises MarlRayError as `reference` does, or if the import fails."""
+        """Return the object that a name stands for. Raises MarlRayError as `reference` does, or if the import fails."""
         return import_reference(self.reference(name), self.classes)
 
 
@@ -213,7 +213,7 @@ def import_reference(reference: str, classes: Collection[str] = ()) -> Any:
 
 
 def with_colon(name: str, classes: Collection[str] = ()) -> str:
-    """Return the end of an error about a name that lacks a colon; empty if nothing is to be said.
+    """Return the end of an error about a name that lacks a colon; empty where it is no such name.
 
     It is '; did you mean package.module:NAME?' for `package.module.NAME` of a module that there is, and for a module of
     the folder in which the command was started, whose instances of `classes` it offers. For a file it is '; expected
@@ -221,7 +221,7 @@ def with_colon(name: str, classes: Collection[str] = ()) -> str:
     """
     if name.endswith(".py"):
         return f"; expected {_module_of(name)}:NAME, not a file"
-    if _is_module_here(name):
+    if _is_module_of_folder(name):
         return f"; did you mean {' or '.join(f'{name}:{part}' for part in _parts_of(name, classes)[:3])}?"
     module, _, last = name.rpartition(".")
     try:
@@ -231,14 +231,14 @@ def with_colon(name: str, classes: Collection[str] = ()) -> str:
     return f"; did you mean {module}:{last}?" if spec else ""
 
 
-def _is_module_here(name: str) -> bool:
+def _is_module_of_folder(name: str) -> bool:
     """Return True if a module or a package of this dotted name lies in the folder in which the command was started."""
     path = name.replace(".", "/")
     return os.path.isfile(f"{path}.py") or os.path.isfile(f"{path}/__init__.py")
 
 
 def _parts_of(module: str, classes: Collection[str]) -> list[str]:
-    """Return the names that a module defines, of instances of `classes` if it has some; NAME where that is not known."""
+    """Return the names that a module defines, as `_defined_names` does; NAME where the module cannot be imported."""
     try:
         names = _defined_names(importlib.import_module(module), classes)
     except (Exception, SystemExit):  # whatever the user's module raises while it loads
@@ -260,16 +260,16 @@ def _defined_names(target: object, classes: Collection[str]) -> list[str]:
     names = dir(target)
     if not inspect.ismodule(target):
         return names
-    if parts := [n for n in names if not _classes_of(getattr(target, n)).isdisjoint(classes)]:
+    if parts := [name for name in names if not _classes_of(getattr(target, name)).isdisjoint(classes)]:
         return parts
     package = target.__name__.partition(".")[0]
-    defined = [n for n in names if (getattr(getattr(target, n), "__module__", None) or "").partition(".")[0] == package]
-    return defined or names
+    packages = {name: getattr(getattr(target, name), "__module__", None) or "" for name in names}
+    return [name for name in names if packages[name].partition(".")[0] == package] or names
 
 
 def _classes_of(value: object) -> set[str]:
     """Return `package.module:NAME` of an object's class and of its bases."""
-    return {f"{each.__module__}:{each.__qualname__}" for each in type(value).__mro__}
+    return {f"{base.__module__}:{base.__qualname__}" for base in type(value).__mro__}
 
 
 def make_from_options(name: str, make: Callable[..., T], options: Mapping[str, object]) -> T:
@@ -284,12 +284,12 @@ def make_from_options(name: str, make: Callable[..., T], options: Mapping[str, o
         raise MarlRayError(f"{name} rejected {dict(options)} ({one_line(error)})") from error
 
 
-def check_options(name: str, function: Callable[..., object], options: Mapping[str, object], *passed: str) -> None:
-    """Raise MarlRayError for an option that is no parameter of the function, or one of those that others give it."""
+def check_options(name: str, function: Callable[..., object], options: Mapping[str, object], *reserved: str) -> None:
+    """Raise MarlRayError for an option that is no parameter of the function, or one that is reserved for the caller."""
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
-    accepted = [parameter.name for parameter in parameters if parameter.name not in passed]
+    accepted = [parameter.name for parameter in parameters if parameter.name not in reserved]
     for option in options:
         if option not in accepted:
             expected = did_you_mean(str(option), accepted) if accepted else "; it has no options"

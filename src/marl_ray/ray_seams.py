@@ -52,7 +52,7 @@ def autoscaled_nodes() -> list[dict[str, float]]:
 
 
 def count_local_cpus() -> float:
-    """Return the logical CPUs that a Ray of this machine has when it is started without a number.
+    """Return the logical CPUs that a Ray of this machine has if it is started without a number of them.
 
     Ray has no public call for it, and heeds a container's limit in a way of its own.
     """
@@ -108,8 +108,8 @@ def dashboard_client(
         raise MarlRayError(f"{argument}{url}: the cluster refuses the token in RAY_AUTH_TOKEN") from error
     except (OSError, RuntimeError, ValueError, KeyError) as error:  # requests' errors are OSErrors
         answer_s = timeout[1] if isinstance(timeout, tuple) else timeout
-        slow = isinstance(error, requests.exceptions.Timeout)
-        reason = f"no answer within {answer_s:g} s" if slow else one_line(error)
+        is_late = isinstance(error, requests.exceptions.Timeout)
+        reason = f"no answer within {answer_s:g} s" if is_late else one_line(error)
         raise MarlRayError(f"{argument}{url}: no Ray dashboard answers: {reason}") from error
     finally:
         os.environ.update({name: value for name, value in hidden_variables.items() if value is not None})
@@ -155,10 +155,7 @@ def give_up_silent_workers() -> None:
 
 
 def lost_after_s() -> float:
-    """Return the seconds without an answer after which a worker counts as lost.
-
-    They are those of this process and of the processes that it starts.
-    """
+    """Return the seconds without an answer after which a worker of this process's trainers counts as lost."""
     return float(os.environ.get(SILENCE_VARIABLE, LOST_S))
 
 
@@ -331,12 +328,12 @@ def loopback_only(log_monitor: bool) -> Iterator[None]:
 @contextmanager
 def _replace_attribute(module: Any, name: str, value: object) -> Iterator[None]:
     """Give an attribute of a module another value within the block."""
-    before = getattr(module, name)
+    original = getattr(module, name)
     setattr(module, name, value)
     try:
         yield
     finally:
-        setattr(module, name, before)
+        setattr(module, name, original)
 
 
 def listen_on_node_address() -> None:

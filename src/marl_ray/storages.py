@@ -1,4 +1,4 @@
-"""Opens storages: folders of a machine, and URIs that pyarrow knows, such as `s3://bucket/runs`."""
+"""Opens storages, which are folders of a machine and URIs that pyarrow knows, such as `s3://bucket/runs`."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def absolute_storage(storage: str) -> str:
 
 
 def open_storage(storage: str, key: str = "storage") -> tuple[fs.FileSystem, str]:
-    """Return the file system and path of a folder or URI; the path has no slash at its end. It need not exist.
+    """Return the file system of a folder or URI, which need not exist, and its path without a slash at its end.
 
     Raises MarlRayError that names the config's `key`.
     """

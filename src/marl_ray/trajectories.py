@@ -1,4 +1,4 @@
-"""The one data layout: B decision sequences of T steps."""
+"""The one data layout, B decision sequences of T steps."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 PER_SEQUENCE = ("greedy", "group", "episode", "agent", "turn")
+"""Fields with one value for each sequence."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Trajectories:
     """(B, T, K) likewise for the cost critic, where the team's episode is cut; for an agent that is done before, the
     mean of the estimates of the agents that continue."""
     rewards: Tensor
-    """(B, T)."""
+    """(B, T) the agent's reward of the step."""
     costs: Tensor
     """(B, T, K) constraint costs of the whole team: a budget is the team's, so every member feels every cost."""
     mask: Tensor
@@ -80,10 +81,7 @@ class Trajectories:
 
     @property
     def agents(self) -> int:
-        """Rows per environment copy.
-
-        They are the agents that the policy plays. A token policy has 1, for any number of responses.
-        """
+        """Rows per environment copy: the agents that the policy plays; 1 for a token policy, whose rows are responses."""
         if self.prompts is not None:
             return 1
         return int(self.agent.max()) + 1

@@ -1,4 +1,4 @@
-"""A Ray of marl-ray's own on this machine: loopback only, token-protected, and gone without a trace afterwards."""
+"""Starts a Ray on this machine that only loopback and a token reach, and that leaves nothing behind."""
 
 import logging
 import os
@@ -30,9 +30,13 @@ SHUTDOWN_S = 30.0
 """Seconds that Ray's own shutdown may take before its processes are ended by pid."""
 EXIT_S = 10.0
 """Seconds that processes have to exit by themselves, and again after SIGTERM and after SIGKILL."""
+FREE_PORTS = range(20_000, 32_768)
+"""Ports that neither connections nor Ray's workers get by themselves."""
+MAX_PORT_TRIES = 1_000
+"""Maximum number of ports that are tried until one is free."""
 
-# Unix socket paths end at 107 bytes (103 on macOS) and Ray adds about 70 to its folder.
 _MAX_TEMP_ROOT_LENGTH = 20
+"""Bytes of a folder: Unix socket paths end at 107 bytes (103 on macOS), and Ray adds about 70 to its folder."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +48,15 @@ class LocalRay:
     address: str
     """`127.0.0.1:PORT` for `ray.init(address=...)`."""
     temp_dir: Path
+    """Folder of its sockets and logs, which is deleted with it."""
     token: str = field(repr=False)
 
 
 @contextmanager
 def ensure_ray() -> Iterator[None]:
-    """Use the cluster of RAY_ADDRESS, or else its own Ray without a dashboard, within the block.
+    """Connect to the cluster of RAY_ADDRESS, or else start a Ray without a dashboard, within the block.
 
-    A Ray Job has RAY_ADDRESS set. Raises MarlRayError if no cluster is at the address.
+    Ray sets RAY_ADDRESS in its jobs. Raises MarlRayError if no cluster is at the address.
     """
     if "RAY_ADDRESS" not in os.environ:
         with local_ray(dashboard=False):
@@ -80,7 +85,7 @@ def local_ray(
     log_monitor: bool = False,
     object_store_bytes: int = 512 << 20,
 ) -> Iterator[LocalRay]:
-    """Start Ray in this process; on the way out end every process, port and file it made, however the body ends.
+    """Start Ray in this process, and at the end of the block, however it ends, remove all that Ray started and wrote.
 
     What remote workers print stays in Ray's log files. `log_monitor` starts the process that brings it to the drivers of
     other programs, which takes a fiftieth of a core all the time. SIGTERM leaves through the same door as an exception, with
@@ -96,9 +101,9 @@ def local_ray(
     except OSError as error:
         raise MarlRayError(f"local_ray: Ray gets no folder in {root}: {one_line(error)}") from error
     token = secrets.token_hex(32)
-    with _restored_signals(), _environment(token):
+    with _exit_on_signals(), _ray_environment(token):
         try:
-            context = _start(num_cpus, dashboard, log_monitor, object_store_bytes, temp_dir)
+            context = _start_ray(num_cpus, dashboard, log_monitor, object_store_bytes, temp_dir)
             # The driver of a job asks this file for its cluster. Without it Ray takes any GCS process of the machine,
             # so beside another Ray a job would run there.
             Path(temp_dir, "r", "ray_current_cluster").write_text(context.address_info["address"])
@@ -111,14 +116,16 @@ def local_ray(
                 token=token,
             )
         finally:
-            with _ignored_signals():
-                _stop(temp_dir)
+            with _ignore_signals():
+                _stop_ray(temp_dir)
 
 
-def _start(num_cpus: int | None, dashboard: bool, log_monitor: bool, object_store_bytes: int, temp_dir: Path) -> Any:
+def _start_ray(
+    num_cpus: int | None, dashboard: bool, log_monitor: bool, object_store_bytes: int, temp_dir: Path
+) -> Any:
     import ray
 
-    # Ray reads the environment once, when it is imported; ours must count also in a process that had imported it.
+    # Ray reads the environment once, when it is imported; the changes must count also where that was before.
     reload_ray_settings()
     try:
         with loopback_only(log_monitor):
@@ -138,26 +145,26 @@ def _start(num_cpus: int | None, dashboard: bool, log_monitor: bool, object_stor
         raise MarlRayError(f"local_ray: Ray does not start: {one_line(error)}") from error
 
 
-def _stop(temp_dir: Path) -> None:
+def _stop_ray(temp_dir: Path) -> None:
     import ray
 
     processes = processes_of(temp_dir)
     # `ray.shutdown` takes no deadline. It waits for its processes, so ending them ends it.
-    watchdog = threading.Timer(SHUTDOWN_S, _end, [processes])
+    watchdog = threading.Timer(SHUTDOWN_S, _end_processes, [processes])
     watchdog.start()
     try:
         ray.shutdown()
     finally:
         watchdog.cancel()
         _, alive = psutil.wait_procs(processes, timeout=EXIT_S)
-        _end(alive)
+        _end_processes(alive)
         shutil.rmtree(temp_dir, ignore_errors=True)
 
 
 def processes_of(temp_dir: Path) -> list[psutil.Process]:
-    """Return the processes whose command line names the temporary folder (Ray's servers), and all their descendants.
+    """Return the processes whose command line names the temporary folder, Ray's servers, and all their descendants.
 
-    Not simply this process's children: those may be the user's.
+    This process's children may also be the user's.
     """
     processes: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
@@ -170,8 +177,11 @@ def processes_of(temp_dir: Path) -> list[psutil.Process]:
     return list(processes.values())
 
 
-def _end(processes: list[psutil.Process]) -> None:
-    """Terminate, then kill. psutil compares start times, so a pid that was given away again is never signalled."""
+def _end_processes(processes: list[psutil.Process]) -> None:
+    """Terminate processes, and kill those that stay.
+
+    psutil compares start times, so a pid that another process got meanwhile is never signalled.
+    """
     for action in (psutil.Process.terminate, psutil.Process.kill):
         for process in processes:
             try:
@@ -182,8 +192,8 @@ def _end(processes: list[psutil.Process]) -> None:
 
 
 @contextmanager
-def _environment(token: str) -> Iterator[None]:
-    """Set the environment that Ray starts in. Ray's processes and the body see it; afterwards all is as before."""
+def _ray_environment(token: str) -> Iterator[None]:
+    """Set the environment that Ray, its processes and the block see, and restore it after the block."""
     changes = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": token,  # in the environment, so that Ray writes none to the home folder
@@ -198,7 +208,7 @@ def _environment(token: str) -> Iterator[None]:
     }
     if "GLOO_SOCKET_IFNAME" not in os.environ and any(name == "lo" for _, name in socket.if_nameindex()):
         changes["GLOO_SOCKET_IFNAME"] = "lo"  # workers talk over loopback, whatever the host's name resolves to
-    before = dict(os.environ)
+    previous = dict(os.environ)
     for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN_PATH"):
         os.environ.pop(name, None)  # they would name another cluster
     os.environ.update(changes)
@@ -206,33 +216,35 @@ def _environment(token: str) -> Iterator[None]:
         yield
     finally:
         # Ray sets some RAY_ variables and PYTHONBREAKPOINT itself.
-        for name in {*changes, *(key for key in {**before, **os.environ} if key.startswith(("RAY_", "PYTHONBREAK")))}:
-            if name in before:
-                os.environ[name] = before[name]
+        for name in {*changes, *(key for key in {**previous, **os.environ} if key.startswith(("RAY_", "PYTHONBREAK")))}:
+            if name in previous:
+                os.environ[name] = previous[name]
             else:
                 os.environ.pop(name, None)
         reload_ray_settings()
 
 
 @contextmanager
-def _restored_signals() -> Iterator[None]:
-    """Let SIGTERM raise SystemExit within the block.
+def _exit_on_signals() -> Iterator[None]:
+    """Let SIGTERM raise SystemExit within the block, and restore the handlers of signals after it.
 
-    Ray Core and Ray Train leave handlers behind, which go again at the end.
+    Ray Core and Ray Train leave handlers behind.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers, and Ray sets none elsewhere either
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     _exit_on_sigterm()
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _exit_on_sigterm() -> None:
+    """Let SIGTERM raise SystemExit with the status that shells report, in the main thread."""
+
     def leave(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)
 
@@ -241,8 +253,8 @@ def _exit_on_sigterm() -> None:
 
 
 @contextmanager
-def _ignored_signals() -> Iterator[None]:
-    """Ignore a second Ctrl-C, which must not cut the clean-up short; the clean-up has its own deadlines."""
+def _ignore_signals() -> Iterator[None]:
+    """Ignore a second Ctrl-C and SIGTERM within the clean-up, which has deadlines of its own."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -272,16 +284,16 @@ def check_port(host: str, port: int) -> None:
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback address that is free now, and that no connection takes before its server does.
+    """Return a TCP port of the loopback address that is free, and that no connection takes before its server does.
 
     Connections and servers without a port of their own get one from 32768 on (Linux) or 49152 on (macOS, Windows). Below
     20000 are Ray's own workers. Raises MarlRayError if a thousand ports are taken.
     """
-    for port in random.SystemRandom().sample(range(20_000, 32_768), 1_000):
+    for port in random.SystemRandom().sample(FREE_PORTS, MAX_PORT_TRIES):
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
             return port
-    raise MarlRayError("local_ray: of a thousand ports between 20000 and 32767 none is free")
+    raise MarlRayError(f"local_ray: of {MAX_PORT_TRIES} ports from {FREE_PORTS[0]} to {FREE_PORTS[-1]} none is free")

@@ -1,4 +1,4 @@
-"""The base model of every config: unknown keys are refused, values are immutable, and errors say what was expected."""
+"""The base model of every config, which refuses unknown keys and changes, and the words of its errors."""
 
 import re
 from collections.abc import Callable
@@ -13,6 +13,7 @@ from marl_ray.json_types import JsonObject
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 """The names that runs, sweeps, experiments and endpoints may have."""
+# The patterns below are those of PATTERNS, which says each of them in words.
 HTTP_URL = r"^https?://[^\s]+$"
 HTTP_BASE_URL = r"^https?://[^\s/?#@]+(/[^\s?#]*)?$"
 ORIGIN = r"^(\*|https?://[^/*\s]+)$"
@@ -76,7 +77,7 @@ class Config(BaseModel):
 
 
 def message_of(error: ErrorDetails) -> str:
-    """Return what one of pydantic's errors says, in the words of this product: `expected ...`, or a validator's own."""
+    """Return the message of one of pydantic's errors in the words of this product, or in those of a validator."""
     details = error.get("ctx", {})
     if error["type"] in ("value_error", "assertion_error"):
         return str(details["error"])
@@ -84,19 +85,19 @@ def message_of(error: ErrorDetails) -> str:
         return PATTERNS[details["pattern"]]
     for text, types in EXPECTED.items():
         if error["type"] in types:
-            return "expected " + text.format(**{key: _plain(value) for key, value in details.items()})
+            return "expected " + text.format(**{key: _whole_number(value) for key, value in details.items()})
     return re.sub(r"^\w+ should (be|have) ", "expected ", error["msg"])
 
 
-def meant(error: ErrorDetails) -> str:
-    """Return '; did you mean ...?' for a text that is close to one of the few that are possible; empty for other errors."""
+def choice_hint(error: ErrorDetails) -> str:
+    """Return '; did you mean ...?' for a text that is close to one of the possible ones; empty for other errors."""
     if error["type"] != "literal_error" or not isinstance(error["input"], str):
         return ""
     return suggestion(error["input"], re.findall(r"'([^']*)'", error["ctx"]["expected"]))
 
 
-def _plain(value: Any) -> Any:
-    """Return a bound as people write it: 1 for 1.0."""
+def _whole_number(value: Any) -> Any:
+    """Return a bound as people write it, 1 for 1.0; other values stay as they are."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

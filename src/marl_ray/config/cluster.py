@@ -1,4 +1,4 @@
-"""The short config of a Ray cluster on Kubernetes, and of what runs on it: a job, a service, or a job by the clock."""
+"""The short config of a Ray cluster on Kubernetes, and of the job or service that runs on it."""
 
 from typing import Annotated
 
@@ -32,10 +32,13 @@ SPOOL_PATH = "/var/lib/marl-ray/spool"
 RESERVED_PATHS = ("/dev/shm", "/tmp", FILES_PATH, SPOOL_PATH)
 """Folders of every pod that are volumes of its own; Kubernetes makes no pod that mounts two at one path."""
 DRAIN_VARIABLE = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+"""Ray's variable for the seconds in which a node that ends may finish its work."""
 RAY_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")
 """Resources that Ray counts by itself."""
-CLOCK_LENGTH = 37
-"""Characters of the name of a RayCronJob, to which KubeRay appends the time."""
+MAX_CRON_NAME_LENGTH = 37
+"""Maximum number of characters of the name of a RayCronJob, to which KubeRay appends the time."""
+MAX_SPOT_NAME_LENGTH = 36
+"""Maximum number of characters of the name of a spot group, so that the group it falls back to has a valid name too."""
 
 
 class NodeConfig(Config):
@@ -209,9 +212,9 @@ class ClusterConfig(Config):
     def _check(self) -> "ClusterConfig":
         if self.job is not None and self.service is not None:
             raise ValueError("job, service: expected one of them at most")
-        if self.job is not None and self.job.schedule is not None and len(self.name) > CLOCK_LENGTH:
+        if self.job is not None and self.job.schedule is not None and len(self.name) > MAX_CRON_NAME_LENGTH:
             raise ValueError(
-                f"name: expected {CLOCK_LENGTH} characters at most with job.schedule, got {len(self.name)}"
+                f"name: expected {MAX_CRON_NAME_LENGTH} characters at most with job.schedule, got {len(self.name)}"
             )
         if DRAIN_VARIABLE in self.env:
             raise ValueError(f"env: expected drain_s instead of {DRAIN_VARIABLE}, for which Kubernetes must wait")
@@ -230,9 +233,11 @@ class ClusterConfig(Config):
                 f"groups.{scaling[0]}.replicas: expected one number, as Kueue takes no service that scales"
             )
         longest = max(map(len, self.groups))
-        if any(group.spot for group in self.groups.values()) and longest > 36:
-            raise ValueError("groups: expected names of at most 36 characters where a group is spot")
-        both = sorted(name for name in self.groups if self.groups[name].spot and f"{name}-fallback" in self.groups)
-        if both:
-            raise ValueError(f"groups: {both[0]}-fallback is what the spot group {both[0]} falls back to")
+        if any(group.spot for group in self.groups.values()) and longest > MAX_SPOT_NAME_LENGTH:
+            raise ValueError(
+                f"groups: expected names of at most {MAX_SPOT_NAME_LENGTH} characters where a group is spot"
+            )
+        doubled = sorted(name for name in self.groups if self.groups[name].spot and f"{name}-fallback" in self.groups)
+        if doubled:
+            raise ValueError(f"groups: {doubled[0]}-fallback is what the spot group {doubled[0]} falls back to")
         return self

@@ -1,4 +1,4 @@
-"""Values of Kubernetes that a config holds: names, amounts, numbers, paths and schedules, as KubeRay takes them."""
+"""Types of the values of Kubernetes that a config holds, such as names, amounts, paths and schedules."""
 
 import re
 from typing import Annotated
@@ -31,18 +31,18 @@ Positive = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 Seconds = Positive
 
 
-def _folder(path: str) -> str:
+def _check_absolute_path(path: str) -> str:
     if not re.fullmatch(r"(/[^/:\x00-\x1f]+)+/?", path) or {".", ".."} & set(path.split("/")):
         raise ValueError("expected an absolute path without . and .., such as /runs")
     return path
 
 
-AbsolutePath = Annotated[str, AfterValidator(_folder)]
+AbsolutePath = Annotated[str, AfterValidator(_check_absolute_path)]
 """An absolute path below the root."""
 
 _MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
 _DAYS = ["sun", "mon", "tue", "wed", "thu", "fri", "sat"]
-_FIELDS: tuple[tuple[int, int, list[str]], ...] = (
+_CRON_FIELDS: tuple[tuple[int, int, list[str]], ...] = (
     (0, 59, []),
     (0, 23, []),
     (1, 31, []),
@@ -50,7 +50,7 @@ _FIELDS: tuple[tuple[int, int, list[str]], ...] = (
     (0, 6, _DAYS),
 )
 """Least and greatest number of each field of cron, and the names that stand for numbers from the least on."""
-_PART = re.compile(r"(\*|\?|[a-z0-9]+)(?:-([a-z0-9]+))?(?:/([0-9]+))?")
+_CRON_PART = re.compile(r"(\*|\?|[a-z0-9]+)(?:-([a-z0-9]+))?(?:/([0-9]+))?")
 
 
 def is_time_zone(name: str) -> bool:
@@ -71,14 +71,16 @@ def is_schedule(text: str) -> bool:
     KubeRay's parser is ParseStandard of robfig/cron; its `@` words are not taken.
     """
     fields = text.lower().split()
-    return len(fields) == len(_FIELDS) and all(
-        _is_part(part, *bounds) for field, bounds in zip(fields, _FIELDS, strict=True) for part in field.split(",")
+    return len(fields) == len(_CRON_FIELDS) and all(
+        _is_cron_part(part, *bounds)
+        for field, bounds in zip(fields, _CRON_FIELDS, strict=True)
+        for part in field.split(",")
     )
 
 
-def _is_part(part: str, minimum: int, maximum: int, names: list[str]) -> bool:
+def _is_cron_part(part: str, minimum: int, maximum: int, names: list[str]) -> bool:
     """Return True for `*`, a number or a range, each with a step that is not 0."""
-    match = _PART.fullmatch(part)
+    match = _CRON_PART.fullmatch(part)
     if match is None or (match[3] is not None and int(match[3]) == 0):
         return False
     if match[1] in "*?":

@@ -1,4 +1,4 @@
-"""Loading of configs: from YAML and dotted overrides to a validated config, with one-line errors."""
+"""Loads configs from YAML and dotted overrides, with errors of one line."""
 
 import difflib
 import hashlib
@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from marl_ray.config.base import Config, meant, message_of
+from marl_ray.config.base import Config, choice_hint, message_of
 from marl_ray.errors import MarlRayError, did_you_mean, one_line, one_line_without, suggestion
 from marl_ray.json_types import JsonObject, JsonValue
 
@@ -29,14 +29,14 @@ KIND_BY_KEY = {
     "apiVersion": ("a manifest of Kubernetes", "marl-ray cluster apply FILE"),
 }
 """A key that configs of one kind alone have at the top -> the kind, and the command that reads it."""
-
-
 NO_KEY = re.compile(r"(str|int|float|bool|none|any|dict|list|tuple|[a-z]+-.*|.*\[.*|[A-Z]\w*)$")
 """Steps of pydantic's place of an error that name a type, a validator or a model."""
+MAX_INPUT_LENGTH = 60
+"""Maximum number of characters of a value that an error shows, so that it stays one line."""
 
 
 class YamlLoader(yaml.SafeLoader):
-    """YAML 1.1 reads `3e-4` as text; every user means the number. Duplicate keys are refused, not overwritten.
+    """YAML in which `3e-4` is a number, though YAML 1.1 reads it as text, and a key may be given only once.
 
     Every error about a text is a yaml.YAMLError.
     """
@@ -57,14 +57,14 @@ class YamlLoader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         """Return the mapping of a node. A key that is given twice is a ConstructorError, which has its line."""
-        seen = set()
+        keys = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable):
                 continue  # the base class refuses it with its line
-            if key in seen:
+            if key in keys:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
-            seen.add(key)
+            keys.add(key)
         return super().construct_mapping(node, deep)
 
 
@@ -73,7 +73,7 @@ YamlLoader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123
 
 
 def load_config(model: type[C], path: str | Path, overrides: Sequence[str] = ()) -> C:
-    """Read a YAML file, apply `dotted.key=value` overrides, validate.
+    """Return the validated config of a YAML file, with `dotted.key=value` overrides on top.
 
     Raises MarlRayError naming the file and the key.
     """
@@ -88,25 +88,25 @@ def read_yaml(path: str | Path) -> JsonValue:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise MarlRayError(
-            f"config file {str(path)!r} cannot be read: {one_line_without(error, path)}{_beside(path)}"
+            f"config file {str(path)!r} cannot be read: {one_line_without(error, path)}{_other_files_hint(path)}"
         ) from error
     return _parse_yaml(text, str(path))
 
 
-def _beside(path: str | Path) -> str:
+def _other_files_hint(path: str | Path) -> str:
     """Return the end of an error about a config that is not there.
 
     It names those in the config's folder whose names are close to its own.
     """
     file = Path(path)
-    stems = [] if file.exists() else sorted(each.stem for each in file.parent.glob("*.yaml"))
-    # Without the ending: names that share nothing else would be close by it.
+    stems = [] if file.exists() else sorted(other.stem for other in file.parent.glob("*.yaml"))
+    # Stems are compared, because names that share nothing but the ending would be close by it.
     close = [f"{name}.yaml" for name in difflib.get_close_matches(file.stem, stems)]
     return suggestion(file.name, close, before=str(path).removesuffix(file.name))
 
 
 def parse_config(model: type[C], data: object, overrides: Sequence[str] = (), source: str = "config") -> C:
-    """Validate plain data with overrides on top; the first problem is the error's one line."""
+    """Return the validated config of plain data with overrides on top. Raises MarlRayError with the first problem."""
     if not isinstance(data, Mapping):
         raise MarlRayError(
             f"{source}: expected a mapping of keys at the top, got {'nothing' if data is None else type(data).__name__}"
@@ -119,33 +119,35 @@ def parse_config(model: type[C], data: object, overrides: Sequence[str] = (), so
     try:
         return model.model_validate(merged)
     except ValidationError as error:
-        if wrong := other_kind_hint(model.model_fields, data, source):
-            raise MarlRayError(f"{source}: {wrong}") from error
-        errors = error.errors()
-        # A key that is misspelt is missing, too.
-        first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
-        place = list(path_in(merged, first))
-        others = [
-            ".".join(path_in(merged, each)) for each in errors if each is not first and not _follows(each, errors)
+        if other_kind := other_kind_hint(model.model_fields, data, source):
+            raise MarlRayError(f"{source}: {other_kind}") from error
+        problems = error.errors()
+        # An unknown key comes first: where it is a misspelt one, the right one is missing, too.
+        first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
+        path = list(path_in(merged, first))
+        other_keys = [
+            ".".join(path_in(merged, problem))
+            for problem in problems
+            if problem is not first and not _is_consequence(problem, problems)
         ]
-        more = f" (and {len(others)} more)" if others else ""
-        if len(others) == 1 and others != [".".join(place)]:
-            more = f" (and 1 more: {others[0]})"
-        instead = ""
+        count = f" (and {len(other_keys)} more)" if other_keys else ""
+        if len(other_keys) == 1 and other_keys != [".".join(path)]:
+            count = f" (and 1 more: {other_keys[0]})"
+        hint = ""
         if first["type"] == "extra_forbidden":
-            instead = unknown_key_hint(model, first["loc"], "".join(f"{step}." for step in place[:-1]))
-        raise MarlRayError(f"{source}: {_explain(first, '.'.join(place))}{instead}{more}") from error
+            hint = unknown_key_hint(model, first["loc"], "".join(f"{step}." for step in path[:-1]))
+        raise MarlRayError(f"{source}: {_explain(first, '.'.join(path))}{hint}{count}") from error
 
 
 def with_overrides(data: JsonObject, overrides: Sequence[str]) -> JsonObject:
     """Return the data with `dotted.key=value` overrides put into it. Raises MarlRayError naming the override."""
     for override in overrides:
-        _apply(data, override)
+        _apply_override(data, override)
     return data
 
 
 def dotted_keys(data: JsonValue, prefix: str = "") -> JsonObject:
-    """Return the values of nested mappings by dotted keys, below `prefix`. Lists are values, and empty mappings vanish."""
+    """Return the values of nested mappings by dotted keys below `prefix`; lists are values, and empty mappings vanish."""
     if not isinstance(data, Mapping):
         return {prefix: data}
     return {
@@ -156,7 +158,7 @@ def dotted_keys(data: JsonValue, prefix: str = "") -> JsonObject:
 
 
 def config_hash(config: Config) -> str:
-    """Return the sha256 of the canonical JSON of a config: equal for equal configs, whatever file they came from."""
+    """Return the sha256 of a config's canonical JSON, which is the same for equal configs of whatever files."""
     canonical = json.dumps(config.resolve(), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -172,7 +174,7 @@ def _parse_yaml(text: str, source: str) -> JsonValue:
         ) from error
 
 
-def _apply(data: JsonObject, override: str) -> None:
+def _apply_override(data: JsonObject, override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise MarlRayError(f"override {override!r}: expected dotted.key=value")
@@ -194,11 +196,11 @@ def _explain(error: ErrorDetails, key: str) -> str:
     if error["type"] == "missing":
         return f"missing key {key!r}"
     message = message_of(error)
-    shown = repr(error["input"]) if error["input"] is not None else "nothing"
-    named = error["type"] == "value_error" and str(error["input"]) in message
-    explained = len(shown) > 60 or isinstance(error["input"], Mapping) or named
-    suffix = "" if explained else f", got {shown}"
-    return f"{key}: {message}{suffix}{meant(error)}" if key else message
+    shown_input = repr(error["input"]) if error["input"] is not None else "nothing"
+    is_named = error["type"] == "value_error" and str(error["input"]) in message
+    hides_input = len(shown_input) > MAX_INPUT_LENGTH or isinstance(error["input"], Mapping) or is_named
+    suffix = "" if hides_input else f", got {shown_input}"
+    return f"{key}: {message}{suffix}{choice_hint(error)}" if key else message
 
 
 def other_kind_hint(keys: Container[str], data: Mapping[str, object], file: str) -> str:
@@ -213,15 +215,17 @@ def other_kind_hint(keys: Container[str], data: Mapping[str, object], file: str)
     return ""
 
 
-def _values(data: Any) -> list[Any]:
+def _values_of(data: Any) -> list[Any]:
     """Return the values of a mapping; any other value alone."""
     return list(data.values()) if isinstance(data, Mapping) else [data]
 
 
-def _follows(error: ErrorDetails, errors: Sequence[ErrorDetails]) -> bool:
+def _is_consequence(error: ErrorDetails, errors: Sequence[ErrorDetails]) -> bool:
     """Return True if a list is too short because an entry of it is wrong."""
     place = error["loc"]
-    return error["type"] == "too_short" and any(e is not error and e["loc"][: len(place)] == place for e in errors)
+    return error["type"] == "too_short" and any(
+        other is not error and other["loc"][: len(place)] == place for other in errors
+    )
 
 
 def path_in(data: Any, error: ErrorDetails) -> Iterator[str]:
@@ -234,7 +238,7 @@ def path_in(data: Any, error: ErrorDetails) -> Iterator[str]:
         is_entry = isinstance(data, list) and isinstance(step, int) and step < len(data)
         if is_entry or (isinstance(data, Mapping) and step in data):
             data = data[step]
-        elif isinstance(step, int) or NO_KEY.match(step) or step in _values(data):
+        elif isinstance(step, int) or NO_KEY.match(step) or step in _values_of(data):
             continue
         yield str(step)
     if missing:
@@ -248,14 +252,14 @@ def unknown_key_hint(model: type[BaseModel], place: Sequence[int | str], before:
     """
     parts: list[object] = [model]
     for step in place[:-1]:
-        inner = [child for part in parts for child in _below(part, step)]
+        inner = [child for part in parts for child in _types_below(part, step)]
         parts = inner or [part for part in parts if _has_kind(part, step)] or parts  # a union's tag is no key
     key = str(place[-1])
     models = [part for part in parts if _is_model(part)]
-    deeper = [path for each in models for path in _paths(each) if path.rpartition(".")[2] == key]
-    if deeper:
-        return f"; did you mean {' or '.join(before + path for path in deeper[:3])}?"
-    return did_you_mean(key, [name for each in models for name in each.model_fields], before=before)
+    paths = [path for inner_model in models for path in _group_paths(inner_model) if path.rpartition(".")[2] == key]
+    if paths:
+        return f"; did you mean {' or '.join(before + path for path in paths[:3])}?"
+    return did_you_mean(key, [name for inner_model in models for name in inner_model.model_fields], before=before)
 
 
 def _has_kind(part: Any, kind: int | str) -> bool:
@@ -267,31 +271,31 @@ def _is_model(part: object) -> TypeGuard[type[BaseModel]]:
     return isinstance(part, type) and issubclass(part, BaseModel)
 
 
-def _below(part: object, step: int | str) -> Iterator[object]:
+def _types_below(part: object, step: int | str) -> Iterator[object]:
     """Yield the types of what lies under a key, a name or an index of a type."""
     if _is_model(part):
         if step in part.model_fields:
-            yield from _parts(part.model_fields[step].annotation)
+            yield from _union_members(part.model_fields[step].annotation)
     elif get_origin(part) is not None:
         for inner in get_args(part):
-            yield from _parts(inner)
+            yield from _union_members(inner)
 
 
-def _parts(annotation: object) -> Iterator[object]:
+def _union_members(annotation: object) -> Iterator[object]:
     """Yield the types of a union, one by one; any other type alone."""
     if get_origin(annotation) is Annotated:
-        yield from _parts(get_args(annotation)[0])
+        yield from _union_members(get_args(annotation)[0])
     elif get_origin(annotation) in (Union, types.UnionType):
         for inner in get_args(annotation):
-            yield from _parts(inner)
+            yield from _union_members(inner)
     else:
         yield annotation
 
 
-def _paths(model: type[BaseModel]) -> Iterator[str]:
+def _group_paths(model: type[BaseModel]) -> Iterator[str]:
     """Yield the dotted keys of the groups of a model, however deep."""
     for name, field in model.model_fields.items():
-        for part in _parts(field.annotation):
+        for part in _union_members(field.annotation):
             if _is_model(part):
                 yield from (f"{name}.{key}" for key in part.model_fields)
-                yield from (f"{name}.{path}" for path in _paths(part))
+                yield from (f"{name}.{path}" for path in _group_paths(part))

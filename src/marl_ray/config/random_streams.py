@@ -16,13 +16,15 @@ BLOCK_STEPS, BLOCK_BITS = 64, 20
 """Steps of an evaluation whose random numbers are drawn at once, and the bits of the number of such a block."""
 
 MAX_COPIES = 1 << COPY_BITS
+"""Maximum number of environment copies, and of the starts of an evaluation."""
 MAX_REFILLS = (1 << ATTEMPT_BITS) - 1
-"""Attempt 0 is the first play of a batch."""
+"""Maximum number of times that a batch is filled up again; attempt 0 is its first play."""
 MAX_EPOCHS = 1 << (ORDER_BITS - 1)
-"""The upper half of the numbers of orders is for those that are not of epochs."""
+"""Maximum number of epochs; the upper half of the numbers of orders is for those that are not of epochs."""
 MAX_EVALUATION_STEPS = BLOCK_STEPS << BLOCK_BITS
+"""Maximum number of steps of an episode of an evaluation."""
 MAX_SEED = (1 << 53) - 1
-"""The seeds of a team's weights are 1,000 times the run's and more, and must fit in 64 bits; JSON holds it exactly."""
+"""Greatest seed of a run. JSON holds it exactly, and those of a team's weights, 1,000 times it and more, fit in 64 bits."""
 
 Copies: TypeAlias = Annotated[int, Field(gt=0, le=MAX_COPIES)]
 Refills: TypeAlias = Annotated[int, Field(ge=0, le=MAX_REFILLS)]

@@ -1,4 +1,4 @@
-"""The reference of config keys: a Markdown page made from the JSON schemas of the configs, for docs/config.md."""
+"""The reference of config keys, docs/config.md, as a Markdown page made from the JSON schemas of the configs."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -38,8 +38,11 @@ defaults; `marl-ray config schema KIND` prints the JSON schema that editors comp
 """
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 _WORDS = {"string": "text", "object": "mapping", "array": "list"}
+_SECTIONS = {model.__name__: kind for kind, model in CONFIGS.items()}
+"""Name of a config's class -> its kind, which has a section of its own."""
 
 ConfigSchema = JsonMapping
+"""A JSON schema, or a part of one."""
 
 
 class KeyRow(NamedTuple):
@@ -76,14 +79,14 @@ def _rows(group: ConfigSchema, parts: Mapping[str, ConfigSchema], prefix: str) -
     """Yield the rows of a group's keys. A group among them is followed by its own keys."""
     for name, field in group["properties"].items():
         key = f"{prefix}{name}"
-        inner = [] if "const" in field else list(_groups(field, parts, key))
+        inner = [] if "const" in field else list(_group_schemas(field, parts, key))
         description = field.get("description") or next((part.get("description", "") for _, part in inner), "")
         default = f"`{json.dumps(field['default'])}`" if "default" in field else ""
         if inner and default != "`null`" and "anyOf" not in field:
             default = ""  # its keys have their own
         if name in group.get("required", ()):
             default = "required"
-        yield KeyRow(key, _type(field), default, " ".join(description.split()))
+        yield KeyRow(key, _type_text(field), default, " ".join(description.split()))
         for path, part in inner:
             kind = part["properties"].get("kind", {}).get("const")
             for row in _rows(part, parts, f"{path}."):
@@ -93,7 +96,9 @@ def _rows(group: ConfigSchema, parts: Mapping[str, ConfigSchema], prefix: str) -
                     yield row._replace(description=f"`kind: {kind}`. {row.description}")
 
 
-def _groups(field: ConfigSchema, parts: Mapping[str, ConfigSchema], path: str) -> Iterator[tuple[str, ConfigSchema]]:
+def _group_schemas(
+    field: ConfigSchema, parts: Mapping[str, ConfigSchema], path: str
+) -> Iterator[tuple[str, ConfigSchema]]:
     """Yield (path, schema) of the groups of keys that a field holds.
 
     Configs with a section of their own are left out.
@@ -103,37 +108,34 @@ def _groups(field: ConfigSchema, parts: Mapping[str, ConfigSchema], path: str) -
         if name not in _SECTIONS:
             yield path, parts[name]
     for other in (*field.get("anyOf", ()), *field.get("oneOf", ())):
-        yield from _groups(other, parts, path)
+        yield from _group_schemas(other, parts, path)
     if isinstance(field.get("items"), Mapping):
-        yield from _groups(field["items"], parts, f"{path}[]")
-    for values in _values(field):
-        yield from _groups(values, parts, f"{path}.NAME")
+        yield from _group_schemas(field["items"], parts, f"{path}[]")
+    for values in _value_schemas(field):
+        yield from _group_schemas(values, parts, f"{path}.NAME")
 
 
-def _values(field: ConfigSchema) -> list[ConfigSchema]:
+def _value_schemas(field: ConfigSchema) -> list[ConfigSchema]:
     """Return the schema of a mapping's values, if it has one."""
     schemas = [*field.get("patternProperties", {}).values(), field.get("additionalProperties")]
     return [values for values in schemas if isinstance(values, Mapping)]
 
 
-def _type(field: ConfigSchema) -> str:
+def _type_text(field: ConfigSchema) -> str:
     """Return the type of a field, in words."""
     if "$ref" in field:
         kind = _SECTIONS.get(field["$ref"].removeprefix("#/$defs/"))
         return "group" if kind is None else f"[{kind}](#{kind})"
     if "anyOf" in field or "oneOf" in field:
-        return " or ".join(dict.fromkeys(map(_type, field.get("anyOf") or field["oneOf"])))
+        return " or ".join(dict.fromkeys(map(_type_text, field.get("anyOf") or field["oneOf"])))
     if "enum" in field or "const" in field:
         return ", ".join(f"`{value}`" for value in field.get("enum") or [field["const"]])
     if "prefixItems" in field:
-        return f"[{', '.join(map(_type, field['prefixItems']))}]"
+        return f"[{', '.join(map(_type_text, field['prefixItems']))}]"
     if isinstance(field.get("items"), Mapping) and field["items"]:
-        return f"list of {_type(field['items'])}"
-    if values := _values(field):
-        return f"mapping of names to {_type(values[0])}"
+        return f"list of {_type_text(field['items'])}"
+    if values := _value_schemas(field):
+        return f"mapping of names to {_type_text(values[0])}"
     kind = str(field.get("type", "any value"))
     bounds = [f"{sign} {field[bound]:g}" for bound, sign in _BOUNDS.items() if bound in field]
     return " ".join([_WORDS.get(kind, kind), " and ".join(bounds)]).strip()
-
-
-_SECTIONS = {model.__name__: kind for kind, model in CONFIGS.items()}

@@ -1,4 +1,4 @@
-"""The settings of schedulers: of those that come with the product, and of users' own."""
+"""The settings of schedulers, of those that come with the product and of users' own."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
@@ -90,8 +90,8 @@ class Pb2Settings(SchedulerSettings):
     """Share of the population that is replaced, and that is copied from."""
 
 
-def _settings(data: object, built_in: ValidatorFunctionWrapHandler) -> object:
-    """Validate the settings of a built-in scheduler as one of the union, others by the class that the scheduler names."""
+def _validate_settings(data: object, built_in: ValidatorFunctionWrapHandler) -> object:
+    """Validate the settings of a built-in scheduler by the union, and others by the class that the scheduler names."""
     kind = None
     if isinstance(data, SchedulerSettings):
         kind = data.kind
@@ -110,6 +110,6 @@ def _settings(data: object, built_in: ValidatorFunctionWrapHandler) -> object:
 
 SchedulerConfig = Annotated[
     Annotated[FifoSettings | AshaSettings | MedianSettings | PbtSettings | Pb2Settings, Field(discriminator="kind")],
-    WrapValidator(_settings),
+    WrapValidator(_validate_settings),
     PlainSerializer(lambda settings: settings.model_dump(mode="json")),
 ]

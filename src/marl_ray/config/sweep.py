@@ -21,9 +21,12 @@ from marl_ray.json_types import JsonMapping, JsonObject
 SWEEP_OWNED_KEYS = ("name", "seed", "storage", "tracking")
 """Keys of the run config that the sweep itself sets."""
 DIMENSION_KINDS = ("grid", "choice", "uniform", "loguniform", "int")
-
+"""Keys of a dimension, of which exactly one says where its values come from."""
+MAX_CONDITION_PICKS = 64
+"""Maximum number of combinations of conditions in which one value is tried before a sweep begins."""
 
 WholeBounds = tuple[int, int]
+"""Bounds of a range of whole numbers; in `DimensionConfig` the name `int` is that of a key."""
 
 
 class DimensionConfig(Config):
@@ -237,7 +240,7 @@ def set_value(data: JsonObject, key: str, value: Any) -> None:
         node = node.setdefault(part, {})
         if not isinstance(node, dict):
             raise MarlRayError(f"{key!r}: {'.'.join(parents[: depth + 1])} is a value, not a group of keys")
-    node[last] = copy.deepcopy(value)  # the next key may reach into it, and the value belongs to others too
+    node[last] = copy.deepcopy(value)  # a later key may change a part of it, and others hold the value too
 
 
 def get_value(data: JsonMapping, key: str) -> Any:
@@ -254,20 +257,20 @@ def ordered_keys(space: Mapping[str, DimensionConfig]) -> list[str]:
     Those are the keys that its `when` names and, for a hyper-parameter, the algorithm. Raises ValueError if they go
     in a circle.
     """
-    done: list[str] = []
+    ordered: list[str] = []
     pending = list(space)
     algorithms = [key for key in space if names_algorithm(key)]
     while pending:
-        free = [
+        next_keys = [
             key
             for key in pending
             if not any(other in pending for other in (*space[key].when, *(algorithms if is_hyper(key) else ())))
         ]
-        if not free:
+        if not next_keys:
             raise ValueError(f"space: the `when` of {', '.join(pending)} go in a circle")
-        done.append(free[0])
-        pending.remove(free[0])
-    return done
+        ordered.append(next_keys[0])
+        pending.remove(next_keys[0])
+    return ordered
 
 
 def applies(config: SweepConfig, key: str, values: Mapping[str, object]) -> bool:
@@ -347,9 +350,13 @@ def extreme_combinations(config: SweepConfig) -> list[dict[str, object]]:
 
     def requirements_of(key: str, value: object) -> list[dict[str, object]]:
         conditions = [
-            [(other, choice) for choice in some] for other, some in config.space[key].when.items() if other in keys
+            [(other, choice) for choice in choices]
+            for other, choices in config.space[key].when.items()
+            if other in keys
         ]
-        return [{key: value} | dict(pick) for pick in itertools.islice(itertools.product(*conditions), 64)]
+        return [
+            {key: value} | dict(pick) for pick in itertools.islice(itertools.product(*conditions), MAX_CONDITION_PICKS)
+        ]
 
     filled = [fill(fixed) for key in keys for value in ends[key] for fixed in requirements_of(key, value)]
     unique = {json.dumps(configuration, sort_keys=True): configuration for configuration in filled}

@@ -1,4 +1,4 @@
-"""Address of MLflow: the one default that every command and service shares."""
+"""The default address of MLflow, which all commands and services share."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ TRACKING_URI = "MLFLOW_TRACKING_URI"
 
 
 def resolve_tracking_uri(configured: str | None = None, storage: str = "runs") -> str:
-    """Return the tracking URI: the given one, else that of MLFLOW_TRACKING_URI, else `mlflow.db` in the storage folder.
+    """Return the configured tracking URI, else that of MLFLOW_TRACKING_URI, else `mlflow.db` in the storage folder.
 
     Raises MarlRayError for remote storage, which cannot hold that file.
     """

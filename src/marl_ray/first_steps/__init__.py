@@ -1,1 +1,1 @@
-"""The programs that show the product to a newcomer on one machine: `marl-ray try` and `marl-ray demo`."""
+"""The programs `marl-ray try` and `marl-ray demo`, which show the product to a newcomer on one machine."""

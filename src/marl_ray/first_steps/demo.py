@@ -21,7 +21,7 @@ from rich.table import Table
 from marl_ray.config import EnvConfig, RunConfig, load_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import FINAL_STATUSES
-from marl_ray.first_steps.steps import ENDPOINT, KEYS_FILE, deploy_endpoint, new_folder, plain_console, step
+from marl_ray.first_steps.steps import ENDPOINT, KEYS_FILE, deploy_endpoint, new_folder, plain_console, timed_step
 from marl_ray.json_types import JsonObject
 from marl_ray.serving.http.keys import new_key
 
@@ -41,8 +41,9 @@ ROLLOUT_SETTINGS: JsonObject = {
 EPISODES_PER_LOOK = 20
 """Episodes between two looks at what the router has decided."""
 JUDGED_S = 3.0
-"""Seconds after an episode's window by which it has certainly been looked at."""
+"""Seconds after the end of an episode's window by which the router has judged it."""
 JOB_S = 600.0
+"""Maximum seconds for a training job, after which the demo gives up."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class PlayedExperiment:
     audit: list[dict[str, object]]
     """The router's actions: the document of `experiment audit`."""
     episodes: int
+    """Number of episodes that were played."""
     latencies_ms: dict[str, tuple[float, float]]
     """Arm -> median and 99th percentile of an action's milliseconds."""
 
@@ -64,16 +66,19 @@ class DemoResult:
 
     experiments: list[PlayedExperiment]
     curves: str
-    """Path of the picture."""
+    """Path of the picture of the learning curves."""
     tracking_uri: str
+    """MLflow URI of the runs."""
     database: str
+    """SQLAlchemy URL of the experiments."""
     url: str
-    """The gateway."""
+    """URL of the gateway."""
     key: str
-    """Its admin key."""
+    """Admin key of the gateway."""
     dashboard: str
+    """URL of Ray's dashboard."""
     token: str
-    """The dashboard's."""
+    """Token of the dashboard."""
 
 
 @contextlib.contextmanager
@@ -87,28 +92,28 @@ def demonstrate(folder: Path, episodes: int) -> Iterator[DemoResult]:
 
     console, folder = plain_console(), new_folder(folder)
     mappo = load_config(RunConfig, ARM_CONFIGS["mappo"])
-    with step(console, "compiling the gridworld (first time only)"):
+    with timed_step(console, "compiling the gridworld (first time only)"):
         warm_up(mappo.env)
-    with step(console, "starting a local Ray"):
+    with timed_step(console, "starting a local Ray"):
         stack = contextlib.ExitStack()
         ray = stack.enter_context(local_ray(num_cpus=max(2, os.cpu_count() or 2), object_store_bytes=256 << 20))
     with stack:
         for arm, path in ARM_CONFIGS.items():
-            with step(console, f"training {arm} as a Ray Job"):
+            with timed_step(console, f"training {arm} as a Ray Job"):
                 _train(path, folder, ray.dashboard_url)
         key = os.environ["MARL_RAY_API_KEY"] = new_key(folder / KEYS_FILE, "demo")
-        with step(console, "deploying the router: ippo in production, mappo as its candidate"):
+        with timed_step(console, "deploying the router: ippo in production, mappo as its candidate"):
             arms = {
                 arm: {"bundle": f"models:/{load_config(RunConfig, path).name}/1"} for arm, path in ARM_CONFIGS.items()
             }
             url = deploy_endpoint(folder, ray.dashboard_url, {"arms": arms, **ROLLOUT_SETTINGS})
-        with step(console, "rolling mappo out, a quarter of the episodes first"):
-            good = play(url, ENDPOINT, mappo.env, episodes)
-        with step(console, "rolling an untrained team out against the winner"):
-            bad = play(url, roll_out_untrained(mappo, folder, url), mappo.env, episodes)
+        with timed_step(console, "rolling mappo out, a quarter of the episodes first"):
+            rollout = play(url, ENDPOINT, mappo.env, episodes)
+        with timed_step(console, "rolling an untrained team out against the winner"):
+            untrained_rollout = play(url, roll_out_untrained(mappo, folder, url), mappo.env, episodes)
         yield DemoResult(
-            experiments=[good, bad],
-            curves=str(_plot(folder)),
+            experiments=[rollout, untrained_rollout],
+            curves=str(_plot_curves(folder)),
             tracking_uri=f"sqlite:///{folder}/mlflow.db",
             database=f"sqlite:///{folder}/experiments.db",
             url=url,
@@ -116,16 +121,16 @@ def demonstrate(folder: Path, episodes: int) -> Iterator[DemoResult]:
             dashboard=ray.dashboard_url,
             token=ray.token,
         )
-        with step(console, "shutting down"):
+        with timed_step(console, "shutting down"):
             stack.close()
 
 
 def print_result(result: DemoResult, is_served: bool) -> None:
-    """Print what the demo has come to for people, and where its gateway is if that is `is_served`."""
+    """Print the result of the demo for people, and where its gateway is if that is still served."""
     console = plain_console()
-    for played in result.experiments:
-        console.print(table(played))
-        for line in decision_lines(played):
+    for experiment in result.experiments:
+        console.print(table(experiment))
+        for line in decision_lines(experiment):
             console.print(line, soft_wrap=True)
     lines = {"curves": result.curves, "runs": f"mlflow ui --backend-store-uri {result.tracking_uri}"}
     lines |= {"outcomes": result.database}
@@ -163,16 +168,16 @@ def roll_out_untrained(config: RunConfig, folder: Path, url: str) -> str:
 
 
 def play(url: str, name: str, env: EnvConfig, episodes: int) -> PlayedExperiment:
-    """Play until the router has decided on the experiment, at most `episodes`."""
+    """Play episodes over HTTP until the router has decided on the experiment, at most `episodes`."""
     from marl_ray.envs.registry import make_env
     from marl_ray.serving.client.admin import ask
     from marl_ray.serving.client.play import play_episodes
 
-    key, played = os.environ["MARL_RAY_API_KEY"], list[Any]()
-    while len(played) < episodes:
-        count = min(EPISODES_PER_LOOK, episodes - len(played))
-        played += asyncio.run(
-            play_episodes(url, lambda: make_env(env), count, experiment=ENDPOINT, seed=len(played), key=key)
+    key, played_episodes = os.environ["MARL_RAY_API_KEY"], list[Any]()
+    while len(played_episodes) < episodes:
+        count = min(EPISODES_PER_LOOK, episodes - len(played_episodes))
+        played_episodes += asyncio.run(
+            play_episodes(url, lambda: make_env(env), count, experiment=ENDPOINT, seed=len(played_episodes), key=key)
         )
         if ask(url, f"/v1/experiments/{name}")["status"] in FINAL_STATUSES:
             break
@@ -182,26 +187,26 @@ def play(url: str, name: str, env: EnvConfig, episodes: int) -> PlayedExperiment
             # Not enough episodes for a proof; production stays, and the endpoint is free for the next.
             ask(url, f"/v1/experiments/{name}/stop", {"reason": f"undecided after {episodes} episodes"})
     report = ask(url, f"/v1/experiments/{name}")
-    of_arms: dict[str, list[float]] = {arm: [] for arm in report["arms"]}
-    for episode in played:
-        of_arms[episode.arm] += [1000 * seconds for seconds in episode.latencies]
+    latencies_of_arms: dict[str, list[float]] = {arm: [] for arm in report["arms"]}
+    for episode in played_episodes:
+        latencies_of_arms[episode.arm] += [1000 * seconds for seconds in episode.latencies]
     return PlayedExperiment(
         report,
         ask(url, f"/v1/experiments/{name}/audit")["audit"],
-        len(played),
-        {arm: (float(np.median(ms)), float(np.percentile(ms, 99))) for arm, ms in of_arms.items() if ms},
+        len(played_episodes),
+        {arm: (float(np.median(ms)), float(np.percentile(ms, 99))) for arm, ms in latencies_of_arms.items() if ms},
     )
 
 
-def decision_lines(played: PlayedExperiment) -> list[str]:
+def decision_lines(experiment: PlayedExperiment) -> list[str]:
     """Return the router's actions, from its audit log."""
     return [
-        f"  {e['action']} {e['arm'] or ''}".rstrip().ljust(24) + f" by {e['actor']}: {e['reason']}"
-        for e in played.audit
+        f"  {entry['action']} {entry['arm'] or ''}".rstrip().ljust(24) + f" by {entry['actor']}: {entry['reason']}"
+        for entry in experiment.audit
     ]
 
 
-def _plot(folder: Path) -> Path:
+def _plot_curves(folder: Path) -> Path:
     from marl_ray.stored_files.folder_kinds import RUN_FILE
     from marl_ray.training.tracking.curve_plot import plot_returns
     from marl_ray.training.tracking.mlflow_run import MlflowRun
@@ -214,28 +219,28 @@ def _plot(folder: Path) -> Path:
     return plot_returns(curves, folder / "learning_curves.png", "MultiGrid-Empty-8x8-v0, two agents")
 
 
-def table(played: PlayedExperiment) -> Table:
+def table(experiment: PlayedExperiment) -> Table:
     """Return the table of an experiment's report, with the latencies of its actions over HTTP in milliseconds."""
-    report = played.report
-    title = f"experiment {report['name']}: {report['status']}, {played.episodes} episodes over HTTP"
-    lines = Table(title=title)
+    report = experiment.report
+    title = f"experiment {report['name']}: {report['status']}, {experiment.episodes} episodes over HTTP"
+    rows = Table(title=title)
     for column in ("arm", "return [95 % CI]", "p50 ms", "p99 ms", "exposures", "against control", "verdict"):
-        lines.add_column(column, justify="left" if column in ("arm", "verdict") else "right", no_wrap=True)
+        rows.add_column(column, justify="left" if column in ("arm", "verdict") else "right", no_wrap=True)
     for name, arm in report["arms"].items():
-        p50, p99 = played.latencies_ms.get(name, (math.nan, math.nan))
-        lines.add_row(
+        p50, p99 = experiment.latencies_ms.get(name, (math.nan, math.nan))
+        rows.add_row(
             name,
-            _with_bounds(arm["mean"], arm["interval"]),
+            _interval_text(arm["mean"], arm["interval"]),
             f"{p50:.1f}",
             f"{p99:.1f}",
             str(arm["exposures"]),
-            "control" if "verdict" not in arm else _with_bounds(arm["difference"], arm["difference_interval"]),
+            "control" if "verdict" not in arm else _interval_text(arm["difference"], arm["difference_interval"]),
             arm.get("verdict", ""),
         )
-    return lines
+    return rows
 
 
-def _with_bounds(mean: float | None, bounds: Sequence[float] | None) -> str:
+def _interval_text(mean: float | None, bounds: Sequence[float] | None) -> str:
     if mean is None:
         return "-"
     return f"{mean:.3f}" + (f" [{bounds[0]:.3f}, {bounds[1]:.3f}]" if bounds else "")

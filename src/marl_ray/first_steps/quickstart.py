@@ -1,4 +1,4 @@
-"""A first look at the product on this machine: train a small team, score it on whole episodes, serve it, open its page."""
+"""A first look at the product on this machine: a small team is trained, scored, served and shown in a browser."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from marl_ray.config import RunConfig, parse_config
-from marl_ray.first_steps.steps import KEYS_FILE, deploy_endpoint, new_folder, plain_console, step
+from marl_ray.first_steps.steps import KEYS_FILE, deploy_endpoint, new_folder, plain_console, timed_step
 from marl_ray.serving.http.keys import new_key
 
 RUN: dict[str, object] = {
@@ -45,14 +45,17 @@ class QuickstartResult:
     action_ms: float
     """Median milliseconds of an action over HTTP."""
     model: str
+    """`models:/NAME/VERSION` of the best bundle."""
     bundle: str
+    """Folder of the best bundle."""
     curve: str
+    """Path of the picture of the learning curve."""
     url: str
-    """The gateway."""
+    """URL of the gateway."""
     key: str
-    """Its admin key."""
+    """Admin key of the gateway."""
     storage: str
-    """The folder that holds the run's."""
+    """The folder that holds the run's folder."""
     seconds: float
     """Seconds since the start of the command."""
 
@@ -74,17 +77,17 @@ def quickstart(folder: Path) -> Iterator[QuickstartResult]:
     began, console, folder = time.monotonic(), plain_console(), new_folder(folder)
     run = parse_config(RunConfig, RUN | {"storage": str(folder)})
     with contextlib.ExitStack() as stack:
-        with step(console, "compiling the gridworld (takes long the first time only)"):
+        with timed_step(console, "compiling the gridworld (takes long the first time only)"):
             check_run(run)
-        with step(console, "starting a local Ray"):
+        with timed_step(console, "starting a local Ray"):
             cpus = max(CPUS, os.cpu_count() or 1)
             ray = stack.enter_context(local_ray(num_cpus=cpus, object_store_bytes=256 << 20))
-        with step(console, f"training two agents with {run.algorithm} on {run.env.id}"):
+        with timed_step(console, f"training two agents with {run.algorithm} on {run.env.id}"):
             result = train(run, own_ray=True)
         key = new_key(folder / KEYS_FILE, "try")
-        with step(console, "serving the best team"):
+        with timed_step(console, "serving the best team"):
             url = deploy_endpoint(folder, ray.dashboard_url, {"arms": {run.algorithm: {"bundle": result.model}}})
-        with step(console, f"playing {EPISODES} episodes over HTTP"):
+        with timed_step(console, f"playing {EPISODES} episodes over HTTP"):
             episodes = asyncio.run(play_episodes(url, lambda: make_env(run.env), EPISODES, key=key))
         first, *_ = read_metrics(*filesystem_of(run))
         best = [row for row in read_metrics(*filesystem_of(run)) if "best/return" in row][-1]
@@ -103,45 +106,45 @@ def quickstart(folder: Path) -> Iterator[QuickstartResult]:
             storage=str(folder),
             seconds=time.monotonic() - began,
         )
-        with step(console, "shutting down"):
+        with timed_step(console, "shutting down"):
             stack.close()
 
 
-def lines_of(tried: QuickstartResult) -> Iterator[str]:
+def result_lines(result: QuickstartResult) -> Iterator[str]:
     """Yield the result of a short try in lines for people."""
     lines = {
-        "return before": "{:.3f} [{:.3f}, {:.3f}]".format(*tried.before),
-        "return after": "{:.3f} [{:.3f}, {:.3f}]".format(*tried.after)
-        + f", on {tried.episodes} episodes of other starts",
-        "over HTTP": f"{tried.over_http:.3f} in {EPISODES} episodes, {tried.action_ms:.1f} ms an action",
-        "curve": tried.curve,
-        "bundle": tried.bundle,
-        "page": f"{tried.url}/ui  (user: any, password: the key)",
-        "key": tried.key,
+        "return before": "{:.3f} [{:.3f}, {:.3f}]".format(*result.before),
+        "return after": "{:.3f} [{:.3f}, {:.3f}]".format(*result.after)
+        + f", on {result.episodes} episodes of other starts",
+        "over HTTP": f"{result.over_http:.3f} in {EPISODES} episodes, {result.action_ms:.1f} ms an action",
+        "curve": result.curve,
+        "bundle": result.bundle,
+        "page": f"{result.url}/ui  (user: any, password: the key)",
+        "key": result.key,
     }
     yield from (f"{name:<15}{text}" for name, text in lines.items())
-    yield f"ready after {tried.seconds:.1f} s"
-    yield from next_lines(tried.storage)
+    yield f"ready after {result.seconds:.1f} s"
+    yield from next_command_lines(result.storage)
 
 
-def next_lines(storage: str) -> Iterator[str]:
-    """Yield the commands that a newcomer may run next: they show the run, and begin an environment of their own."""
+def next_command_lines(storage: str) -> Iterator[str]:
+    """Yield the commands that a newcomer may run next, which show the run and begin an environment of one's own."""
     folder = Path(storage)
-    shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+    shown_folder = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
     yield "next, also in another terminal:"
-    yield f"  marl-ray runs show {RUN['name']} --storage {shown}"
-    yield f"  marl-ray runs ls --storage {shown}"
+    yield f"  marl-ray runs show {RUN['name']} --storage {shown_folder}"
+    yield f"  marl-ray runs ls --storage {shown_folder}"
     yield "  marl-ray new environment my_env"
 
 
 def open_in_browser(page: str) -> None:
-    """Open a page where somebody sees it."""
+    """Open a page in a browser, if this machine has a display."""
     if has_display():
         webbrowser.open(page)
 
 
 def has_display() -> bool:
-    """Return True if a browser that is opened here would be seen."""
+    """Return True if this process can open windows on a display."""
     return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 

@@ -1,4 +1,4 @@
-"""Parts that the short try and the demo share: their folder, their console, and the deployment of their gateway."""
+"""Parts that the short try and the demo share, from their folder to the deployment of their gateway."""
 
 import contextlib
 import signal
@@ -9,9 +9,11 @@ from pathlib import Path
 from rich.console import Console
 
 ENDPOINT = "gridworld"
+"""Name that clients act on."""
 KEYS_FILE = "keys.yaml"
 """Name of the file of API keys."""
 DEPLOY_S = 120.0
+"""Maximum seconds for the deployment of the gateway."""
 
 
 def plain_console() -> Console:
@@ -22,14 +24,14 @@ def plain_console() -> Console:
 
 def new_folder(folder: Path) -> Path:
     """Make and return `folder`/TIME."""
-    made = (folder / time.strftime("%Y%m%d-%H%M%S")).resolve()
-    made.mkdir(parents=True)
-    return made
+    dated_folder = (folder / time.strftime("%Y%m%d-%H%M%S")).resolve()
+    dated_folder.mkdir(parents=True)
+    return dated_folder
 
 
 @contextlib.contextmanager
-def step(console: Console, title: str) -> Iterator[None]:
-    """Print what the block does, and its seconds."""
+def timed_step(console: Console, title: str) -> Iterator[None]:
+    """Print the title of what the block does, and then the seconds that it took."""
     console.print(f"[bold]{title}[/bold] ...")
     start = time.perf_counter()
     yield

@@ -1,1 +1,1 @@
-"""Files that processes keep: complete or appended to on any storage, or a local database of texts that they share."""
+"""Files that processes keep, complete or appended to on any storage, or as a local database of texts."""

@@ -1,4 +1,4 @@
-"""Creates a file that nobody else has created: the one step in which two owners of a name meet."""
+"""Creates a file that nobody else has created, the one step in which two owners of a name meet."""
 
 import os
 import secrets
@@ -21,37 +21,37 @@ UNSUPPORTED_CODES = ("NotImplemented", "501")
 
 
 def create(filesystem: fs.FileSystem, path: str, data: bytes) -> bool:
-    """Write a new file, whose folder exists.
+    """Write a new file, whose folder exists, and return True; False if there is one already.
 
-    Returns False if there is one already. `data` is like no other writer's.
+    `data` is like no other writer's.
 
     Local and network storage create it by O_EXCL, S3 by a put with If-None-Match, which replaces nothing. On other storage,
     and on object stores without conditional puts, of several writers within SETTLE_S the last wins. Raises OSError.
     """
     if isinstance(filesystem, fs.LocalFileSystem):
-        return _created_locally(path, data) or Path(path).read_bytes() == data
+        return _create_locally(path, data) or Path(path).read_bytes() == data
     if filesystem.type_name == "s3":
         put = _put_if_absent(filesystem, path, data)
         if put is not None:  # a put whose answer was lost is refused when it is repeated
-            return put or _content(filesystem, path) == data
+            return put or _read_content(filesystem, path) == data
     if filesystem.get_file_info(path).type != fs.FileType.NotFound:
         return False
     try:
         write_complete(filesystem, path, data, secrets.randbits(60))  # two writers at once leave no mixture
-    except FileNotFoundError:  # the owner, which was first, has tidied up
+    except FileNotFoundError:  # the owner, which was first, has removed temporary files
         return False
     time.sleep(SETTLE_S)
-    return _content(filesystem, path) == data
+    return _read_content(filesystem, path) == data
 
 
-def _created_locally(path: str, data: bytes) -> bool:
+def _create_locally(path: str, data: bytes) -> bool:
     try:
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
     except FileExistsError:
         return False
     try:
         with os.fdopen(file, "wb") as stream:
-            stream.write(data)  # all of it: `os.write` takes a part where the disk is nearly full
+            stream.write(data)  # not `os.write`, which writes a part where the disk is nearly full
             stream.flush()
             os.fsync(file)
     except OSError:  # such as a full disk: an empty file would refuse everybody
@@ -60,7 +60,8 @@ def _created_locally(path: str, data: bytes) -> bool:
     return True
 
 
-def _content(filesystem: fs.FileSystem, path: str) -> bytes | None:
+def _read_content(filesystem: fs.FileSystem, path: str) -> bytes | None:
+    """Return the content of a file; None if there is none."""
     try:
         with filesystem.open_input_stream(path) as stream:
             return bytes(stream.read())
@@ -69,7 +70,7 @@ def _content(filesystem: fs.FileSystem, path: str) -> bytes | None:
 
 
 def _put_if_absent(filesystem: fs.FileSystem, path: str, data: bytes) -> bool | None:
-    """Return True if the object was made, False if there is one; None if the store knows no conditional put."""
+    """Put an object unless there is one, and return whether it was made; None if the store knows no conditional put."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     bucket, _, key = path.partition("/")
@@ -96,7 +97,7 @@ def _client(filesystem: Any) -> Any:
     import boto3
     from botocore.config import Config
 
-    _, (options,) = filesystem.__reduce__()  # how it is pickled: pyarrow has no other way to read its options
+    _, (options,) = filesystem.__reduce__()  # pyarrow has no other way to read them than that of pickle
     endpoint = options["endpoint_override"]
     if endpoint and "://" not in endpoint:
         endpoint = f"{options['scheme']}://{endpoint}"

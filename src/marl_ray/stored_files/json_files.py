@@ -1,4 +1,4 @@
-"""Plain data in files of JSON, on any storage."""
+"""Reads and writes plain data as files of JSON, on any storage."""
 
 import json
 from typing import Any
@@ -18,7 +18,7 @@ def write_json(filesystem: fs.FileSystem, path: str, data: Any, durable: bool = 
 
 
 def read_json(filesystem: fs.FileSystem, path: str) -> JsonValue:
-    """Return plain data of a file; None where there is no such file. Raises OSError or ValueError."""
+    """Return the plain data in a file; None where there is no such file. Raises OSError or ValueError."""
     if filesystem.get_file_info(path).type == fs.FileType.NotFound:
         return None
     with filesystem.open_input_stream(path) as stream:

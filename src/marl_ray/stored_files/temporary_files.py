@@ -1,4 +1,4 @@
-"""Files that a process writes and then moves into their place, and how those of killed processes are removed."""
+"""Writes files beside their place and moves them there, and removes those that killed processes left."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 from pyarrow import fs
 
 TEMPORARY_NAME = re.compile(r"\..+\.[0-9]+")
-"""Name of such a file: that of its place, between a dot and the number of its writer."""
+"""Name of a temporary file: that of its place, between a dot and the number of its writer."""
 
 
 def temporary_path(path: str, writer: int | None = None) -> str:
@@ -68,11 +68,11 @@ def write_file(filesystem: fs.FileSystem, path: str, data: bytes, durable: bool 
 
 
 def remove_temporary(filesystem: fs.FileSystem, folder: str) -> None:
-    """Remove all such files of a folder.
+    """Remove the temporary files of a folder.
 
     A process that is about to move one gets an OSError, so only the folder's owner may do it.
     """
-    with contextlib.suppress(OSError):  # they are in nobody's way
+    with contextlib.suppress(OSError):  # they disturb nobody
         for info in filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True)):
             if TEMPORARY_NAME.fullmatch(info.base_name):
                 with contextlib.suppress(OSError):

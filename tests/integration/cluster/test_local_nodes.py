@@ -14,8 +14,7 @@ from marl_ray.errors import MarlRayError
 
 SCRIPT = """
 import time, ray
-from marl_ray.cluster.local_nodes import NODE, local_cluster
-from ray.util.scheduling_strategies import NodeLabelSchedulingStrategy
+from marl_ray.cluster.local_nodes import local_cluster
 
 with local_cluster(3, 1) as cluster:
     @ray.remote(num_cpus=1, max_retries=3)

@@ -9,7 +9,7 @@ from toy_runs.runs import config
 from marl_ray.cli.training.runs import list_runs, show_run
 from marl_ray.config import resolve_tracking_uri
 from marl_ray.errors import MarlRayError
-from marl_ray.first_steps.quickstart import RUN, next_lines
+from marl_ray.first_steps.quickstart import RUN, next_command_lines
 from marl_ray.runs.stored import find_run
 from marl_ray.training.run_folder.record import record_of, write_record
 
@@ -29,7 +29,7 @@ def test_runs_that_lie_deeper_are_told_of_where_there_are_none(tmp_path, capsys)
 
 def test_the_first_look_ends_with_commands_that_show_its_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    lines = list(next_lines(str(tmp_path / "runs" / "try" / "now")))
+    lines = list(next_command_lines(str(tmp_path / "runs" / "try" / "now")))
     assert "  marl-ray runs ls --storage runs/try/now" in lines
     assert f"  marl-ray runs show {RUN['name']} --storage runs/try/now" in lines
 

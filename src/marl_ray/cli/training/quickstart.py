@@ -21,13 +21,13 @@ def try_it(
 
     This first look takes less than a minute on two cores. The scores are of whole episodes.
     """
-    from marl_ray.first_steps.quickstart import lines_of, open_in_browser, quickstart
+    from marl_ray.first_steps.quickstart import open_in_browser, quickstart, result_lines
     from marl_ray.first_steps.steps import serve_until_interrupted
 
     with contextlib.ExitStack() as serving:
         with only_result(as_json):
             result = serving.enter_context(quickstart(folder))
-        show(as_json, result, lines_of(result))
+        show(as_json, result, result_lines(result))
         with only_result(as_json):
             if open_page and not leave:
                 open_in_browser(f"{result.url}/ui")

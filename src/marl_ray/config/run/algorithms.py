@@ -93,20 +93,20 @@ class AlgorithmSpec:
                 raise MarlRayError(
                     f"AlgorithmSpec {self.title!r}: {key}={getattr(self, key)!r}, expected one of {', '.join(choices)}"
                 )
-        needs = {
+        contradictions = {
             "greedy: expected groups, whose first episode it is": self.greedy and not self.groups,
             "critic_first: expected a critic": self.critic_first and self.critic == "none",
             "pairs: expected no critic and no groups": self.pairs and (self.critic != "none" or self.groups),
             "constraint: expected a critic, local or central, for costs too": self.needs_costs
             and self.critic == "none",
         }
-        for problem, violated in needs.items():
-            if violated:
+        for problem, holds in contradictions.items():
+            if holds:
                 raise MarlRayError(f"AlgorithmSpec {self.title!r}: {problem}")
         try:
             self.hyper.model_validate(dict(self.defaults))
         except ValidationError as error:
-            missing = [each["loc"][-1] for each in error.errors() if each["type"] == "missing"]
+            missing = [detail["loc"][-1] for detail in error.errors() if detail["type"] == "missing"]
             problem = f"{missing[0]}: every key needs a default" if missing else f"defaults: {first_problem(error)}"
             raise MarlRayError(f"AlgorithmSpec {self.title!r}: {problem}") from error
 
@@ -129,13 +129,13 @@ class AlgorithmSpec:
 
     @property
     def needs_whole_episodes(self) -> bool:
-        """True if the algorithm needs whole episodes: it has nothing that stands for the rest of a cut one."""
+        """True if the algorithm needs whole episodes, because nothing of it stands for the rest of a cut one."""
         return self.critic == "none" or self.critic_first
 
     @property
     def requirements(self) -> tuple[str, ...]:
         """The algorithm's demands on a run, in words."""
-        needs_of = {
+        requirements = {
             f"{self.critic} critic": self.critic != "none",
             "whole episodes": self.needs_whole_episodes and not self.pairs,
             "preferred pairs (`data`)": self.pairs,
@@ -144,7 +144,7 @@ class AlgorithmSpec:
             "costs and budgets": self.needs_costs,
             "a trust region": self.constraint == "trust_region",
         }
-        return tuple(name for name, needed in needs_of.items() if needed)
+        return tuple(name for name, needed in requirements.items() if needed)
 
 
 _CLIP_BOUND_KEYS = ("clip", "clip_high")
@@ -163,9 +163,9 @@ def _group_spec(
 ) -> AlgorithmSpec:
     """Return the spec of a critic-free algorithm that compares the members of a group."""
     values = _CRITIC_FREE_DEFAULTS | {"aggregation": aggregation, "advantage_norm": norm} | defaults
-    by_deviation = "ratio_level" not in keys  # a mean of the others goes with no deviation of all
+    group_norm = "ratio_level" not in keys  # RLOO subtracts a mean of the others, which no deviation of all divides
     return AlgorithmSpec(
-        title, paper, groups=True, group_norm=by_deviation, keys=(*keys, "dynamic_sampling"), defaults=values
+        title, paper, groups=True, group_norm=group_norm, keys=(*keys, "dynamic_sampling"), defaults=values
     )
 
 

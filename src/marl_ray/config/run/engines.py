@@ -1,4 +1,4 @@
-"""The spec of every engine: its needs and limits. Plain data: the engines are in `marl_ray.policies.engines`."""
+"""The needs and limits of every engine, as plain data; the engines are in `marl_ray.policies.engines`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

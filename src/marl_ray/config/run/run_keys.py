@@ -138,7 +138,7 @@ class RunKeys(Config):
 
     @property
     def batch_steps(self) -> int:
-        """Environment steps of one iteration over all workers; the most of it where episodes may end early."""
+        """Environment steps of one iteration over all workers, at most where episodes may end early."""
         return self.train.env_copies * self.train.horizon
 
     def algorithm_of(self, policy: str) -> str:
@@ -146,7 +146,7 @@ class RunKeys(Config):
         return self.team[policy].algorithm or self.algorithm
 
     def spec_of(self, policy: str) -> AlgorithmSpec:
-        """Return the facts of a policy's algorithm."""
+        """Return the spec of a policy's algorithm."""
         return spec_of(self.algorithm_of(policy))
 
     def hyper_of(self, policy: str) -> HyperParameters:

@@ -24,6 +24,7 @@ from marl_ray.extensions import BENCHMARK, TRACKER
 from marl_ray.json_types import JsonObject
 
 NAME_FIELD = Field(pattern=NAME_PATTERN)
+"""Field of the name of a run or an experiment."""
 
 
 class CostConfig(Config):
@@ -267,7 +268,7 @@ class CheckpointConfig(Config):
 
     @property
     def interval(self) -> int | None:
-        """The number of iterations of which one checkpoint is kept; None where only the newest and the best are."""
+        """Iterations of which one checkpoint is kept; None where only the newest and the best are kept."""
         return None if isinstance(self.keep, int) else self.keep[1]
 
 

@@ -13,13 +13,13 @@ MIN_WEIGHT = 1e-6
 Weight = Annotated[float, Field(ge=0, le=1 / MIN_WEIGHT)]
 
 
-def _rising(replicas: int | tuple[int, int]) -> int | tuple[int, int]:
+def _check_rising(replicas: int | tuple[int, int]) -> int | tuple[int, int]:
     if not isinstance(replicas, int) and replicas[0] > replicas[1]:
         raise ValueError(f"expected [least, most], got {list(replicas)}")
     return replicas
 
 
-Replicas = Annotated[PositiveInt | tuple[PositiveInt, PositiveInt], AfterValidator(_rising)]
+Replicas = Annotated[PositiveInt | tuple[PositiveInt, PositiveInt], AfterValidator(_check_rising)]
 
 
 def max_replicas(replicas: Replicas) -> int:

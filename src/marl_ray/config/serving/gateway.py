@@ -101,9 +101,13 @@ class GatewayConfig(Config):
 
     @model_validator(mode="after")
     def _layers_are_exclusive(self) -> "GatewayConfig":
-        layered = sorted((e.layer, *e.layer_share, e.name) for e in self.experiments if e.layer is not None)
-        for (layer, _, high, first), (other, low, _, second) in pairwise(layered):
-            if layer == other and low < high:
+        shares = sorted(
+            (experiment.layer, *experiment.layer_share, experiment.name)
+            for experiment in self.experiments
+            if experiment.layer is not None
+        )
+        for (layer, _, high, first), (next_layer, low, _, second) in pairwise(shares):
+            if layer == next_layer and low < high:
                 raise ValueError(
                     f"experiments: {first} and {second} overlap in layer {layer!r}, expected disjoint layer_share"
                 )

@@ -1,4 +1,4 @@
-"""Signs that a config's text is a secret in plain sight: the name of a variable, or a password in a URL.
+"""Signs that a text of a config is a secret in plain sight, as a variable's name or a password in a URL tell.
 
 A `$` is a character like any other, because a password may have one. Whether `$(NAME)` stands for another variable depends
 on the place: Kubernetes fills it in in a pod's environment, and nobody does in a Serve config. So the linter of manifests

@@ -1,1 +1,1 @@
-"""Algorithms: their updates against their formulas, on tiny games whose expectations are enumerated."""
+"""Checks of an algorithm's updates against its formulas, on tiny games whose every path is listed."""

@@ -1,6 +1,7 @@
 """Runs the conformance suite on one algorithm."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -21,6 +22,8 @@ def check_algorithm(algorithm: str) -> Iterator[CheckedProperty]:
         raise MarlRayError(f"algorithm: {algorithm} learns from preferred pairs, and the suite's games are played")
     torch.set_num_threads(1)
     with process_group():
-        for each in PROPERTIES:
-            if each.applies(algorithm):
-                yield check_property(each.name, each.text, lambda each=each: each.differs(algorithm))  # type: ignore[misc]
+        for game_property in PROPERTIES:
+            if game_property.applies(algorithm):
+                yield check_property(
+                    game_property.name, game_property.text, partial(game_property.find_difference, algorithm)
+                )

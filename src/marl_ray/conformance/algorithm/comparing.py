@@ -1,4 +1,4 @@
-"""Set up a run of a game for a property, and compare its numbers with the truth.
+"""Sets up a run of a game for a property, and compares its numbers with the truth.
 
 Means over a batch that holds every path once are expectations, so tolerances are for float32 and for second-order terms.
 """
@@ -21,6 +21,7 @@ from marl_ray.conformance.algorithm.games import STATE_COUNT
 from marl_ray.trajectories import Trajectories
 
 Difference = str | None
+"""A sentence about what differs; None if nothing does."""
 
 FIRST_STEP_SETTINGS = {
     "lr": STILL_LEARNING_RATE,
@@ -41,14 +42,17 @@ CRITIC_FIT_SETTINGS = {"critic_lr": 0.2, "critic_epochs": 30}
 CERTAIN_CRITIC_SETTINGS = {"critic_lr": 5.0, "critic_epochs": 10}
 """Settings that make such a critic certain that nothing is earned."""
 DRIFT_SETTINGS = {"lr": 1e-2, "epochs": 2, "entropy_coef": 0.0, "dynamic_sampling": 0}
+"""Settings of large steps, which show whether anything moves a policy that earns nothing."""
 MOVING_MULTIPLIER_SETTINGS = {"lr": 3e-3, "multiplier_init": 0.5, "multiplier_lr": 0.1}
+"""Settings of steps that move the policies and the multipliers measurably."""
 BUDGETS = (0.9, 1.1)
+"""Budgets by cost signal, which uniform policies exceed: their costs are about 1.8 and 2.2."""
 SUMS_AFTER_CUT = {state: (0.2 * (state % 2), 0.5 + state % 2, 1.0) for state in range(STATE_COUNT)}
-"""State -> reward and costs that follow a cut there."""
+"""State -> reward and costs that would follow a cut there."""
 
 
-def begin(algorithm: str, case: GridPoint, rewarded: bool = True, priced: bool = True, **options: Any) -> GameRun:
-    """Return a run of a game in which a cut episode continues, if the algorithm counts that."""
+def begin_run(algorithm: str, case: GridPoint, rewarded: bool = True, priced: bool = True, **options: Any) -> GameRun:
+    """Return a run of a game in which a cut episode continues, if the algorithm counts what follows a cut."""
     after = truth.zero_sums()
     if not (case.ends or whole_episodes(algorithm)):
         after = {
@@ -85,7 +89,7 @@ def describe_angle(what: str, measured: Tensor, true: Tensor, min_cosine: float 
 def first_update(algorithm: str, case: GridPoint) -> tuple[GameRun, dict[str, Trajectories]]:
     """Return a run of a game after its first gradient step, which moved nothing, and the batch of that step."""
     hyper = FIRST_STEP_SETTINGS | (CRITIC_FIT_SETTINGS if spec_of(algorithm).critic_first else {})
-    game_run = begin(algorithm, case, hyper=hyper, mixed=True)
+    game_run = begin_run(algorithm, case, hyper=hyper, mixed=True)
     batches = game_run.collect()
     game_run.update(batches)
     return game_run, batches

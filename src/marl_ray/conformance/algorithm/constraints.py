@@ -16,7 +16,7 @@ from marl_ray.conformance.algorithm.comparing import (
     FIRST_STEP_SETTINGS,
     MOVING_MULTIPLIER_SETTINGS,
     Difference,
-    begin,
+    begin_run,
     describe_angle,
     describe_difference,
     first_update,
@@ -27,7 +27,7 @@ from marl_ray.conformance.algorithm.games import POLICY_NAMES, SIGNAL_COUNT, STA
 
 def cost_gradient(algorithm: str, case: GridPoint) -> Difference:
     """Check that over its budget and without rewards, the first gradient step goes down the true gradient of J_c."""
-    game_run = begin(
+    game_run = begin_run(
         algorithm,
         case,
         hyper=FIRST_STEP_SETTINGS | {"multiplier_init": 1.0},
@@ -50,10 +50,11 @@ def cost_gradient(algorithm: str, case: GridPoint) -> Difference:
     return None
 
 
-class _Batch(NamedTuple):
+class _BatchMeasurements(NamedTuple):
     """Measurements of one batch of a run of a game."""
 
     ended: int
+    """Number of episodes that ended in the batch."""
     violations: list[list[float]]
     """Violations by policy and signal; empty while no episode has ended."""
     moved: bool
@@ -61,12 +62,12 @@ class _Batch(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def _accounts(algorithm: str, case: GridPoint) -> list[_Batch]:
+def _measure_batches(algorithm: str, case: GridPoint) -> list[_BatchMeasurements]:
     """Return the measurements of batches over two episodes where one outlasts the horizon.
 
     All copies of the batches stand at the same step.
     """
-    game_run = begin(algorithm, case, hyper=FIRST_STEP_SETTINGS | {"multiplier_init": 0.5}, budgets=BUDGETS)
+    game_run = begin_run(algorithm, case, hyper=FIRST_STEP_SETTINGS | {"multiplier_init": 0.5}, budgets=BUDGETS)
     accounts = []
     for batch in range(4 if case.below else 1):
         before = learner_access.multipliers(game_run)
@@ -79,7 +80,7 @@ def _accounts(algorithm: str, case: GridPoint) -> list[_Batch]:
         violations = (
             [learner_access.violations(game_run, number) for number in range(case.policies)] if has_means else []
         )
-        accounts.append(_Batch(game_run.ended, violations, learner_access.multipliers(game_run) != before))
+        accounts.append(_BatchMeasurements(game_run.ended, violations, learner_access.multipliers(game_run) != before))
     return accounts
 
 
@@ -90,7 +91,7 @@ def budget_units(algorithm: str, case: GridPoint) -> Difference:
     """
     rules = GameRules(case.policies, case.agents, case.ends)
     measured = truth.expected_returns(rules, _uniform(case), truth.zero_sums())[1:]
-    for batch, account in enumerate(_accounts(algorithm, case)):
+    for batch, account in enumerate(_measure_batches(algorithm, case)):
         for number, violations in enumerate(account.violations):
             decisions = truth.decisions(rules, _uniform(case), number)
             for signal, violation in enumerate(violations):
@@ -106,7 +107,7 @@ def old_costs(algorithm: str, case: GridPoint) -> Difference:
 
     None is new where no episode ended in a batch.
     """
-    for batch, account in enumerate(_accounts(algorithm, case)):
+    for batch, account in enumerate(_measure_batches(algorithm, case)):
         if account.moved and not account.ended:
             return f"batch {batch + 1} ended no episode, but moved the multipliers"
     return None
@@ -137,9 +138,9 @@ def moved_costs(algorithm: str, case: GridPoint) -> Difference:
 
 
 @lru_cache(maxsize=16)
-def _once(algorithm: str, case: GridPoint) -> GameRun:
+def _run_one_step(algorithm: str, case: GridPoint) -> GameRun:
     """Return a run of a game after one gradient step that moved the policies."""
-    game_run = begin(
+    game_run = begin_run(
         algorithm, case, hyper=FIRST_STEP_SETTINGS | MOVING_MULTIPLIER_SETTINGS, budgets=BUDGETS, mixed=True
     )
     game_run.step()
@@ -148,7 +149,7 @@ def _once(algorithm: str, case: GridPoint) -> GameRun:
 
 def multipliers(algorithm: str, case: GridPoint) -> Difference:
     """Check that a multiplier moves by the J_c of the policies as they are when it moves."""
-    game_run = _once(algorithm, case)
+    game_run = _run_one_step(algorithm, case)
     measured = truth.expected_returns(game_run.rules, game_run.uniform, truth.zero_sums())
     start = truth.expected_returns(game_run.rules, game_run.uniform, game_run.after)
     order, before = game_run.order_of(0), learner_access.fresh_multipliers(game_run)
@@ -171,8 +172,8 @@ def multipliers(algorithm: str, case: GridPoint) -> Difference:
 
 def multiplier_steps(algorithm: str, case: GridPoint) -> Difference:
     """Check that a multiplier that moves after every gradient step moves by the J_c that the steps led to."""
-    once = _once(algorithm, case)
-    twice = begin(
+    once = _run_one_step(algorithm, case)
+    twice = begin_run(
         algorithm,
         case,
         hyper=FIRST_STEP_SETTINGS | MOVING_MULTIPLIER_SETTINGS | {"epochs": 2},
@@ -198,7 +199,7 @@ def multiplier_steps(algorithm: str, case: GridPoint) -> Difference:
 
 
 def describe_shift(what: str, measured: float, true: float) -> Difference:
-    """Return a sentence about a change of a cost that is not the true one; None within 5 %, and 2e-4 for small changes."""
+    """Return a sentence about a change of a cost that is not the true one; None within 5 %, or 2e-4 of a small one."""
     if abs(measured - true) <= 0.05 * abs(true) + 2e-4:
         return None
     return f"{what} is {measured:.5f}, the true one {true:.5f}" + (f", {measured / true:.2f} times" if true else "")
@@ -210,7 +211,7 @@ def lands_on_budget(algorithm: str, case: GridPoint) -> Difference:
     measured = truth.expected_returns(
         GameRules(case.policies, case.agents, case.ends), _uniform(case), truth.zero_sums()
     )[1]
-    game_run = begin(
+    game_run = begin_run(
         algorithm,
         case,
         hyper=FIRST_STEP_SETTINGS | {"trust_region": 1e-5, "cg_damping": 1e-6, "cg_iterations": 30},

@@ -1,4 +1,4 @@
-"""A run of a game: one algorithm on one tiny game, with real configs, teams, collectors and updates, in this process alone.
+"""A run of one algorithm on one tiny game, with real configs, teams, collectors and updates, in this process.
 
 The policies begin uniform, with critics that are exact, and play listed actions, so that every path of the game is in a
 batch equally often and means over the batch are expectations.
@@ -43,10 +43,12 @@ _COLLECTOR_STATES: dict[object, dict[str, object]] = {}
 
 
 class GridPoint(NamedTuple):
-    """One point of the grid."""
+    """One case in which properties are checked."""
 
     policies: int = 1
+    """Number of policies."""
     agents: int = 1
+    """Number of agents of each policy."""
     below: bool = False
     """True if the horizon is below the episode's length."""
     ends: bool = True
@@ -74,7 +76,7 @@ def whole_episodes(algorithm: str) -> bool:
     return spec_of(algorithm).needs_whole_episodes
 
 
-class Scripted(Categorical):
+class ScriptedCategorical(Categorical):
     """A categorical that plays listed actions."""
 
     def __init__(self, script: list[np.ndarray]):
@@ -95,15 +97,21 @@ class GameRun:
     algorithm: str
     case: GridPoint
     hyper: Mapping[str, Any] = field(default_factory=dict)
+    """Hyper-parameters; those that the algorithm does not read are left out."""
     budgets: Sequence[float] = (UNLIMITED, UNLIMITED)
+    """Budget of each cost signal."""
     game: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of `GameRules`."""
     mixed: bool = False
     """True if copies stand at all steps of the episode, and not all at the same."""
     after: truth.After = field(default_factory=truth.zero_sums)
     """Reward and costs that follow the end of a cut episode, as the critics know them."""
     scripted: bool = True
+    """True if the policies play listed actions, so that a batch holds every path; otherwise they sample."""
     micro_batch: int | None = None
+    """Copies of a pass; None for all of them."""
     text: bool = False
+    """True if the policies are language models, which talk."""
 
     def __post_init__(self) -> None:
         case, spec = self.case, spec_of(self.algorithm)
@@ -118,8 +126,8 @@ class GameRun:
             {
                 "name": "conformance",
                 "algorithm": self.algorithm,
-                "env": self._env(),
-                "team": {name: self._policy(name) for name in POLICY_NAMES[: case.policies]},
+                "env": self._env_config(),
+                "team": {name: self._policy_config(name) for name in POLICY_NAMES[: case.policies]},
                 "hyper": {key: value for key, value in self.hyper.items() if key in read_keys(self.algorithm)},
                 "constraints": [{"budget": budget} for budget in self.budgets] if spec.needs_costs else [],
                 "train": {
@@ -140,15 +148,15 @@ class GameRun:
         self.costs: dict[str, CostStats] = {name: CostStats(None, 0) for name in self.team.learners}
         self.recent = RecentEpisodes(self.config)
         if self.text:
-            self.collector = self._collector()
+            self.collector = self._build_collector()
             for learner in self.learners:
                 silence_critics(learner)
             return
         self.uniform = [[[0.5, 0.5]] * STATE_COUNT for _ in range(self.rules.count)]
         self.values = truth.values(self.rules, self.uniform, self.after)
         for number, learner in enumerate(self.learners):
-            self._prepare(number, learner)
-        self.collector = self._collector(self._ahead() if self.mixed else None)
+            self._fit_exactly(number, learner)
+        self.collector = self._build_collector(self._state_ahead() if self.mixed else None)
 
     def _horizon(self) -> int:
         if self.text:
@@ -156,7 +164,7 @@ class GameRun:
         above = EPISODE_STEPS + 1 if self.plays_whole_episodes else 2 * EPISODE_STEPS
         return 1 if self.case.below else above
 
-    def _env(self) -> dict[str, object]:
+    def _env_config(self) -> dict[str, object]:
         case = self.case
         if not self.text:
             kwargs = {"policies": case.policies, "agents": case.agents, "ends": case.ends, **self.game}
@@ -166,7 +174,7 @@ class GameRun:
             kwargs["cost"] = ["calls", "seconds"]
         return {"id": "marl_ray.conformance.algorithm.games:TinyTalk", "kwargs": kwargs}
 
-    def _policy(self, name: str) -> dict[str, object]:
+    def _policy_config(self, name: str) -> dict[str, object]:
         if not self.text:
             return {"agents": [f"{name}_*"], "network": {"hidden": [32]}}
         model = {"preset": "tiny-0.2m", "context": 32, "chat": False}
@@ -174,10 +182,10 @@ class GameRun:
         stop = [chr(byte) for byte in range(128)]
         return {"agents": [f"{name}_*"], "model": model, "generation": {"max_tokens": 2, "stop": stop}}
 
-    def _collector(self, state: dict[str, object] | None = None) -> BatchCollector:
+    def _build_collector(self, state: dict[str, object] | None = None) -> BatchCollector:
         return build_collector(self.config, self.env, self.team.agents, 0, 1, state)
 
-    def _prepare(self, number: int, learner: Learner) -> None:
+    def _fit_exactly(self, number: int, learner: Learner) -> None:
         """Make the actor uniform, and the critics know the game's true values (zeros if the critic is fitted first)."""
         model, rules = learner.policy.rollout_model, self.rules
         fit_last_layer(model.actor, own_rows(rules), torch.zeros(STATE_COUNT * rules.agents, 2))
@@ -210,7 +218,7 @@ class GameRun:
         return script
 
     @contextmanager
-    def _acting(self, mixed: bool) -> Iterator[None]:
+    def _playing_script(self, mixed: bool) -> Iterator[None]:
         """Make the policies play the script, within the block."""
         if not self.scripted:
             yield
@@ -219,22 +227,22 @@ class GameRun:
         distributions = [learner.policy.rollout_model.distribution for learner in self.learners]
         for number, learner in enumerate(self.learners):
             members = slice(number * self.rules.agents, (number + 1) * self.rules.agents)
-            learner.policy.rollout_model.distribution = Scripted([actions[:, members] for actions in steps])
+            learner.policy.rollout_model.distribution = ScriptedCategorical([actions[:, members] for actions in steps])
         try:
             yield
         finally:
             for learner, distribution in zip(self.learners, distributions, strict=True):
                 learner.policy.rollout_model.distribution = distribution
 
-    def _ahead(self) -> dict[str, object]:
+    def _state_ahead(self) -> dict[str, object]:
         """Return the state from which a collector continues with half of the copies one step ahead.
 
         The second half of the copies is ahead of the first.
         """
         key = (self.rules, self.config.cost_signals)
         if key not in _COLLECTOR_STATES:
-            collector = self._collector()
-            with self._acting(mixed=False):
+            collector = self._build_collector()
+            with self._playing_script(mixed=False):
                 collector.collect(self.team.players(), 0)
             state = collector.state()
             _COLLECTOR_STATES[key] = {number: saved for number, saved in state.items() if int(number) >= self.paths}
@@ -242,7 +250,7 @@ class GameRun:
 
     def collect(self) -> dict[str, Trajectories]:
         """Return the next batch. `costs` then holds, by policy, the costs of the episodes that ended in it."""
-        with self._acting(self.mixed):
+        with self._playing_script(self.mixed):
             batch = self.collector.collect(self.team.players(), self.iteration)
         ended, running, _ = gather_episodes(self.config, batch, self.collector)
         self.costs = cost_stats(self.recent.add(ended, running), self.costs)
@@ -264,9 +272,9 @@ class GameRun:
 
     def order_of(self, iteration: int) -> list[int]:
         """Return the numbers of the policies in the order in which an iteration updates them."""
-        names = len(self.learners)
+        count = len(self.learners)
         sequential = spec_of(self.algorithm).order == "sequential"
-        return team_order(self.config.seed, iteration, names) if sequential else list(range(names))
+        return team_order(self.config.seed, iteration, count) if sequential else list(range(count))
 
     @property
     def ended(self) -> int:

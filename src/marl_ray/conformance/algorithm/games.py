@@ -1,4 +1,4 @@
-"""Tiny games whose every path can be listed: PettingZoo environments of two steps and two actions."""
+"""Tiny games whose every path can be listed, as PettingZoo environments of two steps and two actions."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -16,8 +16,9 @@ from marl_ray.envs.text.base import TextEnv
 EPISODE_STEPS = 2
 """Number of steps of an episode."""
 STATE_COUNT = 5
-"""0 at the start; 1 and 2 after one step, 3 and 4 after two, by what the agents did."""
+"""Number of states: 0 at the start; 1 and 2 after one step, 3 and 4 after two, by what the agents did."""
 SIGNAL_COUNT = 2
+"""Number of cost signals."""
 POLICY_NAMES = ("first", "second")
 MAX_DECIDERS = 5
 """Maximum number of agents that decide at once; one more would double the paths."""
@@ -34,6 +35,7 @@ class StepResult(NamedTuple):
     costs: tuple[float, float]
     """Costs of the whole team, by signal."""
     over: bool
+    """True if the episode is over after the step."""
 
 
 class GameStep(NamedTuple):
@@ -43,6 +45,7 @@ class GameStep(NamedTuple):
     actions: tuple[int, ...]
     """Action of every agent; a forced one is 0."""
     moved: StepResult
+    """The result of the step."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,9 @@ class GameRules:
     early: bool = False
     """True if the episode terminates after one step when the first agent plays 1."""
     rewarded: bool = True
+    """False if every reward is 0."""
     priced: bool = True
+    """False if every cost is 0."""
 
     @property
     def count(self) -> int:
@@ -68,7 +73,7 @@ class GameRules:
 
     @property
     def names(self) -> list[str]:
-        """The names of the agents, policy by policy: each has the name of its policy and its number there."""
+        """The names of the agents, policy by policy, each made of its policy's name and its number there."""
         return [f"{policy}_{k}" for policy in POLICY_NAMES[: self.policies] for k in range(self.agents)]
 
     def decides(self, agent: int, time: int) -> bool:
@@ -88,7 +93,7 @@ class GameRules:
         time, bit = (0, 0) if state == 0 else (1, state - 1)
         deciding = self.decisions(time)
         weights = [1 + agent for agent in deciding]
-        share = sum(w * actions[agent] for w, agent in zip(weights, deciding, strict=True)) / sum(weights)
+        share = sum(weight * actions[agent] for weight, agent in zip(weights, deciding, strict=True)) / sum(weights)
         first, last = actions[deciding[0]], actions[deciding[-1]]
         reward = (0.4 * share + 0.5 * bit * (1 - share) + 0.1 * first * last) / EPISODE_STEPS
         costs = (share * (1 + bit) + 0.5 * first * (2 - last), 0.2 + (1 - share) * (2 - bit))
@@ -102,15 +107,15 @@ class GameRules:
 
     def paths(self, max_steps: int = EPISODE_STEPS) -> Iterator[list[GameStep]]:
         """Yield every path of at most `max_steps` steps from the start."""
-        yield from self._onward(0, max_steps)
+        yield from self._paths_from(0, max_steps)
 
-    def _onward(self, state: int, max_steps: int) -> Iterator[list[GameStep]]:
+    def _paths_from(self, state: int, max_steps: int) -> Iterator[list[GameStep]]:
         time = 0 if state == 0 else 1
         for step in self.steps(state):
             if step.moved.over or time + 1 == max_steps:
                 yield [step]
             else:
-                yield from ([step, *tail] for tail in self._onward(step.moved.state, max_steps))
+                yield from ([step, *tail] for tail in self._paths_from(step.moved.state, max_steps))
 
     def steps(self, state: int) -> Iterator[GameStep]:
         """Yield every joint move in a state."""
@@ -147,7 +152,7 @@ class TinyGame(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pett
     @override
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self.state_number, self.agents = 0, list(self.possible_agents)
-        return self._seen(), self._infos()
+        return self._observe(), self._infos()
 
     @override
     def step(self, actions: dict[str, int]) -> Any:
@@ -163,14 +168,14 @@ class TinyGame(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pett
         if moved.over:
             self.agents = []
         return (
-            self._seen(),
+            self._observe(),
             dict.fromkeys(names, moved.reward),
             dict.fromkeys(names, ended),
             dict.fromkeys(names, moved.over and not ended),
             infos,
         )
 
-    def _seen(self) -> dict[str, np.ndarray]:
+    def _observe(self) -> dict[str, np.ndarray]:
         return dict(zip(self.possible_agents, self._rows[self.state_number], strict=True))
 
     def _infos(self) -> dict[str, dict[str, object]]:

@@ -178,7 +178,7 @@ def fresh_multipliers(game_run: GameRun) -> list[Any]:
 
 
 def implied_cost(old: Any, new: Any) -> float:
-    """Return the mean cost that moved a multiplier from `old` to `new`; NaN if no cost from 0 to 10 did."""
+    """Return the mean cost that moved a multiplier from `old` to `new`; NaN if no cost from 0 to 10 can."""
     low, high = 0.0, 10.0
     if not old.with_cost(low).multiplier <= new.multiplier <= old.with_cost(high).multiplier:
         return float("nan")

@@ -8,7 +8,7 @@ from marl_ray.conformance.algorithm.comparing import (
     DRIFT_SETTINGS,
     FIRST_STEP_SETTINGS,
     Difference,
-    begin,
+    begin_run,
     describe_angle,
     first_update,
     max_steps,
@@ -41,7 +41,7 @@ def reward_gradient(algorithm: str, case: GridPoint) -> Difference:
 def no_drift(algorithm: str, case: GridPoint) -> Difference:
     """Check that without rewards and costs nothing moves the policy, whether episodes end or are cut at the horizon."""
     hyper = DRIFT_SETTINGS | (CERTAIN_CRITIC_SETTINGS if spec_of(algorithm).critic_first else {})
-    game_run = begin(
+    game_run = begin_run(
         algorithm,
         case,
         rewarded=False,
@@ -55,7 +55,7 @@ def no_drift(algorithm: str, case: GridPoint) -> Difference:
         batches = game_run.collect()
         game_run.update(batches)
         for learner, batch in zip(game_run.learners, batches.values(), strict=True):
-            problem = _still(learner_access.movement(learner, batch), iteration)
+            problem = _describe_movement(learner_access.movement(learner, batch), iteration)
             if problem:
                 return problem
     return None
@@ -70,13 +70,13 @@ def no_drift_of_texts(algorithm: str, case: GridPoint) -> Difference:
         return "the game is none: expected some responses that ended and some that were cut"
     game_run.update(batches)
     for learner, batch in zip(game_run.learners, batches.values(), strict=True):
-        problem = _still(learner_access.movement(learner, batch), 0)
+        problem = _describe_movement(learner_access.movement(learner, batch), 0)
         if problem:
             return problem
     return None
 
 
-def _still(movement: float, iteration: int) -> Difference:
+def _describe_movement(movement: float, iteration: int) -> Difference:
     if movement <= 1e-3:
         return None
     return f"a log-probability moved by {movement:.4f} in iteration {iteration + 1}, without any reward"
@@ -85,7 +85,7 @@ def _still(movement: float, iteration: int) -> Difference:
 def value_clip(algorithm: str, case: GridPoint) -> Difference:
     """Check that before any gradient step the value clip takes no gradient away."""
     game_runs = [
-        begin(algorithm, case, hyper=FIRST_STEP_SETTINGS | {"value_clip": clip}, mixed=True)
+        begin_run(algorithm, case, hyper=FIRST_STEP_SETTINGS | {"value_clip": clip}, mixed=True)
         for clip in (0.2, UNLIMITED)
     ]
     for iteration in range(2):
@@ -101,7 +101,7 @@ def value_clip(algorithm: str, case: GridPoint) -> Difference:
 
 def empty_batch(algorithm: str, case: GridPoint) -> Difference:
     """Check that a batch without decisions moves no normaliser."""
-    game_run = begin(algorithm, case, hyper=FIRST_STEP_SETTINGS)
+    game_run = begin_run(algorithm, case, hyper=FIRST_STEP_SETTINGS)
     game_run.step()
     batches = game_run.collect()
     before = [learner_access.normalizer_state(learner) for learner in game_run.learners]
@@ -116,7 +116,7 @@ def adaptive_kl(algorithm: str, case: GridPoint) -> Difference:
     coefficients = []
     for minibatches in (1, 2):
         case = case._replace(below=case.below and whole_episodes(algorithm))
-        game_run = begin(algorithm, case, hyper=hyper | {"minibatches": minibatches})
+        game_run = begin_run(algorithm, case, hyper=hyper | {"minibatches": minibatches})
         game_run.step()
         coefficients.append([learner.state.kl_coef for learner in game_run.learners])
     return (
@@ -130,7 +130,7 @@ def micro_batches(algorithm: str, case: GridPoint) -> Difference:
     """Check that the division of a batch into passes changes no gradient."""
     hyper = FIRST_STEP_SETTINGS | {"multiplier_init": 1.0}
     undivided, cut = (
-        begin(algorithm, case, hyper=hyper, budgets=BUDGETS, mixed=True, micro_batch=size) for size in (None, 3)
+        begin_run(algorithm, case, hyper=hyper, budgets=BUDGETS, mixed=True, micro_batch=size) for size in (None, 3)
     )
     for game_run in (undivided, cut):
         game_run.step()
@@ -151,7 +151,7 @@ def uneven_lengths(algorithm: str, case: GridPoint) -> Difference:
             hyper = {"aggregation": aggregation, **({} if len(levels) == 1 else {"ratio_level": level})}
             if not learner_access.accepts_hyper(algorithm, hyper):
                 continue
-            game_run = begin(algorithm, case, hyper=FIRST_STEP_SETTINGS | hyper, game={"early": True})
+            game_run = begin_run(algorithm, case, hyper=FIRST_STEP_SETTINGS | hyper, game={"early": True})
             game_run.step()
             true = truth.gradient(
                 game_run.rules,
@@ -173,7 +173,7 @@ def uneven_lengths(algorithm: str, case: GridPoint) -> Difference:
 def entropy_bonus(algorithm: str, case: GridPoint) -> Difference:
     """Check that `entropy_coef` makes the policy more random where nothing is earned."""
     hyper = DRIFT_SETTINGS | {"entropy_coef": 1.0}
-    game_run = begin(algorithm, case, rewarded=False, priced=False, hyper=hyper)
+    game_run = begin_run(algorithm, case, rewarded=False, priced=False, hyper=hyper)
     for learner in game_run.learners:
         learner_access.prefer_one_action(learner)
     before = game_run.tables()[0][0]
@@ -193,7 +193,7 @@ def divergence_penalty(algorithm: str, case: GridPoint) -> Difference:
         penalty = {"kl_coef": 1.0, "kl_place": "loss", "kl_estimator": estimator}
         if not learner_access.accepts_hyper(algorithm, penalty):
             continue
-        game_run = begin(algorithm, case, rewarded=False, priced=False, hyper=FIRST_STEP_SETTINGS | penalty)
+        game_run = begin_run(algorithm, case, rewarded=False, priced=False, hyper=FIRST_STEP_SETTINGS | penalty)
         reference = learner_access.aim_reference(game_run.learners[0])
         game_run.step()
         by_logit = truth.divergence_gradient(game_run.rules, game_run.uniform, reference)

@@ -33,10 +33,12 @@ from marl_ray.conformance.algorithm.learning import (
 
 
 class Property(NamedTuple):
-    """One line of the report."""
+    """A property of algorithms: a line of the report."""
 
     check: Callable[[str, GridPoint], Difference]
+    """Function of an algorithm's name and a case, which returns what differs."""
     applies: Callable[[str], bool]
+    """Function that returns True for the names of the algorithms that must have the property."""
     cases: tuple[GridPoint, ...]
 
     @property
@@ -49,8 +51,8 @@ class Property(NamedTuple):
         """The property in one sentence, which the first line of the check's docstring says after `Check that`."""
         return (self.check.__doc__ or "").partition("\n")[0].removeprefix("Check that ")
 
-    def differs(self, algorithm: str) -> Difference:
-        """Return the first case that differs, and by how much; None if none does."""
+    def find_difference(self, algorithm: str) -> Difference:
+        """Return the first case in which the property does not hold, and what differs; None if it holds in all."""
         for case in self.cases:
             difference = self.check(algorithm, case)
             if difference:
@@ -66,11 +68,11 @@ def _reads(key: str) -> Callable[[str], bool]:
     return lambda algorithm: key in read_keys(algorithm)
 
 
-def _is(**expected: object) -> Callable[[str], bool]:
+def _has_spec(**expected: object) -> Callable[[str], bool]:
     return lambda algorithm: all(getattr(spec_of(algorithm), key) == value for key, value in expected.items())
 
 
-def _descends(algorithm: str) -> bool:
+def _descends_gradient(algorithm: str) -> bool:
     return bool(spec_of(algorithm).constraint != "trust_region")
 
 
@@ -79,23 +81,23 @@ def _counts_lengths(algorithm: str) -> bool:
     return bool(spec.needs_whole_episodes and not spec.critic_first)
 
 
-def _speaks(algorithm: str) -> bool:
+def _trains_language_models(algorithm: str) -> bool:
     spec = spec_of(algorithm)
     return bool(spec.token_policies and spec.critic != "central")
 
 
 PROPERTIES = (
-    Property(reward_gradient, _descends, GRID),
+    Property(reward_gradient, _descends_gradient, GRID),
     Property(uneven_lengths, _counts_lengths, (GridPoint(1, 1), GridPoint(2, 1))),
-    Property(cost_gradient, lambda name: _is(needs_costs=True)(name) and _descends(name), GRID),
-    Property(budget_units, _is(needs_costs=True), GRID),
-    Property(moved_costs, _is(needs_costs=True), GRID),
-    Property(multipliers, _is(constraint="multiplier"), GRID),
+    Property(cost_gradient, lambda name: _has_spec(needs_costs=True)(name) and _descends_gradient(name), GRID),
+    Property(budget_units, _has_spec(needs_costs=True), GRID),
+    Property(moved_costs, _has_spec(needs_costs=True), GRID),
+    Property(multipliers, _has_spec(constraint="multiplier"), GRID),
     Property(multiplier_steps, learner_access.every_step, GRID),
-    Property(old_costs, _is(constraint="multiplier"), GRID),
-    Property(lands_on_budget, _is(constraint="trust_region"), GRID),
+    Property(old_costs, _has_spec(constraint="multiplier"), GRID),
+    Property(lands_on_budget, _has_spec(constraint="trust_region"), GRID),
     Property(no_drift, lambda name: True, GRID),
-    Property(no_drift_of_texts, _speaks, (GridPoint(1, 1), GridPoint(2, 1))),
+    Property(no_drift_of_texts, _trains_language_models, (GridPoint(1, 1), GridPoint(2, 1))),
     Property(value_clip, _reads("value_clip"), (GridPoint(1, 3), GridPoint(2, 1, True, False))),
     Property(empty_batch, lambda name: True, LONE_POINT),
     Property(adaptive_kl, _reads("kl_target"), (GridPoint(1, 3), GridPoint(2, 1))),

@@ -14,8 +14,11 @@ from marl_ray.conformance.algorithm.games import EPISODE_STEPS, SIGNAL_COUNT, ST
 Tables = Sequence[Sequence[Sequence[float]]]
 """Probabilities by agent, state and action."""
 Triple = list[float]
+"""Reward and costs."""
 After = Mapping[int, Sequence[float]]
+"""State -> reward and costs that follow it."""
 SUM_KINDS = 1 + SIGNAL_COUNT
+"""Number of sums of a triple: of the reward and of each cost."""
 
 
 def zero_sums() -> After:
@@ -83,10 +86,11 @@ def gradient(
     max_steps: int = EPISODE_STEPS,
     weight: Callable[[int], float] = lambda decisions: 1.0,
 ) -> list[list[Triple]]:
-    """Return dJ / d logit by agent, state and action, of softmax policies: sum over paths of p (R - J) grad log p.
+    """Return dJ / d logit of softmax policies by agent, state and action, the sum over paths of p (R - J) grad log p.
 
-    `weight` is the weight that an algorithm gives to a decision of an agent that decided so often on the path. With a
-    weight the subtracted J matters, and it is the mean that algorithms subtract.
+    `kind` is the place of the differentiated sum in a triple. `weight` is the weight that an algorithm gives to a
+    decision of an agent that decided so often on the path. With a weight the subtracted J matters, and it is the mean
+    that algorithms subtract.
     """
     mean = expected_returns(rules, tables, after, max_steps)[kind]
     result = [[[0.0, 0.0] for _ in range(STATE_COUNT)] for _ in range(rules.count)]

@@ -1,1 +1,1 @@
-"""One checker for each kind of extension: `check(name, settings)` yields the properties that such a part must have."""
+"""One checker for each kind of extension, whose `check(name, settings)` yields the properties of such a part."""

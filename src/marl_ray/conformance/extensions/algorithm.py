@@ -1,14 +1,14 @@
-"""Algorithms: the suite of tiny games, on which an update is compared with its formulas."""
+"""Checks algorithms, whose updates are compared with their formulas on tiny games."""
 
 from collections.abc import Iterator, Mapping
 
 from marl_ray.conformance.algorithm.check import check_algorithm
-from marl_ray.conformance.extensions.base import CheckedProperty, load_part, refuse
+from marl_ray.conformance.extensions.base import CheckedProperty, load_part, refuse_unknown_settings
 from marl_ray.extensions import ALGORITHM
 
 
 def check(name: str, settings: Mapping[str, object]) -> Iterator[CheckedProperty]:
     """Compare an algorithm's updates with its formulas; it has no settings."""
-    refuse("algorithm", settings)
+    refuse_unknown_settings("algorithm", settings)
     load_part(ALGORITHM, name)
     return check_algorithm(name)

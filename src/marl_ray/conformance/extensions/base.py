@@ -1,4 +1,4 @@
-"""The report of a checker: one line for every property of a part, `ok` or `failed` with what differs."""
+"""The properties that a checker reports of a part, each a line `ok`, or `failed` with what differs."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -20,19 +20,22 @@ class CheckedProperty(NamedTuple):
         return f"{'ok' if self.failure is None else 'failed':<6}  {self.name}: {self.failure or self.text}"
 
 
-def check_property(name: str, text: str, differs: Callable[[], str | None]) -> CheckedProperty:
-    """Check a property: `differs` returns what differs, or None. An error of the part is a difference, too."""
+def check_property(name: str, text: str, find_difference: Callable[[], str | None]) -> CheckedProperty:
+    """Return the result of checking a property.
+
+    `find_difference` returns what differs, or None. An error that it raises is a difference, too.
+    """
     try:
-        failure = differs()
+        failure = find_difference()
     except Exception as error:  # whatever the user's code raises
         failure = describe_error(error)
     return CheckedProperty(name, text, failure)
 
 
-def print_property(each: CheckedProperty) -> CheckedProperty:
-    """Print the line of a property, as soon as it is checked, and return it."""
-    print(each, flush=True)
-    return each
+def print_property(checked: CheckedProperty) -> CheckedProperty:
+    """Print the line of a property at once, and return the property."""
+    print(checked, flush=True)
+    return checked
 
 
 def load_part(point: ExtensionPoint, name: str) -> object:
@@ -43,7 +46,7 @@ def load_part(point: ExtensionPoint, name: str) -> object:
         raise MarlRayError(f"{point.kind}: {error}") from error
 
 
-def refuse(kind: str, settings: Mapping[str, object], *accepted: str) -> None:
+def refuse_unknown_settings(kind: str, settings: Mapping[str, object], *accepted: str) -> None:
     """Raise MarlRayError for a setting that the checker of this kind does not read."""
     for key in settings:
         if key not in accepted:

@@ -1,10 +1,10 @@
-"""Benchmarks: their problems, and their verdicts on the answers that must pass and on those that must not."""
+"""Checks benchmarks by their problems, and by their verdicts on answers that must pass or must not."""
 
 import os
 import pickle
 from collections.abc import Iterator, Sequence
 
-from marl_ray.conformance.extensions.base import CheckedProperty, check_property, load_part, refuse
+from marl_ray.conformance.extensions.base import CheckedProperty, check_property, load_part, refuse_unknown_settings
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import Benchmark, ModelAnswer, Problem, benchmark
 from marl_ray.evaluation.data_files import ANY_DIGEST, load_problems
@@ -20,7 +20,7 @@ MAX_PROBLEMS = 20
 
 def check(name: str, settings: JsonMapping) -> Iterator[CheckedProperty]:
     """Read the problems of `data` (the benchmark's own file when not given) and of `split`, and score some answers."""
-    refuse("benchmark", settings, "data", "split")
+    refuse_unknown_settings("benchmark", settings, "data", "split")
     load_part(BENCHMARK, name)
     tested, problems = benchmark(name), list[Problem]()
 
@@ -32,18 +32,20 @@ def check(name: str, settings: JsonMapping) -> Iterator[CheckedProperty]:
     yield readable
     if readable.failure is not None:
         return
-    yield check_property("names", "every problem has a text, and an id of its own", lambda: _names(problems))
-    yield check_property("modes", "problems are judged in the benchmark's modes", lambda: _modes(tested, problems))
+    yield check_property("names", "every problem has a text, and an id of its own", lambda: _check_names(problems))
+    yield check_property(
+        "modes", "problems are judged in the benchmark's modes", lambda: _check_modes(tested, problems)
+    )
     yield check_property("workers", "problems can be sent to other processes", lambda: _check_pickling(problems))
     yield check_property(
-        "references", "a reference of every problem passes", lambda: _references(tested, problems[:MAX_PROBLEMS])
+        "references", "a reference of every problem passes", lambda: _check_references(tested, problems[:MAX_PROBLEMS])
     )
     yield check_property(
-        "empty answers", "an empty answer does not pass", lambda: _empty(tested, problems[:MAX_PROBLEMS])
+        "empty answers", "an empty answer does not pass", lambda: _check_empty_answers(tested, problems[:MAX_PROBLEMS])
     )
 
 
-def _names(problems: Sequence[Problem]) -> str | None:
+def _check_names(problems: Sequence[Problem]) -> str | None:
     seen = set()
     for problem in problems:
         if not problem.prompt.strip():
@@ -54,7 +56,7 @@ def _names(problems: Sequence[Problem]) -> str | None:
     return None
 
 
-def _modes(tested: Benchmark, problems: Sequence[Problem]) -> str | None:
+def _check_modes(tested: Benchmark, problems: Sequence[Problem]) -> str | None:
     if not tested.modes:
         return "modes is empty"
     for problem in problems:
@@ -68,7 +70,7 @@ def _check_pickling(problems: Sequence[Problem]) -> str | None:
     return None if copies == tuple(problems) else "pickled problems differ"
 
 
-def _references(tested: Benchmark, problems: Sequence[Problem]) -> str | None:
+def _check_references(tested: Benchmark, problems: Sequence[Problem]) -> str | None:
     open_problems = [problem for problem in problems if problem.references]
     for number in range(max((len(problem.references) for problem in open_problems), default=0)):
         samples = [
@@ -81,7 +83,7 @@ def _references(tested: Benchmark, problems: Sequence[Problem]) -> str | None:
     return f"no reference of {open_problems[0].task_id!r} passes" if open_problems else None
 
 
-def _empty(tested: Benchmark, problems: Sequence[Problem]) -> str | None:
+def _check_empty_answers(tested: Benchmark, problems: Sequence[Problem]) -> str | None:
     passed = _passed_ids(tested, [Sample(problem, 0, ModelAnswer("solution", "")) for problem in problems])
     return f"an empty answer to {min(passed)!r} passes" if passed else None
 

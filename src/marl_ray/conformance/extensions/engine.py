@@ -1,11 +1,11 @@
-"""Engines: responses of a small model, whose log-probabilities the policy itself computes too."""
+"""Checks engines by the responses of a small model, whose log-probabilities the policy itself computes too."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
-from marl_ray.conformance.extensions.base import CheckedProperty, check_property, load_part, refuse
+from marl_ray.conformance.extensions.base import CheckedProperty, check_property, load_part, refuse_unknown_settings
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import ENGINE
 from marl_ray.policies.engines.base import Completion, Engine, Prompt
@@ -13,6 +13,7 @@ from marl_ray.policies.engines.sampler import make_engine
 from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy
 
 SEED = 3
+"""Seed of the model's weights and of the samples; any would do."""
 TOLERANCE = 0.02
 """Maximum difference of a log-probability from the policy's own, in nats."""
 PROMPTS = [Prompt(tuple(range(40, 41 + 5 * (number // 2))), stream=number) for number in range(6)]
@@ -21,7 +22,7 @@ PROMPTS = [Prompt(tuple(range(40, 41 + 5 * (number // 2))), stream=number) for n
 
 def check(name: str, settings: Mapping[str, object]) -> Iterator[CheckedProperty]:
     """Sample from a model with random weights; an engine has no settings."""
-    refuse("engine", settings)
+    refuse_unknown_settings("engine", settings)
     load_part(ENGINE, name)
     torch.set_num_threads(1)
     generation = GenerationConfig(max_tokens=8, temperature=0.7, engine=name)
@@ -37,40 +38,42 @@ def check(name: str, settings: Mapping[str, object]) -> Iterator[CheckedProperty
         return
     engine = engines[0]
     try:
-        yield from _sampling(engine, policy)
+        yield from _check_sampling(engine, policy)
     finally:
         engine.close()
 
 
-def _sampling(engine: Engine, policy: TokenPolicy) -> Iterator[CheckedProperty]:
+def _check_sampling(engine: Engine, policy: TokenPolicy) -> Iterator[CheckedProperty]:
     engine.start()
     engine.update_weights()
     responses: list[Completion] = []
 
     def sample() -> str | None:
         responses.extend(engine.generate(PROMPTS, SEED))
-        return _lengths(responses, policy)
+        return _check_lengths(responses, policy)
 
     sampled = check_property("responses", "a response to every prompt, which ends where it must", sample)
     yield sampled
     if sampled.failure is not None:
         return
     yield check_property(
-        "log-probabilities", "they are those of the policy at its temperature", lambda: _differs(policy, responses)
+        "log-probabilities",
+        "they are those of the policy at its temperature",
+        lambda: _check_log_probs(policy, responses),
     )
     yield check_property(
         "streams",
         "a response depends on its prompt, its stream and the seed, not on the others of its batch",
-        lambda: _alone(engine, responses),
+        lambda: _check_streams(engine, responses),
     )
-    yield check_property("tokens", "`stream` gives the tokens of `generate`", lambda: _check_stream(engine, responses))
-    yield check_property("prompts", "an empty or too long prompt is refused", lambda: _refusals(engine))
+    yield check_property("tokens", "`stream` gives the tokens of `generate`", lambda: _check_tokens(engine, responses))
+    yield check_property("prompts", "an empty or too long prompt is refused", lambda: _check_refusals(engine))
     yield check_property(
         "weights", "after `update_weights` it samples from the new weights", lambda: _check_new_weights(engine, policy)
     )
 
 
-def _lengths(responses: Sequence[Completion], policy: TokenPolicy) -> str | None:
+def _check_lengths(responses: Sequence[Completion], policy: TokenPolicy) -> str | None:
     if len(responses) != len(PROMPTS):
         return f"{len(responses)} responses to {len(PROMPTS)} prompts"
     max_tokens = policy.generation.max_tokens
@@ -88,7 +91,7 @@ def _lengths(responses: Sequence[Completion], policy: TokenPolicy) -> str | None
     return None
 
 
-def _differs(policy: TokenPolicy, responses: Sequence[Completion]) -> str | None:
+def _check_log_probs(policy: TokenPolicy, responses: Sequence[Completion]) -> str | None:
     for number, (prompt, response) in enumerate(zip(PROMPTS, responses, strict=True)):
         ids, device = torch.tensor([response.ids]), policy.device
         with torch.no_grad():
@@ -101,7 +104,7 @@ def _differs(policy: TokenPolicy, responses: Sequence[Completion]) -> str | None
     return None
 
 
-def _alone(engine: Engine, responses: Sequence[Completion]) -> str | None:
+def _check_streams(engine: Engine, responses: Sequence[Completion]) -> str | None:
     for number, (prompt, response) in enumerate(zip(PROMPTS, responses, strict=True)):
         if engine.generate([prompt], SEED)[0].ids != response.ids:
             return f"response {number} is another one when it is asked for alone"
@@ -112,7 +115,7 @@ def _alone(engine: Engine, responses: Sequence[Completion]) -> str | None:
     return None
 
 
-def _check_stream(engine: Engine, responses: Sequence[Completion]) -> str | None:
+def _check_tokens(engine: Engine, responses: Sequence[Completion]) -> str | None:
     tokens = list(engine.stream(PROMPTS[0], SEED))
     if [token.id for token in tokens] != responses[0].ids:
         return f"got {[token.id for token in tokens]}, expected {responses[0].ids}"
@@ -120,7 +123,7 @@ def _check_stream(engine: Engine, responses: Sequence[Completion]) -> str | None
     return None if tokens[-1].finish == finish else f"the last token's finish is {tokens[-1].finish}, expected {finish}"
 
 
-def _refusals(engine: Engine) -> str | None:
+def _check_refusals(engine: Engine) -> str | None:
     for what, prompt in (("empty", Prompt((), 0)), ("too long", Prompt((65,) * 64, 0))):
         try:
             engine.generate([prompt], SEED)
@@ -137,4 +140,4 @@ def _check_new_weights(engine: Engine, policy: TokenPolicy) -> str | None:
     policy.version += 1
     engine.update_weights()
     responses = engine.generate(PROMPTS, SEED)
-    return _lengths(responses, policy) or _differs(policy, responses)
+    return _check_lengths(responses, policy) or _check_log_probs(policy, responses)

@@ -1,4 +1,4 @@
-"""Rewards: what training relies on when one pays for an answer."""
+"""Checks rewards for what training relies on when one pays for an answer."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +32,7 @@ PROGRAMS = ("def double(x): return 2 * x", "", "def double(x): return 4", "def d
 METRICS = ("pass", "answered", "calls", "problems", "hidden", "public", "first")
 """The metrics that the product's environments give a reward."""
 THREADS = 8
+"""Threads that ask at once, as the threads of a rollout do."""
 
 
 def check(name: str, settings: Mapping[str, object]) -> Iterator[CheckedProperty]:
@@ -45,22 +46,22 @@ def check(name: str, settings: Mapping[str, object]) -> Iterator[CheckedProperty
     paid: list[float] = []
 
     def numbers() -> str | None:
-        paid.extend(_paid(reward, task, answers))
+        paid.extend(_pay_answers(reward, task, answers))
         return None
 
     numeric = check_property("numbers", "it pays every answer a finite number", numbers)
     yield numeric
     if numeric.failure is None:
-        yield check_property("differs", "it does not pay all answers the same", lambda: _differs(paid))
+        yield check_property("differs", "it does not pay all answers the same", lambda: _check_difference(paid))
         yield check_property(
-            "repeats", "it pays the same answer the same again", lambda: _repeats(reward, task, answers, paid)
+            "repeats", "it pays the same answer the same again", lambda: _check_repeats(reward, task, answers, paid)
         )
         yield check_property(
-            "threads", "it pays the same from several threads", lambda: _threads(reward, task, answers, paid)
+            "threads", "it pays the same from several threads", lambda: _check_threads(reward, task, answers, paid)
         )
 
 
-def _paid(reward: NamedReward, task: Any, answers: Sequence[str]) -> list[float]:
+def _pay_answers(reward: NamedReward, task: Any, answers: Sequence[str]) -> list[float]:
     """Return the values of answers, of which the first is right."""
     right = dict.fromkeys(METRICS, 1.0)
     wrong = dict.fromkeys(METRICS, 0.0)
@@ -70,20 +71,20 @@ def _paid(reward: NamedReward, task: Any, answers: Sequence[str]) -> list[float]
     ]
 
 
-def _differs(paid: Sequence[float]) -> str | None:
+def _check_difference(paid: Sequence[float]) -> str | None:
     return f"every answer was paid {paid[0]:g}, so nothing is learnt from it" if len(set(paid)) == 1 else None
 
 
-def _repeats(reward: NamedReward, task: object, answers: Sequence[str], paid: Sequence[float]) -> str | None:
-    for answer, first, second in zip(answers, paid, _paid(reward, task, answers), strict=True):
+def _check_repeats(reward: NamedReward, task: object, answers: Sequence[str], paid: Sequence[float]) -> str | None:
+    for answer, first, second in zip(answers, paid, _pay_answers(reward, task, answers), strict=True):
         if first != second:
             return f"the answer {answer[:40]!r} was paid {first:g}, then {second:g}"
     return None
 
 
-def _threads(reward: NamedReward, task: object, answers: Sequence[str], paid: Sequence[float]) -> str | None:
+def _check_threads(reward: NamedReward, task: object, answers: Sequence[str], paid: Sequence[float]) -> str | None:
     with ThreadPoolExecutor(THREADS) as threads:
-        for values in threads.map(lambda _: _paid(reward, task, answers), range(THREADS)):
+        for values in threads.map(lambda _: _pay_answers(reward, task, answers), range(THREADS)):
             if list(values) != list(paid):
                 return f"{THREADS} threads at once were paid {values}, one alone {list(paid)}"
     return None

@@ -1,4 +1,4 @@
-"""Schedulers: whole sweeps with made-up scores, decided by the plan that decides real ones."""
+"""Checks schedulers in whole sweeps with made-up scores, by the plan that decides real ones."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -18,36 +18,39 @@ from marl_ray.tuning.search.schedulers import Exploit, make_scheduler
 TOTAL_STEPS = 100_000
 """Environment steps of a trial."""
 TRIALS = 8
+"""Trials of a made-up sweep, enough for a population in which some exploit others."""
 MAX_LEGS = 1000
-"""Legs after which a sweep of eight trials counts as endless."""
+"""Maximum number of legs; a sweep of TRIALS trials that has more counts as endless."""
 
 
 def check(name: str, settings: Mapping[str, object]) -> Iterator[CheckedProperty]:
     """Run made-up sweeps; `settings` are the scheduler's keys."""
     load_part(SCHEDULER, name)
-    config = _config({"kind": name, **settings})
-    yield check_property("settings", "unknown settings are refused by name", lambda: _refusal(name, settings))
-    stops = check_property("stops", "decision points rise and lie before the end of training", lambda: _stops(config))
+    config = _sweep_config({"kind": name, **settings})
+    yield check_property("settings", "unknown settings are refused by name", lambda: _check_refusal(name, settings))
+    stops = check_property(
+        "stops", "decision points rise and lie before the end of training", lambda: _check_stops(config)
+    )
     yield stops
     if stops.failure is not None:
         return
     yield check_property(
-        "verdicts", "verdicts are about waiting trials, and exploits have donors", lambda: _verdicts(config)
+        "verdicts", "verdicts are about waiting trials, and exploits have donors", lambda: _check_verdicts(config)
     )
-    yield check_property("end", "every trial ends, with one, two or all of them at a time", lambda: _ends(config))
+    yield check_property("end", "every trial ends, with one, two or all of them at a time", lambda: _check_ends(config))
     yield check_property(
-        "memory", "a sweep that is continued decides as one that was never stopped", lambda: _memory(config)
+        "memory", "a sweep that is continued decides as one that was never stopped", lambda: _check_memory(config)
     )
 
 
-def _config(scheduler: Mapping[str, object]) -> SweepConfig:
+def _sweep_config(scheduler: Mapping[str, object]) -> SweepConfig:
     run = {"env": {"id": "budget_dag"}, "train": {"total_steps": TOTAL_STEPS}}
     space = {"hyper.lr": {"loguniform": [1e-4, 1e-2]}}
     data = {"name": "check", "run": run, "space": space, "search": "random", "budget": {"trials": TRIALS}}
     return parse_config(SweepConfig, {**data, "scheduler": dict(scheduler)}, source="check scheduler")
 
 
-def _refusal(name: str, settings: JsonMapping) -> str | None:
+def _check_refusal(name: str, settings: JsonMapping) -> str | None:
     try:
         SCHEDULER.load(name).Settings.model_validate({"kind": name, **settings, "no_such_setting": 1})
     except ValidationError:
@@ -55,7 +58,7 @@ def _refusal(name: str, settings: JsonMapping) -> str | None:
     return "Settings takes a key that it does not have; expected a class that extends SchedulerSettings"
 
 
-def _stops(config: SweepConfig) -> str | None:
+def _check_stops(config: SweepConfig) -> str | None:
     scheduler, steps = make_scheduler(config, TOTAL_STEPS), 0
     for _ in range(MAX_LEGS):
         stop = scheduler.next_stop(steps)
@@ -67,8 +70,8 @@ def _stops(config: SweepConfig) -> str | None:
     return f"more than {MAX_LEGS} decision points in {TOTAL_STEPS} steps"
 
 
-def _verdicts(config: SweepConfig) -> str | None:
-    plan, wrong = _plan(config), []
+def _check_verdicts(config: SweepConfig) -> str | None:
+    plan, problems = _make_plan(config), list[str]()
     decide = plan.scheduler.decide
 
     def decide_watched(trials: Any, more: int | None) -> Any:
@@ -76,25 +79,25 @@ def _verdicts(config: SweepConfig) -> str | None:
         waiting = {number for number, trial in trials.items() if trial.state == "waiting"}
         for what, numbers in (("go", verdicts.go), ("stop", verdicts.stop), ("exploits", verdicts.exploits)):
             if others := set(numbers) - waiting:
-                wrong.append(f"{what} has {sorted(others)}, which do not wait")
+                problems.append(f"{what} has {sorted(others)}, which do not wait")
         if both := verdicts.go & verdicts.stop:
-            wrong.append(f"{sorted(both)} are in go and in stop")
+            problems.append(f"{sorted(both)} are in go and in stop")
         for number, exploit in verdicts.exploits.items():
             if not config.scheduler.hands_weights:
-                wrong.append("exploits, although hands_weights of Settings is False")
+                problems.append("exploits, although hands_weights of Settings is False")
             if exploit.donor not in trials or number not in verdicts.go:
-                wrong.append(f"the exploit of {number} has no donor, or {number} is not in go")
+                problems.append(f"the exploit of {number} has no donor, or {number} is not in go")
         return verdicts
 
     plan.scheduler.decide = decide_watched  # type: ignore[method-assign]
-    _play(plan, 2)
-    return wrong[0] if wrong else None
+    _play_legs(plan, 2)
+    return problems[0] if problems else None
 
 
-def _ends(config: SweepConfig) -> str | None:
+def _check_ends(config: SweepConfig) -> str | None:
     for slots in (1, 2, TRIALS):
-        plan = _plan(config)
-        if not _play(plan, slots):
+        plan = _make_plan(config)
+        if not _play_legs(plan, slots):
             return f"{slots} at a time: the sweep is not over after {MAX_LEGS} legs"
         if waiting := [record.number for record in plan.records.trials if record.state != "ended"]:
             return f"{slots} at a time: trials {waiting} wait for ever"
@@ -103,20 +106,20 @@ def _ends(config: SweepConfig) -> str | None:
     return None
 
 
-def _memory(config: SweepConfig) -> str | None:
+def _check_memory(config: SweepConfig) -> str | None:
     """Compare with a sweep whose plan is made anew from its records before every leg."""
-    straight = _plan(config)
-    _play(straight, 1)
-    records = _plan(config).records
+    straight = _make_plan(config)
+    _play_legs(straight, 1)
+    records = _make_plan(config).records
     for _ in range(MAX_LEGS):
-        if not _play(_plan(config, records), 1, 1):
+        if not _play_legs(_make_plan(config, records), 1, 1):
             continue
         break
     first, other = ([(r.status, r.steps, r.values) for r in each.trials] for each in (straight.records, records))
     return None if first == other else "the scheduler remembers what the records do not hold"
 
 
-def _plan(config: SweepConfig, records: SweepRecords | None = None) -> SweepPlan:
+def _make_plan(config: SweepConfig, records: SweepRecords | None = None) -> SweepPlan:
     records = records or SweepRecords(config.name, config.resolve(), identity_of(config))
 
     def exploit(recipient: TrialRecord, donor: TrialRecord, what: Exploit, at: int) -> None:
@@ -125,7 +128,7 @@ def _plan(config: SweepConfig, records: SweepRecords | None = None) -> SweepPlan
     return SweepPlan(config, records, exploit, lambda values: None, lambda ended: None)
 
 
-def _play(plan: SweepPlan, slots: int, legs: int = MAX_LEGS) -> bool:
+def _play_legs(plan: SweepPlan, slots: int, legs: int = MAX_LEGS) -> bool:
     """Run this many legs, `slots` at a time; return True if the sweep is over.
 
     Each leg has a score that grows with the learning rate.

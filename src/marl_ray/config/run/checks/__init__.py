@@ -1,1 +1,1 @@
-"""The checks of a run's keys against each other: a module for each subject, whose `check` refuses what cannot be."""
+"""The checks of a run's keys against each other, a module with a function `check` for each subject."""

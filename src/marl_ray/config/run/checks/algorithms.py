@@ -13,7 +13,7 @@ def check(config: RunKeys) -> None:
     for name, policy in config.team.items():
         hyper = _valid_hyper(config, name)
         if not policy.frozen:  # a frozen policy has no algorithm
-            _check_given(config, name, hyper)
+            _check_readers(config, name, hyper)
             _check_advantages(config, name, hyper)
             _check_needs(config, name)
 
@@ -29,7 +29,7 @@ def _valid_hyper(config: RunKeys, name: str) -> HyperParameters:
         raise ValueError(f"{key}: {message_of(first)}") from error
 
 
-def _check_given(config: RunKeys, name: str, hyper: HyperParameters) -> None:
+def _check_readers(config: RunKeys, name: str, hyper: HyperParameters) -> None:
     """Refuse keys whose reader another key has turned off."""
     user_keys, fields = config.given_hyper(name), type(hyper).model_fields
     for key in ADAM_KEYS if hyper.optimizer != "adamw" else ():

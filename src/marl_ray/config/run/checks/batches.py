@@ -1,4 +1,4 @@
-"""Checks of a batch: its copies, groups, branches and minibatches, and the length of its sequences."""
+"""Checks of a batch: copies, groups, branches, minibatches and lengths of sequences."""
 
 from marl_ray.config.run.run_keys import RunKeys
 

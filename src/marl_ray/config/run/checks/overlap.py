@@ -1,10 +1,10 @@
-"""Checks of `train.overlap`: the next batch is played while the last one is trained on."""
+"""Checks of `train.overlap`, with which the next batch is played while the last one is trained on."""
 
 from marl_ray.config.run.run_keys import RunKeys
 
 
 def check(config: RunKeys) -> None:
-    """Raise ValueError for `train.overlap` where a loss has no ratio to the recorded probabilities of single decisions."""
+    """Raise ValueError for `train.overlap` where a loss does not take the probabilities of the policy that played."""
     if not config.train.overlap:
         return
     if config.has_language_models or config.whole_episodes:

@@ -1,4 +1,4 @@
-"""Checks of a run's start: from new weights, from logged decisions, or from another run's checkpoint."""
+"""Checks of a run's start from new weights, from logged decisions or from another run's checkpoint."""
 
 from marl_ray.config.run.run_keys import RunKeys
 
@@ -16,8 +16,8 @@ def check(config: RunKeys) -> None:
     for name in config.trained_policies:
         kl_coef, pairs = config.hyper_of(name).kl_coef, config.spec_of(name).pairs
         if kl_coef or pairs:
-            holder = config.algorithm_of(name) if pairs else f"kl_coef={kl_coef:g}"
+            cause = config.algorithm_of(name) if pairs else f"kl_coef={kl_coef:g}"
             raise ValueError(
-                f"warm_start: {holder} of policy {name!r} would hold it at the weights before the warm start; leave one "
+                f"warm_start: {cause} of policy {name!r} would hold it at the weights before the warm start; leave one "
                 "of them out, or start from a `bundle` that was warmed up"
             )

@@ -28,7 +28,7 @@ def check(config: RunKeys) -> None:
 
 
 def is_hyper(key: str) -> bool:
-    """Return True if a dotted key of a run config is a hyper-parameter: `hyper.NAME` or `team.POLICY.hyper.NAME`."""
+    """Return True if a dotted key of a run config is a hyper-parameter, `hyper.NAME` or `team.POLICY.hyper.NAME`."""
     return _split_key(key) is not None
 
 
@@ -54,23 +54,23 @@ def is_read(key: str, data: JsonMapping) -> bool:
     members = [member for name, member in team.items() if policy in (None, name) and isinstance(member, Mapping)]
     trained = [member for member in members if not member.get("frozen")]
     algorithms = [member.get("algorithm") or data.get("algorithm", DEFAULT_ALGORITHM) for member in trained]
-    return not algorithms or any(_reads(algorithm, hyper_key) for algorithm in algorithms)
+    return not algorithms or any(_is_read_by(algorithm, hyper_key) for algorithm in algorithms)
 
 
 def hyper_keys(data: JsonMapping) -> list[str]:
     """Return the dotted keys of all hyper-parameters that the run config `data` gives."""
-    return [f"{where}.{key}" for where, hyper in _groups(data) for key in hyper]
+    return [f"{where}.{key}" for where, hyper in _hyper_groups(data) for key in hyper]
 
 
 def drop_unread(data: JsonObject) -> None:
     """Remove the hyper-parameters that no algorithm reads from the run config `data`."""
     unread = {key for key in hyper_keys(data) if not is_read(key, data)}
-    for where, hyper in _groups(data):
+    for where, hyper in _hyper_groups(data):
         for key in [key for key in hyper if f"{where}.{key}" in unread]:
             del hyper[key]
 
 
-def _groups(data: JsonMapping) -> Iterator[tuple[str, Any]]:
+def _hyper_groups(data: JsonMapping) -> Iterator[tuple[str, Any]]:
     """Yield the run's `hyper` and each policy's, with their dotted keys."""
     if isinstance(data.get("hyper"), Mapping):
         yield "hyper", data["hyper"]
@@ -93,7 +93,7 @@ def _split_key(key: str) -> tuple[str | None, str] | None:
     return None
 
 
-def _reads(algorithm: Any, key: str) -> bool:
+def _is_read_by(algorithm: Any, key: str) -> bool:
     try:
         return key in spec_of(algorithm).read_keys
     except (MarlRayError, TypeError, AttributeError):  # no algorithm, or no text at all
@@ -101,7 +101,10 @@ def _reads(algorithm: Any, key: str) -> bool:
 
 
 def _check_key(where: str, key: str, specs: Mapping[str, AlgorithmSpec]) -> None:
-    """Raise ValueError unless one of the algorithms, `specs` by name, reads the hyper-parameter `key` given as `where`."""
+    """Raise ValueError unless an algorithm of `specs`, which are by name, reads the hyper-parameter `key`.
+
+    `where` is its dotted key in the config.
+    """
     if any(key in spec.read_keys for spec in specs.values()):
         return
     if not any(key in spec.hyper.model_fields for spec in specs.values()):
