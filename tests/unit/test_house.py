@@ -66,13 +66,14 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path):
         "src/marl_ray/untyped.py": f"Row = tuple[{'Any, ' * 1000}]\n\nRow()\n",
         "src/marl_ray/training/__init__.py": PURPOSE,
         "src/marl_ray/training/waits.py": (
-            "# Seconds of a wait.\n"
+            "# Seconds of the first waits.\n"
             "FIRST_S = 1.0\n"
+            "SECOND_S = 2.0\n\n"
             "LAST_S, AGAIN_S = 2 * 60, -3.0\n"
             'DAY_S = 86_400\n"""Seconds."""\n'
             "HOUR_S = 3_600  # seconds\n"
             "NAME, IS_ON = '1', True\n\n\n"
-            "print(FIRST_S, LAST_S, AGAIN_S, DAY_S, HOUR_S, NAME, IS_ON)\n"
+            "print(FIRST_S, SECOND_S, LAST_S, AGAIN_S, DAY_S, HOUR_S, NAME, IS_ON)\n"
         ),
         "src/marl_ray/texts.py": (
             "class Side:\n"
@@ -125,7 +126,7 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path):
         "src/marl_ray/texts.py:1: the type Side has the name of another, in src/marl_ray/names.py",
         "src/marl_ray/texts.py:2: expected a docstring that begins like a sentence, got 'What it holds.'",
         "src/marl_ray/texts.py:5: expected a docstring that begins with a verb in the imperative, got 'Rows of a file.'",
-        "src/marl_ray/training/waits.py:3: the number (LAST_S, AGAIN_S) has neither unit nor source nor reason",
+        "src/marl_ray/training/waits.py:5: the number (LAST_S, AGAIN_S) has neither unit nor source nor reason",
         "src/marl_ray/untyped.py:1: the product says Any 1000 times, expected 740 at most: name the type, JSON's of "
         "json_types.py, or object for what is passed on or checked",
         "tests/support/limits.py:1: the limit ROWS does not begin with MAX_ or MIN_",

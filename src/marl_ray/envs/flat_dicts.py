@@ -16,7 +16,7 @@ def flat_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
     """
     if not isinstance(space, spaces.Dict):
         return space
-    low, high = zip(*_bounds(space), strict=True)
+    low, high = zip(*_yield_bounds(space), strict=True)
     return spaces.Box(np.concatenate(low), np.concatenate(high), dtype=np.float32)
 
 
@@ -31,14 +31,14 @@ def flat_rows(observations: Any, space: spaces.Space[Any]) -> np.ndarray:
     return np.concatenate([part.reshape(len(part), -1).astype(np.float32) for part in parts], 1)
 
 
-def _bounds(space: spaces.Space[Any]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _yield_bounds(space: spaces.Space[Any]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the least and the greatest numbers of each entry, flat."""
     low: Any
     high: Any
     match space:
         case spaces.Dict():
             for entry in space.values():
-                yield from _bounds(entry)
+                yield from _yield_bounds(entry)
             return
         case spaces.Box():
             low, high = space.low, space.high

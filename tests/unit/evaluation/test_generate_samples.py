@@ -237,6 +237,6 @@ def test_synthetic_tasks_as_a_file_are_those_that_the_environment_holds_out(tmp_
     assert [p.task_id for p in load(OWN, str(tmp_path / "t.jsonl")).problems] == [task.task_id for task in read]
     tasks("arithmetic", split="train", count=3, levels="1,3")
     (tmp_path / "m.jsonl").write_text(capsys.readouterr().out)
-    assert len(read_math(str(tmp_path / "m.jsonl"))) == 4
+    assert len(read_math(str(tmp_path / "m.jsonl"))) == 3
     with pytest.raises(MarlRayError, match="--levels '9': levels: 9, expected some of 1 to 4"):
         tasks("python", levels="9")

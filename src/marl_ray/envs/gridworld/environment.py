@@ -195,30 +195,30 @@ class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
         if not move_all(self.cells, self.rows, moves, draws, self.rules, reward, rewards):
             for i in draws.argsort(kind="stable").tolist():
                 if not move(self.cells, self.rows, i, moves[i], self.rules, reward, rewards):
-                    self._use(i, actions[i], rewards)
+                    self._use_object(i, actions[i], rewards)
         return dict(enumerate(rewards.tolist()))
 
-    def _use(self, i: int, action: int, rewards: np.ndarray) -> None:
+    def _use_object(self, i: int, action: int, rewards: np.ndarray) -> None:
         """Let agent i act on the object that stands before it or that it carries."""
         if action not in (FORWARD, PICKUP, DROP, TOGGLE):
             raise ValueError(f"action {action} of agent_{i} is not in Discrete({len(Action)})")
         _, _, direction, x, y, *_ = self.rows[i].tolist()
         cell = x + STEP_OF_DIRECTION[direction][0], y + STEP_OF_DIRECTION[direction][1]
-        agent, there = self.agents[i], self.grid.get(*cell)
+        agent, object_ahead = self.agents[i], self.grid.get(*cell)
         if action == FORWARD:
-            if there is not None and int(there.type) == DOOR and there.can_overlap():
+            if object_ahead is not None and int(object_ahead.type) == DOOR and object_ahead.can_overlap():
                 enter_cell(self.cells, self.rows, i, self.rules, self._reward(), rewards)
         elif action == PICKUP:
-            if there is not None and there.can_pickup() and agent.state.carrying is None:
-                agent.state.carrying = there
+            if object_ahead is not None and object_ahead.can_pickup() and agent.state.carrying is None:
+                agent.state.carrying = object_ahead
                 self.grid.set(*cell, None)
         elif action == DROP:
-            if there is None and agent.state.carrying and list(cell) not in self.rows[:, X : Y + 1].tolist():
+            if object_ahead is None and agent.state.carrying and list(cell) not in self.rows[:, X : Y + 1].tolist():
                 agent.state.carrying.cur_pos = cell
                 self.grid.set(*cell, agent.state.carrying)
                 agent.state.carrying = None
-        elif there is not None:
-            there.toggle(self, agent, cell)
+        elif object_ahead is not None:
+            object_ahead.toggle(self, agent, cell)
 
 
 class Gridworld(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # PettingZoo has no types

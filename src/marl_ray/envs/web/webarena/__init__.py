@@ -1,1 +1,1 @@
-"""WebArena: its tasks and those of WebArena-Verified, their evaluators, made sites to practise on, and the environment."""
+"""WebArena: its tasks and those of WebArena-Verified, their evaluators, sites to practise on, and the environment."""

@@ -10,7 +10,7 @@ from gymnasium.utils import seeding
 
 from marl_ray.config.run.sections import EnvConfig
 from marl_ray.envs.arrays import ArrayBatch
-from marl_ray.envs.particles.physics import REFERENCE, SPREAD, TAG, Rules, observe, play
+from marl_ray.envs.compiled.particle_physics import REFERENCE, SPREAD, TAG, Rules, observe, play
 
 if TYPE_CHECKING:
     from pettingzoo import ParallelEnv
