@@ -45,7 +45,7 @@ def make_env(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) ->
         return env
     if is_text(env):
         raise MarlRayError(f"constraints: hard_limit needs actions that can be masked; those of {config.id} are texts")
-    from marl_ray.envs.budget.hard_budget import HardBudget
+    from marl_ray.envs.budget.wrapper import HardBudget
 
     return HardBudget(env, limits)
 

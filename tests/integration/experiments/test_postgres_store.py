@@ -9,7 +9,7 @@ from stores.single_reports import record_outcome
 from stores.units import NOW, config, exposure, look, over
 
 from marl_ray.experiments.statistics.intervals import Summary
-from marl_ray.experiments.store.stores import open_stores
+from marl_ray.experiments.store.facade import open_stores
 
 pytestmark = pytest.mark.parametrize("database", ["postgresql"], indirect=True, scope="module")
 

@@ -47,7 +47,7 @@ class CartPoleRules(NamedTuple):
 def compiled_batch(
     config: EnvConfig, env: "ParallelEnv", copies: int, groups: Sequence[Sequence[str]], signals: int
 ) -> ArrayBatch | None:
-    """See `env_copies.COMPILED_BATCHES`."""
+    """See `copies.COMPILED_BATCHES`."""
     kwargs, limit = config.kwargs, config.kwargs.get("max_episode_steps")
     if (
         config.id != "gymnasium.CartPole-v1"

@@ -33,7 +33,7 @@ the loop."""
 def compiled_batch(
     config: EnvConfig, env: "ParallelEnv", copies: int, groups: Sequence[Sequence[str]], signals: int
 ) -> ArrayBatch | None:
-    """See `env_copies.COMPILED_BATCHES`."""
+    """See `copies.COMPILED_BATCHES`."""
     if config.id not in WORLD_KINDS:
         return None
     defaults = _defaults(config.id)

@@ -15,7 +15,7 @@ from pettingzoo import AECEnv
 from typing_extensions import override
 
 from marl_ray.errors import MarlRayError
-from marl_ray.rewards.reward_protocol import ChosenReward, make_reward
+from marl_ray.rewards.protocol import ChosenReward, make_reward
 
 COSTS = ("tokens", "calls", "seconds")
 """The costs that may have a budget: UTF-8 bytes of the answer (a caller that knows its tokens may count those instead),

@@ -18,7 +18,7 @@ from marl_ray.envs.text.tasks import ProgramTask, read_code
 from marl_ray.errors import MarlRayError
 from marl_ray.rewards.code import limits_of_tests
 from marl_ray.rewards.extraction import extract
-from marl_ray.rewards.reward_protocol import ChosenReward
+from marl_ray.rewards.protocol import ChosenReward
 from marl_ray.sandbox.client.shared_pool import shared_pool
 
 GENERATOR, REVIEWER = "generator", "reviewer"

@@ -11,7 +11,7 @@ from marl_ray.envs.text.tasks import MathTask, read_math
 from marl_ray.errors import MarlRayError
 from marl_ray.rewards.math_answers import TOLERANCE
 from marl_ray.rewards.math_reward import math_reward
-from marl_ray.rewards.reward_protocol import ChosenReward
+from marl_ray.rewards.protocol import ChosenReward
 
 SOLVER = "solver"
 

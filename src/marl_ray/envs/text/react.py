@@ -14,7 +14,7 @@ from marl_ray.agents.tools import make_tools
 from marl_ray.envs.text.base import Demonstration, Task, TextEnv, find_tasks, task_index
 from marl_ray.envs.text.tasks import MathTask, read_math
 from marl_ray.rewards.answers import same_answer
-from marl_ray.rewards.reward_protocol import ChosenReward
+from marl_ray.rewards.protocol import ChosenReward
 
 SEARCH_TOOL, TOWNS_CORPUS = "google_search_serper", "towns"
 MADE_UP_TOOLS: dict[str, dict[str, object]] = {"code_interpreter": {}, SEARCH_TOOL: {"corpus": TOWNS_CORPUS}}

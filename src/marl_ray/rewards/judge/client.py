@@ -82,7 +82,7 @@ class JudgeReply:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeSettings:
-    """The address of a judge, and how long, how often and at what cost it may be asked (see `llm_judge.LLMJudge`)."""
+    """The address of a judge, and how long, how often and at what cost it may be asked (see `judge.reward.LLMJudge`)."""
 
     url: str
     key_variable: str

@@ -28,8 +28,8 @@ from marl_ray.experiments.lifecycle import (
     advance,
 )
 from marl_ray.experiments.statistics.missing_outcomes import ALARM_LEVEL, ReportingTest, unequal_reporting
-from marl_ray.experiments.store.evidence_store import EvidenceStore
-from marl_ray.experiments.store.experiment_store import ExperimentStore
+from marl_ray.experiments.store.evidence import EvidenceStore
+from marl_ray.experiments.store.experiments import ExperimentStore
 from marl_ray.serving.rollout_decisions.questions import (
     HARM,
     PROMOTION,

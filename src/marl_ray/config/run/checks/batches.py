@@ -1,6 +1,6 @@
 """Checks of a batch: its copies, groups, branches and minibatches, and the length of its sequences."""
 
-from marl_ray.config.run.run_keys import RunKeys
+from marl_ray.config.run.keys import RunKeys
 
 
 def check(config: RunKeys) -> None:

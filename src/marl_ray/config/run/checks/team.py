@@ -1,6 +1,6 @@
 """Checks of a team: some policy learns, all are of one family, and its algorithms train that family."""
 
-from marl_ray.config.run.run_keys import RunKeys
+from marl_ray.config.run.keys import RunKeys
 
 
 def check(config: RunKeys) -> None:

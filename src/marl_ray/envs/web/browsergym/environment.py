@@ -17,7 +17,7 @@ from marl_ray.envs.web.browsergym.worker import FAMILIES, PREFIX, family_of
 from marl_ray.envs.web.environment import TASK_STEPS
 from marl_ray.errors import MarlRayError, did_you_mean, install_hint
 from marl_ray.json_types import JsonObject
-from marl_ray.rewards.reward_protocol import ChosenReward
+from marl_ray.rewards.protocol import ChosenReward
 
 EXTRA_DISTRIBUTIONS = "browsergym-core", "browsergym-miniwob"
 """Distributions of the extra; the others need older versions of what marl-ray needs."""

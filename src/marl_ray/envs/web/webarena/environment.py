@@ -14,7 +14,7 @@ from marl_ray.envs.web.webarena.scoring.task_score import check_scored, task_sco
 from marl_ray.envs.web.webarena.site_pack.server import serve_sites
 from marl_ray.envs.web.webarena.site_pack.synthetic_tasks import synthetic_tasks
 from marl_ray.envs.web.webarena.tasks.reading import read_web_tasks, split_by_template, tasks_of_sites
-from marl_ray.envs.web.webarena.tasks.task import WebTask, with_site_urls
+from marl_ray.envs.web.webarena.tasks.schema import WebTask, with_site_urls
 from marl_ray.envs.web.webarena.tasks.webarena import webarena_task
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import import_reference

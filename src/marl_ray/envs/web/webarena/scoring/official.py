@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlparse
 
 from marl_ray.envs.web.webarena.scoring.judges import FuzzyJudge
 from marl_ray.envs.web.webarena.scoring.tokenization import words
-from marl_ray.envs.web.webarena.tasks.task import NOT_ACHIEVABLE, AnswerCheck, PageContent
+from marl_ray.envs.web.webarena.tasks.schema import NOT_ACHIEVABLE, AnswerCheck, PageContent
 
 
 def clean_text(text: str) -> str:

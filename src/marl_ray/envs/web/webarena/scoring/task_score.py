@@ -10,7 +10,7 @@ from marl_ray.envs.web.webarena.scoring.official import address_score, answer_sc
 from marl_ray.envs.web.webarena.scoring.programs import run_program
 from marl_ray.envs.web.webarena.scoring.verified import response_score, unread_formats
 from marl_ray.envs.web.webarena.tasks.programs import is_program, parse_program
-from marl_ray.envs.web.webarena.tasks.task import (
+from marl_ray.envs.web.webarena.tasks.schema import (
     AddressCheck,
     AnswerCheck,
     PageCheck,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from marl_ray.envs.web.webarena.tasks.task import ResponseCheck, is_pattern
+from marl_ray.envs.web.webarena.tasks.schema import ResponseCheck, is_pattern
 from marl_ray.json_types import JsonMapping, JsonValue
 
 MONEY_TOLERANCE = Decimal("0.1")

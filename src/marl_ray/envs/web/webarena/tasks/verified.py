@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from marl_ray.envs.text.tasks import StrictRecord
-from marl_ray.envs.web.webarena.tasks.task import (
+from marl_ray.envs.web.webarena.tasks.schema import (
     Check,
     RequestCheck,
     ResponseCheck,

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from marl_ray.envs.text.tasks import StrictRecord
 from marl_ray.envs.web.webarena.tasks.programs import is_program, parse_program
-from marl_ray.envs.web.webarena.tasks.task import (
+from marl_ray.envs.web.webarena.tasks.schema import (
     NOT_ACHIEVABLE,
     AddressCheck,
     AnswerCheck,
@@ -22,7 +22,7 @@ OR_SEPARATOR, AND_SEPARATOR = " |OR| ", " |AND| "
 SCRIPT_BEGINNINGS = "document.", "[...document."
 """Beginnings of JavaScript that selects a part of a page."""
 SiteName = Literal["shopping", "shopping_admin", "gitlab", "reddit", "wikipedia", "map", "homepage"]
-"""A site of `marl_ray.envs.web.webarena.tasks.task.SITES`."""
+"""A site of `marl_ray.envs.web.webarena.tasks.schema.SITES`."""
 
 
 class ContentRecord(StrictRecord):
