@@ -12,7 +12,24 @@ from sources import Finding, SourceFile
 
 FRAGMENT = re.compile(r"(What|Of|How|Whether|If|Where|When|Which|Who|Whose|Why|As|And|But|\.\.\.)\b")
 """First words of a docstring that is a fragment and no sentence, or that hides its subject."""
-EXPLAINED = ("marl_ray.algorithms.", "marl_ray.training.", "marl_ray.sandbox.", "marl_ray.serving.")
+EXPLAINED = (
+    "marl_ray.agents.",
+    "marl_ray.algorithms.",
+    "marl_ray.api.",
+    "marl_ray.cli.",
+    "marl_ray.cluster.",
+    "marl_ray.config.",
+    "marl_ray.conformance.",
+    "marl_ray.envs.",
+    "marl_ray.first_steps.",
+    "marl_ray.policies.",
+    "marl_ray.rewards.",
+    "marl_ray.runs.",
+    "marl_ray.sandbox.",
+    "marl_ray.serving.",
+    "marl_ray.stored_files.",
+    "marl_ray.training.",
+)
 """Packages whose numbers are explained: results, recovery, the bounds of a program, and users' waits depend on them."""
 NO_VERB = re.compile(
     r"[^A-Z]|(All|Any|Both|Each|Every|One|None|In|At|Within|For|From|With|Without)\b|[A-Z][\w-]*('s|[^\Ws]s|Error)\b"

@@ -43,6 +43,7 @@ EPISODES_PER_LOOK = 20
 JUDGED_S = 3.0
 """Seconds after an episode's window by which it has certainly been looked at."""
 JOB_S = 600.0
+"""Seconds that a job of training may take: the complete demo takes two to four minutes on two cores."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ ENDPOINT = "gridworld"
 KEYS_FILE = "keys.yaml"
 """Name of the file of API keys."""
 DEPLOY_S = 120.0
+"""Seconds that the deployment of a gateway may take: `marl-ray try` takes less than a minute in all on two cores."""
 
 
 def plain_console() -> Console:

@@ -20,6 +20,7 @@ from marl_ray.stored_files.temporary_files import replace_file
 UPLOAD_S = 3.0
 """Seconds between two uploads of lines to an object store."""
 PART_BYTES = 2**20
+"""Size of a part in an object store, whose last part every upload writes anew."""
 COPY_SUFFIX = ".copied"
 """End of the name that a file has while its lines are brought into another form."""
 

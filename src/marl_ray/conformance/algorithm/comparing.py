@@ -43,6 +43,7 @@ CERTAIN_CRITIC_SETTINGS = {"critic_lr": 5.0, "critic_epochs": 10}
 DRIFT_SETTINGS = {"lr": 1e-2, "epochs": 2, "entropy_coef": 0.0, "dynamic_sampling": 0}
 MOVING_MULTIPLIER_SETTINGS = {"lr": 3e-3, "multiplier_init": 0.5, "multiplier_lr": 0.1}
 BUDGETS = (0.9, 1.1)
+"""Costs of an episode that each signal may have; they differ, so that a mistaken order of the signals shows."""
 SUMS_AFTER_CUT = {state: (0.2 * (state % 2), 0.5 + state % 2, 1.0) for state in range(STATE_COUNT)}
 """State -> reward and costs that follow a cut there."""
 

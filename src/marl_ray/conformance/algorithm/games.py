@@ -18,6 +18,7 @@ EPISODE_STEPS = 2
 STATE_COUNT = 5
 """0 at the start; 1 and 2 after one step, 3 and 4 after two, by what the agents did."""
 SIGNAL_COUNT = 2
+"""Number of cost signals: with one alone, a mistaken order would not show."""
 POLICY_NAMES = ("first", "second")
 MAX_DECIDERS = 5
 """Maximum number of agents that decide at once; one more would double the paths."""

@@ -13,6 +13,7 @@ from marl_ray.policies.engines.sampler import make_engine
 from marl_ray.policies.language.token_policy import TokenPolicy, build_token_policy
 
 SEED = 3
+"""Seed of the policy, the prompts and the responses; any other serves as well."""
 TOLERANCE = 0.02
 """Maximum difference of a log-probability from the policy's own, in nats."""
 PROMPTS = [Prompt(tuple(range(40, 41 + 5 * (number // 2))), stream=number) for number in range(6)]

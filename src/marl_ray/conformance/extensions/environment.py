@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 SEED = 7
+"""Seed of the first episode; any other serves as well."""
 EPISODES = 3
+"""Number of episodes: a second one shows what a reset leaves over."""
 MAX_STEPS = 10_000
 """Steps after which an episode of drawn actions counts as endless."""
 COPIES, BATCH_STEPS = 3, 200

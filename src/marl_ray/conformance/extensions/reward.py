@@ -32,6 +32,7 @@ PROGRAMS = ("def double(x): return 2 * x", "", "def double(x): return 4", "def d
 METRICS = ("pass", "answered", "calls", "problems", "hidden", "public", "first")
 """The metrics that the product's environments give a reward."""
 THREADS = 8
+"""Threads that call at once, as the environments of a worker do."""
 
 
 def check(name: str, settings: Mapping[str, object]) -> Iterator[CheckedProperty]:

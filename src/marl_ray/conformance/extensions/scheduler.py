@@ -18,6 +18,7 @@ from marl_ray.tuning.search.schedulers import Exploit, make_scheduler
 TOTAL_STEPS = 100_000
 """Environment steps of a trial."""
 TRIALS = 8
+"""Trials of a sweep: enough for a scheduler to rank and to stop some."""
 MAX_LEGS = 1000
 """Legs after which a sweep of eight trials counts as endless."""
 

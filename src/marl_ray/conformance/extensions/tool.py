@@ -16,6 +16,7 @@ DEADLINE_S = 20.0
 VARIANTS = 3
 """Calls with drawn arguments."""
 THREADS = 8
+"""Threads that call at once, as the environments of a worker do."""
 MAX_DESCRIPTION_LENGTH = 200
 """Maximum number of characters of a description, which every prompt repeats."""
 
