@@ -1,4 +1,7 @@
-"""Copies of an environment as rows of one array, stepped together by functions on arrays, which numba may compile."""
+"""Copies of an environment as rows of one array, stepped together.
+
+The functions that step them work on arrays, and numba may compile them.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING

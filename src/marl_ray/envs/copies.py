@@ -1,4 +1,7 @@
-"""Copies of an environment made and stepped: those with a batch of their own at once, others one after another."""
+"""Copies of an environment, which are made and stepped here.
+
+Those with a batch of their own step at once, the others one after another.
+"""
 
 import copy
 import math
@@ -77,7 +80,9 @@ def _offered_batch(
 
 
 def warm_up(config: EnvConfig, constraints: Sequence[ConstraintConfig] = (), branches: bool = False) -> None:
-    """Build the environment, reset and step it once, so that its compiled functions are on disk before workers need them.
+    """Build, reset and step the environment once.
+
+    Then its compiled functions are on disk before workers need them.
 
     branches: episodes will be copied in their middle. Raises MarlRayError as `make_env` and `check_reward` do, if a reward
     of that step is not finite, and with `branches` if the environment cannot be copied.
@@ -111,7 +116,10 @@ def copy_episode(episode: T, memo: dict[int, Any] | None = None) -> T:
 
 
 def _step_batch(config: EnvConfig, env: "ParallelEnv", constraints: Sequence[ConstraintConfig]) -> None:
-    """Observe and step one copy of the batch, if there is one, by actions that are possible; `env` has the spaces."""
+    """Observe and step one copy of the batch, if there is one, by actions that are possible.
+
+    `env` has the spaces.
+    """
     agents = list(env.possible_agents)
     batch = _offered_batch(config, env, 1, [[agent] for agent in agents], max(len(constraints), 1), constraints)
     if batch is None:
@@ -201,7 +209,10 @@ class EnvLoop(EnvBatch):
             env.close()
 
     def _to_env_actions(self, g: int, actions: np.ndarray) -> Any:
-        """Return the actions as environments take them; they compare Python integers much faster than NumPy scalars."""
+        """Return the actions as environments take them.
+
+        They compare Python integers much faster than NumPy scalars.
+        """
         return np.asarray(actions).tolist() if self.discrete[g] else actions
 
     def _step(self, c: int, choices: Sequence[Any], step: BatchStep) -> None:

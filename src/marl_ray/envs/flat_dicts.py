@@ -1,4 +1,4 @@
-"""Observations that are dicts of numbers, as rows: all numbers of one entry after those of another."""
+"""Observations that are dicts of numbers, as rows of all their numbers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from marl_ray.errors import MarlRayError
 
 
 def flat_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """Return the Box (D,) float32 of all numbers of a Dict, which may hold others; any other space as it is.
+    """Return the Box (D,) float32 of all numbers of a Dict; any other space is returned as it is.
 
     MarlRayError if an entry is neither a Box nor categories.
     """

@@ -169,7 +169,10 @@ def _import_environment(env_id: str) -> "Callable[..., ParallelEnv | AECEnv]":
 
 
 def _suggest_prefixed_id(env_id: str) -> str:
-    """Return '; did you mean ...?' for an id of Gymnasium, mpe2 or MultiGrid with a typo, or without the right prefix."""
+    """Return '; did you mean ...?' for an id of another package with a typo or without its prefix.
+
+    The packages are Gymnasium, mpe2 and MultiGrid.
+    """
     import gymnasium
     import mpe2
 

@@ -1,4 +1,4 @@
-"""Copies of one-agent environments that a library steps together: Gymnasium's `VectorEnv`, and EnvPool's pools."""
+"""Copies of one-agent environments that Gymnasium's `VectorEnv` or EnvPool steps together."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -118,7 +118,10 @@ class VectorBatch(EnvBatch):
         return observations, infos
 
     def _update_masks(self, infos: dict[str, Any], copies: np.ndarray) -> None:
-        """Keep the masks that `infos` have for these copies, (copies,) bool; all actions are possible without one."""
+        """Keep the masks that `infos` have for these copies, (copies,) bool.
+
+        All actions are possible without one.
+        """
         new_masks, masks = infos.get("action_mask"), self.action_masks[0]
         if masks is not None:
             masks[copies] = True

@@ -61,7 +61,7 @@ FIRST_COPY = np.zeros(1, np.int64)
 
 
 class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
-    """Base behind a package environment: same dynamics, flat observations, all randomness from `reset(seed)`.
+    """The base behind an environment of the package, with flat observations and all randomness from `reset(seed)`.
 
     The package's class comes first: `type(name, (package_class, World), {})`.
     """
@@ -170,7 +170,10 @@ class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
             del self.gen_obs
 
     def draw(self) -> None:
-        """Have the draws for the next step's action order: the package's, taken in blocks and not step by step."""
+        """Draw the order of the next step's actions, if it is not drawn yet.
+
+        The draws are the package's, taken in blocks and not step by step.
+        """
         if self.drawn <= self.step_count and self.num_agents > 1:
             self.np_random.random(out=self.draws)
             self.drawn = self.step_count // DRAWN_STEPS * DRAWN_STEPS + DRAWN_STEPS
@@ -188,7 +191,10 @@ class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
         return {}, rewards, dict(enumerate(self.agent_states._terminated.tolist())), dict(enumerate(over)), {}
 
     def handle_actions(self, actions: dict[int, int]) -> dict[int, float]:
-        """Move the agents in random order; rewards by agent. Draws and does exactly what the package's method does."""
+        """Move the agents in random order, and return the rewards by agent.
+
+        It draws and does exactly what the package's method does.
+        """
         count, reward = self.num_agents, self._reward()
         moves, rewards = np.array([actions[i] for i in range(count)]), np.zeros(count)
         draws = self.draws[(self.step_count - 1) % DRAWN_STEPS]

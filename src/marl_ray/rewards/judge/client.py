@@ -211,7 +211,10 @@ class JudgeClient:
             return response.status_code, bytes(body), float(wait) if re.fullmatch(r"\d{1,4}", wait) else 0.0
 
     def _read(self, body: bytes, size: int, cost: float) -> JudgeReply:
-        """Return the text and cost of a response with status 200; another schema means that the URL is no judge's."""
+        """Return the text and cost of a response with status 200.
+
+        Another schema means that the URL is no judge's.
+        """
         try:
             reply = ChatReply.model_validate_json(body)
         except ValidationError:  # its text could quote a key that stands in the body

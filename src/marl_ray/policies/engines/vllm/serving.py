@@ -36,7 +36,10 @@ WARM_UP = GenerationConfig(max_tokens=2)
 
 
 class SharedVllm(ServedEngine):
-    """vLLM for one policy, whose weights never change. Only one thread at a time may use it, but any may call `close`."""
+    """vLLM for one policy, whose weights never change.
+
+    Only one thread at a time may use it, but any may call `close`.
+    """
 
     loads_adapters = True
 
