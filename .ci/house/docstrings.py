@@ -12,16 +12,6 @@ from sources import Finding, SourceFile
 
 FRAGMENT = re.compile(r"(What|Of|How|Whether|If|Where|When|Which|Who|Whose|Why|As|And|But|\.\.\.)\b")
 """First words of a docstring that is a fragment and no sentence, or that hides its subject."""
-EXPLAINED = (
-    "marl_ray.algorithms.",
-    "marl_ray.evaluation.",
-    "marl_ray.experiments.",
-    "marl_ray.sandbox.",
-    "marl_ray.serving.",
-    "marl_ray.training.",
-    "marl_ray.tuning.",
-)
-"""Packages whose numbers are explained: results, decisions, the bounds of a program, and users' waits depend on them."""
 NO_VERB = re.compile(
     r"[^A-Z]|(All|Any|Both|Each|Every|One|None|In|At|Within|For|From|With|Without)\b|[A-Z][\w-]*('s|[^\Ws]s|Error)\b"
 )
@@ -55,15 +45,20 @@ def without_verb(files: list[SourceFile]) -> Iterator[Finding]:
 
 
 def unexplained_numbers(files: list[SourceFile]) -> Iterator[Finding]:
-    """Yield the constants of `EXPLAINED` packages that are numbers, without unit, source or reason.
+    """Yield the constants of the product that are numbers, without unit, source or reason.
 
-    A docstring below the constant says it, or a comment behind it or above it.
+    A docstring below the constant says it, or a comment behind it or above it. A comment above a block of constants, which
+    no other line interrupts, is about all of them.
     """
     for file in files:
-        if not (file.module or "").startswith(EXPLAINED):
+        if not file.module:
             continue
         lines = file.text.splitlines()
+        block_end = 0  # last line of a block of constants below a comment
         for node, after in zip_longest(file.tree.body, file.tree.body[1:]):
+            in_block = node.lineno == block_end + 1 or lines[node.lineno - 2].startswith("#")
+            if in_block and isinstance(node, ast.Assign | ast.AnnAssign):
+                block_end = node.end_lineno or node.lineno
             match node:
                 case (
                     ast.Assign(targets=[target], value=value) | ast.AnnAssign(target=target, value=ast.expr() as value)
@@ -74,8 +69,8 @@ def unexplained_numbers(files: list[SourceFile]) -> Iterator[Finding]:
             match after:
                 case ast.Expr(value=ast.Constant(value=str())):
                     continue
-            behind, above = lines[(node.end_lineno or node.lineno) - 1], lines[node.lineno - 2]
-            if name.isupper() and is_number(value) and "#" not in behind and not above.startswith("#"):
+            behind = lines[(node.end_lineno or node.lineno) - 1]
+            if name.isupper() and is_number(value) and "#" not in behind and not in_block:
                 yield file.finding(node, f"the number {name} has neither unit nor source nor reason")
 
 

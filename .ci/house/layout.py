@@ -1,6 +1,7 @@
 """Checks of folders and files: small, each with a purpose, tests where their sources are."""
 
 import ast
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -65,12 +66,23 @@ def is_benchmark(file: SourceFile) -> bool:
 
 
 def repeated_folders(files: list[SourceFile]) -> Iterator[Finding]:
-    """Yield the benchmarks whose names repeat the name of their folder."""
+    """Yield the modules and benchmarks whose names repeat the name of their folder.
+
+    One such as `engines/torch_engine.py` does not count, because without the folder's name it has that of a package.
+    """
     for file in files:
-        words = {word.removesuffix("s") for word in file.path.stem.split("_")}
-        folder = file.path.parent.name
-        if is_benchmark(file) and folder.removesuffix("s") in words:
+        folder, words = file.path.parent.name, file.path.stem.split("_")
+        other_words = [word for word in words if word.removesuffix("s") != folder.removesuffix("s")]
+        is_checked = bool(file.module) or is_benchmark(file)
+        if is_checked and other_words != words and "_".join(other_words) not in packages_beside(file):
             yield file.finding(None, f"expected a name that does not repeat the folder's, {folder}")
+
+
+def packages_beside(file: SourceFile) -> set[str]:
+    """Return the names of the packages of the standard library, and of those that a file imports."""
+    imports = {node.module or "" for node in file.nodes if isinstance(node, ast.ImportFrom)}
+    imports |= {alias.name for node in file.nodes if isinstance(node, ast.Import) for alias in node.names}
+    return {name.partition(".")[0] for name in imports} | sys.stdlib_module_names
 
 
 def misplaced_tests(files: list[SourceFile]) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ PARTICIPLE = re.compile(r"_?(?!cuped|embed|feed|need|seed|speed)[a-z]+ed")
 LIMIT = re.compile(r"(Maximum|Minimum) number of ")
 """Beginning of the docstring of a limit."""
 STORED = {
-    ("src/marl_ray/serving/logs/act_log.py", "asked"),
+    ("src/marl_ray/serving/logs/acts.py", "asked"),
     ("src/marl_ray/runs/summary.py", "given"),
     ("src/marl_ray/cluster/kuberay/state/phases.py", "GONE"),
 }

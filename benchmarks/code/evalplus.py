@@ -19,7 +19,7 @@ from benchmarks.code.judge_agreement import mutants
 from benchmarks.records import RESULTS
 from marl_ray.evaluation.benchmarks import Mode, ModelAnswer, Problem, benchmark
 from marl_ray.evaluation.data_files import load_problems
-from marl_ray.evaluation.scoring.local_scoring import make_pool
+from marl_ray.evaluation.scoring.local import make_pool
 from marl_ray.sandbox import Level, Pool
 
 FILES = {"humaneval_plus": "HumanEvalPlus.jsonl.gz", "mbpp_plus": "MbppPlus.jsonl.gz"}

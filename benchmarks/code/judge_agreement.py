@@ -31,7 +31,7 @@ from marl_ray.evaluation.benchmarks import benchmark
 from marl_ray.evaluation.benchmarks.humaneval import HumanEvalProblem
 from marl_ray.evaluation.benchmarks.mbpp import MbppProblem
 from marl_ray.evaluation.data_files import load_problems
-from marl_ray.evaluation.scoring.local_scoring import make_pool
+from marl_ray.evaluation.scoring.local import make_pool
 from marl_ray.sandbox import Level, Limits, Pool
 
 FILES = {"humaneval": "HumanEval.jsonl.gz", "mbpp": "mbpp.jsonl", "mbpp-sanitized": "sanitized-mbpp.json"}

@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.records import ROOT, machine, store
 from benchmarks.tables import median_range
 from marl_ray.config.run.sections import EnvConfig
-from marl_ray.envs.env_copies import make_batch
+from marl_ray.envs.copies import make_batch
 from marl_ray.rollout.rng import episode_seed
 
 KINDS = {"my_env:MyEnv": "in the loop", "fast_env:FastEnv": "by the compiled batch"}

@@ -98,7 +98,7 @@ def train(options: argparse.Namespace) -> None:
     from marl_ray.rollout.text.episode import EpisodeTurn
     from marl_ray.rollout.text.responses import ResponseRow, TokenPlayer, to_trajectories
     from marl_ray.training.costs import CostStats
-    from marl_ray.training.learner.policy_learner import Learner
+    from marl_ray.training.learner.policy_update import Learner
     from marl_ray.training.learner.trained_policy import LearnerSettings
 
     torch.set_num_threads(options.threads)

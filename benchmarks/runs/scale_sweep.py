@@ -15,7 +15,7 @@ from marl_ray.training.run_folder.lease import Lease
 from marl_ray.tuning.folder import ROWS_FILE, Folder, trial_folder
 from marl_ray.tuning.records import SweepRecords, identity_of
 from marl_ray.tuning.running.ray_tune import LegCalls, Searcher
-from marl_ray.tuning.running.running_sweep import RunningSweep
+from marl_ray.tuning.running.sweep_state import RunningSweep
 from marl_ray.tuning.running.trial_files import Leg
 
 SEEDS, SLOTS, TOTAL = 3, 64, 40_960

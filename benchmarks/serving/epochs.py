@@ -18,7 +18,7 @@ from benchmarks.serving.cluster import (
 )
 from benchmarks.serving.load import wrk
 from marl_ray.experiments.lifecycle import Action
-from marl_ray.experiments.store.stores import open_stores
+from marl_ray.experiments.store.facade import open_stores
 
 STAGES = (0.25, 0.5, 0.75)
 """Weights of the treatment: every change moves a quarter of the units."""

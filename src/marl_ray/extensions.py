@@ -118,10 +118,10 @@ REWARD = ExtensionPoint(
         "short_answer": "marl_ray.rewards.answers:ShortAnswer",
         "exact_match": "marl_ray.rewards.answers:ExactMatch",
         "code_tests": "marl_ray.rewards.code:CodeTests",
-        "llm_judge": "marl_ray.rewards.judge.llm_judge:LLMJudge",
+        "llm_judge": "marl_ray.rewards.judge.reward:LLMJudge",
     },
 )
-"""A function of (prompt, answer, task), or a class of such callables: `marl_ray.rewards.reward_protocol.Reward`."""
+"""A function of (prompt, answer, task), or a class of such callables: `marl_ray.rewards.protocol.Reward`."""
 TOOL = ExtensionPoint(
     "tool",
     {

@@ -4,7 +4,7 @@ from pydantic import PositiveFloat
 
 from marl_ray.algorithms import Algorithm, PolicyLoss, PolicyLossInputs
 from marl_ray.algorithms.advantages.batch_gae import gae_advantages
-from marl_ray.algorithms.losses.ppo_losses import ppo_loss
+from marl_ray.algorithms.losses.clipped_surrogate import ppo_loss
 from marl_ray.algorithms.losses.ratios import truncated_importance
 from marl_ray.config import SPECS, AlgorithmSpec, HyperParameters
 

@@ -61,18 +61,23 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path):
         "src/marl_ray/names.py": "def shown(): ...\n\n\ndef unread(): ...\n\n\nclass Side: ...\n\n\n_hidden = 1\n",
         "src/marl_ray/full/__init__.py": '"""No sentence"""\n',
         **{f"src/marl_ray/full/m{number:02}.py": "" for number in range(10)},
+        "src/marl_ray/engines/__init__.py": PURPOSE,
+        "src/marl_ray/engines/paged_engine.py": "import torch\n",
+        "src/marl_ray/engines/torch_engine.py": "import torch\n",
+        "src/marl_ray/engines/csv_engine.py": "",
         "src/marl_ray/one.py": "import os\nfrom marl_ray import two\n",
         "src/marl_ray/two.py": "def late():\n    from marl_ray.one import os\n\n\nlate()\n",
         "src/marl_ray/untyped.py": f"Row = tuple[{'Any, ' * 1000}]\n\nRow()\n",
         "src/marl_ray/training/__init__.py": PURPOSE,
         "src/marl_ray/training/waits.py": (
-            "# Seconds of a wait.\n"
+            "# Seconds of the first waits.\n"
             "FIRST_S = 1.0\n"
+            "SECOND_S = 2.0\n\n"
             "LAST_S, AGAIN_S = 2 * 60, -3.0\n"
             'DAY_S = 86_400\n"""Seconds."""\n'
             "HOUR_S = 3_600  # seconds\n"
             "NAME, IS_ON = '1', True\n\n\n"
-            "print(FIRST_S, LAST_S, AGAIN_S, DAY_S, HOUR_S, NAME, IS_ON)\n"
+            "print(FIRST_S, SECOND_S, LAST_S, AGAIN_S, DAY_S, HOUR_S, NAME, IS_ON)\n"
         ),
         "src/marl_ray/texts.py": (
             "class Side:\n"
@@ -115,6 +120,7 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path):
         "benchmarks/long.py:401: the file has 401 lines, expected 400 at most",
         "src/marl_ray/acts.py:1: the function _fetched is named by a participle, expected a verb and its object",
         "src/marl_ray/acts.py:8: the function _closed is named by a participle, expected a verb and its object",
+        "src/marl_ray/engines/paged_engine.py:1: expected a name that does not repeat the folder's, engines",
         "src/marl_ray/full/__init__.py:1: expected a docstring that says the folder's purpose in one sentence",
         "src/marl_ray/full/m09.py:1: the folder has 10 files, expected 9 at most",
         "src/marl_ray/names.py:4: nothing in the product reads unread",
@@ -125,7 +131,7 @@ def test_a_broken_rule_of_each_kind_is_a_line_with_its_place(tmp_path):
         "src/marl_ray/texts.py:1: the type Side has the name of another, in src/marl_ray/names.py",
         "src/marl_ray/texts.py:2: expected a docstring that begins like a sentence, got 'What it holds.'",
         "src/marl_ray/texts.py:5: expected a docstring that begins with a verb in the imperative, got 'Rows of a file.'",
-        "src/marl_ray/training/waits.py:3: the number (LAST_S, AGAIN_S) has neither unit nor source nor reason",
+        "src/marl_ray/training/waits.py:5: the number (LAST_S, AGAIN_S) has neither unit nor source nor reason",
         "src/marl_ray/untyped.py:1: the product says Any 1000 times, expected 740 at most: name the type, JSON's of "
         "json_types.py, or object for what is passed on or checked",
         "tests/support/limits.py:1: the limit ROWS does not begin with MAX_ or MIN_",

@@ -12,7 +12,7 @@ from toy_models.sampled_by_vllm import Sampled
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import EngineLostError, Prompt
-from marl_ray.policies.engines.engine_host import pack_tensor, unpack_tensor
+from marl_ray.policies.engines.host import pack_tensor, unpack_tensor
 from marl_ray.policies.engines.vllm import host as vllm_host
 from marl_ray.policies.engines.vllm.host import VllmHost
 

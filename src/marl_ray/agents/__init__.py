@@ -1,1 +1,4 @@
-"""Language agents: their prompts, the parsing of their calls, and the tools they call. Runs without torch and Ray."""
+"""Language agents: their prompts, the parsing of their calls, and the tools that they call.
+
+The package runs without torch and Ray.
+"""

@@ -1,4 +1,4 @@
-"""Parsing of calls whose arguments are not JSON: each is written with its name, in marks or as in Python.
+"""Parsing of calls whose arguments are written with their names, in marks or as in Python.
 
     <function=NAME><parameter=KEY>VALUE</parameter></function>                      Qwen 3 Coder
     NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>                          GLM 4.5

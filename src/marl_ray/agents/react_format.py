@@ -1,4 +1,4 @@
-"""The ReAct format: the instructions to an agent that uses tools, and the observations that answer its calls.
+"""The ReAct format: instructions to an agent that uses tools, and observations that answer its calls.
 
 The format is ReAct's (Yao et al. 2023, arXiv 2210.03629) with a JSON object as input:
 

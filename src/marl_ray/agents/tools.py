@@ -158,11 +158,12 @@ def make_tools(selection: Iterable[str] | Mapping[str, Mapping[str, object] | No
 
 
 def make_tool(name: str, options: Mapping[str, object]) -> Tool:
-    """Make the tool that a name of `extensions.TOOL` or `package.module:NAME` means; built-ins are made as users' are.
+    """Make the tool that a name of `extensions.TOOL` or `package.module:NAME` means.
 
-    A function is the tool itself, and options are arguments that it always gets. A class is made with the options, and its
-    `__call__` is the tool. It may have attributes of the names of `Tool`'s fields: `name` (its own name in small letters
-    where it has none), `ends`, `bounded`, `prepare`. Raises MarlRayError naming what is wrong.
+    Built-ins are made as users' are. A function is the tool itself, and options are arguments that it always gets. A
+    class is made with the options, and its `__call__` is the tool. It may have attributes of the names of `Tool`'s
+    fields: `name` (its own name in small letters where it has none), `ends`, `bounded`, `prepare`. Raises MarlRayError
+    naming what is wrong.
     """
     try:
         target = TOOL.load(name)

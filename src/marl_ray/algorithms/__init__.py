@@ -1,7 +1,7 @@
 """Algorithms: pure functions on tensors, a file for each named algorithm, and folders of shared mathematics."""
 
 from marl_ray.algorithms.base import Algorithm, PolicyLoss, PolicyLossInputs
-from marl_ray.algorithms.losses.value_losses import ValueLossInputs
+from marl_ray.algorithms.losses.critics import ValueLossInputs
 from marl_ray.config import spec_of
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import ALGORITHM

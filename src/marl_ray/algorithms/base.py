@@ -8,7 +8,7 @@ from torch import Tensor
 
 from marl_ray.algorithms.advantages.shaping import shaped_rewards
 from marl_ray.algorithms.constraints.multipliers import Multiplier
-from marl_ray.algorithms.losses.value_losses import ValueLossInputs, ppo_value_loss
+from marl_ray.algorithms.losses.critics import ValueLossInputs, ppo_value_loss
 from marl_ray.config import AlgorithmSpec
 from marl_ray.errors import MarlRayError
 from marl_ray.trajectories import Trajectories

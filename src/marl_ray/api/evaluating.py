@@ -27,7 +27,7 @@ from marl_ray.json_types import JsonMapping, JsonObject
 if TYPE_CHECKING:
     from marl_ray.evaluation.benchmarks import AnswerKind
     from marl_ray.evaluation.scoring.evaluate import EvaluationPlan, ScoringTask
-    from marl_ray.evaluation.scoring.local_scoring import Scorer
+    from marl_ray.evaluation.scoring.local import Scorer
     from marl_ray.evaluation.web_agents.base import WebBenchmark
     from marl_ray.evaluation.writing.requests import SampleWriter
 
@@ -254,7 +254,7 @@ def _scorer(plan: "EvaluationPlan", running: RunningOptions) -> Iterator["Scorer
         with ray_scorer(running.workers, plan.packages, plan.min_level) as scorer:
             yield scorer
         return
-    from marl_ray.evaluation.scoring.local_scoring import make_pool, score_locally
+    from marl_ray.evaluation.scoring.local import make_pool, score_locally
 
     count = running.workers or len(os.sched_getaffinity(0))
     with make_pool(count, plan.packages, plan.min_level) as pool:

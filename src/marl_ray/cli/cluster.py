@@ -150,7 +150,7 @@ def status(resource: ResourceName, context: Context = None, namespace: Namespace
     The exit status is 1 if it has failed or is not there.
     """
     from marl_ray.cluster.kuberay.client.watching import view_now
-    from marl_ray.cluster.kuberay.state.resource_state import resource_state
+    from marl_ray.cluster.kuberay.state.resource import resource_state
 
     connection, kind, name = _connect_to(resource, context, namespace)
     state = resource_state(view_now(connection, kind, name), time.time())

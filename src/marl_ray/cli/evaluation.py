@@ -251,7 +251,8 @@ def tasks(
 
     `--benchmark jsonl:FILE` and the environments code_team and math read them.
     """
-    from marl_ray.envs.text.synthetic import arithmetic, programs
+    from marl_ray.envs.text.synthetic.arithmetic import arithmetic
+    from marl_ray.envs.text.synthetic.programs import programs
 
     try:
         task_levels = tuple(int(level) for level in levels.split(","))

@@ -3,10 +3,10 @@
 from marl_ray.config.load import config_hash, load_config, parse_config, read_yaml
 from marl_ray.config.run.algorithms import SPECS, AlgorithmSpec, spec_of
 from marl_ray.config.run.code_reward import CodeRewardConfig
+from marl_ray.config.run.config import RunConfig
 from marl_ray.config.run.engines import EngineSpec, engine_spec
 from marl_ray.config.run.hyper import HyperParameters
 from marl_ray.config.run.model import GenerationConfig, LoraConfig, ModelConfig
-from marl_ray.config.run.run_config import RunConfig
 from marl_ray.config.run.sections import (
     BenchmarkConfig,
     CheckpointConfig,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from marl_ray.config.base import Config
 from marl_ray.config.cluster import ClusterConfig
-from marl_ray.config.run.run_config import RunConfig
+from marl_ray.config.run.config import RunConfig
 from marl_ray.config.serving.experiment import ExperimentConfig
 from marl_ray.config.serving.gateway import GatewayConfig
 from marl_ray.config.sweep import SweepConfig

@@ -13,7 +13,7 @@ from marl_ray.config.base import NAME_PATTERN, Config
 from marl_ray.config.load import parse_config, read_yaml, with_overrides
 from marl_ray.config.random_streams import Seed
 from marl_ray.config.run.checks.unread_keys import drop_unread, hyper_keys, is_hyper, is_read, names_algorithm
-from marl_ray.config.run.run_config import RunConfig
+from marl_ray.config.run.config import RunConfig
 from marl_ray.config.schedulers import FifoSettings, SchedulerConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.json_types import JsonMapping, JsonObject

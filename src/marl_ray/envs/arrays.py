@@ -1,4 +1,7 @@
-"""Copies of an environment as rows of one array, stepped together by functions on arrays, which numba may compile."""
+"""Copies of an environment as rows of one array, stepped together.
+
+The functions that step them work on arrays, and numba may compile them.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -89,7 +92,7 @@ class ArrayBatch(EnvBatch):
             raise MarlRayError(f"the state of seed {seed} has shape {state.shape}, expected {self.states.shape[1:]}")
         self.states[copy] = state
         self.alive[copy] = self.observed[copy] = True
-        self._note(slice(copy, copy + 1))
+        self._update_masks(slice(copy, copy + 1))
 
     @override
     def step(self, actions: Sequence[np.ndarray]) -> BatchStep:
@@ -140,10 +143,10 @@ class ArrayBatch(EnvBatch):
         self.observed[copies] = np.where(playing, alive, self.observed[copies])
         np.logical_and(step.truncated, ~step.terminated, out=step.truncated)
         alive &= ~(step.terminated | step.truncated)
-        self._note(copies)
+        self._update_masks(copies)
         return step
 
-    def _note(self, copies: slice) -> None:
+    def _update_masks(self, copies: slice) -> None:
         """Note the actions that are possible next; all are for agents that do not act."""
         if self.allow is None or self.masks is None:
             return

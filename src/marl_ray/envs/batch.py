@@ -96,7 +96,10 @@ class EpisodeMetrics:
 
 
 def finite_number(value: Any, what: str) -> float:
-    """Return a number, or a flag as 0 or 1, that an environment has reported; MarlRayError unless it is finite."""
+    """Return a number, or a flag as 0 or 1, that an environment has reported.
+
+    Raises MarlRayError unless it is finite.
+    """
     if not isinstance(value, Real | np.bool_) or not math.isfinite(value):
         raise MarlRayError(f"{what} is {in_one_line(value)}, expected a finite number")
     return float(value)

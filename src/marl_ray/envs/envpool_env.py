@@ -1,4 +1,4 @@
-"""EnvPool's environments (https://github.com/sail-sg/envpool): one agent, stepped by C++ in batches."""
+"""EnvPool's environments (https://github.com/sail-sg/envpool) of one agent, which C++ steps in batches."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Observations that are dicts of numbers, as rows: all numbers of one entry after those of another."""
+"""Observations that are dicts of numbers, as rows of all their numbers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,13 +10,13 @@ from marl_ray.errors import MarlRayError
 
 
 def flat_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """Return the Box (D,) float32 of all numbers of a Dict, which may hold others; any other space as it is.
+    """Return the Box (D,) float32 of all numbers of a Dict; any other space is returned as it is.
 
     MarlRayError if an entry is neither a Box nor categories.
     """
     if not isinstance(space, spaces.Dict):
         return space
-    low, high = zip(*_bounds(space), strict=True)
+    low, high = zip(*_yield_bounds(space), strict=True)
     return spaces.Box(np.concatenate(low), np.concatenate(high), dtype=np.float32)
 
 
@@ -31,14 +31,14 @@ def flat_rows(observations: Any, space: spaces.Space[Any]) -> np.ndarray:
     return np.concatenate([part.reshape(len(part), -1).astype(np.float32) for part in parts], 1)
 
 
-def _bounds(space: spaces.Space[Any]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _yield_bounds(space: spaces.Space[Any]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the least and the greatest numbers of each entry, flat."""
     low: Any
     high: Any
     match space:
         case spaces.Dict():
             for entry in space.values():
-                yield from _bounds(entry)
+                yield from _yield_bounds(entry)
             return
         case spaces.Box():
             low, high = space.low, space.high

@@ -15,7 +15,10 @@ AGENT = "agent"
 
 
 class SingleAgentEnv(ParallelEnv[str, Any, Any]):  # type: ignore[misc]  # PettingZoo has no types
-    """A Gymnasium environment whose only agent is called `agent`; spaces, rewards, ends and infos are its own."""
+    """A Gymnasium environment whose only agent is called `agent`.
+
+    Spaces, rewards, ends and infos are its own.
+    """
 
     def __init__(self, env: gymnasium.Env[Any, Any], name: str):
         self.env = env

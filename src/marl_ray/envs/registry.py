@@ -39,13 +39,13 @@ def make_env(config: EnvConfig, constraints: Sequence[ConstraintConfig] = ()) ->
     It is a PettingZoo `ParallelEnv`, or an `AECEnv` where `is_text` says so. Raises MarlRayError naming `env.id`,
     `env.kwargs`, `env.cost` or `constraints`.
     """
-    env = _make(config)
+    env = _make_env(config)
     limits = [constraint.hard_limit for constraint in constraints]
     if all(limit is None for limit in limits):
         return env
     if is_text(env):
         raise MarlRayError(f"constraints: hard_limit needs actions that can be masked; those of {config.id} are texts")
-    from marl_ray.envs.budget.hard_budget import HardBudget
+    from marl_ray.envs.budget.wrapper import HardBudget
 
     return HardBudget(env, limits)
 
@@ -63,10 +63,10 @@ def is_text(env: "ParallelEnv | AECEnv") -> bool:
     """Return True if agents of the environment take turns, read texts and write texts."""
     from pettingzoo import AECEnv
 
-    return isinstance(env, AECEnv) and all(_texts(env))
+    return isinstance(env, AECEnv) and all(_spaces_are_text(env))
 
 
-def _texts(env: "ParallelEnv | AECEnv") -> list[bool]:
+def _spaces_are_text(env: "ParallelEnv | AECEnv") -> list[bool]:
     """Say for each observation and action space if it is a text space. Needs no reset."""
     from gymnasium.spaces import Text
 
@@ -74,7 +74,7 @@ def _texts(env: "ParallelEnv | AECEnv") -> list[bool]:
     return [isinstance(make(agent), Text) for agent in env.possible_agents for make in makers]
 
 
-def _make(config: EnvConfig) -> "ParallelEnv | AECEnv":
+def _make_env(config: EnvConfig) -> "ParallelEnv | AECEnv":
     env_id = config.id
     if env_id.startswith("MultiGrid-"):
         return _build(env_id, _gridworld(config), config.kwargs)
@@ -110,13 +110,13 @@ def check_costs(env: "ParallelEnv | AECEnv", signals: int) -> None:
 
 def first_step(env: "ParallelEnv | AECEnv") -> tuple[dict[str, float], dict[str, dict[str, Any]]]:
     """Return the rewards and infos of one step with drawn actions that are possible, after a reset."""
-    begun = env.reset(seed=0)
+    first = env.reset(seed=0)
     for agent in env.agents:
         env.action_space(agent).seed(0)
     if is_text(env):
         env.step(env.action_space(env.agent_selection).sample())
         return env.rewards, env.infos
-    _, infos = begun
+    _, infos = first
     actions = {}
     for agent in env.agents:
         space = env.action_space(agent)
@@ -153,8 +153,12 @@ def _mpe2(env_id: str) -> "Callable[..., ParallelEnv | AECEnv]":
 def _import_environment(env_id: str) -> "Callable[..., ParallelEnv | AECEnv]":
     """Return the callable that a built-in id, a package's id or `package.module:NAME` names."""
     if ":" not in env_id and env_id not in ENVIRONMENT.names():
-        meant = with_colon(env_id) or _of_package(env_id) or did_you_mean(env_id, ENVIRONMENT.names(), *EXPECTED_IDS)
-        raise MarlRayError(f"env.id: {env_id!r} is unknown{meant}")
+        suggestion = (
+            with_colon(env_id)
+            or _suggest_prefixed_id(env_id)
+            or did_you_mean(env_id, ENVIRONMENT.names(), *EXPECTED_IDS)
+        )
+        raise MarlRayError(f"env.id: {env_id!r} is unknown{suggestion}")
     try:
         make: Callable[..., ParallelEnv | AECEnv] = ENVIRONMENT.load(env_id)
     except MarlRayError as error:
@@ -164,8 +168,11 @@ def _import_environment(env_id: str) -> "Callable[..., ParallelEnv | AECEnv]":
     return make
 
 
-def _of_package(env_id: str) -> str:
-    """Return '; did you mean ...?' for an id of Gymnasium, mpe2 or MultiGrid with a typo, or without the right prefix."""
+def _suggest_prefixed_id(env_id: str) -> str:
+    """Return '; did you mean ...?' for an id of another package with a typo or without its prefix.
+
+    The packages are Gymnasium, mpe2 and MultiGrid.
+    """
     import gymnasium
     import mpe2
 
@@ -186,7 +193,7 @@ def _build(env_id: str, make: "Callable[..., ParallelEnv | AECEnv]", kwargs: Jso
         unexpected = _UNEXPECTED_KEYWORD.search(str(error))
         if unexpected is None or unexpected[2] not in kwargs:
             raise MarlRayError(f"env.kwargs: {env_id} rejected {kwargs} ({one_line(error)})") from error
-        arguments = _arguments(unexpected[1], make, error)
+        arguments = _accepted_arguments(unexpected[1], make, error)
         instead = did_you_mean(unexpected[2], arguments) if arguments else ""
         raise MarlRayError(f"env.kwargs.{unexpected[2]}: {env_id} has no such argument{instead}") from error
     except (ValueError, AssertionError, KeyError) as error:
@@ -195,7 +202,7 @@ def _build(env_id: str, make: "Callable[..., ParallelEnv | AECEnv]", kwargs: Jso
         raise MarlRayError(f"env.kwargs: {env_id} rejected {kwargs} ({reason})") from error
 
 
-def _arguments(name: str, make: Callable[..., object], error: TypeError) -> list[str]:
+def _accepted_arguments(name: str, make: Callable[..., object], error: TypeError) -> list[str]:
     """Return the arguments of the function or class of this name that has refused one, or else of `make`.
 
     A class may hand what it does not know to another: the frame that called the other has its name, and the arguments of
@@ -231,7 +238,7 @@ def _accept_environment(env_id: str, env: "ParallelEnv | AECEnv") -> "ParallelEn
         raise MarlRayError(f"env.id: {env_id} returned {kind}, not a PettingZoo environment: no {', '.join(missing)}")
     if is_text(env):
         return env
-    if any(_texts(env)):
+    if any(_spaces_are_text(env)):
         raise MarlRayError(
             f"env.id: {env_id} has Text spaces; expected an AECEnv in which every observation and action space is Text"
         )

@@ -1,4 +1,4 @@
-"""Copies of one-agent environments that a library steps together: Gymnasium's `VectorEnv`, and EnvPool's pools."""
+"""Copies of one-agent environments that Gymnasium's `VectorEnv` or EnvPool steps together."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -42,7 +42,7 @@ class VectorBatch(EnvBatch):
         self.offset = int(space.start) if isinstance(space, spaces.Discrete) else 0
         self.alive = np.zeros((copies, 1), bool)
         self.action_masks: list[np.ndarray | None] = [None]
-        self.seen: np.ndarray | None = None
+        self.latest: np.ndarray | None = None
         self.reports = [EpisodeMetrics() for _ in range(copies)]
         self.waiting: dict[int, int] = {}
         """Copy -> seed of the episode that it begins at the next observation or step."""
@@ -59,24 +59,24 @@ class VectorBatch(EnvBatch):
         step = BatchStep.zeros(len(self.alive), 1, self.signals)
         observations, rewards, terminated, truncated, infos = self.vector.step(actions[0][:, 0])
         playing = self.alive[:, 0].copy()
-        self._see(self._rows(observations), playing)
+        self._keep_observations(self._rows(observations), playing)
         step.rewards[playing, 0] = rewards[playing]
         step.terminated[playing, 0] = terminated[playing]
         step.truncated[playing, 0] = truncated[playing] & ~terminated[playing]
         if "cost" in infos:
             step.costs[playing, 0] = np.asarray(infos["cost"])[playing].reshape(-1, self.signals)
         if "metrics" in infos:
-            self._report(infos["metrics"], playing)
+            self._add_metrics(infos["metrics"], playing)
         self.alive &= ~(step.terminated | step.truncated)
-        self._permit(infos, playing)
+        self._update_masks(infos, playing)
         return step
 
     @override
     def observe(self, rows: Sequence[np.ndarray], copies: Sequence[int] | None = None) -> None:
         self._begin()
         numbers = range(len(self.alive)) if copies is None else copies
-        if self.seen is not None and len(numbers):
-            rows[0][numbers, 0] = self.seen[numbers] - self.offset if self.offset else self.seen[numbers]
+        if self.latest is not None and len(numbers):
+            rows[0][numbers, 0] = self.latest[numbers] - self.offset if self.offset else self.latest[numbers]
 
     def replay(self, copy: int, seed: int, actions: Sequence[Sequence[np.ndarray]]) -> None:
         """Begin the episode anew: its copies cannot be stepped apart from each other."""
@@ -104,8 +104,8 @@ class VectorBatch(EnvBatch):
         self.waiting = {}
         # A pool returns the observations of the copies that were reset alone.
         rows = self._rows(observations)
-        self._see(rows if len(rows) == len(mask) else _spread(rows, mask), begun)
-        self._permit(infos, begun)
+        self._keep_observations(rows if len(rows) == len(mask) else _spread(rows, mask), begun)
+        self._update_masks(infos, begun)
 
     def _rows(self, observations: Any) -> np.ndarray:
         """Return the observations of some copies as arrays."""
@@ -117,8 +117,11 @@ class VectorBatch(EnvBatch):
         observations, infos = self.vector.reset(seed=list(seeds), options=options)
         return observations, infos
 
-    def _permit(self, infos: dict[str, Any], copies: np.ndarray) -> None:
-        """Keep the masks that `infos` have for these copies, (copies,) bool; all actions are possible without one."""
+    def _update_masks(self, infos: dict[str, Any], copies: np.ndarray) -> None:
+        """Keep the masks that `infos` have for these copies, (copies,) bool.
+
+        All actions are possible without one.
+        """
         new_masks, masks = infos.get("action_mask"), self.action_masks[0]
         if masks is not None:
             masks[copies] = True
@@ -131,20 +134,20 @@ class VectorBatch(EnvBatch):
         if not masks.any(-1).all():
             raise MarlRayError("action mask of a VectorEnv: expected at least one action that is possible")
 
-    def _report(self, metrics: dict[str, Any], copies: np.ndarray) -> None:
+    def _add_metrics(self, metrics: dict[str, Any], copies: np.ndarray) -> None:
         """Note the numbers of a step, NAME -> (copies,), where `_NAME`, if there is one, says that a copy gave it."""
         for name, values in metrics.items():
             if name.removeprefix("_") == name or name[1:] not in metrics:
                 for c in np.flatnonzero(copies & metrics.get(f"_{name}", True)):
                     self.reports[c].add(self.agent, {name: values[c]})
 
-    def _see(self, observations: np.ndarray, copies: np.ndarray) -> None:
+    def _keep_observations(self, observations: np.ndarray, copies: np.ndarray) -> None:
         """Keep the observations of these copies, (copies,) bool, as flat rows."""
         flat = np.asarray(observations).reshape(len(self.alive), -1)
-        if self.seen is None:
-            self.seen = flat.copy()
+        if self.latest is None:
+            self.latest = flat.copy()
         else:
-            self.seen[copies] = flat[copies]
+            self.latest[copies] = flat[copies]
 
 
 class PoolBatch(VectorBatch):
@@ -169,8 +172,8 @@ class PoolBatch(VectorBatch):
             self.vector = self.make([int(seed or 0) for seed in seeds])
         return self.vector.reset(options={"reset_mask": mask})[0], {}
 
-    def _see(self, observations: np.ndarray, copies: np.ndarray) -> None:
-        super()._see(np.moveaxis(observations, 1, -1) if self.channels_first else observations, copies)
+    def _keep_observations(self, observations: np.ndarray, copies: np.ndarray) -> None:
+        super()._keep_observations(np.moveaxis(observations, 1, -1) if self.channels_first else observations, copies)
 
 
 def _spread(rows: np.ndarray, mask: np.ndarray) -> np.ndarray:

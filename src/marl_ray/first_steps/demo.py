@@ -88,7 +88,7 @@ def demonstrate(folder: Path, episodes: int) -> Iterator[DemoResult]:
     The gateway serves until the block ends. Everything written lies under `folder`/TIME.
     """
     from marl_ray.cluster.local_ray import local_ray
-    from marl_ray.envs.env_copies import warm_up
+    from marl_ray.envs.copies import warm_up
 
     console, folder = plain_console(), new_folder(folder)
     mappo = load_config(RunConfig, ARM_CONFIGS["mappo"])

@@ -1,4 +1,4 @@
-"""One decision of all workers: where one of them fails, all raise its error at once, and none waits for it."""
+"""One decision of all workers: where one fails, all raise its error at once."""
 
 from collections.abc import Callable
 from copy import copy

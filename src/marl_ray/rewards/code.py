@@ -97,7 +97,10 @@ class CodeReward:
 
 
 def run_tests(pool: Pool, code: str, tests: tuple[Test, ...], task: CodeTask, limits: Limits) -> CodeTestResults:
-    """Run tests in hardened mode: stdio tests one by one, all calls in one run of the program (see `call_tests`)."""
+    """Run tests in hardened mode.
+
+    Stdio tests run one by one, and all calls in one run of the program (see `call_tests`).
+    """
     verdicts: list[str] = []
     called: Iterator[str] = iter(())
     cpu_s = 0.0

@@ -17,14 +17,14 @@ from marl_ray.config import GatewayConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.database.connections import StoreError
 from marl_ray.experiments.lifecycle import Action
+from marl_ray.experiments.store.facade import open_stores
 from marl_ray.experiments.store.notices import Notices
-from marl_ray.experiments.store.stores import open_stores
 from marl_ray.serving.arms.response_cache import make_cache
 from marl_ray.serving.following.store_follower import StoreFollower
 from marl_ray.serving.holding.live_experiments import Host, LiveExperiments
 from marl_ray.serving.holding.loaded_bundles import BundleCache, load_configured
 from marl_ray.serving.http.admission import Admission
-from marl_ray.serving.logs.act_log import ActLog
+from marl_ray.serving.logs.acts import ActLog
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.logs.metrics import GatewayMetrics
 from marl_ray.serving.logs.spool import Spool, spool_folder

@@ -13,8 +13,8 @@ from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.origin import source_of
 from marl_ray.training.checkpoints.storage import local_stored_folder
 from marl_ray.training.loop.callbacks import Metrics, RunCallbacks
+from marl_ray.training.loop.iterations import CheckpointKeeping, run_worker
 from marl_ray.training.loop.start import RunStart
-from marl_ray.training.loop.worker_loop import CheckpointKeeping, run_worker
 
 
 @contextmanager

@@ -132,8 +132,8 @@ def _train(
 
     from marl_ray.training.checkpoints.index import check_last_group, checkpoint_name
     from marl_ray.training.collectives import broadcast_from_rank0
+    from marl_ray.training.loop.iterations import CheckpointKeeping, run_worker
     from marl_ray.training.loop.start import RunStart
-    from marl_ray.training.loop.worker_loop import CheckpointKeeping, run_worker
 
     position = broadcast_from_rank0(lambda: _read_position(config, folder, journal, attempt))
     if position.refused:

@@ -13,7 +13,7 @@ import redis
 from kube.chart_cluster import NOBODY, ChartCluster, chart_cluster
 from stores.units import config, exposure
 
-from marl_ray.experiments.store.stores import Stores, open_stores
+from marl_ray.experiments.store.facade import Stores, open_stores
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 SERVICES = {"mlflow", "postgresql", "redis"}

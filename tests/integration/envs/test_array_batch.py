@@ -13,7 +13,7 @@ from marl_ray.config.run.sections import EnvConfig
 from marl_ray.conformance.extensions.environment import check
 from marl_ray.envs.arrays import ArrayBatch
 from marl_ray.envs.budget.dag import BudgetDag
-from marl_ray.envs.env_copies import EnvLoop, make_batch, warm_up
+from marl_ray.envs.copies import EnvLoop, make_batch, warm_up
 from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
 

@@ -12,7 +12,7 @@ from pettingzoo import ParallelEnv
 
 from marl_ray.config.run.sections import EnvConfig
 from marl_ray.envs.batch import BatchStep, EnvBatch
-from marl_ray.envs.env_copies import EnvLoop, make_batch
+from marl_ray.envs.copies import EnvLoop, make_batch
 from marl_ray.envs.gridworld.batch import GridworldBatch
 from marl_ray.envs.gridworld.environment import DONE, FORWARD, IDS, PICKUP, TOGGLE
 from marl_ray.errors import MarlRayError

@@ -11,7 +11,7 @@ from multigrid.envs import CONFIGURATIONS
 from pettingzoo.test import parallel_api_test, parallel_seed_test
 
 from marl_ray.config import CostConfig, EnvConfig
-from marl_ray.envs.env_copies import warm_up
+from marl_ray.envs.copies import warm_up
 from marl_ray.envs.gridworld import moves
 from marl_ray.envs.gridworld.environment import DONE, FORWARD, IDS, LEFT, RIGHT, Gridworld
 from marl_ray.envs.registry import make_env

@@ -11,7 +11,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import FileRow, ModelAnswer, Problem, benchmark
 from marl_ray.evaluation.benchmarks.codecontests import ContestProblem
 from marl_ray.evaluation.data_files import ANY_DIGEST, load_problems
-from marl_ray.evaluation.scoring.local_scoring import MAX_SOURCE_BYTES, ScoringJob, make_pool, score
+from marl_ray.evaluation.scoring.local import MAX_SOURCE_BYTES, ScoringJob, make_pool, score
 from marl_ray.evaluation.writing.samples import Sample
 from marl_ray.sandbox import Level, Pool
 

@@ -17,7 +17,7 @@ from marl_ray.evaluation.benchmarks import ModelAnswer, benchmark
 from marl_ray.evaluation.data_files import ANY_DIGEST, load_problems
 from marl_ray.evaluation.options import ScoringOptions
 from marl_ray.evaluation.scoring.evaluate import evaluate, prepare_evaluation
-from marl_ray.evaluation.scoring.local_scoring import ScoringJob
+from marl_ray.evaluation.scoring.local import ScoringJob
 from marl_ray.evaluation.scoring.ray_scoring import ScoringNode, ray_scorer, score_batches
 from marl_ray.evaluation.writing.samples import Sample
 from marl_ray.sandbox import Level

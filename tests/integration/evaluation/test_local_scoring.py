@@ -8,8 +8,8 @@ import pytest
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import ModelAnswer
 from marl_ray.evaluation.benchmarks.base import Problem
-from marl_ray.evaluation.scoring import local_scoring
-from marl_ray.evaluation.scoring.local_scoring import ScoringJob, score_locally
+from marl_ray.evaluation.scoring import local
+from marl_ray.evaluation.scoring.local import ScoringJob, score_locally
 from marl_ray.evaluation.writing.samples import Sample
 
 
@@ -25,8 +25,8 @@ class HangingProblem(Problem):
 
 
 def test_runs_that_hang_are_an_error_and_nobody_waits_for_them(monkeypatch):
-    monkeypatch.setattr(local_scoring, "SLACK_S", 0.05)
-    monkeypatch.setattr(local_scoring, "START_S", 0.0)
+    monkeypatch.setattr(local, "SLACK_S", 0.05)
+    monkeypatch.setattr(local, "START_S", 0.0)
     problem = HangingProblem("own/0", "", "", ())
     jobs = [ScoringJob("sample", Sample(problem, 0, ModelAnswer("solution", "1")), ("official",), 0.01)] * 3
     rescue = threading.Timer(10.0, problem.released.set)

@@ -10,7 +10,7 @@ from clocks import Clock
 from processes.faults import postgres
 from stores.units import NOW, config
 
-from marl_ray.experiments.store.stores import Stores, open_stores
+from marl_ray.experiments.store.facade import Stores, open_stores
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])

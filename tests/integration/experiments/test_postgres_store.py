@@ -8,7 +8,7 @@ from stores.units import NOW, config, exposure, look, over
 from waiting import until
 
 from marl_ray.experiments.statistics.intervals import Summary
-from marl_ray.experiments.store.stores import open_stores
+from marl_ray.experiments.store.facade import open_stores
 
 pytestmark = pytest.mark.parametrize("database", ["postgresql"], indirect=True, scope="module")
 

@@ -6,7 +6,7 @@ from stores.statements import noted_statements
 from stores.units import exposure, look, over
 
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.store.stores import open_stores
+from marl_ray.experiments.store.facade import open_stores
 
 
 def test_folders_of_the_file_are_made(tmp_path):

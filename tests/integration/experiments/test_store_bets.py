@@ -13,9 +13,9 @@ from marl_ray.experiments.evidence import judged_units
 from marl_ray.experiments.evidence.judged_units import BetQuestion
 from marl_ray.experiments.lifecycle import Action
 from marl_ray.experiments.statistics.bets import BettingTest, Claim
+from marl_ray.experiments.store.facade import open_stores
 from marl_ray.experiments.store.reports import Report
-from marl_ray.experiments.store.stores import open_stores
-from marl_ray.experiments.store.unit_store import Exposure
+from marl_ray.experiments.store.units import Exposure
 
 QUESTIONS = (
     BetQuestion("outcome", "b", "a", Claim(1, 0.0, 2.0, 0.1)),

@@ -10,8 +10,8 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.experiments.lifecycle import Action, ExperimentStatus
 from marl_ray.experiments.statistics.intervals import Summary
-from marl_ray.experiments.store.stores import open_stores
-from marl_ray.experiments.store.unit_store import Outcome
+from marl_ray.experiments.store.facade import open_stores
+from marl_ray.experiments.store.units import Outcome
 
 OLD_SCHEMA = """
 CREATE TABLE experiments (name VARCHAR(100) NOT NULL, config JSON NOT NULL, epoch INTEGER NOT NULL,

@@ -8,7 +8,7 @@ from stores.units import act, config, gradual
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import Action, ExperimentStatus
-from marl_ray.experiments.store.stores import open_stores
+from marl_ray.experiments.store.facade import open_stores
 
 
 def test_a_rolled_back_arm_stays_at_zero_in_its_experiment(url):

@@ -16,8 +16,8 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.population import population_of
 from marl_ray.experiments.assignment.rendezvous import AssignmentTable
 from marl_ray.experiments.lifecycle import Action, ExperimentStatus, StaleEpochError
+from marl_ray.experiments.store.facade import open_stores
 from marl_ray.experiments.store.records import Production
-from marl_ray.experiments.store.stores import open_stores
 
 
 def test_a_gradual_rollout_from_draft_to_promotion(url):

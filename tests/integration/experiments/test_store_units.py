@@ -15,10 +15,10 @@ from marl_ray.experiments.assignment.rendezvous import Assignment, block_of
 from marl_ray.experiments.evidence.looks import ArmSummary
 from marl_ray.experiments.lifecycle import Action
 from marl_ray.experiments.statistics.intervals import Summary
+from marl_ray.experiments.store.facade import Stores, open_stores
 from marl_ray.experiments.store.notices import Notices
 from marl_ray.experiments.store.reports import OutcomeConflictError, UnknownUnitError
-from marl_ray.experiments.store.stores import Stores, open_stores
-from marl_ray.experiments.store.unit_store import Exposure, Outcome
+from marl_ray.experiments.store.units import Exposure, Outcome
 
 
 def test_first_exposure_stays_for_good(stores):

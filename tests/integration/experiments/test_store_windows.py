@@ -19,10 +19,10 @@ from marl_ray.experiments.evidence.looks import Look, look_at
 from marl_ray.experiments.evidence.running_sums import Totals
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.moments import Moments
+from marl_ray.experiments.store.facade import open_stores
 from marl_ray.experiments.store.records import look_settings
 from marl_ray.experiments.store.reports import OutcomeConflictError, Report, UnknownUnitError
-from marl_ray.experiments.store.stores import open_stores
-from marl_ray.experiments.store.unit_store import Exposure
+from marl_ray.experiments.store.units import Exposure
 
 WINDOW, GRACE = 60.0, 1.0
 

@@ -13,7 +13,7 @@ from pettingzoo.test import api_test
 from marl_ray.config.run.sections import EnvConfig
 from marl_ray.envs.registry import check_costs, is_text, make_env
 from marl_ray.envs.text.code_team import CodeTeam
-from marl_ray.envs.text.code_tests import check, equality
+from marl_ray.envs.text.code_tests import score_program, split_equality
 from marl_ray.errors import MarlRayError
 from marl_ray.rewards import CallTest, CodeTask, StdioTest
 from marl_ray.sandbox import Limits
@@ -162,21 +162,23 @@ VERDICTS = [
 
 @pytest.mark.parametrize(("code", "public", "hidden", "report", "runs"), VERDICTS)
 def test_what_the_tests_say(code, public, hidden, report, runs):
-    result = check(shared_pool(), code, TASK, QUICK)
+    result = score_program(shared_pool(), code, TASK, QUICK)
     assert (result.public, result.hidden, result.report, result.runs) == (public, hidden, report, runs)
 
 
 def test_a_program_cannot_write_its_own_report():
     forged = "import json\nraise AssertionError('0' * 32 + json.dumps([2, 3, -1, '', '']))"
     for code in (forged, f"def f(x):\n  {forged.replace('import json', 'import json;')[:-1].replace(chr(10), '')})"):
-        assert check(shared_pool(), code, TASK, QUICK).hidden == 0.0
+        assert score_program(shared_pool(), code, TASK, QUICK).hidden == 0.0
     liar = "class E(int):\n  __eq__ = lambda *_: True\ndef f(x): return E()"
-    assert check(shared_pool(), liar, TASK, QUICK).hidden == 0.0
+    assert score_program(shared_pool(), liar, TASK, QUICK).hidden == 0.0
 
 
 def test_a_program_cannot_show_the_hidden_tests():
     for answer in ("seen", "{str(y): seen for y in seen}", "(y for y in list(seen))", "str(seen)"):
-        result = check(shared_pool(), f"seen = []\ndef f(x):\n    seen.append(x)\n    return {answer}", TASK, QUICK)
+        result = score_program(
+            shared_pool(), f"seen = []\ndef f(x):\n    seen.append(x)\n    return {answer}", TASK, QUICK
+        )
         assert result.report.startswith("f(1)=") and not set("237") & set(result.report.partition("not")[0])
     assert result.report == "f(1)='[1, 4, 1]' not 2"
 
@@ -184,24 +186,24 @@ def test_a_program_cannot_show_the_hidden_tests():
 def test_only_tests_that_look_at_arguments_see_what_a_call_does_to_them():
     public, hidden = "x = [2, 1]\nf(x)\nassert len(x) < 3", "x = [2, 1]\nassert f(x) == sorted(x)"
     task = CodeTask((CallTest(hidden),), (CallTest(public),), "f")
-    emptied = check(shared_pool(), "def f(x):\n    x.clear()\n    return []", task, QUICK)
+    emptied = score_program(shared_pool(), "def f(x):\n    x.clear()\n    return []", task, QUICK)
     assert (emptied.public, emptied.hidden) == (1.0, 0.0)
 
 
 def test_setup_is_for_the_tests_alone_and_without_public_tests_nothing_is_told():
     setup = "import math\ndef f(x): return 0\ndef twice(x): return f(x)"
     task = CodeTask((CallTest("assert math.floor(twice(2)) == 4"),), entry_point="f", setup=setup)
-    assert check(shared_pool(), "def f(x): return 2 * x", task, QUICK).hidden == 1.0
+    assert score_program(shared_pool(), "def f(x): return 2 * x", task, QUICK).hidden == 1.0
     for code in ("def f(x): return 0", "def f(x): return math.pi", "import time\ndef f(x): time.sleep(99)"):
-        result = check(shared_pool(), code, task, QUICK)
+        result = score_program(shared_pool(), code, task, QUICK)
         assert (result.public, result.hidden, result.report) == (0.0, 0.0, "no tests")
 
 
 def test_programs_that_read_and_print():
     task = CodeTask((StdioTest(b"2", b"4\n"), StdioTest(b"-3", b"-6\n")), (StdioTest(b"1", b"2\n"),))
-    right = check(shared_pool(), "print(2 * int(input()))", task, Limits())
+    right = score_program(shared_pool(), "print(2 * int(input()))", task, Limits())
     assert (right.public, right.hidden, right.report, right.runs) == (1.0, 1.0, "passes", 3)
-    wrong = check(shared_pool(), "print(4)", task, Limits())
+    wrong = score_program(shared_pool(), "print(4)", task, Limits())
     assert (wrong.public, wrong.hidden, wrong.report) == (0.0, 0.5, "fails (wrong): 1 -> 2")
 
 
@@ -209,7 +211,7 @@ def test_a_program_that_waits_in_every_test_is_not_waited_for_in_each():
     """A step has a deadline, and a task may have hundreds of tests."""
     numbers = [StdioTest(b"%d" % n, b"%d" % n) for n in range(100)]
     program = "import time\nn = int(input())\nif n > 1: time.sleep(99)\nprint(n)"
-    result = check(shared_pool(), program, CodeTask(tuple(numbers), (numbers[5], numbers[6])), Limits(wall_s=2))
+    result = score_program(shared_pool(), program, CodeTask(tuple(numbers), (numbers[5], numbers[6])), Limits(wall_s=2))
     assert (result.public, result.hidden, result.runs) == (0.0, 0.02, 1 + 3)
     assert result.report == "fails (timeout): 5 -> 5"
 
@@ -226,14 +228,14 @@ def test_a_program_that_waits_in_every_test_is_not_waited_for_in_each():
     ],
 )
 def test_both_sides_of_an_equality(source, sides):
-    assert equality(source) == sides
+    assert split_equality(source) == sides
 
 
 def test_hidden_tests_are_in_no_prompt():
     env = CodeTeam(levels=(1, 2, 3, 4), count=40, prompt="{task} {tests}\n", turns=3)
     for index in range(20):
         env.reset(options={"index": index})
-        hidden = {equality(test.source)[0] for test in env.task.code.hidden}
+        hidden = {split_equality(test.source)[0] for test in env.task.code.hidden}
         while not all(env.terminations.values()):
             prompt = env.observe(env.agent_selection)
             assert not any(call in prompt for call in hidden)

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.config import EnvConfig, NetworkConfig
 from marl_ray.envs.arrays import ArrayBatch
-from marl_ray.envs.env_copies import make_batch
+from marl_ray.envs.copies import make_batch
 from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.actor_critic.compiled.network import CompiledNetwork

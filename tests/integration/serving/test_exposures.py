@@ -15,8 +15,8 @@ from waiting import until
 
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.experiments.database.connections import StoreError
-from marl_ray.experiments.store.stores import Stores, open_stores
-from marl_ray.experiments.store.unit_store import Exposure
+from marl_ray.experiments.store.facade import Stores, open_stores
+from marl_ray.experiments.store.units import Exposure
 from marl_ray.serving.logs.exposures import ExposureLog, read_exposure
 from marl_ray.serving.logs.spool import Spool
 
@@ -24,8 +24,8 @@ LIMIT = 10_000_000
 REPLICA = """
 import sys, time
 from marl_ray.experiments.assignment.rendezvous import Assignment
-from marl_ray.experiments.store.stores import open_stores
-from marl_ray.experiments.store.unit_store import Exposure
+from marl_ray.experiments.store.facade import open_stores
+from marl_ray.experiments.store.units import Exposure
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.logs.spool import Spool
 log = ExposureLog(open_stores(sys.argv[1]).units, Spool(sys.argv[2], 10_000_000))

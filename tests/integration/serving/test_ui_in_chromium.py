@@ -23,8 +23,8 @@ from toy_serving.gateways import make_bundle, write_keys
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.experiments.assignment.rendezvous import AssignmentTable
 from marl_ray.experiments.lifecycle import Action
-from marl_ray.experiments.store.stores import Stores, open_stores
-from marl_ray.experiments.store.unit_store import Exposure
+from marl_ray.experiments.store.facade import Stores, open_stores
+from marl_ray.experiments.store.units import Exposure
 from marl_ray.serving.asgi import Gateway
 
 __all__ = ["browser"]

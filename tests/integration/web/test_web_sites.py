@@ -7,7 +7,7 @@ import pytest
 from servers.playwright_chromium import AGENT, no_chromium_stays
 
 from marl_ray.config import EnvConfig
-from marl_ray.envs.env_copies import warm_up
+from marl_ray.envs.copies import warm_up
 from marl_ray.envs.web.webarena.environment import WORLD_SEED, WebArena
 from marl_ray.envs.web.webarena.site_pack.expert import expert_action
 from marl_ray.envs.web.webarena.site_pack.synthetic_tasks import SyntheticWebTask, synthetic_tasks

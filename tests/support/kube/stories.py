@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from marl_ray.cluster.kuberay.state.phases import ResourceState
-from marl_ray.cluster.kuberay.state.resource_state import resource_state
+from marl_ray.cluster.kuberay.state.resource import resource_state
 from marl_ray.cluster.kuberay.state.view import ResourceKind, seconds_of, view_of
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "kuberay"

@@ -10,9 +10,9 @@ from clocks import Clock
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import AssignmentTable
+from marl_ray.experiments.store.facade import Stores, open_stores
 from marl_ray.experiments.store.reports import Report
-from marl_ray.experiments.store.stores import Stores, open_stores
-from marl_ray.experiments.store.unit_store import Exposure
+from marl_ray.experiments.store.units import Exposure
 from marl_ray.serving.rollout_decisions.report import describe
 from marl_ray.serving.rollout_decisions.rollout_control import LookResults, read_results
 from stores.migrated import migrated

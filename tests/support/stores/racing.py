@@ -3,7 +3,7 @@
 from typing import Any
 
 from marl_ray.experiments.lifecycle import Action, StaleEpochError
-from marl_ray.experiments.store.stores import open_stores
+from marl_ray.experiments.store.facade import open_stores
 from stores.units import stored
 
 

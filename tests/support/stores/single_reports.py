@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.experiments.store.reports import Report
-from marl_ray.experiments.store.unit_store import UnitStore
+from marl_ray.experiments.store.units import UnitStore
 
 
 def record_outcome(units: UnitStore, experiment: str, unit: str, value: float, at: float | None = None) -> Assignment:

@@ -7,8 +7,8 @@ from clocks import Clock
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.experiments.evidence.looks import Look
 from marl_ray.experiments.lifecycle import Action, ExperimentRecord
-from marl_ray.experiments.store.stores import Stores
-from marl_ray.experiments.store.unit_store import Exposure
+from marl_ray.experiments.store.facade import Stores
+from marl_ray.experiments.store.units import Exposure
 
 NOW = 1.7e9
 """The moment, in seconds since 1970, at which the experiment begins."""

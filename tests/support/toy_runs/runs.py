@@ -18,7 +18,7 @@ from marl_ray.training.loop.collection import build_collector
 from marl_ray.training.run_folder.record import filesystem_of
 from marl_ray.training.single_process import train_alone
 from marl_ray.training.team.assembly import build_team
-from marl_ray.training.team.team import Team
+from marl_ray.training.team.members import Team
 
 PLAYING = [name for name, spec in SPECS.items() if not spec.pairs]
 """Algorithms that learn from play."""

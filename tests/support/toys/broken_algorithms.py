@@ -5,7 +5,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from marl_ray.algorithms import PolicyLoss, PolicyLossInputs, ValueLossInputs, algorithm_of
-from marl_ray.algorithms.losses.value_losses import clipped_value_loss
+from marl_ray.algorithms.losses.critics import clipped_value_loss
 from marl_ray.config import HyperParameters
 from marl_ray.trajectories import Trajectories
 

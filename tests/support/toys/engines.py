@@ -7,7 +7,7 @@ import torch
 from marl_ray.config.run.engines import EngineSpec
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token
-from marl_ray.policies.engines.engine_host import EngineHost, HostTransfer, PackedTensor, unpack_tensor
+from marl_ray.policies.engines.host import EngineHost, HostTransfer, PackedTensor, unpack_tensor
 from marl_ray.policies.engines.torch_engine import ServedTorch, TorchEngine
 from marl_ray.policies.language.lora import bare_name
 from marl_ray.policies.language.sampling_copy import detach_copy, fill_with_zeros, sampling_weights

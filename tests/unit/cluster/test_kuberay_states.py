@@ -4,7 +4,7 @@ import pytest
 from kube.stories import STORIES, states
 
 from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
-from marl_ray.cluster.kuberay.state.resource_state import resource_state
+from marl_ray.cluster.kuberay.state.resource import resource_state
 from marl_ray.cluster.kuberay.state.view import View, event_text, seconds_of, view_of
 
 ENDS = {

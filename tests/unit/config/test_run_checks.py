@@ -15,7 +15,7 @@ from marl_ray.config import (
     parse_config,
 )
 from marl_ray.config.run import checks
-from marl_ray.config.run.run_config import CHECKS
+from marl_ray.config.run.config import CHECKS
 from marl_ray.errors import MarlRayError
 
 

@@ -10,7 +10,7 @@ from multigrid.envs import CONFIGURATIONS
 from marl_ray.api.training import environment_warning
 from marl_ray.config import EnvConfig, RunConfig, parse_config
 from marl_ray.conformance.extensions.environment import check, first_fault
-from marl_ray.envs.env_copies import warm_up
+from marl_ray.envs.copies import warm_up
 from marl_ray.envs.gridworld.environment import IDS
 from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError

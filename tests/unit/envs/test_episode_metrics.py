@@ -13,7 +13,7 @@ from marl_ray.config.run.sections import EnvConfig
 from marl_ray.conformance.extensions.environment import check
 from marl_ray.envs.arrays import ArrayBatch
 from marl_ray.envs.batch import EpisodeMetrics
-from marl_ray.envs.env_copies import EnvLoop, make_batch
+from marl_ray.envs.copies import EnvLoop, make_batch
 from marl_ray.envs.vector import VectorBatch
 from marl_ray.errors import MarlRayError
 

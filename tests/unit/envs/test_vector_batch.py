@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from marl_ray.config.run.sections import EnvConfig
 from marl_ray.conformance.extensions.environment import check
 from marl_ray.envs.batch import EnvBatch
-from marl_ray.envs.env_copies import EnvLoop, make_batch
+from marl_ray.envs.copies import EnvLoop, make_batch
 from marl_ray.envs.gymnasium_env import SingleAgentEnv
 from marl_ray.envs.registry import make_env
 from marl_ray.envs.vector import PoolBatch, VectorBatch

@@ -239,6 +239,6 @@ def test_synthetic_tasks_as_a_file_are_those_that_the_environment_holds_out(tmp_
     ]
     tasks("arithmetic", split="train", count=3, levels="1,3")
     (tmp_path / "m.jsonl").write_text(capsys.readouterr().out)
-    assert len(read_math(str(tmp_path / "m.jsonl"))) == 4
+    assert len(read_math(str(tmp_path / "m.jsonl"))) == 3
     with pytest.raises(MarlRayError, match="--levels '9': levels: 9, expected some of 1 to 4"):
         tasks("python", levels="9")

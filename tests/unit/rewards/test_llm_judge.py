@@ -22,8 +22,8 @@ from marl_ray.envs.text.math_tasks import MathTasks
 from marl_ray.envs.text.tasks import MathTask
 from marl_ray.errors import MarlRayError
 from marl_ray.rewards.judge.ledger import JudgeLedger
-from marl_ray.rewards.judge.llm_judge import LLMJudge
 from marl_ray.rewards.judge.prompt import MAX_ANSWER_LENGTH, RUBRIC, TEMPLATE, grade_of, judge_prompt, offline_reply
+from marl_ray.rewards.judge.reward import LLMJudge
 
 KEY = "sk-secret-0123456789"
 TASK = MathTask("t", "Name the capital of France.", "Paris")
@@ -150,7 +150,7 @@ def test_the_same_answer_is_paid_from_the_cache_also_in_another_process(tmp_path
         assert judge(service, cache=cache)("Paris")[1]["judge_cached"] == 1.0
         assert judge(service, cache=cache, rubric="Be kind.")("Paris")[1]["judge_cached"] == 0.0
         program = (
-            "import sys; from marl_ray.rewards.judge.llm_judge import LLMJudge\n"
+            "import sys; from marl_ray.rewards.judge.reward import LLMJudge\n"
             "from marl_ray.envs.text.tasks import MathTask\n"
             f"task = MathTask('t', {TASK.prompt!r}, 'Paris')\n"
             "print(LLMJudge(url=sys.argv[1], model='m', cache=sys.argv[2])('', 'Paris', task))"

@@ -17,7 +17,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.extensions import REWARD
 from marl_ray.rewards.answers import same_answer
 from marl_ray.rewards.code import CallTest, CodeTask
-from marl_ray.rewards.reward_protocol import make_reward
+from marl_ray.rewards.protocol import make_reward
 
 TASK = MathTask("t", "3+4=", "7")
 OWN = '''

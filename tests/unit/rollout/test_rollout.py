@@ -17,7 +17,7 @@ from marl_ray.config.random_streams import (
     MAX_REFILLS,
     ORDER_BITS,
 )
-from marl_ray.envs.env_copies import make_batch
+from marl_ray.envs.copies import make_batch
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.actor_critic.spaces import joint_space
 from marl_ray.rollout.actor_critic.buffers import Player

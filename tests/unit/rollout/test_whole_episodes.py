@@ -7,7 +7,7 @@ from toys.envs import Countdown
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.config import EnvConfig, NetworkConfig
 from marl_ray.envs.budget.dag import BudgetDag
-from marl_ray.envs.env_copies import make_batch
+from marl_ray.envs.copies import make_batch
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.rollout.actor_critic.buffers import Player
 from marl_ray.rollout.actor_critic.collector import Collector

@@ -5,7 +5,7 @@ Actors stay decentralised, and all are updated at once. Every policy's loss has 
 
 from marl_ray.algorithms.advantages.batch_gae import gae_advantages
 from marl_ray.algorithms.base import Algorithm
-from marl_ray.algorithms.losses.ppo_losses import ppo_loss
+from marl_ray.algorithms.losses.clipped_surrogate import ppo_loss
 from marl_ray.config import SPECS
 
 MAP3O = Algorithm("map3o", SPECS["map3o"], gae_advantages, ppo_loss)

@@ -9,7 +9,7 @@ the whole minibatch over all workers; with large minibatches it seldom switches 
 
 from marl_ray.algorithms.advantages.batch_gae import gae_advantages
 from marl_ray.algorithms.base import Algorithm
-from marl_ray.algorithms.losses.ppo_losses import ppo_loss
+from marl_ray.algorithms.losses.clipped_surrogate import ppo_loss
 from marl_ray.config import SPECS
 
 P3O = Algorithm("p3o", SPECS["p3o"], gae_advantages, ppo_loss)

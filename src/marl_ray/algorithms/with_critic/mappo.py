@@ -8,7 +8,7 @@ layer, one large minibatch. Unlike the paper's code the value bootstraps at a ti
 
 from marl_ray.algorithms.advantages.batch_gae import gae_advantages
 from marl_ray.algorithms.base import Algorithm
-from marl_ray.algorithms.losses.ppo_losses import ppo_loss
+from marl_ray.algorithms.losses.clipped_surrogate import ppo_loss
 from marl_ray.config import SPECS
 
 MAPPO = Algorithm("mappo", SPECS["mappo"], gae_advantages, ppo_loss)

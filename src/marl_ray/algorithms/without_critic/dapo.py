@@ -9,7 +9,7 @@ decisions of the batch; and for sequences cut at the horizon a filter (`overlong
 """
 
 from marl_ray.algorithms.base import Algorithm
-from marl_ray.algorithms.losses.ppo_losses import ppo_loss
+from marl_ray.algorithms.losses.clipped_surrogate import ppo_loss
 from marl_ray.algorithms.without_critic.grpo import group_advantages
 from marl_ray.config import SPECS
 

@@ -7,7 +7,7 @@ sequence's own length (which favours long wrong answers): the most decisions tha
 """
 
 from marl_ray.algorithms.base import Algorithm
-from marl_ray.algorithms.losses.ppo_losses import ppo_loss
+from marl_ray.algorithms.losses.clipped_surrogate import ppo_loss
 from marl_ray.algorithms.without_critic.grpo import group_advantages
 from marl_ray.config import SPECS
 

@@ -7,7 +7,7 @@ sequence. A is GRPO's. The clip is narrow (3e-4, 4e-4) because a mean of log rat
 """
 
 from marl_ray.algorithms.base import Algorithm, PolicyLoss, PolicyLossInputs
-from marl_ray.algorithms.losses.ppo_losses import clipped_surrogate
+from marl_ray.algorithms.losses.clipped_surrogate import clipped_surrogate
 from marl_ray.algorithms.losses.ratios import gspo_token_log_ratio
 from marl_ray.algorithms.without_critic.grpo import group_advantages
 from marl_ray.config import SPECS, HyperParameters

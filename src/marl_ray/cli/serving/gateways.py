@@ -158,7 +158,7 @@ def export(
 
     `marl-ray train warm_start.data=...` reads acts, and `data=decisions://...` texts.
     """
-    from marl_ray.experiments.store.stores import open_stores
+    from marl_ray.experiments.store.facade import open_stores
     from marl_ray.serving.logs.export import export as write
 
     stores = open_stores(database)

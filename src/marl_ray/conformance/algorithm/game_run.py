@@ -28,7 +28,7 @@ from marl_ray.rollout.rng import team_order
 from marl_ray.training.costs import CostStats
 from marl_ray.training.evaluation.recent_episodes import RecentEpisodes, cost_stats
 from marl_ray.training.evaluation.whole_episodes import gather_episodes
-from marl_ray.training.learner.policy_learner import Learner
+from marl_ray.training.learner.policy_update import Learner
 from marl_ray.training.loop.collection import build_collector
 from marl_ray.training.team.assembly import build_team
 from marl_ray.training.team.joint_update import update_team

@@ -15,7 +15,7 @@ from marl_ray.config import HyperParameters, RunConfig, spec_of
 from marl_ray.conformance.algorithm.game_run import GameRun, local_part, own_rows, read_keys, write_back
 from marl_ray.conformance.algorithm.games import POLICY_NAMES, STATE_COUNT, GameRules
 from marl_ray.json_types import JsonObject
-from marl_ray.training.learner.policy_learner import Learner
+from marl_ray.training.learner.policy_update import Learner
 from marl_ray.training.learner.preparation.prepare import raw_violations
 from marl_ray.trajectories import Trajectories
 

@@ -8,7 +8,7 @@ from marl_ray.conformance.extensions.base import CheckedProperty, check_property
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import Benchmark, ModelAnswer, Problem, benchmark
 from marl_ray.evaluation.data_files import ANY_DIGEST, load_problems
-from marl_ray.evaluation.scoring.local_scoring import ScoringJob, make_pool, score_locally
+from marl_ray.evaluation.scoring.local import ScoringJob, make_pool, score_locally
 from marl_ray.evaluation.writing.samples import Sample
 from marl_ray.extensions import BENCHMARK
 from marl_ray.json_types import JsonMapping

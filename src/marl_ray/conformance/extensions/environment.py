@@ -10,7 +10,7 @@ import numpy as np
 from marl_ray.config.run.sections import EnvConfig
 from marl_ray.conformance.extensions.base import CheckedProperty, check_property
 from marl_ray.envs.batch import BatchStep, EnvBatch, EpisodeMetrics
-from marl_ray.envs.env_copies import EnvLoop, make_batch
+from marl_ray.envs.copies import EnvLoop, make_batch
 from marl_ray.envs.registry import is_text, make_env, sample_action
 from marl_ray.policies.actor_critic.spaces import row_dtype, row_size, space_to_json
 

@@ -7,7 +7,7 @@ from typing import Any
 from marl_ray.conformance.extensions.base import CheckedProperty, check_property
 from marl_ray.envs.text.tasks import MathTask, StaticProgramTask
 from marl_ray.rewards.code import CallTest, CodeTask
-from marl_ray.rewards.reward_protocol import NamedReward, make_reward
+from marl_ray.rewards.protocol import NamedReward, make_reward
 
 QUESTION = MathTask("1", "What is 7 times 8?", "56", "7 times 8 is 56")
 PROGRAM = StaticProgramTask(

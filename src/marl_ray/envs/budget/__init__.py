@@ -1,1 +1,1 @@
-"""Environments with limited spending: a hard limit around any environment, and a small one with exact solutions."""
+"""A hard limit on spending around any environment, and a small environment with exact solutions."""

@@ -19,6 +19,7 @@ from marl_ray.envs.arrays import ArrayBatch
 from marl_ray.errors import MarlRayError
 
 TASK_COUNT = 8
+"""Number of sub-tasks of an episode."""
 
 
 class Effort(NamedTuple):
@@ -164,12 +165,12 @@ class BudgetDag(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # Pet
         rest = (TASK_COUNT - self._task - 1) * _MIN_COST
         infos: dict[str, dict[str, object]] = {}
         for agent, cost in costs.items():
-            acts = agent == worker
+            has_turn = agent == worker
             infos[agent] = {
-                "action_mask": (_ALL_EFFORTS_MASK if acts else _FIRST_EFFORT_MASK).copy(),
+                "action_mask": (_ALL_EFFORTS_MASK if has_turn else _FIRST_EFFORT_MASK).copy(),
                 "cost": cost,
-                "next_costs": _COSTS.copy() if acts else np.zeros_like(_COSTS),
-                "least_cost_to_go": np.full_like(_COSTS, rest if acts else 0),
+                "next_costs": _COSTS.copy() if has_turn else np.zeros_like(_COSTS),
+                "least_cost_to_go": np.full_like(_COSTS, rest if has_turn else 0),
             }
         return infos
 
@@ -182,7 +183,7 @@ def best_expected_reward(budget: float) -> float:
     Nothing is gained by looking at what happened before: sub-tasks are independent, and so are rewards and costs.
     Raises MarlRayError if even the cheapest plan costs more.
     """
-    _check(budget)
+    _check_budget(budget)
     slopes = [
         (a.success - b.success) / (a.cost - b.cost) for a in EFFORTS for b in EFFORTS if a.cost > b.cost
     ]  # fmt: skip
@@ -196,7 +197,7 @@ def best_capped_reward(limit: float) -> float:
     It is computed by dynamic programming over the sub-tasks left and the budget left. Raises MarlRayError if even the
     cheapest plan costs more.
     """
-    _check(limit)
+    _check_budget(limit)
 
     @cache
     def value(tasks: int, remaining: float) -> float:
@@ -218,10 +219,10 @@ def best_constant_reward(budget: float) -> float:
     A constraint algorithm must beat it to show that it spends a budget. Raises MarlRayError if even the cheapest
     plan costs more.
     """
-    _check(budget)
+    _check_budget(budget)
     return max(TASK_COUNT * effort.success for effort in EFFORTS if TASK_COUNT * effort.cost <= budget)
 
 
-def _check(budget: float) -> None:
+def _check_budget(budget: float) -> None:
     if not budget >= TASK_COUNT * _MIN_COST:
         raise MarlRayError(f"budget: {budget} is less than {TASK_COUNT * _MIN_COST}, the cost of the cheapest plan")

@@ -118,5 +118,5 @@ class GridworldBatch(EnvBatch):
 def compiled_batch(
     config: EnvConfig, env: "ParallelEnv", copies: int, groups: Sequence[Sequence[str]], signals: int
 ) -> GridworldBatch:
-    """See `env_copies.COMPILED_BATCHES`; `env` is not needed."""
+    """See `copies.COMPILED_BATCHES`; `env` is not needed."""
     return GridworldBatch(config, copies, groups, signals)

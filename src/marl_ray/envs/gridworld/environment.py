@@ -61,7 +61,7 @@ FIRST_COPY = np.zeros(1, np.int64)
 
 
 class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
-    """Base behind a package environment: same dynamics, flat observations, all randomness from `reset(seed)`.
+    """The base behind an environment of the package, with flat observations and all randomness from `reset(seed)`.
 
     The package's class comes first: `type(name, (package_class, World), {})`.
     """
@@ -170,7 +170,10 @@ class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
             del self.gen_obs
 
     def draw(self) -> None:
-        """Have the draws for the next step's action order: the package's, taken in blocks and not step by step."""
+        """Draw the order of the next step's actions, if it is not drawn yet.
+
+        The draws are the package's, taken in blocks and not step by step.
+        """
         if self.drawn <= self.step_count and self.num_agents > 1:
             self.np_random.random(out=self.draws)
             self.drawn = self.step_count // DRAWN_STEPS * DRAWN_STEPS + DRAWN_STEPS
@@ -188,37 +191,40 @@ class World(MultiGridEnv):  # type: ignore[misc]  # multigrid has no types
         return {}, rewards, dict(enumerate(self.agent_states._terminated.tolist())), dict(enumerate(over)), {}
 
     def handle_actions(self, actions: dict[int, int]) -> dict[int, float]:
-        """Move the agents in random order; rewards by agent. Draws and does exactly what the package's method does."""
+        """Move the agents in random order, and return the rewards by agent.
+
+        It draws and does exactly what the package's method does.
+        """
         count, reward = self.num_agents, self._reward()
         moves, rewards = np.array([actions[i] for i in range(count)]), np.zeros(count)
         draws = self.draws[(self.step_count - 1) % DRAWN_STEPS]
         if not move_all(self.cells, self.rows, moves, draws, self.rules, reward, rewards):
             for i in draws.argsort(kind="stable").tolist():
                 if not move(self.cells, self.rows, i, moves[i], self.rules, reward, rewards):
-                    self._use(i, actions[i], rewards)
+                    self._use_object(i, actions[i], rewards)
         return dict(enumerate(rewards.tolist()))
 
-    def _use(self, i: int, action: int, rewards: np.ndarray) -> None:
+    def _use_object(self, i: int, action: int, rewards: np.ndarray) -> None:
         """Let agent i act on the object that stands before it or that it carries."""
         if action not in (FORWARD, PICKUP, DROP, TOGGLE):
             raise ValueError(f"action {action} of agent_{i} is not in Discrete({len(Action)})")
         _, _, direction, x, y, *_ = self.rows[i].tolist()
         cell = x + STEP_OF_DIRECTION[direction][0], y + STEP_OF_DIRECTION[direction][1]
-        agent, there = self.agents[i], self.grid.get(*cell)
+        agent, object_ahead = self.agents[i], self.grid.get(*cell)
         if action == FORWARD:
-            if there is not None and int(there.type) == DOOR and there.can_overlap():
+            if object_ahead is not None and int(object_ahead.type) == DOOR and object_ahead.can_overlap():
                 enter_cell(self.cells, self.rows, i, self.rules, self._reward(), rewards)
         elif action == PICKUP:
-            if there is not None and there.can_pickup() and agent.state.carrying is None:
-                agent.state.carrying = there
+            if object_ahead is not None and object_ahead.can_pickup() and agent.state.carrying is None:
+                agent.state.carrying = object_ahead
                 self.grid.set(*cell, None)
         elif action == DROP:
-            if there is None and agent.state.carrying and list(cell) not in self.rows[:, X : Y + 1].tolist():
+            if object_ahead is None and agent.state.carrying and list(cell) not in self.rows[:, X : Y + 1].tolist():
                 agent.state.carrying.cur_pos = cell
                 self.grid.set(*cell, agent.state.carrying)
                 agent.state.carrying = None
-        elif there is not None:
-            there.toggle(self, agent, cell)
+        elif object_ahead is not None:
+            object_ahead.toggle(self, agent, cell)
 
 
 class Gridworld(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # PettingZoo has no types

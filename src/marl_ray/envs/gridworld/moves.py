@@ -139,10 +139,10 @@ def move_all(
     reward: float,
     rewards: np.ndarray,
 ) -> bool:
-    """Let all agents act, in the order of their draws (agents,). Returns False, and changes nothing, if any needs objects.
+    """Let all agents act, in the order of their draws (agents,).
 
-    Whether one does can be said beforehand: nothing but the use of an object changes the grid, and no agent but
-    itself moves or turns an agent.
+    Returns False, and changes nothing, if any needs objects. Whether one does can be said beforehand: nothing but the
+    use of an object changes the grid, and no agent but itself moves or turns an agent.
     """
     count = len(agents)
     for i in range(count):
@@ -187,12 +187,12 @@ def play(
     terminated: np.ndarray,
     truncated: np.ndarray,
 ) -> np.ndarray:
-    """Play one step of the `copies` that need no objects; the others are left alone and returned as True, (copies,).
+    """Play one step of the `copies` that need no objects.
 
-    (copies, agents): `actions`; `alive`, `observed` and `ended`, which it updates; and the last four, which it writes
-    (zeros before; `costs` has a last dimension of signals). `draws` (copies, DRAWN_STEPS, agents) order the actions, `times`
-    (copies,) count the steps. The package's classes that add to a step look only at who toggles a door or carries
-    something, so here they would add nothing.
+    The others are left alone and returned as True, (copies,). (copies, agents): `actions`; `alive`, `observed` and
+    `ended`, which it updates; and the last four, which it writes (zeros before; `costs` has a last dimension of
+    signals). `draws` (copies, DRAWN_STEPS, agents) order the actions, `times` (copies,) count the steps. The package's
+    classes that add to a step look only at who toggles a door or carries something, so here they would add nothing.
     """
     unplayed = np.zeros(len(copies), np.bool_)
     count = states.shape[1]

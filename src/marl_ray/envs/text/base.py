@@ -1,4 +1,4 @@
-"""The base of text environments: turns of agents that read a prompt and write an answer, tasks, costs and metrics."""
+"""The base of text environments: agents read a prompt and write an answer, in turns."""
 
 import copy
 import hashlib
@@ -15,20 +15,22 @@ from pettingzoo import AECEnv
 from typing_extensions import override
 
 from marl_ray.errors import MarlRayError
-from marl_ray.rewards.reward_protocol import ChosenReward, make_reward
+from marl_ray.rewards.protocol import ChosenReward, make_reward
 
 COSTS = ("tokens", "calls", "seconds")
 """The costs that may have a budget: UTF-8 bytes of the answer (a caller that knows its tokens may count those instead),
 runs of tools, and the seconds that these took."""
 MAX_TEXT_LENGTH = 1 << 24
+"""Characters of the longest text that an agent may read or write: more than any context holds."""
 _MAX_SAMPLE_LENGTH = 64
+"""Characters of the longest drawn text: an answer of any length serves where one is drawn."""
 _MAX_TURNS = 100
 """Maximum number of turns of the episode in which a reward is checked."""
 _PRINTABLE = "".join(map(chr, range(32, 127))) + "\n"
 
 
 class AnyText(spaces.Text):
-    """Every str of at most 2**24 characters, whatever they are; a sample is up to 64 characters of ASCII.
+    """Every str of at most 2**24 characters; a sample is up to 64 characters of ASCII.
 
     A charset of all of Unicode would take 100 MB in each space.
     """
@@ -76,8 +78,9 @@ T = TypeVar("T", bound=Task)
 
 
 class TextEnv(AECEnv[str, str, str], ABC):  # type: ignore[misc]  # PettingZoo has no types
-    """Base of text environments. A subclass says what happens in `begin` and `act`, and there calls `ask` or `finish` last.
+    """Base of text environments.
 
+    A subclass says what happens in `begin` and `act`, and there calls `ask` or `finish` last.
     Observation and action of every agent: a str (`AnyText`). The prompt of the agent whose turn it is says all it needs.
     After a step `rewards` and `infos` tell what that step caused, for every agent:
     `infos[agent]["cost"]` (K,) a tuple, one number for each name in `cost`, where any is given.

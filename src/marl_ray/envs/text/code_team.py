@@ -11,18 +11,20 @@ import numpy as np
 from typing_extensions import override
 
 from marl_ray.envs.text.base import Demonstration, TextEnv, check_template, find_tasks
-from marl_ray.envs.text.code_tests import NO_CODE, ProgramScore, check, prompt_text
-from marl_ray.envs.text.synthetic import Mutant, mutants, programs
+from marl_ray.envs.text.code_tests import NO_CODE, ProgramScore, prompt_text, score_program
+from marl_ray.envs.text.synthetic.mutants import Mutant, mutants
+from marl_ray.envs.text.synthetic.programs import programs
 from marl_ray.envs.text.tasks import ProgramTask, read_code
 from marl_ray.errors import MarlRayError
 from marl_ray.rewards.code import limits_of_tests
 from marl_ray.rewards.extraction import extract
-from marl_ray.rewards.reward_protocol import ChosenReward
+from marl_ray.rewards.protocol import ChosenReward
 from marl_ray.sandbox.client.shared_pool import shared_pool
 
 GENERATOR, REVIEWER = "generator", "reviewer"
 PROMPT_FIELDS = ("task", "tests", "code", "result", "review")
 _THREADS = 4
+"""Threads that play demonstrations: each waits for the sandbox most of its time."""
 _REFERENCE_TRIES = 3
 """Runs of a reference before it counts as wrong: on a busy machine one may run out of its time."""
 
@@ -173,20 +175,20 @@ class CodeTeam(TextEnv):
             if agent == REVIEWER:
                 response = f"{mistake.wrong} should be {mistake.right}" if mistake else ""
             else:
-                response = self._written(self.task.code.reference)
+                response = self._format_answer(self.task.code.reference)
             begins = not demonstrations
             demonstrations.append(Demonstration(agent, self.observe(agent), response))
-            self.step(self._written(mistake.code) if begins and mistake else response)
+            self.step(self._format_answer(mistake.code) if begins and mistake else response)
         return demonstrations
 
-    def _written(self, code: str) -> str:
+    def _format_answer(self, code: str) -> str:
         return f"```python\n{code}\n```" if self.answer == "block" else code
 
     def _check(self, text: str) -> ProgramScore:
         program = self._program(text)
         if not program.strip():
             return ProgramScore(0.0, 0.0, NO_CODE, 0, 0.0)
-        return check(shared_pool(), program, self.task.code, self.limits)
+        return score_program(shared_pool(), program, self.task.code, self.limits)
 
     def _program(self, text: str) -> str:
         """Return the program in a response; empty if there is none."""

@@ -1,4 +1,7 @@
-"""The executor of a code team: all tests of one program, in one run of the sandbox where they are calls of a function."""
+"""The executor of a code team, which runs all tests of one program.
+
+Tests that are calls of a function share one run of the sandbox.
+"""
 
 import ast
 import hashlib
@@ -14,9 +17,11 @@ from marl_ray.sandbox import Judgement, Limits, Pool, Status
 from marl_ray.sandbox.in_place import looks_at_arguments
 
 MAX_REPORT_LENGTH = 200
+"""Characters of a report: it is a part of prompts, and a program may raise a text of any length."""
 NO_CODE, NO_TESTS = "no code", "no tests"
 PASSED = "passed"
 _MAX_VALUE_LENGTH = 80
+"""Characters of a wrong result that a report quotes."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """The address in the text of a generator, which would change a prompt from run to run."""
 _REPORT_MARK = secrets.token_hex(16)
@@ -39,7 +44,7 @@ class ProgramScore:
     cpu_s: float
 
 
-def check(pool: Pool, code: str, task: CodeTask, limits: Limits) -> ProgramScore:
+def score_program(pool: Pool, code: str, task: CodeTask, limits: Limits) -> ProgramScore:
     """Test a program. The limits hold for all calls together, for stdio tests each.
 
     A call that ends, hangs or breaks the program's process fails all hidden tests; the public tests then run alone. After
@@ -60,7 +65,7 @@ def check(pool: Pool, code: str, task: CodeTask, limits: Limits) -> ProgramScore
     )
 
 
-class _Ran(NamedTuple):
+class _StdioResults(NamedTuple):
     """Verdicts of stdio tests, of which the first `runs` were run."""
 
     verdicts: list[str]
@@ -68,7 +73,7 @@ class _Ran(NamedTuple):
     cpu_s: float
 
 
-def _run_stdio(pool: Pool, code: str, tests: tuple[Test, ...], task: CodeTask, limits: Limits) -> _Ran:
+def _run_stdio(pool: Pool, code: str, tests: tuple[Test, ...], task: CodeTask, limits: Limits) -> _StdioResults:
     verdicts: list[str] = []
     cpu_s = 0.0
     for test in tests:
@@ -77,7 +82,7 @@ def _run_stdio(pool: Pool, code: str, tests: tuple[Test, ...], task: CodeTask, l
         cpu_s += tested.cpu_s
         if verdicts[-1] == Status.TIMEOUT:
             break
-    return _Ran([*verdicts, *[str(Status.TIMEOUT)] * (len(tests) - len(verdicts))], len(verdicts), cpu_s)
+    return _StdioResults([*verdicts, *[str(Status.TIMEOUT)] * (len(tests) - len(verdicts))], len(verdicts), cpu_s)
 
 
 def prompt_text(test: Test) -> str:
@@ -88,42 +93,46 @@ def prompt_text(test: Test) -> str:
 
 
 def _check_calls(pool: Pool, code: str, task: CodeTask, limits: Limits) -> ProgramScore:
-    public, hidden = _sources(task.public), _sources(task.hidden)
-    judged = _judge(pool, code, task, public, hidden, limits)
-    results = _report(judged)
-    runs, cpu_s = 1, judged.cpu_s
-    if results is None and judged.verdict not in _LOADING_VERDICTS:
-        judged = _judge(pool, code, task, public, (), limits)
-        results = _report(judged)
-        runs, cpu_s = 2, cpu_s + judged.cpu_s
+    public, hidden = _call_sources(task.public), _call_sources(task.hidden)
+    judgement = _judge(pool, code, task, public, hidden, limits)
+    results = _read_report(judgement)
+    runs, cpu_s = 1, judgement.cpu_s
+    if results is None and judgement.verdict not in _LOADING_VERDICTS:
+        judgement = _judge(pool, code, task, public, (), limits)
+        results = _read_report(judgement)
+        runs, cpu_s = 2, cpu_s + judgement.cpu_s
         if results is not None:
             results = results[0], 0, *results[2:]
     if results is None:
-        reason = judged.message if judged.verdict in _LOADING_VERDICTS and judged.message else judged.verdict
-        return ProgramScore(0.0, 0.0, _cut(f"fails: {reason.removeprefix('fail:')}"), runs, cpu_s)
+        reason = (
+            judgement.message if judgement.verdict in _LOADING_VERDICTS and judgement.message else judgement.verdict
+        )
+        return ProgramScore(0.0, 0.0, _shorten(f"fails: {reason.removeprefix('fail:')}"), runs, cpu_s)
     passed_public, passed_hidden, failed, error, value = results
     report = "passes" if public else NO_TESTS
     if failed >= 0:
-        report = _failure(public[failed], error, value)
+        report = _explain_failure(public[failed], error, value)
     share = passed_public / len(public) if public else 0.0
     return ProgramScore(share, passed_hidden / len(hidden), report, runs, cpu_s)
 
 
-def _sources(tests: tuple[Test, ...]) -> tuple[str, ...]:
+def _call_sources(tests: tuple[Test, ...]) -> tuple[str, ...]:
     return tuple(test.source for test in tests if not isinstance(test, StdioTest))
 
 
 def _judge(
     pool: Pool, code: str, task: CodeTask, public: tuple[str, ...], hidden: tuple[str, ...], limits: Limits
 ) -> Judgement:
-    calls = tuple(equality(source)[0] for source in public)
-    looks = any(looks_at_arguments(source, task.entry_point) for source in (*public, *hidden))
-    program = _program(task, public, hidden, calls)
-    return pool.judge(code, program, entry_point=task.entry_point, limits=limits, in_place="alone" if looks else False)
+    calls = tuple(split_equality(source)[0] for source in public)
+    reads_arguments = any(looks_at_arguments(source, task.entry_point) for source in (*public, *hidden))
+    program = _judge_program(task, public, hidden, calls)
+    return pool.judge(
+        code, program, entry_point=task.entry_point, limits=limits, in_place="alone" if reads_arguments else False
+    )
 
 
 @lru_cache(maxsize=1024)
-def _program(task: CodeTask, public: tuple[str, ...], hidden: tuple[str, ...], calls: tuple[str, ...]) -> str:
+def _judge_program(task: CodeTask, public: tuple[str, ...], hidden: tuple[str, ...], calls: tuple[str, ...]) -> str:
     """Return the program of the judge, which runs every test by itself.
 
     At its end it raises its report as the text of an AssertionError. All that the report shows is known before the
@@ -157,27 +166,27 @@ _main({public!r}, {hidden!r}, {calls!r})
 """
 
 
-def _report(judged: Judgement) -> tuple[int, int, int, str, str] | None:
-    """Return the public and hidden tests that passed, and the first public failure; None without a report.
+def _read_report(judgement: Judgement) -> tuple[int, int, int, str, str] | None:
+    """Return the numbers of public and hidden tests that passed, and the first public failure; None without a report.
 
     The failure is its test's index or -1, its error, and the value that the test got.
     """
-    if judged.verdict != "fail:wrong" or not judged.message.startswith(_REPORT_MARK):
+    if judgement.verdict != "fail:wrong" or not judgement.message.startswith(_REPORT_MARK):
         return None
-    public, hidden, failed, error, value = json.loads(judged.message.removeprefix(_REPORT_MARK))
+    public, hidden, failed, error, value = json.loads(judgement.message.removeprefix(_REPORT_MARK))
     return public, hidden, failed, error, _ADDRESS.sub("", value)
 
 
-def _failure(source: str, error: str, value: str) -> str:
-    """Explain why a public test failed: `f(2)=7 not 8`, `f(2): IndexError`, or the test as it stands."""
-    call, expected = equality(source)
+def _explain_failure(source: str, error: str, value: str) -> str:
+    """Explain why a public test failed, such as `f(2)=7 not 8`, `f(2): IndexError` or the test as it stands."""
+    call, expected = split_equality(source)
     if call and error == "AssertionError":
-        return _cut(f"{call}={value} not {expected}")
-    return _cut(f"{call or source}: {error}")
+        return _shorten(f"{call}={value} not {expected}")
+    return _shorten(f"{call or source}: {error}")
 
 
 @lru_cache(maxsize=4096)
-def equality(source: str) -> tuple[str, str]:
+def split_equality(source: str) -> tuple[str, str]:
     """Return both sides of a test that is one `assert A == B`; empty for others."""
     try:
         body = ast.parse(source).body
@@ -191,5 +200,5 @@ def equality(source: str) -> tuple[str, str]:
     return "", ""
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     return " ".join(text.split())[:MAX_REPORT_LENGTH]

@@ -6,12 +6,12 @@ from functools import partial
 from typing_extensions import override
 
 from marl_ray.envs.text.base import Demonstration, TextEnv, check_template, find_tasks, task_index
-from marl_ray.envs.text.synthetic import arithmetic
+from marl_ray.envs.text.synthetic.arithmetic import arithmetic
 from marl_ray.envs.text.tasks import MathTask, read_math
 from marl_ray.errors import MarlRayError
 from marl_ray.rewards.math_answers import TOLERANCE
 from marl_ray.rewards.math_reward import math_reward
-from marl_ray.rewards.reward_protocol import ChosenReward
+from marl_ray.rewards.protocol import ChosenReward
 
 SOLVER = "solver"
 

@@ -14,7 +14,7 @@ from marl_ray.agents.tools import make_tools
 from marl_ray.envs.text.base import Demonstration, Task, TextEnv, find_tasks, task_index
 from marl_ray.envs.text.tasks import MathTask, read_math
 from marl_ray.rewards.answers import same_answer
-from marl_ray.rewards.reward_protocol import ChosenReward
+from marl_ray.rewards.protocol import ChosenReward
 
 SEARCH_TOOL, TOWNS_CORPUS = "google_search_serper", "towns"
 MADE_UP_TOOLS: dict[str, dict[str, object]] = {"code_interpreter": {}, SEARCH_TOOL: {"corpus": TOWNS_CORPUS}}
@@ -23,10 +23,10 @@ _NO_CALLS = "No tool calls are left. Give the answer."
 
 
 class React(TextEnv):
-    """One agent thinks, calls a tool, reads the result, and calls `answer` at the end (`marl_ray.agents.react_format`).
+    """One agent thinks, calls a tool, reads the result, and calls `answer` at the end.
 
-    Reward 1 for the right answer, 0 for another or none, or what `reward` pays. Answers are compared as in mathematics, and
-    words without case, punctuation and articles.
+    The format is that of `marl_ray.agents.react_format`. Reward 1 for the right answer, 0 for another or none, or what
+    `reward` pays. Answers are compared as in mathematics, and words without case, punctuation and articles.
 
     tools: names, or names with options; `package.module:callable` for own ones. `answer` is always there, and by default
         `code_interpreter` and a search in the made-up country.
@@ -84,8 +84,10 @@ class React(TextEnv):
         self.head = react_format.write_instructions(self.tools) if instructions is None else instructions
         if data is not None and kinds is not None:
             raise ValueError("kinds: expected without `data`, for the questions about a made-up country")
-        tool_kinds = self._kinds(tools, kinds) if data is None else ()
-        train, test = find_tasks(data, test_data, held_out, read_math, lambda split: _made_up(tool_kinds, split))
+        tool_kinds = self._choose_kinds(tools, kinds) if data is None else ()
+        train, test = find_tasks(
+            data, test_data, held_out, read_math, lambda split: _questions_of_split(tool_kinds, split)
+        )
         super().__init__([agent], train, test, seed=seed, cost=cost, reward=reward)
         longest = len(self._prompt(max((*train, *test), key=lambda task: len(task.prompt)), [], 0))
         if longest + observation_limit > prompt_limit:
@@ -96,7 +98,7 @@ class React(TextEnv):
 
     @override
     def begin(self) -> None:
-        self._past: list[ReactTurn] = []
+        self._turns_so_far: list[ReactTurn] = []
         self._calls = self._problems = 0
         self._ask()
 
@@ -106,9 +108,9 @@ class React(TextEnv):
         ran = bool(result.tool) and not result.ends
         self._calls += ran
         self._problems += bool(result.problem)
-        self._past.append(ReactTurn(response, result.observation))
+        self._turns_so_far.append(ReactTurn(response, result.observation))
         self.spend(agent, calls=ran, seconds=result.seconds)
-        if not result.ends and len(self._past) < self.max_turns:
+        if not result.ends and len(self._turns_so_far) < self.max_turns:
             self._ask()
             return
         answer = result.observation if result.ends else ""
@@ -125,14 +127,14 @@ class React(TextEnv):
         demonstrations = []
         for index in range(count):
             task = self.train[task_index(len(self.train), seed, index)]
-            past: list[ReactTurn] = []
+            turns: list[ReactTurn] = []
             for step in _plan(task):
-                response = _written(step)
+                response = _write_response(step)
                 demonstrations.append(
-                    Demonstration(self.possible_agents[0], self._prompt(task, past, len(past)), response)
+                    Demonstration(self.possible_agents[0], self._prompt(task, turns, len(turns)), response)
                 )
-                shortened, result = self._respond(response, len(past))
-                past.append(ReactTurn(shortened, result.observation))
+                shortened, result = self._respond(response, len(turns))
+                turns.append(ReactTurn(shortened, result.observation))
         return demonstrations
 
     def _respond(self, text: str, calls: int) -> tuple[str, CallResult]:
@@ -144,15 +146,15 @@ class React(TextEnv):
         return call.text, react_format.make_call(call, self.tools, self.timeout_s, self.observation_limit)
 
     def _ask(self) -> None:
-        self.ask(self.possible_agents[0], self._prompt(self.task, self._past, self._calls))
+        self.ask(self.possible_agents[0], self._prompt(self.task, self._turns_so_far, self._calls))
 
-    def _prompt(self, task: Task, past: Sequence[ReactTurn], calls: int) -> str:
-        remaining = f"{self.max_turns - len(past)} turns"
+    def _prompt(self, task: Task, turns: Sequence[ReactTurn], calls: int) -> str:
+        remaining = f"{self.max_turns - len(turns)} turns"
         if self.max_calls is not None:
             remaining += f" and {self.max_calls - calls} tool calls"
-        return write_transcript(self.head, task.prompt, past, self.prompt_limit, f"({remaining} left)\n")
+        return write_transcript(self.head, task.prompt, turns, self.prompt_limit, f"({remaining} left)\n")
 
-    def _kinds(self, tools: object, kinds: Sequence[str] | None) -> tuple[str, ...]:
+    def _choose_kinds(self, tools: object, kinds: Sequence[str] | None) -> tuple[str, ...]:
         """Return the kinds of made-up questions that are asked.
 
         Raises ValueError where the tools or the limits do not suffice.
@@ -182,7 +184,7 @@ class React(TextEnv):
         return tuple(used)
 
 
-def _made_up(kinds: Sequence[str], split: str) -> tuple[CountryQuestion, ...]:
+def _questions_of_split(kinds: Sequence[str], split: str) -> tuple[CountryQuestion, ...]:
     return tuple(question for question in questions() if question.kind in kinds and question.test == (split == "test"))
 
 
@@ -193,6 +195,6 @@ def _plan(task: Any) -> tuple[QuestionStep, ...]:
     return plan
 
 
-def _written(step: QuestionStep) -> str:
+def _write_response(step: QuestionStep) -> str:
     """Return a step as `parse_call` reads it."""
     return f"Thought: {step.thought}\nAction: {step.tool}\nInput: {json.dumps(step.arguments)}"

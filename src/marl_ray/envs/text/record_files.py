@@ -1,4 +1,4 @@
-"""Records of JSONL, JSON and Parquet files: on disk or in any file system that pyarrow knows, read line by line."""
+"""Records of JSONL, JSON and Parquet files, on disk or in any file system that pyarrow knows."""
 
 import gzip
 import io

@@ -1,4 +1,4 @@
-"""Tasks of text environments: problems with an answer, programs with tests, and the files they come from.
+"""Tasks of text environments: problems with an answer, and programs with tests, from files.
 
 One record a line (JSONL), an array (JSON) or a row (Parquet). Mathematics:
 
@@ -26,7 +26,7 @@ from marl_ray.rewards.code import CallTest, CodeTask, StdioTest
 
 
 class StrictRecord(BaseModel):
-    """Our own formats have no unknown keys."""
+    """A record of one of the product's own formats, which have no unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -107,7 +107,7 @@ def read_math(path: str) -> tuple[MathTask, ...]:
     def make(task_id: str, record: MathRecord, where: str) -> MathTask:
         return MathTask(task_id, record.prompt, str(record.answer), record.solution, record.level)
 
-    return _unique(path, read_records(path, read_bytes(path)), MathRecord, make)
+    return _tasks_by_id(path, read_records(path, read_bytes(path)), MathRecord, make)
 
 
 @lru_cache(maxsize=8)
@@ -117,7 +117,7 @@ def read_code(path: str) -> tuple[ProgramTask, ...]:
     def make(task_id: str, record: CodeRecord, where: str) -> ProgramTask:
         return StaticProgramTask(task_id, record.prompt, code_task(record, where), record.level)
 
-    return _unique(path, read_records(path, read_bytes(path)), CodeRecord, make)
+    return _tasks_by_id(path, read_records(path, read_bytes(path)), CodeRecord, make)
 
 
 def code_task(record: CodeRecord, where: str) -> CodeTask:
@@ -136,14 +136,14 @@ def code_task(record: CodeRecord, where: str) -> CodeTask:
             record.setup,
             record.reference,
         )
-    return CodeTask(_stdio(record.cases), _stdio(record.public_cases), reference=record.reference)
+    return CodeTask(_stdio_tests(record.cases), _stdio_tests(record.public_cases), reference=record.reference)
 
 
-def _stdio(cases: Iterable[InputOutput]) -> tuple[StdioTest, ...]:
+def _stdio_tests(cases: Iterable[InputOutput]) -> tuple[StdioTest, ...]:
     return tuple(StdioTest(case.stdin.encode(), case.stdout.encode()) for case in cases)
 
 
-def _unique(
+def _tasks_by_id(
     path: str, rows: Iterable[FileRow], model: type[R], make: Callable[[str, R, str], Made]
 ) -> tuple[Made, ...]:
     """Return a task of every row; one without an id is called by its number."""
@@ -162,7 +162,7 @@ def _unique(
 
 
 def _without_nulls(row: FileRow) -> FileRow:
-    """Drop nulls: a column of a Parquet file has a value in every row, null where a record does not have the field."""
+    """Return the row without nulls: a column of a Parquet file has one where a record does not have the field."""
     if not isinstance(row.values, dict):
         return row
     return FileRow(row.where, {key: value for key, value in row.values.items() if value is not None})

@@ -1,7 +1,8 @@
-"""A page as numbers of a fixed size: its elements, best match of the task first, and what can be done with each.
+"""A page as numbers of a fixed size: its elements, and what can be done with each.
 
-Small policies read no text. For each element they are given how well its name matches the task, its role and its state; they
-choose an element to click, or to type a quoted phrase of the task into.
+The elements that match the task best come first. Small policies read no text. For each element they are given how well
+its name matches the task, its role and its state; they choose an element to click, or to type a quoted phrase of the
+task into.
 """
 
 import re
@@ -19,7 +20,7 @@ SCROLL_ACTION = "scroll [down]"
 """The last action, which is always allowed: elements may be below."""
 _ELEMENT_KINDS = ("button", "link", "textbox", "checkbox", "radio", "tab", "option", "text")
 """Kinds of elements, which are parts of a row's one-hot code; all other roles are `text`."""
-_KIND_OF = {"searchbox": "textbox", "combobox": "textbox", "spinbutton": "textbox", "menuitem": "option"}
+_KIND_OF_ROLE = {"searchbox": "textbox", "combobox": "textbox", "spinbutton": "textbox", "menuitem": "option"}
 _STATES = ("checked", "focused", "selected", "expanded")
 _FEATURES = 1 + len(_ELEMENT_KINDS) + 4 + len(_STATES) + 1 + MAX_PHRASES + 2
 _WORD_BUCKETS = 16
@@ -46,7 +47,7 @@ def row_size(slots: int) -> int:
 
 
 def action_count(slots: int) -> int:
-    """Return the number of actions: clicks on elements, then phrases typed into elements, then `SCROLL_ACTION`."""
+    """Return the number of actions: clicks on elements, phrases typed into elements, and `SCROLL_ACTION`."""
     return slots * (1 + MAX_PHRASES) + 1
 
 
@@ -60,20 +61,20 @@ def page_row(intent: str, view: PageView, slots: int, remaining: float, clicked:
     """
     phrases = _QUOTED_PHRASE.findall(intent)[:MAX_PHRASES]
     ids = [number for number, element in view.elements.items() if element.role != "RootWebArea"]
-    matches = {number: _match(view.elements[number].name, intent) for number in ids}
-    ids.sort(key=lambda number: (_kind(view.elements[number]) == "text", -sum(matches[number][:3])))
+    matches = {number: _match_name(view.elements[number].name, intent) for number in ids}
+    ids.sort(key=lambda number: (_kind_of(view.elements[number]) == "text", -sum(matches[number][:3])))
     shown = ids[:slots]
     values, actions = np.zeros((slots, _FEATURES), np.float32), [""] * action_count(slots)
     for slot, number in enumerate(shown):
         element = view.elements[number]
         values[slot] = _features(element, matches[number], intent, phrases, number in clicked)
         actions[slot] = f"click [{number}]"
-        for k, phrase in enumerate(phrases if _kind(element) == "textbox" else ()):
+        for k, phrase in enumerate(phrases if _kind_of(element) == "textbox" else ()):
             actions[slots + slot * MAX_PHRASES + k] = f"type [{number}] [{phrase}] [0]"
     actions[-1] = SCROLL_ACTION
-    rest = np.array([remaining, len(phrases) / MAX_PHRASES], np.float32)
+    episode_numbers = np.array([remaining, len(phrases) / MAX_PHRASES], np.float32)
     return PageRow(
-        np.concatenate([values.reshape(-1), _hash_words(intent), rest]),
+        np.concatenate([values.reshape(-1), _hash_words(intent), episode_numbers]),
         np.array([bool(action) for action in actions]),
         tuple(actions),
     )
@@ -82,19 +83,19 @@ def page_row(intent: str, view: PageView, slots: int, remaining: float, clicked:
 def _features(
     element: ShownElement, match: Sequence[float], intent: str, phrases: Sequence[str], clicked: bool
 ) -> list[float]:
-    kind, value = _kind(element), element.properties.get("value", "")
+    kind, value = _kind_of(element), element.properties.get("value", "")
     states = [element.properties.get(state, "").lower() == "true" for state in _STATES]
     typed = [k < len(phrases) and value == phrases[k] for k in range(MAX_PHRASES)]
     numbers = [1.0, *(kind == other for other in _ELEMENT_KINDS), *match, *states, bool(value), *typed, clicked]
     return [float(number) for number in [*numbers, kind in intent.lower()]]
 
 
-def _kind(element: ShownElement) -> str:
-    kind = _KIND_OF.get(element.role, element.role)
+def _kind_of(element: ShownElement) -> str:
+    kind = _KIND_OF_ROLE.get(element.role, element.role)
     return kind if kind in _ELEMENT_KINDS else "text"
 
 
-def _match(name: str, intent: str) -> tuple[float, float, float, float]:
+def _match_name(name: str, intent: str) -> tuple[float, float, float, float]:
     """Return four numbers that say how a name occurs in the task, all 0 if it has no word.
 
     They are: whether it stands in quotes (a half if only upper and lower case differ), whether it stands in full, the
@@ -105,12 +106,12 @@ def _match(name: str, intent: str) -> tuple[float, float, float, float]:
         return 0.0, 0.0, 0.0, 0.0
     places = [place for place in range(len(intent_words)) if intent_words[place : place + len(words)] == words]
     phrases = [_WORD.findall(phrase) for phrase in _QUOTED_PHRASE.findall(intent)]
-    quoted = 1.0 if _WORD.findall(name) in phrases else 0.5 * any(_lower(phrase) == words for phrase in phrases)
+    quoted = 1.0 if _WORD.findall(name) in phrases else 0.5 * any(_lower_words(phrase) == words for phrase in phrases)
     share = sum(word in intent_words for word in words) / len(words)
     return quoted, float(bool(places)), share, places[0] / len(intent_words) if places else 0.0
 
 
-def _lower(words: Sequence[str]) -> list[str]:
+def _lower_words(words: Sequence[str]) -> list[str]:
     return [word.lower() for word in words]
 
 

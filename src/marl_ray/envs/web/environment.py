@@ -32,9 +32,10 @@ ENDINGS = (
 )
 """Ends of an episode, `infos[agent]["ending"]`: by the agent; by the page; by the four limits; because the page or the
 browser broke, or hung; because a site or a judge did not answer what scoring asks of it."""
-MAX_PAGES = 10
-"""Opening and scoring a task, which may load several pages, have the time of this many steps."""
+TASK_STEPS = 10
+"""Steps whose time opening a task has, and scoring it: each may load several pages."""
 _MAX_READS = 5
+"""Attempts to read a page that leaves for another one meanwhile, as a redirect does."""
 _MAX_ADDRESS_LENGTH = 1000
 """Characters of an address that a prompt shows: a page may make its own as long as it likes."""
 _PAGE_LEFT_TEXTS = "Execution context was destroyed", "has been closed"
@@ -42,9 +43,10 @@ _PAGE_LEFT_TEXTS = "Execution context was destroyed", "has been closed"
 
 
 class BrowserEnv(TextEnv):
-    """Base of environments in which one agent uses a browser. A subclass opens the pages and scores what was done there.
+    """Base of environments in which one agent uses a browser.
 
-    Every episode has a browser context of its own, which is closed at its end, unless `keeps_context` says otherwise. All
+    A subclass opens the pages and scores what was done there. Every episode has a browser context of its own, which is
+    closed at its end, unless `keeps_context` says otherwise. All
     contexts of a process share a Chromium, which ends when all environments are closed.
     Whatever a page does ends in one of `ENDINGS`, and the costs until then are reported.
     An action that cannot be read or done changes nothing, and the next prompt says why.
@@ -73,8 +75,8 @@ class BrowserEnv(TextEnv):
         """
         super().__init__([options.agent], train, test, seed=options.seed, cost=options.cost, reward=options.reward)
         self.hosts, self.options, self._size = hosts, options, size
-        self._shown = [(base_pattern(url), name) for url, name in names.items()]
-        self._meant = [(base_pattern(name), url) for url, name in names.items()]
+        self._base_to_name = [(base_pattern(url), name) for url, name in names.items()]
+        self._name_to_base = [(base_pattern(name), url) for url, name in names.items()]
         self._head = prompt_head(options.thoughts)
         self.session: BrowserSession | None = None
         self.recording: EpisodeRecord | None = None
@@ -94,7 +96,7 @@ class BrowserEnv(TextEnv):
         """Return the score of the episode, once the agent has stopped or a limit is reached. Raises BrowserError."""
 
     async def page_score(self, session: BrowserSession) -> float | None:
-        """Return the score if the page itself has ended the episode, after every action; None while it continues."""
+        """Return the score if the page itself has ended the episode; None while it continues. Asked after every action."""
         return None
 
     def keeps_context(self, session: BrowserSession) -> bool:
@@ -125,7 +127,7 @@ class BrowserEnv(TextEnv):
         self._history: list[str] = []
         self._done: Counter[WebAction] = Counter()
         self._repeats, self._last = 0, WebAction("")
-        self._invalid = self._problems = self._dialogs = 0
+        self._unreadable = self._problems = self._dialogs = 0
         record, traces = self.options.record, self.options.traces
         self.recording = None if record is None else EpisodeRecord(record, self.task.task_id, traces)
         note = ""
@@ -136,8 +138,8 @@ class BrowserEnv(TextEnv):
                 session.begin_again()
             if self.recording is not None:
                 self.recording.begin(session)
-            note = self._attempt(session, self.open_task(session), "opening the task", MAX_PAGES)
-            self._look(session)
+            note = self._try_action(session, self.open_task(session), "opening the task", TASK_STEPS)
+            self._read_page(session)
         except BrowserError as error:
             note = str(error)
         if session is not None and self.recording is not None:
@@ -161,11 +163,11 @@ class BrowserEnv(TextEnv):
         score = 0.0
         answer = ""
         try:
-            action = parse_web_action(with_bases(text, self._meant))
-            self._invalid = 0
+            action = parse_web_action(replace_bases(text, self._name_to_base))
+            self._unreadable = 0
         except ActionError as error:
             action, note = WebAction(""), str(error)
-            self._invalid += 1
+            self._unreadable += 1
         self._note_repeats(action)
         target = self.view.elements.get(action.element)
         try:
@@ -175,15 +177,15 @@ class BrowserEnv(TextEnv):
             if action.kind == "stop":
                 ending, answer = "stopped", action.text
             elif action.kind:
-                note = self._attempt(session, perform(session, action, self.view.elements), "the action")
+                note = self._try_action(session, perform(session, action, self.view.elements), "the action")
                 ended = session.call(self.page_score(session), "asking the page for its score")
                 if ended is not None:
                     ending, score = "page_ended", ended
-            ending = ending or self._limit()
+            ending = ending or self._reached_limit()
             if ending and ending != "page_ended":
-                score = session.call(self.score(session, answer), "scoring", MAX_PAGES)
+                score = session.call(self.score(session, answer), "scoring", TASK_STEPS)
             elif not ending:
-                self._look(session)
+                self._read_page(session)
         except PageError as error:
             ending, note, score = "page_fault", str(error), 0.0
         except BrowserError as error:
@@ -234,8 +236,8 @@ class BrowserEnv(TextEnv):
                     raise
         raise AssertionError("the loop returns or raises")
 
-    def _attempt(self, session: BrowserSession, work: Any, name: str, steps: int = 1) -> str:
-        """Do it and return the sentence why it could not be done, else an empty one. Raises PageError."""
+    def _try_action(self, session: BrowserSession, work: Any, name: str, steps: int = 1) -> str:
+        """Do the work, and return a sentence that says why it could not be done; empty if it was. Raises PageError."""
         try:
             session.call(work, name, steps)
         except ActionError as error:
@@ -246,7 +248,7 @@ class BrowserEnv(TextEnv):
             return "the page left for another one meanwhile"
         return ""
 
-    def _look(self, session: BrowserSession) -> None:
+    def _read_page(self, session: BrowserSession) -> None:
         """Read the page, again where it leaves for another one meanwhile. Raises PageError for one that never rests."""
         for _ in range(_MAX_READS):
             try:
@@ -262,11 +264,11 @@ class BrowserEnv(TextEnv):
         self._last = action
         self._done[action] += 1
 
-    def _limit(self) -> str:
+    def _reached_limit(self) -> str:
         """Return the limit that this step has reached; empty if none."""
         if time.monotonic() - self._begun > self.options.episode_s:
             return "deadline"
-        if self.options.patience is not None and self._invalid >= self.options.patience:
+        if self.options.patience is not None and self._unreadable >= self.options.patience:
             return "invalid_actions"
         typed = self._last.kind == "type"  # as in WebArena, what is typed counts over the whole episode
         repeats = self._done[self._last] if typed else self._repeats
@@ -286,7 +288,7 @@ class BrowserEnv(TextEnv):
         page = page_text(self.view.text, self.options.observation_limit)
         address = session.url[:_MAX_ADDRESS_LENGTH] if session is not None else ""
         parts.append(f"({self.steps_left} actions left)\nAddress: {address}\nPage:\n{page}\nAction: ")
-        self.ask(self.possible_agents[0], with_bases("".join(parts), self._shown))
+        self.ask(self.possible_agents[0], replace_bases("".join(parts), self._base_to_name))
 
     def _finish(self, ending: str, score: float, answer: str) -> None:
         session, self._running = self.session, False
@@ -325,7 +327,7 @@ def base_pattern(url: str) -> re.Pattern[str]:
     return re.compile(re.escape(url) + r"(?![\w.:-]*\w)")
 
 
-def with_bases(text: str, bases: Sequence[tuple[re.Pattern[str], str]]) -> str:
+def replace_bases(text: str, bases: Sequence[tuple[re.Pattern[str], str]]) -> str:
     """Return the text with each base URL that a pattern of `base_pattern` matches replaced by the one beside it."""
     for pattern, url in bases:
         text = pattern.sub(url.replace("\\", r"\\"), text)

@@ -89,8 +89,8 @@ class MiniWob(BrowserEnv):
                 f"tasks: {unknown[0] if unknown else tasks!r} is no page{did_you_mean(str(unknown[:1]), all_pages)}"
             )
         train, test = (
-            tuple(_tasks(page_names, range(held_out, held_out + variants))),
-            tuple(_tasks(page_names, range(held_out))),
+            tuple(_make_tasks(page_names, range(held_out, held_out + variants))),
+            tuple(_make_tasks(page_names, range(held_out))),
         )
         self.url = served_pages()
         hosts, names = hosts_of([self.url]), {self.url: "http://miniwob"}
@@ -130,11 +130,11 @@ class MiniWob(BrowserEnv):
         return await self.page_score(session) or 0.0
 
 
-def _tasks(names: Sequence[str], seeds: range) -> list[MiniWobTask]:
+def _make_tasks(names: Sequence[str], seeds: range) -> list[MiniWobTask]:
     return [MiniWobTask(f"{name}.{seed}", name, seed) for seed in seeds for name in names]
 
 
-def _folder() -> Path:
+def _find_pages() -> Path:
     """Return the folder of the package's pages.
 
     Raises MarlRayError if the package is not installed; it is not imported, because it brings Selenium.
@@ -148,7 +148,7 @@ def _folder() -> Path:
 @functools.cache
 def pages() -> list[str]:
     """Return the names of all pages. Raises MarlRayError if the package `miniwob` is not installed."""
-    return sorted(path.stem for path in (_folder() / "miniwob").glob("*.html"))
+    return sorted(path.stem for path in (_find_pages() / "miniwob").glob("*.html"))
 
 
 class _QuietHandler(http.server.SimpleHTTPRequestHandler):
@@ -161,4 +161,4 @@ class _QuietHandler(http.server.SimpleHTTPRequestHandler):
 @functools.cache
 def served_pages() -> str:
     """Return the base URL of the pages, which a thread of this process serves to this machine alone."""
-    return serve_pages(functools.partial(_QuietHandler, directory=str(_folder())), "miniwob")
+    return serve_pages(functools.partial(_QuietHandler, directory=str(_find_pages())), "miniwob")

@@ -17,7 +17,7 @@ _CLICK = "click ["
 
 
 class MiniWobElements(ParallelEnv[str, np.ndarray, int]):  # type: ignore[misc]  # PettingZoo has no types
-    """One agent, which sees `elements` elements of a page and clicks one, or types a quoted phrase of the task into one.
+    """One agent, which sees some elements of a page and clicks one, or types a quoted phrase of the task into one.
 
     elements: elements of a page that the policy sees, 12.
     keep_pages: as in `MiniWob`, but True by default.

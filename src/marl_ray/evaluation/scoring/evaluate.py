@@ -11,7 +11,7 @@ from marl_ray.evaluation.benchmarks import Benchmark, Mode, ModelAnswer, Problem
 from marl_ray.evaluation.benchmarks.jsonl import JSONL
 from marl_ray.evaluation.data_files import BenchmarkData, load_problems
 from marl_ray.evaluation.options import Progress, ScoringOptions, no_progress
-from marl_ray.evaluation.scoring.local_scoring import JobKind, ResultRow, Scorer, ScoringJob
+from marl_ray.evaluation.scoring.local import JobKind, ResultRow, Scorer, ScoringJob
 from marl_ray.evaluation.scoring.report import MARKDOWN_FILE, REPORT_FILE, make_report, markdown
 from marl_ray.evaluation.scoring.results import ResultsFile, open_results, write_atomically
 from marl_ray.evaluation.writing.samples import Sample, Samples, read_samples

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.evaluation.scoring.local_scoring import SLACK_S, ResultRow, Scorer, ScoringJob, make_pool, score_locally
+from marl_ray.evaluation.scoring.local import SLACK_S, ResultRow, Scorer, ScoringJob, make_pool, score_locally
 from marl_ray.sandbox import Level
 
 IN_FLIGHT = 2

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from marl_ray.errors import FieldError, MarlRayError
-from marl_ray.evaluation.scoring.local_scoring import ResultRow
+from marl_ray.evaluation.scoring.local import ResultRow
 from marl_ray.json_types import JsonMapping
 
 MANIFEST_FILE, RESULTS_FILE = "evaluation.json", "results.jsonl"

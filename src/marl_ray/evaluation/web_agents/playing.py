@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from marl_ray.envs.text.base import COSTS
-from marl_ray.envs.web.environment import MAX_PAGES, BrowserEnv
+from marl_ray.envs.web.environment import TASK_STEPS, BrowserEnv
 from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import Mode, SampleVerdict
 from marl_ray.evaluation.web_agents.base import WebAgent, WebTurn
@@ -119,7 +119,7 @@ def play_jobs(envs: Sequence[BrowserEnv], agent: WebAgent, jobs: Sequence[WebJob
 def _call_side_by_side(episodes: Sequence[_Episode], calls: Sequence[Any]) -> None:
     if not calls:
         return
-    deadline = (2 * MAX_PAGES) * max(episode.env.options.step_s for episode in episodes) + SLACK_S
+    deadline = (2 * TASK_STEPS) * max(episode.env.options.step_s for episode in episodes) + SLACK_S
     try:
         side_by_side(calls, len(calls), deadline)
     except CallTimeoutError as late:

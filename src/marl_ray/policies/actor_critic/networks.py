@@ -105,7 +105,10 @@ def first_layer(
 
 
 class Network(nn.Module):
-    """First layer, hidden layers and output layer. Weights begin orthogonal; the last layer has its own gain."""
+    """A first layer, hidden layers and an output layer.
+
+    Weights begin orthogonal; the last layer has its own gain.
+    """
 
     def __init__(self, space: spaces.Space[Any], config: NetworkConfig, out: int, gain: float):
         super().__init__()

@@ -72,7 +72,10 @@ def row_size(space: spaces.Space[Any]) -> int:
 
 
 def row_dtype(space: spaces.Space[Any]) -> np.dtype[Any]:
-    """Return the number type of an observation's flat row: small integers for categories and pixels, else float32."""
+    """Return the number type of an observation's flat row.
+
+    It is a small integer for categories and pixels, and else float32.
+    """
     if isinstance(space, spaces.MultiDiscrete) and np.any(space.start):
         raise MarlRayError(f"observation space {space} is not supported: expected categories from 0")
     if isinstance(space, CATEGORICAL_SPACES):

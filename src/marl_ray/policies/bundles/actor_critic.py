@@ -1,9 +1,9 @@
-"""Bundles of actor-critics: folders with `bundle.json` and safetensors weights per policy; nothing in one is a pickle.
+"""Bundles of actor-critics: folders with `bundle.json` and the weights of each policy.
 
-A bundle is content-addressed: its digest is the sha256 of `bundle.json` without the digest itself, and
-`bundle.json` holds the sha256 of every other file. Only actors are kept; critics live in checkpoints. `load_bundle`
-in this file loads all bundles. The rest of the file is about bundles of actor-critics; bundles of language models
-are in `policies.bundles.language`.
+Weights are safetensors, and nothing in a bundle is a pickle. A bundle is content-addressed: its digest is the sha256 of
+`bundle.json` without the digest itself, and `bundle.json` holds the sha256 of every other file. Only actors are kept;
+critics live in checkpoints. `load_bundle` in this file loads all bundles. The rest of the file is about bundles of
+actor-critics; bundles of language models are in `policies.bundles.language`.
 """
 
 import weakref
@@ -244,7 +244,10 @@ class Bundle(BaseBundle):
 def save_bundle(
     folder: str | Path, agents: Mapping[str, str], policies: Mapping[str, PolicyParts], lineage: Lineage
 ) -> Path:
-    """Write a bundle as `folder/DIGEST[:16]` and return that path; complete or absent, never half-written."""
+    """Write a bundle as `folder/DIGEST[:16]` and return that path.
+
+    The folder is complete or absent, never half-written.
+    """
 
     def write(work: Path) -> Manifest:
         parts = {name: _write_policy(work, name, policy) for name, policy in policies.items()}

@@ -108,9 +108,10 @@ def save_token_bundle(
     policies: Mapping[str, TokenPolicy | StreamedPolicy],
     lineage: Lineage,
 ) -> Path:
-    """Write a bundle as `folder/DIGEST[:16]` and return that path; complete or absent, never half-written.
+    """Write a bundle as `folder/DIGEST[:16]` and return that path.
 
-    `policies` are sampling copies (`plain_copy`), or, of empty copies, what brings their weights.
+    The folder is complete or absent, never half-written. `policies` are sampling copies (`plain_copy`), or, of empty
+    copies, what brings their weights.
     """
 
     def write(work: Path) -> TokenManifest:

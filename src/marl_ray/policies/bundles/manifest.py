@@ -1,4 +1,4 @@
-"""`bundle.json`, the description of a bundle, and the functions that write a bundle atomically, find it and check it."""
+"""`bundle.json`, the description of a bundle, and the functions that write, find and check a bundle."""
 
 import hashlib
 import json

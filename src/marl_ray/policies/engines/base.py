@@ -101,7 +101,10 @@ class Engine(Protocol):
         return
 
     def update_weights(self) -> None:
-        """Take over the policy's current weights; every worker calls this before it asks for a batch of responses."""
+        """Take over the policy's current weights.
+
+        Every worker calls this before it asks for a batch of responses.
+        """
         return
 
     def sleep(self) -> None:
@@ -124,9 +127,9 @@ def tokens_of(completion: Completion) -> Iterator[Token]:
 def checked_generation(
     policy: "TokenPolicy", prompts: Sequence[Prompt], generation: GenerationConfig | None
 ) -> GenerationConfig:
-    """Return the settings that these prompts are answered with: the policy's, unless others are given.
+    """Return the settings with which these prompts are answered.
 
-    Raises MarlRayError for a prompt that cannot be answered.
+    They are the policy's, unless others are given. Raises MarlRayError for a prompt that cannot be answered.
     """
     settings = generation or policy.generation
     for prompt in prompts:

@@ -11,9 +11,9 @@ from marl_ray.config.run.model import GenerationConfig
 from marl_ray.policies.engines.base import Completion, Engine, Prompt, Token, checked_generation
 from marl_ray.policies.engines.decoding.decoder import Decoder
 from marl_ray.policies.engines.models.architectures import check_architecture
-from marl_ray.policies.engines.models.cached_model import CachedModel, ForwardModel
+from marl_ray.policies.engines.models.cached_forward import CachedModel, ForwardModel
 from marl_ray.policies.engines.models.llama import LlamaModel, is_llama
-from marl_ray.policies.engines.served_engine import ServedEngine
+from marl_ray.policies.engines.serving import ServedEngine
 
 if TYPE_CHECKING:
     from marl_ray.policies.language.token_policy import TokenPolicy

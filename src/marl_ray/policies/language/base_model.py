@@ -1,4 +1,4 @@
-"""The model below an adapter: its digest, its weights out of merged ones, and one copy of them for several adapters."""
+"""The model below an adapter: its digest, its weights, and one copy of them for several adapters."""
 
 import hashlib
 import json

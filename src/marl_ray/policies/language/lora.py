@@ -1,4 +1,4 @@
-"""Low-rank adapters inside a language model: add them, switch them off, merge them, write them to a folder."""
+"""Low-rank adapters inside a language model: added, switched off, merged, written to a folder."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping

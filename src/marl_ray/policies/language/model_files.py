@@ -1,4 +1,7 @@
-"""The files of a language model: read at once, or into a model that was built empty, of which each worker reads its part."""
+"""The files of a language model.
+
+They are read at once, or into a model that was built empty, of which each worker reads its part.
+"""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""One forward pass for responses that share prompts: a prompt is read once, however many responses it has.
+"""One forward pass for responses that share prompts, each of which is read once.
 
 All tokens stand one after another in a single row with hardly any padding, so the parts of a model that work token by
 token run once over a group's prompt. Only attention must know which sequence each token belongs to; transformers calls
@@ -26,7 +26,10 @@ HIDDEN_SCORE = -1e4
 
 
 class Packed(NamedTuple):
-    """Sequences of R responses to G distinct prompts as one row of S tokens: all prompts, all responses, some padding."""
+    """Sequences of R responses to G distinct prompts as one row of S tokens.
+
+    All prompts come first, then all responses, then some padding.
+    """
 
     ids: Tensor
     """(1, S) int64."""
@@ -54,10 +57,11 @@ class Layout(NamedTuple):
 
 
 def pack(prompts: Tensor, responses: Tensor, mask: Tensor, parts: int = 1) -> tuple[Packed, Tensor, Tensor, Tensor]:
-    """Pack sequences and return them, the place in S where each decision is predicted, and the decision's row and step.
+    """Pack sequences, and return them with the places, rows and steps of their decisions.
 
-    The place, row and step are (N,) each. `prompts` (R, P) are on the right with -1 before them, none empty;
-    `responses` and `mask` are (R, T), with a decision. S can be divided into `parts` of equal lengths.
+    The place is where in S a decision is predicted. The place, row and step are (N,) each. `prompts` (R, P) are on the
+    right with -1 before them, none empty; `responses` and `mask` are (R, T), with a decision. S can be divided into
+    `parts` of equal lengths.
     """
     device = mask.device
     rows, steps = mask.nonzero(as_tuple=True)
@@ -100,7 +104,10 @@ def _place_tokens(lengths: Tensor, start: int) -> tuple[Tensor, Tensor]:
 
 
 def use_packed_attention(lm: Any) -> None:
-    """Let a model take `layout=` in its forward pass; without that argument the model works as before."""
+    """Let a model take `layout=` in its forward pass.
+
+    Without that argument the model works as before.
+    """
     lm.set_attn_implementation(ATTENTION_NAME)
 
 

@@ -1,4 +1,4 @@
-"""Copies of a token policy: a complete one that samples, and an empty one for an engine that has the weights itself."""
+"""Copies of a token policy: complete ones that sample, and empty ones for engines with weights."""
 
 import copy
 from collections.abc import Callable, Collection, Iterator

@@ -1,4 +1,4 @@
-"""Language models made without a download: a byte-level tokenizer and a small decoder with random weights."""
+"""Small language models with random weights and a byte-level tokenizer, made without a download."""
 
 from typing import Any, cast
 

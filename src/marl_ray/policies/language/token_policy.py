@@ -1,4 +1,4 @@
-"""The token policy: a causal language model that scores responses, with critics on its last hidden states."""
+"""The token policy: a causal language model with critics on its last hidden states."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -194,10 +194,11 @@ class TokenPolicy(nn.Module):
     def evaluate(
         self, prompts: Tensor, responses: Tensor, mask: Tensor, need_entropy: bool = True, learn_entropy: bool = True
     ) -> TokenOutputs:
-        """Score responses, with gradients. `prompts` (R, P) on the right with -1 before them; `responses`, `mask` (R, T).
+        """Score responses, with gradients.
 
-        Without `learn_entropy` the entropy has no gradients, whose pass would hold every token's distribution once more.
-        A call without rows still takes part in the workers' collectives.
+        `prompts` are (R, P), on the right with -1 before them; `responses` and `mask` are (R, T). Without
+        `learn_entropy` the entropy has no gradients, whose pass would hold every token's distribution once more. A call
+        without rows still takes part in the workers' collectives.
         """
         joint = self.joint
         joint_rows = (
@@ -252,10 +253,11 @@ def _make_head(width: int, out: int) -> nn.Linear:
 
 
 def lay_out(prompts: Tensor, responses: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Lay out sequences from the left: ids (R, S), the place where each decision is predicted, and its row and step.
+    """Lay out sequences from the left, and return them with the places, rows and steps of their decisions.
 
-    The place is in R * S; places, rows and steps are (N,) each. Sequences are as short as possible. The last token of a
-    response is left out, because nothing follows it. Without rows there is one sequence of one token.
+    The ids are (R, S), and the place is where a decision is predicted. The place is in R * S; places, rows and steps
+    are (N,) each. Sequences are as short as possible. The last token of a response is left out, because nothing follows
+    it. Without rows there is one sequence of one token.
     """
     rows, steps = mask.nonzero(as_tuple=True)
     before = (prompts < 0).sum(1)

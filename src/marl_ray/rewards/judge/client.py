@@ -82,7 +82,7 @@ class JudgeReply:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeSettings:
-    """The address of a judge, and how long, how often and at what cost it may be asked (see `llm_judge.LLMJudge`)."""
+    """The address of a judge, and how long, how often and at what cost it may be asked (see `judge.reward.LLMJudge`)."""
 
     url: str
     key_variable: str
@@ -211,7 +211,10 @@ class JudgeClient:
             return response.status_code, bytes(body), float(wait) if re.fullmatch(r"\d{1,4}", wait) else 0.0
 
     def _read(self, body: bytes, size: int, cost: float) -> JudgeReply:
-        """Return the text and cost of a response with status 200; another schema means that the URL is no judge's."""
+        """Return the text and cost of a response with status 200.
+
+        Another schema means that the URL is no judge's.
+        """
         try:
             reply = ChatReply.model_validate_json(body)
         except ValidationError:  # its text could quote a key that stands in the body

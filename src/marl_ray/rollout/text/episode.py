@@ -10,7 +10,7 @@ import numpy as np
 from pettingzoo import AECEnv
 
 from marl_ray.envs.batch import EpisodeMetrics, finite_number, in_one_line
-from marl_ray.envs.env_copies import copy_episode
+from marl_ray.envs.copies import copy_episode
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.policies.engines.base import Completion
 

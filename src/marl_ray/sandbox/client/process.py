@@ -37,7 +37,7 @@ import sys
 sys.path.insert(0, sys.argv.pop())  # this very package, whatever else is installed under its name
 import marl_ray
 del sys.path[0]
-from marl_ray.sandbox.server.fork_server import main
+from marl_ray.sandbox.server.forker import main
 main()
 """
 

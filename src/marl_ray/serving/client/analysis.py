@@ -20,8 +20,8 @@ from marl_ray.experiments.designs.fixed_size import WelchTest, welch
 from marl_ray.experiments.evidence.looks import Look
 from marl_ray.experiments.lifecycle import ExperimentRecord
 from marl_ray.experiments.statistics.intervals import Interval
-from marl_ray.experiments.store.evidence_store import EvidenceStore
-from marl_ray.experiments.store.stores import Stores, open_stores
+from marl_ray.experiments.store.evidence import EvidenceStore
+from marl_ray.experiments.store.facade import Stores, open_stores
 from marl_ray.serving.rollout_decisions.questions import (
     ENDS,
     HARM,

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from marl_ray.experiments.database.connections import StoreError
 from marl_ray.experiments.lifecycle import ExperimentStatus
-from marl_ray.experiments.store.stores import Stores
+from marl_ray.experiments.store.facade import Stores
 from marl_ray.serving.following.ended_experiments import EndedExperiments
 from marl_ray.serving.holding.arm_holder import ArmHolder
 from marl_ray.serving.holding.live_experiments import LiveExperiments

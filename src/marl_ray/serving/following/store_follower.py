@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable
 
 from marl_ray.errors import MarlRayError
+from marl_ray.experiments.store.facade import Stores
 from marl_ray.experiments.store.notices import Notices
-from marl_ray.experiments.store.stores import Stores
 from marl_ray.serving.following.ended_experiments import EndedExperiments
 from marl_ray.serving.following.evidence_round import EvidenceRound
 from marl_ray.serving.following.state_poll import StatePoll

@@ -8,7 +8,7 @@ from functools import partial
 
 from marl_ray.experiments.lifecycle import Action
 from marl_ray.serving.handlers import experiments, operations, outcomes, ui
-from marl_ray.serving.handlers.acts import act, assign
+from marl_ray.serving.handlers.acting import act, assign
 from marl_ray.serving.handlers.open_inference import infer
 from marl_ray.serving.handlers.open_inference import models as open_inference_models
 from marl_ray.serving.handlers.openai import chat

@@ -8,7 +8,7 @@ import numpy as np
 from marl_ray.config import ArmConfig, ExperimentConfig, GatewayConfig
 from marl_ray.config.run.model import DEFAULT_ENGINE
 from marl_ray.errors import MarlRayError
-from marl_ray.experiments.store.experiment_store import ExperimentStore
+from marl_ray.experiments.store.experiments import ExperimentStore
 from marl_ray.experiments.store.records import AssignmentState
 from marl_ray.serving.arms.actor_critic import ArmBatcher, PassBatcher
 from marl_ray.serving.arms.external.arm import ExternalArm

@@ -11,7 +11,7 @@ from marl_ray.config import ExperimentConfig, GatewayConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.database.connections import Database
 from marl_ray.experiments.lifecycle import OPEN_STATUSES, ExperimentRecord
-from marl_ray.experiments.store.experiment_store import ExperimentStore
+from marl_ray.experiments.store.experiments import ExperimentStore
 from marl_ray.json_types import JsonMapping
 from marl_ray.policies.actor_critic.spaces import space_to_json
 from marl_ray.policies.bundles.actor_critic import load_bundle

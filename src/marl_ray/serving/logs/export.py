@@ -17,17 +17,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
-from marl_ray.experiments.store.experiment_store import ExperimentStore
-from marl_ray.experiments.store.unit_store import Outcome, UnitStore
+from marl_ray.experiments.store.experiments import ExperimentStore
+from marl_ray.experiments.store.units import Outcome, UnitStore
 from marl_ray.json_types import JsonObject
 from marl_ray.serving.logs import text_rows
-from marl_ray.serving.logs.act_log import (
+from marl_ray.serving.logs.act_reader import read_logged, sorted_by_unit
+from marl_ray.serving.logs.acts import (
     LoggedAct,
     LoggedRequest,
     LoggedText,
     upload,
 )
-from marl_ray.serving.logs.act_log_reader import read_logged, sorted_by_unit
 from marl_ray.storages import open_storage
 from marl_ray.temporary_folders import temporary_folder
 

@@ -25,7 +25,7 @@ from sqlalchemy.exc import DataError, IntegrityError
 
 from marl_ray.errors import one_line
 from marl_ray.experiments.database.connections import StoreError
-from marl_ray.experiments.store.unit_store import Exposure, UnitStore
+from marl_ray.experiments.store.units import Exposure, UnitStore
 from marl_ray.serving.logs.spool import Spool
 
 FLUSH_INTERVAL_S = 0.1

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import orjson
 import pyarrow as pa
 
-from marl_ray.experiments.store.unit_store import Outcome
-from marl_ray.serving.logs.act_log import LoggedText
+from marl_ray.experiments.store.units import Outcome
+from marl_ray.serving.logs.acts import LoggedText
 
 FREE_SETTINGS = frozenset({"temperature", "top_p", "top_k", "max_tokens", "stop"})
 """Settings that a request may change without making `log_probs` differ from the distribution that tokens were drawn from."""

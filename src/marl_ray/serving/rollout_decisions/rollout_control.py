@@ -19,8 +19,8 @@ from marl_ray.experiments.evidence.looks import Look
 from marl_ray.experiments.lifecycle import Action, ExperimentRecord, ExperimentStatus, StaleEpochError
 from marl_ray.experiments.rollout_steps import ArmEvidence, RolloutDecision, RolloutEvidence, RolloutStep, decide_step
 from marl_ray.experiments.statistics.missing_outcomes import ALARM_LEVEL, ReportingTest, judge_reporting
-from marl_ray.experiments.store.evidence_store import EvidenceStore
-from marl_ray.experiments.store.experiment_store import ExperimentStore
+from marl_ray.experiments.store.evidence import EvidenceStore
+from marl_ray.experiments.store.experiments import ExperimentStore
 from marl_ray.serving.rollout_decisions.questions import (
     HARM,
     PROMOTION,

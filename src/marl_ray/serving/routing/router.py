@@ -10,9 +10,9 @@ from marl_ray.experiments.assignment.population import Attributes, Population
 from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable, PastTables, draw_arm, is_in_layer
 from marl_ray.experiments.database.connections import StoreError
 from marl_ray.experiments.lifecycle import FINAL_STATUSES, ExperimentStatus
-from marl_ray.experiments.store.experiment_store import ExperimentStore
+from marl_ray.experiments.store.experiments import ExperimentStore
 from marl_ray.experiments.store.records import AssignmentState, EpochHistory
-from marl_ray.experiments.store.unit_store import Exposure
+from marl_ray.experiments.store.units import Exposure
 from marl_ray.policies.bundles.actor_critic import Bundle
 from marl_ray.serving.arms.errors import RETRY_AFTER_S
 from marl_ray.serving.arms.protocol import AnyBundle, Arm, TextArm, is_text

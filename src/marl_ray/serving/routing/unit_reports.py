@@ -13,7 +13,7 @@ from marl_ray.config import ExperimentConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.database.connections import StoreError
 from marl_ray.experiments.store.reports import Report
-from marl_ray.experiments.store.unit_store import UnitStore
+from marl_ray.experiments.store.units import UnitStore
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.routing.remembered_units import MAX_REMEMBERED
 

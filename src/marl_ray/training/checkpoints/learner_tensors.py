@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from marl_ray.training.learner.policy_learner import Learner
+from marl_ray.training.learner.policy_update import Learner
 
 OPTIMIZER = "/optimizer/"
 """Part of the names of the optimisers' states."""

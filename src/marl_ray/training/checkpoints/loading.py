@@ -18,7 +18,7 @@ from marl_ray.training.checkpoints.saving import WEIGHTS, envs_file
 from marl_ray.training.checkpoints.storage import DamagedCheckpointError, StoredFolder
 from marl_ray.training.checkpoints.tensor_files import StoredFiles, TensorReader
 from marl_ray.training.collectives import broadcast_from_rank0, gather_from_workers, rank_and_world_size
-from marl_ray.training.learner.policy_learner import Learner
+from marl_ray.training.learner.policy_update import Learner
 
 NONE_READABLE = "no checkpoint can be read: "
 

@@ -32,7 +32,7 @@ from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, p
 from marl_ray.training.checkpoints.run_state import RunState, StateFile
 from marl_ray.training.checkpoints.storage import StoredFile, StoredFolder, UnwritableCheckpointError
 from marl_ray.training.checkpoints.tensor_files import StoredFiles, TensorWriter
-from marl_ray.training.learner.policy_learner import Learner
+from marl_ray.training.learner.policy_update import Learner
 
 WEIGHTS = "weights"
 """Folder of the tensors in a checkpoint."""

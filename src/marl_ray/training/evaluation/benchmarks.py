@@ -15,7 +15,7 @@ from marl_ray.errors import FieldError, MarlRayError, one_line
 from marl_ray.evaluation.benchmarks import Benchmark, ModelAnswer, Problem, benchmark
 from marl_ray.evaluation.data_files import load_problems
 from marl_ray.evaluation.options import WritingRequest
-from marl_ray.evaluation.scoring.local_scoring import ResultRow, ScoringJob, make_pool, score_locally
+from marl_ray.evaluation.scoring.local import ResultRow, ScoringJob, make_pool, score_locally
 from marl_ray.evaluation.scoring.report import make_report
 from marl_ray.evaluation.writing.authors import Author, WriterPolicies
 from marl_ray.evaluation.writing.requests import Row

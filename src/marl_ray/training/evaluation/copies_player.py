@@ -6,7 +6,7 @@ from pettingzoo import ParallelEnv
 from typing_extensions import override
 
 from marl_ray.config import RunConfig
-from marl_ray.envs.env_copies import make_batch
+from marl_ray.envs.copies import make_batch
 from marl_ray.rollout.actor_critic.buffers import Player
 from marl_ray.rollout.actor_critic.fixed_episodes import EvaluationCopies, FixedStart
 from marl_ray.training.collectives import gather_from_workers, rank_and_world_size

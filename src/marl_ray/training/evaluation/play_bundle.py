@@ -5,7 +5,7 @@ from typing import cast
 
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
 from marl_ray.config import RunConfig
-from marl_ray.envs.env_copies import make_batch
+from marl_ray.envs.copies import make_batch
 from marl_ray.envs.registry import make_env
 from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.rollout.actor_critic.buffers import Player

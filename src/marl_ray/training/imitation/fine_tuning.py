@@ -24,7 +24,7 @@ from marl_ray.training.imitation.warm_start import WARM_START_ITERATION, fit_all
 from marl_ray.training.learner.optimizers import backward_over_workers, clip_gradients, optimizer_of
 from marl_ray.training.learner.trained_policy import TrainedPolicy
 from marl_ray.training.team.gpu_pass_limit import translate_out_of_memory
-from marl_ray.training.team.team import Team
+from marl_ray.training.team.members import Team
 from marl_ray.training.texts.demonstrations import Example, encode, read_demonstrations
 
 if TYPE_CHECKING:

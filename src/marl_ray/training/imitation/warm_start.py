@@ -21,7 +21,7 @@ from pettingzoo import ParallelEnv
 from torch import Tensor, nn
 
 from marl_ray.algorithms.advantages.returns import reward_to_go
-from marl_ray.algorithms.losses.value_losses import clipped_value_loss
+from marl_ray.algorithms.losses.critics import clipped_value_loss
 from marl_ray.config import RunConfig, WarmStartConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.actor_critic.policy import EncodedRows
@@ -32,9 +32,9 @@ from marl_ray.rollout.served.acts import LoggedUnits, read_logged
 from marl_ray.training.collectives import rank_and_world_size, sum_over_workers
 from marl_ray.training.errors import DivergedError
 from marl_ray.training.learner.optimizers import backward_over_workers, clip_gradients, optimizer_of
-from marl_ray.training.learner.policy_learner import Learner
+from marl_ray.training.learner.policy_update import Learner
 from marl_ray.training.learner.trained_policy import TrainedPolicy
-from marl_ray.training.team.team import Team
+from marl_ray.training.team.members import Team
 
 
 class Fit(Protocol):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from marl_ray.algorithms.losses.value_losses import ValueLossInputs
+from marl_ray.algorithms.losses.critics import ValueLossInputs
 from marl_ray.training.collectives import sum_over_workers
 from marl_ray.training.learner.families.results import Outputs
 from marl_ray.training.learner.minibatches import Selection, Shape, micro_batches, whole_batch

@@ -9,9 +9,9 @@ from marl_ray.algorithms.base import PolicyLossInputs
 from marl_ray.algorithms.constraints.multipliers import combine_advantages
 from marl_ray.algorithms.constraints.penalty import pessimistic_cost_surrogate
 from marl_ray.algorithms.losses.aggregation import loss_weights
+from marl_ray.algorithms.losses.critics import ValueLossInputs
 from marl_ray.algorithms.losses.kl import kl_estimate
 from marl_ray.algorithms.losses.ratios import LOG_RATIO_LIMIT, token_ratio
-from marl_ray.algorithms.losses.value_losses import ValueLossInputs
 from marl_ray.errors import MarlRayError
 from marl_ray.training.learner.forward_passes import with_stand_in_row
 from marl_ray.training.learner.minibatches import Selection

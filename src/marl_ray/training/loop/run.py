@@ -31,10 +31,10 @@ from marl_ray.training.loop.start import START_ANEW, RunStart, load_start
 from marl_ray.training.run_folder.record import identity_hash
 from marl_ray.training.team.assembly import build_team, bundle_writer
 from marl_ray.training.team.joint_update import update_team
-from marl_ray.training.team.team import Team
+from marl_ray.training.team.members import Team
 
 if TYPE_CHECKING:  # the import takes seconds, and actor-critics do not need it
-    from marl_ray.training.team.team import EngineOf
+    from marl_ray.training.team.members import EngineOf
 
 
 class Run:

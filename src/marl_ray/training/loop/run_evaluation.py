@@ -10,7 +10,7 @@ from marl_ray.training.evaluation.recent_episodes import RecentEpisodes
 from marl_ray.training.evaluation.schedule import first_wait_steps, next_wait_steps
 from marl_ray.training.loop.callbacks import Metrics
 from marl_ray.training.loop.phase_clock import PhaseClock
-from marl_ray.training.team.team import Team
+from marl_ray.training.team.members import Team
 
 if TYPE_CHECKING:  # the import takes seconds, and actor-critics do not need it
     from marl_ray.policies.language.token_policy import TokenPolicy

@@ -11,7 +11,7 @@ from marl_ray.training.checkpoints.run_state import RunState
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.costs import CostStats
 from marl_ray.training.loop.callbacks import RunCallbacks
-from marl_ray.training.team.team import Team
+from marl_ray.training.team.members import Team
 
 
 @dataclass(frozen=True)

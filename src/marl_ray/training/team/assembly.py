@@ -16,13 +16,13 @@ from marl_ray.policies.agreement import run_on_all_workers
 from marl_ray.policies.bundles.actor_critic import Lineage
 from marl_ray.policies.bundles.manifest import Origin
 from marl_ray.training.collectives import gather_from_workers
-from marl_ray.training.learner.policy_learner import Learner
+from marl_ray.training.learner.policy_update import Learner
 from marl_ray.training.learner.trained_policy import LearnerSettings
 from marl_ray.training.team.families.family import team_family
-from marl_ray.training.team.team import Team, TrainedTensor
+from marl_ray.training.team.members import Team, TrainedTensor
 
 if TYPE_CHECKING:
-    from marl_ray.training.team.team import EngineOf, PolicyModel
+    from marl_ray.training.team.members import EngineOf, PolicyModel
 
 BundleWriter = Callable[..., None]
 """Writes a bundle as the folder of its first argument; a `TrainedTensor` is the second."""

@@ -31,7 +31,7 @@ from marl_ray.policies.engines.base import (
     tokens_of,
 )
 from marl_ray.policies.engines.decoding.trained_log_probs import with_trained_log_probs
-from marl_ray.policies.engines.engine_host import HostTransfer, PackedTensor, WeightGroup, engine_host, pack_tensor
+from marl_ray.policies.engines.host import HostTransfer, PackedTensor, WeightGroup, engine_host, pack_tensor
 from marl_ray.policies.language.sampling_copy import detach_copy, group_into_parts, sampled_weights, sampling_weights
 from marl_ray.policies.language.token_policy import TokenPolicy
 from marl_ray.training.collectives import broadcast_from_rank0, rank_and_world_size

@@ -15,7 +15,7 @@ import torch
 from marl_ray.errors import one_line
 from marl_ray.training.collectives import gather_from_workers
 from marl_ray.training.errors import PassMemoryError
-from marl_ray.training.learner.policy_learner import Learner
+from marl_ray.training.learner.policy_update import Learner
 from marl_ray.training.learner.trained_policy import TrainedPolicy
 
 USABLE_MEMORY_SHARE = 0.85

@@ -10,7 +10,7 @@ from marl_ray.config import RunConfig
 from marl_ray.rollout.rng import team_order
 from marl_ray.training.costs import CostStats
 from marl_ray.training.team.gpu_pass_limit import translate_out_of_memory
-from marl_ray.training.team.team import Team
+from marl_ray.training.team.members import Team
 from marl_ray.trajectories import Trajectories
 
 

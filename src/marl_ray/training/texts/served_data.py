@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from marl_ray.config import RunConfig
-from marl_ray.config.run.run_keys import DECISIONS_SCHEME
+from marl_ray.config.run.keys import DECISIONS_SCHEME
 from marl_ray.envs.text.record_files import read_bytes, read_record, read_records
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.prompting.protocol import Tokenizer

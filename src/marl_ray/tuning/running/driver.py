@@ -20,7 +20,7 @@ from marl_ray.training.run_folder.lease import Lease
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.records import SweepRecords, identity_of, load_records
 from marl_ray.tuning.reporting.ending import ending_document, ending_lines
-from marl_ray.tuning.running.running_sweep import RunningSweep
+from marl_ray.tuning.running.sweep_state import RunningSweep
 from marl_ray.tuning.search.plan import retry_failed
 from marl_ray.tuning.search.spaces import check_space
 

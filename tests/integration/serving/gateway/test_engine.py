@@ -14,9 +14,9 @@ from waiting import until_async
 
 from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.experiments.lifecycle import Action, ExperimentStatus
-from marl_ray.experiments.store.stores import open_stores
+from marl_ray.experiments.store.facade import open_stores
 from marl_ray.serving.arms.response_cache import MemoryCache
-from marl_ray.serving.logs.act_log_reader import read_logged
+from marl_ray.serving.logs.act_reader import read_logged
 from marl_ray.serving.routing.breaker import CircuitState
 
 OPS = bearer("ops")

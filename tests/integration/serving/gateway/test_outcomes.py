@@ -13,9 +13,9 @@ from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.database.connections import StoreError
 from marl_ray.experiments.database.schema import exposures
+from marl_ray.experiments.store.facade import open_stores
 from marl_ray.experiments.store.reports import UnknownUnitError
-from marl_ray.experiments.store.stores import open_stores
-from marl_ray.experiments.store.unit_store import UnitStore
+from marl_ray.experiments.store.units import UnitStore
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.http import fields
 from marl_ray.serving.logs.exposures import ExposureLog

@@ -12,8 +12,8 @@ from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.database.connections import StoreError
 from marl_ray.experiments.lifecycle import ExperimentStatus
-from marl_ray.experiments.store.experiment_store import ExperimentStore
-from marl_ray.experiments.store.unit_store import UnitStore
+from marl_ray.experiments.store.experiments import ExperimentStore
+from marl_ray.experiments.store.units import UnitStore
 from marl_ray.serving.following import store_follower
 from marl_ray.serving.rollout_decisions.rollout_control import decide
 

@@ -16,9 +16,9 @@ from waiting import until_async
 from marl_ray.config import GatewayConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.lifecycle import Action, ExperimentStatus
-from marl_ray.experiments.store.evidence_store import EvidenceStore
+from marl_ray.experiments.store.evidence import EvidenceStore
+from marl_ray.experiments.store.facade import open_stores
 from marl_ray.experiments.store.records import AssignmentState
-from marl_ray.experiments.store.stores import open_stores
 from marl_ray.serving.holding import loaded_bundles
 from marl_ray.serving.holding.loaded_bundles import check_configured
 from marl_ray.serving.holding.needed_arms import arms_to_hold

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from waiting import until
 
 from marl_ray.errors import MarlRayError
-from marl_ray.serving.logs import act_log
-from marl_ray.serving.logs.act_log import ActLog, LoggedAct
-from marl_ray.serving.logs.act_log_reader import read_logged, sorted_by_unit
+from marl_ray.serving.logs import acts
+from marl_ray.serving.logs.act_reader import read_logged, sorted_by_unit
+from marl_ray.serving.logs.acts import ActLog, LoggedAct
 
 WRITER = """
 import sys, time
 from pathlib import Path
-from marl_ray.serving.logs.act_log import LoggedAct, ActLog
+from marl_ray.serving.logs.acts import LoggedAct, ActLog
 log = ActLog(sys.argv[1], sys.argv[2] or None)
 log.start()
 for i in range(100):
@@ -156,8 +156,8 @@ def test_a_segment_that_was_completed_but_not_yet_removed_counts_once(tmp_path):
 
 
 def test_segments_wait_while_their_place_is_away_and_a_bound_drops(tmp_path, monkeypatch):
-    monkeypatch.setattr(act_log, "RETRY_S", 0.05)
-    monkeypatch.setattr(act_log, "WRITE_INTERVAL_S", 0.02)
+    monkeypatch.setattr(acts, "RETRY_S", 0.05)
+    monkeypatch.setattr(acts, "WRITE_INTERVAL_S", 0.02)
     blocked = tmp_path / "bucket"
     blocked.write_text("a file where the folder should be")
     uri, staging = f"file://{blocked}/prefix", tmp_path / "staging"

@@ -24,8 +24,8 @@ from marl_ray.training.checkpoints.index import (
 from marl_ray.training.checkpoints.loading import UnreadableCheckpointError
 from marl_ray.training.checkpoints.storage import StoredFolder, local_stored_folder, read_known
 from marl_ray.training.loop.callbacks import Metrics, RunCallbacks
+from marl_ray.training.loop.iterations import CheckpointKeeping, run_worker
 from marl_ray.training.loop.start import RunStart
-from marl_ray.training.loop.worker_loop import CheckpointKeeping, run_worker
 from marl_ray.training.single_process import process_group, train_alone
 
 PART = "weights/__0_0.distcp"

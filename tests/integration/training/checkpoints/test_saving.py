@@ -21,9 +21,9 @@ from marl_ray.training.checkpoints.manifest import publish, read_manifest
 from marl_ray.training.checkpoints.storage import UnwritableCheckpointError, local_stored_folder
 from marl_ray.training.collectives import gather_from_workers
 from marl_ray.training.loop.callbacks import RunCallbacks
+from marl_ray.training.loop.iterations import CheckpointKeeping, run_worker
 from marl_ray.training.loop.run import Run
 from marl_ray.training.loop.start import RunStart
-from marl_ray.training.loop.worker_loop import CheckpointKeeping, run_worker
 from marl_ray.training.single_process import process_group, train_alone
 
 

@@ -17,7 +17,7 @@ from marl_ray.algorithms.constraints.budgets import (
     within_budget_metrics,
 )
 from marl_ray.config import RunConfig, parse_config
-from marl_ray.envs.env_copies import make_batch
+from marl_ray.envs.copies import make_batch
 from marl_ray.envs.registry import make_env
 from marl_ray.errors import MarlRayError
 from marl_ray.rollout.actor_critic.fixed_episodes import EvaluationCopies, FixedStart

@@ -11,7 +11,7 @@ from toys import texts as toy_texts
 from marl_ray.algorithms import PolicyLoss, PolicyLossInputs
 from marl_ray.config import SPECS, RunConfig
 from marl_ray.training.costs import CostStats
-from marl_ray.training.learner.policy_learner import Learner
+from marl_ray.training.learner.policy_update import Learner
 from marl_ray.training.single_process import train_alone
 from marl_ray.trajectories import Trajectories
 

@@ -14,7 +14,7 @@ from marl_ray.config import HyperParameters, RunConfig
 from marl_ray.training.costs import CostStats
 from marl_ray.training.imitation import fine_tuning
 from marl_ray.training.learner.optimizers import optimizer_of
-from marl_ray.training.learner.policy_learner import Learner
+from marl_ray.training.learner.policy_update import Learner
 from marl_ray.training.single_process import train_alone
 
 pytestmark = pytest.mark.usefixtures("alone")

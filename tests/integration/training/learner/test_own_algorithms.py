@@ -12,7 +12,7 @@ from marl_ray.algorithms import algorithm_of
 from marl_ray.config import SPECS, AlgorithmSpec, HyperParameters, RunConfig, parse_config
 from marl_ray.errors import MarlRayError
 from marl_ray.training.costs import CostStats
-from marl_ray.training.learner.policy_learner import Learner
+from marl_ray.training.learner.policy_update import Learner
 from marl_ray.training.learner.trained_policy import LearnerSettings
 from marl_ray.training.single_process import process_group, train_alone
 from marl_ray.trajectories import Trajectories

@@ -9,7 +9,7 @@ from toy_runs.runs import batch_of, short, team_of
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner import trust_region_step
 from marl_ray.training.learner.minibatches import Shape, minibatches
-from marl_ray.training.learner.policy_learner import Learner
+from marl_ray.training.learner.policy_update import Learner
 from marl_ray.training.learner.preparation.prepare import prepare
 from marl_ray.training.learner.trained_policy import UpdateState
 from marl_ray.trajectories import Trajectories

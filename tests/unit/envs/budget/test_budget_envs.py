@@ -21,7 +21,7 @@ from marl_ray.envs.budget.dag import (
     best_constant_reward,
     best_expected_reward,
 )
-from marl_ray.envs.budget.hard_budget import REMAINING_LEVELS, HardBudget, affordable
+from marl_ray.envs.budget.wrapper import REMAINING_LEVELS, HardBudget, affordable
 from marl_ray.envs.gymnasium_env import single_agent
 from marl_ray.errors import MarlRayError
 

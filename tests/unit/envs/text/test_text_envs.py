@@ -12,7 +12,7 @@ from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.test import api_test
 
 from marl_ray.config import ConstraintConfig, CostConfig, EnvConfig
-from marl_ray.envs.env_copies import warm_up
+from marl_ray.envs.copies import warm_up
 from marl_ray.envs.registry import check_costs, is_text, make_env
 from marl_ray.envs.text.base import AnyText, TextEnv, split_tasks, task_index
 from marl_ray.envs.text.math_tasks import MathTasks

@@ -15,7 +15,7 @@ from marl_ray.envs.web.webarena.scoring.official import (
     must_include,
 )
 from marl_ray.envs.web.webarena.scoring.tokenization import words
-from marl_ray.envs.web.webarena.tasks.task import AnswerCheck, PageContent
+from marl_ray.envs.web.webarena.tasks.schema import AnswerCheck, PageContent
 
 CLEAN = [
     ("  Hello ", "hello"),

@@ -6,7 +6,7 @@ from marl_ray.envs.web.webarena.site_pack.expert import expert_action
 from marl_ray.envs.web.webarena.site_pack.pages import Visit, reply
 from marl_ray.envs.web.webarena.site_pack.synthetic_tasks import TEMPLATES, synthetic_tasks
 from marl_ray.envs.web.webarena.site_pack.world import synthetic_world
-from marl_ray.envs.web.webarena.tasks.task import AddressCheck, AnswerCheck, PageCheck
+from marl_ray.envs.web.webarena.tasks.schema import AddressCheck, AnswerCheck, PageCheck
 from marl_ray.envs.web.webarena.tasks.webarena import webarena_task
 from marl_ray.errors import MarlRayError
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from marl_ray.envs.web.webarena.scoring.task_score import check_scored
 from marl_ray.envs.web.webarena.scoring.verified import response_score, unread_formats
 from marl_ray.envs.web.webarena.tasks.reading import read_web_tasks
-from marl_ray.envs.web.webarena.tasks.task import ResponseCheck
+from marl_ray.envs.web.webarena.tasks.schema import ResponseCheck
 from marl_ray.errors import MarlRayError
 
 VERIFIED = Path(__file__).parents[3] / "fixtures" / "webarena" / "webarena-verified.json.gz"

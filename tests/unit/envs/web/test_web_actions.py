@@ -11,7 +11,7 @@ from marl_ray.envs.web.browser.action_text import ACTION_FORMS, WebAction, parse
 from marl_ray.envs.web.browser.errors import ActionError
 from marl_ray.envs.web.browser.prompts import past_answer, prompt_head
 from marl_ray.envs.web.browser.session import hosts_of
-from marl_ray.envs.web.environment import base_pattern, with_bases
+from marl_ray.envs.web.environment import base_pattern, replace_bases
 
 ACTIONS = [
     ("click [12]", WebAction("click", 12)),
@@ -168,7 +168,7 @@ def test_a_base_url_is_replaced_where_it_stands_for_itself():
     replaced = (
         "http://shop.test http://shop.test/a?b. http://127.0.0.1:8080/ http://127.0.0.1:80.evil/ (http://shop.test)"
     )
-    assert with_bases(text, bases) == replaced
+    assert replace_bases(text, bases) == replaced
 
 
 def test_an_earlier_answer_is_a_line_with_its_thought_and_its_action():

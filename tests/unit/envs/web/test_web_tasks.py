@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from marl_ray.envs.web.webarena.tasks.programs import PROGRAMS, ProgramCall, parse_program
 from marl_ray.envs.web.webarena.tasks.reading import read_web_tasks, split_by_template, tasks_of_sites
-from marl_ray.envs.web.webarena.tasks.task import (
+from marl_ray.envs.web.webarena.tasks.schema import (
     SITES,
     AddressCheck,
     AnswerCheck,

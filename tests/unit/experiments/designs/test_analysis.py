@@ -22,9 +22,9 @@ from marl_ray.experiments.designs.analysis import Units, compare, covariate_imba
 from marl_ray.experiments.designs.planning import sample_sizes
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.sequential import judge_harm
+from marl_ray.experiments.store.facade import open_stores
 from marl_ray.experiments.store.reports import Report
-from marl_ray.experiments.store.stores import open_stores
-from marl_ray.experiments.store.unit_store import Exposure
+from marl_ray.experiments.store.units import Exposure
 
 
 def made(n: int = 900, epochs: int = 1, seed: int = 0) -> Units:

@@ -29,7 +29,7 @@ from transformers import (
 from marl_ray.config.run.model import GenerationConfig, ModelConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.decoding.decoder import Decoder
-from marl_ray.policies.engines.models.cached_model import ForwardModel
+from marl_ray.policies.engines.models.cached_forward import ForwardModel
 from marl_ray.policies.engines.models.llama import LlamaModel, is_llama
 from marl_ray.policies.engines.sampler import Completion, Prompt, make_engine
 from marl_ray.policies.engines.torch_engine import cached_model

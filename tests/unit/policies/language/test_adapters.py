@@ -25,7 +25,7 @@ from marl_ray.config.run.model import GenerationConfig, LoraConfig, ModelConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.bundles.actor_critic import Lineage, load_bundle
 from marl_ray.policies.bundles.language import save_token_bundle
-from marl_ray.policies.engines.models.cached_model import ForwardModel
+from marl_ray.policies.engines.models.cached_forward import ForwardModel
 from marl_ray.policies.engines.models.joint_products import join_layers
 from marl_ray.policies.engines.models.llama import LlamaModel
 from marl_ray.policies.language.lora import LowRankSum, adapted_layers, add_adapters, merged_weights

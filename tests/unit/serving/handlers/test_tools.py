@@ -13,7 +13,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.decoding.json_guide import advance
 from marl_ray.policies.prompting.tool_template import HERMES, WrittenCall, call_guide, calls_in, encode_tool_chat
 from marl_ray.serving.handlers.openai.tool_calls import ToolCallReader
-from marl_ray.serving.logs.act_log_reader import read_logged
+from marl_ray.serving.logs.act_reader import read_logged
 
 TEMPLATES = {
     "qwen": bytes_with(

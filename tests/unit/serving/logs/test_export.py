@@ -19,11 +19,11 @@ from stores.single_reports import record_metrics, record_outcome
 
 from marl_ray.errors import MarlRayError
 from marl_ray.experiments.assignment.rendezvous import Assignment
-from marl_ray.experiments.store.stores import Stores, open_stores
-from marl_ray.experiments.store.unit_store import Exposure
+from marl_ray.experiments.store.facade import Stores, open_stores
+from marl_ray.experiments.store.units import Exposure
 from marl_ray.serving.logs import export as export_module
-from marl_ray.serving.logs.act_log import ActLog, LoggedAct, LoggedText, upload
-from marl_ray.serving.logs.act_log_reader import read_logged
+from marl_ray.serving.logs.act_reader import read_logged
+from marl_ray.serving.logs.acts import ActLog, LoggedAct, LoggedText, upload
 from marl_ray.serving.logs.export import ExportSummary, export
 from marl_ray.temporary_folders import FOLDER_NAME
 from marl_ray.trajectories import Trajectories

@@ -16,8 +16,8 @@ from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.torch_engine import TorchEngine
 from marl_ray.policies.prompting.prompts import encode_prompt
 from marl_ray.rollout.served.texts import read_served
-from marl_ray.serving.logs.act_log import LoggedText
-from marl_ray.serving.logs.act_log_reader import read_logged
+from marl_ray.serving.logs.act_reader import read_logged
+from marl_ray.serving.logs.acts import LoggedText
 from marl_ray.serving.logs.export import export
 
 

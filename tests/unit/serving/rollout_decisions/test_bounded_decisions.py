@@ -16,8 +16,8 @@ from marl_ray.experiments.lifecycle import Action
 from marl_ray.experiments.rollout_steps import RolloutStep
 from marl_ray.experiments.statistics import sequential
 from marl_ray.experiments.statistics.bets import BettingTest, Claim, shifted_ends
+from marl_ray.experiments.store.facade import open_stores
 from marl_ray.experiments.store.reports import Report
-from marl_ray.experiments.store.stores import open_stores
 from marl_ray.serving.client.admin import report_lines
 from marl_ray.serving.pages.render import experiment_page
 from marl_ray.serving.rollout_decisions.questions import HARM, PROMOTION, questions_of

@@ -10,9 +10,9 @@ from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.experiments.rollout_steps import RolloutStep
 from marl_ray.experiments.statistics.intervals import Summary
 from marl_ray.experiments.statistics.sequential import judge_harm
+from marl_ray.experiments.store.facade import open_stores
 from marl_ray.experiments.store.reports import Report
-from marl_ray.experiments.store.stores import open_stores
-from marl_ray.experiments.store.unit_store import Exposure
+from marl_ray.experiments.store.units import Exposure
 from marl_ray.serving.rollout_decisions.rollout_control import ERROR_GUARDRAIL, config_of, decide, read_results
 
 

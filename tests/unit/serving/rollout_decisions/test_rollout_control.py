@@ -18,9 +18,9 @@ from marl_ray.config import ExperimentConfig, parse_config
 from marl_ray.experiments.assignment.rendezvous import Assignment, AssignmentTable, draw_arm
 from marl_ray.experiments.lifecycle import Action, ExperimentStatus
 from marl_ray.experiments.rollout_steps import RolloutStep
+from marl_ray.experiments.store.facade import Stores, open_stores
 from marl_ray.experiments.store.reports import Report
-from marl_ray.experiments.store.stores import Stores, open_stores
-from marl_ray.experiments.store.unit_store import Exposure
+from marl_ray.experiments.store.units import Exposure
 from marl_ray.serving.rollout_decisions.report import curves, describe
 from marl_ray.serving.rollout_decisions.rollout_control import config_of, decide, read_results
 

@@ -23,8 +23,8 @@ from marl_ray.errors import MarlRayError
 from marl_ray.experiments.database import schema
 from marl_ray.experiments.lifecycle import Action
 from marl_ray.experiments.store import notices as queue
+from marl_ray.experiments.store.facade import Stores, open_stores
 from marl_ray.experiments.store.notices import Notices
-from marl_ray.experiments.store.stores import Stores, open_stores
 from marl_ray.serving.asgi import Gateway
 from marl_ray.serving.rollout_decisions.webhook import MAX_PAUSE_S, Webhook
 

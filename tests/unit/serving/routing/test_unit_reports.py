@@ -9,9 +9,9 @@ from stores.clocked_experiments import WINDOW, opened
 
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.experiments.database.connections import StoreError
+from marl_ray.experiments.store.facade import Stores
 from marl_ray.experiments.store.reports import Report
-from marl_ray.experiments.store.stores import Stores
-from marl_ray.experiments.store.unit_store import Exposure
+from marl_ray.experiments.store.units import Exposure
 from marl_ray.serving.logs.exposures import ExposureLog
 from marl_ray.serving.routing.unit_reports import UnitReports
 

@@ -242,7 +242,7 @@ def work(monkeypatch: pytest.MonkeyPatch, folder: Path, body: Callable[..., Any]
     monkeypatch.setenv(TRACKING_URI, "")
     monkeypatch.setattr(ray.train, "get_context", lambda: SimpleNamespace(get_world_rank=lambda: 1))
     monkeypatch.setattr(ray.train.torch, "get_device", lambda: None)
-    monkeypatch.setattr("marl_ray.training.loop.worker_loop.run_worker", body)
+    monkeypatch.setattr("marl_ray.training.loop.iterations.run_worker", body)
     payload = {
         "config": config().as_given(),
         "run_id": "0",

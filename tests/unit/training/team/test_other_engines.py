@@ -18,7 +18,7 @@ from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.minibatches import Shape, minibatches
 from marl_ray.training.learner.preparation.prepare import prepare
 from marl_ray.training.loop.callbacks import RunCallbacks
-from marl_ray.training.loop.worker_loop import run_worker
+from marl_ray.training.loop.iterations import run_worker
 
 pytestmark = pytest.mark.usefixtures("alone")
 

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from marl_ray.cluster.kuberay.client.connection import Connection, RequestRefusedError
 from marl_ray.cluster.kuberay.client.resources import RAY_API_VERSION, list_all, path_of, read
 from marl_ray.cluster.kuberay.state.phases import ResourceState
-from marl_ray.cluster.kuberay.state.resource_state import resource_state
+from marl_ray.cluster.kuberay.state.resource import resource_state
 from marl_ray.cluster.kuberay.state.view import Object, ResourceKind, View, owned_by, view_of
 
 MIN_VIEW_S, MAX_VIEW_S = 0.2, 5

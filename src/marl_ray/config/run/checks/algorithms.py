@@ -5,7 +5,7 @@ from pydantic import ValidationError
 from marl_ray.config.base import message_of
 from marl_ray.config.run.algorithms import ADAM_KEYS, READ_WITH_KEY
 from marl_ray.config.run.hyper import HyperParameters
-from marl_ray.config.run.run_keys import RunKeys
+from marl_ray.config.run.keys import RunKeys
 
 
 def check(config: RunKeys) -> None:

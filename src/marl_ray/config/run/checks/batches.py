@@ -1,6 +1,6 @@
 """Checks of a batch: copies, groups, branches, minibatches and lengths of sequences."""
 
-from marl_ray.config.run.run_keys import RunKeys
+from marl_ray.config.run.keys import RunKeys
 
 
 def check(config: RunKeys) -> None:

@@ -1,6 +1,6 @@
 """Checks of `data`, from which a run learns without play."""
 
-from marl_ray.config.run.run_keys import DECISIONS_SCHEME, RunKeys
+from marl_ray.config.run.keys import DECISIONS_SCHEME, RunKeys
 from marl_ray.config.run.sections import TrainConfig
 
 

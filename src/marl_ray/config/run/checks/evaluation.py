@@ -1,6 +1,6 @@
 """Checks of `evaluation`: the keys that the family of the policies does not read."""
 
-from marl_ray.config.run.run_keys import RunKeys
+from marl_ray.config.run.keys import RunKeys
 from marl_ray.config.run.sections import EvaluationConfig
 
 _LANGUAGE_KEYS = ("tasks", "samples", "benchmarks")

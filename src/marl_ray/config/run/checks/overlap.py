@@ -1,6 +1,6 @@
 """Checks of `train.overlap`, with which the next batch is played while the last one is trained on."""
 
-from marl_ray.config.run.run_keys import RunKeys
+from marl_ray.config.run.keys import RunKeys
 
 
 def check(config: RunKeys) -> None:

@@ -1,7 +1,7 @@
 """Checks of `resources`: the division of models over workers, and the actors of engines."""
 
 from marl_ray.config.run.engines import count_engines_in_actors, engine_spec
-from marl_ray.config.run.run_keys import RunKeys
+from marl_ray.config.run.keys import RunKeys
 from marl_ray.errors import MarlRayError
 
 

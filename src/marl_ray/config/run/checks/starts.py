@@ -1,6 +1,6 @@
 """Checks of a run's start from new weights, from logged decisions or from another run's checkpoint."""
 
-from marl_ray.config.run.run_keys import RunKeys
+from marl_ray.config.run.keys import RunKeys
 
 
 def check(config: RunKeys) -> None:

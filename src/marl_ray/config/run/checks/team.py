@@ -1,6 +1,6 @@
 """Checks of a team, of which some policy learns and all are of a family that its algorithms train."""
 
-from marl_ray.config.run.run_keys import RunKeys
+from marl_ray.config.run.keys import RunKeys
 
 
 def check(config: RunKeys) -> None:

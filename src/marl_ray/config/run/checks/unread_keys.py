@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from marl_ray.config.run.algorithms import AlgorithmSpec, spec_of
-from marl_ray.config.run.run_keys import RunKeys
+from marl_ray.config.run.keys import RunKeys
 from marl_ray.errors import MarlRayError, did_you_mean
 from marl_ray.json_types import JsonMapping, JsonObject
 

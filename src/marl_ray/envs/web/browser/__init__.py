@@ -1,1 +1,1 @@
-"""A Chromium under control: what an agent sees of its pages, what it does there, and a deadline for everything."""
+"""A Chromium under control: what an agent sees and does there, with a deadline for everything."""

@@ -1,8 +1,9 @@
-"""A page as its accessibility tree in text: `[id] role 'name' property: value`, a line a node, indented by tabs.
+"""A page as its accessibility tree in text.
 
-The form is that of https://github.com/web-arena-x/webarena, browser_env/processors.py. Ids count from 1 in the order in
-which an episode shows elements, and an element keeps its own while it is there: Chromium's numbers depend on what its
-processes did before. Names, and properties of more than a word, are quoted with escapes: no text of a page makes a line.
+A node is a line, `[id] role 'name' property: value`, indented by tabs. The form is that of
+https://github.com/web-arena-x/webarena, browser_env/processors.py. Ids count from 1 in the order in which an episode
+shows elements, and an element keeps its own while it is there: Chromium's numbers depend on what its processes did
+before. Names, and properties of more than a word, are quoted with escapes: no text of a page makes a line.
 """
 
 import re
@@ -33,10 +34,12 @@ _IGNORED_PROPERTIES = {
 _NO_NODES = {"InlineTextBox", "LineBreak", "ListMarker"}
 _TEXT = re.compile(r"StaticText (.+)")
 _WORD = re.compile(r"[\w.-]+")
-_LOOK_BACK = 3
+_COMPARED_LINES = 3
 """Lines in which a text is looked for before it is repeated."""
 _MAX_DEPTH = 200
+"""Depth to which a tree is read: Python's stack ends at about a thousand, and pages for people are a tenth as deep."""
 _MAX_NAME_LENGTH = 2000
+"""Characters of a name or a value that are shown: a page may make its own as long as it likes."""
 
 
 @dataclass(frozen=True)
@@ -79,18 +82,18 @@ def page_view(
     elements: dict[int, ShownElement] = {}
 
     def visit(node: JsonMapping, depth: int, level: int) -> None:
-        role = _value(node, "role")
+        role = _read_value(node, "role")
         number = int(node.get("backendDOMNodeId", 0))
         if role in _NO_NODES or level > _MAX_DEPTH:
             return
         if not node.get("ignored") and (
-            role in ("RootWebArea", "option") or _visible(bounds.get(number), width, height)
+            role in ("RootWebArea", "option") or _is_visible(bounds.get(number), width, height)
         ):
-            line = _line(node, role)
-            if line and not _repeats(line, lines[-_LOOK_BACK:]):
+            line = _write_line(node, role)
+            if line and not _is_repeated(line, lines[-_COMPARED_LINES:]):
                 element = ids.setdefault((document, number), len(ids) + 1)
                 lines.append(f"{chr(9) * depth}[{element}] {line}")
-                elements[element] = ShownElement(number, role, _name(node), _properties(node))
+                elements[element] = ShownElement(number, role, _read_name(node), _read_properties(node))
                 depth += 1
         for child in node.get("childIds", ()):
             if child in by_id:
@@ -118,15 +121,22 @@ def snapshot_bounds(snapshot: JsonMapping) -> dict[int, Bounds]:
     }
 
 
-def _visible(bounds: Bounds | None, width: int, height: int) -> bool:
+def _is_visible(bounds: Bounds | None, width: int, height: int) -> bool:
     if bounds is None:
         return False
-    x, y, wide, high = bounds
-    return wide > 0 and high > 0 and x < width and y < height and x + wide > 0 and y + high > 0
+    x, y, element_width, element_height = bounds
+    return (
+        element_width > 0
+        and element_height > 0
+        and x < width
+        and y < height
+        and x + element_width > 0
+        and y + element_height > 0
+    )
 
 
-def _line(node: Mapping[str, object], role: str) -> str:
-    name, properties = _name(node), _properties(node)
+def _write_line(node: Mapping[str, object], role: str) -> str:
+    name, properties = _read_name(node), _read_properties(node)
     if properties.get("value") == name:
         properties.pop("value")
     if not name.strip() and (role == "listitem" or (role in _NAMELESS_ROLES and not properties)):
@@ -137,26 +147,26 @@ def _line(node: Mapping[str, object], role: str) -> str:
     return " ".join([f"{role} {name!r}", *shown])
 
 
-def _name(node: Mapping[str, object]) -> str:
-    return _value(node, "name")[:_MAX_NAME_LENGTH]
+def _read_name(node: Mapping[str, object]) -> str:
+    return _read_value(node, "name")[:_MAX_NAME_LENGTH]
 
 
-def _properties(node: JsonMapping) -> dict[str, str]:
+def _read_properties(node: JsonMapping) -> dict[str, str]:
     properties = {
         str(item["name"]): str(item["value"]["value"])[:_MAX_NAME_LENGTH]
         for item in node.get("properties", ())
         if item["name"] not in _IGNORED_PROPERTIES and item["value"].get("value") is not None
     }
-    value = _value(node, "value")[:_MAX_NAME_LENGTH]
+    value = _read_value(node, "value")[:_MAX_NAME_LENGTH]
     return properties | ({"value": value} if value else {})
 
 
-def _repeats(line: str, before: Sequence[str]) -> bool:
+def _is_repeated(line: str, before: Sequence[str]) -> bool:
     """Return True if the line is a text that one of the lines before already has, or an empty one."""
     match = _TEXT.fullmatch(line)
     text = match[1][1:-1] if match else ""
     return match is not None and (not text.strip() or any(text in other for other in before))
 
 
-def _value(node: JsonMapping, key: str) -> str:
+def _read_value(node: JsonMapping, key: str) -> str:
     return str(node.get(key, {}).get("value", ""))

@@ -36,6 +36,7 @@ _PATTERNS = {
 _QUOTED_ACTION = re.compile(r"```(.*?)```", re.DOTALL)
 _STOP_ANSWER = re.compile(r"stop ?\[(.+)\]")
 _MAX_DIGITS = 9
+"""Digits of an element's id or a tab's number; Python refuses to read thousands of digits as a number."""
 _KEYS = {
     **{name.lower(): name for name in ("Backquote", "Minus", "Equal", "Backslash", "Backspace", "Tab", "Delete")},
     **{name.lower(): name for name in ("Escape", "ArrowDown", "ArrowUp", "ArrowLeft", "ArrowRight", "End", "Enter")},

@@ -19,7 +19,9 @@ from marl_ray.temporary_folders import object_folder
 EXECUTABLE_VARIABLE = "CHROMIUM"
 """The environment variable that names another Chromium than the one on the path."""
 LAUNCH_S = 60.0
+"""Seconds in which Chromium must start; it takes about one, and more while other processes start theirs."""
 CLOSE_S = 10.0
+"""Seconds that the browser, or a context of it, may take to close before it is ended."""
 GRACE_S = 5.0
 """Seconds that a cancelled call may take to end."""
 _EXECUTABLE_NAMES = "chromium", "chromium-browser", "google-chrome-stable", "google-chrome"
@@ -35,9 +37,10 @@ T = TypeVar("T")
 
 
 class Chromium:
-    """A running Chromium. Every method may be called from any thread; none waits longer than its deadline.
+    """A running Chromium.
 
-    Raises MarlRayError if Playwright or Chromium is not installed, or Chromium does not start within `LAUNCH_S`.
+    Every method may be called from any thread, and none waits longer than its deadline. Raises MarlRayError if
+    Playwright or Chromium is not installed, or Chromium does not start within `LAUNCH_S`.
     """
 
     def __init__(self) -> None:

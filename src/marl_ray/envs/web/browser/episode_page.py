@@ -21,24 +21,26 @@ img { display: block; max-width: min(100%, 44rem); margin-top: .4rem; border: 1p
 
 
 def episode_page(about: Mapping[str, object], steps: Sequence[Mapping[str, object]]) -> str:
-    """Return HTML that shows the pictures beside it. All text is quoted: that of a page or an agent makes no element.
+    """Return HTML that shows the pictures beside it.
+
+    All text is quoted, so that a text of a page or an agent makes no element.
 
     about: facts of the episode by name, of which `task` is the heading.
     steps: the first is the opening, as `EpisodeRecord` writes them.
     """
     task = escape(str(about.get("task", "")))
     facts = "".join(
-        f"<div><dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(_cell(value))}</dd></div>"
+        f"<div><dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(_format_value(value))}</dd></div>"
         for name, value in about.items()
         if name != "task"
     )
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{task}</title><style>{_STYLE}</style></head>\n'
-        f"<body><h1>{task}</h1><dl>{facts}</dl>\n{''.join(map(_step, range(len(steps)), steps))}</body></html>\n"
+        f"<body><h1>{task}</h1><dl>{facts}</dl>\n{''.join(map(_step_section, range(len(steps)), steps))}</body></html>\n"
     )
 
 
-def _step(number: int, step: JsonMapping) -> str:
+def _step_section(number: int, step: JsonMapping) -> str:
     action, target = str(step.get("action", "")), str(step.get("target", ""))
     title = f"{number}. {_first_line(action) or 'no action'}" if number else "The page at the beginning"
     parts = [f"<h2>{escape(f'{title} {target}'.strip())}</h2>"]
@@ -67,5 +69,5 @@ def _first_line(action: str) -> str:
     return lines[0][:200] if lines else ""
 
 
-def _cell(value: object) -> str:
+def _format_value(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -32,10 +32,10 @@ async def perform(session: BrowserSession, action: WebAction, elements: Mapping[
                 raise ActionError(f"there is no element [{action.element}] in the observation")
             element = elements[action.element]
             if action.kind == "click" and element.role == "option":
-                await _select(session, action.element, element.node)
+                await _choose_option(session, action.element, element.node)
                 await session.settle()
                 return
-            x, y = await _center(session, action.element, element.node)
+            x, y = await _scroll_to_center(session, action.element, element.node)
             await page.mouse.move(x, y)
             if action.kind != "hover":
                 await page.mouse.click(x, y)
@@ -66,29 +66,29 @@ async def perform(session: BrowserSession, action: WebAction, elements: Mapping[
     await session.settle()
 
 
-async def _center(session: BrowserSession, element: int, node: int) -> tuple[float, float]:
+async def _scroll_to_center(session: BrowserSession, element: int, node: int) -> tuple[float, float]:
     """Return the middle of an element in the viewport, into which it is scrolled. Raises ActionError if it is gone."""
     devtools, place = await session.devtools(), {"backendNodeId": node}
     # An element without a box cannot be scrolled to, and the page may have replaced it since it was shown.
-    await _while_there(devtools.send("DOM.scrollIntoViewIfNeeded", place), element)
-    quads = (await _while_there(devtools.send("DOM.getContentQuads", place), element))["quads"]
+    await _raising_action_error(devtools.send("DOM.scrollIntoViewIfNeeded", place), element)
+    quads = (await _raising_action_error(devtools.send("DOM.getContentQuads", place), element))["quads"]
     if not quads:
         raise ActionError(f"element [{element}] is not visible")
     corners = quads[0]
     return sum(corners[0::2]) / 4, sum(corners[1::2]) / 4
 
 
-async def _select(session: BrowserSession, element: int, node: int) -> None:
+async def _choose_option(session: BrowserSession, element: int, node: int) -> None:
     """Choose an option: lists open outside of the page, where no mouse of the page's reaches."""
     devtools = await session.devtools()
-    remote = await _while_there(devtools.send("DOM.resolveNode", {"backendNodeId": node}), element)
+    remote = await _raising_action_error(devtools.send("DOM.resolveNode", {"backendNodeId": node}), element)
     call = {"objectId": remote["object"]["objectId"], "functionDeclaration": _SELECT}
-    result = await _while_there(devtools.send("Runtime.callFunctionOn", call), element)
+    result = await _raising_action_error(devtools.send("Runtime.callFunctionOn", call), element)
     if "exceptionDetails" in result:
         raise ActionError(f"option [{element}] cannot be chosen")
 
 
-async def _while_there(work: Awaitable[T], element: int) -> T:
+async def _raising_action_error(work: Awaitable[T], element: int) -> T:
     try:
         return await work
     except Exception as error:

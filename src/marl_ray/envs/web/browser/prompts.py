@@ -50,7 +50,7 @@ def past_answer(text: str, note: str) -> str:
 
 
 def past_answers(lines: Sequence[str]) -> str:
-    """Return the last of the earlier answers, a line each, under their title; empty if there are none."""
+    """Return the last of the earlier answers, one a line below a title; empty if there are none."""
     return "Your last actions:\n" + "".join(f"- {line}\n" for line in lines[-_MAX_PAST_ANSWERS:]) if lines else ""
 
 

@@ -1,4 +1,4 @@
-"""An episode as files: a line and a screenshot for every step, a page that shows them, and Playwright's trace."""
+"""An episode as files: a line and a screenshot of every step, a page that shows them, and Playwright's trace."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A browser context of one episode: its tabs, which hosts it reaches, its dialogs, and what went wrong."""
+"""A browser context of one episode: its tabs, the hosts that it reaches, and its dialogs."""
 
 import asyncio
 import contextlib
@@ -20,6 +20,7 @@ T = TypeVar("T")
 WIDTH, HEIGHT = 1280, 720
 """The viewport of WebArena, in pixels."""
 MAX_TABS = 10
+"""Maximum number of open tabs; a page that opens more has the newest closed."""
 MAX_DIALOGS = 20
 """Dialogs of one step after which the page counts as broken."""
 SETTLE_S = 0.02
@@ -41,7 +42,7 @@ prefetching, of sockets and of WebTransport, too, of which a page's own routes s
 
 
 class BrowserSession:
-    """The browser as one episode uses it: its own context, so that it shares no cookie and no tab with another.
+    """The browser as one episode uses it, with a context that shares no cookie and no tab with another.
 
     All methods with `async` run on the browser's thread; `start`, `call` and `close` are for every other thread.
     """
@@ -90,7 +91,7 @@ class BrowserSession:
             raise
 
     def close(self) -> None:
-        """Close the tabs and forget the context. It never fails: a browser that cannot close it is ended itself."""
+        """Close the tabs and forget the context. Never fails, because a browser that cannot close it is ended itself."""
         if self.context is None:
             return
         context, self.context = self.context, None
@@ -129,7 +130,7 @@ class BrowserSession:
         page = self.page
         if page not in self._devtools:
             devtools = self._devtools[page] = await self.context.new_cdp_session(page)
-            devtools.on("Page.windowOpen", self._window_opened)
+            devtools.on("Page.windowOpen", self._on_window_opened)
             await devtools.send("Page.enable")
         return self._devtools[page]
 
@@ -165,11 +166,16 @@ class BrowserSession:
             port = parts.port or {"http": 80, "ws": 80, "https": 443, "wss": 443}.get(parts.scheme)
         except ValueError:
             return False
-        return parts.scheme in _HOSTLESS_SCHEMES or (port is not None and _place(parts.hostname, port) in self.hosts)
+        return parts.scheme in _HOSTLESS_SCHEMES or (
+            port is not None and _host_and_port(parts.hostname, port) in self.hosts
+        )
 
     async def settle(self) -> None:
-        """Wait until what an action has started is loaded: pages until the deadline, other requests for `QUIET_S`."""
-        with _while_open():  # a page that is left ends no turn
+        """Wait until an action's pages are loaded, and at most `QUIET_S` for its other requests.
+
+        Raises ActionError for a page that does not load in time, and PageError for one that has broken.
+        """
+        with _ignoring_closed():  # a page that is left ends no turn
             await self.page.evaluate(_NEXT_FRAME)
         await asyncio.sleep(SETTLE_S)
         begun = time.monotonic()
@@ -186,7 +192,7 @@ class BrowserSession:
 
     async def _stop_loading(self) -> None:
         """Give up the page that does not load: while it is awaited, the page before answers nothing."""
-        with _while_open():
+        with _ignoring_closed():
             await (await self.devtools()).send("Page.stopLoading")
         self._pending.clear()
 
@@ -196,7 +202,7 @@ class BrowserSession:
         return pages or others or (self._windows > 0 and waited_s < WINDOW_S)
 
     async def view(self) -> PageView:
-        """Return what an agent sees of the tab in front: the tabs in one line, and the accessibility tree."""
+        """Return what an agent sees: the tabs in one line, and the accessibility tree of the one in front."""
         devtools = await self.devtools()
         snapshot, tree, frames = await asyncio.gather(
             devtools.send("DOMSnapshot.captureSnapshot", {"computedStyles": []}),
@@ -206,12 +212,14 @@ class BrowserSession:
         document = frames["frameTree"]["frame"]["loaderId"]
         size = self.page.viewport_size
         assert size is not None  # `start` gives one
-        seen = page_view(tree["nodes"], snapshot_bounds(snapshot), size["width"], size["height"], self._ids, document)
+        tree_view = page_view(
+            tree["nodes"], snapshot_bounds(snapshot), size["width"], size["height"], self._ids, document
+        )
         titles = [
-            f"Tab {k}{' (current)' if k == min(self.tab, self.tabs - 1) else ''}: {await _title(page)!r}"
+            f"Tab {k}{' (current)' if k == min(self.tab, self.tabs - 1) else ''}: {await _read_title(page)!r}"
             for k, page in enumerate(list(self._pages))  # windows open and close meanwhile
         ]
-        return PageView(f"{' | '.join(titles)}\n\n{seen.text}", seen.elements)
+        return PageView(f"{' | '.join(titles)}\n\n{tree_view.text}", tree_view.elements)
 
     async def _start(self, storage: str | None, width: int, height: int) -> None:
         self.context = await self.chromium.browser.new_context(
@@ -239,7 +247,7 @@ class BrowserSession:
         if self.tabs > MAX_TABS:
             _in_background(page.close())
 
-    def _window_opened(self, _: object) -> None:
+    def _on_window_opened(self, _: object) -> None:
         self._windows += 1
 
     def _on_closed(self, page: "Page") -> None:
@@ -278,10 +286,10 @@ class BrowserSession:
         self.broken = self.broken or reason
 
 
-async def _title(page: "Page") -> str:
+async def _read_title(page: "Page") -> str:
     """Return the title of a tab; empty for one that has just closed."""
     title = ""
-    with _while_open():
+    with _ignoring_closed():
         title = str(await page.title())
     return title[:_MAX_TITLE_LENGTH]
 
@@ -293,7 +301,7 @@ def _in_background(work: Awaitable[object]) -> None:
     """Run what no one waits for; its errors say that the page is closed."""
 
     async def run() -> None:
-        with _while_open():
+        with _ignoring_closed():
             await work
 
     task = asyncio.get_running_loop().create_task(run())
@@ -302,7 +310,7 @@ def _in_background(work: Awaitable[object]) -> None:
 
 
 @contextlib.contextmanager
-def _while_open() -> Iterator[None]:
+def _ignoring_closed() -> Iterator[None]:
     """Leave out Playwright's errors, all of which are of a page or a context that has just closed."""
     try:
         yield
@@ -318,10 +326,10 @@ def hosts_of(urls: Sequence[str]) -> set[str]:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is no address with http:// or https://")
-        hosts.add(_place(parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)))
+        hosts.add(_host_and_port(parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)))
     return hosts
 
 
-def _place(host: str | None, port: int) -> str:
+def _host_and_port(host: str | None, port: int) -> str:
     """Return `HOST:PORT`, with brackets around an address of IPv6."""
     return f"[{host}]:{port}" if ":" in (host or "") else f"{host}:{port}"

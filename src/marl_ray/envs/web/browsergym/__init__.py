@@ -1,1 +1,1 @@
-"""Environments of BrowserGym (https://github.com/ServiceNow/BrowserGym), played by its own package in another process."""
+"""Environments of BrowserGym (https://github.com/ServiceNow/BrowserGym), played in a process of their own."""

@@ -14,10 +14,10 @@ from marl_ray.envs.web.browser.errors import BrowserError
 from marl_ray.envs.web.browser.prompts import page_text, past_answers
 from marl_ray.envs.web.browsergym.process import BrowserGymProcess
 from marl_ray.envs.web.browsergym.worker import FAMILIES, PREFIX, family_of
-from marl_ray.envs.web.environment import MAX_PAGES
+from marl_ray.envs.web.environment import TASK_STEPS
 from marl_ray.errors import MarlRayError, did_you_mean, install_hint
 from marl_ray.json_types import JsonObject
-from marl_ray.rewards.reward_protocol import ChosenReward
+from marl_ray.rewards.protocol import ChosenReward
 
 EXTRA_DISTRIBUTIONS = "browsergym-core", "browsergym-miniwob"
 """Distributions of the extra; the others need older versions of what marl-ray needs."""
@@ -114,7 +114,7 @@ class BrowserGym(TextEnv):
             if self._process is None:
                 self._process = BrowserGymProcess(self.python)
             page = self._process.call(
-                "reset", self.step_s * MAX_PAGES, task=self.task.env_id, seed=self.task.seed, kwargs=self.kwargs
+                "reset", self.step_s * TASK_STEPS, task=self.task.env_id, seed=self.task.seed, kwargs=self.kwargs
             )
             self._goal = str(page["goal"])
         except BrowserError as error:
@@ -132,7 +132,7 @@ class BrowserGym(TextEnv):
             if self._process is None:
                 raise BrowserError(self._fault)
             page = self._process.call("step", self.step_s, action=action)
-            score, ending = min(1.0, max(0.0, page["reward"])), "page_ended" if page["over"] else self._limit()
+            score, ending = min(1.0, max(0.0, page["reward"])), "page_ended" if page["over"] else self._reached_limit()
         except BrowserError as error:
             self._process, ending, page = None, "page_fault", {"error": str(error)}
         note = page["error"]
@@ -152,7 +152,7 @@ class BrowserGym(TextEnv):
         if process is not None:
             process.close()
 
-    def _limit(self) -> str:
+    def _reached_limit(self) -> str:
         if time.monotonic() - self._begun > self.episode_s:
             return "deadline"
         return "step_limit" if self._turns >= self.max_steps else ""

@@ -1,4 +1,4 @@
-"""A process that plays BrowserGym's episodes, as another one asks it: with a deadline for every call, and ended whole."""
+"""A process that plays BrowserGym's episodes, with a deadline for every call, and ended with all that it started."""
 
 import contextlib
 import importlib.util
@@ -35,7 +35,7 @@ class BrowserGymProcess:
             raise ValueError(f"python={python!r} is no program")
         command = [interpreter, "-I", worker.__file__, find_chromium()]
         self._folder = browser_files()
-        environment = {**os.environ, **_pages(), "TMPDIR": self._folder.name}
+        environment = {**os.environ, **_miniwob_variable(), "TMPDIR": self._folder.name}
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -44,7 +44,7 @@ class BrowserGymProcess:
             env=environment,
         )
         self._miniwob = environment.get("MINIWOB_URL", "")
-        self._rest, self._idle = b"", True
+        self._unread, self._idle = b"", True
 
     @property
     def pid(self) -> int:
@@ -67,22 +67,22 @@ class BrowserGymProcess:
         assert stdin is not None and stdout is not None
         try:
             stdin.write(
-                _with_base(json.dumps({"call": name, **arguments}), MINIWOB_URL, self._miniwob).encode() + b"\n"
+                _replace_base(json.dumps({"call": name, **arguments}), MINIWOB_URL, self._miniwob).encode() + b"\n"
             )
             stdin.flush()
         except (OSError, ValueError) as error:  # ValueError says that the pipe is closed
             raise PageError("BrowserGym's process has ended") from error
         self._idle, deadline = False, time.monotonic() + deadline_s
-        while b"\n" not in self._rest:
+        while b"\n" not in self._unread:
             if not wait([stdout.fileno()], max(0.0, deadline - time.monotonic())):
                 raise PageError(f"BrowserGym's {name} took longer than {deadline_s:g} s")
             part = os.read(stdout.fileno(), 1 << 16)
             if not part:
                 raise PageError("BrowserGym's process has ended")
-            self._rest += part
-        line, _, self._rest = self._rest.partition(b"\n")
+            self._unread += part
+        line, _, self._unread = self._unread.partition(b"\n")
         self._idle = True
-        answer: dict[str, object] = json.loads(_with_base(line.decode(), self._miniwob, MINIWOB_URL))
+        answer: dict[str, object] = json.loads(_replace_base(line.decode(), self._miniwob, MINIWOB_URL))
         if "fault" in answer:
             raise BrowserError(f"BrowserGym's {name} failed: {answer['fault']}")
         return answer
@@ -91,7 +91,7 @@ class BrowserGymProcess:
         """End the process and its browsers. No more than three times `CLOSE_S` is waited for."""
         if self._process.stdin is None or self._process.stdin.closed:
             return
-        started = _descendants(self._process.pid)
+        descendants = _descendants(self._process.pid)
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         try:
@@ -102,9 +102,9 @@ class BrowserGymProcess:
         if self._process.stdout is not None:
             self._process.stdout.close()
         deadline = time.monotonic() + CLOSE_S
-        while any(map(_runs, started)) and time.monotonic() < deadline:
+        while any(map(_is_running, descendants)) and time.monotonic() < deadline:
             time.sleep(0.02)  # the driver ends its browsers by itself
-        for process in started:
+        for process in descendants:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         self._folder.cleanup()
@@ -117,20 +117,20 @@ def _descendants(process: int) -> list[psutil.Process]:
         return []
 
 
-def _runs(process: psutil.Process) -> bool:
-    """Return True if the process runs; False also for one that has ended and nobody has taken note of."""
+def _is_running(process: psutil.Process) -> bool:
+    """Return True if the process runs; False also for one that has ended, though its parent has not waited for it."""
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 
 
-def _pages() -> dict[str, str]:
+def _miniwob_variable() -> dict[str, str]:
     """Return the variable that says where the pages of MiniWoB++ are, unless it is set or they are not installed."""
     if "MINIWOB_URL" in os.environ or importlib.util.find_spec("miniwob") is None:
         return {}
     return {"MINIWOB_URL": f"{served_pages()}/miniwob/"}
 
 
-def _with_base(text: str, base: str, name: str) -> str:
+def _replace_base(text: str, base: str, name: str) -> str:
     return text.replace(base, name) if base and name else text

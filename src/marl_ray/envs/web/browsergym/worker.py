@@ -1,4 +1,4 @@
-"""Plays BrowserGym episodes for another process, which may run another Python: a program of its own.
+"""The program that plays BrowserGym's episodes for another process, which may run another Python.
 
     python worker.py CHROMIUM
 
@@ -29,7 +29,7 @@ FAMILIES = {
     "workarena": "browsergym-workarena",
 }
 """Families of tasks, and the distributions that bring them."""
-_ACTIONS = "chat", "bid", "nav", "tab", "infeas"
+_ACTION_SUBSETS = "chat", "bid", "nav", "tab", "infeas"
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(sys.stdin, lines), daemon=True).start()
+    threading.Thread(target=_read_lines, args=(sys.stdin, lines), daemon=True).start()
     player = GymPlayer(sys.argv[1])
     while line := lines.get():
         request = json.loads(line)
@@ -50,7 +50,7 @@ def main() -> None:
     player.close()
 
 
-def _read(stream: TextIO, lines: "queue.SimpleQueue[str]") -> None:
+def _read_lines(stream: TextIO, lines: "queue.SimpleQueue[str]") -> None:
     for line in stream:
         lines.put(line)
     lines.put("")
@@ -68,7 +68,10 @@ class GymPlayer:
         self.task = ""
 
     def find(self, pattern: str) -> dict[str, object]:
-        """Return `ids`, all registered ones of the family of `pattern`; `chosen`, those that match; `actions`, a text."""
+        """Return the registered `ids` of the family of `pattern`, the `chosen` ones that match, and `actions`, a text.
+
+        Returns the name of a `missing` module if the family's package is not installed.
+        """
         package = _package(pattern)
         try:
             importlib.import_module(package)
@@ -77,21 +80,21 @@ class GymPlayer:
         import gymnasium
 
         ids = sorted(name for name in gymnasium.registry if name.startswith(PREFIX + family_of(pattern)))
-        text = _actions().describe(with_long_description=False, with_examples=False)
+        text = _action_set().describe(with_long_description=False, with_examples=False)
         return {"ids": ids, "chosen": fnmatch.filter(ids, pattern), "actions": text}
 
     def reset(self, task: str, seed: int, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Begin an episode of a task and return its page as `step` does, with `goal`, the task in words."""
         if task != self.task:
             self.close()
-            self.env, self.task = _made(task, self.chromium, kwargs), task
-        seen, _ = self.env.reset(seed=seed)
-        return {"goal": seen["goal"], **_page(seen)}
+            self.env, self.task = _make_env(task, self.chromium, kwargs), task
+        observation, _ = self.env.reset(seed=seed)
+        return {"goal": observation["goal"], **_read_page(observation)}
 
     def step(self, action: str) -> dict[str, Any]:
         """Do an action and return `page` and `url`, `error` of the action, `messages` of the chat, `reward` and `over`."""
-        seen, reward, terminated, truncated, _ = self.env.step(action)
-        return {**_page(seen), "reward": float(reward), "over": bool(terminated or truncated)}
+        observation, reward, terminated, truncated, _ = self.env.step(action)
+        return {**_read_page(observation), "reward": float(reward), "over": bool(terminated or truncated)}
 
     def close(self) -> dict[str, Any]:
         """Close the browsers of the episode."""
@@ -111,23 +114,23 @@ def _package(task: str) -> str:
     return FAMILIES[family_of(task)].replace("-", ".")
 
 
-def _actions() -> Any:
+def _action_set() -> Any:
     from browsergym.core.action.highlevel import HighLevelActionSet
 
-    return HighLevelActionSet(subsets=list(_ACTIONS), multiaction=False)
+    return HighLevelActionSet(subsets=list(_ACTION_SUBSETS), multiaction=False)
 
 
-def _made(task: str, chromium: str, kwargs: dict[str, Any]) -> object:
+def _make_env(task: str, chromium: str, kwargs: dict[str, Any]) -> object:
     import gymnasium
 
     importlib.import_module(_package(task))
     _launch_with(chromium)
-    return gymnasium.make(task, disable_env_checker=True, action_mapping=_actions().to_python_code, **kwargs)
+    return gymnasium.make(task, disable_env_checker=True, action_mapping=_action_set().to_python_code, **kwargs)
 
 
 @functools.cache
 def _launch_with(chromium: str) -> None:
-    """Have Playwright start this Chromium: BrowserGym launches a second browser for its chat, with no options of ours."""
+    """Have Playwright start this Chromium also for BrowserGym's chat, whose browser takes no options from here."""
     from playwright.sync_api import BrowserType
 
     launch = BrowserType.launch
@@ -140,18 +143,18 @@ def _launch_with(chromium: str) -> None:
     BrowserType.launch = launch_chromium  # type: ignore[method-assign]
 
 
-def _page(seen: dict[str, Any]) -> dict[str, object]:
+def _read_page(observation: dict[str, Any]) -> dict[str, object]:
     from browsergym.utils.obs import flatten_axtree_to_str
 
-    titles = [str(title) for title in seen["open_pages_titles"]]
-    current = int(seen["active_page_index"][0])
+    titles = [str(title) for title in observation["open_pages_titles"]]
+    current = int(observation["active_page_index"][0])
     tabs = " | ".join(f"Tab {k}{' (current)' if k == current else ''}: {title!r}" for k, title in enumerate(titles))
-    text = flatten_axtree_to_str(seen["axtree_object"], ignored_roles=["InlineTextBox"])
+    text = flatten_axtree_to_str(observation["axtree_object"], ignored_roles=["InlineTextBox"])
     return {
         "page": f"{tabs}\n\n{text}",
-        "url": str(seen["url"]),
-        "error": str(seen["last_action_error"]).strip().partition("\n")[0],
-        "messages": [str(message["message"]) for message in seen["chat_messages"] if message["role"] == "user"],
+        "url": str(observation["url"]),
+        "error": str(observation["last_action_error"]).strip().partition("\n")[0],
+        "messages": [str(message["message"]) for message in observation["chat_messages"] if message["role"] == "user"],
     }
 
 

@@ -1,1 +1,1 @@
-"""WebArena: its tasks and those of WebArena-Verified, their evaluators, made sites to practise on, and the environment."""
+"""The tasks and evaluators of WebArena and WebArena-Verified, sites to practise on, and the environment."""

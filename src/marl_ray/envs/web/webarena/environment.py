@@ -14,7 +14,7 @@ from marl_ray.envs.web.webarena.scoring.task_score import check_scored, task_sco
 from marl_ray.envs.web.webarena.site_pack.server import serve_sites
 from marl_ray.envs.web.webarena.site_pack.synthetic_tasks import synthetic_tasks
 from marl_ray.envs.web.webarena.tasks.reading import read_web_tasks, split_by_template, tasks_of_sites
-from marl_ray.envs.web.webarena.tasks.task import WebTask, with_site_urls
+from marl_ray.envs.web.webarena.tasks.schema import WebTask, with_site_urls
 from marl_ray.envs.web.webarena.tasks.webarena import webarena_task
 from marl_ray.errors import MarlRayError
 from marl_ray.extensions import import_reference
@@ -36,7 +36,7 @@ SPLIT_SEEDS = {"train": 0, "test": 1}
 
 
 class WebArena(BrowserEnv):
-    """One agent does tasks in the format of WebArena (`envs/web/webarena/tasks`), with its actions and its evaluators.
+    """One agent does tasks in the format of WebArena, with its actions and its evaluators.
 
     data: a file of tasks; without it tasks on a small shop, forum and wiki (`envs/web/webarena/site_pack`), which this
         process serves.
@@ -74,7 +74,7 @@ class WebArena(BrowserEnv):
         self.sites = {site: url.rstrip("/") for site, url in urls.items()}
         hosts = hosts_of([*self.sites.values(), *allow])
         if data is None:
-            train, test = (self._with_addresses(_made(split)) for split in ("train", "test"))
+            train, test = (self._with_addresses(_tasks_of_split(split)) for split in ("train", "test"))
         elif test_data is not None:
             train, test = self._with_addresses(read_web_tasks(data)), self._with_addresses(read_web_tasks(test_data))
         else:
@@ -118,8 +118,8 @@ class WebArena(BrowserEnv):
         return await task_score(session, self.task, answer, self.judge, self.sites)
 
 
-def _made(split: str) -> list[WebTask]:
+def _tasks_of_split(split: str) -> list[WebTask]:
     """Return the synthetic tasks of a split. Of those that are asked in both, the test has none."""
     tasks = [webarena_task(made.record) for made in synthetic_tasks(WORLD_SEED, SPLIT_SEEDS[split])]
-    train_prompts = {task.prompt for task in _made("train")} if split == "test" else set()
+    train_prompts = {task.prompt for task in _tasks_of_split("train")} if split == "test" else set()
     return [task for task in tasks if task.prompt not in train_prompts]

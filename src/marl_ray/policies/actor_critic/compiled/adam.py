@@ -1,4 +1,7 @@
-"""AdamW's step over all weights at once, compiled by numba: torch's takes longer than the gradient of a small network."""
+"""AdamW's step over all weights at once, compiled by numba.
+
+torch's step takes longer than the gradient of a small network.
+"""
 
 import math
 from typing import NamedTuple

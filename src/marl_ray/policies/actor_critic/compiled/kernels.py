@@ -1,11 +1,12 @@
-"""Small perceptrons compiled by numba on BLAS: acting, and the gradient step of PPO's loss, without torch's dispatch.
+"""Small perceptrons compiled by numba on BLAS, which act and compute the gradient of PPO's loss.
 
-A network is one row of float32 weights in the order of its `parameters()`, and its `widths` (layers + 1,): those of
-the input, the hidden layers and the output. Its input is a row of numbers (D,) or, for categories, a row of codes (K,). A
-code stands for some entries' categories, and so for some rows of the first layer's weights, which that layer adds up. Rows
-pass in blocks that stay in the processor's cache. All code that calls each other stands in this one file, because numba's
-cache on disk notices a change only in the file that it compiles.
-`error_model="numpy"` matters: checks of divisors for zero would keep the compiler from computing sixteen numbers at once.
+They do without torch's dispatch. A network is one row of float32 weights in the order of its `parameters()`, and its
+`widths` (layers + 1,): those of the input, the hidden layers and the output. Its input is a row of numbers (D,) or, for
+categories, a row of codes (K,). A code stands for some entries' categories, and so for some rows of the first layer's
+weights, which that layer adds up. Rows pass in blocks that stay in the processor's cache. All code that calls each
+other stands in this one file, because numba's cache on disk notices a change only in the file that it compiles.
+`error_model="numpy"` matters: checks of divisors for zero would keep the compiler from computing sixteen numbers at
+once.
 """
 
 import math

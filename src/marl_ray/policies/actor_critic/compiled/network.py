@@ -1,4 +1,7 @@
-"""Small networks over vectors or categories, evaluated by compiled code; other networks have none and stay with torch."""
+"""Small networks over vectors or categories, evaluated by compiled code.
+
+Other networks have none and stay with torch.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

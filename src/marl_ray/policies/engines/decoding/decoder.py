@@ -17,7 +17,7 @@ from marl_ray.policies.engines.decoding.json_guide import GuideState, guides_of
 from marl_ray.policies.engines.decoding.key_values import KeyValues
 from marl_ray.policies.engines.decoding.sampling import draw
 from marl_ray.policies.engines.decoding.stop_strings import StopStrings
-from marl_ray.policies.engines.models.cached_model import CachedModel
+from marl_ray.policies.engines.models.cached_forward import CachedModel
 from marl_ray.policies.language.philox import token_uniforms
 from marl_ray.policies.prompting.protocol import Tokenizer
 

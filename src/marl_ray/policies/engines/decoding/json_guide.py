@@ -1,4 +1,4 @@
-"""Restrict the next token of a response that must be a JSON object: an automaton over characters (RFC 8259).
+"""An automaton over characters that restricts a response to a JSON object (RFC 8259).
 
 A `GuideState` is the automaton's state after a text. `advance` reads one more character, and `Guides` finds the tokens
 whose complete text the automaton can read from a state, as Willard and Louf do with the states of regular expressions

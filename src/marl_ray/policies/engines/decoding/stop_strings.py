@@ -71,6 +71,6 @@ def decode_visibly(tokenizer: Tokenizer, responses: list[list[int]]) -> list[str
 
 
 def first_stop(tokenizer: Tokenizer, stops: tuple[str, ...], ids: Sequence[int]) -> int | None:
-    """Return the index of the token that completes the first stop string of a response; None if it contains none."""
+    """Return the index of the token that completes a response's first stop string; None without one."""
     completed = StopStrings(tokenizer, stops).completes_stop([ids[: end + 1] for end in range(len(ids))])
     return completed.index(True) if True in completed else None

@@ -1,9 +1,10 @@
-"""The language models that the engines sample from. tests/integration/language/test_architectures.py checks every entry.
+"""The language models that the engines sample from.
 
-An engine may sample from an architecture if decoding token by token gives the log-probabilities of a full forward pass,
-and `TokenPolicy.evaluate` gives the same. Other architectures give wrong log-probabilities without an error: encoders
-see later tokens, the decoders of encoder-decoders count positions from the batch's first token, and recurrent layers
-keep states instead of keys and values.
+tests/integration/language/test_architectures.py checks every entry. An engine may sample from an architecture if
+decoding token by token gives the log-probabilities of a full forward pass, and `TokenPolicy.evaluate` gives the same.
+Other architectures give wrong log-probabilities without an error: encoders see later tokens, the decoders of
+encoder-decoders count positions from the batch's first token, and recurrent layers keep states instead of keys and
+values.
 """
 
 from collections.abc import Collection

@@ -14,7 +14,10 @@ from marl_ray.policies.language.lora import Adapted
 
 @dataclass(frozen=True)
 class Product:
-    """[x, s x A^T] [W, B]^T + b: the adapters are columns of the weight, so that the sum is rounded once."""
+    """The product [x, s x A^T] [W, B]^T + b.
+
+    The adapters are columns of the weight, so that the sum is rounded once.
+    """
 
     weight: Tensor
     """(outputs, inputs + ranks)."""

@@ -17,7 +17,7 @@ from torch.nn import functional
 from typing_extensions import override
 
 from marl_ray.policies.engines.decoding.key_values import CacheShape
-from marl_ray.policies.engines.models.cached_model import CachedModel
+from marl_ray.policies.engines.models.cached_forward import CachedModel
 from marl_ray.policies.engines.models.joint_products import Product, join_layers
 
 LLAMA_CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")

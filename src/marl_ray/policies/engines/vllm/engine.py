@@ -41,7 +41,7 @@ SHARED_GPU_MEMORY_SHARE = 0.5
 
 
 class VllmEngine(Engine):
-    """Samples by vLLM with the policy's weights: before sampling it hands over weights that have changed.
+    """Samples by vLLM with the policy's weights, and hands over those that have changed before.
 
     Each response has a random generator of its own, seeded from (seed, stream). So it does not depend on the batch, but
     it is not the response that the torch engine gives. Log-probabilities are vLLM's own if vLLM reports those of the
@@ -154,7 +154,10 @@ class VllmEngine(Engine):
         self.follow().ask("join", connection)
 
     def receive_weights(self, update: dict[str, Any]) -> None:
-        """Let the process receive the weights that its group sends now; from then on they count as the policy's."""
+        """Let the process receive the weights that its group sends now.
+
+        From then on they count as the policy's.
+        """
         process = self.follow()
         self.version += 1
         process.ask("load", self.version, update)

@@ -14,7 +14,7 @@ from typing_extensions import override
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import Completion, EngineLostError, Prompt
-from marl_ray.policies.engines.engine_host import EngineHost, HostTransfer, PackedTensor, unpack_tensor
+from marl_ray.policies.engines.host import EngineHost, HostTransfer, PackedTensor, unpack_tensor
 from marl_ray.policies.engines.vllm.engine import VllmEngine, reports_processed, reports_trained
 from marl_ray.policies.engines.vllm.process import messages
 from marl_ray.policies.engines.vllm.process.decoder import VllmDecoder

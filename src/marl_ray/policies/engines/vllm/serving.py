@@ -15,7 +15,7 @@ from marl_ray.config.run.engines import VLLM_MAX_RANK
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.engines.base import EngineLostError, Prompt
-from marl_ray.policies.engines.served_engine import ServedEngine
+from marl_ray.policies.engines.serving import ServedEngine
 from marl_ray.policies.engines.vllm.engine import VllmEngine
 from marl_ray.policies.engines.vllm.process.child import CLOSE_S, VllmProcess
 from marl_ray.policies.engines.vllm.process.decoder import VllmDecoder
@@ -36,7 +36,10 @@ WARM_UP = GenerationConfig(max_tokens=2)
 
 
 class SharedVllm(ServedEngine):
-    """vLLM for one policy, whose weights never change. Only one thread at a time may use it, but any may call `close`."""
+    """vLLM for one policy, whose weights never change.
+
+    Only one thread at a time may use it, but any may call `close`.
+    """
 
     loads_adapters = True
 

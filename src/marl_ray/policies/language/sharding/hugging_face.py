@@ -1,4 +1,7 @@
-"""Write a model in Hugging Face's format, of which no process has all weights: each goes to its file as it arrives."""
+"""Write a model in Hugging Face's format, of which no process has all weights.
+
+Each weight goes to its file as it arrives.
+"""
 
 import json
 import struct

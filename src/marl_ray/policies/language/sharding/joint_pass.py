@@ -1,8 +1,8 @@
-"""Passes that neighbouring workers compute together: each has a part of every layer, of every sequence, or of both.
+"""Passes that neighbouring workers compute together.
 
-Each worker brings its own responses, and gets the outputs of these back. So whatever calls a pass knows nothing of it.
-Sums over workers are right if a worker's loss is of its own responses, and FSDP2 takes means over the workers that hold
-a weight.
+Each worker has a part of every layer, of every sequence, or of both. Each worker brings its own responses, and gets the
+outputs of these back. So whatever calls a pass knows nothing of it. Sums over workers are right if a worker's loss is
+of its own responses, and FSDP2 takes means over the workers that hold a weight.
 """
 
 import math
@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 
 class JointRows(NamedTuple):
-    """The responses of all workers of a joint pass, as `TokenPolicy.evaluate` takes them, and which are this worker's."""
+    """The responses of all workers of a joint pass, and which are this worker's."""
 
     prompts: Tensor
     """(A, P)."""
@@ -44,7 +44,10 @@ class JointRows(NamedTuple):
 
 @dataclass(frozen=True)
 class JointWorkers:
-    """The workers that compute each pass together, as the last two dimensions of the mesh, in the order of their ranks."""
+    """The workers that compute each pass together, in the order of their ranks.
+
+    They are the last two dimensions of the mesh.
+    """
 
     context: DeviceMesh
     """Workers that have a part of every sequence each."""

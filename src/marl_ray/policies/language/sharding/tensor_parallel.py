@@ -1,4 +1,7 @@
-"""Tensor parallelism: divide every layer of a language model over workers, by the plan that transformers has for it."""
+"""Tensor parallelism: every layer of a language model is divided over workers.
+
+The plan is the one that transformers has for the architecture.
+"""
 
 import re
 from collections.abc import Mapping
@@ -32,7 +35,10 @@ def plan_of(settings: Any) -> dict[str, str]:
 
 
 def check_divisible(lm: Any, parts: int) -> None:
-    """Raise MarlRayError if the layers of a model cannot be divided over this many workers. It may be on the meta device."""
+    """Raise MarlRayError if the layers of a model cannot be divided over this many workers.
+
+    The model may be on the meta device.
+    """
     plan = plan_of(lm.config)
     text = lm.config.get_text_config()
     heads = text.num_attention_heads

@@ -15,7 +15,7 @@ import torch
 
 from marl_ray.config.run.model import DEFAULT_ENGINE
 from marl_ray.policies.bundles.language import TokenBundle
-from marl_ray.policies.engines.served_engine import served_engine
+from marl_ray.policies.engines.serving import served_engine
 from marl_ray.policies.engines.torch_engine import CACHE_BYTES
 from marl_ray.serving.arms.errors import RETRY_AFTER_S, ArmError, new_pass_number
 from marl_ray.serving.arms.protocol import RequestRejection, TextRequest

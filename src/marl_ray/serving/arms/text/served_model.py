@@ -8,7 +8,7 @@ import torch
 from marl_ray.config.run.model import GenerationConfig
 from marl_ray.errors import FieldError, MarlRayError
 from marl_ray.policies.engines.decoding.json_guide import OBJECT_START, GuideState, guides_of
-from marl_ray.policies.engines.served_engine import served_engine
+from marl_ray.policies.engines.serving import served_engine
 from marl_ray.policies.prompting.prompts import PromptTooLongError, encode_prompt, encode_text, uses_template
 from marl_ray.policies.prompting.token_bytes import TokenBytes
 from marl_ray.policies.prompting.tool_template import call_guide, encode_tool_chat

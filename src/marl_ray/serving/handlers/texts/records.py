@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from marl_ray.experiments.assignment.rendezvous import Assignment
 from marl_ray.serving.arms.protocol import ResponseStart, TextRequest, is_text
 from marl_ray.serving.handlers.texts.written_response import WrittenResponse
-from marl_ray.serving.logs.act_log import LoggedText
+from marl_ray.serving.logs.acts import LoggedText
 from marl_ray.serving.routing.assignment import SessionArm
 from marl_ray.serving.routing.router import Router
 from marl_ray.serving.service import Service

@@ -1,7 +1,7 @@
 """The choice of policies whose gradient steps have compiled code."""
 
-from marl_ray.algorithms.losses.ppo_losses import ppo_loss
-from marl_ray.algorithms.losses.value_losses import ppo_value_loss
+from marl_ray.algorithms.losses.clipped_surrogate import ppo_loss
+from marl_ray.algorithms.losses.critics import ppo_value_loss
 from marl_ray.policies.actor_critic.compiled.network import is_small
 from marl_ray.policies.actor_critic.distributions import Categorical
 from marl_ray.policies.actor_critic.policy import ActorCritic

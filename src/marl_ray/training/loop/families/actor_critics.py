@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from pettingzoo import ParallelEnv
 
 from marl_ray.config import RunConfig
-from marl_ray.envs.env_copies import make_batch
+from marl_ray.envs.copies import make_batch
 from marl_ray.rollout.actor_critic.collector import Collector
 from marl_ray.rollout.protocol import BatchCollector, CollectedBatch, CollectPlan
 from marl_ray.training.evaluation.copies_player import CopiesPlayer
 from marl_ray.training.imitation.warm_start import read_logged_units, warm_start
 from marl_ray.training.loop.callbacks import Metrics, RunCallbacks
 from marl_ray.training.team.families.actor_critics import build_models
-from marl_ray.training.team.team import Team
+from marl_ray.training.team.members import Team
 
 BUILDING = "making the policies"
 

@@ -10,7 +10,7 @@ from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.rollout.protocol import BatchCollector, CollectedBatch, CollectPlan
 from marl_ray.training.evaluation.fixed_starts import StartsPlayer
 from marl_ray.training.loop.callbacks import Metrics, RunCallbacks
-from marl_ray.training.team.team import Team
+from marl_ray.training.team.members import Team
 
 
 class RunFamily(Protocol):

@@ -17,7 +17,7 @@ from marl_ray.training.evaluation.held_out import HeldOutPlayer
 from marl_ray.training.imitation.fine_tuning import fine_tune
 from marl_ray.training.loop.callbacks import Metrics, RunCallbacks
 from marl_ray.training.team.language_checks import check_language
-from marl_ray.training.team.team import Team
+from marl_ray.training.team.members import Team
 from marl_ray.training.texts import served_data
 from marl_ray.training.texts.served_data import Reader
 

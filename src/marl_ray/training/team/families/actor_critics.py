@@ -18,12 +18,12 @@ from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.policies.actor_critic.spaces import joint_space
 from marl_ray.policies.bundles.actor_critic import Lineage, PolicyParts, ServedPolicy, load_actor_critics, save_bundle
 from marl_ray.rollout.actor_critic.buffers import Player
-from marl_ray.training.learner.policy_learner import Learner
-from marl_ray.training.team.team import Team, TrainedTensor, WeightsSaver
+from marl_ray.training.learner.policy_update import Learner
+from marl_ray.training.team.members import Team, TrainedTensor, WeightsSaver
 from marl_ray.training.tracking.mlflow_run import uri_of
 
 if TYPE_CHECKING:  # the imports take seconds, and actor-critics do not need them
-    from marl_ray.training.team.team import EngineOf, PolicyModel
+    from marl_ray.training.team.members import EngineOf, PolicyModel
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from pettingzoo import ParallelEnv
 from torch.distributed.device_mesh import DeviceMesh
 
 from marl_ray.config import RunConfig
-from marl_ray.training.learner.policy_learner import Learner
-from marl_ray.training.team.team import Team
+from marl_ray.training.learner.policy_update import Learner
+from marl_ray.training.team.members import Team
 
 if TYPE_CHECKING:  # the imports take seconds, and actor-critics do not need them
-    from marl_ray.training.team.team import EngineOf, PolicyModel
+    from marl_ray.training.team.members import EngineOf, PolicyModel
 
 
 class TeamFamily(Protocol):

@@ -25,13 +25,13 @@ from marl_ray.policies.language.token_policy import (
     start_from_weights,
 )
 from marl_ray.rollout.text.responses import TokenPlayer
-from marl_ray.training.learner.policy_learner import Learner
+from marl_ray.training.learner.policy_update import Learner
 from marl_ray.training.team.gpu_pass_limit import pass_limits
-from marl_ray.training.team.team import Team, TrainedTensor, WeightsSaver
+from marl_ray.training.team.members import Team, TrainedTensor, WeightsSaver
 from marl_ray.training.tracking.mlflow_run import uri_of
 
 if TYPE_CHECKING:
-    from marl_ray.training.team.team import EngineOf, PolicyModel
+    from marl_ray.training.team.members import EngineOf, PolicyModel
 
 
 @dataclass(frozen=True)

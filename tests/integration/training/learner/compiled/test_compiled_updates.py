@@ -13,7 +13,7 @@ from marl_ray.config import RunConfig
 from marl_ray.policies.actor_critic.compiled import kernels
 from marl_ray.training.checkpoints.manifest import FORMAT
 from marl_ray.training.costs import CostStats
-from marl_ray.training.learner import gradient_epochs, policy_learner
+from marl_ray.training.learner import gradient_epochs, policy_update
 from marl_ray.training.learner.compiled import epochs
 from marl_ray.training.learner.minibatches import Selection, Shape
 from marl_ray.training.learner.preparation.prepare import prepare
@@ -65,7 +65,7 @@ def played(config: RunConfig, compiled: bool, iterations: int = 2) -> tuple[list
     """Metrics of some iterations, and the weights after them."""
     with pytest.MonkeyPatch.context() as patch:
         if not compiled:
-            patch.setattr(policy_learner, "why_torch", lambda policy: "it is the reference")
+            patch.setattr(policy_update, "why_torch", lambda policy: "it is the reference")
         run = Run(config, torch.device("cpu"))
         rows = [run.step() for _ in range(iterations)]
         assert [learner.compiled for learner in run.team.learners.values()] == [compiled]
@@ -145,7 +145,7 @@ def test_policies_that_are_updated_in_turn_equal_those_of_torch():
     def rows(compiled: bool) -> list[dict[str, float]]:
         with pytest.MonkeyPatch.context() as patch:
             if not compiled:
-                patch.setattr(policy_learner, "why_torch", lambda policy: "it is the reference")
+                patch.setattr(policy_update, "why_torch", lambda policy: "it is the reference")
             run = Run(config, torch.device("cpu"))
             metrics = [run.step() for _ in range(3)]
             assert [learner.compiled for learner in run.team.learners.values()] == [compiled] * 2

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from marl_ray.algorithms.losses import ratios
-from marl_ray.algorithms.losses.ppo_losses import clipped_surrogate
+from marl_ray.algorithms.losses.clipped_surrogate import clipped_surrogate
+from marl_ray.algorithms.losses.critics import clipped_value_loss
 from marl_ray.algorithms.losses.ratios import token_ratio
-from marl_ray.algorithms.losses.value_losses import clipped_value_loss
 from marl_ray.policies.actor_critic import distributions
 from marl_ray.policies.actor_critic.compiled import kernels, sampling
 from marl_ray.policies.actor_critic.compiled.arguments import DecisionArrays, PPOSettings

@@ -1,1 +1,1 @@
-"""Evaluators of web tasks: those of WebArena with its own semantics, and the stricter ones of WebArena-Verified."""
+"""Evaluators of web tasks: WebArena's with its own semantics, and WebArena-Verified's stricter ones."""

@@ -19,7 +19,7 @@ class FuzzyJudge(Protocol):
         """Compare an answer to the question of a task with the reference."""
 
     def same_reason(self, reported: str, actual: str, question: str) -> float:
-        """Compare the reason that an agent reports for giving up a task with the actual one; `question` is the task."""
+        """Compare the reason that an agent reports for giving up the task `question` with the actual one."""
 
 
 class WordJudge(FuzzyJudge):

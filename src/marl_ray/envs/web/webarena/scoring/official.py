@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlparse
 
 from marl_ray.envs.web.webarena.scoring.judges import FuzzyJudge
 from marl_ray.envs.web.webarena.scoring.tokenization import words
-from marl_ray.envs.web.webarena.tasks.task import NOT_ACHIEVABLE, AnswerCheck, PageContent
+from marl_ray.envs.web.webarena.tasks.schema import NOT_ACHIEVABLE, AnswerCheck, PageContent
 
 
 def clean_text(text: str) -> str:
@@ -39,7 +39,7 @@ def must_include(reference: str, text: str, alone: bool = False) -> bool:
 
 
 def answer_score(check: AnswerCheck, answer: str, intent: str, judge: FuzzyJudge) -> float:
-    """Return the score of `string_match`: 1.0 if the answer matches all references of the check, else 0.0.
+    """Return the score of `string_match`, which is 1.0 if the answer matches all references of the check, else 0.0.
 
     answer: what the agent gave with `stop`.
     intent: the task in words, which the judge reads.
@@ -54,7 +54,7 @@ def answer_score(check: AnswerCheck, answer: str, intent: str, judge: FuzzyJudge
 
 
 def address_score(references: Sequence[str], address: str) -> float:
-    """Return the score of `url_match`: 1.0 if the address fits the references, else 0.0.
+    """Return the score of `url_match`, which is 1.0 if the address fits the references, else 0.0.
 
     It fits if the host and path of a reference are within its own, and if for every parameter of the references one of
     its values is in the address.
@@ -65,10 +65,10 @@ def address_score(references: Sequence[str], address: str) -> float:
         return 0.0
     values: dict[str, set[str]] = {}
     for url in expected:
-        for name, some in parse_qs(url.query).items():
-            values.setdefault(name, set()).update(some)
+        for name, accepted in parse_qs(url.query).items():
+            values.setdefault(name, set()).update(accepted)
     query = parse_qs(final.query)
-    return float(all(some & set(query.get(name, [])) for name, some in values.items()))
+    return float(all(accepted & set(query.get(name, [])) for name, accepted in values.items()))
 
 
 def content_score(content: PageContent, text: str) -> float:

@@ -17,7 +17,8 @@ from marl_ray.errors import one_line
 ADMIN_ACCOUNT = {"username": "admin", "password": "admin1234"}
 """The account that WebArena's own shop comes with."""
 REQUEST_S = 10.0
-_ROLE = """(account) => {
+"""Seconds that the shop may take for each request."""
+_ROLE_SCRIPT = """(account) => {
     const names = [...document.querySelectorAll("td[data-label='Account'] span.gl-avatar-labeled-sublabel")];
     return document.querySelectorAll("td.col-max-role span")[names.findIndex(n => n.outerText === "@" + account)].outerText;
 }"""
@@ -34,9 +35,9 @@ async def run_program(call: ProgramCall, session: BrowserSession, sites: Mapping
         case "reddit_get_post_url":
             return post_url(arguments[0])
         case "gitlab_get_project_memeber_role":
-            return await _role(session, arguments[1])
+            return await _read_role(session, arguments[1])
         case "shopping_get_latest_order_url":
-            return await _latest_order(sites["shopping"])
+            return await _latest_order_url(sites["shopping"])
         case "shopping_get_sku_latest_review_author":
             return await _latest_review(sites["shopping"], arguments[0], "nickname")
         case "shopping_get_sku_latest_review_rating":
@@ -56,16 +57,16 @@ def post_url(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}/f/{path[2]}/{path[3]}/"
 
 
-async def _role(session: BrowserSession, account: str) -> str:
+async def _read_role(session: BrowserSession, account: str) -> str:
     try:
-        return str(await session.page.evaluate(_ROLE, account))
+        return str(await session.page.evaluate(_ROLE_SCRIPT, account))
     except Exception as error:
         if type(error).__module__.startswith("playwright"):
             return ""  # as in WebArena: no such member has no role
         raise
 
 
-async def _latest_order(shop: str) -> str:
+async def _latest_order_url(shop: str) -> str:
     query = {
         "searchCriteria[sortOrders][0][field]": "created_at",
         "searchCriteria[sortOrders][0][direction]": "DESC",

@@ -1,4 +1,4 @@
-"""The score of an episode: the product of its task's checks, on the pages as the agent left them."""
+"""The score of an episode, which is the product of its task's checks on the pages as the agent left them."""
 
 import asyncio
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from marl_ray.envs.web.webarena.scoring.official import address_score, answer_sc
 from marl_ray.envs.web.webarena.scoring.programs import run_program
 from marl_ray.envs.web.webarena.scoring.verified import response_score, unread_formats
 from marl_ray.envs.web.webarena.tasks.programs import is_program, parse_program
-from marl_ray.envs.web.webarena.tasks.task import (
+from marl_ray.envs.web.webarena.tasks.schema import (
     AddressCheck,
     AnswerCheck,
     PageCheck,
@@ -71,7 +71,7 @@ async def _answer_score(check: AnswerCheck, answer: str, intent: str, judge: Fuz
 async def _pages_score(session: BrowserSession, check: PageCheck, sites: Mapping[str, str]) -> float:
     for content in check.contents:
         try:
-            text = await _part(session, content, sites)
+            text = await _read_part(session, content, sites)
         except ActionError:
             return 0.0
         if not content_score(content, text):
@@ -79,7 +79,7 @@ async def _pages_score(session: BrowserSession, check: PageCheck, sites: Mapping
     return 1.0
 
 
-async def _part(session: BrowserSession, content: PageContent, sites: Mapping[str, str]) -> str:
+async def _read_part(session: BrowserSession, content: PageContent, sites: Mapping[str, str]) -> str:
     """Return the part of a page, as text. Raises ActionError if the page cannot be opened."""
     url = content.url
     if is_program(url):
@@ -98,7 +98,7 @@ async def _part(session: BrowserSession, content: PageContent, sites: Mapping[st
 
 
 async def _evaluate_script(session: BrowserSession, script: str) -> str | None:
-    """Return the value of JavaScript on the page as Python writes it, so that null is `None`; None if it fails.
+    """Return the text that Python has for the value of JavaScript on the page, `None` for null; None if it fails.
 
     Raises PageError if the page has crashed on it.
     """

@@ -38,10 +38,10 @@ def words(text: str) -> list[str]:
 
     Sentences are parted first, because a period is a mark of its own only at their end.
     """
-    return [word for sentence in _SENTENCE_END.split(text) for word in _of_sentence(sentence)]
+    return [word for sentence in _SENTENCE_END.split(text) for word in _split_sentence(sentence)]
 
 
-def _of_sentence(text: str) -> list[str]:
+def _split_sentence(text: str) -> list[str]:
     for pattern, replacement in _STEPS:
         text = pattern.sub(replacement, text)
     text = f" {text} "

@@ -1,4 +1,4 @@
-"""WebArena-Verified's stricter evaluator of answers: a JSON object instead of words that are somewhere in a text.
+"""WebArena-Verified's stricter evaluator of answers, which are JSON objects.
 
 Source: https://github.com/ServiceNow/webarena-verified, core/evaluation, at 6473f72db5dc. Values are compared as strings,
 numbers, booleans or amounts of money; tasks with another format (dates, durations, addresses, ...) are refused by
@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from marl_ray.envs.web.webarena.tasks.task import ResponseCheck, is_pattern
+from marl_ray.envs.web.webarena.tasks.schema import ResponseCheck, is_pattern
 from marl_ray.json_types import JsonMapping, JsonValue
 
 MONEY_TOLERANCE = Decimal("0.1")
+"""Difference up to which amounts of money are the same, in their own currency, as in the original."""
 RETRIEVE_TYPE = "retrieve"
 _BLOCK = re.compile(r"```(?:json)?\s*\n?(.*?)\n?```", re.DOTALL)
 _HYPHEN = re.compile(r"(?<=[a-zA-Z])[\u002D\u2010-\u2015\u2212\u00AD]|[\u002D\u2010-\u2015\u2212\u00AD](?=[a-zA-Z])")
@@ -30,7 +31,7 @@ def response_score(check: ResponseCheck, answer: str) -> float:
 
     The object may stand in a block of ```.
     """
-    response = _parsed_answer(answer)
+    response = _parse_answer(answer)
     if not isinstance(response, dict):
         return 0.0
     kind = response.get("task_type", response.get("performed_operation"))
@@ -65,21 +66,21 @@ def same_string(expected: JsonValue, answer: JsonValue) -> bool:
     a regular expression.
     """
     if is_pattern(expected):
-        return re.fullmatch(expected, _plain(answer), re.IGNORECASE) is not None
-    expected_text, text = _plain(expected), _plain(answer)
+        return re.fullmatch(expected, _plain_text(answer), re.IGNORECASE) is not None
+    expected_text, text = _plain_text(expected), _plain_text(answer)
     return expected_text == text or expected_text.strip(_QUOTES) == text.strip(_QUOTES)
 
 
 def _same_number(expected: JsonValue, answer: JsonValue) -> bool:
-    return _number(expected) == _number(answer)
+    return _read_number(expected) == _read_number(answer)
 
 
 def _same_boolean(expected: JsonValue, answer: JsonValue) -> bool:
-    return _boolean(expected) is _boolean(answer)
+    return _read_boolean(expected) is _read_boolean(answer)
 
 
 def _same_amount(expected: JsonValue, answer: JsonValue) -> bool:
-    return abs(_amount(expected) - _amount(answer)) <= MONEY_TOLERANCE
+    return abs(_read_amount(expected) - _read_amount(answer)) <= MONEY_TOLERANCE
 
 
 _COMPARISONS: Mapping[str, Callable[[JsonValue, JsonValue], bool]] = {
@@ -91,7 +92,7 @@ _COMPARISONS: Mapping[str, Callable[[JsonValue, JsonValue], bool]] = {
 }
 
 
-def _same(expected: JsonValue, answer: JsonValue, schema: JsonMapping, ordered: bool) -> bool:
+def _is_same(expected: JsonValue, answer: JsonValue, schema: JsonMapping, ordered: bool) -> bool:
     """Compare a value by its schema. A list that is expected where the schema has none holds alternatives."""
     kind = schema.get("type", "string")
     if kind == "array":
@@ -100,18 +101,18 @@ def _same(expected: JsonValue, answer: JsonValue, schema: JsonMapping, ordered: 
         return _same_object(expected, answer, schema, ordered)
     compare = _COMPARISONS[schema.get("format", kind)]
     alternatives = expected if isinstance(expected, list) else [expected]
-    return any(_holds(compare, alternative, answer) for alternative in alternatives)
+    return any(_matches(compare, alternative, answer) for alternative in alternatives)
 
 
 def _same_list(expected: Sequence[JsonValue], answers: Sequence[JsonValue], schema: JsonMapping, ordered: bool) -> bool:
-    """Compare lists, by place if `ordered`; else each expected value takes the first given one that is the same."""
+    """Compare lists, by place if `ordered`; else each expected value takes the first answer that is the same."""
     items, unmatched = schema.get("items", {}), list(answers)
     if len(expected) != len(unmatched):
         return False
     if ordered:
-        return all(_same(value, other, items, ordered) for value, other in zip(expected, unmatched, strict=True))
+        return all(_is_same(value, other, items, ordered) for value, other in zip(expected, unmatched, strict=True))
     for value in expected:
-        match = next((k for k, other in enumerate(unmatched) if _same(value, other, items, ordered)), None)
+        match = next((k for k, other in enumerate(unmatched) if _is_same(value, other, items, ordered)), None)
         if match is None:
             return False
         del unmatched[match]
@@ -129,19 +130,19 @@ def _same_object(expected: JsonValue, answer: JsonValue, schema: JsonMapping, or
     for name, part in schema.get("properties", {}).items():
         if (name in expected) != (name in answer):
             return False
-        if name in expected and not _same(expected[name], answer[name], part, ordered):
+        if name in expected and not _is_same(expected[name], answer[name], part, ordered):
             return False
     return True
 
 
-def _holds(compare: Callable[[JsonValue, JsonValue], bool], expected: JsonValue, answer: JsonValue) -> bool:
+def _matches(compare: Callable[[JsonValue, JsonValue], bool], expected: JsonValue, answer: JsonValue) -> bool:
     try:
         return compare(expected, answer)
     except (ValueError, TypeError, ArithmeticError):
         return False
 
 
-def _parsed_answer(answer: str) -> JsonValue:
+def _parse_answer(answer: str) -> JsonValue:
     block = _BLOCK.search(answer)
     try:
         return json.loads(block[1] if block else answer)
@@ -169,27 +170,27 @@ def _is_empty(value: JsonValue) -> bool:
     return not value and not isinstance(value, int | float)
 
 
-def _plain(value: JsonValue) -> str:
+def _plain_text(value: JsonValue) -> str:
     text = unicodedata.normalize("NFKC", str(value).translate(_MARKS))
     text = unicodedata.normalize("NFKD", _HYPHEN.sub(" ", text))
     return " ".join(text.encode("ascii", "ignore").decode().casefold().split())
 
 
-def _number(value: JsonValue) -> float:
+def _read_number(value: JsonValue) -> float:
     """Return the number. Raises ValueError for what is none."""
-    return float(value if isinstance(value, int | float) else _plain(value).replace(",", "").replace(" ", ""))
+    return float(value if isinstance(value, int | float) else _plain_text(value).replace(",", "").replace(" ", ""))
 
 
-def _boolean(value: JsonValue) -> bool:
+def _read_boolean(value: JsonValue) -> bool:
     if isinstance(value, int | float):
         return bool(value)
-    text = _plain(value)
+    text = _plain_text(value)
     if text not in _TRUE | _FALSE:
         raise ValueError(f"{text!r} is neither true nor false")
     return text in _TRUE
 
 
-def _amount(value: JsonValue) -> Decimal:
+def _read_amount(value: JsonValue) -> Decimal:
     """Return the amount of money, with the last of point and comma as the mark of decimals.
 
     Raises ValueError for what is none.

@@ -1,4 +1,4 @@
-"""The expert of synthetic tasks: it turns a step of a plan into an action on the page that it reads."""
+"""The expert of synthetic tasks, which turns a step of a plan into an action on the page that it reads."""
 
 import re
 
@@ -16,11 +16,11 @@ def expert_action(step: tuple[str, ...], prompt: str) -> str:
         return f"stop [{arguments[0]}]"
     if kind == "tab":
         return f"tab_focus [{arguments[0]}]"
-    element = _element(arguments[0], prompt)
+    element = _find_element(arguments[0], prompt)
     return f"click [{element}]" if kind == "click" else f"type [{element}] [{arguments[1]}] [1]"
 
 
-def _element(name: str, prompt: str) -> str:
+def _find_element(name: str, prompt: str) -> str:
     """Return the id of the link, the button or the text box of this name."""
     line = re.compile(rf"^\s*\[(\d+)\] (?:link|button|textbox) {re.escape(repr(name))}", re.MULTILINE)
     match = line.search(prompt)

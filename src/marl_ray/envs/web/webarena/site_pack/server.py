@@ -1,4 +1,4 @@
-"""The three sites on ports of this machine. A browser without a cookie is a new visitor, to whom nothing is changed yet."""
+"""The three sites on ports of this machine. A browser without a cookie is a visitor who has changed nothing yet."""
 
 import functools
 import http.server

@@ -11,6 +11,7 @@ from marl_ray.envs.web.webarena.tasks.webarena import AND_SEPARATOR, WebArenaRec
 Plan = tuple[tuple[str, ...], ...]
 """Steps: `click NAME`, `type NAME TEXT`, `tab NUMBER` and `stop ANSWER`, in which NAME is that of an element."""
 PER_TEMPLATE = 4
+"""Tasks of each template, which makes 60 in all: a pass over them takes a browser a few minutes."""
 SHOP, FORUM, WIKI = "__SHOPPING__", "__REDDIT__", "__WIKIPEDIA__"
 
 
@@ -40,15 +41,15 @@ def synthetic_tasks(world_seed: int, seed: int, per_template: int = PER_TEMPLATE
     seed: seed of what is asked.
     """
     world = synthetic_world(world_seed)
-    made: list[SyntheticWebTask] = []
+    tasks: list[SyntheticWebTask] = []
     for template, make in enumerate(TEMPLATES):
         rng = random.Random(f"tasks {seed} {template}")
         for _ in range(per_template):
-            made.append(_task(len(made), template, make(world, rng)))
-    return tuple(made)
+            tasks.append(_make_task(len(tasks), template, make(world, rng)))
+    return tuple(tasks)
 
 
-def _task(number: int, template: int, draft: _Draft) -> SyntheticWebTask:
+def _make_task(number: int, template: int, draft: _Draft) -> SyntheticWebTask:
     names = {SHOP: "shopping", FORUM: "reddit", WIKI: "wikipedia"}
     evaluation = {"reference_answers": None, "reference_url": "", "program_html": [], **draft.evaluation}
     record = {
@@ -84,9 +85,9 @@ def _price(world: SyntheticWorld, rng: random.Random) -> _Draft:
 
 
 def _cheapest(world: SyntheticWorld, rng: random.Random) -> _Draft:
-    some = rng.sample(world.products, 3)
-    best = min(some, key=lambda product: product.cents)
-    names = ", ".join(product.name for product in some)
+    products = rng.sample(world.products, 3)
+    best = min(products, key=lambda product: product.cents)
+    names = ", ".join(product.name for product in products)
     return _Draft(SHOP, f"Which costs least: {names}?", _answer(must_include=[best.name]), (("stop", best.name),))
 
 

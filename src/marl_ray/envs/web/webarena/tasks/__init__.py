@@ -1,1 +1,1 @@
-"""Web tasks: the files of WebArena and of WebArena-Verified, read, checked, split and placed on sites."""
+"""Web tasks of the files of WebArena and of WebArena-Verified: read, checked, split and placed on sites."""

@@ -1,4 +1,4 @@
-"""Programs that a WebArena task names as `func:NAME(ARGUMENTS)`, read from a whitelist. Nothing is ever evaluated."""
+"""Programs that a WebArena task names as `func:NAME(ARGUMENTS)`, of a fixed list. Nothing is evaluated."""
 
 import ast
 from collections.abc import Mapping

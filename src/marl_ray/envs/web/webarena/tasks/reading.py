@@ -9,7 +9,7 @@ from typing import Any
 
 from marl_ray.envs.text.base import is_held_out
 from marl_ray.envs.text.record_files import FileRow, read_bytes, read_record, read_records
-from marl_ray.envs.web.webarena.tasks.task import WebTask
+from marl_ray.envs.web.webarena.tasks.schema import WebTask
 from marl_ray.envs.web.webarena.tasks.verified import VerifiedRecord, verified_task
 from marl_ray.envs.web.webarena.tasks.webarena import WebArenaRecord, webarena_task
 from marl_ray.errors import MarlRayError
@@ -19,7 +19,7 @@ _BETWEEN: Any = re.compile(r"[ \t\r\n,]*")
 
 @lru_cache(maxsize=8)
 def read_web_tasks(path: str) -> tuple[WebTask, ...]:
-    """Return the tasks of a file of WebArena or of WebArena-Verified; the key `start_urls` tells them apart.
+    """Return the tasks of a file of WebArena, or of WebArena-Verified, whose records have the key `start_urls`.
 
     The file is an array (.json) or has a record a line (.jsonl), perhaps in gzip. Raises MarlRayError naming file, line
     and field of the first mistake, or if there is no task, or an id comes twice.
@@ -63,7 +63,7 @@ def tasks_of_sites(tasks: Iterable[WebTask], sites: Sequence[str]) -> tuple[WebT
 
 
 def _with_line(path: str, row: FileRow, data: bytes, number: int) -> str:
-    """Return the place of an element of an array with its line; a record of a .jsonl file already has one."""
+    """Return the place of a record with its line, which an element of an array does not have yet."""
     if not row.where.endswith("]"):
         return row.where
     text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig")

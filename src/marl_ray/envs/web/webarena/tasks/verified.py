@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from marl_ray.envs.text.tasks import StrictRecord
-from marl_ray.envs.web.webarena.tasks.task import (
+from marl_ray.envs.web.webarena.tasks.schema import (
     Check,
     RequestCheck,
     ResponseCheck,
@@ -145,12 +145,12 @@ def verified_task(record: VerifiedRecord) -> WebTask:
         prompt=record.intent,
         sites=tuple(record.sites),
         start_urls=tuple(record.start_urls),
-        checks=tuple(_check(item) for item in record.eval),
+        checks=tuple(_make_check(item) for item in record.eval),
         template=record.intent_template_id,
     )
 
 
-def _check(record: ResponseEvaluatorRecord | RequestEvaluatorRecord) -> Check:
+def _make_check(record: ResponseEvaluatorRecord | RequestEvaluatorRecord) -> Check:
     if isinstance(record, ResponseEvaluatorRecord):
         expected = record.expected
         return ResponseCheck(

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from marl_ray.envs.text.tasks import StrictRecord
 from marl_ray.envs.web.webarena.tasks.programs import is_program, parse_program
-from marl_ray.envs.web.webarena.tasks.task import (
+from marl_ray.envs.web.webarena.tasks.schema import (
     NOT_ACHIEVABLE,
     AddressCheck,
     AnswerCheck,
@@ -22,7 +22,7 @@ OR_SEPARATOR, AND_SEPARATOR = " |OR| ", " |AND| "
 SCRIPT_BEGINNINGS = "document.", "[...document."
 """Beginnings of JavaScript that selects a part of a page."""
 SiteName = Literal["shopping", "shopping_admin", "gitlab", "reddit", "wikipedia", "map", "homepage"]
-"""A site of `marl_ray.envs.web.webarena.tasks.task.SITES`."""
+"""A site of `marl_ray.envs.web.webarena.tasks.schema.SITES`."""
 
 
 class ContentRecord(StrictRecord):
@@ -155,17 +155,17 @@ def webarena_task(record: WebArenaRecord) -> WebTask:
         prompt=record.intent,
         sites=tuple(record.sites),
         start_urls=tuple(record.start_url.split(AND_SEPARATOR)),
-        checks=tuple(_check(kind, record.eval) for kind in record.eval.eval_types),
+        checks=tuple(_make_check(kind, record.eval) for kind in record.eval.eval_types),
         template=record.intent_template_id,
         login=record.storage_state or "",
     )
 
 
-def _check(kind: str, record: EvalRecord) -> Check:
+def _make_check(kind: str, record: EvalRecord) -> Check:
     if kind == "url_match":
         return AddressCheck(tuple((record.reference_url or "").split(OR_SEPARATOR)))
     if kind == "program_html":
-        return PageCheck(tuple(_content(page) for page in record.program_html))
+        return PageCheck(tuple(_page_content(page) for page in record.program_html))
     answers = record.reference_answers
     assert answers is not None  # EvalRecord checks it
     not_achievable = answers.fuzzy_match == NOT_ACHIEVABLE
@@ -178,7 +178,7 @@ def _check(kind: str, record: EvalRecord) -> Check:
     )
 
 
-def _content(record: PageRecord) -> PageContent:
+def _page_content(record: PageRecord) -> PageContent:
     contents = record.required_contents
     return PageContent(
         url=record.url,

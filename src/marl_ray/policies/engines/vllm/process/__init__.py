@@ -1,1 +1,1 @@
-"""vLLM in its own process: the messages to it, both sides, the transfer of weights, and how several decoders share one."""
+"""vLLM in its own process: both sides, the messages, the transfer of weights, and shared use."""

@@ -1,4 +1,4 @@
-"""The parent's side of vLLM's process: it starts the process and calls it, with a deadline on every wait."""
+"""The parent's side of vLLM's process, which it starts and calls with a deadline on every wait."""
 
 import contextlib
 import itertools

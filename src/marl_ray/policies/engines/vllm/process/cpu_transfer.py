@@ -1,6 +1,7 @@
-"""A backend of vLLM's weight transfer: vLLM's workers read the weights from memory that they share with the trainer.
+"""A backend of vLLM's weight transfer, for a CPU.
 
-vLLM's workers import this module because it holds their extension class, and the import registers the backend.
+vLLM's workers read the weights from memory that they share with the trainer. vLLM's workers import this module because
+it holds their extension class, and the import registers the backend.
 """
 
 from dataclasses import dataclass
@@ -64,7 +65,10 @@ class SharedTransfer(WeightTransferEngine):  # type: ignore[misc]
 
 
 class WeightDoor:
-    """An extension of vLLM's workers without methods; naming it makes the workers import this module."""
+    """An extension of vLLM's workers without methods.
+
+    Naming it makes the workers import this module.
+    """
 
 
 WeightTransferEngineFactory.register_engine(SHARED_MEMORY, SharedTransfer)

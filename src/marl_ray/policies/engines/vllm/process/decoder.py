@@ -1,4 +1,7 @@
-"""A decoder that lets vLLM write, with the methods of the built-in `Decoder`: rows join and leave between steps."""
+"""A decoder that lets vLLM write, with the methods of the built-in `Decoder`.
+
+Rows join and leave between steps.
+"""
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet

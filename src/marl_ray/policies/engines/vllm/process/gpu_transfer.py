@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 from typing_extensions import override
 
-from marl_ray.policies.engines.engine_host import WeightGroup
+from marl_ray.policies.engines.host import WeightGroup
 
 
 def ipc_update(tensors: Mapping[str, Tensor]) -> dict[str, object]:

@@ -1,4 +1,7 @@
-"""Weights in memory that processes share: one writes, and any number of readers read between its writes."""
+"""Weights in memory that processes share.
+
+One process writes, and any number of readers read between its writes.
+"""
 
 import math
 import os
@@ -41,9 +44,10 @@ class WeightLayout:
 
 
 class SharedWeights:
-    """The writer's side: memory without a name in any folder, so that nothing remains however a process ends.
+    """The writer's side of weights in shared memory.
 
-    The memory begins with two numbers: the version whose writing has begun, and the version that is complete.
+    The memory has no name in any folder, so that nothing remains however a process ends. The memory begins with two
+    numbers: the version whose writing has begun, and the version that is complete.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:

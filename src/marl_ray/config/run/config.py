@@ -15,7 +15,7 @@ from marl_ray.config.run.checks import (
     team,
     unread_keys,
 )
-from marl_ray.config.run.run_keys import RunKeys
+from marl_ray.config.run.keys import RunKeys
 
 CHECKS: tuple[Callable[[RunKeys], None], ...] = (
     team.check,

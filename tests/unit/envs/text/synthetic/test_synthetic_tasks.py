@@ -7,15 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marl_ray.envs.text.base import is_held_out
-from marl_ray.envs.text.synthetic import (
-    FAMILIES,
-    HIDDEN_TESTS,
-    PUBLIC_TESTS,
-    SyntheticProgramTask,
-    arithmetic,
-    mutants,
-    programs,
-)
+from marl_ray.envs.text.synthetic.arithmetic import arithmetic
+from marl_ray.envs.text.synthetic.families import FAMILIES
+from marl_ray.envs.text.synthetic.function_tests import HIDDEN_TESTS, PUBLIC_TESTS
+from marl_ray.envs.text.synthetic.mutants import mutants
+from marl_ray.envs.text.synthetic.programs import SyntheticProgramTask, programs
 from marl_ray.rewards import math_reward
 
 LEVELS = (1, 2, 3, 4)
@@ -29,6 +25,12 @@ def test_splits_are_disjoint_and_seeds_change_the_tasks_and_not_the_split(make):
     assert not (prompts[0] | prompts[2]) & prompts[1] and prompts[0] != prompts[2]
     assert make(200, LEVELS, "train", 0) == train
     assert set(Counter(task.level for task in train)) == set(Counter(task.level for task in test)) == set(LEVELS)
+
+
+@pytest.mark.parametrize(("count", "split", "expected"), [(8, "train", (3, 3, 2)), (1000, "test", (86, 85, 85))])
+def test_there_are_no_more_tasks_than_asked_for_or_held_out(count, split, expected):
+    counts = Counter(task.level for task in arithmetic(count, (2, 4, 5), split))
+    assert tuple(counts[level] for level in (2, 4, 5)) == expected
 
 
 @pytest.mark.parametrize("level", [1, 2, 3, 4, 5])

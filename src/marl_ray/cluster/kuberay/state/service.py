@@ -1,6 +1,6 @@
 """The state of a RayService, by its applications first: `serviceStatus` stays `Running` while one is broken."""
 
-from marl_ray.cluster.kuberay.state.cluster_state import held_up_state, refused_state
+from marl_ray.cluster.kuberay.state.cluster import held_up_state, refused_state
 from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
 from marl_ray.cluster.kuberay.state.view import Object, View
 

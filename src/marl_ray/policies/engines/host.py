@@ -1,4 +1,7 @@
-"""The functions of an engine that an actor of `resources.engines` needs, and the form in which weights come to it."""
+"""The functions of an engine that an actor of `resources.engines` needs.
+
+The form in which weights come to the actor is here too.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """The state of a RayCronJob, whose status only tells when it made a RayJob last."""
 
-from marl_ray.cluster.kuberay.state.cluster_state import refused_state
+from marl_ray.cluster.kuberay.state.cluster import refused_state
 from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
 from marl_ray.cluster.kuberay.state.view import View
 

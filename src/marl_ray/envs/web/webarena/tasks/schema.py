@@ -121,7 +121,7 @@ def placeholder(site: str) -> str:
 
 
 def is_pattern(value: object) -> bool:
-    """Return True if an expected value is a regular expression, as WebArena-Verified writes them: from ^ to $."""
+    """Return True if an expected value is a regular expression, which WebArena-Verified writes from ^ to $."""
     return isinstance(value, str) and len(value) >= 2 and value.startswith("^") and value.endswith("$")
 
 

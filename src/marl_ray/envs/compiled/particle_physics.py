@@ -13,6 +13,8 @@ import numba
 import numpy as np
 
 SPREAD, TAG, REFERENCE = 0, 1, 2
+"""Numbers of the three worlds: compiled code compares no texts."""
+# Constants of mpe2's `World` (mpe2/_mpe_utils/core.py), and of the success of `simple_spread_v3`; they have no units.
 TIME_STEP = 0.1
 DAMPING = 0.25
 CONTACT_FORCE = 1e2
@@ -85,11 +87,11 @@ def move_agents(places: np.ndarray, velocities: np.ndarray, actions: np.ndarray,
         for j in range(i + 1, entities):
             if not (rules.collides[i] and rules.collides[j]):
                 continue
-            apart = distance(places[i], places[j])
-            depth = -(apart - (rules.sizes[i] + rules.sizes[j])) / CONTACT_MARGIN
+            gap = distance(places[i], places[j])
+            depth = -(gap - (rules.sizes[i] + rules.sizes[j])) / CONTACT_MARGIN
             soft = math.log1p(math.exp(depth)) if depth < 0 else depth + math.log1p(math.exp(-depth))
             for d in range(2):
-                push = CONTACT_FORCE * (places[i, d] - places[j, d]) / apart * (soft * CONTACT_MARGIN)
+                push = CONTACT_FORCE * (places[i, d] - places[j, d]) / gap * (soft * CONTACT_MARGIN)
                 forces[i, d] = push + forces[i, d]
                 if j < agents:
                     forces[j, d] = -push + forces[j, d]
@@ -183,7 +185,7 @@ def play(
     truncated: np.ndarray,
     rules: Rules,
 ) -> None:
-    """Step the copies whose agents are alive; all of a copy's agents live equally long. See `arrays.Play`."""
+    """Step the copies whose agents are alive: all of a copy's agents live equally long. See `arrays.Play`."""
     for c in range(len(states)):
         if not alive[c, 0]:
             continue

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from marl_ray.experiments.database.connections import Database
-from marl_ray.experiments.store.evidence_store import EvidenceStore
-from marl_ray.experiments.store.experiment_store import ExperimentStore
-from marl_ray.experiments.store.unit_store import UnitStore
+from marl_ray.experiments.store.evidence import EvidenceStore
+from marl_ray.experiments.store.experiments import ExperimentStore
+from marl_ray.experiments.store.units import UnitStore
 
 
 @dataclass(frozen=True, slots=True)

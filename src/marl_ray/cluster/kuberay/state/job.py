@@ -2,7 +2,7 @@
 
 import re
 
-from marl_ray.cluster.kuberay.state.cluster_state import held_up_state, refused_state
+from marl_ray.cluster.kuberay.state.cluster import held_up_state, refused_state
 from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
 from marl_ray.cluster.kuberay.state.view import SUBMITTER_CONTAINER, Object, View, seconds_of
 

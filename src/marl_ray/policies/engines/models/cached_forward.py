@@ -1,4 +1,4 @@
-"""The interface of a language model to a decoder, and an implementation for all models: transformers' own forward."""
+"""The interface of a language model to a decoder, and its implementation by transformers' own forward."""
 
 from typing import Any, Protocol
 

@@ -1,4 +1,7 @@
-"""The functions of an engine that an arm needs: responses of many clients join and leave between two tokens."""
+"""The functions of an engine that an arm needs.
+
+Responses of many clients join and leave between two tokens.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol

@@ -10,13 +10,13 @@ import orjson
 from marl_ray.errors import FieldError
 from marl_ray.experiments.assignment.population import Attributes
 from marl_ray.experiments.assignment.rendezvous import Assignment
-from marl_ray.serving.handlers.acts.arm_answers import ActInputs, ArmActions, answer_by_actor_critic, answer_by_text
-from marl_ray.serving.handlers.acts.text_acts import check_texts
+from marl_ray.serving.handlers.acting.arm_answers import ActInputs, ArmActions, answer_by_actor_critic, answer_by_text
+from marl_ray.serving.handlers.acting.text_acts import check_texts
 from marl_ray.serving.handlers.texts.records import log_text
 from marl_ray.serving.handlers.texts.written_response import total_cost
 from marl_ray.serving.http.fields import attributes_of, cluster_of, session_id
 from marl_ray.serving.http.protocol import Request, RequestError, Response, known_fields, parse_object
-from marl_ray.serving.logs.act_log import ActLog, LoggedAct
+from marl_ray.serving.logs.acts import ActLog, LoggedAct
 from marl_ray.serving.routing.assignment import SessionArm
 from marl_ray.serving.service import Service
 

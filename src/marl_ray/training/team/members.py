@@ -16,7 +16,7 @@ from marl_ray.policies.agreement import run_on_all_workers
 from marl_ray.policies.bundles.actor_critic import Lineage
 from marl_ray.rollout.actor_critic.buffers import Player
 from marl_ray.training.errors import raise_gather_error
-from marl_ray.training.learner.policy_learner import Learner
+from marl_ray.training.learner.policy_update import Learner
 
 if TYPE_CHECKING:  # the imports take seconds, and actor-critics do not need them
     from marl_ray.policies.engines.base import Engine

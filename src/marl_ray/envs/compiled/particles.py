@@ -10,7 +10,7 @@ from gymnasium.utils import seeding
 
 from marl_ray.config.run.sections import EnvConfig
 from marl_ray.envs.arrays import ArrayBatch
-from marl_ray.envs.particles.physics import REFERENCE, SPREAD, TAG, Rules, observe, play
+from marl_ray.envs.compiled.particle_physics import REFERENCE, SPREAD, TAG, Rules, observe, play
 
 if TYPE_CHECKING:
     from pettingzoo import ParallelEnv
@@ -33,7 +33,7 @@ the loop."""
 def compiled_batch(
     config: EnvConfig, env: "ParallelEnv", copies: int, groups: Sequence[Sequence[str]], signals: int
 ) -> ArrayBatch | None:
-    """See `env_copies.COMPILED_BATCHES`."""
+    """See `copies.COMPILED_BATCHES`."""
     if config.id not in WORLD_KINDS:
         return None
     defaults = _defaults(config.id)

@@ -1,4 +1,7 @@
-"""Copies of an environment made and stepped: those with a batch of their own at once, others one after another."""
+"""Copies of an environment, which are made and stepped here.
+
+Those with a batch of their own step at once, the others one after another.
+"""
 
 import copy
 import math
@@ -21,8 +24,8 @@ if TYPE_CHECKING:
 
 COMPILED_BATCHES = {
     "MultiGrid-": "marl_ray.envs.gridworld.batch:compiled_batch",
-    "mpe2.": "marl_ray.envs.particles.batch:compiled_batch",
-    "gymnasium.CartPole-v1": "marl_ray.envs.cartpole.batch:compiled_batch",
+    "mpe2.": "marl_ray.envs.compiled.particles:compiled_batch",
+    "gymnasium.CartPole-v1": "marl_ray.envs.compiled.cartpole:compiled_batch",
 }
 """Beginning of the ids of other packages' environments -> `package.module:NAME` of the maker of their compiled batch.
 
@@ -46,11 +49,11 @@ def make_batch(
     as `make_env` does.
     """
     env = make_env(config, constraints)
-    batch = _own_batch(config, env, copies, groups, signals, constraints)
+    batch = _offered_batch(config, env, copies, groups, signals, constraints)
     return EnvLoop(config, copies, groups, signals, constraints, env) if batch is None else batch
 
 
-def _own_batch(
+def _offered_batch(
     config: EnvConfig,
     env: "ParallelEnv",
     copies: int,
@@ -77,7 +80,9 @@ def _own_batch(
 
 
 def warm_up(config: EnvConfig, constraints: Sequence[ConstraintConfig] = (), branches: bool = False) -> None:
-    """Build the environment, reset and step it once, so that its compiled functions are on disk before workers need them.
+    """Build, reset and step the environment once.
+
+    Then its compiled functions are on disk before workers need them.
 
     branches: episodes will be copied in their middle. Raises MarlRayError as `make_env` and `check_reward` do, if a reward
     of that step is not finite, and with `branches` if the environment cannot be copied.
@@ -89,7 +94,7 @@ def warm_up(config: EnvConfig, constraints: Sequence[ConstraintConfig] = (), bra
         if branches and is_text(env) and not any(env.terminations.values()):
             copy_episode(env)
         if not is_text(env):
-            _compile(config, env, constraints)
+            _step_batch(config, env, constraints)
     finally:
         env.close()
     for agent, reward in rewards.items():
@@ -110,10 +115,13 @@ def copy_episode(episode: T, memo: dict[int, Any] | None = None) -> T:
         ) from error
 
 
-def _compile(config: EnvConfig, env: "ParallelEnv", constraints: Sequence[ConstraintConfig]) -> None:
-    """Observe and step one copy of the batch, if there is one, by actions that are possible; `env` has the spaces."""
+def _step_batch(config: EnvConfig, env: "ParallelEnv", constraints: Sequence[ConstraintConfig]) -> None:
+    """Observe and step one copy of the batch, if there is one, by actions that are possible.
+
+    `env` has the spaces.
+    """
     agents = list(env.possible_agents)
-    batch = _own_batch(config, env, 1, [[agent] for agent in agents], max(len(constraints), 1), constraints)
+    batch = _offered_batch(config, env, 1, [[agent] for agent in agents], max(len(constraints), 1), constraints)
     if batch is None:
         return
     batch.reset(0, 0)
@@ -140,13 +148,13 @@ class EnvLoop(EnvBatch):
     ):
         """`first` is the environment of the first copy, if it was made already."""
         self.signals = signals
-        made = [] if first is None else [first]
-        self.envs = made + [make_env(config, constraints) for _ in range(copies - len(made))]
+        first_envs = [] if first is None else [first]
+        self.envs = first_envs + [make_env(config, constraints) for _ in range(copies - len(first_envs))]
         env = self.envs[0]
         self.agents = list(env.possible_agents)
         self.groups, self.members = [list(group) for group in groups], group_positions(self.agents, groups)
         self.discrete = [isinstance(env.action_space(group[0]), spaces.Discrete) for group in groups]
-        self.offsets = [_start(env.observation_space(group[0])) for group in groups]
+        self.offsets = [_first_category(env.observation_space(group[0])) for group in groups]
         self.alive = np.zeros((copies, len(self.agents)), bool)
         self.action_masks: list[np.ndarray | None] = [None] * len(groups)
         self.observations: list[dict[str, Any]] = [{} for _ in range(copies)]
@@ -156,11 +164,11 @@ class EnvLoop(EnvBatch):
     def reset(self, copy: int, seed: int) -> None:
         self.observations[copy], infos = self.envs[copy].reset(seed=seed)
         self.reports[copy] = EpisodeMetrics()
-        self._after(copy, infos)
+        self._note_living_agents(copy, infos)
 
     @override
     def step(self, actions: Sequence[np.ndarray]) -> BatchStep:
-        taken = [self._taken(g, group_actions) for g, group_actions in enumerate(actions)]
+        taken = [self._to_env_actions(g, group_actions) for g, group_actions in enumerate(actions)]
         step = BatchStep.zeros(len(self.envs), len(self.agents), self.signals)
         for c in range(len(self.envs)):
             self._step(c, [choices[c] for choices in taken], step)
@@ -171,18 +179,20 @@ class EnvLoop(EnvBatch):
         self.reset(copy, seed)
         unused = BatchStep.zeros(len(self.envs), len(self.agents), self.signals)
         for choices in actions:
-            self._step(copy, [self._taken(g, group_actions) for g, group_actions in enumerate(choices)], unused)
+            self._step(
+                copy, [self._to_env_actions(g, group_actions) for g, group_actions in enumerate(choices)], unused
+            )
 
     @override
     def observe(self, rows: Sequence[np.ndarray], copies: Sequence[int] | None = None) -> None:
         for c in range(len(self.envs)) if copies is None else copies:
-            seen = self.observations[c]
+            observations = self.observations[c]
             for group, offset, group_rows in zip(self.groups, self.offsets, rows, strict=True):
                 for agent, row in zip(group, group_rows[c], strict=True):
-                    if agent not in seen:
+                    if agent not in observations:
                         row[...] = 0
                         continue
-                    numbers = _row(seen[agent], offset)
+                    numbers = _flat_row(observations[agent], offset)
                     if len(numbers) != len(row):
                         raise MarlRayError(
                             f"the observation of {agent} has {len(numbers)} numbers, its space {len(row)}"
@@ -198,8 +208,11 @@ class EnvLoop(EnvBatch):
         for env in self.envs:
             env.close()
 
-    def _taken(self, g: int, actions: np.ndarray) -> Any:
-        """Return the actions as environments take them; they compare Python integers much faster than NumPy scalars."""
+    def _to_env_actions(self, g: int, actions: np.ndarray) -> Any:
+        """Return the actions as environments take them.
+
+        They compare Python integers much faster than NumPy scalars.
+        """
         return np.asarray(actions).tolist() if self.discrete[g] else actions
 
     def _step(self, c: int, choices: Sequence[Any], step: BatchStep) -> None:
@@ -223,12 +236,12 @@ class EnvLoop(EnvBatch):
                 step.terminated[c, i] = terminated[agent]
                 step.truncated[c, i] = truncated[agent] and not terminated[agent]
                 if info := infos.get(agent):
-                    step.costs[c, i] = _costs(agent, info, self.signals)
+                    step.costs[c, i] = _read_costs(agent, info, self.signals)
                     if "metrics" in info:
                         self.reports[c].add(agent, info["metrics"])
-        self._after(c, infos)
+        self._note_living_agents(c, infos)
 
-    def _after(self, c: int, infos: dict[str, dict[str, Any]]) -> None:
+    def _note_living_agents(self, c: int, infos: dict[str, dict[str, Any]]) -> None:
         """Note which agents continue, and their allowed actions."""
         alive = set(self.envs[c].agents)
         self.alive[c] = [agent in alive for agent in self.agents]
@@ -238,7 +251,7 @@ class EnvLoop(EnvBatch):
             for k, agent in enumerate(group):
                 info = infos.get(agent)
                 if info and "action_mask" in info and agent in alive:
-                    self._masks(g)[c, k] = self._mask(g, agent, info["action_mask"])
+                    self._masks(g)[c, k] = self._check_mask(g, agent, info["action_mask"])
 
     def _masks(self, g: int) -> np.ndarray:
         """Return the masks of a group, made when the environment gives the first one."""
@@ -247,7 +260,7 @@ class EnvLoop(EnvBatch):
             masks = self.action_masks[g] = np.ones((len(self.envs), len(self.groups[g]), actions), bool)
         return masks
 
-    def _mask(self, g: int, agent: str, mask: Any) -> np.ndarray:
+    def _check_mask(self, g: int, agent: str, mask: Any) -> np.ndarray:
         row = np.asarray(mask)
         space = self.envs[0].action_space(agent)
         if not self.discrete[g]:
@@ -259,18 +272,18 @@ class EnvLoop(EnvBatch):
         return row.astype(bool)
 
 
-def _row(observation: Any, offset: int) -> np.ndarray:
+def _flat_row(observation: Any, offset: int) -> np.ndarray:
     """Return the flat row of an observation."""
     row = np.asarray(observation).reshape(-1)
     return row - offset if offset else row
 
 
-def _start(space: spaces.Space[Any]) -> int:
+def _first_category(space: spaces.Space[Any]) -> int:
     """Return the offsets that a row subtracts from an observation, so that categories count from zero."""
     return int(space.start) if isinstance(space, spaces.Discrete) else 0
 
 
-def _costs(agent: str, info: dict[str, Any], signals: int) -> Any:
+def _read_costs(agent: str, info: dict[str, Any], signals: int) -> Any:
     """Return the costs in an agent's info, as many as there are signals; none is zero."""
     if (cost := info.get("cost")) is None and "cost" not in info:
         return 0.0

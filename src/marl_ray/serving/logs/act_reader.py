@@ -13,7 +13,7 @@ from pyarrow import fs
 from pydantic import Field, TypeAdapter, ValidationError
 
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.serving.logs.act_log import COMPLETE_SUFFIX, PARTIAL_SUFFIX, LoggedRequest, whole_lines
+from marl_ray.serving.logs.acts import COMPLETE_SUFFIX, PARTIAL_SUFFIX, LoggedRequest, whole_lines
 from marl_ray.storages import open_storage
 from marl_ray.temporary_folders import temporary_folder
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 COMPILED_ARGUMENTS = {"sutton_barto_reward", "max_episode_steps"}
 """Arguments that the compiled batch reads. With any other, the environment runs in the loop."""
+# Constants of Gymnasium's CartPoleEnv, in the units of the SI: m/s^2, kg, kg, m, N, s and kg m.
 GRAVITY = 9.8
 POLE_MASS = 0.1
 TOTAL_MASS = 0.1 + 1.0
@@ -29,6 +30,7 @@ FORCE = 10.0
 TIME_STEP = 0.02
 POLE_MOMENT = POLE_MASS * HALF_LENGTH
 MAX_POSITION, MAX_ANGLE = 2.4, 12 * 2 * math.pi / 360
+"""Distance of the cart from the middle, in m, and angle of the pole, in radians, beyond which an episode ends."""
 
 
 class CartPoleRules(NamedTuple):
@@ -45,7 +47,7 @@ class CartPoleRules(NamedTuple):
 def compiled_batch(
     config: EnvConfig, env: "ParallelEnv", copies: int, groups: Sequence[Sequence[str]], signals: int
 ) -> ArrayBatch | None:
-    """See `env_copies.COMPILED_BATCHES`."""
+    """See `copies.COMPILED_BATCHES`."""
     kwargs, limit = config.kwargs, config.kwargs.get("max_episode_steps")
     if (
         config.id != "gymnasium.CartPole-v1"

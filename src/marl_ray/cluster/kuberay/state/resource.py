@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping
 
-from marl_ray.cluster.kuberay.state.cluster_state import cluster_state
-from marl_ray.cluster.kuberay.state.cron_job_state import cron_job_state
-from marl_ray.cluster.kuberay.state.job_state import job_state
+from marl_ray.cluster.kuberay.state.cluster import cluster_state
+from marl_ray.cluster.kuberay.state.cron_job import cron_job_state
+from marl_ray.cluster.kuberay.state.job import job_state
 from marl_ray.cluster.kuberay.state.phases import Phase, ResourceState
-from marl_ray.cluster.kuberay.state.service_state import service_state
+from marl_ray.cluster.kuberay.state.service import service_state
 from marl_ray.cluster.kuberay.state.view import ResourceKind, View
 
 STATE_FUNCTIONS: Mapping[ResourceKind, Callable[[View, float], ResourceState]] = {

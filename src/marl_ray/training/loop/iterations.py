@@ -15,7 +15,7 @@ from marl_ray.training.loop.run import Run
 from marl_ray.training.loop.start import START_ANEW, RunStart
 
 if TYPE_CHECKING:  # the import takes seconds, and actor-critics do not need it
-    from marl_ray.training.team.team import EngineOf
+    from marl_ray.training.team.members import EngineOf
 
 
 @dataclass(frozen=True)

@@ -57,13 +57,13 @@ class HardBudget(BaseParallelWrapper[str, Any, Any]):  # type: ignore[misc]  # P
         self._spaces = {agent: env.observation_space(agent) for agent in env.possible_agents}
         # PettingZoo wants the same space object at every call.
         extra = len(self._signals)
-        self._wider = {agent: _wider(agent, space, extra) for agent, space in self._spaces.items()}
+        self._wider_spaces = {agent: _widen_space(agent, space, extra) for agent, space in self._spaces.items()}
         self._allowed: dict[str, np.ndarray] = {}
         self._cheapest: dict[str, int] = {}
 
     @override
     def observation_space(self, agent: str) -> spaces.Space[Any]:
-        return self._wider[agent]
+        return self._wider_spaces[agent]
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], Any]:
         """Begin an episode with nothing spent. Raises MarlRayError if no agent reports `next_costs`."""
@@ -142,7 +142,7 @@ class HardBudget(BaseParallelWrapper[str, Any, Any]):  # type: ignore[misc]  # P
                 if isinstance(space, spaces.Discrete):
                     row = row.reshape(1)
                 tail = shares if isinstance(space, spaces.Box) else levels
-                result[agent] = np.concatenate([row, tail]).astype(self._wider[agent].dtype)
+                result[agent] = np.concatenate([row, tail]).astype(self._wider_spaces[agent].dtype)
         return result
 
 
@@ -225,7 +225,7 @@ def _undominated_rows(rows: np.ndarray) -> np.ndarray:
     return np.flatnonzero(~(no_worse & (~no_worse.T | first)).any(0))
 
 
-def _wider(agent: str, space: spaces.Space[Any], extra: int) -> spaces.Space[Any]:
+def _widen_space(agent: str, space: spaces.Space[Any], extra: int) -> spaces.Space[Any]:
     """Return the observation space with `extra` entries for remaining shares."""
     match space:
         case spaces.Box() if len(space.shape) == 1:

@@ -1,1 +1,0 @@
-"""Gymnasium's CartPole as a compiled batch, equal to the package step for step."""
