@@ -1,4 +1,8 @@
-"""Algorithms: pure functions on tensors, a file for each named algorithm, and folders of shared mathematics."""
+"""Algorithms as pure functions on tensors.
+
+A named algorithm has a file of its own: `dpo`, which learns from preferred pairs, here, and the others in the folders of
+their kinds. The mathematics that several share is in `advantages`, `losses` and `constraints`.
+"""
 
 from marl_ray.algorithms.base import Algorithm, PolicyLoss, PolicyLossInputs
 from marl_ray.algorithms.losses.value_losses import ValueLossInputs

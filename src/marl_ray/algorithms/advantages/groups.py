@@ -76,7 +76,7 @@ def center_scores(
 ) -> Tensor:
     """Return s - mean of the group, (B,): Dr. GRPO (arXiv 2503.20783), REINFORCE++ with a baseline."""
     moments = group_moments(scores, index, count, include)
-    return _finish(scores.double() - moments.mean[index], scores, index, include, moments, singleton)
+    return _finish_advantages(scores.double() - moments.mean[index], scores, index, include, moments, singleton)
 
 
 def standardize_scores(
@@ -98,7 +98,7 @@ def standardize_scores(
     std = (moments.squares / (moments.size - ddof).clamp(min=1)).sqrt()
     scale = torch.where(moments.squares > 0, std + eps, 1.0)
     result = (scores.double() - moments.mean[index]) / scale[index]
-    return _finish(result, scores, index, include, moments, singleton)
+    return _finish_advantages(result, scores, index, include, moments, singleton)
 
 
 def leave_one_out(
@@ -108,13 +108,11 @@ def leave_one_out(
     moments = group_moments(scores, index, count, include)
     factor = moments.size / (moments.size - 1).clamp(min=1)
     result = (scores.double() - moments.mean[index]) * factor[index]
-    return _finish(result, scores, index, include, moments, singleton)
+    return _finish_advantages(result, scores, index, include, moments, singleton)
 
 
-def greedy_baseline(scores: Tensor, index: Tensor, count: int, include: Tensor, greedy: Tensor) -> Tensor:
-    """Return s - score of the group's greedy row, (B,).
-
-    This is the baseline of ReMax (arXiv 2310.10505, algorithm 1). Greedy rows get 0.
+def subtract_greedy_score(scores: Tensor, index: Tensor, count: int, include: Tensor, greedy: Tensor) -> Tensor:
+    """Return s - score of the group's greedy row, (B,): ReMax (arXiv 2310.10505, algorithm 1); greedy rows get 0.
 
     `greedy` (B,) bool. Several greedy rows of a group are averaged. Where the greedy row has no score (NaN) there is no
     baseline, so the group gets 0. Raises MarlRayError if a group with included rows has no greedy row at all.
@@ -136,10 +134,10 @@ def _rows_with_scores(scores: Tensor, include: Tensor) -> Tensor:
     return include & ~scores.isnan()
 
 
-def _finish(
+def _finish_advantages(
     result: Tensor, scores: Tensor, index: Tensor, include: Tensor, moments: GroupMoments, singleton: Singleton
 ) -> Tensor:
-    """Set the advantage of groups of one, and 0 for rows that do not count."""
+    """Return the advantages, with `singleton`'s in groups of one, and 0 for rows that do not count."""
     if singleton not in ("zero", "score"):
         raise MarlRayError(f"singleton: expected 'zero' or 'score', got {singleton!r}")
     if singleton == "score":

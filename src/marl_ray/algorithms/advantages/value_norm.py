@@ -19,7 +19,9 @@ class ValueNorm:
     """
 
     mean_sum: float = 0.0
+    """Decayed sum of the means of the batches."""
     square_sum: float = 0.0
+    """Decayed sum of the mean squares of the batches."""
     weight: float = 0.0
     """Sum of the decayed weights, by which the moments are divided."""
 

@@ -32,12 +32,12 @@ def violation(budgets: Sequence[float], costs: Sequence[float]) -> float:
     return sum(part for part in over if part > _ROUNDING)
 
 
-def budget_score(budgets: Sequence[float], ret: float, costs: Sequence[float]) -> float:
+def budget_score(budgets: Sequence[float], episode_return: float, costs: Sequence[float]) -> float:
     """Return the number that chooses the best policy, greater for the better one.
 
     A smaller violation of the budgets counts first, then the greater return.
     """
-    return ret - OVER_BUDGET * violation(budgets, costs)
+    return episode_return - OVER_BUDGET * violation(budgets, costs)
 
 
 def certified_rate(successes: int, trials: int, confidence: float = CONFIDENCE) -> float:

@@ -44,20 +44,20 @@ def conjugate_gradient(
     cost gradients are often smaller than any fixed bound. It also stops on curvature that is not positive.
     """
     solution, residual = torch.zeros_like(target), target.clone()
-    direction, square = residual.clone(), float(target.dot(target))
-    enough = tolerance * square
+    direction, squared_norm = residual.clone(), float(target.dot(target))
+    bound = tolerance * squared_norm
     for _ in range(iterations):
-        if not square > enough:
+        if not squared_norm > bound:
             break
         image = product(direction)
         curvature = float(direction.dot(image))
         if not curvature > 0:
             break
-        rate = square / curvature
+        rate = squared_norm / curvature
         solution += rate * direction
         residual -= rate * image
-        square, before = float(residual.dot(residual)), square
-        direction = residual + (square / before) * direction
+        squared_norm, previous = float(residual.dot(residual)), squared_norm
+        direction = residual + (squared_norm / previous) * direction
     return solution
 
 
@@ -145,8 +145,12 @@ class TrustRegionStep(NamedTuple):
 
 
 class _Solution(NamedTuple):
+    """A step as coefficients of v = H^-1 g and of W = H^-1 B'; the other fields are those of TrustRegionStep."""
+
     along_gradient: float
+    """Coefficient of v."""
     along_costs: Tensor
+    """(K,) coefficients of the columns of W."""
     case: DualCase
     multipliers: tuple[float, ...]
     trust_multiplier: float
@@ -155,9 +159,7 @@ class _Solution(NamedTuple):
 def _candidate(
     active: list[int], q: float, r: Tensor, s: Tensor, c: Tensor, radius: float, resolution: float
 ) -> _Solution | None:
-    """Return the minimiser over the trust region where the active constraints hold with equality.
-
-    Returns None if there is none.
+    """Return the minimiser over the trust region where the active constraints hold with equality; None if none exists.
 
     x = -W S_A^-1 c_A - (v - W S_A^-1 r_A) / lambda: the step to the nearest point of the boundary, and then along the
     boundary down the loss. The two parts are H-orthogonal, so Pythagoras gives lambda.
@@ -172,9 +174,8 @@ def _candidate(
     if room < -CONSTRAINT_TOLERANCE * radius:
         return None
     gradient_along = q - float(r[active] @ along)
-    blocked = gradient_along <= max(
-        VANISHING_NORM, 8 * resolution * q
-    )  # no direction along the boundary lowers the loss
+    # A norm that is only rounding: no direction along the boundary lowers the loss.
+    blocked = gradient_along <= max(VANISHING_NORM, 8 * resolution * q)
     rate = 0.0 if blocked else math.sqrt(max(room, 0.0) / gradient_along)
     costs, multipliers = torch.zeros_like(c), torch.zeros_like(c)
     costs[active] = rate * along - to_boundary
@@ -257,7 +258,9 @@ class LineSearch(NamedTuple):
     accepted: int | None
     """The number of times that the step was shortened; None if no candidate was accepted."""
     loss_change: float
+    """Change of the reward loss; 0 if no candidate was accepted."""
     cost_changes: tuple[float, ...]
+    """Change of each cost surrogate, likewise."""
     kl: float
     """KL divergence (nats) of the policy at `vector` from the old one; 0 if no candidate was accepted."""
 

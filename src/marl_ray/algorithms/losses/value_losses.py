@@ -16,6 +16,7 @@ class ValueLossInputs(NamedTuple):
     old: Tensor
     """The outputs when the update began."""
     targets: Tensor
+    """The returns that the critic is fitted to."""
 
 
 def clipped_value_loss(
@@ -30,8 +31,8 @@ def clipped_value_loss(
     loss = functional.huber_loss(values, returns, reduction="none", delta=huber_delta)
     if clip is None:
         return loss
-    held = old_values + (values - old_values).clamp(-clip, clip)
-    return loss.maximum(functional.huber_loss(held, returns, reduction="none", delta=huber_delta))
+    clipped = old_values + (values - old_values).clamp(-clip, clip)
+    return loss.maximum(functional.huber_loss(clipped, returns, reduction="none", delta=huber_delta))
 
 
 def ppo_value_loss(batch: ValueLossInputs, hyper: HyperParameters) -> Tensor:

@@ -73,8 +73,8 @@ class RecentEpisodes:
 
 
 def _ended_episode(plain: Sequence[Any]) -> EndedEpisode:
-    start, copy, ret, costs, length, decisions, metrics = plain
-    return EndedEpisode(start, copy, ret, tuple(costs), length, decisions, metrics)
+    start, copy, episode_return, costs, length, decisions, metrics = plain
+    return EndedEpisode(start, copy, episode_return, tuple(costs), length, decisions, metrics)
 
 
 def cost_stats(released: Sequence[EndedEpisode], before: Mapping[str, CostStats]) -> dict[str, CostStats]:

@@ -85,10 +85,11 @@ def best_score_of(config: RunConfig, metrics: Mapping[str, float]) -> float | No
     If the bundle was evaluated, the number is measured on other episodes than those that chose it, otherwise on
     training episodes; None if nothing was played.
     """
-    ret = metrics.get("best/return")
-    if ret is None:
+    best_return = metrics.get("best/return")
+    if best_return is None:
         return metrics.get("return")
-    return budget_score(config.budgets, ret, [metrics[f"best/episode_cost_{k}"] for k in range(len(config.budgets))])
+    costs = [metrics[f"best/episode_cost_{k}"] for k in range(len(config.budgets))]
+    return budget_score(config.budgets, best_return, costs)
 
 
 def _costs(config: RunConfig, metrics: Mapping[str, float], prefix: str) -> list[float]:
