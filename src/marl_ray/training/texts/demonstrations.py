@@ -72,16 +72,16 @@ def read_demonstrations(
     else:
         pairs = _read_file(settings.data, [agent for members in agents.values() for agent in members])[: settings.count]
     table = {agent: name for name, members in agents.items() for agent in members}
-    by_policy: dict[str, list[GivenResponse]] = {name: [] for name in agents if not config.team[name].frozen}
+    group_by_policy: dict[str, list[GivenResponse]] = {name: [] for name in agents if not config.team[name].frozen}
     for agent, demonstrated in pairs:
         if agent not in table:
             raise MarlRayError(f"{demonstrated.where}: agent {agent!r} is not one of {', '.join(table)}")
-        if table[agent] in by_policy:
-            by_policy[table[agent]].append(demonstrated)
-    for name, of_policy in by_policy.items():
+        if table[agent] in group_by_policy:
+            group_by_policy[table[agent]].append(demonstrated)
+    for name, of_policy in group_by_policy.items():
         if not of_policy:
             raise MarlRayError(f"warm_start.data: {settings.data} has no demonstration for policy {name!r}")
-    return by_policy
+    return group_by_policy
 
 
 def _read_file(path: str, agents: Sequence[str]) -> list[tuple[str, GivenResponse]]:

@@ -13,7 +13,7 @@ from marl_ray.envs.text.record_files import read_bytes, read_record, read_record
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.prompting.protocol import Tokenizer
 from marl_ray.rollout.served.collector import ResponseBlock, ServedResponse
-from marl_ray.rollout.served.texts import ServedText, by_policy, check_readable, file_of, read_served
+from marl_ray.rollout.served.texts import ServedText, check_readable, exported_file, group_by_policy, read_served
 from marl_ray.training.texts.demonstrations import GivenResponse, encode
 
 MAX_GROUP_SIZE = 16
@@ -52,7 +52,7 @@ def read_data(
     players = {agent: name for name, members in agents.items() for agent in members}
     trained = [name for name in agents if not config.team[name].frozen]
     if path.startswith(DECISIONS_SCHEME):
-        served = by_policy(read_served(file_of(path)), players)
+        served = group_by_policy(read_served(exported_file(path)), players)
         blocks_of = {name: _served_blocks(config, name, served.get(name, []), readers[name]) for name in trained}
     else:
         pairs = _read_pairs(path, players)
