@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, describe_error, one_line
 from marl_ray.policies.bundles.mlflow_client import mlflow_client
-from marl_ray.training.checkpoints.index import checkpoints_in, newest
+from marl_ray.training.checkpoints.index import checkpoints_in, find_newest
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.run_folder.record import (
     RunRecord,
@@ -64,7 +64,7 @@ def _check_tracking(uri: str) -> None:
 
 def _check_length(config: RunConfig, record: RunRecord) -> None:
     """Refuse a run that was made shorter than its checkpoint: nothing of it would be trained."""
-    latest = newest(StoredFolder(*filesystem_of(config)))
+    latest = find_newest(StoredFolder(*filesystem_of(config)))
     if latest is None:
         return
     played, now = latest.manifest.steps, config.train.total_steps

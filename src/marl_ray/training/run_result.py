@@ -11,8 +11,8 @@ from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.index import (
     BUNDLE_FOLDER,
     PublishedCheckpoint,
-    best,
-    best_whole,
+    find_best,
+    find_best_undamaged,
     published_checkpoints,
 )
 from marl_ray.training.checkpoints.manifest import withdraw_manifest
@@ -80,7 +80,7 @@ def read_finished_result(config: RunConfig) -> RunResult | None:
         curve = Path(folder, curve.name)
     bundle = linked_bundle(filesystem, folder)
     if bundle is None:  # the link was lost
-        checkpoint = best(published_checkpoints(StoredFolder(filesystem, folder)))
+        checkpoint = find_best(published_checkpoints(StoredFolder(filesystem, folder)))
         bundle = stored["bundle"] if checkpoint is None else f"{checkpoint.place}/{BUNDLE_FOLDER}"
     return RunResult(**stored | {"curve": curve, "bundle": bundle}, trained=False)
 
@@ -150,7 +150,7 @@ def _best_checkpoint(config: RunConfig, folder: StoredFolder, console: RunLog) -
 
     Damaged ones are withdrawn, with a line about each.
     """
-    checkpoint, damaged = best_whole(published_checkpoints(folder))
+    checkpoint, damaged = find_best_undamaged(published_checkpoints(folder))
     for place, line in damaged:
         console.say(line)
         withdraw_manifest(place)

@@ -20,13 +20,13 @@ def interrupt_handler(say: Callable[[], None]) -> Iterator[None]:
         return
     numbers = (signal.SIGINT, signal.SIGTERM)
 
-    def answer(number: int, frame: FrameType | None) -> None:
+    def handle_signal(number: int, frame: FrameType | None) -> None:
         for each in numbers:
             signal.signal(each, signal.SIG_IGN)
         say()
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
-    before = {number: signal.signal(number, answer) for number in numbers}
+    before = {number: signal.signal(number, handle_signal) for number in numbers}
     try:
         yield
     finally:

@@ -22,6 +22,7 @@ BEAT_S = 15.0
 LOST_S = 60.0
 """Seconds without a beat after which a driver counts as dead, on whatever machine."""
 RUNNING_STATE = "running"
+"""State of an owner that has not ended."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +61,17 @@ class Owner:
 def read_owner(filesystem: fs.FileSystem, folder: str) -> Owner | None:
     """Return the last attempt at the run of this folder; None where nothing says so."""
     try:
-        return owner_of(filesystem, folder, newest(filesystem, folder))
+        return owner_of(filesystem, folder, newest_number(filesystem, folder))
     except OSError:
         return None
 
 
-def newest(filesystem: fs.FileSystem, folder: str) -> int:
+def newest_number(filesystem: fs.FileSystem, folder: str) -> int:
     """Return the number of the folder's last owner; 0 if it never had one. Raises OSError."""
-    return max(numbers(filesystem, folder), default=0)
+    return max(owner_numbers(filesystem, folder), default=0)
 
 
-def numbers(filesystem: fs.FileSystem, folder: str) -> list[int]:
+def owner_numbers(filesystem: fs.FileSystem, folder: str) -> list[int]:
     """Return the numbers of all owners that the folder names. Raises OSError."""
     infos = filesystem.get_file_info(fs.FileSelector(f"{folder}/{OWNER_FOLDER}", allow_not_found=True))
     stems = (info.base_name.removesuffix(".json") for info in infos if info.base_name.endswith(".json"))
@@ -78,7 +79,7 @@ def numbers(filesystem: fs.FileSystem, folder: str) -> list[int]:
 
 
 def owner_of(filesystem: fs.FileSystem, folder: str, number: int) -> Owner | None:
-    """Return the attempt of this number; None if its file is not there, is being written, or is none of ours."""
+    """Return the owner of this number; None if its file is not there, is being written, or holds no owner."""
     try:
         data = read_json(filesystem, owner_file(folder, number))
         return None if data is None else Owner(**data)

@@ -171,7 +171,7 @@ def record_of(config: RunConfig) -> RunRecord:
     )
     if differing:
         _check_names_of_environment(config, differing)
-        named = [_difference(key, recorded_identity, own_identity) for key in differing[:MAX_NAMED_KEYS]]
+        named = [_describe_difference(key, recorded_identity, own_identity) for key in differing[:MAX_NAMED_KEYS]]
         more = ", ..." if len(differing) > MAX_NAMED_KEYS else ""
         raise MarlRayError(
             f"name: run {config.name!r} exists under {config.storage!r} with another {', '.join(named)}{more}; "
@@ -194,7 +194,7 @@ def _check_names_of_environment(config: RunConfig, differing: Iterable[str]) -> 
         return
 
 
-def _difference(key: str, before: JsonMapping, now: JsonMapping) -> str:
+def _describe_difference(key: str, before: JsonMapping, now: JsonMapping) -> str:
     """Return a key with the value that a run has and the one that a config has."""
     values = (str(flat[key]) if key in flat else "none" for flat in (before, now))
     shown = [text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..." for text in values]
@@ -207,6 +207,7 @@ def identity_hash(config: RunConfig) -> str:
 
 
 def _identity(config: RunConfig) -> JsonObject:
+    """Return the part of a run's config that stays the same however often the run continues."""
     identity = {key: value for key, value in config.resolve().items() if key not in NOT_IDENTITY}
     # A finished run may be made longer, and the size of micro-batches changes no result.
     identity["train"] = {k: v for k, v in identity["train"].items() if k not in ("total_steps", "micro_batch")}

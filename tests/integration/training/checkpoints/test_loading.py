@@ -15,9 +15,9 @@ from toy_runs.runs import config, timeless, trained, weights
 
 from marl_ray.training.checkpoints import tensor_files
 from marl_ray.training.checkpoints.index import (
-    best,
     checkpoint_name,
     checkpoints_in,
+    find_best,
     published_checkpoints,
     remove_unneeded,
 )
@@ -132,7 +132,7 @@ def noted(folder: str) -> dict[str, list[str]]:
     from marl_ray.training.collectives import gather_from_workers
 
     read: list[str] = []
-    real: Callable[..., bytes] = tensor_files.read_known
+    real: Callable[..., bytes] = tensor_files.read_verified
 
     def note(place: StoredFolder, known: Any) -> bytes:
         read.append(place.path.removeprefix(f"{folder}/"))
@@ -140,7 +140,7 @@ def noted(folder: str) -> dict[str, list[str]]:
 
     run = config("resources.workers=2")
     train_alone(run, Path(folder))
-    tensor_files.read_known = note
+    tensor_files.read_verified = note
     train_alone(run, resume=Path(folder, "4"))
     return {str(rank): names for rank, names in enumerate(gather_from_workers(read))}
 
@@ -223,7 +223,7 @@ def test_checkpoints_on_s3_are_written_checked_withdrawn_and_removed_there(base,
     assert timeless(again) == timeless([row for row in rows if row["iteration"] > iterations[-2]])
     assert f"{places[-1]}/{PART} has 8 bytes, expected " in about_checkpoints(lines)[0]
     assert [place.path for place in checkpoints_in(bucket)] == [place.path for place in places[:-1]]
-    chosen = best(published_checkpoints(bucket))
+    chosen = find_best(published_checkpoints(bucket))
     remove_unneeded(bucket, 1, None, 1)
     assert chosen is not None and {place.path for place in checkpoints_in(bucket)} == {
         places[-2].path,
