@@ -23,7 +23,7 @@ from marl_ray.training.journal.deliveries import END_S, FINISHED_STATUS, MLFLOW,
 from marl_ray.training.journal.delivery import read_mark
 from marl_ray.training.journal.follower import Follower
 from marl_ray.training.journal.mlflow_sink import MlflowSink
-from marl_ray.training.journal.repair import repair
+from marl_ray.training.journal.repair import repair_metrics
 from marl_ray.training.journal.writer import write_failure
 from marl_ray.training.machines.cluster_capacity import check_capacity
 from marl_ray.training.machines.full_disk import find_full_disk
@@ -111,7 +111,7 @@ def train(config: RunConfig, console: RunLog | None = None, own_ray: bool = Fals
         record = record_of(config)
         resumes = bool(checkpoints_in(StoredFolder(filesystem, folder)))
         last = _last_iteration(config, record) if resumes else None
-        for line in repair(filesystem, folder, last, ORIGIN_KEY in record):
+        for line in repair_metrics(filesystem, folder, last, ORIGIN_KEY in record):
             log.say(line)
         if not resumes and (source := source_of(config)) is not None:
             record[ORIGIN_KEY] = source

@@ -77,6 +77,7 @@ def _check_length(config: RunConfig, record: RunRecord) -> None:
 
 
 def _check_environment(config: RunConfig) -> dict[str, list[str]]:
+    """Check what needs the environment, and return each policy's agents."""
     from marl_ray.envs.env_copies import warm_up
     from marl_ray.envs.registry import check_costs, make_env
     from marl_ray.training.loop.families.family import run_family

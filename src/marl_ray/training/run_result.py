@@ -17,7 +17,7 @@ from marl_ray.training.checkpoints.index import (
 )
 from marl_ray.training.checkpoints.manifest import withdraw_manifest
 from marl_ray.training.checkpoints.storage import StoredFolder
-from marl_ray.training.journal.deliveries import FINISHED_STATUS, MLFLOW, BestBundle, Deliveries, incomplete
+from marl_ray.training.journal.deliveries import FINISHED_STATUS, MLFLOW, BestBundle, Deliveries, find_incomplete_sinks
 from marl_ray.training.journal.delivery import read_mark
 from marl_ray.training.run_folder.bundle_link import link_bundle, linked_bundle
 from marl_ray.training.run_folder.lease import Lease
@@ -92,7 +92,7 @@ def deliver_rest(config: RunConfig, result: RunResult) -> RunResult:
     """
     filesystem, folder = filesystem_of(config)
     try:
-        names = incomplete(config, filesystem, folder)
+        names = find_incomplete_sinks(config, filesystem, folder)
     except OSError:  # a folder that cannot be read has nothing to deliver
         return result
     if not result.model and MLFLOW not in names:

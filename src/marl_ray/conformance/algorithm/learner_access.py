@@ -82,7 +82,7 @@ def moved_costs(
 ) -> list[float]:
     """Return the changes of an episode's costs that a policy's learner attributes to its update, by signal."""
     stats = game_run.costs[POLICY_NAMES[number]]
-    changes = game_run.learners[number].moved_costs(stats, batch, after, before).means
+    changes = game_run.learners[number].estimate_moved_costs(stats, batch, after, before).means
     assert stats.means is not None and changes is not None
     return [now - then for now, then in zip(changes, stats.means, strict=True)]
 

@@ -11,10 +11,10 @@ from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.training.collectives import rank_and_world_size, sum_over_workers
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner import gradient_epochs, trust_region_step
-from marl_ray.training.learner.compiled.eligible import why_torch
+from marl_ray.training.learner.compiled.eligible import reason_for_torch
 from marl_ray.training.learner.minibatches import Shape, minibatches
 from marl_ray.training.learner.preparation.estimates import trained_decisions
-from marl_ray.training.learner.preparation.prepare import prepare
+from marl_ray.training.learner.preparation.prepare import prepare_batch
 from marl_ray.training.learner.prepared_batch import PreparedBatch
 from marl_ray.training.learner.trained_policy import LearnerSettings, TrainedPolicy, UpdateState
 from marl_ray.trajectories import Trajectories
@@ -39,18 +39,18 @@ class Learner:
         self.policy = TrainedPolicy.set_up(model, mesh, settings)
         self.state = UpdateState.initial(self.policy)
         self.trust_region = settings.hyper.trust_region
-        self.own_groups = self._groups()
+        self.own_groups = self._group_settings()
         self.refused, self._compared = "", False
 
     @property
-    def why_torch(self) -> str:
+    def reason_for_torch(self) -> str:
         """The reason why torch takes the gradient steps of the policy as it is now; empty where compiled code does."""
-        return why_torch(self.policy) or self.refused
+        return reason_for_torch(self.policy) or self.refused
 
     @property
     def compiled(self) -> bool:
         """True if the gradient steps, and the networks that play, are compiled code."""
-        return not self.why_torch
+        return not self.reason_for_torch
 
     def limit_passes(self, rows: int) -> None:
         """Let no pass have more than `rows` sequences from now on; the size of passes changes no result."""
@@ -101,7 +101,7 @@ class Learner:
         ]
         # Rewards become advantages, and the outputs of the old weights are kept.
         encode = not (self.compiled and self._compared)  # compiled code encodes the batch itself
-        prepared, self.state, metrics = prepare(
+        prepared, self.state, metrics = prepare_batch(
             policy, self.state, batch, shape, minibatch_plan, costs, factor, where, encode
         )
         if spec.constraint == "trust_region":  # the actor's only step; the gradient steps then train the critics alone
@@ -140,7 +140,9 @@ class Learner:
         """
         return self.policy.family.log_ratio(self.policy.rollout_model, batch)
 
-    def moved_costs(self, costs: CostStats, batch: Trajectories, after: Tensor, before: Tensor | None) -> CostStats:
+    def estimate_moved_costs(
+        self, costs: CostStats, batch: Trajectories, after: Tensor, before: Tensor | None
+    ) -> CostStats:
         """Estimate what an episode costs after this update.
 
         `after` and `before` (copies, T) are the ratios by which the updates so far, with and without this one, have
@@ -160,14 +162,14 @@ class Learner:
         shift = (sums[:-1] / sums[-1].clamp(min=1) * costs.decisions).tolist()
         return replace(costs, means=tuple(mean + moved for mean, moved in zip(costs.means, shift, strict=True)))
 
-    def _groups(self) -> list[dict[str, object]]:
+    def _group_settings(self) -> list[dict[str, object]]:
         """Return the settings of each group of the optimiser."""
         groups = self.policy.optimizer.param_groups
         return [{key: value for key, value in group.items() if key != "params"} for group in groups]
 
     def plain(self) -> JsonObject:
         """Return everything besides tensors that changes, as plain data for a checkpoint."""
-        return self.state.plain() | {"groups": self._groups(), "refused": self.refused}
+        return self.state.plain() | {"groups": self._group_settings(), "refused": self.refused}
 
     def load_state(self, plain: JsonMapping, where: str = "training") -> None:
         """Continue from `plain()`; the tensors were loaded before. Every worker takes part. Errors may name `where`."""

@@ -48,5 +48,5 @@ def update_team(
         if sequential:
             change = learner.log_ratio(batch).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
             after = change if factor is None else factor * change
-            means, factor = learner.moved_costs(stats, batch, after, factor).means, after
+            means, factor = learner.estimate_moved_costs(stats, batch, after, factor).means, after
     return metrics

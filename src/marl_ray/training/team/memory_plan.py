@@ -53,7 +53,7 @@ def memory_plan(config: RunConfig, gpus: int) -> MemoryPlan:
     if a model cannot be divided as they say, or if its shape is not known. Starts and ends a process group, so the
     process must have none.
     """
-    shards = shards_of(config, gpus)
+    shards = weight_shards(config, gpus)
     if not config.has_language_models:
         raise MarlRayError("team: expected language models; actor-critics are small, and their memory is not computed")
     mixed = config.resources.mixed_precision != "none"
@@ -111,7 +111,7 @@ def memory_plan(config: RunConfig, gpus: int) -> MemoryPlan:
     )
 
 
-def shards_of(config: RunConfig, gpus: int) -> int:
+def weight_shards(config: RunConfig, gpus: int) -> int:
     """Return the number of GPUs that share one set of weights.
 
     It is `shard` x `context` x `tensor` of `resources.parallel`, or, where `shard` is not given, as many as make up

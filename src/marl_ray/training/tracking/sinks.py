@@ -69,7 +69,7 @@ class SinkFactory(Protocol):
 def check_sinks(config: RunConfig) -> None:
     """Raise MarlRayError if a tracker of `tracking.also` is none or cannot work."""
     for name in config.tracking.also:
-        check = getattr(_tracker(name), "check", None)
+        check = getattr(_load_tracker(name), "check", None)
         if check is not None:
             try:
                 check(config)
@@ -97,12 +97,13 @@ def open_sinks(config: RunConfig, run_id: str) -> dict[str, Sink]:
 def open_sink(config: RunConfig, run_id: str, name: str) -> Sink:
     """Return the sink of this name. Raises MarlRayError if it cannot be opened."""
     try:
-        return _tracker(name)(config, run_id)
+        return _load_tracker(name)(config, run_id)
     except Exception as error:  # each library has its own error types
         raise MarlRayError(f"tracking.also: {name} cannot be used: {one_line(error)}") from error
 
 
-def _tracker(name: str) -> SinkFactory:
+def _load_tracker(name: str) -> SinkFactory:
+    """Return the tracker of this name. Raises MarlRayError if there is none."""
     try:
         make: SinkFactory = TRACKER.load(name)
     except MarlRayError as error:
@@ -184,8 +185,8 @@ class WeightsAndBiases(Sink):
         """Raise MarlRayError without the package, or without a key for its server."""
         if find_spec("wandb") is None:
             raise MarlRayError(f"wandb is not installed; {install_hint('wandb')}")
-        away = os.environ.get("WANDB_MODE") in ("offline", "disabled")
-        if not (away or os.environ.get("WANDB_API_KEY") or _logged_in()):
+        is_offline = os.environ.get("WANDB_MODE") in ("offline", "disabled")
+        if not (is_offline or os.environ.get("WANDB_API_KEY") or _logged_in()):
             raise MarlRayError("wandb expects WANDB_API_KEY, `wandb login`, or WANDB_MODE=offline")
 
     def __init__(self, config: RunConfig, run_id: str):

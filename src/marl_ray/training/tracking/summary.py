@@ -5,8 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from marl_ray.algorithms.constraints.budgets import WIDER_BUDGET_FACTOR, budget_score, violation
 from marl_ray.config import RunConfig
 
+EPISODE_SOURCES = {"best/": ", on fresh episodes", "eval/": ", in its evaluation", "": " (training episodes)"}
+"""Prefix of a metric -> whose episodes it is of. Evaluations choose the best weights, which flatters them there, so these
+play fresh episodes too."""
 
-def against_budgets(config: RunConfig, metrics: Mapping[str, float], prefix: str) -> list[str]:
+
+def budget_texts(config: RunConfig, metrics: Mapping[str, float], prefix: str) -> list[str]:
     """Return a text such as `cost 29.81 of 30` for each budget, numbered if there are several.
 
     The list is empty if the costs are not known.
@@ -15,11 +19,6 @@ def against_budgets(config: RunConfig, metrics: Mapping[str, float], prefix: str
     names = ["cost"] if len(costs) == 1 else [f"cost {k}" for k in range(len(costs))]
     pairs = zip(names, costs, config.budgets, strict=False)
     return [f"{name} {cost:.2f} of {budget:g}" for name, cost, budget in pairs]
-
-
-EPISODE_SOURCES = {"best/": ", on fresh episodes", "eval/": ", in its evaluation", "": " (training episodes)"}
-"""Prefix of a metric -> whose episodes it is of. Evaluations choose the best weights, which flatters them there, so these
-play fresh episodes too."""
 
 
 def evaluation_text(metrics: Mapping[str, float]) -> str:
@@ -34,13 +33,16 @@ def run_summary(config: RunConfig, best: Mapping[str, float], last: Mapping[str,
     `best` are the metrics of the iteration whose weights are the best bundle, `last` those of the last iteration.
     """
     lines = []
-    whose = "best/" if "best/return" in best else ""
-    same = best.get("steps", 0) == last.get("steps", 1) and whose == "best/"
-    for name, metrics, prefix in (("best", best, whose), ("last", last, "eval/" if "eval/return" in last else "")):
+    best_prefix = "best/" if "best/return" in best else ""
+    same = best.get("steps", 0) == last.get("steps", 1) and best_prefix == "best/"
+    for name, metrics, prefix in (
+        ("best", best, best_prefix),
+        ("last", last, "eval/" if "eval/return" in last else ""),
+    ):
         if f"{prefix}return" not in metrics:
             continue
         shown = evaluation_text(metrics) if prefix == "eval/" else f"{metrics[f'{prefix}return']:.3f}"
-        figures = [f"return {shown}", *against_budgets(config, metrics, prefix)]
+        figures = [f"return {shown}", *budget_texts(config, metrics, prefix)]
         if name == "last":
             figures += [
                 f"{key.replace('/', ' ')} {metrics[key]:.2f}" for key in metrics if f"/{key}".endswith("/entropy")
@@ -49,7 +51,7 @@ def run_summary(config: RunConfig, best: Mapping[str, float], last: Mapping[str,
         at += EPISODE_SOURCES[prefix]
         at += ", the same weights" if same and name == "last" else ""
         lines.append(f"{name}    {', '.join(figures)}{at}")
-        lines += [f"        {line}" for line in _within(metrics, prefix)]
+        lines += [f"        {line}" for line in _within_budget_texts(metrics, prefix)]
     chosen_by = _costs(config, best, "eval/" if "eval/return" in best else "")
     if chosen_by and violation(config.budgets, chosen_by) > 0:
         lines.append("no evaluated policy was within the budgets; the best is the one nearest to them")
@@ -102,7 +104,7 @@ def _costs(config: RunConfig, metrics: Mapping[str, float], prefix: str) -> list
     return [metrics[name] for name in names] if all(name in metrics for name in names) else []
 
 
-def _within(metrics: Mapping[str, float], prefix: str) -> list[str]:
+def _within_budget_texts(metrics: Mapping[str, float], prefix: str) -> list[str]:
     """Return the shares of the episodes that kept the budgets, as text."""
     shares = []
     for key, what in (

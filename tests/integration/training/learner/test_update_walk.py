@@ -10,7 +10,7 @@ from marl_ray.training.costs import CostStats
 from marl_ray.training.learner import trust_region_step
 from marl_ray.training.learner.minibatches import Shape, minibatches
 from marl_ray.training.learner.policy_learner import Learner
-from marl_ray.training.learner.preparation.prepare import prepare
+from marl_ray.training.learner.preparation.prepare import prepare_batch
 from marl_ray.training.learner.trained_policy import UpdateState
 from marl_ray.trajectories import Trajectories
 
@@ -29,7 +29,7 @@ def prepared_by(learner: Learner, batch: Trajectories) -> Any:
     policy = learner.policy
     shape = Shape(batch.agents, batch.mask.shape[1], 0, policy.family.bounds(batch, batch.agents))
     plan = [minibatches(0, 0, 0, 2, shape, policy.settings.by_episode)]
-    return prepare(policy, learner.state, batch, shape, plan, COSTS, None, "here")
+    return prepare_batch(policy, learner.state, batch, shape, plan, COSTS, None, "here")
 
 
 def weights(learner: Learner) -> torch.Tensor:

@@ -14,8 +14,8 @@ from marl_ray.config.run.model import LoraConfig, ModelConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.language.model_files import empty_lm
 from marl_ray.training.team.dry_step import DryPass, dry_step
-from marl_ray.training.team.memory_plan import memory_plan, sampling_bytes, shards_of
-from marl_ray.training.team.model_shapes import architecture, qwen
+from marl_ray.training.team.memory_plan import memory_plan, sampling_bytes, weight_shards
+from marl_ray.training.team.model_shapes import architecture, qwen_architecture
 
 CONFIGS = Path(__file__).parents[4] / "jobs" / "configs"
 GIB = 1 << 30
@@ -87,7 +87,7 @@ def test_adapters_leave_gradients_and_moments_to_themselves():
 
 @pytest.mark.parametrize(("size", "weights"), [("0.5b", 0.494e9), ("3b", 3.086e9), ("7b", 7.616e9), ("72b", 72.7e9)])
 def test_shapes_have_as_many_weights_as_their_pages_say(size, weights):
-    assert numbers(qwen(size)) == pytest.approx(weights, rel=0.002)
+    assert numbers(qwen_architecture(size)) == pytest.approx(weights, rel=0.002)
 
 
 def test_a_model_is_known_by_its_name_or_its_folder(tmp_path):
@@ -161,7 +161,7 @@ def test_a_plan_counts_the_copy_of_a_model_whose_files_must_be_converted(tmp_pat
 def test_groups_share_their_weights_among_themselves(parallel, shards):
     run = run_of()
     need = run.resources.model_validate({"workers": 4, "parallel": parallel})
-    assert shards_of(run.model_copy(update={"resources": need}), 16) == shards
+    assert weight_shards(run.model_copy(update={"resources": need}), 16) == shards
 
 
 def test_groups_must_divide_the_gpus():

@@ -48,18 +48,18 @@ def split_rows(policy: TrainedPolicy, batch: Trajectories) -> tuple[Tensor, Tens
     return mask, left_out
 
 
-def estimate(policy: TrainedPolicy, batch: Trajectories) -> Estimates:
+def estimate_advantages(policy: TrainedPolicy, batch: Trajectories) -> Estimates:
     """Turn the batch's rewards and costs into advantages and targets: the algorithm's own, and GAE for the costs.
 
     Raises MarlRayError if the algorithm gives advantages or targets of another shape than (B, T).
     """
-    advantages, targets = _checked_advantages(policy, batch)
+    advantages, targets = _estimate_checked(policy, batch)
     no_costs = batch.costs.new_zeros(*batch.mask.shape, 0)
     costs = cost_advantages(batch, policy.hyper) if policy.budgets else (no_costs, no_costs)
     return Estimates(advantages, targets, *costs)
 
 
-def _checked_advantages(policy: TrainedPolicy, batch: Trajectories) -> tuple[Tensor, Tensor | None]:
+def _estimate_checked(policy: TrainedPolicy, batch: Trajectories) -> tuple[Tensor, Tensor | None]:
     algorithm, spec, expected = policy.algorithm, policy.algorithm.spec, batch.mask.shape
     advantages, targets = algorithm.advantages(batch, policy.hyper)
     if spec.critic_first:

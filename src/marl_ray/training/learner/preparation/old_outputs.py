@@ -14,7 +14,7 @@ from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
 from marl_ray.trajectories import Trajectories
 
 
-def old_outputs(
+def take_old_outputs(
     policy: TrainedPolicy,
     state: UpdateState,
     inputs: object,
@@ -62,7 +62,7 @@ def reference_log_probs(
     return log_probs
 
 
-def estimated_divergence(
+def estimate_divergence(
     policy: TrainedPolicy,
     inputs: object,
     batch: Trajectories,

@@ -12,16 +12,16 @@ from marl_ray.algorithms.losses.ratios import truncated_importance
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.forward_passes import fit_critic
 from marl_ray.training.learner.minibatches import Selection, Shape
-from marl_ray.training.learner.preparation.estimates import Estimates, center_costs, estimate, split_rows
-from marl_ray.training.learner.preparation.normalizers import denormalize, normalize, updated_norms
-from marl_ray.training.learner.preparation.old_outputs import estimated_divergence, old_outputs, reference_log_probs
-from marl_ray.training.learner.preparation.statistics import batch_metrics, batch_sums, check_finite
+from marl_ray.training.learner.preparation.estimates import Estimates, center_costs, estimate_advantages, split_rows
+from marl_ray.training.learner.preparation.normalizers import denormalize, normalize, update_norms
+from marl_ray.training.learner.preparation.old_outputs import estimate_divergence, reference_log_probs, take_old_outputs
+from marl_ray.training.learner.preparation.statistics import batch_metrics, check_finite, sum_batch
 from marl_ray.training.learner.prepared_batch import OldOutputs, PreparedBatch
 from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
 from marl_ray.trajectories import Trajectories
 
 
-def prepare(
+def prepare_batch(
     policy: TrainedPolicy,
     state: UpdateState,
     batch: Trajectories,
@@ -44,19 +44,19 @@ def prepare(
     spec = policy.algorithm.spec
     mask, left_out = split_rows(policy, batch)
     inputs = policy.family.inputs(policy.model, batch) if encode else None
-    old = old_outputs(policy, state, inputs, batch, mask, shape, minibatch_plan)
+    old = take_old_outputs(policy, state, inputs, batch, mask, shape, minibatch_plan)
     if policy.estimates_values:
-        batch = _with_values(policy, state, batch, old)
+        batch = _add_values(policy, state, batch, old)
     reference = reference_log_probs(policy, batch, shape, minibatch_plan[0])
-    divergence = estimated_divergence(policy, inputs, batch, old.log_probs, reference, shape, minibatch_plan[0])
+    divergence = estimate_divergence(policy, inputs, batch, old.log_probs, reference, shape, minibatch_plan[0])
     # From here on `batch` has the rewards that are learned from, and for `critic_first` the values of the fitted critic.
-    batch = replace(batch, rewards=_shaped_rewards(policy, state, batch, divergence))
+    batch = replace(batch, rewards=_shape_rewards(policy, state, batch, divergence))
     if spec.critic_first:
         batch = replace(batch, values=fit_critic(policy, inputs, batch, mask, shape))
-    estimates = estimate(policy, batch)  # here rewards become advantages
-    sums = batch_sums(policy, batch, estimates, old, divergence, mask, left_out, shape, minibatch_plan)
+    estimates = estimate_advantages(policy, batch)  # here rewards become advantages
+    sums = sum_batch(policy, batch, estimates, old, divergence, mask, left_out, shape, minibatch_plan)
     check_finite(where, sums)
-    moved = _moved_state(policy, state, estimates, costs, sums)
+    moved_state = _move_state(policy, state, estimates, costs, sums)
     advantages = _normalize_advantages(policy, estimates.advantages, mask, sums["advantages"])
     cost_advantages, cost_scale = center_costs(
         estimates.cost_advantages, mask, sums["costs"], spec.constraint == "penalty"
@@ -74,8 +74,8 @@ def prepare(
         order=policy.family.order(policy.model, batch, shape.agents),
         advantages=advantages,
         cost_advantages=cost_advantages,
-        returns=None if estimates.targets is None else moved.value_norm.normalize(estimates.targets),
-        cost_returns=normalize(moved.cost_norms, estimates.cost_targets) if policy.budgets else None,
+        returns=None if estimates.targets is None else moved_state.value_norm.normalize(estimates.targets),
+        cost_returns=normalize(moved_state.cost_norms, estimates.cost_targets) if policy.budgets else None,
         old=old,
         recomputed=policy.recomputes,
         importance=None if cap is None else truncated_importance(old.log_probs, batch.log_probs, cap),
@@ -85,10 +85,10 @@ def prepare(
         sizes=sums["minibatches"],
         sequences=int(sums["batch"][1]),
     )
-    return prepared, moved, batch_metrics(policy, batch, estimates, sums)
+    return prepared, moved_state, batch_metrics(policy, batch, estimates, sums)
 
 
-def _shaped_rewards(policy: TrainedPolicy, state: UpdateState, batch: Trajectories, divergence: Tensor) -> Tensor:
+def _shape_rewards(policy: TrainedPolicy, state: UpdateState, batch: Trajectories, divergence: Tensor) -> Tensor:
     """Return the rewards (B, T) that advantages are taken of.
 
     With `kl_place: reward` the divergence is a part of them.
@@ -98,7 +98,7 @@ def _shaped_rewards(policy: TrainedPolicy, state: UpdateState, batch: Trajectori
     return policy.algorithm.shape_rewards(batch, hyper, policy.settings.horizon, penalty)
 
 
-def _with_values(policy: TrainedPolicy, state: UpdateState, batch: Trajectories, old: OldOutputs) -> Trajectories:
+def _add_values(policy: TrainedPolicy, state: UpdateState, batch: Trajectories, old: OldOutputs) -> Trajectories:
     """Return the batch with the critics' outputs before the first step, in units of rewards and costs."""
     batch = replace(batch, values=state.value_norm.denormalize(old.values) * batch.mask)
     if not policy.budgets:
@@ -115,15 +115,15 @@ def _normalize_advantages(policy: TrainedPolicy, raw: Tensor, mask: Tensor, all_
     return standardize(raw, mask, all_moments, hyper.std_ddof) if hyper.advantage_norm == "batch" else raw * mask
 
 
-def _moved_state(
+def _move_state(
     policy: TrainedPolicy, state: UpdateState, estimates: Estimates, costs: CostStats, sums: dict[str, Tensor]
 ) -> UpdateState:
     """Move the normalisers by the batch's targets, and the multipliers by its episodes' costs."""
     if estimates.targets is not None:
-        (value_norm,) = updated_norms([state.value_norm], sums["targets"][None])
+        (value_norm,) = update_norms([state.value_norm], sums["targets"][None])
         state = replace(state, value_norm=value_norm)
     if policy.budgets:
-        state = replace(state, cost_norms=updated_norms(state.cost_norms, sums["cost_targets"]))
+        state = replace(state, cost_norms=update_norms(state.cost_norms, sums["cost_targets"]))
         if state.multipliers and costs.means is not None and costs.episodes and not policy.algorithm.every_step:
             pairs = zip(state.multipliers, costs.means, strict=True)
             state = replace(state, multipliers=tuple(multiplier.with_cost(cost) for multiplier, cost in pairs))

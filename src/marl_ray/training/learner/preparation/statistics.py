@@ -17,7 +17,7 @@ CHECKED_TENSORS = ("rewards", "costs", "log_probs", "values", "cost_values")
 """Tensors of a batch that must be finite."""
 
 
-def batch_sums(
+def sum_batch(
     policy: TrainedPolicy,
     batch: Trajectories,
     estimates: Estimates,
