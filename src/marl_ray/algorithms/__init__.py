@@ -12,9 +12,10 @@ from marl_ray.extensions import ALGORITHM
 
 
 def algorithm_of(name: str) -> Algorithm:
-    """Return the algorithm of a name: a built-in, one of an installed package, or `package.module:NAME`.
+    """Return the algorithm of a name.
 
-    Raises MarlRayError if there is none.
+    The name is a built-in's, that of an installed package, or `package.module:NAME`. Raises MarlRayError if there is
+    none.
     """
     spec_of(name)
     algorithm = ALGORITHM.load(name)

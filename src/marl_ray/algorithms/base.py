@@ -38,7 +38,10 @@ class PolicyLossInputs(NamedTuple):
 
 
 class PolicyLoss(NamedTuple):
-    """The loss of each decision, (R, T) each field; the learner weighs and adds the losses (see `aggregation`)."""
+    """The loss of each decision, (R, T) each field.
+
+    The learner weighs and adds the losses (see `aggregation`).
+    """
 
     loss: Tensor
     clipped: Tensor

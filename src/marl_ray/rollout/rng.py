@@ -78,7 +78,10 @@ def response_stream(kind: int, iteration: int, attempt: int, copy: int, agent: i
 
 
 def task_number(task_id: str) -> int:
-    """Return the number of a task in streams, in [0, 2^63): a hash, so that it depends on no other task."""
+    """Return the number of a task in streams, in [0, 2^63).
+
+    It is a hash, so that it depends on no other task.
+    """
     digest = hashlib.blake2b(task_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 

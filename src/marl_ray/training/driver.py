@@ -1,6 +1,7 @@
-"""The driver of a training run: it runs the loop on Ray Train, tracks it, and registers the best bundle.
+"""The driver of a training run.
 
-`ray.train.torch.prepare_model` is not used: it wraps FSDP1 and refuses CPUs. The learner calls FSDP2 itself.
+It runs the loop on Ray Train, tracks it, and registers the best bundle. `ray.train.torch.prepare_model` is not used: it
+wraps FSDP1 and refuses CPUs. The learner calls FSDP2 itself.
 """
 
 import contextlib
@@ -246,7 +247,10 @@ def _end_workers(attempt: _Attempt) -> None:
 
 
 def _close(attempt: _Attempt, announced: _AnnouncedRun | None, follower: Follower | None, status: str) -> None:
-    """Stop the follower, and close the sinks with the status of the attempt; another owner's sinks are left alone."""
+    """Stop the follower, and close the sinks with the status of the attempt.
+
+    Another owner's sinks are left alone.
+    """
     if follower is not None:
         follower.close()
     owns, mlflow_sink = attempt.lease.owns(), attempt.mlflow_sink

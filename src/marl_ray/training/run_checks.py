@@ -38,7 +38,10 @@ def check_run(config: RunConfig) -> dict[str, list[str]]:
 
 
 def check_trial(config: RunConfig) -> dict[str, list[str]]:
-    """Check a run of a sweep as `check_run` does, but for its record, which it has none of: its name is the sweep's."""
+    """Check a run of a sweep as `check_run` does, except for its record.
+
+    It has none, because its name is the sweep's.
+    """
     _check_tracking(uri_of(config))
     check_sinks(config)
     check_folder(config)

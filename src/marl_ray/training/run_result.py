@@ -1,4 +1,7 @@
-"""The result of a run that has played all its steps: it is made once, stored in the run's record and read from there."""
+"""The result of a run that has played all its steps.
+
+It is made once, stored in the run's record and read from there.
+"""
 
 import contextlib
 from dataclasses import asdict, dataclass, replace
@@ -161,7 +164,10 @@ def _best_checkpoint(config: RunConfig, folder: StoredFolder, console: RunLog) -
 
 
 def store_result(config: RunConfig, record: RunRecord, result: RunResult, score: float | None) -> None:
-    """Write a run's result and its bundle's score into the run's record: from now on the run is finished."""
+    """Write a run's result and its bundle's score into the run's record.
+
+    From then on the run is finished.
+    """
     plain = asdict(result) | {"curve": None if result.curve is None else str(result.curve)}
     plain.pop("trained")
     record[FINISHED_KEY] = {"total_steps": config.train.total_steps, RESULT_KEY: plain, "score": score}

@@ -1,4 +1,7 @@
-"""Training in this process alone, without Ray: for tests, benchmarks and trials too small for workers of their own."""
+"""Train in this process alone, without Ray.
+
+Tests, benchmarks, and trials that are too small for workers of their own train so.
+"""
 
 import os
 from collections.abc import Callable, Iterator

@@ -1,4 +1,7 @@
-"""One worker process of a training run on Ray Train: it runs the loop, and rank 0 writes the run's journal."""
+"""One worker process of a training run on Ray Train.
+
+It runs the loop, and rank 0 writes the run's journal.
+"""
 
 import contextlib
 import math

@@ -1,7 +1,8 @@
-"""Generalised advantage estimation (Schulman et al. 2016, arXiv 1506.02438, eq. 16) on rows that hold several episodes.
+"""Generalised advantage estimation (Schulman et al. 2016, arXiv 1506.02438, eq. 16).
 
-The recursion runs along each row. On a CPU a compiled loop over the rows takes a third of the time of vector operations
-step by step; a GPU needs the vector operations. Tests compare both with the same reference.
+The rows may hold several episodes. The recursion runs along each row. On a CPU a compiled loop over the rows takes a
+third of the time of vector operations step by step; a GPU needs the vector operations. Tests compare both with the same
+reference.
 """
 
 import numba
@@ -142,7 +143,10 @@ def _scan(
     gamma: float,
     lam: float,
 ) -> None:
-    """Turn `reward` into returns and `value` into advantages, in place; all (T, N). A linear scan, two operations a step."""
+    """Turn `reward` into returns and `value` into advantages, in place; all (T, N).
+
+    It is a linear scan of two operations a step.
+    """
     steps, width = reward.shape
     length = max(1, BLOCK // max(1, width))
     carried = reward.new_zeros(width)  # the sum that a step passes to the one before it in the episode

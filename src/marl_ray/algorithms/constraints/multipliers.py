@@ -178,7 +178,10 @@ Multiplier = Lagrange | PID
 
 
 def with_settings_of(current: Multiplier, fresh: Multiplier) -> Multiplier:
-    """Return a multiplier with the state of `current` and the settings of `fresh`; both are of one class."""
+    """Return a multiplier with the state of `current` and the settings of `fresh`.
+
+    Both are of one class.
+    """
     return replace(fresh, **{name: getattr(current, name) for name in current.STATE_FIELDS})
 
 

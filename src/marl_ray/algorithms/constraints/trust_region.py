@@ -108,15 +108,15 @@ def fisher_product(
     weights: Tensor,
     sizes: Sequence[int] | None,
 ) -> MatrixProduct:
-    """Return v -> sum_n weights_n J_n' F_n J_n v, (D,): the Hessian of the weighted KL at `parameters`, times v.
+    """Return v -> sum_n weights_n J_n' F_n J_n v, (D,).
 
-    `function` maps parameters to normalised outputs (N, P) (`torch.func.functional_call` of the policy), J_n is its
-    Jacobian at decision n and F_n the head's Fisher matrix. The Gauss-Newton form needs one forward-mode and one
-    reverse pass, never the derivative of a gradient, and is positive semi-definite by construction; at the current
-    weights it equals the Hessian. `weights` (N,) must add up to one over all micro-batches and workers, so that
-    products over parts of a batch add up to the product over the batch. The caller adds the damping once, after that
-    sum. The returned function keeps the graph of one forward pass alive. Fused attention has no forward mode: run a
-    transformer under `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.
+    It is the Hessian of the weighted KL at `parameters`, times v. `function` maps parameters to normalised outputs (N,
+    P) (`torch.func.functional_call` of the policy), J_n is its Jacobian at decision n and F_n the head's Fisher matrix.
+    The Gauss-Newton form needs one forward-mode and one reverse pass, never the derivative of a gradient, and is
+    positive semi-definite by construction; at the current weights it equals the Hessian. `weights` (N,) must add up to
+    one over all micro-batches and workers, so that products over parts of a batch add up to the product over the batch.
+    The caller adds the damping once, after that sum. The returned function keeps the graph of one forward pass alive.
+    Fused attention has no forward mode: run a transformer under `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.
     """
     detached = {name: tensor.detach() for name, tensor in parameters.items()}
     pull = torch.func.vjp(function, detached)[1]
@@ -145,7 +145,10 @@ class TrustRegionStep(NamedTuple):
 
 
 class _Solution(NamedTuple):
-    """A step as coefficients of v = H^-1 g and of W = H^-1 B'; the other fields are those of TrustRegionStep."""
+    """A step as coefficients of v = H^-1 g and of W = H^-1 B'.
+
+    The other fields are those of TrustRegionStep.
+    """
 
     along_gradient: float
     """Coefficient of v."""
@@ -159,10 +162,12 @@ class _Solution(NamedTuple):
 def _candidate(
     active: list[int], q: float, r: Tensor, s: Tensor, c: Tensor, radius: float, resolution: float
 ) -> _Solution | None:
-    """Return the minimiser over the trust region where the active constraints hold with equality; None if none exists.
+    """Return the minimiser over the trust region where the active constraints hold with equality.
 
-    x = -W S_A^-1 c_A - (v - W S_A^-1 r_A) / lambda: the step to the nearest point of the boundary, and then along the
-    boundary down the loss. The two parts are H-orthogonal, so Pythagoras gives lambda.
+    It is None if none exists.
+
+    x = -W S_A^-1 c_A - (v - W S_A^-1 r_A) / lambda: the step to the nearest point of the
+    boundary, and then along the boundary down the loss. The two parts are H-orthogonal, so Pythagoras gives lambda.
     """
     inner = s[active][:, active]
     norms = inner.diagonal().sqrt()

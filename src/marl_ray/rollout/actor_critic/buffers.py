@@ -194,7 +194,10 @@ class PlayedBatch:
         return np.asarray(buffer.acted[last] & ~buffer.terminated[last] & ~buffer.truncated[last])
 
     def _acting_at_end(self, name: str) -> np.ndarray:
-        """Return (T, copies, agents) bool: True where an agent is cut, or continues after the batch's last step."""
+        """Return where an agent is cut, or continues after the batch's last step.
+
+        The result is (T, copies, agents) bool.
+        """
         acting_at_end = self.buffers[name].truncated[: self.steps].copy()
         acting_at_end[-1] |= self._open_end(name)
         return acting_at_end

@@ -133,7 +133,10 @@ def _make_policy_arrays(
 def _compile_loop(
     envs: ArrayBatch, functions: tuple[object, ...], world: WorldArrays, parts: tuple[PolicyArrays, ...]
 ) -> Callable[..., int]:
-    """Return the compiled `play_until_end` for arguments of these types; it raises the errors of the functions."""
+    """Return the compiled `play_until_end` for arguments of these types.
+
+    It raises the errors of the functions.
+    """
     part = parts[0]
     rows = part.rows[0].reshape(len(part.outputs), -1)
     argument_types = [
@@ -149,7 +152,10 @@ def _compile_loop(
 
 
 def _environment_types(envs: ArrayBatch) -> list[types.Type] | None:
-    """Return the types of `play`, `observe`, `allow` and `parameters` as the loop takes them; None if it cannot."""
+    """Return the types of `play`, `observe`, `allow` and `parameters` as the loop takes them.
+
+    The result is None if it cannot take them.
+    """
     step = BatchStep.zeros(len(envs.alive), len(envs.agents), envs.signals)
     numbers, rows, parameters = np.empty(0, np.int64), np.empty((0, 0, 0), np.float32), envs.parameters
     try:
@@ -178,9 +184,9 @@ def _is_plain(kind: types.Type) -> bool:
 
 
 def _address_type(function: object, *arguments: object) -> types.FunctionType | None:
-    """Return the type of a compiled function that takes such arguments and returns nothing; None for another.
+    """Return the type of a compiled function that takes such arguments and returns nothing.
 
-    The caller would write what another one returns into foreign memory.
+    It is None for another function. The caller would write what another one returns into foreign memory.
     """
     return _type_of_function(function, tuple(map(numba.typeof, arguments)))
 

@@ -1,7 +1,7 @@
-"""Play whole episodes from fixed starts, to measure actor-critics: only the results of the episodes are kept.
+"""Play whole episodes from fixed starts, to measure actor-critics.
 
-An episode is a function of (weights, seed, set of starts, number). The numbers of workers and copies do not change it, and
-training draws none of its random numbers.
+Only the results of the episodes are kept. An episode is a function of (weights, seed, set of starts, number). The
+numbers of workers and copies do not change it, and training draws none of its random numbers.
 """
 
 from collections.abc import Mapping, Sequence

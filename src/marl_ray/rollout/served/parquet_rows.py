@@ -12,11 +12,12 @@ from marl_ray.errors import MarlRayError, one_line_without
 
 
 def read_tables(path: str, columns: Mapping[str, pa.DataType]) -> Iterator[tuple[str, int, pa.Table]]:
-    """Yield row groups: the file, the number of the group's first row in it, and these columns in these types.
+    """Yield the row groups of Parquet files.
 
-    `path` is a file, a folder of `*.parquet` files and folders, or a URI of either. Groups are read one by one, because
-    numbers take eight times as much space in a file's types as in a policy's. Raises MarlRayError naming the file and
-    the column.
+    Each comes as the file, the number of the group's first row in it, and these columns in these types. `path` is a
+    file, a folder of `*.parquet` files and folders, or a URI of either. Groups are read one by one, because numbers
+    take eight times as much space in a file's types as in a policy's. Raises MarlRayError naming the file and the
+    column.
     """
     try:
         filesystem, root = fs.FileSystem.from_uri(path) if "://" in path else (fs.LocalFileSystem(), path)

@@ -234,7 +234,10 @@ class TextCollector:
         trunks: Sequence[TextCopy] = (),
         comparing: Collection[str] = (),
     ) -> None:
-        """Play the running episodes of `copies` to their ends; `trunks` and `comparing` are those of branches."""
+        """Play the running episodes of `copies` to their ends.
+
+        `trunks` and `comparing` are those of branches.
+        """
         while playing := [copy for copy in copies if copy.agent]:
             for copy in trunks:
                 keep_state(copy, self.plan.branch_turns, comparing)

@@ -1,7 +1,8 @@
-"""The checkpoints of a run's folder, by their manifests: which there are, which to continue from, which to keep.
+"""The checkpoints of a run's folder, by their manifests.
 
-A checkpoint is `checkpoint_ITERATION_ATTEMPT`, where ATTEMPT numbers the groups of workers. Names sort by age. A group never
-writes into a folder of another, which may still be alive on a machine that was cut off.
+This file says which there are, which to continue from, and which to keep. A checkpoint is
+`checkpoint_ITERATION_ATTEMPT`, where ATTEMPT numbers the groups of workers. Names sort by age. A group never writes
+into a folder of another, which may still be alive on a machine that was cut off.
 
 `starts/ATTEMPT` says that a group has taken this number, and `starts/ATTEMPT_ITERATION` that it has begun, and from the
 checkpoint of which iteration: it plays all later ones again, and their rows of metrics are its own. A later checkpoint of an
@@ -73,10 +74,11 @@ class PublishedCheckpoint(NamedTuple):
 
 
 def take_attempt_number(folder: StoredFolder) -> int:
-    """Take the number of a new group of workers, and return it; it is greater than those of the groups before it.
+    """Take the number of a new group of workers, and return it.
 
-    The number is the time in milliseconds, or one more than theirs where groups begin at once or the clock was set
-    back. Rank 0 takes it before all else, so that a group that sleeps afterwards learns of the next. Raises OSError.
+    It is greater than those of the groups before it. The number is the time in milliseconds, or one more than theirs
+    where groups begin at once or the clock was set back. Rank 0 takes it before all else, so that a group that sleeps
+    afterwards learns of the next. Raises OSError.
     """
     names = (_match_name(place) for place in _list_folders(folder))
     before = [int(name[2]) for name in names if name is not None and name[2] is not None]

@@ -75,7 +75,10 @@ def _allocate_part(parameter: Tensor, facts: float | TensorStorageMetadata) -> T
 
 
 def _model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Return the name and tensor of each trained parameter and each persistent buffer; tied weights once."""
+    """Return the name and tensor of each trained parameter and each persistent buffer.
+
+    Tied weights come once.
+    """
     yielded: set[int] = set()
     for key, value in model.state_dict(keep_vars=True).items():
         if (isinstance(value, nn.Parameter) and not value.requires_grad) or id(value) in yielded:
@@ -100,7 +103,7 @@ class CpuCopy:
 
     @torch.no_grad()
     def take(self) -> Callable[[], None]:
-        """Copy what playing may change, and all that is on a GPU; return a function that copies the rest.
+        """Copy what playing may change, and all that is on a GPU, and return a function that copies the rest.
 
         Playing changes the statistics of observations, for example. The rest is what only an update changes: the
         weights and the states of the optimisers. Another thread may call the function, and the next update must wait
@@ -137,7 +140,10 @@ class CpuCopy:
 
 
 def cpu_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """Return a mesh of the same workers on CPU. It only says who holds which part: nothing is exchanged over it."""
+    """Return a mesh of the same workers on CPU.
+
+    It only says who holds which part, because nothing is exchanged over it.
+    """
     return DeviceMesh("cpu", mesh.mesh, mesh_dim_names=mesh.mesh_dim_names, _init_backend=False)
 
 

@@ -1,4 +1,7 @@
-"""Reading a checkpoint: every file is compared with the manifest, and a damaged checkpoint gives way to the one before."""
+"""Read a checkpoint.
+
+Every file is compared with the manifest, and a damaged checkpoint gives way to the one before.
+"""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,8 @@
-"""The checkpoint from which a run with `resume_from` begins: it is looked up, and proved complete and fit for the run.
+"""The checkpoint from which a run with `resume_from` begins.
 
-A checkpoint fits if it holds the same trained policies, and for each the same weights, optimiser state and multipliers.
-Hyper-parameters, the amount of experience, evaluations and frozen policies may differ.
+It is looked up, and proved complete and fit for the run. A checkpoint fits if it holds the same trained policies, and
+for each the same weights, optimiser state and multipliers. Hyper-parameters, the amount of experience, evaluations and
+frozen policies may differ.
 """
 
 import json

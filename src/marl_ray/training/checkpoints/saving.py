@@ -1,7 +1,8 @@
-"""Writing checkpoints beside the training: another thread copies the weights while the team plays, and writes the copy.
+"""Write checkpoints beside the training.
 
-Every rank writes its own part straight onto the storage. The ranks then tell rank 0 sizes and hashes of their files, and
-rank 0 publishes the checkpoint by its manifest.
+Another thread copies the weights while the team plays, and writes the copy. Every rank writes its own part straight
+onto the storage. The ranks then tell rank 0 sizes and hashes of their files, and rank 0 publishes the checkpoint by its
+manifest.
 """
 
 import json
@@ -200,7 +201,10 @@ def _write_bundle(
     folders: Sequence[Path],
     group: dist.ProcessGroup | None,
 ) -> None:
-    """Write the bundle into the folder of `folders` and copy it into the checkpoint; other ranks send their parts."""
+    """Write the bundle into the folder of `folders` and copy it into the checkpoint.
+
+    Other ranks send their parts.
+    """
     assert contents.bundle is not None
 
     def trained_weight(policy: str, weight: str) -> Tensor | None:

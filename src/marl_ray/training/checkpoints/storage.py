@@ -1,4 +1,7 @@
-"""Files on any storage: they are written with their hashes, and read only if size and hash are right."""
+"""Files on any storage.
+
+They are written with their hashes, and read only if size and hash are right.
+"""
 
 import hashlib
 import os
@@ -128,7 +131,10 @@ def check_size(place: StoredFolder, written: StoredFile) -> None:
 
 
 def check_content(place: StoredFolder, written: StoredFile) -> None:
-    """Raise as `read_verified` does if a file is not as it was written; its contents need not fit into memory."""
+    """Raise as `read_verified` does if a file is not as it was written.
+
+    Its contents need not fit into memory.
+    """
     size, digest = 0, hashlib.sha256()
     try:
         with place.filesystem.open_input_stream(place.path) as stream:

@@ -1,4 +1,7 @@
-"""The evaluations of actor-critics: whole episodes in copies of the environment that only evaluations use."""
+"""Play the evaluations of actor-critics.
+
+They are whole episodes in copies of the environment that only evaluations use.
+"""
 
 from collections.abc import Mapping, Sequence
 

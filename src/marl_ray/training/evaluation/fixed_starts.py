@@ -1,7 +1,8 @@
-"""Evaluations while a team trains: whole episodes from starts that stay the same for the whole run.
+"""Evaluations while a team trains.
 
-The scores of evaluations select the bundle, stop trials and make the curves of reports. Means over training episodes
-cannot do that: they favour short episodes, which end first, and they lag behind the weights.
+They are whole episodes from starts that stay the same for the whole run. The scores of evaluations select the bundle,
+stop trials and make the curves of reports. Means over training episodes cannot do that: they favour short episodes,
+which end first, and they lag behind the weights.
 """
 
 import math
@@ -79,7 +80,10 @@ class StartsPlayer(Protocol):
     """Plays the episodes of a run's evaluations; every worker makes the same calls."""
 
     def play(self, players: Mapping[str, Any], start_set: StartSet) -> PlayedStarts:
-        """Play the starts of a set; with SELECTION, greedy episodes too. Changes nothing that training reads."""
+        """Play the starts of a set, and with SELECTION greedy episodes too.
+
+        Nothing that training reads changes.
+        """
 
     def close(self) -> None:
         """Release what only evaluations use."""

@@ -62,7 +62,10 @@ def fine_tune(config: RunConfig, env: "AECEnv", team: Team, emit: Callable[[dict
 
 
 class DemonstrationFit:
-    """One policy, its demonstrations, and an optimiser for the warm start alone: the run begins with a fresh one."""
+    """One policy, its demonstrations, and an optimiser for the warm start alone.
+
+    The run begins with a fresh optimiser.
+    """
 
     def __init__(self, name: str, policy: TrainedPolicy, examples: list[EncodedExample], settings: WarmStartConfig):
         self.name = name

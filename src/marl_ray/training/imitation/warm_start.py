@@ -113,7 +113,10 @@ def fit_all(config: RunConfig, team: Team, fits: Mapping[str, Fit], emit: Callab
 
 
 class LoggedFit:
-    """One policy, its logged decisions, and an optimiser for the warm start alone: the run begins with a fresh one."""
+    """One policy, its logged decisions, and an optimiser for the warm start alone.
+
+    The run begins with a fresh optimiser.
+    """
 
     def __init__(
         self, name: str, learner: Learner, logged: LoggedUnits, env: ParallelEnv, team: Team, settings: WarmStartConfig

@@ -1,7 +1,8 @@
-"""Delivers the rows of a run's journal to one sink: in order, each once, however often the sink or the driver fails.
+"""Deliver the rows of a run's journal to one sink.
 
-Its mark in the run's folder, `NAME/sinks/SINK.json`, notes what the sink has taken. The journal itself is the outbox, so
-rows that wait take no memory, and wait as long as they must.
+They come in order, each once, however often the sink or the driver fails. Its mark in the run's folder,
+`NAME/sinks/SINK.json`, notes what the sink has taken. The journal itself is the outbox, so rows that wait take no
+memory, and wait as long as they must.
 """
 
 import contextlib
@@ -52,7 +53,10 @@ class Mark:
 
 
 def read_mark(filesystem: fs.FileSystem, folder: str, name: str) -> Mark:
-    """Return the mark of a sink in a run's folder; that of a new sink where there is none. Raises OSError."""
+    """Return the mark of a sink in a run's folder.
+
+    It is that of a new sink where there is none. Raises OSError.
+    """
     try:
         return mark_of(read_json(filesystem, _mark_path(folder, name)))
     except ValueError:  # a file of something else: the sink gets all rows
@@ -142,7 +146,10 @@ class Delivery:
             self.say(f"{self.name}: {self.problem}; its rows wait in the run's folder")
 
     def leave(self) -> None:
-        """Make no more calls of the sink, and print what it has not got; another owner of the run says that itself."""
+        """Make no more calls of the sink, and print what it has not got.
+
+        Another owner of the run prints that itself.
+        """
         self.over.set()
         if self.mark.ended or not self.owns():
             return

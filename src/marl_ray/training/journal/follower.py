@@ -1,4 +1,7 @@
-"""Shows what workers write to the journal while they train: a progress bar, lines for people, and the run's log."""
+"""Show what workers write to the journal while they train.
+
+A progress bar, lines for people and the run's log show it.
+"""
 
 import contextlib
 import json

@@ -1,4 +1,7 @@
-"""Reads the lines of a file that grows, by their numbers: a line that was removed and written again has the same number."""
+"""Read the lines of a file that grows, by their numbers.
+
+A line that was removed and written again has the same number.
+"""
 
 import os
 from pathlib import Path

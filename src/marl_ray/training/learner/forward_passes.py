@@ -1,4 +1,7 @@
-"""Passes over a whole batch before its epochs: evaluate it, or fit a critic to it; equal however the batch is divided."""
+"""Passes over a whole batch before its epochs.
+
+They evaluate it, or fit a critic to it, with equal results however the batch is divided.
+"""
 
 from collections.abc import Callable, Sequence
 

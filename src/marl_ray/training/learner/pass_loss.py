@@ -1,4 +1,7 @@
-"""The loss of one pass (a micro-batch): this worker's part of the loss of the minibatch over all workers."""
+"""The loss of one pass (a micro-batch).
+
+It is this worker's part of the loss of the minibatch over all workers.
+"""
 
 from collections.abc import Sequence
 

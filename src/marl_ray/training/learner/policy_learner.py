@@ -1,4 +1,7 @@
-"""The learner of one policy: it updates the policy by one batch at a time, and keeps the state between updates."""
+"""The learner of one policy.
+
+It updates the policy by one batch at a time, and keeps the state between updates.
+"""
 
 from dataclasses import replace
 
@@ -44,7 +47,10 @@ class Learner:
 
     @property
     def reason_for_torch(self) -> str:
-        """The reason why torch takes the gradient steps of the policy as it is now; empty where compiled code does."""
+        """The reason why torch takes the gradient steps of the policy as it is now.
+
+        It is empty where compiled code does.
+        """
         return reason_for_torch(self.policy) or self.refused
 
     @property
@@ -83,10 +89,11 @@ class Learner:
         factor: Tensor | None = None,
         where: str = "training",
     ) -> dict[str, float]:
-        """Train on one batch for all epochs; every worker calls it with its own part. Metrics are means over all parts.
+        """Train on one batch for all epochs, and return metrics.
 
-        `factor` (copies, T) is the ratio by which the policies that were updated before this one have changed the
-        probability of the joint action. Raises DivergedError naming `where` and the tensor if a number is not finite.
+        Every worker calls it with its own part; metrics are means over all parts. `factor` (copies, T) is the ratio by
+        which the policies that were updated before this one have changed the probability of the joint action. Raises
+        DivergedError naming `where` and the tensor if a number is not finite.
         """
         policy = self.policy
         hyper, spec = policy.hyper, policy.algorithm.spec
@@ -172,7 +179,10 @@ class Learner:
         return self.state.plain() | {"groups": self._group_settings(), "refused": self.refused}
 
     def load_state(self, plain: JsonMapping, where: str = "training") -> None:
-        """Continue from `plain()`; the tensors were loaded before. Every worker takes part. Errors may name `where`."""
+        """Continue from `plain()`, after the tensors were loaded.
+
+        Every worker takes part. Errors may name `where`.
+        """
         self.state = self.state.from_plain(plain)
         # Another comparison could end otherwise, and then the run would not equal one that never stopped. A policy that
         # has no compiled code, as one of a branch, keeps its own reason.

@@ -85,7 +85,10 @@ class _ActorProblem:
         return self.distribution.normalize(self.rows.expand(raw), self.allowed)
 
     def surrogates(self, parameters: Parameters) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the reward loss, cost surrogates (K,) and outputs at these weights; this worker's part of the means."""
+        """Return the reward loss, cost surrogates (K,) and outputs at these weights.
+
+        Losses and surrogates are this worker's part of the means.
+        """
         outputs = self.outputs(parameters)
         log_probs = self.distribution.log_prob(outputs, self.actions)
         parts = (log_probs, self.old, self.advantages, self.mask, self.behaviour, self.old_values)

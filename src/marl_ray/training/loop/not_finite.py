@@ -35,10 +35,10 @@ def describe_not_finite(
     running: Sequence[tuple[int, int]],
     iteration: int,
 ) -> str:
-    """Return `: the reward of ...` about the first reward or cost that is not finite; empty if none is.
+    """Return `: the reward of ...` about the first reward or cost that is not finite.
 
-    It looks at all workers' batches, and every worker takes part. `running` are the starts of this worker's episodes
-    that continue.
+    The text is empty if all are finite. It looks at all workers' batches, and every worker takes part. `running` are
+    the starts of this worker's episodes that continue.
     """
     place_here = find_not_finite(config, agents, batch, running) if isinstance(batch, Batch) else None
     sent: tuple[Any, ...] | None = place_here and tuple(place_here)
@@ -59,7 +59,10 @@ def describe_not_finite(
 def find_not_finite(
     config: RunConfig, agents: Mapping[str, Sequence[str]], batch: Batch, running: Sequence[tuple[int, int]]
 ) -> NotFinitePlace | None:
-    """Return the first reward or cost of this worker's batch that is not finite; None if there is none."""
+    """Return the first reward or cost of this worker's batch that is not finite.
+
+    It is None if all are finite.
+    """
     places: list[NotFinitePlace] = []
     rank, workers = rank_and_world_size()
     for name, rows in batch.trajectories.items():

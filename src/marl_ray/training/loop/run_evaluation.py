@@ -118,9 +118,10 @@ class RunEvaluation:
         return metrics
 
     def evaluate(self, steps: int) -> tuple[Metrics, int]:
-        """Evaluate the current weights, after `steps` steps; return metrics and the steps that were played for them.
+        """Evaluate the current weights, after `steps` steps.
 
-        If the score is the best so far, the weights are measured again on other episodes, for the metrics `best/...`.
+        Returns metrics, and the steps that were played for them. If the score is the best so far, the weights are
+        measured again on other episodes, for the metrics `best/...`.
         """
         players = self.players()
         with self.clock.phase("evaluation"):

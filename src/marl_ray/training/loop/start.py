@@ -1,4 +1,7 @@
-"""The weights and the state with which a run starts: new ones, those of its own checkpoint, or those of another run's."""
+"""The weights and the state with which a run starts.
+
+They are new ones, those of its own checkpoint, or those of another run's.
+"""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,7 @@
-"""`NAME/bundle`, which leads to the best bundle of a run: a link on local storage, a file with the URI on remote storage."""
+"""The link `NAME/bundle`, which leads to the best bundle of a run.
+
+On remote storage it is a file with the bundle's URI.
+"""
 
 import re
 import shutil

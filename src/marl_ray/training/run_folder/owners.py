@@ -1,7 +1,8 @@
-"""`NAME/owner/N.json`: the N-th driver of a run or a sweep, whether it is alive, and how its attempt ended.
+"""The drivers of a run or a sweep, the N-th in `NAME/owner/N.json`.
 
-The file with the greatest number is the owner's. While a driver works, it writes the time into its file every BEAT_S
-seconds. The file also names its machine and process, so that on that machine a driver that was killed is known at once.
+The file says whether the driver is alive, and how its attempt ended. The file with the greatest number is the owner's.
+While a driver works, it writes the time into its file every BEAT_S seconds. The file also names its machine and
+process, so that on that machine a driver that was killed is known at once.
 """
 
 import functools
@@ -79,7 +80,10 @@ def owner_numbers(filesystem: fs.FileSystem, folder: str) -> list[int]:
 
 
 def owner_of(filesystem: fs.FileSystem, folder: str, number: int) -> Owner | None:
-    """Return the owner of this number; None if its file is not there, is being written, or holds no owner."""
+    """Return the owner of this number.
+
+    It is None if its file is not there, is being written, or holds no owner.
+    """
     try:
         data = read_json(filesystem, owner_file(folder, number))
         return None if data is None else Owner(**data)
@@ -112,7 +116,10 @@ def whose_folder(filesystem: fs.FileSystem, folder: str) -> str:
 
 @functools.cache
 def own_address() -> str:
-    """Return the address by which other machines reach this one; empty without a network. Nothing is sent."""
+    """Return the address by which other machines reach this one.
+
+    It is empty without a network. Nothing is sent.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # RFC 5737: an address that is nobody's

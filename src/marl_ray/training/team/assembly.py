@@ -1,4 +1,7 @@
-"""The team of a run: models and learners from the config and the environment's spaces, and its bundle."""
+"""Assemble the team of a run.
+
+Its models and learners follow from the config and the environment's spaces; the team writes the run's bundle.
+"""
 
 import tempfile
 from collections.abc import Callable, Mapping

@@ -1,4 +1,7 @@
-"""The memory of one training step of a language model on many GPUs, computed without a GPU: its tensors have no numbers."""
+"""Compute the memory of one training step of a language model on many GPUs, without a GPU.
+
+The tensors of the step have no numbers.
+"""
 
 import warnings
 from typing import Any, NamedTuple

@@ -49,7 +49,10 @@ CPU_MEMORY_SHARE = 0.5
 
 
 class EngineActors(Engine):
-    """The actors of one policy. Every worker makes an `EngineActors`, and all call `update_weights` and `close` together."""
+    """The actors of one policy.
+
+    Every worker makes an `EngineActors`, and all call `update_weights` and `close` together.
+    """
 
     def __init__(self, config: RunConfig, name: str, policy: TokenPolicy) -> None:
         """Start the actors of the engine of policy `name` of the team.
@@ -284,11 +287,17 @@ class EngineActor:
     def generate(
         self, version: int, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig
     ) -> list[Completion]:
-        """Return the responses of the host by weights of `version`; raises what `EngineHost.generate` raises."""
+        """Return the responses of the host by weights of `version`.
+
+        Raises what `EngineHost.generate` raises.
+        """
         return self._host.generate(version, prompts, seed, generation)
 
     def progress(self) -> int:
-        """Return the number of tokens that the host has written so far; it may be asked while the host writes."""
+        """Return the number of tokens that the host has written so far.
+
+        It may be asked while the host writes.
+        """
         return self._host.progress()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Measure how many responses fit into one pass on a GPU, before the first gradient step, so that none runs out of memory.
+"""Measure how many responses fit into one pass on a GPU.
 
-A worker that runs out of memory cannot try a smaller pass: the other workers would wait for it in the collectives of
-the pass that it left.
+It is done before the first gradient step, so that none runs out of memory. A worker that runs out of memory cannot try
+a smaller pass: the other workers would wait for it in the collectives of the pass that it left.
 """
 
 import math
@@ -103,7 +103,10 @@ def fits_beside_weights(weights: float, one_row: float, two_rows: float, free: f
 
 
 def trial_pass(model: Any, rows: int, learn_entropy: bool) -> None:
-    """Make a forward and a backward pass with `rows` responses that fill the context; leaves no gradients."""
+    """Make a forward and a backward pass with `rows` responses that fill the context.
+
+    It leaves no gradients.
+    """
     steps = model.generation.max_tokens
     prompts = torch.zeros(rows, max(1, model.config.context - steps), dtype=torch.int64, device=model.device)
     responses = torch.zeros(rows, steps, dtype=torch.int64, device=model.device)

@@ -1,4 +1,7 @@
-"""Update all policies of a team: together, or one after another (HAPPO, Kuba et al. 2022, arXiv 2109.11251)."""
+"""Update all policies of a team.
+
+They are updated together, or one after another (HAPPO, Kuba et al. 2022, arXiv 2109.11251).
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -46,9 +46,10 @@ class CheckedPolicy(NamedTuple):
 
 
 def check_language(config: RunConfig, env: "AECEnv", agents: Mapping[str, Sequence[str]]) -> dict[str, CheckedPolicy]:
-    """Raise MarlRayError if a team of language models cannot play or learn here; return its policies.
+    """Return the policies of a team of language models that can play and learn here.
 
-    `agents` are policy -> its agents. Models are built without memory for their weights.
+    Raises MarlRayError if it cannot. `agents` are policy -> its agents. Models are built without memory for their
+    weights.
     """
     models = {}
     for name, members in agents.items():
@@ -152,7 +153,10 @@ def _build_model(model: ModelConfig, uri: str) -> tuple[Any, Any]:
 
 
 def _check_weights(folder: str, path: str) -> None:
-    """Raise MarlRayError if a folder has no weights, or only pickled ones; names that transformers knows pass."""
+    """Raise MarlRayError if a folder has no weights, or only pickled ones.
+
+    Names that transformers knows pass.
+    """
     if Path(folder).is_dir() and not any(Path(folder, name).is_file() for name in WEIGHT_FILES):
         raise MarlRayError(f"model.path {path!r} has no weights: expected one of {', '.join(WEIGHT_FILES)}")
 

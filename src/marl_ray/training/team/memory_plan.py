@@ -143,7 +143,10 @@ def pass_of(config: RunConfig, name: str) -> DryPass:
 
 
 def sampling_bytes(config: RunConfig, name: str) -> int:
-    """Return the bytes of each number of the copy that samples on every worker; 0 where no worker has one."""
+    """Return the bytes of each number of the copy that samples on every worker.
+
+    It is 0 where no worker has one.
+    """
     model = config.team[name].model
     assert model is not None
     if sampled_elsewhere(config, name) and _stays_in_files(model, uri_of(config)):

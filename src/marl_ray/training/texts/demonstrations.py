@@ -1,4 +1,7 @@
-"""Read demonstrations for language models from a file or an environment, and encode them as a policy reads and writes."""
+"""Read and encode demonstrations for language models.
+
+They come from a file or an environment, and are encoded as a policy reads and writes.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast

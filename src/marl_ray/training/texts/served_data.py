@@ -1,4 +1,7 @@
-"""The `data` of a run: texts that were served, with their outcomes, or preferred pairs, as blocks of responses."""
+"""Read the `data` of a run.
+
+They are texts that were served, with their outcomes, or preferred pairs, as blocks of responses.
+"""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -75,7 +78,10 @@ def read_data(
 def _served_blocks(
     config: RunConfig, name: str, served: Sequence[ServedText], reader: PolicyReader
 ) -> list[ResponseBlock]:
-    """Return the blocks of served texts, prompt by prompt; of pairs for an algorithm that learns from these."""
+    """Return the blocks of served texts, prompt by prompt.
+
+    For an algorithm that learns from pairs they are pairs.
+    """
     spec, model = config.spec_of(name), config.team[name].model
     assert model is not None
     vocabulary = reader.lm.get_input_embeddings().weight.shape[0]

@@ -251,7 +251,10 @@ class MlflowRun:
 
 
 class _BoundedClient:
-    """An MLflow client whose requests have ANSWER_S and RETRIES as limits. Files, which may be large, have MLflow's own."""
+    """An MLflow client whose requests have ANSWER_S and RETRIES as limits.
+
+    Files, which may be large, have MLflow's own limits.
+    """
 
     def __init__(self, client: "MlflowClient"):
         _bound_requests()

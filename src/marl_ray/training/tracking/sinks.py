@@ -1,4 +1,7 @@
-"""The sinks of a run's metrics besides MLflow, with the same methods: TensorBoard, Weights & Biases, users' own."""
+"""The sinks of a run's metrics besides MLflow, with the same methods.
+
+They are TensorBoard, Weights & Biases, and users' own.
+"""
 
 import contextlib
 import math
@@ -221,7 +224,10 @@ class WeightsAndBiases(Sink):
         return None if value is None else int(value)
 
     def keep_bundle(self, folder: Path, model: str, digest: str) -> None:
-        """Store a bundle as an artifact with the alias `best`; wandb copies its files before this returns."""
+        """Store a bundle as an artifact with the alias `best`.
+
+        wandb copies its files before this returns.
+        """
         import wandb
 
         artifact = wandb.Artifact(f"{self.name}-bundle", type="bundle", metadata={"model": model, "digest": digest})

@@ -28,9 +28,10 @@ def evaluation_text(metrics: Mapping[str, float]) -> str:
 
 
 def run_summary(config: RunConfig, best: Mapping[str, float], last: Mapping[str, float]) -> list[str]:
-    """Return the lines about the best policy and the last one, with their costs and budgets if the run has constraints.
+    """Return the lines about the best policy and the last one.
 
-    `best` are the metrics of the iteration whose weights are the best bundle, `last` those of the last iteration.
+    They have the costs and budgets if the run has constraints. `best` are the metrics of the iteration whose weights
+    are the best bundle, `last` those of the last iteration.
     """
     lines = []
     best_prefix = "best/" if "best/return" in best else ""

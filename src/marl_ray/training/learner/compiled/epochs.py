@@ -122,9 +122,9 @@ def largest_difference(policy: TrainedPolicy, state: UpdateState, prepared: Prep
 def descend(
     policy: TrainedPolicy, state: UpdateState, prepared: PreparedBatch, where: str
 ) -> tuple[UpdateState, dict[str, float]]:
-    """Take all gradient steps on a batch, as `gradient_epochs.descend` does; the state stays as it is.
+    """Take all gradient steps on a batch, as `gradient_epochs.descend` does.
 
-    Raises DivergedError naming `where` and a metric that is not finite.
+    The state stays as it is. Raises DivergedError naming `where` and a metric that is not finite.
     """
     flat, batch = FlatState(policy), CompiledBatch(policy, state, prepared)
     sizes = iter(prepared.sizes[:, 0].tolist())

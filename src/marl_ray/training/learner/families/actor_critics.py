@@ -1,4 +1,7 @@
-"""Actor-critics as the learner needs them: small networks, gathered as one group; the rollout copy is on CPU."""
+"""Actor-critics as the learner needs them.
+
+Their networks are small and gathered as one group; the rollout copy is on CPU.
+"""
 
 import copy
 from collections.abc import Mapping

@@ -1,4 +1,7 @@
-"""The interface of a family of policies, with the modules `actor_critics` and `language_models`, and the choice of one."""
+"""The interface of a family of policies, and the choice of one.
+
+The modules `actor_critics` and `language_models` have it.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -45,7 +48,10 @@ class PolicyFamily(Protocol):
         """Return True if the rollout copy has the weights, and can estimate values."""
 
     def refresh(self, models: PolicyModels, mixed_precision: bool, where: str) -> None:
-        """Copy the trained weights into the rollout copy; every worker takes part. Errors may name `where`."""
+        """Copy the trained weights into the rollout copy.
+
+        Every worker takes part. Errors may name `where`.
+        """
 
     def adopt_actor(self, models: PolicyModels, parameters: Mapping[str, Tensor]) -> None:
         """Give the rollout copy's and the trained actor these weights, which are equal on all workers.

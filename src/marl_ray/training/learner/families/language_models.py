@@ -1,4 +1,7 @@
-"""Language models as the learner needs them: sharded block by block; the rollout copy is on the learner's device."""
+"""Language models as the learner needs them.
+
+They are sharded block by block; the rollout copy is on the learner's device.
+"""
 
 from collections.abc import Mapping
 from dataclasses import fields

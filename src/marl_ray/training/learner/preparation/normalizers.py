@@ -1,4 +1,7 @@
-"""The normalisers of values and cost values: they follow the critics' targets from batch to batch."""
+"""The normalisers of values and cost values.
+
+They follow the critics' targets from batch to batch.
+"""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,7 @@
-"""Prepare a batch: evaluate it by the old weights, estimate advantages, add up over the workers, and normalise."""
+"""Prepare a batch for its gradient steps.
+
+It is evaluated by the old weights; then its advantages are estimated, and normalised over all workers.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -107,9 +110,9 @@ def _add_values(policy: TrainedPolicy, state: UpdateState, batch: Trajectories, 
 
 
 def _normalize_advantages(policy: TrainedPolicy, raw: Tensor, mask: Tensor, all_moments: Tensor) -> Tensor:
-    """Return the advantages (B, T), standardised if `advantage_norm` is `batch`; 0 outside of `mask`.
+    """Return the advantages (B, T), standardised if `advantage_norm` is `batch`.
 
-    They are standardised over all workers' batch.
+    They are standardised over the batch of all workers, and 0 outside of `mask`.
     """
     hyper = policy.hyper
     return standardize(raw, mask, all_moments, hyper.std_ddof) if hyper.advantage_norm == "batch" else raw * mask
@@ -131,7 +134,10 @@ def _move_state(
 
 
 def _violations(policy: TrainedPolicy, costs: CostStats, cost_scale: Tensor) -> Tensor:
-    """Return the violations (K,) per decision; `cost_scale` (K,) are the divisors of the cost advantages."""
+    """Return the violations (K,) per decision.
+
+    `cost_scale` (K,) are the divisors of the cost advantages.
+    """
     raw = raw_violations(policy.budgets, costs)
     if raw is None:
         return torch.zeros(len(policy.budgets), device=policy.device)
