@@ -50,7 +50,7 @@ from marl_ray.training.run_result import (
     deliver_rest,
     make_result,
     read_finished_result,
-    register,
+    register_bundle,
     store_result,
 )
 from marl_ray.training.tracking.mlflow_run import uri_of
@@ -235,7 +235,7 @@ def _finish(attempt: _Attempt, announced: _AnnouncedRun, last: dict[str, float])
     attempt.lease.check()
     store_result(config, record, result, score)
     attempt.console.phase("registering the best bundle")
-    return register(config, record, result, announced.deliveries, attempt.lease)
+    return register_bundle(config, record, result, announced.deliveries, attempt.lease)
 
 
 def _end_workers(attempt: _Attempt) -> None:

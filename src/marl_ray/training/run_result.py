@@ -109,7 +109,7 @@ def deliver_rest(config: RunConfig, result: RunResult) -> RunResult:
         deliveries = Deliveries(
             config, result.run_id, filesystem, folder, console.say, {}, names=names, owns=lease.owns
         )
-        return register(config, record, result, deliveries, lease)
+        return register_bundle(config, record, result, deliveries, lease)
 
 
 def make_result(
@@ -174,7 +174,7 @@ def store_result(config: RunConfig, record: RunRecord, result: RunResult, score:
     write_record(config, record)
 
 
-def register(
+def register_bundle(
     config: RunConfig, record: RunRecord, result: RunResult, deliveries: Deliveries, lease: Lease
 ) -> RunResult:
     """Close the sinks of a finished run, of which MLflow registers the bundle.

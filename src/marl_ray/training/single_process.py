@@ -51,7 +51,7 @@ def train_alone(
     """
     rows: list[Metrics] = []
 
-    def note(metrics: Metrics) -> None:
+    def add_row(metrics: Metrics) -> None:
         rows.append(metrics)
         if emit is not None:
             emit(metrics)
@@ -61,5 +61,5 @@ def train_alone(
     checkpoint = resume if origin is None else Path(origin)
     start = RunStart([] if checkpoint is None else [local_stored_folder(checkpoint)], origin)
     with process_group():
-        run_worker(config, torch.device("cpu"), start, RunCallbacks(note), keeping)
+        run_worker(config, torch.device("cpu"), start, RunCallbacks(add_row), keeping)
     return rows

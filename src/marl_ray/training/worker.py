@@ -206,7 +206,7 @@ def _make_callbacks(journal: Journal, folder: StoredFolder, position: _StoragePo
     system = SystemMetrics()
 
     def row(metrics: dict[str, float]) -> None:
-        journal.row(metrics | system.read())
+        journal.write_row(metrics | system.read())
 
     def begin(after: int | None) -> None:
         if rank != 0:
@@ -219,7 +219,7 @@ def _make_callbacks(journal: Journal, folder: StoredFolder, position: _StoragePo
             journal.say(line)
             withdraw_manifest(StoredFolder(folder.filesystem, path))
 
-    return RunCallbacks(row, journal.transcripts, journal.phase, begin, journal.say)
+    return RunCallbacks(row, journal.write_transcripts, journal.phase, begin, journal.say)
 
 
 def _find_best_left(folder: StoredFolder) -> tuple[float, list[tuple[str, str]]]:

@@ -159,7 +159,7 @@ class _Solution(NamedTuple):
     trust_multiplier: float
 
 
-def _candidate(
+def _solve_active_set(
     active: list[int], q: float, r: Tensor, s: Tensor, c: Tensor, radius: float, resolution: float
 ) -> _Solution | None:
     """Return the minimiser over the trust region where the active constraints hold with equality.
@@ -189,7 +189,7 @@ def _candidate(
     return _Solution(-rate, costs, "constrained" if active else "unconstrained", tuple(multipliers.tolist()), trust)
 
 
-def _solve(q: float, r: Tensor, s: Tensor, c: Tensor, delta: float, resolution: float) -> _Solution:
+def _solve_dual(q: float, r: Tensor, s: Tensor, c: Tensor, delta: float, resolution: float) -> _Solution:
     """Return the step as coefficients of v = H^-1 g and of W = H^-1 B', from q = g.v, r = Bv and S = BW in float64.
 
     The problem is convex and its optimum is the candidate of its own active set, so the best candidate that keeps all
@@ -201,7 +201,7 @@ def _solve(q: float, r: Tensor, s: Tensor, c: Tensor, delta: float, resolution: 
     best, best_loss = None, math.inf
     for size in range(len(usable) + 1):
         for active in itertools.combinations(usable, size):
-            candidate = _candidate(list(active), q, r, s, c, radius, resolution)
+            candidate = _solve_active_set(list(active), q, r, s, c, radius, resolution)
             if candidate is None:
                 continue
             value = candidate.along_gradient * r + s @ candidate.along_costs + c
@@ -246,7 +246,7 @@ def constrained_step(
             return TrustRegionStep(torch.full_like(gradient, math.nan), "unconstrained", (0.0,) * len(c), 0.0)
         resolution = torch.finfo(gradient.dtype).eps
         # Column 0 holds B v, the exact change along v; row 0 equals it only once conjugate gradients have converged.
-        solution = _solve(float(gram[0, 0]), gram[1:, 0], gram[1:, 1:], c, delta, resolution)
+        solution = _solve_dual(float(gram[0, 0]), gram[1:, 0], gram[1:, 1:], c, delta, resolution)
         coefficients = torch.cat([torch.tensor([solution.along_gradient], dtype=torch.float64), solution.along_costs])
         step = (coefficients.to(directions) @ directions).to(gradient.dtype)
         square = float(step.dot(product(step)))
@@ -295,11 +295,11 @@ def backtracking_line_search(
     for j in range(steps):
         vector = old + coefficient**j * step
         new_loss, new_costs, kl = evaluate(vector)
-        changes = tuple(float(new) - float(before) for new, before in zip(new_costs, costs, strict=True))
+        changes = tuple(float(new) - float(old_cost) for new, old_cost in zip(new_costs, costs, strict=True))
         change = float(new_loss) - float(loss)
         if not all(math.isfinite(number) for number in (change, kl, *changes)):
             continue
-        within = all(rise <= most for rise, most in zip(changes, allowed, strict=True))
+        within = all(rise <= limit for rise, limit in zip(changes, allowed, strict=True))
         if kl <= delta and within and (change <= 0 or not feasible):
             return LineSearch(vector, j, change, changes, float(kl))
     return LineSearch(old, None, 0.0, (0.0,) * len(allowed), 0.0)

@@ -95,7 +95,7 @@ def violations(game_run: GameRun, number: int) -> list[float]:
 
 def normalizer_state(learner: Learner) -> object:
     """Return the normalisers' state, by value."""
-    state = learner.state.plain()
+    state = learner.state.to_plain()
     return copy.deepcopy([state["value_norm"], state["cost_norms"]])
 
 

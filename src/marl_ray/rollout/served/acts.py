@@ -206,9 +206,9 @@ def _join_rows(parts: Sequence[_PolicyRows]) -> tuple[Trajectories, Tensor]:
     order = np.lexsort((columns["turn"], columns["agent"], columns["episode"]))
     columns = {name: values[order] for name, values in columns.items()}
     identity = np.stack([columns[name] for name in ("episode", "agent", "turn")])
-    same = np.append((identity[:, 1:] == identity[:, :-1]).all(0), False)
-    if same.any():
-        number = int(order[np.argmax(same) + 1])
+    is_repeated = np.append((identity[:, 1:] == identity[:, :-1]).all(0), False)
+    if is_repeated.any():
+        number = int(order[np.argmax(is_repeated) + 1])
         part_numbers = np.repeat(np.arange(len(parts)), [len(p.keys) for p in parts])
         part = parts[part_numbers[number]]
         row = number - int(np.argmax(part_numbers == part_numbers[number]))

@@ -49,13 +49,13 @@ def run_side_by_side(calls: Sequence[Callable[[], None]], threads: int, deadline
             running.remove(done.get(timeout=max(0.0, began.get(oldest, now) + deadline_s - now)))
         except Empty:
             if oldest in began:
-                _drop(waiting)
+                _drain(waiting)
                 raise CallTimeoutError(oldest) from None
     if errors:
         raise errors[min(errors)]
 
 
-def _drop(waiting: SimpleQueue[int]) -> None:
+def _drain(waiting: SimpleQueue[int]) -> None:
     """Empty the queue, so that the threads that still run make no further call."""
     while True:
         try:

@@ -47,7 +47,7 @@ def play_held_out(
     greedy_part = collector.play(players, task_numbers, greedy=True, key=start_set) if selects else []
     sampled_part = collector.play(players, task_numbers, samples=settings.samples, key=start_set)
     parts = gather_from_workers((sampled_part, greedy_part))
-    sampled, greedy = ([episode for part in parts for episode in part[which]] for which in (0, 1))
+    sampled, greedy = ([episode for part in parts for episode in part[index]] for index in (0, 1))
     return (
         sorted(sampled, key=lambda episode: (episode.task, episode.sample)),
         sorted(greedy, key=lambda episode: episode.task),

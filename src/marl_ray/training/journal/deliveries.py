@@ -95,8 +95,8 @@ class Deliveries:
             if delivery.sink is None:
                 delivery.over.set()
                 self.deliveries.remove(delivery)
-                why = f"tracking.also: {delivery.name} cannot be used: it has not opened within {wait_s:g} s"
-                raise MarlRayError(delivery.problem or why)
+                problem = f"tracking.also: {delivery.name} cannot be used: it has not opened within {wait_s:g} s"
+                raise MarlRayError(delivery.problem or problem)
 
     def watch(self) -> None:
         """Print a line about each sink that does not return from a call."""

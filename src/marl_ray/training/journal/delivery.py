@@ -156,8 +156,8 @@ class Delivery:
         waiting = 0
         with contextlib.suppress(OSError):
             waiting = max(0, Tail(self.filesystem, self.tail.path).count() - self.mark.rows)
-        what = f"{waiting:,} rows are not in {self.name} yet" if waiting else f"{self.name} is not complete yet"
-        self.say(f"{what} ({self.problem or 'it is too slow'}); the same command delivers them")
+        summary = f"{waiting:,} rows are not in {self.name} yet" if waiting else f"{self.name} is not complete yet"
+        self.say(f"{summary} ({self.problem or 'it is too slow'}); the same command delivers them")
 
     def _deliver(self) -> None:
         """Call the sink until it is closed, given up or another owner's."""

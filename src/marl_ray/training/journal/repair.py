@@ -98,11 +98,11 @@ def _fits_rows(filesystem: fs.FileSystem, path: str, iterations: Sequence[int], 
         return True
 
 
-def _line_numbers(what: str, numbers: Sequence[int]) -> str:
+def _line_numbers(noun: str, numbers: Sequence[int]) -> str:
     """Return `line 7`, `lines 3 and 5`, `lines 1 to 9`, `lines 3 to 90, 12 of them`."""
     first, last, count = numbers[0], numbers[-1], len(numbers)
     if count == 1:
-        return f"{what} {first:,}"
+        return f"{noun} {first:,}"
     if count == 2:
-        return f"{what}s {first:,} and {last:,}"
-    return f"{what}s {first:,} to {last:,}" + ("" if last - first + 1 == count else f", {count:,} of them")
+        return f"{noun}s {first:,} and {last:,}"
+    return f"{noun}s {first:,} to {last:,}" + ("" if last - first + 1 == count else f", {count:,} of them")

@@ -66,7 +66,7 @@ class Journal:
         failures = len(lines_of(self.filesystem, f"{self.folder}/{FAILURES_FILE}"))
         self._write_event({STARTS_AFTER: after, KEPT_ROWS: count, FAILED_BEFORE: failures})
 
-    def row(self, metrics: Mapping[str, float]) -> None:
+    def write_row(self, metrics: Mapping[str, float]) -> None:
         """Write a row of metrics. One that a full disk refuses is written with the next."""
         if self.writes:
             with self.lock, contextlib.suppress(OSError):
@@ -81,7 +81,7 @@ class Journal:
         """Let the driver print a line."""
         self._try_event({LINE_KEY: line})
 
-    def transcripts(self, iteration: int, episodes: Sequence[Mapping[str, object]]) -> None:
+    def write_transcripts(self, iteration: int, episodes: Sequence[Mapping[str, object]]) -> None:
         """Keep episodes as text. It is called before the iteration's row is written, because sinks look for them then."""
         if self.writes:
             with contextlib.suppress(OSError):

@@ -99,7 +99,7 @@ class Learner:
         hyper, spec = policy.hyper, policy.algorithm.spec
         batch = batch.to(policy.device)
         agents = 2 if spec.pairs else batch.agents  # a pair of responses stays together, as the agents of a copy do
-        bounds = policy.family.bounds(batch, agents)
+        bounds = policy.family.copy_bounds(batch, agents)
         shape = Shape(agents, batch.mask.shape[1], rank_and_world_size()[0], bounds, policy.joint)
         batch = policy.family.pad_batch(batch, agents)
         minibatch_plan = [
@@ -174,12 +174,12 @@ class Learner:
         groups = self.policy.optimizer.param_groups
         return [{key: value for key, value in group.items() if key != "params"} for group in groups]
 
-    def plain(self) -> JsonObject:
+    def to_plain(self) -> JsonObject:
         """Return everything besides tensors that changes, as plain data for a checkpoint."""
-        return self.state.plain() | {"groups": self._group_settings(), "refused": self.refused}
+        return self.state.to_plain() | {"groups": self._group_settings(), "refused": self.refused}
 
     def load_state(self, plain: JsonMapping, where: str = "training") -> None:
-        """Continue from `plain()`, after the tensors were loaded.
+        """Continue from `to_plain()`, after the tensors were loaded.
 
         Every worker takes part. Errors may name `where`.
         """

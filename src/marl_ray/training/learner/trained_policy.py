@@ -174,7 +174,7 @@ class TrainedPolicy:
 
         Every worker takes part. Errors may name `where`.
         """
-        self.family.refresh(self.models, self.settings.mixed_precision, where)
+        self.family.refresh_rollout(self.models, self.settings.mixed_precision, where)
 
 
 def _needs_reference(algorithm: Algorithm, hyper: HyperParameters) -> bool:
@@ -217,7 +217,7 @@ class UpdateState:
             entropy_coef = max(0.0, entropy_coef + step)
         return replace(self, kl_coef=kl_coef, entropy_coef=entropy_coef)
 
-    def plain(self) -> JsonObject:
+    def to_plain(self) -> JsonObject:
         """Return the state as plain data, for a checkpoint."""
         return {
             "value_norm": vars(self.value_norm),
@@ -228,7 +228,7 @@ class UpdateState:
         }
 
     def from_plain(self, plain: JsonMapping) -> "UpdateState":
-        """Make the state from what `plain()` returned.
+        """Make the state from what `to_plain()` returned.
 
         The types of the multipliers are those of this state.
         """

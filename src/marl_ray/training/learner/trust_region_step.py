@@ -122,5 +122,7 @@ class _ActorProblem:
         with torch.no_grad():
             new_loss, new_costs, new = self.surrogates(unflatten(vector, self.parameters))
             kl = (head_kl(self.old_outputs, new, self.sizes) * self.weights).sum()
-            reward_loss, divergence, *rest = sum_over_workers(torch.stack([new_loss, kl, *new_costs])).tolist()
-        return reward_loss, rest, divergence
+            reward_loss, divergence, *cost_surrogates = sum_over_workers(
+                torch.stack([new_loss, kl, *new_costs])
+            ).tolist()
+        return reward_loss, cost_surrogates, divergence

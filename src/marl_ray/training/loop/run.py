@@ -223,7 +223,7 @@ class Run:
                 bundle = bundle_writer(self.config, self.env, self.team, self.steps, self.metrics, self.state.origin)
             elif best:
                 bundle = self.team.weights_sender()
-            learners = {name: learner.plain() for name, learner in self.team.learners.items()}
+            learners = {name: learner.to_plain() for name, learner in self.team.learners.items()}
             contents = CheckpointContents(replace(self.state), learners, self.collector.snapshot(), score, bundle)
             self.saver.save(place, contents, published)
         self.evaluation.note_saved()

@@ -136,7 +136,7 @@ class Lease:
         other = self._read(number)
         if other is not None and (other.state != RUNNING_STATE or other.is_gone()):
             return
-        age = self._age(number)
+        age = self._measure_age(number)
         if age < owners.LOST_S:
             place = "another process" if other is None else other.place
             raise MarlRayError(
@@ -151,7 +151,7 @@ class Lease:
             time.sleep(WRITTEN_S / 20)
         return other
 
-    def _age(self, number: int) -> float:
+    def _measure_age(self, number: int) -> float:
         """Return the seconds since the owner of this number wrote its file, by the clock of the storage.
 
         The clocks of two machines may differ.

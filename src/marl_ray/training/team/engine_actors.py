@@ -103,8 +103,8 @@ class EngineActors(Engine):
         """
         import ray
 
-        policy, every = self._policy, self._rank == 0 and (first or self._transfer is HostTransfer.NCCL)
-        weights = sampling_weights(policy, frozen=every)
+        policy, with_frozen = self._policy, self._rank == 0 and (first or self._transfer is HostTransfer.NCCL)
+        weights = sampling_weights(policy, frozen=with_frozen)
         if self._rank != 0:
             for _ in weights:
                 pass
@@ -210,8 +210,8 @@ class EngineActors(Engine):
             try:
                 ray.get([actor.machine_name.remote() for actor in self._own_actors], timeout=PLACE_S)
             except ray.exceptions.GetTimeoutError:
-                what = f"{options['num_cpus']:g} CPUs" + (f" and {gpus} GPUs" if gpus else "")
-                problem = f"no place with {what} on one node was free within {PLACE_S:g} s"
+                resources = f"{options['num_cpus']:g} CPUs" + (f" and {gpus} GPUs" if gpus else "")
+                problem = f"no place with {resources} on one node was free within {PLACE_S:g} s"
                 return labels, EngineLostError(f"{self._where}: {problem}")
             self._collect_results(
                 [actor.start.remote() for actor in self._own_actors], "start", max(ANSWER_S, spec.start_s)

@@ -12,7 +12,7 @@ from marl_ray.policies.language.token_policy import model_folder
 from marl_ray.training.team.dry_step import DryPass, DryPeak, dry_step
 from marl_ray.training.team.families.language_models import sampled_elsewhere
 from marl_ray.training.team.language_checks import check_mesh
-from marl_ray.training.team.model_shapes import architecture
+from marl_ray.training.team.model_shapes import read_architecture
 from marl_ray.training.tracking.mlflow_run import uri_of
 
 BF16, FLOAT32 = 2, 4
@@ -63,7 +63,7 @@ def memory_plan(config: RunConfig, gpus: int) -> MemoryPlan:
     for name, policy in config.team.items():
         assert policy.model is not None
         try:
-            shape = architecture(policy.model, uri_of(config))
+            shape = read_architecture(policy.model, uri_of(config))
         except MarlRayError as error:
             raise MarlRayError(f"team.{name}.{error}") from error
         lm = empty_lm(shape)
@@ -96,14 +96,14 @@ def memory_plan(config: RunConfig, gpus: int) -> MemoryPlan:
     weights, gradients, optimizer = (
         sum(getattr(peak, kind) for peak in steps) for kind in ("weights", "gradients", "optimizer")
     )
-    most = max(steps, key=lambda peak: peak.gathered + peak.activations)
+    largest = max(steps, key=lambda peak: peak.gathered + peak.activations)
     return MemoryPlan(
         gpus=gpus,
         weights=weights,
         gradients=gradients,
         optimizer=optimizer,
-        gathered=most.gathered,
-        activations=most.activations,
+        gathered=largest.gathered,
+        activations=largest.activations,
         reference=reference,
         sampling=sampling,
         resting=weights + gradients + optimizer + reference + sampling,

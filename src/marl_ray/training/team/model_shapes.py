@@ -26,7 +26,7 @@ SIZES = {
 They are those of each model's `config.json` at https://huggingface.co/Qwen."""
 
 
-def architecture(model: ModelConfig, tracking_uri: str | None = None) -> PretrainedConfig:
+def read_architecture(model: ModelConfig, tracking_uri: str | None = None) -> PretrainedConfig:
     """Return the architecture of a model.
 
     It is that of its folder's `config.json`, of its preset, or, for a Qwen2.5 that is named and not there, as that

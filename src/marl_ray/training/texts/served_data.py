@@ -139,8 +139,8 @@ def _encode_pairs(
     examples = encode_examples(responses, reader.lm, reader.tokenizer, config, name)
     blocks = []
     for number, (_, pair) in enumerate(pairs):
-        both = zip(examples[2 * number : 2 * number + 2], (1.0, 0.0), strict=True)
-        blocks.append(tuple(_make_response(str(pair.agent), *example, reward) for example, reward in both))
+        rewarded = zip(examples[2 * number : 2 * number + 2], (1.0, 0.0), strict=True)
+        blocks.append(tuple(_make_response(str(pair.agent), *example, reward) for example, reward in rewarded))
     return blocks
 
 

@@ -102,8 +102,8 @@ def plot_benchmarks(config: RunConfig, history: History, path: Path) -> Path | N
     Returns the path of the PNG, or None where nothing was measured.
     """
     axes_of = {"tokens": "tokens trained on", "hours": "hours of training", "price": "price of training"}
-    logged = {what: dict(history(f"benchmark/{axis}")) for axis, what in axes_of.items()}
-    logged = {what: values for what, values in logged.items() if values}
+    logged = {label: dict(history(f"benchmark/{axis}")) for axis, label in axes_of.items()}
+    logged = {label: values for label, values in logged.items() if values}
     curves = {}
     for benchmark in config.evaluation.benchmarks:
         parts = [dict(history(f"benchmark/{benchmark.metric}/pass_at_1{part}")) for part in ("", "_low", "_high")]
@@ -111,7 +111,7 @@ def plot_benchmarks(config: RunConfig, history: History, path: Path) -> Path | N
     if not logged or not any(curves.values()):
         return None
     figure = _make_figure(len(logged))
-    for axes, (what, place) in zip(figure.subplots(len(logged), 1, squeeze=False).flat, logged.items(), strict=True):
+    for axes, (label, place) in zip(figure.subplots(len(logged), 1, squeeze=False).flat, logged.items(), strict=True):
         for name, points in curves.items():
             # A price may be given when a run continues: what was measured before has none.
             placed = [(place[step], *numbers) for step, *numbers in points if step in place]
@@ -121,7 +121,7 @@ def plot_benchmarks(config: RunConfig, history: History, path: Path) -> Path | N
                 axes.fill_between(places, low, high, alpha=0.15)
         axes.set(ylabel="pass@1")
         _finish_axes(axes, True)
-        axes.set_xlabel(what)
+        axes.set_xlabel(label)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
     figure.suptitle(config.name)
     figure.savefig(path, dpi=130)

@@ -118,8 +118,8 @@ class MlflowRun:
             return None
         query = f"tags.`{OWNER_TAG}` = '{self.tags[OWNER_TAG]}' and attributes.status = 'RUNNING'"
         runs = self.client.search_runs([experiment], query)
-        same = (run for run in runs if run.data.params.items() <= values.items())
-        return next((run for run in same if not self._is_used(experiment, run)), None)
+        candidates = (run for run in runs if run.data.params.items() <= values.items())
+        return next((run for run in candidates if not self._is_used(experiment, run)), None)
 
     def _is_used(self, experiment: str, run: "Run") -> bool:
         """Return True if a run has rows, or is the parent of others."""
@@ -285,9 +285,9 @@ def _bound_requests() -> None:
     """
     from mlflow import environment_variables as settings
 
-    def bound(setting: Any, most: int) -> None:
+    def bound(setting: Any, limit: int) -> None:
         usual = setting.get
-        setting.get = lambda: most if _is_bounded.get() and not setting.is_set() else usual()
+        setting.get = lambda: limit if _is_bounded.get() and not setting.is_set() else usual()
 
     bound(settings.MLFLOW_HTTP_REQUEST_TIMEOUT, ANSWER_S)
     bound(settings.MLFLOW_HTTP_REQUEST_MAX_RETRIES, RETRIES)

@@ -15,7 +15,7 @@ def budget_texts(config: RunConfig, metrics: Mapping[str, float], prefix: str) -
 
     The list is empty if the costs are not known.
     """
-    costs = _costs(config, metrics, prefix)
+    costs = _mean_costs(config, metrics, prefix)
     names = ["cost"] if len(costs) == 1 else [f"cost {k}" for k in range(len(costs))]
     pairs = zip(names, costs, config.budgets, strict=False)
     return [f"{name} {cost:.2f} of {budget:g}" for name, cost, budget in pairs]
@@ -35,7 +35,7 @@ def run_summary(config: RunConfig, best: Mapping[str, float], last: Mapping[str,
     """
     lines = []
     best_prefix = "best/" if "best/return" in best else ""
-    same = best.get("steps", 0) == last.get("steps", 1) and best_prefix == "best/"
+    same_weights = best.get("steps", 0) == last.get("steps", 1) and best_prefix == "best/"
     for name, metrics, prefix in (
         ("best", best, best_prefix),
         ("last", last, "eval/" if "eval/return" in last else ""),
@@ -50,10 +50,10 @@ def run_summary(config: RunConfig, best: Mapping[str, float], last: Mapping[str,
             ]
         at = f" at step {metrics['steps']:,.0f}" if "steps" in metrics else ""
         at += EPISODE_SOURCES[prefix]
-        at += ", the same weights" if same and name == "last" else ""
+        at += ", the same weights" if same_weights and name == "last" else ""
         lines.append(f"{name}    {', '.join(figures)}{at}")
         lines += [f"        {line}" for line in _within_budget_texts(metrics, prefix)]
-    chosen_by = _costs(config, best, "eval/" if "eval/return" in best else "")
+    chosen_by = _mean_costs(config, best, "eval/" if "eval/return" in best else "")
     if chosen_by and violation(config.budgets, chosen_by) > 0:
         lines.append("no evaluated policy was within the budgets; the best is the one nearest to them")
     return lines
@@ -95,7 +95,7 @@ def best_score_of(config: RunConfig, metrics: Mapping[str, float]) -> float | No
     return budget_score(config.budgets, best_return, costs)
 
 
-def _costs(config: RunConfig, metrics: Mapping[str, float], prefix: str) -> list[float]:
+def _mean_costs(config: RunConfig, metrics: Mapping[str, float], prefix: str) -> list[float]:
     """Return the mean costs of an episode by budget; empty where they are not known."""
     count = len(config.budgets)
     single = f"{prefix}episode_cost"
@@ -108,12 +108,12 @@ def _costs(config: RunConfig, metrics: Mapping[str, float], prefix: str) -> list
 def _within_budget_texts(metrics: Mapping[str, float], prefix: str) -> list[str]:
     """Return the shares of the episodes that kept the budgets, as text."""
     shares = []
-    for key, what in (
+    for key, limit in (
         ("within_budget", "the budget"),
         ("within_budget_105", f"{WIDER_BUDGET_FACTOR:g} times the budget"),
     ):
         share, least = metrics.get(f"{prefix}{key}"), metrics.get(f"{prefix}{key}_certified")
         if share is not None:
             sure = "" if least is None else f" (at least {least:.1%} with 95 % confidence)"
-            shares.append(f"{share:.1%} of episodes within {what}{sure}")
+            shares.append(f"{share:.1%} of episodes within {limit}{sure}")
     return shares

@@ -115,7 +115,7 @@ def test_the_entropy_has_gradients_only_where_it_counts(coefficient):
     run = config(f"hyper.entropy_coef={coefficient}")
     team = team_of(run)
     learner, rows = team.learners["speaker"], batch_of(run, team).trajectories["speaker"]
-    policy, shape = learner.policy, Shape(1, rows.mask.shape[1], 0, learner.policy.family.bounds(rows, 1))
+    policy, shape = learner.policy, Shape(1, rows.mask.shape[1], 0, learner.policy.family.copy_bounds(rows, 1))
     plan = [minibatches(0, 0, 0, 1, shape, True)]
     ready, state, _ = prepare_batch(policy, learner.state, rows, shape, plan, CostStats(None, 0), None, "here")
     entropy = EvaluatedPass(policy, state, ready, plan[0][0], True).entropy

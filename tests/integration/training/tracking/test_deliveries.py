@@ -37,7 +37,7 @@ def run_of(storage: Path, *trackers: str) -> tuple[RunConfig, str]:
 
 def write(journal: Journal, first: int, last: int, generation: float = 0.0) -> None:
     for iteration in range(first, last + 1):
-        journal.row(
+        journal.write_row(
             {"iteration": iteration, "steps": 32 * iteration, "return": iteration / 2, "time/rollout": generation}
         )
 
@@ -199,7 +199,7 @@ def test_what_was_written_before_a_kill_and_not_noted_is_not_written_twice(tmp_p
     sink = MlflowSink(run, None, LOCAL, folder)
     epochs = [{"steps": 0, "warm_start/epoch": epoch, "warm_start/loss": -epoch} for epoch in (1.0, 2.0)]
     for epoch in epochs:
-        journal.row(epoch)
+        journal.write_row(epoch)
     write(journal, 0, 9)
     for last in (9, 19, 20):
         write(journal, last, last) if last == 20 else None

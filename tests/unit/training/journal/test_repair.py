@@ -174,7 +174,7 @@ def test_readers_and_workers_pass_rubbish_that_comes_while_a_run_goes_on(tmp_pat
     assert len(Tail(filesystem, f"{folder}/{METRICS_FILE}").read(0)) == 4
     journal = Journal(filesystem, folder)
     journal.begin(2)
-    journal.row({"iteration": 3, "steps": 96})
+    journal.write_row({"iteration": 3, "steps": 96})
     journal.close()
     (line,) = repair_metrics(filesystem, folder, 3)
     assert "line 3 was no row" in line

@@ -46,7 +46,7 @@ def prepare_batch(
     """
     spec = policy.algorithm.spec
     mask, left_out = split_rows(policy, batch)
-    inputs = policy.family.inputs(policy.model, batch) if encode else None
+    inputs = policy.family.encode_inputs(policy.model, batch) if encode else None
     old = take_old_outputs(policy, state, inputs, batch, mask, shape, minibatch_plan)
     if policy.estimates_values:
         batch = _add_values(policy, state, batch, old)
@@ -74,7 +74,7 @@ def prepare_batch(
         minibatch_plan=minibatch_plan,
         mask=mask,
         inputs=inputs,
-        order=policy.family.order(policy.model, batch, shape.agents),
+        order=policy.family.pass_order(policy.model, batch, shape.agents),
         advantages=advantages,
         cost_advantages=cost_advantages,
         returns=None if estimates.targets is None else moved_state.value_norm.normalize(estimates.targets),

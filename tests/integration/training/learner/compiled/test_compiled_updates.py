@@ -177,7 +177,7 @@ def test_a_gradient_that_differs_from_torch_is_not_used(monkeypatch):
         rows = [run.step() for _ in range(2)]
         assert not run.team.learners["all"].compiled
         assert rows[1]["policy_loss"] == pytest.approx(expected[0][1]["policy_loss"], abs=1e-5)
-        plain = run.team.learners["all"].plain()
+        plain = run.team.learners["all"].to_plain()
         run.close()
         monkeypatch.undo()
         resumed = team_of(config).learners["all"]
@@ -186,7 +186,7 @@ def test_a_gradient_that_differs_from_torch_is_not_used(monkeypatch):
         assert resumed.reason_for_torch == plain["refused"]
         branch = team_of(config_of(CASES["plain"] | {"hyper": {"kl_coef": 0.1}})).learners["all"]
         branch.load_state(plain)
-        assert branch.reason_for_torch == "hyper.kl_coef is above 0" and not branch.plain()["refused"]
+        assert branch.reason_for_torch == "hyper.kl_coef is above 0" and not branch.to_plain()["refused"]
     # Checkpoints with other keys are of another format, which is refused in one line.
     keys = ["cost_norms", "entropy_coef", "groups", "kl_coef", "multipliers", "refused", "value_norm"]
     assert (FORMAT, sorted(plain)) == (3, keys)
@@ -218,7 +218,7 @@ def test_a_minibatch_without_decisions_does_not_lower_the_epochs_kl(descend):
         quarters = torch.arange(batch.mask.shape[1]).tensor_split(4)
         batch.mask[:, torch.cat(quarters[2:])] = False
         policy = learner.policy
-        shape = Shape(batch.agents, batch.mask.shape[1], 0, policy.family.bounds(batch, batch.agents))
+        shape = Shape(batch.agents, batch.mask.shape[1], 0, policy.family.copy_bounds(batch, batch.agents))
         plan = [[Selection(None, times, shape.all_copies) for times in quarters]] * count
         prepared, state, _ = prepare_batch(
             policy, learner.state, batch, shape, plan, CostStats((4.5,), 3, 6.0), None, "here"
