@@ -27,7 +27,7 @@ from marl_ray.training.collectives import worker_mesh
 from marl_ray.training.learner.families import language_models
 from marl_ray.training.learner.optimizers import clip_gradients, optimizer_of
 from marl_ray.training.team.memory_plan import memory_plan
-from marl_ray.training.team.model_shapes import qwen
+from marl_ray.training.team.model_shapes import qwen_architecture
 
 PROMPT, TOKENS, GROUP = 128, 128, 8
 """Sampling: tokens of a prompt and most of a response; responses to one prompt."""
@@ -124,7 +124,11 @@ def ceilings(device: torch.device, runs: int) -> Ceilings:
 def save_model(folder: Path, size: str) -> str:
     """Write a model of random weights in bfloat16, weight by weight, and return its folder."""
     tiny = size == "tiny"
-    shape = Qwen2Config(**TINY, max_position_embeddings=32768, tie_word_embeddings=True) if tiny else qwen(size)
+    shape = (
+        Qwen2Config(**TINY, max_position_embeddings=32768, tie_word_embeddings=True)
+        if tiny
+        else qwen_architecture(size)
+    )
     lm = empty_lm(shape).bfloat16()
     shapes = {names[0]: lm.get_parameter(names[0]) for names in tied_names(lm)}
 

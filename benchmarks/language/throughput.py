@@ -124,7 +124,7 @@ def train(options: argparse.Namespace) -> None:
     clock, steps, difference = Clock(), [], 0.0
     learner.policy.model.evaluate = clock.time_calls("evaluation", learner.policy.model.evaluate)
     family = learner.policy.family
-    family.refresh = clock.time_calls("refresh", family.refresh)  # type: ignore[method-assign]
+    family.refresh_rollout = clock.time_calls("refresh", family.refresh_rollout)  # type: ignore[method-assign]
     every = texts(options.steps)
     shared = PROMPTS // options.share
     for step in range(options.steps):

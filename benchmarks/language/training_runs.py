@@ -195,14 +195,14 @@ def play_held_out(run: Any, samples: int) -> dict[str, Any]:
 def _time_programs(collector: Any) -> list[float]:
     """Return a list that gets the seconds of every wave of resets and steps of the environments."""
     times: list[float] = []
-    plain = collector.side_by_side
+    plain = collector.run_side_by_side
 
     def time_wave(*arguments: Any) -> None:
         began = time.perf_counter()
         plain(*arguments)
         times.append(time.perf_counter() - began)
 
-    collector.side_by_side = time_wave
+    collector.run_side_by_side = time_wave
     return times
 
 

@@ -20,10 +20,10 @@ from benchmarks.records import ROOT, machine, store
 from marl_ray.algorithms.advantages.gae import gae
 from marl_ray.algorithms.advantages.groups import (
     center_scores,
-    greedy_baseline,
     group_index,
     leave_one_out,
     standardize_scores,
+    subtract_greedy_score,
 )
 from marl_ray.algorithms.advantages.normalization import moments, standardize
 from marl_ray.algorithms.advantages.returns import reward_to_go, sequence_scores
@@ -127,7 +127,7 @@ def cases() -> list[Case]:
         ("centred", lambda: center_scores(*grouped, include), loop(references.center_scores)),
         ("standardised", lambda: standardize_scores(*grouped, include), loop(references.standardize_scores(1e-6, 1))),
         ("leave_one_out", lambda: leave_one_out(*grouped, include), loop(references.leave_one_out)),
-        ("greedy_baseline", lambda: greedy_baseline(*grouped, include, greedy), None),
+        ("greedy_baseline", lambda: subtract_greedy_score(*grouped, include, greedy), None),
         ("counts", lambda: count_tokens_and_sequences(a["mask"]), None),
         *(weights(mode) for mode in ("token-mean", "seq-mean-token-mean", "fixed-length")),
         *(kl(kind) for kind in ("k1", "k2", "k3", "k3+")),

@@ -126,7 +126,7 @@ def measure(kind: str, rank: int, workers: int, folder: Path, repeats: int) -> d
                 learner.policy.optimizer.zero_grad()
         tensors = tensors_of(run.team.learners)
         local = {key: value.to_local() if isinstance(value, DTensor) else value for key, value in tensors.items()}
-        plain = {name: learner.plain() for name, learner in run.team.learners.items()}
+        plain = {name: learner.to_plain() for name, learner in run.team.learners.items()}
         path = folder / f"torch-{rank}.pt"
 
         state = [local, run.state, plain, run.collector.state()]

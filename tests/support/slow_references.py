@@ -95,7 +95,7 @@ def leave_one_out(score: float, group: Sequence[float]) -> float:
     return score - (sum(group) - score) / (len(group) - 1)
 
 
-def greedy_baseline(scores: Tensor, index: Tensor, include: Tensor, greedy: Tensor) -> Tensor:
+def subtract_greedy_score(scores: Tensor, index: Tensor, include: Tensor, greedy: Tensor) -> Tensor:
     result = []
     for i, score in enumerate(scores.tolist()):
         baseline = [scores[j].item() for j in range(len(scores)) if index[j] == index[i] and greedy[j]]

@@ -1,4 +1,8 @@
-"""Algorithms: pure functions on tensors, a file for each named algorithm, and folders of shared mathematics."""
+"""Algorithms as pure functions on tensors.
+
+A named algorithm has a file of its own: `dpo`, which learns from preferred pairs, here, and the others in the folders of
+their kinds. The mathematics that several share is in `advantages`, `losses` and `constraints`.
+"""
 
 from marl_ray.algorithms.base import Algorithm, PolicyLoss, PolicyLossInputs
 from marl_ray.algorithms.losses.critics import ValueLossInputs
@@ -8,9 +12,10 @@ from marl_ray.extensions import ALGORITHM
 
 
 def algorithm_of(name: str) -> Algorithm:
-    """Return the algorithm of a name: a built-in, one of an installed package, or `package.module:NAME`.
+    """Return the algorithm of a name.
 
-    Raises MarlRayError if there is none.
+    The name is a built-in's, that of an installed package, or `package.module:NAME`. Raises MarlRayError if there is
+    none.
     """
     spec_of(name)
     algorithm = ALGORITHM.load(name)

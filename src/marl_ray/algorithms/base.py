@@ -38,7 +38,10 @@ class PolicyLossInputs(NamedTuple):
 
 
 class PolicyLoss(NamedTuple):
-    """The loss of each decision, (R, T) each field; the learner weighs and adds the losses (see `aggregation`)."""
+    """The loss of each decision, (R, T) each field.
+
+    The learner weighs and adds the losses (see `aggregation`).
+    """
 
     loss: Tensor
     clipped: Tensor
@@ -72,7 +75,9 @@ class Algorithm:
     """Make the rewards (B, T) from which advantages are estimated. Its arguments are the batch, `hyper`, the greatest
     length of a sequence and, if `kl_place` is `reward`, the divergence (B, T) from the reference times its coefficient."""
     multiplier: Callable[[Any, float], Multiplier] | None = None
-    """Make the first multiplier of a constraint from `hyper` and the constraint's budget, for `constraint: multiplier`."""
+    """Make the first multiplier of a constraint from `hyper` and the constraint's budget.
+
+    Only algorithms with `constraint: multiplier` have it."""
     rescale: bool = True
     """Divide the combined advantage by 1 + sum of the multipliers."""
     every_step: bool = False
@@ -83,6 +88,6 @@ class Algorithm:
             "critic_targets": (self.critic_targets is not None, self.spec.critic_first),
             "multiplier": (self.multiplier is not None, self.spec.constraint == "multiplier"),
         }
-        for key, (there, needed) in parts.items():
-            if there != needed:
+        for key, (present, needed) in parts.items():
+            if present != needed:
                 raise MarlRayError(f"algorithm {self.name}: its spec asks for {'a' if needed else 'no'} `{key}`")

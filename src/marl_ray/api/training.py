@@ -32,7 +32,7 @@ def train(config: ConfigSource, **changes: object) -> "TrainedRun":
 def check_and_train(run: RunConfig) -> "RunResult":
     """Check a run before any cluster starts, and train it to its end. Raises MarlRayError."""
     from marl_ray.ray_seams import count_local_cpus
-    from marl_ray.training.driver import say_kept
+    from marl_ray.training.driver import say_kept_checkpoint
     from marl_ray.training.driver import train as train_on_ray
     from marl_ray.training.machines.cluster_capacity import check_cpus
     from marl_ray.training.machines.interruption import interrupt_handler
@@ -48,7 +48,7 @@ def check_and_train(run: RunConfig) -> "RunResult":
         check_cpus(run, count_local_cpus())
     console = RunLog(run)
     # Also while the run is checked and Ray starts, which may take long.
-    with interrupt_handler(lambda: say_kept(run, console)):
+    with interrupt_handler(lambda: say_kept_checkpoint(run, console)):
         with console.held_phase("checking the run"):
             agents = check_run(run)
         for line in shared_weights_lines(agents):

@@ -10,7 +10,10 @@ import numpy as np
 
 
 def is_informative(scores: np.ndarray) -> bool:
-    """Return True if some agent scores differently in two members of the group; `scores` are (members, agents)."""
+    """Return True if some agent scores differently in two members of the group.
+
+    `scores` are (members, agents).
+    """
     return bool((np.ptp(scores, axis=0) > 0).any())
 
 

@@ -1,4 +1,6 @@
-"""Random numbers that depend on their purpose (seed, iteration, episode, agent), and not on the worker that draws them.
+"""Random numbers that depend on their purpose, and not on the worker that draws them.
+
+A purpose is a seed, iteration, episode and agent, for example.
 
 The number of a stream of an actor-critic has the bits iteration | kind (1 bit) | attempt | copy. The kind parts action
 noise from minibatch orders, which have the number of the order in place of attempt and copy. `config.random_streams`
@@ -13,7 +15,8 @@ import numpy as np
 
 from marl_ray.config.random_streams import COPY_BITS, ORDER_BITS
 
-_MASK = (1 << 64) - 1
+UINT64_MASK = (1 << 64) - 1
+"""The lowest 64 bits, which are as many as each number of Philox's key has."""
 EVALUATION_START = 1 << 35
 """The first number of iterations and episodes of evaluations; training never reaches it."""
 TRAINING_STREAMS, EVALUATION_STREAMS = 0, 1
@@ -63,22 +66,27 @@ def team_order(seed: int, iteration: int, size: int) -> list[int]:
 
 
 def response_stream(kind: int, iteration: int, attempt: int, copy: int, agent: int, turn: int) -> int:
-    """Return the number of one response's stream, in [0, 2^64): BLAKE2b over the six numbers as 64-bit integers.
+    """Return the number of one response's stream, in [0, 2^64).
 
-    In training: (TRAINING_STREAMS, iteration, attempt, global copy, agent's number in `possible_agents`, the agent's
-    turn); the attempt of a branch says also which turn it begins with (`branching.make_branches`). In evaluation:
-    (EVALUATION_STREAMS, the caller's key, sample, task index, agent, turn), so that the two never share a stream.
+    It is BLAKE2b over the six numbers as 64-bit integers. In training: (TRAINING_STREAMS, iteration, attempt, global
+    copy, agent's number in `possible_agents`, the agent's turn); the attempt of a branch says also which turn it begins
+    with (`branching.make_branches`). In evaluation: (EVALUATION_STREAMS, the caller's key, sample, task index, agent,
+    turn), so that the two never share a stream.
     """
     packed = struct.pack("<6q", kind, iteration, attempt, copy, agent, turn)
     return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
 
 
 def task_number(task_id: str) -> int:
-    """Return the number of a task in streams: 63 bits of a hash, so that it depends on no other task."""
+    """Return the number of a task in streams, in [0, 2^63).
+
+    It is a hash, so that it depends on no other task.
+    """
     digest = hashlib.blake2b(task_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def _generator(seed: int, stream: int) -> np.random.Generator:
+    """Return the Philox generator of a stream."""
     # numpy would make floats of a list with a number of 2^63 or more, and floats round.
-    return np.random.Generator(np.random.Philox(key=np.array([seed & _MASK, stream & _MASK], np.uint64)))
+    return np.random.Generator(np.random.Philox(key=np.array([seed & UINT64_MASK, stream & UINT64_MASK], np.uint64)))

@@ -9,7 +9,7 @@ from marl_ray.json_types import JsonMapping
 from marl_ray.runs.diagnosis import diagnose
 from marl_ray.runs.stored import StoredRun, StoredSweep
 from marl_ray.stored_files.folder_kinds import SWEEP_FILE
-from marl_ray.training.checkpoints.index import PublishedCheckpoint, best, published_checkpoints
+from marl_ray.training.checkpoints.index import PublishedCheckpoint, find_best, published_checkpoints
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.run_folder.bundle_link import linked_bundle
 from marl_ray.training.run_folder.record import FINISHED_KEY, RESULT_KEY
@@ -189,7 +189,7 @@ def score_of(checkpoints: Sequence[PublishedCheckpoint], rows: Sequence[Mapping[
     The bundle's comes from its checkpoint: a run that was killed has `rows` about weights that were never saved. None
     if there is no return at all.
     """
-    saved = best(checkpoints)
+    saved = find_best(checkpoints)
     rows_of = dict.fromkeys(SOURCES, rows) | {BEST: [] if saved is None else [saved.manifest.metrics]}
     for prefix, episodes in SOURCES.items():
         row = next((row for row in reversed(rows_of[prefix]) if f"{prefix}return" in row), None)

@@ -1,8 +1,9 @@
-"""Training: the learner, checkpoints, the worker's loop, and the driver that runs it on Ray Train.
+"""The training of a run.
 
-Actor-critics and language models are trained by the same code, which calls the functions of a family where they differ.
-Three packages have such functions, each in the modules `actor_critics` and `language_models`; their `family.py` has the
-protocol and the choice:
+It holds the learner, checkpoints, the worker's loop, and the driver that runs it on Ray Train. Actor-critics and
+language models are trained by the same code, which calls the functions of a family where they differ. Three packages
+have such functions, each in the modules `actor_critics` and `language_models`; their `family.py` has the protocol and
+the choice:
 
 - `loop/families`, of a run: its checks, its warm start, its collector, and the player of its evaluations.
 - `team/families`, of a team: its models, and the engines that sample from them.

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from marl_ray.policies.agreement import all_gather_values, run_on_all_workers
 
-Known = TypeVar("Known")
+Value = TypeVar("Value")
 
 MAX_GATHERED = 1 << 14
 """Maximum number of elements that `sum_over_workers` gathers and adds itself. For so few this takes half the time of gloo's
@@ -41,7 +41,10 @@ def worker_mesh(kind: str, replicate: int = 1, context: int = 1, tensor: int = 1
 
 
 def count_holders(tensor: Tensor) -> int:
-    """Return the number of workers that hold the same part of a tensor; 1 for a tensor that is not sharded."""
+    """Return the number of workers that hold the same part of a tensor.
+
+    It is 1 for a tensor that is not sharded.
+    """
     if not isinstance(tensor, DTensor):
         return 1
     pairs = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
@@ -81,12 +84,12 @@ def sum_each_over_workers(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: piece.reshape(part.shape) for (name, part), piece in zip(parts.items(), pieces, strict=True)}
 
 
-def gather_from_workers(value: Known) -> list[Known]:
+def gather_from_workers(value: Value) -> list[Value]:
     """Return every worker's plain value, ordered by rank, on every worker. Raises as `all_gather_values` does."""
     return all_gather_values(value)
 
 
-def broadcast_from_rank0(make: Callable[[], Known]) -> Known:
+def broadcast_from_rank0(make: Callable[[], Value]) -> Value:
     """Call `make` on rank 0 alone, and return its plain value on every worker.
 
     Raises its error on all workers, as `run_on_all_workers` does.
@@ -94,4 +97,4 @@ def broadcast_from_rank0(make: Callable[[], Known]) -> Known:
     made = run_on_all_workers(lambda: make() if dist.get_rank() == 0 else None)
     values = [made]
     dist.broadcast_object_list(values, src=0)
-    return cast(Known, values[0])
+    return cast(Value, values[0])

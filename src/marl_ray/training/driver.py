@@ -1,6 +1,7 @@
-"""The driver of a training run: it runs the loop on Ray Train, tracks it, and registers the best bundle.
+"""The driver of a training run.
 
-`ray.train.torch.prepare_model` is not used: it wraps FSDP1 and refuses CPUs. The learner calls FSDP2 itself.
+It runs the loop on Ray Train, tracks it, and registers the best bundle. `ray.train.torch.prepare_model` is not used: it
+wraps FSDP1 and refuses CPUs. The learner calls FSDP2 itself.
 """
 
 import contextlib
@@ -23,13 +24,13 @@ from marl_ray.training.journal.deliveries import END_S, FINISHED_STATUS, MLFLOW,
 from marl_ray.training.journal.delivery import read_mark
 from marl_ray.training.journal.follower import Follower
 from marl_ray.training.journal.mlflow_sink import MlflowSink
-from marl_ray.training.journal.repair import repair
+from marl_ray.training.journal.repair import repair_metrics
 from marl_ray.training.journal.writer import write_failure
 from marl_ray.training.machines.cluster_capacity import check_capacity
-from marl_ray.training.machines.full_disk import disk_full
+from marl_ray.training.machines.full_disk import find_full_disk
 from marl_ray.training.machines.interruption import INTERRUPTS, LEAVE_S, interrupt_handler, run_within
 from marl_ray.training.machines.torch_trainer import torch_trainer
-from marl_ray.training.machines.worker_watch import WorkerWatch, exchange_s, saying_notes
+from marl_ray.training.machines.worker_watch import WorkerWatch, exchange_s, follow_notes
 from marl_ray.training.run_folder.lease import Lease
 from marl_ray.training.run_folder.record import (
     ORIGIN_KEY,
@@ -49,11 +50,11 @@ from marl_ray.training.run_result import (
     deliver_rest,
     make_result,
     read_finished_result,
-    register,
+    register_bundle,
     store_result,
 )
 from marl_ray.training.tracking.mlflow_run import uri_of
-from marl_ray.training.worker import REFUSED_KEY, STOPPED_KEY, WorkerPayload, worker
+from marl_ray.training.worker import REFUSED_KEY, STOPPED_KEY, WorkerPayload, train_in_worker
 
 if TYPE_CHECKING:
     from ray.train.torch import TorchTrainer
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """One attempt of the driver to train a run to its end: what it is given."""
+    """The inputs of one attempt of the driver to train a run to its end."""
 
     config: RunConfig
     record: RunRecord
@@ -78,7 +79,7 @@ class _Attempt:
 
 
 @dataclass(frozen=True)
-class _Announced:
+class _AnnouncedRun:
     """A run whose record is written and whose sinks are being opened."""
 
     run_id: str
@@ -106,12 +107,12 @@ def train(config: RunConfig, console: RunLog | None = None, own_ray: bool = Fals
     with (
         console or RunLog(config) as log,
         Lease(filesystem, folder, f"run {config.name!r}") as lease,
-        saying_notes(log.say) as notes,
+        follow_notes(log.say) as notes,
     ):
         record = record_of(config)
         resumes = bool(checkpoints_in(StoredFolder(filesystem, folder)))
         last = _last_iteration(config, record) if resumes else None
-        for line in repair(filesystem, folder, last, ORIGIN_KEY in record):
+        for line in repair_metrics(filesystem, folder, last, ORIGIN_KEY in record):
             log.say(line)
         if not resumes and (source := source_of(config)) is not None:
             record[ORIGIN_KEY] = source
@@ -133,15 +134,15 @@ def _last_iteration(config: RunConfig, record: RunRecord) -> int | None:
 def _train(attempt: _Attempt, use_gpu: bool, notes: Path, own_ray: bool) -> RunResult:
     """Train to the end, and close what the attempt has opened, however it ends."""
     status, shield = "FAILED", contextlib.ExitStack()
-    announced: _Announced | None = None
+    announced: _AnnouncedRun | None = None
     follower: Follower | None = None
     try:
-        shield.enter_context(interrupt_handler(lambda: say_kept(attempt.config, attempt.console)))
-        with _causes(attempt.config):
+        shield.enter_context(interrupt_handler(lambda: say_kept_checkpoint(attempt.config, attempt.console)))
+        with _name_causes(attempt.config):
             announced = _announce(attempt, use_gpu)
             if attempt.mlflow_sink is not None:
                 announced.deliveries.check_open(OPEN_S)
-            trainer = _trainer(attempt, announced, use_gpu, notes)
+            trainer = _make_trainer(attempt, announced, use_gpu, notes)
             if own_ray:
                 skip_cleanup_processes(trainer)
             attempt.lease.when_lost = lambda: _end_workers(attempt)
@@ -160,7 +161,7 @@ def _train(attempt: _Attempt, use_gpu: bool, notes: Path, own_ray: bool) -> RunR
             _close(attempt, announced, follower, status)
 
 
-def _announce(attempt: _Attempt, use_gpu: bool) -> _Announced:
+def _announce(attempt: _Attempt, use_gpu: bool) -> _AnnouncedRun:
     """Write the run's record and the first line about it, and begin to open the sinks."""
     config, record, mlflow_sink = attempt.config, attempt.record, attempt.mlflow_sink
     tags = {"resume_from": record[ORIGIN_KEY]} if ORIGIN_KEY in record else {}
@@ -185,10 +186,10 @@ def _announce(attempt: _Attempt, use_gpu: bool) -> _Announced:
         owns=attempt.lease.owns,
         begins=mlflow_sink is not None,
     )
-    return _Announced(run_id, pinned, deliveries)
+    return _AnnouncedRun(run_id, pinned, deliveries)
 
 
-def _trainer(attempt: _Attempt, announced: _Announced, use_gpu: bool, notes: Path) -> "TorchTrainer":
+def _make_trainer(attempt: _Attempt, announced: _AnnouncedRun, use_gpu: bool, notes: Path) -> "TorchTrainer":
     """Return the trainer of Ray Train whose workers train the run."""
     config = attempt.config
     payload = WorkerPayload(
@@ -200,7 +201,7 @@ def _trainer(attempt: _Attempt, announced: _Announced, use_gpu: bool, notes: Pat
         lease=attempt.lease.number,
     )
     return torch_trainer(
-        worker,
+        train_in_worker,
         asdict(payload),
         config,
         label=config.name,
@@ -209,7 +210,7 @@ def _trainer(attempt: _Attempt, announced: _Announced, use_gpu: bool, notes: Pat
         use_gpu=use_gpu,
         exchange_s=exchange_s(config),
         begun=attempt.controllers.append,
-        callbacks=[_noting_failures(*attempt.folder), observing_callback(WorkerWatch(notes))],
+        callbacks=[_failure_callback(*attempt.folder), observing_callback(WorkerWatch(notes))],
     )
 
 
@@ -227,14 +228,14 @@ def _fit(attempt: _Attempt, trainer: "TorchTrainer", follower: Follower) -> dict
     return dict(returned)
 
 
-def _finish(attempt: _Attempt, announced: _Announced, last: dict[str, float]) -> RunResult:
+def _finish(attempt: _Attempt, announced: _AnnouncedRun, last: dict[str, float]) -> RunResult:
     """Make the run's result, store it, and register the bundle, while no other process has taken the run."""
     config, record = attempt.config, attempt.record
     result, score = make_result(config, announced.run_id, last, attempt.console)
     attempt.lease.check()
     store_result(config, record, result, score)
     attempt.console.phase("registering the best bundle")
-    return register(config, record, result, announced.deliveries, attempt.lease)
+    return register_bundle(config, record, result, announced.deliveries, attempt.lease)
 
 
 def _end_workers(attempt: _Attempt) -> None:
@@ -245,8 +246,11 @@ def _end_workers(attempt: _Attempt) -> None:
         ray.kill(controller)
 
 
-def _close(attempt: _Attempt, announced: _Announced | None, follower: Follower | None, status: str) -> None:
-    """End what follows the journal, and close the sinks with the status of the attempt. Another owner's are left alone."""
+def _close(attempt: _Attempt, announced: _AnnouncedRun | None, follower: Follower | None, status: str) -> None:
+    """Stop the follower, and close the sinks with the status of the attempt.
+
+    Another owner's sinks are left alone.
+    """
     if follower is not None:
         follower.close()
     owns, mlflow_sink = attempt.lease.owns(), attempt.mlflow_sink
@@ -260,8 +264,8 @@ def _close(attempt: _Attempt, announced: _Announced | None, follower: Follower |
 
 
 @contextlib.contextmanager
-def _causes(config: RunConfig) -> Iterator[None]:
-    """Turn errors of Ray Train and of a full disk into MarlRayErrors that name their cause."""
+def _name_causes(config: RunConfig) -> Iterator[None]:
+    """Turn errors of Ray Train and of a full disk into MarlRayErrors that name their cause, within the block."""
     import ray.train
 
     try:
@@ -269,42 +273,43 @@ def _causes(config: RunConfig) -> Iterator[None]:
     except ray.train.TrainingFailedError as error:
         where = traceback_of(config, worker_failures(error))
         more = f"; its traceback is in {where}" if where else ""
-        raise MarlRayError(f"run {config.name!r} failed: {cause(error)}{more}") from error
+        raise MarlRayError(f"run {config.name!r} failed: {describe_cause(error)}{more}") from error
     except OSError as error:
-        full = disk_full(error, storage_of(config))
+        full = find_full_disk(error, storage_of(config))
         if full is None:
             raise
         raise MarlRayError(f"run {config.name!r} failed: {full}") from error
 
 
-def _noting_failures(filesystem: fs.FileSystem, folder: str) -> Any:
+def _failure_callback(filesystem: fs.FileSystem, folder: str) -> Any:
     """Return a callback of Ray Train that writes the cause of each failure of the workers to `folder`.
 
     The folder is the run's. Ray Train itself starts the workers again without a word.
     """
     from ray.train import UserCallback
 
-    class NotingFailures(UserCallback):
+    class FailureWriter(UserCallback):
         def after_exception(self, run_context: Any, worker_exceptions: Mapping[int, BaseException]) -> None:
             write_failure(filesystem, folder, unwrap_failures(worker_exceptions))
 
-    return NotingFailures()
+    return FailureWriter()
 
 
-def say_kept(config: RunConfig, console: RunLog) -> None:
+def say_kept_checkpoint(config: RunConfig, console: RunLog) -> None:
     """Print which checkpoint the same command will continue from."""
     console.say(f"interrupted; {resume_line(config)}")
 
 
-def cause(error: BaseException) -> str:
+def describe_cause(error: BaseException) -> str:
     """Return the first line of the error that a worker raised, without the wrappers around it."""
     failures = worker_failures(error)
     error = getattr(error, "controller_failure", error)
     if isinstance(error, MarlRayError):
         return str(error)
-    return _first(failures) if failures else one_line(error)
+    return _describe_first_failure(failures) if failures else one_line(error)
 
 
-def _first(failures: Mapping[int, BaseException]) -> str:
+def _describe_first_failure(failures: Mapping[int, BaseException]) -> str:
+    """Return a line about the first of the failures, which are rank -> error."""
     rank, failure = next(iter(failures.items()))
     return f"worker {rank}: {describe_error(failure)}"

@@ -1,4 +1,4 @@
-"""The errors of a training that goes nowhere."""
+"""The errors that end a training, each of which says what was wrong."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

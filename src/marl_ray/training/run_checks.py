@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, describe_error, one_line
 from marl_ray.policies.bundles.mlflow_client import mlflow_client
-from marl_ray.training.checkpoints.index import checkpoints_in, newest
+from marl_ray.training.checkpoints.index import checkpoints_in, find_newest
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.run_folder.record import (
     RunRecord,
@@ -38,7 +38,10 @@ def check_run(config: RunConfig) -> dict[str, list[str]]:
 
 
 def check_trial(config: RunConfig) -> dict[str, list[str]]:
-    """Check a run of a sweep as `check_run` does, but for its record, which it has none of: its name is the sweep's."""
+    """Check a run of a sweep as `check_run` does, except for its record.
+
+    It has none, because its name is the sweep's.
+    """
     _check_tracking(uri_of(config))
     check_sinks(config)
     check_folder(config)
@@ -64,7 +67,7 @@ def _check_tracking(uri: str) -> None:
 
 def _check_length(config: RunConfig, record: RunRecord) -> None:
     """Refuse a run that was made shorter than its checkpoint: nothing of it would be trained."""
-    latest = newest(StoredFolder(*filesystem_of(config)))
+    latest = find_newest(StoredFolder(*filesystem_of(config)))
     if latest is None:
         return
     played, now = latest.manifest.steps, config.train.total_steps
@@ -77,6 +80,7 @@ def _check_length(config: RunConfig, record: RunRecord) -> None:
 
 
 def _check_environment(config: RunConfig) -> dict[str, list[str]]:
+    """Check what needs the environment, and return each policy's agents."""
     from marl_ray.envs.copies import warm_up
     from marl_ray.envs.registry import check_costs, make_env
     from marl_ray.training.loop.families.family import run_family

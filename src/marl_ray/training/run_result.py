@@ -1,4 +1,7 @@
-"""The result of a run that has played all its steps: it is made once, stored in the run's record and read from there."""
+"""The result of a run that has played all its steps.
+
+It is made once, stored in the run's record and read from there.
+"""
 
 import contextlib
 from dataclasses import asdict, dataclass, replace
@@ -11,13 +14,13 @@ from marl_ray.temporary_folders import temporary_folder
 from marl_ray.training.checkpoints.index import (
     BUNDLE_FOLDER,
     PublishedCheckpoint,
-    best,
-    best_whole,
+    find_best,
+    find_best_undamaged,
     published_checkpoints,
 )
 from marl_ray.training.checkpoints.manifest import withdraw_manifest
 from marl_ray.training.checkpoints.storage import StoredFolder
-from marl_ray.training.journal.deliveries import FINISHED_STATUS, MLFLOW, BestBundle, Deliveries, incomplete
+from marl_ray.training.journal.deliveries import FINISHED_STATUS, MLFLOW, BestBundle, Deliveries, find_incomplete_sinks
 from marl_ray.training.journal.delivery import read_mark
 from marl_ray.training.run_folder.bundle_link import link_bundle, linked_bundle
 from marl_ray.training.run_folder.lease import Lease
@@ -80,7 +83,7 @@ def read_finished_result(config: RunConfig) -> RunResult | None:
         curve = Path(folder, curve.name)
     bundle = linked_bundle(filesystem, folder)
     if bundle is None:  # the link was lost
-        checkpoint = best(published_checkpoints(StoredFolder(filesystem, folder)))
+        checkpoint = find_best(published_checkpoints(StoredFolder(filesystem, folder)))
         bundle = stored["bundle"] if checkpoint is None else f"{checkpoint.place}/{BUNDLE_FOLDER}"
     return RunResult(**stored | {"curve": curve, "bundle": bundle}, trained=False)
 
@@ -92,7 +95,7 @@ def deliver_rest(config: RunConfig, result: RunResult) -> RunResult:
     """
     filesystem, folder = filesystem_of(config)
     try:
-        names = incomplete(config, filesystem, folder)
+        names = find_incomplete_sinks(config, filesystem, folder)
     except OSError:  # a folder that cannot be read has nothing to deliver
         return result
     if not result.model and MLFLOW not in names:
@@ -106,7 +109,7 @@ def deliver_rest(config: RunConfig, result: RunResult) -> RunResult:
         deliveries = Deliveries(
             config, result.run_id, filesystem, folder, console.say, {}, names=names, owns=lease.owns
         )
-        return register(config, record, result, deliveries, lease)
+        return register_bundle(config, record, result, deliveries, lease)
 
 
 def make_result(
@@ -150,7 +153,7 @@ def _best_checkpoint(config: RunConfig, folder: StoredFolder, console: RunLog) -
 
     Damaged ones are withdrawn, with a line about each.
     """
-    checkpoint, damaged = best_whole(published_checkpoints(folder))
+    checkpoint, damaged = find_best_undamaged(published_checkpoints(folder))
     for place, line in damaged:
         console.say(line)
         withdraw_manifest(place)
@@ -161,14 +164,17 @@ def _best_checkpoint(config: RunConfig, folder: StoredFolder, console: RunLog) -
 
 
 def store_result(config: RunConfig, record: RunRecord, result: RunResult, score: float | None) -> None:
-    """Write a run's result and its bundle's score into the run's record: from now on the run is finished."""
+    """Write a run's result and its bundle's score into the run's record.
+
+    From then on the run is finished.
+    """
     plain = asdict(result) | {"curve": None if result.curve is None else str(result.curve)}
     plain.pop("trained")
     record[FINISHED_KEY] = {"total_steps": config.train.total_steps, RESULT_KEY: plain, "score": score}
     write_record(config, record)
 
 
-def register(
+def register_bundle(
     config: RunConfig, record: RunRecord, result: RunResult, deliveries: Deliveries, lease: Lease
 ) -> RunResult:
     """Close the sinks of a finished run, of which MLflow registers the bundle.

@@ -1,4 +1,7 @@
-"""Training in this process alone, without Ray: for tests, benchmarks and trials too small for workers of their own."""
+"""Train in this process alone, without Ray.
+
+Tests, benchmarks, and trials that are too small for workers of their own train so.
+"""
 
 import os
 from collections.abc import Callable, Iterator
@@ -48,7 +51,7 @@ def train_alone(
     """
     rows: list[Metrics] = []
 
-    def note(metrics: Metrics) -> None:
+    def add_row(metrics: Metrics) -> None:
         rows.append(metrics)
         if emit is not None:
             emit(metrics)
@@ -58,5 +61,5 @@ def train_alone(
     checkpoint = resume if origin is None else Path(origin)
     start = RunStart([] if checkpoint is None else [local_stored_folder(checkpoint)], origin)
     with process_group():
-        run_worker(config, torch.device("cpu"), start, RunCallbacks(note), keeping)
+        run_worker(config, torch.device("cpu"), start, RunCallbacks(add_row), keeping)
     return rows

@@ -17,7 +17,7 @@ from marl_ray.policies.actor_critic.distributions import distribution_of
 from marl_ray.policies.actor_critic.networks import Network
 from marl_ray.policies.bundles.actor_critic import ServedPolicy
 from marl_ray.training.single_process import train_alone
-from marl_ray.training.team.families.actor_critics import mismatch
+from marl_ray.training.team.families.actor_critics import explain_mismatch
 
 
 @pytest.fixture(scope="module")
@@ -87,4 +87,4 @@ def test_a_wrong_argument_is_named(bundle, arguments, message):
 def test_a_bundle_whose_weights_do_not_fit_is_told_what_differs(seen, actions, message):
     distribution = distribution_of(actions)
     trained = ServedPolicy(seen, actions, distribution, Network(seen, NetworkConfig(), distribution.parameters, 1.0))
-    assert mismatch(countdown(floats=True), "a", trained).startswith(message)
+    assert explain_mismatch(countdown(floats=True), "a", trained).startswith(message)

@@ -34,7 +34,7 @@ from toys.trackers import taken
 
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.policies.bundles.actor_critic import load_bundle
-from marl_ray.training.checkpoints.index import best, published_checkpoints
+from marl_ray.training.checkpoints.index import find_best, published_checkpoints
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.run_folder.bundle_link import linked_bundle
 from marl_ray.training.run_folder.metrics_file import iteration_of
@@ -249,7 +249,7 @@ def test_marks_of_something_else_and_a_picture_that_cannot_be_written_end_no_run
 def test_a_run_whose_bundles_are_lost_makes_another(local, how):
     run, place = reopened(local, "lost")
     everything = published_checkpoints(place)
-    chosen = best(everything)
+    chosen = find_best(everything)
     assert chosen is not None and everything[-1].has_bundle == (chosen == everything[-1])
     lost = [each for each in everything if each.has_bundle] if how == "all are gone" else [chosen]
     for each in lost:
@@ -262,7 +262,7 @@ def test_a_run_whose_bundles_are_lost_makes_another(local, how):
         assert ended.status == 1 and "; the same command makes one of the last weights" in ended.output
         ended = local.begin(run, Start())
     assert ended.status == 0 and "Traceback" not in ended.output
-    remaining = best(published_checkpoints(place))
+    remaining = find_best(published_checkpoints(place))
     assert remaining is not None and remaining.name not in {each.name for each in lost}
     assert str(linked_bundle(*place)) == f"{place}/bundle"
     assert load_bundle(f"{place}/bundle").manifest.lineage.run == run.name

@@ -185,7 +185,7 @@ def work(payload: Any, rank: int, count: int, store: str, pipe: Any, fault: Faul
     import torch
     import torch.distributed as dist
 
-    from marl_ray.training.worker import worker
+    from marl_ray.training.worker import train_in_worker
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     context: Any = SimpleNamespace(get_world_rank=lambda: rank)
@@ -194,7 +194,7 @@ def work(payload: Any, rank: int, count: int, store: str, pipe: Any, fault: Faul
     counts = watch_lines(fault, folder)
     try:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
-        answer = "value", worker(payload)
+        answer = "value", train_in_worker(payload)
     except BaseException as error:
         answer = "error", RuntimeError(f"{type(error).__name__}: {error}")
     sys.settrace(None)

@@ -1,9 +1,9 @@
 """The driver and the workers of a run as plain processes.
 
 They die or stop before a chosen line or call of the product. `marl_ray.training.driver.train` and
-`marl_ray.training.worker.worker` run as they are. Of Ray Train there is what these call: a trainer that starts a group
-of workers and starts another where one is lost. One process, which has loaded the libraries and has no threads, forks
-all others, so a start takes milliseconds:
+`marl_ray.training.worker.train_in_worker` run as they are. Of Ray Train there is what these call: a trainer that starts a
+group of workers and starts another where one is lost. One process, which has loaded the libraries and has no threads,
+forks all others, so a start takes milliseconds:
 
     python -m processes.plain_train     reads requests from stdin and writes answers to stdout, one JSON document a line
 """

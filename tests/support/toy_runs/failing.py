@@ -251,5 +251,5 @@ def limits(free: list[int]) -> list[tuple[dict[str, int], bool]]:
     model.sharded = replace(model.sharded, gathers_once=False, gathered_bytes=30)
     gpu_pass_limit.peak_bytes = lambda policy, rows, learn_entropy: 10.0 + 4 * (rows - 1)
     gpu_pass_limit.free_bytes = lambda policy: math.ceil(free[dist.get_rank()] / gpu_pass_limit.USABLE_MEMORY_SHARE)
-    limited = gpu_pass_limit.pass_limits({"speaker": learner})
+    limited = gpu_pass_limit.measure_pass_limits({"speaker": learner})
     return gather_from_workers((limited, model.sharded.gathers_once))

@@ -13,10 +13,10 @@ from toys import batches as toy_batches
 
 from marl_ray.algorithms.advantages.groups import (
     center_scores,
-    greedy_baseline,
     group_index,
     leave_one_out,
     standardize_scores,
+    subtract_greedy_score,
 )
 from marl_ray.algorithms.advantages.normalization import moments, standardize
 from marl_ray.algorithms.advantages.returns import reward_to_go, sequence_scores
@@ -156,15 +156,15 @@ def test_an_unknown_singleton_rule_is_an_error():
 
 
 @given(groups())
-def test_greedy_baseline_equals_the_loop_or_names_the_groups_without_one(batch):
+def test_subtracted_greedy_scores_equal_the_loop_or_names_the_groups_without_one(batch):
     scores, index, count, include, greedy = batch
     needed = set(index[include & ~greedy & ~scores.isnan()].tolist())
     if needed <= set(index[greedy].tolist()):
-        expected = references.greedy_baseline(scores, index, include, greedy)
-        close(greedy_baseline(scores, index, count, include, greedy), expected)
+        expected = references.subtract_greedy_score(scores, index, include, greedy)
+        close(subtract_greedy_score(scores, index, count, include, greedy), expected)
     else:
         with pytest.raises(MarlRayError, match=f"of {count} groups have no greedy row"):
-            greedy_baseline(scores, index, count, include, greedy)
+            subtract_greedy_score(scores, index, count, include, greedy)
 
 
 def test_remax_learns_nothing_from_a_turn_that_the_greedy_episode_never_came_to():

@@ -217,9 +217,9 @@ def test_new_settings_keep_everything_that_updates_moved(kind):
     for cost in (3.0, 0.5, 2.0):
         moved = moved.with_cost(cost)
     start = kind(budget=1.0)
-    assert {name for name in vars(moved) if vars(moved)[name] != vars(start)[name]} == set(start.MOVED)
+    assert {name for name in vars(moved) if vars(moved)[name] != vars(start)[name]} == set(start.STATE_FIELDS)
     fresh = kind(budget=2.0)
-    expected = {name: vars(moved if name in start.MOVED else fresh)[name] for name in vars(moved)}
+    expected = {name: vars(moved if name in start.STATE_FIELDS else fresh)[name] for name in vars(moved)}
     assert vars(with_settings_of(moved, fresh)) == expected
 
 

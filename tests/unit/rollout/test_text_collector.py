@@ -272,7 +272,7 @@ def test_a_step_that_hangs_is_an_error():
             time.sleep(30 if self.options["index"] == 2 else 0)
 
     with pytest.raises(MarlRayError, match=r"environment slow, copy 2, agent speaker: step took over 0.2 s"):
-        collector(Hangs, ALONE, deadline=0.2).collect(players(ALONE), 0)
+        collector(Hangs, ALONE, deadline_s=0.2).collect(players(ALONE), 0)
 
 
 def test_copies_step_side_by_side():

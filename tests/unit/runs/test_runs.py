@@ -59,7 +59,7 @@ def stored(storage: Path, name: str, *overrides: str, score: float = 1.0, finish
     ]
     journal = Journal(filesystem, folder)
     for row in rows:
-        journal.row(row)
+        journal.write_row(row)
     if finished:
         mark_delivered(run_config, len(rows))
     with RunLog(run_config) as log:

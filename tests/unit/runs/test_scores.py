@@ -29,7 +29,7 @@ def test_a_killed_run_has_the_score_of_its_last_complete_bundle(tmp_path, publis
         row = {"iteration": n, "steps": 96 * n}
         for metric, mean in {"eval/return": 10.0 * n, "best/return": 10.0 * n + 2}.items():
             row |= {metric: mean, f"{metric}_low": mean - 1, f"{metric}_high": mean + 1}
-        journal.row(row)
+        journal.write_row(row)
         place = tmp_path / "killed" / checkpoint_name(n, 1)
         (place / "bundle").mkdir(parents=True)
         (place / "bundle" / "bundle.json").write_text("{}")

@@ -14,9 +14,10 @@ def gae_advantages(batch: Trajectories, hyper: HyperParameters) -> tuple[Tensor,
 
 
 def cost_advantages(batch: Trajectories, hyper: HyperParameters) -> tuple[Tensor, Tensor]:
-    """Return GAE on the batch's costs, with their own critic, discount and lambda; (B, T, K) advantages and returns.
+    """Return GAE on the batch's costs, with their own critic, discount and lambda.
 
-    Costs are the team's, so costs that arise after an agent is done, while others continue, count for its actions too.
+    The results are (B, T, K) advantages and returns. Costs are the team's, so costs that arise after an agent is done,
+    while others continue, count for its actions too.
     """
     terminated = batch.terminated if batch.over is None else batch.over
     truncated = batch.truncated if batch.over_cut is None else batch.over_cut

@@ -1,7 +1,8 @@
-"""Generalised advantage estimation (Schulman et al. 2016, arXiv 1506.02438, eq. 16) on rows that hold several episodes.
+"""Generalised advantage estimation (Schulman et al. 2016, arXiv 1506.02438, eq. 16).
 
-The recursion runs along each row. On a CPU a compiled loop over the rows takes a third of the time of vector operations
-step by step; a GPU needs the vector operations. Tests compare both with the same reference.
+The rows may hold several episodes. The recursion runs along each row. On a CPU a compiled loop over the rows takes a
+third of the time of vector operations step by step; a GPU needs the vector operations. Tests compare both with the same
+reference.
 """
 
 import numba
@@ -59,12 +60,12 @@ def gae_by_row(
     dtype = torch.promote_types(rewards.dtype, values.dtype)
     advantages, returns = (torch.empty(signals[0].shape, dtype=dtype) for _ in range(2))
     arrays = [x.contiguous().numpy() for x in signals]
-    _rows(*arrays, *flags, gamma, lam, advantages.numpy(), returns.numpy())
+    _estimate_rows(*arrays, *flags, gamma, lam, advantages.numpy(), returns.numpy())
     return advantages.reshape(rewards.shape), returns.reshape(rewards.shape)
 
 
 @numba.njit(cache=True, nogil=True)
-def _rows(
+def _estimate_rows(
     rewards: np.ndarray,
     values: np.ndarray,
     bootstrap: np.ndarray,
@@ -83,18 +84,18 @@ def _rows(
     rows, steps, signals = rewards.shape
     for b in range(rows):
         for k in range(signals):
-            flowing = 0.0  # the sum that a step passes to the one before it in the episode
+            carried = 0.0  # the sum that a step passes to the one before it in the episode
             for t in range(steps - 1, -1, -1):
                 total = float(rewards[b, t, k])
                 if not terminated[b, t]:
                     cut = truncated[b, t] or t == steps - 1
-                    total += gamma * bootstrap[b, t, k] if cut else flowing
+                    total += gamma * bootstrap[b, t, k] if cut else carried
                 if mask[b, t]:
                     advantages[b, t, k], returns[b, t, k] = total - values[b, t, k], total
-                    flowing = gamma * ((1 - lam) * values[b, t, k] + lam * total)
+                    carried = gamma * ((1 - lam) * values[b, t, k] + lam * total)
                 else:
                     advantages[b, t, k] = returns[b, t, k] = 0.0
-                    flowing = total
+                    carried = total
 
 
 def gae_by_step(
@@ -109,16 +110,16 @@ def gae_by_step(
 ) -> tuple[Tensor, Tensor]:
     """Return `gae` by vector operations over all rows, step by step, on any device."""
     with torch.no_grad():
-        reward, value, after_cut = _time_first(rewards), _time_first(values), _time_first(bootstrap)
-        decided, ended, cut = _time_first(mask), _time_first(terminated), _time_first(truncated)
+        reward, value, after_cut = _to_time_first(rewards), _to_time_first(values), _to_time_first(bootstrap)
+        decided, ended, cut = _to_time_first(mask), _to_time_first(terminated), _to_time_first(truncated)
         cut[-1:] = True
         if rewards.dim() == 3:
             decided, ended, cut = (x.repeat(1, rewards.shape[2]) for x in (decided, ended, cut))
         _scan(reward, value, after_cut, decided, ended, cut, gamma, lam)
-        return _batch_first(value, rewards.shape), _batch_first(reward, rewards.shape)
+        return _to_batch_first(value, rewards.shape), _to_batch_first(reward, rewards.shape)
 
 
-def _time_first(x: Tensor) -> Tensor:
+def _to_time_first(x: Tensor) -> Tensor:
     """Copy (B, T) to (T, B), or (B, T, K) to (T, K B).
 
     The result is a copy also if the transpose is already contiguous.
@@ -127,8 +128,8 @@ def _time_first(x: Tensor) -> Tensor:
     return turned.view(x.shape[1], x.shape[2:].numel() * len(x))
 
 
-def _batch_first(x: Tensor, shape: torch.Size) -> Tensor:
-    """Undo `_time_first`: back to (B, T) or (B, T, K)."""
+def _to_batch_first(x: Tensor, shape: torch.Size) -> Tensor:
+    """Undo `_to_time_first`: back to (B, T) or (B, T, K)."""
     return x.view(shape[1:].numel(), shape[0]).t().contiguous().view(shape)
 
 
@@ -142,10 +143,13 @@ def _scan(
     gamma: float,
     lam: float,
 ) -> None:
-    """Turn `reward` into returns and `value` into advantages, in place; all (T, N). A linear scan, two operations a step."""
+    """Turn `reward` into returns and `value` into advantages, in place; all (T, N).
+
+    It is a linear scan of two operations a step.
+    """
     steps, width = reward.shape
     length = max(1, BLOCK // max(1, width))
-    flowing = reward.new_zeros(width)  # the sum that a step passes to the one before it in the episode
+    carried = reward.new_zeros(width)  # the sum that a step passes to the one before it in the episode
     for start in reversed(range(0, steps, length)):
         r, v, b, o, e, c = (x[start : start + length] for x in (reward, value, bootstrap, decided, ended, cut))
         r += torch.where(c & ~e, gamma * b, 0.0)
@@ -154,7 +158,7 @@ def _scan(
         factor = (1 - is_own).add_(is_own, alpha=gamma * lam)
         for rows in zip(*(reversed(x.unbind(0)) for x in (r, inside, from_value, factor)), strict=True):
             total, keep, constant, scale = rows
-            total.addcmul_(keep, flowing)
-            flowing = torch.addcmul(constant, scale, total)
+            total.addcmul_(keep, carried)
+            carried = torch.addcmul(constant, scale, total)
         v.copy_(torch.where(o, r - v, 0.0))
         r.copy_(torch.where(o, r, 0.0))

@@ -29,7 +29,9 @@ class GroupMoments(NamedTuple):
 
 
 def group_index(group: Tensor, agent: Tensor, turn: Tensor, prompts: Tensor | None = None) -> tuple[Tensor, int]:
-    """Give each distinct (group, agent, turn, prompt) a number, and return each row's number, (B,) int64, and their count.
+    """Give each distinct (group, agent, turn, prompt) a number.
+
+    Returns each row's number, (B,) int64, and their count.
 
     `group`, `agent` and `turn` are (B,) int64, `prompts` (B, P) int64. Agents and turns are kept apart because their
     rewards differ, and prompts because two answers can be compared only if they answer the same prompt (AT-GRPO, arXiv
@@ -43,9 +45,9 @@ def group_index(group: Tensor, agent: Tensor, turn: Tensor, prompts: Tensor | No
 
 
 def comparable_rows(batch: Trajectories, greedy: bool) -> Tensor:
-    """Return (B,) bool: True for sequences with decisions that can be compared with another one of their group.
+    """Return which sequences have decisions that can be compared with another one of their group.
 
-    With `greedy` the other one is a greedy sequence, otherwise another sampled one.
+    The result is (B,) bool. With `greedy` the other one is a greedy sequence, otherwise another sampled one.
     """
     index, count = group_index(batch.group, batch.agent, batch.turn, batch.prompts)
     sampled = ~batch.greedy & batch.mask.any(1)
@@ -55,7 +57,10 @@ def comparable_rows(batch: Trajectories, greedy: bool) -> Tensor:
 
 
 def group_moments(scores: Tensor, index: Tensor, count: int, include: Tensor) -> GroupMoments:
-    """Compute size, mean and squared deviations of every group; the module's docstring explains the arguments."""
+    """Compute size, mean and squared deviations of every group.
+
+    The module's docstring explains the arguments.
+    """
     include = _rows_with_scores(scores, include)
     exact = torch.where(include, scores.detach().double(), 0.0)
     zeros = exact.new_zeros(count)
@@ -76,7 +81,7 @@ def center_scores(
 ) -> Tensor:
     """Return s - mean of the group, (B,): Dr. GRPO (arXiv 2503.20783), REINFORCE++ with a baseline."""
     moments = group_moments(scores, index, count, include)
-    return _finish(scores.double() - moments.mean[index], scores, index, include, moments, singleton)
+    return _finish_advantages(scores.double() - moments.mean[index], scores, index, include, moments, singleton)
 
 
 def standardize_scores(
@@ -89,35 +94,38 @@ def standardize_scores(
     ddof: int = 1,
     singleton: Singleton = "zero",
 ) -> Tensor:
-    """Return (s - mean) / (std + eps) within the group, (B,): GRPO (arXiv 2402.03300, section 4.1.2).
+    """Return (s - mean) / (std + eps) within the group, (B,).
 
-    std = sqrt(sum of squared deviations / (size - ddof)): ddof 1 as verl (eps 1e-6) and TRL (eps 1e-4), 0 for the
-    population's. verl divides the raw score of a group of one by 1 + eps; here "score" means the score itself.
+    This is GRPO (arXiv 2402.03300, section 4.1.2). std = sqrt(sum of squared deviations / (size - ddof)): ddof 1 as
+    verl (eps 1e-6) and TRL (eps 1e-4), 0 for the population's. verl divides the raw score of a group of one by 1 + eps;
+    here "score" means the score itself.
     """
     moments = group_moments(scores, index, count, include)
     std = (moments.squares / (moments.size - ddof).clamp(min=1)).sqrt()
     scale = torch.where(moments.squares > 0, std + eps, 1.0)
     result = (scores.double() - moments.mean[index]) / scale[index]
-    return _finish(result, scores, index, include, moments, singleton)
+    return _finish_advantages(result, scores, index, include, moments, singleton)
 
 
 def leave_one_out(
     scores: Tensor, index: Tensor, count: int, include: Tensor, *, singleton: Singleton = "zero"
 ) -> Tensor:
-    """Return s - mean of the others in the group, (B,): RLOO (arXiv 2402.14740, eq. 8), as (s - mean) n / (n - 1)."""
+    """Return s - mean of the others in the group, (B,), as (s - mean) n / (n - 1).
+
+    This is RLOO (arXiv 2402.14740, eq. 8).
+    """
     moments = group_moments(scores, index, count, include)
     factor = moments.size / (moments.size - 1).clamp(min=1)
     result = (scores.double() - moments.mean[index]) * factor[index]
-    return _finish(result, scores, index, include, moments, singleton)
+    return _finish_advantages(result, scores, index, include, moments, singleton)
 
 
-def greedy_baseline(scores: Tensor, index: Tensor, count: int, include: Tensor, greedy: Tensor) -> Tensor:
+def subtract_greedy_score(scores: Tensor, index: Tensor, count: int, include: Tensor, greedy: Tensor) -> Tensor:
     """Return s - score of the group's greedy row, (B,).
 
-    This is the baseline of ReMax (arXiv 2310.10505, algorithm 1). Greedy rows get 0.
-
-    `greedy` (B,) bool. Several greedy rows of a group are averaged. Where the greedy row has no score (NaN) there is no
-    baseline, so the group gets 0. Raises MarlRayError if a group with included rows has no greedy row at all.
+    This is ReMax (arXiv 2310.10505, algorithm 1). Greedy rows get 0. `greedy` (B,) bool. Several greedy rows of a group
+    are averaged. Where the greedy row has no score (NaN) there is no baseline, so the group gets 0. Raises MarlRayError
+    if a group with included rows has no greedy row at all.
     """
     rows = _rows_with_scores(scores, include) & ~greedy
     present = torch.zeros(count, dtype=torch.bool, device=scores.device)
@@ -136,10 +144,10 @@ def _rows_with_scores(scores: Tensor, include: Tensor) -> Tensor:
     return include & ~scores.isnan()
 
 
-def _finish(
+def _finish_advantages(
     result: Tensor, scores: Tensor, index: Tensor, include: Tensor, moments: GroupMoments, singleton: Singleton
 ) -> Tensor:
-    """Set the advantage of groups of one, and 0 for rows that do not count."""
+    """Return the advantages, with `singleton`'s in groups of one, and 0 for rows that do not count."""
     if singleton not in ("zero", "score"):
         raise MarlRayError(f"singleton: expected 'zero' or 'score', got {singleton!r}")
     if singleton == "score":

@@ -19,8 +19,8 @@ def reward_to_go(rewards: Tensor, mask: Tensor, cut: Tensor, gamma: float) -> Te
     every episode that ends within the row. Rewards before an episode's first own step follow from none of its decisions
     and are dropped.
     """
-    nothing = torch.zeros_like(rewards)
-    return gae(rewards, nothing, nothing, mask, cut, torch.zeros_like(cut), gamma, 1.0)[1]
+    zeros = torch.zeros_like(rewards)
+    return gae(rewards, zeros, zeros, mask, cut, torch.zeros_like(cut), gamma, 1.0)[1]
 
 
 def sequence_scores(rewards: Tensor) -> Tensor:

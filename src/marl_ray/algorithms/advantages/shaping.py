@@ -1,4 +1,7 @@
-"""Shape rewards before advantages: subtract a divergence from the reference, and a penalty for length."""
+"""Shape rewards before advantages.
+
+A divergence from the reference is subtracted, and a penalty for length.
+"""
 
 import torch
 from torch import Tensor

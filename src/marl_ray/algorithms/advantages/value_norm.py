@@ -1,4 +1,7 @@
-"""Running normalisation of critic targets (van Hasselt et al. 2016, arXiv 1602.07714; the form MAPPO uses)."""
+"""Running normalisation of critic targets (van Hasselt et al. 2016, arXiv 1602.07714).
+
+It has the form that MAPPO uses.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -19,7 +22,9 @@ class ValueNorm:
     """
 
     mean_sum: float = 0.0
+    """Decayed sum of the means of the batches."""
     square_sum: float = 0.0
+    """Decayed sum of the mean squares of the batches."""
     weight: float = 0.0
     """Sum of the decayed weights, by which the moments are divided."""
 
@@ -39,7 +44,10 @@ class ValueNorm:
 
     @property
     def std(self) -> float:
-        """The standard deviation of the returns so far, at least the root of VARIANCE_FLOOR; 1 before the first."""
+        """The standard deviation of the returns so far, at least the root of VARIANCE_FLOOR.
+
+        It is 1 before the first.
+        """
         if not self.weight:
             return 1.0
         variance = self.square_sum / self.weight - self.mean**2

@@ -2,12 +2,14 @@
 
     A' = (A - sum_k lambda_k C_k) / (1 + sum_k lambda_k)       lambda_k <- clip(lambda_k + Adam step on (J_k - d_k) / d_k)
 
-The loss is PPO's on A'. C are the cost advantages, from critics of their own, centred and not divided by their spread.
-The multipliers move first, by the cost of this batch's episodes, and then the policy. Adam moves a multiplier by about
-`multiplier_lr`, whatever the size of the violation. The division keeps the size of the policy's step as multipliers
-grow. Unlike the paper's, a multiplier is damped by default: the weight of C is lambda + `multiplier_damping` (J - d) /
-d, see `multipliers.Lagrange`; and `multiplier_lr` is a tenth of the paper's 0.05. With `multiplier_damping` 0 the two
-are the paper's.
+The loss is PPO's on A'. C are the cost advantages, from critics of their own, centred and not divided by their standard
+deviation. The multipliers move first, by the cost of this batch's episodes, and then the policy. Adam moves a multiplier
+by about `multiplier_lr`, whatever the size of the violation. The division keeps the size of the policy's step as
+multipliers grow.
+
+By default two things differ from the paper. A multiplier is damped: the weight of C is lambda + `multiplier_damping`
+(J - d) / d, see `multipliers.Lagrange`. And `multiplier_lr` is a tenth of the paper's 0.05. With `multiplier_damping` 0
+both are the paper's.
 """
 
 from functools import partial

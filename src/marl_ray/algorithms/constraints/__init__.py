@@ -1,1 +1,4 @@
-"""The mathematics of budgets: multipliers, penalties, trust regions, and the comparison of episodes with budgets."""
+"""The mathematics of budgets.
+
+It has multipliers, penalties, trust regions, and the comparison of episodes with budgets.
+"""

@@ -1,7 +1,8 @@
-"""Compare episodes with the budgets of a run: shares within them, certified bounds, and the score that chooses a policy.
+"""Compare episodes with the budgets of a run.
 
-A policy keeps a budget if its mean cost of an episode does not exceed it. That says nothing about single episodes, so the
-share of episodes within the budget is reported beside the mean.
+The results are shares within them, certified bounds, and the score that chooses a policy. A policy keeps a budget if
+its mean cost of an episode does not exceed it. That says nothing about single episodes, so the share of episodes within
+the budget is reported beside the mean.
 """
 
 from collections.abc import Sequence
@@ -23,21 +24,22 @@ def mean_costs(costs: Sequence[Sequence[float]]) -> list[float]:
 
 
 def violation(budgets: Sequence[float], costs: Sequence[float]) -> float:
-    """Return by how much mean costs exceed their budgets, summed over the signals; 0 if all are within theirs.
+    """Return by how much mean costs exceed their budgets, summed over the signals.
 
-    Each excess counts in units of its budget (at least 1); an excess that rounding explains does not count.
+    It is 0 if all are within theirs. Each excess counts in units of its budget (at least 1); an excess that rounding
+    explains does not count.
     """
     pairs = zip(budgets, costs, strict=False)  # without constraints a signal may have no budget
     over = [(cost - budget) / max(budget, 1.0) for budget, cost in pairs]
     return sum(part for part in over if part > _ROUNDING)
 
 
-def budget_score(budgets: Sequence[float], ret: float, costs: Sequence[float]) -> float:
+def budget_score(budgets: Sequence[float], episode_return: float, costs: Sequence[float]) -> float:
     """Return the number that chooses the best policy, greater for the better one.
 
     A smaller violation of the budgets counts first, then the greater return.
     """
-    return ret - OVER_BUDGET * violation(budgets, costs)
+    return episode_return - OVER_BUDGET * violation(budgets, costs)
 
 
 def certified_rate(successes: int, trials: int, confidence: float = CONFIDENCE) -> float:

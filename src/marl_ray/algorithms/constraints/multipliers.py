@@ -20,7 +20,7 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 """Constants of Adam (Kingma and Ba 2015, arXiv 1412.6980, algorithm 1)."""
 
 
-def _relative(cost: float, budget: float) -> tuple[float, float]:
+def _in_budget_units(cost: float, budget: float) -> tuple[float, float]:
     """Return the cost and its error (cost - budget), both in units of the budget. Raises MarlRayError if not finite."""
     if not math.isfinite(cost):
         raise MarlRayError(f"multiplier: expected a finite mean episode cost, got {cost}")
@@ -37,7 +37,7 @@ class Lagrange:
     1988, "Constrained differential optimization", eq. 6), so that policy and multiplier settle where they would circle.
     """
 
-    MOVED: ClassVar = ("value", "error", "first_moment", "second_moment", "updates")
+    STATE_FIELDS: ClassVar = ("value", "error", "first_moment", "second_moment", "updates")
     """The fields that an update moves; the others are settings."""
 
     budget: float
@@ -52,12 +52,17 @@ class Lagrange:
     error: float = 0.0
     """e of the last update."""
     first_moment: float = 0.0
+    """Adam's decayed mean of the gradient, as the next field of its square; both stay 0 with `sgd`."""
     second_moment: float = 0.0
     updates: int = 0
+    """Number of updates so far."""
 
     @classmethod
     def from_hyper(cls, hyper: HyperParameters, budget: float, optimizer: Literal["adam", "sgd"]) -> "Lagrange":
-        """Return a multiplier before the first batch; `budget` is the mean cost that an episode may have."""
+        """Return a multiplier before the first batch.
+
+        `budget` is the mean cost that an episode may have.
+        """
         return cls(
             budget,
             value=hyper.multiplier_init,
@@ -70,28 +75,30 @@ class Lagrange:
     @property
     def multiplier(self) -> float:
         """Weight of the cost, >= 0."""
-        return self._held(self.value + self.damping * self.error)
+        return self._within_bounds(self.value + self.damping * self.error)
 
     def with_cost(self, cost: float) -> "Lagrange":
         """Move it after an iteration whose episodes cost `cost` on average. Raises MarlRayError if that is not finite."""
-        error = _relative(cost, self.budget)[1]
+        error = _in_budget_units(cost, self.budget)[1]
         gradient = -error
         updates = self.updates + 1
         if self.optimizer == "sgd":
-            return replace(self, value=self._held(self.value - self.lr * gradient), error=error, updates=updates)
+            return replace(
+                self, value=self._within_bounds(self.value - self.lr * gradient), error=error, updates=updates
+            )
         first = BETA1 * self.first_moment + (1 - BETA1) * gradient
         second = BETA2 * self.second_moment + (1 - BETA2) * gradient * gradient
         direction = first / (1 - BETA1**updates) / (math.sqrt(second / (1 - BETA2**updates)) + EPSILON)
         return replace(
             self,
-            value=self._held(self.value - self.lr * direction),
+            value=self._within_bounds(self.value - self.lr * direction),
             error=error,
             first_moment=first,
             second_moment=second,
             updates=updates,
         )
 
-    def _held(self, value: float) -> float:
+    def _within_bounds(self, value: float) -> float:
         return min(max(value, 0.0), self.maximum)
 
 
@@ -107,7 +114,7 @@ class PID:
     As in the authors' code, P and J start at 0, and during the first `delay` updates D compares with that start.
     """
 
-    MOVED: ClassVar = ("integral", "error", "costs")
+    STATE_FIELDS: ClassVar = ("integral", "error", "costs")
     """The fields that an update moves; the others are settings."""
 
     budget: float
@@ -128,6 +135,23 @@ class PID:
     costs: list[float] = field(default_factory=lambda: [0.0])
     """J after each of the last `delay` updates and now, oldest first."""
 
+    @classmethod
+    def from_hyper(cls, hyper: HyperParameters, budget: float) -> "PID":
+        """Return a multiplier before the first batch, whose P and J are not smoothed.
+
+        `budget` is the mean cost that an episode may have.
+        """
+        return cls(
+            budget,
+            kp=hyper.pid_kp,
+            ki=hyper.pid_ki,
+            kd=hyper.pid_kd,
+            delay=hyper.pid_delay,
+            error_decay=0.0,
+            cost_decay=0.0,
+            integral=hyper.multiplier_init,
+        )
+
     @property
     def derivative(self) -> float:
         """D: how much the smoothed cost rose, 0 where it fell."""
@@ -140,7 +164,7 @@ class PID:
 
     def with_cost(self, cost: float) -> "PID":
         """Move it after an iteration whose episodes cost `cost` on average. Raises MarlRayError if that is not finite."""
-        relative, error = _relative(cost, self.budget)
+        relative, error = _in_budget_units(cost, self.budget)
         smoothed = self.cost_decay * self.costs[-1] + (1 - self.cost_decay) * relative
         return replace(
             self,
@@ -153,9 +177,12 @@ class PID:
 Multiplier = Lagrange | PID
 
 
-def with_settings_of(moved: Multiplier, fresh: Multiplier) -> Multiplier:
-    """Return the settings of `fresh`, and what updates have moved of `moved`; both are of one class."""
-    return replace(fresh, **{name: getattr(moved, name) for name in moved.MOVED})
+def with_settings_of(current: Multiplier, fresh: Multiplier) -> Multiplier:
+    """Return a multiplier with the state of `current` and the settings of `fresh`.
+
+    Both are of one class.
+    """
+    return replace(fresh, **{name: getattr(current, name) for name in current.STATE_FIELDS})
 
 
 def combine_advantages(

@@ -15,9 +15,7 @@ from marl_ray.errors import MarlRayError
 
 
 def constraint_violation(mean_cost: float, budget: float, decisions_per_episode: float) -> float:
-    """Return c = (J_c - d) / L, how far the policy is over its budget PER DECISION.
-
-    It is negative within the budget.
+    """Return c = (J_c - d) / L, the excess over the budget per decision; negative within the budget.
 
     `mean_cost` J_c and `budget` d are per episode, undiscounted. The surrogate E[r C] is a mean over decisions, and an
     episode's cost changes by about L times as much, so dividing by L puts both in one inequality: c + E[r C] <= 0. L

@@ -44,20 +44,20 @@ def conjugate_gradient(
     cost gradients are often smaller than any fixed bound. It also stops on curvature that is not positive.
     """
     solution, residual = torch.zeros_like(target), target.clone()
-    direction, square = residual.clone(), float(target.dot(target))
-    enough = tolerance * square
+    direction, squared_norm = residual.clone(), float(target.dot(target))
+    bound = tolerance * squared_norm
     for _ in range(iterations):
-        if not square > enough:
+        if not squared_norm > bound:
             break
         image = product(direction)
         curvature = float(direction.dot(image))
         if not curvature > 0:
             break
-        rate = square / curvature
+        rate = squared_norm / curvature
         solution += rate * direction
         residual -= rate * image
-        square, before = float(residual.dot(residual)), square
-        direction = residual + (square / before) * direction
+        squared_norm, previous = float(residual.dot(residual)), squared_norm
+        direction = residual + (squared_norm / previous) * direction
     return solution
 
 
@@ -108,15 +108,15 @@ def fisher_product(
     weights: Tensor,
     sizes: Sequence[int] | None,
 ) -> MatrixProduct:
-    """Return v -> sum_n weights_n J_n' F_n J_n v, (D,): the Hessian of the weighted KL at `parameters`, times v.
+    """Return v -> sum_n weights_n J_n' F_n J_n v, (D,).
 
-    `function` maps parameters to normalised outputs (N, P) (`torch.func.functional_call` of the policy), J_n is its
-    Jacobian at decision n and F_n the head's Fisher matrix. The Gauss-Newton form needs one forward-mode and one
-    reverse pass, never the derivative of a gradient, and is positive semi-definite by construction; at the current
-    weights it equals the Hessian. `weights` (N,) must add up to one over all micro-batches and workers, so that
-    products over parts of a batch add up to the product over the batch. The caller adds the damping once, after that
-    sum. The returned function keeps the graph of one forward pass alive. Fused attention has no forward mode: run a
-    transformer under `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.
+    It is the Hessian of the weighted KL at `parameters`, times v. `function` maps parameters to normalised outputs (N,
+    P) (`torch.func.functional_call` of the policy), J_n is its Jacobian at decision n and F_n the head's Fisher matrix.
+    The Gauss-Newton form needs one forward-mode and one reverse pass, never the derivative of a gradient, and is
+    positive semi-definite by construction; at the current weights it equals the Hessian. `weights` (N,) must add up to
+    one over all micro-batches and workers, so that products over parts of a batch add up to the product over the batch.
+    The caller adds the damping once, after that sum. The returned function keeps the graph of one forward pass alive.
+    Fused attention has no forward mode: run a transformer under `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.
     """
     detached = {name: tensor.detach() for name, tensor in parameters.items()}
     pull = torch.func.vjp(function, detached)[1]
@@ -145,22 +145,29 @@ class TrustRegionStep(NamedTuple):
 
 
 class _Solution(NamedTuple):
+    """A step as coefficients of v = H^-1 g and of W = H^-1 B'.
+
+    The other fields are those of TrustRegionStep.
+    """
+
     along_gradient: float
+    """Coefficient of v."""
     along_costs: Tensor
+    """(K,) coefficients of the columns of W."""
     case: DualCase
     multipliers: tuple[float, ...]
     trust_multiplier: float
 
 
-def _candidate(
+def _solve_active_set(
     active: list[int], q: float, r: Tensor, s: Tensor, c: Tensor, radius: float, resolution: float
 ) -> _Solution | None:
     """Return the minimiser over the trust region where the active constraints hold with equality.
 
-    Returns None if there is none.
+    It is None if none exists.
 
-    x = -W S_A^-1 c_A - (v - W S_A^-1 r_A) / lambda: the step to the nearest point of the boundary, and then along the
-    boundary down the loss. The two parts are H-orthogonal, so Pythagoras gives lambda.
+    x = -W S_A^-1 c_A - (v - W S_A^-1 r_A) / lambda: the step to the nearest point of the
+    boundary, and then along the boundary down the loss. The two parts are H-orthogonal, so Pythagoras gives lambda.
     """
     inner = s[active][:, active]
     norms = inner.diagonal().sqrt()
@@ -172,9 +179,8 @@ def _candidate(
     if room < -CONSTRAINT_TOLERANCE * radius:
         return None
     gradient_along = q - float(r[active] @ along)
-    blocked = gradient_along <= max(
-        VANISHING_NORM, 8 * resolution * q
-    )  # no direction along the boundary lowers the loss
+    # A norm that is only rounding: no direction along the boundary lowers the loss.
+    blocked = gradient_along <= max(VANISHING_NORM, 8 * resolution * q)
     rate = 0.0 if blocked else math.sqrt(max(room, 0.0) / gradient_along)
     costs, multipliers = torch.zeros_like(c), torch.zeros_like(c)
     costs[active] = rate * along - to_boundary
@@ -183,7 +189,7 @@ def _candidate(
     return _Solution(-rate, costs, "constrained" if active else "unconstrained", tuple(multipliers.tolist()), trust)
 
 
-def _solve(q: float, r: Tensor, s: Tensor, c: Tensor, delta: float, resolution: float) -> _Solution:
+def _solve_dual(q: float, r: Tensor, s: Tensor, c: Tensor, delta: float, resolution: float) -> _Solution:
     """Return the step as coefficients of v = H^-1 g and of W = H^-1 B', from q = g.v, r = Bv and S = BW in float64.
 
     The problem is convex and its optimum is the candidate of its own active set, so the best candidate that keeps all
@@ -195,7 +201,7 @@ def _solve(q: float, r: Tensor, s: Tensor, c: Tensor, delta: float, resolution: 
     best, best_loss = None, math.inf
     for size in range(len(usable) + 1):
         for active in itertools.combinations(usable, size):
-            candidate = _candidate(list(active), q, r, s, c, radius, resolution)
+            candidate = _solve_active_set(list(active), q, r, s, c, radius, resolution)
             if candidate is None:
                 continue
             value = candidate.along_gradient * r + s @ candidate.along_costs + c
@@ -240,7 +246,7 @@ def constrained_step(
             return TrustRegionStep(torch.full_like(gradient, math.nan), "unconstrained", (0.0,) * len(c), 0.0)
         resolution = torch.finfo(gradient.dtype).eps
         # Column 0 holds B v, the exact change along v; row 0 equals it only once conjugate gradients have converged.
-        solution = _solve(float(gram[0, 0]), gram[1:, 0], gram[1:, 1:], c, delta, resolution)
+        solution = _solve_dual(float(gram[0, 0]), gram[1:, 0], gram[1:, 1:], c, delta, resolution)
         coefficients = torch.cat([torch.tensor([solution.along_gradient], dtype=torch.float64), solution.along_costs])
         step = (coefficients.to(directions) @ directions).to(gradient.dtype)
         square = float(step.dot(product(step)))
@@ -257,7 +263,9 @@ class LineSearch(NamedTuple):
     accepted: int | None
     """The number of times that the step was shortened; None if no candidate was accepted."""
     loss_change: float
+    """Change of the reward loss; 0 if no candidate was accepted."""
     cost_changes: tuple[float, ...]
+    """Change of each cost surrogate, likewise."""
     kl: float
     """KL divergence (nats) of the policy at `vector` from the old one; 0 if no candidate was accepted."""
 
@@ -287,11 +295,11 @@ def backtracking_line_search(
     for j in range(steps):
         vector = old + coefficient**j * step
         new_loss, new_costs, kl = evaluate(vector)
-        changes = tuple(float(new) - float(before) for new, before in zip(new_costs, costs, strict=True))
+        changes = tuple(float(new) - float(old_cost) for new, old_cost in zip(new_costs, costs, strict=True))
         change = float(new_loss) - float(loss)
         if not all(math.isfinite(number) for number in (change, kl, *changes)):
             continue
-        within = all(rise <= most for rise, most in zip(changes, allowed, strict=True))
+        within = all(rise <= limit for rise, limit in zip(changes, allowed, strict=True))
         if kl <= delta and within and (change <= 0 or not feasible):
             return LineSearch(vector, j, change, changes, float(kl))
     return LineSearch(old, None, 0.0, (0.0,) * len(allowed), 0.0)

@@ -1,1 +1,4 @@
-"""The mathematics of losses: ratios, divergences, clipped losses, and the weights by which tokens become one number."""
+"""The mathematics of losses.
+
+It has ratios, divergences, clipped losses, and the weights by which tokens become one number.
+"""

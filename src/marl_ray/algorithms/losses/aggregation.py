@@ -1,8 +1,8 @@
-"""Weights that turn per-token losses into one number: loss = sum(weights * losses) over all workers and micro-batches.
+"""Weights that turn per-token losses into one number.
 
-Because the weights hold the global counts, that sum does not depend on how a minibatch is cut into micro-batches or spread
-over workers, and needs no later division. Where data parallelism averages gradients (DDP, FSDP2), multiply by the number
-of workers.
+The number is sum(weights * losses) over all workers and micro-batches. Because the weights hold the global counts, that
+sum does not depend on how a minibatch is divided into micro-batches or among workers, and needs no later division.
+Where data parallelism averages gradients (DDP, FSDP2), multiply by the number of workers.
 """
 
 from typing import get_args

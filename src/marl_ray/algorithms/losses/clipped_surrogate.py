@@ -19,8 +19,8 @@ def clipped_surrogate(
     objective, clipped = free.minimum(bounded), bounded < free
     if dual_clip is not None:
         floor = dual_clip * advantages
-        held = (advantages < 0) & (objective < floor)
-        objective, clipped = objective.where(~held, floor), clipped | held
+        below_floor = (advantages < 0) & (objective < floor)
+        objective, clipped = objective.where(~below_floor, floor), clipped | below_floor
     return PolicyLoss(-objective, clipped)
 
 

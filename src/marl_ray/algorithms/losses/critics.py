@@ -9,13 +9,17 @@ from marl_ray.config import HyperParameters
 
 
 class ValueLossInputs(NamedTuple):
-    """Inputs of a value loss: a critic's outputs for R sequences at T steps, (R, T) each, in the critic's own units."""
+    """Inputs of a value loss.
+
+    They are a critic's outputs for R sequences at T steps, (R, T) each, in the critic's own units.
+    """
 
     outputs: Tensor
     """The outputs of the current weights, with gradients."""
     old: Tensor
     """The outputs when the update began."""
     targets: Tensor
+    """The returns that the critic is fitted to."""
 
 
 def clipped_value_loss(
@@ -30,8 +34,8 @@ def clipped_value_loss(
     loss = functional.huber_loss(values, returns, reduction="none", delta=huber_delta)
     if clip is None:
         return loss
-    held = old_values + (values - old_values).clamp(-clip, clip)
-    return loss.maximum(functional.huber_loss(held, returns, reduction="none", delta=huber_delta))
+    clipped = old_values + (values - old_values).clamp(-clip, clip)
+    return loss.maximum(functional.huber_loss(clipped, returns, reduction="none", delta=huber_delta))
 
 
 def ppo_value_loss(batch: ValueLossInputs, hyper: HyperParameters) -> Tensor:

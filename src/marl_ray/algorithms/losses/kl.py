@@ -1,4 +1,7 @@
-"""Divergence from a reference policy, estimated from the sampled tokens (Schulman 2020, "Approximating KL divergence")."""
+"""Divergence from a reference policy, estimated from the sampled tokens.
+
+See Schulman 2020, "Approximating KL divergence".
+"""
 
 from typing import get_args
 

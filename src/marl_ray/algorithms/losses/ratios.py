@@ -21,10 +21,11 @@ def token_ratio(log_probs: Tensor, old: Tensor) -> Tensor:
 
 
 def sequence_log_ratio(log_probs: Tensor, old: Tensor, mask: Tensor, summed: bool = False) -> Tensor:
-    """Return the log ratio of whole sequences, (B,), with gradient; 0 for a fully masked sequence. Not clamped.
+    """Return the log ratio of whole sequences, (B,), with gradient, not clamped.
 
-    It is the mean over own tokens (GSPO, arXiv 2507.18071, eq. 7: the geometric mean of token ratios). With `summed` it
-    is their sum, which belongs to the true ratio of sequences that TRL's RLOO uses.
+    It is 0 for a fully masked sequence. It is the mean over own tokens (GSPO, arXiv 2507.18071, eq. 7: the geometric
+    mean of token ratios). With `summed` it is their sum, which belongs to the true ratio of sequences that TRL's RLOO
+    uses.
     """
     total = torch.where(mask, log_probs - old.detach(), 0.0).sum(1)
     return total if summed else total / mask.sum(1).clamp(min=1)

@@ -41,8 +41,8 @@ def advantages(batch: Trajectories, hyper: HyperParameters) -> tuple[Tensor, Non
     low, width = hyper.lowest_return, hyper.highest_return - hyper.lowest_return
     values = low + width * torch.sigmoid(batch.values)
     ended = batch.terminated | batch.truncated
-    nothing = torch.zeros_like(values)
-    return gae(batch.rewards, values, nothing, batch.mask, ended, torch.zeros_like(ended), 1.0, 0.0)[0], None
+    zeros = torch.zeros_like(values)
+    return gae(batch.rewards, values, zeros, batch.mask, ended, torch.zeros_like(ended), 1.0, 0.0)[0], None
 
 
 def policy_loss(batch: PolicyLossInputs, hyper: HyperParameters) -> PolicyLoss:

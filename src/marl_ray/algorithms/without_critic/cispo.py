@@ -14,7 +14,10 @@ from marl_ray.config import SPECS, HyperParameters
 
 
 def policy_loss(batch: PolicyLossInputs, hyper: HyperParameters) -> PolicyLoss:
-    """Return the weighted log-probability, whose gradient is the score function; `clipped` marks bounded weights."""
+    """Return the weighted log-probability, whose gradient is the score function.
+
+    `clipped` marks bounded weights.
+    """
     ratio = token_ratio(batch.log_probs, batch.old_log_probs).detach()
     weight = ratio.clamp(*hyper.clip_range)
     return PolicyLoss(-weight * batch.advantages * batch.log_probs, weight != ratio)

@@ -82,7 +82,7 @@ def moved_costs(
 ) -> list[float]:
     """Return the changes of an episode's costs that a policy's learner attributes to its update, by signal."""
     stats = game_run.costs[POLICY_NAMES[number]]
-    changes = game_run.learners[number].moved_costs(stats, batch, after, before).means
+    changes = game_run.learners[number].estimate_moved_costs(stats, batch, after, before).means
     assert stats.means is not None and changes is not None
     return [now - then for now, then in zip(changes, stats.means, strict=True)]
 
@@ -95,7 +95,7 @@ def violations(game_run: GameRun, number: int) -> list[float]:
 
 def normalizer_state(learner: Learner) -> object:
     """Return the normalisers' state, by value."""
-    state = learner.state.plain()
+    state = learner.state.to_plain()
     return copy.deepcopy([state["value_norm"], state["cost_norms"]])
 
 

@@ -23,7 +23,7 @@ from marl_ray.experiments.statistics.off_policy import doubly_robust, snips
 from marl_ray.policies.bundles.language import TokenBundle
 from marl_ray.policies.language.padding import pad_sequences
 from marl_ray.policies.language.token_policy import TokenPolicy
-from marl_ray.rollout.served.texts import ServedText, by_policy, check_readable, read_served
+from marl_ray.rollout.served.texts import ServedText, check_readable, group_by_policy, read_served
 
 RESPONSES_PER_PASS = 16
 """Number of responses in one pass."""
@@ -62,7 +62,7 @@ def log_ratios(bundle: TokenBundle, served: Sequence[ServedText]) -> np.ndarray:
     draws only from a part of its distribution.
     """
     ratios: dict[str, float] = {}
-    for name, texts in by_policy(served, bundle.agents).items():
+    for name, texts in group_by_policy(served, bundle.agents).items():
         policy = bundle.policies[name]
         settings = policy.generation
         if settings.top_k or settings.top_p < 1:

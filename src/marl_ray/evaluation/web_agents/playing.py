@@ -12,7 +12,7 @@ from marl_ray.errors import MarlRayError
 from marl_ray.evaluation.benchmarks import Mode, SampleVerdict
 from marl_ray.evaluation.web_agents.base import WebAgent, WebTurn
 from marl_ray.json_types import JsonObject
-from marl_ray.rollout.text.deadline_threads import CallTimeoutError, side_by_side
+from marl_ray.rollout.text.deadline_threads import CallTimeoutError, run_side_by_side
 
 SLACK_S = 60.0
 """Seconds beyond the deadlines of the browser after which a turn is an error: they end every call themselves."""
@@ -121,6 +121,6 @@ def _call_side_by_side(episodes: Sequence[_Episode], calls: Sequence[Any]) -> No
         return
     deadline = (2 * TASK_STEPS) * max(episode.env.options.step_s for episode in episodes) + SLACK_S
     try:
-        side_by_side(calls, len(calls), deadline)
+        run_side_by_side(calls, len(calls), deadline)
     except CallTimeoutError as late:
         raise MarlRayError(f"{episodes[late.index].job.task_id}: a turn took over {deadline:g} s") from late

@@ -24,7 +24,7 @@ from marl_ray.policies.engines.base import Prompt
 from marl_ray.policies.engines.sampler import Engine
 from marl_ray.policies.prompting.prompts import PromptTooLongError, check_fits, encode_prompt, fit_prompt
 from marl_ray.rollout.rng import EVALUATION_STREAMS, response_stream, task_number
-from marl_ray.rollout.text.deadline_threads import CallTimeoutError, side_by_side
+from marl_ray.rollout.text.deadline_threads import CallTimeoutError, run_side_by_side
 
 CPU_BATCH, GPU_BATCH = 64, 512
 """Number of samples that are written at once; samples of an unfinished batch are lost with the process."""
@@ -285,7 +285,7 @@ def _uses_chat_template(policy: Author) -> bool:
 
 def _take_next_turns(conversations: Sequence[Conversation]) -> None:
     try:
-        side_by_side([conversation.take_next_turn for conversation in conversations], THREADS, TURN_S)
+        run_side_by_side([conversation.take_next_turn for conversation in conversations], THREADS, TURN_S)
     except CallTimeoutError as late:
         raise MarlRayError(f"{conversations[late.index].problem.task_id}: a turn took over {TURN_S:g} s") from late
 

@@ -19,15 +19,19 @@ from marl_ray.trajectories import Trajectories
 
 @dataclass(frozen=True)
 class Player:
-    """One policy as the collector needs it: weights for inference, the agents it plays, its value normalisers."""
+    """One policy as the collector needs it."""
 
     model: ActorCritic
+    """The weights for inference."""
     agents: list[str]
+    """The agents that it plays."""
     value_norm: ValueNorm
     cost_norms: tuple[ValueNorm, ...] = ()
+    """The normaliser of each cost signal's values."""
     actor: CompiledNetwork | None = None
-    """The actor as compiled code, which torch's network plays without."""
+    """The actor as compiled code; None where torch's network plays."""
     critic: CompiledNetwork | None = None
+    """The critic as compiled code; None where torch's network estimates values, or there is no critic."""
 
 
 class Buffer:
@@ -70,7 +74,10 @@ class Buffer:
     def record(
         self, t: int, rewards: np.ndarray, costs: np.ndarray, terminated: np.ndarray, truncated: np.ndarray
     ) -> None:
-        """Record the results of step t for the agents that acted; costs (copies, signals) are the team's."""
+        """Record the results of step t for the agents that acted.
+
+        `costs` (copies, signals) are the team's, the others (copies, agents).
+        """
         self.rewards[t] += rewards
         self.costs[t] += costs[:, None]
         self.terminated[t] |= terminated
@@ -117,47 +124,48 @@ class PlayedBatch:
         critic_inputs = self._critic_inputs(name, player)
         inputs = critic_inputs.inputs
 
-        def rows(array: np.ndarray | Tensor) -> Tensor:
+        def to_rows(array: np.ndarray | Tensor) -> Tensor:
             """Reshape (T, copies, agents, ...) to (copies * agents, T, ...)."""
             tensor = torch.as_tensor(array)[:steps]
             return tensor.movedim(0, 2).reshape(copies * agents, steps, *tensor.shape[3:])
 
-        def spread(per_copy: np.ndarray) -> Tensor:
+        def repeat_per_agent(per_copy: np.ndarray) -> Tensor:
+            """Repeat a value per copy, (copies,), for the rows of its agents."""
             return torch.as_tensor(per_copy).repeat_interleave(agents)
 
         shape = (steps, copies, agents)
         signals = buffer.costs.shape[-1]
-        values, bootstrap = _values(
+        values, bootstrap = _estimate_values(
             player.critic or player.model.critic, (player.value_norm,), (*shape, 1), critic_inputs
         )
-        cost_values, cost_bootstrap = _values(
+        cost_values, cost_bootstrap = _estimate_values(
             player.model.cost_critic, player.cost_norms, (*shape, signals), critic_inputs
         )
         if player.model.cost_critic is not None:
-            cost_bootstrap = self._for_all(name, cost_bootstrap, players)
+            cost_bootstrap = self._fill_cost_bootstrap(name, cost_bootstrap, players)
         over, over_cut = np.zeros(shape, bool), np.zeros(shape, bool)
         for (t, c), was_truncated in self.ends.items():
             (over_cut if was_truncated else over)[t, c] = True
         return Trajectories(
-            observations=rows(buffer.rows[:-1]),
+            observations=to_rows(buffer.rows[:-1]),
             states=torch.from_numpy(inputs[:-1]).movedim(0, 1) if player.model.central else None,
-            actions=rows(buffer.actions),
-            log_probs=rows(buffer.log_probs),
-            action_masks=None if buffer.allowed is None else rows(buffer.allowed),
-            values=rows(values)[..., 0],
-            bootstrap=rows(bootstrap)[..., 0],
-            cost_values=rows(cost_values),
-            cost_bootstrap=rows(cost_bootstrap),
-            rewards=rows(buffer.rewards),
-            costs=rows(buffer.costs),
-            mask=rows(buffer.mask),
-            terminated=rows(buffer.terminated),
-            truncated=rows(buffer.truncated),
-            over=rows(over),
-            over_cut=rows(over_cut),
-            greedy=spread(self.greedy),
-            group=spread(self.groups),
-            episode=spread(self.episodes),
+            actions=to_rows(buffer.actions),
+            log_probs=to_rows(buffer.log_probs),
+            action_masks=None if buffer.allowed is None else to_rows(buffer.allowed),
+            values=to_rows(values)[..., 0],
+            bootstrap=to_rows(bootstrap)[..., 0],
+            cost_values=to_rows(cost_values),
+            cost_bootstrap=to_rows(cost_bootstrap),
+            rewards=to_rows(buffer.rewards),
+            costs=to_rows(buffer.costs),
+            mask=to_rows(buffer.mask),
+            terminated=to_rows(buffer.terminated),
+            truncated=to_rows(buffer.truncated),
+            over=to_rows(over),
+            over_cut=to_rows(over_cut),
+            greedy=repeat_per_agent(self.greedy),
+            group=repeat_per_agent(self.groups),
+            episode=repeat_per_agent(self.episodes),
             agent=torch.arange(agents).repeat(copies),
             turn=torch.zeros(copies * agents, dtype=torch.int64),
         )
@@ -173,10 +181,8 @@ class PlayedBatch:
                 for finals_by_policy in self.cuts.values()
             ]
         else:
-            inputs, finals = (
-                buffer.rows[: steps + 1],
-                [finals_by_policy[name] for finals_by_policy in self.cuts.values()],
-            )
+            inputs = buffer.rows[: steps + 1]
+            finals = [finals_by_policy[name] for finals_by_policy in self.cuts.values()]
         return CriticInputs(inputs, finals, list(self.cuts), self._open_end(name), buffer.truncated)
 
     def _open_end(self, name: str) -> np.ndarray:
@@ -188,12 +194,15 @@ class PlayedBatch:
         return np.asarray(buffer.acted[last] & ~buffer.terminated[last] & ~buffer.truncated[last])
 
     def _acting_at_end(self, name: str) -> np.ndarray:
-        """Return (T, copies, agents) bool: True where an agent is cut, or continues after the batch's last step."""
+        """Return where an agent is cut, or continues after the batch's last step.
+
+        The result is (T, copies, agents) bool.
+        """
         acting_at_end = self.buffers[name].truncated[: self.steps].copy()
         acting_at_end[-1] |= self._open_end(name)
         return acting_at_end
 
-    def _for_all(self, name: str, bootstrap: Tensor, players: Mapping[str, Player]) -> Tensor:
+    def _fill_cost_bootstrap(self, name: str, bootstrap: Tensor, players: Mapping[str, Player]) -> Tensor:
         """Estimate the costs after a cut, (T, copies, agents, K), also for agents that were done before it.
 
         Those get the mean of the critics' estimates for the agents of their policy that acted until the cut; where none
@@ -204,18 +213,18 @@ class PlayedBatch:
         others = [other for other, player in players.items() if other != name and player.model.cost_critic is not None]
         lacking = count == 0
         acting = [torch.from_numpy(self._acting_at_end(other)).any(2, keepdim=True) for other in others]
-        if any(bool((acts_there & lacking).any()) for acts_there in acting):
+        if any(bool((other_acts & lacking).any()) for other_acts in acting):
             for other in others:
                 player, other_acts = players[other], torch.from_numpy(self._acting_at_end(other))[..., None]
                 shape = (self.steps, *self.buffers[other].costs.shape[1:])
-                ahead = self._critic_inputs(other, player)
-                costs = _values(player.model.cost_critic, player.cost_norms, shape, ahead)[1]
+                inputs = self._critic_inputs(other, player)
+                costs = _estimate_values(player.model.cost_critic, player.cost_norms, shape, inputs)[1]
                 total = total + torch.where(lacking, (costs * other_acts).sum(2), 0.0)
                 count = count + other_acts.sum(2) * lacking
         return torch.where(acts, bootstrap, (total / count.clamp(min=1))[:, :, None])
 
 
-def _values(
+def _estimate_values(
     critic: Network | CompiledNetwork | None,
     norms: Sequence[ValueNorm],
     shape: tuple[int, int, int, int],

@@ -10,9 +10,8 @@ from pettingzoo import ParallelEnv
 from marl_ray.config.random_streams import ATTEMPT_BITS
 from marl_ray.envs.arrays import ArrayBatch
 from marl_ray.envs.batch import EnvBatch
-from marl_ray.policies.actor_critic.compiled.network import CompiledNetwork
-from marl_ray.policies.actor_critic.distributions import Categorical
-from marl_ray.rollout.actor_critic.action_history import pack_actions, unpack_actions
+from marl_ray.rollout.actor_critic.acting import choose_actions
+from marl_ray.rollout.actor_critic.action_history import ActionHistory, unpack_actions
 from marl_ray.rollout.actor_critic.buffers import Buffer, PlayedBatch, Player
 from marl_ray.rollout.group_scores import GroupSums, is_informative
 from marl_ray.rollout.protocol import CollectPlan
@@ -71,52 +70,54 @@ class Collector:
         """Play the copies `envs`, whose agents are ordered by the policies of `agents` (policy -> its agents).
 
         `env` has the spaces. `copies` are the numbers of this worker's copies among all. With `state` the collector
-        continues from what `state()` returned."""
+        continues from what `state()` returned.
+        """
         self.env = env
         self.envs = envs
         self.plan, self.seed, self.numbers, self.signals = plan, seed, copies, signals
         order = list(env.possible_agents)
-        # policy -> the numbers of its agents among the environment's
         self.columns = {name: [order.index(agent) for agent in members] for name, members in agents.items()}
+        """Policy -> the numbers of its agents among the environment's."""
         spaces = [env.action_space(members[0]) for members in agents.values()]
-        self.dtypes = [np.dtype(space.dtype) for space in spaces]  # of an action, by policy, as `shapes`
+        self.dtypes = [np.dtype(space.dtype) for space in spaces]
+        """The number type of an action, by policy, as the next field its shape."""
         self.shapes = [space.shape or () for space in spaces]
         count = len(copies)
         self.episode, self.lengths, self.starts = (np.zeros(count, np.int64) for _ in range(3))
         """(copies,) number of each copy's running episode, its steps so far, and the step of the run at which it began."""
-        self.returns, self.costs = np.zeros(count), np.zeros((count, signals))  # (copies,), (copies, signals), so far
-        self.decisions = np.zeros((count, len(agents)), np.int64)  # (copies, policies): choices so far, of all agents
+        self.returns, self.costs = np.zeros(count), np.zeros((count, signals))
+        """(copies,) and (copies, signals) of each copy's running episode so far."""
+        self.decisions = np.zeros((count, len(agents)), np.int64)
+        """(copies, policies) choices of all its agents in the running episode so far."""
         self.group_sums: dict[str, GroupSums] = {}
         """Policy -> how its scores differed among the members of the last batch's groups."""
-        self.history: list[list[np.ndarray]] = []
-        """Actions by step and policy since the oldest running episode began. A resumed run replays them, so that no
-        environment is ever pickled."""
-        self.began = np.zeros(count, np.int64)
-        """Index in `history` at which each copy's episode began."""
+        self.history = ActionHistory(count, len(agents))
         if not plan.episodes:
             for c, number in enumerate(copies):
-                self._continue(c, (state or {}).get(str(number)))
+                self._begin_first_episode(c, (state or {}).get(str(number)))
 
     def state(self) -> dict[str, Any]:
-        """Return plain data from which collectors of any number of workers continue bit for bit; none of whole episodes."""
+        """Return plain data from which collectors of any number of workers continue bit for bit.
+
+        It is empty where a batch is whole episodes.
+        """
         return self.snapshot()()
 
     def snapshot(self) -> Callable[[], dict[str, Any]]:
         """Return the function that makes `state()` of this moment, in another thread and while play continues.
 
-        A call of it takes longer than all else of a checkpoint."""
+        A call of it takes longer than all else of a checkpoint.
+        """
         if self.plan.episodes:
             return dict
-        history, began, episodes = list(self.history), self.began.tolist(), self.episode.tolist()  # steps never change
+        pack_episode, episodes = self.history.snapshot(), self.episode.tolist()
         returns, costs, decisions = self.returns.tolist(), self.costs.tolist(), self.decisions.tolist()
 
         def state() -> dict[str, Any]:
             return {
                 str(number): {
                     "episode": episodes[c],
-                    "actions": [
-                        pack_actions([step[p][c] for step in history[began[c] :]]) for p in range(len(self.columns))
-                    ],
+                    "actions": pack_episode(c),
                     "return": returns[c],
                     "costs": costs[c],
                     "decisions": decisions[c],
@@ -149,7 +150,7 @@ class Collector:
             episodes, steps = self._whole_episodes(players, played, iteration)
         else:
             episodes, steps = self._play(players, played, iteration, restart=True)
-            self._forget()
+            self.history.drop_ended()
         return Batch({name: played.trajectories(name, players) for name in players}, episodes, steps)
 
     def _whole_episodes(
@@ -157,7 +158,8 @@ class Collector:
     ) -> tuple[list[Episode], int]:
         """Play one episode per copy.
 
-        Groups whose members all score the same are played again from other starts, at most `refills` times."""
+        Groups whose members all score the same are played again from other starts, at most `refills` times.
+        """
         episodes: list[Episode] = []
         steps, pending = 0, np.ones(len(self.numbers), bool)
         self.group_sums = dict.fromkeys(played.buffers, GroupSums())
@@ -169,28 +171,30 @@ class Collector:
                 buffer.clear(pending)
             played.cuts = {key: rows for key, rows in played.cuts.items() if not pending[key[1]]}
             played.ends = {key: cut for key, cut in played.ends.items() if not pending[key[1]]}
-            again, more = self._play(players, played, iteration, restart=False, attempt=attempt)
-            kept_episodes = [e for e in episodes if not pending[e.copy - self.numbers[0]]]
-            episodes, steps = [*kept_episodes, *again], steps + more
-            self._compare(played, pending)
-            pending = self._uninformative(played)
+            replayed, steps_more = self._play(players, played, iteration, restart=False, attempt=attempt)
+            episodes = [e for e in episodes if not pending[e.copy - self.numbers[0]]] + replayed
+            steps += steps_more
+            self._add_group_scores(played, pending)
+            pending = self._uninformative_copies(played)
             if not pending.any():
                 break
-        for name in self.plan.refill_policies:  # groups whose members still score the same are left out of the means
+        # Groups whose members still score the same are left out of the means.
+        for name in self.plan.refill_policies:
             played.buffers[name].mask[:, pending] = False
         return episodes, steps
 
-    def _compare(self, played: PlayedBatch, fresh: np.ndarray) -> None:
+    def _add_group_scores(self, played: PlayedBatch, fresh: np.ndarray) -> None:
         """Add the scores of the groups of the copies `fresh`, (copies,) bool, to `group_sums`."""
         for name, buffer in played.buffers.items():
             scores = buffer.rewards[: played.steps].sum(0, dtype=np.float64)
             members = [(played.groups == group) & ~played.greedy for group in np.unique(played.groups[fresh])]
             self.group_sums[name] += GroupSums.from_scores([scores[is_member] for is_member in members])
 
-    def _uninformative(self, played: PlayedBatch) -> np.ndarray:
+    def _uninformative_copies(self, played: PlayedBatch) -> np.ndarray:
         """Return (copies,) bool, which is True for the members of groups from which nothing can be learned.
 
-        Every agent of every policy of `refill_policies` scores the same in all members of such a group."""
+        Every agent of every policy of `refill_policies` scores the same in all members of such a group.
+        """
         teaching = np.full(len(self.numbers), not self.plan.refill_policies)
         for name in self.plan.refill_policies:
             scores = played.buffers[name].rewards[: played.steps].sum(0, dtype=np.float64)
@@ -202,12 +206,15 @@ class Collector:
     def _play(
         self, players: Mapping[str, Player], played: PlayedBatch, iteration: int, restart: bool, attempt: int = 0
     ) -> tuple[list[Episode], int]:
-        """Play the copies that are not over; with `restart` ended ones begin their next episode."""
+        """Play the copies that are not over; with `restart` ended ones begin their next episode.
+
+        Returns the episodes that ended, and the number of environment steps that were played.
+        """
         buffers, envs = played.buffers, self.envs
         widths = [player.model.distribution.noise * len(player.agents) for player in players.values()]
         numbers = action_noise(self.seed, iteration, self.numbers, self.plan.steps, sum(widths), attempt)
         noise = torch.from_numpy(numbers).split(widths, -1)
-        compiled = self._compiled_loop(players, played, noise, cut=not restart)
+        compiled = self._make_compiled_play(players, played, noise, cut=not restart)
         episodes: list[Episode] = []
         t, steps_before = 0, int(self.lengths.sum())
         envs.observe([buffer.rows[0] for buffer in buffers.values()], np.flatnonzero(envs.alive.any(1)).tolist())
@@ -220,7 +227,7 @@ class Collector:
                 actions = compiled.actions(first, t)
                 playing, truncated = compiled.playing_copies, compiled.truncated_agents
             if restart:
-                self.history.extend(actions)
+                self.history.add_steps(actions)
             over = playing & ~envs.alive.any(1)
             if t + 1 == self.plan.steps and not restart:
                 over |= envs.alive.any(1)
@@ -231,7 +238,7 @@ class Collector:
                 episodes.append(self._finish_episode(t, int(c)))
                 played.ends[t, int(c)] = bool(truncated[c].any())
                 if restart:
-                    self._begin(int(c))
+                    self._begin_next_episode(int(c))
                     self.starts[c] = iteration * self.plan.steps + t + 1
             if restart and over.any():
                 envs.observe(rows, np.flatnonzero(over).tolist())
@@ -243,10 +250,10 @@ class Collector:
         ended = sum(episode.length for episode in episodes) if restart else 0
         return episodes, ended + int(self.lengths.sum()) - steps_before
 
-    def _compiled_loop(
+    def _make_compiled_play(
         self, players: Mapping[str, Player], played: PlayedBatch, noise: Sequence[torch.Tensor], cut: bool
     ) -> "CompiledPlay | None":
-        """Return the compiled loop over this batch, where environment and policies have one."""
+        """Return the compiled loop over this batch; None where environment and policies have none."""
         if not isinstance(self.envs, ArrayBatch):
             return None
         from marl_ray.rollout.actor_critic.compiled_play import CompiledPlay, has_compiled_loop  # loads numba
@@ -262,7 +269,8 @@ class Collector:
         """Play step `t`, whose uniforms are `noise`; with `cut` the batch's last step cuts all agents.
 
         Returns the step's actions by policy, as the only ones of a list; the copies that played (copies,) bool; and
-        who was cut (copies, agents) bool."""
+        who was cut (copies, agents) bool.
+        """
         buffers, envs = played.buffers, self.envs
         alive = envs.alive.copy()
         playing = np.asarray(alive.any(1))
@@ -270,7 +278,7 @@ class Collector:
         for p, (_, buffer, allowed, _) in enumerate(parts):
             buffer.permit(t, alive[:, buffer.columns], allowed)
             self.decisions[:, p] += buffer.mask[t].sum(1) * playing
-        actions = [act(*part, t, alive[:, part[1].columns], played.greedy) for part in parts]
+        actions = [choose_actions(*part, t, alive[:, part[1].columns], played.greedy) for part in parts]
         step = envs.step(actions)
         # Agent after agent, as the compiled loop adds: NumPy's `sum` adds many of them in another order.
         team_costs, truncated = step.costs.cumsum(1)[:, -1], step.truncated
@@ -299,16 +307,16 @@ class Collector:
         self.decisions[c] = 0
         self.envs.reset(c, seed)
 
-    def _begin(self, c: int) -> None:
+    def _begin_next_episode(self, c: int) -> None:
         """Begin copy c's next episode."""
         self.episode[c] += 1
-        self.began[c] = len(self.history)
+        self.history.begin_episode(c)
         self._reset(c, episode_seed(self.seed, self.numbers[c], int(self.episode[c])))
 
-    def _continue(self, c: int, saved: Mapping[str, Any] | None) -> None:
+    def _begin_first_episode(self, c: int, saved: Mapping[str, Any] | None) -> None:
         """Begin copy c's first episode, or replay a saved one to the step that it had reached."""
         if saved is None:
-            self.began[c] = len(self.history)
+            self.history.begin_episode(c)
             self._reset(c, episode_seed(self.seed, self.numbers[c], 0))
             return
         parts = [
@@ -322,78 +330,4 @@ class Collector:
         self.envs.replay(c, episode_seed(self.seed, self.numbers[c], saved["episode"]), steps)
         self.returns[c], self.costs[c], self.lengths[c] = saved["return"], saved["costs"], len(steps)
         self.decisions[c] = saved["decisions"]
-        # Histories of different lengths end at the same step, and the oldest episode's first step is step 0.
-        missing = len(steps) - len(self.history)
-        if missing > 0:
-            empty = [np.zeros((len(self.numbers), *part.shape), part.dtype) for part in steps[0]]
-            self.history = [[part.copy() for part in empty] for _ in range(missing)] + self.history
-            self.began[:c] += missing
-        self.began[c] = len(self.history) - len(steps)
-        for recorded, step in zip(self.history[self.began[c] :], steps, strict=True):
-            for array, part in zip(recorded, step, strict=True):
-                array[c] = part
-
-    def _forget(self) -> None:
-        """Drop the history that no running episode needs."""
-        oldest = int(self.began.min())
-        self.history = self.history[oldest:]
-        self.began -= oldest
-
-
-def act(
-    player: Player,
-    buffer: Buffer,
-    allowed: np.ndarray | None,
-    uniforms: torch.Tensor,
-    t: int,
-    alive: np.ndarray,
-    greedy: np.ndarray,
-) -> np.ndarray:
-    """Run one forward pass of one policy and return its actions (copies, agents, *shape) as the environment takes them."""
-    distribution = player.model.distribution
-    copies, agents = buffer.rows.shape[1:3]
-    if player.actor is not None and isinstance(distribution, Categorical):
-        return _act_compiled(player.actor, buffer, allowed, uniforms, t, alive, greedy) + distribution.start
-    rows = torch.from_numpy(buffer.rows[t].reshape(copies * agents, -1))
-    permitted = None if allowed is None else torch.from_numpy(allowed.reshape(copies * agents, -1))
-    outputs = distribution.normalize(player.model.actor.infer(rows), permitted)
-    actions = distribution.sample(outputs, uniforms.reshape(copies * agents, -1))
-    if greedy.any():
-        greedy_rows = torch.from_numpy(greedy).repeat_interleave(agents)
-        actions[greedy_rows] = distribution.mode(outputs[greedy_rows])
-    log_probs = distribution.log_prob(outputs, actions).reshape(copies, agents)
-    _record(buffer, t, alive, actions.reshape(buffer.actions.shape[1:]), log_probs)
-    return distribution.to_env(actions).reshape(copies, agents, *distribution.shape)
-
-
-def _act_compiled(
-    actor: CompiledNetwork,
-    buffer: Buffer,
-    allowed: np.ndarray | None,
-    uniforms: torch.Tensor,
-    t: int,
-    alive: np.ndarray,
-    greedy: np.ndarray,
-) -> np.ndarray:
-    """Draw the actions of step `t`, each from one categorical of the compiled `actor`, and record them.
-
-    Their log-probs are recorded too. Returns the actions, (copies, agents), from 0."""
-    copies, agents = alive.shape
-    rows = buffer.rows[t].reshape(copies * agents, -1)
-    masks = None if allowed is None else np.ascontiguousarray(allowed.reshape(copies * agents, -1))
-    noise = np.ascontiguousarray(uniforms.numpy().reshape(-1))
-    drawn = actor.act(rows, noise, masks, greedy.repeat(agents))
-    actions, log_probs = drawn[0].reshape(copies, agents), drawn[1].reshape(copies, agents)
-    _record(buffer, t, alive, torch.from_numpy(actions), torch.from_numpy(log_probs))
-    return actions
-
-
-def _record(buffer: Buffer, t: int, alive: np.ndarray, actions: torch.Tensor, log_probs: torch.Tensor) -> None:
-    """Write the actions (copies, agents, *row) and log-probs of a step; copies that are over keep their recorded ones."""
-    if alive.all():
-        buffer.actions[t], buffer.log_probs[t] = actions, log_probs
-    else:
-        buffer.actions[t].numpy()[alive], buffer.log_probs[t].numpy()[alive] = (
-            actions.numpy()[alive],
-            log_probs.numpy()[alive],
-        )
+        self.history.insert_episode(c, steps)

@@ -1,4 +1,4 @@
-"""The compiled loop: steps of an environment by policies, one after another without Python, until an episode ends.
+"""The compiled loop, which plays steps of an environment one after another without Python until an episode ends.
 
 It calls the environment's functions and the networks' by their addresses. So numba keeps one compiled loop on disk for all
 of them, and each of them stays the newest. All code that calls each other stands in this one file, because numba's cache
@@ -16,7 +16,7 @@ from marl_ray.policies.actor_critic.compiled.arguments import NetworkInputs, Net
 
 
 class WorldArrays(NamedTuple):
-    """The copies of an `ArrayBatch` and what is counted of their episodes; `Collector` has the same names."""
+    """The copies of an `ArrayBatch`, and the counts of their episodes under the names of `Collector`."""
 
     states: np.ndarray
     """(copies, S) float64: what the environment keeps of each copy."""
@@ -45,7 +45,10 @@ class WorldArrays(NamedTuple):
 
 
 class PolicyArrays(NamedTuple):
-    """The arrays of one policy in a compiled loop: its network, its random numbers and its buffer. N is copies x agents."""
+    """The arrays of one policy in a compiled loop: its network, its random numbers and its buffer.
+
+    N is copies x agents.
+    """
 
     weights: np.ndarray
     shape: NetworkShape
@@ -88,7 +91,7 @@ class PolicyArrays(NamedTuple):
 
 
 @numba.njit(cache=True, nogil=True)
-def choose(t: int, p: int, evaluate: Any, act: Any, world: WorldArrays, part: PolicyArrays) -> None:
+def choose_actions(t: int, p: int, evaluate: Any, act: Any, world: WorldArrays, part: PolicyArrays) -> None:
     """Write the actions of policy `p` at step `t` to its arrays and to the world's moves."""
     copies, agents = len(world.alive), len(part.members)
     for c in range(copies):
@@ -107,8 +110,8 @@ def choose(t: int, p: int, evaluate: Any, act: Any, world: WorldArrays, part: Po
             part.mask[t, c, k] |= alive and choices > 1
             world.decisions[c, p] += part.mask[t, c, k] and world.playing[c]
     rows = part.rows[t].reshape(copies * agents, part.rows.shape[3])
-    nothing = np.empty(0, np.int32)
-    inputs = NetworkInputs(rows, np.empty((0, 0), np.int32), nothing, np.zeros(1, np.int64), np.zeros(0, np.int64))
+    no_codes = np.empty(0, np.int32)
+    inputs = NetworkInputs(rows, np.empty((0, 0), np.int32), no_codes, np.zeros(1, np.int64), np.zeros(0, np.int64))
     evaluate(part.weights, part.shape, inputs, part.outputs)
     act(part.outputs, part.permitted, part.noise[t], part.greedy, part.actions[t].reshape(len(rows)), part.log_probs)
     for c in range(copies):
@@ -122,7 +125,7 @@ def choose(t: int, p: int, evaluate: Any, act: Any, world: WorldArrays, part: Po
 
 
 @numba.njit(cache=True, nogil=True)
-def move(play: Any, allow: Any, parameters: Any, world: WorldArrays) -> bool:
+def move_world(play: Any, allow: Any, parameters: Any, world: WorldArrays) -> bool:
     """Move the world by one step. Returns False if an agent then has no possible action."""
     step, alive = world.step, world.alive
     rewards = step.rewards
@@ -162,7 +165,7 @@ def move(play: Any, allow: Any, parameters: Any, world: WorldArrays) -> bool:
 
 
 @numba.njit(cache=True, nogil=True)
-def record(t: int, world: WorldArrays, parts: Sequence[PolicyArrays]) -> None:
+def record_step(t: int, world: WorldArrays, parts: Sequence[PolicyArrays]) -> None:
     """Add the results of step `t` to the counts of the episodes and to the buffers."""
     rewards, costs, agents = world.step.rewards, world.step.costs, world.alive.shape[1]
     team = np.zeros((len(costs), costs.shape[2]), np.float32)
@@ -216,8 +219,8 @@ def play_until_end(
             playing[count] = c
             count += world.playing[c]
         for p in range(len(parts)):
-            choose(t, p, evaluate, act, world, parts[p])
-        possible = move(play, allow, parameters, world)
+            choose_actions(t, p, evaluate, act, world, parts[p])
+        possible = move_world(play, allow, parameters, world)
         for c in range(copies):
             over = True
             for i in range(agents):
@@ -225,7 +228,7 @@ def play_until_end(
                 over &= not world.alive[c, i]
                 ended |= truncated[c, i]
             ended |= over and world.playing[c]
-        record(t, world, parts)
+        record_step(t, world, parts)
         if not possible:
             return t
         for part in parts:

@@ -50,13 +50,13 @@ class CompiledPlay:
         arrays = envs.states, envs.alive, envs.observed, envs.moves, masks, envs.counts, step, playing
         self.world = WorldArrays(*arrays, *counts)
         self.parts = tuple(
-            _policy_arrays(envs, members, player, buffer, own_noise, greedy)
-            for members, player, buffer, own_noise in zip(
+            _make_policy_arrays(envs, members, player, buffer, policy_noise, greedy)
+            for members, player, buffer, policy_noise in zip(
                 envs.members, players.values(), buffers.values(), noise, strict=True
             )
         )
         self.functions = envs.play, envs.observe_rows, envs.allow, envs.parameters, evaluate, act
-        self.loop = _entry(envs, self.functions, self.world, self.parts)
+        self.loop = _compile_loop(envs, self.functions, self.world, self.parts)
 
     def play(self, t: int) -> int:
         """Play from step `t` until something ends, and return the last step.
@@ -98,7 +98,7 @@ def has_compiled_loop(envs: EnvBatch, players: Mapping[str, Player], buffers: Ma
     )
 
 
-def _policy_arrays(
+def _make_policy_arrays(
     envs: ArrayBatch, members: np.ndarray, player: Player, buffer: Buffer, noise: torch.Tensor, greedy: np.ndarray
 ) -> PolicyArrays:
     assert player.actor is not None
@@ -130,37 +130,45 @@ def _policy_arrays(
     )
 
 
-def _entry(
+def _compile_loop(
     envs: ArrayBatch, functions: tuple[object, ...], world: WorldArrays, parts: tuple[PolicyArrays, ...]
 ) -> Callable[..., int]:
-    """Return the compiled `play_until_end` for arguments of these types; it raises the errors of the functions."""
+    """Return the compiled `play_until_end` for arguments of these types.
+
+    It raises the errors of the functions.
+    """
     part = parts[0]
     rows = part.rows[0].reshape(len(part.outputs), -1)
-    kinds = [
+    argument_types = [
         *cast(list[types.Type], _environment_types(envs)),
-        _by_address(evaluate, part.weights, part.shape, of_vectors(rows), part.outputs),
-        _by_address(act, part.outputs, part.permitted, part.noise[0], part.greedy, part.actions[0, 0], part.log_probs),
+        _address_type(evaluate, part.weights, part.shape, of_vectors(rows), part.outputs),
+        _address_type(
+            act, part.outputs, part.permitted, part.noise[0], part.greedy, part.actions[0, 0], part.log_probs
+        ),
     ]
-    kinds += [numba.typeof(world), numba.typeof(parts), types.int64, types.int64, types.boolean]
-    entry: Callable[..., int] = play_until_end.get_compile_result(types.int64(*kinds)).entry_point
+    argument_types += [numba.typeof(world), numba.typeof(parts), types.int64, types.int64, types.boolean]
+    entry: Callable[..., int] = play_until_end.get_compile_result(types.int64(*argument_types)).entry_point
     return entry
 
 
 def _environment_types(envs: ArrayBatch) -> list[types.Type] | None:
-    """Return the types of `play`, `observe`, `allow` and `parameters` as the loop takes them; None if it cannot."""
+    """Return the types of `play`, `observe`, `allow` and `parameters` as the loop takes them.
+
+    The result is None if it cannot take them.
+    """
     step = BatchStep.zeros(len(envs.alive), len(envs.agents), envs.signals)
     numbers, rows, parameters = np.empty(0, np.int64), np.empty((0, 0, 0), np.float32), envs.parameters
     try:
         of_parameters = numba.typeof(parameters)
     except ValueError:  # numba has no type for one of them
         return None
-    kinds = [
-        _by_address(envs.play, envs.states, envs.alive, envs.moves, *step, *parameters),
-        _by_address(envs.observe_rows, envs.states, numbers, numbers, rows, *parameters),
-        types.none if envs.allow is None else _by_address(envs.allow, envs.states, envs.masks, *parameters),
+    argument_types = [
+        _address_type(envs.play, envs.states, envs.alive, envs.moves, *step, *parameters),
+        _address_type(envs.observe_rows, envs.states, numbers, numbers, rows, *parameters),
+        types.none if envs.allow is None else _address_type(envs.allow, envs.states, envs.masks, *parameters),
         of_parameters if _is_plain(of_parameters) else None,
     ]
-    return None if None in kinds else kinds
+    return None if None in argument_types else argument_types
 
 
 def _is_plain(kind: types.Type) -> bool:
@@ -175,10 +183,10 @@ def _is_plain(kind: types.Type) -> bool:
     return isinstance(number, types.Number | types.Boolean | types.NoneType)
 
 
-def _by_address(function: object, *arguments: object) -> types.FunctionType | None:
-    """Return the type of a compiled function that takes such arguments and returns nothing; None for another.
+def _address_type(function: object, *arguments: object) -> types.FunctionType | None:
+    """Return the type of a compiled function that takes such arguments and returns nothing.
 
-    The caller would write what another one returns into foreign memory.
+    It is None for another function. The caller would write what another one returns into foreign memory.
     """
     return _type_of_function(function, tuple(map(numba.typeof, arguments)))
 

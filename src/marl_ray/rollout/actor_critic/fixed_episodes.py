@@ -1,7 +1,7 @@
-"""Play whole episodes from fixed starts, to measure actor-critics: only the results of the episodes are kept.
+"""Play whole episodes from fixed starts, to measure actor-critics.
 
-An episode is a function of (weights, seed, set of starts, number). The numbers of workers and copies do not change it, and
-training draws none of its random numbers.
+Only the results of the episodes are kept. An episode is a function of (weights, seed, set of starts, number). The
+numbers of workers and copies do not change it, and training draws none of its random numbers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,8 @@ from pettingzoo import ParallelEnv
 
 from marl_ray.config.random_streams import BLOCK_BITS, BLOCK_STEPS
 from marl_ray.envs.batch import EnvBatch
+from marl_ray.rollout.actor_critic.acting import choose_actions
 from marl_ray.rollout.actor_critic.buffers import Buffer, Player
-from marl_ray.rollout.actor_critic.collector import act
 from marl_ray.rollout.rng import EVALUATION_START, action_noise, episode_seed
 
 
@@ -107,18 +107,18 @@ class EvaluationCopies:
             if not playing.any():
                 break
             if t % BLOCK_STEPS == 0:
-                noise = self._noise(starts, t // BLOCK_STEPS, sum(widths))
+                noise = self._draw_noise(starts, t // BLOCK_STEPS, sum(widths))
             envs.observe([buffer.rows[0] for buffer in buffers], np.flatnonzero(playing).tolist())
             uniforms = noise[t % BLOCK_STEPS].split(widths, -1)
             parts = zip(players.values(), buffers, envs.action_masks, uniforms, strict=True)
-            step = envs.step([act(*part, 0, alive[:, part[1].columns], greedy) for part in parts])
+            step = envs.step([choose_actions(*part, 0, alive[:, part[1].columns], greedy) for part in parts])
             returns += step.rewards.mean(1)
             agent_returns += step.rewards
             costs += step.costs.sum(1)
             if not (np.isfinite(returns).all() and np.isfinite(costs).all()):
                 for c in range(count):
-                    if c not in not_finite and (what := self._not_finite(step.rewards[c], step.costs[c])):
-                        not_finite[c] = f"{what} at step {t + 1} of the episode of reset(seed={seeds[c]})"
+                    if c not in not_finite and (problem := self._first_not_finite(step.rewards[c], step.costs[c])):
+                        not_finite[c] = f"{problem} at step {t + 1} of the episode of reset(seed={seeds[c]})"
             lengths += playing
         cut = [bool(agents.any()) for agents in envs.alive]
         by_policy = {name: agent_returns[:, columns].mean(1).tolist() for name, columns in self.columns.items()}
@@ -135,7 +135,7 @@ class EvaluationCopies:
             for c in range(count)
         ]
 
-    def _not_finite(self, rewards: np.ndarray, costs: np.ndarray) -> str:
+    def _first_not_finite(self, rewards: np.ndarray, costs: np.ndarray) -> str:
         """Return the first reward or cost that is not finite, with its agent; empty if there is none.
 
         `rewards` are (agents,) and `costs` (agents, signals).
@@ -147,7 +147,7 @@ class EvaluationCopies:
                 return f"cost {k} of {agent} is {costs[i, k]}"
         return ""
 
-    def _noise(self, starts: Sequence[FixedStart], block: int, width: int) -> torch.Tensor:
+    def _draw_noise(self, starts: Sequence[FixedStart], block: int, width: int) -> torch.Tensor:
         """Return (BLOCK_STEPS, copies, width) uniforms."""
         drawn = [
             action_noise(

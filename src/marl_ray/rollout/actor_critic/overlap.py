@@ -21,7 +21,7 @@ from marl_ray.rollout.group_scores import GroupSums
 BEHAVIOUR_KEY = "behaviour"
 """Key of a collector's state: policy -> the weights and normalisers that play the batch which is under way."""
 BATCH_S = 86_400.0
-"""Seconds that a batch may take."""
+"""Maximum seconds that a batch may take: a day, so that only a hung environment meets it."""
 
 
 class OverlappedCollector:
@@ -59,11 +59,8 @@ class OverlappedCollector:
         self._batch = None
         self._behaviour = None
         self._saved = None
-        self.running_episodes, self.group_sums, self._before = (
-            self._inner.running_episodes,
-            self._inner.group_sums,
-            self._inner.snapshot(),
-        )
+        self.running_episodes, self.group_sums = self._inner.running_episodes, self._inner.group_sums
+        self._before = self._inner.snapshot()
         if not self._is_last():
             self._behaviour = copy.deepcopy(dict(players))
             self._batch = self._thread.submit(self._inner.collect, self._behaviour, iteration + 1)
@@ -78,7 +75,7 @@ class OverlappedCollector:
         before, behaviour, saved = self._before, self._behaviour, self._saved
 
         def state() -> JsonObject:
-            plain = saved if behaviour is None else {name: _plain(player) for name, player in behaviour.items()}
+            plain = saved if behaviour is None else {name: _player_state(player) for name, player in behaviour.items()}
             return before() | ({} if plain is None else {BEHAVIOUR_KEY: plain})
 
         return state
@@ -91,7 +88,7 @@ class OverlappedCollector:
         self._inner.close()
 
 
-def _plain(player: Player) -> dict[str, object]:
+def _player_state(player: Player) -> dict[str, object]:
     """Return the part of a player that training changes."""
     weights = parameters_to_vector(player.model.parameters()).numpy().astype("<f4")
     return {
@@ -102,7 +99,7 @@ def _plain(player: Player) -> dict[str, object]:
 
 
 def _restore_players(players: Mapping[str, Player], saved: Mapping[str, Any]) -> dict[str, Player]:
-    """Return the players that `_plain` was made of, from others of equal policies."""
+    """Return the players that `_player_state` was made of, from others of equal policies."""
     restored = {}
     for name, player in players.items():
         model, plain = copy.deepcopy(player.model), saved[name]

@@ -1,1 +1,4 @@
-"""Served experience as trajectories: readers of logged acts and texts, and the collector that gathers batches of them."""
+"""Served experience as trajectories.
+
+Readers take logged acts and texts from files, and a collector gathers batches of them.
+"""

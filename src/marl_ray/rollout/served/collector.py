@@ -64,7 +64,7 @@ class ServedCollector(TextCollector):
         """Take the arguments of `TextCollector` and two more, `data` and `size`.
 
         `data` are the blocks of each policy that learns, the same on every worker. A batch has blocks of `size`
-        responses of each policy over all workers; the last batch of a pass has the rest. Raises MarlRayError if `state`
+        responses of each policy over all workers; the last batch of a pass may have fewer. Raises MarlRayError if `state`
         is of other data.
         """
         super().__init__(make, agents, copies, plan, seed, signals, state, gather)
@@ -92,10 +92,10 @@ class ServedCollector(TextCollector):
         trajectories, sums, steps = {}, MetricSums(), 0
         self.group_sums = {}
         for name in self.data:
-            blocks = self._next(name)
+            blocks = self._take_blocks(name)
             # A block is a group, so that comparisons do not depend on which blocks a worker has.
             rows = [
-                ResponseRow(_turn(response, self.signals), number, group, False)
+                ResponseRow(_to_turn(response, self.signals), number, group, False)
                 for number, (group, response) in enumerate(
                     (g, response) for g, block in enumerate(blocks) for response in block
                 )
@@ -113,7 +113,7 @@ class ServedCollector(TextCollector):
             sums[f"data/{name}/passes"] = self.read[name] / len(self.data[name]), 1
         return TextBatch(trajectories, [], steps, sums, [])
 
-    def _next(self, name: str) -> list[ResponseBlock]:
+    def _take_blocks(self, name: str) -> list[ResponseBlock]:
         """Return this worker's blocks of the next batch."""
         blocks = self.data[name]
         number, place = divmod(self.read[name], len(blocks))
@@ -127,7 +127,7 @@ class ServedCollector(TextCollector):
         return taken[bounds[0] : bounds[1]]
 
 
-def _turn(response: ServedResponse, signals: int) -> EpisodeTurn:
+def _to_turn(response: ServedResponse, signals: int) -> EpisodeTurn:
     completion = Completion(response.ids.tolist(), response.log_probs.tolist(), response.ended)
     costs = np.zeros(signals)
     return EpisodeTurn(response.agent, 0, response.prompt_ids.tolist(), completion, "", "", costs, response.reward)

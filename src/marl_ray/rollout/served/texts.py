@@ -1,4 +1,7 @@
-"""Texts that were served, as `marl-ray export` writes them: one row is one response, with the outcome of its unit."""
+"""Read texts that were served, as `marl-ray export` writes them.
+
+One row is one response, with the outcome of its unit.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from marl_ray.config.run.keys import DECISIONS_SCHEME
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.prompting.protocol import Tokenizer
-from marl_ray.rollout.served.acts import tables
+from marl_ray.rollout.served.parquet_rows import read_tables
 
-DECISIONS_SCHEME = "decisions://"
 COLUMNS: dict[str, pa.DataType] = {
     "experiment": pa.string(),
     "unit": pa.string(),
@@ -31,6 +34,8 @@ TOKEN_ID_LIMIT = 1 << 31
 """Ids of tokens are below this number."""
 PROBED_RESPONSES = 16
 """Number of responses that a tokenizer must decode to the served texts before it counts as the one that wrote them."""
+LOG_PROB_ROUNDING = 1e-4
+"""Excess over 0, in nats, that rounding may give the log-probability of a token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +58,7 @@ class ServedText:
     log_probs: np.ndarray
     """(T,) float32."""
     text: str
+    """The text that the client got."""
     finish: str
     """`stop`, `length` or `cut`."""
     temperature: float | None
@@ -63,7 +69,7 @@ class ServedText:
     """Time at which the response ended, in seconds since 1970."""
 
 
-def file_of(data: str) -> str:
+def exported_file(data: str) -> str:
     """Return the Parquet file of `decisions://FOLDER/EXPERIMENT`.
 
     FOLDER is that of `marl-ray export --out`: a local folder or a URI (`decisions://s3://bucket/prefix/EXPERIMENT`).
@@ -76,21 +82,20 @@ def file_of(data: str) -> str:
 
 
 def read_served(path: str) -> list[ServedText]:
-    """Read the responses of a file, of all `*.parquet` of a folder and the folders in it, or of either as a URI, in order.
+    """Read the responses of a file, in order.
 
-    A response that stands in several files of a folder, as overlapping exports write it, is read once. Responses of
-    arms that report no tokens are left out. Raises MarlRayError naming the file, the row (from 0) and the column of
-    what does not fit, or if nothing is left.
+    `path` may also be a folder, of which all `*.parquet` are read, those of the folders in it too, or a URI. A response
+    that stands in several files of a folder, as overlapping exports write it, is read once. Responses of arms that
+    report no tokens are left out. Raises MarlRayError naming the file, the row (from 0) and the column of what does not
+    fit, or if nothing is left.
     """
     texts: list[ServedText] = []
     file_of_response: dict[tuple[str, str, float, bytes], str] = {}
-    for file, begin, table in tables(path, COLUMNS):
-        for response in _responses(file, begin, table):
+    for file, begin, table in read_tables(path, COLUMNS):
+        for response in _read_responses(file, begin, table):
             # The turn is not part of the key: an export before all of the log has arrived numbers turns differently.
-            if (
-                file_of_response.setdefault((response.unit, response.agent, response.at, response.ids.tobytes()), file)
-                == file
-            ):
+            key = (response.unit, response.agent, response.at, response.ids.tobytes())
+            if file_of_response.setdefault(key, file) == file:
                 texts.append(response)
     if not texts:
         raise MarlRayError(f"{path}: expected at least one response with its tokens")
@@ -98,7 +103,8 @@ def read_served(path: str) -> list[ServedText]:
     return texts
 
 
-def _responses(file: str, begin: int, table: pa.Table) -> Iterator[ServedText]:
+def _read_responses(file: str, begin: int, table: pa.Table) -> Iterator[ServedText]:
+    """Yield the responses of a row group, whose first row has the number `begin` in the file."""
     for number, row in enumerate(table.to_pylist(), begin):
         where = f"{file}: row {number}"
         for column, value in row.items():
@@ -113,7 +119,7 @@ def _responses(file: str, begin: int, table: pa.Table) -> Iterator[ServedText]:
             "outcome": (np.isfinite(row["outcome"]), "a finite number"),
             "log_probs": (
                 log_probs.shape == (len(row["ids"]),)
-                and bool((log_probs < 1e-4).all() and np.isfinite(log_probs).all()),
+                and bool((log_probs < LOG_PROB_ROUNDING).all() and np.isfinite(log_probs).all()),
                 f"{len(row['ids'])} logarithms of probabilities, one for each of ids",
             ),
         }
@@ -148,7 +154,7 @@ def _check_outcomes(served: Sequence[ServedText]) -> None:
             raise MarlRayError(f"{response.where}, column outcome: expected the same outcome in all rows of a unit")
 
 
-def by_policy(served: Sequence[ServedText], agents: Mapping[str, str]) -> dict[str, list[ServedText]]:
+def group_by_policy(served: Sequence[ServedText], agents: Mapping[str, str]) -> dict[str, list[ServedText]]:
     """Group responses by the policy that plays their agent.
 
     `agents` are agent -> policy. Raises MarlRayError for an agent without a policy.

@@ -24,13 +24,13 @@ class Branch(NamedTuple):
 
     copy: TextCopy
     group: int
-    begun: int
+    shared_turns: int
     """Number of turns, of all agents, that it shares with the first member's episode."""
 
     @property
     def row(self) -> ResponseRow:
         """The branch's answer to the prompt that it shares with the trunk."""
-        return ResponseRow(self.copy.turns[self.begun], self.copy.number, self.group, False)
+        return ResponseRow(self.copy.turns[self.shared_turns], self.copy.number, self.group, False)
 
 
 def keep_state(copy: TextCopy, turns: int, agents: Collection[str]) -> None:
@@ -47,9 +47,9 @@ def make_branches(group: int, members: Sequence[TextCopy]) -> list[Branch]:
     first, *others = members
     result = []
     for state in first.states:
-        begun = len(state.turns)
-        if begun == len(first.turns):  # the agent's prompt was too long, so the turn was not played
+        shared_turns = len(state.turns)
+        if shared_turns == len(first.turns):  # the agent's prompt was too long, so the turn was not played
             continue
-        attempt = first.start.stream[2] | begun << ATTEMPT_BITS
-        result += [Branch(state.branch(other.number, attempt), group, begun) for other in others]
+        attempt = first.start.stream[2] | shared_turns << ATTEMPT_BITS
+        result += [Branch(state.branch(other.number, attempt), group, shared_turns) for other in others]
     return result

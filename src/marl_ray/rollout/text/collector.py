@@ -22,15 +22,15 @@ from marl_ray.rollout.protocol import CollectPlan, Gather
 from marl_ray.rollout.rng import EVALUATION_STREAMS, TRAINING_STREAMS, episode_seed, permutation, response_stream
 from marl_ray.rollout.text.branching import Branch, keep_state, make_branches
 from marl_ray.rollout.text.curriculum import Curriculum
-from marl_ray.rollout.text.deadline_threads import CallTimeoutError, side_by_side
+from marl_ray.rollout.text.deadline_threads import CallTimeoutError, run_side_by_side
 from marl_ray.rollout.text.episode import EpisodeStart, EpisodeTurn, TextCopy, TextEpisode
 from marl_ray.rollout.text.responses import ResponseRow, TokenPlayer, to_trajectories
-from marl_ray.rollout.text.transcripts import MetricSums, Transcript, metric_sums, transcript
+from marl_ray.rollout.text.transcripts import MetricSums, Transcript, make_transcript, sum_metrics
 from marl_ray.trajectories import Trajectories
 
 MAX_THREADS = 32
 """Maximum number of copies that step at once."""
-STEP_DEADLINE = 600.0
+STEP_S = 600.0
 """Seconds that a step or reset of an environment may take."""
 KEPT_TRANSCRIPTS = 2
 """Episodes of an iteration, over all workers, that are kept as text."""
@@ -67,7 +67,7 @@ class TextCollector:
         state: JsonMapping | None = None,
         gather: Gather = lambda value: [value],
         curriculum: str | None = None,
-        deadline: float = STEP_DEADLINE,
+        deadline_s: float = STEP_S,
     ):
         """Begin at the first episodes, or continue from `state`, which `state()` of other collectors returned.
 
@@ -84,7 +84,7 @@ class TextCollector:
         self.seed = seed
         self.signals = signals
         self.gather = gather
-        self.deadline = deadline
+        self.deadline_s = deadline_s
         self.groups: dict[int, list[TextCopy]] = {}
         for copy in self.copies:
             self.groups.setdefault(copy.number // plan.group_size, []).append(copy)
@@ -110,7 +110,7 @@ class TextCollector:
 
     @property
     def running_episodes(self) -> list[tuple[int, int]]:
-        """(start, steps played) of the episodes that the next batch continues with: none, for a batch is whole episodes."""
+        """The episodes that the next batch continues with: none, because a batch is whole episodes."""
         return []
 
     def close(self) -> None:
@@ -129,43 +129,43 @@ class TextCollector:
         self.group_sums = dict.fromkeys(players, GroupSums())
         outcomes: list[tuple[int, int, float]] = []
         for attempt in range(self.plan.refills + 1):
-            everywhere = sorted(group for part in self.gather(pending) for group in part)
-            if not everywhere:
+            all_pending = sorted(group for part in self.gather(pending) for group in part)
+            if not all_pending:
                 break
-            total = total or len(everywhere) * self.plan.group_size
-            positions = {group: self.position + place for place, group in enumerate(everywhere)}
-            self.position += len(everywhere)
+            total = total or len(all_pending) * self.plan.group_size
+            positions = {group: self.position + place for place, group in enumerate(all_pending)}
+            self.position += len(all_pending)
             for group in pending:
-                self._begin(self.groups[group], positions[group], iteration, attempt)
+                self._begin_group(self.groups[group], positions[group], iteration, attempt)
             playing = [copy for group in pending for copy in self.groups[group]]
             self._play(players, playing, comparing)
-            # The limit also ends a row of tasks whose prompts nobody can read.
+            # A prompt that nobody can read counts too, so that a run of such tasks alone comes to its last step.
             steps += sum(max(1, len(copy.turns)) for copy in playing)
             for name, player in players.items():
                 self.group_sums[name] += GroupSums.from_scores(
                     [_scores(self.groups[g], player.agents) for g in pending]
                 )
             if self.curriculum:
-                outcomes += [(positions[group], *_outcome(self.groups[group])) for group in pending]
+                outcomes += [(positions[group], *_group_outcome(self.groups[group])) for group in pending]
             pending = [
-                group for group in pending if refill_agents and not _informative(self.groups[group], refill_agents)
+                group for group in pending if refill_agents and not _is_informative(self.groups[group], refill_agents)
             ]
         if self.curriculum:
             all_outcomes = sorted(outcome for part in self.gather(outcomes) for outcome in part)
             self.curriculum.add((index, share) for _, index, share in all_outcomes)
         teaching = [group for group in self.groups if group not in pending]
         branched = [branch for group in teaching for branch in make_branches(group, self.groups[group])]
-        self._play_on(players, [branch.copy for branch in branched])
-        steps += sum(len(branch.copy.turns) - branch.begun for branch in branched)
+        self._play_to_ends(players, [branch.copy for branch in branched])
+        steps += sum(len(branch.copy.turns) - branch.shared_turns for branch in branched)
         batch = {}
         for name, player in players.items():
             # Groups whose members still score the same are left out of the means.
             counted = teaching if name in self.plan.refill_policies else list(self.groups)
             batch[name] = to_trajectories(player, self._rows(player.agents, counted, branched), self.signals)
         drawn = permutation(self.seed, iteration, TRANSCRIPT_ORDER, total)[:KEPT_TRANSCRIPTS]
-        transcripts = [transcript(copy) for copy in self.copies if copy.number in drawn]
+        transcripts = [make_transcript(copy) for copy in self.copies if copy.number in drawn]
         episodes = [copy.episode() for copy in self.copies]
-        return TextBatch(batch, episodes, steps, metric_sums(self.copies), transcripts)
+        return TextBatch(batch, episodes, steps, sum_metrics(self.copies), transcripts)
 
     def play(
         self,
@@ -192,7 +192,7 @@ class TextCollector:
             episodes += [copy.episode() for copy, _ in playing]
         return episodes
 
-    def _begin(self, members: Sequence[TextCopy], position: int, iteration: int, attempt: int) -> None:
+    def _begin_group(self, members: Sequence[TextCopy], position: int, iteration: int, attempt: int) -> None:
         """Begin the copies' next episodes; the members of a group get the same task and the same seed."""
         index = self.curriculum.task(position) if self.curriculum else position
         seed = episode_seed(self.seed, position, TRAINING_STREAMS)
@@ -223,34 +223,41 @@ class TextCollector:
 
         States are kept for branches where agents of `comparing` act.
         """
-        self.side_by_side(copies, TextCopy.reset)
+        self.run_side_by_side(copies, TextCopy.reset)
         trunks = [copy for copy in copies if comparing and copy.number % self.plan.group_size == 0]
-        self._play_on(players, copies, trunks, comparing)
+        self._play_to_ends(players, copies, trunks, comparing)
 
-    def _play_on(
+    def _play_to_ends(
         self,
         players: Mapping[str, TokenPlayer],
         copies: Sequence[TextCopy],
         trunks: Sequence[TextCopy] = (),
         comparing: Collection[str] = (),
     ) -> None:
+        """Play the running episodes of `copies` to their ends.
+
+        `trunks` and `comparing` are those of branches.
+        """
         while playing := [copy for copy in copies if copy.agent]:
             for copy in trunks:
                 keep_state(copy, self.plan.branch_turns, comparing)
             for player in players.values():
                 answering = [copy for copy in playing if copy.agent in player.agents]
                 if answering:
-                    self._answer(player, answering)
-            self.side_by_side([copy for copy in playing if copy.agent], TextCopy.step)
+                    self._answer_prompts(player, answering)
+            self.run_side_by_side([copy for copy in playing if copy.agent], TextCopy.step)
 
-    def _answer(self, player: TokenPlayer, copies: Sequence[TextCopy]) -> None:
-        """Play one turn of every copy whose prompt fits, in one call of the policy's engine; the other copies end."""
+    def _answer_prompts(self, player: TokenPlayer, copies: Sequence[TextCopy]) -> None:
+        """Play one turn of every copy whose prompt fits, in one call of the policy's engine.
+
+        The other copies end.
+        """
         policy = player.policy
         encoded: dict[str, tuple[list[int], bool] | None] = {}
         prompted, prompts, numbers = [], [], []
         for copy in copies:
             if copy.observation not in encoded:  # members of a group begin with the same prompt, which is encoded once
-                encoded[copy.observation] = _encode(player, copy)
+                encoded[copy.observation] = _encode_observation(player, copy)
             if (fitted := encoded[copy.observation]) is None:
                 copy.end_unreadable()
                 continue
@@ -276,17 +283,17 @@ class TextCollector:
             fields = copy.acting_agent, number, list(prompt.ids), completion, copy.observation, response, costs
             copy.turns.append(EpisodeTurn(*fields, shortened=shortened))
 
-    def side_by_side(self, copies: Sequence[TextCopy], call: Callable[[TextCopy], None]) -> None:
+    def run_side_by_side(self, copies: Sequence[TextCopy], call: Callable[[TextCopy], None]) -> None:
         """Call a method of all copies in threads. Raises MarlRayError that names the copy that took too long."""
         calls = [(lambda copy=copy: call(copy)) for copy in copies]
         try:
-            side_by_side(calls, MAX_THREADS, self.deadline)
-        except CallTimeoutError as late:
-            copy = copies[late.index]
-            raise MarlRayError(f"{copy.where()}: {call.__name__} took over {self.deadline:g} s") from late
+            run_side_by_side(calls, MAX_THREADS, self.deadline_s)
+        except CallTimeoutError as error:
+            copy = copies[error.index]
+            raise MarlRayError(f"{copy.where()}: {call.__name__} took over {self.deadline_s:g} s") from error
 
 
-def _encode(player: TokenPlayer, copy: TextCopy) -> tuple[list[int], bool] | None:
+def _encode_observation(player: TokenPlayer, copy: TextCopy) -> tuple[list[int], bool] | None:
     """Encode the observation of a copy's agent.
 
     Returns the token ids, and True if the text was shortened; or None if it still does not fit.
@@ -300,7 +307,7 @@ def _encode(player: TokenPlayer, copy: TextCopy) -> tuple[list[int], bool] | Non
             return None
 
 
-def _informative(members: Sequence[TextCopy], refill_agents: set[str]) -> bool:
+def _is_informative(members: Sequence[TextCopy], refill_agents: set[str]) -> bool:
     """Return True if some agent of `refill_agents` scored differently in two members that do not play greedily."""
     return is_informative(_scores(members, refill_agents))
 
@@ -310,7 +317,7 @@ def _scores(members: Sequence[TextCopy], agents: Iterable[str]) -> np.ndarray:
     return np.array([[copy.rewards[agent] for agent in agents] for copy in members if not copy.start.greedy])
 
 
-def _outcome(members: Sequence[TextCopy]) -> tuple[int, float]:
+def _group_outcome(members: Sequence[TextCopy]) -> tuple[int, float]:
     """Return the index of a group's task, and the share of its members that solved it.
 
     A member that was cut did not solve it.

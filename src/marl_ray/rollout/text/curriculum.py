@@ -33,7 +33,7 @@ class Curriculum:
             raise MarlRayError(
                 f"train.curriculum={name}: expected an environment with `tasks`, the number of its tasks"
             )
-        self.chooser = _easiest_first_of(env, self.tasks) if name == "easiest_first" else _import_chooser(name)
+        self.chooser = _make_easiest_first(env, self.tasks) if name == "easiest_first" else _import_chooser(name)
         self.visits = {int(index): int(visits) for index, (visits, _) in saved.items()}
         self.solved = {int(index): float(mean) for index, (_, mean) in saved.items()}
 
@@ -80,7 +80,7 @@ def easiest_first(levels: Sequence[float]) -> Chooser:
     return choose
 
 
-def _easiest_first_of(env: AECEnv, tasks: int) -> Chooser:
+def _make_easiest_first(env: AECEnv, tasks: int) -> Chooser:
     level = getattr(env.unwrapped, "level", None)
     if not callable(level):
         raise MarlRayError("train.curriculum=easiest_first: expected an environment with `level(index)`")

@@ -14,8 +14,8 @@ class CallTimeoutError(Exception):
         self.index = index
 
 
-def side_by_side(calls: Sequence[Callable[[], None]], threads: int, deadline: float) -> None:
-    """Make all calls, at most `threads` at once, each within `deadline` seconds of its own beginning.
+def run_side_by_side(calls: Sequence[Callable[[], None]], threads: int, deadline_s: float) -> None:
+    """Make all calls, at most `threads` at once, each within `deadline_s` seconds of its own beginning.
 
     Raises the error of the first call, in the order of the calls, that failed, or CallTimeoutError. The threads are
     daemons, so one that hangs keeps no process alive; Python would wait at exit for the threads of an executor.
@@ -46,17 +46,17 @@ def side_by_side(calls: Sequence[Callable[[], None]], threads: int, deadline: fl
         now = time.monotonic()
         oldest = min(running, key=lambda i: began.get(i, now))
         try:
-            running.remove(done.get(timeout=max(0.0, began.get(oldest, now) + deadline - now)))
+            running.remove(done.get(timeout=max(0.0, began.get(oldest, now) + deadline_s - now)))
         except Empty:
             if oldest in began:
-                _drop(waiting)
+                _drain(waiting)
                 raise CallTimeoutError(oldest) from None
     if errors:
         raise errors[min(errors)]
 
 
-def _drop(waiting: SimpleQueue[int]) -> None:
-    """Empty the queue, so that the threads that still run find nothing more to do."""
+def _drain(waiting: SimpleQueue[int]) -> None:
+    """Empty the queue, so that the threads that still run make no further call."""
     while True:
         try:
             waiting.get_nowait()

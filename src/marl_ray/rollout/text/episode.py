@@ -16,7 +16,10 @@ from marl_ray.policies.engines.base import Completion
 
 
 class TextEpisode(NamedTuple):
-    """A finished episode; the first five fields, `start` and `decisions` are those of `Episode` of actor-critics."""
+    """A finished episode.
+
+    The first five fields, `start`, `metrics` and `decisions` are those of `Episode` of actor-critics.
+    """
 
     step: int
     """Number of the turn, of all agents, at which it ended; -1 if nobody could read the first prompt."""
@@ -77,11 +80,15 @@ class EpisodeStart:
     stream: tuple[int, int, int, int]
     """The first four numbers of the streams of its responses (see `rng.response_stream`)."""
     sample: int = 0
+    """Number of the episode among those of its task in an evaluation; 0 in training."""
 
 
 @dataclass
 class TextCopy:
-    """An environment copy. `reset` and `step` touch nothing that copies share, so copies may run in different threads."""
+    """An environment copy and the episode that it plays.
+
+    `reset` and `step` touch nothing that copies share, so copies may run in different threads.
+    """
 
     env: AECEnv
     number: int
@@ -97,7 +104,7 @@ class TextCopy:
     """The observation of that agent."""
     turns: list[EpisodeTurn] = field(default_factory=list)
     states: "list[TextCopy]" = field(default_factory=list)
-    """The states of the running episode before some of its turns, in order (`keep` adds one)."""
+    """The states of the running episode before some of its turns, in order (`keep_state` adds one)."""
 
     def __post_init__(self) -> None:
         priced = getattr(self.env.unwrapped, "cost", ())
@@ -115,7 +122,7 @@ class TextCopy:
         """Forget the last episode; `reset` begins the next."""
         self.start = start
         self.turns, self.states, self.cut = [], [], False
-        self.unread: str | None = None
+        self.unreading_agent: str | None = None
         """The agent that could not read its prompt, which ended the episode."""
         self.refused = False
         """True if the environment refused the last response, which ended the episode."""
@@ -129,7 +136,7 @@ class TextCopy:
         with self.name_errors():
             options = {"index": self.start.index, "split": self.start.split}
             self.env.reset(seed=self.start.seed, options=options)
-            self._go_on()
+            self._find_next_agent()
             if self.agent is None:
                 raise MarlRayError("nobody acts after reset")
 
@@ -147,10 +154,10 @@ class TextCopy:
             except (AssertionError, ValueError):
                 if self.env.action_space(self.acting_agent).contains(text):
                     raise
-                self._refuse()
+                self._end_refused()
                 return
-            self._read()
-            self._go_on()
+            self._add_results()
+            self._find_next_agent()
 
     def keep_state(self) -> None:
         """Add the present state of the episode to `states`. Raises MarlRayError where the environment cannot be copied."""
@@ -165,17 +172,20 @@ class TextCopy:
         twin.start = replace(self.start, greedy=False, stream=(kind, iteration, attempt, number))
         return twin
 
-    def _refuse(self) -> None:
+    def _end_refused(self) -> None:
         """End the episode, because the environment refused the last response.
 
         The response's tokens still count as costs.
         """
-        self._spend(np.zeros(self.signals))
+        self._add_costs(np.zeros(self.signals))
         self.refused, self.agent, self.cut = True, None, True
 
     def end_unreadable(self) -> None:
-        """End the episode, because the prompt is too long for the agent that acts next. Rewards and costs so far count."""
-        self.unread, self.agent, self.cut = self.agent, None, True
+        """End the episode, because the prompt is too long for the agent that acts next.
+
+        The rewards and costs so far count.
+        """
+        self.unreading_agent, self.agent, self.cut = self.agent, None, True
 
     def episode(self) -> TextEpisode:
         """Return the episode that has ended."""
@@ -218,11 +228,14 @@ class TextCopy:
             error.add_note(f"in {self.where()}")
             raise
 
-    def _go_on(self) -> None:
-        """Step the agents that are over out of the game, and read the next agent and its observation."""
+    def _find_next_agent(self) -> None:
+        """Step the agents that are over out of the game, and read the next agent and its observation.
+
+        `agent` is None where the episode has ended.
+        """
         env = self.env
         for _ in env.possible_agents:
-            if env.agents and self._over(env.agent_selection):
+            if env.agents and self._is_over(env.agent_selection):
                 env.step(None)
         self.agent, self.observation = None, ""
         if not env.agents:
@@ -233,47 +246,47 @@ class TextCopy:
         self.agent = env.agent_selection
         if self.agent not in self.rewards:
             raise MarlRayError(f"acts, but is not among possible_agents {list(self.rewards)}")
-        if self._over(self.agent):
+        if self._is_over(self.agent):
             raise MarlRayError("is over, but env.step(None) does not take it out of env.agents")
         self.observation = env.observe(self.agent)
         if not isinstance(self.observation, str):
             raise MarlRayError(f"observation is a {type(self.observation).__name__}, expected str")
 
-    def _over(self, agent: str) -> bool:
+    def _is_over(self, agent: str) -> bool:
         return bool(self.env.terminations.get(agent) or self.env.truncations.get(agent))
 
-    def _read(self) -> None:
+    def _add_results(self) -> None:
         """Add the step's rewards to every turn that led to it."""
-        rewards, costs = self._rewards(), np.zeros(self.signals)
+        rewards, costs = self._read_rewards(), np.zeros(self.signals)
         infos = self.env.infos
         for agent, info in infos.items():
             if "cost" in info:
-                costs += self._costs(agent, info["cost"])
+                costs += self._read_costs(agent, info["cost"])
             if "metrics" in info:
                 self.reports.add(agent, info["metrics"])
         if solved := [bool(info["solved"]) for info in infos.values() if "solved" in info]:
             self.solved = any(solved)
-        self._spend(costs)
+        self._add_costs(costs)
         for agent, reward in rewards.items():
             self.rewards[agent] += reward
         for turn in self.turns:
             turn.reward += rewards.get(turn.agent, 0.0)
 
-    def _spend(self, costs: np.ndarray) -> None:
+    def _add_costs(self, costs: np.ndarray) -> None:
         """Add the last turn's costs to every turn that led to it; tokens are counted here."""
         costs[self.token_signals] = len(self.turns[-1].completion.ids)
         self.costs += costs
         for turn in self.turns:
             turn.costs += costs
 
-    def _rewards(self) -> dict[str, float]:
+    def _read_rewards(self) -> dict[str, float]:
         rewards = self.env.rewards
         if not isinstance(rewards, dict) or not set(self.env.agents) <= set(rewards) <= set(self.rewards):
             got = sorted(rewards) if isinstance(rewards, dict) else type(rewards).__name__
             raise MarlRayError(f"env.rewards has {got}, expected one of each of {self.env.agents}")
         return {agent: finite_number(reward, f"reward of {agent}") for agent, reward in rewards.items()}
 
-    def _costs(self, agent: str, cost: Any) -> list[float]:
+    def _read_costs(self, agent: str, cost: Any) -> list[float]:
         numbers = list(cost) if isinstance(cost, list | tuple | np.ndarray) and np.ndim(cost) == 1 else [cost]
         if len(numbers) != self.signals:
             expected = "a number" if self.signals == 1 else f"a sequence of {self.signals} numbers"

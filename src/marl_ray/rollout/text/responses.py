@@ -60,7 +60,7 @@ def to_trajectories(player: TokenPlayer, rows: Sequence[ResponseRow], signals: i
     costs = torch.zeros(batch, signals)
     for b, row in enumerate(rows):
         costs[b] = torch.from_numpy(row.turn.costs)
-    values, cost_values = _values(player, prompts, actions, mask, signals)
+    values, cost_values = _estimate_values(player, prompts, actions, mask, signals)
     return Trajectories(
         observations=torch.zeros(batch, steps, 0),
         states=None,
@@ -86,7 +86,7 @@ def to_trajectories(player: TokenPlayer, rows: Sequence[ResponseRow], signals: i
 
 
 @torch.no_grad()
-def _values(
+def _estimate_values(
     player: TokenPlayer, prompts: Tensor, responses: Tensor, mask: Tensor, signals: int
 ) -> tuple[Tensor, Tensor]:
     """Return the values (B, T) and cost values (B, T, K) at the tokens, in reward and cost units.

@@ -35,14 +35,14 @@ class Transcript(NamedTuple):
     lines: list[TranscriptLine]
 
 
-def transcript(copy: TextCopy) -> Transcript:
+def make_transcript(copy: TextCopy) -> Transcript:
     """Return the episode that `copy` has played."""
     lines = [TranscriptLine(t.agent, _shorten(t.observation), _shorten(t.response), t.reward) for t in copy.turns]
     episode = copy.episode()
     return Transcript(copy.number, episode.task, episode.episode_return, episode.solved, lines)
 
 
-def metric_sums(copies: Sequence[TextCopy]) -> MetricSums:
+def sum_metrics(copies: Sequence[TextCopy]) -> MetricSums:
     """Add up the metrics of the episodes that copies have played.
 
     For each agent they are the tokens of a response, the shares of responses that ended by themselves and that the
@@ -62,9 +62,9 @@ def metric_sums(copies: Sequence[TextCopy]) -> MetricSums:
             add(f"{turn.agent}/prompt_shortened", turn.shortened)
             add(f"{turn.agent}/prompt_too_long", False)
             add(f"{turn.agent}/refused", copy.refused and turn is copy.turns[-1])
-        if copy.unread is not None:
-            add(f"{copy.unread}/prompt_shortened", False)
-            add(f"{copy.unread}/prompt_too_long", True)
+        if copy.unreading_agent is not None:
+            add(f"{copy.unreading_agent}/prompt_shortened", False)
+            add(f"{copy.unreading_agent}/prompt_too_long", True)
         for agent, reward in copy.rewards.items():
             add(f"{agent}/reward", reward)
         episode = copy.episode()

@@ -1,1 +1,4 @@
-"""Checkpoints: everything needed to continue a run bit for bit, written beside the training and checked when it is read."""
+"""Checkpoints, from which a run continues bit for bit.
+
+They hold everything that this needs. They are written beside the training, and checked when they are read.
+"""

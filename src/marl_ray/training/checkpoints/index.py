@@ -1,7 +1,8 @@
-"""The checkpoints of a run's folder, by their manifests: which there are, which to continue from, which to keep.
+"""The checkpoints of a run's folder, by their manifests.
 
-A checkpoint is `checkpoint_ITERATION_ATTEMPT`, where ATTEMPT numbers the groups of workers. Names sort by age. A group never
-writes into a folder of another, which may still be alive on a machine that was cut off.
+This file says which there are, which to continue from, and which to keep. A checkpoint is
+`checkpoint_ITERATION_ATTEMPT`, where ATTEMPT numbers the groups of workers. Names sort by age. A group never writes
+into a folder of another, which may still be alive on a machine that was cut off.
 
 `starts/ATTEMPT` says that a group has taken this number, and `starts/ATTEMPT_ITERATION` that it has begun, and from the
 checkpoint of which iteration: it plays all later ones again, and their rows of metrics are its own. A later checkpoint of an
@@ -30,7 +31,7 @@ from marl_ray.training.checkpoints.manifest import (
 from marl_ray.training.checkpoints.storage import (
     DamagedCheckpointError,
     StoredFolder,
-    check_known,
+    check_content,
     check_size,
     read_file,
 )
@@ -38,11 +39,13 @@ from marl_ray.training.run_folder.record import filesystem_of
 
 PREFIX = "checkpoint_"
 CHECKPOINT_NAME = re.compile(rf"{PREFIX}(\d+)(?:_(\d+))?")
-"""Name of a checkpoint's folder, with iteration and attempt. Other folders, such as `checkpoint_backup`, are neither read
-nor removed."""
+"""Name of a checkpoint's folder, with iteration and attempt.
+
+Other folders, such as `checkpoint_backup`, are neither read nor removed."""
 STARTS_FOLDER = "starts"
 """Folder of the starts of groups in a run's folder; each is an empty file."""
 START_NAME = re.compile(r"(\d+)(?:_(\d+|anew))?")
+"""Name of a start: the attempt, and, once it has begun, the iteration that it continues from or `anew`."""
 STATE_FILE = "state.json"
 """The file of a checkpoint with the state that is equal on all workers."""
 BUNDLE_FOLDER = "bundle"
@@ -70,15 +73,16 @@ class PublishedCheckpoint(NamedTuple):
         return any(file.startswith(f"{BUNDLE_FOLDER}/") for file in self.manifest.files)
 
 
-def take_number(folder: StoredFolder) -> int:
-    """Return a number for a new group of workers, greater than those of the groups before it.
+def take_attempt_number(folder: StoredFolder) -> int:
+    """Take the number of a new group of workers, and return it.
 
-    The number is the time in milliseconds, or one more than theirs where groups begin at once or the clock was set
-    back. Rank 0 takes it before all else, so that a group that sleeps afterwards learns of the next. Raises OSError.
+    It is greater than those of the groups before it. The number is the time in milliseconds, or one more than theirs
+    where groups begin at once or the clock was set back. Rank 0 takes it before all else, so that a group that sleeps
+    afterwards learns of the next. Raises OSError.
     """
-    names = (_match_name(place) for place in _folders(folder))
+    names = (_match_name(place) for place in _list_folders(folder))
     before = [int(name[2]) for name in names if name is not None and name[2] is not None]
-    attempt = max(time.time_ns() // 1_000_000, 1 + max([*before, *_starts(folder)], default=0))
+    attempt = max(time.time_ns() // 1_000_000, 1 + max([*before, *_read_starts(folder)], default=0))
     _write_start(folder, f"{attempt:010d}")
     return attempt
 
@@ -98,7 +102,7 @@ def note_start(folder: StoredFolder, attempt: int, after: int | None) -> None:
 
 def check_last_group(folder: StoredFolder, attempt: int) -> None:
     """Raise ReplacedError if a later group has taken a number. Raises OSError."""
-    last = max(_starts(folder), default=attempt)
+    last = max(_read_starts(folder), default=attempt)
     if last > attempt:
         raise ReplacedError(f"{folder}: other workers have begun in place of these, which gave no sign; these stop")
 
@@ -112,11 +116,12 @@ def check_rows_own(folder: StoredFolder, attempt: int, after: int | None) -> Non
     try:
         check_last_group(folder, attempt)
     except ReplacedError:
-        note_start(folder, take_number(folder), after)
+        note_start(folder, take_attempt_number(folder), after)
         raise
 
 
 def _write_start(folder: StoredFolder, name: str) -> None:
+    """Write the empty file of a start. Raises OSError."""
     folder.filesystem.create_dir((folder / STARTS_FOLDER).path)
     with folder.filesystem.open_output_stream((folder / STARTS_FOLDER / name).path) as stream:
         stream.write(b"")
@@ -127,12 +132,12 @@ def checkpoints_in(folder: StoredFolder) -> list[StoredFolder]:
 
     Raises OSError, and MarlRayError if all that is there is of an older format.
     """
-    folders = _folders(folder)
+    folders = _list_folders(folder)
     complete = [place for place in folders if _match_name(place) and is_checkpoint(place)]
     if not complete:
         for place in folders:
-            refuse_older(place)
-    starts = _starts(folder) if complete else {}
+            refuse_older_format(place)
+    starts = _read_starts(folder) if complete else {}
     return [place for place in complete if not _is_stray(place, starts)]
 
 
@@ -146,25 +151,25 @@ def own_checkpoints(
     withdrawn. A manifest that cannot be read is no reason to leave its folder out. Raises OSError.
     """
     of_run: list[StoredFolder] = []
-    strange: list[tuple[StoredFolder, str]] = []
+    mismatched: list[tuple[StoredFolder, str]] = []
     for place in checkpoints_in(folder):
-        problem = _strange(place, identity)
+        problem = _explain_mismatch(place, identity)
         if problem:
-            strange.append((place, problem))
+            mismatched.append((place, problem))
         else:
             of_run.append(place)
-    if strange and not of_run:
-        raise MarlRayError("; ".join(problem for _, problem in strange))
-    for place, problem in strange:
+    if mismatched and not of_run:
+        raise MarlRayError("; ".join(problem for _, problem in mismatched))
+    for place, problem in mismatched:
         say(f"{problem}; it is left out")
         with contextlib.suppress(OSError, NotImplementedError):  # then the next start leaves it out again
             withdraw_manifest(place)
-    for place in _strays(folder):
+    for place in _list_strays(folder):
         say(f"{place} is of workers whose iterations others have played again; it is left out")
     return of_run
 
 
-def _strange(place: StoredFolder, identity: str) -> str:
+def _explain_mismatch(place: StoredFolder, identity: str) -> str:
     """Return the reason why a folder holds no checkpoint of this run, or of the iteration in its name.
 
     The text is empty if it holds one.
@@ -172,7 +177,7 @@ def _strange(place: StoredFolder, identity: str) -> str:
     name = _match_name(place)
     try:
         manifest = read_manifest(place)
-    except (OSError, MarlRayError):
+    except (OSError, MarlRayError):  # a manifest that cannot be read is no reason
         return ""
     if manifest is None or name is None:
         return ""
@@ -203,12 +208,12 @@ def is_checkpoint(place: StoredFolder) -> bool:
     return bool(place.filesystem.get_file_info((place / MANIFEST_FILE).path).type == fs.FileType.File)
 
 
-def newest(folder: StoredFolder) -> PublishedCheckpoint | None:
+def find_newest(folder: StoredFolder) -> PublishedCheckpoint | None:
     """Return the newest checkpoint; None where there is none."""
     return next(reversed(published_checkpoints(folder)), None)
 
 
-def best(checkpoints: Sequence[PublishedCheckpoint]) -> PublishedCheckpoint | None:
+def find_best(checkpoints: Sequence[PublishedCheckpoint]) -> PublishedCheckpoint | None:
     """Return the best of these that have a bundle.
 
     Equal scores are those of a run that scores nothing: then the newest counts.
@@ -225,10 +230,10 @@ def check_bundle(checkpoint: PublishedCheckpoint, sizes: bool = False) -> None:
     """
     for name, file in checkpoint.manifest.files.items():
         if name.startswith(f"{BUNDLE_FOLDER}/"):
-            (check_size if sizes else check_known)(checkpoint.place / name, file)
+            (check_size if sizes else check_content)(checkpoint.place / name, file)
 
 
-def best_whole(
+def find_best_undamaged(
     checkpoints: Sequence[PublishedCheckpoint], sizes: bool = False
 ) -> tuple[PublishedCheckpoint | None, list[tuple[StoredFolder, str]]]:
     """Return the best of these whose bundle is as it was written, and the damaged ones that would be better.
@@ -238,7 +243,7 @@ def best_whole(
     """
     damaged: list[tuple[StoredFolder, str]] = []
     candidates = list(checkpoints)
-    while (best_checkpoint := best(candidates)) is not None:
+    while (best_checkpoint := find_best(candidates)) is not None:
         try:
             check_bundle(best_checkpoint, sizes)
             break
@@ -250,18 +255,19 @@ def best_whole(
 
 def resume_line(config: RunConfig) -> str:
     """Return one sentence that names the checkpoint of the run's folder from which the same command continues."""
-    latest = newest(StoredFolder(*filesystem_of(config)))
+    latest = find_newest(StoredFolder(*filesystem_of(config)))
     if latest is None:
         return "no checkpoint had been written, so the same command begins anew"
-    at = latest.manifest
+    manifest = latest.manifest
     return (
-        f"kept iteration {at.iteration:,}, step {at.steps:,} in {latest.place}; the same command continues from there"
+        f"kept iteration {manifest.iteration:,}, step {manifest.steps:,} in {latest.place}; the same command continues "
+        "from there"
     )
 
 
 def kept_line(config: RunConfig) -> str:
     """Return what a run that stopped has kept: its last checkpoint, or none."""
-    latest = newest(StoredFolder(*filesystem_of(config)))
+    latest = find_newest(StoredFolder(*filesystem_of(config)))
     return "no checkpoint had been written" if latest is None else f"its last checkpoint is kept: {latest.place}"
 
 
@@ -273,7 +279,7 @@ def unneeded_checkpoints(
     They are all but the newest `keep`, the best, and the first of every `interval` iterations.
     """
     needed = {checkpoint.name for checkpoint in checkpoints[-keep:]}
-    best_checkpoint = best(checkpoints)
+    best_checkpoint = find_best(checkpoints)
     if best_checkpoint is not None:
         needed.add(best_checkpoint.name)
     if interval is not None:
@@ -293,16 +299,16 @@ def remove_unneeded(folder: StoredFolder, keep: int, interval: int | None, attem
     for checkpoint in unneeded_checkpoints(published_checkpoints(folder), keep, interval):
         folder.filesystem.delete_file((checkpoint.place / MANIFEST_FILE).path)
         folder.filesystem.delete_dir(checkpoint.place.path)
-    for place in _strays(folder):
+    for place in _list_strays(folder):
         withdraw_manifest(place)
-    for place in _folders(folder):
+    for place in _list_folders(folder):
         name = _match_name(place)
         ended = name is not None and name[2] is not None and int(name[2]) <= attempt
         if ended and not is_checkpoint(place) and not is_checkpoint(place / WITHDRAWN_FOLDER):
             folder.filesystem.delete_dir(place.path)
 
 
-def refuse_older(place: StoredFolder) -> None:
+def refuse_older_format(place: StoredFolder) -> None:
     """Raise MarlRayError if a folder without a manifest is a checkpoint of an older format."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         data = read_file(place / STATE_FILE)
@@ -314,10 +320,11 @@ def refuse_older(place: StoredFolder) -> None:
 
 
 def _match_name(place: StoredFolder) -> re.Match[str] | None:
+    """Match the name of a folder with CHECKPOINT_NAME; None for the folder of something else."""
     return CHECKPOINT_NAME.fullmatch(place.path.rpartition("/")[2])
 
 
-def _starts(folder: StoredFolder) -> dict[int, int | None]:
+def _read_starts(folder: StoredFolder) -> dict[int, int | None]:
     """Return attempt -> the iteration of the checkpoint that it continued from.
 
     It is -1 where the attempt began anew, and None before it has begun. Raises OSError.
@@ -333,9 +340,10 @@ def _starts(folder: StoredFolder) -> dict[int, int | None]:
     return starts
 
 
-def _strays(folder: StoredFolder) -> list[StoredFolder]:
-    starts = _starts(folder)
-    return [place for place in _folders(folder) if _is_stray(place, starts) and is_checkpoint(place)]
+def _list_strays(folder: StoredFolder) -> list[StoredFolder]:
+    """Return the checkpoints of iterations that later groups play again, the oldest first. Raises OSError."""
+    starts = _read_starts(folder)
+    return [place for place in _list_folders(folder) if _is_stray(place, starts) and is_checkpoint(place)]
 
 
 def _is_stray(place: StoredFolder, starts: Mapping[int, int | None]) -> bool:
@@ -343,11 +351,12 @@ def _is_stray(place: StoredFolder, starts: Mapping[int, int | None]) -> bool:
     name = _match_name(place)
     if name is None or name[2] is None:
         return False
-    begun = ((attempt, after) for attempt, after in starts.items() if after is not None)
-    return any(int(name[2]) < attempt and after < int(name[1]) for attempt, after in begun)
+    iterations = ((attempt, after) for attempt, after in starts.items() if after is not None)
+    return any(int(name[2]) < attempt and after < int(name[1]) for attempt, after in iterations)
 
 
-def _folders(folder: StoredFolder) -> list[StoredFolder]:
+def _list_folders(folder: StoredFolder) -> list[StoredFolder]:
+    """Return the folders whose names begin with PREFIX, by name, which is by age. Raises OSError."""
     infos = folder.filesystem.get_file_info(fs.FileSelector(folder.path, allow_not_found=True))
     names = sorted(info.base_name for info in infos if info.type == fs.FileType.Directory)
     return [folder / name for name in names if name.startswith(PREFIX)]

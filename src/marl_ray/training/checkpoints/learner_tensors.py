@@ -59,12 +59,13 @@ def allocate_states(
         for key, value in _model_tensors(learner.policy.model):
             tensor_parts = parts.get(f"{policy}{OPTIMIZER}{key}")
             if tensor_parts is not None:
-                optimizer.state[value] = {part: _room(value, facts) for part, facts in tensor_parts}
+                optimizer.state[value] = {part: _allocate_part(value, facts) for part, facts in tensor_parts}
     return {name: value for name, value in tensors_of(learners).items() if name not in scalars}
 
 
 @torch.no_grad()
-def _room(parameter: Tensor, facts: float | TensorStorageMetadata) -> Tensor:
+def _allocate_part(parameter: Tensor, facts: float | TensorStorageMetadata) -> Tensor:
+    """Return a number of a parameter's optimiser state as a tensor, or zeros in place of a stored tensor."""
     if not isinstance(facts, TensorStorageMetadata):
         return torch.tensor(float(facts), device=parameter.device)
     dtype = facts.properties.dtype
@@ -74,12 +75,15 @@ def _room(parameter: Tensor, facts: float | TensorStorageMetadata) -> Tensor:
 
 
 def _model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Return the name and tensor of each trained parameter and each persistent buffer; tied weights once."""
-    seen: set[int] = set()
+    """Return the name and tensor of each trained parameter and each persistent buffer.
+
+    Tied weights come once.
+    """
+    yielded: set[int] = set()
     for key, value in model.state_dict(keep_vars=True).items():
-        if (isinstance(value, nn.Parameter) and not value.requires_grad) or id(value) in seen:
+        if (isinstance(value, nn.Parameter) and not value.requires_grad) or id(value) in yielded:
             continue
-        seen.add(id(value))
+        yielded.add(id(value))
         yield key, value
 
 
@@ -99,7 +103,7 @@ class CpuCopy:
 
     @torch.no_grad()
     def take(self) -> Callable[[], None]:
-        """Copy what playing may change, and all that is on a GPU; return a function that copies the rest.
+        """Copy what playing may change, and all that is on a GPU, and return a function that copies the rest.
 
         Playing changes the statistics of observations, for example. The rest is what only an update changes: the
         weights and the states of the optimisers. Another thread may call the function, and the next update must wait
@@ -116,6 +120,7 @@ class CpuCopy:
         return partial(_copy, self.later)
 
     def _allocate(self) -> None:
+        """Make the copies, and divide them between `take` and the function that it returns."""
         self.now, self.later, self.tensors = [], [], {}
         for name, live in tensors_of(self.learners).items():
             source = live.to_local() if isinstance(live, DTensor) else live
@@ -135,7 +140,10 @@ class CpuCopy:
 
 
 def cpu_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """Return a mesh of the same workers on CPU. It only says who holds which part: nothing is exchanged over it."""
+    """Return a mesh of the same workers on CPU.
+
+    It only says who holds which part, because nothing is exchanged over it.
+    """
     return DeviceMesh("cpu", mesh.mesh, mesh_dim_names=mesh.mesh_dim_names, _init_backend=False)
 
 

@@ -1,4 +1,7 @@
-"""Reading a checkpoint: every file is compared with the manifest, and a damaged checkpoint gives way to the one before."""
+"""Read a checkpoint.
+
+Every file is compared with the manifest, and a damaged checkpoint gives way to the one before.
+"""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +13,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.policies.agreement import run_on_all_workers
-from marl_ray.training.checkpoints.index import STATE_FILE, PublishedCheckpoint, check_bundle, refuse_older
+from marl_ray.training.checkpoints.index import STATE_FILE, PublishedCheckpoint, check_bundle, refuse_older_format
 from marl_ray.training.checkpoints.learner_tensors import allocate_states
 from marl_ray.training.checkpoints.manifest import CheckpointManifest, read_manifest, withdraw_manifest
 from marl_ray.training.checkpoints.run_state import RunState, StateFile
@@ -21,6 +24,7 @@ from marl_ray.training.collectives import broadcast_from_rank0, gather_from_work
 from marl_ray.training.learner.policy_update import Learner
 
 NONE_READABLE = "no checkpoint can be read: "
+"""First words of the error of a run none of whose checkpoints can be read."""
 
 
 class UnreadableCheckpointError(MarlRayError):
@@ -45,9 +49,9 @@ def load_newest(
 
     Every worker calls it with the same places.
 
-    `say` gets a line on rank 0 for each that cannot be read. One that is damaged is withdrawn, but only where another one is
-    whole: a storage that shows no file at all is no damage. With `own_hyper` the learners
-    keep their own hyper-parameters. Raises UnreadableCheckpointError, which names what is wrong with each, if none is whole.
+    `say` gets a line on rank 0 for each that cannot be read. One that is damaged is withdrawn, but only where another
+    one is whole: a storage that shows no file at all is no damage. With `own_hyper` the learners keep their own
+    hyper-parameters. Raises UnreadableCheckpointError, which names what is wrong with each, if none is whole.
     """
     lines: list[str] = []
     damages: list[StoredFolder] = []
@@ -73,15 +77,15 @@ def _try_load(
 
     Returns (what was read, the error in one line, whether a file is damaged).
     """
-    manifest, line, damaged = broadcast_from_rank0(lambda: _manifest(place))
+    manifest, line, damaged = broadcast_from_rank0(lambda: _find_manifest(place))
     if manifest is None:
         return None, line, damaged
 
     def read() -> tuple[tuple[LoadedCheckpoint, JsonMapping] | None, tuple[str, bool] | None]:
         try:
-            return _read_part(place, manifest, learners), None
+            return _read_own_part(place, manifest, learners), None
         except (DamagedCheckpointError, OSError) as problem:
-            return None, _line(place, problem)
+            return None, _error_line(place, problem)
 
     read_part, error = run_on_all_workers(read)
     errors = [each for each in gather_from_workers(error) if each is not None]
@@ -95,23 +99,25 @@ def _try_load(
     return loaded, "", False
 
 
-def _manifest(place: StoredFolder) -> tuple[CheckpointManifest | None, str, bool]:
+def _find_manifest(place: StoredFolder) -> tuple[CheckpointManifest | None, str, bool]:
+    """Return a checkpoint's manifest, or else None, the error in one line and whether a file is damaged."""
     try:
         manifest = read_manifest(place)
         if manifest is None:
-            refuse_older(place)
+            refuse_older_format(place)
             return None, f"{place} has no manifest.json, so it is no complete checkpoint", False
         return manifest, "", False
     except (MarlRayError, OSError) as error:
-        return None, *_line(place, error)
+        return None, *_error_line(place, error)
 
 
-def _line(place: StoredFolder, error: Exception) -> tuple[str, bool]:
+def _error_line(place: StoredFolder, error: Exception) -> tuple[str, bool]:
+    """Return an error in one line that names the checkpoint, and whether a file is damaged."""
     text = str(error) if str(place) in str(error) else f"{place} {one_line(error)}"
     return text, isinstance(error, DamagedCheckpointError)
 
 
-def _read_part(
+def _read_own_part(
     place: StoredFolder, manifest: CheckpointManifest, learners: dict[str, Learner]
 ) -> tuple[LoadedCheckpoint, Mapping[str, object]]:
     """Read this worker's part, and the plain state of the learners.

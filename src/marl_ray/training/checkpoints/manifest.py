@@ -99,9 +99,10 @@ def read_manifest(place: StoredFolder) -> CheckpointManifest | None:
 
 
 def withdraw_manifest(place: StoredFolder) -> None:
-    """Turn a damaged checkpoint into a folder that is none; its files stay for whoever wants to look.
+    """Turn a damaged checkpoint into a folder that is none.
 
-    Where the storage does not let itself be changed, the next reader finds the damage again.
+    Its files stay for whoever wants to look. Where the storage does not let itself be changed, the next reader finds
+    the damage again.
     """
     with contextlib.suppress(OSError, NotImplementedError):
         place.filesystem.create_dir((place / WITHDRAWN_FOLDER).path)

@@ -1,7 +1,8 @@
-"""The checkpoint from which a run with `resume_from` begins: it is looked up, and proved complete and fit for the run.
+"""The checkpoint from which a run with `resume_from` begins.
 
-A checkpoint fits if it holds the same trained policies, and for each the same weights, optimiser state and multipliers.
-Hyper-parameters, the amount of experience, evaluations and frozen policies may differ.
+It is looked up, and proved complete and fit for the run. A checkpoint fits if it holds the same trained policies, and
+for each the same weights, optimiser state and multipliers. Hyper-parameters, the amount of experience, evaluations and
+frozen policies may differ.
 """
 
 import json
@@ -16,10 +17,10 @@ from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError, one_line, suggestion
 from marl_ray.json_types import JsonMapping
 from marl_ray.policies.bundles.manifest import MANIFEST_FILE as BUNDLE
-from marl_ray.training.checkpoints.index import STATE_FILE, is_checkpoint, newest, refuse_older
+from marl_ray.training.checkpoints.index import STATE_FILE, find_newest, is_checkpoint, refuse_older_format
 from marl_ray.training.checkpoints.manifest import MANIFEST_FILE, read_manifest
 from marl_ray.training.checkpoints.run_state import RunState, StateFile
-from marl_ray.training.checkpoints.storage import StoredFolder, read_known
+from marl_ray.training.checkpoints.storage import StoredFolder, read_verified
 from marl_ray.training.run_folder.record import storage_of
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ def source_of(config: RunConfig) -> str | None:
         place = StoredFolder(*fs.FileSystem.from_uri(folder))
         if is_checkpoint(place):
             return folder
-        refuse_older(place)
-        latest = newest(place)
+        refuse_older_format(place)
+        latest = find_newest(place)
     except MarlRayError as error:
         raise MarlRayError(f"resume_from: {error}") from error
     except (OSError, ValueError) as error:
@@ -59,12 +60,12 @@ def source_of(config: RunConfig) -> str | None:
             )
         raise MarlRayError(
             f"resume_from: {resume_from!r} is no checkpoint, and no run that has one; looked for {folder}/{MANIFEST_FILE}"
-            + suggestion(place.path.rpartition("/")[2], _beside(place))
+            + suggestion(place.path.rpartition("/")[2], _sibling_names(place))
         )
     return f"{folder}/{latest.name}"
 
 
-def _beside(place: StoredFolder) -> list[str]:
+def _sibling_names(place: StoredFolder) -> list[str]:
     """Return the names of what lies in the folder that would hold a missing one."""
     selector = fs.FileSelector(place.path.rpartition("/")[0], allow_not_found=True)
     try:
@@ -80,7 +81,7 @@ def _is_bundle(place: StoredFolder) -> bool:
 def check_source(config: RunConfig, source: str, holds: JsonMapping) -> None:
     """Raise MarlRayError unless the checkpoint at `source` is complete and fits a run whose policies hold `holds`."""
     try:
-        state = _complete_state(StoredFolder(*fs.FileSystem.from_uri(source)))
+        state = _read_complete_state(StoredFolder(*fs.FileSystem.from_uri(source)))
     except MarlRayError as error:
         text = str(error)
         raise MarlRayError(f"resume_from: {text if source in text else f'{source} {text}'}") from error
@@ -107,17 +108,17 @@ def check_source(config: RunConfig, source: str, holds: JsonMapping) -> None:
         )
 
 
-def _complete_state(place: StoredFolder) -> RunState:
+def _read_complete_state(place: StoredFolder) -> RunState:
     """Return the state of a checkpoint of which every file is there in its size. Raises MarlRayError or OSError."""
     manifest = read_manifest(place)
     if manifest is None:
-        refuse_older(place)
+        refuse_older_format(place)
         raise MarlRayError("is no complete checkpoint: it has no manifest.json")
     for name, file in manifest.files.items():
         info = place.filesystem.get_file_info((place / name).path)
         if info.type != fs.FileType.File or info.size != file.size:
             raise MarlRayError(f"is damaged: {name} is missing or has been cut")
-    return StateFile.decode(read_known(place / STATE_FILE, manifest.files[STATE_FILE])).state
+    return StateFile.decode(read_verified(place / STATE_FILE, manifest.files[STATE_FILE])).state
 
 
 def state_after(

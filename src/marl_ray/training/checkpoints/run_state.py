@@ -1,4 +1,7 @@
-"""The state of a run that is equal on all workers, and the file `state.json` that holds it beside the learners' parts."""
+"""The state of a run that is equal on all workers, and its file.
+
+The file, `state.json`, holds the learners' parts beside it.
+"""
 
 import json
 import math
@@ -70,7 +73,10 @@ class StateFile(NamedTuple):
     """The numbers among the tensors, by the tensor's name."""
 
     def encode(self) -> bytes:
-        """Return the JSON of one object: the fields of the state, and `learners` and `scalars` beside them."""
+        """Return the JSON of one object.
+
+        Its keys are the fields of the state, and `learners` and `scalars`.
+        """
         plain = {each.name: getattr(self.state, each.name) for each in fields(RunState)}
         plain["costs"] = {name: vars(stats) for name, stats in self.state.costs.items()}
         return json.dumps(plain | {"learners": self.learners, "scalars": self.scalars}).encode()

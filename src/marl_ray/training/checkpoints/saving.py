@@ -1,7 +1,8 @@
-"""Writing checkpoints beside the training: another thread copies the weights while the team plays, and writes the copy.
+"""Write checkpoints beside the training.
 
-Every rank writes its own part straight onto the storage. The ranks then tell rank 0 sizes and hashes of their files, and
-rank 0 publishes the checkpoint by its manifest.
+Another thread copies the weights while the team plays, and writes the copy. Every rank writes its own part straight
+onto the storage. The ranks then tell rank 0 sizes and hashes of their files, and rank 0 publishes the checkpoint by its
+manifest.
 """
 
 import json
@@ -78,7 +79,9 @@ class CheckpointSaver:
         """Set unless weights are being copied."""
         self.copied.set()
         self.place: StoredFolder | None = None
+        """The folder of the last checkpoint."""
         self.began = 0.0
+        """Time at which the last checkpoint was begun, by the monotonic clock."""
 
     def save(
         self, place: StoredFolder, contents: CheckpointContents, published: Callable[[], None] = lambda: None
@@ -106,7 +109,7 @@ class CheckpointSaver:
             finally:
                 self.copied.set()
 
-        _together(copy_weights, self.group)
+        _run_together(copy_weights, self.group)
         write(place, self.copy.tensors, contents, self.group, published)
 
     def wait_for_copy(self) -> None:
@@ -151,39 +154,40 @@ def write(
     """
     rank, files, scalars = dist.get_rank(group), StoredFiles(place), scalars_of(tensors)
     sharded = {name: value for name, value in tensors.items() if name not in scalars}
-    _together(lambda: _write_plain(files, rank, contents, scalars), group)
+    _run_together(lambda: _write_plain(files, rank, contents, scalars), group)
     if contents.bundle is not None:
         with ExitStack() as folders:
             made: list[Path] = []
             # A failure here must be known to all before the others send their parts.
-            _together(lambda: made.extend(_bundle_folder(files, folders) if rank == 0 else ()), group)
-            _together(lambda: _write_bundle(files, tensors, contents, made, group), group)
+            _run_together(lambda: made.extend(_make_bundle_folder(files, folders) if rank == 0 else ()), group)
+            _run_together(lambda: _write_bundle(files, tensors, contents, made, group), group)
     try:
         state_dict_saver.save(sharded, storage_writer=TensorWriter(files, WEIGHTS), process_group=group)
     except CheckpointException as error:  # torch's own, a BaseException
-        raise _unwritable(place, error) from error
+        raise _unwritable_error(place, error) from error
     parts: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(parts, files.written, group=group)
-    manifest = _manifest(contents, {name: file for part in parts for name, file in part.items()}, len(parts))
+    manifest = _make_manifest(contents, {name: file for part in parts for name, file in part.items()}, len(parts))
 
     def complete() -> None:
         publish(place, manifest)
         published()  # no worker has begun its next checkpoint, which this might take for an unfinished one
 
-    _together(complete if rank == 0 else lambda: None, group)
+    _run_together(complete if rank == 0 else lambda: None, group)
 
 
 def _write_plain(files: StoredFiles, rank: int, contents: CheckpointContents, scalars: Mapping[str, float]) -> None:
+    """Write the files of plain data: each worker its running episodes, and rank 0 the state."""
     files.write(envs_file(rank), json.dumps(contents.envs()).encode())
     if rank != 0:
         return
     files.write(STATE_FILE, StateFile(contents.state, contents.learners, scalars).encode())
 
 
-def _bundle_folder(files: StoredFiles, folders: ExitStack) -> tuple[Path]:
+def _make_bundle_folder(files: StoredFiles, folders: ExitStack) -> tuple[Path]:
     """Make a local folder for the bundle.
 
-    It is on the checkpoint's own disk where there is one, which has room for it where the temporary folder's may not.
+    It is on the checkpoint's own disk if that is local: the disk of the temporary folder may have no room for it.
     """
     if files.place.is_local:
         return (Path(folders.enter_context(TemporaryDirectory(prefix=".bundle-", dir=files.place.path))),)
@@ -197,6 +201,10 @@ def _write_bundle(
     folders: Sequence[Path],
     group: dist.ProcessGroup | None,
 ) -> None:
+    """Write the bundle into the folder of `folders` and copy it into the checkpoint.
+
+    Other ranks send their parts.
+    """
     assert contents.bundle is not None
 
     def trained_weight(policy: str, weight: str) -> Tensor | None:
@@ -217,7 +225,7 @@ def _write_bundle(
     files.copy_in(folder / BUNDLE_FOLDER, BUNDLE_FOLDER)
 
 
-def _together(action: Callable[[], None], group: dist.ProcessGroup | None) -> None:
+def _run_together(action: Callable[[], None], group: dist.ProcessGroup | None) -> None:
     """Run an action on each worker. If it fails on any, all workers raise the first error."""
     try:
         run_on_all_workers(action, group)
@@ -225,7 +233,7 @@ def _together(action: Callable[[], None], group: dist.ProcessGroup | None) -> No
         raise UnwritableCheckpointError(describe_error(error)) from error
 
 
-def _manifest(contents: CheckpointContents, files: Mapping[str, StoredFile], ranks: int) -> CheckpointManifest:
+def _make_manifest(contents: CheckpointContents, files: Mapping[str, StoredFile], ranks: int) -> CheckpointManifest:
     state = contents.state
     metrics = {**state.metrics, "iteration": state.iteration, "steps": state.steps, "score": contents.score}
     return CheckpointManifest(
@@ -241,7 +249,8 @@ def _manifest(contents: CheckpointContents, files: Mapping[str, StoredFile], ran
     )
 
 
-def _unwritable(place: StoredFolder, error: CheckpointException) -> MarlRayError:
+def _unwritable_error(place: StoredFolder, error: CheckpointException) -> MarlRayError:
+    """Return the error of a checkpoint that torch could not write, with what a worker has raised."""
     failures = [failure for failure, _ in error.failures.values()]
     failure = next((each for each in failures if isinstance(each, MarlRayError)), failures[0])
     if isinstance(failure, UnwritableCheckpointError):

@@ -1,4 +1,7 @@
-"""Files on any storage: they are written with their hashes, and read only if size and hash are right."""
+"""Files on any storage.
+
+They are written with their hashes, and read only if size and hash are right.
+"""
 
 import hashlib
 import os
@@ -22,11 +25,12 @@ class DamagedCheckpointError(MarlRayError):
 
 
 class StoredFile(NamedTuple):
-    """The facts by which a file is known again."""
+    """The size and hash by which a file is recognised."""
 
     size: int
     """Bytes."""
     sha256: str
+    """Hexadecimal digits."""
 
 
 class StoredFolder(NamedTuple):
@@ -89,7 +93,7 @@ class HashedStream:
 
 
 def sync_to_disk(path: str) -> None:
-    """Bring a local file, or the names in a local folder, onto the disk: what a manifest names outlasts a loss of power."""
+    """Bring a local file, or the names in a local folder, onto the disk, so that it outlasts a loss of power."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -106,7 +110,7 @@ def read_file(place: StoredFolder) -> bytes | None:
         return None
 
 
-def read_known(place: StoredFolder, written: StoredFile) -> bytes:
+def read_verified(place: StoredFolder, written: StoredFile) -> bytes:
     """Return the contents of a file that must be as it was written.
 
     Raises DamagedCheckpointError, which names the file, or OSError.
@@ -126,8 +130,11 @@ def check_size(place: StoredFolder, written: StoredFile) -> None:
     _compare(place, written, info.size, written.sha256)
 
 
-def check_known(place: StoredFolder, written: StoredFile) -> None:
-    """Raise as `read_known` does, for a file whose contents need not fit into memory."""
+def check_content(place: StoredFolder, written: StoredFile) -> None:
+    """Raise as `read_verified` does if a file is not as it was written.
+
+    Its contents need not fit into memory.
+    """
     size, digest = 0, hashlib.sha256()
     try:
         with place.filesystem.open_input_stream(place.path) as stream:
@@ -140,6 +147,7 @@ def check_known(place: StoredFolder, written: StoredFile) -> None:
 
 
 def _compare(place: StoredFolder, written: StoredFile, size: int, sha256: str) -> None:
+    """Raise DamagedCheckpointError if size or hash are not those of the file that was written."""
     if size != written.size:
         raise DamagedCheckpointError(f"{place} has {size:,} bytes, expected {written.size:,}")
     if sha256 != written.sha256:

@@ -21,7 +21,7 @@ from marl_ray.training.checkpoints.storage import (
     StoredFile,
     StoredFolder,
     UnwritableCheckpointError,
-    read_known,
+    read_verified,
 )
 
 INDEX = ".metadata"
@@ -76,7 +76,7 @@ class StoredFiles(FileSystemBase):
         """Return the contents of a file. Raises DamagedCheckpointError, which names it, or OSError."""
         if name not in self.stored:
             raise DamagedCheckpointError(f"{self.place / name} is not in the manifest")
-        return read_known(self.place / name, self.stored[name])
+        return read_verified(self.place / name, self.stored[name])
 
     def read_json(self, name: str) -> Any:
         """Return plain data of a file. Raises as `read` does."""

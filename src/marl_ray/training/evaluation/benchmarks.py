@@ -26,7 +26,7 @@ from marl_ray.sandbox import Level
 from marl_ray.training.collectives import gather_from_workers, rank_and_world_size
 
 MAX_RUNS = 16
-"""Programs that a worker tests at once, at most; fewer where it has fewer cores."""
+"""Maximum number of programs that a worker tests at once, so that their memory stays small; fewer on fewer cores."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class RunBenchmark:
         """Values of k for pass@k."""
         return sorted({1, self.settings.samples})
 
-    def due(self, iteration: int) -> bool:
+    def is_due(self, iteration: int) -> bool:
         """Return True if it is measured after this iteration, wherever a run ends."""
         every = self.settings.every
         return iteration == 0 or (every is not None and iteration % every == 0)
@@ -95,7 +95,7 @@ def _read_benchmark(config: RunConfig, settings: BenchmarkConfig, authors: Write
 
 
 def check_unchanged(benchmarks: Sequence[RunBenchmark], digests: dict[str, str]) -> None:
-    """Compare the files with the `digests` of when the run began, by benchmark; add those that are missing there.
+    """Compare the files with the `digests` of when the run began, by benchmark, and add those that are missing.
 
     Raises MarlRayError for a file that has changed: the curve would be of different problems.
     """
@@ -107,8 +107,11 @@ def check_unchanged(benchmarks: Sequence[RunBenchmark], digests: dict[str, str])
             )
 
 
-def spent_so_far(config: RunConfig, tokens: float, seconds: float) -> dict[str, float]:
-    """Return the axes of a benchmark's curve: trained tokens, hours of sampling and updates, and their price."""
+def curve_axes(config: RunConfig, tokens: float, seconds: float) -> dict[str, float]:
+    """Return the axes of a benchmark's curve.
+
+    They are the tokens trained on, the hours of sampling and updates, and, where it is known, the price of these.
+    """
     hours, price = seconds / 3600, config.resources.hourly_price
     axes = {"benchmark/tokens": tokens, "benchmark/hours": hours}
     return axes if price is None else axes | {"benchmark/price": hours * price * config.resources.workers}
@@ -123,7 +126,7 @@ def measure(benchmarks: Sequence[RunBenchmark], run: str, iteration: int) -> dic
     metrics: dict[str, float] = {}
     for each in benchmarks:
         try:
-            metrics |= pass_rates(each)
+            metrics |= measure_pass_rates(each)
         except MarlRayError as error:
             if iteration == 0:
                 raise
@@ -133,17 +136,17 @@ def measure(benchmarks: Sequence[RunBenchmark], run: str, iteration: int) -> dic
     return metrics
 
 
-def pass_rates(measured: RunBenchmark) -> dict[str, float]:
+def measure_pass_rates(run_benchmark: RunBenchmark) -> dict[str, float]:
     """Return `benchmark/NAME/pass_at_K` with its 95 % interval over problems, `_low` and `_high`.
 
     Every worker takes part. Raises MarlRayError on all workers together if one of them could not write or
     judge its share.
     """
-    name, (rank, workers) = measured.settings.metric, rank_and_world_size()
+    name, (rank, workers) = run_benchmark.settings.metric, rank_and_world_size()
     verdicts: list[ResultRow] = []
     failure = ""
     try:
-        verdicts = _judge_samples(measured, _written(measured, measured.problems[rank::workers]))
+        verdicts = _judge_samples(run_benchmark, _write_answers(run_benchmark, run_benchmark.problems[rank::workers]))
     except (MarlRayError, OSError) as error:
         failure = f"worker {rank}: {one_line(error)}"
     parts = gather_from_workers((verdicts, failure))
@@ -151,33 +154,35 @@ def pass_rates(measured: RunBenchmark) -> dict[str, float]:
     if failures:
         raise MarlRayError(f"evaluation.benchmarks.{name} was not measured: {failures[0]}")
     rows = [row for worker_rows, _ in parts for row in worker_rows]
-    report = make_report({}, [problem.task_id for problem in measured.problems], rows, ("hardened",), measured.ks)
+    report = make_report(
+        {}, [problem.task_id for problem in run_benchmark.problems], rows, ("hardened",), run_benchmark.ks
+    )
     metrics: dict[str, float] = {}
-    for scored, scores in report[
-        "scores"
-    ].items():  # `hardened`, and what else the benchmark scores, as `hardened base`
-        prefix = f"benchmark/{name}/{'_'.join([*scored.split()[1:], ''])}"
+    # Variants are `hardened`, and what else the benchmark scores, such as `hardened base`.
+    for variant, scores in report["scores"].items():
+        prefix = f"benchmark/{name}/{'_'.join([*variant.split()[1:], ''])}"
         for number, score in scores.items():
             key = f"{prefix}{number.replace('@', '_at_')}"
             metrics |= {key: score["value"], f"{key}_low": score["low"], f"{key}_high": score["high"]}
     return metrics
 
 
-def _written(measured: RunBenchmark, problems: Sequence[Problem]) -> list[Row]:
-    jobs = [(problem, sample) for problem in problems for sample in range(measured.settings.samples)]
-    return [row for rows in measured.writer.write(jobs) for row in rows]
+def _write_answers(run_benchmark: RunBenchmark, problems: Sequence[Problem]) -> list[Row]:
+    """Write all samples of the problems."""
+    jobs = [(problem, sample) for problem in problems for sample in range(run_benchmark.settings.samples)]
+    return [row for rows in run_benchmark.writer.write(jobs) for row in rows]
 
 
-def _judge_samples(measured: RunBenchmark, rows: Sequence[Row]) -> list[ResultRow]:
+def _judge_samples(run_benchmark: RunBenchmark, rows: Sequence[Row]) -> list[ResultRow]:
     """Return the verdicts on written samples, without their texts, in their order."""
-    problems = {problem.task_id: problem for problem in measured.problems}
-    kind = measured.writer.kind
+    problems = {problem.task_id: problem for problem in run_benchmark.problems}
+    kind = run_benchmark.writer.kind
     jobs = [
         ScoringJob(
             "sample",
             Sample(problems[row["task_id"]], row["sample"], ModelAnswer(kind, row[kind])),
             ("hardened",),
-            measured.benchmark.timeout_s,
+            run_benchmark.benchmark.timeout_s,
         )
         for row in rows
     ]

@@ -1,4 +1,7 @@
-"""The evaluations of actor-critics: whole episodes in copies of the environment that only evaluations use."""
+"""Play the evaluations of actor-critics.
+
+They are whole episodes in copies of the environment that only evaluations use.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -23,13 +26,13 @@ class CopiesPlayer(StartsPlayer):
     def play(self, players: Mapping[str, Player], start_set: StartSet) -> PlayedStarts:
         """Play the starts: each of the n workers plays every n-th episode."""
         count = self.config.evaluation_episodes
-        ways = (False, True) if start_set is StartSet.SELECTION else (False,)
-        starts = [FixedStart(number, start_set, greedy) for greedy in ways for number in range(count)]
+        greedy_options = (False, True) if start_set is StartSet.SELECTION else (False,)
+        starts = [FixedStart(number, start_set, greedy) for greedy in greedy_options for number in range(count)]
         rank, workers = rank_and_world_size()
         numbers = range(rank, len(starts), workers)
         played = self._copies_for(len(starts)).play(players, [starts[k] for k in numbers])
-        everywhere = [pair for part in gather_from_workers(list(zip(numbers, played, strict=True))) for pair in part]
-        episodes = [episode for _, episode in sorted(everywhere)]
+        all_played = [pair for part in gather_from_workers(list(zip(numbers, played, strict=True))) for pair in part]
+        episodes = [episode for _, episode in sorted(all_played)]
         cut = sum(episode.cut for episode in episodes) / len(episodes)
         not_finite = next((episode.not_finite for episode in episodes if episode.not_finite), "")
         return PlayedStarts(episodes[:count], episodes[count:], 1, {"cut": cut}, not_finite)
@@ -47,8 +50,8 @@ class CopiesPlayer(StartsPlayer):
             waves = -(-episodes_here // config.env_copies_per_worker)
             copies = -(-episodes_here // waves)
             envs = make_batch(config.env, copies, list(self.agents.values()), config.cost_signals, config.constraints)
-            most = config.evaluation.max_steps
+            max_steps = config.evaluation.max_steps
             self.evaluation_copies = EvaluationCopies(
-                self.env, envs, self.agents, copies, config.seed, config.cost_signals, most
+                self.env, envs, self.agents, copies, config.seed, config.cost_signals, max_steps
             )
         return self.evaluation_copies

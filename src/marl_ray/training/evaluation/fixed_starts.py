@@ -1,7 +1,8 @@
-"""Evaluations while a team trains: whole episodes from starts that stay the same for the whole run.
+"""Evaluations while a team trains.
 
-The scores of evaluations select the bundle, stop trials and make the curves of reports. Means over training episodes
-cannot do that: they favour short episodes, which end first, and they lag behind the weights.
+They are whole episodes from starts that stay the same for the whole run. The scores of evaluations select the bundle,
+stop trials and make the curves of reports. Means over training episodes cannot do that: they favour short episodes,
+which end first, and they lag behind the weights.
 """
 
 import math
@@ -79,7 +80,10 @@ class StartsPlayer(Protocol):
     """Plays the episodes of a run's evaluations; every worker makes the same calls."""
 
     def play(self, players: Mapping[str, Any], start_set: StartSet) -> PlayedStarts:
-        """Play the starts of a set; with SELECTION, greedy episodes too. Changes nothing that training reads."""
+        """Play the starts of a set, and with SELECTION greedy episodes too.
+
+        Nothing that training reads changes.
+        """
 
     def close(self) -> None:
         """Release what only evaluations use."""
@@ -101,14 +105,14 @@ class Evaluator:
         Errors name `steps`, the training steps so far. Raises DivergedError if a return or a cost is not finite.
         """
         config = self.config
-        sampled, greedy, each, extra, not_finite = self.starts.play(players, start_set)
+        sampled, greedy, each, family_metrics, not_finite = self.starts.play(players, start_set)
         costs = [episode.costs for episode in sampled]
         if not all(map(math.isfinite, (n for e in (*sampled, *greedy) for n in (e.episode_return, *e.costs)))):
             place = f": {not_finite}" if not_finite else ""
             raise DivergedError(f"evaluation at step {steps}: returns or costs are not finite{place}")
         metrics = {"return": _mean([episode.episode_return for episode in sampled])}
         starts = [sampled[first : first + each] for first in range(0, len(sampled), each)]
-        metrics |= _bounds([_mean([episode.episode_return for episode in start]) for start in starts])
+        metrics |= _mean_interval([_mean([episode.episode_return for episode in start]) for start in starts])
         policies = sampled[0].policy_returns
         if len(policies) > 1:
             metrics |= {f"return/{name}": _mean([e.policy_returns[name] for e in sampled]) for name in policies}
@@ -119,11 +123,11 @@ class Evaluator:
             metrics |= {f"episode_cost_{k}": mean for k, mean in enumerate(mean_costs(costs))}
             metrics |= within_budget_metrics(config.budgets, costs)
         metrics |= reported_means([episode.metrics for episode in sampled])
-        judged = budget_score(config.budgets, metrics["return"], mean_costs(costs))
-        return Evaluation(metrics | extra, judged, sum(episode.length for episode in (*sampled, *greedy)))
+        score = budget_score(config.budgets, metrics["return"], mean_costs(costs))
+        return Evaluation(metrics | family_metrics, score, sum(episode.length for episode in (*sampled, *greedy)))
 
 
-def _bounds(returns: Sequence[float]) -> dict[str, float]:
+def _mean_interval(returns: Sequence[float]) -> dict[str, float]:
     """Return Student's 95 % interval of the mean of independent returns.
 
     Its ends are `return_low` and `return_high`; the mapping is empty for a single return.
@@ -134,8 +138,8 @@ def _bounds(returns: Sequence[float]) -> dict[str, float]:
         return {}
     mean = _mean(returns)
     deviation = math.sqrt(sum((value - mean) ** 2 for value in returns) / (len(returns) - 1))
-    half = float(stdtrit(len(returns) - 1, 0.975)) * deviation / math.sqrt(len(returns))
-    return {"return_low": mean - half, "return_high": mean + half}
+    half_width = float(stdtrit(len(returns) - 1, 0.975)) * deviation / math.sqrt(len(returns))
+    return {"return_low": mean - half_width, "return_high": mean + half_width}
 
 
 def _mean(values: Sequence[float]) -> float:

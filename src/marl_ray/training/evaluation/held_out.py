@@ -44,10 +44,10 @@ def play_held_out(
     first = start_set * count if task_count is None or task_count >= (start_set + 1) * count else 0
     task_numbers = range(first, first + count)[rank::workers]
     selects = start_set is StartSet.SELECTION
-    alone = collector.play(players, task_numbers, greedy=True, key=start_set) if selects else []
-    drawn = collector.play(players, task_numbers, samples=settings.samples, key=start_set)
-    everywhere = gather_from_workers((drawn, alone))
-    sampled, greedy = ([episode for part in everywhere for episode in part[which]] for which in (0, 1))
+    greedy_part = collector.play(players, task_numbers, greedy=True, key=start_set) if selects else []
+    sampled_part = collector.play(players, task_numbers, samples=settings.samples, key=start_set)
+    parts = gather_from_workers((sampled_part, greedy_part))
+    sampled, greedy = ([episode for part in parts for episode in part[index]] for index in (0, 1))
     return (
         sorted(sampled, key=lambda episode: (episode.task, episode.sample)),
         sorted(greedy, key=lambda episode: episode.task),
@@ -67,11 +67,11 @@ def solved_shares(sampled: list[TextEpisode], greedy: list[TextEpisode], samples
     shares = {"greedy": sum(bool(e.solved) for e in greedy) / len(greedy)} if greedy else {}
     by_task = [sampled[i : i + samples] for i in range(0, len(sampled), samples)]
     solved = [sum(bool(episode.solved) for episode in several) for several in by_task]
-    for k in _ks(samples):
+    for k in _values_of_k(samples):
         shares[f"pass_at_{k}"] = sum(pass_at_k(samples, count, k) for count in solved) / len(solved)
     return shares
 
 
-def _ks(samples: int) -> list[int]:
+def _values_of_k(samples: int) -> list[int]:
     """Return the values of k: 1, 2, 4, ... and the number of samples itself."""
     return sorted({samples, *(1 << i for i in range(samples.bit_length()))})

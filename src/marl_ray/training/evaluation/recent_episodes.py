@@ -21,11 +21,11 @@ class RecentEpisodes:
 
     def __init__(self, config: RunConfig, saved: JsonMapping | None = None):
         self.budgets, self.max_steps = config.budgets, config.evaluation.max_steps
-        old = {
+        saved_episodes = {
             key: [_ended_episode(episode) for episode in (saved or {}).get(key, ())] for key in ("window", "held_back")
         }
-        self.episodes: deque[EndedEpisode] = deque(old["window"], config.evaluation.window)
-        self.held_back: list[EndedEpisode] = old["held_back"]
+        self.episodes: deque[EndedEpisode] = deque(saved_episodes["window"], config.evaluation.window)
+        self.held_back: list[EndedEpisode] = saved_episodes["held_back"]
 
     def add(self, ended: Iterable[EndedEpisode], running: Sequence[tuple[int, int]]) -> list[EndedEpisode]:
         """Add the episodes that have ended on all workers and return the episodes that are released now.
@@ -73,8 +73,8 @@ class RecentEpisodes:
 
 
 def _ended_episode(plain: Sequence[Any]) -> EndedEpisode:
-    start, copy, ret, costs, length, decisions, metrics = plain
-    return EndedEpisode(start, copy, ret, tuple(costs), length, decisions, metrics)
+    start, copy, episode_return, costs, length, decisions, metrics = plain
+    return EndedEpisode(start, copy, episode_return, tuple(costs), length, decisions, metrics)
 
 
 def cost_stats(released: Sequence[EndedEpisode], before: Mapping[str, CostStats]) -> dict[str, CostStats]:

@@ -36,7 +36,10 @@ class EndedEpisode(NamedTuple):
 
 
 def reported_means(metrics: Collection[Mapping[str, float]]) -> dict[str, float]:
-    """Return the means of what the environment has reported of each episode, as `env/NAME`, each over those that have it."""
+    """Return the means of what the environment has reported of each episode, as `env/NAME`.
+
+    Each mean is over the episodes that have the number.
+    """
     names = dict.fromkeys(name for each in metrics for name in each)
     values = {name: [each[name] for each in metrics if name in each] for name in names}
     return {f"env/{name}": sum(numbers) / len(numbers) for name, numbers in values.items()}
@@ -45,10 +48,10 @@ def reported_means(metrics: Collection[Mapping[str, float]]) -> dict[str, float]
 def release_episodes(
     ended: Iterable[EndedEpisode], running: Iterable[int]
 ) -> tuple[list[EndedEpisode], list[EndedEpisode]]:
-    """Divide ended episodes into those that are released and those that are held back, each ordered by start and copy.
+    """Divide ended episodes into those that are released and those that are held back.
 
-    `running` are the starts of all episodes that have not ended. Episodes are released in the order in which they
-    began, whatever the order in which they end.
+    Both are ordered by start and copy. `running` are the starts of all episodes that have not ended. Episodes are
+    released in the order in which they began, whatever the order in which they end.
     """
     earliest = min(running, default=None)
     in_order = sorted(ended, key=lambda episode: (episode.start, episode.copy))

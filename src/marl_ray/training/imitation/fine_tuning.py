@@ -25,7 +25,7 @@ from marl_ray.training.learner.optimizers import backward_over_workers, clip_gra
 from marl_ray.training.learner.trained_policy import TrainedPolicy
 from marl_ray.training.team.gpu_pass_limit import translate_out_of_memory
 from marl_ray.training.team.members import Team
-from marl_ray.training.texts.demonstrations import Example, encode, read_demonstrations
+from marl_ray.training.texts.demonstrations import EncodedExample, encode_examples, read_demonstrations
 
 if TYPE_CHECKING:
     from pettingzoo import AECEnv
@@ -53,7 +53,7 @@ def fine_tune(config: RunConfig, env: "AECEnv", team: Team, emit: Callable[[dict
         name: DemonstrationFit(
             name,
             learner.policy,
-            encode(examples[name], learner.policy.model.lm, learner.policy.model.tokenizer, config, name),
+            encode_examples(examples[name], learner.policy.model.lm, learner.policy.model.tokenizer, config, name),
             settings,
         )
         for name, learner in team.learners.items()
@@ -62,9 +62,12 @@ def fine_tune(config: RunConfig, env: "AECEnv", team: Team, emit: Callable[[dict
 
 
 class DemonstrationFit:
-    """One policy, its demonstrations, and an optimiser for the warm start alone: the run begins with a fresh one."""
+    """One policy, its demonstrations, and an optimiser for the warm start alone.
 
-    def __init__(self, name: str, policy: TrainedPolicy, examples: list[Example], settings: WarmStartConfig):
+    The run begins with a fresh optimiser.
+    """
+
+    def __init__(self, name: str, policy: TrainedPolicy, examples: list[EncodedExample], settings: WarmStartConfig):
         self.name = name
         self.policy = policy
         self.examples = examples
@@ -73,18 +76,16 @@ class DemonstrationFit:
             policy.hyper, [([policy.actor], settings.lr or LEARNING_RATE_FACTOR * policy.hyper.lr)]
         )
 
-    def epoch(self, seed: int, number: int) -> dict[str, float]:
+    def run_epoch(self, seed: int, number: int) -> dict[str, float]:
         """Make one pass over the demonstrations, in an order drawn by seed and epoch.
 
         Returns the mean log-likelihood of a token, in nats.
         """
         order = permutation(seed, WARM_START_ITERATION, number, len(self.examples)).tolist()
         likelihood = torch.zeros((), dtype=torch.float64, device=self.policy.device)
-        where, most = (
-            f"policy {self.name!r}, warm start, epoch {number + 1}",
-            -(-self.batch // rank_and_world_size()[1]),
-        )
-        with translate_out_of_memory(where, self.policy.settings.micro_batch, self.name, most):
+        where = f"policy {self.name!r}, warm start, epoch {number + 1}"
+        max_rows = -(-self.batch // rank_and_world_size()[1])
+        with translate_out_of_memory(where, self.policy.settings.micro_batch, self.name, max_rows):
             for start in range(0, len(order), self.batch):
                 likelihood += self._step([self.examples[i] for i in order[start : start + self.batch]])
         mean = float(sum_over_workers(likelihood)) / sum(len(example.response) for example in self.examples)
@@ -92,23 +93,24 @@ class DemonstrationFit:
             raise DivergedError(f"{where}: log_likelihood is not finite")
         return {"log_likelihood": mean}
 
-    def _step(self, minibatch: list[Example]) -> Tensor:
+    def _step(self, minibatch: list[EncodedExample]) -> Tensor:
         """Take one gradient step on all workers' examples and return this worker's sum of log-likelihoods."""
         policy, (rank, workers) = self.policy, rank_and_world_size()
-        own_examples = sorted(minibatch, key=lambda example: -example.length)[rank::workers]
-        # Most demonstrations of one worker; all workers make as many passes as that one needs.
-        most = -(-len(minibatch) // workers)
-        size = policy.settings.micro_batch or most
+        worker_examples = sorted(minibatch, key=lambda example: -example.length)[rank::workers]
+        # All workers make as many passes as the one with the most demonstrations needs.
+        max_rows = -(-len(minibatch) // workers)
+        size = policy.settings.micro_batch or max_rows
         tokens = sum(len(example.response) for example in minibatch)
         likelihood = torch.zeros((), dtype=torch.float64, device=policy.device)
         self.optimizer.zero_grad(set_to_none=True)
-        joint = policy.joint if policy.settings.micro_batch else 1  # of these one has demonstrations in a pass
-        passes = -(-most // size) * joint
+        # Of workers that compute a pass together, one has demonstrations in it.
+        joint = policy.joint if policy.settings.micro_batch else 1
+        passes = -(-max_rows // size) * joint
         for number in range(passes):
             if passes > 1:
                 policy.family.begin_pass(policy.model, number + 1 == passes)
             start = number // joint * size
-            part = own_examples[start : start + size] if number % joint == rank % joint else []
+            part = worker_examples[start : start + size] if number % joint == rank % joint else []
             rows = pad_sequences([example.prompt for example in part], [example.response for example in part])
             prompts, responses, mask = (x.to(policy.device) for x in rows)
             likelihoods = policy.model.evaluate(prompts, responses, mask, need_entropy=False).log_probs.sum()

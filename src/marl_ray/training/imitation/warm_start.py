@@ -40,7 +40,7 @@ from marl_ray.training.team.members import Team
 class Fit(Protocol):
     """One policy and the data that it imitates."""
 
-    def epoch(self, seed: int, number: int) -> dict[str, float]:
+    def run_epoch(self, seed: int, number: int) -> dict[str, float]:
         """Make one pass over the data, in an order drawn by seed and epoch, and return its metrics."""
 
 
@@ -94,7 +94,7 @@ def warm_start(config: RunConfig, env: ParallelEnv, team: Team, emit: Callable[[
     """
     settings = cast(WarmStartConfig, config.warm_start)
     logged = run_on_all_workers(lambda: read_logged_units(config, env, team.agents))
-    fits = {name: _Fit(name, learner, logged, env, team, settings) for name, learner in team.learners.items()}
+    fits = {name: LoggedFit(name, learner, logged, env, team, settings) for name, learner in team.learners.items()}
     fit_all(config, team, fits, emit)
 
 
@@ -104,7 +104,7 @@ def fit_all(config: RunConfig, team: Team, fits: Mapping[str, Fit], emit: Callab
         row = {"steps": 0.0, "warm_start/epoch": epoch + 1.0}
         for name, fit in fits.items():
             prefix = "" if len(fits) == 1 else f"{name}/"
-            row |= {f"{prefix}warm_start/{key}": value for key, value in fit.epoch(config.seed, epoch).items()}
+            row |= {f"{prefix}warm_start/{key}": value for key, value in fit.run_epoch(config.seed, epoch).items()}
         if rank_and_world_size()[0] == 0:
             emit(row)
     for name, learner in team.learners.items():
@@ -112,18 +112,21 @@ def fit_all(config: RunConfig, team: Team, fits: Mapping[str, Fit], emit: Callab
         learner.policy.refresh_rollout_model(f"policy {name!r}, warm start")
 
 
-class _Fit:
-    """One policy, its logged decisions, and an optimiser for the warm start alone: the run begins with a fresh one."""
+class LoggedFit:
+    """One policy, its logged decisions, and an optimiser for the warm start alone.
+
+    The run begins with a fresh optimiser.
+    """
 
     def __init__(
         self, name: str, learner: Learner, logged: LoggedUnits, env: ParallelEnv, team: Team, settings: WarmStartConfig
     ):
         model, hyper = learner.policy.model, learner.policy.hyper
         self.name, self.learner, self.batch = name, learner, settings.batch
-        self.data = _decisions(name, learner.policy, logged, env, team, settings.top)
+        self.data = _make_decisions(name, learner.policy, logged, env, team, settings.top)
         # A critic that is fitted to every batch before the actor moves needs no warm start, and has targets of its own.
-        follows = model.critic is not None and not learner.policy.algorithm.spec.critic_first
-        self.critic = model.critic if follows and bool(self.data.value_mask.any()) else None
+        trains_critic = model.critic is not None and not learner.policy.algorithm.spec.critic_first
+        self.critic = model.critic if trains_critic and bool(self.data.value_mask.any()) else None
         parts = [([model.actor], settings.lr or hyper.lr)]
         if self.critic is not None:
             parts.append(([self.critic], settings.lr or hyper.critic_lr or hyper.lr))
@@ -131,7 +134,7 @@ class _Fit:
             learner.note_returns(float(returns.mean()), float(returns.square().mean()))
         self.optimizer = optimizer_of(hyper, parts)
 
-    def epoch(self, seed: int, number: int) -> dict[str, float]:
+    def run_epoch(self, seed: int, number: int) -> dict[str, float]:
         """Make one pass over the decisions, in an order drawn by seed and epoch, and return means over it."""
         size = len(self.data.rows)
         order = torch.from_numpy(permutation(seed, WARM_START_ITERATION, number, size)).to(self.data.rows.device)
@@ -155,7 +158,7 @@ class _Fit:
         data, policy, (rank, workers) = self.data, self.learner.policy, rank_and_world_size()
         of_worker = minibatch[rank::workers]
         share = 1.0 if len(of_worker) else 0.0
-        # This worker has no part of the minibatch, but takes part in the collectives of the pass.
+        # A worker without a part of the minibatch takes part in the collectives of the pass with a row that counts 0.
         of_worker = of_worker if len(of_worker) else minibatch[:1]
         actor = EncodedRows.from_rows(policy.model.actor, data.rows[of_worker])
         central = policy.model.central
@@ -193,35 +196,39 @@ def best_units(outcomes: np.ndarray, top: float) -> np.ndarray:
     return is_best
 
 
-def _decisions(
+def _make_decisions(
     name: str, policy: TrainedPolicy, logged: LoggedUnits, env: ParallelEnv, team: Team, top: float
 ) -> Decisions:
+    """Return the logged decisions of the policy `name`, which imitates those of the share `top` of the units.
+
+    Raises MarlRayError if these units hold none.
+    """
     batch = logged.policies[name]
     mask = batch.mask
     returns = reward_to_go(batch.rewards, mask, batch.terminated | batch.truncated, policy.hyper.gamma)
 
-    def spread(per_row: Tensor) -> Tensor:
+    def per_decision(per_row: Tensor) -> Tensor:
         """Repeat a value per row (B,) for each of its decisions, (N,)."""
         return per_row[:, None].expand(mask.shape)[mask]
 
-    unit = spread(batch.episode)
-    valued, states, state = torch.ones_like(unit, dtype=torch.bool), batch.observations.new_zeros(0, 0), unit
+    unit = per_decision(batch.episode)
+    value_mask, states, state = torch.ones_like(unit, dtype=torch.bool), batch.observations.new_zeros(0, 0), unit
     if policy.model.central:
         joint, aligned = joint_states(logged, env, team.agents)
         state = (batch.episode[:, None] * joint.shape[1] + torch.arange(mask.shape[1]))[mask]
-        states, valued = joint.flatten(0, 1), aligned[unit]
-    imitated = torch.from_numpy(best_units(logged.outcomes, top))[unit]
-    if not imitated.any():
+        states, value_mask = joint.flatten(0, 1), aligned[unit]
+    imitation_mask = torch.from_numpy(best_units(logged.outcomes, top))[unit]
+    if not imitation_mask.any():
         raise MarlRayError(f"warm_start.top: the best {top:g} of the units hold no decision of policy {name!r}")
     device = policy.device
     return Decisions(
         rows=batch.observations[mask].to(device),
         actions=batch.actions[mask].to(device),
         allowed=None if batch.action_masks is None else batch.action_masks[mask].to(device),
-        imitation_mask=imitated.to(device),
+        imitation_mask=imitation_mask.to(device),
         returns=returns[mask].to(device),
-        value_mask=valued.to(device),
-        agent=spread(batch.agent).to(device),
+        value_mask=value_mask.to(device),
+        agent=per_decision(batch.agent).to(device),
         states=states.to(device),
         state=state.to(device),
     )

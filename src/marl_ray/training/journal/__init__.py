@@ -1,1 +1,4 @@
-"""The journal of a run: the rows and events that workers write to the run's storage, and their delivery to the sinks."""
+"""The journal of a run.
+
+It is the rows and events that workers write to the run's storage, which are delivered to the sinks.
+"""

@@ -22,6 +22,7 @@ from marl_ray.training.run_folder.metrics_file import METRICS_FILE
 from marl_ray.training.tracking.sinks import Sink, open_sink
 
 MLFLOW = "mlflow"
+"""Name of the sink that every run has."""
 FINISHED_STATUS = "FINISHED"
 """Status with which a sink is closed that has every row of a finished run."""
 OPEN_S = 120.0
@@ -72,7 +73,7 @@ class Deliveries:
         self.registered = threading.Event()
         self.deliveries: list[Delivery] = []
         remove_temporary(filesystem, f"{folder}/{MARKS_FOLDER}")
-        for name in names_of(config) if names is None else names:
+        for name in sink_names(config) if names is None else names:
             make: Callable[[], Sink] = partial(open_sink, config, run_id, name)
             if name == MLFLOW:
                 make = partial(MlflowSink, config, run_id, filesystem, folder, tags)
@@ -94,8 +95,8 @@ class Deliveries:
             if delivery.sink is None:
                 delivery.over.set()
                 self.deliveries.remove(delivery)
-                why = f"tracking.also: {delivery.name} cannot be used: it has not opened within {wait_s:g} s"
-                raise MarlRayError(delivery.problem or why)
+                problem = f"tracking.also: {delivery.name} cannot be used: it has not opened within {wait_s:g} s"
+                raise MarlRayError(delivery.problem or problem)
 
     def watch(self) -> None:
         """Print a line about each sink that does not return from a call."""
@@ -112,7 +113,9 @@ class Deliveries:
         if bundle is None or model or MLFLOW not in (delivery.name for delivery in self.deliveries):
             self.registered.set()
         for delivery in self.deliveries:
-            delivery.end(status, (lambda sink: None) if bundle is None else partial(self._keep, bundle, delivery.name))
+            delivery.end(
+                status, (lambda sink: None) if bundle is None else partial(self._store_bundle, bundle, delivery.name)
+            )
         deadline = time.monotonic() + wait_s
         for delivery in self.deliveries:
             delivery.thread.join(max(0.0, deadline - time.monotonic()))
@@ -127,7 +130,7 @@ class Deliveries:
             delivery.over.set()
         self.deliveries = []
 
-    def _keep(self, bundle: BestBundle, name: str, sink: Any) -> None:
+    def _store_bundle(self, bundle: BestBundle, name: str, sink: Any) -> None:
         from marl_ray.policies.bundles.actor_critic import load_bundle
 
         keep_bundle = getattr(sink, "keep_bundle", None)
@@ -143,15 +146,15 @@ class Deliveries:
                 keep_bundle(folder, self.model, digest)
 
 
-def names_of(config: RunConfig) -> list[str]:
+def sink_names(config: RunConfig) -> list[str]:
     """Return the names of a run's sinks."""
     return [MLFLOW, *config.tracking.also]
 
 
-def incomplete(config: RunConfig, filesystem: fs.FileSystem, folder: str) -> list[str]:
+def find_incomplete_sinks(config: RunConfig, filesystem: fs.FileSystem, folder: str) -> list[str]:
     """Return the sinks that have not got all of a finished run. Raises OSError."""
     rows = Tail(filesystem, f"{folder}/{METRICS_FILE}").count()
-    marks = {name: read_mark(filesystem, folder, name) for name in names_of(config)}
+    marks = {name: read_mark(filesystem, folder, name) for name in sink_names(config)}
     return [name for name, mark in marks.items() if mark.ended != FINISHED_STATUS or mark.rows < rows]
 
 

@@ -1,7 +1,8 @@
-"""Delivers the rows of a run's journal to one sink: in order, each once, however often the sink or the driver fails.
+"""Deliver the rows of a run's journal to one sink.
 
-Its mark in the run's folder, `NAME/sinks/SINK.json`, notes what the sink has taken. The journal itself is the outbox, so
-rows that wait take no memory, and wait as long as they must.
+They come in order, each once, however often the sink or the driver fails. Its mark in the run's folder,
+`NAME/sinks/SINK.json`, notes what the sink has taken. The journal itself is the outbox, so rows that wait take no
+memory, and wait as long as they must.
 """
 
 import contextlib
@@ -52,9 +53,12 @@ class Mark:
 
 
 def read_mark(filesystem: fs.FileSystem, folder: str, name: str) -> Mark:
-    """Return the mark of a sink in a run's folder; that of a new sink where there is none. Raises OSError."""
+    """Return the mark of a sink in a run's folder.
+
+    It is that of a new sink where there is none. Raises OSError.
+    """
     try:
-        return mark_of(read_json(filesystem, _path(folder, name)))
+        return mark_of(read_json(filesystem, _mark_path(folder, name)))
     except ValueError:  # a file of something else: the sink gets all rows
         return Mark()
 
@@ -69,11 +73,13 @@ def mark_of(stored: Any) -> Mark:
     except TypeError:
         return Mark()
     counts = (mark.rows, 0 if mark.iteration is None else mark.iteration)
-    right = all(type(count) is int for count in counts) and isinstance(mark.run_id, str) and isinstance(mark.ended, str)
-    return mark if right and mark.rows >= 0 else Mark()
+    is_valid = (
+        all(type(count) is int for count in counts) and isinstance(mark.run_id, str) and isinstance(mark.ended, str)
+    )
+    return mark if is_valid and mark.rows >= 0 else Mark()
 
 
-def _path(folder: str, name: str) -> str:
+def _mark_path(folder: str, name: str) -> str:
     return f"{folder}/{MARKS_FOLDER}/{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}.json"
 
 
@@ -108,7 +114,7 @@ class Delivery:
         self.tail = Tail(filesystem, f"{folder}/{file}")
         mark = read_mark(filesystem, folder, name)
         self.mark = replace(mark, ended="")
-        self.in_step = False
+        self.is_in_step = False
         """True while mark and `last` say exactly what the sink has."""
         self.last: int | None = None
         """The last iteration that the sink said it has. Workers may be about to play it again."""
@@ -120,6 +126,7 @@ class Delivery:
         self.begins, self.settled = begins, threading.Event()
         """Set when the sink is open, or was given up."""
         self.ends, self.over = threading.Event(), threading.Event()
+        """Set when the journal is complete, and when the sink is not to be called any more."""
         self.thread = threading.Thread(target=self._deliver, name=f"sink {name}", daemon=True)
         self.thread.start()
 
@@ -139,21 +146,25 @@ class Delivery:
             self.say(f"{self.name}: {self.problem}; its rows wait in the run's folder")
 
     def leave(self) -> None:
-        """Make no more calls of the sink, and print what it has not got; another owner of the run says that itself."""
+        """Make no more calls of the sink, and print what it has not got.
+
+        Another owner of the run prints that itself.
+        """
         self.over.set()
         if self.mark.ended or not self.owns():
             return
         waiting = 0
         with contextlib.suppress(OSError):
             waiting = max(0, Tail(self.filesystem, self.tail.path).count() - self.mark.rows)
-        what = f"{waiting:,} rows are not in {self.name} yet" if waiting else f"{self.name} is not complete yet"
-        self.say(f"{what} ({self.problem or 'it is too slow'}); the same command delivers them")
+        summary = f"{waiting:,} rows are not in {self.name} yet" if waiting else f"{self.name} is not complete yet"
+        self.say(f"{summary} ({self.problem or 'it is too slow'}); the same command delivers them")
 
     def _deliver(self) -> None:
+        """Call the sink until it is closed, given up or another owner's."""
         while not self.over.is_set():
             self.called = time.monotonic()
             try:
-                if self._step():
+                if self._call_once():
                     break
             except Exception as error:  # each library has its own error types, and none may end a run
                 if self.begins and self.sink is None:
@@ -162,57 +173,57 @@ class Delivery:
                 self._note_failure(one_line(error))
         self.settled.set()
 
-    def _step(self) -> bool:
+    def _call_once(self) -> bool:
         """Make one call of the sink, or wait for rows, and return True when the sink is closed or is another owner's."""
         if not self.owns():
             return True
         if self.sink is None:
             self.sink = self.make()
         self.settled.set()
-        if not self.in_step:
+        if not self.is_in_step:
             run_id = getattr(self.sink, "run_id", "")
             if run_id != self.mark.run_id:
                 self.mark = Mark(run_id=run_id) if self.mark.run_id else replace(self.mark, run_id=run_id)
-                self._store()
+                self._store_mark()
             # A process may have been killed, or a request have run out of time, after the sink took rows and before that
             # was noted.
             last_iteration = getattr(self.sink, "last_iteration", None)
             self.last = None if last_iteration is None else last_iteration()
-            self.in_step = True
+            self.is_in_step = True
         ends = self.ends.is_set()  # before reading, so that the last rows are not missed
         lines = self.tail.read(self.mark.rows, MAX_ROWS)
         rows = [row_of(line) for line in lines]
-        there = list(takewhile(lambda row: self.last is not None and iteration_of(row or {}) <= self.last, rows))
-        if there:
-            self._took(there)
+        taken_rows = list(takewhile(lambda row: self.last is not None and iteration_of(row or {}) <= self.last, rows))
+        if taken_rows:
+            self._note_taken(taken_rows)
         elif rows:
-            self.in_step = False
+            self.is_in_step = False
             self.sink.log([row for row in rows if row is not None])
-            self.in_step = True
-            self._took(rows)
+            self.is_in_step = True
+            self._note_taken(rows)
         elif ends:
             self.finish(self.sink)
             self.sink.end(self.status)
             self.mark.ended = self.status
-            self._store()
+            self._store_mark()
             return True
         self.called = None
         if self.problem:
             self.say(f"{self.name} takes rows again")
             self.problem = ""
         self.failures = 0
-        if not there and len(lines) < MAX_ROWS:
+        if not taken_rows and len(lines) < MAX_ROWS:
             self.ends.wait(max(LOG_EVERY_S, self.tail.poll_s))
         return False
 
-    def _took(self, rows: Sequence[Mapping[str, float] | None]) -> None:
+    def _note_taken(self, rows: Sequence[Mapping[str, float] | None]) -> None:
         self.mark.rows += len(rows)
         self.mark.iteration = iteration_of(rows[-1] or {})
-        self._store()
+        self._store_mark()
 
-    def _store(self) -> None:
+    def _store_mark(self) -> None:
         with contextlib.suppress(OSError):  # a full disk: the next note says all
-            path = _path(self.folder, self.name)
+            path = _mark_path(self.folder, self.name)
             self.filesystem.create_dir(f"{self.folder}/{MARKS_FOLDER}")
             write_json(self.filesystem, path, asdict(self.mark))
 

@@ -1,4 +1,7 @@
-"""Shows what workers write to the journal while they train: a progress bar, lines for people, and the run's log."""
+"""Show what workers write to the journal while they train.
+
+A progress bar, lines for people and the run's log show it.
+"""
 
 import contextlib
 import json
@@ -55,7 +58,7 @@ class Follower:
         console: Console,
         watch: Callable[[], None] = lambda: None,
     ):
-        """`watch` is called at every look."""
+        """Follow the run's journal in `folder`; `watch` is called each time that the files are read."""
         self.config = config
         self.filesystem = filesystem
         self.folder = folder
@@ -77,20 +80,21 @@ class Follower:
     def _follow(self) -> None:
         with ProgressBar(self.config, self.console.write) as progress:
             while True:
-                # The wait comes before the reading, so that the last lines are not missed.
+                # The wait comes before the reading, so that no line written before `close` is missed.
                 ends = self.done.wait(self.tails[METRICS_FILE].poll_s)
                 try:
                     events = self._read(EVENTS_FILE)
-                    # Read later and shown earlier: the failure was written before the event that a new group begins.
+                    # Failures are read after the events and noted before them: a group's failure is written before
+                    # the event that the next group begins.
                     earlier = self.taken[FAILURES_FILE]
                     for number, failure in enumerate(self._read(FAILURES_FILE), earlier + 1):
                         self._note_failure(number, failure)
                     for event in events:
-                        self._event(event)
+                        self._show_event(event)
                     rows = self._read(METRICS_FILE)
                 except OSError:  # storage that does not answer is asked again
                     rows = []
-                self._show(rows, progress)
+                self._show_rows(rows, progress)
                 self.watch()
                 if ends:
                     return
@@ -101,7 +105,7 @@ class Follower:
         while lines := self.tails[name].read(self.taken[name]):
             self.taken[name] += len(lines)
             for line in lines:
-                with contextlib.suppress(ValueError):  # rubbish is nothing to show
+                with contextlib.suppress(ValueError):  # a line that is no JSON is not shown
                     entry = json.loads(line)
                     entries += [entry] if isinstance(entry, dict) else []
         return entries
@@ -117,7 +121,7 @@ class Follower:
             if error in text:  # and not the traceback of an earlier failure
                 self.console.write(f"worker {rank}: {text}")
 
-    def _event(self, event: JsonMapping) -> None:
+    def _show_event(self, event: JsonMapping) -> None:
         if PHASE_KEY in event:
             self.console.phase(event[PHASE_KEY])
         elif LINE_KEY in event:
@@ -132,7 +136,7 @@ class Follower:
                 self.console.say(f"its workers start again from {begin}: {before[-1]}")
                 self.failures = self.failures[len(before) :]
 
-    def _show(self, rows: list[JsonObject], progress: ProgressBar) -> None:
+    def _show_rows(self, rows: list[JsonObject], progress: ProgressBar) -> None:
         for row in [row for row in rows if "iteration" not in row][-1:]:
             line = _warm_start_line(row)
             self.console.write(line)

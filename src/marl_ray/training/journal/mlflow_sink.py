@@ -43,7 +43,7 @@ class MlflowSink(Sink):
     def log(self, rows: Iterable[Mapping[str, float]]) -> None:
         rows = list(rows)
         if self.config.has_language_models:
-            self._store(transcripts_path(self.folder, iteration_of(row)) for row in rows)
+            self._store_files(transcripts_path(self.folder, iteration_of(row)) for row in rows)
         self.mlflow_run.log(rows)
 
     def last_iteration(self) -> int | None:
@@ -52,23 +52,23 @@ class MlflowSink(Sink):
 
     def register(self, bundle: Path, digest: str, score: float | None) -> str:
         """Store the pictures, register the best bundle and return `models:/name/version`."""
-        self._store((f"{self.folder}/{name}" for name in PICTURES), None)
+        self._store_files((f"{self.folder}/{name}" for name in PICTURES), None)
         return self.mlflow_run.register(bundle, digest, score)
 
     @override
     def end(self, status: str) -> None:
         self.mlflow_run.end(status)
 
-    def _store(self, paths: Iterable[str], artifacts: str | None = TRANSCRIPTS_FOLDER) -> None:
+    def _store_files(self, paths: Iterable[str], artifacts: str | None = TRANSCRIPTS_FOLDER) -> None:
         """Store those of the files that are there as files of the MLflow run."""
         for info in self.filesystem.get_file_info(list(paths)):
             if info.type != fs.FileType.File:
                 continue
             if isinstance(self.filesystem, fs.LocalFileSystem):
-                self.mlflow_run.artifact(Path(info.path), artifacts)
+                self.mlflow_run.store_artifact(Path(info.path), artifacts)
                 continue
             with temporary_folder("artifact") as temporary:
                 path = temporary / info.base_name
                 with self.filesystem.open_input_stream(info.path) as stream:
                     path.write_bytes(stream.read())
-                self.mlflow_run.artifact(path, artifacts)
+                self.mlflow_run.store_artifact(path, artifacts)

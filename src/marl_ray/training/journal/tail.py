@@ -1,4 +1,7 @@
-"""Reads the lines of a file that grows, by their numbers: a line that was removed and written again has the same number."""
+"""Read the lines of a file that grows, by their numbers.
+
+A line that was removed and written again has the same number.
+"""
 
 import os
 from pathlib import Path
@@ -23,13 +26,14 @@ class Tail:
         self.number = self.offset = 0
         """Lines, and bytes, that were read of the open file."""
         self.listed: list[tuple[str, int, int | None]] = []
+        """(path, bytes, time of change) of the parts on remote storage that had no further line."""
 
     def read(self, after: int, max_lines: int = 1000) -> list[str]:
         """Return the complete lines that follow the first `after` ones, at most about `max_lines`.
 
         The list is empty while there are none. Raises OSError.
         """
-        return self._of_file(after, max_lines) if self.local else self._of_parts(after, max_lines)
+        return self._read_file(after, max_lines) if self.local else self._read_parts(after, max_lines)
 
     def count(self) -> int:
         """Return the number of complete lines now. Raises OSError."""
@@ -44,13 +48,14 @@ class Tail:
             os.close(self.handle)
             self.handle = None
 
-    def _of_file(self, after: int, max_lines: int) -> list[str]:
+    def _read_file(self, after: int, max_lines: int) -> list[str]:
+        """Read as `read` does, from a local file, which stays open."""
         try:
-            now = Path(self.path).stat()
+            status = Path(self.path).stat()
         except FileNotFoundError:
             return []
-        # Workers that start again replace the file. As long as it is open here, no other file gets its number.
-        if self.handle is None or os.fstat(self.handle).st_ino != now.st_ino:
+        # Workers that start again replace the file. As long as it is open here, no other file gets its inode number.
+        if self.handle is None or os.fstat(self.handle).st_ino != status.st_ino:
             self.close()
             self.handle = os.open(self.path, os.O_RDONLY)
             self.number = self.offset = 0
@@ -72,7 +77,8 @@ class Tail:
                 break
         return lines
 
-    def _of_parts(self, after: int, max_lines: int) -> list[str]:
+    def _read_parts(self, after: int, max_lines: int) -> list[str]:
+        """Read as `read` does, from the parts in which remote storage holds a file."""
         parts = parts_of(self.filesystem, self.path)
         listed = [(info.path, info.size, info.mtime_ns) for info in parts]
         if listed == self.listed and after == self.number:

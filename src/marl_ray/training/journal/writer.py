@@ -64,9 +64,9 @@ class Journal:
         count = sum(1 for _ in takewhile(lambda row: after is not None and iteration_of(row or {}) <= after, rows))
         self.rows.keep(count)
         failures = len(lines_of(self.filesystem, f"{self.folder}/{FAILURES_FILE}"))
-        self._event({STARTS_AFTER: after, KEPT_ROWS: count, FAILED_BEFORE: failures})
+        self._write_event({STARTS_AFTER: after, KEPT_ROWS: count, FAILED_BEFORE: failures})
 
-    def row(self, metrics: Mapping[str, float]) -> None:
+    def write_row(self, metrics: Mapping[str, float]) -> None:
         """Write a row of metrics. One that a full disk refuses is written with the next."""
         if self.writes:
             with self.lock, contextlib.suppress(OSError):
@@ -75,13 +75,13 @@ class Journal:
 
     def phase(self, text: str) -> None:
         """Say that a part of the run begins."""
-        self._note({PHASE_KEY: text})
+        self._try_event({PHASE_KEY: text})
 
     def say(self, line: str) -> None:
         """Let the driver print a line."""
-        self._note({LINE_KEY: line})
+        self._try_event({LINE_KEY: line})
 
-    def transcripts(self, iteration: int, episodes: Sequence[Mapping[str, object]]) -> None:
+    def write_transcripts(self, iteration: int, episodes: Sequence[Mapping[str, object]]) -> None:
         """Keep episodes as text. It is called before the iteration's row is written, because sinks look for them then."""
         if self.writes:
             with contextlib.suppress(OSError):
@@ -111,12 +111,12 @@ class Journal:
         self.rows.append(self.waiting)
         self.waiting = []
 
-    def _note(self, event: dict[str, object]) -> None:
+    def _try_event(self, event: dict[str, object]) -> None:
         if self.writes:
             with contextlib.suppress(OSError):  # events are for people; nothing depends on them
-                self._event(event)
+                self._write_event(event)
 
-    def _event(self, event: dict[str, object]) -> None:
+    def _write_event(self, event: dict[str, object]) -> None:
         self.events.append([json.dumps({"timestamp": round(time.time(), 3)} | event)])
 
 

@@ -1,4 +1,7 @@
-"""Passes over a whole batch before its epochs: evaluate it, or fit a critic to it; equal however the batch is divided."""
+"""Passes over a whole batch before its epochs.
+
+They evaluate it, or fit a critic to it, with equal results however the batch is divided.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -37,7 +40,7 @@ def evaluate_in_passes(
     None for a part is None in the result.
     """
     arrays: list[Tensor | None] = []
-    order = policy.family.order(policy.model, batch, shape.agents)
+    order = policy.family.pass_order(policy.model, batch, shape.agents)
     number = torch.arange(batch.mask.numel()).view(batch.mask.shape)
     for minibatch in selections or [whole_batch(shape)]:
         for part, _ in micro_batches(minibatch, shape, policy.pass_size, order):
@@ -65,7 +68,7 @@ def evaluate_all(
 ) -> Outputs:
     """Evaluate the whole batch by the current weights, without gradients.
 
-    The outputs are valid where `mask` (B, T) is True. `inputs` are what the family's `inputs` returned. `selections`
+    The outputs are valid where `mask` (B, T) is True. `inputs` are what the family's `encode_inputs` returned. `selections`
     are minibatches that make up the batch: evaluated in these parts, the outputs have the same bits as those of the
     gradient steps' own passes.
     """
@@ -88,7 +91,7 @@ def fit_critic(policy: TrainedPolicy, inputs: object, batch: Trajectories, mask:
     assert algorithm.critic_targets is not None
     targets = algorithm.critic_targets(batch, hyper)
     count = max(float(sum_over_workers(mask.sum().float())), 1.0)
-    order = policy.family.order(policy.model, batch, shape.agents)
+    order = policy.family.pass_order(policy.model, batch, shape.agents)
     for _ in range(hyper.critic_epochs):
         policy.optimizer.zero_grad(set_to_none=True)
         for part, _ in micro_batches(whole_batch(shape), shape, policy.pass_size, order):

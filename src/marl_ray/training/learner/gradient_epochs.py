@@ -1,4 +1,7 @@
-"""The epochs of one batch by gradient descent: the same gradients however the batch is divided into passes and workers."""
+"""The epochs of one batch by gradient descent.
+
+The gradients are the same however the batch is divided into passes and workers.
+"""
 
 import math
 from collections.abc import Sequence
@@ -20,10 +23,10 @@ from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
 def descend(
     policy: TrainedPolicy, state: UpdateState, prepared: PreparedBatch, where: str
 ) -> tuple[UpdateState, dict[str, float]]:
-    """Take all gradient steps on a batch; return the state, and metrics that are means over the steps.
+    """Take all gradient steps on a batch, and return the state and the metrics.
 
-    The state has moved multipliers. Moves the weights, but not the actor of a trust region. Raises DivergedError
-    naming `where` and a metric that is not finite.
+    The metrics are means over the steps. The state has moved multipliers. Moves the weights, but not the actor of a
+    trust region. Raises DivergedError naming `where` and a metric that is not finite.
     """
     hyper, by_gradient = policy.hyper, policy.algorithm.spec.constraint != "trust_region"
     rows = iter(prepared.sizes.tolist())

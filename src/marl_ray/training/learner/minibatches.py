@@ -92,8 +92,8 @@ def minibatches(seed: int, iteration: int, epoch: int, count: int, shape: Shape,
     selections, inner = [], torch.tensor(shape.bounds[1:])
     for part in parts:
         holder = torch.bucketize(part, inner, right=True)
-        most = int(torch.bincount(holder, minlength=1).max())
-        selections.append(Selection(part[holder == shape.rank] - shape.first_copy, None, most))
+        max_copies = int(torch.bincount(holder, minlength=1).max())
+        selections.append(Selection(part[holder == shape.rank] - shape.first_copy, None, max_copies))
     return selections
 
 

@@ -1,4 +1,7 @@
-"""The optimiser of a policy's weights, and the gradients of all workers: their sum and their clip."""
+"""The optimiser of a policy's weights, and the gradients of all workers.
+
+Gradients are summed over the workers, and clipped.
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -51,9 +54,10 @@ def backward_over_workers(loss: Tensor) -> None:
 
 
 def clip_gradients(modules: Sequence[nn.Module], max_norm: float) -> Tensor:
-    """Scale each module's sharded gradients to at most `max_norm`, each by its own global norm, and return the norms, (M,).
+    """Scale each module's sharded gradients to at most `max_norm`, and return the norms, (M,).
 
-    One reduction serves all M modules, where `torch.nn.utils.clip_grad_norm_` would need one for each.
+    Each module is scaled by its own global norm. One reduction serves all M modules, where
+    `torch.nn.utils.clip_grad_norm_` would need one for each.
     """
     gradients = [[p.grad for p in module.parameters() if p.grad is not None] for module in modules]
     shards = [[local_part(gradient) for gradient in group] for group in gradients]

@@ -1,4 +1,7 @@
-"""The loss of one pass (a micro-batch): this worker's part of the loss of the minibatch over all workers."""
+"""The loss of one pass (a micro-batch).
+
+It is this worker's part of the loss of the minibatch over all workers.
+"""
 
 from collections.abc import Sequence
 
@@ -38,12 +41,12 @@ class EvaluatedPass:
         # pass in bfloat16 would round by more than GSPO's clip range.
         unmoved = first and prepared.recomputed
 
-        def old(now: Tensor | None, then: Tensor) -> Tensor:
-            return now.detach() if unmoved and now is not None else selection.take(then, shape.agents)
+        def old_output(current: Tensor | None, recorded: Tensor) -> Tensor:
+            return current.detach() if unmoved and current is not None else selection.take(recorded, shape.agents)
 
-        self.old_log_probs = old(self.log_probs, prepared.old.log_probs)
-        self.old_values = old(self.values, prepared.old.values)
-        self.old_cost_values = old(self.cost_values, prepared.old.cost_values)
+        self.old_log_probs = old_output(self.log_probs, prepared.old.log_probs)
+        self.old_values = old_output(self.values, prepared.old.values)
+        self.old_cost_values = old_output(self.cost_values, prepared.old.cost_values)
         self.cost_advantages = selection.take(prepared.cost_advantages, shape.agents)
         self.advantages = selection.take(prepared.advantages, shape.agents)
 

@@ -1,4 +1,7 @@
-"""The learner of one policy: it updates the policy by one batch at a time, and keeps the state between updates."""
+"""The learner of one policy.
+
+It updates the policy by one batch at a time, and keeps the state between updates.
+"""
 
 from dataclasses import replace
 
@@ -11,10 +14,10 @@ from marl_ray.json_types import JsonMapping, JsonObject
 from marl_ray.training.collectives import rank_and_world_size, sum_over_workers
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner import gradient_epochs, trust_region_step
-from marl_ray.training.learner.compiled.eligible import why_torch
+from marl_ray.training.learner.compiled.eligible import reason_for_torch
 from marl_ray.training.learner.minibatches import Shape, minibatches
 from marl_ray.training.learner.preparation.estimates import trained_decisions
-from marl_ray.training.learner.preparation.prepare import prepare
+from marl_ray.training.learner.preparation.prepare import prepare_batch
 from marl_ray.training.learner.prepared_batch import PreparedBatch
 from marl_ray.training.learner.trained_policy import LearnerSettings, TrainedPolicy, UpdateState
 from marl_ray.trajectories import Trajectories
@@ -39,18 +42,21 @@ class Learner:
         self.policy = TrainedPolicy.set_up(model, mesh, settings)
         self.state = UpdateState.initial(self.policy)
         self.trust_region = settings.hyper.trust_region
-        self.own_groups = self._groups()
+        self.own_groups = self._group_settings()
         self.refused, self._compared = "", False
 
     @property
-    def why_torch(self) -> str:
-        """The reason why torch takes the gradient steps of the policy as it is now; empty where compiled code does."""
-        return why_torch(self.policy) or self.refused
+    def reason_for_torch(self) -> str:
+        """The reason why torch takes the gradient steps of the policy as it is now.
+
+        It is empty where compiled code does.
+        """
+        return reason_for_torch(self.policy) or self.refused
 
     @property
     def compiled(self) -> bool:
         """True if the gradient steps, and the networks that play, are compiled code."""
-        return not self.why_torch
+        return not self.reason_for_torch
 
     def limit_passes(self, rows: int) -> None:
         """Let no pass have more than `rows` sequences from now on; the size of passes changes no result."""
@@ -83,16 +89,17 @@ class Learner:
         factor: Tensor | None = None,
         where: str = "training",
     ) -> dict[str, float]:
-        """Train on one batch for all epochs; every worker calls it with its own part. Metrics are means over all parts.
+        """Train on one batch for all epochs, and return metrics.
 
-        `factor` (copies, T) is the ratio by which the policies that were updated before this one have changed the
-        probability of the joint action. Raises DivergedError naming `where` and the tensor if a number is not finite.
+        Every worker calls it with its own part; metrics are means over all parts. `factor` (copies, T) is the ratio by
+        which the policies that were updated before this one have changed the probability of the joint action. Raises
+        DivergedError naming `where` and the tensor if a number is not finite.
         """
         policy = self.policy
         hyper, spec = policy.hyper, policy.algorithm.spec
         batch = batch.to(policy.device)
         agents = 2 if spec.pairs else batch.agents  # a pair of responses stays together, as the agents of a copy do
-        bounds = policy.family.bounds(batch, agents)
+        bounds = policy.family.copy_bounds(batch, agents)
         shape = Shape(agents, batch.mask.shape[1], rank_and_world_size()[0], bounds, policy.joint)
         batch = policy.family.pad_batch(batch, agents)
         minibatch_plan = [
@@ -101,7 +108,7 @@ class Learner:
         ]
         # Rewards become advantages, and the outputs of the old weights are kept.
         encode = not (self.compiled and self._compared)  # compiled code encodes the batch itself
-        prepared, self.state, metrics = prepare(
+        prepared, self.state, metrics = prepare_batch(
             policy, self.state, batch, shape, minibatch_plan, costs, factor, where, encode
         )
         if spec.constraint == "trust_region":  # the actor's only step; the gradient steps then train the critics alone
@@ -140,7 +147,9 @@ class Learner:
         """
         return self.policy.family.log_ratio(self.policy.rollout_model, batch)
 
-    def moved_costs(self, costs: CostStats, batch: Trajectories, after: Tensor, before: Tensor | None) -> CostStats:
+    def estimate_moved_costs(
+        self, costs: CostStats, batch: Trajectories, after: Tensor, before: Tensor | None
+    ) -> CostStats:
         """Estimate what an episode costs after this update.
 
         `after` and `before` (copies, T) are the ratios by which the updates so far, with and without this one, have
@@ -160,17 +169,20 @@ class Learner:
         shift = (sums[:-1] / sums[-1].clamp(min=1) * costs.decisions).tolist()
         return replace(costs, means=tuple(mean + moved for mean, moved in zip(costs.means, shift, strict=True)))
 
-    def _groups(self) -> list[dict[str, object]]:
+    def _group_settings(self) -> list[dict[str, object]]:
         """Return the settings of each group of the optimiser."""
         groups = self.policy.optimizer.param_groups
         return [{key: value for key, value in group.items() if key != "params"} for group in groups]
 
-    def plain(self) -> JsonObject:
+    def to_plain(self) -> JsonObject:
         """Return everything besides tensors that changes, as plain data for a checkpoint."""
-        return self.state.plain() | {"groups": self._groups(), "refused": self.refused}
+        return self.state.to_plain() | {"groups": self._group_settings(), "refused": self.refused}
 
     def load_state(self, plain: JsonMapping, where: str = "training") -> None:
-        """Continue from `plain()`; the tensors were loaded before. Every worker takes part. Errors may name `where`."""
+        """Continue from `to_plain()`, after the tensors were loaded.
+
+        Every worker takes part. Errors may name `where`.
+        """
         self.state = self.state.from_plain(plain)
         # Another comparison could end otherwise, and then the run would not equal one that never stopped. A policy that
         # has no compiled code, as one of a branch, keeps its own reason.

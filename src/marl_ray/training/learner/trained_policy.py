@@ -1,4 +1,7 @@
-"""A policy while it is trained: what an update reads (weights, optimiser, settings) and the state that it replaces."""
+"""A policy while it is trained, and the state that an update replaces.
+
+An update reads the policy's weights, optimiser and settings.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -97,7 +100,10 @@ class TrainedPolicy:
 
     @property
     def budgets(self) -> tuple[float, ...]:
-        """The mean cost of an episode that each constraint allows; empty where the algorithm has no constraints."""
+        """The mean cost of an episode that each constraint allows.
+
+        It is empty where the algorithm has no constraints.
+        """
         constraints = self.settings.constraints if self.algorithm.spec.needs_costs else ()
         return tuple(constraint.budget for constraint in constraints)
 
@@ -118,7 +124,10 @@ class TrainedPolicy:
 
     @property
     def critics(self) -> list[nn.Module]:
-        """The trained critics, of the reward and then of each cost; empty for an algorithm without critics."""
+        """The trained critics, of the reward and then of each cost.
+
+        The list is empty for an algorithm without critics.
+        """
         return self.family.critics(self.model)
 
     @property
@@ -148,7 +157,10 @@ class TrainedPolicy:
 
     @property
     def pass_size(self) -> int | None:
-        """Maximum number of copies per pass, half of `micro_batch` where a copy is a pair of responses; None for all."""
+        """Maximum number of copies per pass, half of `micro_batch` where a copy is a pair of responses.
+
+        None stands for all copies.
+        """
         size = self.settings.micro_batch
         return max(1, size // 2) if self.algorithm.spec.pairs and size is not None else size
 
@@ -158,8 +170,11 @@ class TrainedPolicy:
         return self.family.joint_workers(self.model)
 
     def refresh_rollout_model(self, where: str = "training") -> None:
-        """Copy the sharded weights into the rollout copy; every worker takes part. Errors may name `where`."""
-        self.family.refresh(self.models, self.settings.mixed_precision, where)
+        """Copy the sharded weights into the rollout copy.
+
+        Every worker takes part. Errors may name `where`.
+        """
+        self.family.refresh_rollout(self.models, self.settings.mixed_precision, where)
 
 
 def _needs_reference(algorithm: Algorithm, hyper: HyperParameters) -> bool:
@@ -202,7 +217,7 @@ class UpdateState:
             entropy_coef = max(0.0, entropy_coef + step)
         return replace(self, kl_coef=kl_coef, entropy_coef=entropy_coef)
 
-    def plain(self) -> JsonObject:
+    def to_plain(self) -> JsonObject:
         """Return the state as plain data, for a checkpoint."""
         return {
             "value_norm": vars(self.value_norm),
@@ -213,7 +228,10 @@ class UpdateState:
         }
 
     def from_plain(self, plain: JsonMapping) -> "UpdateState":
-        """Make the state from what `plain()` returned; the types of the multipliers are those of this state."""
+        """Make the state from what `to_plain()` returned.
+
+        The types of the multipliers are those of this state.
+        """
         pairs = zip(self.multipliers, plain["multipliers"], strict=True)
         return UpdateState(
             ValueNorm(**plain["value_norm"]),

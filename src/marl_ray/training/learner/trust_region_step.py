@@ -71,7 +71,7 @@ class _ActorProblem:
         self.allowed = None if batch.action_masks is None else batch.action_masks.flatten(0, 1).cpu()
         self.actions, self.mask = batch.actions.flatten(0, 1).cpu(), prepared.mask.flatten().cpu()
         self.old, self.behaviour = prepared.old.log_probs.flatten().cpu(), prepared.behaviour_log_probs.flatten().cpu()
-        self.values_then, self.advantages = batch.values.flatten().cpu(), prepared.advantages.flatten().cpu()
+        self.old_values, self.advantages = batch.values.flatten().cpu(), prepared.advantages.flatten().cpu()
         self.cost_advantages = prepared.cost_advantages.flatten(0, 1).cpu()
         self.weights = self.mask.float() / max(float(sum_over_workers(self.mask.sum().float())), 1.0)
         self.sizes = self.distribution.sizes if isinstance(self.distribution, Categorical) else None
@@ -79,29 +79,32 @@ class _ActorProblem:
         self.rows = EncodedRows(self.values, self.columns, None if rows.index is None else rows.index.cpu())
         self.parameters: Parameters = {name: p.detach().clone() for name, p in self.actor.named_parameters()}
 
-    def outputs(self, at: Parameters) -> Tensor:
-        """Return the normalised outputs (N, P) of every decision."""
-        raw: Tensor = functional_call(self.actor, dict(at), (self.values, self.columns))
+    def outputs(self, parameters: Parameters) -> Tensor:
+        """Return the normalised outputs (N, P) of every decision at these weights."""
+        raw: Tensor = functional_call(self.actor, dict(parameters), (self.values, self.columns))
         return self.distribution.normalize(self.rows.expand(raw), self.allowed)
 
-    def surrogates(self, at: Parameters) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the reward loss, cost surrogates (K,) and outputs; this worker's part of the means."""
-        now = self.outputs(at)
-        log_probs = self.distribution.log_prob(now, self.actions)
-        parts = (log_probs, self.old, self.advantages, self.mask, self.behaviour, self.values_then)
+    def surrogates(self, parameters: Parameters) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the reward loss, cost surrogates (K,) and outputs at these weights.
+
+        Losses and surrogates are this worker's part of the means.
+        """
+        outputs = self.outputs(parameters)
+        log_probs = self.distribution.log_prob(outputs, self.actions)
+        parts = (log_probs, self.old, self.advantages, self.mask, self.behaviour, self.old_values)
         evaluated = PolicyLossInputs(*(part[None] for part in parts))
         loss = (self.policy.algorithm.policy_loss(evaluated, self.policy.hyper).loss[0] * self.weights).sum()
         ratio = token_ratio(log_probs, self.old)
-        return loss, (ratio[:, None] * self.cost_advantages * self.weights[:, None]).sum(0), now
+        return loss, (ratio[:, None] * self.cost_advantages * self.weights[:, None]).sum(0), outputs
 
     def gradients(self) -> tuple[Tensor, Tensor]:
         """Return the gradients of the reward loss, (D,), and of the cost surrogates, (K, D).
 
-        They are taken at the weights of now, and are sums over all workers.
+        They are taken at the current weights, and are sums over all workers.
         """
         tracked = {name: p.clone().requires_grad_(True) for name, p in self.parameters.items()}
-        loss, costs, now = self.surrogates(tracked)
-        self.before = now.detach()  # outputs at these weights, from which divergences are measured
+        loss, costs, outputs = self.surrogates(tracked)
+        self.old_outputs = outputs.detach()  # divergences are measured from these
         worker_gradients = [
             flatten(
                 dict(zip(tracked, torch.autograd.grad(term, list(tracked.values()), retain_graph=True), strict=True))
@@ -114,10 +117,12 @@ class _ActorProblem:
     def evaluate(self, vector: Tensor) -> tuple[float, list[float], float]:
         """Return the reward loss, cost surrogates and mean KL divergence (nats) at other weights, (D,).
 
-        They are measured from the outputs of now.
+        The divergence is measured from the outputs at the current weights.
         """
         with torch.no_grad():
             new_loss, new_costs, new = self.surrogates(unflatten(vector, self.parameters))
-            kl = (head_kl(self.before, new, self.sizes) * self.weights).sum()
-            reward_loss, divergence, *rest = sum_over_workers(torch.stack([new_loss, kl, *new_costs])).tolist()
-        return reward_loss, rest, divergence
+            kl = (head_kl(self.old_outputs, new, self.sizes) * self.weights).sum()
+            reward_loss, divergence, *cost_surrogates = sum_over_workers(
+                torch.stack([new_loss, kl, *new_costs])
+            ).tolist()
+        return reward_loss, cost_surrogates, divergence

@@ -1,1 +1,4 @@
-"""The loop of every training worker: collect, update, report, checkpoint. It knows no Ray; callers pass functions in."""
+"""The loop of every training worker.
+
+It collects, updates, reports and writes checkpoints. It knows no Ray; callers pass functions in.
+"""

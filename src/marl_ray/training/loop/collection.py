@@ -1,4 +1,4 @@
-"""The collector of one worker, and what the groups that it played say."""
+"""The collector of one worker, and the metrics of the groups that it played."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -38,10 +38,10 @@ def run_worker(
     keeping: CheckpointKeeping | None = None,
     engine_of: "EngineOf | None" = None,
 ) -> Metrics:
-    """Train to the end on this worker; the process group is up, and every worker makes the same call.
+    """Train to the end on this worker.
 
-    If `keeping` is None, no checkpoint is written. `engine_of` makes the language models' engines (see `build_team`).
-    Returns the metrics of the last iteration.
+    The process group is up, and every worker makes the same call. If `keeping` is None, no checkpoint is written.
+    `engine_of` makes the language models' engines (see `build_team`). Returns the metrics of the last iteration.
     """
     run = Run(config, device, start, callbacks, engine_of)
     try:
@@ -74,7 +74,11 @@ def _train(run: Run, start: RunStart, callbacks: RunCallbacks, keeping: Checkpoi
 
 
 def _begin(run: Run, start: RunStart, callbacks: RunCallbacks, keeping: CheckpointKeeping | None) -> None:
-    """Imitate if the run is to, evaluate the weights that training starts from, and keep them where the run needs them."""
+    """Do what comes before the first iteration.
+
+    The run imitates if it is to, the weights that training starts from are evaluated, and they are saved where the run
+    needs them.
+    """
     run.imitate(callbacks)
     if run.config.has_evaluations or run.evaluation.benchmarks:
         callbacks.phase("evaluating before training")

@@ -11,7 +11,7 @@ from marl_ray.rollout.rng import episode_seed
 from marl_ray.training.collectives import gather_from_workers, rank_and_world_size
 
 
-class NotFinite(NamedTuple):
+class NotFinitePlace(NamedTuple):
     """The place of a number that is not finite; places are ordered by time."""
 
     step: int
@@ -28,21 +28,21 @@ class NotFinite(NamedTuple):
     """Step at which the episode began; see `Episode.start`."""
 
 
-def where_not_finite(
+def describe_not_finite(
     config: RunConfig,
     agents: Mapping[str, Sequence[str]],
     batch: CollectedBatch,
     running: Sequence[tuple[int, int]],
     iteration: int,
 ) -> str:
-    """Return `: the reward of ...` about the first reward or cost that is not finite; empty if none is.
+    """Return `: the reward of ...` about the first reward or cost that is not finite.
 
-    It looks at all workers' batches, and every worker takes part. `running` are the starts of this worker's episodes
-    that continue.
+    The text is empty if all are finite. It looks at all workers' batches, and every worker takes part. `running` are
+    the starts of this worker's episodes that continue.
     """
-    place_here = first_not_finite(config, agents, batch, running) if isinstance(batch, Batch) else None
+    place_here = find_not_finite(config, agents, batch, running) if isinstance(batch, Batch) else None
     sent: tuple[Any, ...] | None = place_here and tuple(place_here)
-    places = [NotFinite(*place) for place in gather_from_workers(sent) if place is not None]
+    places = [NotFinitePlace(*place) for place in gather_from_workers(sent) if place is not None]
     if not places:
         return ""
     first = min(places)
@@ -56,11 +56,14 @@ def where_not_finite(
     return f": {first.text} at step {step} of the episode of reset(seed={seed})"
 
 
-def first_not_finite(
+def find_not_finite(
     config: RunConfig, agents: Mapping[str, Sequence[str]], batch: Batch, running: Sequence[tuple[int, int]]
-) -> NotFinite | None:
-    """Return the first reward or cost of this worker's batch that is not finite; None if there is none."""
-    places: list[NotFinite] = []
+) -> NotFinitePlace | None:
+    """Return the first reward or cost of this worker's batch that is not finite.
+
+    It is None if all are finite.
+    """
+    places: list[NotFinitePlace] = []
     rank, workers = rank_and_world_size()
     for name, rows in batch.trajectories.items():
         members = agents[name]
@@ -75,7 +78,7 @@ def first_not_finite(
             later = [start for end, start in episodes if end >= step]
             starts = later + [start for start, _ in running[c : c + 1]] + [start for _, start in episodes]
             places.append(
-                NotFinite(
+                NotFinitePlace(
                     step,
                     copy,
                     f"{subject} is {float(values[c * len(members) + agent, step, k])}",

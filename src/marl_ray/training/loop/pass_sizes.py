@@ -1,7 +1,8 @@
-"""Sizes of passes for which a worker's device had no room: the workers that start after it take half of them.
+"""Sizes of passes for which a worker's device had no room.
 
-A worker that runs out of memory cannot try a smaller pass itself: the others wait for it in the middle of the pass. So it
-notes the smaller size in the run's folder and ends, all workers start again from the checkpoint, and all read the note.
+The workers that start after it take half of them. A worker that runs out of memory cannot try a smaller pass itself:
+the others wait for it in the middle of the pass. So it notes the smaller size in the run's folder and ends, all workers
+start again from the checkpoint, and all read the note.
 """
 
 from marl_ray.stored_files.json_files import read_json, write_json

@@ -24,7 +24,7 @@ from marl_ray.training.evaluation.whole_episodes import gather_episodes
 from marl_ray.training.loop.callbacks import SILENT_CALLBACKS, Metrics, RunCallbacks
 from marl_ray.training.loop.collection import build_collector, group_metrics
 from marl_ray.training.loop.families.family import run_family
-from marl_ray.training.loop.not_finite import where_not_finite
+from marl_ray.training.loop.not_finite import describe_not_finite
 from marl_ray.training.loop.phase_clock import PhaseClock
 from marl_ray.training.loop.run_evaluation import RunEvaluation, is_better, read_run_benchmarks
 from marl_ray.training.loop.start import START_ANEW, RunStart, load_start
@@ -109,21 +109,21 @@ class Run:
                 team.learners[name].limit_passes(rows)
                 if self.rank == 0:
                     callbacks.say(f"policy {name!r}: passes of at most {rows}, because larger ones ran out of memory")
-        self._say_why_torch(team)
+        self._say_reason_for_torch(team)
         samples = config.data is None or config.has_evaluations or bool(config.evaluation.benchmarks)
         if samples and any(engine_spec(policy.generation.engine).needs_start for policy in config.team.values()):
             callbacks.phase("starting the engines")
             team.start()  # before a warm start, which may take hours, and which an engine's refusal would waste
         return team
 
-    def _say_why_torch(self, team: Team) -> None:
+    def _say_reason_for_torch(self, team: Team) -> None:
         """Say of each small policy on a CPU that learns by torch, once, why it does not learn by compiled code."""
         if self.rank or self.config.has_language_models or self.device.type != "cpu":
             return
         for name, learner in team.learners.items():
-            if learner.why_torch != self._torch_reasons.get(name, ""):
-                self._torch_reasons[name] = learner.why_torch
-                self._say(f"policy {name!r}: torch takes its gradient steps, because {learner.why_torch}")
+            if learner.reason_for_torch != self._torch_reasons.get(name, ""):
+                self._torch_reasons[name] = learner.reason_for_torch
+                self._say(f"policy {name!r}: torch takes its gradient steps, because {learner.reason_for_torch}")
 
     @property
     def done(self) -> bool:
@@ -177,11 +177,11 @@ class Run:
             try:
                 losses = update_team(self.config, self.team, batch.trajectories, self.iteration, before, self.costs)
             except DivergedError as error:  # of all workers together
-                place = where_not_finite(
+                place = describe_not_finite(
                     self.config, self.team.agents, batch, self.collector.running_episodes, self.iteration
                 )
                 raise DivergedError(f"{error}{place}") from error
-        self._say_why_torch(self.team)
+        self._say_reason_for_torch(self.team)
         self.iteration += 1
         ends = self.done or (until is not None and self.steps >= until)
         self.state.tokens += responses.get("tokens", 0.0)
@@ -223,7 +223,7 @@ class Run:
                 bundle = bundle_writer(self.config, self.env, self.team, self.steps, self.metrics, self.state.origin)
             elif best:
                 bundle = self.team.weights_sender()
-            learners = {name: learner.plain() for name, learner in self.team.learners.items()}
+            learners = {name: learner.to_plain() for name, learner in self.team.learners.items()}
             contents = CheckpointContents(replace(self.state), learners, self.collector.snapshot(), score, bundle)
             self.saver.save(place, contents, published)
         self.evaluation.note_saved()

@@ -69,21 +69,21 @@ class RunEvaluation:
         self.best_score = state.best_score
         """Greatest score of saved weights."""
         self.evaluate_at = state.evaluate_at
-        """Environment steps at which the next evaluation is due, unless `evaluation.every` says it."""
-        self.evaluated: float | None = None
+        """Environment steps at which the next evaluation is due, unless `evaluation.every` sets the iterations."""
+        self.unsaved_score: float | None = None
         """Score of the current weights, if they were evaluated and are not saved yet."""
-        self.measured = False
+        self.has_unsaved_benchmark = False
         """True if a benchmark of the current weights was measured that is in no checkpoint yet."""
 
     @property
     def is_best(self) -> bool:
         """True if the current weights were evaluated, are not saved yet, and score more than all saved ones."""
-        return self.evaluated is not None and is_better(self.evaluated, self.best_score)
+        return self.unsaved_score is not None and is_better(self.unsaved_score, self.best_score)
 
     @property
     def save_due(self) -> bool:
         """True if the current weights must be saved. A run that continues from a checkpoint measures no benchmark again."""
-        return self.is_best or self.measured
+        return self.is_best or self.has_unsaved_benchmark
 
     def begin(self, steps: int, state: RunState) -> Metrics:
         """Evaluate the weights that training starts from, and measure the benchmarks, if there are any.
@@ -102,7 +102,7 @@ class RunEvaluation:
         `iteration` and `steps` are those after the update, and `state` says what training has taken so far. Returns the
         metrics.
         """
-        self.evaluated = None
+        self.unsaved_score = None
         metrics = self._evaluate_if_due(iteration, steps, ends) if self.config.has_evaluations else {}
         return metrics | self._measure(iteration, ends, state)
 
@@ -118,14 +118,15 @@ class RunEvaluation:
         return metrics
 
     def evaluate(self, steps: int) -> tuple[Metrics, int]:
-        """Evaluate the current weights, after `steps` steps; return metrics and the steps that were played for them.
+        """Evaluate the current weights, after `steps` steps.
 
-        If the score is the best so far, the weights are measured again on other episodes, for the metrics `best/...`.
+        Returns metrics, and the steps that were played for them. If the score is the best so far, the weights are
+        measured again on other episodes, for the metrics `best/...`.
         """
         players = self.players()
         with self.clock.phase("evaluation"):
             scored = self.evaluator.evaluate(players, StartSet.SELECTION, steps)
-            self.evaluated = max(scored.score, UNKNOWN_SCORE)
+            self.unsaved_score = max(scored.score, UNKNOWN_SCORE)
             metrics, played = {f"eval/{key}": value for key, value in scored.metrics.items()}, scored.steps
             if self.is_best:
                 confirmed = self.evaluator.evaluate(players, StartSet.CONFIRMATION, steps)
@@ -138,27 +139,27 @@ class RunEvaluation:
 
         Returns their metrics, and what training has taken so far.
         """
-        due = [benchmark for benchmark in self.benchmarks if ends or benchmark.due(iteration)]
+        due = [benchmark for benchmark in self.benchmarks if ends or benchmark.is_due(iteration)]
         if not due:
             return {}
-        from marl_ray.training.evaluation.benchmarks import measure, spent_so_far
+        from marl_ray.training.evaluation.benchmarks import curve_axes, measure
 
         with self.clock.phase("benchmarks"):
             metrics = measure(due, self.config.name, iteration)
-        self.measured = True
-        return metrics | spent_so_far(self.config, state.tokens, state.seconds)
+        self.has_unsaved_benchmark = True
+        return metrics | curve_axes(self.config, state.tokens, state.seconds)
 
     def score(self) -> float:
         """Return the number that chooses the best checkpoint.
 
         It is the score of the evaluation of these weights or, without evaluations, of the recent episodes.
         """
-        score = self.evaluated if self.config.has_evaluations else self.recent.score()
+        score = self.unsaved_score if self.config.has_evaluations else self.recent.score()
         return UNKNOWN_SCORE if score is None else max(score, UNKNOWN_SCORE)
 
     def note_saved(self) -> None:
         """Note that the current weights are saved, with all that was measured of them."""
-        self.evaluated, self.measured = None, False
+        self.unsaved_score, self.has_unsaved_benchmark = None, False
 
     def close(self) -> None:
         """Release what only evaluations use."""

@@ -1,4 +1,7 @@
-"""The weights and the state with which a run starts: new ones, those of its own checkpoint, or those of another run's."""
+"""The weights and the state with which a run starts.
+
+They are new ones, those of its own checkpoint, or those of another run's.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,7 +32,6 @@ class RunStart:
     keeps the hyper-parameters of its config."""
     best_score_left: float = math.inf
     """The greatest score of a bundle that is left, if a better one may be lost."""
-
     pass_sizes: Mapping[str, int] = field(default_factory=dict)
     """Policy -> most sequences of a pass, where larger passes had no room on a worker."""
 
@@ -54,8 +56,8 @@ def load_start(
     if not start.checkpoints:
         return fresh, None
     callbacks.phase("reading the checkpoint")
-    other = start.own_hyper or start.origin is not None
-    state, snapshot = load_newest(start.checkpoints, team.learners, other, callbacks.say)
+    own_hyper = start.own_hyper or start.origin is not None
+    state, snapshot = load_newest(start.checkpoints, team.learners, own_hyper, callbacks.say)
     if start.origin is not None:
         return state_after(config, state, snapshot, start.origin, fresh)
     return replace(state, best_score=min(state.best_score, start.best_score_left)), snapshot

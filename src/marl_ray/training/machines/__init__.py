@@ -1,1 +1,5 @@
-"""The machines of a run: capacity, the workers on them, where they work, full disks, and interruptions of the driver."""
+"""The machines of a run.
+
+These files compare their capacity with a run's needs, watch the workers on them, recognise full disks, and handle
+interruptions of the driver.
+"""

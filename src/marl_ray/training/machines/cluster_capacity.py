@@ -6,17 +6,20 @@ from marl_ray.ray_seams import autoscaled_nodes, autoscaled_resources
 
 
 def check_capacity(config: RunConfig) -> bool:
-    """Return True if the run uses GPUs. Raises MarlRayError if the cluster can never hold the workers, however it scales."""
-    most, need = most_resources(), config.resources
+    """Return True if the run uses GPUs.
+
+    Raises MarlRayError if the cluster can never hold the workers, however it scales.
+    """
+    largest, need = max_resources(), config.resources
     engine_workers = config.engine_actors * need.tensor_parallel
     gpus = need.workers + engine_workers
-    use_gpu = need.device == "cuda" or (need.device == "auto" and most.get("GPU", 0) >= gpus)
-    check_cpus(config, most.get("CPU", 0.0))
-    if use_gpu and gpus > most.get("GPU", 0):
+    use_gpu = need.device == "cuda" or (need.device == "auto" and largest.get("GPU", 0) >= gpus)
+    check_cpus(config, largest.get("CPU", 0.0))
+    if use_gpu and gpus > largest.get("GPU", 0):
         engines = f" with {engine_workers} for engines" if engine_workers else ""
         raise MarlRayError(
             f"resources.workers={need.workers}{engines} on cuda needs {gpus} GPUs, "
-            f"but this cluster can never have more than {most.get('GPU', 0):g}"
+            f"but this cluster can never have more than {largest.get('GPU', 0):g}"
         )
     return use_gpu
 
@@ -34,8 +37,8 @@ def check_cpus(config: RunConfig, max_cpus: float) -> None:
         )
 
 
-def most_resources() -> dict[str, float]:
-    """Return the most of each resource that the cluster has now or can scale to."""
+def max_resources() -> dict[str, float]:
+    """Return the greatest amount of each resource that the cluster has now or can scale to."""
     import ray
 
     present, scaled = ray.cluster_resources(), autoscaled_resources()

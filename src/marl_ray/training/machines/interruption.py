@@ -1,4 +1,7 @@
-"""Leave on Ctrl-C or SIGTERM: say at once which checkpoint is kept, then clean up undisturbed and with deadlines."""
+"""Leave on Ctrl-C or SIGTERM.
+
+The process says at once which checkpoint is kept, and then cleans up undisturbed and with deadlines.
+"""
 
 import signal
 import threading
@@ -14,19 +17,22 @@ LEAVE_S = 5.0
 
 @contextmanager
 def interrupt_handler(say: Callable[[], None]) -> Iterator[None]:
-    """Call `say` at once on Ctrl-C and SIGTERM and then raise, within the block; later ones do nothing."""
+    """Call `say` at once on Ctrl-C and SIGTERM and then raise, within the block.
+
+    Later signals do nothing.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # Python delivers signals to the main thread alone
         return
     numbers = (signal.SIGINT, signal.SIGTERM)
 
-    def answer(number: int, frame: FrameType | None) -> None:
+    def handle_signal(number: int, frame: FrameType | None) -> None:
         for each in numbers:
             signal.signal(each, signal.SIG_IGN)
         say()
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
-    before = {number: signal.signal(number, answer) for number in numbers}
+    before = {number: signal.signal(number, handle_signal) for number in numbers}
     try:
         yield
     finally:

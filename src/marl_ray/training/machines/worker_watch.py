@@ -1,7 +1,8 @@
-"""Reports what a run waits for while workers are missing or silent: which ones, for what, since when and until when.
+"""Reports what a run waits for while workers are missing or silent.
 
-Ray Train starts lost workers again without a word. Its controller, a process on the driver's node, calls a WorkerWatch,
-which appends lines to a file there; the driver reads and says them (`spoken`). Nothing depends on the file.
+A report says which workers, for what, since when and until when. Ray Train starts lost workers again without a word. Its
+controller, a process on the driver's node, calls a WorkerWatch, which appends lines to a file there; the driver reads
+and prints them (`follow_notes`). Nothing depends on the file.
 """
 
 import contextlib
@@ -22,12 +23,12 @@ SAY_S = (10.0, 60.0, 300.0)
 """Seconds after which a wait is reported; later it is reported again each time that the last of them passes."""
 SILENT_S = 10.0
 """Seconds without an answer after which a worker is reported as silent."""
-LOOK_S = 0.5
+POLL_S = 0.5
 """Seconds between two looks at whether a wait is over, and at the file of notes."""
 MAX_FAILED_STARTS = 5
 """Number of times that workers may die while they start, one after the other, until the run fails."""
 WAIT_S = 6 * 3600.0
-"""Maximum seconds that a run waits for the resources of its workers, at its begin or after it lost some, until it fails."""
+"""Maximum seconds that a run waits for the resources of its workers, at first or after it lost some, until it fails."""
 EXCHANGE_VARIABLE = "RAY_TRAIN_COLLECTIVE_TIMEOUT_S"
 """Ray Train's own variable for the deadline of what its workers do together."""
 
@@ -59,10 +60,10 @@ class WorkerWatch:
         self.waits = 0
         """Number of waits so far."""
         self.silent_ranks: set[int] = set()
-        self.starts = 0
+        self.failed_starts = 0
         """Number of starts that have failed since workers ran."""
-        self.final = ""
-        """One line that says why the run will not continue; empty while it will."""
+        self.end_reason = ""
+        """The reason why the run will not continue, in one line; empty while it will."""
 
     def on_start_requested(self, workers: int, each: Mapping[str, float]) -> None:
         """Note that so many workers are to be started, for `each` of which these resources are needed.
@@ -70,13 +71,13 @@ class WorkerWatch:
         Raises MarlRayError if they have been waited for since more than `wait_s` seconds, or could not be started
         MAX_FAILED_STARTS times, or if a disk is full.
         """
-        if self.final:
-            raise MarlRayError(self.final)
+        if self.end_reason:
+            raise MarlRayError(self.end_reason)
         if not self.since:
             self.since, self.waits = time.time(), self.waits + 1
             threading.Thread(target=self._say_again, args=(self.waits, workers, each), daemon=True).start()
         elif time.time() - self.since > self.wait_s:
-            raise MarlRayError(f"gave up after {time.time() - self.since:.0f} s: {self._wait(workers, each)}")
+            raise MarlRayError(f"gave up after {time.time() - self.since:.0f} s: {self._describe_wait(workers, each)}")
 
     def on_started(self, nodes: Mapping[int, str]) -> None:
         """Note that the workers run, on the nodes of these addresses by rank."""
@@ -85,7 +86,7 @@ class WorkerWatch:
         self.since = 0.0
         self.nodes = dict(nodes)
         self.causes = {}
-        self.starts = 0
+        self.failed_starts = 0
         self.silent_ranks.clear()
 
     def on_silence(self, seconds: Mapping[int, float]) -> None:
@@ -94,8 +95,9 @@ class WorkerWatch:
             if duration > SILENT_S and rank not in self.silent_ranks:
                 self.silent_ranks.add(rank)
                 self._note(
-                    f"worker {rank} on node {self.nodes.get(rank)} has not answered for {duration:.0f} s; it counts as lost "
-                    f"at {_clock(time.time() - duration + lost_after_s())}, and all start again from the last checkpoint"
+                    f"worker {rank} on node {self.nodes.get(rank)} has not answered for {duration:.0f} s; it counts as "
+                    f"lost at {_format_time(time.time() - duration + lost_after_s())}, and all start again from the last "
+                    "checkpoint"
                 )
         for rank in self.silent_ranks - seconds.keys():
             self.silent_ranks.remove(rank)
@@ -106,33 +108,34 @@ class WorkerWatch:
         self.causes |= {rank: describe_error(error) for rank, error in errors.items()}
         for rank, error in errors.items():
             if isinstance(error, DiskFullError):
-                self.final = f"worker {rank}: {error}"
+                self.end_reason = f"worker {rank}: {error}"
 
     def on_start_failed(self, error: BaseException) -> None:
         """Note why workers could not be started."""
-        self.starts += 1
+        self.failed_starts += 1
         self._note(
-            f"its workers could not be started ({self.starts} of {MAX_FAILED_STARTS} times): {describe_error(error)}"
+            f"its workers could not be started ({self.failed_starts} of {MAX_FAILED_STARTS} times): {describe_error(error)}"
         )
-        if self.starts >= MAX_FAILED_STARTS:
-            self.final = f"its workers could not be started {MAX_FAILED_STARTS} times: {describe_error(error)}"
+        if self.failed_starts >= MAX_FAILED_STARTS:
+            self.end_reason = f"its workers could not be started {MAX_FAILED_STARTS} times: {describe_error(error)}"
 
     def _say_again(self, wait: int, workers: int, each: Mapping[str, float]) -> None:
+        """Note what the wait of this number is for after each of SAY_S, until it is over."""
         begin, pauses = time.monotonic(), list(SAY_S)
         while True:
             until = pauses.pop(0) if len(pauses) > 1 else time.monotonic() - begin + pauses[0]
             while time.monotonic() - begin < until:
-                time.sleep(LOOK_S)
+                time.sleep(POLL_S)
                 if not self.since or self.waits != wait:
                     return
             with contextlib.suppress(Exception):  # a cluster that does not answer is no reason to end
-                self._note(self._wait(workers, each))
+                self._note(self._describe_wait(workers, each))
 
-    def _wait(self, workers: int, each: Mapping[str, float]) -> str:
+    def _describe_wait(self, workers: int, each: Mapping[str, float]) -> str:
         """Return one line about the wait."""
         nodes, free = alive_nodes(), free_resources()
         need = " and ".join(f"{number:g} {kind}" for kind, number in each.items() if number)
-        needing = f"{workers} worker{'s' if workers > 1 else ''} of {need} each, since {_clock(self.since)}"
+        needing = f"{workers} worker{'s' if workers > 1 else ''} of {need} each, since {_format_time(self.since)}"
         have = " and ".join(f"{free.get(kind, 0.0):g} {kind}" for kind, number in each.items() if number)
         lost = [
             f"worker {rank} was lost on node {node}{'' if node in nodes else ', which is gone'} ({cause})"
@@ -143,7 +146,7 @@ class WorkerWatch:
             return "; ".join([f"starting the processes of {needing}", *lost[:2]])
         return "; ".join(
             [
-                f"waiting for {needing} and at most until {_clock(self.since + self.wait_s)}",
+                f"waiting for {needing} and at most until {_format_time(self.since + self.wait_s)}",
                 f"the cluster has {have} free on {len(nodes)} node{'s' if len(nodes) > 1 else ''}",
                 *lost[:2],
             ]
@@ -155,14 +158,17 @@ class WorkerWatch:
 
 
 @contextlib.contextmanager
-def saying_notes(say: Callable[[str], None]) -> Iterator[Path]:
-    """Say what a WorkerWatch appends to the file of this path, within a second, as long as the block lasts."""
+def follow_notes(say: Callable[[str], None]) -> Iterator[Path]:
+    """Say each line that a WorkerWatch appends to the file of the path that is yielded, within the block.
+
+    A line is said within two looks, of POLL_S each.
+    """
     done = threading.Event()
 
     def read(path: Path) -> None:
         position = 0
         while True:
-            ended = done.wait(LOOK_S)
+            ended = done.wait(POLL_S)
             with contextlib.suppress(OSError), path.open() as file:
                 file.seek(position)
                 while (line := file.readline()).endswith("\n"):
@@ -179,10 +185,10 @@ def saying_notes(say: Callable[[str], None]) -> Iterator[Path]:
             yield path
         finally:
             done.set()
-            thread.join(2 * LOOK_S)
+            thread.join(2 * POLL_S)
 
 
-def _clock(at: float) -> str:
+def _format_time(at: float) -> str:
     """Return the local time of day, with the date where it is another day."""
     moment = time.localtime(at)
     return time.strftime("%H:%M:%S" if moment[:3] == time.localtime()[:3] else "%Y-%m-%d %H:%M:%S", moment)

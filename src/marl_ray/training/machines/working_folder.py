@@ -3,7 +3,7 @@
 import os
 
 
-def work_in(folder: str) -> None:
+def enter_folder(folder: str) -> None:
     """Work in the driver's `folder` if this machine has it.
 
     Relative paths of the config are then read from there: Ray Train and Ray Tune start their processes in folders

@@ -1,4 +1,7 @@
-"""`NAME/bundle`, which leads to the best bundle of a run: a link on local storage, a file with the URI on remote storage."""
+"""The link `NAME/bundle`, which leads to the best bundle of a run.
+
+On remote storage it is a file with the bundle's URI.
+"""
 
 import re
 import shutil
@@ -22,17 +25,16 @@ def link_bundle(filesystem: fs.FileSystem, folder: str, checkpoint: str, uri: st
     link = Path(folder, LINK_NAME)
     if not isinstance(filesystem, fs.LocalFileSystem):
         if filesystem.get_file_info(str(link)).type == fs.FileType.Directory:
-            filesystem.delete_dir(str(link))  # see below
+            filesystem.delete_dir(str(link))  # a copy of the run's folder followed its link
         with filesystem.open_output_stream(str(link)) as stream:
             stream.write(f"{uri}/{checkpoint}/{LINK_NAME}\n".encode())
         return
-    if link.is_dir() and not link.is_symlink():  # the run's folder was copied by something that followed the link
+    if link.is_dir() and not link.is_symlink():  # a copy of the run's folder followed its link
         shutil.rmtree(link)
     temporary = Path(temporary_path(str(link)))
     temporary.unlink(missing_ok=True)
-    temporary.symlink_to(
-        Path(checkpoint, LINK_NAME), target_is_directory=True
-    )  # relative, so that a folder may be moved
+    # The link is relative, so that the folder may be moved.
+    temporary.symlink_to(Path(checkpoint, LINK_NAME), target_is_directory=True)
     temporary.replace(link)
 
 
@@ -50,10 +52,10 @@ def linked_bundle(filesystem: fs.FileSystem, folder: str) -> str | None:
         return None
     with filesystem.open_input_stream(path) as stream:
         uri = bytes(stream.read()).decode(errors="replace").strip()
-    leads = LINK_CONTENT.fullmatch(uri)
-    if leads is None:
+    match = LINK_CONTENT.fullmatch(uri)
+    if match is None:
         return None
-    moved = f"{folder}/{leads[1]}/{LINK_NAME}"
-    if folder in uri or filesystem.get_file_info(moved).type != fs.FileType.Directory:
+    copied = f"{folder}/{match[1]}/{LINK_NAME}"
+    if folder in uri or filesystem.get_file_info(copied).type != fs.FileType.Directory:
         return uri
-    return moved if local else f"{filesystem.type_name}://{moved}"  # the run's folder has been copied since
+    return copied if local else f"{filesystem.type_name}://{copied}"  # the run's folder has been copied since

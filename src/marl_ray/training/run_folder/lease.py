@@ -29,9 +29,9 @@ from marl_ray.training.run_folder.owners import (
     OWNER_FOLDER,
     RUNNING_STATE,
     Owner,
-    newest,
-    numbers,
+    newest_number,
     owner_file,
+    owner_numbers,
     owner_of,
 )
 
@@ -84,16 +84,16 @@ class Lease:
         if self.lost.is_set() and isinstance(error, Exception):
             self.check()  # what failed since has failed by the loss
         with contextlib.suppress(OSError):  # a run has ended as it has, also where its state cannot be written
-            if newest(self.filesystem, self.folder) != self.number:
+            if newest_number(self.filesystem, self.folder) != self.number:
                 return
-            if error is not None and self._is_all():
+            if error is not None and self._holds_lease_alone():
                 self.filesystem.delete_dir(self.folder)  # what was refused leaves nothing
             elif error is None:
-                self._write(_this_owner("finished"))
+                self._write(_describe_this_process("finished"))
             elif isinstance(error, Exception):
-                self._write(_this_owner("failed", describe_error(error)))
+                self._write(_describe_this_process("failed", describe_error(error)))
             else:  # Ctrl-C, or an exit
-                self._write(_this_owner("interrupted"))
+                self._write(_describe_this_process("interrupted"))
 
     def owns(self) -> bool:
         """Return False if another process has taken the folder.
@@ -111,18 +111,19 @@ class Lease:
         check_owned(self.filesystem, self.folder, self.number, self.whose)
 
     def _take(self) -> None:
+        """Own the folder. Raises OSError, and MarlRayError if another process owns it."""
         self.filesystem.create_dir(f"{self.folder}/{OWNER_FOLDER}")
         for _ in range(MAX_TRIES):
             self.confirmed = time.time()
-            last = newest(self.filesystem, self.folder)
+            last = newest_number(self.filesystem, self.folder)
             if last:
                 self._wait_for_end(last)
-            data = json.dumps(asdict(_this_owner(RUNNING_STATE))).encode()
+            data = json.dumps(asdict(_describe_this_process(RUNNING_STATE))).encode()
             if not create(self.filesystem, owner_file(self.folder, last + 1), data):
                 continue  # another was first
-            if newest(self.filesystem, self.folder) == last + 1:
+            if newest_number(self.filesystem, self.folder) == last + 1:
                 self.number = last + 1
-                for older in numbers(self.filesystem, self.folder):
+                for older in owner_numbers(self.filesystem, self.folder):
                     if older < self.number:
                         self._delete(older)
                 self._remove_leftovers()
@@ -135,7 +136,7 @@ class Lease:
         other = self._read(number)
         if other is not None and (other.state != RUNNING_STATE or other.is_gone()):
             return
-        age = self._age(number)
+        age = self._measure_age(number)
         if age < owners.LOST_S:
             place = "another process" if other is None else other.place
             raise MarlRayError(
@@ -144,12 +145,13 @@ class Lease:
             )
 
     def _read(self, number: int) -> Owner | None:
+        """Return the owner of this number, whose file may be being written; None if it stays unreadable."""
         until = time.monotonic() + WRITTEN_S
         while (other := owner_of(self.filesystem, self.folder, number)) is None and time.monotonic() < until:
             time.sleep(WRITTEN_S / 20)
         return other
 
-    def _age(self, number: int) -> float:
+    def _measure_age(self, number: int) -> float:
         """Return the seconds since the owner of this number wrote its file, by the clock of the storage.
 
         The clocks of two machines may differ.
@@ -180,12 +182,13 @@ class Lease:
         for folder in (self.folder, f"{self.folder}/{OWNER_FOLDER}"):
             remove_temporary(self.filesystem, folder)
 
-    def _is_all(self) -> bool:
+    def _holds_lease_alone(self) -> bool:
         """Return True if the folder holds the lease alone."""
         infos = self.filesystem.get_file_info(fs.FileSelector(self.folder))
         return {info.base_name for info in infos} == {OWNER_FOLDER}
 
     def _beat(self) -> None:
+        """Confirm the lease every BEAT_S seconds, until it is done or lost."""
         while not self.done.wait(owners.BEAT_S):
             with contextlib.suppress(OSError):  # a run continues whose state cannot be written
                 self._confirm()
@@ -196,19 +199,22 @@ class Lease:
         """Give a beat, or learn that there is another owner. Raises OSError."""
         with self.confirming:
             at = time.time()
-            if self._write(_this_owner(RUNNING_STATE)):
+            if self._write(_describe_this_process(RUNNING_STATE)):
                 self.confirmed = at
             elif not self.lost.is_set():
                 self.lost.set()
                 self.when_lost()
 
     def _write(self, owner: Owner) -> bool:
-        """Write this owner's file; False, and there is no such file, if the folder has a later owner. Raises OSError."""
-        is_owner = newest(self.filesystem, self.folder) <= self.number
+        """Write this owner's file, unless the folder has a later owner: then remove it and return False.
+
+        Raises OSError.
+        """
+        is_owner = newest_number(self.filesystem, self.folder) <= self.number
         if is_owner:
             write_json(self.filesystem, owner_file(self.folder, self.number), asdict(owner))
             # A process that slept meanwhile has made the file anew, which the later owner had removed.
-            is_owner = newest(self.filesystem, self.folder) <= self.number
+            is_owner = newest_number(self.filesystem, self.folder) <= self.number
         if not is_owner:
             self._delete(self.number)
         return is_owner
@@ -220,7 +226,7 @@ def check_owned(filesystem: fs.FileSystem, folder: str, number: int, whose: str)
     If the storage does not answer, the folder counts as owned by this one.
     """
     with contextlib.suppress(OSError):
-        last = newest(filesystem, folder)
+        last = newest_number(filesystem, folder)
         if last > number:
             other = owner_of(filesystem, folder, last)
             place = "another process" if other is None else other.place
@@ -229,7 +235,8 @@ def check_owned(filesystem: fs.FileSystem, folder: str, number: int, whose: str)
             )
 
 
-def _this_owner(state: str, error: str | None = None) -> Owner:
+def _describe_this_process(state: str, error: str | None = None) -> Owner:
+    """Return this process as an owner in this state, with a beat now."""
     pid = os.getpid()
     host, address, machine = socket.gethostname(), owners.own_address(), owners.this_machine()
     return Owner(state, host, address, machine, pid, start_of(pid), time.time(), error)

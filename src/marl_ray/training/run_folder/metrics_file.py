@@ -1,8 +1,9 @@
-"""The metrics of a run as lines of JSON: `NAME/metrics.jsonl`, which the first of the workers writes (journal/writer.py).
+"""The metrics of a run as lines of JSON, in `NAME/metrics.jsonl`.
 
-A row is one object of numbers. An iteration's row has `iteration`, `steps` (environment steps so far), `timestamp` (seconds
-since 1970 at which it was written) and its metrics; the row of iteration 0 is the evaluation before training. An epoch of
-a warm start has `steps` 0, `warm_start/epoch` and no `iteration`. Values that are not finite are left out.
+The first of the workers writes them (journal/writer.py). A row is one object of numbers. An iteration's row has
+`iteration`, `steps` (environment steps so far), `timestamp` (seconds since 1970 at which it was written) and its
+metrics; the row of iteration 0 is the evaluation before training. An epoch of a warm start has `steps` 0,
+`warm_start/epoch` and no `iteration`. Values that are not finite are left out.
 """
 
 import json
@@ -20,7 +21,10 @@ METRICS_FILE = "metrics.jsonl"
 
 
 def iteration_of(row: Mapping[str, float]) -> int:
-    """Return the iteration of a row; -1 for an epoch of a warm start, which comes before all iterations."""
+    """Return the iteration of a row.
+
+    It is -1 for an epoch of a warm start, which comes before all iterations.
+    """
     return int(row.get("iteration", -1))
 
 
@@ -51,9 +55,10 @@ def line_of(row: Mapping[str, float]) -> str:
 
 
 def read_metrics(filesystem: fs.FileSystem, folder: str) -> list[dict[str, float]]:
-    """Return the rows of a run's folder, in the order of its iterations; empty where there is no file yet.
+    """Return the rows of a run's folder, in the order of its iterations.
 
-    A line that is being written is left out. Raises MarlRayError, which names file and line, for lines that are no rows.
+    The list is empty where there is no file yet. A line that is being written is left out. Raises MarlRayError, which
+    names file and line, for lines that are no rows.
     """
     path = f"{folder}/{METRICS_FILE}"
     rows = []

@@ -1,7 +1,8 @@
-"""`NAME/owner/N.json`: the N-th driver of a run or a sweep, whether it is alive, and how its attempt ended.
+"""The drivers of a run or a sweep, the N-th in `NAME/owner/N.json`.
 
-The file with the greatest number is the owner's. While a driver works, it writes the time into its file every BEAT_S
-seconds. The file also names its machine and process, so that on that machine a driver that was killed is known at once.
+The file says whether the driver is alive, and how its attempt ended. The file with the greatest number is the owner's.
+While a driver works, it writes the time into its file every BEAT_S seconds. The file also names its machine and
+process, so that on that machine a driver that was killed is known at once.
 """
 
 import functools
@@ -22,6 +23,7 @@ BEAT_S = 15.0
 LOST_S = 60.0
 """Seconds without a beat after which a driver counts as dead, on whatever machine."""
 RUNNING_STATE = "running"
+"""State of an owner that has not ended."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +62,17 @@ class Owner:
 def read_owner(filesystem: fs.FileSystem, folder: str) -> Owner | None:
     """Return the last attempt at the run of this folder; None where nothing says so."""
     try:
-        return owner_of(filesystem, folder, newest(filesystem, folder))
+        return owner_of(filesystem, folder, newest_number(filesystem, folder))
     except OSError:
         return None
 
 
-def newest(filesystem: fs.FileSystem, folder: str) -> int:
+def newest_number(filesystem: fs.FileSystem, folder: str) -> int:
     """Return the number of the folder's last owner; 0 if it never had one. Raises OSError."""
-    return max(numbers(filesystem, folder), default=0)
+    return max(owner_numbers(filesystem, folder), default=0)
 
 
-def numbers(filesystem: fs.FileSystem, folder: str) -> list[int]:
+def owner_numbers(filesystem: fs.FileSystem, folder: str) -> list[int]:
     """Return the numbers of all owners that the folder names. Raises OSError."""
     infos = filesystem.get_file_info(fs.FileSelector(f"{folder}/{OWNER_FOLDER}", allow_not_found=True))
     stems = (info.base_name.removesuffix(".json") for info in infos if info.base_name.endswith(".json"))
@@ -78,7 +80,10 @@ def numbers(filesystem: fs.FileSystem, folder: str) -> list[int]:
 
 
 def owner_of(filesystem: fs.FileSystem, folder: str, number: int) -> Owner | None:
-    """Return the attempt of this number; None if its file is not there, is being written, or is none of ours."""
+    """Return the owner of this number.
+
+    It is None if its file is not there, is being written, or holds no owner.
+    """
     try:
         data = read_json(filesystem, owner_file(folder, number))
         return None if data is None else Owner(**data)
@@ -111,7 +116,10 @@ def whose_folder(filesystem: fs.FileSystem, folder: str) -> str:
 
 @functools.cache
 def own_address() -> str:
-    """Return the address by which other machines reach this one; empty without a network. Nothing is sent."""
+    """Return the address by which other machines reach this one.
+
+    It is empty without a network. Nothing is sent.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # RFC 5737: an address that is nobody's

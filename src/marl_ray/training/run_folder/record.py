@@ -108,7 +108,7 @@ def check_folder(config: RunConfig) -> None:
         if not existed:
             _delete_if_empty(filesystem, folder)
     except (OSError, ValueError) as error:
-        raise _unwritable(config, error) from error
+        raise _unwritable_error(config, error) from error
 
 
 def _delete_if_empty(filesystem: fs.FileSystem, folder: str) -> None:
@@ -120,7 +120,7 @@ def _delete_if_empty(filesystem: fs.FileSystem, folder: str) -> None:
         filesystem.delete_dir(folder)
 
 
-def _unwritable(config: RunConfig, error: Exception) -> MarlRayError:
+def _unwritable_error(config: RunConfig, error: Exception) -> MarlRayError:
     return MarlRayError(f"storage: {config.storage!r} cannot be written: {one_line(error)}")
 
 
@@ -158,7 +158,7 @@ def record_of(config: RunConfig) -> RunRecord:
     by accident. Raises MarlRayError if the record is another run's, or cannot be read, and if the name is a sweep's.
     """
     refuse_other_kind(config.storage, config.name, RUN_KIND)
-    identity = _identity(config)
+    identity = _identity_of(config)
     filesystem, folder = filesystem_of(config)
     record = read_record(filesystem, folder)
     if record is None:
@@ -171,7 +171,7 @@ def record_of(config: RunConfig) -> RunRecord:
     )
     if differing:
         _check_names_of_environment(config, differing)
-        named = [_difference(key, recorded_identity, own_identity) for key in differing[:MAX_NAMED_KEYS]]
+        named = [_describe_difference(key, recorded_identity, own_identity) for key in differing[:MAX_NAMED_KEYS]]
         more = ", ..." if len(differing) > MAX_NAMED_KEYS else ""
         raise MarlRayError(
             f"name: run {config.name!r} exists under {config.storage!r} with another {', '.join(named)}{more}; "
@@ -194,7 +194,7 @@ def _check_names_of_environment(config: RunConfig, differing: Iterable[str]) -> 
         return
 
 
-def _difference(key: str, before: JsonMapping, now: JsonMapping) -> str:
+def _describe_difference(key: str, before: JsonMapping, now: JsonMapping) -> str:
     """Return a key with the value that a run has and the one that a config has."""
     values = (str(flat[key]) if key in flat else "none" for flat in (before, now))
     shown = [text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..." for text in values]
@@ -203,10 +203,11 @@ def _difference(key: str, before: JsonMapping, now: JsonMapping) -> str:
 
 def identity_hash(config: RunConfig) -> str:
     """Return the sha256 of the part of a run's config that stays the same however often the run continues."""
-    return hashlib.sha256(json.dumps(_identity(config), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(_identity_of(config), sort_keys=True).encode()).hexdigest()
 
 
-def _identity(config: RunConfig) -> JsonObject:
+def _identity_of(config: RunConfig) -> JsonObject:
+    """Return the part of a run's config that stays the same however often the run continues."""
     identity = {key: value for key, value in config.resolve().items() if key not in NOT_IDENTITY}
     # A finished run may be made longer, and the size of micro-batches changes no result.
     identity["train"] = {k: v for k, v in identity["train"].items() if k not in ("total_steps", "micro_batch")}
@@ -214,7 +215,10 @@ def _identity(config: RunConfig) -> JsonObject:
 
 
 def config_record(config: RunConfig) -> RunRecord:
-    """Return the part of a run's record that changes when its config does: resolved, as it was given, and its hash."""
+    """Return the part of a run's record that changes when its config does.
+
+    It is the config, resolved and as it was given, and its hash.
+    """
     return {"config": config.resolve(), "given": config.as_given(), "config_hash": config_hash(config)}
 
 

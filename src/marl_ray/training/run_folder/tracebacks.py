@@ -25,7 +25,10 @@ def write_traceback(config: RunConfig, whose: str, text: str) -> str:
 
 
 def traceback_of(config: RunConfig, ranks: Iterable[int]) -> str:
-    """Return the path of the traceback of the first of these workers that left one; empty if none did."""
+    """Return the path of the traceback of the first of these workers that left one.
+
+    It is empty if none did.
+    """
     filesystem, folder = filesystem_of(config)
     paths = (f"{folder}/errors/worker-{rank}.txt" for rank in ranks)
     return next((path for path in paths if filesystem.get_file_info(path).type == fs.FileType.File), "")

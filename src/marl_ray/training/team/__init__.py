@@ -1,1 +1,4 @@
-"""The policies that play and learn: built from the config, and checked against the environment and the GPU."""
+"""The policies that play and learn.
+
+They are built from the config, and checked against the environment and the GPU.
+"""

@@ -1,4 +1,7 @@
-"""The team of a run: models and learners from the config and the environment's spaces, and its bundle."""
+"""Assemble the team of a run.
+
+Its models and learners follow from the config and the environment's spaces; the team writes the run's bundle.
+"""
 
 import tempfile
 from collections.abc import Callable, Mapping
@@ -80,7 +83,7 @@ def build_team(
     """
     agents = team_agents(config, env)
     models = run_on_all_workers(lambda: build_models(config, env, agents))
-    _check_read_alike(models)
+    _check_same_weights(models)
     learners = {
         name: Learner(model, mesh, _learner_settings(config, name, mixed_precision))
         for name, model in models.items()
@@ -89,7 +92,7 @@ def build_team(
     return team_family(config).assemble(config, agents, models, learners, mesh, engine_of)
 
 
-def _check_read_alike(models: "Mapping[str, PolicyModel]") -> None:
+def _check_same_weights(models: "Mapping[str, PolicyModel]") -> None:
     """Raise MarlRayError, on all workers, if they do not read a model's weights alike.
 
     Workers on which the weights wait in their files would exchange what the others do not, and of another model's
@@ -164,12 +167,13 @@ def bundle_writer(
     )
     save = team.weights_saver(config, env, lineage)
 
-    def write(folder: Path, trained: TrainedTensor = _none) -> None:
+    def write(folder: Path, trained: TrainedTensor = _return_none) -> None:
         with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
             save(temporary, trained).rename(folder)
 
     return write
 
 
-def _none(policy: str, weight: str) -> None:
-    return None
+def _return_none(policy: str, weight: str) -> None:
+    """Return None: a `TrainedTensor` of a team whose weights this worker has whole."""
+    return

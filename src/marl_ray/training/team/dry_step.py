@@ -1,4 +1,7 @@
-"""The memory of one training step of a language model on many GPUs, computed without a GPU: its tensors have no numbers."""
+"""Compute the memory of one training step of a language model on many GPUs, without a GPU.
+
+The tensors of the step have no numbers.
+"""
 
 import warnings
 from typing import Any, NamedTuple
@@ -97,13 +100,13 @@ def dry_step(
         shard(policy, worker_mesh("cpu", 1, *axes), mixed_precision)
         sequences = _packed_pass(policy, size, axes[0]) if axes[0] > 1 else None
         with FakeTensorMode(allow_non_fake_inputs=True):
-            _fill(policy)
-            return _step(policy, size, optimizer, sequences)
+            _fill_weights(policy)
+            return _measure_step(policy, size, optimizer, sequences)
     finally:
         dist.destroy_process_group()
 
 
-def _fill(policy: TokenPolicy) -> None:
+def _fill_weights(policy: TokenPolicy) -> None:
     """Give weights on the meta device fake ones of the CPU, and each tied weight one for all its names."""
     fakes: dict[int, nn.Parameter] = {}
     state: dict[str, nn.Parameter] = {}
@@ -125,7 +128,8 @@ def _packed_pass(policy: TokenPolicy, size: DryPass, parts: int) -> Packed:
     return pack(prompts, responses, torch.ones_like(responses, dtype=torch.bool), parts)[0]
 
 
-def _step(policy: TokenPolicy, size: DryPass, steps: bool, sequences: Packed | None) -> DryPeak:
+def _measure_step(policy: TokenPolicy, size: DryPass, steps: bool, sequences: Packed | None) -> DryPeak:
+    """Make a pass, and with `steps` a step of AdamW, and return the peak of the memory."""
     length = policy.config.context
     trained = policy.actor_parameters()
     optimizer = torch.optim.AdamW(trained, 1e-5, fused=True)
@@ -138,9 +142,8 @@ def _step(policy: TokenPolicy, size: DryPass, steps: bool, sequences: Packed | N
     # Which places they are does not matter to memory.
     targets = places = torch.zeros(-(-size.rows * size.tokens // scorers), dtype=torch.int64)
     assert policy.sharded is not None
-    begin_pass(
-        policy, last=not policy.sharded.gathers_once
-    )  # the first of several passes, if that is where most is held
+    # The first of several passes holds most if the weights stay gathered from it on, else the last does.
+    begin_pass(policy, last=not policy.sharded.gathers_once)
     tracker: Any = FSDPMemTracker(policy, optimizer)
     tracker.track_inputs((ids, places))
     with tracker, warnings.catch_warnings():

@@ -49,7 +49,10 @@ CPU_MEMORY_SHARE = 0.5
 
 
 class EngineActors(Engine):
-    """The actors of one policy. Every worker makes an `EngineActors`, and all call `update_weights` and `close` together."""
+    """The actors of one policy.
+
+    Every worker makes an `EngineActors`, and all call `update_weights` and `close` together.
+    """
 
     def __init__(self, config: RunConfig, name: str, policy: TokenPolicy) -> None:
         """Start the actors of the engine of policy `name` of the team.
@@ -61,34 +64,38 @@ class EngineActors(Engine):
         self._config, self._policy = config, policy
         self._where = f"resources.engines: engine of policy {name}"
         self._rank, _ = rank_and_world_size()
-        self._made: list[Any] = []
+        self._own_actors: list[Any] = []
         """The actors, which only worker 0 made and must end; empty on other workers."""
-        self._actors = self._made
+        self._actors = self._own_actors
         # Adapters are small, and reach the engine as files.
         by_nccl = policy.device.type == "cuda" and policy.config.lora is None
         self._transfer = HostTransfer.NCCL if by_nccl else HostTransfer.OBJECT_STORE
         self._group: WeightGroup | None = None
         """The group that the engines' GPUs have joined."""
-        self._sent = {} if policy.source is not None else _state(policy)
+        self._sent_state = {} if policy.source is not None else _write_counters(policy)
         """The state of the weights that the actors have; empty before the first, if they do not begin with them."""
-        labels, error = broadcast_from_rank0(lambda: self._make(name))
+        labels, error = broadcast_from_rank0(lambda: self._make_actors(name))
         if error is not None:
             raise error
-        self._actors = self._made or [ray.get_actor(label) for label in labels]
+        self._actors = self._own_actors or [ray.get_actor(label) for label in labels]
 
     @override
     def update_weights(self) -> None:
-        policy, state = self._policy, _state(self._policy)
+        policy, state = self._policy, _write_counters(self._policy)
         if policy.source is not None:
-            if self._sent != state:
-                self._bring(first=not self._sent)
-        elif self._rank == 0 and self._transfer is HostTransfer.NCCL and (state != self._sent or self._group is None):
+            if self._sent_state != state:
+                self._send_missing(first=not self._sent_state)
+        elif (
+            self._rank == 0
+            and self._transfer is HostTransfer.NCCL
+            and (state != self._sent_state or self._group is None)
+        ):
             self._broadcast(sampling_weights(policy))
-        elif self._rank == 0 and state != self._sent:
-            self._load({key for key, value in state.items() if value != self._sent.get(key)})
-        self._sent = state
+        elif self._rank == 0 and state != self._sent_state:
+            self._send_held({key for key, value in state.items() if value != self._sent_state.get(key)})
+        self._sent_state = state
 
-    def _bring(self, first: bool) -> None:
+    def _send_missing(self, first: bool) -> None:
         """Hand over the weights that the empty copy does not hold, a part of them at a time.
 
         All workers gather the trained ones; the others never change, and worker 0 reads them from their files
@@ -96,8 +103,8 @@ class EngineActors(Engine):
         """
         import ray
 
-        policy, every = self._policy, self._rank == 0 and (first or self._transfer is HostTransfer.NCCL)
-        weights = sampling_weights(policy, frozen=every)
+        policy, with_frozen = self._policy, self._rank == 0 and (first or self._transfer is HostTransfer.NCCL)
+        weights = sampling_weights(policy, frozen=with_frozen)
         if self._rank != 0:
             for _ in weights:
                 pass
@@ -105,18 +112,20 @@ class EngineActors(Engine):
             self._broadcast(weights)
         else:
             for part in group_into_parts(weights):
-                held = ray.put({name: pack_tensor(tensor) for name, tensor in part.items()})
-                self._results([actor.load.remote(policy.version, held, False) for actor in self._actors], "load")
-            self._load({name for name, parameter in policy.lm.named_parameters() if not parameter.is_meta})
+                stored = ray.put({name: pack_tensor(tensor) for name, tensor in part.items()})
+                self._collect_results(
+                    [actor.load.remote(policy.version, stored, False) for actor in self._actors], "load"
+                )
+            self._send_held({name for name, parameter in policy.lm.named_parameters() if not parameter.is_meta})
 
-    def _load(self, names: Collection[str]) -> None:
+    def _send_held(self, names: Collection[str]) -> None:
         """Hand over weights that this worker holds, by their names; with them the version is complete."""
         import ray
 
-        held = ray.put(
+        stored = ray.put(
             {name: pack_tensor(parameter) for name, parameter in self._policy.lm.named_parameters() if name in names}
         )
-        self._results([actor.load.remote(self._policy.version, held) for actor in self._actors], "load")
+        self._collect_results([actor.load.remote(self._policy.version, stored) for actor in self._actors], "load")
 
     def _broadcast(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Send all weights from this GPU to those of the engines."""
@@ -129,11 +138,11 @@ class EngineActors(Engine):
             joining = [actor.join.remote(group.member(number)) for number, actor in enumerate(self._actors)]
             group.join()
             self._group = group
-            self._results(joining, "join")
+            self._collect_results(joining, "join")
         update = self._group.update(sampled_weights(self._policy))
         taking = [actor.receive_weights.remote(self._policy.version, update) for actor in self._actors]
         self._group.send(weights)
-        self._results(taking, "receive_weights")
+        self._collect_results(taking, "receive_weights")
         torch.cuda.synchronize()
 
     @override
@@ -149,7 +158,7 @@ class EngineActors(Engine):
                 # Each worker begins with another engine, so that small batches do not all go to the first one.
                 actor = self._actors[(number + self._rank) % count]
                 calls.append(actor.generate.remote(self._policy.version, part, seed, generation))
-        written = [completion for part in self._results(calls, "generate") for completion in part]
+        written = [completion for part in self._collect_results(calls, "generate") for completion in part]
         trained = engine_host(self._policy.generation.engine).reports_trained(self._policy.generation, generation)
         return written if trained else with_trained_log_probs(self._policy, prompts, written)
 
@@ -161,14 +170,14 @@ class EngineActors(Engine):
     def close(self) -> None:
         import ray
 
-        ending = [actor.close.remote() for actor in self._made]
+        ending = [actor.close.remote() for actor in self._own_actors]
         with contextlib.suppress(Exception):  # the actors end here, whatever state they are in
             ray.get(ending, timeout=CLOSE_S)
-        for actor in self._made:
+        for actor in self._own_actors:
             ray.kill(actor)
-        self._made.clear()
+        self._own_actors.clear()
 
-    def _make(self, name: str) -> tuple[list[str], MarlRayError | None]:
+    def _make_actors(self, name: str) -> tuple[list[str], MarlRayError | None]:
         """Make the actors on worker 0.
 
         Returns their names, and the error that all workers raise if the actors cannot be made.
@@ -193,25 +202,27 @@ class EngineActors(Engine):
             # Ray Train's own placement group has room only for its workers. None, contrary to its type, means no group.
             "scheduling_strategy": PlacementGroupSchedulingStrategy(cast(Any, None)),
         }
-        host, held, spec = ray.remote(EngineActor), ray.put(policy), engine_spec(policy.generation.engine)
+        host, stored, spec = ray.remote(EngineActor), ray.put(policy), engine_spec(policy.generation.engine)
         for label in labels:
             made = host.options(name=label, **options)
-            self._made.append(made.remote(held, need.tensor_parallel, need.threads_per_worker, self._transfer))
+            self._own_actors.append(made.remote(stored, need.tensor_parallel, need.threads_per_worker, self._transfer))
         try:
             try:
-                ray.get([actor.machine_name.remote() for actor in self._made], timeout=PLACE_S)
+                ray.get([actor.machine_name.remote() for actor in self._own_actors], timeout=PLACE_S)
             except ray.exceptions.GetTimeoutError:
-                what = f"{options['num_cpus']:g} CPUs" + (f" and {gpus} GPUs" if gpus else "")
-                late = f"no place with {what} on one node was free within {PLACE_S:g} s"
-                return labels, EngineLostError(f"{self._where}: {late}")
-            self._results([actor.start.remote() for actor in self._made], "start", max(ANSWER_S, spec.start_s))
+                resources = f"{options['num_cpus']:g} CPUs" + (f" and {gpus} GPUs" if gpus else "")
+                problem = f"no place with {resources} on one node was free within {PLACE_S:g} s"
+                return labels, EngineLostError(f"{self._where}: {problem}")
+            self._collect_results(
+                [actor.start.remote() for actor in self._own_actors], "start", max(ANSWER_S, spec.start_s)
+            )
         except MarlRayError as error:
             return labels, error
         except Exception as error:
             return labels, EngineLostError(f"{self._where}: {describe_error(error)}")
         return labels, None
 
-    def _results(self, calls: list[Any], method: str, quiet_s: float = ANSWER_S) -> list[Any]:
+    def _collect_results(self, calls: list[Any], method: str, quiet_s: float = ANSWER_S) -> list[Any]:
         """Return the results of calls, one for each actor, as long as the actors write tokens.
 
         Raises EngineLostError if an actor has died, does not answer for `quiet_s`, or writes no token for that time, and
@@ -276,11 +287,17 @@ class EngineActor:
     def generate(
         self, version: int, prompts: Sequence[Prompt], seed: int, generation: GenerationConfig
     ) -> list[Completion]:
-        """Return the responses of the host by weights of `version`; raises what `EngineHost.generate` raises."""
+        """Return the responses of the host by weights of `version`.
+
+        Raises what `EngineHost.generate` raises.
+        """
         return self._host.generate(version, prompts, seed, generation)
 
     def progress(self) -> int:
-        """Return the number of tokens that the host has written so far; it may be asked while the host writes."""
+        """Return the number of tokens that the host has written so far.
+
+        It may be asked while the host writes.
+        """
         return self._host.progress()
 
     def close(self) -> None:
@@ -289,12 +306,13 @@ class EngineActor:
 
 
 def _free_port() -> int:
+    """Return a TCP port of this machine that nothing uses now."""
     with socket.socket() as listener:
         listener.bind(("", 0))
         return int(listener.getsockname()[1])
 
 
-def _state(policy: TokenPolicy) -> dict[str, tuple[int, int]]:
+def _write_counters(policy: TokenPolicy) -> dict[str, tuple[int, int]]:
     """Return parameter -> its address and write counter, which change with every write to it.
 
     For a parameter that an empty copy does not hold, the counter is the version.

@@ -1,7 +1,7 @@
-"""Measure how many responses fit into one pass on a GPU, before the first gradient step, so that none runs out of memory.
+"""Measure how many responses fit into one pass on a GPU.
 
-A worker that runs out of memory cannot try a smaller pass: the other workers would wait for it in the collectives of
-the pass that it left.
+It is done before the first gradient step, so that none runs out of memory. A worker that runs out of memory cannot try
+a smaller pass: the other workers would wait for it in the collectives of the pass that it left.
 """
 
 import math
@@ -22,7 +22,7 @@ USABLE_MEMORY_SHARE = 0.85
 """The share of the free memory that passes may take; the rest is left for fragmentation."""
 
 
-def pass_limits(learners: Mapping[str, Learner]) -> dict[str, int]:
+def measure_pass_limits(learners: Mapping[str, Learner]) -> dict[str, int]:
     """Measure how many sequences fit into a pass of each learner on a GPU.
 
     The number is the same on every worker, at least 1. A model whose passes fit beside all of its weights, on every
@@ -34,7 +34,7 @@ def pass_limits(learners: Mapping[str, Learner]) -> dict[str, int]:
     on_gpu = {name: learner for name, learner in learners.items() if learner.policy.device.type == "cuda"}
     # Adam makes its two moments in the first step.
     coming = sum(
-        2 * _bytes(group["params"])
+        2 * _gpu_bytes(group["params"])
         for learner in on_gpu.values()
         for group in learner.policy.optimizer.param_groups
         if learner.policy.hyper.optimizer == "adamw"
@@ -52,7 +52,7 @@ def pass_limits(learners: Mapping[str, Learner]) -> dict[str, int]:
             sharded = policy.model.sharded
             if not sharded.gathers_once:
                 rows = min(limits[name], policy.pass_size or limits[name])
-                beside = fit_beside(sharded.gathered_bytes, one_row, two_rows, usable, rows)
+                beside = fits_beside_weights(sharded.gathered_bytes, one_row, two_rows, usable, rows)
                 policy.model.sharded = replace(sharded, gathers_once=all(gather_from_workers(beside)))
     return limits
 
@@ -93,7 +93,7 @@ def rows_that_fit(one_row: float, two_rows: float, free: float) -> int:
     return 1 + max(0, int((free - one_row) // max(two_rows - one_row, 1.0)))
 
 
-def fit_beside(weights: float, one_row: float, two_rows: float, free: float, rows: int) -> bool:
+def fits_beside_weights(weights: float, one_row: float, two_rows: float, free: float, rows: int) -> bool:
     """Return True if a pass of `rows` fits into `free` bytes beside all weights, gathered.
 
     It takes what `rows_that_fit` says.
@@ -103,7 +103,10 @@ def fit_beside(weights: float, one_row: float, two_rows: float, free: float, row
 
 
 def trial_pass(model: Any, rows: int, learn_entropy: bool) -> None:
-    """Make a forward and a backward pass with `rows` responses that fill the context; leaves no gradients."""
+    """Make a forward and a backward pass with `rows` responses that fill the context.
+
+    It leaves no gradients.
+    """
     steps = model.generation.max_tokens
     prompts = torch.zeros(rows, max(1, model.config.context - steps), dtype=torch.int64, device=model.device)
     responses = torch.zeros(rows, steps, dtype=torch.int64, device=model.device)
@@ -131,6 +134,6 @@ def peak_bytes(policy: TrainedPolicy, rows: int, learn_entropy: bool) -> float:
     return float(torch.cuda.max_memory_allocated(policy.device) - before)
 
 
-def _bytes(parameters: Iterable[torch.nn.Parameter]) -> int:
+def _gpu_bytes(parameters: Iterable[torch.nn.Parameter]) -> int:
     local = (p.to_local() if hasattr(p, "to_local") else p for p in parameters)
     return sum(p.numel() * p.element_size() for p in local if p.device.type == "cuda")

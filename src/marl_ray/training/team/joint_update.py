@@ -1,4 +1,7 @@
-"""Update all policies of a team: together, or one after another (HAPPO, Kuba et al. 2022, arXiv 2109.11251)."""
+"""Update all policies of a team.
+
+They are updated together, or one after another (HAPPO, Kuba et al. 2022, arXiv 2109.11251).
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -48,5 +51,5 @@ def update_team(
         if sequential:
             change = learner.log_ratio(batch).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
             after = change if factor is None else factor * change
-            means, factor = learner.moved_costs(stats, batch, after, factor).means, after
+            means, factor = learner.estimate_moved_costs(stats, batch, after, factor).means, after
     return metrics

@@ -24,8 +24,8 @@ from marl_ray.policies.prompting.protocol import Tokenizer
 from marl_ray.policies.prompting.tokenizers import check_vocabulary, load_tokenizer
 from marl_ray.rollout.text.curriculum import Curriculum
 from marl_ray.training.team.families.language_models import bundle_weights
-from marl_ray.training.texts.demonstrations import encode, read_demonstrations
-from marl_ray.training.texts.served_data import Reader, read_data
+from marl_ray.training.texts.demonstrations import encode_examples, read_demonstrations
+from marl_ray.training.texts.served_data import PolicyReader, read_data
 from marl_ray.training.tracking.mlflow_run import uri_of
 
 if TYPE_CHECKING:
@@ -46,9 +46,10 @@ class CheckedPolicy(NamedTuple):
 
 
 def check_language(config: RunConfig, env: "AECEnv", agents: Mapping[str, Sequence[str]]) -> dict[str, CheckedPolicy]:
-    """Raise MarlRayError if a team of language models cannot play or learn here; return its policies.
+    """Return the policies of a team of language models that can play and learn here.
 
-    `agents` are policy -> its agents. Models are built without memory for their weights.
+    Raises MarlRayError if it cannot. `agents` are policy -> its agents. Models are built without memory for their
+    weights.
     """
     models = {}
     for name, members in agents.items():
@@ -59,7 +60,7 @@ def check_language(config: RunConfig, env: "AECEnv", agents: Mapping[str, Sequen
             key = f"team.{name}.generation.engine={engine}"
             raise MarlRayError(f"{key}: expected the package {spec.package}; {install_hint(spec.package)}")
         assert policy.model is not None
-        models[name] = _model(policy.model, uri_of(config))
+        models[name] = _build_model(policy.model, uri_of(config))
         where = f"team.{name}.model.path {policy.model.path!r}"
         check_architecture(models[name][0].config, engine, policy.model.context, where)
         if not policy.frozen:
@@ -84,10 +85,10 @@ def check_language(config: RunConfig, env: "AECEnv", agents: Mapping[str, Sequen
     if config.train.curriculum:
         Curriculum(config.train.curriculum, env, {})
     if config.data is not None:
-        read_data(config, agents, {name: Reader(*model) for name, model in models.items()})
+        read_data(config, agents, {name: PolicyReader(*model) for name, model in models.items()})
     if config.warm_start is not None:
         for name, demonstrations in read_demonstrations(config, env, agents, SAMPLED_EPISODES).items():
-            encode(demonstrations, *models[name], config, name)
+            encode_examples(demonstrations, *models[name], config, name)
     return {
         name: CheckedPolicy(tokenizer, config.team[name].model, config.team[name].generation)  # type: ignore[arg-type]
         for name, (_, tokenizer) in models.items()
@@ -124,7 +125,7 @@ def _check_parts(parts: int, settings: Any, name: str) -> None:
         )
 
 
-def _model(model: ModelConfig, uri: str) -> tuple[Any, Any]:
+def _build_model(model: ModelConfig, uri: str) -> tuple[Any, Any]:
     """Build the model, with its adapters, and its tokenizer."""
     if model.preset is not None:
         tokenizer = byte_tokenizer(model.context)
@@ -152,7 +153,10 @@ def _model(model: ModelConfig, uri: str) -> tuple[Any, Any]:
 
 
 def _check_weights(folder: str, path: str) -> None:
-    """Raise MarlRayError if a folder has no weights, or only pickled ones; names that transformers knows pass."""
+    """Raise MarlRayError if a folder has no weights, or only pickled ones.
+
+    Names that transformers knows pass.
+    """
     if Path(folder).is_dir() and not any(Path(folder, name).is_file() for name in WEIGHT_FILES):
         raise MarlRayError(f"model.path {path!r} has no weights: expected one of {', '.join(WEIGHT_FILES)}")
 

@@ -34,7 +34,10 @@ WeightsSaver = Callable[[str, TrainedTensor], Path]
 
 @dataclass(frozen=True)
 class Team(ABC):
-    """Policies by name: the agents each plays, its rollout model, and its learner unless it is frozen."""
+    """The policies of a run by name.
+
+    Each has the agents that it plays, its rollout model, and its learner unless it is frozen.
+    """
 
     agents: dict[str, list[str]]
     models: "Mapping[str, PolicyModel]"

@@ -12,7 +12,7 @@ from marl_ray.policies.language.token_policy import model_folder
 from marl_ray.training.team.dry_step import DryPass, DryPeak, dry_step
 from marl_ray.training.team.families.language_models import sampled_elsewhere
 from marl_ray.training.team.language_checks import check_mesh
-from marl_ray.training.team.model_shapes import architecture
+from marl_ray.training.team.model_shapes import read_architecture
 from marl_ray.training.tracking.mlflow_run import uri_of
 
 BF16, FLOAT32 = 2, 4
@@ -53,7 +53,7 @@ def memory_plan(config: RunConfig, gpus: int) -> MemoryPlan:
     if a model cannot be divided as they say, or if its shape is not known. Starts and ends a process group, so the
     process must have none.
     """
-    shards = shards_of(config, gpus)
+    shards = weight_shards(config, gpus)
     if not config.has_language_models:
         raise MarlRayError("team: expected language models; actor-critics are small, and their memory is not computed")
     mixed = config.resources.mixed_precision != "none"
@@ -63,7 +63,7 @@ def memory_plan(config: RunConfig, gpus: int) -> MemoryPlan:
     for name, policy in config.team.items():
         assert policy.model is not None
         try:
-            shape = architecture(policy.model, uri_of(config))
+            shape = read_architecture(policy.model, uri_of(config))
         except MarlRayError as error:
             raise MarlRayError(f"team.{name}.{error}") from error
         lm = empty_lm(shape)
@@ -96,14 +96,14 @@ def memory_plan(config: RunConfig, gpus: int) -> MemoryPlan:
     weights, gradients, optimizer = (
         sum(getattr(peak, kind) for peak in steps) for kind in ("weights", "gradients", "optimizer")
     )
-    most = max(steps, key=lambda peak: peak.gathered + peak.activations)
+    largest = max(steps, key=lambda peak: peak.gathered + peak.activations)
     return MemoryPlan(
         gpus=gpus,
         weights=weights,
         gradients=gradients,
         optimizer=optimizer,
-        gathered=most.gathered,
-        activations=most.activations,
+        gathered=largest.gathered,
+        activations=largest.activations,
         reference=reference,
         sampling=sampling,
         resting=weights + gradients + optimizer + reference + sampling,
@@ -111,7 +111,7 @@ def memory_plan(config: RunConfig, gpus: int) -> MemoryPlan:
     )
 
 
-def shards_of(config: RunConfig, gpus: int) -> int:
+def weight_shards(config: RunConfig, gpus: int) -> int:
     """Return the number of GPUs that share one set of weights.
 
     It is `shard` x `context` x `tensor` of `resources.parallel`, or, where `shard` is not given, as many as make up
@@ -143,7 +143,10 @@ def pass_of(config: RunConfig, name: str) -> DryPass:
 
 
 def sampling_bytes(config: RunConfig, name: str) -> int:
-    """Return the bytes of each number of the copy that samples on every worker; 0 where no worker has one."""
+    """Return the bytes of each number of the copy that samples on every worker.
+
+    It is 0 where no worker has one.
+    """
     model = config.team[name].model
     assert model is not None
     if sampled_elsewhere(config, name) and _stays_in_files(model, uri_of(config)):

@@ -12,7 +12,6 @@ from marl_ray.policies.language.token_policy import model_folder
 
 QWEN = re.compile(r"qwen2\.5-(?:coder-|math-)?(\d+(?:\.\d+)?b)\b", re.IGNORECASE)
 """The part that the names of all models of one shape have in common."""
-# Width, inner width, layers, heads of queries, heads of keys, vocabulary, tied: https://huggingface.co/Qwen, config.json.
 SIZES = {
     "0.5b": (896, 4864, 24, 14, 2, 151936, True),
     "1.5b": (1536, 8960, 28, 12, 2, 151936, True),
@@ -22,9 +21,12 @@ SIZES = {
     "32b": (5120, 27648, 64, 40, 8, 152064, False),
     "72b": (8192, 29568, 80, 64, 8, 152064, False),
 }
+"""Parameters in a name -> width, inner width, layers, heads of queries, heads of keys, vocabulary, tied embeddings.
+
+They are those of each model's `config.json` at https://huggingface.co/Qwen."""
 
 
-def architecture(model: ModelConfig, tracking_uri: str | None = None) -> PretrainedConfig:
+def read_architecture(model: ModelConfig, tracking_uri: str | None = None) -> PretrainedConfig:
     """Return the architecture of a model.
 
     It is that of its folder's `config.json`, of its preset, or, for a Qwen2.5 that is named and not there, as that
@@ -36,7 +38,7 @@ def architecture(model: ModelConfig, tracking_uri: str | None = None) -> Pretrai
     path = str(model.path)
     match = QWEN.search(path)
     if match and match[1].lower() in SIZES and not Path(path).is_dir() and not path.startswith("models:/"):
-        return qwen(match[1].lower())
+        return qwen_architecture(match[1].lower())
     try:
         with model_folder(path, tracking_uri) as folder:
             read: PretrainedConfig = AutoConfig.from_pretrained(folder)
@@ -47,7 +49,7 @@ def architecture(model: ModelConfig, tracking_uri: str | None = None) -> Pretrai
         raise MarlRayError(f"model.path {path!r} has no config.json of a language model: {one_line(error)}") from error
 
 
-def qwen(size: str) -> PretrainedConfig:
+def qwen_architecture(size: str) -> PretrainedConfig:
     """Return the architecture of a Qwen2.5 of one of SIZES."""
     width, inner, layers, heads, keys, vocabulary, tied = SIZES[size]
     return Qwen2Config(

@@ -1,4 +1,7 @@
-"""Demonstrations for language models: read from a file or an environment, and encoded as a policy reads and writes."""
+"""Read and encode demonstrations for language models.
+
+They come from a file or an environment, and are encoded as a policy reads and writes.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -29,20 +32,21 @@ class DemonstrationRecord(BaseModel):
     agent: str | None = None
 
 
-class GivenResponse(NamedTuple):
-    """One demonstration, and its file and line for errors."""
+class TextExample(NamedTuple):
+    """One prompt with a response to learn from, as text."""
 
     where: str
+    """Its file and line, for errors."""
     prompt: str
     response: str
 
 
-class Example(NamedTuple):
-    """One demonstration as token ids."""
+class EncodedExample(NamedTuple):
+    """One prompt with a response to learn from, as token ids."""
 
     prompt: list[int]
     response: list[int]
-    """Token ids, the end token included."""
+    """The end token included."""
 
     @property
     def length(self) -> int:
@@ -52,7 +56,7 @@ class Example(NamedTuple):
 
 def read_demonstrations(
     config: RunConfig, env: "AECEnv", agents: Mapping[str, Sequence[str]], max_count: int | None = None
-) -> dict[str, list[GivenResponse]]:
+) -> dict[str, list[TextExample]]:
     """Read the demonstrations of a warm start for each trained policy, given `agents` (policy -> its agents).
 
     An environment plays at most `max_count` episodes. Raises MarlRayError naming the file and the line, or a policy without
@@ -66,44 +70,45 @@ def read_demonstrations(
         count = settings.count or DEFAULT_EPISODES
         made = demonstrations(count if max_count is None else min(count, max_count), config.seed)
         pairs = [
-            (demonstration.agent, GivenResponse(f"demonstration {i}", demonstration.prompt, demonstration.response))
+            (demonstration.agent, TextExample(f"demonstration {i}", demonstration.prompt, demonstration.response))
             for i, demonstration in enumerate(made)
         ]
     else:
         pairs = _read_file(settings.data, [agent for members in agents.values() for agent in members])[: settings.count]
     table = {agent: name for name, members in agents.items() for agent in members}
-    by_policy: dict[str, list[GivenResponse]] = {name: [] for name in agents if not config.team[name].frozen}
-    for agent, demonstrated in pairs:
+    by_policy: dict[str, list[TextExample]] = {name: [] for name in agents if not config.team[name].frozen}
+    for agent, example in pairs:
         if agent not in table:
-            raise MarlRayError(f"{demonstrated.where}: agent {agent!r} is not one of {', '.join(table)}")
+            raise MarlRayError(f"{example.where}: agent {agent!r} is not one of {', '.join(table)}")
         if table[agent] in by_policy:
-            by_policy[table[agent]].append(demonstrated)
-    for name, of_policy in by_policy.items():
-        if not of_policy:
+            by_policy[table[agent]].append(example)
+    for name, examples in by_policy.items():
+        if not examples:
             raise MarlRayError(f"warm_start.data: {settings.data} has no demonstration for policy {name!r}")
     return by_policy
 
 
-def _read_file(path: str, agents: Sequence[str]) -> list[tuple[str, GivenResponse]]:
+def _read_file(path: str, agents: Sequence[str]) -> list[tuple[str, TextExample]]:
+    """Return each demonstration of a file with its agent. Raises MarlRayError naming the file and the line."""
     pairs = []
     for row in read_records(path, read_bytes(path)):
         line = read_record(DemonstrationRecord, row)
         if line.agent is None and len(agents) > 1:
             raise MarlRayError(f"{row.where}: agent: expected one of {', '.join(agents)}")
-        pairs.append((line.agent or agents[0], GivenResponse(row.where, line.prompt, line.response)))
+        pairs.append((line.agent or agents[0], TextExample(row.where, line.prompt, line.response)))
     return pairs
 
 
-def encode(
-    demonstrations: Sequence[GivenResponse], lm: Any, tokenizer: Tokenizer, config: RunConfig, name: str
-) -> list[Example]:
+def encode_examples(
+    demonstrations: Sequence[TextExample], lm: Any, tokenizer: Tokenizer, config: RunConfig, name: str
+) -> list[EncodedExample]:
     """Encode demonstrations as the policy reads prompts and writes responses.
 
     The function reads only the end tokens of `lm`. Raises MarlRayError where one is too long.
     """
     policy = config.team[name]
     assert policy.model is not None
-    most, examples = policy.generation.max_tokens, []
+    max_tokens, examples = policy.generation.max_tokens, []
     # Without a chat template the tokenizer's end token ends a turn.
     chats = uses_template(tokenizer, policy.model.chat)
     before = turn_begin(tokenizer) if chats else ""
@@ -113,10 +118,11 @@ def encode(
             tokenizer, demonstration.prompt, f"{before}{demonstration.response}{between}", policy.model.chat
         )
         response = [*reply, end]
-        if len(response) > most:
+        if len(response) > max_tokens:
             raise MarlRayError(
-                f"{demonstration.where}: response of {len(response)} tokens, but team.{name}.generation.max_tokens={most}"
+                f"{demonstration.where}: response of {len(response)} tokens, but "
+                f"team.{name}.generation.max_tokens={max_tokens}"
             )
-        check_fits(prompt, most, policy.model.context, demonstration.where)
-        examples.append(Example(prompt, response))
+        check_fits(prompt, max_tokens, policy.model.context, demonstration.where)
+        examples.append(EncodedExample(prompt, response))
     return examples

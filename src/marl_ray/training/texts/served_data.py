@@ -1,4 +1,7 @@
-"""The `data` of a run: texts that were served, with their outcomes, or preferred pairs, as blocks of responses."""
+"""Read the `data` of a run.
+
+They are texts that were served, with their outcomes, or preferred pairs, as blocks of responses.
+"""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -13,14 +16,16 @@ from marl_ray.envs.text.record_files import read_bytes, read_record, read_record
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.prompting.protocol import Tokenizer
 from marl_ray.rollout.served.collector import ResponseBlock, ServedResponse
-from marl_ray.rollout.served.texts import ServedText, by_policy, check_readable, file_of, read_served
-from marl_ray.training.texts.demonstrations import GivenResponse, encode
+from marl_ray.rollout.served.texts import ServedText, check_readable, exported_file, group_by_policy, read_served
+from marl_ray.training.texts.demonstrations import TextExample, encode_examples
 
 MAX_GROUP_SIZE = 16
-"""Maximum number of responses to one prompt that are compared with each other. More would leave a batch with few prompts."""
+"""Maximum number of responses to one prompt that are compared with each other.
+
+More would leave a batch with few prompts."""
 
 
-class Reader(NamedTuple):
+class PolicyReader(NamedTuple):
     """The tokenizer and the model for which a policy's data are encoded.
 
     Only the end tokens and the vocabulary of `lm` are read.
@@ -30,7 +35,7 @@ class Reader(NamedTuple):
     tokenizer: Tokenizer
 
 
-class Pair(BaseModel):
+class PreferredPair(BaseModel):
     """One line of a file of preferred pairs."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -41,7 +46,7 @@ class Pair(BaseModel):
 
 
 def read_data(
-    config: RunConfig, agents: Mapping[str, Sequence[str]], readers: Mapping[str, Reader]
+    config: RunConfig, agents: Mapping[str, Sequence[str]], readers: Mapping[str, PolicyReader]
 ) -> dict[str, list[ResponseBlock]]:
     """Read the blocks of every policy that learns; every process reads the same blocks.
 
@@ -52,17 +57,17 @@ def read_data(
     players = {agent: name for name, members in agents.items() for agent in members}
     trained = [name for name in agents if not config.team[name].frozen]
     if path.startswith(DECISIONS_SCHEME):
-        served = by_policy(read_served(file_of(path)), players)
+        served = group_by_policy(read_served(exported_file(path)), players)
         blocks_of = {name: _served_blocks(config, name, served.get(name, []), readers[name]) for name in trained}
     else:
         pairs = _read_pairs(path, players)
-        blocks_of = {name: _pairs(config, name, pairs.get(name, []), readers[name]) for name in trained}
+        blocks_of = {name: _encode_pairs(config, name, pairs.get(name, []), readers[name]) for name in trained}
     for name, blocks in blocks_of.items():
         spec = config.spec_of(name)
         if not any(len(block) > 1 for block in blocks) and (spec.pairs or spec.groups):
-            what = "two responses to one prompt" + (" with different outcomes" if spec.pairs else "")
+            needed = "two responses to one prompt" + (" with different outcomes" if spec.pairs else "")
             raise MarlRayError(
-                f"data: {path} has nothing for {config.algorithm_of(name)} of policy {name!r}: expected {what}"
+                f"data: {path} has nothing for {config.algorithm_of(name)} of policy {name!r}: expected {needed}"
                 + ("" if spec.pairs else "; reinforce_pp compares over the whole batch")
             )
         if not blocks:
@@ -70,7 +75,13 @@ def read_data(
     return blocks_of
 
 
-def _served_blocks(config: RunConfig, name: str, served: Sequence[ServedText], reader: Reader) -> list[ResponseBlock]:
+def _served_blocks(
+    config: RunConfig, name: str, served: Sequence[ServedText], reader: PolicyReader
+) -> list[ResponseBlock]:
+    """Return the blocks of served texts, prompt by prompt.
+
+    For an algorithm that learns from pairs they are pairs.
+    """
     spec, model = config.spec_of(name), config.team[name].model
     assert model is not None
     vocabulary = reader.lm.get_input_embeddings().weight.shape[0]
@@ -86,7 +97,7 @@ def _served_blocks(config: RunConfig, name: str, served: Sequence[ServedText], r
     groups = prompts.values()
     if spec.pairs:
         return [pair for group in groups for pair in preferred_pairs(group)]
-    return [block for group in groups for block in _cut(group, MAX_GROUP_SIZE if spec.groups else 1)]
+    return [block for group in groups for block in _divide_group(group, MAX_GROUP_SIZE if spec.groups else 1)]
 
 
 def preferred_pairs(group: Sequence[ServedResponse]) -> list[ResponseBlock]:
@@ -99,18 +110,18 @@ def preferred_pairs(group: Sequence[ServedResponse]) -> list[ResponseBlock]:
     return [(better, worse) for better, worse in pairs if better.reward > worse.reward]
 
 
-def _cut(group: Sequence[ServedResponse], size: int) -> list[ResponseBlock]:
+def _divide_group(group: Sequence[ServedResponse], size: int) -> list[ResponseBlock]:
     """Cut a group into parts of at most `size` responses, as even as possible."""
     parts = -(-len(group) // size)
     bounds = [len(group) * part // parts for part in range(parts + 1)]
     return [tuple(group[begin:end]) for begin, end in pairwise(bounds)]
 
 
-def _read_pairs(path: str, players: Mapping[str, str]) -> dict[str, list[tuple[str, Pair]]]:
+def _read_pairs(path: str, players: Mapping[str, str]) -> dict[str, list[tuple[str, PreferredPair]]]:
     """Return policy -> its lines, each with its file and line for errors."""
-    pairs_of: dict[str, list[tuple[str, Pair]]] = {}
+    pairs_of: dict[str, list[tuple[str, PreferredPair]]] = {}
     for row in read_records(path, read_bytes(path)):
-        pair = read_record(Pair, row)
+        pair = read_record(PreferredPair, row)
         agent = pair.agent or (next(iter(players)) if len(players) == 1 else "")
         if agent not in players:
             raise MarlRayError(f"{row.where}: agent: expected one of {', '.join(players)}")
@@ -118,18 +129,21 @@ def _read_pairs(path: str, players: Mapping[str, str]) -> dict[str, list[tuple[s
     return pairs_of
 
 
-def _pairs(config: RunConfig, name: str, pairs: Sequence[tuple[str, Pair]], reader: Reader) -> list[ResponseBlock]:
+def _encode_pairs(
+    config: RunConfig, name: str, pairs: Sequence[tuple[str, PreferredPair]], reader: PolicyReader
+) -> list[ResponseBlock]:
+    """Return a block for each pair, the chosen response first."""
     responses = [
-        GivenResponse(where, pair.prompt, text) for where, pair in pairs for text in (pair.chosen, pair.rejected)
+        TextExample(where, pair.prompt, text) for where, pair in pairs for text in (pair.chosen, pair.rejected)
     ]
-    examples = encode(responses, reader.lm, reader.tokenizer, config, name)
+    examples = encode_examples(responses, reader.lm, reader.tokenizer, config, name)
     blocks = []
     for number, (_, pair) in enumerate(pairs):
-        both = zip(examples[2 * number : 2 * number + 2], (1.0, 0.0), strict=True)
-        blocks.append(tuple(_response(str(pair.agent), *example, reward) for example, reward in both))
+        rewarded = zip(examples[2 * number : 2 * number + 2], (1.0, 0.0), strict=True)
+        blocks.append(tuple(_make_response(str(pair.agent), *example, reward) for example, reward in rewarded))
     return blocks
 
 
-def _response(agent: str, prompt: Sequence[int], ids: Sequence[int], reward: float) -> ServedResponse:
-    nothing = np.zeros(len(ids), np.float32)
-    return ServedResponse(agent, np.array(prompt, np.int32), np.array(ids, np.int32), nothing, reward, True)
+def _make_response(agent: str, prompt: Sequence[int], ids: Sequence[int], reward: float) -> ServedResponse:
+    zeros = np.zeros(len(ids), np.float32)
+    return ServedResponse(agent, np.array(prompt, np.int32), np.array(ids, np.int32), zeros, reward, True)

@@ -16,7 +16,8 @@ Points = Sequence[tuple[int, float]]
 """(environment steps, value)."""
 History = Callable[[str], Points]
 """Metric -> its points."""
-_TRAINING = {"color": "0.6", "linewidth": 1.0, "label": "training episodes"}
+TRAINING_STYLE = {"color": "0.6", "linewidth": 1.0, "label": "training episodes"}
+"""The style of the curve of training episodes, which is drawn behind that of the evaluations."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,12 @@ class MetricPanel:
 
 def plot_returns(curves: Mapping[str, Points], path: Path, title: str) -> Path:
     """Draw the mean returns of evaluations by name into a PNG and return its path."""
-    figure = _figure(1)
+    figure = _make_figure(1)
     (axes,) = figure.subplots(1, 1, squeeze=False).flat
     for name, points in curves.items():
-        axes.plot(*_columns(points), label=name, linewidth=1.8, marker="o", markersize=3.5)
+        axes.plot(*_to_columns(points), label=name, linewidth=1.8, marker="o", markersize=3.5)
     axes.set(title=title, ylabel="mean return of an evaluation")
-    _finish(axes, len(curves) > 1)
+    _finish_axes(axes, len(curves) > 1)
     figure.savefig(path, dpi=130)
     return path
 
@@ -71,15 +72,15 @@ def title_of(config: RunConfig) -> str:
 
 def plot_run(panels: Sequence[MetricPanel], path: Path, title: str) -> Path:
     """Draw a run's panels, one under the other, into a PNG and return its path."""
-    figure = _figure(len(panels))
+    figure = _make_figure(len(panels))
     rows = figure.subplots(len(panels), 1, squeeze=False, sharex=True).flat
     for axes, panel in zip(rows, panels, strict=True):
         if panel.training_points:
-            axes.plot(*_columns(panel.training_points), **_TRAINING)
+            axes.plot(*_to_columns(panel.training_points), **TRAINING_STYLE)
         if panel.evaluation_points:
             label = "evaluations, 95 % intervals" if panel.intervals else "evaluations"
             (line,) = axes.plot(
-                *_columns(panel.evaluation_points), label=label, linewidth=1.8, marker="o", markersize=3.5
+                *_to_columns(panel.evaluation_points), label=label, linewidth=1.8, marker="o", markersize=3.5
             )
             if panel.intervals:
                 steps, low, high = zip(*panel.intervals, strict=True)
@@ -87,7 +88,7 @@ def plot_run(panels: Sequence[MetricPanel], path: Path, title: str) -> Path:
         if panel.budget is not None:
             axes.axhline(panel.budget, color="tab:red", linestyle="--", linewidth=1.2, label=f"budget {panel.budget:g}")
         axes.set(ylabel=panel.name)
-        _finish(axes, True)
+        _finish_axes(axes, True)
     rows[0].set_title(title)
     for axes in list(rows)[:-1]:
         axes.set_xlabel("")
@@ -101,16 +102,16 @@ def plot_benchmarks(config: RunConfig, history: History, path: Path) -> Path | N
     Returns the path of the PNG, or None where nothing was measured.
     """
     axes_of = {"tokens": "tokens trained on", "hours": "hours of training", "price": "price of training"}
-    logged = {what: dict(history(f"benchmark/{axis}")) for axis, what in axes_of.items()}
-    logged = {what: values for what, values in logged.items() if values}
+    logged = {label: dict(history(f"benchmark/{axis}")) for axis, label in axes_of.items()}
+    logged = {label: values for label, values in logged.items() if values}
     curves = {}
     for benchmark in config.evaluation.benchmarks:
         parts = [dict(history(f"benchmark/{benchmark.metric}/pass_at_1{part}")) for part in ("", "_low", "_high")]
         curves[benchmark.metric] = [(step, value, parts[1][step], parts[2][step]) for step, value in parts[0].items()]
     if not logged or not any(curves.values()):
         return None
-    figure = _figure(len(logged))
-    for axes, (what, place) in zip(figure.subplots(len(logged), 1, squeeze=False).flat, logged.items(), strict=True):
+    figure = _make_figure(len(logged))
+    for axes, (label, place) in zip(figure.subplots(len(logged), 1, squeeze=False).flat, logged.items(), strict=True):
         for name, points in curves.items():
             # A price may be given when a run continues: what was measured before has none.
             placed = [(place[step], *numbers) for step, *numbers in points if step in place]
@@ -119,15 +120,15 @@ def plot_benchmarks(config: RunConfig, history: History, path: Path) -> Path | N
                 axes.plot(places, values, label=name, linewidth=1.8, marker="o", markersize=3.5)
                 axes.fill_between(places, low, high, alpha=0.15)
         axes.set(ylabel="pass@1")
-        _finish(axes, True)
-        axes.set_xlabel(what)
+        _finish_axes(axes, True)
+        axes.set_xlabel(label)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
     figure.suptitle(config.name)
     figure.savefig(path, dpi=130)
     return path
 
 
-def _figure(panels: int) -> "Figure":
+def _make_figure(panels: int) -> "Figure":
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -136,11 +137,12 @@ def _figure(panels: int) -> "Figure":
     return figure
 
 
-def _columns(points: Points) -> tuple[list[int], list[float]]:
+def _to_columns(points: Points) -> tuple[list[int], list[float]]:
     return [step for step, _ in points], [value for _, value in points]
 
 
-def _finish(axes: "Axes", legend: bool) -> None:
+def _finish_axes(axes: "Axes", legend: bool) -> None:
+    """Give the axes their labels and grid, and with `legend` a legend if something has a label."""
     axes.set_xlabel("environment steps")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
     axes.grid(alpha=0.3)

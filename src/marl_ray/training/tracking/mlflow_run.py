@@ -35,6 +35,10 @@ MAX_BATCH = 1000
 """Maximum number of metrics of one request: MLflow's limit."""
 PARAM_BATCH = 100
 """Number of parameters of one request: MLflow's limit."""
+MAX_PARAM_CHARACTERS = 6000
+"""Maximum number of characters of a parameter's value: MLflow's limit."""
+MAX_TAG_CHARACTERS = 5000
+"""Maximum number of characters of a tag's value: the limit of older MLflow servers; newer ones take 8,000."""
 GIT_S = 5.0
 """Maximum seconds that git may take to name the commit; a run without one is begun all the same."""
 ANSWER_S = 15
@@ -42,7 +46,7 @@ ANSWER_S = 15
 RETRIES = 1
 """Times that a request is sent again at once, unless MLFLOW_HTTP_REQUEST_MAX_RETRIES says otherwise. MLflow's own 7 keep a
 caller waiting for four minutes."""
-_bounded: ContextVar[bool] = ContextVar("bounded", default=False)
+_is_bounded: ContextVar[bool] = ContextVar("bounded", default=False)
 """True within a call of an MlflowRun."""
 
 
@@ -68,12 +72,12 @@ class MlflowRun:
             self.tags[OWNER_TAG] = hashlib.sha256(owner.encode()).hexdigest()[:32]
         self.uri = uri_of(config)
         try:
-            self.client = cast("MlflowClient", _Bounded(mlflow_client(self.uri)))
-            self.run_id = run_id if run_id and self._has(run_id) else self._begin()
+            self.client = cast("MlflowClient", _BoundedClient(mlflow_client(self.uri)))
+            self.run_id = run_id if run_id and self._has_run(run_id) else self._begin_run()
         except Exception as error:  # errors of MLflow, SQLAlchemy and HTTP mean the same to the user
             raise MarlRayError(f"tracking.uri: {self.uri!r} cannot be used: {one_line(error)}") from error
 
-    def _has(self, run_id: str) -> bool:
+    def _has_run(self, run_id: str) -> bool:
         from mlflow.exceptions import MlflowException
 
         try:
@@ -84,7 +88,7 @@ class MlflowRun:
             raise
         return True
 
-    def _begin(self) -> str:
+    def _begin_run(self) -> str:
         from mlflow.entities import Param
 
         name = self.config.tracking.experiment
@@ -96,8 +100,8 @@ class MlflowRun:
             experiment = self._new_experiment(name, root)
         else:
             experiment = existing.experiment_id
-        values = {key: str(value)[:6000] for key, value in dotted_keys(self.config.resolve()).items()}
-        run = self._begun(experiment, values) or self.client.create_run(
+        values = {key: str(value)[:MAX_PARAM_CHARACTERS] for key, value in dotted_keys(self.config.resolve()).items()}
+        run = self._find_unused_run(experiment, values) or self.client.create_run(
             experiment, run_name=self.config.name, tags=self._tags()
         )
         params = [Param(key, value) for key, value in values.items()]
@@ -105,17 +109,17 @@ class MlflowRun:
             self.client.log_batch(run.info.run_id, params=params[start : start + PARAM_BATCH])
         return str(run.info.run_id)
 
-    def _begun(self, experiment: str, values: Mapping[str, str]) -> "Run | None":
+    def _find_unused_run(self, experiment: str, values: Mapping[str, str]) -> "Run | None":
         """Return a run of the same owner that is still running and empty; None if there is none.
 
         It has no rows and no runs of its own, and no other parameters than these.
         """
         if OWNER_TAG not in self.tags:
             return None
-        words = f"tags.`{OWNER_TAG}` = '{self.tags[OWNER_TAG]}' and attributes.status = 'RUNNING'"
-        runs = self.client.search_runs([experiment], words)
-        same = (run for run in runs if run.data.params.items() <= values.items())
-        return next((run for run in same if not self._is_used(experiment, run)), None)
+        query = f"tags.`{OWNER_TAG}` = '{self.tags[OWNER_TAG]}' and attributes.status = 'RUNNING'"
+        runs = self.client.search_runs([experiment], query)
+        candidates = (run for run in runs if run.data.params.items() <= values.items())
+        return next((run for run in candidates if not self._is_used(experiment, run)), None)
 
     def _is_used(self, experiment: str, run: "Run") -> bool:
         """Return True if a run has rows, or is the parent of others."""
@@ -186,7 +190,7 @@ class MlflowRun:
         points = {m.step: m.value for m in self.client.get_metric_history(self.run_id, key)}
         return sorted(points.items())
 
-    def artifact(self, path: Path, folder: str | None = None) -> None:
+    def store_artifact(self, path: Path, folder: str | None = None) -> None:
         """Store a file, or a folder's content under `folder`, with the run."""
         if path.is_dir():
             self.client.log_artifacts(self.run_id, str(path), folder)
@@ -209,7 +213,7 @@ class MlflowRun:
         )
         if number is None:
             folder = f"bundles/{digest[:16]}"
-            self.artifact(bundle, folder)
+            self.store_artifact(bundle, folder)
             if not self.client.search_registered_models(f"name = '{name}'"):
                 self.client.create_registered_model(name)
             source = f"{self.client.get_run(self.run_id).info.artifact_uri}/{folder}"
@@ -225,17 +229,17 @@ class MlflowRun:
             self.client.set_registered_model_alias(name, BEST_ALIAS, best)
         return f"models:/{name}/{number}"
 
-    def run_with(self, tags: Mapping[str, str]) -> str | None:
+    def find_run(self, tags: Mapping[str, str]) -> str | None:
         """Return the id of a run of the same experiment that has all these tags; None if there is none."""
         experiment = self.client.get_run(self.run_id).info.experiment_id
-        words = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
-        runs = self.client.search_runs([experiment], words, max_results=1)
+        query = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
+        runs = self.client.search_runs([experiment], query, max_results=1)
         return str(runs[0].info.run_id) if runs else None
 
     def tag(self, tags: Mapping[str, str]) -> None:
         """Set tags of the run."""
         for key, value in tags.items():
-            self.client.set_tag(self.run_id, key, value[:5000])
+            self.client.set_tag(self.run_id, key, value[:MAX_TAG_CHARACTERS])
 
     def reopen(self) -> None:
         """Mark a run that ended, or whose driver died, as running again."""
@@ -246,8 +250,11 @@ class MlflowRun:
         self.client.set_terminated(self.run_id, status)
 
 
-class _Bounded:
-    """An MLflow client whose requests have ANSWER_S and RETRIES as limits. Files, which may be large, have MLflow's own."""
+class _BoundedClient:
+    """An MLflow client whose requests have ANSWER_S and RETRIES as limits.
+
+    Files, which may be large, have MLflow's own limits.
+    """
 
     def __init__(self, client: "MlflowClient"):
         _bound_requests()
@@ -255,17 +262,17 @@ class _Bounded:
 
     def __getattr__(self, name: str) -> object:
         member = getattr(self._client, name)
-        return member if name.startswith("log_artifact") or not callable(member) else _bounding(member)
+        return member if name.startswith("log_artifact") or not callable(member) else _bound_call(member)
 
 
-def _bounding(call: Callable[..., object]) -> Callable[..., object]:
+def _bound_call(call: Callable[..., object]) -> Callable[..., object]:
     @wraps(call)
     def call_bounded(*args: object, **options: object) -> object:
-        token = _bounded.set(True)
+        token = _is_bounded.set(True)
         try:
             return call(*args, **options)
         finally:
-            _bounded.reset(token)
+            _is_bounded.reset(token)
 
     return call_bounded
 
@@ -278,9 +285,9 @@ def _bound_requests() -> None:
     """
     from mlflow import environment_variables as settings
 
-    def bound(setting: Any, most: int) -> None:
+    def bound(setting: Any, limit: int) -> None:
         usual = setting.get
-        setting.get = lambda: most if _bounded.get() and not setting.is_set() else usual()
+        setting.get = lambda: limit if _is_bounded.get() and not setting.is_set() else usual()
 
     bound(settings.MLFLOW_HTTP_REQUEST_TIMEOUT, ANSWER_S)
     bound(settings.MLFLOW_HTTP_REQUEST_MAX_RETRIES, RETRIES)

@@ -12,7 +12,7 @@ from rich.progress import Progress as Bar
 
 from marl_ray.config import RunConfig
 from marl_ray.training.tracking.printed_lines import print_line
-from marl_ray.training.tracking.summary import against_budgets, evaluation_text
+from marl_ray.training.tracking.summary import budget_texts, evaluation_text
 
 LINE_EVERY_S = 5.0
 """Seconds between lines where there is no terminal (a job's log)."""
@@ -70,7 +70,7 @@ def iteration_line(config: RunConfig, row: Mapping[str, float], scored: Mapping[
         if scored["steps"] != row["steps"]:
             parts[-1] += f" at step {scored['steps']:,.0f}"
     # Until training episodes have costs, the line shows those of the evaluation.
-    parts += against_budgets(config, row, "") or against_budgets(config, row, "eval/")
+    parts += budget_texts(config, row, "") or budget_texts(config, row, "eval/")
     if "steps_per_second" in row:
         parts.append(f"{row['steps_per_second']:,.0f} steps/s")
     return "  ".join(parts)

@@ -1,4 +1,7 @@
-"""The sinks of a run's metrics besides MLflow, with the same methods: TensorBoard, Weights & Biases, users' own."""
+"""The sinks of a run's metrics besides MLflow, with the same methods.
+
+They are TensorBoard, Weights & Biases, and users' own.
+"""
 
 import contextlib
 import math
@@ -69,7 +72,7 @@ class SinkFactory(Protocol):
 def check_sinks(config: RunConfig) -> None:
     """Raise MarlRayError if a tracker of `tracking.also` is none or cannot work."""
     for name in config.tracking.also:
-        check = getattr(_tracker(name), "check", None)
+        check = getattr(_load_tracker(name), "check", None)
         if check is not None:
             try:
                 check(config)
@@ -97,12 +100,13 @@ def open_sinks(config: RunConfig, run_id: str) -> dict[str, Sink]:
 def open_sink(config: RunConfig, run_id: str, name: str) -> Sink:
     """Return the sink of this name. Raises MarlRayError if it cannot be opened."""
     try:
-        return _tracker(name)(config, run_id)
+        return _load_tracker(name)(config, run_id)
     except Exception as error:  # each library has its own error types
         raise MarlRayError(f"tracking.also: {name} cannot be used: {one_line(error)}") from error
 
 
-def _tracker(name: str) -> SinkFactory:
+def _load_tracker(name: str) -> SinkFactory:
+    """Return the tracker of this name. Raises MarlRayError if there is none."""
     try:
         make: SinkFactory = TRACKER.load(name)
     except MarlRayError as error:
@@ -184,8 +188,8 @@ class WeightsAndBiases(Sink):
         """Raise MarlRayError without the package, or without a key for its server."""
         if find_spec("wandb") is None:
             raise MarlRayError(f"wandb is not installed; {install_hint('wandb')}")
-        away = os.environ.get("WANDB_MODE") in ("offline", "disabled")
-        if not (away or os.environ.get("WANDB_API_KEY") or _logged_in()):
+        is_offline = os.environ.get("WANDB_MODE") in ("offline", "disabled")
+        if not (is_offline or os.environ.get("WANDB_API_KEY") or _logged_in()):
             raise MarlRayError("wandb expects WANDB_API_KEY, `wandb login`, or WANDB_MODE=offline")
 
     def __init__(self, config: RunConfig, run_id: str):
@@ -220,7 +224,10 @@ class WeightsAndBiases(Sink):
         return None if value is None else int(value)
 
     def keep_bundle(self, folder: Path, model: str, digest: str) -> None:
-        """Store a bundle as an artifact with the alias `best`; wandb copies its files before this returns."""
+        """Store a bundle as an artifact with the alias `best`.
+
+        wandb copies its files before this returns.
+        """
         import wandb
 
         artifact = wandb.Artifact(f"{self.name}-bundle", type="bundle", metadata={"model": model, "digest": digest})

@@ -224,7 +224,7 @@ class _SweepRuns:
             with temporary_folder("report") as folder:
                 path = folder / "report.html"
                 path.write_bytes(page)
-                self.parent.artifact(path)
+                self.parent.store_artifact(path)
 
     def end(self, status: str) -> None:
         self.parent.end(status)
@@ -251,7 +251,7 @@ class _SweepRuns:
                 return None
             tags = {PARENT_TAG: self.parent.run_id, "trial": f"{number:04d}"}
             # A driver may have been killed after it began a trial's run and before it noted that.
-            run_id = record.mlflow_run_id or self.parent.run_with(tags)
+            run_id = record.mlflow_run_id or self.parent.find_run(tags)
             child = MlflowRun(config, run_id, tags)
             if run_id:
                 child.reopen()

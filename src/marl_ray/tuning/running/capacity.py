@@ -6,7 +6,7 @@ from typing import Any
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.json_types import JsonObject
-from marl_ray.training.machines.cluster_capacity import check_capacity, most_resources, node_resources
+from marl_ray.training.machines.cluster_capacity import check_capacity, max_resources, node_resources
 
 DRIVER_BYTES = 1 << 20
 """Bytes of memory that a trial's driver reserves, because Tune takes no trial that needs nothing."""
@@ -60,7 +60,7 @@ def need_of(config: RunConfig) -> TrialResources:
 
 def count_slots(need: TrialResources) -> int:
     """Return the number of trials of this size that the cluster holds at a time, after scaling up as far as it can."""
-    most = most_resources()
+    most = max_resources()
     return max(1, min(int(most.get(kind, 0) // amount) for kind, amount in need.total.items()))
 
 

@@ -19,7 +19,7 @@ from marl_ray.config.sweep import MetricConfig
 from marl_ray.config.tracking import TRACKING_URI
 from marl_ray.errors import MarlRayError, describe_error
 from marl_ray.json_types import JsonObject
-from marl_ray.training.machines.working_folder import work_in
+from marl_ray.training.machines.working_folder import enter_folder
 from marl_ray.tuning.folder import trial_folder
 from marl_ray.tuning.running.trial_files import CHECKPOINT_PREFIX, Leg, TrialWriter, is_takeover, read_state
 from marl_ray.tuning.running.trial_seeds import load_seeds, never_reported_error, run_leg
@@ -63,7 +63,7 @@ def trial_function(sweep: str) -> Callable[[JsonObject], None]:
 def run_trial_leg(leg: Leg, emit: Callable[[dict[str, float]], None]) -> JsonObject:
     """Run a leg and return its result."""
     os.environ[TRACKING_URI] = leg.tracking_uri
-    work_in(leg.folder)
+    enter_folder(leg.folder)
     folder = trial_folder(leg.storage, leg.sweep, leg.number)
     configs = [RunConfig.model_validate(data) for data in leg.configs]
     writer = TrialWriter(folder, configs[0].checkpoint.newest, [config.seed for config in configs], emit)

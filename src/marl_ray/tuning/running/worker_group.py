@@ -31,7 +31,7 @@ from marl_ray.training.journal.tail import Tail
 from marl_ray.training.loop.pass_sizes import note_smaller_pass, pass_sizes
 from marl_ray.training.machines.torch_trainer import torch_trainer
 from marl_ray.training.machines.worker_watch import exchange_s
-from marl_ray.training.machines.working_folder import work_in
+from marl_ray.training.machines.working_folder import enter_folder
 from marl_ray.tuning.folder import Folder, trial_folder
 from marl_ray.tuning.running.trial_files import CHECKPOINT_PREFIX, Leg, TrialWriter, is_takeover
 from marl_ray.tuning.running.trial_seeds import load_seeds, run_leg
@@ -51,7 +51,7 @@ def run_in_workers(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> J
     import ray
     from ray.train import TrainingFailedError
 
-    from marl_ray.training.driver import cause
+    from marl_ray.training.driver import describe_cause
 
     # Other trials may occupy the workers' resources for longer than Ray Train waits by itself.
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(GROUP_START_S))
@@ -87,7 +87,7 @@ def run_in_workers(leg: Leg, configs: list[RunConfig], writer: TrialWriter) -> J
                 ray.kill(controller)
     result = ended[0]
     if isinstance(result, TrainingFailedError):
-        raise MarlRayError(cause(result)) from result
+        raise MarlRayError(describe_cause(result)) from result
     if isinstance(result, BaseException):
         raise result
     if "failed" in result:
@@ -151,7 +151,7 @@ def train_leg(payload: dict[Any, Any], device: torch.device) -> JsonObject:
     """
     leg = Leg(**{key: payload[key] for key in Leg.__dataclass_fields__})
     os.environ[TRACKING_URI] = leg.tracking_uri
-    work_in(leg.folder)
+    enter_folder(leg.folder)
     place, (rank, _) = payload["place"], rank_and_world_size()
     folder = trial_folder(leg.storage, leg.sweep, leg.number)
     configs = [RunConfig.model_validate(data) for data in leg.configs]

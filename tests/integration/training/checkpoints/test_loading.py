@@ -15,14 +15,14 @@ from toy_runs.runs import config, timeless, trained, weights
 
 from marl_ray.training.checkpoints import tensor_files
 from marl_ray.training.checkpoints.index import (
-    best,
     checkpoint_name,
     checkpoints_in,
+    find_best,
     published_checkpoints,
     remove_unneeded,
 )
 from marl_ray.training.checkpoints.loading import UnreadableCheckpointError
-from marl_ray.training.checkpoints.storage import StoredFolder, local_stored_folder, read_known
+from marl_ray.training.checkpoints.storage import StoredFolder, local_stored_folder, read_verified
 from marl_ray.training.loop.callbacks import Metrics, RunCallbacks
 from marl_ray.training.loop.iterations import CheckpointKeeping, run_worker
 from marl_ray.training.loop.start import RunStart
@@ -135,11 +135,11 @@ def noted(folder: str) -> dict[str, list[str]]:
 
     def note(place: StoredFolder, known: Any) -> bytes:
         read.append(place.path.removeprefix(f"{folder}/"))
-        return read_known(place, known)
+        return read_verified(place, known)
 
     run = config("resources.workers=2")
     train_alone(run, Path(folder))
-    tensor_files.read_known = note  # type: ignore[attr-defined]
+    tensor_files.read_verified = note  # type: ignore[attr-defined]
     train_alone(run, resume=Path(folder, "4"))
     return {str(rank): names for rank, names in enumerate(gather_from_workers(read))}
 
@@ -222,7 +222,7 @@ def test_checkpoints_on_s3_are_written_checked_withdrawn_and_removed_there(base,
     assert timeless(again) == timeless([row for row in rows if row["iteration"] > iterations[-2]])
     assert f"{places[-1]}/{PART} has 8 bytes, expected " in about_checkpoints(lines)[0]
     assert [place.path for place in checkpoints_in(bucket)] == [place.path for place in places[:-1]]
-    chosen = best(published_checkpoints(bucket))
+    chosen = find_best(published_checkpoints(bucket))
     remove_unneeded(bucket, 1, None, 1)
     assert chosen is not None and {place.path for place in checkpoints_in(bucket)} == {
         places[-2].path,

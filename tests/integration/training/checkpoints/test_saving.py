@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from toy_runs.runs import config, timeless, weights
 
 from marl_ray.training.checkpoints import saving
-from marl_ray.training.checkpoints.index import checkpoint_name, checkpoints_in, newest, remove_unneeded
+from marl_ray.training.checkpoints.index import checkpoint_name, checkpoints_in, find_newest, remove_unneeded
 from marl_ray.training.checkpoints.learner_tensors import tensors_of
 from marl_ray.training.checkpoints.manifest import publish, read_manifest
 from marl_ray.training.checkpoints.storage import UnwritableCheckpointError, local_stored_folder
@@ -210,7 +210,7 @@ def test_a_death_beside_the_manifest_loses_what_is_not_published_and_nothing_els
     process.join(120)
     assert process.exitcode == 9
     assert (tmp_path / "run" / "checkpoint_4_1" / "weights" / ".metadata").exists()
-    last = newest(folder)
+    last = find_newest(folder)
     assert last is not None and last.manifest.iteration in ((4,) if published else (2, 3))
     rows: list[dict[str, float]] = []
     with process_group():

@@ -19,7 +19,7 @@ from marl_ray.training.imitation.fine_tuning import fine_tune
 from marl_ray.training.run_checks import check_run
 from marl_ray.training.single_process import train_alone
 from marl_ray.training.team.assembly import build_team, team_agents
-from marl_ray.training.texts.demonstrations import encode, read_demonstrations
+from marl_ray.training.texts.demonstrations import encode_examples, read_demonstrations
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -120,7 +120,7 @@ def test_lines_of_a_file_become_examples(tmp_path):
     lm = tiny_model("tiny-0.2m", tokenizer, 32)
     examples = read_demonstrations(run_config, env, team_agents(run_config, env))["speaker"]
     end = tokenizer.eos_token_id
-    assert [example.response for example in encode(examples, lm, tokenizer, run_config, "speaker")] == [
+    assert [example.response for example in encode_examples(examples, lm, tokenizer, run_config, "speaker")] == [
         [97, end],
         [*b"xyz", end],
     ]
@@ -130,7 +130,7 @@ def test_lines_of_a_file_become_examples(tmp_path):
         team_agents(run_config, env),
     )["speaker"]
     with pytest.raises(MarlRayError, match=r"data.jsonl:3: response of 5 tokens, but .*max_tokens=4"):
-        encode(examples, lm, tokenizer, run_config, "speaker")
+        encode_examples(examples, lm, tokenizer, run_config, "speaker")
 
 
 TEAM = "team={speaker: {model: {preset: tiny-0.2m, context: 32}, generation: {max_tokens: 4}}}"

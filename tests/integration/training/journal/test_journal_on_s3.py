@@ -41,7 +41,7 @@ def test_a_run_on_an_object_store_is_followed_and_delivered_while_its_workers_st
             journal.begin(after)
             journal.say(f"a line after {after}")
             for iteration in range(0 if after is None else after + 1, last + 1):
-                journal.row({"iteration": iteration, "steps": 32 * iteration, "return": iteration / 2})
+                journal.write_row({"iteration": iteration, "steps": 32 * iteration, "return": iteration / 2})
             journal.close()
             write_failure(filesystem, folder, {1: ConnectionError(f"lost at {last}")})
         assert [iteration_of(row) for row in read_metrics(filesystem, folder)] == list(range(121))

@@ -10,7 +10,7 @@ from marl_ray.algorithms.losses.kl import adaptive_coefficient
 from marl_ray.config import RunConfig
 from marl_ray.envs.registry import make_env
 from marl_ray.training.costs import CostStats
-from marl_ray.training.learner.preparation.normalizers import updated_norms
+from marl_ray.training.learner.preparation.normalizers import update_norms
 from marl_ray.training.loop.collection import build_collector
 from marl_ray.training.loop.run import Run
 from marl_ray.training.single_process import process_group
@@ -99,13 +99,13 @@ def test_a_joint_ratio_counts_once_for_all_agents_of_a_policy():
                     mean = sum(raw[row, t].item() for row in rows) / len(rows)
                     total += (factor[copy, t].item() - 1) * mean
         stats = CostStats((4.5,), len(factor), batch.mask.sum().item() / len(factor))
-        (moved,) = learner.moved_costs(stats, batch, factor, None).means
+        (moved,) = learner.estimate_moved_costs(stats, batch, factor, None).means
         assert moved == pytest.approx(4.5 + total / len(factor), rel=1e-4)
 
 
 def test_an_empty_batch_moves_no_normaliser():
     norms = (ValueNorm().add_batch(3.0, 10.0), ValueNorm())
-    assert updated_norms(norms, torch.zeros(2, 3)) == norms
+    assert update_norms(norms, torch.zeros(2, 3)) == norms
 
 
 def test_an_adaptive_coefficient_counts_a_row_once():

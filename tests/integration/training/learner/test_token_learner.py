@@ -15,10 +15,10 @@ from marl_ray.policies.language.token_policy import build_token_policy
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.minibatches import Shape, minibatches
 from marl_ray.training.learner.pass_loss import EvaluatedPass
-from marl_ray.training.learner.preparation.prepare import prepare
+from marl_ray.training.learner.preparation.prepare import prepare_batch
 from marl_ray.training.single_process import train_alone
 from marl_ray.training.team import gpu_pass_limit
-from marl_ray.training.team.gpu_pass_limit import fit_beside, rows_that_fit, trial_pass
+from marl_ray.training.team.gpu_pass_limit import fits_beside_weights, rows_that_fit, trial_pass
 from marl_ray.tuning.search.metric_names import check_metrics
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -84,7 +84,7 @@ def test_passes_take_as_many_rows_as_fit(alone, two, free, rows):
     ],
 )
 def test_passes_fit_beside_all_weights_where_their_rows_leave_room(alone, two, free, rows, fits):
-    assert fit_beside(30.0, alone, two, free, rows) == fits
+    assert fits_beside_weights(30.0, alone, two, free, rows) == fits
 
 
 @pytest.mark.parametrize(("free", "micro_batch", "once"), [(100.0, 4, True), (100.0, None, False), (45.0, 4, False)])
@@ -99,7 +99,7 @@ def test_a_large_model_is_gathered_once_where_a_gpu_has_room_for_its_passes_besi
     model.sharded = replace(model.sharded, gathers_once=False, gathered_bytes=30)
     monkeypatch.setattr(gpu_pass_limit, "peak_bytes", lambda policy, rows, learn_entropy: 10.0 + 4 * (rows - 1))
     monkeypatch.setattr(gpu_pass_limit, "free_bytes", lambda policy: free / gpu_pass_limit.USABLE_MEMORY_SHARE)
-    limits = gpu_pass_limit.pass_limits({"speaker": learner})
+    limits = gpu_pass_limit.measure_pass_limits({"speaker": learner})
     assert limits == {"speaker": 1 + int((free - 10) // 4)}
     assert model.sharded.gathers_once == once
 
@@ -115,9 +115,9 @@ def test_the_entropy_has_gradients_only_where_it_counts(coefficient):
     run = config(f"hyper.entropy_coef={coefficient}")
     team = team_of(run)
     learner, rows = team.learners["speaker"], batch_of(run, team).trajectories["speaker"]
-    policy, shape = learner.policy, Shape(1, rows.mask.shape[1], 0, learner.policy.family.bounds(rows, 1))
+    policy, shape = learner.policy, Shape(1, rows.mask.shape[1], 0, learner.policy.family.copy_bounds(rows, 1))
     plan = [minibatches(0, 0, 0, 1, shape, True)]
-    ready, state, _ = prepare(policy, learner.state, rows, shape, plan, CostStats(None, 0), None, "here")
+    ready, state, _ = prepare_batch(policy, learner.state, rows, shape, plan, CostStats(None, 0), None, "here")
     entropy = EvaluatedPass(policy, state, ready, plan[0][0], True).entropy
     assert entropy.requires_grad == bool(coefficient)
     assert entropy.any()

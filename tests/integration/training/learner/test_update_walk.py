@@ -10,7 +10,7 @@ from marl_ray.training.costs import CostStats
 from marl_ray.training.learner import trust_region_step
 from marl_ray.training.learner.minibatches import Shape, minibatches
 from marl_ray.training.learner.policy_update import Learner
-from marl_ray.training.learner.preparation.prepare import prepare
+from marl_ray.training.learner.preparation.prepare import prepare_batch
 from marl_ray.training.learner.trained_policy import UpdateState
 from marl_ray.trajectories import Trajectories
 
@@ -27,9 +27,9 @@ def begun(algorithm: str) -> tuple[Learner, Trajectories]:
 
 def prepared_by(learner: Learner, batch: Trajectories) -> Any:
     policy = learner.policy
-    shape = Shape(batch.agents, batch.mask.shape[1], 0, policy.family.bounds(batch, batch.agents))
+    shape = Shape(batch.agents, batch.mask.shape[1], 0, policy.family.copy_bounds(batch, batch.agents))
     plan = [minibatches(0, 0, 0, 2, shape, policy.settings.by_episode)]
-    return prepare(policy, learner.state, batch, shape, plan, COSTS, None, "here")
+    return prepare_batch(policy, learner.state, batch, shape, plan, COSTS, None, "here")
 
 
 def weights(learner: Learner) -> torch.Tensor:
@@ -67,4 +67,4 @@ def test_the_state_is_the_same_from_plain_data(algorithm):
     fresh = learner.state
     learner.update(batch, 0, 0, COSTS)
     assert learner.state != fresh == UpdateState.initial(learner.policy)
-    assert fresh.from_plain(learner.state.plain()) == learner.state
+    assert fresh.from_plain(learner.state.to_plain()) == learner.state

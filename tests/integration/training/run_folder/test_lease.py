@@ -28,7 +28,7 @@ from marl_ray.training.run_folder import lease as lease_module
 from marl_ray.training.run_folder import owners
 from marl_ray.training.run_folder.bundle_link import link_bundle, linked_bundle
 from marl_ray.training.run_folder.lease import Lease, LeaseLostError
-from marl_ray.training.run_folder.owners import OWNER_FOLDER, newest, numbers, owner_file, read_owner
+from marl_ray.training.run_folder.owners import OWNER_FOLDER, newest_number, owner_file, owner_numbers, read_owner
 from marl_ray.training.run_folder.record import check_folder
 
 LOCAL = fs.LocalFileSystem()
@@ -127,7 +127,7 @@ def left_by_another_machine(place: tuple) -> Path:
     owner = read_owner(filesystem, folder)
     Path(folder).mkdir(exist_ok=True)
     assert owner is not None and owner.state == "interrupted"
-    file = Path(owner_file(folder, newest(filesystem, folder)))
+    file = Path(owner_file(folder, newest_number(filesystem, folder)))
     file.write_text(
         json.dumps(asdict(replace(owner, state="running", machine="another", host="far", address="10.0.0.7")))
     )
@@ -207,7 +207,7 @@ def test_a_process_that_slept_is_replaced_and_stops_when_it_wakes(local, monkeyp
     assert f"LeaseLostError: run 'first' is now owned by process {os.getpid()} of " in error
     owner = read_owner(*local)
     assert owner is not None and owner.state == "finished" and owner.pid == os.getpid()
-    assert newest(*local) == 2
+    assert newest_number(*local) == 2
 
 
 def test_a_clock_that_was_set_leaves_a_living_owner_its_name(local, monkeypatch):
@@ -269,7 +269,7 @@ def test_an_owner_that_slept_while_it_wrote_its_file_leaves_none(place, ends, mo
         if not ends:
             lease.confirmed -= owners.LOST_S
             assert not lease.owns()
-    assert numbers(filesystem, folder) == [2]
+    assert owner_numbers(filesystem, folder) == [2]
 
 
 def test_the_link_of_a_copied_run_leads_to_its_own_bundle(tmp_path):
@@ -314,7 +314,7 @@ def test_a_check_of_the_folder_leaves_what_another_began_there(tmp_path):
     for _ in range(100):
         with contextlib.suppress(MarlRayError, ValueError), Lease(LOCAL, folder, RUN) as lease:
             time.sleep(0.001)
-            missing += [lease.number] * (newest(LOCAL, folder) != lease.number)
+            missing += [lease.number] * (newest_number(LOCAL, folder) != lease.number)
             raise ValueError("so that the folder is deleted")
     ended.set()
     thread.join(10)

@@ -14,8 +14,8 @@ from marl_ray.config.run.model import LoraConfig, ModelConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.policies.language.model_files import empty_lm
 from marl_ray.training.team.dry_step import DryPass, dry_step
-from marl_ray.training.team.memory_plan import memory_plan, sampling_bytes, shards_of
-from marl_ray.training.team.model_shapes import architecture, qwen
+from marl_ray.training.team.memory_plan import memory_plan, sampling_bytes, weight_shards
+from marl_ray.training.team.model_shapes import qwen_architecture, read_architecture
 
 CONFIGS = Path(__file__).parents[4] / "jobs" / "configs"
 GIB = 1 << 30
@@ -23,7 +23,7 @@ LENGTH = 64
 TINY = LlamaConfig(
     vocab_size=259, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, eos_token_id=257
 )
-TINY_PRESET = architecture(ModelConfig(preset="tiny-0.2m", context=32))
+TINY_PRESET = read_architecture(ModelConfig(preset="tiny-0.2m", context=32))
 TINY_WEIGHTS = 2 * 259 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64
 
 
@@ -87,15 +87,15 @@ def test_adapters_leave_gradients_and_moments_to_themselves():
 
 @pytest.mark.parametrize(("size", "weights"), [("0.5b", 0.494e9), ("3b", 3.086e9), ("7b", 7.616e9), ("72b", 72.7e9)])
 def test_shapes_have_as_many_weights_as_their_pages_say(size, weights):
-    assert numbers(qwen(size)) == pytest.approx(weights, rel=0.002)
+    assert numbers(qwen_architecture(size)) == pytest.approx(weights, rel=0.002)
 
 
 def test_a_model_is_known_by_its_name_or_its_folder(tmp_path):
-    named = architecture(ModelConfig(path="Qwen/Qwen2.5-Coder-7B-Instruct"))
+    named = read_architecture(ModelConfig(path="Qwen/Qwen2.5-Coder-7B-Instruct"))
     named.save_pretrained(tmp_path)
-    assert architecture(ModelConfig(path=str(tmp_path))).hidden_size == named.hidden_size == 3584
+    assert read_architecture(ModelConfig(path=str(tmp_path))).hidden_size == named.hidden_size == 3584
     with pytest.raises(MarlRayError, match=r"^model.path '.*/none' has no config.json of a language model: .*$"):
-        architecture(ModelConfig(path=str(tmp_path / "none")))
+        read_architecture(ModelConfig(path=str(tmp_path / "none")))
 
 
 @pytest.mark.slow
@@ -145,7 +145,7 @@ def test_a_plan_counts_the_copy_of_a_model_whose_files_must_be_converted(tmp_pat
         tmp_path / "model.safetensors",
         {"format": "pt"},
     )
-    assert memory_plan(run, 2).sampling == 2 * numbers(architecture(ModelConfig(path=str(tmp_path))))
+    assert memory_plan(run, 2).sampling == 2 * numbers(read_architecture(ModelConfig(path=str(tmp_path))))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_plan_counts_the_copy_of_a_model_whose_files_must_be_converted(tmp_pat
 def test_groups_share_their_weights_among_themselves(parallel, shards):
     run = run_of()
     need = run.resources.model_validate({"workers": 4, "parallel": parallel})
-    assert shards_of(run.model_copy(update={"resources": need}), 16) == shards
+    assert weight_shards(run.model_copy(update={"resources": need}), 16) == shards
 
 
 def test_groups_must_divide_the_gpus():

@@ -46,7 +46,7 @@ def test_the_order_is_drawn_anew_and_equal_everywhere():
 
 
 def test_a_step_uses_up_the_budget_of_the_next():
-    """`moved_costs` estimates the episode's cost after an update from the factor and the cost advantages."""
+    """`estimate_moved_costs` estimates the episode's cost after an update from the factor and the cost advantages."""
     config = short("macpo", TWO_POLICIES)
     with process_group():
         team = team_of(config)
@@ -54,10 +54,10 @@ def test_a_step_uses_up_the_budget_of_the_next():
         learner = team.learners["first"]
         factor = torch.ones_like(data.rewards)
         before = CostStats((4.5,), 3, 6.0)
-        assert learner.moved_costs(before, data, factor, None) == before
+        assert learner.estimate_moved_costs(before, data, factor, None) == before
         from marl_ray.algorithms.advantages.batch_gae import cost_advantages
 
         raw, _ = cost_advantages(data, learner.policy.hyper)
         shift = 6.0 * (0.1 * raw[..., 0][data.mask]).mean().item()
-        after = learner.moved_costs(before, data, factor * 1.1, None)
+        after = learner.estimate_moved_costs(before, data, factor * 1.1, None)
         assert after.means == (pytest.approx(4.5 + shift, rel=1e-4),)

@@ -29,7 +29,7 @@ from marl_ray.policies.engines.torch_engine import TorchEngine
 from marl_ray.policies.prompting.prompts import encode_prompt
 from marl_ray.rollout.protocol import CollectPlan
 from marl_ray.rollout.served.collector import ServedCollector, ServedResponse
-from marl_ray.rollout.served.texts import file_of
+from marl_ray.rollout.served.texts import exported_file
 from marl_ray.rollout.text.responses import TokenPlayer
 from marl_ray.serving.logs.export import export
 from marl_ray.training.run_checks import check_run
@@ -214,7 +214,7 @@ def test_what_does_not_fit_is_said_before_a_run(tmp_path, bundle):
     ],
 )
 def test_decisions_are_where_export_put_them(data, path):
-    assert file_of(data) == path
+    assert exported_file(data) == path
 
 
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=9))

@@ -16,7 +16,7 @@ from waiting import until
 from marl_ray.config import RunConfig
 from marl_ray.errors import MarlRayError
 from marl_ray.training.journal import deliveries, delivery
-from marl_ray.training.journal.deliveries import MLFLOW, BestBundle, Deliveries, incomplete
+from marl_ray.training.journal.deliveries import MLFLOW, BestBundle, Deliveries, find_incomplete_sinks
 from marl_ray.training.journal.delivery import Mark, read_mark
 from marl_ray.training.journal.mlflow_sink import MlflowSink
 from marl_ray.training.journal.writer import Journal
@@ -37,7 +37,7 @@ def run_of(storage: Path, *trackers: str) -> tuple[RunConfig, str]:
 
 def write(journal: Journal, first: int, last: int, generation: float = 0.0) -> None:
     for iteration in range(first, last + 1):
-        journal.row(
+        journal.write_row(
             {"iteration": iteration, "steps": 32 * iteration, "return": iteration / 2, "time/rollout": generation}
         )
 
@@ -79,7 +79,7 @@ def test_no_sink_delays_another_or_the_end(tmp_path):
         "20 rows are not in toys.trackers:Dead yet (nobody answers); the same command delivers them",
         "20 rows are not in toys.trackers:Hanging yet (it has not answered for 2 s); the same command delivers them",
     ]
-    assert incomplete(run, LOCAL, folder) == [MLFLOW, "toys.trackers:Dead", "toys.trackers:Hanging"]
+    assert find_incomplete_sinks(run, LOCAL, folder) == [MLFLOW, "toys.trackers:Dead", "toys.trackers:Hanging"]
 
 
 def test_a_run_begins_when_its_sinks_are_open_each_on_the_thread_that_gives_it_rows(tmp_path):
@@ -163,7 +163,7 @@ def test_a_sink_that_is_back_gets_what_it_missed(tmp_path):
     assert "10 rows are not in toys.trackers:Full yet" in lines[-1]
     (tmp_path / "room").touch()  # the same command again
     delivering(run, folder).close("FINISHED", wait_s=30)
-    assert taken(tmp_path, "Full") == list(range(30)) and incomplete(run, LOCAL, folder) == [MLFLOW]
+    assert taken(tmp_path, "Full") == list(range(30)) and find_incomplete_sinks(run, LOCAL, folder) == [MLFLOW]
 
 
 def test_rows_that_workers_play_again_are_not_given_again(tmp_path):
@@ -199,7 +199,7 @@ def test_what_was_written_before_a_kill_and_not_noted_is_not_written_twice(tmp_p
     sink = MlflowSink(run, None, LOCAL, folder)
     epochs = [{"steps": 0, "warm_start/epoch": epoch, "warm_start/loss": -epoch} for epoch in (1.0, 2.0)]
     for epoch in epochs:
-        journal.row(epoch)
+        journal.write_row(epoch)
     write(journal, 0, 9)
     for last in (9, 19, 20):
         write(journal, last, last) if last == 20 else None
@@ -240,10 +240,10 @@ def test_a_bundle_is_registered_by_the_same_command_when_mlflow_is_back(tmp_path
     assert lines[-1].startswith("5 rows are not in mlflow yet (")
     database.rmdir()
     (tmp_path / "away.db").rename(database)
-    assert incomplete(run, LOCAL, folder) == [MLFLOW]
+    assert find_incomplete_sinks(run, LOCAL, folder) == [MLFLOW]
     again = delivering(run, folder, sink.run_id, names=[MLFLOW])
     assert again.close("FINISHED", bundle, wait_s=60) == "models:/toy/1"
-    assert incomplete(run, LOCAL, folder) == []
+    assert find_incomplete_sinks(run, LOCAL, folder) == []
     assert [path.name for path in (tmp_path / "toy" / "sinks").iterdir()] == ["mlflow.json"]
     assert MlflowRun(run, sink.run_id).history("return") == [(32 * n, n / 2) for n in range(5)]
 
@@ -258,7 +258,7 @@ def test_a_bundle_whose_name_in_the_registry_was_not_noted_keeps_that_name(tmp_p
     store_result(run, record_of(run), result, bundle.score)
     # The driver is killed when MLflow has all, while another sink is closed.
     assert delivering(run, folder, sink.run_id, names=[MLFLOW]).close("FINISHED", bundle) == "models:/toy/1"
-    assert incomplete(run, LOCAL, folder) == []
+    assert find_incomplete_sinks(run, LOCAL, folder) == []
     before = read_finished_result(run)
     assert before is not None and before.model == ""
     assert deliver_rest(run, before).model == "models:/toy/1"

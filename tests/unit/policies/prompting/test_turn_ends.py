@@ -33,7 +33,7 @@ from marl_ray.policies.language.model_files import load_model
 from marl_ray.policies.language.token_policy import TokenPolicy
 from marl_ray.policies.prompting.tokenizers import load_tokenizer
 from marl_ray.policies.prompting.turn_ends import end_tokens, turn_end
-from marl_ray.training.texts.demonstrations import GivenResponse, encode
+from marl_ray.training.texts.demonstrations import TextExample, encode_examples
 
 TEMPLATES = {
     "chatml": (CHATML, ("<|im_start|>", "<|im_end|>"), None, ("", "<|im_end|>")),
@@ -136,8 +136,8 @@ def test_demonstrations_end_as_turns_do(chat):
     sizes = "team.speaker.model.context=64", "team.speaker.generation.max_tokens=30"
     run_config = config(*sizes, f"team.speaker.model.chat={json.dumps(chat)}")
     start, end, think = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>", "<think>"])
-    demonstrations = [GivenResponse("", "q", "yes"), GivenResponse("", "q", "<think>a<|im_end|>\ud800")]
-    first, other = encode(demonstrations, model(tokenizer), tokenizer, run_config, "speaker")
+    demonstrations = [TextExample("", "q", "yes"), TextExample("", "q", "<think>a<|im_end|>\ud800")]
+    first, other = encode_examples(demonstrations, model(tokenizer), tokenizer, run_config, "speaker")
     last = tokenizer.eos_token_id if chat is False else end
     assert first.response == [*b"yes", last]
     assert other.response == [think, *"a<|im_end|>\ufffd".encode(), last]
@@ -161,7 +161,9 @@ def test_demonstrations_are_what_the_template_writes(template, scheme):
         tokenizer.add_special_tokens({"additional_special_tokens": list(frame)})
     sizes = "team.speaker.model.context=128", "team.speaker.generation.max_tokens=40"
     for response in ("yes", "a b", "x-y z"):
-        [example] = encode([GivenResponse("", "q", response)], model(tokenizer), tokenizer, config(*sizes), "speaker")
+        [example] = encode_examples(
+            [TextExample("", "q", response)], model(tokenizer), tokenizer, config(*sizes), "speaker"
+        )
         messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": response}]
         complete = tokenizer.apply_chat_template(messages)["input_ids"]
         ids = [*example.prompt, *example.response]
@@ -171,5 +173,5 @@ def test_demonstrations_are_what_the_template_writes(template, scheme):
 def test_a_reply_without_a_template_goes_on_where_its_prompt_ends():
     tokenizer = spaced(LLAMA2)
     sizes = "team.speaker.model.context=64", "team.speaker.generation.max_tokens=30", "team.speaker.model.chat=false"
-    [example] = encode([GivenResponse("", "1+1=", "2")], model(tokenizer), tokenizer, config(*sizes), "speaker")
+    [example] = encode_examples([TextExample("", "1+1=", "2")], model(tokenizer), tokenizer, config(*sizes), "speaker")
     assert tokenizer.convert_ids_to_tokens(example.response) == ["2", "</s>"]

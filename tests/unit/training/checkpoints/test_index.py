@@ -12,17 +12,17 @@ from marl_ray.errors import MarlRayError
 from marl_ray.training.checkpoints.index import (
     PublishedCheckpoint,
     ReplacedError,
-    best,
     check_last_group,
     check_rows_own,
     checkpoint_name,
     checkpoints_in,
-    newest,
+    find_best,
+    find_newest,
     note_start,
     own_checkpoints,
     published_checkpoints,
     remove_unneeded,
-    take_number,
+    take_attempt_number,
     unneeded_checkpoints,
 )
 from marl_ray.training.checkpoints.manifest import FORMAT, CheckpointManifest, publish, withdraw_manifest
@@ -70,11 +70,11 @@ def iterations(checkpoints: list[PublishedCheckpoint]) -> list[int]:
 def test_groups_that_begin_at_once_or_after_the_clock_was_set_back_have_greater_numbers(tmp_path):
     """Under one number the folder that a killed worker left half-written would be the next group's own."""
     folder = local_stored_folder(tmp_path)
-    first = take_number(folder)
+    first = take_attempt_number(folder)
     Path(tmp_path, checkpoint_name(3, first)).mkdir()
-    assert take_number(folder) > first
+    assert take_attempt_number(folder) > first
     Path(tmp_path, checkpoint_name(4, first * 10)).mkdir()
-    assert take_number(folder) == first * 10 + 1
+    assert take_attempt_number(folder) == first * 10 + 1
 
 
 def test_the_newest_and_the_best_are_kept():
@@ -82,7 +82,7 @@ def test_the_newest_and_the_best_are_kept():
     assert iterations(unneeded_checkpoints(listed(1, 2, 3), 2, None)) == [1]
     assert iterations(unneeded_checkpoints(listed(9, None, None), 1, None)) == [2]
     assert iterations(unneeded_checkpoints(listed(1, 1, 1, None), 1, None)) == [1, 2]  # the newest of equal scores
-    assert unneeded_checkpoints([], 1, None) == [] and best([]) is None
+    assert unneeded_checkpoints([], 1, None) == [] and find_best([]) is None
 
 
 def test_the_first_of_every_interval_is_kept_too():
@@ -98,7 +98,7 @@ def test_what_was_removed_is_never_needed_later(scores, keep, every):
         removed = unneeded_checkpoints(remaining, keep, every)
         remaining = [each for each in remaining if each not in removed]
         assert remaining[-keep:] == listed_scores[: listed_scores.index(checkpoint) + 1][-keep:]
-        assert best(remaining) == best(listed_scores[: listed_scores.index(checkpoint) + 1])
+        assert find_best(remaining) == find_best(listed_scores[: listed_scores.index(checkpoint) + 1])
     at_the_end = unneeded_checkpoints(listed_scores, keep, every)
     assert remaining == [each for each in listed_scores if each not in at_the_end]
 
@@ -124,10 +124,10 @@ def test_tidying_removes_what_is_not_needed_and_what_was_never_finished(tmp_path
 
 def test_the_newest_is_that_of_the_last_iteration_and_among_these_of_the_last_attempt(tmp_path):
     folder = local_stored_folder(tmp_path)
-    assert newest(folder) is None and checkpoints_in(folder / "nothing") == []
+    assert find_newest(folder) is None and checkpoints_in(folder / "nothing") == []
     for iteration, attempt in ((9, 100), (10, 100), (10, 200), (8, 300)):
         write(folder, iteration, attempt=attempt)
-    last = newest(folder)
+    last = find_newest(folder)
     assert last is not None and last.name == checkpoint_name(10, 200)
     assert [place.path for place in checkpoints_in(folder)] == sorted(place.path for place in checkpoints_in(folder))
 
@@ -204,12 +204,12 @@ def test_checkpoints_whose_iterations_a_later_group_plays_again_do_not_count(tmp
     remove_unneeded(folder, 100, None, 4)
     own_checkpoints(folder, IDENTITY, lines.append)
     assert len(lines) == len(replayed)  # they are withdrawn
-    assert take_number(folder) > 4
+    assert take_attempt_number(folder) > 4
 
 
 def test_a_group_that_removed_the_rows_of_a_later_one_ends_and_leaves_strays(tmp_path):
     folder = local_stored_folder(tmp_path)
-    first, second = take_number(folder), take_number(folder)
+    first, second = take_attempt_number(folder), take_attempt_number(folder)
     check_last_group(folder, second)
     note_start(folder, second, None)
     write(folder, 3, attempt=second)

@@ -6,7 +6,7 @@ from toys.texts import config
 from marl_ray.config.run.sections import RUN_BENCHMARKS
 from marl_ray.evaluation.benchmarks import Benchmark, benchmark
 from marl_ray.extensions import BENCHMARK
-from marl_ray.training.evaluation.benchmarks import spent_so_far
+from marl_ray.training.evaluation.benchmarks import curve_axes
 from marl_ray.training.tracking.curve_plot import plot_benchmarks
 from marl_ray.training.tracking.summary import benchmark_lines
 
@@ -39,9 +39,9 @@ def test_runs_are_measured_by_every_benchmark_that_no_program_forges_and_no_refe
 
 
 def test_a_price_is_of_all_workers_and_only_there_where_it_is_given():
-    axes = spent_so_far(config(MEASURED, "resources.workers=2", "resources.hourly_price=3"), 7.0, 1800.0)
+    axes = curve_axes(config(MEASURED, "resources.workers=2", "resources.hourly_price=3"), 7.0, 1800.0)
     assert axes == {"benchmark/tokens": 7.0, "benchmark/hours": 0.5, "benchmark/price": pytest.approx(3.0)}
-    assert "benchmark/price" not in spent_so_far(config(MEASURED), 7.0, 1800.0)
+    assert "benchmark/price" not in curve_axes(config(MEASURED), 7.0, 1800.0)
 
 
 def test_the_last_lines_name_first_and_last_numbers_and_every_failure():

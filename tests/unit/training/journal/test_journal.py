@@ -36,7 +36,7 @@ def write(journal: Journal, after: int | None, *rows: dict[str, Any]) -> None:
     """Write as a group of workers does that continues after a checkpoint."""
     journal.begin(after)
     for each in rows:
-        journal.row(each)
+        journal.write_row(each)
 
 
 def iterations(filesystem: fs.FileSystem, folder: str) -> list[int]:
@@ -69,7 +69,7 @@ def test_a_run_that_begins_anew_repeats_no_epoch_of_its_warm_start(tmp_path):
 
 
 def test_rows_are_json_without_numbers_that_are_not_finite(tmp_path):
-    Journal(LOCAL, str(tmp_path)).row(row(1) | {"loss": float("nan"), "kl": float("inf"), "entropy": 0.25})
+    Journal(LOCAL, str(tmp_path)).write_row(row(1) | {"loss": float("nan"), "kl": float("inf"), "entropy": 0.25})
     (line,) = (tmp_path / METRICS_FILE).read_text().splitlines()
     stored = json.loads(line)
     assert stored.pop("timestamp") > 1.7e9
@@ -170,7 +170,7 @@ def test_another_rank_writes_nothing(tmp_path):
     journal = Journal(LOCAL, str(tmp_path), rank=1)
     write(journal, None, row(1))
     journal.phase("training")
-    journal.transcripts(1, [{"text": "hello"}])
+    journal.write_transcripts(1, [{"text": "hello"}])
     journal.flush()
     journal.close()
     assert list(tmp_path.iterdir()) == []
@@ -180,8 +180,8 @@ def test_a_worker_that_was_lost_cannot_write_where_another_has_taken_its_place_a
     lost, following = Journal(LOCAL, str(tmp_path)), Journal(LOCAL, str(tmp_path))
     write(lost, None, row(1), row(2))
     write(following, 2)  # all rows stay
-    lost.row(row(3))
-    following.row(row(3))
+    lost.write_row(row(3))
+    following.write_row(row(3))
     following.flush()
     assert iterations(LOCAL, str(tmp_path)) == [1, 2, 3]
 
@@ -196,10 +196,10 @@ def test_a_worker_that_was_lost_and_comes_back_cannot_write(tmp_path, remote):
     following = Journal(filesystem, folder)
     write(following, 1, row(2))
     following.flush()
-    lost.row(row(3))
+    lost.write_row(row(3))
     with pytest.raises(OSError, match=r"metrics.jsonl was changed by another process; only one may write it"):
         lost.flush()
-    following.row(row(3))
+    following.write_row(row(3))
     following.flush()
     assert iterations(filesystem, folder) == [1, 2, 3]
 

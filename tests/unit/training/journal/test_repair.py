@@ -16,7 +16,7 @@ from marl_ray.stored_files.appended_file import appended_file
 from marl_ray.stored_files.json_files import write_json
 from marl_ray.training.journal.delivery import Mark, read_mark
 from marl_ray.training.journal.follower import Follower
-from marl_ray.training.journal.repair import repair, sort_out
+from marl_ray.training.journal.repair import repair_metrics, separate_rows
 from marl_ray.training.journal.tail import Tail
 from marl_ray.training.journal.writer import Journal
 from marl_ray.training.run_folder.metrics_file import METRICS_FILE, iteration_of, read_metrics
@@ -53,12 +53,12 @@ def test_rubbish_and_doubles_are_removed_and_named_and_sinks_are_asked_anew(tmp_
     lines = [row(0), row(1), "\x00\x00{", row(2), row(2), "[]", row(3)]
     filesystem, folder = begin(tmp_path, lines, remote, mark(7, 3))
     path = f"{folder}/{METRICS_FILE}"
-    assert repair(filesystem, folder, 3) == [
+    assert repair_metrics(filesystem, folder, 3) == [
         f"{path}: lines 3 to 6, 3 of them were no rows, or some for the second time; removed"
     ]
     assert iterations(filesystem, folder) == [0, 1, 2, 3]
     assert read_mark(filesystem, folder, "mlflow") == Mark()
-    assert repair(filesystem, folder, 3) == []
+    assert repair_metrics(filesystem, folder, 3) == []
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_line_that_is_no_row_of_the_run_costs_no_other_line(tmp_path, rubbish,
     lines = [row(0), row(1), row(2), row(3)]
     lines.insert(at, rubbish)
     filesystem, folder = begin(tmp_path, lines)
-    printed = repair(filesystem, folder, 3)
+    printed = repair_metrics(filesystem, folder, 3)
     if rubbish == row(100_000) and at == 4:  # the workers that continue from iteration 3 remove it
         assert printed == [] and iterations(filesystem, folder) == [0, 1, 2, 3, 100_000]
         return
@@ -90,7 +90,7 @@ def test_a_line_that_is_no_row_of_the_run_costs_no_other_line(tmp_path, rubbish,
 @given(st.lists(st.integers(-1, 9), max_size=12))
 def test_as_many_rows_are_kept_as_are_in_order(numbers):
     lines = [row(number) if number >= 0 else json.dumps({"steps": 0}) for number in numbers]
-    remaining, iterations_kept, removed = sort_out(lines)
+    remaining, iterations_kept, removed = separate_rows(lines)
     assert remaining == [line for k, line in enumerate(lines, 1) if k not in removed]
     assert all(a < b or a == b == -1 for a, b in pairwise(iterations_kept))
     longest = [0] * len(numbers)
@@ -118,23 +118,23 @@ def test_as_many_rows_are_kept_as_are_in_order(numbers):
 def test_a_mark_of_something_else_is_that_of_a_new_sink(tmp_path, stored):
     filesystem, folder = begin(tmp_path, [row(0), row(1)])
     write_json(filesystem, f"{folder}/sinks/mlflow.json", stored)
-    assert repair(filesystem, folder, 1) == []
+    assert repair_metrics(filesystem, folder, 1) == []
     assert read_mark(filesystem, folder, "mlflow") == Mark()
 
 
 def test_rows_that_are_lost_are_named_and_the_rows_after_them_reach_the_sinks(tmp_path):
     filesystem, folder = begin(tmp_path, [row(0), row(1)], mark=mark(9, 8))
-    (line,) = repair(filesystem, folder, 7)
+    (line,) = repair_metrics(filesystem, folder, 7)
     assert line == f"{folder}/{METRICS_FILE} lacks the rows of iterations 2 to 7, which are not played again"
     assert read_mark(filesystem, folder, "mlflow") == Mark()
     write_json(filesystem, f"{folder}/sinks/mlflow.json", asdict(mark(2, 1)))
-    assert repair(filesystem, folder, 7) == [line]
+    assert repair_metrics(filesystem, folder, 7) == [line]
     assert read_mark(filesystem, folder, "mlflow") == mark(2, 1)  # it fits the lines that there are
 
 
 def test_a_file_that_is_gone_is_named(tmp_path):
     filesystem, folder = begin(tmp_path, [], mark=mark(4, 3))
-    (line,) = repair(filesystem, folder, 2)
+    (line,) = repair_metrics(filesystem, folder, 2)
     assert line.endswith("lacks the rows of iterations 1 and 2, which are not played again")
     assert read_mark(filesystem, folder, "mlflow") == Mark()
 
@@ -154,14 +154,14 @@ def test_a_file_that_is_gone_is_named(tmp_path):
 def test_a_mark_stays_that_fits_the_rows(tmp_path, rows, stored, last, fits):
     lines = [row(each) if each >= 0 else json.dumps({"steps": 0, "warm_start/epoch": 1.0}) for each in rows]
     filesystem, folder = begin(tmp_path, lines, mark=stored)
-    assert repair(filesystem, folder, last) == []
+    assert repair_metrics(filesystem, folder, last) == []
     assert read_mark(filesystem, folder, "mlflow") == (stored if fits else Mark())
 
 
 def test_a_run_that_began_from_another_lacks_none_of_the_others_iterations(tmp_path):
     filesystem, folder = begin(tmp_path, [row(40), row(41)])
-    assert repair(filesystem, folder, 41, has_origin=True) == []
-    (line,) = repair(filesystem, folder, 43, has_origin=True)
+    assert repair_metrics(filesystem, folder, 41, has_origin=True) == []
+    (line,) = repair_metrics(filesystem, folder, 43, has_origin=True)
     assert "iterations 42 and 43" in line
 
 
@@ -174,9 +174,9 @@ def test_readers_and_workers_pass_rubbish_that_comes_while_a_run_goes_on(tmp_pat
     assert len(Tail(filesystem, f"{folder}/{METRICS_FILE}").read(0)) == 4
     journal = Journal(filesystem, folder)
     journal.begin(2)
-    journal.row({"iteration": 3, "steps": 96})
+    journal.write_row({"iteration": 3, "steps": 96})
     journal.close()
-    (line,) = repair(filesystem, folder, 3)
+    (line,) = repair_metrics(filesystem, folder, 3)
     assert "line 3 was no row" in line
     assert iterations(filesystem, folder) == [0, 1, 2, 3]
 

@@ -14,8 +14,8 @@ from waiting import until
 
 from marl_ray.errors import MarlRayError
 from marl_ray.training.machines import worker_watch
-from marl_ray.training.machines.full_disk import DiskFullError, disk_full
-from marl_ray.training.machines.worker_watch import MAX_FAILED_STARTS, WorkerWatch, exchange_s, saying_notes
+from marl_ray.training.machines.full_disk import DiskFullError, find_full_disk
+from marl_ray.training.machines.worker_watch import MAX_FAILED_STARTS, WorkerWatch, exchange_s, follow_notes
 
 
 @pytest.fixture
@@ -25,12 +25,12 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_watch, "free_resources", lambda: {"CPU": 1.0, "memory": 1e9})
     monkeypatch.setattr(worker_watch, "has_all_placement_groups", lambda: False)
     monkeypatch.setattr(worker_watch, "SAY_S", (0.1, 0.2, 0.3))
-    monkeypatch.setattr(worker_watch, "LOOK_S", 0.02)
+    monkeypatch.setattr(worker_watch, "POLL_S", 0.02)
 
 
 def test_a_wait_names_who_is_missing_what_for_since_when_and_until_when(cluster, tmp_path):
     lines: list[str] = []
-    with saying_notes(lines.append) as notes:
+    with follow_notes(lines.append) as notes:
         watch = WorkerWatch(notes)
         watch.on_start_requested(2, {"CPU": 1.0, "GPU": 0})
         watch.on_started({0: "10.0.0.1", 1: "10.0.0.2"})
@@ -52,7 +52,7 @@ def test_workers_that_have_their_resources_are_said_to_start(cluster, tmp_path, 
     monkeypatch.setattr(worker_watch, "has_all_placement_groups", lambda: True)
     monkeypatch.setattr(worker_watch, "free_resources", lambda: {"CPU": 0.0})
     lines: list[str] = []
-    with saying_notes(lines.append) as notes:
+    with follow_notes(lines.append) as notes:
         watch = WorkerWatch(notes)
         watch.on_start_requested(2, {"CPU": 1.0})
         until(lambda: lines, "a line")
@@ -62,7 +62,7 @@ def test_workers_that_have_their_resources_are_said_to_start(cluster, tmp_path, 
 
 def test_a_short_wait_is_not_said(cluster, tmp_path):
     lines: list[str] = []
-    with saying_notes(lines.append) as notes:
+    with follow_notes(lines.append) as notes:
         watch = WorkerWatch(notes)
         watch.on_start_requested(1, {"CPU": 1.0})
         watch.on_started({0: "10.0.0.1"})
@@ -96,20 +96,20 @@ def test_a_full_disk_is_known_by_number_by_words_and_by_what_it_caused():
     caused = ValueError("a checkpoint is not complete")
     caused.__cause__ = by_number
     for error in (by_number, by_words, caused):
-        full = disk_full(error, "/")
+        full = find_full_disk(error, "/")
         assert full is not None and "and the same command continues when there is room" in str(full)
-    assert disk_full(ValueError("no"), "/") is None
+    assert find_full_disk(ValueError("no"), "/") is None
 
 
 def test_an_error_that_is_its_own_cause_is_looked_at_once():
     error = OSError(errno.EACCES, "Permission denied")
     error.__cause__ = error
-    assert disk_full(error, "/") is None
+    assert find_full_disk(error, "/") is None
 
 
 def test_a_worker_that_does_not_answer_is_named_once_and_again_when_it_answers(tmp_path):
     lines: list[str] = []
-    with saying_notes(lines.append) as notes:
+    with follow_notes(lines.append) as notes:
         watch = WorkerWatch(notes)
         watch.on_started({0: "10.0.0.1", 1: "10.0.0.2"})
         for seconds in (3.0, 11.0, 14.0):

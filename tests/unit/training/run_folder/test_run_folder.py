@@ -35,7 +35,7 @@ from marl_ray.training.run_folder.record import (
 from marl_ray.training.run_folder.tracebacks import traceback_of, write_traceback
 from marl_ray.training.run_result import RunResult, read_finished_result
 from marl_ray.training.single_process import process_group
-from marl_ray.training.worker import REFUSED_KEY, worker
+from marl_ray.training.worker import REFUSED_KEY, train_in_worker
 
 STORED = {
     "name": "toy",
@@ -252,7 +252,7 @@ def work(monkeypatch: pytest.MonkeyPatch, folder: Path, body: Callable[..., Any]
         "lease": 1,
     }
     with process_group():
-        return worker(payload)
+        return train_in_worker(payload)
 
 
 @pytest.mark.parametrize("known", [True, False])

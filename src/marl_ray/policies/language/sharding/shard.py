@@ -16,7 +16,7 @@ MAX_GATHERED_ONCE_BYTES = 2 << 30
 """Maximum size of a model that stays gathered over the passes of a gradient step wherever it trains.
 
 It is in bytes of the type that passes compute with. Larger models are gathered block by block, twice in each pass,
-unless workers on GPUs measure that there is room for them (`pass_limits`).
+unless workers on GPUs measure that there is room for them (`measure_pass_limits`).
 """
 
 

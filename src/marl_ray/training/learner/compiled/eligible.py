@@ -8,7 +8,7 @@ from marl_ray.policies.actor_critic.policy import ActorCritic
 from marl_ray.training.learner.trained_policy import TrainedPolicy
 
 
-def why_torch(policy: TrainedPolicy) -> str:
+def reason_for_torch(policy: TrainedPolicy) -> str:
     """Return the reason why torch takes a policy's gradient steps; empty where compiled code does.
 
     Compiled code does for PPO's loss by Adam on a CPU, for one Discrete action and small networks over vectors or
@@ -18,7 +18,7 @@ def why_torch(policy: TrainedPolicy) -> str:
     if not isinstance(model, ActorCritic):
         return "it is a language model"
     distribution = model.distribution
-    # In this order, because a critic that sees more than an actor is of another algorithm too.
+    # The first that holds is given, so the algorithm comes before the networks, whose inputs follow from it.
     reasons = {
         f"its device is {policy.device.type}": policy.device.type != "cpu",
         "its algorithm has budgets": algorithm.spec.constraint != "none" or model.cost_critic is not None,

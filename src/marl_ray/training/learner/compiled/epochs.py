@@ -41,14 +41,14 @@ class CompiledBatch:
         self.networks = layout_of(model.actor), layout_of(model.critic)
         size = self.networks[0].size
         self.parts = slice(0, size), slice(size, size + self.networks[1].size)
-        """The places of each network's weights in a row of all."""
-        critic_inputs, heads = _critic_inputs(model, prepared)
-        self.inputs = _inputs(model.actor, batch.observations.flatten(0, 1)), critic_inputs
+        """The places of the actor's and of the critic's weights in a row of both."""
+        critic_inputs, heads = _encode_critic_rows(model, prepared)
+        self.inputs = _encode_rows(model.actor, batch.observations.flatten(0, 1)), critic_inputs
         masks, actions = batch.action_masks, int(self.networks[0].widths[-1])
-        self.allowed = np.empty((0, actions), bool) if masks is None else _array(masks.flatten(0, 1), bool)
+        self.allowed = np.empty((0, actions), bool) if masks is None else _to_array(masks.flatten(0, 1), bool)
         floats = (prepared.old.log_probs, prepared.advantages, prepared.returns, prepared.old.values)
-        log_probs, advantages, returns, values = (_array(x.flatten(), np.float32) for x in floats)
-        taken = _array(batch.actions.flatten(), np.int64)
+        log_probs, advantages, returns, values = (_to_array(x.flatten(), np.float32) for x in floats)
+        taken = _to_array(batch.actions.flatten(), np.int64)
         self.data = DecisionArrays(taken, log_probs, advantages, returns, values, heads)
         low, high = hyper.clip_range
         self.terms = PPOSettings(
@@ -92,8 +92,8 @@ class CompiledBatch:
         terms = self.terms._replace(decisions=max(float(decisions), 1.0))
         inputs = self.inputs[k]
         by_row = sort_by_row(minibatch, inputs.numbers, max(len(inputs.rows), len(inputs.codes)))
-        rest = inputs, self.allowed, by_row, self.data, terms
-        network_gradient(weights, self.networks[k], k == 1, *rest, gradient, sums)
+        arguments = inputs, self.allowed, by_row, self.data, terms
+        network_gradient(weights, self.networks[k], k == 1, *arguments, gradient, sums)
 
 
 def largest_difference(policy: TrainedPolicy, state: UpdateState, prepared: PreparedBatch) -> float:
@@ -110,7 +110,7 @@ def largest_difference(policy: TrainedPolicy, state: UpdateState, prepared: Prep
     loss, _ = pass_loss(policy, state, prepared, evaluated, size, torch.zeros(0))
     backward_over_workers(loss)
     worst = 0.0
-    for parameter, expected in flat.of_worker(compiled):
+    for parameter, expected in flat.worker_parts(compiled):
         gradient = local_part(cast(Tensor, parameter.grad)).reshape(-1).numpy()
         if gradient.size:
             worst = max(worst, float(np.abs(gradient - expected).max()) / max(1.0, float(np.abs(gradient).max())))
@@ -122,9 +122,9 @@ def largest_difference(policy: TrainedPolicy, state: UpdateState, prepared: Prep
 def descend(
     policy: TrainedPolicy, state: UpdateState, prepared: PreparedBatch, where: str
 ) -> tuple[UpdateState, dict[str, float]]:
-    """Take all gradient steps on a batch, as `gradient_epochs.descend` does; the state stays as it is.
+    """Take all gradient steps on a batch, as `gradient_epochs.descend` does.
 
-    Raises DivergedError naming `where` and a metric that is not finite.
+    The state stays as it is. Raises DivergedError naming `where` and a metric that is not finite.
     """
     flat, batch = FlatState(policy), CompiledBatch(policy, state, prepared)
     sizes = iter(prepared.sizes[:, 0].tolist())
@@ -141,10 +141,10 @@ def descend(
         before = sums.copy()
         norms += _take_steps(policy.hyper, flat, batch, minibatches, sums)
         flat.step, steps = flat.step + len(minibatches), steps + len(minibatches)
-        if target is not None and _total(sums - before)[2] / max(len(minibatches), 1) > target:
+        if target is not None and _sum_over_all(sums - before)[2] / max(len(minibatches), 1) > target:
             break
     flat.write_back()
-    policy_loss, entropy, kl, clipped, value_loss = (_total(sums) / max(steps, 1)).tolist()
+    policy_loss, entropy, kl, clipped, value_loss = (_sum_over_all(sums) / max(steps, 1)).tolist()
     metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "kl": kl}
     metrics |= {"clip_fraction": clipped, "grad_norm": norms / max(steps, 1)}
     for name, value in metrics.items():
@@ -172,8 +172,8 @@ def _take_steps(
     states = [
         (
             flat.weights[part],
-            flat.first[part],
-            flat.second[part],
+            flat.first_moments[part],
+            flat.second_moments[part],
             AdamSettings(flat.rates[part], flat.decays[part], *adam),
         )
         for part in batch.parts
@@ -184,20 +184,20 @@ def _take_steps(
         norm: float = adam_step(weights, gradient, first, second, settings, number)
         return norm
 
-    def descend_alone(k: int, own_sums: np.ndarray) -> float:
+    def descend_alone(k: int, network_sums: np.ndarray) -> float:
         weights, norms = states[k][0], 0.0
         gradient = np.empty_like(weights)
         for number, (minibatch, size) in enumerate(minibatches, flat.step + 1):
-            batch.part_gradient(k, weights, minibatch, size, gradient, own_sums)
+            batch.part_gradient(k, weights, minibatch, size, gradient, network_sums)
             norms += step(k, number, gradient)
         return norms
 
     if rank_and_world_size()[1] == 1:
-        of_critic = np.zeros_like(sums)
-        second = _second_thread().submit(descend_alone, 1, of_critic) if torch.get_num_threads() > 1 else None
+        critic_sums = np.zeros_like(sums)
+        second = _second_thread().submit(descend_alone, 1, critic_sums) if torch.get_num_threads() > 1 else None
         norms = descend_alone(0, sums)
-        descend_alone(1, of_critic) if second is None else second.result()
-        sums += of_critic
+        descend_alone(1, critic_sums) if second is None else second.result()
+        sums += critic_sums
         return norms
     norms = 0.0
     for number, (minibatch, size) in enumerate(minibatches, flat.step + 1):
@@ -209,14 +209,15 @@ def _take_steps(
 
 @cache
 def _second_thread() -> ThreadPoolExecutor:
+    """Return the thread on which the critic's steps are taken while the actor's are."""
     return ThreadPoolExecutor(1, thread_name_prefix="critic")
 
 
-def _inputs(network: Network, observations: Tensor) -> NetworkInputs:
+def _encode_rows(network: Network, observations: Tensor) -> NetworkInputs:
     """Return the rows that the decisions (N,) read, from their observations (N, D)."""
     if (categories := categories_of(network)) is not None:
-        return categories.inputs(_array(observations))
-    rows = _array(observations, np.float32)
+        return categories.inputs(_to_array(observations))
+    rows = _to_array(observations, np.float32)
     if not layout_of(network).norm:
         return of_vectors(rows)
     normalized = np.empty_like(rows)
@@ -224,7 +225,7 @@ def _inputs(network: Network, observations: Tensor) -> NetworkInputs:
     return of_vectors(normalized)
 
 
-def _critic_inputs(model: ActorCritic, prepared: PreparedBatch) -> tuple[NetworkInputs, np.ndarray]:
+def _encode_critic_rows(model: ActorCritic, prepared: PreparedBatch) -> tuple[NetworkInputs, np.ndarray]:
     """Return the critic's input row of each decision, and the number of the output that is its value.
 
     The numbers are (N,) int64. A central critic reads the state of all agents once, and has an output for each.
@@ -232,15 +233,15 @@ def _critic_inputs(model: ActorCritic, prepared: PreparedBatch) -> tuple[Network
     batch, agents, (rows, steps) = prepared.batch, prepared.shape.agents, prepared.mask.shape
     assert model.critic is not None
     if batch.states is None:
-        return _inputs(model.critic, batch.observations.flatten(0, 1)), np.zeros(rows * steps, np.int64)
-    inputs, row = _inputs(model.critic, batch.states.flatten(0, 1)), np.arange(rows)[:, None]
+        return _encode_rows(model.critic, batch.observations.flatten(0, 1)), np.zeros(rows * steps, np.int64)
+    inputs, row = _encode_rows(model.critic, batch.states.flatten(0, 1)), np.arange(rows)[:, None]
     places = row // agents * steps + np.arange(steps)
     return inputs._replace(numbers=inputs.numbers[places.ravel()]), (row % agents).repeat(steps, 1).ravel()
 
 
-def _total(sums: np.ndarray) -> np.ndarray:
+def _sum_over_all(sums: np.ndarray) -> np.ndarray:
     return sums if rank_and_world_size()[1] == 1 else sum_over_workers(torch.from_numpy(sums)).numpy()
 
 
-def _array(values: Tensor, dtype: type | None = None) -> np.ndarray:
+def _to_array(values: Tensor, dtype: type | None = None) -> np.ndarray:
     return np.ascontiguousarray(values.numpy(), dtype)

@@ -22,7 +22,9 @@ class FlatState:
     second: np.ndarray
     """Running means of its square."""
     rates: np.ndarray
+    """The learning rate of each weight."""
     decays: np.ndarray
+    """The weight decay of each weight."""
     step: int
     """Steps that Adam has taken."""
 
@@ -33,24 +35,24 @@ class FlatState:
         rates = []
         decays = []
         places = []
-        at = 0
+        offset = 0
         groups = {id(member): group for group in policy.optimizer.param_groups for member in group["params"]}
         for parameter in self._parameters:
             group, size = groups[id(parameter)], parameter.numel()
             rates.append(np.full(size, group["lr"], np.float32))
             decays.append(np.full(size, group["weight_decay"], np.float32))
-            places.append(_own_part(parameter, at))
-            at += size
+            places.append(_shard_slice(parameter, offset))
+            offset += size
         self.rates, self.decays, self._places = np.concatenate(rates), np.concatenate(decays), places
-        rows = torch.zeros(3, at)
+        rows = torch.zeros(3, offset)
         self.step = 0
         for place, parameter, state in self._shards():
             rows[0, place] = local_part(parameter.detach()).reshape(-1)
             rows[1, place], rows[2, place] = (local_part(state[key]).reshape(-1) for key in ("exp_avg", "exp_avg_sq"))
             self.step = int(state["step"])
-        self.weights, self.first, self.second = (row.numpy().copy() for row in sum_over_workers(rows))
+        self.weights, self.first_moments, self.second_moments = (row.numpy().copy() for row in sum_over_workers(rows))
 
-    def of_worker(self, row: np.ndarray) -> Iterator[tuple[Tensor, np.ndarray]]:
+    def worker_parts(self, row: np.ndarray) -> Iterator[tuple[Tensor, np.ndarray]]:
         """Yield each parameter, and this worker's part of its place in `row`."""
         for parameter, place in zip(self._parameters, self._places, strict=True):
             yield parameter, row[place]
@@ -61,8 +63,8 @@ class FlatState:
         for place, parameter, state in self._shards():
             for target, row in (
                 (parameter, self.weights),
-                (state["exp_avg"], self.first),
-                (state["exp_avg_sq"], self.second),
+                (state["exp_avg"], self.first_moments),
+                (state["exp_avg_sq"], self.second_moments),
             ):
                 shard = local_part(target)
                 shard.copy_(torch.from_numpy(row[place]).reshape(shard.shape))
@@ -78,16 +80,16 @@ class FlatState:
             yield place, parameter, state
 
 
-def _own_part(parameter: Tensor, at: int) -> slice:
-    """Return the places of this worker's shard of a parameter whose first weight has the place `at`.
+def _shard_slice(parameter: Tensor, offset: int) -> slice:
+    """Return the places of this worker's shard of a parameter whose first weight has the place `offset`.
 
     The shard is some of the parameter's rows.
     """
     if not isinstance(parameter, DTensor):
-        return slice(at, at + parameter.numel())
+        return slice(offset, offset + parameter.numel())
     rank, workers = rank_and_world_size()
     # From the shape alone: a row of a sharded parameter would be gathered from all workers.
     rows, width = parameter.shape[0], math.prod(parameter.shape[1:])
     chunk = -(-rows // workers)
     first, last = min(rank * chunk, rows), min((rank + 1) * chunk, rows)
-    return slice(at + first * width, at + last * width)
+    return slice(offset + first * width, offset + last * width)

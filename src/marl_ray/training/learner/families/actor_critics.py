@@ -1,4 +1,7 @@
-"""Actor-critics as the learner needs them: small networks, gathered as one group; the rollout copy is on CPU."""
+"""Actor-critics as the learner needs them.
+
+Their networks are small and gathered as one group; the rollout copy is on CPU.
+"""
 
 import copy
 from collections.abc import Mapping
@@ -70,7 +73,7 @@ def holds_weights(rollout: ActorCritic) -> bool:
     return True
 
 
-def refresh(models: PolicyModels, mixed_precision: bool, where: str) -> None:
+def refresh_rollout(models: PolicyModels, mixed_precision: bool, where: str) -> None:
     """Gather the sharded weights, and copy them into the rollout copy; every worker takes part."""
     sharded = cast(FSDPModule, models.trained)
     if not mixed_precision:
@@ -97,18 +100,18 @@ def pad_batch(batch: Trajectories, agents: int) -> Trajectories:
     return batch  # no worker is without copies
 
 
-def bounds(batch: Trajectories, agents: int) -> tuple[int, ...]:
+def copy_bounds(batch: Trajectories, agents: int) -> tuple[int, ...]:
     """Return equal steps: all workers have equally many copies."""
     copies = len(batch.mask) // agents
     return tuple(range(0, (rank_and_world_size()[1] + 1) * copies, copies))
 
 
-def order(model: ActorCritic, batch: Trajectories, agents: int) -> Tensor | None:
+def pass_order(model: ActorCritic, batch: Trajectories, agents: int) -> Tensor | None:
     """Return None: no order of copies makes a pass cheaper."""
     return None
 
 
-def inputs(model: ActorCritic, batch: Trajectories) -> EncodedInputs:
+def encode_inputs(model: ActorCritic, batch: Trajectories) -> EncodedInputs:
     """Encode the inputs of actor and critics."""
     actor_rows = EncodedRows.from_rows(model.actor, batch.observations.flatten(0, 1))
     if not model.critics or not model.central:
@@ -151,7 +154,7 @@ def _by_row(values: Tensor, heads: int, size: torch.Size) -> Tensor:
     return values.reshape(rows // heads, steps, heads, -1).transpose(1, 2).reshape(rows, steps, -1)
 
 
-def reference(models: PolicyModels, batch: Trajectories, shape: Shape, selection: Selection) -> Tensor:
+def evaluate_reference(models: PolicyModels, batch: Trajectories, shape: Shape, selection: Selection) -> Tensor:
     """Return the log-probabilities (R, T') of the selection's actions under the reference actor."""
     distribution = models.trained.distribution
     allowed = None if batch.action_masks is None else selection.take(batch.action_masks, shape.agents).flatten(0, 1)

@@ -1,4 +1,7 @@
-"""The interface of a family of policies, with the modules `actor_critics` and `language_models`, and the choice of one."""
+"""The interface of a family of policies, and the choice of one.
+
+The modules `actor_critics` and `language_models` have it.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -44,8 +47,11 @@ class PolicyFamily(Protocol):
     def holds_weights(self, rollout: Any) -> bool:
         """Return True if the rollout copy has the weights, and can estimate values."""
 
-    def refresh(self, models: PolicyModels, mixed_precision: bool, where: str) -> None:
-        """Copy the trained weights into the rollout copy; every worker takes part. Errors may name `where`."""
+    def refresh_rollout(self, models: PolicyModels, mixed_precision: bool, where: str) -> None:
+        """Copy the trained weights into the rollout copy.
+
+        Every worker takes part. Errors may name `where`.
+        """
 
     def adopt_actor(self, models: PolicyModels, parameters: Mapping[str, Tensor]) -> None:
         """Give the rollout copy's and the trained actor these weights, which are equal on all workers.
@@ -56,19 +62,19 @@ class PolicyFamily(Protocol):
     def pad_batch(self, batch: Trajectories, agents: int) -> Trajectories:
         """Return the batch, with one empty copy (`agents` rows) added if it has none."""
 
-    def bounds(self, batch: Trajectories, agents: int) -> tuple[int, ...]:
+    def copy_bounds(self, batch: Trajectories, agents: int) -> tuple[int, ...]:
         """Return the number of each worker's first copy among all copies, then the count of all, (workers + 1,).
 
         Every worker takes part.
         """
 
-    def order(self, model: Any, batch: Trajectories, agents: int) -> Tensor | None:
+    def pass_order(self, model: Any, batch: Trajectories, agents: int) -> Tensor | None:
         """Return (copies,) numbers such that a pass over copies with similar numbers costs less.
 
         The result is None where all passes cost the same.
         """
 
-    def inputs(self, model: Any, batch: Trajectories) -> Any:
+    def encode_inputs(self, model: Any, batch: Trajectories) -> Any:
         """Encode the inputs once per batch, for `evaluate`."""
 
     def evaluate(
@@ -86,7 +92,9 @@ class PolicyFamily(Protocol):
         Without `learn_entropy` the entropy may have no gradients.
         """
 
-    def reference(self, models: PolicyModels, batch: Trajectories, shape: Shape, selection: Selection) -> Tensor:
+    def evaluate_reference(
+        self, models: PolicyModels, batch: Trajectories, shape: Shape, selection: Selection
+    ) -> Tensor:
         """Return the log-probabilities (R, T') under the reference policy, without gradients."""
 
     def log_ratio(self, rollout: Any, batch: Trajectories) -> Tensor:

@@ -1,4 +1,7 @@
-"""Language models as the learner needs them: sharded block by block; the rollout copy is on the learner's device."""
+"""Language models as the learner needs them.
+
+They are sharded block by block; the rollout copy is on the learner's device.
+"""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -83,7 +86,7 @@ def holds_weights(rollout: TokenPolicy) -> bool:
     return rollout.source is None
 
 
-def refresh(models: PolicyModels, mixed_precision: bool, where: str) -> None:
+def refresh_rollout(models: PolicyModels, mixed_precision: bool, where: str) -> None:
     """Gather the trained weights that the rollout copy holds, and copy them into it.
 
     Every worker takes part. Where one fails, all raise its error, which names `where` if there was no room.
@@ -113,7 +116,7 @@ def pad_batch(batch: Trajectories, agents: int) -> Trajectories:
     return Trajectories(**row | {"greedy": ~row["greedy"], "prompts": row["prompts"] - 1})
 
 
-def bounds(batch: Trajectories, agents: int) -> tuple[int, ...]:
+def copy_bounds(batch: Trajectories, agents: int) -> tuple[int, ...]:
     """Exchange the numbers of rows, which differ between workers.
 
     A copy is one row, or a pair of rows with `agents` = 2.
@@ -124,13 +127,13 @@ def bounds(batch: Trajectories, agents: int) -> tuple[int, ...]:
     return (0, *sum_over_workers(rows).cumsum(0).tolist())
 
 
-def order(model: TokenPolicy, batch: Trajectories, agents: int) -> Tensor | None:
+def pass_order(model: TokenPolicy, batch: Trajectories, agents: int) -> Tensor | None:
     """Return (copies,) numbers by which copies of like length and equal prompts share a pass."""
     assert batch.prompts is not None
     return model.order(batch.prompts, batch.mask)[::agents]
 
 
-def inputs(model: TokenPolicy, batch: Trajectories) -> None:
+def encode_inputs(model: TokenPolicy, batch: Trajectories) -> None:
     """Return None: a language model reads the batch's token ids as they are."""
     return
 
@@ -151,7 +154,7 @@ def evaluate(
     return Outputs(outputs.log_probs, outputs.entropy, outputs.values, outputs.cost_values)
 
 
-def reference(models: PolicyModels, batch: Trajectories, shape: Shape, selection: Selection) -> Tensor:
+def evaluate_reference(models: PolicyModels, batch: Trajectories, shape: Shape, selection: Selection) -> Tensor:
     """Return the log-probabilities (R, T') of the selection's tokens under the reference model."""
     assert batch.prompts is not None
     prompts, responses = (selection.take(x, shape.agents) for x in (batch.prompts, batch.actions))

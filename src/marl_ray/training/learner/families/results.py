@@ -1,4 +1,7 @@
-"""The types that both families of policies return: the outputs of a pass, and a learner's models."""
+"""The types that both families of policies return.
+
+They are the outputs of a pass, and a learner's models.
+"""
 
 from typing import Any, NamedTuple
 

@@ -1,1 +1,4 @@
-"""The preparation of a batch before its gradient steps: everything that is constant across its epochs."""
+"""The preparation of a batch before its gradient steps.
+
+It computes everything that is constant across its epochs.
+"""

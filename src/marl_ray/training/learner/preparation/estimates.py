@@ -1,4 +1,7 @@
-"""The decisions that a batch is trained on, and their advantages: of the rewards, and of each cost signal."""
+"""The decisions that a batch is trained on, and their advantages.
+
+There are advantages of the rewards, and of each cost signal.
+"""
 
 from typing import NamedTuple
 
@@ -28,7 +31,10 @@ class Estimates(NamedTuple):
 
 
 def trained_decisions(batch: Trajectories, hyper: HyperParameters) -> Tensor:
-    """Return (B, T) bool: own decisions, without greedy rows and, with `overlong_filter`, without truncated rows."""
+    """Return the decisions that are trained on, (B, T) bool.
+
+    They are the policy's own, without greedy rows and, with `overlong_filter`, without truncated rows.
+    """
     mask = batch.mask & ~batch.greedy[:, None]
     if hyper.overlong_filter:
         mask = mask & ~batch.truncated.any(1, keepdim=True)
@@ -48,18 +54,19 @@ def split_rows(policy: TrainedPolicy, batch: Trajectories) -> tuple[Tensor, Tens
     return mask, left_out
 
 
-def estimate(policy: TrainedPolicy, batch: Trajectories) -> Estimates:
-    """Turn the batch's rewards and costs into advantages and targets: the algorithm's own, and GAE for the costs.
+def estimate_advantages(policy: TrainedPolicy, batch: Trajectories) -> Estimates:
+    """Turn the batch's rewards and costs into advantages and targets.
 
-    Raises MarlRayError if the algorithm gives advantages or targets of another shape than (B, T).
+    The algorithm estimates those of the rewards; those of the costs are GAE's. Raises MarlRayError if the algorithm
+    gives advantages or targets of another shape than (B, T).
     """
-    advantages, targets = _checked_advantages(policy, batch)
+    advantages, targets = _estimate_checked(policy, batch)
     no_costs = batch.costs.new_zeros(*batch.mask.shape, 0)
     costs = cost_advantages(batch, policy.hyper) if policy.budgets else (no_costs, no_costs)
     return Estimates(advantages, targets, *costs)
 
 
-def _checked_advantages(policy: TrainedPolicy, batch: Trajectories) -> tuple[Tensor, Tensor | None]:
+def _estimate_checked(policy: TrainedPolicy, batch: Trajectories) -> tuple[Tensor, Tensor | None]:
     algorithm, spec, expected = policy.algorithm, policy.algorithm.spec, batch.mask.shape
     advantages, targets = algorithm.advantages(batch, policy.hyper)
     if spec.critic_first:

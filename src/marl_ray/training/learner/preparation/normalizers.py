@@ -1,4 +1,7 @@
-"""The normalisers of values and cost values: they follow the critics' targets from batch to batch."""
+"""The normalisers of values and cost values.
+
+They follow the critics' targets from batch to batch.
+"""
 
 from collections.abc import Sequence
 
@@ -8,7 +11,7 @@ from torch import Tensor
 from marl_ray.algorithms.advantages.value_norm import ValueNorm
 
 
-def updated_norms(norms: Sequence[ValueNorm], all_moments: Tensor) -> tuple[ValueNorm, ...]:
+def update_norms(norms: Sequence[ValueNorm], all_moments: Tensor) -> tuple[ValueNorm, ...]:
     """Update normalisers with a batch's targets, given the moments (K, 3) of these over all workers.
 
     A batch without decisions moves none.

@@ -14,7 +14,7 @@ from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
 from marl_ray.trajectories import Trajectories
 
 
-def old_outputs(
+def take_old_outputs(
     policy: TrainedPolicy,
     state: UpdateState,
     inputs: object,
@@ -34,12 +34,12 @@ def old_outputs(
     needed = policy.importance_cap is not None or policy.settings.other_engine or hyper.kl_coef
     if not policy.recomputes or not (sum(map(len, minibatch_plan)) > 1 or needed):
         return OldOutputs(batch.log_probs, values, cost_values)
-    every = hyper.kl_coef or policy.estimates_values
-    now = evaluate_all(policy, inputs, batch, batch.mask if every else mask, shape, minibatch_plan[0])
+    needs_all = hyper.kl_coef or policy.estimates_values
+    outputs = evaluate_all(policy, inputs, batch, batch.mask if needs_all else mask, shape, minibatch_plan[0])
     return OldOutputs(
-        now.log_probs,
-        values if now.values is None else now.values,
-        cost_values if now.cost_values is None else now.cost_values,
+        outputs.log_probs,
+        values if outputs.values is None else outputs.values,
+        cost_values if outputs.cost_values is None else outputs.cost_values,
     )
 
 
@@ -56,13 +56,13 @@ def reference_log_probs(
         policy,
         batch,
         shape,
-        lambda selection: [policy.family.reference(policy.models, batch, shape, selection)],
+        lambda selection: [policy.family.evaluate_reference(policy.models, batch, shape, selection)],
         selections,
     )
     return log_probs
 
 
-def estimated_divergence(
+def estimate_divergence(
     policy: TrainedPolicy,
     inputs: object,
     batch: Trajectories,

@@ -1,4 +1,7 @@
-"""Prepare a batch: evaluate it by the old weights, estimate advantages, add up over the workers, and normalise."""
+"""Prepare a batch for its gradient steps.
+
+It is evaluated by the old weights; then its advantages are estimated, and normalised over all workers.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,16 +15,16 @@ from marl_ray.algorithms.losses.ratios import truncated_importance
 from marl_ray.training.costs import CostStats
 from marl_ray.training.learner.forward_passes import fit_critic
 from marl_ray.training.learner.minibatches import Selection, Shape
-from marl_ray.training.learner.preparation.estimates import Estimates, center_costs, estimate, split_rows
-from marl_ray.training.learner.preparation.normalizers import denormalize, normalize, updated_norms
-from marl_ray.training.learner.preparation.old_outputs import estimated_divergence, old_outputs, reference_log_probs
-from marl_ray.training.learner.preparation.statistics import batch_metrics, batch_sums, check_finite
+from marl_ray.training.learner.preparation.estimates import Estimates, center_costs, estimate_advantages, split_rows
+from marl_ray.training.learner.preparation.normalizers import denormalize, normalize, update_norms
+from marl_ray.training.learner.preparation.old_outputs import estimate_divergence, reference_log_probs, take_old_outputs
+from marl_ray.training.learner.preparation.statistics import batch_metrics, check_finite, sum_batch
 from marl_ray.training.learner.prepared_batch import OldOutputs, PreparedBatch
 from marl_ray.training.learner.trained_policy import TrainedPolicy, UpdateState
 from marl_ray.trajectories import Trajectories
 
 
-def prepare(
+def prepare_batch(
     policy: TrainedPolicy,
     state: UpdateState,
     batch: Trajectories,
@@ -43,20 +46,20 @@ def prepare(
     """
     spec = policy.algorithm.spec
     mask, left_out = split_rows(policy, batch)
-    inputs = policy.family.inputs(policy.model, batch) if encode else None
-    old = old_outputs(policy, state, inputs, batch, mask, shape, minibatch_plan)
+    inputs = policy.family.encode_inputs(policy.model, batch) if encode else None
+    old = take_old_outputs(policy, state, inputs, batch, mask, shape, minibatch_plan)
     if policy.estimates_values:
-        batch = _with_values(policy, state, batch, old)
+        batch = _add_values(policy, state, batch, old)
     reference = reference_log_probs(policy, batch, shape, minibatch_plan[0])
-    divergence = estimated_divergence(policy, inputs, batch, old.log_probs, reference, shape, minibatch_plan[0])
+    divergence = estimate_divergence(policy, inputs, batch, old.log_probs, reference, shape, minibatch_plan[0])
     # From here on `batch` has the rewards that are learned from, and for `critic_first` the values of the fitted critic.
-    batch = replace(batch, rewards=_shaped_rewards(policy, state, batch, divergence))
+    batch = replace(batch, rewards=_shape_rewards(policy, state, batch, divergence))
     if spec.critic_first:
         batch = replace(batch, values=fit_critic(policy, inputs, batch, mask, shape))
-    estimates = estimate(policy, batch)  # here rewards become advantages
-    sums = batch_sums(policy, batch, estimates, old, divergence, mask, left_out, shape, minibatch_plan)
+    estimates = estimate_advantages(policy, batch)  # here rewards become advantages
+    sums = sum_batch(policy, batch, estimates, old, divergence, mask, left_out, shape, minibatch_plan)
     check_finite(where, sums)
-    moved = _moved_state(policy, state, estimates, costs, sums)
+    moved_state = _move_state(policy, state, estimates, costs, sums)
     advantages = _normalize_advantages(policy, estimates.advantages, mask, sums["advantages"])
     cost_advantages, cost_scale = center_costs(
         estimates.cost_advantages, mask, sums["costs"], spec.constraint == "penalty"
@@ -71,11 +74,11 @@ def prepare(
         minibatch_plan=minibatch_plan,
         mask=mask,
         inputs=inputs,
-        order=policy.family.order(policy.model, batch, shape.agents),
+        order=policy.family.pass_order(policy.model, batch, shape.agents),
         advantages=advantages,
         cost_advantages=cost_advantages,
-        returns=None if estimates.targets is None else moved.value_norm.normalize(estimates.targets),
-        cost_returns=normalize(moved.cost_norms, estimates.cost_targets) if policy.budgets else None,
+        returns=None if estimates.targets is None else moved_state.value_norm.normalize(estimates.targets),
+        cost_returns=normalize(moved_state.cost_norms, estimates.cost_targets) if policy.budgets else None,
         old=old,
         recomputed=policy.recomputes,
         importance=None if cap is None else truncated_importance(old.log_probs, batch.log_probs, cap),
@@ -85,10 +88,10 @@ def prepare(
         sizes=sums["minibatches"],
         sequences=int(sums["batch"][1]),
     )
-    return prepared, moved, batch_metrics(policy, batch, estimates, sums)
+    return prepared, moved_state, batch_metrics(policy, batch, estimates, sums)
 
 
-def _shaped_rewards(policy: TrainedPolicy, state: UpdateState, batch: Trajectories, divergence: Tensor) -> Tensor:
+def _shape_rewards(policy: TrainedPolicy, state: UpdateState, batch: Trajectories, divergence: Tensor) -> Tensor:
     """Return the rewards (B, T) that advantages are taken of.
 
     With `kl_place: reward` the divergence is a part of them.
@@ -98,7 +101,7 @@ def _shaped_rewards(policy: TrainedPolicy, state: UpdateState, batch: Trajectori
     return policy.algorithm.shape_rewards(batch, hyper, policy.settings.horizon, penalty)
 
 
-def _with_values(policy: TrainedPolicy, state: UpdateState, batch: Trajectories, old: OldOutputs) -> Trajectories:
+def _add_values(policy: TrainedPolicy, state: UpdateState, batch: Trajectories, old: OldOutputs) -> Trajectories:
     """Return the batch with the critics' outputs before the first step, in units of rewards and costs."""
     batch = replace(batch, values=state.value_norm.denormalize(old.values) * batch.mask)
     if not policy.budgets:
@@ -107,23 +110,23 @@ def _with_values(policy: TrainedPolicy, state: UpdateState, batch: Trajectories,
 
 
 def _normalize_advantages(policy: TrainedPolicy, raw: Tensor, mask: Tensor, all_moments: Tensor) -> Tensor:
-    """Return the advantages (B, T), standardised if `advantage_norm` is `batch`; 0 outside of `mask`.
+    """Return the advantages (B, T), standardised if `advantage_norm` is `batch`.
 
-    They are standardised over all workers' batch.
+    They are standardised over the batch of all workers, and 0 outside of `mask`.
     """
     hyper = policy.hyper
     return standardize(raw, mask, all_moments, hyper.std_ddof) if hyper.advantage_norm == "batch" else raw * mask
 
 
-def _moved_state(
+def _move_state(
     policy: TrainedPolicy, state: UpdateState, estimates: Estimates, costs: CostStats, sums: dict[str, Tensor]
 ) -> UpdateState:
     """Move the normalisers by the batch's targets, and the multipliers by its episodes' costs."""
     if estimates.targets is not None:
-        (value_norm,) = updated_norms([state.value_norm], sums["targets"][None])
+        (value_norm,) = update_norms([state.value_norm], sums["targets"][None])
         state = replace(state, value_norm=value_norm)
     if policy.budgets:
-        state = replace(state, cost_norms=updated_norms(state.cost_norms, sums["cost_targets"]))
+        state = replace(state, cost_norms=update_norms(state.cost_norms, sums["cost_targets"]))
         if state.multipliers and costs.means is not None and costs.episodes and not policy.algorithm.every_step:
             pairs = zip(state.multipliers, costs.means, strict=True)
             state = replace(state, multipliers=tuple(multiplier.with_cost(cost) for multiplier, cost in pairs))
@@ -131,7 +134,10 @@ def _moved_state(
 
 
 def _violations(policy: TrainedPolicy, costs: CostStats, cost_scale: Tensor) -> Tensor:
-    """Return the violations (K,) per decision; `cost_scale` (K,) are the divisors of the cost advantages."""
+    """Return the violations (K,) per decision.
+
+    `cost_scale` (K,) are the divisors of the cost advantages.
+    """
     raw = raw_violations(policy.budgets, costs)
     if raw is None:
         return torch.zeros(len(policy.budgets), device=policy.device)

@@ -17,7 +17,7 @@ CHECKED_TENSORS = ("rewards", "costs", "log_probs", "values", "cost_values")
 """Tensors of a batch that must be finite."""
 
 
-def batch_sums(
+def sum_batch(
     policy: TrainedPolicy,
     batch: Trajectories,
     estimates: Estimates,
@@ -28,9 +28,10 @@ def batch_sums(
     shape: Shape,
     minibatch_plan: list[list[Selection]],
 ) -> dict[str, Tensor]:
-    """Add up over all workers what they must agree on: counts, and moments (count, sum, sum of squares) over `mask`.
+    """Add up over all workers what they must agree on.
 
-    Every worker takes part. `left_out` (B,) bool are the rows that a comparison of groups leaves out.
+    These are counts, and moments (count, sum, sum of squares) over `mask`. Every worker takes part. `left_out` (B,)
+    bool are the rows that a comparison of groups leaves out.
     """
     raw = estimates.advantages
     targets = torch.zeros_like(raw) if estimates.targets is None else estimates.targets

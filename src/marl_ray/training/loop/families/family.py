@@ -1,4 +1,7 @@
-"""The interface of a family of runs, with the modules `actor_critics` and `language_models`, and the choice of one."""
+"""The interface of a family of runs, and the choice of one.
+
+The modules `actor_critics` and `language_models` have it.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol

@@ -19,7 +19,7 @@ from marl_ray.training.loop.callbacks import Metrics, RunCallbacks
 from marl_ray.training.team.language_checks import check_language
 from marl_ray.training.team.members import Team
 from marl_ray.training.texts import served_data
-from marl_ray.training.texts.served_data import Reader
+from marl_ray.training.texts.served_data import PolicyReader
 
 BUILDING = "loading the models"
 
@@ -43,7 +43,9 @@ def read_data(config: RunConfig, team: Team) -> dict[str, list[ResponseBlock]] |
     """Return the run's `data` as token ids of its policies; None without `data`."""
     if config.data is None:
         return None
-    readers = {name: Reader(model.lm, model.tokenizer) for name, model in cast(Mapping[str, Any], team.models).items()}
+    readers = {
+        name: PolicyReader(model.lm, model.tokenizer) for name, model in cast(Mapping[str, Any], team.models).items()
+    }
     return served_data.read_data(config, team.agents, readers)
 
 
@@ -90,9 +92,9 @@ def response_metrics(batch: CollectedBatch) -> tuple[Metrics, list[dict[str, obj
         "prompt_tokens": float(sum(part[1] for part in parts)),
     }
     return counts | mean_metrics(part[2] for part in parts), [
-        _plain(transcript) for part in parts for transcript in part[3]
+        _to_plain(transcript) for part in parts for transcript in part[3]
     ]
 
 
-def _plain(transcript: Transcript) -> dict[str, object]:
+def _to_plain(transcript: Transcript) -> dict[str, object]:
     return transcript._asdict() | {"lines": [line._asdict() for line in transcript.lines]}

@@ -88,6 +88,7 @@ def build_models(config: RunConfig, env: ParallelEnv, agents: Mapping[str, list[
 
 
 def _load_weights(config: RunConfig, name: str, members: list[str], model: ActorCritic, env: ParallelEnv) -> None:
+    """Give the actor the weights of `team.NAME.bundle`, if there is one. Raises FieldError if they do not fit."""
     reference = config.team[name].bundle
     if reference is None:
         return
@@ -98,20 +99,18 @@ def _load_weights(config: RunConfig, name: str, members: list[str], model: Actor
     try:
         model.actor.load_state_dict(bundle.policies[source].actor.state_dict())
     except RuntimeError as error:
-        raise FieldError(f"team.{name}.bundle", mismatch(env, members[0], bundle.policies[source])) from error
+        raise FieldError(f"team.{name}.bundle", explain_mismatch(env, members[0], bundle.policies[source])) from error
 
 
-def mismatch(env: ParallelEnv, agent: str, trained: ServedPolicy) -> str:
+def explain_mismatch(env: ParallelEnv, agent: str, trained: ServedPolicy) -> str:
     """Return why a policy of a bundle, whose weights do not fit, cannot play an agent of the environment."""
     observations = env.observation_space(agent), trained.observation_space
     actions = env.action_space(agent), trained.action_space
     for name, (played, known) in (("observations", observations), ("actions", actions)):
         if played.shape != known.shape:
             return f"{agent}'s {name} have shape {list(played.shape or ())}, the bundle's {list(known.shape or ())}"
-        boxes = isinstance(played, spaces.Box) and isinstance(
-            known, spaces.Box
-        )  # whose bounds change no weight's shape
-        if played != known and not boxes:
+        boxes = isinstance(played, spaces.Box) and isinstance(known, spaces.Box)
+        if played != known and not boxes:  # the bounds of boxes change no weight's shape
             return " ".join(f"{agent}'s {name} are {played}, the bundle's {known}".split())
     return f"{agent}'s network has other layers than the bundle's; expected the bundle's `network`"
 

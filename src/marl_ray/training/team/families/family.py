@@ -1,4 +1,7 @@
-"""The interface of a family of teams, with the modules `actor_critics` and `language_models`, and the choice of one."""
+"""The interface of a family of teams, and the choice of one.
+
+The modules `actor_critics` and `language_models` have it.
+"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
@@ -46,7 +49,10 @@ class TeamFamily(Protocol):
         mesh: DeviceMesh,
         engine_of: "EngineOf | None",
     ) -> Team:
-        """Make the team of models and their learners, with the engines that sample; `engine_of` as in `build_team`."""
+        """Make the team of models and their learners, with the engines that sample.
+
+        `engine_of` is as in `build_team`.
+        """
 
 
 def team_family(config: RunConfig) -> TeamFamily:

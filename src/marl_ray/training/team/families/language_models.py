@@ -26,7 +26,7 @@ from marl_ray.policies.language.token_policy import (
 )
 from marl_ray.rollout.text.responses import TokenPlayer
 from marl_ray.training.learner.policy_update import Learner
-from marl_ray.training.team.gpu_pass_limit import pass_limits
+from marl_ray.training.team.gpu_pass_limit import measure_pass_limits
 from marl_ray.training.team.members import Team, TrainedTensor, WeightsSaver
 from marl_ray.training.tracking.mlflow_run import uri_of
 
@@ -50,7 +50,7 @@ class LanguageTeam(Team):
     def weights_saver(self, config: RunConfig, env: ParallelEnv, lineage: Lineage) -> WeightsSaver:
         agents = {agent: name for name, members in self.agents.items() for agent in members}
         parted = self._parted_weights()
-        copied = {name: self._still(name) for name in self.agents if name not in parted}
+        copied = {name: self._copy_unchanging(name) for name in self.agents if name not in parted}
 
         def save(folder: str, trained: TrainedTensor) -> Path:
             arriving = {
@@ -79,7 +79,7 @@ class LanguageTeam(Team):
         models = self._policies()
         return {name: WeightSnapshot(models[name]) for name in self.agents if models[name].source is not None}
 
-    def _still(self, name: str) -> TokenPolicy:
+    def _copy_unchanging(self, name: str) -> TokenPolicy:
         """Return a model that the next update does not change."""
         model = self._policies()[name]
         if name not in self.learners:
@@ -173,7 +173,7 @@ def assemble(
             move_to_device(frozen, device)
             empty = sampled_elsewhere(config, name) and frozen.unread is not None
             sampling[name] = empty_copy(frozen, device, trained=False) if empty else plain_copy(frozen, device)
-    for name, rows in pass_limits(learners).items():
+    for name, rows in measure_pass_limits(learners).items():
         learners[name].limit_passes(rows)
     make = engine_of or (lambda name, model: make_engine(model))
     return LanguageTeam(agents, sampling, learners, {name: make(name, model) for name, model in sampling.items()})

@@ -16,7 +16,7 @@ from marl_ray.training.costs import CostStats
 from marl_ray.training.learner import gradient_epochs, policy_update
 from marl_ray.training.learner.compiled import epochs
 from marl_ray.training.learner.minibatches import Selection, Shape
-from marl_ray.training.learner.preparation.prepare import prepare
+from marl_ray.training.learner.preparation.prepare import prepare_batch
 from marl_ray.training.loop.callbacks import RunCallbacks
 from marl_ray.training.loop.run import Run
 from marl_ray.training.single_process import process_group
@@ -65,7 +65,7 @@ def played(config: RunConfig, compiled: bool, iterations: int = 2) -> tuple[list
     """Metrics of some iterations, and the weights after them."""
     with pytest.MonkeyPatch.context() as patch:
         if not compiled:
-            patch.setattr(policy_update, "why_torch", lambda policy: "it is the reference")
+            patch.setattr(policy_update, "reason_for_torch", lambda policy: "it is the reference")
         run = Run(config, torch.device("cpu"))
         rows = [run.step() for _ in range(iterations)]
         assert [learner.compiled for learner in run.team.learners.values()] == [compiled]
@@ -145,7 +145,7 @@ def test_policies_that_are_updated_in_turn_equal_those_of_torch():
     def rows(compiled: bool) -> list[dict[str, float]]:
         with pytest.MonkeyPatch.context() as patch:
             if not compiled:
-                patch.setattr(policy_update, "why_torch", lambda policy: "it is the reference")
+                patch.setattr(policy_update, "reason_for_torch", lambda policy: "it is the reference")
             run = Run(config, torch.device("cpu"))
             metrics = [run.step() for _ in range(3)]
             assert [learner.compiled for learner in run.team.learners.values()] == [compiled] * 2
@@ -163,7 +163,7 @@ def test_torch_takes_the_steps_of_a_policy_whose_settings_no_longer_have_compile
         settings = learner.policy.settings
         token_sum = settings.hyper.model_copy(update={"aggregation": "token-sum"})
         learner.policy = replace(learner.policy, settings=replace(settings, hyper=token_sum))
-        assert learner.why_torch == "hyper.aggregation is token-sum"
+        assert learner.reason_for_torch == "hyper.aggregation is token-sum"
         learner.policy = replace(learner.policy, settings=settings)
         assert learner.compiled
 
@@ -177,16 +177,16 @@ def test_a_gradient_that_differs_from_torch_is_not_used(monkeypatch):
         rows = [run.step() for _ in range(2)]
         assert not run.team.learners["all"].compiled
         assert rows[1]["policy_loss"] == pytest.approx(expected[0][1]["policy_loss"], abs=1e-5)
-        plain = run.team.learners["all"].plain()
+        plain = run.team.learners["all"].to_plain()
         run.close()
         monkeypatch.undo()
         resumed = team_of(config).learners["all"]
         assert resumed.compiled
         resumed.load_state(plain)
-        assert resumed.why_torch == plain["refused"]
+        assert resumed.reason_for_torch == plain["refused"]
         branch = team_of(config_of(CASES["plain"] | {"hyper": {"kl_coef": 0.1}})).learners["all"]
         branch.load_state(plain)
-        assert branch.why_torch == "hyper.kl_coef is above 0" and not branch.plain()["refused"]
+        assert branch.reason_for_torch == "hyper.kl_coef is above 0" and not branch.to_plain()["refused"]
     # Checkpoints with other keys are of another format, which is refused in one line.
     keys = ["cost_norms", "entropy_coef", "groups", "kl_coef", "multipliers", "refused", "value_norm"]
     assert (FORMAT, sorted(plain)) == (3, keys)
@@ -218,9 +218,11 @@ def test_a_minibatch_without_decisions_does_not_lower_the_epochs_kl(descend):
         quarters = torch.arange(batch.mask.shape[1]).tensor_split(4)
         batch.mask[:, torch.cat(quarters[2:])] = False
         policy = learner.policy
-        shape = Shape(batch.agents, batch.mask.shape[1], 0, policy.family.bounds(batch, batch.agents))
+        shape = Shape(batch.agents, batch.mask.shape[1], 0, policy.family.copy_bounds(batch, batch.agents))
         plan = [[Selection(None, times, shape.all_copies) for times in quarters]] * count
-        prepared, state, _ = prepare(policy, learner.state, batch, shape, plan, CostStats((4.5,), 3, 6.0), None, "here")
+        prepared, state, _ = prepare_batch(
+            policy, learner.state, batch, shape, plan, CostStats((4.5,), 3, 6.0), None, "here"
+        )
         _, metrics = descend(policy, state, prepared, "here")
         parameters = policy.model.parameters()
         return metrics["kl"], torch.cat([parameter.full_tensor().flatten() for parameter in parameters])

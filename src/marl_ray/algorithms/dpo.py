@@ -1,4 +1,6 @@
-"""Direct preference optimisation (Rafailov et al. 2023, arXiv 2305.18290, eq. 7): learn from preferences, without play.
+"""Direct preference optimisation (Rafailov et al. 2023, arXiv 2305.18290, eq. 7).
+
+It learns from preferences, without play.
 
     L = -log sigmoid( beta (h_w - h_l) )        h = log pi(y | x) - log pi_ref(y | x) of a whole response
 

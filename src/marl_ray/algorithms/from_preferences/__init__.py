@@ -1,1 +1,0 @@
-"""Named algorithms that learn from pairs, of which one response is preferred."""
