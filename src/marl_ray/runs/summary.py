@@ -8,7 +8,7 @@ from marl_ray.errors import MarlRayError, one_line
 from marl_ray.json_types import JsonMapping
 from marl_ray.runs.diagnosis import diagnose
 from marl_ray.runs.stored import StoredAttempt, StoredRun, StoredSweep
-from marl_ray.stored_files.folder_kinds import SWEEP_FILE
+from marl_ray.stored_files.folder_kinds import ERRORS_FOLDER, SWEEP_FILE
 from marl_ray.training.checkpoints.index import PublishedCheckpoint, find_best, published_checkpoints
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.run_folder.bundle_link import linked_bundle
@@ -150,7 +150,6 @@ def details_of(run: StoredRun) -> RunDetails:
     """Return the details of a run. Raises MarlRayError as `summary_of` does."""
     result = run.record.get(FINISHED_KEY, {}).get(RESULT_KEY, {})
     owner, rows, checkpoints = run.owner(), run.rows(), published_of(run)
-    errors_folder = f"{run.folder}/errors"
     return RunDetails(
         summary=_run_summary(run, rows, checkpoints),
         error=None if owner is None else owner.error,
@@ -170,7 +169,7 @@ def details_of(run: StoredRun) -> RunDetails:
         mlflow={"run_id": run.record.get("mlflow_run_id"), "uri": result.get("tracking_uri")},
         curve=f"{run.uri}/{CURVE_FILE}" if run.has(CURVE_FILE) else None,
         log=f"{run.uri}/{LOG_FILE}" if run.has(LOG_FILE) else None,
-        errors=[info.path for info in _list_files(run, errors_folder)],
+        errors=[info.path for info in _list_files(run, f"{run.folder}/{ERRORS_FOLDER}")],
     )
 
 
