@@ -16,10 +16,12 @@ def absolute_storage(storage: str) -> str:
 def open_storage(storage: str, key: str = "storage") -> tuple[fs.FileSystem, str]:
     """Return the file system of a folder or URI, which need not exist, and its path without a slash at its end.
 
-    Raises MarlRayError that names the config's `key`.
+    Raises MarlRayError that names the config's `key`, also for a URI without a bucket.
     """
     try:
         filesystem, path = fs.FileSystem.from_uri(absolute_storage(storage))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise MarlRayError(f"{key}: {storage!r} cannot be used: {one_line(error)}") from error
+    if not path:
+        raise MarlRayError(f"{key}: {storage!r} cannot be used: it names no bucket")
     return filesystem, path.rstrip("/")

@@ -1,10 +1,11 @@
 """Parts that the calls of the API share: sources of configs, names of arguments, Ctrl-C and Ray."""
 
+import difflib
 import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,9 @@ from marl_ray.json_types import JsonMapping
 
 P = ParamSpec("P")
 R = TypeVar("R")
+MISSPELT_RATIO = 0.65
+"""Likeness, as difflib's ratio, from which a name counts as a misspelt parameter although other names are allowed. `cfg` is
+that close to `config`, and no key of a config comes that close to a parameter beside it."""
 ConfigSource: TypeAlias = str | Path | JsonMapping
 """A YAML file, or plain data."""
 
@@ -53,17 +57,36 @@ def merge_changes(data: Mapping[str, object], changes: Mapping[str, object]) -> 
 
 
 def named_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Return the function with a check of its arguments' names: a misspelt one is a FieldError that says what was meant."""
-    parameters = [name for name in inspect.signature(function).parameters if name != "self"]
+    """Return the function with a check of its arguments' names: a misspelt one is a FieldError that says what was meant.
+
+    Where the function takes any other name too, such as keys of a config, only one that is very close to a parameter that is
+    not given counts as misspelt.
+    """
+    signature = inspect.signature(function)
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    parameters = [
+        name for name, parameter in signature.parameters.items() if parameter.kind is not parameter.VAR_KEYWORD
+    ]
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        not_passed = [name for name in parameters[len(args) :] if name not in kwargs]
         for name in kwargs:
-            if name not in parameters:
-                raise FieldError(name, f"is unknown{did_you_mean(name, parameters)}")
+            if name in parameters:
+                continue
+            if not takes_any:
+                check_known(name, [known for known in parameters if known != "self"])
+            elif close := difflib.get_close_matches(name, not_passed, 1, MISSPELT_RATIO):
+                raise FieldError(name, f"is unknown; did you mean {close[0]}?")
         return function(*args, **kwargs)
 
     return call
+
+
+def check_known(name: str, known: Collection[str]) -> None:
+    """Raise FieldError for an argument that has none of the known names; it says which one was meant."""
+    if name not in known:
+        raise FieldError(name, f"is unknown{did_you_mean(name, known)}")
 
 
 @contextmanager

@@ -33,6 +33,7 @@ class ActResult:
 class Client:
     """An HTTP client of a gateway. Without a `key` it sends the one in MARL_RAY_API_KEY."""
 
+    @named_arguments
     def __init__(self, url: str = "http://127.0.0.1:8000", key: str | None = None, timeout_s: float = 30.0):
         """`timeout_s` is the deadline of one request in seconds."""
         self._client = httpx.Client(base_url=url, timeout=timeout_s, headers=key_headers(key))
@@ -67,6 +68,7 @@ class Client:
         answer = self.request("/v1/act", body)
         return ActResult(answer["actions"], session, answer["experiment"], answer["arm"], answer["log_probs"])
 
+    @named_arguments
     def generate(
         self, prompt: str, session: str | None = None, *, experiment: str | None = None, **settings: Any
     ) -> dict[str, object]:
@@ -108,10 +110,12 @@ class Client:
         experiments: list[dict[str, object]] = self.request("/v1/experiments")["experiments"]
         return experiments
 
+    @named_arguments
     def experiment(self, name: str) -> dict[str, object]:
         """Return the report of one experiment: arms, outcomes, intervals and verdicts."""
         return self.request(f"/v1/experiments/{name}")
 
+    @named_arguments
     def request(self, path: str, body: JsonMapping | None = None) -> JsonObject:
         """Return the JSON answer to a GET, or to a POST of the body's fields that are not None. Raises MarlRayError."""
         fields = None if body is None else {name: value for name, value in body.items() if value is not None}

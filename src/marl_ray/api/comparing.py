@@ -30,6 +30,7 @@ class RunComparison:
         """A row for each run: `pandas.DataFrame(comparison.rows)` is a table of them."""
         return [row for group in self.groups for row in _rows(group)]
 
+    @named_arguments
     def plot(self, out: str | Path) -> Path:
         """Draw the curves into the PNG `out`, and return its path. Raises FieldError if it cannot be written."""
         from marl_ray.runs.plot import plot_comparison

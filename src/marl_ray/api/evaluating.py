@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
-from marl_ray.api.calls import ray_of_call, short_interrupt
+from marl_ray.api.calls import check_known, ray_of_call, short_interrupt
 from marl_ray.api.episodes import EpisodeScores, evaluate_episodes
 from marl_ray.config import resolve_tracking_uri
-from marl_ray.errors import FieldError, did_you_mean
+from marl_ray.errors import FieldError
 from marl_ray.evaluation.options import (
     EPISODE_MAX_STEPS,
     EPISODE_SEED,
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _RECORD_TYPES: tuple[type, ...] = (EpisodeOptions, WebRequest, ScoringOptions, WritingRequest, RunningOptions)
 """Dataclasses whose fields are the options of `evaluate`."""
+_OPTIONS = sorted({field.name for record in _RECORD_TYPES for field in dataclasses.fields(record)})
+"""All options of `evaluate`."""
 ScoringMode: TypeAlias = Literal["official", "hardened", "both"]
 SandboxLevel: TypeAlias = Literal["limits", "paths", "namespaces"]
 
@@ -133,6 +135,8 @@ def evaluate(
     """
     from marl_ray.evaluation.web_agents.base import web_benchmark
 
+    for name in options:
+        check_known(name, _OPTIONS)
     arguments = _convert_options(options | {"benchmark": benchmark, "policy": policy, "samples": samples})
     if "episodes" in arguments:
         if policy is None:
@@ -175,15 +179,13 @@ def _convert_options(options: JsonMapping) -> JsonObject:
 def _make_records(arguments: JsonMapping, kinds: Sequence[type], refusal: str) -> list[Any]:
     """Return the records of one kind of evaluation, made from its options.
 
-    Raises FieldError for an option that is a field of none of them; the message is `refusal` if it is one of another
-    kind's.
+    Raises FieldError with the `refusal` for an option that is a field of none of them.
     """
     fields = {kind: {field.name for field in dataclasses.fields(kind)} for kind in _RECORD_TYPES}
     accepted = set().union(*(fields[kind] for kind in kinds))
     for name in arguments:
         if name not in accepted:
-            is_option = any(name in names for names in fields.values())
-            raise FieldError(name, refusal if is_option else f"is unknown{did_you_mean(name, accepted)}")
+            raise FieldError(name, refusal)
     return [kind(**{name: value for name, value in arguments.items() if name in fields[kind]}) for kind in kinds]
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marl_ray.api.calls import ConfigSource, data_of, ray_of_call, short_interrupt
+from marl_ray.api.calls import ConfigSource, data_of, named_arguments, ray_of_call, short_interrupt
 
 if TYPE_CHECKING:
     from marl_ray.config.sweep import SweepConfig
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 
 @short_interrupt()
+@named_arguments
 def sweep(config: ConfigSource, *, retry: bool = False, **changes: object) -> "SweepResult":
     """Train many configurations and find the best.
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marl_ray.api.calls import ConfigSource, cluster_of_call, data_of, ray_of_call, short_interrupt
+from marl_ray.api.calls import ConfigSource, cluster_of_call, data_of, named_arguments, ray_of_call, short_interrupt
 from marl_ray.config import RunConfig
 from marl_ray.runs.naming import parse_named
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 @short_interrupt()
+@named_arguments
 def train(config: ConfigSource, **changes: object) -> "TrainedRun":
     """Train a team to its end and return the finished run.
 

@@ -1,10 +1,11 @@
 """The base model of every config, which refuses unknown keys and changes, and the words of its errors."""
 
+import os
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from marl_ray.errors import MarlRayError, suggestion
@@ -62,6 +63,10 @@ EXPECTED: dict[str, tuple[str, ...]] = {
     "{discriminator} to be one of {expected_tags}, not '{tag}'": ("union_tag_invalid",),
 }
 """An expectation in the words of YAML -> types of pydantic's errors that have it; their details fill the braces."""
+
+
+StorageField = Annotated[str, Field(pattern=NOT_EMPTY), AfterValidator(os.path.expanduser)]
+"""A folder or a URI under which folders are made. A shell replaces a `~` only where a word begins with it, so configs do."""
 
 
 class Config(BaseModel):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from marl_ray.config.base import NAME_PATTERN, Config
+from marl_ray.config.base import NAME_PATTERN, Config, StorageField
 from marl_ray.config.load import parse_config, read_yaml, with_overrides
 from marl_ray.config.random_streams import Seed
 from marl_ray.config.run.checks.unread_keys import drop_unread, hyper_keys, is_hyper, is_read, names_algorithm
@@ -129,7 +129,7 @@ class SweepConfig(Config):
     budget: BudgetConfig = BudgetConfig()
     max_concurrent: PositiveInt | None = None
     """Trials at a time; as many as the cluster holds when not given."""
-    storage: str = "runs"
+    storage: StorageField = "runs"
     """Folder or URI under which the sweep's folder is made."""
 
     @model_validator(mode="before")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from marl_ray.errors import MarlRayError, one_line_without
+
 ENDPOINT = "gridworld"
 """Name that clients act on."""
 KEYS_FILE = "keys.yaml"
@@ -23,9 +25,19 @@ def plain_console() -> Console:
 
 
 def new_folder(folder: Path) -> Path:
-    """Make and return `folder`/TIME."""
+    """Make and return `folder`/TIME. Raises MarlRayError if the folder is a run's or a sweep's, or cannot be made."""
+    from pyarrow import fs
+
+    from marl_ray.stored_files.folder_kinds import is_of_driver
+
     dated_folder = (folder / time.strftime("%Y%m%d-%H%M%S")).resolve()
-    dated_folder.mkdir(parents=True)
+    try:
+        if dated_folder.parent.is_dir() and is_of_driver(fs.LocalFileSystem(), str(dated_folder.parent)):
+            raise MarlRayError(f"--folder: {str(folder)!r} is that of a run or a sweep; expected another")
+        dated_folder.mkdir(parents=True)
+    except OSError as error:
+        reason = one_line_without(error, dated_folder)
+        raise MarlRayError(f"--folder: {str(dated_folder)!r} cannot be made: {reason}") from error
     return dated_folder
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pyarrow import fs
 
 from marl_ray.errors import MarlRayError, one_line
-from marl_ray.runs.stored import StoredRun, StoredSweep
+from marl_ray.runs.stored import StoredEntry
 from marl_ray.training.checkpoints.manifest import MANIFEST_FILE
 from marl_ray.training.run_folder.lease import Lease
 
@@ -26,35 +26,29 @@ class FolderContents:
     """The MLflow run, of a sweep the parent run, which stays, as do registered models."""
 
 
-def contents_of(entry: StoredRun | StoredSweep) -> FolderContents:
+def contents_of(entry: StoredEntry) -> FolderContents:
     """Count what `remove_folder` would delete. Raises MarlRayError if the run or the sweep is alive."""
     owner = entry.owner()
     if owner is not None and owner.is_alive(time.time()):
         where = f"process {owner.pid} of {owner.host}"
-        raise MarlRayError(f"{kind_of(entry)} {entry.name!r} is alive in {where}; end it before you delete its folder")
+        raise MarlRayError(f"{entry.kind} {entry.name!r} is alive in {where}; end it before you delete its folder")
     infos = entry.filesystem.get_file_info(fs.FileSelector(entry.folder, recursive=True))
     files = [info for info in infos if info.type == fs.FileType.File]
     size = sum(info.size or 0 for info in files)
     checkpoints = sum(info.base_name == MANIFEST_FILE for info in files)
-    record = entry.record if isinstance(entry, StoredRun) else entry.records
-    return FolderContents(entry.name, entry.uri, len(files), size, checkpoints, record.get("mlflow_run_id") or None)
+    return FolderContents(entry.name, entry.uri, len(files), size, checkpoints, entry.mlflow_run_id)
 
 
-def remove_folder(entry: StoredRun | StoredSweep) -> None:
+def remove_folder(entry: StoredEntry) -> None:
     """Delete the folder of a run or a sweep.
 
     It is owned meanwhile, so that no driver begins in it. Raises MarlRayError if the run or the sweep is alive, if
     that cannot be told, or if the folder cannot be deleted.
     """
     contents_of(entry)
-    label = f"{kind_of(entry)} {entry.name!r}"
+    label = f"{entry.kind} {entry.name!r}"
     with Lease(entry.filesystem, entry.folder, label):
         try:
             entry.filesystem.delete_dir(entry.folder)
         except OSError as error:
             raise MarlRayError(f"{label}: {entry.uri!r} cannot be deleted: {one_line(error)}") from error
-
-
-def kind_of(entry: StoredRun | StoredSweep) -> str:
-    """Return `run` or `sweep`."""
-    return "run" if isinstance(entry, StoredRun) else "sweep"

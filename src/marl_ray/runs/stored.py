@@ -5,16 +5,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import ClassVar
 
 from pyarrow import fs
+from typing_extensions import override
 
 from marl_ray.errors import MarlRayError, did_you_mean, one_line
 from marl_ray.json_types import JsonMapping
 from marl_ray.storages import open_storage
 from marl_ray.stored_files.appended_file import parts_of
-from marl_ray.stored_files.folder_kinds import RUN_FILE, SWEEP_FILE
+from marl_ray.stored_files.folder_kinds import RUN_FILE, RUN_KIND, SWEEP_FILE, SWEEP_KIND
 from marl_ray.training.run_folder.metrics_file import read_metrics
-from marl_ray.training.run_folder.owners import Owner, read_owner
+from marl_ray.training.run_folder.owners import Owner, owner_numbers, read_owner
 from marl_ray.training.run_folder.record import FINISHED_KEY, RunRecord, read_record
 from marl_ray.tuning.folder import Folder
 from marl_ray.tuning.records import CHANGES_FILE, read_records
@@ -23,6 +25,8 @@ from marl_ray.tuning.records import CHANGES_FILE, read_records
 class StoredRunState(StrEnum):
     """The states of a run."""
 
+    STARTING = "starting"
+    """Its driver works, and has not written a record yet."""
     RUNNING = "running"
     """Its driver works."""
     FINISHED = "finished"
@@ -40,6 +44,8 @@ class StoredRunState(StrEnum):
 class StoredEntry:
     """The folder of a run or of a sweep."""
 
+    kind: ClassVar[str]
+    """`run`, `sweep` or `attempt`."""
     storage: str
     """Folder or URI, as the user named it."""
     name: str
@@ -56,11 +62,17 @@ class StoredEntry:
         """Return the owner of the last attempt; None where no file names one."""
         return read_owner(self.filesystem, self.folder)
 
+    @property
+    def mlflow_run_id(self) -> str | None:
+        """The id of its run in MLflow, of a sweep the parent run; None where it has none."""
+        return None
+
 
 @dataclass(frozen=True)
 class StoredRun(StoredEntry):
     """One run's folder, and its record."""
 
+    kind = RUN_KIND
     record: RunRecord
     """Content of `run.json`."""
 
@@ -68,6 +80,11 @@ class StoredRun(StoredEntry):
     def config(self) -> JsonMapping:
         """The run's config as plain data with every default written out."""
         return self.record["config"]
+
+    @property
+    @override
+    def mlflow_run_id(self) -> str | None:
+        return self.record.get("mlflow_run_id") or None
 
     def state(self) -> StoredRunState:
         """Return the state of the run at this moment."""
@@ -79,9 +96,7 @@ class StoredRun(StoredEntry):
             return StoredRunState.FINISHED
         if owner is None:
             return StoredRunState.UNFINISHED
-        if owner.state in (StoredRunState.FAILED, StoredRunState.INTERRUPTED):
-            return StoredRunState(owner.state)
-        return StoredRunState.DIED
+        return _end_of(owner)
 
     def rows(self) -> list[dict[str, float]]:
         """Return the metrics of its iterations. Raises MarlRayError for a file of other lines."""
@@ -96,13 +111,50 @@ class StoredRun(StoredEntry):
 class StoredSweep(StoredEntry):
     """One sweep's folder, and its records as plain data."""
 
+    kind = SWEEP_KIND
     records: JsonMapping
     """Content of `sweep.json`, with the changes since."""
     changed: float
     """Time of the last change of the records, in seconds since 1970."""
 
+    @property
+    @override
+    def mlflow_run_id(self) -> str | None:
+        return self.records.get("mlflow_run_id") or None
 
-def list_stored(storage: str) -> Iterator[StoredRun | StoredSweep]:
+
+@dataclass(frozen=True)
+class StoredAttempt(StoredEntry):
+    """The folder of a driver that has not written the record by which it would be a run's or a sweep's."""
+
+    kind = "attempt"
+
+    def state(self) -> StoredRunState:
+        """Return the state of its driver at this moment."""
+        owner = self.owner()
+        if owner is None:
+            return StoredRunState.DIED
+        return StoredRunState.STARTING if owner.is_alive(time.time()) else _end_of(owner)
+
+    def no_record(self) -> MarlRayError:
+        """Return the error of a command that needs the record."""
+        owner = self.owner()
+        driver = "its driver" if owner is None else f"its driver, {owner.place},"
+        if self.state() is StoredRunState.STARTING:
+            return MarlRayError(f"{self.name!r} under {self.storage!r} has no record yet: {driver} is starting")
+        return MarlRayError(
+            f"{self.name!r} under {self.storage!r} has no record of a run or a sweep: {driver} has ended without one; "
+            f"the same command begins it again, and `marl-ray runs rm {self.name}` deletes its folder"
+        )
+
+
+def _end_of(owner: Owner) -> StoredRunState:
+    """Return the state that a driver has left which has not finished."""
+    ended = owner.state in (StoredRunState.FAILED, StoredRunState.INTERRUPTED)
+    return StoredRunState(owner.state) if ended else StoredRunState.DIED
+
+
+def list_stored(storage: str) -> Iterator[StoredRun | StoredSweep | StoredAttempt]:
     """Yield the runs and sweeps of a storage, by name; a storage that is not there yet has none.
 
     Raises MarlRayError if it cannot be read.
@@ -120,9 +172,11 @@ def list_stored(storage: str) -> Iterator[StoredRun | StoredSweep]:
 def find_run(name: str, storage: str) -> StoredRun:
     """Return a run by its name under the storage, or by its folder.
 
-    Raises MarlRayError with the names that are close.
+    Raises MarlRayError with the names that are close, and for a folder that has no record of a run.
     """
     entry = find_entry(name, storage, "run", StoredRun)
+    if isinstance(entry, StoredAttempt):
+        raise entry.no_record()
     if isinstance(entry, StoredSweep):
         raise MarlRayError(f"{entry.name!r} is a sweep, expected a run; `marl-ray report {entry.name}` shows it")
     return entry
@@ -130,7 +184,7 @@ def find_run(name: str, storage: str) -> StoredRun:
 
 def find_entry(
     name: str, storage: str, what: str = "run or sweep", kind: type[StoredEntry] = StoredEntry
-) -> StoredRun | StoredSweep:
+) -> StoredRun | StoredSweep | StoredAttempt:
     """Return a run or a sweep by its name under the storage, or by its folder.
 
     Raises MarlRayError with the names of this `kind` that are close; `what` is the kind in words.
@@ -174,8 +228,10 @@ def _folder_names(filesystem: fs.FileSystem, root: str, storage: str) -> list[st
     return sorted(info.base_name for info in infos if info.type == fs.FileType.Directory)
 
 
-def _read_entry(filesystem: fs.FileSystem, root: str, storage: str, name: str) -> StoredRun | StoredSweep | None:
-    """Return the run or the sweep of this name; None if there is none.
+def _read_entry(
+    filesystem: fs.FileSystem, root: str, storage: str, name: str
+) -> StoredRun | StoredSweep | StoredAttempt | None:
+    """Return the run or the sweep of this name; None if there is none, and no driver has begun one.
 
     Raises MarlRayError for a file of something else.
     """
@@ -186,7 +242,7 @@ def _read_entry(filesystem: fs.FileSystem, root: str, storage: str, name: str) -
         if record is not None:
             return StoredRun(storage, name, filesystem, folder, record)
         if filesystem.get_file_info(f"{folder}/{SWEEP_FILE}").type != fs.FileType.File:
-            return None
+            return StoredAttempt(storage, name, filesystem, folder) if owner_numbers(filesystem, folder) else None
         problem = f"{folder}/{SWEEP_FILE} is not the record of a sweep"
         records = read_records(Folder(storage, name))
         if records is not None:

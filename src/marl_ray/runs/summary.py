@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, TypedDict
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.json_types import JsonMapping
 from marl_ray.runs.diagnosis import diagnose
-from marl_ray.runs.stored import StoredRun, StoredSweep
-from marl_ray.stored_files.folder_kinds import SWEEP_FILE
+from marl_ray.runs.stored import StoredAttempt, StoredRun, StoredSweep
+from marl_ray.stored_files.folder_kinds import ERRORS_FOLDER, SWEEP_FILE
 from marl_ray.training.checkpoints.index import PublishedCheckpoint, find_best, published_checkpoints
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.run_folder.bundle_link import linked_bundle
@@ -45,13 +45,13 @@ class RunSummary:
 
     name: str
     kind: str
-    """`run` or `sweep`."""
+    """`run`, `sweep`, or `attempt`: a driver that has not written the record of either."""
     state: str
     """A `StoredRunState`; of a sweep the status in its records."""
     algorithm: str
-    """Algorithms of the policies that learn, with commas; of a sweep its scheduler and search."""
+    """Algorithms of the policies that learn, with commas; of a sweep its scheduler and search; of an attempt empty."""
     env: str
-    """Id of the environment."""
+    """Id of the environment; of an attempt empty."""
     seed: int | None
     """None for a sweep."""
     steps: int
@@ -109,8 +109,8 @@ class RunDetails:
     """Files with the tracebacks of workers and of the driver."""
 
 
-def summary_of(run: StoredRun | StoredSweep) -> RunSummary:
-    """Return the summary of a run or a sweep.
+def summary_of(run: StoredRun | StoredSweep | StoredAttempt) -> RunSummary:
+    """Return the summary of a run, a sweep, or an attempt at one.
 
     Raises MarlRayError for a file of metrics, or records of a sweep, that are none.
     """
@@ -120,6 +120,8 @@ def summary_of(run: StoredRun | StoredSweep) -> RunSummary:
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
             path = f"{run.folder}/{SWEEP_FILE}"
             raise MarlRayError(f"{path} is not the record of a sweep: {one_line(error)}") from error
+    if isinstance(run, StoredAttempt):
+        return _attempt_summary(run)
     return _run_summary(run, run.rows(), published_of(run))
 
 
@@ -131,7 +133,7 @@ def _run_summary(
     at = owner.at if owner is not None else max((row.get("timestamp", 0.0) for row in rows), default=None)
     return RunSummary(
         name=run.name,
-        kind="run",
+        kind=run.kind,
         state=run.state(),
         algorithm=algorithms_of(run.config),
         env=run.config["env"]["id"],
@@ -148,7 +150,6 @@ def details_of(run: StoredRun) -> RunDetails:
     """Return the details of a run. Raises MarlRayError as `summary_of` does."""
     result = run.record.get(FINISHED_KEY, {}).get(RESULT_KEY, {})
     owner, rows, checkpoints = run.owner(), run.rows(), published_of(run)
-    errors_folder = f"{run.folder}/errors"
     return RunDetails(
         summary=_run_summary(run, rows, checkpoints),
         error=None if owner is None else owner.error,
@@ -168,7 +169,7 @@ def details_of(run: StoredRun) -> RunDetails:
         mlflow={"run_id": run.record.get("mlflow_run_id"), "uri": result.get("tracking_uri")},
         curve=f"{run.uri}/{CURVE_FILE}" if run.has(CURVE_FILE) else None,
         log=f"{run.uri}/{LOG_FILE}" if run.has(LOG_FILE) else None,
-        errors=[info.path for info in _list_files(run, errors_folder)],
+        errors=[info.path for info in _list_files(run, f"{run.folder}/{ERRORS_FOLDER}")],
     )
 
 
@@ -222,7 +223,7 @@ def _sweep_summary(sweep: StoredSweep) -> RunSummary:
     metric = config["metric"][0]["name"]
     return RunSummary(
         name=sweep.name,
-        kind="sweep",
+        kind=sweep.kind,
         state=sweep.records["status"],
         algorithm=f"{config['scheduler']['kind']}/{config['search']['kind']}",
         env=str(env.get("id", "")) if isinstance(env, Mapping) else "",
@@ -232,4 +233,21 @@ def _sweep_summary(sweep: StoredSweep) -> RunSummary:
         score=Score(objectives[0], None, None, f"winner's {metric}") if objectives else None,
         at=sweep.changed,
         storage=sweep.storage,
+    )
+
+
+def _attempt_summary(attempt: StoredAttempt) -> RunSummary:
+    owner = attempt.owner()
+    return RunSummary(
+        name=attempt.name,
+        kind=attempt.kind,
+        state=attempt.state(),
+        algorithm="",
+        env="",
+        seed=None,
+        steps=0,
+        total_steps=None,
+        score=None,
+        at=None if owner is None else owner.at,
+        storage=attempt.storage,
     )

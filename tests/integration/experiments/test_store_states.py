@@ -125,6 +125,28 @@ def test_an_endpoint_has_one_open_experiment_at_a_time(url):
         stores.experiments.open("middle", config(a=1, b=1) | layered | {"layer": "m", "layer_share": [0.4, 0.5]})
 
 
+def test_an_experiment_of_one_arm_ends_with_the_one_that_succeeds_it(url):
+    stores = open_stores(url)
+    game = {"endpoint": "game"}
+    stores.experiments.open("first", config(a=1) | game)
+    stores.experiments.open("bad", config(a=1, b=1) | {"endpoint": "other"})
+    act(stores, Action.ROLLBACK, "bad", arm="b")
+    with pytest.raises(MarlRayError, match="rolled back"):  # whatever refuses the new one leaves the old one as it is
+        stores.experiments.open("second", config(a=1, b=1) | game, succeeds="first")
+    assert stores.experiments.assignment_state("first").status is ExperimentStatus.RUNNING
+    assert "second" not in stores.experiments.names()
+    stores.experiments.open("second", config(a=1, c=1) | game, actor="ada", succeeds="first")
+    assert stores.experiments.assignment_state("first").status is ExperimentStatus.STOPPED
+    last = stores.experiments.audit("first")[-1]
+    assert (last.action, last.actor, last.reason) == ("stop", "ada", "succeeded by 'second'")
+    for other in ("first", "second", "bad", "none"):  # over, of two arms, at another endpoint, unknown
+        with pytest.raises(
+            MarlRayError, match=f"^succeeds: expected an open experiment of one arm at 'game', got '{other}'"
+        ):
+            stores.experiments.open("third", config(a=1) | game, succeeds=other)
+    assert stores.experiments.assignment_state("second").status is ExperimentStatus.RUNNING
+
+
 def test_each_population_is_an_epoch_and_remembered(url):
     stores = open_stores(url)
     populations = [{}, {"share": 0.5, "attributes": {"x": ["a", True, 1.5]}}, {"share": 0.2, "attributes": {}}]

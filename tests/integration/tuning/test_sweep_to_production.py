@@ -157,7 +157,8 @@ def test_a_deployed_winner_is_the_candidate_against_what_is_in_production(produc
     assert "winner of sweep toy: trial 0000 (algorithm=ippo lr=0.001 entropy_coef=0.01)" in str(audit)
     # While it runs, no other takes its place.
     assert deployed(served, storage) == 2
-    assert "experiment 'grid-2' is running; promote, roll back or stop it first" in capsys.readouterr().err
+    refusal = "endpoint 'grid' still has experiment 'grid-2' (running); promote, roll back or stop that one first"
+    assert refusal in capsys.readouterr().err
 
 
 def test_commands_about_a_deployed_experiment_print_their_documents(production, capsys):

@@ -20,13 +20,13 @@ from toys.trackers import taken
 
 from marl_ray.config import RunConfig, parse_config
 from marl_ray.policies.bundles.actor_critic import load_bundle
+from marl_ray.stored_files.folder_kinds import OWNER_FOLDER
 from marl_ray.stored_files.json_files import read_json
 from marl_ray.training.checkpoints.index import published_checkpoints
 from marl_ray.training.checkpoints.storage import StoredFolder
 from marl_ray.training.journal.deliveries import local_copy
 from marl_ray.training.run_folder.bundle_link import linked_bundle
 from marl_ray.training.run_folder.metrics_file import iteration_of, read_metrics
-from marl_ray.training.run_folder.owners import OWNER_FOLDER
 from marl_ray.training.run_folder.record import filesystem_of
 from processes.plain_processes import KILL, STOP, Fault
 from processes.plain_train import Ended, Start

@@ -5,6 +5,7 @@ import sys
 import pytest
 from toy_runs.run_configs import GOOD, run
 
+import marl_ray
 from marl_ray.api.calls import data_of, merge_changes, named_arguments, short_interrupt
 from marl_ray.api.client import Client
 from marl_ray.config import RunConfig, parse_config
@@ -46,6 +47,26 @@ def test_a_misspelt_argument_is_named_with_what_was_meant():
     assert act(1, greedy=True)
     with pytest.raises(MarlRayError, match=r"^gredy: is unknown; did you mean greedy\?$"):
         act(1, gredy=True)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "refusal"),
+    [
+        (marl_ray.train, {"confg": "run.yaml"}, "confg: is unknown; did you mean config"),
+        (marl_ray.sweep, {"config": GOOD, "retri": True}, "retri: is unknown; did you mean retry"),
+        (marl_ray.evaluate, {"polic": "bundle"}, "polic: is unknown; did you mean policy"),
+        (marl_ray.evaluate, {"benchmark": "mbpp", "sample": None}, "sample: is unknown; did you mean samples"),
+        (marl_ray.evaluate, {"policy": "bundle", "episods": 3}, "episods: is unknown; did you mean episodes"),
+        (marl_ray.compare, {"runs": ["run"], "storag": "runs"}, "storag: is unknown; did you mean storage"),
+        (marl_ray.load, {"bundel": "bundle"}, "bundel: is unknown; did you mean bundle"),
+        (Client, {"ur": "http://127.0.0.1:9"}, "ur: is unknown; did you mean url"),
+        (Client().generate, {"promt": "text"}, "promt: is unknown; did you mean prompt"),
+        (Client().experiment, {"nam": "exp"}, "nam: is unknown; did you mean name"),
+    ],
+)
+def test_every_call_names_an_unknown_argument_itself(call, arguments, refusal):
+    with pytest.raises(MarlRayError, match=f"^{refusal}"):
+        call(**arguments)
 
 
 def test_ctrl_c_ends_a_script_with_one_line_and_may_be_caught(monkeypatch, capsys):

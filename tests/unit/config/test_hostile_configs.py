@@ -25,6 +25,7 @@ HOSTILE = {
         RUN,
         {
             "name: [a]": "name: expected text",
+            "storage: ''": "storage: expected a text that is not empty, got ''",
             "algorithm: {a: 1}": "algorithm: expected text",
             "env: []": "env: expected a mapping of keys",
             "env: {id: 3}": "env.id: expected text, got 3",

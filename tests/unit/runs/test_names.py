@@ -9,6 +9,8 @@ from toy_runs.sweeps import RUN, ToySweep
 
 import marl_ray as api
 from marl_ray.cli import main
+from marl_ray.cli.training.quickstart import try_it
+from marl_ray.cli.training.train import demo
 from marl_ray.errors import MarlRayError
 from marl_ray.training.run_folder.record import record_of, write_record
 from marl_ray.tuning.records import RecordsFile
@@ -56,4 +58,32 @@ def test_a_sweep_may_not_have_the_name_of_a_run(tmp_path, capsys):
         api.sweep(sweep)
     assert str(error.value) == line
     path.unlink()
+    assert files(tmp_path) == before
+
+
+def test_neither_may_have_the_folder_of_something_else(tmp_path):
+    (tmp_path / "try" / "20261126-120000").mkdir(parents=True)
+    (tmp_path / "mlflow.db").write_bytes(b"")
+    for name, line in (
+        ("try", f"'try' under '{tmp_path}' is the folder of something else than a {{}}, with 20261126-120000; choose"),
+        ("mlflow.db", f"'mlflow.db' is a file under '{tmp_path}'; choose another name"),
+    ):
+        with pytest.raises(MarlRayError, match=line.format("run")):
+            record_of(config(f"name={name}", f"storage={tmp_path}"))
+        with pytest.raises(MarlRayError, match=line.format("sweep")):
+            check_sweep(ToySweep(tmp_path, name).config)
+    record_of(config("name=new", f"storage={tmp_path}"))
+
+
+@pytest.mark.parametrize("command", [try_it, demo])
+def test_the_first_steps_may_not_have_the_folder_of_a_run(command, tmp_path):
+    run = config("name=taken", f"storage={tmp_path}")
+    write_record(run, record_of(run))
+    before = files(tmp_path)
+    with pytest.raises(
+        MarlRayError, match=f"^--folder: '{tmp_path}/taken' is that of a run or a sweep; expected another"
+    ):
+        command(folder=tmp_path / "taken")
+    with pytest.raises(MarlRayError, match=r"^--folder: .*run.json.* cannot be made: Not a directory"):
+        command(folder=tmp_path / "taken" / "run.json")
     assert files(tmp_path) == before

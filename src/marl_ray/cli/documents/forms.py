@@ -55,8 +55,8 @@ FORMS: dict[str, dict[str, str]] = {
         "url, key, dashboard, token": "The gateway with its admin key, and Ray's dashboard with its token.",
     },
     "runs ls": {
-        "[].name, [].kind": "The run or sweep; `run` or `sweep`.",
-        "[].state": "finished, running, failed, interrupted, died or unfinished.",
+        "[].name, [].kind": "The run or sweep; `run`, `sweep`, or `attempt` at either that has written no record yet.",
+        "[].state": "finished, running, starting, failed, interrupted, died or unfinished.",
         "[].algorithm, [].env, [].seed": "From its config.",
         "[].steps, [].total_steps": "Environment steps played, and those of the config.",
         "[].score": "`value`, `low` and `high` (its 95 % interval), `episodes` (which were scored); null if there is none.",

@@ -115,7 +115,7 @@ def remove_run(
 
     It says what it deletes, and asks. The MLflow runs and the registered models stay.
     """
-    from marl_ray.runs.removal import contents_of, kind_of, remove_folder
+    from marl_ray.runs.removal import contents_of, remove_folder
     from marl_ray.runs.stored import find_entry
 
     entry = find_entry(name, storage)
@@ -124,7 +124,7 @@ def remove_run(
         f"{contents.folder}: {contents.files} files, {contents.bytes / 1e6:,.1f} MB, {contents.checkpoints} checkpoints"
     )
     typer.echo(f"{what}; MLflow runs and registered models stay", err=True)
-    if not yes and not typer.confirm(f"Delete {kind_of(entry)} {entry.name}?", err=True):
+    if not yes and not typer.confirm(f"Delete {entry.kind} {entry.name}?", err=True):
         raise typer.Exit(1)
     remove_folder(entry)
     show(as_json, contents, [f"{entry.name} is deleted"])
@@ -177,7 +177,7 @@ def _summary_cells(run: "RunSummary") -> list[str]:
     when = "" if not run.at else datetime.fromtimestamp(run.at).astimezone().isoformat(" ", "minutes")[:16]
     return [
         run.name,
-        run.state if run.kind == "run" else f"sweep, {run.state}",
+        run.state if run.kind == "run" else f"{run.kind}, {run.state}",
         run.algorithm,
         run.env,
         f"{run.steps:,}{total}",

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 
+import yaml
+
 from marl_ray.cluster.lint import job_rules
 from marl_ray.cluster.lint.parts import ManifestFault, containers, environment, groups, head_is_idle, parse_number
 from marl_ray.config.cluster import DRAIN_VARIABLE
-from marl_ray.config.serving.plain_secrets import has_password, names_secret
+from marl_ray.config.serving.plain_secrets import has_password, names_secret, secret_variables
 from marl_ray.json_types import JsonMapping
 
 DRAIN_S = 30.0
@@ -75,7 +77,22 @@ def _secret_advice(part: object, where: str) -> Iterator[ManifestFault]:
                 yield f"{where}value", f"expected valueFrom.secretKeyRef for {name}, not a secret in plain sight"
             elif has_password(value):
                 yield f"{where}value", f"expected no password in the URL of {name}; take it from a Secret"
+        if isinstance(part.get("runtimeEnvYAML"), str):
+            for variable in _secrets_of_runtime_env(part["runtimeEnvYAML"]):
+                message = (
+                    f"expected no secret in env_vars.{variable}, where the dashboard shows it; take it from a Secret"
+                )
+                yield f"{where}runtimeEnvYAML", message
         if isinstance(part.get("redisPassword"), Mapping) and part["redisPassword"].get("value"):
             yield f"{where}redisPassword.value", "expected valueFrom.secretKeyRef, not a password in plain sight"
         for key, item in part.items():
             yield from _secret_advice(item, f"{where}{key}.")
+
+
+def _secrets_of_runtime_env(text: str) -> list[str]:
+    """Return the variables of a runtime environment that are secrets; none if the text is no YAML, which is a fault."""
+    try:
+        runtime_env = job_rules.read_runtime_env(text)
+    except yaml.YAMLError:
+        return []
+    return secret_variables(runtime_env.get("env_vars")) if isinstance(runtime_env, Mapping) else []

@@ -142,12 +142,17 @@ def _deletion_order_rules(rules: list[JsonMapping], strategy_path: str) -> Itera
 
 def _runtime_env_rules(spec: JsonMapping, where: str) -> Iterator[ManifestFault]:
     try:
-        runtime_env = yaml.load(spec.get("runtimeEnvYAML", "") or "{}", YamlLoader)  # noqa: S506  it extends the safe one
+        runtime_env = read_runtime_env(spec.get("runtimeEnvYAML", ""))
     except yaml.YAMLError as error:
         yield f"{where}runtimeEnvYAML", f"expected YAML ({' '.join(str(error).split())})"
         return
     if not isinstance(runtime_env, Mapping):
         yield f"{where}runtimeEnvYAML", "expected a mapping of keys"
+
+
+def read_runtime_env(text: str) -> object:
+    """Return the content of a `runtimeEnvYAML`, which should be a mapping. Raises yaml.YAMLError."""
+    return yaml.load(text or "{}", YamlLoader)  # noqa: S506  it extends the safe one
 
 
 def advice_for_job(spec: JsonMapping, where: str) -> Iterator[ManifestFault]:

@@ -4,7 +4,7 @@ import fnmatch
 
 from pydantic import Field
 
-from marl_ray.config.base import Config
+from marl_ray.config.base import Config, StorageField
 from marl_ray.config.random_streams import Seed
 from marl_ray.config.run.algorithms import AlgorithmSpec, spec_of
 from marl_ray.config.run.engines import count_engines_in_actors
@@ -66,7 +66,7 @@ class RunKeys(Config):
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     tracking: TrackingConfig = TrackingConfig()
-    storage: str = "runs"
+    storage: StorageField = "runs"
     """Folder or URI (`s3://...`) under which the run's folder is made."""
 
     @property

@@ -60,14 +60,21 @@ class ExperimentStore:
         self._states: tuple[tuple[int, int], dict[str, AssignmentState]] = (-1, -1), {}
 
     def open(
-        self, name: str, config: dict[str, Any], *, actor: str = "config", reason: str = "opened"
+        self,
+        name: str,
+        config: dict[str, Any],
+        *,
+        actor: str = "config",
+        reason: str = "opened",
+        succeeds: str | None = None,
     ) -> ExperimentRecord:
         """Create the experiment, or continue it under this config, which is a later epoch if assignment changed.
 
         `config` is plain data with `salt` and `arms` (name -> {"digest", "weights_sha256", "weight", ...}; without the
         second an arm is known by its bundle's digest alone), and the other keys of `ExperimentConfig` as far as they are
         not the defaults of a plain A/B test. An arm that this experiment has rolled back, by name, digest or weights, may
-        stay: the record's `kept_at_zero` names it.
+        stay: the record's `kept_at_zero` names it. A new experiment may name one that it `succeeds` at its endpoint, which
+        is stopped in the same transaction: it goes on if the new one is refused.
 
         Raises MarlRayError for each of these:
         - an arm that has exposures is missing, or has another digest: its outcomes would be of two things
@@ -75,6 +82,7 @@ class ExperimentStore:
         - an arm with weight has a digest or weights that another experiment has rolled back, and lacks `allow_rolled_back`;
           what already runs continues
         - the endpoint has another open experiment, and the two share no layer
+        - the experiment that it succeeds is not open, is at another endpoint, or has several arms, which it compares
         - `randomize` or `outcome_window_s` changes after the first exposure
         """
         with self._database.write_transaction() as connection:
@@ -97,6 +105,8 @@ class ExperimentStore:
             fresh = connection.execute(insert.returning(sa.literal(1))).first() is not None
             stored = read_experiment(connection, name, lock=True)
             assert stored is not None
+            if fresh and succeeds is not None:
+                self._stop_predecessor(connection, succeeds, name, endpoint, actor, now)
             if stored.config == config and not fresh:
                 return stored
             if not fresh:
@@ -124,6 +134,39 @@ class ExperimentStore:
                 note = f"allow_rolled_back: bundle rolled back in experiment {other_experiment!r}"
                 self._audit(connection, record, "allow_rolled_back", actor, note, now, None, audited_state(record), arm)
             return record
+
+    def _stop_predecessor(
+        self, connection: sa.Connection, name: str, successor: str, endpoint: str, actor: str, now: float
+    ) -> None:
+        """Stop the experiment that another one succeeds. Raises MarlRayError unless it is open, and serves one arm there."""
+        stored = read_experiment(connection, name, lock=True)
+        if (
+            stored is None
+            or stored.state.status not in OPEN_STATUSES
+            or endpoint_of(name, stored.config) != endpoint
+            or len(stored.config["arms"]) > 1
+        ):
+            raise MarlRayError(f"succeeds: expected an open experiment of one arm at {endpoint!r}, got {name!r}")
+        record = replace(stored, state=transition(stored.state, Action.STOP, stored.plan, now))
+        self._write_action(connection, stored, record, Action.STOP, actor, f"succeeded by {successor!r}", now)
+
+    def _write_action(
+        self,
+        connection: sa.Connection,
+        stored: ExperimentRecord,
+        record: ExperimentRecord,
+        action: Action,
+        actor: str,
+        reason: str,
+        now: float,
+        arm: str | None = None,
+    ) -> None:
+        """Write an experiment's state after an action, and the audit entry."""
+        update = sa.update(schema.experiments).where(schema.experiments.c.name == record.name)
+        connection.execute(update.values(columns_of(record.state)))
+        self._audit(
+            connection, record, action.value, actor, reason, now, audited_state(stored), audited_state(record), arm
+        )
 
     def _register_arms(self, connection: sa.Connection, name: str, arm_configs: dict[str, Any], now: float) -> None:
         """Note the arms that are new or have a new digest.
@@ -189,15 +232,11 @@ class ExperimentStore:
                 arms = schema.arms.c
                 mark = sa.update(schema.arms).where(arms.experiment == name, arms.arm.in_(sorted(marked)))
                 connection.execute(mark.values(rolled_back_at=now, reason=reason))
-            update = sa.update(schema.experiments).where(schema.experiments.c.name == name)
-            connection.execute(update.values(columns_of(state)))
             concerned = {state.winner} if action is Action.PROMOTE else marked
             if arm is None and len(concerned) == 1:
                 # The only treatment needs no name, and the entry has it all the same.
                 arm = next(iter(concerned))
-            self._audit(
-                connection, record, action.value, actor, reason, now, audited_state(stored), audited_state(record), arm
-            )
+            self._write_action(connection, stored, record, action, actor, reason, now, arm)
             return record
 
     def reallocate(

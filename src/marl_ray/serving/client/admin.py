@@ -75,8 +75,10 @@ def deploy_bundle(
     """Start an experiment with the bundle against the arm that serves the endpoint now.
 
     The bundle is the arm `candidate`, the other is `production`. If nothing serves there, the bundle serves alone.
-    `allow_rolled_back` accepts bundles, that of `production` too, whose weights another experiment has rolled back.
-    Returns the new experiment's report. Raises MarlRayError, also if an experiment is still under way at the endpoint.
+    An experiment of one arm that is open there ends when the new one begins. `allow_rolled_back` accepts bundles, that of
+    `production` too, whose weights another experiment has rolled back. Returns the new experiment's report. Raises
+    MarlRayError, and changes nothing, if the gateway cannot load the bundle, or if an experiment of several arms is still
+    open at the endpoint.
     """
     arm = {"bundle": bundle} | ({"allow_rolled_back": True} if allow_rolled_back else {})
     endpoints = ask(url, "/v1/endpoints")["endpoints"]
@@ -90,21 +92,16 @@ def deploy_bundle(
             url, "/v1/experiments", {"name": endpoint, "arms": {"production": arm}} | options | {"reason": reason}
         )
     current = ask(url, f"/v1/experiments/{earlier['experiments'][0]}")
-    open_now = current["status"] in ("draft", "running", "paused")
-    if open_now and len(current["arms"]) > 1:
-        raise MarlRayError(
-            f"endpoint {endpoint!r}: experiment {current['name']!r} is {current['status']}; "
-            "promote, roll back or stop it first"
-        )
-    if open_now:  # an experiment of one arm compares nothing, so replacing it disturbs nothing
-        ask(url, f"/v1/experiments/{current['name']}/stop", {"reason": f"succeeded by {bundle}"})
     production = _production_arm(url, earlier["production"])
     if allow_rolled_back and "bundle" in production:  # it serves now, whatever became of its weights elsewhere
         production["allow_rolled_back"] = True
     arms = {"production": production, "candidate": arm}
     number = len(earlier["experiments"]) + 1
     config = {"name": f"{endpoint}-{number}", "endpoint": endpoint, "arms": arms, "strategy": strategy}
-    return ask(url, "/v1/experiments", config | options | {"reason": reason})
+    # An experiment of one arm compares nothing, so its end disturbs nothing.
+    compares_nothing = current["status"] not in FINAL_STATUSES and len(current["arms"]) == 1
+    succeeded = {"succeeds": current["name"]} if compares_nothing else {}
+    return ask(url, "/v1/experiments", config | options | succeeded | {"reason": reason})
 
 
 def _production_arm(url: str, production: JsonObject) -> JsonObject:

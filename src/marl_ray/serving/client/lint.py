@@ -17,7 +17,7 @@ from marl_ray.config import GatewayConfig, read_yaml
 from marl_ray.config.base import choice_hint, message_of
 from marl_ray.config.load import other_kind_hint
 from marl_ray.config.serving.arms import max_replicas
-from marl_ray.config.serving.plain_secrets import has_password, names_secret
+from marl_ray.config.serving.plain_secrets import has_password, secret_variables
 from marl_ray.errors import MarlRayError, one_line
 from marl_ray.json_types import JsonMapping, JsonObject
 
@@ -184,11 +184,9 @@ def _runtime_env_faults(value: JsonObject, where: str) -> Iterator[ConfigFault]:
     yield from _unknown_key_faults(value, RuntimeEnv.known_fields, where)
     if isinstance(value.get("config"), dict):
         yield from _unknown_key_faults(value["config"], RuntimeEnvConfig.known_fields, f"{where}config.")
-    variables = value.get("env_vars")
-    for name, text in variables.items() if isinstance(variables, dict) else ():
-        if text and (names_secret(name) or has_password(str(text))):
-            message = "expected no secret here, where the dashboard shows it; set it on the cluster's machines"
-            yield f"{where}env_vars.{name}", message
+    for name in secret_variables(value.get("env_vars")):
+        message = "expected no secret here, where the dashboard shows it; set it on the cluster's machines"
+        yield f"{where}env_vars.{name}", f"{message}, and name it ${{NAME}}"
 
 
 def _unknown_key_faults(part: JsonObject, keys: Collection[str], where: str) -> Iterator[ConfigFault]:

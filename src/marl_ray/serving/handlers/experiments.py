@@ -25,7 +25,10 @@ from marl_ray.serving.service import Service
 
 MAX_REASON_LENGTH = 1_000
 """Maximum number of characters of a reason."""
+CREATE_FIELDS = frozenset({"reason", "succeeds"})
+"""Fields of a request for a new experiment beside its config."""
 CHANGE_FIELDS = frozenset({"reason", "arm", "epoch"})
+"""Fields of a request for a change of an experiment."""
 T = TypeVar("T")
 
 
@@ -57,18 +60,24 @@ async def experiments(service: Service, request: Request) -> Response:
 async def create(service: Service, request: Request) -> Response:
     """Answer `POST /v1/experiments`: a new experiment from an `ExperimentConfig`.
 
-    Every replica takes it up by itself.
+    Every replica takes it up by itself. The experiment that it `succeeds` ends with the new one's first epoch, and is left
+    as it is if the new one is refused.
     """
     actor = service.admission.admit(request, "admin")
-    data = await request.read_object(frozenset({*ExperimentConfig.model_fields, "reason"}))
-    reason = _check_reason(data.pop("reason", None))
+    data = await request.read_object(frozenset({*ExperimentConfig.model_fields, *CREATE_FIELDS}))
+    reason, succeeds = _check_reason(data.pop("reason", None)), data.pop("succeeds", None)
+    if succeeds is not None and not (isinstance(succeeds, str) and _is_storable(succeeds)):
+        raise RequestError(400, "succeeds", "expected the name of an experiment")
     config = _read_config(data)
 
     def open_experiment() -> bytes:
         if service.stores.experiments.read(config.name) is not None:
             raise RequestError(409, "name", f"experiment {config.name!r} exists already; expected a new name")
         pinned = pin_aliases(config, service.config.tracking_uri)
-        router = service.live_experiments.open(load_all_arms(pinned, service.bundles), actor, reason, origin=API_ORIGIN)
+        loaded = load_all_arms(pinned, service.bundles)
+        router = service.live_experiments.open(loaded, actor, reason, succeeds, origin=API_ORIGIN)
+        if succeeds is not None:
+            service.follower.poll()  # apply its new state to this replica at once
         return report(service, router)
 
     return Response(await run_change(service, "experiment", open_experiment), 201)

@@ -57,17 +57,26 @@ class LiveExperiments:
         for reference in references:
             del self.models[reference]
 
-    def open(self, part: LoadedExperiment, actor: str = "config", reason: str = "opened", **more: object) -> Router:
+    def open(
+        self,
+        part: LoadedExperiment,
+        actor: str = "config",
+        reason: str = "opened",
+        succeeds: str | None = None,
+        **more: object,
+    ) -> Router:
         """Register an experiment with the store and route to it, which blocks.
 
-        `more` is stored beside its config. Raises MarlRayError if the stored experiment forbids it, or if an arm
+        `succeeds` names an experiment that is stopped when this one begins (see `ExperimentStore.open`), and `more` is
+        stored beside its config. Raises MarlRayError if the stored experiment forbids it, or if an arm
         cannot be hosted.
         """
         arms: dict[str, Arm | TextArm] = {}
         try:
             for arm, bundle in part.bundles.items():
                 arms[arm] = self.arm(part.config, arm, bundle)
-            self.store.open(part.config.name, part.stored_config() | more, actor=actor, reason=reason)
+            stored_config = part.stored_config() | more
+            self.store.open(part.config.name, stored_config, actor=actor, reason=reason, succeeds=succeeds)
             state = self.store.assignment_state(part.config.name)
         except BaseException:
             for made in arms.values():

@@ -66,12 +66,13 @@ def source_of(config: RunConfig) -> str | None:
 
 
 def _sibling_names(place: StoredFolder) -> list[str]:
-    """Return the names of what lies in the folder that would hold a missing one."""
-    selector = fs.FileSelector(place.path.rpartition("/")[0], allow_not_found=True)
+    """Return the names of the other folders in the one that holds a folder, or would hold it."""
+    parent, _, name = place.path.rpartition("/")
     try:
-        return [info.base_name for info in place.filesystem.get_file_info(selector)]
+        infos = place.filesystem.get_file_info(fs.FileSelector(parent, allow_not_found=True))
     except OSError:
         return []
+    return [info.base_name for info in infos if info.type == fs.FileType.Directory and info.base_name != name]
 
 
 def _is_bundle(place: StoredFolder) -> bool:

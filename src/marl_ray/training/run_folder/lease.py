@@ -21,12 +21,12 @@ from pyarrow import fs
 
 from marl_ray.errors import MarlRayError, describe_error, one_line
 from marl_ray.stored_files.exclusive_file import create
+from marl_ray.stored_files.folder_kinds import OWNER_FOLDER
 from marl_ray.stored_files.json_files import write_json
 from marl_ray.stored_files.temporary_files import remove_temporary
 from marl_ray.temporary_folders import start_of
 from marl_ray.training.run_folder import owners
 from marl_ray.training.run_folder.owners import (
-    OWNER_FOLDER,
     RUNNING_STATE,
     Owner,
     newest_number,

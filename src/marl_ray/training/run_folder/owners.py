@@ -13,11 +13,10 @@ from pathlib import Path
 
 from pyarrow import fs
 
+from marl_ray.stored_files.folder_kinds import OWNER_FOLDER
 from marl_ray.stored_files.json_files import read_json
 from marl_ray.temporary_folders import start_of
 
-OWNER_FOLDER = "owner"
-"""Name of the folder in a run's folder."""
 BEAT_S = 15.0
 """Seconds between two beats of a driver; it may miss three of them until it counts as dead."""
 LOST_S = 60.0

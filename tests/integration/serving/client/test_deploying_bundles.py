@@ -60,6 +60,16 @@ def test_misspelt_names_are_answered_with_those_that_are_close(gateway, bundles)
     assert refusal.endswith("400: arm: 'fuor' is unknown; did you mean four?")
 
 
+def test_a_bundle_that_is_missing_is_named_before_anything_changes(gateway, bundles):
+    assert "/none' has no readable bundle.json" in output_of("deploy", "/none", "--endpoint", "exp", status=2)
+    output_of("deploy", bundles["one"], "--endpoint", "single")
+    for wrong in (("/none",), (bundles["four"], "--set", "outcome_window_s=-1")):
+        output_of("deploy", *wrong, "--endpoint", "single", status=2)
+        assert "single: running" in output_of("experiment", "status", "single")
+    assert "single-2: running" in output_of("deploy", bundles["four"], "--endpoint", "single")
+    assert "single: stopped" in output_of("experiment", "status", "single")
+
+
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [

@@ -189,3 +189,5 @@ def test_a_source_is_a_name_a_folder_or_a_uri(base, tmp_path, monkeypatch):
     assert source_of(config(f"resume_from=file://{named}")) == f"file://{named}/checkpoint_6"
     assert "no run that has one; looked for " in refusal(config(f"storage={tmp_path}", "resume_from=nobody"))
     assert refusal(config("storage=runs", "resume_from=bsae")).endswith("; did you mean base?")
+    (tmp_path / "runs" / "basis").mkdir()  # of a run that has no checkpoint yet
+    assert refusal(config("storage=runs", "resume_from=basis")).endswith("; did you mean base?")

@@ -22,13 +22,14 @@ from toy_runs.runs import config
 
 from marl_ray.errors import MarlRayError
 from marl_ray.stored_files import exclusive_file
+from marl_ray.stored_files.folder_kinds import OWNER_FOLDER
 from marl_ray.stored_files.json_files import write_json
 from marl_ray.stored_files.temporary_files import remove_temporary
 from marl_ray.training.run_folder import lease as lease_module
 from marl_ray.training.run_folder import owners
 from marl_ray.training.run_folder.bundle_link import link_bundle, linked_bundle
 from marl_ray.training.run_folder.lease import Lease, LeaseLostError
-from marl_ray.training.run_folder.owners import OWNER_FOLDER, newest_number, owner_file, owner_numbers, read_owner
+from marl_ray.training.run_folder.owners import newest_number, owner_file, owner_numbers, read_owner
 from marl_ray.training.run_folder.record import check_folder
 
 LOCAL = fs.LocalFileSystem()

@@ -133,6 +133,10 @@ WRONG = [
     ],
     ({"runtimeEnvYAML": "[1]"}, "spec.runtimeEnvYAML: expected a mapping"),
     ({"runtimeEnvYAML": "a: ["}, "spec.runtimeEnvYAML: expected YAML"),
+    (
+        {"runtimeEnvYAML": "env_vars: {WANDB_API_KEY: abc}"},
+        "spec.runtimeEnvYAML: advice: expected no secret in env_vars.WANDB_API_KEY",
+    ),
     ({"runtimeEnvYAML": "a: 2026-13-01"}, "spec.runtimeEnvYAML: expected YAML"),
 ]
 

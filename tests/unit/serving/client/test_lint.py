@@ -107,6 +107,14 @@ def test_a_good_config_has_no_finding_and_is_left_as_it_was():
     assert read_serve_config(data) == GOOD
 
 
+def test_a_variable_that_names_another_of_the_machine_is_no_secret():
+    secrets = {"PGPASSWORD": "${DB_PASSWORD}", "BROKER": "amqp://user:${BROKER_PASSWORD}@host", "API_KEY": ""}
+    assert lint_serve_config(changed(f"{APP}.runtime_env.env_vars", secrets), "f.yaml") == []
+    for plain in ("x${DB_PASSWORD}", "$(DB_PASSWORD)", "$ecret"):
+        (finding,) = lint_serve_config(changed(f"{APP}.runtime_env.env_vars", {"PGPASSWORD": plain}), "f.yaml")
+        assert "env_vars.PGPASSWORD: expected no secret here" in finding
+
+
 @pytest.mark.parametrize("where", MODELS)
 def test_an_unknown_key_is_found_at_every_depth(where):
     path = f"{where}.bogus_key".lstrip(".")

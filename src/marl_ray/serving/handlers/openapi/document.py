@@ -15,7 +15,7 @@ from marl_ray.serving.handlers.openai.schemas import OPENAI_PARTS
 from marl_ray.serving.handlers.openapi.answers import Error
 from marl_ray.serving.handlers.openapi.json_schema import JsonSchema
 from marl_ray.serving.handlers.openapi.operations import OPERATIONS, Operation
-from marl_ray.serving.handlers.openapi.requests import REASON, REQUESTS
+from marl_ray.serving.handlers.openapi.requests import REASON, REQUESTS, SUCCEEDS
 from marl_ray.serving.http.route import Route
 
 _PROBLEMS = {
@@ -97,7 +97,7 @@ def _models() -> dict[str, JsonSchema]:
     schemas["GuardrailConfig"]["required"].remove("better")  # some metrics have a default for it
     experiment = schemas["ExperimentConfig"]
     parts = {
-        "properties": experiment["properties"] | {"reason": REASON},
+        "properties": experiment["properties"] | {"reason": REASON, "succeeds": SUCCEEDS},
         "required": [*experiment["required"], "reason"],
     }
     return schemas | {"ExperimentRequest": experiment | parts | {"title": "ExperimentRequest"}}

@@ -16,6 +16,10 @@ from marl_ray.serving.http.text_settings import MAX_STOP_LENGTH, MAX_STOPS, MAX_
 
 _IDENTIFIER: JsonSchema = {"type": ["string", "null"], "minLength": 1, "maxLength": MAX_SESSION_LENGTH}
 _NUMBER: JsonSchema = {"type": "number", "minimum": -MAX_OUTCOME, "maximum": MAX_OUTCOME}
+SUCCEEDS: JsonSchema = {
+    "type": ["string", "null"],
+    "description": "An open experiment of one arm at the same endpoint, which is stopped when the new one begins.",
+}
 REASON: JsonSchema = {
     "type": "string",
     "minLength": 1,
