@@ -90,7 +90,9 @@ class ArmHolder:
         self.missing[name] = missing
         self._loading.discard(name)
         if not missing:
-            self._next_round_at = 0.0  # tend again at once, because other arms may be needed by now
+            self._next_round_at = (
+                0.0  # so that `load_and_drop` looks again at once, because other arms may be needed by now
+            )
 
     def _load_arms(self, router: Router, arms_to_load: Collection[str]) -> dict[str, str]:
         """Load these arms and answer with them. Returns the reason for each arm that could not be loaded."""
