@@ -117,7 +117,7 @@ class ArmHolder:
             live_experiments.endpoints.add_arms(router, made)
         return missing
 
-    def load_states(self) -> dict[str, dict[str, str]]:
+    def arm_states(self) -> dict[str, dict[str, str]]:
         """Return the experiment that serves -> arm -> `loaded`, `loading` or `missing`."""
         states_by_experiment = {}
         for name, arms in self.needed.items():

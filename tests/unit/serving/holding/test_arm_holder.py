@@ -55,11 +55,11 @@ async def test_arms_that_are_loaded_while_the_poll_goes_through_them_are_tended_
         service.endpoints.drop_arms(router, {"four"})
         service.stores.experiments.change("exp", Action.PAUSE, epoch=None, actor="ops", reason="r")
         follower.poll()
-        assert follower.arms.load_states()["exp"] == {"one": "loaded", "four": "loading"}
+        assert follower.arms.arm_states()["exp"] == {"one": "loaded", "four": "loading"}
         monkeypatch.setattr(arm_holder, "arms_to_hold", needed_while_a_thread_ends)
         service.stores.experiments.change("exp", Action.RESUME, epoch=router.state.epoch, actor="ops", reason="r")
         follower.poll()
-        assert follower.arms.load_states()["exp"] == {"one": "loaded", "four": "loaded"}
+        assert follower.arms.arm_states()["exp"] == {"one": "loaded", "four": "loaded"}
         assert follower.arms.is_due(time.monotonic())
 
 
