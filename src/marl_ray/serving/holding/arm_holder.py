@@ -106,7 +106,7 @@ class ArmHolder:
         try:
             for arm, bundle in loaded.items():
                 try:
-                    made[arm] = live_experiments.arm(config, arm, bundle)
+                    made[arm] = live_experiments.start_arm(config, arm, bundle)
                 except MarlRayError as error:
                     missing[arm] = str(error)
         except BaseException:  # no arm answers yet, and the next round makes them all again
