@@ -20,6 +20,8 @@ Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 JSON = b"application/json"
 HTML = b"text/html; charset=utf-8"
 EVENTS = b"text/event-stream; charset=utf-8"
+RETRY_AFTER_S = 1.0
+"""Seconds after which a client of a busy arm or database may try again: longer than a pass or a read usually takes."""
 Headers = tuple[tuple[bytes, bytes], ...]
 """Names in lower case, and values."""
 
