@@ -38,8 +38,8 @@ class Tensor(NamedTuple):
         return {"name": name, "datatype": self.datatype, "shape": list(self.shape)}
 
 
-def problem(error: RequestError) -> bytes:
-    """Return an error as the protocol has it."""
+def error_body(error: RequestError) -> bytes:
+    """Return an error as a body of the protocol, one text that begins with the field."""
     named = f"{error.field}: {error}" if error.field else str(error)
     return orjson.dumps({"error": named})
 

@@ -14,7 +14,7 @@ from marl_ray.serving.handlers.openai.fields import (
     CompletionOptions,
     answer_fields,
     assign_request,
-    problem,
+    error_body,
     read_options,
     top_of,
     usage_of,
@@ -88,9 +88,9 @@ async def completions(service: Service, request: Request) -> Response | Stream:
     )
 
 
-def chat_problem(error: RequestError) -> bytes:
-    """See `problem`; the field `prompt` of our own routes is called `messages` here."""
-    return problem(error, "messages")
+def chat_error_body(error: RequestError) -> bytes:
+    """Return an error as `error_body` does; the field `prompt` of our own routes is called `messages` here."""
+    return error_body(error, "messages")
 
 
 def _wants_json(response_format: object) -> bool:
@@ -149,7 +149,7 @@ class _Completion:
                 if chunk.finish is not None:
                     break
         except RequestError as error:  # the status has already been sent
-            yield b"data: " + chat_problem(error) + b"\n\n"
+            yield b"data: " + chat_error_body(error) + b"\n\n"
             return
         if self._usage:
             yield server_sent_event(self._chunk(writer, [], usage_of(chunk.prompt_tokens, tokens)))

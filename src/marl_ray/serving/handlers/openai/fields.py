@@ -40,7 +40,7 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 _CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
 
 
-def problem(error: RequestError, prompt: str = "prompt") -> bytes:
+def error_body(error: RequestError, prompt: str = "prompt") -> bytes:
     """Return an error in the form that OpenAI's clients read.
 
     `param` is the `field` of our other routes. `prompt` is the path's name of the prompt.
