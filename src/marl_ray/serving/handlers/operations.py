@@ -9,7 +9,7 @@ import torch
 from marl_ray import __version__
 from marl_ray.json_types import JsonObject
 from marl_ray.serving.arms.protocol import AnyBundle
-from marl_ray.serving.handlers.experiments import run_change
+from marl_ray.serving.handlers.experiment_actions import run_change
 from marl_ray.serving.handlers.openai.models import models_of
 from marl_ray.serving.http.protocol import Request, RequestError, Response
 from marl_ray.serving.logs.metrics import CONTENT_TYPE
