@@ -32,7 +32,7 @@ from marl_ray.serving.http.protocol import (
     send_stream,
 )
 from marl_ray.serving.http.route import Route
-from marl_ray.serving.logs.lines import log_line
+from marl_ray.serving.logs.events import log_line
 from marl_ray.serving.service import Service
 
 LOADING_S = 600.0
