@@ -178,7 +178,7 @@ OPENAI_PARTS: dict[str, JsonSchema] = {
             "function": {
                 "type": "object",
                 "properties": {
-                    "name": {"type": "string", "pattern": TOOL_NAME},
+                    "name": {"type": "string", "pattern": f"^{TOOL_NAME}$"},
                     "description": {"type": ["string", "null"]},
                     "parameters": {"type": ["object", "null"], "description": "JSON schema of the arguments."},
                 },
