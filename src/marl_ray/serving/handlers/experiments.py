@@ -65,7 +65,7 @@ async def create(service: Service, request: Request) -> Response:
 def _read_config(data: dict[str, object]) -> ExperimentConfig:
     """Return the config in a request. Raises RequestError 400 naming the key.
 
-    It is validated strictly, because "Infinity" is a number otherwise.
+    The config is validated strictly, because "Infinity" is a number otherwise.
     """
     try:
         text = orjson.dumps(data)

@@ -19,7 +19,7 @@ from marl_ray.serving.service import Service
 async def endpoints(service: Service, request: Request) -> Response:
     """Answer `GET /v1/endpoints`: the names that clients act on, and what is behind each.
 
-    That is its experiments, and what serves it in production.
+    Behind an endpoint are its experiments, and what serves it in production.
     """
     await service.admission.admit_reader(request)
 

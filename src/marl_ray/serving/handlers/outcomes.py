@@ -121,7 +121,7 @@ def _read_report(service: Service, request: Request, data: JsonMapping) -> _Read
 
 
 def _read_moment(moment: Any) -> float | None:
-    """Return the seconds since 1970 of a request's `at`, or RequestError."""
+    """Return the seconds since 1970 of a request's `at`; None without one. Raises RequestError 400."""
     if moment is None:
         return None
     expected = "expected seconds since 1970, or a time with its zone such as 2026-01-31T12:00:00Z"

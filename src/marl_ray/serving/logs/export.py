@@ -91,8 +91,8 @@ def export(experiments: ExperimentStore, units: UnitStore, experiment: str, deci
     units, numbered by name. Memory is bounded but for the longest unit; sorting uses the folder for temporary files, which
     needs about the log's uncompressed size. The file appears when it is complete.
 
-    Requests that are not in the log (dropped; or not yet uploaded) are missing from their sequences. MarlRayError for an
-    unknown experiment, a log without requests of it, and an `out` that cannot be written.
+    Requests that are not in the log (dropped; or not yet uploaded) are missing from their sequences. Raises
+    MarlRayError for an unknown experiment, a log without requests of it, and an `out` that cannot be written.
     """
     record = experiments.read(experiment)
     if record is None:
@@ -224,7 +224,7 @@ def _sequences(acts: list[LoggedAct], outcome: Outcome, cost: float | None, epis
 
 
 def _fill_masks(masks: list[list[object] | None]) -> list[list[bool]] | None:
-    """Return one mask per step; a step without one allows everything."""
+    """Return one mask per step, where a step without one allows everything; None if no step has one."""
     choices = next((len(mask) for mask in masks if mask is not None), None)
     if choices is None:
         return None

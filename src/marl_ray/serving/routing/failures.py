@@ -110,7 +110,7 @@ class Attempts:
             self._errors += (error,)
 
     def _comparison_arm(self) -> str | None:
-        """Return the first treatment that gets traffic and whose circuit is closed."""
+        """Return the first treatment that gets traffic and whose circuit is closed; None if there is none."""
         router = self._router
         if [arm for arm, _, _ in self._failed] != [router.control]:
             return None

@@ -137,7 +137,7 @@ class Router:
         return self._held.answering[arm]
 
     def first_answering_arm(self, arm: str) -> str:
-        """Return the first of `answering_arms`; RequestError 503 if there is none."""
+        """Return the first of `answering_arms`. Raises RequestError 503 if there is none."""
         return self._first_answering(self._held, arm)
 
     def _first_answering(self, held: _HeldArms, arm: str) -> str:

@@ -80,7 +80,7 @@ class TextBatcher:
     def write(self, request: TextRequest) -> BatchedReply:
         """Begin a response on the event loop, and return it at once.
 
-        It is queued when its first chunk is asked for.
+        The response is queued when its first chunk is asked for.
         """
         return BatchedReply(self, self.model(request.agent), request, self.patience_s)
 

@@ -29,7 +29,7 @@ class ReplyQueue(Protocol):
     """The number of the step that is under way, or was the last one."""
 
     def join(self, reply: "BatchedReply") -> RequestRejection | None:
-        """Queue a response; a refusal if too many wait already, or if the arm is closed."""
+        """Queue a response and return None; a refusal if too many wait already, or if the arm is closed."""
 
     def leave(self, reply: "BatchedReply") -> None:
         """Take a response out, whether it waits or is being written."""

@@ -81,7 +81,7 @@ async def model_metadata(service: Service, request: Request) -> Response:
 
 
 def newest(service: Service, request: Request) -> Router:
-    """Return the newest experiment of the path's model, or RequestError 404."""
+    """Return the newest experiment of the path's model. Raises RequestError 404 if there is none."""
     return service.endpoints.acting_routers(request.path_params["name"])[0]
 
 

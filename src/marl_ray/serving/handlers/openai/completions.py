@@ -153,7 +153,7 @@ class _Completions:
         return chunk | {"usage": usage} if self._usage else chunk
 
     def _logprobs_field(self, text: Any, offset: int) -> JsonObject | None:
-        """Return the log-probabilities of a whole text or a chunk of one.
+        """Return the log-probabilities of a whole text or a chunk of one; None if none are asked for.
 
         It begins `offset` characters of tokens behind the text's beginning.
         """

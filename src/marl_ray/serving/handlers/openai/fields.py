@@ -128,7 +128,10 @@ def _is_neutral(value: object, neutral: object) -> bool:
 
 
 def top_of(data: Mapping[str, object], name: str, maximum: int) -> int:
-    """Return the number of most likely tokens that a field asks for; 0 where it is missing or null."""
+    """Return the number of most likely tokens that a field asks for; 0 where it is missing or null.
+
+    Raises RequestError 400 naming the field.
+    """
     value = data.get(name)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= maximum):
         raise RequestError(400, name, f"expected an integer from 0 to {maximum}")
