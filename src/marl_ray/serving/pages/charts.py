@@ -70,8 +70,10 @@ class ScaledInterval:
 @dataclass(frozen=True, slots=True)
 class _Point:
     at: float
+    """Seconds since 1970."""
     mean: float
     band: tuple[float, float] | None
+    """The confidence sequence; None where it has no bounds yet."""
 
 
 def round_to_step(value: float, step: float, sign: bool = False) -> str:
