@@ -28,7 +28,7 @@ WARM_MODULES = (
 )  # fmt: skip
 """Modules that programs often import: each server loads them once, before it forks. Each costs every run a little."""
 WAIT_S = 600.0
-"""Seconds to wait for a free worker."""
+"""Seconds to wait for a free worker: longer than any queue of runs within their limits should last."""
 _RESULT_BYTES = 1 << 20
 """Number of bytes that are kept of what the official harness reports."""
 JobResult = TypeVar("JobResult")

@@ -31,7 +31,7 @@ from marl_ray.serving.arms.protocol import Answer, AnyBundle, ArraysByAgent, Tex
 from marl_ray.serving.scaling import ARM_ONGOING, MAX_ONGOING_REQUESTS, TEXT_SHARE, scaling
 
 START_S = 300.0
-"""Seconds that an arm's deployment may take to start."""
+"""Seconds that an arm's deployment may take to start: a node may have to come up, and weights be fetched."""
 _POLL_S = 0.25
 """Seconds between looks at an arm's deployment that starts."""
 

@@ -9,7 +9,7 @@ from marl_ray.json_types import JsonMapping
 from marl_ray.serving.http.protocol import Request, RequestError
 
 MAX_SESSION_LENGTH = 256
-"""Maximum number of characters of a session's or a cluster's id."""
+"""Maximum number of characters of a session's or a cluster's id, which the database keeps for each unit."""
 
 
 def session_id(value: object, request: Request) -> str:

@@ -24,7 +24,7 @@ from marl_ray.experiments.store.records import AuditEntry
 CHECK_S = 15.0
 """Seconds between two checks for due notices if nothing has changed."""
 SEND_S = 10.0
-"""Deadline of one request."""
+"""Seconds that one request may take; all other notices wait meanwhile."""
 CLAIM_S = 3 * SEND_S
 """Seconds for which other replicas leave an entry to the replica that sends it."""
 MAX_PAUSE_S = 300.0
